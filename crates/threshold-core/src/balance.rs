@@ -1,0 +1,226 @@
+//! The stored state of one key, and its bytes.
+
+use crate::codec::{BytesError, Reader, Writer};
+use crate::key::TraceId;
+use crate::limit::{
+    EstimateState, HoldsState, Limit, Look, MAX_ENTRIES, MAX_HOLDS, Mark, RateState, WindowState,
+};
+use crate::limit::{Algorithm, LogState};
+use crate::time::{Span, Timestamp};
+
+/// The version of the bytes below. A reader of another version refuses them; see docs/formats.md.
+const VERSION: u8 = 1;
+
+/// What is known of one key under one limit.
+///
+/// A balance that says nothing equals no balance, so dropping one once its [`silent_from`](Self::silent_from)
+/// has come is exact: that is the garbage collector.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Balance {
+    pub(crate) state: State,
+    /// `block_for` or a pause: denied until then, whatever fits.
+    pub(crate) blocked_until: Timestamp,
+}
+
+/// The part that each algorithm keeps.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum State {
+    #[default]
+    Empty,
+    Rate(RateState),
+    Window(WindowState),
+    Log(LogState),
+    Estimate(EstimateState),
+    Holds(HoldsState),
+}
+
+impl Balance {
+    /// The first moment from which this balance says the same as none. Also its time to live in a store.
+    #[must_use]
+    pub fn silent_from(&self) -> Timestamp {
+        let state = match &self.state {
+            State::Empty => Timestamp::EPOCH,
+            State::Rate(state) => state.silent_from(),
+            State::Window(state) => state.end(),
+            State::Log(state) => state.silent_from(),
+            State::Estimate(state) => state.silent_from(),
+            State::Holds(state) => state.silent_from(),
+        };
+        state.max(self.blocked_until)
+    }
+
+    /// The algorithm that wrote this; `None` if nothing was ever charged.
+    #[must_use]
+    pub fn algorithm(&self) -> Option<Algorithm> {
+        match &self.state {
+            State::Empty | State::Log(_) => None,
+            State::Rate(_) => Some(Algorithm::TokenBucket),
+            State::Window(_) => Some(Algorithm::FixedWindow),
+            State::Estimate(_) => Some(Algorithm::SlidingEstimate),
+            State::Holds(_) => Some(Algorithm::Concurrency),
+        }
+    }
+
+    /// Denied until `until`, if that is later than it already is.
+    pub fn block(&mut self, until: Timestamp) {
+        self.blocked_until = self.blocked_until.max(until);
+    }
+
+    /// Puts the state into the limit's terms at `now`; says whether that changed it.
+    pub(crate) fn bring(&mut self, limit: &Limit, now: Timestamp) -> bool {
+        limit.bring(&mut self.state, now)
+    }
+
+    /// What `limit` says of `cost` at `now`. The balance must have been brought there.
+    pub(crate) fn look(&self, limit: &Limit, cost: u64, now: Timestamp) -> Look {
+        let look = limit.look(&self.state, cost, now);
+        if self.blocked_until <= now {
+            return look;
+        }
+        let ready_at = look.ready_at.max(self.blocked_until);
+        Look { fits: false, remaining: 0, ready_at, ..look }
+    }
+
+    pub(crate) fn is_blocked(&self, now: Timestamp) -> bool {
+        self.blocked_until > now
+    }
+
+    pub(crate) fn charge(&mut self, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Mark {
+        limit.charge(&mut self.state, cost, now, id)
+    }
+
+    /// Gives back exactly what `mark` says was charged, where it still counts.
+    pub(crate) fn give_back(&mut self, mark: Mark, now: Timestamp, id: TraceId) {
+        match &mut self.state {
+            State::Empty => {}
+            State::Rate(state) => state.give_back(mark.amount, mark.part, now),
+            State::Window(state) => state.give_back(mark.amount, mark.part),
+            State::Log(state) => state.give_back(mark.amount, mark.part),
+            State::Estimate(state) => state.give_back(mark.amount, mark.part),
+            State::Holds(state) => state.give_back(id),
+        }
+    }
+
+    /// The bytes a store keeps.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Writer::new(VERSION);
+        out.number(self.blocked_until.micros());
+        match &self.state {
+            State::Empty => out.byte(0),
+            State::Rate(state) => {
+                out.byte(1);
+                out.number(state.full_at.micros());
+                out.number(state.part);
+                out.number(state.quota);
+                out.number(state.period.micros());
+            }
+            State::Window(state) => {
+                out.byte(2);
+                out.number(state.start.micros());
+                out.number(state.used);
+                out.number(state.period.micros());
+            }
+            State::Log(state) => {
+                out.byte(3);
+                out.number(state.period.micros());
+                out.number(state.entries.len() as u64);
+                let mut before = Timestamp::EPOCH;
+                for entry in &state.entries {
+                    // Times as differences: they are close together, so most take three bytes.
+                    out.number(entry.time.since(before).micros());
+                    out.number(entry.cost);
+                    before = entry.time;
+                }
+            }
+            State::Estimate(state) => {
+                out.byte(4);
+                out.number(state.start.micros());
+                out.number(state.current);
+                out.number(state.previous);
+                out.number(state.period.micros());
+            }
+            State::Holds(state) => {
+                out.byte(5);
+                out.number(state.holds.len() as u64);
+                let mut before = Timestamp::EPOCH;
+                for hold in &state.holds {
+                    out.wide(hold.id.to_u128());
+                    out.number(hold.cost);
+                    out.number(hold.expires.since(before).micros());
+                    before = hold.expires;
+                }
+            }
+        }
+        out.finish()
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    ///
+    /// # Errors
+    /// On another version, and on bytes no balance has.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
+        let mut from = Reader::new(bytes, VERSION)?;
+        let blocked_until = Timestamp::from_micros(from.number()?);
+        let state = match from.byte()? {
+            0 => State::Empty,
+            1 => State::Rate(read_rate(&mut from)?),
+            2 => State::Window(WindowState {
+                start: Timestamp::from_micros(from.number()?),
+                used: from.number()?,
+                period: Span::from_micros(from.number()?),
+            }),
+            3 => State::Log(read_log(&mut from)?),
+            4 => State::Estimate(EstimateState {
+                start: Timestamp::from_micros(from.number()?),
+                current: from.number()?,
+                previous: from.number()?,
+                period: Span::from_micros(from.number()?),
+            }),
+            5 => State::Holds(read_holds(&mut from)?),
+            _ => return Err(BytesError::Malformed("balance")),
+        };
+        from.finish()?;
+        Ok(Self { state, blocked_until })
+    }
+}
+
+fn read_rate(from: &mut Reader<'_>) -> Result<RateState, BytesError> {
+    let state = RateState {
+        full_at: Timestamp::from_micros(from.number()?),
+        part: from.number()?,
+        quota: from.number()?,
+        period: Span::from_micros(from.number()?),
+    };
+    if state.is_sound() { Ok(state) } else { Err(BytesError::Malformed("token bucket")) }
+}
+
+fn read_log(from: &mut Reader<'_>) -> Result<LogState, BytesError> {
+    let period = Span::from_micros(from.number()?);
+    let count = from.count(MAX_ENTRIES)?;
+    let mut entries = Vec::with_capacity(count);
+    let mut time = Timestamp::EPOCH;
+    for index in 0..count {
+        let step = from.number()?;
+        if step == 0 && index > 0 {
+            return Err(BytesError::Malformed("log"));
+        }
+        time = time.plus(Span::from_micros(step));
+        let cost = from.number()?;
+        entries.push(crate::limit::Entry { time, cost });
+    }
+    Ok(LogState { entries, period })
+}
+
+fn read_holds(from: &mut Reader<'_>) -> Result<HoldsState, BytesError> {
+    let count = from.count(MAX_HOLDS)?;
+    let mut holds = Vec::with_capacity(count);
+    let mut expires = Timestamp::EPOCH;
+    for _ in 0..count {
+        let id = TraceId::from_u128(from.wide()?);
+        let cost = from.number()?;
+        expires = expires.plus(Span::from_micros(from.number()?));
+        holds.push(crate::limit::Hold { id, cost, expires });
+    }
+    Ok(HoldsState { holds })
+}

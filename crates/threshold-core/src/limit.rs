@@ -1,0 +1,390 @@
+//! The closed list of algorithms, and the one match over it.
+//!
+//! Each algorithm is a file of its own that answers the same four questions about the state of one key:
+//! `bring` (is the state still in my terms?), `look` (does this cost fit, and if not, when?), `charge`, and
+//! `give_back`. Looking never changes anything; charging never asks again.
+
+mod concurrency;
+mod estimate;
+mod log;
+mod notation;
+mod rate;
+mod window;
+
+use std::fmt;
+
+use crate::balance::State;
+use crate::codec::{BytesError, Reader, Writer};
+use crate::key::TraceId;
+use crate::time::{Span, Timestamp};
+
+pub use concurrency::Concurrency;
+pub(crate) use concurrency::{Hold, HoldsState, MAX_HOLDS};
+pub use estimate::Estimate;
+pub(crate) use estimate::EstimateState;
+pub use log::Log;
+pub(crate) use log::{Entry, LogState, MAX_ENTRIES};
+pub(crate) use notation::Period;
+pub use notation::{NotationError, Quota, Unit, parse_span};
+pub use rate::Rate;
+pub(crate) use rate::RateState;
+pub use window::{Anchor, Window};
+pub(crate) use window::WindowState;
+
+/// The largest quota or burst: the largest integer a structured header field can carry.
+pub const MAX_QUOTA: u64 = 999_999_999_999_999;
+/// The longest period: a hundred years.
+pub const MAX_PERIOD: Span = Span::from_secs(100 * 365 * 86_400);
+/// The most requests a sliding log keeps for one key.
+pub const MAX_LOG: u64 = 1_024;
+/// The most that may be in flight at once under one key.
+pub const MAX_CONCURRENCY: u64 = 65_536;
+/// The most sub-windows a sliding window is cut into.
+pub const MAX_BUCKETS: u32 = 1_024;
+
+/// The names of the algorithms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Algorithm {
+    /// GCRA: a bucket that refills smoothly.
+    TokenBucket,
+    /// One count per window.
+    FixedWindow,
+    /// Sub-windows that leave one by one.
+    SlidingWindow,
+    /// Two windows, weighted.
+    SlidingEstimate,
+    /// Every request's time.
+    SlidingLog,
+    /// How many at once.
+    Concurrency,
+}
+
+impl Algorithm {
+    /// Every algorithm, in the order of the specification.
+    pub const ALL: [Self; 6] = [
+        Self::TokenBucket,
+        Self::FixedWindow,
+        Self::SlidingWindow,
+        Self::SlidingEstimate,
+        Self::SlidingLog,
+        Self::Concurrency,
+    ];
+
+    /// The name as a policy writes it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::TokenBucket => "token-bucket",
+            Self::FixedWindow => "fixed-window",
+            Self::SlidingWindow => "sliding-window",
+            Self::SlidingEstimate => "sliding-estimate",
+            Self::SlidingLog => "sliding-log",
+            Self::Concurrency => "concurrency",
+        }
+    }
+
+    /// The algorithm a quota gets when its rule names none: a bucket up to a minute, sub-windows beyond, since
+    /// a bucket that starts full would give an idle client twice a day's quota.
+    #[must_use]
+    pub fn default_for(period: Span, unit: Unit, named_cost: bool) -> Self {
+        if period <= Span::MINUTE && unit == Unit::Count && !named_cost {
+            Self::TokenBucket
+        } else {
+            Self::SlidingWindow
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One limit, ready to be asked: an algorithm with its figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// `token-bucket`.
+    Rate(Rate),
+    /// `fixed-window`.
+    Window(Window),
+    /// `sliding-window` and `sliding-log`.
+    Log(Log),
+    /// `sliding-estimate`.
+    Estimate(Estimate),
+    /// `concurrency`.
+    Concurrency(Concurrency),
+    /// `deny = true`: nothing ever fits.
+    Never,
+}
+
+/// Figures that no limit can have; the text says which and what can.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LimitError(pub String);
+
+impl fmt::Display for LimitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for LimitError {}
+
+/// What a look at one key's state found, for one cost at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Look {
+    /// Whether the cost fits now.
+    pub fits: bool,
+    /// The whole cost that fits now, before any charge.
+    pub remaining: u64,
+    /// When this cost fits if nobody else comes; `Timestamp::MAX` if it never will.
+    pub ready_at: Timestamp,
+    /// `resetAt` if this cost is charged now; `None` where the algorithm has none.
+    pub reset_if_charged: Option<Timestamp>,
+    /// `resetAt` if nothing is charged.
+    pub reset_if_not: Option<Timestamp>,
+}
+
+/// What a charge wrote: enough to give exactly that back, and nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark {
+    /// Which part of the state was charged: the window's start, the log entry's or bucket's time, the hold's
+    /// end; for a token bucket, when.
+    pub part: Timestamp,
+    /// The cost that was charged. Less than was asked only where a debt saturates.
+    pub amount: u64,
+}
+
+impl Limit {
+    /// The algorithm's name; `None` for `Never`.
+    #[must_use]
+    pub const fn algorithm(&self) -> Option<Algorithm> {
+        match self {
+            Self::Rate(_) => Some(Algorithm::TokenBucket),
+            Self::Window(_) => Some(Algorithm::FixedWindow),
+            Self::Log(log) if log.is_exact() => Some(Algorithm::SlidingLog),
+            Self::Log(_) => Some(Algorithm::SlidingWindow),
+            Self::Estimate(_) => Some(Algorithm::SlidingEstimate),
+            Self::Concurrency(_) => Some(Algorithm::Concurrency),
+            Self::Never => None,
+        }
+    }
+
+    /// L as written.
+    #[must_use]
+    pub const fn quota(&self) -> u64 {
+        match self {
+            Self::Rate(rate) => rate.quota(),
+            Self::Window(window) => window.quota(),
+            Self::Log(log) => log.quota(),
+            Self::Estimate(estimate) => estimate.quota(),
+            Self::Concurrency(concurrency) => concurrency.quota(),
+            Self::Never => 0,
+        }
+    }
+
+    /// The most that can fit at once: the burst of a bucket, else L. A larger cost is the caller's error.
+    #[must_use]
+    pub const fn capacity(&self) -> u64 {
+        match self {
+            Self::Rate(rate) => rate.burst(),
+            other => other.quota(),
+        }
+    }
+
+    /// W as written; for concurrency, how long a hold lasts at most.
+    #[must_use]
+    pub const fn period(&self) -> Span {
+        match self {
+            Self::Rate(rate) => rate.period(),
+            Self::Window(window) => window.period(),
+            Self::Log(log) => log.period(),
+            Self::Estimate(estimate) => estimate.period(),
+            Self::Concurrency(concurrency) => concurrency.ttl(),
+            Self::Never => Span::ZERO,
+        }
+    }
+
+    /// The most this limit admits in any window of its period, by the bound of its algorithm.
+    #[must_use]
+    pub const fn bound(&self) -> u64 {
+        match self {
+            Self::Rate(rate) => rate.burst().saturating_add(rate.quota()),
+            Self::Window(window) => window.quota().saturating_mul(2),
+            Self::Log(log) => log.quota(),
+            Self::Estimate(estimate) => estimate.quota().saturating_mul(2).saturating_sub(1),
+            Self::Concurrency(concurrency) => concurrency.quota(),
+            Self::Never => 0,
+        }
+    }
+
+    /// Puts state that was written under other figures, or by a clock that has since stepped back, into this
+    /// limit's terms at `now`. What was used stays used. Returns whether anything changed.
+    pub(crate) fn bring(&self, state: &mut State, now: Timestamp) -> bool {
+        match (self, state) {
+            (Self::Rate(limit), State::Rate(state)) => limit.bring(state, now),
+            (Self::Window(limit), State::Window(state)) => limit.bring(state, now),
+            (Self::Log(limit), State::Log(state)) => limit.bring(state, now),
+            (Self::Estimate(limit), State::Estimate(state)) => limit.bring(state, now),
+            (Self::Concurrency(limit), State::Holds(state)) => limit.bring(state, now),
+            _ => false,
+        }
+    }
+
+    /// Whether `cost` fits now. The state must have been brought to `now`.
+    pub(crate) fn look(&self, state: &State, cost: u64, now: Timestamp) -> Look {
+        match (self, state) {
+            (Self::Rate(limit), State::Rate(state)) => limit.look(state, cost, now),
+            (Self::Rate(limit), _) => limit.look(&limit.fresh(now), cost, now),
+            (Self::Window(limit), State::Window(state)) => limit.look(state, cost, now),
+            (Self::Window(limit), _) => limit.look(&limit.fresh(now), cost, now),
+            (Self::Log(limit), State::Log(state)) => limit.look(state, cost, now),
+            (Self::Log(limit), _) => limit.look(&limit.fresh(), cost, now),
+            (Self::Estimate(limit), State::Estimate(state)) => limit.look(state, cost, now),
+            (Self::Estimate(limit), _) => limit.look(&limit.fresh(now), cost, now),
+            (Self::Concurrency(limit), State::Holds(state)) => limit.look(state, cost, now),
+            (Self::Concurrency(limit), _) => limit.look(&HoldsState::default(), cost, now),
+            (Self::Never, _) => Look {
+                fits: false,
+                remaining: 0,
+                ready_at: Timestamp::MAX,
+                reset_if_charged: None,
+                reset_if_not: None,
+            },
+        }
+    }
+
+    /// Charges `cost`, whether or not it fits: past the capacity it becomes debt, up to one capacity more.
+    pub(crate) fn charge(&self, state: &mut State, cost: u64, now: Timestamp, id: TraceId) -> Mark {
+        match self {
+            Self::Rate(limit) => {
+                if !matches!(state, State::Rate(_)) {
+                    *state = State::Rate(limit.fresh(now));
+                }
+            }
+            Self::Window(limit) => {
+                if !matches!(state, State::Window(_)) {
+                    *state = State::Window(limit.fresh(now));
+                }
+            }
+            Self::Log(limit) => {
+                if !matches!(state, State::Log(_)) {
+                    *state = State::Log(limit.fresh());
+                }
+            }
+            Self::Estimate(limit) => {
+                if !matches!(state, State::Estimate(_)) {
+                    *state = State::Estimate(limit.fresh(now));
+                }
+            }
+            Self::Concurrency(_) => {
+                if !matches!(state, State::Holds(_)) {
+                    *state = State::Holds(HoldsState::default());
+                }
+            }
+            Self::Never => {}
+        }
+        match (self, state) {
+            (Self::Rate(limit), State::Rate(state)) => limit.charge(state, cost, now),
+            (Self::Window(limit), State::Window(state)) => limit.charge(state, cost, now),
+            (Self::Log(limit), State::Log(state)) => limit.charge(state, cost, now),
+            (Self::Estimate(limit), State::Estimate(state)) => limit.charge(state, cost, now),
+            (Self::Concurrency(limit), State::Holds(state)) => limit.charge(state, cost, now, id),
+            _ => Mark { part: now, amount: 0 },
+        }
+    }
+
+    /// Appends this limit's figures.
+    pub(crate) fn write(&self, out: &mut Writer) {
+        match self {
+            Self::Never => out.byte(0),
+            Self::Rate(limit) => {
+                out.byte(1);
+                out.number(limit.quota());
+                out.number(limit.period().micros());
+                out.number(limit.burst());
+            }
+            Self::Window(limit) => {
+                out.byte(if limit.anchor() == Anchor::Clock { 2 } else { 3 });
+                out.number(limit.quota());
+                out.number(limit.period().micros());
+            }
+            Self::Log(limit) => {
+                out.byte(4);
+                out.number(limit.quota());
+                out.number(limit.period().micros());
+                out.number(u64::from(limit.buckets()));
+            }
+            Self::Estimate(limit) => {
+                out.byte(5);
+                out.number(limit.quota());
+                out.number(limit.period().micros());
+            }
+            Self::Concurrency(limit) => {
+                out.byte(6);
+                out.number(limit.quota());
+                out.number(limit.ttl().micros());
+            }
+        }
+    }
+
+    /// Takes a limit off the front; figures that no limit can have are malformed.
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        let kind = from.byte()?;
+        if kind == 0 {
+            return Ok(Self::Never);
+        }
+        let quota = from.number()?;
+        let period = Span::from_micros(from.number()?);
+        let limit = match kind {
+            1 => Rate::new(quota, period, from.number()?).map(Self::Rate),
+            2 => Window::new(quota, period, Anchor::Clock).map(Self::Window),
+            3 => Window::new(quota, period, Anchor::First).map(Self::Window),
+            4 => {
+                let buckets = u32::try_from(from.number()?).map_err(|_| BytesError::Malformed("limit"))?;
+                if buckets == 0 { Log::exact(quota, period) } else { Log::bucketed(quota, period, buckets) }
+                    .map(Self::Log)
+            }
+            5 => Estimate::new(quota, period).map(Self::Estimate),
+            6 => Concurrency::new(quota, period).map(Self::Concurrency),
+            _ => return Err(BytesError::Malformed("limit")),
+        };
+        limit.map_err(|_| BytesError::Malformed("limit"))
+    }
+}
+
+/// Checks the two figures every windowed limit has.
+fn check_figures(quota: u64, period: Span) -> Result<(), LimitError> {
+    if quota == 0 || quota > MAX_QUOTA {
+        return Err(LimitError(format!("a limit is between 1 and {MAX_QUOTA}, not {quota}")));
+    }
+    if period.is_zero() || period > MAX_PERIOD {
+        return Err(LimitError("a period is between 1 µs and 100 years".to_owned()));
+    }
+    Ok(())
+}
+
+/// A limit in words, as `explain` says it.
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rate(limit) => limit.fmt(f),
+            Self::Window(limit) => limit.fmt(f),
+            Self::Log(limit) => limit.fmt(f),
+            Self::Estimate(limit) => limit.fmt(f),
+            Self::Concurrency(limit) => limit.fmt(f),
+            Self::Never => f.write_str("never"),
+        }
+    }
+}
+
+/// `a minute`, `5 min`: a period after "in any" or "each".
+pub(crate) fn any_period(period: Span) -> String {
+    match period {
+        Span::SECOND => "second".to_owned(),
+        Span::MINUTE => "minute".to_owned(),
+        Span::HOUR => "hour".to_owned(),
+        Span::DAY => "day".to_owned(),
+        other => other.to_string(),
+    }
+}
