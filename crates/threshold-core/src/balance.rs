@@ -97,7 +97,7 @@ impl Balance {
             State::Window(state) => state.give_back(mark.amount, mark.part),
             State::Log(state) => state.give_back(mark.amount, mark.part),
             State::Estimate(state) => state.give_back(mark.amount, mark.part),
-            State::Holds(state) => state.give_back(id),
+            State::Holds(state) => state.give_back(mark.amount, id),
         }
     }
 
@@ -201,15 +201,22 @@ fn read_log(from: &mut Reader<'_>) -> Result<LogState, BytesError> {
     let mut entries = Vec::with_capacity(count);
     let mut time = Timestamp::EPOCH;
     for index in 0..count {
-        let step = from.number()?;
-        if step == 0 && index > 0 {
+        let before = time;
+        time = read_time(from, before)?;
+        if time == before && index > 0 {
             return Err(BytesError::Malformed("log"));
         }
-        time = time.plus(Span::from_micros(step));
         let cost = from.number()?;
         entries.push(crate::limit::Entry { time, cost });
     }
     Ok(LogState { entries, period })
+}
+
+/// Takes a time written as the difference to the one before it. A sum past the end of time is not rounded down
+/// to it: two spellings of one balance would be two balances to a store that compares bytes.
+fn read_time(from: &mut Reader<'_>, before: Timestamp) -> Result<Timestamp, BytesError> {
+    let micros = before.micros().checked_add(from.number()?);
+    micros.map(Timestamp::from_micros).ok_or(BytesError::Malformed("time"))
 }
 
 fn read_holds(from: &mut Reader<'_>) -> Result<HoldsState, BytesError> {
@@ -219,7 +226,7 @@ fn read_holds(from: &mut Reader<'_>) -> Result<HoldsState, BytesError> {
     for _ in 0..count {
         let id = TraceId::from_u128(from.wide()?);
         let cost = from.number()?;
-        expires = expires.plus(Span::from_micros(from.number()?));
+        expires = read_time(from, expires)?;
         holds.push(crate::limit::Hold { id, cost, expires });
     }
     Ok(HoldsState { holds })

@@ -6,7 +6,11 @@
 
 mod concurrency;
 mod estimate;
+#[cfg(test)]
+mod laws;
 mod log;
+#[cfg(test)]
+mod model;
 mod notation;
 mod rate;
 mod window;

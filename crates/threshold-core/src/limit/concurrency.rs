@@ -35,8 +35,15 @@ impl HoldsState {
         self.holds.last().map_or(Timestamp::EPOCH, |last| last.expires)
     }
 
-    pub(crate) fn give_back(&mut self, id: TraceId) {
-        self.holds.retain(|hold| hold.id != id);
+    /// Gives back `amount` of what a request holds; the rest of it stays in flight.
+    pub(crate) fn give_back(&mut self, amount: u64, id: TraceId) {
+        let mut left = amount;
+        for hold in self.holds.iter_mut().filter(|hold| hold.id == id) {
+            let back = hold.cost.min(left);
+            hold.cost = hold.cost.saturating_sub(back);
+            left = left.saturating_sub(back);
+        }
+        self.holds.retain(|hold| hold.cost > 0);
     }
 
     fn in_flight(&self, now: Timestamp) -> &[Hold] {

@@ -192,8 +192,10 @@ impl Log {
         let amount = cost.min(room);
         let time = self.kept_at(now);
         if amount > 0 {
-            if self.is_exact() && state.entries.len() >= MAX_LOG as usize {
-                // Only debt gets here. The newest entry takes it in and stays longer for it.
+            let most = if self.is_exact() { MAX_LOG as usize } else { MAX_ENTRIES };
+            if state.entries.len() >= most {
+                // Only debt gets here, and periods that grew while sub-windows of the old ones still count. The
+                // newest entry takes it in and stays longer for it.
                 if let Some(last) = state.entries.last_mut() {
                     last.time = time;
                 }

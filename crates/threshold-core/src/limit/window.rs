@@ -88,7 +88,9 @@ impl Window {
         if state.period != self.period {
             // What a running window has used moves into the window that holds now.
             let used = if now < state.end() { state.used } else { 0 };
-            let start = if self.anchor == Anchor::First { state.start } else { self.start_of(now) };
+            // Under a shorter period the window that the first charge opened may be over; it opens anew now.
+            let running = now < state.start.plus(self.period);
+            let start = if self.anchor == Anchor::First && running { state.start } else { self.start_of(now) };
             *state = WindowState { start, used, period: self.period };
         }
         // A state from the future means that the clock has stepped back. Its window must still last W of real
