@@ -6,7 +6,6 @@
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
     clippy::unwrap_used,
-    clippy::panic,
     reason = "a test that overflows, misses or unwraps nothing should fail loudly, on the line where it does"
 )]
 
@@ -195,10 +194,17 @@ fn gaps() -> impl Strategy<Value = Gap> {
     ]
 }
 
+/// Mostly a microsecond or two, as around a boundary that the clock crosses more than once.
+fn close() -> impl Strategy<Value = Gap> {
+    prop_oneof![3 => (0..3u64).prop_map(Gap::Micros), 1 => gaps()]
+}
+
 /// One thing a caller does.
 #[derive(Debug, Clone, Copy)]
 enum Act {
     Check(Share),
+    /// Takes all that fits.
+    Drain,
     Record(Share),
     /// Releases a reservation, or refunds a charge.
     GiveBack(Index),
@@ -209,10 +215,16 @@ enum Act {
 /// What callers who owe nothing do.
 fn orderly() -> impl Strategy<Value = Act> {
     prop_oneof![
-        8 => shares().prop_map(Act::Check),
+        6 => shares().prop_map(Act::Check),
+        3 => Just(Act::Drain),
         2 => any::<Index>().prop_map(Act::GiveBack),
         1 => (any::<Index>(), shares()).prop_map(|(which, share)| Act::Lower(which, share)),
     ]
+}
+
+/// What callers do who take whatever they can get.
+fn greedy() -> impl Strategy<Value = Act> {
+    prop_oneof![Just(Act::Drain), orderly()]
 }
 
 /// What callers do who also record after the fact.
@@ -296,19 +308,31 @@ impl World {
     }
 
     fn act(&mut self, act: Act) {
+        match (act, self.asked(act)) {
+            (Act::Record(_), Some(cost)) => {
+                self.record(cost);
+            }
+            (_, Some(cost)) => {
+                self.check(cost);
+            }
+            (Act::Lower(which, share), None) => self.give_back(which, share.of(self.limit.capacity())),
+            (Act::GiveBack(which), None) => self.give_back(which, u64::MAX),
+            (_, None) => {}
+        }
+    }
+
+    /// The cost an act asks for; `None` if it gives back.
+    fn asked(&self, act: Act) -> Option<u64> {
         match act {
-            Act::Check(share) => {
-                self.check(share.of(self.limit.capacity()));
-            }
-            Act::Record(share) => {
-                self.record(share.of(self.limit.capacity()));
-            }
-            Act::GiveBack(which) => self.give_back(which, u64::MAX),
-            Act::Lower(which, share) => self.give_back(which, share.of(self.limit.capacity())),
+            Act::Check(share) | Act::Record(share) => Some(share.of(self.limit.capacity())),
+            Act::Drain => Some(self.look(0).remaining),
+            Act::GiveBack(_) | Act::Lower(..) => None,
         }
     }
 
     fn check(&mut self, cost: u64) -> Look {
+        // A denied request may store what it brought, too.
+        self.balance.bring(&self.limit, self.now);
         let look = self.look(cost);
         if look.fits {
             self.record(cost);
@@ -377,8 +401,10 @@ proptest! {
 
     /// In any true window [t, t + W) the net admitted cost is at most `Limit::bound`, whatever mix of costs,
     /// refunds and reservations came; for concurrency, at most L are in flight at once.
+    ///
+    /// Woken by: replacing `now.floor_to(grain).plus(grain)` with `now.floor_to(grain)` in `Log::kept_at`.
     #[test]
-    fn the_bound_holds(shape in shapes(), start in starts(), trace in traces(orderly())) {
+    fn the_bound_holds(shape in shapes(), start in starts(), trace in traces(greedy())) {
         let mut world = World::new(shape.limit(), start);
         for (gap, act) in trace {
             world.wait(gap);
@@ -391,11 +417,13 @@ proptest! {
     /// A bucket and a log carry what was used, so the larger of each figure is enough. A fixed window may end
     /// just after the change, so the window before it and the one after it both count in full. An estimate
     /// forgets how its count was spread, so both bounds add up.
+    ///
+    /// Woken by: replacing `entries.drain(..gone)` with `entries.clear()` in `Log::bring`.
     #[test]
     fn the_bound_holds_across_a_change(
         shapes in (shapes(), shapes()),
         start in starts(),
-        traces in (traces(orderly()), traces(orderly())),
+        traces in (traces(greedy()), traces(greedy())),
     ) {
         let (old, new) = (shapes.0, shapes.0.with_figures_of(shapes.1));
         let most = old.quota.max(new.quota);
@@ -409,8 +437,8 @@ proptest! {
         world.limit = new.limit();
         for (gap, act) in traces.1 {
             world.wait(gap);
-            // Receipts are refunded under the figures they were charged under; see `a_refund_never_mints`.
-            if let Act::Check(_) = act {
+            // A mark is given back under the figures it was made under; see `a_refund_never_mints`.
+            if world.asked(act).is_some() {
                 world.act(act);
             }
             no_more_than(at_most, &world, old.period.min(new.period))?;
@@ -419,6 +447,8 @@ proptest! {
 
     /// What was used stays used at the instant of a change: the room is the new capacity less that, at least 0.
     /// Only a log under a shorter period may have more, since it knows what is older than that.
+    ///
+    /// Woken by: replacing `now < state.start.plus(self.period)` with `true` in `Window::bring`.
     #[test]
     fn a_change_keeps_what_was_used(
         shapes in (shapes(), shapes()),
@@ -441,6 +471,8 @@ proptest! {
     }
 
     /// A fresh balance takes its whole capacity at once, unit by unit, and not one more.
+    ///
+    /// Woken by: replacing `after <= capacity` with `after < capacity` in `Rate::look`.
     #[test]
     fn a_fresh_balance_takes_its_capacity(shape in shapes(), start in starts()) {
         let mut world = World::new(shape.limit(), start);
@@ -456,6 +488,8 @@ proptest! {
 
     /// A token bucket loses no refill: whoever takes all there is at any moments has taken
     /// `floor(time * L / W)` after the first burst, unless the bucket stood full in between.
+    ///
+    /// Woken by: replacing the fraction with `0` in `Terms::split`.
     #[test]
     fn no_refill_is_lost(shape in shapes(), start in starts(), gaps in vec(gaps(), 1..40)) {
         let shape = Shape { algorithm: Algorithm::TokenBucket, ..shape };
@@ -478,6 +512,8 @@ proptest! {
 
     /// Whoever is denied and stays alone is denied until `ready_at`, and admitted at it and ever after; so also
     /// after waiting the whole seconds of `retryAfter`. What never fits says so.
+    ///
+    /// Woken by: replacing `at.plus(Span::from_micros(1))` with `at` in `Rate::look`.
     #[test]
     fn ready_at_is_when(
         shape in shapes(),
@@ -502,6 +538,8 @@ proptest! {
     }
 
     /// `remaining` is the largest cost that fits (in debt not even 0 does), and a charge lowers it by itself.
+    ///
+    /// Woken by: removing `&& window.used <= self.quota` in `Window::look`.
     #[test]
     fn remaining_is_truthful(
         shape in shapes(),
@@ -523,9 +561,12 @@ proptest! {
 
     /// After a refund there is never more room than if the request had asked for only what it kept. Others
     /// come and go meanwhile as the key with the refund lets them; none of them owes, since a debt that
-    /// saturated beside the refunded charge cannot be told apart from it. A window that opens at its first
-    /// charge stays where that charge opened it, so there the law reaches to that window's end, and the
+    /// saturated beside the refunded charge cannot be told apart from it. The figures stay the same between the
+    /// charge and the refund: a mark does not say under which ones it was made. A window that opens at its
+    /// first charge stays where that charge opened it, so there the law reaches to that window's end, and the
     /// bound holds beyond.
+    ///
+    /// Woken by: removing `.saturating_sub(refilled)` in `RateState::give_back`.
     #[test]
     fn a_refund_never_mints(
         shape in shapes(),
@@ -556,6 +597,8 @@ proptest! {
     }
 
     /// A refund changes nothing once its charge no longer counts, whoever has been charged since.
+    ///
+    /// Woken by: replacing `self.start == window` with `true` in `WindowState::give_back`.
     #[test]
     fn a_late_refund_is_nothing(
         shape in shapes(),
@@ -574,6 +617,8 @@ proptest! {
     }
 
     /// A hold that is given back frees exactly what it held, or the part of it that was given back.
+    ///
+    /// Woken by: replacing `hold.cost.min(left)` with `hold.cost` in `HoldsState::give_back`.
     #[test]
     fn a_hold_frees_what_it_held(
         shape in shapes(),
@@ -591,27 +636,9 @@ proptest! {
         prop_assert_eq!(world.look(0).remaining, before - kept);
     }
 
-    /// From the same balance at the same instant a limit with no smaller figures never denies more.
-    #[test]
-    fn a_larger_limit_never_denies_more(
-        shape in shapes(),
-        start in starts(),
-        trace in traces(indebted()),
-        more in (0..1_000u64, 0..1_000u64),
-        gap in gaps(),
-    ) {
-        let shape = Shape { quota: shape.quota.min(FEW), ..shape };
-        let larger = Shape { quota: shape.quota + more.0 % FEW, burst: shape.burst + more.1, ..shape };
-        let mut world = World::play(shape, start, &trace);
-        world.wait(gap);
-        let before = world.look(0);
-        world.limit = larger.limit();
-        let after = world.look(0);
-        prop_assert!(after.remaining >= before.remaining);
-        prop_assert!(after.fits || !before.fits);
-    }
-
     /// A balance never has more room at an earlier reading of the clock than at a later one.
+    ///
+    /// Woken by: replacing `cost: late` with `cost: 0` in `Log::bring`.
     #[test]
     fn an_earlier_clock_never_grants(
         shape in shapes(),
@@ -628,28 +655,11 @@ proptest! {
         prop_assert!(later.fits || !earlier.fits);
     }
 
-    /// The bound holds in true time while the clock keeps stepping back. Only charges made since the last step
-    /// are refunded: the state that an older receipt names may have been moved, and a new one taken its name.
-    #[test]
-    fn the_bound_holds_while_the_clock_steps_back(
-        shape in shapes(),
-        start in starts(),
-        trace in vec((gaps(), orderly(), proptest::option::weighted(0.2, gaps())), 1..40),
-    ) {
-        let mut world = World::new(shape.limit(), start);
-        for (gap, act, back) in trace {
-            world.wait(gap);
-            if let Some(back) = back {
-                world.step_back(back.after(world.now, &world.limit));
-            }
-            world.act(act);
-            no_more_than(world.limit.bound(), &world, shape.period)?;
-        }
-    }
-
     /// However far the clock steps back, an idle key is whole again within a time that does not depend on the
     /// step: two fills of a bucket; a window on the clock, or a sliding one, two periods; a window of its own,
     /// a log and a hold, one; an estimate, three.
+    ///
+    /// Woken by: removing the `state.start.min(…)` of `Estimate::bring`.
     #[test]
     fn no_key_is_stuck_after_a_step_back(
         shape in shapes(),
@@ -668,6 +678,8 @@ proptest! {
 
     /// A record is never refused; it uses what it says it does, up to twice the capacity; and while nobody else
     /// comes the debt only shrinks, until the whole capacity is there again.
+    ///
+    /// Woken by: replacing `saturating_mul(2)` with `saturating_mul(3)` in `Log::charge`.
     #[test]
     fn debt_saturates_and_is_paid_off(
         shape in shapes(),
@@ -695,6 +707,8 @@ proptest! {
     }
 
     /// The product says of every cost what the model says, and charges what the model charges.
+    ///
+    /// Woken by: replacing `<= now` with `< now` in `LogState::in_view`.
     #[test]
     fn the_model_agrees(shape in shapes(), start in starts(), trace in traces(indebted())) {
         let mut world = World::new(shape.limit(), start);
@@ -702,10 +716,7 @@ proptest! {
         for (gap, act) in trace {
             world.wait(gap);
             let now = world.now.micros();
-            let asked = match act {
-                Act::Check(share) | Act::Record(share) => share.of(world.limit.capacity()),
-                Act::GiveBack(_) | Act::Lower(..) => 1,
-            };
+            let asked = world.asked(act).unwrap_or(1);
             let look = world.look(asked);
             prop_assert_eq!(look.fits, model.fits(asked, now));
             prop_assert_eq!(look.remaining, model.remaining(now));
@@ -726,8 +737,15 @@ proptest! {
     }
 
     /// A balance is its bytes, and no beginning of them; another version is refused.
+    ///
+    /// Woken by: replacing `out.number(state.part)` with `out.number(0)` in `Balance::to_bytes`.
     #[test]
-    fn bytes_round_trip(shape in shapes(), start in starts(), trace in traces(indebted()), version in 2..=255u8) {
+    fn bytes_round_trip(
+        shape in shapes(),
+        start in starts(),
+        trace in traces(indebted()),
+        version in 2..=255u8,
+    ) {
         let mut world = World::play(shape, start, &trace);
         world.balance.block(start);
         let mut bytes = world.balance.to_bytes();
@@ -742,6 +760,8 @@ proptest! {
     }
 
     /// Whatever bytes decode are the only bytes of what they decode to, and can be asked anything.
+    ///
+    /// Woken by: removing `from.finish()?` in `Balance::from_bytes`.
     #[test]
     fn any_bytes_are_one_balance_or_none(
         shapes in (shapes(), shapes()),
@@ -764,6 +784,8 @@ proptest! {
     }
 
     /// From `silent_from` on a balance says what none says, so that dropping it then changes nothing.
+    ///
+    /// Woken by: replacing `end.plus(self.period)` with `end` in `EstimateState::silent_from`.
     #[test]
     fn a_silent_balance_says_nothing(
         shape in shapes(),
@@ -782,6 +804,8 @@ proptest! {
     }
 
     /// No figures, times or costs, however extreme, and in whatever order, panic or overflow.
+    ///
+    /// Woken by: replacing `saturating_add` with `+` in `Timestamp::plus`.
     #[test]
     fn nothing_panics(
         algorithm in select(&Algorithm::ALL[..]),
@@ -805,6 +829,56 @@ proptest! {
     }
 }
 
+proptest! {
+    // These two break at exact instants only, which take more cases to meet.
+    #![proptest_config(ProptestConfig::with_cases(3_000))]
+
+    /// From the same balance at the same instant a limit with no smaller figures never denies more.
+    ///
+    /// Woken by: adding a tick to the rounded-up backlog in `Rate::carry`.
+    #[test]
+    fn a_larger_limit_never_denies_more(
+        shape in shapes(),
+        start in starts(),
+        trace in traces(indebted()),
+        more in (select(&[0, 1, 7, FEW][..]), select(&[0, 0, 1, 7, FEW][..])),
+        gap in close(),
+    ) {
+        let shape = Shape { quota: shape.quota.min(FEW), ..shape };
+        let larger = Shape { quota: shape.quota + more.0, burst: shape.burst + more.1, ..shape };
+        let mut world = World::play(shape, start, &trace);
+        world.wait(gap);
+        let before = world.look(0);
+        world.limit = larger.limit();
+        let after = world.look(0);
+        prop_assert!(after.remaining >= before.remaining);
+        prop_assert!(after.fits || !before.fits);
+    }
+
+    /// The bound holds in true time while the clock keeps stepping back. Only charges made since the last step
+    /// are refunded: the state that an older receipt names may have been moved, and a new one taken its name.
+    ///
+    /// Woken by: replacing `self.start_of(now).plus(self.period)` with `self.start_of(now)` in
+    /// `Window::bring`.
+    #[test]
+    fn the_bound_holds_while_the_clock_steps_back(
+        shape in shapes(),
+        start in starts(),
+        trace in vec((close(), greedy(), proptest::option::weighted(0.3, close())), 1..40),
+    ) {
+        let mut world = World::new(shape.limit(), start);
+        world.wait(Gap::Edge { cut: 1, off: 0 });
+        for (gap, act, back) in trace {
+            world.wait(gap);
+            if let Some(back) = back {
+                world.step_back(back.after(world.now, &world.limit));
+            }
+            world.act(act);
+            no_more_than(world.limit.bound(), &world, shape.period)?;
+        }
+    }
+}
+
 /// The request whose refund a law is about; a world numbers its own from 1.
 const GUEST: TraceId = TraceId::from_u128(u128::MAX);
 
@@ -824,8 +898,7 @@ impl Pair {
             return Ok(());
         }
         prop_assert!(self.with.look(0).remaining <= self.without.look(0).remaining);
-        if let Act::Check(share) = act {
-            let cost = share.of(self.with.limit.capacity());
+        if let Some(cost) = self.with.asked(act) {
             if self.with.check(cost).fits {
                 prop_assert!(self.without.check(cost).fits);
             }
@@ -879,6 +952,8 @@ fn extreme(algorithm: Algorithm, anchor: Anchor, figures: (u64, u64, u64, u64)) 
 
 /// A log in debt, and a window whose period grew while its old sub-windows still count, have the most entries.
 /// The newest entry takes in what would be one too many, so that the bytes can be read back.
+///
+/// Woken by: replacing `MAX_ENTRIES` with `usize::MAX` in `Log::charge`.
 #[test]
 fn a_log_never_outgrows_its_bytes() {
     let check = |stretches: &[(Limit, u64)], gap: u64| {
@@ -904,6 +979,8 @@ fn a_log_never_outgrows_its_bytes() {
 
 /// Steps of time that add up to more than a time can be are no balance: read as the end of time, they would be
 /// written back as other bytes.
+///
+/// Woken by: replacing `checked_add` with a saturating one in `read_time`.
 #[test]
 fn times_past_the_end_of_time_are_malformed() {
     let check = |state: State, last_step: &[u8]| {
