@@ -81,6 +81,18 @@ impl Balance {
         Look { fits: false, remaining: 0, ready_at, ..look }
     }
 
+    /// Whether the state is in the figures of this limit, so that a mark made under it can be found again.
+    pub(crate) fn is_in_terms_of(&self, limit: &Limit) -> bool {
+        match (&self.state, limit) {
+            (State::Rate(state), Limit::Rate(rate)) => (state.quota, state.period) == (rate.quota(), rate.period()),
+            (State::Window(state), Limit::Window(window)) => state.period == window.period(),
+            (State::Estimate(state), Limit::Estimate(estimate)) => state.period == estimate.period(),
+            (State::Log(state), Limit::Log(log)) => state.period == log.period(),
+            (State::Holds(_), Limit::Concurrency(_)) => true,
+            _ => false,
+        }
+    }
+
     pub(crate) fn is_blocked(&self, now: Timestamp) -> bool {
         self.blocked_until > now
     }
@@ -105,6 +117,12 @@ impl Balance {
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Writer::new(VERSION);
+        self.write(&mut out);
+        out.finish()
+    }
+
+    /// Appends this balance to a larger record.
+    pub(crate) fn write(&self, out: &mut Writer) {
         out.number(self.blocked_until.micros());
         match &self.state {
             State::Empty => out.byte(0),
@@ -152,7 +170,6 @@ impl Balance {
                 }
             }
         }
-        out.finish()
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
@@ -161,26 +178,32 @@ impl Balance {
     /// On another version, and on bytes no balance has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
         let mut from = Reader::new(bytes, VERSION)?;
+        let balance = Self::read(&mut from)?;
+        from.finish()?;
+        Ok(balance)
+    }
+
+    /// Takes a balance off the front of a larger record.
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         let blocked_until = Timestamp::from_micros(from.number()?);
         let state = match from.byte()? {
             0 => State::Empty,
-            1 => State::Rate(read_rate(&mut from)?),
+            1 => State::Rate(read_rate(from)?),
             2 => State::Window(WindowState {
                 start: Timestamp::from_micros(from.number()?),
                 used: from.number()?,
                 period: Span::from_micros(from.number()?),
             }),
-            3 => State::Log(read_log(&mut from)?),
+            3 => State::Log(read_log(from)?),
             4 => State::Estimate(EstimateState {
                 start: Timestamp::from_micros(from.number()?),
                 current: from.number()?,
                 previous: from.number()?,
                 period: Span::from_micros(from.number()?),
             }),
-            5 => State::Holds(read_holds(&mut from)?),
+            5 => State::Holds(read_holds(from)?),
             _ => return Err(BytesError::Malformed("balance")),
         };
-        from.finish()?;
         Ok(Self { state, blocked_until })
     }
 }

@@ -28,7 +28,6 @@ pub use estimate::Estimate;
 pub(crate) use estimate::EstimateState;
 pub use log::Log;
 pub(crate) use log::{Entry, LogState, MAX_ENTRIES};
-pub(crate) use notation::Period;
 pub use notation::{NotationError, Quota, Unit, parse_span};
 pub use rate::Rate;
 pub(crate) use rate::RateState;
@@ -219,6 +218,15 @@ impl Limit {
             Self::Estimate(estimate) => estimate.quota().saturating_mul(2).saturating_sub(1),
             Self::Concurrency(concurrency) => concurrency.quota(),
             Self::Never => 0,
+        }
+    }
+
+    /// How long after a charge it can matter at the most.
+    pub(crate) fn memory(&self) -> Span {
+        let twice = |span: Span| Span::from_micros(span.micros().saturating_mul(2));
+        match self {
+            Self::Rate(rate) => twice(rate.fill_time()),
+            other => twice(other.period()),
         }
     }
 

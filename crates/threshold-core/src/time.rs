@@ -137,27 +137,22 @@ impl fmt::Debug for Span {
     }
 }
 
-/// In the largest unit that says it exactly: `5 min`, `1 h`, `1.5 s`.
+/// As a person would say it: `5 min`, `2 days`, `0.6 s`.
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(u64, &str); 5] = [
-            (86_400_000_000, "day"),
-            (3_600_000_000, "h"),
-            (60_000_000, "min"),
-            (1_000_000, "s"),
-            (1_000, "ms"),
-        ];
+        const UNITS: [(u64, &str); 4] =
+            [(86_400_000_000, "day"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s")];
         for (size, name) in UNITS {
             if self.0 >= size && self.0.is_multiple_of(size) {
-                return write!(f, "{} {name}", self.0.checked_div(size).unwrap_or(0));
+                let times = self.0.checked_div(size).unwrap_or(0);
+                let plural = if name == "day" && times > 1 { "s" } else { "" };
+                return write!(f, "{times} {name}{plural}");
             }
         }
-        let (size, name) = if self.0 >= 1_000_000 {
-            (1_000_000, "s")
-        } else if self.0 >= 1_000 {
-            (1_000, "ms")
-        } else {
-            (1, "µs")
+        let (size, name) = match self.0 {
+            100_000.. => (1_000_000, "s"),
+            1_000.. => (1_000, "ms"),
+            _ => (1, "µs"),
         };
         write_decimal(f, self.0, size)?;
         write!(f, " {name}")
@@ -187,12 +182,15 @@ mod tests {
     fn a_span_reads_as_a_person_would_say_it() {
         let check = |micros, expect: &str| assert_eq!(Span::from_micros(micros).to_string(), expect);
         check(0, "0 µs");
-        check(600_000, "600 ms");
+        check(600_000, "0.6 s");
+        check(60_000, "60 ms");
+        check(1_500, "1.5 ms");
+        check(150, "150 µs");
         check(1_500_000, "1.5 s");
         check(60_000_000, "1 min");
         check(90_000_000, "90 s");
         check(3_600_000_000, "1 h");
-        check(86_400_000_000 * 7, "7 day");
+        check(86_400_000_000 * 7, "7 days");
         check(8_571_428, "8.571 s");
     }
 

@@ -312,7 +312,7 @@ impl fmt::Display for Amount {
 }
 
 /// A period in the largest unit of the notation that says it exactly.
-pub(crate) struct Period(pub(crate) Span);
+struct Period(Span);
 
 impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -373,7 +373,7 @@ mod tests {
         check("10mb/day", "mb", "10MB");
         check("10min", "min", "10/min");
         check("5XB/day", "XB", "KiB");
-        check("5MB", "5MB", "period");
+        check("5MB", "5MB", "50MB/day");
         check("10/min burst", "", "100/min");
         check("10/min burst 0", "0", "leave");
         check("10/min burst 5MB", "burst 5MB", "bytes");

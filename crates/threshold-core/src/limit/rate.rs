@@ -135,6 +135,12 @@ impl Rate {
         self.burst
     }
 
+    /// How long an empty bucket takes to be full again.
+    pub(super) fn fill_time(&self) -> Span {
+        let (full, _) = self.terms.split(self.terms.cost(self.burst));
+        full.since(Timestamp::EPOCH).max(self.period)
+    }
+
     pub(super) fn fresh(&self, now: Timestamp) -> RateState {
         RateState { full_at: now, part: 0, quota: self.quota, period: self.period }
     }

@@ -1,0 +1,337 @@
+//! Whose address: the client's, behind the proxies that are trusted and no others.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use ipnet::IpNet;
+
+pub use crate::key::AddressGroup;
+
+/// The most hops of a forwarding header that are looked at. A chain longer than this is not a real one.
+const MAX_HOPS: usize = 32;
+
+/// Where the client's address comes from, behind a trusted peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AddressSource {
+    /// The peer itself.
+    Peer,
+    /// `X-Forwarded-For`, from the right, past trusted hops.
+    XForwardedFor,
+    /// `Forwarded` (RFC 7239), from the right, past trusted hops.
+    Forwarded,
+    /// A header that holds one address, by its lower-case name.
+    Header(Box<str>),
+}
+
+/// The field lines of a request, by lower-case name, in the order in which they came.
+pub trait Headers {
+    /// Every line of the field `name`.
+    fn lines<'a>(&'a self, name: &'a str) -> impl DoubleEndedIterator<Item = &'a str>;
+}
+
+impl Headers for [(&str, &str)] {
+    fn lines<'a>(&'a self, name: &'a str) -> impl DoubleEndedIterator<Item = &'a str> {
+        self.iter().filter(move |(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| *value)
+    }
+}
+
+/// The same address in its one form: an IPv4 address mapped into IPv6 is that IPv4 address, decided by its bits.
+#[must_use]
+pub fn canonical(address: IpAddr) -> IpAddr {
+    address.to_canonical()
+}
+
+/// Reads an address as forwarding headers write it: bare, in brackets, with or without a port.
+///
+/// Anything that is not one address, plainly written, is refused: zone ids, octal octets, names, blanks inside.
+#[must_use]
+pub fn parse_address(text: &str) -> Option<IpAddr> {
+    let text = text.trim();
+    if let Some(rest) = text.strip_prefix('[') {
+        let (address, port) = rest.split_once(']')?;
+        let port_is_plain = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
+        return port_is_plain.then(|| address.parse::<Ipv6Addr>().ok()).flatten().map(|v6| canonical(v6.into()));
+    }
+    let address = match text.split_once(':') {
+        // One colon: IPv4 and a port. More: an IPv6 address, which has no port outside brackets.
+        Some((address, port)) if !port.contains(':') => is_port(port).then_some(address)?,
+        _ => text,
+    };
+    address.parse().ok().map(canonical)
+}
+
+fn is_port(text: &str) -> bool {
+    !text.is_empty() && text.len() <= 5 && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+impl AddressGroup {
+    /// The addresses that share a budget with this one: itself in IPv4, its `ipv6_prefix` in IPv6.
+    #[must_use]
+    pub fn of(address: IpAddr, ipv6_prefix: u8) -> Self {
+        match canonical(address) {
+            v4 @ IpAddr::V4(_) => Self::masked(v4, 32),
+            v6 @ IpAddr::V6(_) => Self::masked(v6, ipv6_prefix),
+        }
+    }
+
+    /// `ip/N`: up to 32 it groups IPv4 and leaves IPv6 at `ipv6_prefix`; above, it groups IPv6 and leaves IPv4
+    /// whole. One rule then never lumps half an address space together because it was meant for the other.
+    #[must_use]
+    pub fn wider(address: IpAddr, prefix: u8, ipv6_prefix: u8) -> Self {
+        match canonical(address) {
+            v4 @ IpAddr::V4(_) => Self::masked(v4, prefix.min(32)),
+            v6 @ IpAddr::V6(_) if prefix > 32 => Self::masked(v6, prefix),
+            v6 @ IpAddr::V6(_) => Self::masked(v6, ipv6_prefix),
+        }
+    }
+
+    fn masked(address: IpAddr, prefix: u8) -> Self {
+        let whole = if address.is_ipv4() { 32 } else { 128 };
+        let prefix = prefix.min(whole);
+        let base = IpNet::new(address, prefix).map_or(address, |net| net.network());
+        Self { base, prefix }
+    }
+}
+
+/// Who may speak for others, and where the client's address is then found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientAddress {
+    /// The peers whose forwarding headers are believed.
+    pub trusted: Vec<IpNet>,
+    /// Tried in order; the peer itself comes last of all.
+    pub sources: Vec<AddressSource>,
+}
+
+impl Default for ClientAddress {
+    fn default() -> Self {
+        Self { trusted: Vec::new(), sources: vec![AddressSource::Peer] }
+    }
+}
+
+impl ClientAddress {
+    /// Whether forwarding headers of this peer are believed: address, host, scheme and identities alike.
+    #[must_use]
+    pub fn trusts(&self, peer: IpAddr) -> bool {
+        let peer = canonical(peer);
+        self.trusted.iter().any(|net| net.contains(&peer))
+    }
+
+    /// The client's address. A peer that is not trusted is the client, whatever it says.
+    pub fn resolve<H: Headers + ?Sized>(&self, peer: IpAddr, headers: &H) -> IpAddr {
+        let peer = canonical(peer);
+        if !self.trusts(peer) {
+            return peer;
+        }
+        self.sources.iter().find_map(|source| self.from_source(source, peer, headers)).unwrap_or(peer)
+    }
+
+    fn from_source<H: Headers + ?Sized>(
+        &self,
+        source: &AddressSource,
+        peer: IpAddr,
+        headers: &H,
+    ) -> Option<IpAddr> {
+        match source {
+            AddressSource::Peer => Some(peer),
+            AddressSource::XForwardedFor => {
+                let mut hops = headers
+                    .lines("x-forwarded-for")
+                    .rev()
+                    .flat_map(|line| line.rsplit(','))
+                    .map(parse_address)
+                    .peekable();
+                hops.peek()?;
+                Some(self.walk(peer, hops))
+            }
+            AddressSource::Forwarded => {
+                let elements: Vec<&str> = headers.lines("forwarded").flat_map(forwarded_elements).collect();
+                if elements.is_empty() {
+                    return None;
+                }
+                Some(self.walk(peer, elements.into_iter().rev().map(forwarded_for)))
+            }
+            AddressSource::Header(name) => {
+                let mut lines = headers.lines(name);
+                let only = lines.next()?;
+                if lines.next().is_some() { None } else { parse_address(only) }
+            }
+        }
+    }
+
+    /// From the nearest hop outwards: past those that are trusted, to the first that is not. A hop that cannot
+    /// be read ends the walk at the last one that was trusted; what lies beyond it may be forged.
+    fn walk(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> IpAddr {
+        let mut last = peer;
+        for hop in hops.take(MAX_HOPS) {
+            match hop {
+                None => return last,
+                Some(hop) if self.trusts(hop) => last = hop,
+                Some(client) => return client,
+            }
+        }
+        last
+    }
+}
+
+/// Splits a `Forwarded` line at its commas, except those in quotes.
+fn forwarded_elements(line: &str) -> impl Iterator<Item = &str> {
+    let mut quoted = false;
+    let mut escaped = false;
+    line.split(move |c: char| {
+        let separates = c == ',' && !quoted;
+        match c {
+            _ if escaped => escaped = false,
+            '\\' if quoted => escaped = true,
+            '"' => quoted = !quoted,
+            _ => {}
+        }
+        separates
+    })
+}
+
+/// The address in the `for` parameter of one element; `None` for `unknown`, hidden or unreadable ones.
+fn forwarded_for(element: &str) -> Option<IpAddr> {
+    let value = element.split(';').find_map(|pair| {
+        let (name, value) = pair.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("for").then_some(value.trim())
+    })?;
+    let bare = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(value);
+    parse_address(bare)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn client(source: AddressSource) -> ClientAddress {
+        let trusted = ["10.0.0.0/8", "127.0.0.1/32", "2001:db8:ffff::/48"];
+        ClientAddress { trusted: trusted.map(|net| net.parse().unwrap()).to_vec(), sources: vec![source] }
+    }
+
+    #[track_caller]
+    fn check(source: AddressSource, peer: &str, headers: &[(&str, &str)], expect: &str) {
+        assert_eq!(client(source).resolve(address(peer), headers), address(expect));
+    }
+
+    #[test]
+    fn an_untrusted_peer_is_the_client_whatever_it_says() {
+        let headers =
+            [("x-forwarded-for", "1.1.1.1"), ("forwarded", "for=1.1.1.1"), ("cf-connecting-ip", "1.1.1.1")];
+        check(AddressSource::XForwardedFor, "203.0.113.7", &headers, "203.0.113.7");
+        check(AddressSource::Forwarded, "203.0.113.7", &headers, "203.0.113.7");
+        check(AddressSource::Header("cf-connecting-ip".into()), "203.0.113.7", &headers, "203.0.113.7");
+    }
+
+    #[test]
+    fn x_forwarded_for_is_walked_from_the_right() {
+        let walk = |lines: &[&str], expect: &str| {
+            let headers: Vec<(&str, &str)> = lines.iter().map(|line| ("X-Forwarded-For", *line)).collect();
+            check(AddressSource::XForwardedFor, "127.0.0.1", &headers, expect);
+        };
+        walk(&["1.1.1.1, 203.0.113.7"], "203.0.113.7");
+        // A scan from the left would stop at the trusted hop that was injected (cpp-httplib#2503).
+        walk(&["6.6.6.6, 10.0.0.1, 203.0.113.7"], "203.0.113.7");
+        walk(&["203.0.113.7, 10.0.0.1, 10.0.0.2"], "203.0.113.7");
+        // All field lines count, in order (tower_governor reads the first only).
+        walk(&["6.6.6.6", "203.0.113.7, 10.0.0.1"], "203.0.113.7");
+        walk(&["203.0.113.7:4711"], "203.0.113.7");
+        walk(&["[2001:db8::1]:4711"], "2001:db8::1");
+        walk(&["::ffff:203.0.113.7"], "203.0.113.7");
+        // What cannot be read ends the walk at the last trusted hop.
+        walk(&["6.6.6.6, unknown, 10.0.0.9"], "10.0.0.9");
+        walk(&["6.6.6.6, , 10.0.0.9"], "10.0.0.9");
+        walk(&["6.6.6.6, 010.0.0.1"], "127.0.0.1");
+        // All trusted: the outermost.
+        walk(&["10.0.0.3, 10.0.0.4"], "10.0.0.3");
+        walk(&[], "127.0.0.1");
+        walk(&[""], "127.0.0.1");
+        let long = vec!["10.0.0.5"; 100].join(",");
+        walk(&[&format!("6.6.6.6,{long}")], "10.0.0.5");
+    }
+
+    #[test]
+    fn forwarded_is_read_as_rfc_7239_writes_it() {
+        let walk =
+            |line: &str, expect: &str| check(AddressSource::Forwarded, "127.0.0.1", &[("forwarded", line)], expect);
+        walk("for=192.0.2.60;proto=http;by=203.0.113.43", "192.0.2.60");
+        walk("For=\"[2001:db8:cafe::17]:4711\"", "2001:db8:cafe::17");
+        walk("for=6.6.6.6, for=203.0.113.7, for=10.0.0.1", "203.0.113.7");
+        walk("for=6.6.6.6, for=_hidden, for=10.0.0.1", "10.0.0.1");
+        walk("for=6.6.6.6, for=unknown", "127.0.0.1");
+        walk("for=6.6.6.6;x=\"a,b\", for=203.0.113.7;x=\"a\\\",b\"", "203.0.113.7");
+        walk("proto=https", "127.0.0.1");
+    }
+
+    #[test]
+    fn a_single_value_header_is_one_line_with_one_address() {
+        let source = || AddressSource::Header("cf-connecting-ip".into());
+        check(source(), "10.0.0.1", &[("cf-connecting-ip", "203.0.113.7")], "203.0.113.7");
+        let twice = [("cf-connecting-ip", "6.6.6.6"), ("cf-connecting-ip", "203.0.113.7")];
+        check(source(), "10.0.0.1", &twice, "10.0.0.1");
+        check(source(), "10.0.0.1", &[("cf-connecting-ip", "6.6.6.6, 203.0.113.7")], "10.0.0.1");
+        check(source(), "10.0.0.1", &[("cf_connecting_ip", "6.6.6.6")], "10.0.0.1");
+        let both = ClientAddress {
+            sources: vec![source(), AddressSource::XForwardedFor],
+            ..client(AddressSource::Peer)
+        };
+        let headers = [("x-forwarded-for", "203.0.113.9")];
+        assert_eq!(both.resolve(address("10.0.0.1"), &headers[..]), address("203.0.113.9"));
+    }
+
+    #[test]
+    fn one_address_has_one_form_or_none() {
+        let check = |text: &str, expect: Option<&str>| assert_eq!(parse_address(text), expect.map(address), "{text}");
+        for text in ["1.2.3.4", "::ffff:1.2.3.4", "::ffff:102:304", "::FFFF:1.2.3.4", " 1.2.3.4 ", "1.2.3.4:5678"] {
+            check(text, Some("1.2.3.4"));
+        }
+        check("2001:db8:1234:5678::1.2.3.4", Some("2001:db8:1234:5678::102:304"));
+        check("::1", Some("::1"));
+        check("::", Some("::"));
+        check("[::1]:80", Some("::1"));
+        for text in [
+            "fe80::1%eth0", "010.0.0.1", "1.2.3", "1.2.3.4.", "1.2.3.4:", "1.2.3.4:x", "[::1", "[::1]80",
+            "[1.2.3.4]:80", "unknown", "", "1.2.3.4 5", "1.2.3.4:123456",
+        ] {
+            check(text, None);
+        }
+    }
+
+    #[test]
+    fn groups_follow_the_bits_of_an_address() {
+        let of = |text: &str, prefix| AddressGroup::of(address(text), prefix).to_string();
+        for text in ["::ffff:1.2.3.4", "1.2.3.4"] {
+            assert_eq!(of(text, 56), "1.2.3.4");
+        }
+        assert_eq!(of("2001:db8:1234:5678::1.2.3.4", 56), "2001:db8:1234:5600::/56");
+        assert_eq!(of("64:ff9b::1.2.3.4", 56), "64:ff9b::/56");
+        assert_eq!(of("::1", 128), "::1");
+        let wider = |text: &str, prefix| AddressGroup::wider(address(text), prefix, 64).to_string();
+        assert_eq!(wider("2001:db8:1:2::3", 48), "2001:db8:1::/48");
+        assert_eq!(wider("203.0.113.7", 48), "203.0.113.7");
+        assert_eq!(wider("203.0.113.7", 24), "203.0.113.0/24");
+        assert_eq!(wider("2001:db8:1:2::3", 24), "2001:db8:1:2::/64");
+    }
+
+    proptest! {
+        /// Masking before canonicalising, as a /56 over `::ffff:0:0/96` does (CVE-2026-30827), wakes this.
+        #[test]
+        fn each_ipv4_client_has_its_own_group(a: [u8; 4], b: [u8; 4], prefix in 1u8..=128) {
+            let plain = |octets: [u8; 4]| AddressGroup::of(IpAddr::from(octets), prefix);
+            let mapped = |octets: [u8; 4]| AddressGroup::of(std::net::Ipv4Addr::from(octets).to_ipv6_mapped().into(), prefix);
+            prop_assert_eq!(plain(a), mapped(a));
+            prop_assert_eq!(a == b, mapped(a) == plain(b));
+        }
+
+        #[test]
+        fn no_text_panics(text: String, line: String) {
+            let _ = parse_address(&text);
+            let headers = [("x-forwarded-for", text.as_str()), ("forwarded", line.as_str())];
+            let _ = client(AddressSource::XForwardedFor).resolve(address("127.0.0.1"), &headers[..]);
+            let _ = client(AddressSource::Forwarded).resolve(address("127.0.0.1"), &headers[..]);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The JSON of facts and decisions, as the HTTP API and the cases write it.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::address::parse_address;
+use crate::decision::Decision;
+use crate::facts::Facts;
+use crate::key::TraceId;
+use crate::plan::PlanError;
+use crate::policy::{CostOf, Layer, Policy};
+
+/// The facts of a request as written. Every field is optional, and unknown ones are errors.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct FactsBody {
+    ip: Option<String>,
+    host: Option<String>,
+    tenant: Option<String>,
+    user: Option<String>,
+    tier: Option<String>,
+    method: Option<String>,
+    path: Option<String>,
+    cost: Option<u64>,
+    bytes: Option<u64>,
+    costs: BTreeMap<String, u64>,
+    facts: BTreeMap<String, String>,
+    headers: BTreeMap<String, String>,
+    endpoint: Option<String>,
+    category: Option<String>,
+}
+
+impl FactsBody {
+    /// Hands the facts to `then`.
+    ///
+    /// # Errors
+    /// Where the address is none, with the field.
+    pub fn with<T>(&self, trace: TraceId, then: impl FnOnce(&Facts<'_>) -> T) -> Result<T, Value> {
+        let ip = match self.ip.as_deref().map(|text| (text, parse_address(text))) {
+            None => None,
+            Some((_, Some(ip))) => Some(ip),
+            Some((text, None)) => return Err(error_json("bad_request", &format!("\"{text}\" is not an address"), "ip")),
+        };
+        let pairs = |map: &'_ BTreeMap<String, String>| -> Vec<(String, String)> {
+            map.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
+        };
+        let (facts, headers) = (pairs(&self.facts), pairs(&self.headers));
+        let facts: Vec<(&str, &str)> = facts.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let costs: Vec<(&str, u64)> = self.costs.iter().map(|(name, cost)| (name.as_str(), *cost)).collect();
+        Ok(then(&Facts {
+            ip,
+            host: self.host.as_deref(),
+            method: self.method.as_deref(),
+            path: self.path.as_deref(),
+            tenant: self.tenant.as_deref(),
+            user: self.user.as_deref(),
+            tier: self.tier.as_deref(),
+            category: self.category.as_deref(),
+            endpoint: self.endpoint.as_deref(),
+            facts: &facts,
+            headers: &headers,
+            cost: self.cost,
+            bytes: self.bytes,
+            costs: &costs,
+            trace,
+        }))
+    }
+}
+
+/// An error of the API.
+#[must_use]
+pub fn error_json(error: &str, message: &str, field: &str) -> Value {
+    json!({"error": error, "message": message, "field": field})
+}
+
+/// The error of the API for a request that cannot be planned.
+pub(super) fn plan_error_json(error: &PlanError) -> Value {
+    let (name, field) = match error {
+        PlanError::CostExceedsLimit { cost_of, .. } => (
+            "cost_exceeds_limit",
+            match cost_of {
+                CostOf::Requests => "cost".to_owned(),
+                CostOf::Bytes => "bytes".to_owned(),
+                CostOf::Named(name) => format!("costs.{name}"),
+            },
+        ),
+        PlanError::Missing { field, .. } => ("bad_request", field.clone()),
+        PlanError::TooManyRules => ("too_many_rules", String::new()),
+    };
+    error_json(name, &error.to_string(), &field)
+}
+
+/// A decision as the API writes it.
+#[must_use]
+pub fn decision_json(decision: &Decision, policy: &Policy, receipt: Option<&str>) -> Value {
+    let rule = decision.rule(policy);
+    let reading = decision.bound_by();
+    let wait = decision.retry_after();
+    let limits: Vec<Value> = decision
+        .readings
+        .iter()
+        .map(|reading| {
+            let rule = policy.rules().get(reading.rule);
+            let wait = reading.ready_at.map(|ready| ready.since(decision.at));
+            let mut limit = Map::new();
+            limit.insert("rule".to_owned(), json!(rule.map(|rule| rule.name.as_ref())));
+            limit.insert("layer".to_owned(), json!(rule.map(|rule| rule.layer.name())));
+            limit.insert("mode".to_owned(), json!(if reading.enforced { "enforce" } else { "observe" }));
+            limit.insert("allowed".to_owned(), json!(reading.allowed));
+            limit.insert("limit".to_owned(), json!(reading.limit));
+            limit.insert("remaining".to_owned(), json!(reading.remaining));
+            let reset = if reading.allowed { reading.reset_at } else { reading.ready_at };
+            limit.insert("resetAt".to_owned(), json!(reset.map(crate::time::Timestamp::secs_ceil)));
+            limit.insert("retryAfter".to_owned(), json!(wait.map(crate::time::Span::secs_ceil)));
+            Value::Object(limit)
+        })
+        .collect();
+    json!({
+        "allowed": decision.allowed(),
+        "verdict": decision.verdict.name(),
+        "rule": rule.map(|rule| rule.name.as_ref()),
+        "layer": rule.map(|rule| rule.layer).or(decision.penalty).map(Layer::name),
+        "limit": reading.map(|reading| reading.limit),
+        "remaining": reading.map(|reading| reading.remaining),
+        "resetAt": decision.reset_at(),
+        "retryAfter": wait.map(crate::time::Span::secs_ceil),
+        "retryAfterMs": wait.map(crate::time::Span::millis_ceil),
+        "delayMs": decision.delay.millis_ceil(),
+        "warning": decision.warning,
+        "banned": decision.banned(),
+        "degraded": decision.degraded.is_some(),
+        "degradedReason": decision.degraded.map(crate::decision::Degraded::name),
+        "receipt": receipt,
+        "traceId": decision.trace.to_string(),
+        "limits": limits,
+    })
+}

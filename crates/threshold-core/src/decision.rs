@@ -1,0 +1,336 @@
+//! Decision, verdict, reading: what one request is told.
+
+use std::fmt;
+
+use arrayvec::ArrayVec;
+
+use crate::key::TraceId;
+use crate::ladder::Penalty;
+use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
+use crate::policy::{Layer, Listed, OnStoreError, Policy, Rule};
+use crate::settle::{Escalation, Outcome, Settled};
+use crate::time::{Span, Timestamp};
+
+/// A shadow ban delays by between one and three seconds.
+const SHADOW_DELAY_MS: (u64, u64) = (1_000, 3_000);
+
+/// What becomes of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// It may cross.
+    Allow,
+    /// It may cross, with a warning.
+    Warn,
+    /// It may cross after a delay. Clients are never told why.
+    Slow,
+    /// It may not.
+    Deny,
+    /// It may not, until a time.
+    Ban,
+}
+
+impl Verdict {
+    /// The name on the wire.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Warn => "warn",
+            Self::Slow => "slow",
+            Self::Deny => "deny",
+            Self::Ban => "ban",
+        }
+    }
+
+    /// Whether the request may cross.
+    #[must_use]
+    pub const fn allows(self) -> bool {
+        matches!(self, Self::Allow | Self::Warn | Self::Slow)
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The figures of one limit that was met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reading {
+    /// The rule's place in the policy of the decision's generation.
+    pub rule: usize,
+    /// Whether the limit binds.
+    pub enforced: bool,
+    /// Whether the cost fitted.
+    pub allowed: bool,
+    /// L as written.
+    pub limit: u64,
+    /// W as written.
+    pub period: Span,
+    /// The whole cost that fits now, after this request's charge.
+    pub remaining: u64,
+    /// What this request costs.
+    pub cost: u64,
+    /// Whether it was charged.
+    pub charged: bool,
+    /// When there is more, or all, again.
+    pub reset_at: Option<Timestamp>,
+    /// If not allowed: when this cost fits; `None` if it never will.
+    pub ready_at: Option<Timestamp>,
+}
+
+/// Why an answer was given without the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Degraded {
+    /// The store did not answer in time.
+    Timeout,
+    /// The store answered with an error.
+    StoreError,
+    /// More rules met one request than a plan holds.
+    TooManyRules,
+}
+
+impl Degraded {
+    /// The reason on the wire.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Timeout => "store_timeout",
+            Self::StoreError => "store_error",
+            Self::TooManyRules => "too_many_rules",
+        }
+    }
+}
+
+/// What one request is told, and why.
+#[derive(Debug, Clone)]
+#[must_use = "a decision that nobody reads protects nothing"]
+pub struct Decision {
+    /// What becomes of the request.
+    pub verdict: Verdict,
+    /// When it was decided.
+    pub at: Timestamp,
+    /// The id of the decision.
+    pub trace: TraceId,
+    /// The policy it was decided under.
+    pub generation: u64,
+    /// Every limit that was met, in order.
+    pub readings: ArrayVec<Reading, MAX_CHARGES>,
+    /// Which of them the top-level figures are of.
+    pub binding: Option<usize>,
+    /// If denied: when it is worth coming back; `None` if never.
+    pub ready_at: Option<Timestamp>,
+    /// How long to wait before answering.
+    pub delay: Span,
+    /// Whether the client is warned.
+    pub warning: bool,
+    /// The layer of the penalty that denied, if one did.
+    pub penalty: Option<Layer>,
+    /// Whether a list decided.
+    pub listed: Option<Listed>,
+    /// Why the store had no part in this.
+    pub degraded: Option<Degraded>,
+    /// The strikes this request added.
+    pub escalations: ArrayVec<Escalation, MAX_SUBJECTS>,
+}
+
+impl Decision {
+    /// Whether the request may cross.
+    #[must_use]
+    pub const fn allowed(&self) -> bool {
+        self.verdict.allows()
+    }
+
+    /// The reading whose figures are shown.
+    #[must_use]
+    pub fn bound_by(&self) -> Option<&Reading> {
+        self.readings.get(self.binding?)
+    }
+
+    /// The rule that binds, looked up in the policy this was decided under.
+    #[must_use]
+    pub fn rule<'p>(&self, policy: &'p Policy) -> Option<&'p Rule> {
+        policy.rules().get(self.bound_by()?.rule)
+    }
+
+    /// If denied, how long until it is worth coming back.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Span> {
+        if self.allowed() { None } else { self.ready_at.map(|ready| ready.since(self.at)) }
+    }
+
+    /// `resetAt` in Unix seconds: on a denial now and the whole seconds of `retryAfter`.
+    #[must_use]
+    pub fn reset_at(&self) -> Option<u64> {
+        if self.allowed() {
+            return self.bound_by()?.reset_at.map(Timestamp::secs_ceil);
+        }
+        let wait = Span::from_secs(self.retry_after()?.secs_ceil());
+        Some(self.at.plus(wait).secs_ceil())
+    }
+
+    /// Whether the client is banned.
+    #[must_use]
+    pub const fn banned(&self) -> bool {
+        matches!(self.verdict, Verdict::Ban)
+    }
+}
+
+impl Plan<'_> {
+    /// The decision that an outcome is.
+    pub fn decide(&self, outcome: &Outcome, now: Timestamp) -> Decision {
+        let mut decision = self.blank(now);
+        match self.listed {
+            Some(Listed::Deny) => {
+                decision.verdict = Verdict::Ban;
+                return decision;
+            }
+            Some(Listed::Allow) => return decision,
+            None => {}
+        }
+        let denied_by_limit = self.read(outcome, &mut decision);
+        decision.escalations = outcome.escalations.clone();
+        decision.warning = outcome.escalations.iter().any(|strike| strike.rung.warn);
+        if let Some((subject, penalty)) = outcome.penalty {
+            return self.penalised(decision, subject, penalty);
+        }
+        let harsh = outcome.escalations.iter().filter(|strike| !strike.rung.allows());
+        let penalty_ends = harsh.clone().filter_map(|strike| self.rung_ends(strike, now)).max();
+        if denied_by_limit || harsh.clone().next().is_some() {
+            let banned = harsh.clone().any(|strike| strike.rung.ban.is_some());
+            decision.verdict = if banned { Verdict::Ban } else { Verdict::Deny };
+            decision.binding = longest_wait(&decision, harsh.clone().map(|strike| strike.charge));
+            let waits = decision.bound_by().map_or(Some(now), |reading| reading.ready_at.or(allowed_now(reading, now)));
+            decision.ready_at = waits.map(|ready| ready.max(penalty_ends.unwrap_or(now)));
+        } else {
+            decision.binding = tightest(&decision);
+            decision.verdict = if outcome.shadowed {
+                decision.delay = shadow_delay(self.trace);
+                Verdict::Slow
+            } else if decision.warning {
+                Verdict::Warn
+            } else {
+                Verdict::Allow
+            };
+        }
+        decision
+    }
+
+    /// What the policy says to do when the store fails: the strictest of its enforced rules.
+    #[must_use]
+    pub fn on_store_error(&self) -> OnStoreError {
+        let modes = self.charges.iter().filter(|charge| charge.enforced()).map(|charge| charge.rule.on_store_error);
+        modes.fold(OnStoreError::Open, |strictest, mode| match (strictest, mode) {
+            (OnStoreError::Closed, _) | (_, OnStoreError::Closed) => OnStoreError::Closed,
+            (OnStoreError::Local, _) | (_, OnStoreError::Local) => OnStoreError::Local,
+            (OnStoreError::Open, OnStoreError::Open) => OnStoreError::Open,
+        })
+    }
+
+    /// The decision when the store failed and the policy is open or closed. Lists need no store and still hold.
+    pub fn decide_blind(&self, open: bool, reason: Degraded, now: Timestamp) -> Decision {
+        let mut decision = self.blank(now);
+        decision.degraded = Some(reason);
+        match self.listed {
+            Some(Listed::Deny) => decision.verdict = Verdict::Ban,
+            None if !open => {
+                decision.verdict = Verdict::Deny;
+                decision.ready_at = Some(now.plus(Span::SECOND));
+            }
+            Some(Listed::Allow) | None => {}
+        }
+        decision
+    }
+
+    fn blank(&self, now: Timestamp) -> Decision {
+        Decision {
+            verdict: Verdict::Allow,
+            at: now,
+            trace: self.trace,
+            generation: self.policy.generation,
+            readings: ArrayVec::new(),
+            binding: None,
+            ready_at: None,
+            delay: Span::ZERO,
+            warning: false,
+            penalty: None,
+            listed: self.listed,
+            degraded: None,
+            escalations: ArrayVec::new(),
+        }
+    }
+
+    /// Reads every limit; says whether an enforced one denies.
+    fn read(&self, outcome: &Outcome, decision: &mut Decision) -> bool {
+        let mut denied = false;
+        for (charge, settled) in self.charges.iter().zip(&outcome.settled) {
+            let Settled { look, mark, lifted, ready_at } = settled;
+            let allowed = look.fits || self.verb == Verb::Record;
+            denied |= charge.enforced() && !allowed && !lifted;
+            let charged = mark.map_or(0, |mark| mark.amount);
+            let _ = decision.readings.try_push(Reading {
+                rule: charge.index,
+                enforced: charge.enforced(),
+                allowed,
+                limit: charge.limit.quota(),
+                period: charge.limit.period(),
+                remaining: look.remaining.saturating_sub(charged),
+                cost: charge.cost,
+                charged: mark.is_some(),
+                reset_at: if mark.is_some() { look.reset_if_charged } else { look.reset_if_not },
+                ready_at: (!allowed && *ready_at < Timestamp::MAX).then_some(*ready_at),
+            });
+        }
+        denied
+    }
+
+    fn penalised(&self, mut decision: Decision, subject: usize, penalty: Penalty) -> Decision {
+        decision.penalty = self.subjects.get(subject).map(|subject| subject.layer);
+        (decision.verdict, decision.ready_at) = match penalty {
+            Penalty::CoolDown(until) => (Verdict::Deny, Some(until)),
+            Penalty::Ban(until) => (Verdict::Ban, Some(until)),
+        };
+        decision
+    }
+
+    /// When the penalty of a strike ends.
+    fn rung_ends(&self, strike: &Escalation, now: Timestamp) -> Option<Timestamp> {
+        let cooldown = strike.rung.cooldown.map(|span| now.plus(span));
+        cooldown.max(strike.banned_until)
+    }
+}
+
+/// A reading that allows is ready now.
+fn allowed_now(reading: &Reading, now: Timestamp) -> Option<Timestamp> {
+    reading.allowed.then_some(now)
+}
+
+/// Of the limits that deny, the one with the longest wait; never is longest. The first of equals: layer, then file. With
+/// none that denies, the limit that struck.
+fn longest_wait(decision: &Decision, mut struck: impl Iterator<Item = usize>) -> Option<usize> {
+    let denying = decision.readings.iter().enumerate().filter(|(_, reading)| reading.enforced && !reading.allowed);
+    let wait = |reading: &Reading| reading.ready_at.unwrap_or(Timestamp::MAX);
+    let mut longest: Option<(usize, Timestamp)> = None;
+    for (index, reading) in denying {
+        if longest.is_none_or(|(_, known)| wait(reading) > known) {
+            longest = Some((index, wait(reading)));
+        }
+    }
+    longest.map(|(index, _)| index).or_else(|| struck.next())
+}
+
+/// Of the limits that allow, the one with room for the fewest further requests of this cost.
+fn tightest(decision: &Decision) -> Option<usize> {
+    let enforced = decision.readings.iter().enumerate().filter(|(_, reading)| reading.enforced);
+    let further = |reading: &Reading| reading.remaining.checked_div(reading.cost.max(1)).unwrap_or(0);
+    enforced.min_by_key(|(_, reading)| further(reading)).map(|(index, _)| index)
+}
+
+/// Between one and three seconds, as unpredictable as the id of the decision.
+fn shadow_delay(trace: TraceId) -> Span {
+    let (low, high) = SHADOW_DELAY_MS;
+    let width = u128::from(high.saturating_sub(low).saturating_add(1));
+    let spread = u64::try_from(trace.to_u128().checked_rem(width).unwrap_or(0)).unwrap_or(0);
+    Span::from_millis(low.saturating_add(spread))
+}

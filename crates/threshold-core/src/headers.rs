@@ -1,0 +1,286 @@
+//! Decision → what a client reads: header fields and the body of a denial. Nothing here tells a shadow ban.
+
+use serde_json::{Map, Value, json};
+use sfv::{KeyRef, ListSerializer, RefBareItem, StringRef};
+
+use crate::decision::{Decision, Reading};
+use crate::facts::Facts;
+use crate::limit::{Limit, MAX_QUOTA};
+use crate::plan::Caller;
+use crate::policy::{CostOf, Disclosure, Layer, Listed, Per, Policy, Rule};
+use crate::time::{Span, Timestamp};
+
+/// A header field and its value.
+pub type Field = (&'static str, String);
+
+/// Where the draft's problem types live.
+const PROBLEMS: &str = "https://iana.org/assignments/http-problem-types#";
+
+/// The header fields of an answer to a client.
+#[must_use]
+pub fn header_fields(decision: &Decision, policy: &Policy) -> Vec<Field> {
+    let mut fields = Vec::new();
+    let shown = disclosure(decision, policy);
+    if shown == Disclosure::Full {
+        fields.extend(x_rate_limit(decision));
+        fields.extend(rate_limit(decision, policy));
+    }
+    if !decision.allowed() {
+        if shown < Disclosure::None
+            && let Some(wait) = decision.retry_after()
+        {
+            fields.push(("Retry-After", wait.secs_ceil().max(1).to_string()));
+        }
+        fields.push(("Cache-Control", "no-store".to_owned()));
+    }
+    if decision.warning {
+        fields.push(("X-RateLimit-Warning", "true".to_owned()));
+        fields.extend(warning_cookie(decision, policy));
+    }
+    if decision.banned() {
+        fields.push(("X-RateLimit-Banned", "true".to_owned()));
+    }
+    fields
+}
+
+/// How much is told: what the rule that binds says.
+fn disclosure(decision: &Decision, policy: &Policy) -> Disclosure {
+    decision.rule(policy).map_or(Disclosure::Full, |rule| rule.disclosure)
+}
+
+fn x_rate_limit(decision: &Decision) -> Vec<Field> {
+    let Some(reading) = decision.bound_by() else { return Vec::new() };
+    let mut fields = vec![
+        ("X-RateLimit-Limit", reading.limit.to_string()),
+        ("X-RateLimit-Remaining", reading.remaining.to_string()),
+    ];
+    fields.extend(decision.reset_at().map(|reset| ("X-RateLimit-Reset", reset.to_string())));
+    fields
+}
+
+/// `RateLimit` and `RateLimit-Policy` in the form of drafts 08 to 11, listing every enforced limit that may be told.
+fn rate_limit(decision: &Decision, policy: &Policy) -> Vec<Field> {
+    let (mut limits, mut policies) = (ListSerializer::new(), ListSerializer::new());
+    for reading in decision.readings.iter().filter(|reading| reading.enforced) {
+        let Some(rule) = policy.rules().get(reading.rule).filter(|rule| rule.disclosure == Disclosure::Full) else {
+            continue;
+        };
+        let Ok(name) = StringRef::from_str(&rule.name) else { continue };
+        let limit = limits.bare_item(name).parameter(key("r"), integer(reading.remaining));
+        if let Some(seconds) = effective_window(reading, decision.at) {
+            let _ = limit.parameter(key("t"), integer(seconds));
+        }
+        let policy = policies.bare_item(name).parameter(key("q"), integer(reading.limit));
+        let policy = match unit(rule) {
+            Some(unit) => policy.parameter(key("qu"), StringRef::constant(unit)),
+            None => policy,
+        };
+        if let Some(period) = period(rule, reading) {
+            let _ = policy.parameter(key("w"), integer(period.secs_ceil().max(1)));
+        }
+    }
+    let limits = limits.finish().map(|value| ("RateLimit", value));
+    limits.into_iter().chain(policies.finish().map(|value| ("RateLimit-Policy", value))).collect()
+}
+
+fn key(name: &'static str) -> &'static KeyRef {
+    KeyRef::constant(name)
+}
+
+/// A structured integer has at most 15 digits.
+fn integer(value: u64) -> RefBareItem<'static> {
+    let clamped = i64::try_from(value.min(MAX_QUOTA)).unwrap_or(0);
+    RefBareItem::Integer(sfv::Integer::try_from(clamped).unwrap_or(sfv::Integer::ZERO))
+}
+
+/// `t`: the seconds within which no more than what remains can be used.
+fn effective_window(reading: &Reading, now: Timestamp) -> Option<u64> {
+    let end = if reading.allowed { reading.reset_at } else { reading.ready_at };
+    end.map(|end| end.since(now).secs_ceil().max(1))
+}
+
+/// `qu`: what is counted, where it is not requests.
+fn unit(rule: &Rule) -> Option<&'static str> {
+    match (&rule.cost, rule.fixed_limit()) {
+        (_, Some(Limit::Concurrency(_))) => Some("concurrent-requests"),
+        (CostOf::Bytes, _) => Some("content-bytes"),
+        (CostOf::Requests | CostOf::Named(_), _) => None,
+    }
+}
+
+/// `w`: the window, where the limit has one.
+fn period(rule: &Rule, reading: &Reading) -> Option<Span> {
+    match rule.fixed_limit() {
+        Some(Limit::Concurrency(_) | Limit::Never) => None,
+        _ => Some(reading.period),
+    }
+}
+
+fn warning_cookie(decision: &Decision, policy: &Policy) -> Option<Field> {
+    let warned = decision.escalations.iter().find(|strike| strike.rung.warn)?;
+    let reading = decision.readings.get(warned.charge)?;
+    let subject = policy.subjects.get(policy.rules().get(reading.rule)?.subject?)?;
+    let ladder = policy.ladders.get(subject.ladder)?;
+    let name = ladder.warning_cookie.as_ref()?;
+    let seconds = ladder.decay.secs_ceil();
+    Some(("Set-Cookie", format!("{name}=1; Path=/; Max-Age={seconds}; SameSite=Lax")))
+}
+
+/// The body of a denial, with its status and type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DenialBody {
+    /// The status.
+    pub status: u16,
+    /// The media type.
+    pub content_type: &'static str,
+    /// The text.
+    pub text: String,
+}
+
+/// Which body a client asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum BodyForm {
+    /// Plain JSON.
+    #[default]
+    Json,
+    /// `application/problem+json` (RFC 9457).
+    Problem,
+}
+
+impl BodyForm {
+    /// What an `Accept` header asks for.
+    #[must_use]
+    pub fn accepted(accept: &str) -> Self {
+        let wants = |part: &str| {
+            let mut words = part.split(';').map(str::trim);
+            let is_problem = words.next().is_some_and(|kind| kind.eq_ignore_ascii_case("application/problem+json"));
+            is_problem && !words.any(|word| matches!(word, "q=0" | "q=0.0" | "q=0.00" | "q=0.000"))
+        };
+        if accept.split(',').any(wants) { Self::Problem } else { Self::Json }
+    }
+}
+
+/// The body of a denial; `None` if the request may cross.
+#[must_use]
+pub fn denial_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>, form: BodyForm) -> Option<DenialBody> {
+    if decision.allowed() {
+        return None;
+    }
+    let rule = decision.rule(policy);
+    let status = match decision.degraded {
+        Some(_) => 503,
+        None => rule.map_or(429, |rule| rule.status),
+    };
+    if let Some(own) = rule.and_then(|rule| rule.body.as_deref()) {
+        let is_json = serde_json::from_str::<Value>(own).is_ok();
+        let content_type = if is_json { "application/json" } else { "text/plain; charset=utf-8" };
+        return Some(DenialBody { status, content_type, text: own.to_owned() });
+    }
+    let (content_type, body) = match form {
+        BodyForm::Json => ("application/json", json_body(decision, policy, facts)),
+        BodyForm::Problem => ("application/problem+json", problem_body(decision, policy, status)),
+    };
+    Some(DenialBody { status, content_type, text: Value::Object(body).to_string() })
+}
+
+/// The `error` of a denial.
+#[must_use]
+pub fn error_name(decision: &Decision, policy: &Policy) -> &'static str {
+    if decision.banned() || decision.listed == Some(Listed::Deny) {
+        return "banned";
+    }
+    if decision.degraded.is_some() {
+        return "unavailable";
+    }
+    match decision.rule(policy).map(|rule| rule.layer).or(decision.penalty) {
+        Some(Layer::Tenant) => "tenant_rate_limited",
+        Some(Layer::Endpoint) => "endpoint_rate_limited",
+        _ => "rate_limited",
+    }
+}
+
+fn json_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>) -> Map<String, Value> {
+    let mut body = Map::new();
+    let mut put = |name: &str, value: Value| {
+        if !value.is_null() {
+            body.insert(name.to_owned(), value);
+        }
+    };
+    put("error", json!(error_name(decision, policy)));
+    let rule = decision.rule(policy);
+    let shown = disclosure(decision, policy);
+    if shown == Disclosure::Full {
+        put("layer", json!(rule.map(|rule| rule.layer).or(decision.penalty).map(Layer::name)));
+        put("rule", json!(rule.map(|rule| rule.name.as_ref())));
+        if let Some(rule) = rule {
+            let caller = Caller::new(facts, policy);
+            if rule.is_by_tier() || rule.per.contains(&Per::Category) {
+                put("category", json!(caller.category));
+            }
+            if rule.layer == Layer::Endpoint || rule.per.contains(&Per::Endpoint) {
+                put("endpoint", json!(caller.part_text(&Per::Endpoint, rule, policy)));
+            }
+        }
+        let reading = decision.bound_by();
+        put("limit", json!(reading.map(|reading| reading.limit)));
+        put("remaining", json!(reading.map(|reading| reading.remaining)));
+        put("period", json!(rule.zip(reading).map(|(rule, reading)| prose(rule, reading))));
+    }
+    put("message", json!(rule.and_then(|rule| rule.message.as_deref())));
+    if shown < Disclosure::None {
+        put("retryAfter", json!(decision.retry_after().map(|wait| wait.secs_ceil().max(1))));
+    }
+    if shown == Disclosure::Full {
+        put("resetAt", json!(decision.reset_at().and_then(iso_8601)));
+    }
+    put("traceId", json!(decision.trace.to_string()));
+    body
+}
+
+fn problem_body(decision: &Decision, policy: &Policy, status: u16) -> Map<String, Value> {
+    let (kind, title) = if decision.banned() || decision.listed.is_some() {
+        ("abnormal-usage-detected", "Access is suspended")
+    } else if decision.degraded.is_some() {
+        ("temporary-reduced-capacity", "Temporarily unavailable")
+    } else {
+        ("quota-exceeded", "Too many requests")
+    };
+    let mut body = Map::new();
+    body.insert("type".to_owned(), json!(format!("{PROBLEMS}{kind}")));
+    body.insert("title".to_owned(), json!(title));
+    body.insert("status".to_owned(), json!(status));
+    let rule = decision.rule(policy);
+    if let Some(message) = rule.and_then(|rule| rule.message.as_deref()) {
+        body.insert("detail".to_owned(), json!(message));
+    }
+    let shown = disclosure(decision, policy);
+    if shown == Disclosure::Full && kind == "quota-exceeded" {
+        let denying = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed);
+        let names = denying.filter_map(|reading| policy.rules().get(reading.rule)).map(|rule| rule.name.as_ref());
+        body.insert("violated-policies".to_owned(), json!(names.collect::<Vec<_>>()));
+    }
+    if shown < Disclosure::None
+        && let Some(wait) = decision.retry_after()
+    {
+        body.insert("retryAfter".to_owned(), json!(wait.secs_ceil().max(1)));
+    }
+    body.insert("traceId".to_owned(), json!(decision.trace.to_string()));
+    body
+}
+
+/// The limit in prose: as the policy says it, else `100 per min`.
+fn prose(rule: &Rule, reading: &Reading) -> String {
+    match (&rule.period, rule.fixed_limit()) {
+        (Some(own), _) => own.to_string(),
+        (None, Some(Limit::Concurrency(_))) => format!("{} at once", reading.limit),
+        (None, Some(Limit::Never)) => "never".to_owned(),
+        (None, _) => format!("{} per {}", reading.limit, crate::limit::any_period(reading.period)),
+    }
+}
+
+/// A moment as people and programs read it; `None` beyond the year 9999.
+#[must_use]
+pub fn iso_8601(unix_seconds: u64) -> Option<String> {
+    let seconds = i64::try_from(unix_seconds).ok()?;
+    jiff::Timestamp::from_second(seconds).ok().map(|moment| moment.to_string())
+}

@@ -1,0 +1,334 @@
+//! Strike, rung, penalty: the graduated response to a subject that keeps going over its limits.
+
+use arrayvec::ArrayVec;
+
+use crate::codec::{BytesError, Reader, Writer};
+use crate::limit::{NotationError, parse_span};
+use crate::time::{Span, Timestamp};
+
+/// The version of a standing's bytes.
+const VERSION: u8 = 1;
+/// How many rules a standing remembers at once. With more, the one whose memory would end first is forgotten.
+const MAX_NOTICES: usize = 8;
+/// A request less than this after a denial may have been under way before the client could read it.
+const IN_FLIGHT: Span = Span::SECOND;
+
+/// What happens at one strike.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rung {
+    /// The client is warned.
+    pub warn: bool,
+    /// This request is denied.
+    pub deny: bool,
+    /// Allowed requests are delayed from now on.
+    pub shadow: bool,
+    /// Denied for so long.
+    pub cooldown: Option<Span>,
+    /// Banned for so long.
+    pub ban: Option<Span>,
+}
+
+impl Rung {
+    /// Whether the request that struck is let through.
+    #[must_use]
+    pub const fn allows(&self) -> bool {
+        !self.deny && self.cooldown.is_none() && self.ban.is_none()
+    }
+
+    /// Reads terms joined by `+`: `warn`, `deny`, `shadow`, `cooldown D`, `ban D`.
+    ///
+    /// # Errors
+    /// Where a term is unknown, with its place.
+    pub fn parse(text: &str) -> Result<Self, NotationError> {
+        let mut rung = Self::default();
+        let mut at: usize = 0;
+        for term in text.split('+') {
+            let start = at.saturating_add(term.len().saturating_sub(term.trim_start().len()));
+            let words = term.trim();
+            rung.add(words).map_err(|(message, offset)| {
+                let from = start.saturating_add(offset);
+                let end = start.saturating_add(words.len()).max(from);
+                let help = "a rung is \"warn\", \"deny\", \"shadow\", \"cooldown 1min\", \"ban 24h\", or several \
+                            joined by +";
+                NotationError { at: from..end, message, help: help.to_owned() }
+            })?;
+            at = at.saturating_add(term.len()).saturating_add(1);
+        }
+        Ok(rung)
+    }
+
+    fn add(&mut self, term: &str) -> Result<(), (String, usize)> {
+        let (word, rest) = term.split_once(char::is_whitespace).unwrap_or((term, ""));
+        let length = || {
+            let offset = term.len().saturating_sub(rest.trim_start().len());
+            if rest.trim().is_empty() {
+                return Err((format!("\"{word}\" needs a length of time"), 0));
+            }
+            parse_span(rest.trim()).map_err(|error| (error.message, offset))
+        };
+        match word {
+            "warn" | "deny" | "shadow" if !rest.trim().is_empty() => {
+                return Err((format!("nothing may follow \"{word}\""), 0));
+            }
+            "warn" => self.warn = true,
+            "deny" => self.deny = true,
+            "shadow" => self.shadow = true,
+            "cooldown" => self.cooldown = Some(length()?),
+            "ban" => self.ban = Some(length()?),
+            other => return Err((format!("unknown term \"{other}\""), 0)),
+        }
+        Ok(())
+    }
+}
+
+/// The rungs a subject climbs, one a strike, and how long a strike is remembered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ladder {
+    /// All strikes vanish together this long after the last.
+    pub decay: Span,
+    /// Never empty; the last one repeats.
+    pub rungs: Vec<Rung>,
+    /// A cookie that is set with each warning.
+    pub warning_cookie: Option<Box<str>>,
+}
+
+impl Ladder {
+    /// The ladders that need no table in the policy.
+    #[must_use]
+    pub fn built_in(name: &str) -> Option<Self> {
+        const MIN: Option<Span> = Some(Span::MINUTE);
+        const FIVE: Option<Span> = Some(Span::from_secs(300));
+        const DAY: Option<Span> = Some(Span::DAY);
+        const NONE: Rung = Rung { warn: false, deny: false, shadow: false, cooldown: None, ban: None };
+        let warn = Rung { warn: true, ..NONE };
+        let deny = Rung { deny: true, ..NONE };
+        let rungs = match name {
+            "graduated" => vec![
+                warn,
+                warn,
+                Rung { cooldown: MIN, ..NONE },
+                Rung { cooldown: FIVE, shadow: true, ..NONE },
+                Rung { ban: DAY, ..NONE },
+            ],
+            "strict" => vec![
+                Rung { warn: true, ..deny },
+                Rung { warn: true, ..deny },
+                Rung { shadow: true, ..deny },
+                Rung { shadow: true, ..deny },
+                Rung { ban: DAY, ..NONE },
+            ],
+            // For people who are more likely clumsy than hostile: no shadow, no ban.
+            "gentle" => vec![warn, warn, warn, Rung { cooldown: MIN, ..NONE }, Rung { cooldown: FIVE, ..NONE }],
+            _ => return None,
+        };
+        Some(Self { decay: Span::DAY, rungs, warning_cookie: None })
+    }
+
+    /// The rung of the `strikes`th strike.
+    fn rung(&self, strikes: u32) -> Rung {
+        let index = usize::try_from(strikes).unwrap_or(usize::MAX).saturating_sub(1);
+        self.rungs.get(index).or(self.rungs.last()).copied().unwrap_or_default()
+    }
+}
+
+/// Which violations count as strikes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum StrikeMode {
+    /// No sooner than the limit's period after the last one from the same rule.
+    #[default]
+    Window,
+    /// Every one.
+    Request,
+    /// Only those that come after a denial could have been read and before its Retry-After.
+    Ignored,
+}
+
+/// What holds for every request of a subject until it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Penalty {
+    /// Denied until then.
+    CoolDown(Timestamp),
+    /// Banned until then.
+    Ban(Timestamp),
+}
+
+/// The rule a strike came from, shortened; only ever compared within one subject.
+pub(crate) type RuleTag = u32;
+
+/// A violation, as the settle step sees it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Violation {
+    pub(crate) rule: RuleTag,
+    pub(crate) mode: StrikeMode,
+    /// The limit's period.
+    pub(crate) window: Span,
+    /// When the client is told it may come again.
+    pub(crate) told: Timestamp,
+}
+
+/// What one rule remembers of a subject: when it last struck or denied, and until when that matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Notice {
+    rule: RuleTag,
+    at: Timestamp,
+    until: Timestamp,
+}
+
+/// The abuse state of one subject.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Standing {
+    strikes: u32,
+    /// When all strikes vanish, and the shadow ban with them.
+    decays_at: Timestamp,
+    shadow: bool,
+    cooldown_until: Timestamp,
+    ban_until: Timestamp,
+    notices: ArrayVec<Notice, MAX_NOTICES>,
+}
+
+impl Standing {
+    /// The strikes that still count at `now`.
+    #[must_use]
+    pub fn strikes(&self, now: Timestamp) -> u32 {
+        if now < self.decays_at { self.strikes } else { 0 }
+    }
+
+    /// Whether the subject is shadow banned at `now`.
+    #[must_use]
+    pub fn is_shadowed(&self, now: Timestamp) -> bool {
+        self.shadow && now < self.decays_at
+    }
+
+    /// The penalty in force at `now`, the harsher first.
+    #[must_use]
+    pub fn penalty(&self, now: Timestamp) -> Option<Penalty> {
+        if self.ban_until > now {
+            Some(Penalty::Ban(self.ban_until))
+        } else if self.cooldown_until > now {
+            Some(Penalty::CoolDown(self.cooldown_until))
+        } else {
+            None
+        }
+    }
+
+    /// When the current ban ends, if one was ever set.
+    #[must_use]
+    pub fn banned_until(&self) -> Option<Timestamp> {
+        (self.ban_until > Timestamp::EPOCH).then_some(self.ban_until)
+    }
+
+    /// The first moment from which this standing says the same as none.
+    #[must_use]
+    pub fn silent_from(&self) -> Timestamp {
+        let remembered = self.notices.iter().map(|notice| notice.until).max().unwrap_or_default();
+        self.decays_at.max(self.cooldown_until).max(self.ban_until).max(remembered)
+    }
+
+    /// Whether this violation is a strike.
+    pub(crate) fn counts(&self, violation: &Violation, now: Timestamp) -> bool {
+        let notice = self.notices.iter().find(|notice| notice.rule == violation.rule && now < notice.until);
+        match violation.mode {
+            StrikeMode::Request => true,
+            StrikeMode::Window => notice.is_none(),
+            StrikeMode::Ignored => notice.is_some_and(|notice| now >= notice.at.plus(IN_FLIGHT)),
+        }
+    }
+
+    /// Adds one strike and whatever its rung brings. Returns the rung.
+    pub(crate) fn strike(&mut self, ladder: &Ladder, violation: &Violation, now: Timestamp) -> Rung {
+        if now >= self.decays_at {
+            self.strikes = 0;
+            self.shadow = false;
+        }
+        self.strikes = self.strikes.saturating_add(1);
+        self.decays_at = now.plus(ladder.decay);
+        let rung = ladder.rung(self.strikes);
+        self.shadow |= rung.shadow;
+        if let Some(span) = rung.cooldown {
+            self.cooldown_until = self.cooldown_until.max(now.plus(span));
+        }
+        if let Some(span) = rung.ban {
+            self.ban_until = self.ban_until.max(now.plus(span));
+        }
+        match violation.mode {
+            StrikeMode::Window => self.notice(violation.rule, now, now.plus(violation.window)),
+            StrikeMode::Ignored => self.notice(violation.rule, now, violation.told),
+            StrikeMode::Request => {}
+        }
+        rung
+    }
+
+    /// Remembers that a denial was answered, where a later request would have ignored it. Says whether that is new.
+    pub(crate) fn denied(&mut self, violation: &Violation, now: Timestamp) -> bool {
+        let known = self.notices.iter().any(|notice| notice.rule == violation.rule && now < notice.until);
+        if violation.mode != StrikeMode::Ignored || known {
+            return false;
+        }
+        self.notice(violation.rule, now, violation.told);
+        true
+    }
+
+    fn notice(&mut self, rule: RuleTag, at: Timestamp, until: Timestamp) {
+        self.notices.retain(|notice| notice.rule != rule && notice.until > at);
+        if self.notices.is_full()
+            && let Some((index, _)) = self.notices.iter().enumerate().min_by_key(|(_, notice)| notice.until)
+        {
+            self.notices.swap_remove(index);
+        }
+        // Sorted, so that equal standings have equal bytes.
+        let index = self.notices.partition_point(|notice| notice.rule < rule);
+        let _ = self.notices.try_insert(index, Notice { rule, at, until });
+    }
+
+    /// The bytes a store keeps.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Writer::new(VERSION);
+        out.number(u64::from(self.strikes));
+        out.number(self.decays_at.micros());
+        out.byte(u8::from(self.shadow));
+        out.number(self.cooldown_until.micros());
+        out.number(self.ban_until.micros());
+        out.number(self.notices.len() as u64);
+        for notice in &self.notices {
+            out.number(u64::from(notice.rule));
+            out.number(notice.at.micros());
+            out.number(notice.until.micros());
+        }
+        out.finish()
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    ///
+    /// # Errors
+    /// On another version, and on bytes no standing has.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
+        const WRONG: BytesError = BytesError::Malformed("standing");
+        let mut from = Reader::new(bytes, VERSION)?;
+        let mut standing = Self {
+            strikes: u32::try_from(from.number()?).map_err(|_| WRONG)?,
+            decays_at: Timestamp::from_micros(from.number()?),
+            shadow: match from.byte()? {
+                0 => false,
+                1 => true,
+                _ => return Err(WRONG),
+            },
+            cooldown_until: Timestamp::from_micros(from.number()?),
+            ban_until: Timestamp::from_micros(from.number()?),
+            notices: ArrayVec::new(),
+        };
+        for _ in 0..from.count(MAX_NOTICES)? {
+            let notice = Notice {
+                rule: u32::try_from(from.number()?).map_err(|_| WRONG)?,
+                at: Timestamp::from_micros(from.number()?),
+                until: Timestamp::from_micros(from.number()?),
+            };
+            let sorted = standing.notices.last().is_none_or(|last| last.rule < notice.rule);
+            if !sorted || standing.notices.try_push(notice).is_err() {
+                return Err(WRONG);
+            }
+        }
+        from.finish()?;
+        Ok(standing)
+    }
+}

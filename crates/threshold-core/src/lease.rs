@@ -1,0 +1,94 @@
+//! A lease: part of a limit that a store has granted a node ahead of time.
+
+use crate::codec::{BytesError, Reader, Writer};
+use crate::key::{Digest, TraceId};
+use crate::time::Timestamp;
+
+/// The version of the bytes below.
+const VERSION: u8 = 1;
+
+/// What a node may spend without asking, and until when.
+///
+/// Spent and granted together never pass the limit's bound, so a lease names the window or bucket it was taken from and
+/// the store's epoch: after a loss of data, grants of an older epoch are told from new ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// Which grant this is; returning it twice does nothing.
+    pub id: TraceId,
+    /// The store's epoch when it was granted.
+    pub epoch: u64,
+    /// The policy it was granted under.
+    pub generation: u64,
+    /// Whose budget it is part of.
+    pub key: Digest,
+    /// How much may be spent.
+    pub units: u64,
+    /// The window or bucket it was taken from; for a token bucket, when.
+    pub part: Timestamp,
+    /// When it ends.
+    pub until: Timestamp,
+}
+
+impl Lease {
+    /// The bytes a store and its nodes exchange.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Writer::new(VERSION);
+        out.wide(self.id.to_u128());
+        out.number(self.epoch);
+        out.number(self.generation);
+        out.wide(self.key.to_u128());
+        out.number(self.units);
+        out.number(self.part.micros());
+        out.number(self.until.micros());
+        out.finish()
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    ///
+    /// # Errors
+    /// On another version, and on bytes no lease has.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
+        let mut from = Reader::new(bytes, VERSION)?;
+        let lease = Self {
+            id: TraceId::from_u128(from.wide()?),
+            epoch: from.number()?,
+            generation: from.number()?,
+            key: Digest::from_u128(from.wide()?),
+            units: from.number()?,
+            part: Timestamp::from_micros(from.number()?),
+            until: Timestamp::from_micros(from.number()?),
+        };
+        from.finish()?;
+        Ok(lease)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn bytes_round_trip(id: u128, key: u128, numbers: [u64; 5], cut: prop::sample::Index, version: u8) {
+            let [epoch, generation, units, part, until] = numbers;
+            let lease = Lease {
+                id: TraceId::from_u128(id),
+                epoch,
+                generation,
+                key: Digest::from_u128(key),
+                units,
+                part: Timestamp::from_micros(part),
+                until: Timestamp::from_micros(until),
+            };
+            let mut bytes = lease.to_bytes();
+            prop_assert_eq!(Lease::from_bytes(&bytes), Ok(lease));
+            prop_assert!(Lease::from_bytes(&bytes[..cut.index(bytes.len())]).is_err());
+            if version != VERSION {
+                bytes[0] = version;
+                prop_assert_eq!(Lease::from_bytes(&bytes), Err(BytesError::UnknownVersion(version)));
+            }
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! Login attempts: budgets, locks, the ceiling, and the devices an attacker cannot lock out.
+//!
+//! An attempt is counted before its secret is checked and stays counted as a failure until its result says otherwise, so
+//! parallel guesses gain nothing. Two budgets, one by account and one by address, never one joint key. Devices that have
+//! logged in before have counters of their own.
+
+mod account;
+mod device;
+
+use caseless::Caseless as _;
+use unicode_normalization::UnicodeNormalization as _;
+
+use crate::balance::Balance;
+use crate::codec::{BytesError, Reader, Writer};
+use crate::key::{AddressGroup, Digest, DigestKey, Domain, Part, TraceId};
+use crate::limit::{Limit, Log, Mark};
+use crate::policy::OnStoreError;
+use crate::secret::{Purpose, Secret};
+use crate::time::{Span, Timestamp};
+
+pub use account::Account;
+pub use device::{Device, MAX_DEVICES};
+
+/// An attempt without a result for this long has failed.
+pub const RESULT_WITHIN: Span = Span::MINUTE;
+/// The version of an attempt's bytes.
+const VERSION: u8 = 1;
+
+/// How a login is protected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Login {
+    /// Attempts on one account.
+    pub account: Log,
+    /// Attempts from one address.
+    pub ip: Log,
+    /// So many failures in a row, and how long each further one locks; ascending.
+    pub locks: Vec<(u32, Span)>,
+    /// So many failures in a row, and unknown devices are refused until a reset.
+    pub ceiling: u32,
+    /// What to do when the store fails.
+    pub on_store_error: OnStoreError,
+}
+
+impl Default for Login {
+    fn default() -> Self {
+        let log = |quota, minutes| Log::exact(quota, Span::from_secs(minutes)).expect("the defaults are possible");
+        Self {
+            account: log(5, 15 * 60),
+            ip: log(20, 5 * 60),
+            locks: vec![(3, Span::MINUTE), (5, Span::from_secs(300)), (10, Span::HOUR)],
+            ceiling: 100,
+            on_store_error: OnStoreError::Closed,
+        }
+    }
+}
+
+/// Which secret is being tried: counters are kept for each factor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Factor(pub(crate) u32);
+
+impl Factor {
+    /// From its name; a password, unless said.
+    #[must_use]
+    pub fn named(key: DigestKey, name: Option<&str>) -> Self {
+        let name = name.map(str::trim).filter(|name| !name.is_empty()).unwrap_or("password");
+        let mut digest = key.begin(Domain::Account);
+        digest.text(Part::Fact, name);
+        Self(u32::try_from(digest.finish().to_u128() >> 96).unwrap_or(u32::MAX))
+    }
+}
+
+/// Whose login is tried, and with what.
+#[derive(Debug, Clone, Copy)]
+pub struct Try {
+    /// The account's digest; `None` where the login names none.
+    pub account: Option<Digest>,
+    /// The address's digest; `None` where the address is allow-listed, which skips its budget and nothing else.
+    pub address: Option<Digest>,
+    /// Which secret.
+    pub factor: Factor,
+    /// The device token that came with it, if it opened.
+    pub device: Option<Device>,
+    /// The id of the attempt.
+    pub id: TraceId,
+}
+
+/// What an attempt is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "an attempt that nobody reads protects nothing"]
+pub enum AttemptOutcome {
+    /// Check the secret, then say how it went.
+    Allowed(Attempt),
+    /// Too many attempts from this address: `too_many_requests`.
+    TooMany {
+        /// When to try again.
+        until: Timestamp,
+    },
+    /// The account is locked for this caller: `account_locked`.
+    Locked {
+        /// When to try again; `None` at the ceiling, where only a reset helps.
+        until: Option<Timestamp>,
+    },
+}
+
+/// An attempt under way; its token goes to the caller and comes back with the result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attempt {
+    /// Its id.
+    pub id: TraceId,
+    /// The account it is on.
+    pub account: Option<Digest>,
+    /// The address it came from.
+    pub address: Option<Digest>,
+    pub(crate) factor: Factor,
+    /// The known device it came from; 0 for any other.
+    pub(crate) device: u64,
+    pub(crate) at: Timestamp,
+}
+
+/// What a result is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "a result that nobody reads protects nothing"]
+pub struct ResultOutcome {
+    /// Whether the caller may try again, or is in.
+    pub allowed: bool,
+    /// Until when the account is locked now; `Timestamp::MAX` at the ceiling.
+    pub locked_until: Option<Timestamp>,
+    /// After a success: the device that is known from now on.
+    pub device: Option<Device>,
+}
+
+/// There is no such attempt, or its time was up and it has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnknownAttempt;
+
+impl std::fmt::Display for UnknownAttempt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("there is no such attempt, or its time was up")
+    }
+}
+
+impl std::error::Error for UnknownAttempt {}
+
+/// The one spelling of an account's name: trimmed, compatibility forms and case folded.
+#[must_use]
+pub fn canonical_account(name: &str) -> String {
+    name.trim().nfkc().default_case_fold().nfkc().collect::<String>().trim().to_owned()
+}
+
+/// The digest of an account, however its name is spelled; `None` for an empty name.
+#[must_use]
+pub fn account_digest(key: DigestKey, name: &str) -> Option<Digest> {
+    let name = canonical_account(name);
+    let mut digest = key.begin(Domain::Account);
+    digest.text(Part::User, &name);
+    (!name.is_empty()).then(|| digest.finish())
+}
+
+/// The digest of an address's login budget.
+#[must_use]
+pub fn address_digest(key: DigestKey, group: AddressGroup) -> Digest {
+    let mut digest = key.begin(Domain::LoginAddress);
+    digest.address(Part::Address, group);
+    digest.finish()
+}
+
+impl Login {
+    /// Before the secret is checked. `account` and `address` are what is stored under the digests of `tried`.
+    pub fn attempt(
+        &self,
+        tried: &Try,
+        account: Option<&mut Account>,
+        address: &mut Balance,
+        now: Timestamp,
+    ) -> AttemptOutcome {
+        let ip = Limit::Log(self.ip);
+        let mut account = account.filter(|_| tried.account.is_some());
+        let device = match (&account, tried.device) {
+            (Some(account), Some(device)) if account.knows(&device, now) => device.nonce(),
+            _ => 0,
+        };
+        let counts_address = tried.address.is_some() && device == 0;
+        if counts_address {
+            address.bring(&ip, now);
+            let look = address.look(&ip, 1, now);
+            if !look.fits {
+                return AttemptOutcome::TooMany { until: look.ready_at };
+            }
+            // Charged whatever the account says: tries on a locked account count against whoever makes them.
+            address.charge(&ip, 1, now, tried.id);
+        }
+        if let Some(account) = &mut account
+            && let Err(until) = account.begin(self, tried.factor, device, tried.id, now)
+        {
+            return AttemptOutcome::Locked { until };
+        }
+        AttemptOutcome::Allowed(Attempt {
+            id: tried.id,
+            account: tried.account,
+            address: tried.address.filter(|_| counts_address),
+            factor: tried.factor,
+            device,
+            at: now,
+        })
+    }
+
+    /// After the secret was checked. `nonce` is fresh and random: a new device gets it.
+    ///
+    /// # Errors
+    /// Where the attempt is not under way (any more).
+    pub fn result(
+        &self,
+        attempt: &Attempt,
+        success: bool,
+        account: Option<&mut Account>,
+        address: &mut Balance,
+        nonce: TraceId,
+        now: Timestamp,
+    ) -> Result<ResultOutcome, UnknownAttempt> {
+        let mut outcome = ResultOutcome { allowed: true, locked_until: None, device: None };
+        match (attempt.account, account) {
+            (Some(digest), Some(account)) => {
+                outcome.locked_until = account.end(self, attempt, success, now)?;
+                if success {
+                    outcome.device = Some(account.welcome(digest, attempt.device, nonce, now));
+                }
+            }
+            (Some(_), None) => return Err(UnknownAttempt),
+            (None, _) if now >= attempt.at.plus(RESULT_WITHIN) => return Err(UnknownAttempt),
+            (None, _) => {}
+        }
+        outcome.allowed = success || outcome.locked_until.is_none();
+        if success && attempt.address.is_some() {
+            address.give_back(Mark { part: attempt.at, amount: 1 }, now, attempt.id);
+        }
+        Ok(outcome)
+    }
+
+    /// How long the `failures`th failure in a row locks. Thresholds are floors: between two of them the lower holds.
+    pub(crate) fn lock(&self, failures: u32) -> Option<Span> {
+        self.locks.iter().rev().find(|(floor, _)| failures >= *floor).map(|(_, span)| *span)
+    }
+}
+
+impl Attempt {
+    /// The signed token that the caller holds until the result.
+    #[must_use]
+    pub fn to_token(&self, secret: &Secret) -> String {
+        let mut out = Writer::new(VERSION);
+        out.wide(self.id.to_u128());
+        for digest in [self.account, self.address] {
+            out.byte(u8::from(digest.is_some()));
+            out.wide(digest.map_or(0, Digest::to_u128));
+        }
+        out.number(u64::from(self.factor.0));
+        out.number(self.device);
+        out.number(self.at.micros());
+        secret.seal(Purpose::Attempt, &out.finish())
+    }
+
+    /// Reads a token.
+    ///
+    /// # Errors
+    /// Where it was not signed by this installation as an attempt.
+    pub fn from_token(token: &str, secret: &Secret) -> Result<Self, BytesError> {
+        const WRONG: BytesError = BytesError::Malformed("attempt");
+        let bytes = secret.open(Purpose::Attempt, token)?;
+        let mut from = Reader::new(&bytes, VERSION)?;
+        let id = TraceId::from_u128(from.wide()?);
+        let mut digest = || {
+            let known = from.byte()?;
+            let value = from.wide()?;
+            match (known, value) {
+                (1, value) => Ok(Some(Digest::from_u128(value))),
+                (0, 0) => Ok(None),
+                _ => Err(WRONG),
+            }
+        };
+        let (account, address) = (digest()?, digest()?);
+        let factor = Factor(u32::try_from(from.number()?).map_err(|_| WRONG)?);
+        let device = from.number()?;
+        let at = Timestamp::from_micros(from.number()?);
+        from.finish()?;
+        Ok(Self { id, account, address, factor, device, at })
+    }
+}

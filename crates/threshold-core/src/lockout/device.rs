@@ -1,0 +1,67 @@
+//! A device that has logged in before, and the token that says so.
+
+use crate::codec::{BytesError, Reader, Writer};
+use crate::key::Digest;
+use crate::secret::{Purpose, Secret};
+use crate::time::{Span, Timestamp};
+
+/// How many devices of one account are known at once; the oldest makes room.
+pub const MAX_DEVICES: usize = 10;
+/// How long a device stays known.
+pub(super) const KNOWN_FOR: Span = Span::from_secs(180 * 86_400);
+/// The version of the bytes below.
+const VERSION: u8 = 1;
+
+/// A device that an account has been used from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Device {
+    pub(super) account: Digest,
+    pub(super) nonce: u64,
+    pub(super) issued: Timestamp,
+    /// Which credential it logged in with: a reset makes all devices unknown.
+    pub(super) credential: u32,
+}
+
+impl Device {
+    pub(super) fn nonce(&self) -> u64 {
+        self.nonce
+    }
+
+    /// When it was issued.
+    #[must_use]
+    pub fn issued(&self) -> Timestamp {
+        self.issued
+    }
+
+    /// The signed token, for a cookie that is `__Host-`, `HttpOnly`, `Secure` and `SameSite=Lax`.
+    #[must_use]
+    pub fn to_token(&self, secret: &Secret) -> String {
+        let mut out = Writer::new(VERSION);
+        out.number(u64::from(secret.fingerprint()));
+        out.wide(self.account.to_u128());
+        out.number(self.nonce);
+        out.number(self.issued.micros());
+        out.number(u64::from(self.credential));
+        secret.seal(Purpose::Device, &out.finish())
+    }
+
+    /// Reads a token. Whether the device is still known, its account says.
+    ///
+    /// # Errors
+    /// Where it was not signed by this installation as a device.
+    pub fn from_token(token: &str, secret: &Secret) -> Result<Self, BytesError> {
+        const WRONG: BytesError = BytesError::Malformed("device");
+        let bytes = secret.open(Purpose::Device, token)?;
+        let mut from = Reader::new(&bytes, VERSION)?;
+        // The key id comes first, so that after a rotation the right secret is found before anything is checked.
+        let _key_id = from.number()?;
+        let device = Self {
+            account: Digest::from_u128(from.wide()?),
+            nonce: from.number()?,
+            issued: Timestamp::from_micros(from.number()?),
+            credential: u32::try_from(from.number()?).map_err(|_| WRONG)?,
+        };
+        from.finish()?;
+        Ok(device)
+    }
+}

@@ -1,0 +1,236 @@
+//! One spelling for each path, host and method, so that none of them can dodge a rule.
+
+use std::borrow::Cow;
+
+/// The one spelling of a path, whatever form it came in.
+///
+/// Absolute form, query and fragment are cut off; escapes of ordinary characters are undone; `\` is `/`;
+/// `;parameters` are dropped; empty and `.` segments vanish and `..` takes one back; a trailing slash goes; ASCII
+/// letters are lower case. An escaped slash stays escaped: it does not separate. Spelling twice changes nothing.
+#[must_use]
+pub fn spell_path(path: &str) -> Cow<'_, str> {
+    if is_spelled(path) {
+        return Cow::Borrowed(path);
+    }
+    let decoded = decode(strip_origin(path));
+    let mut segments: Vec<&str> = Vec::new();
+    for segment in decoded.split('/') {
+        match segment.split(';').next().unwrap_or_default() {
+            "" | "." => {}
+            ".." => {
+                segments.pop();
+            }
+            plain => segments.push(plain),
+        }
+    }
+    let mut spelled = String::with_capacity(decoded.len().saturating_add(1));
+    for segment in &segments {
+        spelled.push('/');
+        spelled.push_str(segment);
+    }
+    if spelled.is_empty() {
+        spelled.push('/');
+    }
+    Cow::Owned(spelled)
+}
+
+/// Whether a path is plainly its own spelling already. Most are, and cost no allocation.
+fn is_spelled(path: &str) -> bool {
+    if path == "/" {
+        return true;
+    }
+    let mut before = 0;
+    for &byte in path.as_bytes() {
+        let plain = matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' | b'@' | b':' | b'!' | b',');
+        let inner_dot = byte == b'.' && before != b'/' && before != b'.';
+        let slash = byte == b'/' && before != b'/' && before != b'.';
+        if !(plain || inner_dot || slash) {
+            return false;
+        }
+        before = byte;
+    }
+    path.starts_with('/') && before != b'/' && before != b'.'
+}
+
+/// Cuts `scheme://authority` off the front and a query or fragment off the end.
+fn strip_origin(path: &str) -> &str {
+    let path = match path.split_once("://") {
+        Some((scheme, rest)) if !scheme.contains(['/', '?', '#']) => {
+            rest.find(['/', '?', '#', '\\']).and_then(|at| rest.get(at..)).unwrap_or_default()
+        }
+        _ => path,
+    };
+    path.split(['?', '#']).next().unwrap_or_default()
+}
+
+/// Undoes escapes of printable ASCII and makes the rest lower-case escapes.
+fn decode(path: &str) -> String {
+    let mut out = String::with_capacity(path.len());
+    let mut bytes = path.bytes();
+    while let Some(byte) = bytes.next() {
+        let (value, escaped) = match byte {
+            b'%' => match escape(bytes.as_slice_pair()) {
+                Some(value) => {
+                    bytes.nth(1);
+                    (value, true)
+                }
+                None => (b'%', true),
+            },
+            other => (other, false),
+        };
+        match value {
+            b'\\' => out.push('/'),
+            // These mean something else when they are not escaped.
+            b'/' | b'%' | b'?' | b'#' | b';' if escaped => push_escape(&mut out, value),
+            0x21..=0x7e => out.push(char::from(value.to_ascii_lowercase())),
+            _ => push_escape(&mut out, value),
+        }
+    }
+    out
+}
+
+/// The next two bytes of an iterator, without taking them.
+trait SlicePair {
+    fn as_slice_pair(&self) -> Option<(u8, u8)>;
+}
+
+impl SlicePair for std::str::Bytes<'_> {
+    fn as_slice_pair(&self) -> Option<(u8, u8)> {
+        let mut ahead = self.clone();
+        Some((ahead.next()?, ahead.next()?))
+    }
+}
+
+fn escape(pair: Option<(u8, u8)>) -> Option<u8> {
+    let (high, low) = pair?;
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    Some(digit(high)? << 4 | digit(low)?)
+}
+
+fn push_escape(out: &mut String, value: u8) {
+    const DIGITS: [char; 16] =
+        ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
+    let digit = |nibble: u8| DIGITS.get(usize::from(nibble & 15)).copied().unwrap_or('0');
+    out.push('%');
+    out.push(digit(value >> 4));
+    out.push(digit(value));
+}
+
+/// The one spelling of a host: lower case, without port and trailing dot.
+#[must_use]
+pub fn spell_host(host: &str) -> Cow<'_, str> {
+    let host = host.trim();
+    let name = if host.starts_with('[') {
+        host.split_inclusive(']').next().unwrap_or(host)
+    } else {
+        host.split(':').next().unwrap_or(host)
+    };
+    let name = name.trim_end_matches('.');
+    if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        Cow::Owned(name.to_ascii_lowercase())
+    } else {
+        Cow::Borrowed(name)
+    }
+}
+
+/// The one spelling of a method: upper case, and `HEAD` is `GET`, since it asks for the same work.
+#[must_use]
+pub fn spell_method(method: &str) -> Cow<'_, str> {
+    let method = method.trim();
+    if method.eq_ignore_ascii_case("HEAD") {
+        Cow::Borrowed("GET")
+    } else if method.bytes().any(|byte| byte.is_ascii_lowercase()) {
+        Cow::Owned(method.to_ascii_uppercase())
+    } else {
+        Cow::Borrowed(method)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_disguise_of_a_path_is_that_path() {
+        let disguises = [
+            "/api/posts",
+            "//api/./posts/",
+            "/api//posts",
+            "/API/Posts",
+            "/api/%70osts",
+            "/api/posts/",
+            "/api/posts//",
+            "/api/x/../posts",
+            "/api/%2e/posts",
+            "/api/x/%2E%2e/posts",
+            "/api/x/.%2e/posts",
+            "/../../api/posts",
+            "/api/posts?limit=1",
+            "/api/posts#top",
+            "/api/posts;v=1",
+            "/api;a=b/posts;",
+            "/api/x/..;/posts",
+            "\\api\\posts",
+            "/api%5Cposts",
+            "http://example.com/api/posts",
+            "HTTPS://user@example.com:8443/api/posts?x",
+            "api/posts",
+            "/./api/posts/.",
+        ];
+        for disguise in disguises {
+            assert_eq!(spell_path(disguise), "/api/posts", "{disguise}");
+        }
+    }
+
+    #[test]
+    fn different_paths_stay_different() {
+        let check = |path: &str, expect: &str| assert_eq!(spell_path(path), expect, "{path}");
+        check("", "/");
+        check("/", "/");
+        check("///", "/");
+        check("/..", "/");
+        check("http://example.com", "/");
+        check("http://example.com?x=/a", "/");
+        check("/a%2Fb", "/a%2fb");
+        check("/a%252Fb", "/a%252fb");
+        check("/a%3Bb", "/a%3bb");
+        check("/a%00b", "/a%00b");
+        check("/a%zzb", "/a%25zzb");
+        check("/a%2", "/a%252");
+        check("/a%", "/a%25");
+        check("/caf\u{e9}", "/caf%c3%a9");
+        check("/caf%C3%A9", "/caf%c3%a9");
+        check("/a b", "/a%20b");
+        check("/a.b/c..d", "/a.b/c..d");
+        check("/.well-known/x", "/.well-known/x");
+        check("/go/http://x", "/go/http:/x");
+        check("/%40me", "/@me");
+    }
+
+    proptest! {
+        /// Lower-casing before undoing escapes, instead of after, wakes this.
+        #[test]
+        fn spelling_twice_changes_nothing(path in "[/a-cA-C%.;?\\\\0-2eEfF: \u{e9}]{0,24}") {
+            let once = spell_path(&path).into_owned();
+            prop_assert!(once.starts_with('/'));
+            prop_assert_eq!(spell_path(&once), once.as_str());
+        }
+
+        #[test]
+        fn no_path_panics(path: String) {
+            let once = spell_path(&path).into_owned();
+            prop_assert_eq!(spell_path(&once), once.as_str());
+        }
+    }
+
+    #[test]
+    fn hosts_and_methods_have_one_spelling() {
+        assert_eq!(spell_host("API.Example.com:8443"), "api.example.com");
+        assert_eq!(spell_host("api.example.com."), "api.example.com");
+        assert_eq!(spell_host("[::1]:80"), "[::1]");
+        assert_eq!(spell_method("post"), "POST");
+        assert_eq!(spell_method("HEAD"), "GET");
+        assert_eq!(spell_method("head"), "GET");
+    }
+}

@@ -1,0 +1,275 @@
+//! Policy, rule, match: what one policy file means, once it has been read.
+
+mod check;
+mod expand;
+mod file;
+mod finding;
+mod lists;
+mod load;
+mod pattern;
+mod rule;
+mod tiers;
+
+use std::collections::BTreeMap;
+
+use crate::address::ClientAddress;
+use crate::key::DigestKey;
+use crate::ladder::Ladder;
+use crate::lockout::Login;
+use crate::time::Span;
+
+pub use finding::{Finding, PolicyError, Severity};
+pub use lists::{ListEntry, Listed, Lists};
+pub use pattern::Pattern;
+pub(crate) use pattern::Kind;
+pub use rule::{
+    Consistency, CostOf, Disclosure, Layer, LogMode, Match, Mismatch, Mode, OnMissing, OnStoreError, Per, Rule, StatusSet,
+};
+pub(crate) use rule::{Measure, SubjectRule};
+pub(crate) use tiers::{Source as TierSource, Tiers};
+
+/// The most rules one policy may hold.
+pub const MAX_RULES: usize = 1_000;
+/// The largest policy file, in bytes.
+pub const MAX_FILE: usize = 4 << 20;
+
+/// Who may cross, how often, and what happens when they do not keep to it.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    pub(crate) rules: Vec<Rule>,
+    pub(crate) categories: Vec<Category>,
+    pub(crate) tiers: Tiers,
+    pub(crate) subjects: Vec<SubjectRule>,
+    pub(crate) ladders: Vec<Ladder>,
+    identity: Identity,
+    lists: Lists,
+    login: Option<Login>,
+    alerts: Alerts,
+    memory: Memory,
+    pub(crate) key: DigestKey,
+    pub(crate) generation: u64,
+}
+
+/// A policy as read, with everything there is to say about it.
+#[derive(Debug)]
+pub struct Review {
+    /// The policy, unless there are errors.
+    pub policy: Option<Policy>,
+    /// Errors and warnings, in the order of the file.
+    pub findings: Vec<Finding>,
+}
+
+impl Policy {
+    /// Reads a policy. `variable` looks up `${NAME}`; core does not know of an environment.
+    ///
+    /// # Errors
+    /// With every error found, each with its place. Warnings are left out; [`review`](Self::review) has them.
+    pub fn parse(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, PolicyError> {
+        let Review { policy, mut findings } = Self::review(source, variable);
+        policy.ok_or_else(|| {
+            findings.retain(|finding| finding.severity == Severity::Error);
+            let place = findings.first().map_or((1, 1), |first| first.place(source));
+            PolicyError { findings, place }
+        })
+    }
+
+    /// Reads a policy and says all that is wrong or doubtful about it.
+    #[must_use]
+    pub fn review(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Review {
+        load::review(source, variable)
+    }
+
+    /// The same policy, with keys digested under this secret. Without it, a fixed key is used: good for rehearsals,
+    /// not for a store that an attacker's keys reach.
+    #[must_use]
+    pub fn with_key(mut self, key: DigestKey) -> Self {
+        self.key = key;
+        for rule in &mut self.rules {
+            rule.digest_with(key);
+        }
+        self
+    }
+
+    /// The same policy, as the `generation`th that a process has used.
+    #[must_use]
+    pub fn with_generation(mut self, generation: u64) -> Self {
+        self.generation = generation;
+        self
+    }
+
+    /// Which of a process's policies this is; every decision carries it.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The rules, in the order in which they are met: by layer, then as in the file.
+    #[must_use]
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// How callers are found.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// The allow and deny lists.
+    #[must_use]
+    pub fn lists(&self) -> &Lists {
+        &self.lists
+    }
+
+    /// Protection of a login, if the policy has any.
+    #[must_use]
+    pub fn login(&self) -> Option<&Login> {
+        self.login.as_ref()
+    }
+
+    /// When to raise an alert.
+    #[must_use]
+    pub fn alerts(&self) -> &Alerts {
+        &self.alerts
+    }
+
+    /// How much is kept in memory.
+    #[must_use]
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// The key that digests and redactions are made with.
+    #[must_use]
+    pub fn key(&self) -> DigestKey {
+        self.key
+    }
+}
+
+/// The JSON Schema of the policy file, as editors read it.
+#[cfg(feature = "schema")]
+#[must_use]
+pub fn schema_json() -> String {
+    let schema = file::policy_schema();
+    let mut text = serde_json::to_string_pretty(&schema).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+/// A kind of request, for limits by tier.
+#[derive(Debug, Clone)]
+pub(crate) struct Category {
+    pub(crate) name: Box<str>,
+    pub(crate) matches: Match,
+}
+
+/// How callers are found.
+#[derive(Debug, Clone, Default)]
+pub struct Identity {
+    /// Who is trusted, and where the client's address is.
+    pub address: ClientAddress,
+    /// IPv6 addresses that share this many leading bits share a budget.
+    pub ipv6_prefix: u8,
+    /// Where the tenant's name is.
+    pub tenant: Option<IdentitySource>,
+    /// Where the user's name is.
+    pub user: Option<IdentitySource>,
+    /// Where the tier's name is.
+    pub tier: Option<IdentitySource>,
+    /// The tier of a request that has no other.
+    pub default_tier: Option<Box<str>>,
+    /// Whether tenants' names are secrets.
+    pub secret_tenant: bool,
+    /// Whether users' names are secrets.
+    pub secret_user: bool,
+    /// Whether log lines may hold users and addresses as they are.
+    pub log_identifiers: bool,
+    /// How `claim:` tokens are verified.
+    pub jwt: Option<Jwt>,
+}
+
+/// Where a name is found in a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum IdentitySource {
+    /// A header of a trusted peer, by lower-case name.
+    Header(Box<str>),
+    /// A cookie of a trusted peer.
+    Cookie(Box<str>),
+    /// The capture of a pattern over the host.
+    Host(Pattern),
+    /// The capture of a pattern over the path.
+    Path(Pattern),
+    /// A claim of a verified token.
+    Claim(Box<str>),
+}
+
+impl IdentitySource {
+    /// Whether nobody but its owner can claim such a name.
+    pub(crate) const fn is_verified(&self) -> bool {
+        match self {
+            Self::Header(_) | Self::Cookie(_) | Self::Claim(_) => true,
+            Self::Host(_) | Self::Path(_) => false,
+        }
+    }
+}
+
+/// How `claim:` tokens are verified.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Jwt {
+    /// The one accepted algorithm.
+    pub alg: Box<str>,
+    /// The key itself.
+    pub key: Option<Box<str>>,
+    /// The file that holds the key.
+    pub key_file: Option<Box<str>>,
+    /// The issuer a token must name.
+    pub iss: Option<Box<str>>,
+    /// The audience a token must name.
+    pub aud: Option<Box<str>>,
+}
+
+impl std::fmt::Debug for Jwt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Jwt").field("alg", &self.alg).finish_non_exhaustive()
+    }
+}
+
+/// When to raise an alert, by what is counted: `edge_blocks`, `tenant_blocks`, `user_bans`, `ip_blocks`.
+pub type Alerts = BTreeMap<&'static str, Alert>;
+
+/// Two thresholds over a period.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Alert {
+    /// The period.
+    pub per: Span,
+    /// Fires at so many.
+    pub warning: u64,
+    /// Fires at so many, louder.
+    pub critical: u64,
+}
+
+/// How much is kept in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// The most keys that are kept.
+    pub max_keys: u64,
+    /// What to do with new keys when only protected ones are left.
+    pub when_full: WhenFull,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self { max_keys: 1_000_000, when_full: WhenFull::Fold }
+    }
+}
+
+/// What to do with new keys when only protected ones are left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenFull {
+    /// Count them by their address prefix.
+    Fold,
+    /// Count them all together.
+    Shared,
+    /// Deny them.
+    Deny,
+}

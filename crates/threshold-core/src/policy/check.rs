@@ -1,0 +1,175 @@
+//! What can only be seen with the whole policy in view: names used twice, rules that are never met, gaps in tiers.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::Range;
+
+use ipnet::IpNet;
+
+use super::file::PolicyFile;
+use super::lists::{ListEntry, Listed};
+use super::load::Loader;
+use super::rule::{Match, Rule, SubjectRule};
+use super::{Category, Pattern, Tiers};
+use crate::address::ClientAddress;
+use crate::plan::{MAX_CHARGES, MAX_SUBJECTS};
+
+/// The category of a request that no `[[category]]` matches.
+pub(crate) const DEFAULT_CATEGORY: &str = "requests";
+
+pub(super) fn names(loader: &mut Loader<'_>, rules: &[(Rule, Range<usize>)]) {
+    let mut seen: BTreeMap<&str, ()> = BTreeMap::new();
+    for (rule, span) in rules {
+        if seen.insert(&rule.name, ()).is_some() {
+            let message = format!("two rules are called \"{}\"", rule.name);
+            loader.error("duplicate-name", span.clone(), message, "what was used belongs to a rule by its name");
+        }
+    }
+}
+
+/// Categories, tiers and the rules that rest on them.
+pub(super) fn categories(
+    loader: &mut Loader<'_>,
+    file: &PolicyFile,
+    categories: &[Category],
+    tiers: &Tiers,
+    rules: &[(Rule, Range<usize>)],
+) {
+    let known = |name: &str| name == DEFAULT_CATEGORY || categories.iter().any(|own| own.name.as_ref() == name);
+    let mut seen: BTreeMap<&str, ()> = BTreeMap::new();
+    for category in &file.category {
+        if seen.insert(&category.name.value, ()).is_some() {
+            let message = format!("two categories are called \"{}\"", category.name.value);
+            loader.error("duplicate-name", category.name.span.clone(), message, "list both paths in one category");
+        }
+        if category.method.is_none() && category.path.is_none() && category.host.is_none() {
+            let message = format!("the category \"{}\" matches every request", category.name.value);
+            loader.warning("matches-all", category.name.span.clone(), message, "give it a path, a method or a host");
+        }
+    }
+    let by_tier = rules.iter().any(|(rule, _)| rule.is_by_tier());
+    if by_tier && tiers.tiers.is_empty() && tiers.tenants.is_empty() && tiers.users.is_empty() {
+        for (_, span) in rules.iter().filter(|(rule, _)| rule.is_by_tier()) {
+            let help = "add [tiers.NAME] with a limit for each category, and default_tier under [identity]";
+            loader.error("no-tiers", span.clone(), "limit = \"tier\", and the policy has no tiers", help);
+        }
+    }
+    for (name, table) in &file.tiers.0 {
+        for (category, _) in &table.0 {
+            if !known(&category.value) {
+                let message = format!("no category is called \"{}\"", category.value);
+                loader.warning("unknown-category", category.span.clone(), message, "add it as [[category]]");
+            }
+        }
+        let all = categories.iter().map(|own| own.name.as_ref()).chain([DEFAULT_CATEGORY]);
+        let missing: Vec<&str> = all.filter(|own| !table.0.iter().any(|(key, _)| key.value == *own)).collect();
+        if by_tier && !missing.is_empty() {
+            let message = format!("the tier \"{}\" has no limit for {}", name.value, missing.join(", "));
+            let help = "such requests are not limited; write \"unlimited\" if that is meant";
+            loader.warning("tier-without-category", name.span.clone(), message, help);
+        }
+    }
+    for (rule, located) in file.rule.iter().map(|rule| (&rule.value, rule)) {
+        for category in rule.matches.category.iter().flat_map(|texts| &texts.items) {
+            if !known(&category.value) {
+                let message = format!("this rule is never met: no category is called \"{}\"", category.value);
+                loader.warning("never-matches", category.span.clone(), message, "add it as [[category]]");
+            }
+        }
+        for tier in rule.matches.tier.iter().flat_map(|texts| &texts.items) {
+            if !tier.value.contains('*') && !tiers.tiers.contains_key(tier.value.as_str()) {
+                let message = format!("this rule is never met: no tier is called \"{}\"", tier.value);
+                loader.warning("never-matches", tier.span.clone(), message, "add [tiers.NAME]");
+            }
+        }
+        let empty = [&rule.matches.method, &rule.matches.path, &rule.matches.host, &rule.matches.tenant];
+        if let Some(texts) = empty.into_iter().flatten().find(|texts| texts.items.is_empty()) {
+            let help = "leave the key out to match everything";
+            loader.error("never-matches", texts.span.clone(), "an empty list matches nothing", help);
+        }
+        let shadowed = rule.fallback.as_ref().is_some_and(|flag| flag.value)
+            && rules.iter().any(|(other, _)| {
+                let own = rules.iter().find(|(own, _)| own.name.as_ref() == rule.name.value);
+                own.is_some_and(|(own, _)| own.layer == other.layer) && !other.fallback && other.matches.is_everything()
+            });
+        if shadowed {
+            let message = "this fallback is never met: another rule of its layer meets every request";
+            let span = rule.fallback.as_ref().map_or(located.span.clone(), |flag| flag.span.clone());
+            loader.warning("never-matches", span, message, "leave fallback out, or narrow the other rule");
+        }
+    }
+}
+
+/// A plan holds a bounded number of subjects.
+pub(super) fn subjects(loader: &mut Loader<'_>, subjects: &[SubjectRule], file: &PolicyFile) {
+    if subjects.len() > MAX_SUBJECTS {
+        let span = file.rule.iter().rev().find_map(|rule| rule.value.ladder.as_ref()).map_or(0..0, |name| name.span.clone());
+        let message = format!("ladders count strikes by more than {MAX_SUBJECTS} different combinations of per and ladder");
+        loader.error("too-many-subjects", span, message, "let rules with the same per share one ladder");
+    }
+}
+
+/// A plan holds a bounded number of charges, so no request may meet more rules. Tried with the requests that the rules
+/// themselves describe; a stranger one is refused when it comes.
+pub(super) fn meetings(loader: &mut Loader<'_>, rules: &[(Rule, Range<usize>)]) {
+    for (rule, span) in rules {
+        let sample = Sample::of(&rule.matches);
+        let met = rules.iter().filter(|(other, _)| !other.fallback && sample.meets(&other.matches)).count();
+        if met > MAX_CHARGES {
+            let message = format!("a request that meets \"{}\" meets {met} rules", rule.name);
+            let help = format!("at most {MAX_CHARGES} rules may meet one request; narrow what they match");
+            return loader.error("too-many-meet", span.clone(), message, &help);
+        }
+    }
+}
+
+/// A request that a rule describes, where it says anything.
+struct Sample<'r> {
+    method: Option<&'r str>,
+    path: Option<String>,
+    host: Option<String>,
+    category: Option<&'r str>,
+}
+
+impl<'r> Sample<'r> {
+    fn of(matches: &'r Match) -> Self {
+        Self {
+            method: matches.method.first().map(AsRef::as_ref),
+            path: matches.path.first().map(Pattern::sample),
+            host: matches.host.first().map(Pattern::sample),
+            category: matches.category.first().map(AsRef::as_ref),
+        }
+    }
+
+    /// Whether another rule could be met as well; what the sample leaves open could be anything.
+    fn meets(&self, other: &Match) -> bool {
+        let name = |own: Option<&str>, names: &[Box<str>]| {
+            own.is_none_or(|own| names.is_empty() || names.iter().any(|name| name.as_ref() == own))
+        };
+        let pattern = |own: &Option<String>, patterns: &[Pattern]| {
+            own.as_ref().is_none_or(|own| patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches(own)))
+        };
+        name(self.method, &other.method)
+            && name(self.category, &other.category)
+            && pattern(&self.path, &other.path)
+            && pattern(&self.host, &other.host)
+    }
+}
+
+/// Why a list entry covers more than anyone can mean.
+pub(super) fn too_wide(entry: &ListEntry, listed: Listed, address: &ClientAddress) -> Option<String> {
+    let ListEntry::Address(net) = entry else { return None };
+    if net.prefix_len() == 0 {
+        return Some("this covers a whole address space".to_owned());
+    }
+    if listed == Listed::Allow {
+        return None;
+    }
+    let loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+    if loopback.iter().any(|own| net.contains(own)) {
+        return Some("this covers this machine's own address".to_owned());
+    }
+    let overlaps = |proxy: &IpNet| net.contains(proxy) || proxy.contains(net);
+    let proxy = address.trusted.iter().find(|proxy| overlaps(proxy))?;
+    Some(format!("this covers the trusted proxy {proxy}, and with it everyone behind it"))
+}

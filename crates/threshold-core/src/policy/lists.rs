@@ -1,0 +1,156 @@
+//! Allow and deny lists: addresses, users, tenants, and which of them wins.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use prefix_trie::PrefixMap;
+
+/// What a list says of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listed {
+    /// Never limited and never counted.
+    Allow,
+    /// Always denied.
+    Deny,
+}
+
+/// One entry of a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ListEntry {
+    /// A block of addresses.
+    Address(IpNet),
+    /// A user.
+    User(Box<str>),
+    /// A tenant.
+    Tenant(Box<str>),
+}
+
+impl ListEntry {
+    /// Reads `203.0.113.0/24`, `203.0.113.7`, `user:ID` or `tenant:ID`.
+    ///
+    /// # Errors
+    /// Where the text is none of these.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        if let Some(user) = text.strip_prefix("user:").filter(|user| !user.is_empty()) {
+            return Ok(Self::User(user.into()));
+        }
+        if let Some(tenant) = text.strip_prefix("tenant:").filter(|tenant| !tenant.is_empty()) {
+            return Ok(Self::Tenant(tenant.into()));
+        }
+        parse_net(text)
+            .map(Self::Address)
+            .ok_or_else(|| format!("\"{text}\" is not an address, a CIDR, \"user:ID\" or \"tenant:ID\""))
+    }
+}
+
+/// Reads a CIDR or a single address. A mapped IPv4 block is that IPv4 block, and bits behind the prefix are dropped.
+pub(crate) fn parse_net(text: &str) -> Option<IpNet> {
+    let net = match text.parse::<IpNet>() {
+        Ok(net) => net.trunc(),
+        Err(_) => IpNet::from(text.parse::<IpAddr>().ok()?),
+    };
+    match (net.addr().to_canonical(), net.prefix_len().checked_sub(96)) {
+        (IpAddr::V4(v4), Some(prefix)) if matches!(net, IpNet::V6(_)) => {
+            Ipv4Net::new(v4, prefix).ok().map(|net| IpNet::V4(net.trunc()))
+        }
+        _ => Some(net),
+    }
+}
+
+/// Allow and deny lists together: an address costs one prefix lookup, however many entries there are.
+#[derive(Debug, Clone, Default)]
+pub struct Lists {
+    v4: PrefixMap<Ipv4Net, Listed>,
+    v6: PrefixMap<Ipv6Net, Listed>,
+    users: BTreeMap<Box<str>, Listed>,
+    tenants: BTreeMap<Box<str>, Listed>,
+}
+
+impl Lists {
+    /// Adds an entry. On both lists, it is denied.
+    pub fn insert(&mut self, entry: ListEntry, listed: Listed) {
+        fn stricter(old: Option<Listed>, new: Listed) -> Listed {
+            if old == Some(Listed::Deny) { Listed::Deny } else { new }
+        }
+        match entry {
+            ListEntry::Address(IpNet::V4(net)) => {
+                let listed = stricter(self.v4.get(&net).copied(), listed);
+                self.v4.insert(net, listed);
+            }
+            ListEntry::Address(IpNet::V6(net)) => {
+                let listed = stricter(self.v6.get(&net).copied(), listed);
+                self.v6.insert(net, listed);
+            }
+            ListEntry::User(user) => {
+                let listed = stricter(self.users.get(&user).copied(), listed);
+                self.users.insert(user, listed);
+            }
+            ListEntry::Tenant(tenant) => {
+                let listed = stricter(self.tenants.get(&tenant).copied(), listed);
+                self.tenants.insert(tenant, listed);
+            }
+        }
+    }
+
+    /// What the lists say: the narrowest entry wins, a user before an address before a tenant.
+    #[must_use]
+    pub fn find(&self, ip: Option<IpAddr>, user: Option<&str>, tenant: Option<&str>) -> Option<Listed> {
+        user.and_then(|user| self.users.get(user).copied())
+            .or_else(|| ip.and_then(|ip| self.find_address(ip)))
+            .or_else(|| tenant.and_then(|tenant| self.tenants.get(tenant).copied()))
+    }
+
+    fn find_address(&self, ip: IpAddr) -> Option<Listed> {
+        match ip.to_canonical() {
+            IpAddr::V4(v4) => self.v4.get_lpm(&Ipv4Net::from(v4)).map(|(_, listed)| *listed),
+            IpAddr::V6(v6) => self.v6.get_lpm(&Ipv6Net::from(v6)).map(|(_, listed)| *listed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lists(allow: &[&str], deny: &[&str]) -> Lists {
+        let mut lists = Lists::default();
+        for (entries, listed) in [(allow, Listed::Allow), (deny, Listed::Deny)] {
+            for entry in entries {
+                lists.insert(ListEntry::parse(entry).unwrap(), listed);
+            }
+        }
+        lists
+    }
+
+    #[test]
+    fn the_narrower_entry_wins_and_deny_on_a_tie() {
+        let lists = lists(
+            &["10.0.0.0/8", "user:alice", "tenant:acme", "10.9.9.9", "::ffff:192.0.2.0/120"],
+            &["10.1.0.0/16", "10.9.9.9", "user:bob", "203.0.113.0/24", "2001:db8::/32"],
+        );
+        let check = |ip: &str, user: Option<&str>, tenant: Option<&str>, expect| {
+            assert_eq!(lists.find(Some(ip.parse().unwrap()), user, tenant), expect, "{ip} {user:?} {tenant:?}");
+        };
+        check("10.0.0.1", None, None, Some(Listed::Allow));
+        check("10.1.2.3", None, None, Some(Listed::Deny));
+        check("::ffff:10.1.2.3", None, None, Some(Listed::Deny));
+        check("10.9.9.9", None, None, Some(Listed::Deny));
+        check("192.0.2.7", None, None, Some(Listed::Allow));
+        check("203.0.113.7", Some("alice"), None, Some(Listed::Allow));
+        check("10.0.0.1", Some("bob"), None, Some(Listed::Deny));
+        check("203.0.113.7", None, Some("acme"), Some(Listed::Deny));
+        check("198.51.100.7", None, Some("acme"), Some(Listed::Allow));
+        check("198.51.100.7", Some("carol"), None, None);
+        check("2001:db8::1", None, None, Some(Listed::Deny));
+    }
+
+    #[test]
+    fn an_entry_is_an_address_a_user_or_a_tenant() {
+        assert!(ListEntry::parse("bob").is_err());
+        assert!(ListEntry::parse("user:").is_err());
+        assert!(ListEntry::parse("10.0.0.0/33").is_err());
+        assert_eq!(ListEntry::parse("10.1.2.3/8"), ListEntry::parse("10.0.0.0/8"));
+    }
+}

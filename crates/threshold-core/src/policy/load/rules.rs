@@ -1,0 +1,434 @@
+//! One rule as written → one rule as meant.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::{Loader, is_token, layer_of};
+use crate::key::DigestKey;
+use crate::ladder::{Ladder, StrikeMode};
+use crate::limit::{Algorithm, Anchor, Concurrency, Estimate, Limit, Log, Quota, Rate, Unit, Window};
+use crate::policy::file::{
+    AlgorithmName, AnchorName, ConsistencyName, DisclosureName, LayerName, LogName, ModeName, OnMissingName,
+    OnStoreErrorName, RuleFile, StrikeName, Text,
+};
+use crate::policy::rule::{
+    Consistency, CostOf, Disclosure, Layer, LogMode, Measure, Mode, OnMissing, OnStoreError, Per, Rule, StatusSet,
+    SubjectRule,
+};
+use crate::policy::{Identity, IdentitySource};
+use crate::time::Span;
+
+/// How a rule counts whatever limit it is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Shape {
+    algorithm: Option<Algorithm>,
+    anchor: Anchor,
+    buckets: u32,
+    burst: Option<u64>,
+    ttl: Span,
+    named_cost: bool,
+}
+
+impl Shape {
+    /// The limit this quota makes; `None` is unlimited.
+    pub(crate) fn limit(&self, quota: Quota) -> Result<Option<Limit>, String> {
+        let (amount, unit, period, burst) = match quota {
+            Quota::Unlimited => return Ok(None),
+            Quota::AtOnce(amount) if self.algorithm == Some(Algorithm::Concurrency) => {
+                let limit = Concurrency::new(amount, self.ttl).map_err(|error| error.0)?;
+                return Ok(Some(Limit::Concurrency(limit)));
+            }
+            Quota::AtOnce(amount) => {
+                return Err(format!(
+                    "a limit needs a period: write \"{amount}/min\", or algorithm = \"concurrency\" for so many at once"
+                ));
+            }
+            Quota::Per { amount, unit, period, burst } => (amount, unit, period, burst),
+        };
+        let algorithm =
+            self.algorithm.unwrap_or_else(|| Algorithm::default_for(period, unit, self.named_cost));
+        let burst = burst.or(self.burst);
+        if burst.is_some() && algorithm != Algorithm::TokenBucket {
+            return Err(format!("a burst belongs to a token-bucket, and this limit is a {algorithm}"));
+        }
+        let limit = match algorithm {
+            Algorithm::TokenBucket => Rate::new(amount, period, burst.unwrap_or(amount)).map(Limit::Rate),
+            Algorithm::FixedWindow => Window::new(amount, period, self.anchor).map(Limit::Window),
+            Algorithm::SlidingWindow => Log::bucketed(amount, period, self.buckets).map(Limit::Log),
+            Algorithm::SlidingEstimate => Estimate::new(amount, period).map(Limit::Estimate),
+            Algorithm::SlidingLog => Log::exact(amount, period).map(Limit::Log),
+            Algorithm::Concurrency => {
+                return Err("a concurrency limit has no period: write limit = \"10\" and a ttl".to_owned());
+            }
+        };
+        limit.map(Some).map_err(|error| error.0)
+    }
+}
+
+/// Every shape that a rule with `limit = "tier"` has, once.
+#[derive(Debug, Default)]
+pub(crate) struct Shapes(Vec<Shape>);
+
+impl Shapes {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Shape> {
+        self.0.iter()
+    }
+
+    fn index(&mut self, shape: Shape) -> usize {
+        self.0.iter().position(|own| *own == shape).unwrap_or_else(|| {
+            self.0.push(shape);
+            self.0.len().saturating_sub(1)
+        })
+    }
+}
+
+/// What a rule may refer to.
+pub(super) struct Context<'c> {
+    pub(super) identity: &'c Identity,
+    pub(super) ladders: &'c BTreeMap<String, Ladder>,
+    pub(super) shapes: &'c mut Shapes,
+    pub(super) subjects: &'c mut Vec<SubjectRule>,
+}
+
+impl Loader<'_> {
+    pub(super) fn rule(&mut self, file: &RuleFile, span: &Range<usize>, context: &mut Context<'_>) -> Option<Rule> {
+        self.rule_name(&file.name);
+        let per = self.per(file, span)?;
+        let layer = file.layer.as_ref().map_or_else(|| layer_of(&per), |layer| layer.value.into());
+        let shape = self.shape(file)?;
+        let (measure, unit) = self.measure(file, shape, context.shapes)?;
+        let cost = match (&file.cost, unit) {
+            (Some(name), Some(Unit::Bytes)) => {
+                self.error("bad-value", name.span.clone(), "a limit in bytes charges bytes", "leave cost out");
+                CostOf::Bytes
+            }
+            (Some(name), _) => CostOf::Named(name.value.as_str().into()),
+            (None, Some(Unit::Bytes)) => CostOf::Bytes,
+            (None, _) => CostOf::Requests,
+        };
+        let count = file.count.as_ref().and_then(|text| self.statuses(text));
+        let block_for = file.block_for.as_ref().and_then(|text| self.span(text));
+        let on_missing = file.on_missing.as_ref().map_or(OnMissing::Floor, |name| name.value.into());
+        let subject = self.subject(file, &per, layer, &measure, &cost, on_missing, context);
+        let status = self.status(file);
+        let text = |text: &Option<Text>| text.as_ref().map(|text| text.value.as_str().into());
+        let flag = |flag: &Option<crate::policy::file::Located<bool>>| flag.as_ref().is_some_and(|flag| flag.value);
+        let mut rule = Rule {
+            name: file.name.value.as_str().into(),
+            layer,
+            matches: self.matches(&file.matches),
+            per,
+            measure,
+            cost,
+            count,
+            block_for,
+            fallback: flag(&file.fallback),
+            on_missing,
+            subject,
+            strike: file.strike.as_ref().map_or(StrikeMode::Window, |name| name.value.into()),
+            mode: file.mode.as_ref().map_or(Mode::Enforce, |name| name.value.into()),
+            consistency: file.consistency.as_ref().map_or(Consistency::Strong, |name| name.value.into()),
+            approximate: flag(&file.approximate),
+            on_store_error: file.on_store_error.as_ref().map_or(OnStoreError::Local, |name| name.value.into()),
+            disclosure: file.disclosure.as_ref().map_or(Disclosure::Full, |name| name.value.into()),
+            status,
+            message: text(&file.message),
+            body: text(&file.body),
+            period: text(&file.period),
+            log: file.log.as_ref().map_or(LogMode::Sampled, |name| name.value.into()),
+            allow: self.allowances(file),
+            tag: 0,
+            prefixes: Vec::new(),
+        };
+        rule.digest_with(DigestKey::new([0; 16]));
+        Some(rule)
+    }
+
+    fn rule_name(&mut self, name: &Text) {
+        // Names go into structured header fields, which hold printable ASCII only.
+        let plain = name.value.bytes().all(|byte| (0x20..0x7f).contains(&byte) && byte != b'"' && byte != b'\\');
+        if name.value.is_empty() || name.value.len() > 64 || !plain {
+            let message = "a rule's name is 1 to 64 printable ASCII characters without quotes and backslashes";
+            self.error("bad-name", name.span.clone(), message, "it is shown to clients in RateLimit headers");
+        }
+    }
+
+    fn per(&mut self, file: &RuleFile, span: &Range<usize>) -> Option<Vec<Per>> {
+        let Some(texts) = &file.per else {
+            let help = "write per = [\"ip\"], [\"user\"], …, or per = [] for one budget for all";
+            self.error("no-per", file.name.span.clone(), format!("the rule \"{}\" has no per", file.name.value), help);
+            return None;
+        };
+        let mut per = Vec::new();
+        for text in &texts.items {
+            match parse_per(&text.value) {
+                Some(item) if per.contains(&item) => {
+                    self.error("bad-value", text.span.clone(), format!("\"{item}\" is listed twice"), "");
+                }
+                Some(item) => per.push(item),
+                None => {
+                    let help = "known: ip, ip/N, tenant, user, tier, category, endpoint, method, host, header:NAME, \
+                                fact:NAME";
+                    self.error("bad-value", text.span.clone(), format!("unknown \"{}\" in per", text.value), help);
+                }
+            }
+        }
+        let is_global = file.layer.as_ref().is_some_and(|layer| layer.value == LayerName::Global);
+        if is_global != per.is_empty() && (is_global || file.layer.is_some()) {
+            let at = file.layer.as_ref().map_or(span.clone(), |layer| layer.span.clone());
+            self.error("bad-value", at, "layer = \"global\" and per = [] go together", "one budget for all is global");
+        }
+        // One order, so that rules which list the same things in another order share a subject.
+        Some(per)
+    }
+
+    fn shape(&mut self, file: &RuleFile) -> Option<Shape> {
+        let algorithm = file.algorithm.as_ref().map(|name| Algorithm::from(name.value));
+        let mut belongs = |span: Option<Range<usize>>, key: &str, owner: Algorithm| {
+            if let Some(span) = span
+                && algorithm.is_some_and(|algorithm| algorithm != owner)
+            {
+                let message = format!("{key} belongs to algorithm = \"{owner}\"");
+                self.error("bad-value", span, message, "leave it out, or change the algorithm");
+            }
+        };
+        belongs(file.anchor.as_ref().map(|anchor| anchor.span.clone()), "anchor", Algorithm::FixedWindow);
+        belongs(file.buckets.as_ref().map(|buckets| buckets.span.clone()), "buckets", Algorithm::SlidingWindow);
+        belongs(file.burst.as_ref().map(|burst| burst.span.clone()), "burst", Algorithm::TokenBucket);
+        belongs(file.ttl.as_ref().map(|ttl| ttl.span.clone()), "ttl", Algorithm::Concurrency);
+        let ttl = match &file.ttl {
+            Some(text) => self.span(text)?,
+            None => Span::MINUTE,
+        };
+        let anchor = match file.anchor.as_ref().map(|anchor| anchor.value) {
+            Some(AnchorName::First) => Anchor::First,
+            Some(AnchorName::Clock) | None => Anchor::Clock,
+        };
+        Some(Shape {
+            algorithm,
+            anchor,
+            buckets: file.buckets.as_ref().map_or(60, |buckets| buckets.value),
+            burst: file.burst.as_ref().map(|burst| burst.value),
+            ttl,
+            named_cost: file.cost.is_some(),
+        })
+    }
+
+    fn measure(&mut self, file: &RuleFile, shape: Shape, shapes: &mut Shapes) -> Option<(Measure, Option<Unit>)> {
+        let never = file.deny.as_ref().is_some_and(|deny| deny.value);
+        let Some(text) = &file.limit else {
+            if never {
+                return Some((Measure::Fixed(Limit::Never), None));
+            }
+            let message = format!("the rule \"{}\" has no limit", file.name.value);
+            self.error("no-limit", file.name.span.clone(), message, "write limit = \"100/min\", or deny = true");
+            return None;
+        };
+        if never {
+            self.error("bad-value", text.span.clone(), "deny = true needs no limit", "leave limit out");
+            return None;
+        }
+        if text.value.trim() == "tier" {
+            return Some((Measure::Tier(shapes.index(shape)), None));
+        }
+        let quota = self.quota(text)?;
+        let unit = match quota {
+            Quota::Per { unit, .. } => Some(unit),
+            Quota::Unlimited | Quota::AtOnce(_) => None,
+        };
+        match shape.limit(quota) {
+            Ok(Some(limit)) => Some((Measure::Fixed(limit), unit)),
+            Ok(None) => Some((Measure::Unlimited, unit)),
+            Err(message) => {
+                self.error("impossible-limit", text.span.clone(), message, "");
+                None
+            }
+        }
+    }
+
+    fn statuses(&mut self, text: &Text) -> Option<StatusSet> {
+        let help = "write count = \"status:401,403\" or \"status:5xx\"";
+        let parsed = text.value.strip_prefix("status:").and_then(|list| list.split(',').map(status_range).collect());
+        if parsed.is_none() {
+            self.error("bad-value", text.span.clone(), format!("\"{}\" names no outcomes", text.value), help);
+        }
+        parsed.map(StatusSet)
+    }
+
+    fn status(&mut self, file: &RuleFile) -> u16 {
+        let Some(status) = &file.status else { return 429 };
+        if !(400..=599).contains(&status.value) {
+            self.error("bad-value", status.span.clone(), "the status of a denial is between 400 and 599", "429 suits most");
+        }
+        status.value
+    }
+
+    fn allowances(&mut self, file: &RuleFile) -> Vec<(Box<str>, Box<str>)> {
+        let mut allowances = Vec::new();
+        for text in file.allow.iter().flat_map(|texts| &texts.items) {
+            match text.value.split_once(':').map(|(code, reason)| (code.trim(), reason.trim())) {
+                Some((code, reason)) if !code.is_empty() && !reason.is_empty() => {
+                    allowances.push((code.into(), reason.into()));
+                }
+                _ => self.error("bad-value", text.span.clone(), "an allowance gives its reason", "write \"CODE: why it is meant\""),
+            }
+        }
+        allowances
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "what a ladder may rest on is spread over the whole rule")]
+    fn subject(
+        &mut self,
+        file: &RuleFile,
+        per: &[Per],
+        layer: Layer,
+        measure: &Measure,
+        cost: &CostOf,
+        on_missing: OnMissing,
+        context: &mut Context<'_>,
+    ) -> Option<usize> {
+        let Some(name) = &file.ladder else {
+            if let Some(strike) = &file.strike {
+                self.warning("no-ladder", strike.span.clone(), "strike does nothing without a ladder", "add ladder = \"graduated\"");
+            }
+            return None;
+        };
+        let Some((index, (_, ladder))) = context.ladders.iter().enumerate().find(|(_, (own, _))| **own == name.value) else {
+            let known: Vec<&str> = context.ladders.keys().map(String::as_str).collect();
+            let help = format!("known: {}", known.join(", "));
+            self.error("unknown-ladder", name.span.clone(), format!("no ladder is called \"{}\"", name.value), &help);
+            return None;
+        };
+        let identity: Vec<Per> = per.iter().filter(|per| per.is_identity()).cloned().collect();
+        self.ladder_fits(file, name, ladder, &identity, measure, cost, context.identity);
+        let mut per = identity;
+        per.sort();
+        let ladder_name: Box<str> = name.value.as_str().into();
+        let floors = on_missing == OnMissing::Floor;
+        let known = context.subjects.iter_mut().position(|own| own.per == per && own.ladder == index);
+        Some(match known {
+            Some(at) => {
+                if let Some(own) = context.subjects.get_mut(at) {
+                    own.floors |= floors;
+                }
+                at
+            }
+            None => {
+                context.subjects.push(SubjectRule { per, layer, ladder: index, ladder_name, floors });
+                context.subjects.len().saturating_sub(1)
+            }
+        })
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "what a ladder may rest on is spread over the whole rule")]
+    fn ladder_fits(
+        &mut self,
+        file: &RuleFile,
+        name: &Text,
+        ladder: &Ladder,
+        identity: &[Per],
+        measure: &Measure,
+        cost: &CostOf,
+        source: &Identity,
+    ) {
+        let span = name.span.clone();
+        if identity.is_empty() {
+            let help = "a ladder punishes somebody: count by user, tenant or ip";
+            return self.error("ladder-for-nobody", span, "a ladder needs an identity in per", help);
+        }
+        if let Some(why) = unverified(identity, source) {
+            let help = "anyone could get the owner banned; use a claim, or a header of a trusted proxy";
+            self.error("unverified-ladder", span.clone(), why, help);
+        }
+        let concurrency = matches!(measure, Measure::Fixed(Limit::Concurrency(_)));
+        let warns = ladder.rungs.iter().any(|rung| rung.allows());
+        if warns && (*cost != CostOf::Requests || concurrency) {
+            let message = "a rung that lets the request through is not for bytes, named costs or concurrency";
+            self.error("ladder-warns", span.clone(), message, "use a ladder whose rungs all deny, such as \"strict\"");
+        }
+        let shared = !identity.iter().any(|per| matches!(per, Per::User | Per::Header(_) | Per::Fact(_)));
+        if shared {
+            let bans = ladder.rungs.iter().any(|rung| rung.ban.is_some());
+            if bans && !file.ban_shared.as_ref().is_some_and(|flag| flag.value) {
+                let message = "this ladder bans an address or a tenant, which several people may share";
+                self.error("shared-ban", span, message, "write ban_shared = true if that is meant");
+            } else {
+                let message = "strikes are counted by an address or a tenant, which several people may share";
+                self.warning("shared-ladder", span, message, "count by user where there is one");
+            }
+        }
+    }
+}
+
+/// Why an identity is not safe to punish by.
+fn unverified(identity: &[Per], source: &Identity) -> Option<String> {
+    let weak = |name: &str, from: &Option<IdentitySource>| {
+        let from = from.as_ref().filter(|from| !from.is_verified())?;
+        let kind = if matches!(from, IdentitySource::Host(_)) { "host" } else { "path" };
+        Some(format!("the {name} is taken from the {kind}, which anyone can write"))
+    };
+    identity.iter().find_map(|per| match per {
+        Per::Header(name) => Some(format!("the header {name} is not verified")),
+        Per::User => weak("user", &source.user),
+        Per::Tenant => weak("tenant", &source.tenant),
+        _ => None,
+    })
+}
+
+fn parse_per(text: &str) -> Option<Per> {
+    let named = |prefix: &str| text.strip_prefix(prefix).filter(|name| !name.is_empty());
+    Some(match text {
+        "ip" => Per::Ip,
+        "tenant" => Per::Tenant,
+        "user" => Per::User,
+        "tier" => Per::Tier,
+        "category" => Per::Category,
+        "endpoint" => Per::Endpoint,
+        "method" => Per::Method,
+        "host" => Per::Host,
+        _ => {
+            if let Some(prefix) = named("ip/") {
+                Per::IpPrefix(prefix.parse().ok().filter(|prefix| (8..=128).contains(prefix))?)
+            } else if let Some(name) = named("header:") {
+                Per::Header(is_token(name).then(|| name.to_ascii_lowercase())?.into())
+            } else {
+                Per::Fact(named("fact:")?.into())
+            }
+        }
+    })
+}
+
+/// `401` or `5xx`.
+fn status_range(text: &str) -> Option<(u16, u16)> {
+    let text = text.trim();
+    if let Some(class) = text.strip_suffix("xx") {
+        let class: u16 = class.parse().ok().filter(|class| (1..=5).contains(class))?;
+        let low = class.saturating_mul(100);
+        return Some((low, low.saturating_add(99)));
+    }
+    let status: u16 = text.parse().ok().filter(|status| (100..=599).contains(status))?;
+    Some((status, status))
+}
+
+/// Declares what each name of the file means.
+macro_rules! means {
+    ($($name:ident => $meaning:ident { $($variant:ident),+ })+) => {$(
+        impl From<$name> for $meaning {
+            fn from(name: $name) -> Self {
+                match name { $($name::$variant => Self::$variant),+ }
+            }
+        }
+    )+};
+}
+
+means! {
+    LayerName => Layer { Global, Edge, Tenant, User, Endpoint }
+    AlgorithmName => Algorithm { TokenBucket, FixedWindow, SlidingWindow, SlidingEstimate, SlidingLog, Concurrency }
+    OnMissingName => OnMissing { Floor, Skip, Deny }
+    StrikeName => StrikeMode { Window, Request, Ignored }
+    ModeName => Mode { Enforce, Observe }
+    ConsistencyName => Consistency { Strong, Leased, Eventual }
+    OnStoreErrorName => OnStoreError { Local, Open, Closed }
+    DisclosureName => Disclosure { Full, Minimal, None }
+    LogName => LogMode { Sampled, Each }
+}

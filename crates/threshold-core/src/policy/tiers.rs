@@ -1,0 +1,63 @@
+//! Limits by tier and category, and what single tenants and users have of their own.
+
+use std::collections::BTreeMap;
+
+use crate::limit::Limit;
+use crate::plan::Caller;
+use crate::policy::Per;
+
+/// One limit by tier, made ready once for each way in which rules count it (their shape); `None` is unlimited.
+pub(crate) type Shaped = Vec<Option<Limit>>;
+
+/// What a tier, a tenant or a user has, by category.
+pub(crate) type Categories = BTreeMap<Box<str>, Shaped>;
+
+/// What one tenant or user has of its own.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Own {
+    pub(crate) tier: Option<Box<str>>,
+    pub(crate) limits: Categories,
+}
+
+/// All limits by tier of a policy.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tiers {
+    pub(crate) tiers: BTreeMap<Box<str>, Categories>,
+    pub(crate) tenants: BTreeMap<Box<str>, Own>,
+    pub(crate) users: BTreeMap<Box<str>, Own>,
+}
+
+/// Where a limit by tier was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source<'p> {
+    /// The tenant's or user's own limit.
+    Own,
+    /// A tier.
+    Tier(&'p str),
+}
+
+impl Tiers {
+    /// The limit of a rule with this shape: the user's or tenant's own, else its tier's, else the request's tier's, else
+    /// the default tier's. `None` is unlimited.
+    pub(crate) fn limit<'p>(
+        &'p self,
+        shape: usize,
+        per: &[Per],
+        caller: &Caller<'_>,
+        default_tier: Option<&'p str>,
+    ) -> Option<(&'p Limit, Source<'p>)> {
+        let pick = |categories: &'p Categories| categories.get(caller.category).map(|shaped| shaped.get(shape));
+        let users = per.contains(&Per::User).then(|| caller.user.and_then(|user| self.users.get(user))).flatten();
+        let tenants = caller.tenant.and_then(|tenant| self.tenants.get(tenant));
+        for own in [users, tenants].into_iter().flatten() {
+            if let Some(limit) = pick(&own.limits) {
+                return Some((limit?.as_ref()?, Source::Own));
+            }
+        }
+        let own_tier = [users, tenants].into_iter().flatten().find_map(|own| own.tier.as_deref());
+        let tiers = [own_tier, caller.tier, default_tier];
+        let (name, categories) = tiers.into_iter().flatten().find_map(|name| self.tiers.get_key_value(name))?;
+        let limit = pick(categories)??.as_ref()?;
+        Some((limit, Source::Tier(name)))
+    }
+}

@@ -1,0 +1,263 @@
+//! The one atomic step: all limits charged or none, and the strike in the same breath.
+//!
+//! A store loads the balances of a plan's charges and the standings of its subjects, calls [`settle`] inside its own
+//! lock, transaction or script, and saves what changed. It does not know what a rule is.
+
+use arrayvec::ArrayVec;
+
+use crate::balance::Balance;
+use crate::ladder::{Penalty, Rung, Standing, Violation};
+use crate::limit::{Look, Mark};
+use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
+use crate::time::Timestamp;
+
+/// What settling found and did.
+#[derive(Debug, Clone, Default)]
+#[must_use = "an outcome is turned into a decision by `Plan::decide`"]
+pub struct Outcome {
+    /// One for each charge, in the plan's order.
+    pub(crate) settled: ArrayVec<Settled, MAX_CHARGES>,
+    /// The harshest penalty that was in force, with its subject.
+    pub(crate) penalty: Option<(usize, Penalty)>,
+    pub(crate) escalations: ArrayVec<Escalation, MAX_SUBJECTS>,
+    /// Whether an allowed request is to be delayed.
+    pub(crate) shadowed: bool,
+    changed_balances: u16,
+    changed_standings: u8,
+}
+
+/// What happened to one charge.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settled {
+    pub(crate) look: Look,
+    /// What was charged, if anything was.
+    pub(crate) mark: Option<Mark>,
+    /// Denied, but let through by a rung that only warns.
+    pub(crate) lifted: bool,
+    /// When the cost fits, with `block_for` counted in.
+    pub(crate) ready_at: Timestamp,
+}
+
+/// One strike, for logs and events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Escalation {
+    /// The subject's place in the plan.
+    pub subject: usize,
+    /// The charge in the plan that struck.
+    pub charge: usize,
+    /// How many strikes there are now.
+    pub strikes: u32,
+    /// What this one brought.
+    pub rung: Rung,
+    /// Whether the subject is shadow banned now.
+    pub shadowed: bool,
+    /// When its ban ends, if it has one.
+    pub banned_until: Option<Timestamp>,
+}
+
+impl Outcome {
+    /// Whether the balance of the `index`th charge must be saved.
+    #[must_use]
+    pub fn balance_changed(&self, index: usize) -> bool {
+        u32::try_from(index).ok().and_then(|index| self.changed_balances.checked_shr(index)).is_some_and(|bits| bits & 1 == 1)
+    }
+
+    /// Whether the standing of the `index`th subject must be saved.
+    #[must_use]
+    pub fn standing_changed(&self, index: usize) -> bool {
+        u32::try_from(index).ok().and_then(|index| self.changed_standings.checked_shr(index)).is_some_and(|bits| bits & 1 == 1)
+    }
+
+    /// Whether anything must be saved at all. A denial usually changes nothing.
+    #[must_use]
+    pub fn changed(&self) -> bool {
+        self.changed_balances != 0 || self.changed_standings != 0
+    }
+
+    /// The strikes this request added.
+    #[must_use]
+    pub fn escalations(&self) -> &[Escalation] {
+        &self.escalations
+    }
+
+    fn mark_balance(&mut self, index: usize) {
+        let bit = u32::try_from(index).ok().and_then(|index| 1u16.checked_shl(index));
+        self.changed_balances |= bit.unwrap_or(0);
+    }
+
+    fn mark_standing(&mut self, index: usize) {
+        let bit = u32::try_from(index).ok().and_then(|index| 1u8.checked_shl(index));
+        self.changed_standings |= bit.unwrap_or(0);
+    }
+}
+
+/// Decides and charges: all limits or none. `balances` and `standings` are those of the plan's charges and subjects, in
+/// its order; what must be saved afterwards the outcome says.
+pub fn settle(plan: &Plan<'_>, balances: &mut [Balance], standings: &mut [Standing], now: Timestamp) -> Outcome {
+    match plan.verb {
+        Verb::Check => Step { plan, balances, standings, now, outcome: Outcome::default() }.check(),
+        Verb::Record => Step { plan, balances, standings, now, outcome: Outcome::default() }.record(),
+        Verb::Peek => {
+            let mut balances: ArrayVec<Balance, MAX_CHARGES> = balances.iter().take(MAX_CHARGES).cloned().collect();
+            let mut standings: ArrayVec<Standing, MAX_SUBJECTS> = standings.iter().take(MAX_SUBJECTS).cloned().collect();
+            let (balances, standings) = (&mut balances[..], &mut standings[..]);
+            let mut outcome = Step { plan, balances, standings, now, outcome: Outcome::default() }.check();
+            outcome.changed_balances = 0;
+            outcome.changed_standings = 0;
+            outcome
+        }
+    }
+}
+
+/// One settle step under way.
+struct Step<'s, 'p> {
+    plan: &'s Plan<'p>,
+    balances: &'s mut [Balance],
+    standings: &'s mut [Standing],
+    now: Timestamp,
+    outcome: Outcome,
+}
+
+impl Step<'_, '_> {
+    fn check(mut self) -> Outcome {
+        self.look();
+        self.find_penalty();
+        if self.outcome.penalty.is_some() {
+            return self.outcome;
+        }
+        if self.denied() {
+            self.strike();
+        }
+        let refused = self.denied() || self.outcome.escalations.iter().any(|strike| !strike.rung.allows());
+        if refused {
+            self.deny();
+        } else {
+            self.charge();
+            self.outcome.shadowed = self.standings.iter().any(|standing| standing.is_shadowed(self.now));
+        }
+        self.outcome
+    }
+
+    fn record(mut self) -> Outcome {
+        self.look();
+        for index in 0..self.outcome.settled.len() {
+            self.charge_one(index);
+        }
+        self.outcome
+    }
+
+    /// Brings every balance to now and looks at it.
+    fn look(&mut self) {
+        for (index, charge) in self.plan.charges.iter().enumerate() {
+            let Some(balance) = self.balances.get_mut(index) else { break };
+            if balance.bring(charge.limit, self.now) {
+                self.outcome.mark_balance(index);
+            }
+            let look = balance.look(charge.limit, charge.cost, self.now);
+            let settled = Settled { look, mark: None, lifted: false, ready_at: look.ready_at };
+            let _ = self.outcome.settled.try_push(settled);
+        }
+    }
+
+    fn find_penalty(&mut self) {
+        for (index, standing) in self.standings.iter().enumerate() {
+            let Some(penalty) = standing.penalty(self.now) else { continue };
+            let rank = |penalty: Penalty| match penalty {
+                Penalty::CoolDown(until) => (0, until),
+                Penalty::Ban(until) => (1, until),
+            };
+            if self.outcome.penalty.is_none_or(|(_, known)| rank(penalty) > rank(known)) {
+                self.outcome.penalty = Some((index, penalty));
+            }
+        }
+    }
+
+    /// Whether an enforced limit denies and no rung has lifted that.
+    fn denied(&self) -> bool {
+        let charges = self.plan.charges.iter().zip(&self.outcome.settled);
+        charges.into_iter().any(|(charge, settled)| charge.enforced() && !settled.look.fits && !settled.lifted)
+    }
+
+    /// Adds at most one strike to each subject whose limits this request is over.
+    fn strike(&mut self) {
+        for (subject, planned) in self.plan.subjects.iter().enumerate() {
+            let Some(standing) = self.standings.get_mut(subject) else { break };
+            let violations = self.plan.charges.iter().enumerate().filter_map(|(index, charge)| {
+                let settled = self.outcome.settled.get(index)?;
+                let blocked = self.balances.get(index).is_some_and(|balance| balance.is_blocked(self.now));
+                let over = charge.subject == Some(subject) && charge.enforced() && !settled.look.fits && !blocked;
+                over.then_some((index, charge))
+            });
+            let now = self.now;
+            let mut struck = None;
+            for (index, charge) in violations {
+                let told = self.outcome.settled.get(index).map_or(now, |settled| settled.ready_at);
+                let violation = Violation {
+                    rule: charge.rule.tag,
+                    mode: charge.rule.strike,
+                    window: charge.limit.period(),
+                    told,
+                };
+                if struck.is_none() && standing.counts(&violation, now) {
+                    struck = Some((index, standing.strike(planned.ladder, &violation, now)));
+                } else if standing.denied(&violation, now) {
+                    self.outcome.changed_standings |= 1u8.checked_shl(u32::try_from(subject).unwrap_or(u32::MAX)).unwrap_or(0);
+                }
+            }
+            let Some((charge, rung)) = struck else { continue };
+            let escalation = Escalation {
+                subject,
+                charge,
+                strikes: standing.strikes(now),
+                rung,
+                shadowed: standing.is_shadowed(now),
+                banned_until: rung.ban.and(standing.banned_until()),
+            };
+            if let Some(settled) = self.outcome.settled.get_mut(charge) {
+                settled.lifted = rung.allows();
+            }
+            self.outcome.mark_standing(subject);
+            let _ = self.outcome.escalations.try_push(escalation);
+        }
+    }
+
+    /// Denied: nothing is charged. A limit that was gone over now blocks its key, if its rule says so.
+    fn deny(&mut self) {
+        for (index, charge) in self.plan.charges.iter().enumerate() {
+            let (Some(settled), Some(balance)) = (self.outcome.settled.get_mut(index), self.balances.get_mut(index)) else {
+                break;
+            };
+            let over = charge.enforced() && !settled.look.fits && !settled.lifted && !balance.is_blocked(self.now);
+            if let Some(span) = charge.rule.block_for.filter(|_| over) {
+                let until = self.now.plus(span);
+                balance.block(until);
+                settled.ready_at = settled.ready_at.max(until);
+                settled.look.remaining = 0;
+                self.outcome.mark_balance(index);
+            }
+        }
+    }
+
+    /// Allowed: every limit with room is charged, watched ones too; a full one that was lifted stays as it is.
+    fn charge(&mut self) {
+        for index in 0..self.outcome.settled.len() {
+            if self.outcome.settled.get(index).is_some_and(|settled| settled.look.fits) {
+                self.charge_one(index);
+            }
+        }
+    }
+
+    fn charge_one(&mut self, index: usize) {
+        let (Some(charge), Some(balance), Some(settled)) =
+            (self.plan.charges.get(index), self.balances.get_mut(index), self.outcome.settled.get_mut(index))
+        else {
+            return;
+        };
+        let by_outcome = charge.rule.count.is_some() && !self.plan.outcomes_seen;
+        if charge.cost == 0 || by_outcome {
+            return;
+        }
+        settled.mark = Some(balance.charge(charge.limit, charge.cost, self.now, self.plan.trace));
+        self.outcome.mark_balance(index);
+    }
+}

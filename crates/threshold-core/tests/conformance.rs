@@ -1,0 +1,36 @@
+//! Core plays the vectors in `conformance/`, and must answer each as written.
+
+#![expect(clippy::panic, reason = "a test says what is wrong by panicking")]
+
+use std::path::Path;
+
+use threshold_core::case::{CaseFile, LedgerPlayer, Lines, play};
+
+/// How many cases there must be at the least: a vector that vanishes is a promise that vanishes.
+const AT_LEAST: usize = 150;
+
+#[test]
+fn core_answers_every_vector_as_written() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conformance");
+    let mut files: Vec<_> = std::fs::read_dir(&folder)
+        .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        .collect();
+    files.sort();
+    let mut failures = Vec::new();
+    let mut count = 0;
+    for path in files {
+        let text = std::fs::read_to_string(&path).expect("the file was just listed");
+        let file: CaseFile = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let shared = file.policy.as_ref().map(Lines::text);
+        for case in &file.cases {
+            count += 1;
+            if let Err(failure) = play(case, shared.as_deref(), &mut LedgerPlayer::default()) {
+                failures.push(format!("{}: {failure}", path.file_name().unwrap_or_default().display()));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} of {count} cases failed:\n{}", failures.len(), failures.join("\n"));
+    assert!(count >= AT_LEAST, "{count} cases, and there must be {AT_LEAST}");
+}
