@@ -80,7 +80,6 @@ impl Lines {
 
 /// One call, perhaps repeated, and what it must answer.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Step {
     /// Seconds since the case began; as the step before, unless said.
     #[serde(default)]
