@@ -173,6 +173,21 @@ impl Limit {
         }
     }
 
+    /// The limit as a policy writes it, counting in `unit`.
+    #[must_use]
+    pub fn notation(&self, unit: Unit) -> String {
+        let quota = match self {
+            Self::Never => return "never".to_owned(),
+            Self::Concurrency(concurrency) => Quota::AtOnce(concurrency.quota()),
+            Self::Rate(rate) if rate.burst() != rate.quota() => {
+                let burst = Some(rate.burst());
+                Quota::Per { amount: rate.quota(), unit, period: rate.period(), burst }
+            }
+            other => Quota::Per { amount: other.quota(), unit, period: other.period(), burst: None },
+        };
+        quota.to_string()
+    }
+
     /// L as written.
     #[must_use]
     pub const fn quota(&self) -> u64 {

@@ -10,7 +10,7 @@ use crate::address::AddressGroup;
 use crate::facts::Facts;
 use crate::key::{Digest, Domain, KeyBuilder, Part, TraceId};
 use crate::ladder::Ladder;
-use crate::limit::Limit;
+use crate::limit::{Limit, Unit};
 use crate::path::{spell_host, spell_method, spell_path};
 use crate::policy::{CostOf, Layer, Listed, Measure, Mismatch, Mode, OnMissing, Per, Policy, Rule, SubjectRule, TierSource};
 
@@ -96,8 +96,6 @@ pub struct Subject<'p> {
     pub(crate) key: Digest,
     pub(crate) ladder: &'p Ladder,
     pub(crate) layer: Layer,
-    /// The subject's place in the policy.
-    pub(crate) index: usize,
 }
 
 impl Subject<'_> {
@@ -341,6 +339,15 @@ pub struct Explained<'p> {
     pub cost: u64,
 }
 
+impl Explained<'_> {
+    /// The limit as a policy writes it; empty if the rule does not apply.
+    #[must_use]
+    pub fn notation(&self) -> String {
+        let unit = if self.rule.cost == CostOf::Bytes { Unit::Bytes } else { Unit::Count };
+        self.limit.map(|limit| limit.notation(unit)).unwrap_or_default()
+    }
+}
+
 impl Policy {
     /// The plan of a `check`.
     ///
@@ -370,7 +377,7 @@ impl Policy {
         }
         let mut positions = [None; MAX_SUBJECTS];
         for (index, subject) in self.subjects.iter().enumerate() {
-            if let Some(planned) = self.subject(index, subject, &caller)
+            if let Some(planned) = self.subject(subject, &caller)
                 && let Some(position) = positions.get_mut(index)
             {
                 *position = Some(plan.subjects.len());
@@ -471,7 +478,7 @@ impl Policy {
         PlanError::Missing { rule: rule.name.clone(), field: absent.map_or_else(|| "ip".to_owned(), field_of) }
     }
 
-    fn subject<'p>(&'p self, index: usize, subject: &'p SubjectRule, caller: &Caller<'_>) -> Option<Subject<'p>> {
+    fn subject<'p>(&'p self, subject: &'p SubjectRule, caller: &Caller<'_>) -> Option<Subject<'p>> {
         let ladder = self.ladders.get(subject.ladder)?;
         // A subject has no endpoint, so any rule will do.
         let any_rule = self.rules.first()?;
@@ -480,7 +487,7 @@ impl Policy {
         if caller.add_parts(&mut key, &subject.per, any_rule, self, subject.floors) == Keyed::Missing {
             return None;
         }
-        Some(Subject { key: key.finish(), ladder, layer: subject.layer, index })
+        Some(Subject { key: key.finish(), ladder, layer: subject.layer })
     }
 
     /// Which rules a request meets, by which keys, and why not the others.
@@ -563,8 +570,8 @@ impl Policy {
             }
         }
         let caller = Caller::new(&facts, self);
-        let own = self.subjects.iter().enumerate().filter(|(_, subject)| subject.layer == layer && !subject.per.is_empty());
-        keys.extend(own.filter_map(|(index, subject)| self.subject(index, subject, &caller)).map(|subject| subject.key));
+        let own = self.subjects.iter().filter(|subject| subject.layer == layer && !subject.per.is_empty());
+        keys.extend(own.filter_map(|subject| self.subject(subject, &caller)).map(|subject| subject.key));
         keys.sort_unstable();
         keys.dedup();
         keys

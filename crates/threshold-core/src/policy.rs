@@ -4,6 +4,7 @@ mod check;
 mod expand;
 mod file;
 mod finding;
+mod identity;
 mod lists;
 mod load;
 mod pattern;
@@ -12,13 +13,13 @@ mod tiers;
 
 use std::collections::BTreeMap;
 
-use crate::address::ClientAddress;
 use crate::key::DigestKey;
 use crate::ladder::Ladder;
 use crate::lockout::Login;
 use crate::time::Span;
 
 pub use finding::{Finding, PolicyError, Severity};
+pub use identity::{Identity, IdentitySource, Jwt, Seen};
 pub use lists::{ListEntry, Listed, Lists};
 pub use pattern::Pattern;
 pub(crate) use pattern::Kind;
@@ -161,77 +162,6 @@ pub fn schema_json() -> String {
 pub(crate) struct Category {
     pub(crate) name: Box<str>,
     pub(crate) matches: Match,
-}
-
-/// How callers are found.
-#[derive(Debug, Clone, Default)]
-pub struct Identity {
-    /// Who is trusted, and where the client's address is.
-    pub address: ClientAddress,
-    /// IPv6 addresses that share this many leading bits share a budget.
-    pub ipv6_prefix: u8,
-    /// Where the tenant's name is.
-    pub tenant: Option<IdentitySource>,
-    /// Where the user's name is.
-    pub user: Option<IdentitySource>,
-    /// Where the tier's name is.
-    pub tier: Option<IdentitySource>,
-    /// The tier of a request that has no other.
-    pub default_tier: Option<Box<str>>,
-    /// Whether tenants' names are secrets.
-    pub secret_tenant: bool,
-    /// Whether users' names are secrets.
-    pub secret_user: bool,
-    /// Whether log lines may hold users and addresses as they are.
-    pub log_identifiers: bool,
-    /// How `claim:` tokens are verified.
-    pub jwt: Option<Jwt>,
-}
-
-/// Where a name is found in a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum IdentitySource {
-    /// A header of a trusted peer, by lower-case name.
-    Header(Box<str>),
-    /// A cookie of a trusted peer.
-    Cookie(Box<str>),
-    /// The capture of a pattern over the host.
-    Host(Pattern),
-    /// The capture of a pattern over the path.
-    Path(Pattern),
-    /// A claim of a verified token.
-    Claim(Box<str>),
-}
-
-impl IdentitySource {
-    /// Whether nobody but its owner can claim such a name.
-    pub(crate) const fn is_verified(&self) -> bool {
-        match self {
-            Self::Header(_) | Self::Cookie(_) | Self::Claim(_) => true,
-            Self::Host(_) | Self::Path(_) => false,
-        }
-    }
-}
-
-/// How `claim:` tokens are verified.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Jwt {
-    /// The one accepted algorithm.
-    pub alg: Box<str>,
-    /// The key itself.
-    pub key: Option<Box<str>>,
-    /// The file that holds the key.
-    pub key_file: Option<Box<str>>,
-    /// The issuer a token must name.
-    pub iss: Option<Box<str>>,
-    /// The audience a token must name.
-    pub aud: Option<Box<str>>,
-}
-
-impl std::fmt::Debug for Jwt {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Jwt").field("alg", &self.alg).finish_non_exhaustive()
-    }
 }
 
 /// When to raise an alert, by what is counted: `edge_blocks`, `tenant_blocks`, `user_bans`, `ip_blocks`.

@@ -1,6 +1,6 @@
 //! What can only be seen with the whole policy in view: names used twice, rules that are never met, gaps in tiers.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
@@ -18,9 +18,9 @@ use crate::plan::{MAX_CHARGES, MAX_SUBJECTS};
 pub(crate) const DEFAULT_CATEGORY: &str = "requests";
 
 pub(super) fn names(loader: &mut Loader<'_>, rules: &[(Rule, Range<usize>)]) {
-    let mut seen: BTreeMap<&str, ()> = BTreeMap::new();
+    let mut seen: BTreeSet<&str> = BTreeSet::new();
     for (rule, span) in rules {
-        if seen.insert(&rule.name, ()).is_some() {
+        if !seen.insert(&rule.name) {
             let message = format!("two rules are called \"{}\"", rule.name);
             loader.error("duplicate-name", span.clone(), message, "what was used belongs to a rule by its name");
         }
@@ -36,9 +36,9 @@ pub(super) fn categories(
     rules: &[(Rule, Range<usize>)],
 ) {
     let known = |name: &str| name == DEFAULT_CATEGORY || categories.iter().any(|own| own.name.as_ref() == name);
-    let mut seen: BTreeMap<&str, ()> = BTreeMap::new();
+    let mut seen: BTreeSet<&str> = BTreeSet::new();
     for category in &file.category {
-        if seen.insert(&category.name.value, ()).is_some() {
+        if !seen.insert(&category.name.value) {
             let message = format!("two categories are called \"{}\"", category.name.value);
             loader.error("duplicate-name", category.name.span.clone(), message, "list both paths in one category");
         }
@@ -112,45 +112,46 @@ pub(super) fn subjects(loader: &mut Loader<'_>, subjects: &[SubjectRule], file: 
 /// A plan holds a bounded number of charges, so no request may meet more rules. Tried with the requests that the rules
 /// themselves describe; a stranger one is refused when it comes.
 pub(super) fn meetings(loader: &mut Loader<'_>, rules: &[(Rule, Range<usize>)]) {
+    let methods: BTreeSet<&str> = rules.iter().flat_map(|(rule, _)| &rule.matches.method).map(AsRef::as_ref).collect();
     for (rule, span) in rules {
-        let sample = Sample::of(&rule.matches);
-        let met = rules.iter().filter(|(other, _)| !other.fallback && sample.meets(&other.matches)).count();
-        if met > MAX_CHARGES {
-            let message = format!("a request that meets \"{}\" meets {met} rules", rule.name);
-            let help = format!("at most {MAX_CHARGES} rules may meet one request; narrow what they match");
-            return loader.error("too-many-meet", span.clone(), message, &help);
+        for method in methods.iter().copied().chain(["GET"]) {
+            let sample = Sample::of(&rule.matches, method);
+            let met = rules.iter().filter(|(other, _)| !other.fallback && sample.meets(&other.matches)).count();
+            if met > MAX_CHARGES && sample.meets(&rule.matches) {
+                let message = format!("a {method} request that meets \"{}\" meets {met} rules", rule.name);
+                let help = format!("at most {MAX_CHARGES} rules may meet one request; narrow what they match");
+                return loader.error("too-many-meet", span.clone(), message, &help);
+            }
         }
     }
 }
 
-/// A request that a rule describes, where it says anything.
+/// A request that a rule describes; where it says nothing, an ordinary one.
 struct Sample<'r> {
-    method: Option<&'r str>,
-    path: Option<String>,
-    host: Option<String>,
+    method: &'r str,
+    path: String,
+    host: String,
     category: Option<&'r str>,
 }
 
 impl<'r> Sample<'r> {
-    fn of(matches: &'r Match) -> Self {
+    fn of(matches: &'r Match, method: &'r str) -> Self {
         Self {
-            method: matches.method.first().map(AsRef::as_ref),
-            path: matches.path.first().map(Pattern::sample),
-            host: matches.host.first().map(Pattern::sample),
+            method,
+            path: matches.path.first().map_or_else(|| "/".to_owned(), Pattern::sample),
+            host: matches.host.first().map_or_else(|| "example.com".to_owned(), Pattern::sample),
             category: matches.category.first().map(AsRef::as_ref),
         }
     }
 
-    /// Whether another rule could be met as well; what the sample leaves open could be anything.
+    /// Whether a rule is met. Tenants, tiers and facts could be whatever it wants.
     fn meets(&self, other: &Match) -> bool {
-        let name = |own: Option<&str>, names: &[Box<str>]| {
-            own.is_none_or(|own| names.is_empty() || names.iter().any(|name| name.as_ref() == own))
-        };
-        let pattern = |own: &Option<String>, patterns: &[Pattern]| {
-            own.as_ref().is_none_or(|own| patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches(own)))
+        let name = |own: &str, names: &[Box<str>]| names.is_empty() || names.iter().any(|name| name.as_ref() == own);
+        let pattern = |own: &str, patterns: &[Pattern]| {
+            patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches(own))
         };
         name(self.method, &other.method)
-            && name(self.category, &other.category)
+            && self.category.is_none_or(|category| name(category, &other.category))
             && pattern(&self.path, &other.path)
             && pattern(&self.host, &other.host)
     }

@@ -1,0 +1,142 @@
+//! Who is calling: where tenant, user and tier are found in a request.
+
+use super::Pattern;
+use crate::address::{ClientAddress, Headers};
+use crate::path::{spell_host, spell_path};
+
+/// How callers are found.
+#[derive(Debug, Clone, Default)]
+pub struct Identity {
+    /// Who is trusted, and where the client's address is.
+    pub address: ClientAddress,
+    /// IPv6 addresses that share this many leading bits share a budget.
+    pub ipv6_prefix: u8,
+    /// Where the tenant's name is.
+    pub tenant: Option<IdentitySource>,
+    /// Where the user's name is.
+    pub user: Option<IdentitySource>,
+    /// Where the tier's name is.
+    pub tier: Option<IdentitySource>,
+    /// The tier of a request that has no other.
+    pub default_tier: Option<Box<str>>,
+    /// Whether tenants' names are secrets.
+    pub secret_tenant: bool,
+    /// Whether users' names are secrets.
+    pub secret_user: bool,
+    /// Whether log lines may hold users and addresses as they are.
+    pub log_identifiers: bool,
+    /// How `claim:` tokens are verified.
+    pub jwt: Option<Jwt>,
+}
+
+/// Where a name is found in a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum IdentitySource {
+    /// A header of a trusted peer, by lower-case name.
+    Header(Box<str>),
+    /// A cookie of a trusted peer.
+    Cookie(Box<str>),
+    /// The capture of a pattern over the host.
+    Host(Pattern),
+    /// The capture of a pattern over the path.
+    Path(Pattern),
+    /// A claim of a verified token.
+    Claim(Box<str>),
+}
+
+impl IdentitySource {
+    /// The name in a request, if it is there. Headers and cookies are believed from trusted peers only; a claim is
+    /// verified by the door, which has the keys.
+    pub fn find<H: Headers + ?Sized>(&self, seen: &Seen<'_, H>) -> Option<String> {
+        let found = match self {
+            Self::Header(name) => seen.headers.filter(|_| seen.trusted)?.lines(name).next().map(|line| line.trim().to_owned()),
+            Self::Cookie(name) => {
+                let lines = seen.headers.filter(|_| seen.trusted)?.lines("cookie");
+                lines.flat_map(|line| line.split(';')).find_map(|pair| {
+                    let (own, value) = pair.split_once('=')?;
+                    (own.trim() == name.as_ref()).then(|| value.trim().trim_matches('"').to_owned())
+                })
+            }
+            Self::Host(pattern) => capture(pattern, &spell_host(seen.host?)),
+            Self::Path(pattern) => capture(pattern, &spell_path(seen.path?)),
+            Self::Claim(_) => None,
+        };
+        found.filter(|name| !name.is_empty())
+    }
+
+    /// Whether nobody but its owner can claim such a name.
+    pub(crate) const fn is_verified(&self) -> bool {
+        match self {
+            Self::Header(_) | Self::Cookie(_) | Self::Claim(_) => true,
+            Self::Host(_) | Self::Path(_) => false,
+        }
+    }
+}
+
+/// How `claim:` tokens are verified.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Jwt {
+    /// The one accepted algorithm.
+    pub alg: Box<str>,
+    /// The key itself.
+    pub key: Option<Box<str>>,
+    /// The file that holds the key.
+    pub key_file: Option<Box<str>>,
+    /// The issuer a token must name.
+    pub iss: Option<Box<str>>,
+    /// The audience a token must name.
+    pub aud: Option<Box<str>>,
+}
+
+impl std::fmt::Debug for Jwt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Jwt").field("alg", &self.alg).finish_non_exhaustive()
+    }
+}
+
+/// What a door has seen of a request, for finding names in it.
+#[derive(Debug)]
+pub struct Seen<'r, H: ?Sized> {
+    /// Whether the peer's headers are believed.
+    pub trusted: bool,
+    /// The header fields.
+    pub headers: Option<&'r H>,
+    /// The host the request is for.
+    pub host: Option<&'r str>,
+    /// The path, in any spelling.
+    pub path: Option<&'r str>,
+}
+
+fn capture(pattern: &Pattern, text: &str) -> Option<String> {
+    pattern.captures(text)?.first().map(|kept| (*kept).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Kind;
+
+    #[test]
+    fn names_are_found_where_the_policy_says_and_nowhere_else() {
+        let headers = [("X-User", " u1 "), ("cookie", "a=1; sid=\"s3\"; b=2")];
+        let seen = |trusted| Seen {
+            trusted,
+            headers: Some(&headers[..]),
+            host: Some("Acme.example.com:443"),
+            path: Some("//T/./acme/x"),
+        };
+        let check = |source: IdentitySource, trusted, expect: Option<&str>| {
+            assert_eq!(source.find(&seen(trusted)).as_deref(), expect, "{source:?}");
+        };
+        check(IdentitySource::Header("x-user".into()), true, Some("u1"));
+        check(IdentitySource::Header("x-user".into()), false, None);
+        check(IdentitySource::Header("x_user".into()), true, None);
+        check(IdentitySource::Cookie("sid".into()), true, Some("s3"));
+        check(IdentitySource::Cookie("sid".into()), false, None);
+        let host = Pattern::parse("{tenant}.example.com", Kind::Host).unwrap();
+        check(IdentitySource::Host(host), false, Some("acme"));
+        let path = Pattern::parse("/t/{tenant}/**", Kind::Path).unwrap();
+        check(IdentitySource::Path(path), false, Some("acme"));
+        check(IdentitySource::Claim("sub".into()), true, None);
+    }
+}

@@ -1,0 +1,193 @@
+//! `threshold explain`: which rules a request meets, by which keys and limits, and why.
+
+use serde_json::{Value, json};
+use threshold_core::case::decision_json;
+use threshold_core::ledger::{Checked, Ledger};
+use threshold_core::path::{spell_method, spell_path};
+use threshold_core::plan::{Explained, Verb};
+use threshold_core::policy::Policy;
+use threshold_core::{Facts, PlanError, Timestamp};
+
+use crate::Report;
+use crate::cli::ExplainArgs;
+use crate::source::Source;
+
+pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<Report> {
+    let policy = Source::read(&args.policy)?.policy()?;
+    let owned = Owned::new(args);
+    let facts = owned.facts(args);
+    let rules = policy.explain(&facts);
+    // On a fresh store: what the first such request would be answered.
+    let now = Timestamp::from_micros(u64::try_from(std::time::UNIX_EPOCH.elapsed()?.as_micros())?);
+    let decided = Ledger::default().decide(&policy, Verb::Check, &facts, now);
+    let text = if args.json {
+        let mut text = serde_json::to_string_pretty(&as_json(&policy, &facts, &rules, &decided))?;
+        text.push('\n');
+        text
+    } else {
+        in_words(&policy, args, &facts, &rules, &decided)
+    };
+    Ok(Report { text, code: if decided.is_ok() { 0 } else { 2 } })
+}
+
+/// The pairs of the command line, as `Facts` borrows them.
+struct Owned<'a> {
+    facts: Vec<(&'a str, &'a str)>,
+    headers: Vec<(&'a str, &'a str)>,
+    costs: Vec<(&'a str, u64)>,
+}
+
+impl<'a> Owned<'a> {
+    fn new(args: &'a ExplainArgs) -> Self {
+        let pairs = |list: &'a [(String, String)]| {
+            list.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect::<Vec<_>>()
+        };
+        Self {
+            facts: pairs(&args.facts),
+            headers: pairs(&args.headers),
+            costs: args.costs.iter().map(|(name, cost)| (name.as_str(), *cost)).collect(),
+        }
+    }
+
+    fn facts(&'a self, args: &'a ExplainArgs) -> Facts<'a> {
+        Facts {
+            ip: args.ip,
+            host: args.host.as_deref(),
+            method: args.method.as_deref(),
+            path: args.path.as_deref(),
+            tenant: args.tenant.as_deref(),
+            user: args.user.as_deref(),
+            tier: args.tier.as_deref(),
+            category: args.category.as_deref(),
+            endpoint: args.endpoint.as_deref(),
+            facts: &self.facts,
+            headers: &self.headers,
+            cost: args.cost,
+            bytes: args.bytes,
+            costs: &self.costs,
+            trace: threshold_core::TraceId::default(),
+        }
+    }
+}
+
+fn in_words(
+    policy: &Policy,
+    args: &ExplainArgs,
+    facts: &Facts<'_>,
+    rules: &[Explained<'_>],
+    decided: &Result<Checked, PlanError>,
+) -> String {
+    let mut out = request_line(args);
+    out.push_str(&format!("category {}\n\n", policy.category_of(facts)));
+    let (met, unmet): (Vec<_>, Vec<_>) = rules.iter().partition(|explained| explained.limit.is_some());
+    if met.is_empty() {
+        out.push_str("No rule limits this request.\n");
+    }
+    let width = |of: &dyn Fn(&Explained<'_>) -> usize| rules.iter().map(of).max().unwrap_or(0);
+    let names = width(&|explained| explained.rule.name.chars().count());
+    for explained in met {
+        out.push_str(&met_lines(explained, names));
+    }
+    if !unmet.is_empty() {
+        out.push_str("\nNot applied:\n");
+    }
+    for explained in unmet {
+        let rule = explained.rule;
+        out.push_str(&format!("  {:<8}  {:<names$}  {}\n", rule.layer, rule.name, explained.why));
+    }
+    out.push_str(&decision_lines(policy, decided));
+    out
+}
+
+fn request_line(args: &ExplainArgs) -> String {
+    let method = args.method.as_deref().map(spell_method);
+    let path = args.path.as_deref().map(spell_path);
+    let mut parts = Vec::new();
+    if let Some(path) = &path {
+        parts.push(format!("{} {path}", method.as_deref().unwrap_or("*")));
+    }
+    let named = [("host", &args.host), ("tenant", &args.tenant), ("user", &args.user), ("tier", &args.tier)];
+    parts.extend(args.ip.map(|ip| format!("ip {ip}")));
+    parts.extend(named.iter().filter_map(|(name, value)| value.as_ref().map(|value| format!("{name} {value}"))));
+    format!("{}\n", parts.join(", "))
+}
+
+fn met_lines(explained: &Explained<'_>, names: usize) -> String {
+    let rule = explained.rule;
+    let (Some(limit), Some(key)) = (explained.limit, &explained.key) else { return String::new() };
+    let algorithm = limit.algorithm().map_or("deny", threshold_core::limit::Algorithm::name);
+    let from = explained.from.as_ref().map(|from| format!(" ({from})")).unwrap_or_default();
+    let mode = if rule.mode == threshold_core::policy::Mode::Observe { ", observed only" } else { "" };
+    let cost = if explained.cost == 1 { String::new() } else { format!(", cost {}", explained.cost) };
+    let indent = names.saturating_add(14);
+    format!(
+        "  {:<8}  {:<names$}  {}{from}  {key}\n{:indent$}{algorithm}: {limit}{cost}{mode}\n",
+        rule.layer,
+        rule.name,
+        explained.notation(),
+        "",
+    )
+}
+
+fn decision_lines(policy: &Policy, decided: &Result<Checked, PlanError>) -> String {
+    match decided {
+        Err(error) => format!("\nThis request cannot be decided: {error}\n"),
+        Ok(checked) => {
+            let decision = &checked.decision;
+            let mut text = format!("\nThe first such request: {}", decision.verdict);
+            if let (Some(rule), Some(reading)) = (decision.rule(policy), decision.bound_by()) {
+                text.push_str(&format!("; \"{}\" binds, {} of {} remain", rule.name, reading.remaining, reading.limit));
+            }
+            text.push('\n');
+            text
+        }
+    }
+}
+
+fn as_json(
+    policy: &Policy,
+    facts: &Facts<'_>,
+    rules: &[Explained<'_>],
+    decided: &Result<Checked, PlanError>,
+) -> Value {
+    let decision = decided.as_ref().ok().map(|checked| &checked.decision);
+    let reading = |index: usize| decision.and_then(|decision| decision.readings.iter().find(|own| own.rule == index));
+    let rules: Vec<Value> = rules
+        .iter()
+        .map(|explained| {
+            let own = reading(explained.index);
+            let before = explained.limit.map(threshold_core::Limit::capacity);
+            json!({
+                "rule": explained.rule.name.as_ref(),
+                "layer": explained.rule.layer.name(),
+                "matched": explained.limit.is_some(),
+                "why": explained.why.to_string(),
+                "key": explained.key,
+                "limit": explained.limit.map(|_| explained.notation()),
+                "algorithm": explained.limit.and_then(threshold_core::Limit::algorithm).map(|own| own.name()),
+                "cost": explained.cost,
+                "before": before,
+                "after": own.map(|own| own.remaining),
+                "allowed": own.map(|own| own.allowed),
+                "binding": decision.and_then(|decision| decision.bound_by()).is_some_and(|bound| bound.rule == explained.index),
+                "passesAt": own.and_then(|own| own.ready_at).map(Timestamp::secs_ceil),
+            })
+        })
+        .collect();
+    json!({
+        "decision": decision.map(|decision| decision_json(decision, policy, None)),
+        "error": decided.as_ref().err().map(ToString::to_string),
+        "facts": {
+            "ip": facts.ip.map(|ip| ip.to_canonical().to_string()),
+            "host": facts.host,
+            "method": facts.method.map(spell_method),
+            "path": facts.path.map(spell_path),
+            "tenant": facts.tenant,
+            "user": facts.user,
+            "tier": facts.tier,
+            "category": policy.category_of(facts),
+        },
+        "rules": rules,
+        "penalties": [],
+    })
+}

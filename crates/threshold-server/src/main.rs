@@ -1,0 +1,41 @@
+//! The program `threshold`.
+
+mod cli;
+mod explain;
+mod init;
+mod lint;
+mod source;
+mod test;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use cli::{Cli, Command};
+
+/// What a command prints, and how it ends.
+struct Report {
+    text: String,
+    code: u8,
+}
+
+fn main() -> ExitCode {
+    let report = match Cli::parse().command {
+        Command::Init(args) => init::run(&args),
+        Command::Lint(args) => lint::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Test(args) => test::run(&args),
+    };
+    match report {
+        Ok(Report { text, code }) => {
+            // A reader that has seen enough (`| head`) is no error.
+            let _ = std::io::stdout().lock().write_all(text.as_bytes());
+            ExitCode::from(code)
+        }
+        Err(error) => {
+            eprintln!("threshold: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! A policy as it stands in a file, with its name for messages.
+
+use std::io::Read as _;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use threshold_core::policy::{Finding, MAX_FILE, Policy, Review, Severity};
+
+/// A policy's text and what to call it.
+pub(crate) struct Source {
+    pub(crate) name: String,
+    pub(crate) text: String,
+}
+
+impl Source {
+    /// Reads a policy file, or standard input for `-`.
+    pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
+        let name = if path.as_os_str() == "-" { "<stdin>".to_owned() } else { path.display().to_string() };
+        Ok(Self { text: read_text(path, MAX_FILE)?, name })
+    }
+
+    /// Everything there is to say about the policy. Variables come from the environment.
+    pub(crate) fn review(&self) -> Review {
+        Policy::review(&self.text, &|name| std::env::var(name).ok())
+    }
+
+    /// The policy, or all its errors as one.
+    pub(crate) fn policy(&self) -> anyhow::Result<Policy> {
+        let Review { policy, findings } = self.review();
+        let errors: Vec<Finding> = findings.into_iter().filter(|finding| finding.severity == Severity::Error).collect();
+        policy.ok_or_else(|| anyhow::anyhow!("the policy cannot be used\n{}", self.render(&errors)))
+    }
+
+    /// Findings as a person reads them.
+    pub(crate) fn render(&self, findings: &[Finding]) -> String {
+        findings.iter().map(|finding| finding.render(&self.name, &self.text)).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// Reads a text file of a bounded size.
+pub(crate) fn read_text(path: &Path, at_most: usize) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(at_most)?.saturating_add(1);
+    let reading = if path.as_os_str() == "-" {
+        std::io::stdin().lock().take(limit).read_to_end(&mut bytes)
+    } else {
+        std::fs::File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes))
+    };
+    reading.with_context(|| format!("cannot read {}", path.display()))?;
+    if bytes.len() > at_most {
+        bail!("{} is larger than {at_most} bytes", path.display());
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        anyhow::anyhow!("{} is not UTF-8 text: byte {at} is no character", path.display())
+    })
+}

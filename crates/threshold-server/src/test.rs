@@ -1,0 +1,39 @@
+//! `threshold test`: a policy's own test cases, in the format of the conformance vectors.
+
+use anyhow::Context as _;
+use threshold_core::case::{CaseFile, LedgerPlayer, Lines, play};
+
+use crate::Report;
+use crate::cli::TestArgs;
+use crate::source::{Source, read_text};
+
+/// The largest file of cases, in bytes.
+const MAX_CASES: usize = 64 << 20;
+
+pub(crate) fn run(args: &TestArgs) -> anyhow::Result<Report> {
+    let source = Source::read(&args.policy)?;
+    // Fails here, with line and column, rather than in every case.
+    source.policy()?;
+    let mut text = String::new();
+    let (mut passed, mut failed) = (0usize, 0usize);
+    for path in &args.cases {
+        let cases = read_text(path, MAX_CASES)?;
+        let file: CaseFile = serde_json::from_str(&cases).with_context(|| format!("{}", path.display()))?;
+        let shared = file.policy.as_ref().map(Lines::text);
+        for case in &file.cases {
+            let policy = shared.as_deref().unwrap_or(&source.text);
+            match play(case, Some(policy), &mut LedgerPlayer::default()) {
+                Ok(()) => {
+                    passed = passed.saturating_add(1);
+                    text.push_str(&format!("ok     {}\n", case.name));
+                }
+                Err(failure) => {
+                    failed = failed.saturating_add(1);
+                    text.push_str(&format!("FAILED {}: {failure}\n", path.display()));
+                }
+            }
+        }
+    }
+    text.push_str(&format!("{passed} passed, {failed} failed\n"));
+    Ok(Report { text, code: u8::from(failed > 0) })
+}
