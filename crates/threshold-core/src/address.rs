@@ -121,15 +121,10 @@ impl ClientAddress {
         if !self.trusts(peer) {
             return peer;
         }
-        self.sources.iter().find_map(|source| self.from_source(source, peer, headers)).unwrap_or(peer)
+        self.sources.iter().find_map(|source| self.find(source, peer, headers)).unwrap_or(peer)
     }
 
-    fn from_source<H: Headers + ?Sized>(
-        &self,
-        source: &AddressSource,
-        peer: IpAddr,
-        headers: &H,
-    ) -> Option<IpAddr> {
+    fn find<H: Headers + ?Sized>(&self, source: &AddressSource, peer: IpAddr, headers: &H) -> Option<IpAddr> {
         match source {
             AddressSource::Peer => Some(peer),
             AddressSource::XForwardedFor => {
@@ -219,8 +214,7 @@ mod tests {
 
     #[test]
     fn an_untrusted_peer_is_the_client_whatever_it_says() {
-        let headers =
-            [("x-forwarded-for", "1.1.1.1"), ("forwarded", "for=1.1.1.1"), ("cf-connecting-ip", "1.1.1.1")];
+        let headers = [("x-forwarded-for", "1.1.1.1"), ("forwarded", "for=1.1.1.1"), ("cf-connecting-ip", "1.1.1.1")];
         check(AddressSource::XForwardedFor, "203.0.113.7", &headers, "203.0.113.7");
         check(AddressSource::Forwarded, "203.0.113.7", &headers, "203.0.113.7");
         check(AddressSource::Header("cf-connecting-ip".into()), "203.0.113.7", &headers, "203.0.113.7");
@@ -274,10 +268,8 @@ mod tests {
         check(source(), "10.0.0.1", &twice, "10.0.0.1");
         check(source(), "10.0.0.1", &[("cf-connecting-ip", "6.6.6.6, 203.0.113.7")], "10.0.0.1");
         check(source(), "10.0.0.1", &[("cf_connecting_ip", "6.6.6.6")], "10.0.0.1");
-        let both = ClientAddress {
-            sources: vec![source(), AddressSource::XForwardedFor],
-            ..client(AddressSource::Peer)
-        };
+        let both =
+            ClientAddress { sources: vec![source(), AddressSource::XForwardedFor], ..client(AddressSource::Peer) };
         let headers = [("x-forwarded-for", "203.0.113.9")];
         assert_eq!(both.resolve(address("10.0.0.1"), &headers[..]), address("203.0.113.9"));
     }
@@ -293,8 +285,19 @@ mod tests {
         check("::", Some("::"));
         check("[::1]:80", Some("::1"));
         for text in [
-            "fe80::1%eth0", "010.0.0.1", "1.2.3", "1.2.3.4.", "1.2.3.4:", "1.2.3.4:x", "[::1", "[::1]80",
-            "[1.2.3.4]:80", "unknown", "", "1.2.3.4 5", "1.2.3.4:123456",
+            "fe80::1%eth0",
+            "010.0.0.1",
+            "1.2.3",
+            "1.2.3.4.",
+            "1.2.3.4:",
+            "1.2.3.4:x",
+            "[::1",
+            "[::1]80",
+            "[1.2.3.4]:80",
+            "unknown",
+            "",
+            "1.2.3.4 5",
+            "1.2.3.4:123456",
         ] {
             check(text, None);
         }

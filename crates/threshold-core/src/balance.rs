@@ -2,10 +2,8 @@
 
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::TraceId;
-use crate::limit::{
-    EstimateState, HoldsState, Limit, Look, MAX_ENTRIES, MAX_HOLDS, Mark, RateState, WindowState,
-};
 use crate::limit::{Algorithm, LogState};
+use crate::limit::{EstimateState, HoldsState, Limit, Look, MAX_ENTRIES, MAX_HOLDS, Mark, RateState, WindowState};
 use crate::time::{Span, Timestamp};
 
 /// The version of the bytes below. A reader of another version refuses them; see docs/formats.md.

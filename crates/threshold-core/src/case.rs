@@ -202,7 +202,9 @@ impl Play<'_> {
             }
         }
         match step.admits {
-            Some(most) if admitted != most.min(times) => Err(format!("{admitted} of {times} were admitted, not {most}")),
+            Some(most) if admitted != most.min(times) => {
+                Err(format!("{admitted} of {times} were admitted, not {most}"))
+            }
             _ => Ok(()),
         }
     }
@@ -213,7 +215,8 @@ impl Play<'_> {
             Value::String(text) => match text.strip_prefix('$') {
                 None => args.clone(),
                 Some(reference) => {
-                    let (name, field) = reference.split_once('.').ok_or_else(|| format!("\"{text}\" names no field"))?;
+                    let (name, field) =
+                        reference.split_once('.').ok_or_else(|| format!("\"{text}\" names no field"))?;
                     let answer = self.names.get(name).ok_or_else(|| format!("no step is called \"{name}\""))?;
                     answer.get(field).cloned().ok_or_else(|| format!("the answer of \"{name}\" has no \"{field}\""))?
                 }
@@ -234,7 +237,11 @@ impl Play<'_> {
 fn compare(path: &str, expect: &Value, answer: &Value) -> Result<(), String> {
     match (expect, answer) {
         (Value::String(any), answer) if any == "*" => {
-            if answer.is_null() { Err(format!("{path} is null")) } else { Ok(()) }
+            if answer.is_null() {
+                Err(format!("{path} is null"))
+            } else {
+                Ok(())
+            }
         }
         (Value::Object(wanted), Value::Object(found)) => {
             for (name, wanted) in wanted {
@@ -254,9 +261,11 @@ fn compare(path: &str, expect: &Value, answer: &Value) -> Result<(), String> {
             if wanted.len() != found.len() {
                 return Err(format!("{path} has {} items, not {}", found.len(), wanted.len()));
             }
-            wanted.iter().zip(found).enumerate().try_for_each(|(index, (wanted, found))| {
-                compare(&format!("{path}[{index}]"), wanted, found)
-            })
+            wanted
+                .iter()
+                .zip(found)
+                .enumerate()
+                .try_for_each(|(index, (wanted, found))| compare(&format!("{path}[{index}]"), wanted, found))
         }
         _ if expect == answer => Ok(()),
         _ => Err(format!("{path} is {answer}, not {expect}")),

@@ -3,10 +3,10 @@
 use serde_json::{Map, Value, json};
 use sfv::{KeyRef, ListSerializer, RefBareItem, StringRef};
 
+use crate::caller::Caller;
 use crate::decision::{Decision, Reading};
 use crate::facts::Facts;
 use crate::limit::{Limit, MAX_QUOTA};
-use crate::plan::Caller;
 use crate::policy::{CostOf, Disclosure, Layer, Listed, Per, Policy, Rule};
 use crate::time::{Span, Timestamp};
 

@@ -118,7 +118,9 @@ impl Ladder {
                 Rung { ban: DAY, ..NONE },
             ],
             // For people who are more likely clumsy than hostile: no shadow, no ban.
-            "gentle" => vec![warn, warn, warn, Rung { cooldown: MIN, ..NONE }, Rung { cooldown: FIVE, ..NONE }],
+            "gentle" => {
+                vec![warn, warn, warn, Rung { cooldown: MIN, ..NONE }, Rung { cooldown: FIVE, ..NONE }]
+            }
             _ => return None,
         };
         Some(Self { decay: Span::DAY, rungs, warning_cookie: None })

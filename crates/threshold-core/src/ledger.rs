@@ -61,8 +61,11 @@ impl Ledger {
         self.expire_reservations(now);
         let mut balances: ArrayVec<Balance, MAX_CHARGES> =
             plan.charges().iter().map(|charge| self.balances.get(&charge.key()).cloned().unwrap_or_default()).collect();
-        let mut standings: ArrayVec<Standing, MAX_SUBJECTS> =
-            plan.subjects().iter().map(|subject| self.standings.get(&subject.key()).cloned().unwrap_or_default()).collect();
+        let mut standings: ArrayVec<Standing, MAX_SUBJECTS> = plan
+            .subjects()
+            .iter()
+            .map(|subject| self.standings.get(&subject.key()).cloned().unwrap_or_default())
+            .collect();
         let outcome = settle(plan, &mut balances, &mut standings, now);
         for (index, (charge, balance)) in plan.charges().iter().zip(balances).enumerate() {
             if outcome.balance_changed(index) {

@@ -52,10 +52,12 @@
 
 pub mod address;
 pub mod balance;
+mod caller;
 #[cfg(feature = "cases")]
 pub mod case;
 pub mod codec;
 pub mod decision;
+pub mod explain;
 pub mod facts;
 pub mod headers;
 pub mod key;

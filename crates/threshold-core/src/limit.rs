@@ -31,17 +31,17 @@ pub(crate) use log::{Entry, LogState, MAX_ENTRIES};
 pub use notation::{NotationError, Quota, Unit, parse_span};
 pub use rate::Rate;
 pub(crate) use rate::RateState;
-pub use window::{Anchor, Window};
 pub(crate) use window::WindowState;
+pub use window::{Anchor, Window};
 
 /// The largest quota or burst: the largest integer a structured header field can carry.
 pub const MAX_QUOTA: u64 = 999_999_999_999_999;
 /// The longest period: a hundred years.
 pub const MAX_PERIOD: Span = Span::from_secs(100 * 365 * 86_400);
 /// The most requests a sliding log keeps for one key.
-pub const MAX_LOG: u64 = 1_024;
+pub const MAX_LOG: u16 = 1_024;
 /// The most that may be in flight at once under one key.
-pub const MAX_CONCURRENCY: u64 = 65_536;
+pub const MAX_CONCURRENCY: u32 = 65_536;
 /// The most sub-windows a sliding window is cut into.
 pub const MAX_BUCKETS: u32 = 1_024;
 
@@ -271,13 +271,9 @@ impl Limit {
             (Self::Estimate(limit), _) => limit.look(&limit.fresh(now), cost, now),
             (Self::Concurrency(limit), State::Holds(state)) => limit.look(state, cost, now),
             (Self::Concurrency(limit), _) => limit.look(&HoldsState::default(), cost, now),
-            (Self::Never, _) => Look {
-                fits: false,
-                remaining: 0,
-                ready_at: Timestamp::MAX,
-                reset_if_charged: None,
-                reset_if_not: None,
-            },
+            (Self::Never, _) => {
+                Look { fits: false, remaining: 0, ready_at: Timestamp::MAX, reset_if_charged: None, reset_if_not: None }
+            }
         }
     }
 

@@ -108,8 +108,7 @@ fn escape(pair: Option<(u8, u8)>) -> Option<u8> {
 }
 
 fn push_escape(out: &mut String, value: u8) {
-    const DIGITS: [char; 16] =
-        ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
+    const DIGITS: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
     let digit = |nibble: u8| DIGITS.get(usize::from(nibble & 15)).copied().unwrap_or('0');
     out.push('%');
     out.push(digit(value >> 4));

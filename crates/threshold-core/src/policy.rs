@@ -21,10 +21,11 @@ use crate::time::Span;
 pub use finding::{Finding, PolicyError, Severity};
 pub use identity::{Identity, IdentitySource, Jwt, Seen};
 pub use lists::{ListEntry, Listed, Lists};
-pub use pattern::Pattern;
 pub(crate) use pattern::Kind;
+pub use pattern::Pattern;
 pub use rule::{
-    Consistency, CostOf, Disclosure, Layer, LogMode, Match, Mismatch, Mode, OnMissing, OnStoreError, Per, Rule, StatusSet,
+    Consistency, CostOf, Disclosure, Layer, LogMode, Match, Mismatch, Mode, OnMissing, OnStoreError, Per, Rule,
+    StatusSet,
 };
 pub(crate) use rule::{Measure, SubjectRule};
 pub(crate) use tiers::{Source as TierSource, Tiers};

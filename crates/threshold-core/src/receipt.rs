@@ -76,7 +76,8 @@ impl Plan<'_> {
                 CostOf::Bytes => CostTag::BYTES,
                 CostOf::Named(name) => CostTag::named(self.policy.key, name),
             };
-            let _ = charged.try_push(Charged { key: charge.key, rule: charge.rule.tag, limit: *charge.limit, unit, mark });
+            let _ =
+                charged.try_push(Charged { key: charge.key, rule: charge.rule.tag, limit: *charge.limit, unit, mark });
         }
         let generation = self.policy.generation;
         (!charged.is_empty()).then_some(Receipt { id: self.trace, generation, at: now, charged })

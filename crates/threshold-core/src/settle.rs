@@ -59,13 +59,19 @@ impl Outcome {
     /// Whether the balance of the `index`th charge must be saved.
     #[must_use]
     pub fn balance_changed(&self, index: usize) -> bool {
-        u32::try_from(index).ok().and_then(|index| self.changed_balances.checked_shr(index)).is_some_and(|bits| bits & 1 == 1)
+        u32::try_from(index)
+            .ok()
+            .and_then(|index| self.changed_balances.checked_shr(index))
+            .is_some_and(|bits| bits & 1 == 1)
     }
 
     /// Whether the standing of the `index`th subject must be saved.
     #[must_use]
     pub fn standing_changed(&self, index: usize) -> bool {
-        u32::try_from(index).ok().and_then(|index| self.changed_standings.checked_shr(index)).is_some_and(|bits| bits & 1 == 1)
+        u32::try_from(index)
+            .ok()
+            .and_then(|index| self.changed_standings.checked_shr(index))
+            .is_some_and(|bits| bits & 1 == 1)
     }
 
     /// Whether anything must be saved at all. A denial usually changes nothing.
@@ -99,7 +105,8 @@ pub fn settle(plan: &Plan<'_>, balances: &mut [Balance], standings: &mut [Standi
         Verb::Record => Step { plan, balances, standings, now, outcome: Outcome::default() }.record(),
         Verb::Peek => {
             let mut balances: ArrayVec<Balance, MAX_CHARGES> = balances.iter().take(MAX_CHARGES).cloned().collect();
-            let mut standings: ArrayVec<Standing, MAX_SUBJECTS> = standings.iter().take(MAX_SUBJECTS).cloned().collect();
+            let mut standings: ArrayVec<Standing, MAX_SUBJECTS> =
+                standings.iter().take(MAX_SUBJECTS).cloned().collect();
             let (balances, standings) = (&mut balances[..], &mut standings[..]);
             let mut outcome = Step { plan, balances, standings, now, outcome: Outcome::default() }.check();
             outcome.changed_balances = 0;
@@ -192,16 +199,13 @@ impl Step<'_, '_> {
             let mut struck = None;
             for (index, charge) in violations {
                 let told = self.outcome.settled.get(index).map_or(now, |settled| settled.ready_at);
-                let violation = Violation {
-                    rule: charge.rule.tag,
-                    mode: charge.rule.strike,
-                    window: charge.limit.period(),
-                    told,
-                };
+                let violation =
+                    Violation { rule: charge.rule.tag, mode: charge.rule.strike, window: charge.limit.period(), told };
                 if struck.is_none() && standing.counts(&violation, now) {
                     struck = Some((index, standing.strike(planned.ladder, &violation, now)));
                 } else if standing.denied(&violation, now) {
-                    self.outcome.changed_standings |= 1u8.checked_shl(u32::try_from(subject).unwrap_or(u32::MAX)).unwrap_or(0);
+                    self.outcome.changed_standings |=
+                        1u8.checked_shl(u32::try_from(subject).unwrap_or(u32::MAX)).unwrap_or(0);
                 }
             }
             let Some((charge, rung)) = struck else { continue };
@@ -224,7 +228,8 @@ impl Step<'_, '_> {
     /// Denied: nothing is charged. A limit that was gone over now blocks its key, if its rule says so.
     fn deny(&mut self) {
         for (index, charge) in self.plan.charges.iter().enumerate() {
-            let (Some(settled), Some(balance)) = (self.outcome.settled.get_mut(index), self.balances.get_mut(index)) else {
+            let (Some(settled), Some(balance)) = (self.outcome.settled.get_mut(index), self.balances.get_mut(index))
+            else {
                 break;
             };
             let over = charge.enforced() && !settled.look.fits && !settled.lifted && !balance.is_blocked(self.now);

@@ -163,10 +163,7 @@ impl fmt::Display for Span {
 fn write_decimal(f: &mut fmt::Formatter<'_>, value: u64, size: u64) -> fmt::Result {
     let whole = value.checked_div(size).unwrap_or(0);
     let rest = value.checked_rem(size).unwrap_or(0);
-    let thousandths = u128::from(rest)
-        .saturating_mul(1_000)
-        .checked_div(u128::from(size))
-        .unwrap_or(0);
+    let thousandths = u128::from(rest).saturating_mul(1_000).checked_div(u128::from(size)).unwrap_or(0);
     if thousandths == 0 {
         return write!(f, "{whole}");
     }

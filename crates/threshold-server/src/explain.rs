@@ -2,9 +2,11 @@
 
 use serde_json::{Value, json};
 use threshold_core::case::decision_json;
+use threshold_core::explain::Explained;
 use threshold_core::ledger::{Checked, Ledger};
+use threshold_core::limit::Algorithm;
 use threshold_core::path::{spell_method, spell_path};
-use threshold_core::plan::{Explained, Verb};
+use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
 use threshold_core::{Facts, PlanError, Timestamp};
 
@@ -115,7 +117,7 @@ fn request_line(args: &ExplainArgs) -> String {
 fn met_lines(explained: &Explained<'_>, names: usize) -> String {
     let rule = explained.rule;
     let (Some(limit), Some(key)) = (explained.limit, &explained.key) else { return String::new() };
-    let algorithm = limit.algorithm().map_or("deny", threshold_core::limit::Algorithm::name);
+    let algorithm = limit.algorithm().map_or("deny", Algorithm::name);
     let from = explained.from.as_ref().map(|from| format!(" ({from})")).unwrap_or_default();
     let mode = if rule.mode == threshold_core::policy::Mode::Observe { ", observed only" } else { "" };
     let cost = if explained.cost == 1 { String::new() } else { format!(", cost {}", explained.cost) };
@@ -144,12 +146,7 @@ fn decision_lines(policy: &Policy, decided: &Result<Checked, PlanError>) -> Stri
     }
 }
 
-fn as_json(
-    policy: &Policy,
-    facts: &Facts<'_>,
-    rules: &[Explained<'_>],
-    decided: &Result<Checked, PlanError>,
-) -> Value {
+fn as_json(policy: &Policy, facts: &Facts<'_>, rules: &[Explained<'_>], decided: &Result<Checked, PlanError>) -> Value {
     let decision = decided.as_ref().ok().map(|checked| &checked.decision);
     let reading = |index: usize| decision.and_then(|decision| decision.readings.iter().find(|own| own.rule == index));
     let rules: Vec<Value> = rules
@@ -164,7 +161,7 @@ fn as_json(
                 "why": explained.why.to_string(),
                 "key": explained.key,
                 "limit": explained.limit.map(|_| explained.notation()),
-                "algorithm": explained.limit.and_then(threshold_core::Limit::algorithm).map(|own| own.name()),
+                "algorithm": explained.limit.and_then(threshold_core::Limit::algorithm).map(Algorithm::name),
                 "cost": explained.cost,
                 "before": before,
                 "after": own.map(|own| own.remaining),

@@ -129,13 +129,7 @@ impl LedgerPlayer {
         TraceId::from_u128(self.next.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
     }
 
-    fn checked(
-        &mut self,
-        policy: &Policy,
-        verb: Verb,
-        facts: &FactsBody,
-        now: Timestamp,
-    ) -> Result<Checked, Value> {
+    fn checked(&mut self, policy: &Policy, verb: Verb, facts: &FactsBody, now: Timestamp) -> Result<Checked, Value> {
         let id = self.id();
         let ledger = &mut self.ledger;
         facts.with(id, |facts| ledger.decide(policy, verb, facts, now))?.map_err(|error| plan_error_json(&error))
@@ -260,7 +254,9 @@ impl LedgerPlayer {
             json!({"allowed": false, "error": error, "lockoutRemaining": wait})
         };
         Ok(match self.ledger.login_attempt(login, &tried, now) {
-            AttemptOutcome::Allowed(attempt) => json!({"allowed": true, "attempt": attempt.to_token(&self.secret)}),
+            AttemptOutcome::Allowed(attempt) => {
+                json!({"allowed": true, "attempt": attempt.to_token(&self.secret)})
+            }
             AttemptOutcome::TooMany { until } => refused("too_many_requests", Some(until)),
             AttemptOutcome::Locked { until } => refused("account_locked", until),
         })
@@ -288,7 +284,11 @@ impl LedgerPlayer {
         let name = args.get("account").and_then(Value::as_str).ok_or("this takes an account")?;
         let digest: Digest = account_digest(policy.key(), name).ok_or("the account has no name")?;
         let account = self.ledger.account(digest);
-        if verb == "reset" { account.reset() } else { account.lift() }
+        if verb == "reset" {
+            account.reset()
+        } else {
+            account.lift()
+        }
         Ok(json!({"ok": true}))
     }
 }

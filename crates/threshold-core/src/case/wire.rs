@@ -41,7 +41,9 @@ impl FactsBody {
         let ip = match self.ip.as_deref().map(|text| (text, parse_address(text))) {
             None => None,
             Some((_, Some(ip))) => Some(ip),
-            Some((text, None)) => return Err(error_json("bad_request", &format!("\"{text}\" is not an address"), "ip")),
+            Some((text, None)) => {
+                return Err(error_json("bad_request", &format!("\"{text}\" is not an address"), "ip"));
+            }
         };
         let pairs = |map: &'_ BTreeMap<String, String>| -> Vec<(String, String)> {
             map.iter().map(|(name, value)| (name.clone(), value.clone())).collect()

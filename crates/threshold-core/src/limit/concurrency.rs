@@ -62,10 +62,8 @@ impl Concurrency {
     /// # Errors
     /// Where a figure is out of range.
     pub fn new(quota: u64, ttl: Span) -> Result<Self, LimitError> {
-        if quota == 0 || quota > MAX_CONCURRENCY {
-            return Err(LimitError(format!(
-                "a concurrency limit is between 1 and {MAX_CONCURRENCY}, not {quota}"
-            )));
+        if quota == 0 || quota > u64::from(MAX_CONCURRENCY) {
+            return Err(LimitError(format!("a concurrency limit is between 1 and {MAX_CONCURRENCY}, not {quota}")));
         }
         if ttl.is_zero() || ttl > MAX_PERIOD {
             return Err(LimitError("a ttl is between 1 µs and 100 years".to_owned()));

@@ -4,9 +4,7 @@
 
 #![expect(
     clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
-    clippy::unwrap_used,
-    reason = "a test that overflows, misses or unwraps nothing should fail loudly, on the line where it does"
+    reason = "a test that overflows should fail loudly, on the line where it does"
 )]
 
 use proptest::collection::vec;
@@ -15,8 +13,8 @@ use proptest::sample::{Index, select};
 
 use super::model::Model;
 use super::{
-    Algorithm, Anchor, Concurrency, Entry, Estimate, Hold, HoldsState, Limit, Log, LogState, Look,
-    MAX_BUCKETS, MAX_CONCURRENCY, MAX_LOG, MAX_PERIOD, MAX_QUOTA, Mark, Rate, Window,
+    Algorithm, Anchor, Concurrency, Entry, Estimate, Hold, HoldsState, Limit, Log, LogState, Look, MAX_BUCKETS,
+    MAX_CONCURRENCY, MAX_LOG, MAX_PERIOD, MAX_QUOTA, Mark, Rate, Window,
 };
 use crate::balance::{Balance, State};
 use crate::codec::BytesError;
@@ -96,9 +94,7 @@ impl Shape {
                 let fill = 2 * u128::from(self.burst) * u128::from(self.period.micros());
                 Span::from_micros(u64::try_from(fill.div_ceil(u128::from(self.quota))).unwrap())
             }
-            (Algorithm::FixedWindow, Anchor::First) | (Algorithm::SlidingLog | Algorithm::Concurrency, _) => {
-                periods(1)
-            }
+            (Algorithm::FixedWindow, Anchor::First) | (Algorithm::SlidingLog | Algorithm::Concurrency, _) => periods(1),
             (Algorithm::FixedWindow, Anchor::Clock) | (Algorithm::SlidingWindow, _) => periods(2),
             (Algorithm::SlidingEstimate, _) => periods(3),
         }
@@ -915,8 +911,7 @@ impl Pair {
 fn survive(bytes: &[u8], limit: &Limit) -> Result<(), TestCaseError> {
     if let Ok(balance) = Balance::from_bytes(bytes) {
         prop_assert_eq!(balance.to_bytes(), bytes);
-        let mut world =
-            World { balance, ..World::new(*limit, Timestamp::from_micros(1_750_000_000_000_000)) };
+        let mut world = World { balance, ..World::new(*limit, Timestamp::from_micros(1_750_000_000_000_000)) };
         world.check(1);
         world.record(limit.capacity());
         prop_assert!(world.balance.silent_from() <= Timestamp::MAX);
@@ -926,7 +921,8 @@ fn survive(bytes: &[u8], limit: &Limit) -> Result<(), TestCaseError> {
 
 /// Numbers at and around the ends of every range.
 fn extremes() -> impl Strategy<Value = u64> {
-    let ends = [0, 1, 2, MAX_LOG, MAX_CONCURRENCY, MAX_QUOTA, MAX_PERIOD.micros(), u64::MAX / 2, u64::MAX];
+    let ends =
+        [0, 1, 2, MAX_LOG.into(), MAX_CONCURRENCY.into(), MAX_QUOTA, MAX_PERIOD.micros(), u64::MAX / 2, u64::MAX];
     prop_oneof![
         (select(ends.to_vec()), 0..3u64).prop_map(|(end, off)| end.saturating_add(off).saturating_sub(1)),
         any::<u64>(),
@@ -937,8 +933,8 @@ fn extremes() -> impl Strategy<Value = u64> {
 /// A limit with figures as extreme as its algorithm can have.
 fn extreme(algorithm: Algorithm, anchor: Anchor, figures: (u64, u64, u64, u64)) -> Limit {
     let most = match algorithm {
-        Algorithm::SlidingLog => MAX_LOG,
-        Algorithm::Concurrency => MAX_CONCURRENCY,
+        Algorithm::SlidingLog => MAX_LOG.into(),
+        Algorithm::Concurrency => MAX_CONCURRENCY.into(),
         _ => MAX_QUOTA,
     };
     let quota = figures.0.clamp(1, most);
@@ -971,9 +967,8 @@ fn a_log_never_outgrows_its_bytes() {
         let longest = Span::from_micros(2 * world.limit.period().micros());
         assert!(world.balance.silent_from() <= world.now.plus(longest));
     };
-    let bucketed =
-        |period| Limit::Log(Log::bucketed(MAX_QUOTA, Span::from_micros(period), MAX_BUCKETS).unwrap());
-    check(&[(Limit::Log(Log::exact(MAX_LOG, Span::SECOND).unwrap()), 2_400)], 400);
+    let bucketed = |period| Limit::Log(Log::bucketed(MAX_QUOTA, Span::from_micros(period), MAX_BUCKETS).unwrap());
+    check(&[(Limit::Log(Log::exact(MAX_LOG.into(), Span::SECOND).unwrap()), 2_400)], 400);
     check(&[(bucketed(2_047), 2_047), (bucketed(65_536), 32_768)], 1);
 }
 

@@ -70,7 +70,7 @@ impl Log {
     /// Where a figure is out of range, or the log would be longer than [`MAX_LOG`].
     pub fn exact(quota: u64, period: Span) -> Result<Self, LimitError> {
         check_figures(quota, period)?;
-        if quota > MAX_LOG {
+        if quota > u64::from(MAX_LOG) {
             return Err(LimitError(format!(
                 "a sliding-log keeps at most {MAX_LOG} times a key, and this limit is {quota}; \
                  write algorithm = \"sliding-window\""
@@ -192,7 +192,7 @@ impl Log {
         let amount = cost.min(room);
         let time = self.kept_at(now);
         if amount > 0 {
-            let most = if self.is_exact() { MAX_LOG as usize } else { MAX_ENTRIES };
+            let most = if self.is_exact() { usize::from(MAX_LOG) } else { MAX_ENTRIES };
             if state.entries.len() >= most {
                 // Only debt gets here, and periods that grew while sub-windows of the old ones still count. The
                 // newest entry takes it in and stays longer for it.

@@ -5,8 +5,6 @@
 
 #![expect(
     clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
-    clippy::unwrap_used,
     reason = "the model must read as the definition does; a figure that overflows it fails the test, as it should"
 )]
 
@@ -100,8 +98,7 @@ impl Model {
             Limit::Log(log) => self.sum(|at| bucket_end(log, at) + period > now),
             Limit::Estimate(_) => {
                 let previous = self.sum(|at| at / period + 1 == now / period);
-                self.sum(|at| at / period == now / period)
-                    + (previous * (period - now % period)).div_ceil(period)
+                self.sum(|at| at / period == now / period) + (previous * (period - now % period)).div_ceil(period)
             }
             Limit::Concurrency(_) => self.sum(|at| at + period > now),
             Limit::Never => 0,

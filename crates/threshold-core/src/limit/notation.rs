@@ -320,7 +320,8 @@ impl fmt::Display for Period {
         let micros = self.0.micros();
         for (name, size, _) in TIMES.iter().rev() {
             let times = micros.checked_div(*size).unwrap_or(0);
-            if !micros.is_multiple_of(*size) || times == 0 || (times > 1 && matches!(*name, "week" | "month" | "year")) {
+            if !micros.is_multiple_of(*size) || times == 0 || (times > 1 && matches!(*name, "week" | "month" | "year"))
+            {
                 continue;
             }
             return if times == 1 { f.write_str(name) } else { write!(f, "{times}{name}") };
@@ -360,7 +361,7 @@ mod tests {
     fn an_error_points_at_the_character_and_says_what_to_write() {
         let check = |text: &str, under: &str, help: &str| {
             let error = text.parse::<Quota>().unwrap_err();
-            assert_eq!(&text[error.at.clone()], under, "{text}: {error}");
+            assert_eq!(text.get(error.at.clone()), Some(under), "{text}: {error}");
             assert!(error.help.contains(help), "{text}: {error}");
         };
         check("10 per fortnight", "per", "10/h");

@@ -90,7 +90,8 @@ impl Track {
 
     /// The first moment from which this says the same as none.
     fn silent_from(&self, ceiling_reached: bool) -> Timestamp {
-        let flying = self.in_flight.last().map_or(Timestamp::EPOCH, |(_, at)| at.plus(RESULT_WITHIN).plus(FORGOTTEN_AFTER));
+        let flying =
+            self.in_flight.last().map_or(Timestamp::EPOCH, |(_, at)| at.plus(RESULT_WITHIN).plus(FORGOTTEN_AFTER));
         let counted = match self.failures {
             0 => Timestamp::EPOCH,
             _ if ceiling_reached => Timestamp::MAX,
@@ -261,10 +262,7 @@ impl Account {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
         const WRONG: BytesError = BytesError::Malformed("account");
         let mut from = Reader::new(bytes, VERSION)?;
-        let mut account = Self {
-            credential: u32::try_from(from.number()?).map_err(|_| WRONG)?,
-            ..Self::default()
-        };
+        let mut account = Self { credential: u32::try_from(from.number()?).map_err(|_| WRONG)?, ..Self::default() };
         for _ in 0..from.count(MAX_DEVICES)? {
             account.devices.push((from.number()?, Timestamp::from_micros(from.number()?)));
         }
@@ -278,7 +276,7 @@ impl Account {
 
 fn read_track(from: &mut Reader<'_>) -> Result<Track, BytesError> {
     const WRONG: BytesError = BytesError::Malformed("account");
-    let most = usize::try_from(MAX_LOG).map_err(|_| WRONG)?;
+    let most = usize::from(MAX_LOG);
     let factor = Factor(u32::try_from(from.number()?).map_err(|_| WRONG)?);
     let mut track = Track::new(factor, from.number()?);
     track.failures = u32::try_from(from.number()?).map_err(|_| WRONG)?;

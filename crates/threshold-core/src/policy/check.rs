@@ -10,12 +10,10 @@ use super::file::PolicyFile;
 use super::lists::{ListEntry, Listed};
 use super::load::Loader;
 use super::rule::{Match, Rule, SubjectRule};
-use super::{Category, Pattern, Tiers};
+use super::{Pattern, Tiers};
 use crate::address::ClientAddress;
+use crate::caller::DEFAULT_CATEGORY;
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS};
-
-/// The category of a request that no `[[category]]` matches.
-pub(crate) const DEFAULT_CATEGORY: &str = "requests";
 
 pub(super) fn names(loader: &mut Loader<'_>, rules: &[(Rule, Range<usize>)]) {
     let mut seen: BTreeSet<&str> = BTreeSet::new();
@@ -27,84 +25,88 @@ pub(super) fn names(loader: &mut Loader<'_>, rules: &[(Rule, Range<usize>)]) {
     }
 }
 
-/// Categories, tiers and the rules that rest on them.
-pub(super) fn categories(
-    loader: &mut Loader<'_>,
-    file: &PolicyFile,
-    categories: &[Category],
-    tiers: &Tiers,
-    rules: &[(Rule, Range<usize>)],
-) {
-    let known = |name: &str| name == DEFAULT_CATEGORY || categories.iter().any(|own| own.name.as_ref() == name);
+/// Two categories of one name, and categories that leave nothing for the others.
+pub(super) fn categories(loader: &mut Loader<'_>, file: &PolicyFile) {
     let mut seen: BTreeSet<&str> = BTreeSet::new();
     for category in &file.category {
+        let span = category.name.span.clone();
         if !seen.insert(&category.name.value) {
             let message = format!("two categories are called \"{}\"", category.name.value);
-            loader.error("duplicate-name", category.name.span.clone(), message, "list both paths in one category");
+            loader.error("duplicate-name", span.clone(), message, "list both paths in one category");
         }
         if category.method.is_none() && category.path.is_none() && category.host.is_none() {
             let message = format!("the category \"{}\" matches every request", category.name.value);
-            loader.warning("matches-all", category.name.span.clone(), message, "give it a path, a method or a host");
+            loader.warning("matches-all", span, message, "give it a path, a method or a host");
         }
     }
-    let by_tier = rules.iter().any(|(rule, _)| rule.is_by_tier());
-    if by_tier && tiers.tiers.is_empty() && tiers.tenants.is_empty() && tiers.users.is_empty() {
-        for (_, span) in rules.iter().filter(|(rule, _)| rule.is_by_tier()) {
+}
+
+/// Tiers that rules rest on and that say nothing about some requests.
+pub(super) fn tiers(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, rules: &[(Rule, Range<usize>)]) {
+    let by_tier = || rules.iter().filter(|(rule, _)| rule.is_by_tier());
+    if tiers.tiers.is_empty() && tiers.tenants.is_empty() && tiers.users.is_empty() {
+        for (_, span) in by_tier() {
             let help = "add [tiers.NAME] with a limit for each category, and default_tier under [identity]";
             loader.error("no-tiers", span.clone(), "limit = \"tier\", and the policy has no tiers", help);
         }
     }
     for (name, table) in &file.tiers.0 {
-        for (category, _) in &table.0 {
-            if !known(&category.value) {
-                let message = format!("no category is called \"{}\"", category.value);
-                loader.warning("unknown-category", category.span.clone(), message, "add it as [[category]]");
-            }
+        for (category, _) in table.0.iter().filter(|(category, _)| !is_category(file, &category.value)) {
+            let message = format!("no category is called \"{}\"", category.value);
+            loader.warning("unknown-category", category.span.clone(), message, "add it as [[category]]");
         }
-        let all = categories.iter().map(|own| own.name.as_ref()).chain([DEFAULT_CATEGORY]);
+        let all = file.category.iter().map(|own| own.name.value.as_str()).chain([DEFAULT_CATEGORY]);
         let missing: Vec<&str> = all.filter(|own| !table.0.iter().any(|(key, _)| key.value == *own)).collect();
-        if by_tier && !missing.is_empty() {
+        if by_tier().next().is_some() && !missing.is_empty() {
             let message = format!("the tier \"{}\" has no limit for {}", name.value, missing.join(", "));
             let help = "such requests are not limited; write \"unlimited\" if that is meant";
             loader.warning("tier-without-category", name.span.clone(), message, help);
         }
     }
-    for (rule, located) in file.rule.iter().map(|rule| (&rule.value, rule)) {
-        for category in rule.matches.category.iter().flat_map(|texts| &texts.items) {
-            if !known(&category.value) {
+}
+
+/// Rules that no request can meet.
+pub(super) fn unmet(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, rules: &[(Rule, Range<usize>)]) {
+    for file_rule in file.rule.iter().map(|located| &located.value) {
+        let matches = &file_rule.matches;
+        for category in matches.category.iter().flat_map(|texts| &texts.items) {
+            if !is_category(file, &category.value) {
                 let message = format!("this rule is never met: no category is called \"{}\"", category.value);
                 loader.warning("never-matches", category.span.clone(), message, "add it as [[category]]");
             }
         }
-        for tier in rule.matches.tier.iter().flat_map(|texts| &texts.items) {
+        for tier in matches.tier.iter().flat_map(|texts| &texts.items) {
             if !tier.value.contains('*') && !tiers.tiers.contains_key(tier.value.as_str()) {
                 let message = format!("this rule is never met: no tier is called \"{}\"", tier.value);
                 loader.warning("never-matches", tier.span.clone(), message, "add [tiers.NAME]");
             }
         }
-        let empty = [&rule.matches.method, &rule.matches.path, &rule.matches.host, &rule.matches.tenant];
-        if let Some(texts) = empty.into_iter().flatten().find(|texts| texts.items.is_empty()) {
+        let lists = [&matches.method, &matches.path, &matches.host, &matches.category, &matches.tenant, &matches.tier];
+        if let Some(texts) = lists.into_iter().flatten().find(|texts| texts.items.is_empty()) {
             let help = "leave the key out to match everything";
             loader.error("never-matches", texts.span.clone(), "an empty list matches nothing", help);
         }
-        let shadowed = rule.fallback.as_ref().is_some_and(|flag| flag.value)
-            && rules.iter().any(|(other, _)| {
-                let own = rules.iter().find(|(own, _)| own.name.as_ref() == rule.name.value);
-                own.is_some_and(|(own, _)| own.layer == other.layer) && !other.fallback && other.matches.is_everything()
-            });
-        if shadowed {
+        let Some(flag) = file_rule.fallback.as_ref().filter(|flag| flag.value) else { continue };
+        let own = rules.iter().find(|(rule, _)| rule.name.as_ref() == file_rule.name.value);
+        let always = |other: &Rule| !other.fallback && other.matches.is_everything();
+        if own.is_some_and(|(own, _)| rules.iter().any(|(other, _)| other.layer == own.layer && always(other))) {
             let message = "this fallback is never met: another rule of its layer meets every request";
-            let span = rule.fallback.as_ref().map_or(located.span.clone(), |flag| flag.span.clone());
-            loader.warning("never-matches", span, message, "leave fallback out, or narrow the other rule");
+            loader.warning("never-matches", flag.span.clone(), message, "leave fallback out, or narrow the other rule");
         }
     }
+}
+
+fn is_category(file: &PolicyFile, name: &str) -> bool {
+    name == DEFAULT_CATEGORY || file.category.iter().any(|own| own.name.value == name)
 }
 
 /// A plan holds a bounded number of subjects.
 pub(super) fn subjects(loader: &mut Loader<'_>, subjects: &[SubjectRule], file: &PolicyFile) {
     if subjects.len() > MAX_SUBJECTS {
-        let span = file.rule.iter().rev().find_map(|rule| rule.value.ladder.as_ref()).map_or(0..0, |name| name.span.clone());
-        let message = format!("ladders count strikes by more than {MAX_SUBJECTS} different combinations of per and ladder");
+        let span =
+            file.rule.iter().rev().find_map(|rule| rule.value.ladder.as_ref()).map_or(0..0, |name| name.span.clone());
+        let message =
+            format!("ladders count strikes by more than {MAX_SUBJECTS} different combinations of per and ladder");
         loader.error("too-many-subjects", span, message, "let rules with the same per share one ladder");
     }
 }

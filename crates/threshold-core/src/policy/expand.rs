@@ -26,7 +26,10 @@ pub(crate) fn expand(
             rest = after;
         } else if let Some(after) = after.strip_prefix('{') {
             let Some((inside, after)) = after.split_once('}') else {
-                return Err(wrong("a variable that begins with ${ ends with }", "write \"${NAME}\" or \"${NAME:-20}\""));
+                return Err(wrong(
+                    "a variable that begins with ${ ends with }",
+                    "write \"${NAME}\" or \"${NAME:-20}\"",
+                ));
             };
             out.push_str(&value(inside, variable, digits_only)?);
             rest = after;
@@ -38,11 +41,7 @@ pub(crate) fn expand(
     Ok(Some(out))
 }
 
-fn value(
-    inside: &str,
-    variable: &dyn Fn(&str) -> Option<String>,
-    digits_only: bool,
-) -> Result<String, VariableError> {
+fn value(inside: &str, variable: &dyn Fn(&str) -> Option<String>, digits_only: bool) -> Result<String, VariableError> {
     let (name, default) = match inside.split_once(":-") {
         Some((name, default)) => (name, Some(default)),
         None => (inside, None),

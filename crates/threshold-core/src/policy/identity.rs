@@ -47,9 +47,12 @@ pub enum IdentitySource {
 impl IdentitySource {
     /// The name in a request, if it is there. Headers and cookies are believed from trusted peers only; a claim is
     /// verified by the door, which has the keys.
+    #[must_use]
     pub fn find<H: Headers + ?Sized>(&self, seen: &Seen<'_, H>) -> Option<String> {
         let found = match self {
-            Self::Header(name) => seen.headers.filter(|_| seen.trusted)?.lines(name).next().map(|line| line.trim().to_owned()),
+            Self::Header(name) => {
+                seen.headers.filter(|_| seen.trusted)?.lines(name).next().map(|line| line.trim().to_owned())
+            }
             Self::Cookie(name) => {
                 let lines = seen.headers.filter(|_| seen.trusted)?.lines("cookie");
                 lines.flat_map(|line| line.split(';')).find_map(|pair| {
@@ -62,6 +65,15 @@ impl IdentitySource {
             Self::Claim(_) => None,
         };
         found.filter(|name| !name.is_empty())
+    }
+
+    /// Whether names of this source are secrets by themselves.
+    pub(crate) fn is_secret(&self) -> bool {
+        match self {
+            Self::Cookie(_) => true,
+            Self::Header(name) => name.as_ref() == "authorization",
+            Self::Host(_) | Self::Path(_) | Self::Claim(_) => false,
+        }
     }
 
     /// Whether nobody but its owner can claim such a name.

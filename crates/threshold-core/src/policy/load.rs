@@ -1,6 +1,5 @@
 //! Text → policy: reads the file, and collects everything there is to say about it.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::Deserialize as _;
@@ -8,33 +7,25 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::expand::expand;
-use super::file::{
-    AlertFile, AlertsFile, IdentityFile, JwtFile, LadderFile, ListsFile, Located, LoginFile, MatchFile, MemoryFile,
-    PolicyFile, Table, Text, Texts, WhenFullName,
-};
+use super::file::{MatchFile, PolicyFile, Text, Texts};
 use super::finding::{Finding, Severity};
-use super::lists::{ListEntry, Listed, Lists, parse_net};
 use super::rule::{Layer, Match, Rule, SubjectRule};
 use super::tiers::{Categories, Own, Tiers};
-use super::{
-    Alert, Alerts, Category, Identity, IdentitySource, Jwt, Kind, MAX_FILE, MAX_RULES, Memory, Pattern, Policy, Review,
-    WhenFull, check,
-};
-use crate::address::{AddressSource, ClientAddress};
+use super::{Category, Kind, MAX_FILE, MAX_RULES, Pattern, Policy, Review, check};
 use crate::key::DigestKey;
-use crate::ladder::{Ladder, Rung};
-use crate::limit::{Log, NotationError, Quota, parse_span};
-use crate::lockout::Login;
+use crate::limit::{NotationError, Quota, parse_span};
 use crate::time::Span;
 
+mod identity;
 mod rules;
+mod tables;
 
 /// The key rules are digested under until a host gives its own.
 const REHEARSAL_KEY: DigestKey = DigestKey::new(*b"threshold/policy");
 
 pub(super) fn review(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Review {
     let mut loader = Loader { source, findings: Vec::new() };
-    let policy = loader.read(variable).map(|file| loader.policy(file));
+    let policy = loader.read(variable).map(|file| loader.policy(&file));
     let mut findings = loader.findings;
     findings.sort_by_key(|finding| finding.span.start);
     let usable = findings.iter().all(|finding| finding.severity != Severity::Error);
@@ -155,7 +146,7 @@ impl Loader<'_> {
         }
     }
 
-    fn policy(&mut self, file: PolicyFile) -> Policy {
+    fn policy(&mut self, file: &PolicyFile) -> Policy {
         let identity = self.identity(&file.identity);
         let ladders = self.ladders(&file.ladders);
         let mut shapes = rules::Shapes::default();
@@ -166,17 +157,21 @@ impl Loader<'_> {
         }
         let mut rules: Vec<(Rule, Range<usize>)> = Vec::new();
         for located in file.rule.iter().take(MAX_RULES) {
-            let mut context = rules::Context { identity: &identity, ladders: &ladders, shapes: &mut shapes, subjects: &mut subjects };
+            let mut context =
+                rules::Context { identity: &identity, ladders: &ladders, shapes: &mut shapes, subjects: &mut subjects };
             if let Some(rule) = self.rule(&located.value, &located.span, &mut context) {
                 rules.push((rule, located.value.name.span.clone()));
             }
         }
-        let categories = self.categories(&file);
-        let tiers = self.tiers(&file, &shapes);
+        let categories = self.categories(file);
+        let tiers = self.tiers(file, &shapes);
         check::names(self, &rules);
-        check::categories(self, &file, &categories, &tiers, &rules);
-        check::subjects(self, &subjects, &file);
+        check::categories(self, file);
+        check::tiers(self, file, &tiers, &rules);
+        check::unmet(self, file, &tiers, &rules);
+        check::subjects(self, &subjects, file);
         check::meetings(self, &rules);
+        self.drop_allowed(file, &rules);
         // Stable: within a layer the order of the file stays.
         rules.sort_by_key(|(rule, _)| rule.layer);
         Policy {
@@ -196,171 +191,25 @@ impl Loader<'_> {
         .with_key(REHEARSAL_KEY)
     }
 
-    fn identity(&mut self, file: &IdentityFile) -> Identity {
-        let trusted = file.trusted_proxies.iter().flat_map(|texts| &texts.items);
-        let trusted = trusted
-            .filter_map(|text| {
-                let net = parse_net(&text.value);
-                if net.is_none() {
-                    self.error(
-                        "bad-value",
-                        text.span.clone(),
-                        format!("\"{}\" is not a CIDR", text.value),
-                        "write \"10.0.0.0/8\" or a single address",
-                    );
-                } else if net.is_some_and(|net| net.prefix_len() == 0) {
-                    self.warning(
-                        "trusts-everyone",
-                        text.span.clone(),
-                        "every peer is trusted, so every client can claim any address",
-                        "name the addresses of your proxies",
-                    );
-                }
-                net
-            })
-            .collect();
-        let sources = match &file.client_ip {
-            None => vec![AddressSource::Peer],
-            Some(texts) => texts.items.iter().map(|text| address_source(&text.value)).collect(),
-        };
-        if let Some(prefix) = &file.ipv6_prefix
-            && !(32..=128).contains(&prefix.value)
-        {
-            self.error("bad-value", prefix.span.clone(), "ipv6_prefix is between 32 and 128", "64 suits most");
-        }
-        let mut secret = (false, false);
-        for text in file.secret.iter().flat_map(|texts| &texts.items) {
-            match text.value.as_str() {
-                "tenant" => secret.0 = true,
-                "user" => secret.1 = true,
-                _ => self.error("bad-value", text.span.clone(), "only \"tenant\" and \"user\" can be secret", ""),
-            }
-        }
-        let mut source = |text: &Option<Text>| text.as_ref().and_then(|text| self.identity_source(text));
-        let (tenant, user, tier) = (source(&file.tenant), source(&file.user), source(&file.tier));
-        let claims = [&tenant, &user, &tier].into_iter().flatten().any(|source| matches!(source, IdentitySource::Claim(_)));
-        if claims && file.jwt.is_none() {
-            let span = file.user.as_ref().or(file.tenant.as_ref()).or(file.tier.as_ref()).map_or(0..0, |text| text.span.clone());
-            self.error("no-jwt", span, "a claim needs [identity.jwt]", "say how tokens are verified: alg, and key or key_file");
-        }
-        let is_cookie = |source: &Option<IdentitySource>| {
-            matches!(source, Some(IdentitySource::Cookie(_)))
-                || matches!(source, Some(IdentitySource::Header(name)) if name.as_ref() == "authorization")
-        };
-        Identity {
-            address: ClientAddress { trusted, sources },
-            ipv6_prefix: file.ipv6_prefix.as_ref().map_or(64, |prefix| prefix.value),
-            secret_tenant: secret.0 || is_cookie(&tenant),
-            secret_user: secret.1 || is_cookie(&user),
-            tenant,
-            user,
-            tier,
-            default_tier: file.default_tier.as_ref().map(|text| text.value.as_str().into()),
-            log_identifiers: file.log_identifiers,
-            jwt: file.jwt.as_ref().and_then(|jwt| self.jwt(jwt)),
-        }
-    }
-
-    fn identity_source(&mut self, text: &Text) -> Option<IdentitySource> {
-        let help = "write \"header:NAME\", \"cookie:NAME\", \"host:{tenant}.example.com\", \"path:/t/{tenant}/**\" or \
-                    \"claim:NAME\"";
-        let Some((kind, name)) = text.value.split_once(':').filter(|(_, name)| !name.is_empty()) else {
-            self.error("bad-value", text.span.clone(), format!("\"{}\" is no source of a name", text.value), help);
-            return None;
-        };
-        let kind = match kind {
-            "header" => return Some(IdentitySource::Header(name.to_ascii_lowercase().into())),
-            "cookie" => return Some(IdentitySource::Cookie(name.into())),
-            "claim" => return Some(IdentitySource::Claim(name.into())),
-            "host" => Kind::Host,
-            "path" => Kind::Path,
-            _ => {
-                self.error("bad-value", text.span.clone(), format!("unknown source \"{kind}\""), help);
-                return None;
-            }
-        };
-        match Pattern::parse(name, kind) {
-            Ok(pattern) if !name.contains('{') => {
-                let message = format!("\"{pattern}\" keeps nothing");
-                self.error("bad-value", text.span.clone(), message, "put the name in braces, as in {tenant}");
-                None
-            }
-            Ok(pattern) if kind == Kind::Host => Some(IdentitySource::Host(pattern)),
-            Ok(pattern) => Some(IdentitySource::Path(pattern)),
-            Err(message) => {
-                self.error("bad-pattern", text.span.clone(), message, help);
-                None
-            }
-        }
-    }
-
-    fn jwt(&mut self, file: &JwtFile) -> Option<Jwt> {
-        const ALGS: [&str; 9] = ["HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "ES256", "ES384", "EdDSA"];
-        if !ALGS.contains(&file.alg.value.as_str()) {
-            let help = format!("known: {}", ALGS.join(", "));
-            self.error("bad-value", file.alg.span.clone(), format!("unknown algorithm \"{}\"", file.alg.value), &help);
-            return None;
-        }
-        if file.key.is_some() == file.key_file.is_some() {
-            self.error("bad-value", file.alg.span.clone(), "a token is verified with one key", "give either key or key_file");
-            return None;
-        }
-        let text = |text: &Option<Text>| text.as_ref().map(|text| text.value.as_str().into());
-        Some(Jwt {
-            alg: file.alg.value.as_str().into(),
-            key: text(&file.key),
-            key_file: text(&file.key_file),
-            iss: text(&file.iss),
-            aud: text(&file.aud),
-        })
-    }
-
-    fn ladders(&mut self, table: &Table<LadderFile>) -> BTreeMap<String, Ladder> {
-        let mut ladders: BTreeMap<String, Ladder> = ["graduated", "strict", "gentle"]
-            .into_iter()
-            .filter_map(|name| Some((name.to_owned(), Ladder::built_in(name)?)))
-            .collect();
-        for (name, file) in &table.0 {
-            let base = ladders.get(&name.value).cloned();
-            if base.is_none() && file.rungs.is_none() {
-                let message = format!("the ladder \"{}\" has no rungs", name.value);
-                self.error("bad-value", name.span.clone(), message, "write rungs = [\"warn\", \"cooldown 1min\", \"ban 24h\"]");
-                continue;
-            }
-            let mut ladder = base.unwrap_or(Ladder { decay: Span::DAY, rungs: Vec::new(), warning_cookie: None });
-            if let Some(decay) = file.decay.as_ref().and_then(|text| self.span(text)) {
-                ladder.decay = decay;
-            }
-            if let Some(rungs) = &file.rungs {
-                if rungs.items.is_empty() {
-                    self.error("bad-value", rungs.span.clone(), "a ladder has at least one rung", "");
-                    continue;
-                }
-                ladder.rungs = rungs.items.iter().filter_map(|text| self.rung(text)).collect();
-            }
-            if let Some(cookie) = &file.warning_cookie {
-                if is_token(&cookie.value) {
-                    ladder.warning_cookie = Some(cookie.value.as_str().into());
-                } else {
-                    let message = format!("\"{}\" cannot be the name of a cookie", cookie.value);
-                    self.error("bad-value", cookie.span.clone(), message, "letters, digits, - and _");
-                }
-            }
-            ladders.insert(name.value.clone(), ladder);
-        }
-        ladders
-    }
-
-    fn rung(&mut self, text: &Text) -> Option<Rung> {
-        Rung::parse(&text.value).map_err(|error| self.notation("bad-rung", text, &error)).ok()
-    }
-
     pub(super) fn span(&mut self, text: &Text) -> Option<Span> {
         parse_span(&text.value).map_err(|error| self.notation("bad-time", text, &error)).ok()
     }
 
     pub(super) fn quota(&mut self, text: &Text) -> Option<Quota> {
         text.value.parse().map_err(|error| self.notation("bad-limit", text, &error)).ok()
+    }
+
+    /// Drops the warnings that their rule says are meant. A rule reaches from its header to the next one's.
+    fn drop_allowed(&mut self, file: &PolicyFile, rules: &[(Rule, Range<usize>)]) {
+        let mut starts: Vec<usize> = file.rule.iter().map(|rule| rule.span.start).collect();
+        starts.push(usize::MAX);
+        self.findings.retain(|finding| {
+            let at = starts.partition_point(|start| *start <= finding.span.start).checked_sub(1);
+            let own = at.and_then(|at| file.rule.get(at)).map(|located| located.value.name.value.as_str());
+            let rule = rules.iter().find(|(rule, _)| Some(rule.name.as_ref()) == own);
+            let meant = rule.is_some_and(|(rule, _)| rule.allow.iter().any(|(code, _)| code.as_ref() == finding.code));
+            finding.severity == Severity::Error || !meant
+        });
     }
 
     fn categories(&mut self, file: &PolicyFile) -> Vec<Category> {
@@ -425,7 +274,12 @@ impl Loader<'_> {
                     && !file.tiers.0.iter().any(|(name, _)| name.value == tier.value)
                 {
                     let help = format!("add [tiers.{}]", tier.value);
-                    self.error("unknown-tier", tier.span.clone(), format!("no tier is called \"{}\"", tier.value), &help);
+                    self.error(
+                        "unknown-tier",
+                        tier.span.clone(),
+                        format!("no tier is called \"{}\"", tier.value),
+                        &help,
+                    );
                 }
                 let limits = self.shaped(table.0.iter().filter(|(key, _)| key.value != "tier"), shapes);
                 let tier = tier.map(|text| text.value.as_str().into());
@@ -446,123 +300,11 @@ impl Loader<'_> {
         let mut categories = Categories::new();
         for (category, text) in entries {
             let Some(quota) = self.quota(text) else { continue };
-            let shaped = shapes.all().map(|shape| match shape.limit(quota) {
-                Ok(limit) => limit,
-                Err(message) => {
-                    self.error("impossible-limit", text.span.clone(), message, "");
-                    None
-                }
-            });
+            let mut refuse = |message| self.error("impossible-limit", text.span.clone(), message, "");
+            let shaped = shapes.all().map(|shape| shape.limit(quota).map_err(&mut refuse).ok().flatten());
             categories.insert(category.value.as_str().into(), shaped.collect());
         }
         categories
-    }
-
-    fn lists(&mut self, file: &ListsFile, address: &ClientAddress) -> Lists {
-        let mut lists = Lists::default();
-        for (texts, listed) in [(&file.allow, Listed::Allow), (&file.deny, Listed::Deny)] {
-            for text in texts.iter().flat_map(|texts| &texts.items) {
-                match ListEntry::parse(&text.value) {
-                    Err(message) => self.error("bad-value", text.span.clone(), message, ""),
-                    Ok(entry) => {
-                        if let Some(why) = check::too_wide(&entry, listed, address) {
-                            self.error("list-too-wide", text.span.clone(), why, "name the addresses you mean");
-                        }
-                        lists.insert(entry, listed);
-                    }
-                }
-            }
-        }
-        lists
-    }
-
-    fn login(&mut self, file: &LoginFile) -> Login {
-        let mut login = Login::default();
-        if let Some(account) = file.account.as_ref().and_then(|text| self.login_limit(text)) {
-            login.account = account;
-        }
-        if let Some(ip) = file.ip.as_ref().and_then(|text| self.login_limit(text)) {
-            login.ip = ip;
-        }
-        if let Some(locks) = &file.locks {
-            login.locks = locks.0.iter().filter_map(|(count, length)| self.lock(count, length)).collect();
-            login.locks.sort_unstable();
-        }
-        if let Some(ceiling) = &file.ceiling {
-            if ceiling.value == 0 {
-                self.error("bad-value", ceiling.span.clone(), "a ceiling of 0 refuses everyone", "100 is what NIST allows");
-            } else if ceiling.value > 100 {
-                let help = "NIST SP 800-63B allows at most 100 failures in a row";
-                self.warning("high-ceiling", ceiling.span.clone(), "a ceiling above 100", help);
-            }
-            login.ceiling = ceiling.value;
-        }
-        if let Some(mode) = &file.on_store_error {
-            login.on_store_error = mode.value.into();
-        }
-        login
-    }
-
-    fn login_limit(&mut self, text: &Text) -> Option<Log> {
-        let help = "a login budget is a sliding-log: \"5/15min\", at most 1,024 attempts";
-        match self.quota(text)? {
-            Quota::Per { amount, unit: crate::limit::Unit::Count, period, burst: None } => {
-                Log::exact(amount, period)
-                    .map_err(|error| self.error("impossible-limit", text.span.clone(), error.0, help))
-                    .ok()
-            }
-            _ => {
-                self.error("impossible-limit", text.span.clone(), "a login budget counts attempts over a period", help);
-                None
-            }
-        }
-    }
-
-    fn lock(&mut self, count: &Text, length: &Text) -> Option<(u32, Span)> {
-        let Ok(failures @ 1..) = count.value.parse::<u32>() else {
-            let message = format!("\"{}\" is not a number of failures", count.value);
-            self.error("bad-value", count.span.clone(), message, "write locks = { 3 = \"1min\", 5 = \"5min\" }");
-            return None;
-        };
-        Some((failures, self.span(length)?))
-    }
-
-    fn alerts(&mut self, file: &AlertsFile) -> Alerts {
-        let named: [(&'static str, &Option<AlertFile>); 4] = [
-            ("edge_blocks", &file.edge_blocks),
-            ("tenant_blocks", &file.tenant_blocks),
-            ("user_bans", &file.user_bans),
-            ("ip_blocks", &file.ip_blocks),
-        ];
-        let mut alerts = Alerts::new();
-        for (name, alert) in named {
-            let Some(alert) = alert else { continue };
-            let Some(per) = self.span(&alert.per) else { continue };
-            if alert.warning.value == 0 || alert.critical.value < alert.warning.value {
-                let help = "warning is at least 1, and critical no lower";
-                self.error("bad-value", alert.critical.span.clone(), "these thresholds cannot be met in order", help);
-            }
-            alerts.insert(name, Alert { per, warning: alert.warning.value, critical: alert.critical.value });
-        }
-        alerts
-    }
-
-    fn memory(&mut self, file: &MemoryFile) -> Memory {
-        let mut memory = Memory::default();
-        if let Some(Located { value, span }) = &file.max_keys {
-            if !(1_000..=4_000_000_000).contains(value) {
-                self.error("bad-value", span.clone(), "max_keys is between 1,000 and 4,000,000,000", "");
-            }
-            memory.max_keys = *value;
-        }
-        if let Some(when_full) = &file.when_full {
-            memory.when_full = match when_full.value {
-                WhenFullName::Fold => WhenFull::Fold,
-                WhenFullName::Shared => WhenFull::Shared,
-                WhenFullName::Deny => WhenFull::Deny,
-            };
-        }
-        memory
     }
 }
 
@@ -574,15 +316,6 @@ fn unknown_name(message: &str) -> Option<(&str, Vec<&str>)> {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let name = quoted.next()?;
     Some((name, quoted.collect()))
-}
-
-fn address_source(text: &str) -> AddressSource {
-    match text.to_ascii_lowercase().as_str() {
-        "peer" => AddressSource::Peer,
-        "x-forwarded-for" => AddressSource::XForwardedFor,
-        "forwarded" => AddressSource::Forwarded,
-        header => AddressSource::Header(header.into()),
-    }
 }
 
 fn methods(texts: Option<&Texts>) -> Vec<Box<str>> {
@@ -610,4 +343,3 @@ pub(super) fn layer_of(per: &[super::Per]) -> Layer {
         Layer::Edge
     }
 }
-

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
+use crate::caller::Caller;
 use crate::key::{DigestKey, Domain, KeyBuilder, Part};
 use crate::ladder::{RuleTag, StrikeMode};
 use crate::limit::{Algorithm, Limit};
-use crate::plan::Caller;
 use crate::policy::Pattern;
 use crate::time::Span;
 
@@ -264,7 +264,8 @@ impl Rule {
             builder.text(Part::Identity, algorithm);
             builder
         };
-        self.prefixes = Algorithm::ALL.iter().map(|algorithm| begin(algorithm.name())).chain([begin("never")]).collect();
+        self.prefixes =
+            Algorithm::ALL.iter().map(|algorithm| begin(algorithm.name())).chain([begin("never")]).collect();
         // The rule's name and `per` alone: a strike outlives a change of algorithm.
         self.tag = RuleTag::try_from(begin("").finish().to_u128() >> 96).unwrap_or_default();
     }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::caller::Caller;
 use crate::limit::Limit;
-use crate::plan::Caller;
 use crate::policy::Per;
 
 /// One limit by tier, made ready once for each way in which rules count it (their shape); `None` is unlimited.

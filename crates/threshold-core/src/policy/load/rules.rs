@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::{Loader, is_token, layer_of};
 use crate::key::DigestKey;
-use crate::ladder::{Ladder, StrikeMode};
+use crate::ladder::{Ladder, Rung, StrikeMode};
 use crate::limit::{Algorithm, Anchor, Concurrency, Estimate, Limit, Log, Quota, Rate, Unit, Window};
 use crate::policy::file::{
     AlgorithmName, AnchorName, ConsistencyName, DisclosureName, LayerName, LogName, ModeName, OnMissingName,
@@ -45,8 +45,7 @@ impl Shape {
             }
             Quota::Per { amount, unit, period, burst } => (amount, unit, period, burst),
         };
-        let algorithm =
-            self.algorithm.unwrap_or_else(|| Algorithm::default_for(period, unit, self.named_cost));
+        let algorithm = self.algorithm.unwrap_or_else(|| Algorithm::default_for(period, unit, self.named_cost));
         let burst = burst.or(self.burst);
         if burst.is_some() && algorithm != Algorithm::TokenBucket {
             return Err(format!("a burst belongs to a token-bucket, and this limit is a {algorithm}"));
@@ -258,7 +257,12 @@ impl Loader<'_> {
     fn status(&mut self, file: &RuleFile) -> u16 {
         let Some(status) = &file.status else { return 429 };
         if !(400..=599).contains(&status.value) {
-            self.error("bad-value", status.span.clone(), "the status of a denial is between 400 and 599", "429 suits most");
+            self.error(
+                "bad-value",
+                status.span.clone(),
+                "the status of a denial is between 400 and 599",
+                "429 suits most",
+            );
         }
         status.value
     }
@@ -270,7 +274,12 @@ impl Loader<'_> {
                 Some((code, reason)) if !code.is_empty() && !reason.is_empty() => {
                     allowances.push((code.into(), reason.into()));
                 }
-                _ => self.error("bad-value", text.span.clone(), "an allowance gives its reason", "write \"CODE: why it is meant\""),
+                _ => self.error(
+                    "bad-value",
+                    text.span.clone(),
+                    "an allowance gives its reason",
+                    "write \"CODE: why it is meant\"",
+                ),
             }
         }
         allowances
@@ -289,11 +298,17 @@ impl Loader<'_> {
     ) -> Option<usize> {
         let Some(name) = &file.ladder else {
             if let Some(strike) = &file.strike {
-                self.warning("no-ladder", strike.span.clone(), "strike does nothing without a ladder", "add ladder = \"graduated\"");
+                self.warning(
+                    "no-ladder",
+                    strike.span.clone(),
+                    "strike does nothing without a ladder",
+                    "add ladder = \"graduated\"",
+                );
             }
             return None;
         };
-        let Some((index, (_, ladder))) = context.ladders.iter().enumerate().find(|(_, (own, _))| **own == name.value) else {
+        let Some((index, (_, ladder))) = context.ladders.iter().enumerate().find(|(_, (own, _))| **own == name.value)
+        else {
             let known: Vec<&str> = context.ladders.keys().map(String::as_str).collect();
             let help = format!("known: {}", known.join(", "));
             self.error("unknown-ladder", name.span.clone(), format!("no ladder is called \"{}\"", name.value), &help);
@@ -341,7 +356,7 @@ impl Loader<'_> {
             self.error("unverified-ladder", span.clone(), why, help);
         }
         let concurrency = matches!(measure, Measure::Fixed(Limit::Concurrency(_)));
-        let warns = ladder.rungs.iter().any(|rung| rung.allows());
+        let warns = ladder.rungs.iter().any(Rung::allows);
         if warns && (*cost != CostOf::Requests || concurrency) {
             let message = "a rung that lets the request through is not for bytes, named costs or concurrency";
             self.error("ladder-warns", span.clone(), message, "use a ladder whose rungs all deny, such as \"strict\"");

@@ -1,0 +1,188 @@
+//! A request as rules see it: one spelling for everything, and the parts of its keys.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+
+use crate::address::AddressGroup;
+use crate::facts::Facts;
+use crate::key::{KeyBuilder, Part};
+use crate::path::{spell_host, spell_method, spell_path};
+use crate::policy::{CostOf, Layer, Per, Policy, Rule};
+
+/// The category of a request that no `[[category]]` matches.
+pub(crate) const DEFAULT_CATEGORY: &str = "requests";
+
+/// A request as rules see it: one spelling for everything.
+#[derive(Debug)]
+pub(crate) struct Caller<'a> {
+    pub(crate) facts: &'a Facts<'a>,
+    pub(crate) ip: Option<IpAddr>,
+    pub(crate) method: Option<Cow<'a, str>>,
+    pub(crate) path: Option<Cow<'a, str>>,
+    pub(crate) host: Option<Cow<'a, str>>,
+    pub(crate) tenant: Option<&'a str>,
+    pub(crate) user: Option<&'a str>,
+    pub(crate) tier: Option<&'a str>,
+    pub(crate) category: &'a str,
+}
+
+impl<'a> Caller<'a> {
+    pub(crate) fn new(facts: &'a Facts<'a>, policy: &'a Policy) -> Self {
+        let known = |value: Option<&'a str>| value.filter(|value| !value.is_empty());
+        let mut caller = Self {
+            facts,
+            ip: facts.ip.map(|ip| ip.to_canonical()),
+            method: known(facts.method).map(spell_method),
+            path: known(facts.path).map(spell_path),
+            host: known(facts.host).map(spell_host),
+            tenant: known(facts.tenant),
+            user: known(facts.user),
+            tier: known(facts.tier),
+            category: DEFAULT_CATEGORY,
+        };
+        let found = known(facts.category)
+            .or_else(|| policy.categories.iter().find(|own| own.matches.holds(&caller)).map(|own| own.name.as_ref()));
+        if let Some(category) = found {
+            caller.category = category;
+        }
+        caller
+    }
+
+    /// `METHOD:/pattern`: what the caller gave, else the first pattern of this rule or of an endpoint rule that the path
+    /// meets, else the path itself.
+    pub(crate) fn endpoint<'e>(&'e self, rule: &'e Rule, policy: &'e Policy) -> Option<(Option<&'e str>, &'e str)> {
+        if let Some(given) = self.facts.endpoint.filter(|given| !given.is_empty()) {
+            return Some((None, given));
+        }
+        let path = self.path.as_deref()?;
+        let own = std::iter::once(rule);
+        let endpoints = policy.rules.iter().filter(|other| other.layer == Layer::Endpoint);
+        let pattern = own
+            .chain(endpoints)
+            .flat_map(|rule| &rule.matches.path)
+            .find(|pattern| pattern.matches(path))
+            .map_or(path, |pattern| pattern.as_str());
+        Some((Some(self.method.as_deref().unwrap_or("*")), pattern))
+    }
+
+    /// One part of a key, as text for people; `None` if the request does not have it.
+    pub(crate) fn part_text(&self, per: &Per, rule: &Rule, policy: &Policy) -> Option<String> {
+        let prefix = policy.identity().ipv6_prefix;
+        match per {
+            Per::Ip => self.ip.map(|ip| AddressGroup::of(ip, prefix).to_string()),
+            Per::IpPrefix(wide) => self.ip.map(|ip| AddressGroup::wider(ip, *wide, prefix).to_string()),
+            Per::Tenant => self.tenant.map(|name| shown(policy, policy.identity().secret_tenant, name)),
+            Per::User => self.user.map(|name| shown(policy, policy.identity().secret_user, name)),
+            Per::Tier => self.tier_or_default(policy).map(str::to_owned),
+            Per::Category => Some(self.category.to_owned()),
+            Per::Endpoint => self.endpoint(rule, policy).map(|(method, path)| match method {
+                Some(method) => format!("{method}:{path}"),
+                None => path.to_owned(),
+            }),
+            Per::Method => self.method.as_deref().map(str::to_owned),
+            Per::Host => self.host.as_deref().map(str::to_owned),
+            Per::Header(name) => {
+                let secret = matches!(name.as_ref(), "authorization" | "cookie" | "proxy-authorization");
+                self.facts.header(name).map(|value| shown(policy, secret, value))
+            }
+            Per::Fact(name) => self.facts.fact(name).map(str::to_owned),
+        }
+    }
+
+    fn tier_or_default<'t>(&'t self, policy: &'t Policy) -> Option<&'t str> {
+        self.tier.or(policy.identity().default_tier.as_deref())
+    }
+
+    /// Appends one part to a key; says whether the request has it.
+    fn add_part(&self, key: &mut KeyBuilder, per: &Per, rule: &Rule, policy: &Policy) -> bool {
+        let prefix = policy.identity().ipv6_prefix;
+        let mut text = |part: Part, value: Option<&str>| match value {
+            Some(value) => {
+                key.text(part, value);
+                true
+            }
+            None => false,
+        };
+        match per {
+            Per::Ip | Per::IpPrefix(_) => {
+                let Some(ip) = self.ip else { return false };
+                let group = match per {
+                    Per::IpPrefix(wide) => AddressGroup::wider(ip, *wide, prefix),
+                    _ => AddressGroup::of(ip, prefix),
+                };
+                key.address(Part::Address, group);
+                true
+            }
+            Per::Tenant => text(Part::Tenant, self.tenant),
+            Per::User => text(Part::User, self.user),
+            Per::Tier => text(Part::Tier, self.tier_or_default(policy)),
+            Per::Category => text(Part::Category, Some(self.category)),
+            Per::Endpoint => {
+                let Some((method, path)) = self.endpoint(rule, policy) else { return false };
+                text(Part::Method, Some(method.unwrap_or_default()));
+                text(Part::Endpoint, Some(path))
+            }
+            Per::Method => text(Part::Method, self.method.as_deref()),
+            Per::Host => text(Part::Host, self.host.as_deref()),
+            Per::Header(name) => text(Part::Header, self.facts.header(name)),
+            Per::Fact(name) => text(Part::Fact, self.facts.fact(name)),
+        }
+    }
+
+    /// Appends every part; what is missing is replaced by the address where that is allowed.
+    pub(crate) fn add_parts(
+        &self,
+        key: &mut KeyBuilder,
+        per: &[Per],
+        rule: &Rule,
+        policy: &Policy,
+        floors: bool,
+    ) -> Keyed {
+        let mut keyed = Keyed::Whole;
+        for per in per {
+            if self.add_part(key, per, rule, policy) {
+                continue;
+            }
+            match self.ip.filter(|_| floors) {
+                Some(ip) => {
+                    key.address(Part::Floor, AddressGroup::of(ip, policy.identity().ipv6_prefix));
+                    keyed = Keyed::Floored;
+                }
+                None => return Keyed::Missing,
+            }
+        }
+        keyed
+    }
+}
+
+/// How much of a key the request could give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keyed {
+    Whole,
+    Floored,
+    Missing,
+}
+
+fn shown(policy: &Policy, secret: bool, value: &str) -> String {
+    if secret { policy.key().redact(value) } else { value.to_owned() }
+}
+
+impl Rule {
+    pub(crate) fn cost_of(&self, facts: &Facts<'_>) -> u64 {
+        match &self.cost {
+            CostOf::Requests => facts.cost.unwrap_or(1),
+            CostOf::Bytes => facts.bytes.unwrap_or(0),
+            CostOf::Named(name) => facts.named_cost(name),
+        }
+    }
+}
+
+/// The field of the API that gives a part of a key.
+pub(crate) fn field_of(per: &Per) -> String {
+    match per {
+        Per::IpPrefix(_) => "ip".to_owned(),
+        Per::Endpoint => "path".to_owned(),
+        Per::Fact(name) => format!("facts.{name}"),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,144 @@
+//! Which rules a request meets, by which keys and limits, and why not the others.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use crate::caller::{Caller, field_of};
+use crate::facts::Facts;
+use crate::limit::{Limit, Unit};
+use crate::policy::{CostOf, Mismatch, OnMissing, Per, Policy, Rule, TierSource};
+
+/// Why a rule does or does not apply, for `explain`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Why {
+    /// It applies.
+    Met,
+    /// One of its keys does not hold.
+    NotMet(Mismatch),
+    /// Another rule of its layer was met.
+    NotFallback,
+    /// It has no limit for this request.
+    Unlimited,
+    /// The request lacks what it counts by, and it says to skip.
+    Skipped(String),
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Met => f.write_str("met"),
+            Self::NotMet(mismatch) => mismatch.fmt(f),
+            Self::NotFallback => f.write_str("a fallback, and another rule of its layer is met"),
+            Self::Unlimited => f.write_str("met, and unlimited"),
+            Self::Skipped(field) => write!(f, "no {field} is given, and the rule skips such requests"),
+        }
+    }
+}
+
+/// What `explain` says of one rule, before anything is looked up.
+#[derive(Debug, Clone)]
+pub struct Explained<'p> {
+    /// The rule.
+    pub rule: &'p Rule,
+    /// Its place in the policy.
+    pub index: usize,
+    /// Whether it applies, or why not.
+    pub why: Why,
+    /// Whose budget, in words: `tenant=t1,category=writes`.
+    pub key: Option<String>,
+    /// The limit, if it applies.
+    pub limit: Option<&'p Limit>,
+    /// Where a limit by tier was found: `tier seedling`, `its own`.
+    pub from: Option<String>,
+    /// What it would be charged.
+    pub cost: u64,
+}
+
+impl Explained<'_> {
+    /// The limit as a policy writes it; empty if the rule does not apply.
+    #[must_use]
+    pub fn notation(&self) -> String {
+        let unit = if self.rule.cost == CostOf::Bytes { Unit::Bytes } else { Unit::Count };
+        self.limit.map(|limit| limit.notation(unit)).unwrap_or_default()
+    }
+}
+
+impl Policy {
+    /// Which rules a request meets, by which keys, and why not the others.
+    #[must_use]
+    pub fn explain(&self, facts: &Facts<'_>) -> Vec<Explained<'_>> {
+        let caller = Caller::new(facts, self);
+        self.rules.iter().enumerate().map(|(index, rule)| self.explain_rule(index, rule, &caller)).collect()
+    }
+
+    fn explain_rule<'p>(&'p self, index: usize, rule: &'p Rule, caller: &Caller<'_>) -> Explained<'p> {
+        let cost = rule.cost_of(caller.facts);
+        let mut explained = Explained { rule, index, why: Why::Met, key: None, limit: None, from: None, cost };
+        if let Some(mismatch) = rule.matches.mismatch(caller) {
+            explained.why = Why::NotMet(mismatch);
+            return explained;
+        }
+        if rule.fallback && self.layer_is_met(rule.layer, caller) {
+            explained.why = Why::NotFallback;
+            return explained;
+        }
+        let Some((limit, from)) = self.limit_of(rule, caller) else {
+            explained.why = Why::Unlimited;
+            return explained;
+        };
+        let missing = rule.per.iter().find(|per| caller.part_text(per, rule, self).is_none());
+        if let Some(per) = missing
+            && rule.on_missing == OnMissing::Skip
+        {
+            explained.why = Why::Skipped(field_of(per));
+            return explained;
+        }
+        explained.limit = Some(limit);
+        explained.from = from.map(|source| match source {
+            TierSource::Own => "its own".to_owned(),
+            TierSource::Tier(name) => format!("tier {name}"),
+        });
+        explained.key = Some(self.key_text(rule, caller));
+        explained
+    }
+
+    /// A key in words: `user=u1`, and `user→ip=203.0.113.7` where the address stands in.
+    fn key_text(&self, rule: &Rule, caller: &Caller<'_>) -> String {
+        let implied = rule.is_by_tier() && !rule.per.contains(&Per::Category);
+        let part = |per: &Per| {
+            let floor = || caller.part_text(&Per::Ip, rule, self).map(|ip| format!("{per}→ip={ip}"));
+            match caller.part_text(per, rule, self) {
+                Some(value) => format!("{per}={}", escaped(&value)),
+                None => floor().unwrap_or_else(|| format!("{per}=?")),
+            }
+        };
+        let parts = rule.per.iter().chain(implied.then_some(&Per::Category)).map(part);
+        let text = parts.collect::<Vec<_>>().join(",");
+        if text.is_empty() { "all".to_owned() } else { text }
+    }
+
+    /// The category that a request falls into.
+    #[must_use]
+    pub fn category_of(&self, facts: &Facts<'_>) -> String {
+        Caller::new(facts, self).category.to_owned()
+    }
+}
+
+/// Keeps the words for keys injective: what separates parts is escaped inside them.
+fn escaped(value: &str) -> Cow<'_, str> {
+    if !value.contains([',', '=', '%', '→']) && !value.contains(char::is_control) {
+        return Cow::Borrowed(value);
+    }
+    let mut out = String::with_capacity(value.len());
+    for c in value.chars() {
+        if matches!(c, ',' | '=' | '%' | '→') || c.is_control() {
+            let mut buffer = [0; 4];
+            for byte in c.encode_utf8(&mut buffer).bytes() {
+                out.push_str(&format!("%{byte:02x}"));
+            }
+        } else {
+            out.push(c);
+        }
+    }
+    Cow::Owned(out)
+}

@@ -1,0 +1,151 @@
+//! `[identity]` as written → how callers are found.
+
+use ipnet::IpNet;
+
+use super::Loader;
+use crate::address::{AddressSource, ClientAddress};
+use crate::policy::file::{IdentityFile, JwtFile, Text};
+use crate::policy::lists::parse_net;
+use crate::policy::{Identity, IdentitySource, Jwt, Kind, Pattern};
+
+impl Loader<'_> {
+    pub(super) fn identity(&mut self, file: &IdentityFile) -> Identity {
+        let trusted = file.trusted_proxies.iter().flat_map(|texts| &texts.items);
+        let trusted: Vec<IpNet> = trusted.filter_map(|text| self.proxy(text)).collect();
+        let sources = match &file.client_ip {
+            None => vec![AddressSource::Peer],
+            Some(texts) => texts.items.iter().map(|text| address_source(&text.value)).collect(),
+        };
+        if let Some(prefix) = file.ipv6_prefix.as_ref().filter(|prefix| !(32..=128).contains(&prefix.value)) {
+            self.error("bad-value", prefix.span.clone(), "ipv6_prefix is between 32 and 128", "64 suits most");
+        }
+        let mut source = |text: &Option<Text>| text.as_ref().and_then(|text| self.identity_source(text));
+        let (tenant, user, tier) = (source(&file.tenant), source(&file.user), source(&file.tier));
+        let named = [(&file.tenant, &tenant), (&file.user, &user), (&file.tier, &tier)];
+        for (text, source) in named {
+            let (Some(text), Some(source)) = (text, source) else { continue };
+            self.source_is_usable(text, source, file.jwt.is_some(), trusted.is_empty());
+        }
+        let (secret_tenant, secret_user) = self.secrets(file);
+        Identity {
+            address: ClientAddress { trusted, sources },
+            ipv6_prefix: file.ipv6_prefix.as_ref().map_or(64, |prefix| prefix.value),
+            secret_tenant: secret_tenant || tenant.as_ref().is_some_and(IdentitySource::is_secret),
+            secret_user: secret_user || user.as_ref().is_some_and(IdentitySource::is_secret),
+            tenant,
+            user,
+            tier,
+            default_tier: file.default_tier.as_ref().map(|text| text.value.as_str().into()),
+            log_identifiers: file.log_identifiers,
+            jwt: file.jwt.as_ref().and_then(|jwt| self.jwt(jwt)),
+        }
+    }
+
+    fn proxy(&mut self, text: &Text) -> Option<IpNet> {
+        let net = parse_net(&text.value);
+        if net.is_none() {
+            let message = format!("\"{}\" is not a CIDR", text.value);
+            self.error("bad-value", text.span.clone(), message, "write \"10.0.0.0/8\" or a single address");
+        } else if net.is_some_and(|net| net.prefix_len() == 0) {
+            let message = "every peer is trusted, so every client can claim any address";
+            self.warning("trusts-everyone", text.span.clone(), message, "name the addresses of your proxies");
+        }
+        net
+    }
+
+    /// Whether a source of names can ever give one.
+    fn source_is_usable(&mut self, text: &Text, source: &IdentitySource, has_jwt: bool, nobody_is_trusted: bool) {
+        match source {
+            IdentitySource::Claim(_) if !has_jwt => {
+                let help = "say how tokens are verified: alg, and key or key_file";
+                self.error("no-jwt", text.span.clone(), "a claim needs [identity.jwt]", help);
+            }
+            IdentitySource::Header(_) | IdentitySource::Cookie(_) if nobody_is_trusted => {
+                let message = "this is believed from trusted proxies only, and there are none";
+                self.warning("never-believed", text.span.clone(), message, "name them in trusted_proxies");
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether tenants and users are marked as secrets.
+    fn secrets(&mut self, file: &IdentityFile) -> (bool, bool) {
+        let mut secret = (false, false);
+        for text in file.secret.iter().flat_map(|texts| &texts.items) {
+            match text.value.as_str() {
+                "tenant" => secret.0 = true,
+                "user" => secret.1 = true,
+                _ => self.error("bad-value", text.span.clone(), "only \"tenant\" and \"user\" can be secret", ""),
+            }
+        }
+        secret
+    }
+
+    fn identity_source(&mut self, text: &Text) -> Option<IdentitySource> {
+        let help = "write \"header:NAME\", \"cookie:NAME\", \"host:{tenant}.example.com\", \"path:/t/{tenant}/**\" or \
+                    \"claim:NAME\"";
+        let Some((kind, name)) = text.value.split_once(':').filter(|(_, name)| !name.is_empty()) else {
+            self.error("bad-value", text.span.clone(), format!("\"{}\" is no source of a name", text.value), help);
+            return None;
+        };
+        let kind = match kind {
+            "header" => return Some(IdentitySource::Header(name.to_ascii_lowercase().into())),
+            "cookie" => return Some(IdentitySource::Cookie(name.into())),
+            "claim" => return Some(IdentitySource::Claim(name.into())),
+            "host" => Kind::Host,
+            "path" => Kind::Path,
+            _ => {
+                self.error("bad-value", text.span.clone(), format!("unknown source \"{kind}\""), help);
+                return None;
+            }
+        };
+        match Pattern::parse(name, kind) {
+            Ok(pattern) if !name.contains('{') => {
+                let message = format!("\"{pattern}\" keeps nothing");
+                self.error("bad-value", text.span.clone(), message, "put the name in braces, as in {tenant}");
+                None
+            }
+            Ok(pattern) if kind == Kind::Host => Some(IdentitySource::Host(pattern)),
+            Ok(pattern) => Some(IdentitySource::Path(pattern)),
+            Err(message) => {
+                self.error("bad-pattern", text.span.clone(), message, help);
+                None
+            }
+        }
+    }
+
+    fn jwt(&mut self, file: &JwtFile) -> Option<Jwt> {
+        const ALGS: [&str; 9] = ["HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "ES256", "ES384", "EdDSA"];
+        if !ALGS.contains(&file.alg.value.as_str()) {
+            let help = format!("known: {}", ALGS.join(", "));
+            self.error("bad-value", file.alg.span.clone(), format!("unknown algorithm \"{}\"", file.alg.value), &help);
+            return None;
+        }
+        if file.key.is_some() == file.key_file.is_some() {
+            self.error(
+                "bad-value",
+                file.alg.span.clone(),
+                "a token is verified with one key",
+                "give either key or key_file",
+            );
+            return None;
+        }
+        let text = |text: &Option<Text>| text.as_ref().map(|text| text.value.as_str().into());
+        Some(Jwt {
+            alg: file.alg.value.as_str().into(),
+            key: text(&file.key),
+            key_file: text(&file.key_file),
+            iss: text(&file.iss),
+            aud: text(&file.aud),
+        })
+    }
+}
+
+fn address_source(text: &str) -> AddressSource {
+    match text.to_ascii_lowercase().as_str() {
+        "peer" => AddressSource::Peer,
+        "x-forwarded-for" => AddressSource::XForwardedFor,
+        "forwarded" => AddressSource::Forwarded,
+        header => AddressSource::Header(header.into()),
+    }
+}
