@@ -285,9 +285,9 @@ impl LedgerPlayer {
         let digest: Digest = account_digest(policy.key(), name).ok_or("the account has no name")?;
         let account = self.ledger.account(digest);
         if verb == "reset" {
-            account.reset()
+            account.reset();
         } else {
-            account.lift()
+            account.lift();
         }
         Ok(json!({"ok": true}))
     }

@@ -77,6 +77,9 @@ impl Loader<'_> {
             return None;
         }
         self.expand_table(table.get_mut(), variable, false, 0);
+        if !self.findings.is_empty() {
+            return None;
+        }
         match PolicyFile::deserialize(toml::de::Deserializer::from(table)) {
             Ok(file) => Some(file),
             Err(error) => {

@@ -1,0 +1,207 @@
+//! What is said about a policy: each finding by its code, its place, and the text it points at.
+
+use threshold_core::policy::{Policy, Severity};
+
+/// Reviews a policy and says each finding as `code "text pointed at"`.
+fn findings(source: &str) -> Vec<String> {
+    let review = Policy::review(source, &|name| (name == "SET").then(|| "7".to_owned()));
+    let usable = review.findings.iter().all(|finding| finding.severity != Severity::Error);
+    assert_eq!(review.policy.is_some(), usable, "a policy without errors can be used, and no other");
+    let pointed = |span: std::ops::Range<usize>| source.get(span).unwrap_or("?").lines().next().unwrap_or_default();
+    review.findings.iter().map(|finding| format!("{} {}", finding.code, pointed(finding.span.clone()))).collect()
+}
+
+/// A policy of one rule with these lines added.
+fn rule(lines: &str) -> String {
+    format!("[[rule]]\nname = \"r\"\nper = [\"user\"]\n{lines}\n")
+}
+
+#[track_caller]
+fn check(source: &str, expect: &[&str]) {
+    assert_eq!(findings(source), expect, "{source}");
+}
+
+#[test]
+fn a_plain_policy_is_clean() {
+    check("", &[]);
+    check(&rule("limit = \"10/h\""), &[]);
+    check(&rule("limit = \"${SET}/${UNSET:-5}min\""), &[]);
+    check(&rule("limit = \"10/h\"\nladder = \"graduated\""), &[]);
+}
+
+#[test]
+fn unknown_keys_and_values_are_named_where_they_stand() {
+    check(&rule("limt = \"10/h\""), &["unknown-key limt"]);
+    check("[identty]\n", &["unknown-key identty"]);
+    check(&rule("limit = \"10/h\"\nmode = \"observed\""), &["bad-value \"observed\""]);
+    check(&rule("limit = \"10/h\"\nmatch = { paht = \"/x\" }"), &["unknown-key paht"]);
+    check("[login]\nlocks = { three = \"1min\" }", &["bad-value three"]);
+    check("rule = 5", &["syntax 5"]);
+    check("[[rule]\n", &["syntax "]);
+    check("a = \"\n", &["syntax "]);
+}
+
+#[test]
+fn a_misspelt_key_is_answered_with_the_right_one() {
+    let help = |source: &str| Policy::review(source, &|_| None).findings.remove(0).help;
+    assert_eq!(help(&rule("limt = \"10/h\"")), "did you mean \"limit\"?");
+    assert_eq!(help(&rule("limit = \"1/h\"\nalgorithm = \"sliding-windw\"")), "did you mean \"sliding-window\"?");
+    assert!(help(&rule("quux = 1")).starts_with("known here: "));
+}
+
+#[test]
+fn a_limit_is_pointed_at_by_the_character() {
+    check(&rule("limit = \"10 per fortnight\""), &["bad-limit per"]);
+    check(&rule("limit = \"10/fortnight\""), &["bad-limit fortnight"]);
+    check("[tiers.free]\nrequests = \"many\"", &["bad-limit many"]);
+    // After escapes or variables the characters no longer stand where the text does, so the whole string is marked.
+    check(&rule("limit = \"10\\u002Ffortnight\""), &["bad-limit \"10\\u002Ffortnight\""]);
+    check(&rule("limit = \"${SET}/fortnight\""), &["bad-limit \"${SET}/fortnight\""]);
+    check(&rule("limit = \"10/h\"\nblock_for = \"a while\""), &["bad-time a"]);
+    check("[ladders.mine]\nrungs = [\"warn\", \"cooldown soon\"]", &["bad-rung soon"]);
+}
+
+#[test]
+fn impossible_limits_are_errors() {
+    check(&rule("limit = \"2000/h\"\nalgorithm = \"sliding-log\""), &["impossible-limit \"2000/h\""]);
+    check(&rule("limit = \"10\""), &["impossible-limit \"10\""]);
+    check(&rule("limit = \"10/h\"\nalgorithm = \"concurrency\""), &["impossible-limit \"10/h\""]);
+    check(&rule("limit = \"10/h burst 5\""), &["impossible-limit \"10/h burst 5\""]);
+    check(&rule("limit = \"10/ms\"\nalgorithm = \"sliding-window\"\nbuckets = 5000"), &["impossible-limit \"10/ms\""]);
+    check(&rule("limit = \"10/h\"\nalgorithm = \"sliding-log\"\nanchor = \"first\""), &["bad-value \"first\""]);
+    check(&rule(""), &["no-limit \"r\""]);
+    check(&rule("limit = \"10/h\"\ndeny = true"), &["bad-value \"10/h\""]);
+    check(&rule("deny = true"), &[]);
+    check("[[rule]]\nname = \"r\"\nlimit = \"1/h\"", &["no-per \"r\""]);
+    check(&rule("limit = \"1MB/h\"\ncost = \"tokens\""), &["bad-value \"tokens\""]);
+    let tier = "[tiers.free]\nrequests = \"5000/h\"\n";
+    check(&format!("{tier}{}", rule("limit = \"tier\"\nalgorithm = \"sliding-log\"")), &["impossible-limit \"5000/h\""]);
+}
+
+#[test]
+fn names_are_unique() {
+    check(&format!("{}{}", rule("limit = \"1/h\""), rule("limit = \"2/h\"")), &["duplicate-name \"r\""]);
+    let twice = "[[category]]\nname = \"a\"\npath = \"/a\"\n[[category]]\nname = \"a\"\npath = \"/b\"\n";
+    check(twice, &["duplicate-name \"a\""]);
+    check("[tiers.a]\nrequests = \"1/h\"\n[tiers.a]\n", &["syntax a"]);
+}
+
+#[test]
+fn rules_that_are_never_met_are_found() {
+    let with = |matches: &str| rule(&format!("limit = \"1/h\"\nmatch = {{ {matches} }}"));
+    check(&with("category = \"ai\""), &["never-matches \"ai\""]);
+    check(&with("tier = \"gold\""), &["never-matches \"gold\""]);
+    check(&with("method = []"), &["never-matches []"]);
+    check(&with("path = \"/a/../b\""), &["bad-pattern \"/a/../b\""]);
+    check(&with("path = \"api\""), &["bad-pattern \"api\""]);
+    let shadowed = format!("{}\n[[rule]]\nname = \"f\"\nper = [\"user\"]\nlimit = \"1/h\"\nfallback = true", rule("limit = \"1/h\""));
+    check(&shadowed, &["never-matches true"]);
+}
+
+#[test]
+fn tiers_that_leave_something_open_are_found() {
+    let tier = |body: &str| format!("{body}\n{}", rule("limit = \"tier\""));
+    check(&tier(""), &["no-tiers \"r\""]);
+    check(&tier("[tiers.free]\nrequests = \"1/h\""), &[]);
+    let ai = "[[category]]\nname = \"ai\"\npath = \"/ai/**\"\n[tiers.free]\nrequests = \"1/h\"";
+    check(&tier(ai), &["tier-without-category free"]);
+    check(&tier("[tiers.free]\nrequests = \"1/h\"\nreqests = \"1/h\""), &["unknown-category reqests"]);
+    check("[identity]\ndefault_tier = \"gold\"", &["unknown-tier \"gold\""]);
+    check("[tenants.acme]\ntier = \"gold\"", &["unknown-tier \"gold\""]);
+}
+
+#[test]
+fn ladders_rest_on_somebody_who_cannot_be_impersonated() {
+    let ladder = |per: &str, more: &str| {
+        format!("[[rule]]\nname = \"r\"\nper = {per}\nlimit = \"10/h\"\nladder = \"graduated\"\n{more}\n")
+    };
+    check(&ladder("[]", ""), &["ladder-for-nobody \"graduated\""]);
+    check(&ladder("[\"endpoint\"]", ""), &["ladder-for-nobody \"graduated\""]);
+    check(&ladder("[\"header:x-key\"]", ""), &["unverified-ladder \"graduated\""]);
+    check(&format!("[identity]\nuser = \"path:/u/{{id}}/**\"\n{}", ladder("[\"user\"]", "")), &["unverified-ladder \"graduated\""]);
+    check(&ladder("[\"ip\"]", ""), &["shared-ban \"graduated\""]);
+    check(&ladder("[\"tenant\"]", "ban_shared = true"), &["shared-ladder \"graduated\""]);
+    check(&ladder("[\"tenant\"]", "ban_shared = true\nallow = [\"shared-ladder: one person each\"]"), &[]);
+    check(&ladder("[\"user\"]", "cost = \"tokens\""), &["ladder-warns \"graduated\""]);
+    check(&rule("limit = \"1/h\"\nladder = \"steep\""), &["unknown-ladder \"steep\""]);
+    check(&rule("limit = \"1/h\"\nstrike = \"request\""), &["no-ladder \"request\""]);
+    check("[ladders.mine]\ndecay = \"1h\"", &["bad-value mine"]);
+}
+
+#[test]
+fn lists_cover_no_more_than_is_meant() {
+    check("[lists]\ndeny = [\"203.0.113.0/24\", \"user:u1\", \"tenant:t1\"]", &[]);
+    check("[lists]\ndeny = [\"0.0.0.0/0\"]", &["list-too-wide \"0.0.0.0/0\""]);
+    check("[lists]\nallow = [\"::/0\"]", &["list-too-wide \"::/0\""]);
+    check("[lists]\ndeny = [\"127.0.0.0/8\"]", &["list-too-wide \"127.0.0.0/8\""]);
+    check("[lists]\ndeny = [\"::ffff:127.0.0.1\"]", &["list-too-wide \"::ffff:127.0.0.1\""]);
+    let proxy = "[identity]\ntrusted_proxies = [\"10.0.0.5\"]\n[lists]\ndeny = [\"10.0.0.0/8\"]";
+    check(proxy, &["list-too-wide \"10.0.0.0/8\""]);
+    check("[lists]\ndeny = [\"bob\"]", &["bad-value \"bob\""]);
+}
+
+#[test]
+fn identity_says_where_names_come_from() {
+    check("[identity]\ntrusted_proxies = [\"10.0.0.0/8\"]\nuser = \"header:x-user\"", &[]);
+    check("[identity]\nuser = \"header:x-user\"", &["never-believed \"header:x-user\""]);
+    check("[identity]\nuser = \"claim:sub\"", &["no-jwt \"claim:sub\""]);
+    check("[identity]\nuser = \"claim:sub\"\n[identity.jwt]\nalg = \"HS256\"\nkey = \"${SET}\"", &[]);
+    check("[identity]\nuser = \"claim:sub\"\n[identity.jwt]\nalg = \"none\"\nkey = \"k\"", &["bad-value \"none\""]);
+    check("[identity]\nuser = \"x-user\"", &["bad-value \"x-user\""]);
+    check("[identity]\ntenant = \"host:example.com\"", &["bad-value \"host:example.com\""]);
+    check("[identity]\ntrusted_proxies = [\"0.0.0.0/0\"]", &["trusts-everyone \"0.0.0.0/0\""]);
+    check("[identity]\ntrusted_proxies = [\"proxy\"]", &["bad-value \"proxy\""]);
+    check("[identity]\nipv6_prefix = 8", &["bad-value 8"]);
+}
+
+#[test]
+fn variables_are_named_when_they_cannot_be_filled_in() {
+    check(&rule("limit = \"${NONE}/h\""), &["bad-variable \"${NONE}/h\""]);
+    check(&rule("limit = \"${NONE:-ten}/h\""), &["bad-variable \"${NONE:-ten}/h\""]);
+    check(&rule("limit = \"1/h\"\nmessage = \"costs $5\""), &["bad-variable \"costs $5\""]);
+    check(&rule("limit = \"1/h\"\nmessage = \"costs $$5, ${NONE:-or more}\""), &[]);
+}
+
+#[test]
+fn no_request_can_meet_more_rules_than_a_plan_holds() {
+    let many: String =
+        (0..17).map(|n| format!("[[rule]]\nname = \"r{n}\"\nper = [\"user\"]\nlimit = \"{}/h\"\n", n + 1)).collect();
+    check(&many, &["too-many-meet \"r0\""]);
+    let apart: String = (0..40)
+        .map(|n| format!("[[rule]]\nname = \"r{n}\"\nper = [\"user\"]\nmatch = {{ path = \"/{n}\" }}\nlimit = \"1/h\"\n"))
+        .collect();
+    check(&apart, &[]);
+}
+
+#[test]
+fn a_finding_reads_as_a_compiler_would_say_it() {
+    let source = "[[rule]]\nname = \"r\"\nper = [\"user\"]\n\tlimit = \"10 per fortnight\"\n";
+    let finding = Policy::review(source, &|_| None).findings.remove(0);
+    let expect = "p.toml:4:14: error[bad-limit]: expected \"/\" and a period, found \"per\"\n  \
+                  |\n4 | \tlimit = \"10 per fortnight\"\n  | \t            ^^^\n  \
+                  = write a slash for \"per\", as in \"10/h\"\n";
+    assert_eq!(finding.render("p.toml", source), expect);
+    let error = Policy::parse(source, &|_| None).unwrap_err();
+    assert_eq!(error.to_string(), "line 4, column 14: expected \"/\" and a period, found \"per\"");
+}
+
+#[test]
+fn everything_wrong_is_said_at_once_and_in_order() {
+    let source = "[lists]\ndeny = [\"x\"]\n[[rule]]\nname = \"r\"\nper = [\"nobody\"]\nlimit = \"1/eon\"\n";
+    check(source, &["bad-value \"x\"", "bad-value \"nobody\"", "bad-limit eon"]);
+}
+
+/// The editors' schema is generated from the types the file is read into. After a change of those, run this test with
+/// `UPDATE_SCHEMA=1` to write it anew.
+#[cfg(feature = "schema")]
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the schema is a file, and a test may read it")]
+fn the_schema_is_fresh() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies/schema.json");
+    let fresh = threshold_core::policy::schema_json();
+    if std::env::var_os("UPDATE_SCHEMA").is_some() {
+        std::fs::write(&path, &fresh).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(written == fresh, "policies/schema.json is not what the types say; run with UPDATE_SCHEMA=1");
+}
