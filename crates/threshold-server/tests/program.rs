@@ -1,0 +1,170 @@
+//! The program as a person runs it: its arguments, what it prints, how it exits.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// What a run printed and how it ended.
+struct Run {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+fn threshold(args: &[&str]) -> Run {
+    threshold_with(args, "", &[])
+}
+
+fn threshold_with(args: &[&str], input: &str, variables: &[(&str, &str)]) -> Run {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_threshold"))
+        .args(args)
+        .env_clear()
+        .envs(variables.iter().copied())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A program that does not read its input may be gone already.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Run { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// A file that vanishes with the test.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str, text: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("threshold-{}-{name}", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+const GROVE_POST: [&str; 12] = [
+    "--method", "POST", "--path", "/api/posts", "--tenant", "t1", "--tier", "seedling", "--user", "u1", "--ip",
+    "203.0.113.7",
+];
+
+#[test]
+fn every_preset_is_written_and_lints_clean() {
+    let listed = threshold(&["init", "--list"]);
+    assert_eq!((listed.code, listed.out.lines().count()), (0, 6));
+    for name in ["starter", "telegram-bot", "chat-tenants", "weather-api", "mail-sender", "grove"] {
+        assert!(listed.out.contains(name), "{name} is not listed");
+        let preset = threshold(&["init", name]);
+        assert_eq!(preset.code, 0);
+        let linted = threshold_with(&["lint", "--deny", "warnings", "-"], &preset.out, &[]);
+        assert_eq!((linted.code, linted.out.as_str()), (0, "<stdin>: no errors, no warnings\n"), "{name}");
+    }
+    assert_eq!(threshold(&["init"]).out, threshold(&["init", "starter"]).out);
+}
+
+#[test]
+fn an_unknown_preset_is_answered_with_the_known_ones() {
+    let run = threshold(&["init", "groove"]);
+    assert_eq!((run.code, run.out.as_str()), (2, ""));
+    assert!(run.err.contains("\"groove\"") && run.err.contains("grove"), "{}", run.err);
+}
+
+#[test]
+fn lint_says_file_line_and_column_and_exits_by_severity() {
+    let bad = threshold(&["init", "grove"]).out.replacen("\"10/h\"", "\"10 per fortnight\"", 1);
+    let line = bad.lines().position(|line| line.contains("fortnight")).unwrap() + 1;
+    let file = Scratch::new("bad.toml", &bad);
+    let run = threshold(&["lint", file.path()]);
+    assert_eq!(run.code, 2);
+    assert!(run.out.starts_with(&format!("{}:{line}:", file.path())), "{}", run.out);
+    assert!(run.out.contains("10 per fortnight") && run.out.contains("^^^"), "{}", run.out);
+
+    let warned = "[identity]\nuser = \"header:x-user\"\n";
+    assert_eq!(threshold_with(&["lint", "-"], warned, &[]).code, 0);
+    assert_eq!(threshold_with(&["lint", "-", "--deny", "warnings"], warned, &[]).code, 1);
+}
+
+#[test]
+fn variables_come_from_the_environment() {
+    let policy = threshold(&["init", "telegram-bot"]).out;
+    let limit = |variables: &[(&str, &str)]| {
+        let run = threshold_with(&["explain", "-", "--user", "u1", "--json"], &policy, variables);
+        assert_eq!(run.code, 0, "{}", run.err);
+        let answer: serde_json::Value = serde_json::from_str(&run.out).unwrap();
+        answer["rules"][0]["limit"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(limit(&[]), "20/h");
+    assert_eq!(limit(&[("RATE_LIMIT_MAX", "5"), ("RATE_LIMIT_WINDOW_MS", "60000")]), "5/min");
+    let run = threshold_with(&["lint", "-"], &policy, &[("RATE_LIMIT_MAX", "lots")]);
+    assert_eq!(run.code, 2);
+    assert!(run.out.contains("RATE_LIMIT_MAX must be digits") && !run.out.contains("lots"), "{}", run.out);
+}
+
+#[test]
+fn explain_lists_every_layer_with_its_key() {
+    let file = Scratch::new("grove.toml", &threshold(&["init", "grove"]).out);
+    let args: Vec<&str> = ["explain", file.path()].into_iter().chain(GROVE_POST).collect();
+    let run = threshold(&args);
+    assert_eq!(run.code, 0, "{}", run.err);
+    for expected in ["ip=203.0.113.7", "50/h (tier seedling)", "tenant=t1,category=writes", "user=u1", "POST:/api/posts"] {
+        assert!(run.out.contains(expected), "{expected} is missing:\n{}", run.out);
+    }
+    for layer in ["edge", "tenant", "user", "endpoint"] {
+        assert!(run.out.lines().any(|line| line.trim_start().starts_with(layer)), "{layer}");
+    }
+    let disguised: Vec<&str> = args.iter().map(|arg| if *arg == "/api/posts" { "//api/./posts/" } else { arg }).collect();
+    assert_eq!(threshold(&disguised).out, run.out);
+}
+
+#[test]
+fn explain_says_what_cannot_be_decided() {
+    let policy = "[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"10/h\"\n";
+    let run = threshold_with(&["explain", "-", "--path", "/"], policy, &[]);
+    assert_eq!(run.code, 2);
+    assert!(run.out.contains("needs user"), "{}", run.out);
+    let run = threshold_with(&["explain", "-", "--user", "u1", "--cost", "11"], policy, &[]);
+    assert!(run.code == 2 && run.out.contains("never fits"), "{}", run.out);
+}
+
+#[test]
+fn test_runs_cases_against_a_policy() {
+    let policy = Scratch::new("p.toml", "[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"2/h\"\n");
+    let case = |admits: u32| {
+        format!(
+            "{{\"cases\": [{{\"name\": \"two an hour\", \"steps\": \
+             [{{\"check\": {{\"user\": \"u1\"}}, \"times\": 3, \"admits\": {admits}}}]}}]}}"
+        )
+    };
+    let good = Scratch::new("good.json", &case(2));
+    let run = threshold(&["test", policy.path(), good.path()]);
+    assert_eq!((run.code, run.out.as_str()), (0, "ok     two an hour\n1 passed, 0 failed\n"));
+    let bad = Scratch::new("bad.json", &case(3));
+    let run = threshold(&["test", policy.path(), bad.path()]);
+    assert_eq!(run.code, 1);
+    assert!(run.out.contains("call 3 of 3 was denied"), "{}", run.out);
+    let broken = Scratch::new("broken.json", "{\"cases\": [");
+    let run = threshold(&["test", policy.path(), broken.path()]);
+    assert!(run.code == 2 && run.err.contains("broken.json"), "{}", run.err);
+}
+
+#[test]
+fn what_cannot_be_read_is_named() {
+    let run = threshold(&["lint", "/no/such/policy.toml"]);
+    assert!(run.code == 2 && run.err.contains("/no/such/policy.toml"), "{}", run.err);
+    let binary = Scratch::new("binary.toml", "");
+    std::fs::write(&binary.0, [0xff, 0xfe, 0x00]).unwrap();
+    let run = threshold(&["lint", binary.path()]);
+    assert!(run.code == 2 && run.err.contains("not UTF-8"), "{}", run.err);
+    let run = threshold_with(&["explain", "-"], "[[rule]]\nname = 5\n", &[]);
+    assert!(run.code == 2 && run.err.contains("<stdin>:2:8:"), "{}", run.err);
+}
