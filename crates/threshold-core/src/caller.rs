@@ -167,12 +167,13 @@ fn shown(policy: &Policy, secret: bool, value: &str) -> String {
     if secret { policy.key().redact(value) } else { value.to_owned() }
 }
 
-impl Rule {
-    pub(crate) fn cost_of(&self, facts: &Facts<'_>) -> u64 {
-        match &self.cost {
-            CostOf::Requests => facts.cost.unwrap_or(1),
-            CostOf::Bytes => facts.bytes.unwrap_or(0),
-            CostOf::Named(name) => facts.named_cost(name),
+impl CostOf {
+    /// What a request costs, counted so.
+    pub(crate) fn of(&self, facts: &Facts<'_>) -> u64 {
+        match self {
+            Self::Requests => facts.cost.unwrap_or(1),
+            Self::Bytes => facts.bytes.unwrap_or(0),
+            Self::Named(name) => facts.named_cost(name),
         }
     }
 }

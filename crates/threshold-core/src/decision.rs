@@ -6,6 +6,7 @@ use arrayvec::ArrayVec;
 
 use crate::key::TraceId;
 use crate::ladder::Penalty;
+use crate::limit::Unit;
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
 use crate::policy::{Layer, Listed, OnStoreError, Policy, Rule};
 use crate::settle::{Escalation, Outcome, Settled};
@@ -70,6 +71,8 @@ pub struct Reading {
     pub period: Span,
     /// The whole cost that fits now, after this request's charge.
     pub remaining: u64,
+    /// What the limit counts.
+    pub unit: Unit,
     /// What this request costs.
     pub cost: u64,
     /// Whether it was charged.
@@ -78,6 +81,23 @@ pub struct Reading {
     pub reset_at: Option<Timestamp>,
     /// If not allowed: when this cost fits; `None` if it never will.
     pub ready_at: Option<Timestamp>,
+}
+
+impl Reading {
+    /// `resetAt` in Unix seconds, for a decision made at `at`.
+    #[must_use]
+    pub fn reset_at(&self, at: Timestamp) -> Option<u64> {
+        if self.allowed {
+            self.reset_at.map(Timestamp::secs_ceil)
+        } else {
+            self.ready_at.map(|ready| told_reset(ready, at))
+        }
+    }
+}
+
+/// The moment a client is told to come back: now and the whole seconds of its wait.
+fn told_reset(ready: Timestamp, at: Timestamp) -> u64 {
+    at.plus(Span::from_secs(ready.since(at).secs_ceil())).secs_ceil()
 }
 
 /// Why an answer was given without the store.
@@ -166,8 +186,7 @@ impl Decision {
         if self.allowed() {
             return self.bound_by()?.reset_at.map(Timestamp::secs_ceil);
         }
-        let wait = Span::from_secs(self.retry_after()?.secs_ceil());
-        Some(self.at.plus(wait).secs_ceil())
+        self.ready_at.map(|ready| told_reset(ready, self.at))
     }
 
     /// Whether the client is banned.
@@ -276,6 +295,7 @@ impl Plan<'_> {
                 limit: charge.limit.quota(),
                 period: charge.limit.period(),
                 remaining: look.remaining.saturating_sub(charged),
+                unit: charge.counts.unit(),
                 cost: charge.cost,
                 charged: mark.is_some(),
                 reset_at: if mark.is_some() { look.reset_if_charged } else { look.reset_if_not },

@@ -6,7 +6,7 @@ use std::fmt;
 use crate::caller::{Caller, field_of};
 use crate::facts::Facts;
 use crate::limit::{Limit, Unit};
-use crate::policy::{CostOf, Mismatch, OnMissing, Per, Policy, Rule, TierSource};
+use crate::policy::{Measured, Mismatch, OnMissing, Per, Policy, Rule, TierSource};
 
 /// Why a rule does or does not apply, for `explain`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +50,9 @@ pub struct Explained<'p> {
     pub limit: Option<&'p Limit>,
     /// Where a limit by tier was found: `tier seedling`, `its own`.
     pub from: Option<String>,
-    /// What it would be charged.
+    /// What the limit counts.
+    pub unit: Unit,
+    /// What it would be charged; 0 if it does not apply.
     pub cost: u64,
 }
 
@@ -58,8 +60,7 @@ impl Explained<'_> {
     /// The limit as a policy writes it; empty if the rule does not apply.
     #[must_use]
     pub fn notation(&self) -> String {
-        let unit = if self.rule.cost == CostOf::Bytes { Unit::Bytes } else { Unit::Count };
-        self.limit.map(|limit| limit.notation(unit)).unwrap_or_default()
+        self.limit.map(|limit| limit.notation(self.unit)).unwrap_or_default()
     }
 }
 
@@ -72,8 +73,8 @@ impl Policy {
     }
 
     fn explain_rule<'p>(&'p self, index: usize, rule: &'p Rule, caller: &Caller<'_>) -> Explained<'p> {
-        let cost = rule.cost_of(caller.facts);
-        let mut explained = Explained { rule, index, why: Why::Met, key: None, limit: None, from: None, cost };
+        let (why, unit) = (Why::Met, Unit::Count);
+        let mut explained = Explained { rule, index, why, key: None, limit: None, from: None, unit, cost: 0 };
         if let Some(mismatch) = rule.matches.mismatch(caller) {
             explained.why = Why::NotMet(mismatch);
             return explained;
@@ -82,7 +83,7 @@ impl Policy {
             explained.why = Why::NotFallback;
             return explained;
         }
-        let Some((limit, from)) = self.limit_of(rule, caller) else {
+        let Some((Measured { limit, cost }, from)) = self.limit_of(rule, caller) else {
             explained.why = Why::Unlimited;
             return explained;
         };
@@ -94,6 +95,8 @@ impl Policy {
             return explained;
         }
         explained.limit = Some(limit);
+        explained.unit = cost.unit();
+        explained.cost = cost.of(caller.facts);
         explained.from = from.map(|source| match source {
             TierSource::Own => "its own".to_owned(),
             TierSource::Tier(name) => format!("tier {name}"),

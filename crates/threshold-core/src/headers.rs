@@ -6,8 +6,8 @@ use sfv::{KeyRef, ListSerializer, RefBareItem, StringRef};
 use crate::caller::Caller;
 use crate::decision::{Decision, Reading};
 use crate::facts::Facts;
-use crate::limit::{Limit, MAX_QUOTA};
-use crate::policy::{CostOf, Disclosure, Layer, Listed, Per, Policy, Rule};
+use crate::limit::{Limit, MAX_QUOTA, Unit};
+use crate::policy::{Disclosure, Layer, Listed, Per, Policy, Rule};
 use crate::time::{Span, Timestamp};
 
 /// A header field and its value.
@@ -71,7 +71,7 @@ fn rate_limit(decision: &Decision, policy: &Policy) -> Vec<Field> {
             let _ = limit.parameter(key("t"), integer(seconds));
         }
         let policy = policies.bare_item(name).parameter(key("q"), integer(reading.limit));
-        let policy = match unit(rule) {
+        let policy = match unit(rule, reading) {
             Some(unit) => policy.parameter(key("qu"), StringRef::constant(unit)),
             None => policy,
         };
@@ -100,11 +100,11 @@ fn effective_window(reading: &Reading, now: Timestamp) -> Option<u64> {
 }
 
 /// `qu`: what is counted, where it is not requests.
-fn unit(rule: &Rule) -> Option<&'static str> {
-    match (&rule.cost, rule.fixed_limit()) {
+fn unit(rule: &Rule, reading: &Reading) -> Option<&'static str> {
+    match (reading.unit, rule.fixed_limit()) {
         (_, Some(Limit::Concurrency(_))) => Some("concurrent-requests"),
-        (CostOf::Bytes, _) => Some("content-bytes"),
-        (CostOf::Requests | CostOf::Named(_), _) => None,
+        (Unit::Bytes, _) => Some("content-bytes"),
+        (Unit::Count, _) => None,
     }
 }
 

@@ -15,7 +15,7 @@
 //! | [`plan::Charge`] | one cost on one key under one limit |
 //! | [`Plan`] | the charges and subjects of one request |
 //! | [`Balance`] | the stored state of one key |
-//! | [`settle`] | the one atomic step: all charged or none |
+//! | [`settle()`] | the one atomic step: all charged or none |
 //! | [`Outcome`] | what settling found and did |
 //! | [`Reading`] | the figures of one limit that was met |
 //! | [`Decision`], [`Verdict`] | what the request is told |

@@ -9,7 +9,9 @@ use crate::facts::Facts;
 use crate::key::{Digest, Domain, Part, TraceId};
 use crate::ladder::Ladder;
 use crate::limit::Limit;
-use crate::policy::{CostOf, Layer, Listed, Measure, Mode, OnMissing, Per, Policy, Rule, SubjectRule, TierSource};
+use crate::policy::{
+    CostOf, Layer, Listed, Measure, Measured, Mode, OnMissing, Per, Policy, Rule, SubjectRule, TierSource,
+};
 
 /// The most charges of one plan.
 pub const MAX_CHARGES: usize = 16;
@@ -47,6 +49,7 @@ pub enum Verb {
 pub struct Charge<'p> {
     pub(crate) key: Digest,
     pub(crate) limit: &'p Limit,
+    pub(crate) counts: &'p CostOf,
     pub(crate) cost: u64,
     pub(crate) rule: &'p Rule,
     /// The rule's place in the policy.
@@ -215,14 +218,14 @@ impl Policy {
         &'p self,
         rule: &'p Rule,
         caller: &Caller<'_>,
-    ) -> Option<(&'p Limit, Option<TierSource<'p>>)> {
+    ) -> Option<(&'p Measured, Option<TierSource<'p>>)> {
         match &rule.measure {
-            Measure::Fixed(limit) => Some((limit, None)),
+            Measure::Fixed(measured) => Some((measured, None)),
             Measure::Unlimited => None,
             Measure::Tier(shape) => {
                 let default = self.identity().default_tier.as_deref();
-                let (limit, source) = self.tiers.limit(*shape, &rule.per, caller, default)?;
-                Some((limit, Some(source)))
+                let (measured, source) = self.tiers.limit(*shape, &rule.per, caller, default)?;
+                Some((measured, Some(source)))
             }
         }
     }
@@ -236,28 +239,31 @@ impl Policy {
         caller: &Caller<'_>,
     ) -> Result<(), PlanError> {
         const NEVER: &Limit = &Limit::Never;
-        let Some((mut limit, _)) = self.limit_of(rule, caller) else { return Ok(()) };
+        let Some((Measured { limit, cost: counts }, _)) = self.limit_of(rule, caller) else { return Ok(()) };
+        let mut limit = limit;
         let floors = rule.on_missing == OnMissing::Floor;
         let Some((key, keyed)) = self.key_of(rule, limit, caller, floors) else { return Ok(()) };
         if keyed == Keyed::Missing {
             match rule.on_missing {
                 OnMissing::Skip => return Ok(()),
                 OnMissing::Deny => limit = NEVER,
+                // What is only watched must not make a request impossible.
+                OnMissing::Floor if rule.mode == Mode::Observe => return Ok(()),
                 OnMissing::Floor => return Err(self.missing(rule, caller)),
             }
         }
-        let cost = rule.cost_of(caller.facts);
+        let cost = counts.of(caller.facts);
         let hopeless = cost > limit.capacity() && *limit != Limit::Never;
         if hopeless && rule.mode == Mode::Enforce && plan.verb != Verb::Record {
             return Err(PlanError::CostExceedsLimit {
                 rule: rule.name.clone(),
                 cost,
                 capacity: limit.capacity(),
-                cost_of: rule.cost.clone(),
+                cost_of: counts.clone(),
             });
         }
         let subject = rule.subject.and_then(|subject| positions.get(subject).copied().flatten());
-        let charge = Charge { key, limit, cost, rule, index, subject };
+        let charge = Charge { key, limit, counts, cost, rule, index, subject };
         plan.charges.try_push(charge).map_err(|_| PlanError::TooManyRules)
     }
 
@@ -308,8 +314,8 @@ impl Policy {
             facts.category = Some(category);
             let caller = Caller::new(&facts, self);
             for rule in self.rules.iter().filter(|rule| rule.layer == layer) {
-                let Some((limit, _)) = self.limit_of(rule, &caller) else { continue };
-                if let Some((digest, Keyed::Whole)) = self.key_of(rule, limit, &caller, false) {
+                let Some((measured, _)) = self.limit_of(rule, &caller) else { continue };
+                if let Some((digest, Keyed::Whole)) = self.key_of(rule, &measured.limit, &caller, false) {
                     keys.push(digest);
                 }
             }

@@ -27,7 +27,7 @@ pub use rule::{
     Consistency, CostOf, Disclosure, Layer, LogMode, Match, Mismatch, Mode, OnMissing, OnStoreError, Per, Rule,
     StatusSet,
 };
-pub(crate) use rule::{Measure, SubjectRule};
+pub(crate) use rule::{Measure, Measured, SubjectRule};
 pub(crate) use tiers::{Source as TierSource, Tiers};
 
 /// The most rules one policy may hold.

@@ -71,7 +71,7 @@ impl Plan<'_> {
         let mut charged = ArrayVec::new();
         for (charge, settled) in self.charges.iter().zip(&outcome.settled) {
             let Some(mark) = settled.mark.filter(|mark| mark.amount > 0) else { continue };
-            let unit = match &charge.rule.cost {
+            let unit = match charge.counts {
                 CostOf::Requests => CostTag::REQUESTS,
                 CostOf::Bytes => CostTag::BYTES,
                 CostOf::Named(name) => CostTag::named(self.policy.key, name),

@@ -73,9 +73,12 @@ fn impossible_limits_are_errors() {
     check(&rule("limit = \"10/h\"\ndeny = true"), &["bad-value \"10/h\""]);
     check(&rule("deny = true"), &[]);
     check("[[rule]]\nname = \"r\"\nlimit = \"1/h\"", &["no-per \"r\""]);
-    check(&rule("limit = \"1MB/h\"\ncost = \"tokens\""), &["bad-value \"tokens\""]);
+    check(&rule("limit = \"1MB/h\"\ncost = \"tokens\""), &["impossible-limit \"1MB/h\""]);
     let tier = "[tiers.free]\nrequests = \"5000/h\"\n";
-    check(&format!("{tier}{}", rule("limit = \"tier\"\nalgorithm = \"sliding-log\"")), &["impossible-limit \"5000/h\""]);
+    check(
+        &format!("{tier}{}", rule("limit = \"tier\"\nalgorithm = \"sliding-log\"")),
+        &["impossible-limit \"5000/h\""],
+    );
 }
 
 #[test]
@@ -94,7 +97,10 @@ fn rules_that_are_never_met_are_found() {
     check(&with("method = []"), &["never-matches []"]);
     check(&with("path = \"/a/../b\""), &["bad-pattern \"/a/../b\""]);
     check(&with("path = \"api\""), &["bad-pattern \"api\""]);
-    let shadowed = format!("{}\n[[rule]]\nname = \"f\"\nper = [\"user\"]\nlimit = \"1/h\"\nfallback = true", rule("limit = \"1/h\""));
+    let shadowed = format!(
+        "{}\n[[rule]]\nname = \"f\"\nper = [\"user\"]\nlimit = \"1/h\"\nfallback = true",
+        rule("limit = \"1/h\"")
+    );
     check(&shadowed, &["never-matches true"]);
 }
 
@@ -106,6 +112,10 @@ fn tiers_that_leave_something_open_are_found() {
     let ai = "[[category]]\nname = \"ai\"\npath = \"/ai/**\"\n[tiers.free]\nrequests = \"1/h\"";
     check(&tier(ai), &["tier-without-category free"]);
     check(&tier("[tiers.free]\nrequests = \"1/h\"\nreqests = \"1/h\""), &["unknown-category reqests"]);
+    let bytes = "[tiers.free]\nrequests = \"1MB/h\"\n[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"tier\"\n";
+    check(bytes, &[]);
+    check(&format!("{bytes}ladder = \"graduated\""), &["ladder-warns \"r\""]);
+    check(&format!("{bytes}cost = \"tokens\""), &["impossible-limit \"1MB/h\""]);
     check("[identity]\ndefault_tier = \"gold\"", &["unknown-tier \"gold\""]);
     check("[tenants.acme]\ntier = \"gold\"", &["unknown-tier \"gold\""]);
 }
@@ -118,7 +128,10 @@ fn ladders_rest_on_somebody_who_cannot_be_impersonated() {
     check(&ladder("[]", ""), &["ladder-for-nobody \"graduated\""]);
     check(&ladder("[\"endpoint\"]", ""), &["ladder-for-nobody \"graduated\""]);
     check(&ladder("[\"header:x-key\"]", ""), &["unverified-ladder \"graduated\""]);
-    check(&format!("[identity]\nuser = \"path:/u/{{id}}/**\"\n{}", ladder("[\"user\"]", "")), &["unverified-ladder \"graduated\""]);
+    check(
+        &format!("[identity]\nuser = \"path:/u/{{id}}/**\"\n{}", ladder("[\"user\"]", "")),
+        &["unverified-ladder \"graduated\""],
+    );
     check(&ladder("[\"ip\"]", ""), &["shared-ban \"graduated\""]);
     check(&ladder("[\"tenant\"]", "ban_shared = true"), &["shared-ladder \"graduated\""]);
     check(&ladder("[\"tenant\"]", "ban_shared = true\nallow = [\"shared-ladder: one person each\"]"), &[]);
@@ -168,7 +181,9 @@ fn no_request_can_meet_more_rules_than_a_plan_holds() {
         (0..17).map(|n| format!("[[rule]]\nname = \"r{n}\"\nper = [\"user\"]\nlimit = \"{}/h\"\n", n + 1)).collect();
     check(&many, &["too-many-meet \"r0\""]);
     let apart: String = (0..40)
-        .map(|n| format!("[[rule]]\nname = \"r{n}\"\nper = [\"user\"]\nmatch = {{ path = \"/{n}\" }}\nlimit = \"1/h\"\n"))
+        .map(|n| {
+            format!("[[rule]]\nname = \"r{n}\"\nper = [\"user\"]\nmatch = {{ path = \"/{n}\" }}\nlimit = \"1/h\"\n")
+        })
         .collect();
     check(&apart, &[]);
 }

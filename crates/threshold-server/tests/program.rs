@@ -54,7 +54,17 @@ impl Drop for Scratch {
 }
 
 const GROVE_POST: [&str; 12] = [
-    "--method", "POST", "--path", "/api/posts", "--tenant", "t1", "--tier", "seedling", "--user", "u1", "--ip",
+    "--method",
+    "POST",
+    "--path",
+    "/api/posts",
+    "--tenant",
+    "t1",
+    "--tier",
+    "seedling",
+    "--user",
+    "u1",
+    "--ip",
     "203.0.113.7",
 ];
 
@@ -116,13 +126,16 @@ fn explain_lists_every_layer_with_its_key() {
     let args: Vec<&str> = ["explain", file.path()].into_iter().chain(GROVE_POST).collect();
     let run = threshold(&args);
     assert_eq!(run.code, 0, "{}", run.err);
-    for expected in ["ip=203.0.113.7", "50/h (tier seedling)", "tenant=t1,category=writes", "user=u1", "POST:/api/posts"] {
+    for expected in
+        ["ip=203.0.113.7", "50/h (tier seedling)", "tenant=t1,category=writes", "user=u1", "POST:/api/posts"]
+    {
         assert!(run.out.contains(expected), "{expected} is missing:\n{}", run.out);
     }
     for layer in ["edge", "tenant", "user", "endpoint"] {
         assert!(run.out.lines().any(|line| line.trim_start().starts_with(layer)), "{layer}");
     }
-    let disguised: Vec<&str> = args.iter().map(|arg| if *arg == "/api/posts" { "//api/./posts/" } else { arg }).collect();
+    let disguised: Vec<&str> =
+        args.iter().map(|arg| if *arg == "/api/posts" { "//api/./posts/" } else { arg }).collect();
     assert_eq!(threshold(&disguised).out, run.out);
 }
 

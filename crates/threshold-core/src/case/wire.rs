@@ -114,8 +114,7 @@ pub fn decision_json(decision: &Decision, policy: &Policy, receipt: Option<&str>
             limit.insert("allowed".to_owned(), json!(reading.allowed));
             limit.insert("limit".to_owned(), json!(reading.limit));
             limit.insert("remaining".to_owned(), json!(reading.remaining));
-            let reset = if reading.allowed { reading.reset_at } else { reading.ready_at };
-            limit.insert("resetAt".to_owned(), json!(reset.map(crate::time::Timestamp::secs_ceil)));
+            limit.insert("resetAt".to_owned(), json!(reading.reset_at(decision.at)));
             limit.insert("retryAfter".to_owned(), json!(wait.map(crate::time::Span::secs_ceil)));
             Value::Object(limit)
         })

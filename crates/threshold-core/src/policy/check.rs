@@ -1,6 +1,6 @@
 //! What can only be seen with the whole policy in view: names used twice, rules that are never met, gaps in tiers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
@@ -13,6 +13,7 @@ use super::rule::{Match, Rule, SubjectRule};
 use super::{Pattern, Tiers};
 use crate::address::ClientAddress;
 use crate::caller::DEFAULT_CATEGORY;
+use crate::ladder::{Ladder, Rung};
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS};
 
 pub(super) fn names(loader: &mut Loader<'_>, rules: &[(Rule, Range<usize>)]) {
@@ -61,6 +62,32 @@ pub(super) fn tiers(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, r
             let message = format!("the tier \"{}\" has no limit for {}", name.value, missing.join(", "));
             let help = "such requests are not limited; write \"unlimited\" if that is meant";
             loader.warning("tier-without-category", name.span.clone(), message, help);
+        }
+    }
+}
+
+/// A warning lets a request through uncharged, which is no answer to a limit that counts bytes.
+pub(super) fn warnings_for_bytes(
+    loader: &mut Loader<'_>,
+    tiers: &Tiers,
+    subjects: &[SubjectRule],
+    ladders: &BTreeMap<String, Ladder>,
+    rules: &[(Rule, Range<usize>)],
+) {
+    if !tiers.counts_bytes() {
+        return;
+    }
+    for (rule, span) in rules.iter().filter(|(rule, _)| rule.is_by_tier()) {
+        let subject = rule.subject.and_then(|subject| subjects.get(subject));
+        let ladder = subject.and_then(|subject| ladders.get(subject.ladder_name.as_ref()));
+        if ladder.is_some_and(|ladder| ladder.rungs.iter().any(Rung::allows)) {
+            let message = "a rung that lets the request through is not for bytes, and a tier counts some";
+            loader.error(
+                "ladder-warns",
+                span.clone(),
+                message,
+                "use a ladder whose rungs all deny, such as \"strict\"",
+            );
         }
     }
 }

@@ -171,6 +171,7 @@ impl Loader<'_> {
         check::names(self, &rules);
         check::categories(self, file);
         check::tiers(self, file, &tiers, &rules);
+        check::warnings_for_bytes(self, &tiers, &subjects, &ladders, &rules);
         check::unmet(self, file, &tiers, &rules);
         check::subjects(self, &subjects, file);
         check::meetings(self, &rules);
@@ -304,7 +305,7 @@ impl Loader<'_> {
         for (category, text) in entries {
             let Some(quota) = self.quota(text) else { continue };
             let mut refuse = |message| self.error("impossible-limit", text.span.clone(), message, "");
-            let shaped = shapes.all().map(|shape| shape.limit(quota).map_err(&mut refuse).ok().flatten());
+            let shaped = shapes.all().map(|shape| shape.measured(quota).map_err(&mut refuse).ok().flatten());
             categories.insert(category.value.as_str().into(), shaped.collect());
         }
         categories

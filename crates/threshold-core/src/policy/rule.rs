@@ -5,7 +5,7 @@ use std::fmt;
 use crate::caller::Caller;
 use crate::key::{DigestKey, Domain, KeyBuilder, Part};
 use crate::ladder::{RuleTag, StrikeMode};
-use crate::limit::{Algorithm, Limit};
+use crate::limit::{Algorithm, Limit, Unit};
 use crate::policy::Pattern;
 use crate::time::Span;
 
@@ -123,6 +123,15 @@ pub enum CostOf {
     Named(Box<str>),
 }
 
+impl CostOf {
+    pub(crate) const fn unit(&self) -> Unit {
+        match self {
+            Self::Bytes => Unit::Bytes,
+            Self::Requests | Self::Named(_) => Unit::Count,
+        }
+    }
+}
+
 /// HTTP statuses, for rules that count by outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatusSet(pub(crate) Vec<(u16, u16)>);
@@ -188,11 +197,18 @@ impl fmt::Display for Per {
     }
 }
 
+/// A limit, and what it counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Measured {
+    pub(crate) limit: Limit,
+    pub(crate) cost: CostOf,
+}
+
 /// How much a rule allows.
 #[derive(Debug, Clone)]
 pub(crate) enum Measure {
     /// The same for everyone.
-    Fixed(Limit),
+    Fixed(Measured),
     /// By tenant or user, tier and category; the number is the rule's shape in [`super::Tiers`].
     Tier(usize),
     /// No limit at all: the rule is met and charges nothing.
@@ -211,8 +227,6 @@ pub struct Rule {
     /// What it is counted by.
     pub per: Vec<Per>,
     pub(crate) measure: Measure,
-    /// What it charges.
-    pub cost: CostOf,
     /// The outcomes it counts; all requests, unless said.
     pub count: Option<StatusSet>,
     /// How long a key is denied once it has gone over.
@@ -280,7 +294,7 @@ impl Rule {
     #[must_use]
     pub fn fixed_limit(&self) -> Option<&Limit> {
         match &self.measure {
-            Measure::Fixed(limit) => Some(limit),
+            Measure::Fixed(measured) => Some(&measured.limit),
             Measure::Tier(_) | Measure::Unlimited => None,
         }
     }

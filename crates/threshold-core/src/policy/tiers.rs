@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::caller::Caller;
-use crate::limit::Limit;
-use crate::policy::Per;
+use crate::policy::{CostOf, Measured, Per};
 
 /// One limit by tier, made ready once for each way in which rules count it (their shape); `None` is unlimited.
-pub(crate) type Shaped = Vec<Option<Limit>>;
+pub(crate) type Shaped = Vec<Option<Measured>>;
 
 /// What a tier, a tenant or a user has, by category.
 pub(crate) type Categories = BTreeMap<Box<str>, Shaped>;
@@ -45,7 +44,7 @@ impl Tiers {
         per: &[Per],
         caller: &Caller<'_>,
         default_tier: Option<&'p str>,
-    ) -> Option<(&'p Limit, Source<'p>)> {
+    ) -> Option<(&'p Measured, Source<'p>)> {
         let pick = |categories: &'p Categories| categories.get(caller.category).map(|shaped| shaped.get(shape));
         let users = per.contains(&Per::User).then(|| caller.user.and_then(|user| self.users.get(user))).flatten();
         let tenants = caller.tenant.and_then(|tenant| self.tenants.get(tenant));
@@ -59,5 +58,12 @@ impl Tiers {
         let (name, categories) = tiers.into_iter().flatten().find_map(|name| self.tiers.get_key_value(name))?;
         let limit = pick(categories)??.as_ref()?;
         Some((limit, Source::Tier(name)))
+    }
+
+    /// Whether any limit counts bytes.
+    pub(crate) fn counts_bytes(&self) -> bool {
+        let owners = self.tenants.values().chain(self.users.values()).map(|own| &own.limits);
+        let mut shaped = self.tiers.values().chain(owners).flat_map(Categories::values);
+        shaped.any(|shaped| shaped.iter().flatten().any(|measured| measured.cost == CostOf::Bytes))
     }
 }

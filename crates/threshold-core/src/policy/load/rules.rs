@@ -12,8 +12,8 @@ use crate::policy::file::{
     OnStoreErrorName, RuleFile, StrikeName, Text,
 };
 use crate::policy::rule::{
-    Consistency, CostOf, Disclosure, Layer, LogMode, Measure, Mode, OnMissing, OnStoreError, Per, Rule, StatusSet,
-    SubjectRule,
+    Consistency, CostOf, Disclosure, Layer, LogMode, Measure, Measured, Mode, OnMissing, OnStoreError, Per, Rule,
+    StatusSet, SubjectRule,
 };
 use crate::policy::{Identity, IdentitySource};
 use crate::time::Span;
@@ -26,12 +26,23 @@ pub(crate) struct Shape {
     buckets: u32,
     burst: Option<u64>,
     ttl: Span,
-    named_cost: bool,
+    cost_name: Option<Box<str>>,
 }
 
 impl Shape {
     /// The limit this quota makes; `None` is unlimited.
-    pub(crate) fn limit(&self, quota: Quota) -> Result<Option<Limit>, String> {
+    pub(crate) fn measured(&self, quota: Quota) -> Result<Option<Measured>, String> {
+        let is_bytes = matches!(quota, Quota::Per { unit: Unit::Bytes, .. });
+        let cost = match &self.cost_name {
+            Some(_) if is_bytes => return Err("a limit in bytes charges bytes, and no named cost".to_owned()),
+            Some(name) => CostOf::Named(name.clone()),
+            None if is_bytes => CostOf::Bytes,
+            None => CostOf::Requests,
+        };
+        Ok(self.limit(quota)?.map(|limit| Measured { limit, cost }))
+    }
+
+    fn limit(&self, quota: Quota) -> Result<Option<Limit>, String> {
         let (amount, unit, period, burst) = match quota {
             Quota::Unlimited => return Ok(None),
             Quota::AtOnce(amount) if self.algorithm == Some(Algorithm::Concurrency) => {
@@ -45,7 +56,8 @@ impl Shape {
             }
             Quota::Per { amount, unit, period, burst } => (amount, unit, period, burst),
         };
-        let algorithm = self.algorithm.unwrap_or_else(|| Algorithm::default_for(period, unit, self.named_cost));
+        let algorithm =
+            self.algorithm.unwrap_or_else(|| Algorithm::default_for(period, unit, self.cost_name.is_some()));
         let burst = burst.or(self.burst);
         if burst.is_some() && algorithm != Algorithm::TokenBucket {
             return Err(format!("a burst belongs to a token-bucket, and this limit is a {algorithm}"));
@@ -95,20 +107,11 @@ impl Loader<'_> {
         let per = self.per(file, span)?;
         let layer = file.layer.as_ref().map_or_else(|| layer_of(&per), |layer| layer.value.into());
         let shape = self.shape(file)?;
-        let (measure, unit) = self.measure(file, shape, context.shapes)?;
-        let cost = match (&file.cost, unit) {
-            (Some(name), Some(Unit::Bytes)) => {
-                self.error("bad-value", name.span.clone(), "a limit in bytes charges bytes", "leave cost out");
-                CostOf::Bytes
-            }
-            (Some(name), _) => CostOf::Named(name.value.as_str().into()),
-            (None, Some(Unit::Bytes)) => CostOf::Bytes,
-            (None, _) => CostOf::Requests,
-        };
+        let measure = self.measure(file, shape, context.shapes)?;
         let count = file.count.as_ref().and_then(|text| self.statuses(text));
         let block_for = file.block_for.as_ref().and_then(|text| self.span(text));
         let on_missing = file.on_missing.as_ref().map_or(OnMissing::Floor, |name| name.value.into());
-        let subject = self.subject(file, &per, layer, &measure, &cost, on_missing, context);
+        let subject = self.subject(file, &per, layer, &measure, context);
         let status = self.status(file);
         let text = |text: &Option<Text>| text.as_ref().map(|text| text.value.as_str().into());
         let flag = |flag: &Option<crate::policy::file::Located<bool>>| flag.as_ref().is_some_and(|flag| flag.value);
@@ -118,7 +121,6 @@ impl Loader<'_> {
             matches: self.matches(&file.matches),
             per,
             measure,
-            cost,
             count,
             block_for,
             fallback: flag(&file.fallback),
@@ -209,15 +211,15 @@ impl Loader<'_> {
             buckets: file.buckets.as_ref().map_or(60, |buckets| buckets.value),
             burst: file.burst.as_ref().map(|burst| burst.value),
             ttl,
-            named_cost: file.cost.is_some(),
+            cost_name: file.cost.as_ref().map(|name| name.value.as_str().into()),
         })
     }
 
-    fn measure(&mut self, file: &RuleFile, shape: Shape, shapes: &mut Shapes) -> Option<(Measure, Option<Unit>)> {
+    fn measure(&mut self, file: &RuleFile, shape: Shape, shapes: &mut Shapes) -> Option<Measure> {
         let never = file.deny.as_ref().is_some_and(|deny| deny.value);
         let Some(text) = &file.limit else {
             if never {
-                return Some((Measure::Fixed(Limit::Never), None));
+                return Some(Measure::Fixed(Measured { limit: Limit::Never, cost: CostOf::Requests }));
             }
             let message = format!("the rule \"{}\" has no limit", file.name.value);
             self.error("no-limit", file.name.span.clone(), message, "write limit = \"100/min\", or deny = true");
@@ -228,16 +230,12 @@ impl Loader<'_> {
             return None;
         }
         if text.value.trim() == "tier" {
-            return Some((Measure::Tier(shapes.index(shape)), None));
+            return Some(Measure::Tier(shapes.index(shape)));
         }
         let quota = self.quota(text)?;
-        let unit = match quota {
-            Quota::Per { unit, .. } => Some(unit),
-            Quota::Unlimited | Quota::AtOnce(_) => None,
-        };
-        match shape.limit(quota) {
-            Ok(Some(limit)) => Some((Measure::Fixed(limit), unit)),
-            Ok(None) => Some((Measure::Unlimited, unit)),
+        match shape.measured(quota) {
+            Ok(Some(measured)) => Some(Measure::Fixed(measured)),
+            Ok(None) => Some(Measure::Unlimited),
             Err(message) => {
                 self.error("impossible-limit", text.span.clone(), message, "");
                 None
@@ -285,15 +283,12 @@ impl Loader<'_> {
         allowances
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what a ladder may rest on is spread over the whole rule")]
     fn subject(
         &mut self,
         file: &RuleFile,
         per: &[Per],
         layer: Layer,
         measure: &Measure,
-        cost: &CostOf,
-        on_missing: OnMissing,
         context: &mut Context<'_>,
     ) -> Option<usize> {
         let Some(name) = &file.ladder else {
@@ -315,11 +310,12 @@ impl Loader<'_> {
             return None;
         };
         let identity: Vec<Per> = per.iter().filter(|per| per.is_identity()).cloned().collect();
-        self.ladder_fits(file, name, ladder, &identity, measure, cost, context.identity);
+        self.ladder_fits(file, name, ladder, &identity, measure, context.identity);
         let mut per = identity;
         per.sort();
         let ladder_name: Box<str> = name.value.as_str().into();
-        let floors = on_missing == OnMissing::Floor;
+        // An address that stands in for a user is shared by others, so it is struck only where that is accepted.
+        let floors = file.ban_shared.as_ref().is_some_and(|flag| flag.value);
         let known = context.subjects.iter_mut().position(|own| own.per == per && own.ladder == index);
         Some(match known {
             Some(at) => {
@@ -335,7 +331,6 @@ impl Loader<'_> {
         })
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what a ladder may rest on is spread over the whole rule")]
     fn ladder_fits(
         &mut self,
         file: &RuleFile,
@@ -343,7 +338,6 @@ impl Loader<'_> {
         ladder: &Ladder,
         identity: &[Per],
         measure: &Measure,
-        cost: &CostOf,
         source: &Identity,
     ) {
         let span = name.span.clone();
@@ -355,9 +349,12 @@ impl Loader<'_> {
             let help = "anyone could get the owner banned; use a claim, or a header of a trusted proxy";
             self.error("unverified-ladder", span.clone(), why, help);
         }
-        let concurrency = matches!(measure, Measure::Fixed(Limit::Concurrency(_)));
-        let warns = ladder.rungs.iter().any(Rung::allows);
-        if warns && (*cost != CostOf::Requests || concurrency) {
+        let counts_requests = match measure {
+            Measure::Fixed(Measured { limit: Limit::Concurrency(_), .. }) => false,
+            Measure::Fixed(measured) => measured.cost == CostOf::Requests,
+            Measure::Tier(_) | Measure::Unlimited => file.cost.is_none(),
+        };
+        if ladder.rungs.iter().any(Rung::allows) && !counts_requests {
             let message = "a rung that lets the request through is not for bytes, named costs or concurrency";
             self.error("ladder-warns", span.clone(), message, "use a ladder whose rungs all deny, such as \"strict\"");
         }
