@@ -1,5 +1,7 @@
 //! The program as a person runs it: its arguments, what it prints, how it exits.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
+
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

@@ -4,6 +4,8 @@
 //! prints; `…` stands for any lines, `[exit N]` for how it ends. `policy.example.toml` is the README's own policy, and
 //! `cases.json` what its `cat` shows.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -52,7 +54,9 @@ fn run(command: &str, folder: &Path) -> Vec<String> {
 fn agree(shown: &[String], lines: &[String]) -> bool {
     match shown.split_first() {
         None => lines.is_empty(),
-        Some((first, rest)) if first == "…" => (0..=lines.len()).any(|skip| agree(rest, &lines[skip..])),
+        Some((first, rest)) if first == "…" => {
+            (0..=lines.len()).any(|skip| lines.get(skip..).is_some_and(|left| agree(rest, left)))
+        }
         Some((first, rest)) => lines.split_first().is_some_and(|(line, left)| line == first && agree(rest, left)),
     }
 }
