@@ -276,7 +276,7 @@ impl Rule {
                 builder.text(Part::Identity, &per.to_string());
             }
             builder.text(Part::Identity, algorithm);
-            builder
+            builder.shared()
         };
         self.prefixes =
             Algorithm::ALL.iter().map(|algorithm| begin(algorithm.name())).chain([begin("never")]).collect();
