@@ -254,8 +254,9 @@ impl Standing {
         }
         match violation.mode {
             StrikeMode::Window => self.notice(violation.rule, now, now.plus(violation.window)),
-            StrikeMode::Ignored => self.notice(violation.rule, now, violation.told),
-            StrikeMode::Request => {}
+            // Whom the rung lets through was not told to wait; the denial that was ignored still stands.
+            StrikeMode::Ignored if !rung.allows() => self.notice(violation.rule, now, violation.told),
+            StrikeMode::Ignored | StrikeMode::Request => {}
         }
         rung
     }

@@ -207,6 +207,10 @@ impl Ledger {
         let ids: Vec<TraceId> = self.reservations.values().filter(over).map(Reservation::id).collect();
         for id in ids {
             let Some(mut reservation) = self.reservations.remove(&id) else { continue };
+            if reservation.gives_back() {
+                // What it has given back, its receipt does not give back again.
+                self.refunded.insert(id, reservation.void_from());
+            }
             let keys = reservation.keys().collect();
             self.with_balances(keys, |balances| reservation.expire(balances, now));
         }

@@ -236,6 +236,29 @@ impl Limit {
         }
     }
 
+    /// This limit with the figures that a state was written under, so that the state can be charged as it is.
+    pub(crate) fn in_terms_of(&self, state: &State) -> Self {
+        let limit = match (self, state) {
+            (Self::Rate(limit), State::Rate(state)) => {
+                Rate::new(state.quota, state.period, limit.burst()).map(Self::Rate)
+            }
+            (Self::Window(limit), State::Window(state)) => {
+                Window::new(limit.quota(), state.period, limit.anchor()).map(Self::Window)
+            }
+            (Self::Log(limit), State::Log(state)) if limit.is_exact() => {
+                Log::exact(limit.quota(), state.period).map(Self::Log)
+            }
+            (Self::Log(limit), State::Log(state)) => {
+                Log::bucketed(limit.quota(), state.period, limit.buckets()).map(Self::Log)
+            }
+            (Self::Estimate(limit), State::Estimate(state)) => {
+                Estimate::new(limit.quota(), state.period).map(Self::Estimate)
+            }
+            _ => Ok(*self),
+        };
+        limit.unwrap_or(*self)
+    }
+
     /// How long after a charge it can matter at the most.
     pub(crate) fn memory(&self) -> Span {
         let twice = |span: Span| Span::from_micros(span.micros().saturating_mul(2));

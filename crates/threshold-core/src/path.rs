@@ -135,6 +135,9 @@ pub fn spell_host(host: &str) -> Cow<'_, str> {
 /// The one spelling of a method: upper case, and `HEAD` is `GET`, since it asks for the same work.
 #[must_use]
 pub fn spell_method(method: &str) -> Cow<'_, str> {
+    if matches!(method, "GET" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS") {
+        return Cow::Borrowed(method);
+    }
     let method = method.trim();
     if method.eq_ignore_ascii_case("HEAD") {
         Cow::Borrowed("GET")

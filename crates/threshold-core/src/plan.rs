@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 
 use crate::caller::{Caller, DEFAULT_CATEGORY, Keyed, field_of};
 use crate::facts::Facts;
-use crate::key::{Digest, Domain, Part, TraceId};
+use crate::key::{Digest, Part, TraceId};
 use crate::ladder::Ladder;
 use crate::limit::Limit;
 use crate::policy::{
@@ -181,14 +181,23 @@ impl Policy {
                 let _ = plan.subjects.try_push(planned);
             }
         }
+        let mut met: [bool; Layer::COUNT] = [false; Layer::COUNT];
+        let mut fallbacks = false;
         for (index, rule) in self.rules.iter().enumerate() {
-            if rule.fallback || !rule.matches.holds(&caller) {
+            if !rule.matches.holds(&caller) {
                 continue;
+            }
+            if rule.fallback {
+                fallbacks = true;
+                continue;
+            }
+            if let Some(met) = met.get_mut(rule.layer as usize) {
+                *met = true;
             }
             self.add_charge(&mut plan, &positions, index, rule, &caller)?;
         }
-        if self.rules.iter().any(|rule| rule.fallback) {
-            self.add_fallbacks(&mut plan, &positions, &caller)?;
+        if fallbacks {
+            self.add_fallbacks(&mut plan, &positions, met, &caller)?;
         }
         Ok(plan)
     }
@@ -198,10 +207,12 @@ impl Policy {
         &'p self,
         plan: &mut Plan<'p>,
         positions: &[Option<usize>; MAX_SUBJECTS],
+        met: [bool; Layer::COUNT],
         caller: &Caller<'_>,
     ) -> Result<(), PlanError> {
         for (index, rule) in self.rules.iter().enumerate().filter(|(_, rule)| rule.fallback) {
-            if rule.matches.holds(caller) && !self.layer_is_met(rule.layer, caller) {
+            let alone = met.get(rule.layer as usize) == Some(&false);
+            if alone && rule.matches.holds(caller) {
                 self.add_charge(plan, positions, index, rule, caller)?;
             }
         }
@@ -286,8 +297,7 @@ impl Policy {
         let ladder = self.ladders.get(subject.ladder)?;
         // A subject has no endpoint, so any rule will do.
         let any_rule = self.rules.first()?;
-        let mut key = self.key.begin(Domain::Subject);
-        key.text(Part::Identity, &subject.ladder_name);
+        let mut key = subject.prefix;
         if caller.add_parts(&mut key, &subject.per, any_rule, self, subject.floors) == Keyed::Missing {
             return None;
         }

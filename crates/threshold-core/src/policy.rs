@@ -89,6 +89,9 @@ impl Policy {
         for rule in &mut self.rules {
             rule.digest_with(key);
         }
+        for subject in &mut self.subjects {
+            subject.digest_with(key);
+        }
         self
     }
 

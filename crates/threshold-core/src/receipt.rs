@@ -279,6 +279,18 @@ impl Reservation {
         self.stage == Stage::Open
     }
 
+    /// Whether it was ended, or its expiry will give back what it holds: its receipt is then not to be refunded any more.
+    #[must_use]
+    pub fn gives_back(&self) -> bool {
+        !self.is_open() || self.on_expire == OnExpire::Release
+    }
+
+    /// From when on refunding its receipt does nothing.
+    #[must_use]
+    pub fn void_from(&self) -> Timestamp {
+        self.receipt.void_from()
+    }
+
     /// Ends it with what it really cost: less is given back, more is recorded. Repeating it changes nothing.
     ///
     /// # Errors
@@ -305,8 +317,9 @@ impl Reservation {
             }
             let actual = charged.actual(actual, key).unwrap_or(reserved);
             if let Some(more) = actual.checked_sub(reserved).filter(|more| *more > 0) {
-                balance.bring(&charged.limit, now);
-                balance.charge(&charged.limit, more, now, self.receipt.id);
+                // Not brought to the receipt's limit: that may hold no more, and its terms could forget what was used.
+                let limit = charged.limit.in_terms_of(&balance.state);
+                balance.charge(&limit, more, now, self.receipt.id);
             } else {
                 let less = reserved.saturating_sub(actual);
                 charged.give_back(less, self.receipt.at, balance, now, self.receipt.id);

@@ -94,9 +94,18 @@ impl Lists {
         }
     }
 
+    /// Whether nobody is listed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.v4.is_empty() && self.v6.is_empty() && self.users.is_empty() && self.tenants.is_empty()
+    }
+
     /// What the lists say: the narrowest entry wins, a user before an address before a tenant.
     #[must_use]
     pub fn find(&self, ip: Option<IpAddr>, user: Option<&str>, tenant: Option<&str>) -> Option<Listed> {
+        if self.is_empty() {
+            return None;
+        }
         user.and_then(|user| self.users.get(user).copied())
             .or_else(|| ip.and_then(|ip| self.find_address(ip)))
             .or_else(|| tenant.and_then(|tenant| self.tenants.get(tenant).copied()))

@@ -25,6 +25,9 @@ pub enum Layer {
 }
 
 impl Layer {
+    /// How many layers there are.
+    pub(crate) const COUNT: usize = 5;
+
     /// The name as a policy writes it.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -307,7 +310,7 @@ impl Rule {
 }
 
 /// A subject that rules with this `per` and ladder share.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub(crate) struct SubjectRule {
     pub(crate) per: Vec<Per>,
     pub(crate) layer: Layer,
@@ -316,6 +319,21 @@ pub(crate) struct SubjectRule {
     pub(crate) ladder_name: Box<str>,
     /// Whether a request without this identity is counted by its address, by any of the rules.
     pub(crate) floors: bool,
+    /// The digest of what it is, ready for the parts of a key.
+    pub(crate) prefix: KeyBuilder,
+}
+
+impl SubjectRule {
+    /// What it is counted by, not only its values: equal facts of two names, or two names that one address stands in for,
+    /// are different subjects.
+    pub(crate) fn digest_with(&mut self, key: DigestKey) {
+        let mut builder = key.begin(Domain::Subject);
+        builder.text(Part::Identity, &self.ladder_name);
+        for per in &self.per {
+            builder.text(Part::Identity, &per.to_string());
+        }
+        self.prefix = builder.shared();
+    }
 }
 
 /// Which requests a rule meets: every key must hold, with any of its values.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{Loader, is_token, layer_of};
-use crate::key::DigestKey;
+use crate::key::{DigestKey, Domain};
 use crate::ladder::{Ladder, Rung, StrikeMode};
 use crate::limit::{Algorithm, Anchor, Concurrency, Estimate, Limit, Log, Quota, Rate, Unit, Window};
 use crate::policy::file::{
@@ -17,6 +17,9 @@ use crate::policy::rule::{
 };
 use crate::policy::{Identity, IdentitySource};
 use crate::time::Span;
+
+/// Stands in until the whole policy is given its key.
+const UNKEYED: DigestKey = DigestKey::new([0; 16]);
 
 /// How a rule counts whatever limit it is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,7 +144,7 @@ impl Loader<'_> {
             tag: 0,
             prefixes: Vec::new(),
         };
-        rule.digest_with(DigestKey::new([0; 16]));
+        rule.digest_with(UNKEYED);
         Some(rule)
     }
 
@@ -325,7 +328,8 @@ impl Loader<'_> {
                 at
             }
             None => {
-                context.subjects.push(SubjectRule { per, layer, ladder: index, ladder_name, floors });
+                let prefix = UNKEYED.begin(Domain::Subject);
+                context.subjects.push(SubjectRule { per, layer, ladder: index, ladder_name, floors, prefix });
                 context.subjects.len().saturating_sub(1)
             }
         })
