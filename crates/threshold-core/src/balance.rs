@@ -32,7 +32,68 @@ pub(crate) enum State {
     Holds(HoldsState),
 }
 
+/// A balance of constant size, without the figures of its limit: what a table keeps in a slot of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Small {
+    /// `token-bucket`: when it is full again, in whole microseconds and a fraction.
+    Rate {
+        /// Whole microseconds.
+        full_at: Timestamp,
+        /// The fraction, over the reduced denominator of period / quota.
+        part: u64,
+    },
+    /// `fixed-window`.
+    Window {
+        /// Where the window begins.
+        start: Timestamp,
+        /// What it has used.
+        used: u64,
+    },
+    /// `sliding-estimate`.
+    Estimate {
+        /// Where the current window begins.
+        start: Timestamp,
+        /// What it has used.
+        current: u64,
+        /// What the one before has used.
+        previous: u64,
+    },
+}
+
 impl Balance {
+    /// This balance without the figures of its limit. `None` if it is not of constant size, is in other figures, or is
+    /// blocked: such a balance is kept whole.
+    #[must_use]
+    pub fn to_small(&self, limit: &Limit) -> Option<Small> {
+        if self.blocked_until > Timestamp::EPOCH || !self.is_in_terms_of(limit) {
+            return None;
+        }
+        match &self.state {
+            State::Rate(state) => Some(Small::Rate { full_at: state.full_at, part: state.part }),
+            State::Window(state) => Some(Small::Window { start: state.start, used: state.used }),
+            State::Estimate(state) => Some(Small::Estimate {
+                start: state.start,
+                current: state.current,
+                previous: state.previous,
+            }),
+            State::Empty | State::Log(_) | State::Holds(_) => None,
+        }
+    }
+
+    /// The balance that [`to_small`](Self::to_small) was given, under the same limit.
+    #[must_use]
+    pub fn from_small(small: Small, limit: &Limit) -> Self {
+        let (quota, period) = (limit.quota(), limit.period());
+        let state = match small {
+            Small::Rate { full_at, part } => State::Rate(RateState { full_at, part, quota, period }),
+            Small::Window { start, used } => State::Window(WindowState { start, used, period }),
+            Small::Estimate { start, current, previous } => {
+                State::Estimate(EstimateState { start, current, previous, period })
+            }
+        };
+        Self { state, blocked_until: Timestamp::EPOCH }
+    }
+
     /// The first moment from which this balance says the same as none. Also its time to live in a store.
     #[must_use]
     pub fn silent_from(&self) -> Timestamp {
@@ -57,6 +118,24 @@ impl Balance {
             State::Estimate(_) => Some(Algorithm::SlidingEstimate),
             State::Holds(_) => Some(Algorithm::Concurrency),
         }
+    }
+
+    /// The bytes this balance holds on the heap.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        match &self.state {
+            State::Log(state) => state.entries.capacity().saturating_mul(size_of::<crate::limit::Entry>()),
+            State::Holds(state) => state.holds.capacity().saturating_mul(size_of::<crate::limit::Hold>()),
+            State::Empty | State::Rate(_) | State::Window(_) | State::Estimate(_) => 0,
+        }
+    }
+
+    /// Whether more than half of the limit is used at `now`, or the key is blocked: such a balance is what a flood of
+    /// new keys would most like to see forgotten.
+    #[must_use]
+    pub fn is_protected(&self, limit: &Limit, now: Timestamp) -> bool {
+        let look = self.look(limit, 0, now);
+        self.is_blocked(now) || look.remaining.saturating_mul(2) < limit.capacity()
     }
 
     /// Denied until `until`, if that is later than it already is.

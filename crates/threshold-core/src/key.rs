@@ -128,6 +128,8 @@ pub(crate) enum Part {
     Fact = 11,
     /// The address that stands in for an identity the request lacks.
     Floor = 12,
+    /// The block of addresses that keys fall to when a store is full.
+    Folded = 13,
 }
 
 /// A digest in the making. Parts are gathered and hashed in one go: most keys fit.

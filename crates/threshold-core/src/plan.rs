@@ -1,9 +1,11 @@
 //! The charges of one request: which rules it meets, whose budgets they are, and what they cost.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
 
+use crate::address::AddressGroup;
 use crate::caller::{Caller, DEFAULT_CATEGORY, Keyed, field_of};
 use crate::facts::Facts;
 use crate::key::{Digest, Part, TraceId};
@@ -28,6 +30,7 @@ pub struct Plan<'p> {
     pub(crate) charges: ArrayVec<Charge<'p>, MAX_CHARGES>,
     pub(crate) subjects: ArrayVec<Subject<'p>, MAX_SUBJECTS>,
     pub(crate) trace: TraceId,
+    pub(crate) ip: Option<IpAddr>,
     /// Whether the door sees responses: rules that count by outcome are then charged now and given back if the
     /// outcome is not theirs.
     pub(crate) outcomes_seen: bool,
@@ -167,6 +170,7 @@ impl Policy {
             charges: ArrayVec::new(),
             subjects: ArrayVec::new(),
             trace: facts.trace,
+            ip: caller.ip,
             outcomes_seen: false,
         };
         if plan.listed.is_some() {
@@ -340,6 +344,33 @@ impl Policy {
 }
 
 impl<'p> Plan<'p> {
+    /// Whose budget a charge falls to when a store has no room left for keys of its own: everyone of its rule behind the
+    /// same /24 or /48, or everyone of its rule where there is no address.
+    #[must_use]
+    pub fn folded_key(&self, charge: &Charge<'_>) -> Digest {
+        let Some(mut key) = charge.rule.prefix(charge.limit) else { return charge.key };
+        match self.ip {
+            Some(ip @ IpAddr::V4(_)) => key.address(Part::Folded, AddressGroup::wider(ip, 24, 64)),
+            Some(ip @ IpAddr::V6(_)) => key.address(Part::Folded, AddressGroup::wider(ip, 48, 48)),
+            None => return self.shared_key(charge),
+        }
+        key.finish()
+    }
+
+    /// The one budget of everyone of a rule.
+    #[must_use]
+    pub fn shared_key(&self, charge: &Charge<'_>) -> Digest {
+        let Some(mut key) = charge.rule.prefix(charge.limit) else { return charge.key };
+        key.text(Part::Folded, "");
+        key.finish()
+    }
+
+    /// The policy this was planned under.
+    #[must_use]
+    pub fn policy(&self) -> &'p Policy {
+        self.policy
+    }
+
     /// The charges, in the order in which they are met.
     #[must_use]
     pub fn charges(&self) -> &[Charge<'p>] {
