@@ -138,6 +138,14 @@ impl Balance {
         self.is_blocked(now) || look.remaining.saturating_mul(2) < limit.capacity()
     }
 
+    /// How many millionths of the limit are used at `now`.
+    #[must_use]
+    pub fn used_share(&self, limit: &Limit, now: Timestamp) -> u64 {
+        let used = limit.capacity().saturating_sub(self.look(limit, 0, now).remaining);
+        let share = u128::from(used).saturating_mul(1_000_000).checked_div(u128::from(limit.capacity()));
+        share.and_then(|share| u64::try_from(share).ok()).unwrap_or(0)
+    }
+
     /// Denied until `until`, if that is later than it already is.
     pub fn block(&mut self, until: Timestamp) {
         self.blocked_until = self.blocked_until.max(until);

@@ -12,7 +12,7 @@ use crate::facts::Facts;
 use crate::key::{Digest, DigestKey, TraceId};
 use crate::ladder::Standing;
 use crate::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
-use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, PlanError, Verb};
+use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, PlanError, SubjectKeys, Verb};
 use crate::policy::Policy;
 use crate::receipt::{ActualCost, OnExpire, Receipt, Reservation, UnknownReservation};
 use crate::settle::{Outcome, settle};
@@ -131,18 +131,16 @@ impl Ledger {
     }
 
     /// Denies these keys until then.
-    pub fn pause(&mut self, keys: impl IntoIterator<Item = Digest>, until: Timestamp) {
-        for key in keys {
-            self.balances.entry(key).or_default().block(until);
+    pub fn pause(&mut self, keys: &SubjectKeys, until: Timestamp) {
+        for key in keys.balances.keys() {
+            self.balances.entry(*key).or_default().block(until);
         }
     }
 
     /// Forgets what is known of these keys: used, strikes and penalties.
-    pub fn forgive(&mut self, keys: impl IntoIterator<Item = Digest>) {
-        for key in keys {
-            self.balances.remove(&key);
-            self.standings.remove(&key);
-        }
+    pub fn forgive(&mut self, keys: &SubjectKeys) {
+        self.balances.retain(|key, _| !keys.balances.contains_key(key));
+        self.standings.retain(|key, _| !keys.standings.contains(key));
     }
 
     /// Before a secret is checked.

@@ -1,5 +1,6 @@
 //! The charges of one request: which rules it meets, whose budgets they are, and what they cost.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
@@ -105,6 +106,15 @@ impl Subject<'_> {
     pub fn key(&self) -> Digest {
         self.key
     }
+}
+
+/// What is stored of one subject alone.
+#[derive(Debug, Clone, Default)]
+pub struct SubjectKeys {
+    /// Its budgets, with the limit each is under.
+    pub balances: BTreeMap<Digest, Limit>,
+    /// Its standings.
+    pub standings: BTreeSet<Digest>,
 }
 
 /// Why a request cannot be planned: the caller's mistake, never a reason to try again later.
@@ -313,7 +323,7 @@ impl Policy {
     /// A rule's budget belongs to the subject where the key gives everything the rule counts by; a wider or narrower
     /// budget is shared with others and stays out.
     #[must_use]
-    pub fn keys_of(&self, layer: Layer, key: &str) -> Vec<Digest> {
+    pub fn keys_of(&self, layer: Layer, key: &str) -> SubjectKeys {
         let mut facts = Facts::default();
         match layer {
             Layer::Global => {}
@@ -322,7 +332,7 @@ impl Policy {
             Layer::User => facts.user = Some(key),
             Layer::Endpoint => facts.endpoint = Some(key),
         }
-        let mut keys = Vec::new();
+        let mut keys = SubjectKeys::default();
         let names = self.categories.iter().map(|category| category.name.as_ref()).chain([DEFAULT_CATEGORY]);
         for category in names {
             facts.category = Some(category);
@@ -330,15 +340,13 @@ impl Policy {
             for rule in self.rules.iter().filter(|rule| rule.layer == layer) {
                 let Some((measured, _)) = self.limit_of(rule, &caller) else { continue };
                 if let Some((digest, Keyed::Whole)) = self.key_of(rule, &measured.limit, &caller, false) {
-                    keys.push(digest);
+                    keys.balances.insert(digest, measured.limit);
                 }
             }
         }
         let caller = Caller::new(&facts, self);
         let own = self.subjects.iter().filter(|subject| subject.layer == layer && !subject.per.is_empty());
-        keys.extend(own.filter_map(|subject| self.subject(subject, &caller)).map(|subject| subject.key));
-        keys.sort_unstable();
-        keys.dedup();
+        keys.standings = own.filter_map(|subject| self.subject(subject, &caller)).map(|subject| subject.key).collect();
         keys
     }
 }

@@ -108,6 +108,11 @@ impl Receipt {
         self.charged.iter().map(|charged| charged.key)
     }
 
+    /// The keys that were charged, each with the limit it was charged under.
+    pub fn charges(&self) -> impl Iterator<Item = (Digest, Limit)> {
+        self.charged.iter().map(|charged| (charged.key, charged.limit))
+    }
+
     /// From when on refunding it does nothing, so that a store may forget that it was refunded.
     #[must_use]
     pub fn void_from(&self) -> Timestamp {
@@ -271,6 +276,11 @@ impl Reservation {
     /// The keys it holds, in the order in which their balances are to be handed over.
     pub fn keys(&self) -> impl Iterator<Item = Digest> {
         self.receipt.keys()
+    }
+
+    /// The keys it holds, each with the limit it was charged under.
+    pub fn charges(&self) -> impl Iterator<Item = (Digest, Limit)> {
+        self.receipt.charges()
     }
 
     /// Whether it still waits for its end.

@@ -223,13 +223,12 @@ impl LedgerPlayer {
     fn pause(&mut self, policy: &Policy, args: &SubjectArgs, now: Timestamp) -> Result<Value, String> {
         let seconds = args.seconds.ok_or("a pause takes seconds")?;
         let keys = policy.keys_of(layer(&args.layer)?, &args.key);
-        let count = keys.len();
-        self.ledger.pause(keys, now.plus(Span::from_secs(seconds)));
-        Ok(json!({"ok": count > 0}))
+        self.ledger.pause(&keys, now.plus(Span::from_secs(seconds)));
+        Ok(json!({"ok": !keys.balances.is_empty()}))
     }
 
     fn forgive(&mut self, policy: &Policy, args: &SubjectArgs) -> Result<Value, String> {
-        self.ledger.forgive(policy.keys_of(layer(&args.layer)?, &args.key));
+        self.ledger.forgive(&policy.keys_of(layer(&args.layer)?, &args.key));
         Ok(json!({"ok": true}))
     }
 
