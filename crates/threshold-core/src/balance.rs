@@ -71,11 +71,9 @@ impl Balance {
         match &self.state {
             State::Rate(state) => Some(Small::Rate { full_at: state.full_at, part: state.part }),
             State::Window(state) => Some(Small::Window { start: state.start, used: state.used }),
-            State::Estimate(state) => Some(Small::Estimate {
-                start: state.start,
-                current: state.current,
-                previous: state.previous,
-            }),
+            State::Estimate(state) => {
+                Some(Small::Estimate { start: state.start, current: state.current, previous: state.previous })
+            }
             State::Empty | State::Log(_) | State::Holds(_) => None,
         }
     }

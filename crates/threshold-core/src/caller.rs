@@ -45,6 +45,8 @@ impl<'a> Caller<'a> {
         if let Some(category) = found {
             caller.category = category;
         }
+        caller.tier =
+            policy.tiers.tier_of(caller.user, caller.tenant, caller.tier, policy.identity().default_tier.as_deref());
         caller
     }
 
@@ -73,7 +75,7 @@ impl<'a> Caller<'a> {
             Per::IpPrefix(wide) => self.ip.map(|ip| AddressGroup::wider(ip, *wide, prefix).to_string()),
             Per::Tenant => self.tenant.map(|name| shown(policy, policy.identity().secret_tenant, name)),
             Per::User => self.user.map(|name| shown(policy, policy.identity().secret_user, name)),
-            Per::Tier => self.tier_or_default(policy).map(str::to_owned),
+            Per::Tier => self.tier.map(str::to_owned),
             Per::Category => Some(self.category.to_owned()),
             Per::Endpoint => self.endpoint(rule, policy).map(|(method, path)| match method {
                 Some(method) => format!("{method}:{path}"),
@@ -87,10 +89,6 @@ impl<'a> Caller<'a> {
             }
             Per::Fact(name) => self.facts.fact(name).map(str::to_owned),
         }
-    }
-
-    fn tier_or_default<'t>(&'t self, policy: &'t Policy) -> Option<&'t str> {
-        self.tier.or(policy.identity().default_tier.as_deref())
     }
 
     /// Appends one part to a key; says whether the request has it.
@@ -115,7 +113,7 @@ impl<'a> Caller<'a> {
             }
             Per::Tenant => text(Part::Tenant, self.tenant),
             Per::User => text(Part::User, self.user),
-            Per::Tier => text(Part::Tier, self.tier_or_default(policy)),
+            Per::Tier => text(Part::Tier, self.tier),
             Per::Category => text(Part::Category, Some(self.category)),
             Per::Endpoint => {
                 let Some((method, path)) = self.endpoint(rule, policy) else { return false };

@@ -8,7 +8,7 @@ use crate::key::TraceId;
 use crate::ladder::Penalty;
 use crate::limit::Unit;
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
-use crate::policy::{Layer, Listed, OnStoreError, Policy, Rule};
+use crate::policy::{Disclosure, Layer, Listed, OnStoreError, Policy, Rule};
 use crate::settle::{Escalation, Outcome, Settled};
 use crate::time::{Span, Timestamp};
 
@@ -147,6 +147,8 @@ pub struct Decision {
     pub warning: bool,
     /// The layer of the penalty that denied, if one did.
     pub penalty: Option<Layer>,
+    /// How much the client is told: what the rule that binds says, or the rules that led to the penalty.
+    pub disclosure: Disclosure,
     /// Whether a list decided.
     pub listed: Option<Listed>,
     /// Why the store had no part in this.
@@ -212,7 +214,7 @@ impl Plan<'_> {
         decision.escalations = outcome.escalations.clone();
         decision.warning = outcome.escalations.iter().any(|strike| strike.rung.warn);
         if let Some((subject, penalty)) = outcome.penalty {
-            return self.penalised(decision, subject, penalty);
+            return self.penalised(decision, subject, penalty, outcome.denied_until);
         }
         let harsh = outcome.escalations.iter().filter(|strike| !strike.rung.allows());
         let penalty_ends = harsh.clone().filter_map(|strike| self.rung_ends(strike, now)).max();
@@ -233,6 +235,8 @@ impl Plan<'_> {
                 Verdict::Allow
             };
         }
+        let bound = decision.binding.and_then(|binding| self.charges.get(binding));
+        decision.disclosure = bound.map_or(Disclosure::Full, |charge| charge.rule.disclosure);
         decision
     }
 
@@ -274,6 +278,7 @@ impl Plan<'_> {
             delay: Span::ZERO,
             warning: false,
             penalty: None,
+            disclosure: Disclosure::Full,
             listed: self.listed,
             degraded: None,
             escalations: ArrayVec::new(),
@@ -305,12 +310,18 @@ impl Plan<'_> {
         denied
     }
 
-    fn penalised(&self, mut decision: Decision, subject: usize, penalty: Penalty) -> Decision {
+    /// Who waits for the last penalty and for the limits behind it gets in.
+    fn penalised(&self, mut decision: Decision, subject: usize, penalty: Penalty, until: Timestamp) -> Decision {
         decision.penalty = self.subjects.get(subject).map(|subject| subject.layer);
-        (decision.verdict, decision.ready_at) = match penalty {
-            Penalty::CoolDown(until) => (Verdict::Deny, Some(until)),
-            Penalty::Ban(until) => (Verdict::Ban, Some(until)),
+        decision.disclosure = self.subjects.get(subject).map_or(Disclosure::Full, |subject| subject.disclosure);
+        decision.verdict = match penalty {
+            Penalty::CoolDown(_) => Verdict::Deny,
+            Penalty::Ban(_) => Verdict::Ban,
         };
+        let denying = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed);
+        let limits = denying.map(|reading| reading.ready_at.unwrap_or(Timestamp::MAX)).max();
+        decision.ready_at =
+            Some(limits.map_or(until, |ready| ready.max(until))).filter(|ready| *ready < Timestamp::MAX);
         decision
     }
 

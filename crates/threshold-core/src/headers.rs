@@ -20,10 +20,13 @@ const PROBLEMS: &str = "https://iana.org/assignments/http-problem-types#";
 #[must_use]
 pub fn header_fields(decision: &Decision, policy: &Policy) -> Vec<Field> {
     let mut fields = Vec::new();
-    let shown = disclosure(decision, policy);
+    let shown = decision.disclosure;
     if shown == Disclosure::Full {
         fields.extend(x_rate_limit(decision));
-        fields.extend(rate_limit(decision, policy));
+        // Under a penalty no limit binds, and what remains of one would only mislead.
+        if decision.penalty.is_none() {
+            fields.extend(rate_limit(decision, policy));
+        }
     }
     if !decision.allowed() {
         if shown < Disclosure::None
@@ -41,11 +44,6 @@ pub fn header_fields(decision: &Decision, policy: &Policy) -> Vec<Field> {
         fields.push(("X-RateLimit-Banned", "true".to_owned()));
     }
     fields
-}
-
-/// How much is told: what the rule that binds says.
-fn disclosure(decision: &Decision, policy: &Policy) -> Disclosure {
-    decision.rule(policy).map_or(Disclosure::Full, |rule| rule.disclosure)
 }
 
 fn x_rate_limit(decision: &Decision) -> Vec<Field> {
@@ -208,7 +206,7 @@ fn json_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>) -> Map<Str
     };
     put("error", json!(error_name(decision, policy)));
     let rule = decision.rule(policy);
-    let shown = disclosure(decision, policy);
+    let shown = decision.disclosure;
     if shown == Disclosure::Full {
         put("layer", json!(rule.map(|rule| rule.layer).or(decision.penalty).map(Layer::name)));
         put("rule", json!(rule.map(|rule| rule.name.as_ref())));
@@ -227,10 +225,8 @@ fn json_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>) -> Map<Str
         put("period", json!(rule.zip(reading).map(|(rule, reading)| prose(rule, reading))));
     }
     put("message", json!(rule.and_then(|rule| rule.message.as_deref())));
-    if shown < Disclosure::None {
-        put("retryAfter", json!(decision.retry_after().map(|wait| wait.secs_ceil().max(1))));
-    }
     if shown == Disclosure::Full {
+        put("retryAfter", json!(decision.retry_after().map(|wait| wait.secs_ceil().max(1))));
         put("resetAt", json!(decision.reset_at().and_then(iso_8601)));
     }
     put("traceId", json!(decision.trace.to_string()));
@@ -253,13 +249,13 @@ fn problem_body(decision: &Decision, policy: &Policy, status: u16) -> Map<String
     if let Some(message) = rule.and_then(|rule| rule.message.as_deref()) {
         body.insert("detail".to_owned(), json!(message));
     }
-    let shown = disclosure(decision, policy);
+    let shown = decision.disclosure;
     if shown == Disclosure::Full && kind == "quota-exceeded" {
         let denying = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed);
         let names = denying.filter_map(|reading| policy.rules().get(reading.rule)).map(|rule| rule.name.as_ref());
         body.insert("violated-policies".to_owned(), json!(names.collect::<Vec<_>>()));
     }
-    if shown < Disclosure::None
+    if shown == Disclosure::Full
         && let Some(wait) = decision.retry_after()
     {
         body.insert("retryAfter".to_owned(), json!(wait.secs_ceil().max(1)));

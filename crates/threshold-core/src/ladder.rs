@@ -213,6 +213,12 @@ impl Standing {
         }
     }
 
+    /// When the last of its penalties ends: past a ban, a cool-down may still run.
+    #[must_use]
+    pub(crate) fn denied_until(&self) -> Timestamp {
+        self.ban_until.max(self.cooldown_until)
+    }
+
     /// When the current ban ends, if one was ever set.
     #[must_use]
     pub fn banned_until(&self) -> Option<Timestamp> {

@@ -36,6 +36,8 @@ pub struct Checked {
     pub decision: Decision,
     /// What it was charged, if anything.
     pub receipt: Option<Receipt>,
+    /// What a reservation of it holds, if it was allowed.
+    pub holding: Option<Receipt>,
 }
 
 impl Ledger {
@@ -53,7 +55,9 @@ impl Ledger {
         let plan = policy.plan_for(verb, facts)?;
         let outcome = self.settle(&plan, now);
         let receipt = plan.receipt(&outcome, now).filter(|_| verb != Verb::Peek);
-        Ok(Checked { decision: plan.decide(&outcome, now), receipt })
+        let decision = plan.decide(&outcome, now);
+        let holding = decision.allowed().then(|| plan.holding(&outcome, now));
+        Ok(Checked { decision, receipt, holding })
     }
 
     /// Loads what a plan touches, settles it, and saves what changed.

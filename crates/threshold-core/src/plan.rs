@@ -13,7 +13,7 @@ use crate::key::{Digest, Part, TraceId};
 use crate::ladder::Ladder;
 use crate::limit::Limit;
 use crate::policy::{
-    CostOf, Layer, Listed, Measure, Measured, Mode, OnMissing, Per, Policy, Rule, SubjectRule, TierSource,
+    CostOf, Disclosure, Layer, Listed, Measure, Measured, Mode, OnMissing, Per, Policy, Rule, SubjectRule, TierSource,
 };
 
 /// The most charges of one plan.
@@ -98,6 +98,7 @@ pub struct Subject<'p> {
     pub(crate) key: Digest,
     pub(crate) ladder: &'p Ladder,
     pub(crate) layer: Layer,
+    pub(crate) disclosure: Disclosure,
 }
 
 impl Subject<'_> {
@@ -173,10 +174,12 @@ impl Policy {
     /// As for [`plan`](Self::plan). A `record` takes any cost: what does not fit saturates.
     pub fn plan_for(&self, verb: Verb, facts: &Facts<'_>) -> Result<Plan<'_>, PlanError> {
         let caller = Caller::new(facts, self);
+        let listed = self.lists().find(caller.ip, caller.user, caller.tenant);
         let mut plan = Plan {
             policy: self,
             verb,
-            listed: self.lists().find(caller.ip, caller.user, caller.tenant),
+            // What has happened is recorded, whoever did it: a record never denies.
+            listed: listed.filter(|listed| verb != Verb::Record || *listed == Listed::Allow),
             charges: ArrayVec::new(),
             subjects: ArrayVec::new(),
             trace: facts.trace,
@@ -248,8 +251,7 @@ impl Policy {
             Measure::Fixed(measured) => Some((measured, None)),
             Measure::Unlimited => None,
             Measure::Tier(shape) => {
-                let default = self.identity().default_tier.as_deref();
-                let (measured, source) = self.tiers.limit(*shape, &rule.per, caller, default)?;
+                let (measured, source) = self.tiers.limit(*shape, &rule.per, caller)?;
                 Some((measured, Some(source)))
             }
         }
@@ -315,7 +317,7 @@ impl Policy {
         if caller.add_parts(&mut key, &subject.per, any_rule, self, subject.floors) == Keyed::Missing {
             return None;
         }
-        Some(Subject { key: key.finish(), ladder, layer: subject.layer })
+        Some(Subject { key: key.finish(), ladder, layer: subject.layer, disclosure: subject.disclosure })
     }
 
     /// The balances and standings that belong to one subject alone, named as operators name it: by layer and key.

@@ -68,9 +68,19 @@ impl Plan<'_> {
     /// The receipt of what was charged; `None` if nothing was.
     #[must_use]
     pub fn receipt(&self, outcome: &Outcome, now: Timestamp) -> Option<Receipt> {
+        let mut receipt = self.holding(outcome, now);
+        receipt.charged.retain(|charged| charged.mark.amount > 0);
+        (!receipt.charged.is_empty()).then_some(receipt)
+    }
+
+    /// What a reservation holds: every limit that had room, also where nothing was charged yet.
+    #[must_use]
+    pub fn holding(&self, outcome: &Outcome, now: Timestamp) -> Receipt {
         let mut charged = ArrayVec::new();
-        for (charge, settled) in self.charges.iter().zip(&outcome.settled) {
-            let Some(mark) = settled.mark.filter(|mark| mark.amount > 0) else { continue };
+        for (charge, settled) in
+            self.charges.iter().zip(&outcome.settled).filter(|(_, settled)| settled.look.fits || settled.mark.is_some())
+        {
+            let mark = settled.mark.unwrap_or(Mark { part: now, amount: 0 });
             let unit = match charge.counts {
                 CostOf::Requests => CostTag::REQUESTS,
                 CostOf::Bytes => CostTag::BYTES,
@@ -79,8 +89,7 @@ impl Plan<'_> {
             let _ =
                 charged.try_push(Charged { key: charge.key, rule: charge.rule.tag, limit: *charge.limit, unit, mark });
         }
-        let generation = self.policy.generation;
-        (!charged.is_empty()).then_some(Receipt { id: self.trace, generation, at: now, charged })
+        Receipt { id: self.trace, generation: self.policy.generation, at: now, charged }
     }
 }
 

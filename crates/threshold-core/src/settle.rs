@@ -19,6 +19,8 @@ pub struct Outcome {
     pub(crate) settled: ArrayVec<Settled, MAX_CHARGES>,
     /// The harshest penalty that was in force, with its subject.
     pub(crate) penalty: Option<(usize, Penalty)>,
+    /// When the last penalty in force ends.
+    pub(crate) denied_until: Timestamp,
     pub(crate) escalations: ArrayVec<Escalation, MAX_SUBJECTS>,
     /// Whether an allowed request is to be delayed.
     pub(crate) shadowed: bool,
@@ -169,6 +171,7 @@ impl Step<'_, '_> {
     fn find_penalty(&mut self) {
         for (index, standing) in self.standings.iter().enumerate() {
             let Some(penalty) = standing.penalty(self.now) else { continue };
+            self.outcome.denied_until = self.outcome.denied_until.max(standing.denied_until());
             let rank = |penalty: Penalty| match penalty {
                 Penalty::CoolDown(until) => (0, until),
                 Penalty::Ban(until) => (1, until),

@@ -189,7 +189,7 @@ impl LedgerPlayer {
             Err(error) => error,
             Ok(checked) => {
                 let mut answer = decision_json(&checked.decision, policy, None);
-                if let Some(receipt) = checked.receipt
+                if let Some(receipt) = checked.holding
                     && let Some(fields) = answer.as_object_mut()
                 {
                     let id = self.ledger.reserve(receipt, Span::from_secs(ttl), on_expire);

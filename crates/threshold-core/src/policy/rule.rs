@@ -319,6 +319,8 @@ pub(crate) struct SubjectRule {
     pub(crate) ladder_name: Box<str>,
     /// Whether a request without this identity is counted by its address, by any of the rules.
     pub(crate) floors: bool,
+    /// The strictest of its rules': a penalty tells no more than they do.
+    pub(crate) disclosure: Disclosure,
     /// The digest of what it is, ready for the parts of a key.
     pub(crate) prefix: KeyBuilder,
 }

@@ -36,14 +36,27 @@ pub(crate) enum Source<'p> {
 }
 
 impl Tiers {
-    /// The limit of a rule with this shape: the user's or tenant's own, else its tier's, else the request's tier's, else
-    /// the default tier's. `None` is unlimited.
+    /// The tier of a request: the user's or tenant's own, else the one it came with, else the default. One that the policy
+    /// does not know counts only where nothing else is said.
+    pub(crate) fn tier_of<'t>(
+        &'t self,
+        user: Option<&str>,
+        tenant: Option<&str>,
+        given: Option<&'t str>,
+        default: Option<&'t str>,
+    ) -> Option<&'t str> {
+        let own = user.and_then(|user| self.users.get(user)).and_then(|own| own.tier.as_deref());
+        let owners = tenant.and_then(|tenant| self.tenants.get(tenant)).and_then(|own| own.tier.as_deref());
+        let mut tiers = [own, owners, given, default].into_iter().flatten();
+        tiers.find(|name| self.tiers.contains_key(*name)).or(given)
+    }
+
+    /// The limit of a rule with this shape: the user's or tenant's own, else its tier's. `None` is unlimited.
     pub(crate) fn limit<'p>(
         &'p self,
         shape: usize,
         per: &[Per],
         caller: &Caller<'_>,
-        default_tier: Option<&'p str>,
     ) -> Option<(&'p Measured, Source<'p>)> {
         let pick = |categories: &'p Categories| categories.get(caller.category).map(|shaped| shaped.get(shape));
         let users = per.contains(&Per::User).then(|| caller.user.and_then(|user| self.users.get(user))).flatten();
@@ -53,9 +66,7 @@ impl Tiers {
                 return Some((limit?.as_ref()?, Source::Own));
             }
         }
-        let own_tier = [users, tenants].into_iter().flatten().find_map(|own| own.tier.as_deref());
-        let tiers = [own_tier, caller.tier, default_tier];
-        let (name, categories) = tiers.into_iter().flatten().find_map(|name| self.tiers.get_key_value(name))?;
+        let (name, categories) = self.tiers.get_key_value(caller.tier?)?;
         let limit = pick(categories)??.as_ref()?;
         Some((limit, Source::Tier(name)))
     }

@@ -319,17 +319,27 @@ impl Loader<'_> {
         let ladder_name: Box<str> = name.value.as_str().into();
         // An address that stands in for a user is shared by others, so it is struck only where that is accepted.
         let floors = file.ban_shared.as_ref().is_some_and(|flag| flag.value);
+        let disclosure = file.disclosure.as_ref().map_or(Disclosure::Full, |name| name.value.into());
         let known = context.subjects.iter_mut().position(|own| own.per == per && own.ladder == index);
         Some(match known {
             Some(at) => {
                 if let Some(own) = context.subjects.get_mut(at) {
                     own.floors |= floors;
+                    own.disclosure = own.disclosure.max(disclosure);
                 }
                 at
             }
             None => {
                 let prefix = UNKEYED.begin(Domain::Subject);
-                context.subjects.push(SubjectRule { per, layer, ladder: index, ladder_name, floors, prefix });
+                context.subjects.push(SubjectRule {
+                    per,
+                    layer,
+                    ladder: index,
+                    ladder_name,
+                    floors,
+                    disclosure,
+                    prefix,
+                });
                 context.subjects.len().saturating_sub(1)
             }
         })
