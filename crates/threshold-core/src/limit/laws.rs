@@ -21,6 +21,12 @@ use crate::codec::BytesError;
 use crate::key::TraceId;
 use crate::time::{Span, Timestamp};
 
+/// So many cases, or more in a long run.
+fn cases(cases: u32) -> ProptestConfig {
+    let factor = option_env!("THRESHOLD_LAW_FACTOR").and_then(|factor| factor.parse().ok()).unwrap_or(1);
+    ProptestConfig::with_cases(cases.saturating_mul(factor))
+}
+
 /// L and W in microseconds: figures as policies write them, and odd ones that divide badly.
 const FIGURES: [(u64, u64); 11] = [
     (7, 1_000_000),
@@ -393,7 +399,7 @@ fn no_more_than(at_most: u64, world: &World, window: Span) -> Result<(), TestCas
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
+    #![proptest_config(cases(600))]
 
     /// In any true window [t, t + W) the net admitted cost is at most `Limit::bound`, whatever mix of costs,
     /// refunds and reservations came; for concurrency, at most L are in flight at once.
@@ -827,7 +833,7 @@ proptest! {
 
 proptest! {
     // These two break at exact instants only, which take more cases to meet.
-    #![proptest_config(ProptestConfig::with_cases(3_000))]
+    #![proptest_config(cases(3_000))]
 
     /// From the same balance at the same instant a limit with no smaller figures never denies more.
     ///

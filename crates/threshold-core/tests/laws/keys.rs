@@ -1,0 +1,253 @@
+//! Whose budget: distinct callers, rules and subjects never meet in one key.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::{select, subsequence};
+use threshold_core::limit::Algorithm;
+use threshold_core::plan::Subject;
+use threshold_core::{Digest, Facts, Policy};
+
+use crate::world::{ALICE, parsed};
+
+/// What the rules of these laws count by, and the place of its value in [`Caller::texts`]; the address has none.
+const PARTS: [(&str, Option<usize>); 9] = [
+    ("ip", None),
+    ("tenant", Some(0)),
+    ("user", Some(1)),
+    ("tier", Some(2)),
+    ("category", Some(3)),
+    ("endpoint", Some(4)),
+    ("header:x-key", Some(5)),
+    ("fact:inbox", Some(6)),
+    ("fact:box", Some(7)),
+];
+
+/// Who may be punished, by what a ladder may rest on.
+const SUBJECTS: [&[&str]; 8] = [
+    &["user"],
+    &["tenant"],
+    &["fact:inbox"],
+    &["fact:box"],
+    &["tenant", "user"],
+    &["ip"],
+    &["ip/64"],
+    &["fact:inbox", "fact:box"],
+];
+
+/// A caller with names that are full of what separates names elsewhere.
+#[derive(Debug, Clone)]
+struct Caller {
+    ip: IpAddr,
+    texts: Vec<Option<String>>,
+}
+
+/// What one part of a key stands for; equal values mean one budget.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Told {
+    Group(u128),
+    Text(String),
+    /// The request lacks it, and its address stands in.
+    Floor(u128),
+}
+
+impl Caller {
+    /// Asks a policy with the facts of this caller.
+    fn ask<T>(&self, question: impl FnOnce(&Facts<'_>) -> T) -> T {
+        let text = |index: usize| self.texts[index].as_deref();
+        let own = |name, index: usize| text(index).map(|value| (name, value));
+        let headers: Vec<_> = own("x-key", 5).into_iter().collect();
+        let facts: Vec<_> = own("inbox", 6).into_iter().chain(own("box", 7)).collect();
+        question(&Facts {
+            ip: Some(self.ip),
+            tenant: text(0),
+            user: text(1),
+            tier: text(2),
+            category: text(3),
+            endpoint: text(4),
+            headers: &headers,
+            facts: &facts,
+            ..Facts::default()
+        })
+    }
+
+    /// The key of the one rule of a policy.
+    fn key(&self, policy: &Policy) -> Digest {
+        self.ask(|facts| policy.plan(facts).unwrap().charges()[0].key())
+    }
+
+    /// Addresses of one /64 are one group; an IPv4 address is a group of its own.
+    fn group(&self) -> u128 {
+        match self.ip {
+            IpAddr::V4(v4) => u128::from(v4.to_bits()),
+            IpAddr::V6(v6) => v6.to_bits() & !u128::from(u64::MAX),
+        }
+    }
+
+    fn told(&self, part: &str) -> Told {
+        let place = PARTS.iter().find(|(name, _)| *name == part).and_then(|(_, place)| *place);
+        match place.map(|place| self.texts[place].clone().filter(|text| !text.is_empty())) {
+            None => Told::Group(self.group()),
+            Some(Some(text)) => Told::Text(text),
+            Some(None) if part == "category" => Told::Text("requests".to_owned()),
+            Some(None) => Told::Floor(self.group()),
+        }
+    }
+
+    fn tuple(&self, parts: &[&str]) -> Vec<Told> {
+        parts.iter().map(|part| self.told(part)).collect()
+    }
+}
+
+fn caller() -> impl Strategy<Value = Caller> {
+    let v6 = |low: u16, host: u16| IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, low, 0, 0, 0, host));
+    let ips = vec![
+        IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7)),
+        IpAddr::V4(Ipv4Addr::new(203, 0, 113, 8)),
+        v6(1, 1),
+        v6(1, 2),
+        v6(2, 1),
+    ];
+    let text = prop::option::weighted(0.8, "[a:_\\u{0}]{0,2}");
+    (select(ips), vec(text, 8)).prop_map(|(ip, texts)| Caller { ip, texts })
+}
+
+/// Two callers who have most in common.
+fn two_callers() -> impl Strategy<Value = (Caller, Caller)> {
+    (caller(), caller(), vec(prop::bool::weighted(0.75), 9)).prop_map(|(one, mut other, same)| {
+        for (index, text) in other.texts.iter_mut().enumerate().filter(|(index, _)| same[*index]) {
+            text.clone_from(&one.texts[index]);
+        }
+        let ip = if same[8] { one.ip } else { other.ip };
+        (one, Caller { ip, ..other })
+    })
+}
+
+fn list(parts: &[&str]) -> String {
+    parts.iter().map(|part| format!("\"{part}\"")).collect::<Vec<_>>().join(", ")
+}
+
+fn one_rule(name: &str, parts: &[&str], algorithm: Algorithm, quota: u64) -> Policy {
+    let limit = match algorithm {
+        Algorithm::Concurrency => format!("{quota}"),
+        _ => format!("{quota}/min"),
+    };
+    let per = list(parts);
+    parsed(&format!("[[rule]]\nname = \"{name}\"\nper = [{per}]\nlimit = \"{limit}\"\nalgorithm = \"{algorithm}\"\n"))
+}
+
+fn parts() -> impl Strategy<Value = Vec<&'static str>> {
+    let names: Vec<_> = PARTS.iter().map(|(name, _)| *name).collect();
+    subsequence(names, 1..5).prop_shuffle()
+}
+
+proptest! {
+    #![proptest_config(crate::cases(600))]
+
+    /// Two requests share a budget exactly if all that the rule counts by is the same, whatever characters it holds;
+    /// and an address that stands in for a name is no name and no address that is counted as such.
+    ///
+    /// Woken by: replacing the address with an empty text under `Part::Floor` in `Caller::add_parts`; and `value` with
+    /// `value.trim_matches('_')` in `Caller::add_part`.
+    #[test]
+    fn one_tuple_one_key(callers in two_callers(), parts in parts()) {
+        let policy = one_rule("r", &parts, Algorithm::TokenBucket, 5);
+        let (one, other) = callers;
+        let same = one.tuple(&parts) == other.tuple(&parts);
+        prop_assert_eq!(one.key(&policy) == other.key(&policy), same);
+    }
+
+    /// What is on one side of a part's end does not pass to the other, by whatever character the parts might be joined.
+    ///
+    /// Woken by: leaving out the length in `KeyBuilder::bytes`.
+    #[test]
+    fn parts_keep_their_ends(
+        words in ["[ab]{1,2}", "[ab]{1,2}", "[ab]{1,2}"],
+        joint in select((0..=13u8).chain(*b":_=,/{}% ").collect::<Vec<_>>()),
+        pair in subsequence(&PARTS[1..], 2),
+    ) {
+        let parts = [pair[0].0, pair[1].0];
+        let [one, two, three] = words;
+        let joint = char::from(joint);
+        let caller = |values: [String; 2]| {
+            let mut texts = vec![None; 8];
+            for ((_, place), value) in pair.iter().zip(values) {
+                texts[place.unwrap()] = Some(value);
+            }
+            Caller { ip: ALICE.ip(), texts }
+        };
+        let policy = one_rule("r", &parts, Algorithm::TokenBucket, 5);
+        let early = caller([one.clone(), format!("{two}{joint}{three}")]);
+        let late = caller([format!("{one}{joint}{two}"), three]);
+        prop_assert_ne!(early.key(&policy), late.key(&policy));
+    }
+
+    /// Where one of two rules counts by an address and the other has only the address to fall back on, or where the
+    /// same values stand under other names, they do not share a budget.
+    ///
+    /// Woken by: leaving out the loop over `per` in `Rule::digest_with`, with `Part::Address` in place of `Part::Floor` in
+    /// `Caller::add_parts`; each alone keeps them apart.
+    #[test]
+    fn a_floor_is_no_address(ip in caller(), part in select(&PARTS[1..])) {
+        let bare = Caller { ip: ip.ip, texts: vec![None; 8] };
+        let (by_ip, by_part) = (one_rule("r", &["ip"], Algorithm::TokenBucket, 5), one_rule("r", &[part.0], Algorithm::TokenBucket, 5));
+        prop_assert_ne!(bare.key(&by_ip), bare.key(&by_part));
+    }
+
+    /// A rule is known by its name, its `per` and its algorithm: another of these is another budget, another limit is
+    /// the same one.
+    ///
+    /// Woken by: leaving out `&self.name` in `Rule::digest_with`; likewise the algorithm; and, the other way,
+    /// digesting `limit.quota()` in `Rule::prefix`.
+    #[test]
+    fn a_rule_is_its_name_per_and_algorithm(
+        caller in caller(),
+        names in [select(&["r", "user", "r2", "tenant,user"][..]), select(&["r", "user"][..])],
+        parts in [select(&SUBJECTS[..]), select(&SUBJECTS[..])],
+        algorithms in [select(&Algorithm::ALL[..]), select(&Algorithm::ALL[..3])],
+        quotas in [1..100u64, 1..100u64],
+    ) {
+        let keys: Vec<_> = (0..2)
+            .map(|i| caller.key(&one_rule(names[i], parts[i], algorithms[i], quotas[i])))
+            .collect();
+        let same = (names[0], parts[0], algorithms[0]) == (names[1], parts[1], algorithms[1]);
+        prop_assert_eq!(keys[0] == keys[1], same);
+    }
+
+    /// Two requests share a standing exactly if they are of one subject: the same `per` and ladder, and the same
+    /// values. One request never has one standing twice: it would be loaded twice, and one copy lost.
+    ///
+    /// Woken by: leaving out the names of `per` in `SubjectRule::digest_with`, which is how it was: `fact:a` and `fact:b` shared
+    /// strikes, and so did all who lacked different identities at one address.
+    #[test]
+    fn one_subject_one_standing(callers in two_callers(), chosen in subsequence(&SUBJECTS[..], 1..5)) {
+        let rule = |(index, parts): (usize, &&[&str])| {
+            format!("[[rule]]\nname = \"r{index}\"\nper = [{}]\nlimit = \"5/min\"\nladder = \"gentle\"\nban_shared = true\n", list(parts))
+        };
+        let policy = parsed(&chosen.iter().enumerate().map(rule).collect::<String>());
+        let subjects = |caller: &Caller| -> Vec<(usize, Vec<Told>, Digest)> {
+            let keys = caller.ask(|facts| {
+                policy.plan(facts).unwrap().subjects().iter().map(Subject::key).collect::<Vec<_>>()
+            });
+            let all = keys.into_iter().enumerate();
+            all.map(|(index, key)| (index, caller.tuple(chosen[index]), key)).collect()
+        };
+        let (one, other) = (subjects(&callers.0), subjects(&callers.1));
+        prop_assert_eq!(one.len(), chosen.len());
+        for (index, tuple, key) in &one {
+            for (other_index, other_tuple, other_key) in one.iter().chain(&other) {
+                prop_assert_eq!(key == other_key, index == other_index && tuple == other_tuple);
+            }
+        }
+    }
+}
+
+/// The same values in another secret, or of another kind, are other keys.
+#[test]
+fn keys_depend_on_the_secret() {
+    let policy = one_rule("r", &["user"], Algorithm::TokenBucket, 5);
+    let key = |policy: &Policy| policy.plan(&ALICE.facts()).unwrap().charges()[0].key();
+    let before = key(&policy);
+    assert_ne!(before, key(&policy.with_key(threshold_core::DigestKey::new([9; 16]))));
+}
