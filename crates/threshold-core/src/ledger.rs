@@ -40,6 +40,17 @@ pub struct Checked {
     pub holding: Option<Receipt>,
 }
 
+impl Checked {
+    /// What a settled plan comes to.
+    #[must_use]
+    pub fn new(plan: &Plan<'_>, outcome: &Outcome, now: Timestamp) -> Self {
+        let decision = plan.decide(outcome, now);
+        let receipt = plan.receipt(outcome, now).filter(|_| plan.verb() != Verb::Peek);
+        let holding = decision.allowed().then(|| plan.holding(outcome, now));
+        Self { decision, receipt, holding }
+    }
+}
+
 impl Ledger {
     /// Plans, settles and decides one request.
     ///
@@ -54,10 +65,7 @@ impl Ledger {
     ) -> Result<Checked, PlanError> {
         let plan = policy.plan_for(verb, facts)?;
         let outcome = self.settle(&plan, now);
-        let receipt = plan.receipt(&outcome, now).filter(|_| verb != Verb::Peek);
-        let decision = plan.decide(&outcome, now);
-        let holding = decision.allowed().then(|| plan.holding(&outcome, now));
-        Ok(Checked { decision, receipt, holding })
+        Ok(Checked::new(&plan, &outcome, now))
     }
 
     /// Loads what a plan touches, settles it, and saves what changed.

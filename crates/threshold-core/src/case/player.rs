@@ -1,37 +1,54 @@
-//! Core plays its own cases: the oracle that every store and door is compared with.
+//! Plays cases on a host. On core's own ledger it is the oracle that every store and door is compared with.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::Player;
 use super::wire::{FactsBody, decision_json, error_json, plan_error_json};
+use super::{Host, Player};
 use crate::address::{AddressGroup, parse_address};
 use crate::headers::{BodyForm, denial_body, header_fields};
 use crate::key::{Digest, TraceId};
 use crate::ledger::{Checked, Ledger};
-use crate::lockout::{Attempt, AttemptOutcome, Device, Factor, Login, Try, account_digest, address_digest};
-use crate::plan::Verb;
+use crate::lockout::{Account, Attempt, AttemptOutcome, Device, Factor, Login, Try, account_digest, address_digest};
+use crate::plan::{PlanError, Verb};
 use crate::policy::{Layer, Listed, Policy};
 use crate::receipt::{ActualCost, OnExpire, Receipt};
 use crate::secret::Secret;
 use crate::time::{Span, Timestamp};
 
-/// Plays cases on core and plain maps.
-#[derive(Debug)]
-pub struct LedgerPlayer {
+/// Plays cases on anything that can settle a plan.
+pub struct CasePlayer<H> {
     policy: Option<Policy>,
-    ledger: Ledger,
+    host: Option<H>,
+    make: fn(&Policy) -> H,
     secret: Secret,
     /// Ids count up, so that every run of a case is the same.
     next: u128,
 }
 
+/// Plays cases on core and plain maps.
+pub type LedgerPlayer = CasePlayer<Ledger>;
+
+impl<H> std::fmt::Debug for CasePlayer<H> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CasePlayer").finish_non_exhaustive()
+    }
+}
+
+impl<H: Host> CasePlayer<H> {
+    /// A player whose cases begin with what `make` gives.
+    #[must_use]
+    pub fn new(make: fn(&Policy) -> H) -> Self {
+        let secret = Secret::new(b"a secret for cases, known to all").expect("it is long enough");
+        Self { policy: None, host: None, make, secret, next: 0 }
+    }
+}
+
 impl Default for LedgerPlayer {
     fn default() -> Self {
-        let secret = Secret::new(b"a secret for cases, known to all").expect("it is long enough");
-        Self { policy: None, ledger: Ledger::default(), secret, next: 0 }
+        Self::new(|_| Ledger::default())
     }
 }
 
@@ -78,22 +95,25 @@ struct ResultArgs {
     success: bool,
 }
 
-impl Player for LedgerPlayer {
+impl<H: Host> Player for CasePlayer<H> {
     fn load(&mut self, policy: &str, env: &BTreeMap<String, String>, fresh: bool) -> Result<(), String> {
         let parsed = Policy::parse(policy, &|name| env.get(name).cloned()).map_err(|error| error.to_string())?;
         let generation = self.policy.as_ref().map_or(0, Policy::generation).saturating_add(1);
-        self.policy = Some(parsed.with_key(self.secret.digest_key()).with_generation(generation));
+        let policy = parsed.with_key(self.secret.digest_key()).with_generation(generation);
         if fresh {
-            self.ledger = Ledger::default();
+            self.host = Some((self.make)(&policy));
             self.next = 0;
         }
+        self.policy = Some(policy);
         Ok(())
     }
 
     fn call(&mut self, verb: &str, args: &Value, now: Timestamp) -> Result<Value, String> {
-        let Some(policy) = self.policy.take() else { return Err("no policy is loaded".to_owned()) };
-        let answer = self.answer(&policy, verb, args, now);
-        self.policy = Some(policy);
+        let (Some(policy), Some(mut host)) = (self.policy.take(), self.host.take()) else {
+            return Err("no policy is loaded".to_owned());
+        };
+        let answer = self.answer(&mut host, &policy, verb, args, now);
+        (self.policy, self.host) = (Some(policy), Some(host));
         answer
     }
 }
@@ -102,22 +122,29 @@ fn read<'a, T: Deserialize<'a>>(args: &'a Value) -> Result<T, String> {
     T::deserialize(args).map_err(|error| error.to_string())
 }
 
-impl LedgerPlayer {
-    fn answer(&mut self, policy: &Policy, verb: &str, args: &Value, now: Timestamp) -> Result<Value, String> {
+impl<H: Host> CasePlayer<H> {
+    fn answer(
+        &mut self,
+        host: &mut H,
+        policy: &Policy,
+        verb: &str,
+        args: &Value,
+        now: Timestamp,
+    ) -> Result<Value, String> {
         Ok(match verb {
-            "check" => self.decide(policy, Verb::Check, &read(args)?, now),
-            "peek" => self.decide(policy, Verb::Peek, &read(args)?, now),
-            "record" => self.decide(policy, Verb::Record, &read(args)?, now),
-            "client" => self.client(policy, args, now)?,
-            "reserve" => self.reserve(policy, &read(args)?, now),
-            "commit" => self.commit(policy, &read(args)?, now),
-            "release" => self.release(&read(args)?, now),
-            "refund" => self.refund(args, now)?,
-            "pause" => self.pause(policy, &read(args)?, now)?,
-            "forgive" => self.forgive(policy, &read(args)?)?,
-            "attempt" => self.attempt(policy, login(policy)?, &read(args)?, now)?,
-            "result" => self.result(login(policy)?, &read(args)?, now),
-            "reset" | "lift" => self.reset(policy, verb, args)?,
+            "check" => self.decide(host, policy, Verb::Check, &read(args)?, now),
+            "peek" => self.decide(host, policy, Verb::Peek, &read(args)?, now),
+            "record" => self.decide(host, policy, Verb::Record, &read(args)?, now),
+            "client" => self.client(host, policy, args, now)?,
+            "reserve" => self.reserve(host, policy, &read(args)?, now),
+            "commit" => self.commit(host, policy, &read(args)?, now),
+            "release" => self.release(host, &read(args)?, now),
+            "refund" => self.refund(host, args, now)?,
+            "pause" => self.pause(host, policy, &read(args)?, now)?,
+            "forgive" => self.forgive(host, policy, &read(args)?)?,
+            "attempt" => self.attempt(host, policy, login(policy)?, &read(args)?, now)?,
+            "result" => self.result(host, login(policy)?, &read(args)?, now),
+            "reset" | "lift" => self.reset(host, policy, verb, args)?,
             "explain" => explain(policy, &read(args)?),
             other => return Err(format!("no call is named \"{other}\"")),
         })
@@ -129,14 +156,25 @@ impl LedgerPlayer {
         TraceId::from_u128(self.next.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
     }
 
-    fn checked(&mut self, policy: &Policy, verb: Verb, facts: &FactsBody, now: Timestamp) -> Result<Checked, Value> {
+    fn checked(
+        &mut self,
+        host: &mut H,
+        policy: &Policy,
+        verb: Verb,
+        facts: &FactsBody,
+        now: Timestamp,
+    ) -> Result<Checked, Value> {
         let id = self.id();
-        let ledger = &mut self.ledger;
-        facts.with(id, |facts| ledger.decide(policy, verb, facts, now))?.map_err(|error| plan_error_json(&error))
+        let checked = facts.with(id, |facts| {
+            let plan = policy.plan_for(verb, facts)?;
+            let outcome = host.settle(&plan, now);
+            Ok(Checked::new(&plan, &outcome, now))
+        });
+        checked?.map_err(|error: PlanError| plan_error_json(&error))
     }
 
-    fn decide(&mut self, policy: &Policy, verb: Verb, facts: &FactsBody, now: Timestamp) -> Value {
-        match self.checked(policy, verb, facts, now) {
+    fn decide(&mut self, host: &mut H, policy: &Policy, verb: Verb, facts: &FactsBody, now: Timestamp) -> Value {
+        match self.checked(host, policy, verb, facts, now) {
             Err(error) => error,
             Ok(checked) => {
                 let receipt = checked.receipt.map(|receipt| receipt.to_token(&self.secret));
@@ -146,12 +184,12 @@ impl LedgerPlayer {
     }
 
     /// What a client reads: status, header fields, body.
-    fn client(&mut self, policy: &Policy, args: &Value, now: Timestamp) -> Result<Value, String> {
+    fn client(&mut self, host: &mut H, policy: &Policy, args: &Value, now: Timestamp) -> Result<Value, String> {
         let mut facts = args.as_object().cloned().unwrap_or_default();
         let accept = facts.remove("accept");
         let form = BodyForm::accepted(accept.as_ref().and_then(Value::as_str).unwrap_or_default());
         let facts: FactsBody = serde_json::from_value(Value::Object(facts)).map_err(|error| error.to_string())?;
-        let checked = match self.checked(policy, Verb::Check, &facts, now) {
+        let checked = match self.checked(host, policy, Verb::Check, &facts, now) {
             Err(error) => return Ok(error),
             Ok(checked) => checked,
         };
@@ -175,7 +213,7 @@ impl LedgerPlayer {
         }))
     }
 
-    fn reserve(&mut self, policy: &Policy, args: &ReserveArgs, now: Timestamp) -> Value {
+    fn reserve(&mut self, host: &mut H, policy: &Policy, args: &ReserveArgs, now: Timestamp) -> Value {
         let on_expire = match args.on_expire.as_deref() {
             None | Some("charge") => OnExpire::Charge,
             Some("release") => OnExpire::Release,
@@ -185,14 +223,14 @@ impl LedgerPlayer {
         if !(1..=3_600).contains(&ttl) {
             return error_json("bad_request", "ttlSec is between 1 and 3600", "ttlSec");
         }
-        match self.checked(policy, Verb::Check, &args.facts, now) {
+        match self.checked(host, policy, Verb::Check, &args.facts, now) {
             Err(error) => error,
             Ok(checked) => {
                 let mut answer = decision_json(&checked.decision, policy, None);
                 if let Some(receipt) = checked.holding
                     && let Some(fields) = answer.as_object_mut()
                 {
-                    let id = self.ledger.reserve(receipt, Span::from_secs(ttl), on_expire);
+                    let id = host.reserve(receipt, Span::from_secs(ttl), on_expire, now);
                     fields.insert("reservation".to_owned(), json!(id.to_string()));
                 }
                 answer
@@ -200,39 +238,46 @@ impl LedgerPlayer {
         }
     }
 
-    fn commit(&mut self, policy: &Policy, args: &EndArgs, now: Timestamp) -> Value {
+    fn commit(&mut self, host: &mut H, policy: &Policy, args: &EndArgs, now: Timestamp) -> Value {
         let costs: Vec<(&str, u64)> = args.costs.iter().map(|(name, cost)| (name.as_str(), *cost)).collect();
         let actual = ActualCost { cost: args.cost, bytes: args.bytes, costs: &costs };
-        let ended = reservation_id(&args.reservation).map(|id| self.ledger.commit(id, &actual, policy.key(), now));
+        let ended = reservation_id(&args.reservation).map(|id| host.commit(id, &actual, policy.key(), now));
         ended_json(ended.is_some_and(|ended| ended.is_ok()))
     }
 
-    fn release(&mut self, args: &EndArgs, now: Timestamp) -> Value {
-        let ended = reservation_id(&args.reservation).map(|id| self.ledger.release(id, now));
+    fn release(&mut self, host: &mut H, args: &EndArgs, now: Timestamp) -> Value {
+        let ended = reservation_id(&args.reservation).map(|id| host.release(id, now));
         ended_json(ended.is_some_and(|ended| ended.is_ok()))
     }
 
-    fn refund(&mut self, args: &Value, now: Timestamp) -> Result<Value, String> {
+    fn refund(&mut self, host: &mut H, args: &Value, now: Timestamp) -> Result<Value, String> {
         let token = args.get("receipt").and_then(Value::as_str).ok_or("a refund takes a receipt")?;
         Ok(match Receipt::from_token(token, &self.secret) {
-            Ok(receipt) => json!({"ok": true, "first": self.ledger.refund(&receipt, now)}),
+            Ok(receipt) => json!({"ok": true, "first": host.refund(&receipt, now)}),
             Err(_) => error_json("bad_request", "this is no receipt of ours", "receipt"),
         })
     }
 
-    fn pause(&mut self, policy: &Policy, args: &SubjectArgs, now: Timestamp) -> Result<Value, String> {
+    fn pause(&mut self, host: &mut H, policy: &Policy, args: &SubjectArgs, now: Timestamp) -> Result<Value, String> {
         let seconds = args.seconds.ok_or("a pause takes seconds")?;
         let keys = policy.keys_of(layer(&args.layer)?, &args.key);
-        self.ledger.pause(&keys, now.plus(Span::from_secs(seconds)));
+        host.pause(&keys, now.plus(Span::from_secs(seconds)), now);
         Ok(json!({"ok": !keys.balances.is_empty()}))
     }
 
-    fn forgive(&mut self, policy: &Policy, args: &SubjectArgs) -> Result<Value, String> {
-        self.ledger.forgive(&policy.keys_of(layer(&args.layer)?, &args.key));
+    fn forgive(&mut self, host: &mut H, policy: &Policy, args: &SubjectArgs) -> Result<Value, String> {
+        host.forgive(&policy.keys_of(layer(&args.layer)?, &args.key));
         Ok(json!({"ok": true}))
     }
 
-    fn attempt(&mut self, policy: &Policy, login: &Login, args: &AttemptArgs, now: Timestamp) -> Result<Value, String> {
+    fn attempt(
+        &mut self,
+        host: &mut H,
+        policy: &Policy,
+        login: &Login,
+        args: &AttemptArgs,
+        now: Timestamp,
+    ) -> Result<Value, String> {
         let key = policy.key();
         let ip = match args.ip.as_deref() {
             None => None,
@@ -252,7 +297,7 @@ impl LedgerPlayer {
             let wait = until.map(|until| until.since(now).secs_ceil());
             json!({"allowed": false, "error": error, "lockoutRemaining": wait})
         };
-        Ok(match self.ledger.login_attempt(login, &tried, now) {
+        Ok(match host.login_attempt(login, &tried, now) {
             AttemptOutcome::Allowed(attempt) => {
                 json!({"allowed": true, "attempt": attempt.to_token(&self.secret)})
             }
@@ -261,12 +306,12 @@ impl LedgerPlayer {
         })
     }
 
-    fn result(&mut self, login: &Login, args: &ResultArgs, now: Timestamp) -> Value {
+    fn result(&mut self, host: &mut H, login: &Login, args: &ResultArgs, now: Timestamp) -> Value {
         let nonce = self.id();
         let Ok(attempt) = Attempt::from_token(&args.attempt, &self.secret) else {
             return error_json("bad_request", "this is no attempt of ours", "attempt");
         };
-        match self.ledger.login_result(login, &attempt, args.success, nonce, now) {
+        match host.login_result(login, &attempt, args.success, nonce, now) {
             Err(unknown) => error_json("unknown_attempt", &unknown.to_string(), "attempt"),
             Ok(outcome) => {
                 let locked = outcome.locked_until.filter(|until| *until < Timestamp::MAX);
@@ -279,15 +324,10 @@ impl LedgerPlayer {
         }
     }
 
-    fn reset(&mut self, policy: &Policy, verb: &str, args: &Value) -> Result<Value, String> {
+    fn reset(&mut self, host: &mut H, policy: &Policy, verb: &str, args: &Value) -> Result<Value, String> {
         let name = args.get("account").and_then(Value::as_str).ok_or("this takes an account")?;
         let digest: Digest = account_digest(policy.key(), name).ok_or("the account has no name")?;
-        let account = self.ledger.account(digest);
-        if verb == "reset" {
-            account.reset();
-        } else {
-            account.lift();
-        }
+        host.change_account(digest, if verb == "reset" { Account::reset } else { Account::lift });
         Ok(json!({"ok": true}))
     }
 }

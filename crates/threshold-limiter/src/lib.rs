@@ -1,0 +1,3 @@
+//! Threshold in your process: a policy, a bounded store and a clock.
+
+pub mod store;

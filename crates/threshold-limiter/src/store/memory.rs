@@ -1,0 +1,449 @@
+//! The default store: a bounded table in this process, exact under threads.
+//!
+//! Balances live in shards, each behind its own lock. A plan locks the shards it touches in one order, checks all of its
+//! limits, then writes all or none. Standings and accounts have tables of their own, so that no flood of keys pushes a
+//! ban, a strike or a lock out.
+
+mod reservations;
+mod side;
+mod slab;
+mod table;
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use arrayvec::ArrayVec;
+use threshold_core::ladder::Standing;
+use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
+use threshold_core::plan::{MAX_CHARGES, MAX_SUBJECTS, SubjectKeys};
+use threshold_core::policy::{Memory, WhenFull};
+use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
+use threshold_core::{
+    Balance, Digest, DigestKey, Limit, Outcome, Plan, Receipt, Reservation, Span, Timestamp, TraceId, settle,
+};
+
+use super::{LocalStore, StoreError};
+use reservations::Reservations;
+use side::{Side, Worth, worth_until};
+use table::Shard;
+
+pub use table::Counts;
+
+/// How many shards a table has. Enough that threads seldom meet, few enough that a small table is not all edges.
+const SHARDS: usize = 256;
+/// How many shards the table of standings has.
+const SIDE_SHARDS: usize = 64;
+/// A key in so many is expected to be a subject, an account or a reservation; each of those tables is that much smaller.
+const SIDE_TABLE: u64 = 8;
+/// Keys for which a shard has room beyond its even share, in standard deviations of a fair spread.
+const SPREAD: usize = 4;
+
+/// A bounded table in this process.
+#[derive(Debug)]
+pub struct MemoryStore {
+    shards: Box<[Mutex<Shard>]>,
+    standings: Box<[Mutex<Side<Digest, Standing>>]>,
+    /// How many subjects there are, at the most; while there are none, nobody looks.
+    subjects: AtomicUsize,
+    accounts: Mutex<Side<Digest, Account>>,
+    reservations: Mutex<Reservations>,
+    /// When the next reservation expires, in microseconds.
+    next_expiry: AtomicU64,
+    /// Receipts that were refunded, until refunding them would do nothing anyway.
+    refunded: Mutex<Side<TraceId, Timestamp>>,
+    when_full: WhenFull,
+}
+
+/// What a store holds, and what it did to stay within its bounds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Keys with a balance.
+    pub keys: usize,
+    /// Subjects with a standing.
+    pub subjects: usize,
+    /// Accounts with anything to remember.
+    pub accounts: usize,
+    /// Bytes of the table and its large balances.
+    pub bytes: usize,
+    /// What had to go, or fold.
+    pub counts: Counts,
+}
+
+/// The shards of a plan, locked in one order; each charge knows which is its own.
+struct Locked<'s> {
+    guards: ArrayVec<MutexGuard<'s, Shard>, MAX_CHARGES>,
+    of: ArrayVec<usize, MAX_CHARGES>,
+}
+
+impl Locked<'_> {
+    fn shard(&mut self, charge: usize) -> Option<&mut Shard> {
+        let at = *self.of.get(charge)?;
+        self.guards.get_mut(at).map(|guard| &mut **guard)
+    }
+}
+
+type Keys = ArrayVec<Digest, MAX_CHARGES>;
+
+impl MemoryStore {
+    /// A store as the policy's `[memory]` sizes it.
+    #[must_use]
+    pub fn new(memory: Memory) -> Self {
+        let keys = usize::try_from(memory.max_keys).unwrap_or(usize::MAX);
+        let share = keys.div_ceil(SHARDS);
+        let most = share.saturating_add(share.isqrt().saturating_mul(SPREAD));
+        let side =
+            usize::try_from(memory.max_keys.checked_div(SIDE_TABLE).unwrap_or(0)).unwrap_or(usize::MAX).max(1_024);
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::new(Shard::new(most))).collect(),
+            standings: (0..SIDE_SHARDS).map(|_| Mutex::new(Side::new(side.div_ceil(SIDE_SHARDS)))).collect(),
+            subjects: AtomicUsize::new(0),
+            accounts: Mutex::new(Side::new(side)),
+            reservations: Mutex::new(Reservations::new(side)),
+            next_expiry: AtomicU64::new(u64::MAX),
+            refunded: Mutex::new(Side::new(side)),
+            when_full: memory.when_full,
+        }
+    }
+
+    /// What is held.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        for shard in &self.shards {
+            let shard = lock(shard);
+            usage.keys = usage.keys.saturating_add(shard.len());
+            usage.bytes = usage.bytes.saturating_add(shard.bytes());
+            let counts = &mut usage.counts;
+            counts.dropped = counts.dropped.saturating_add(shard.counts.dropped);
+            counts.evicted = counts.evicted.saturating_add(shard.counts.evicted);
+            counts.folded = counts.folded.saturating_add(shard.counts.folded);
+            counts.most_moved = counts.most_moved.max(shard.counts.most_moved);
+        }
+        usage.subjects = self.standings.iter().map(|side| lock(side).len()).sum();
+        usage.accounts = lock(&self.accounts).len();
+        usage
+    }
+
+    fn shard_of(key: Digest) -> usize {
+        usize::try_from(key.to_u128() >> 120).unwrap_or(0)
+    }
+
+    /// Locks the shards of these keys, each once, in ascending order: two plans never wait for each other in a circle.
+    fn lock_all(&self, keys: &[Digest]) -> Locked<'_> {
+        let mut order: ArrayVec<usize, MAX_CHARGES> = keys.iter().map(|key| Self::shard_of(*key)).collect();
+        order.sort_unstable();
+        let mut unique: ArrayVec<usize, MAX_CHARGES> = ArrayVec::new();
+        for shard in order {
+            if unique.last() != Some(&shard) {
+                let _ = unique.try_push(shard);
+            }
+        }
+        let of = keys.iter().map(|key| unique.partition_point(|shard| *shard < Self::shard_of(*key))).collect();
+        let guards = unique.iter().filter_map(|shard| self.shards.get(*shard)).map(lock).collect();
+        Locked { guards, of }
+    }
+
+    /// Locks the keys of a plan. Where a shard has room for no more keys, the policy's `when_full` says which key stands in.
+    fn lock_plan(&self, plan: &Plan<'_>, now: Timestamp) -> (Locked<'_>, Keys, bool) {
+        let mut keys: Keys = plan.charges().iter().map(threshold_core::plan::Charge::key).collect();
+        let mut locked = self.lock_all(&keys);
+        let mut crowded: ArrayVec<usize, MAX_CHARGES> = ArrayVec::new();
+        for (index, key) in keys.iter().enumerate() {
+            let shard = locked.shard(index);
+            if shard.is_some_and(|shard| !shard.make_room(*key, now)) {
+                let _ = crowded.try_push(index);
+            }
+        }
+        if crowded.is_empty() {
+            return (locked, keys, true);
+        }
+        for index in &crowded {
+            if let Some(shard) = locked.shard(*index) {
+                shard.counts.folded = shard.counts.folded.saturating_add(1);
+            }
+        }
+        if self.when_full == WhenFull::Deny {
+            return (locked, keys, false);
+        }
+        drop(locked);
+        for index in crowded {
+            if let (Some(key), Some(charge)) = (keys.get_mut(index), plan.charges().get(index)) {
+                *key = match self.when_full {
+                    WhenFull::Shared => plan.shared_key(charge),
+                    WhenFull::Fold | WhenFull::Deny => plan.folded_key(charge),
+                };
+            }
+        }
+        // A folded key may find its shard crowded as well. It is kept all the same: there are few of them, one for each
+        // rule and prefix, and slots outnumber keys.
+        (self.lock_all(&keys), keys, true)
+    }
+
+    /// Loads what a plan touches, settles it, and keeps what changed.
+    fn settle_locked(
+        plan: &Plan<'_>,
+        locked: &mut Locked<'_>,
+        keys: &[Digest],
+        standings: &mut [Standing],
+        now: Timestamp,
+    ) -> Outcome {
+        let mut balances: ArrayVec<Balance, MAX_CHARGES> = ArrayVec::new();
+        for (index, key) in keys.iter().enumerate() {
+            let _ = balances.try_push(locked.shard(index).map(|shard| shard.take(*key)).unwrap_or_default());
+        }
+        let outcome = settle(plan, &mut balances, standings, now);
+        for (index, ((charge, key), balance)) in plan.charges().iter().zip(keys).zip(balances).enumerate() {
+            if let Some(shard) = locked.shard(index) {
+                shard.put_back(*key, charge.limit(), balance, outcome.balance_changed(index), now);
+            }
+        }
+        outcome
+    }
+
+    /// Changes the balances under these keys, all at once.
+    fn with_balances<T>(
+        &self,
+        charges: &[(Digest, Limit)],
+        now: Timestamp,
+        change: impl FnOnce(&mut [Balance]) -> T,
+    ) -> T {
+        let keys: Keys = charges.iter().map(|(key, _)| *key).collect();
+        let mut locked = self.lock_all(&keys);
+        let mut balances: ArrayVec<Balance, MAX_CHARGES> = ArrayVec::new();
+        for (index, key) in keys.iter().enumerate() {
+            let _ = balances.try_push(locked.shard(index).map(|shard| shard.take(*key)).unwrap_or_default());
+        }
+        let result = change(&mut balances);
+        for (index, ((key, limit), balance)) in charges.iter().zip(balances).enumerate() {
+            if let Some(shard) = locked.shard(index) {
+                shard.put_back(*key, limit, balance, true, now);
+            }
+        }
+        result
+    }
+
+    /// Ends the reservations whose time has come. Costs one load while there are none.
+    fn expire_reservations(&self, now: Timestamp) {
+        while self.next_expiry.load(Ordering::Acquire) <= now.micros() {
+            let mut reservations = lock(&self.reservations);
+            let over = reservations.take_expired(now);
+            self.next_expiry.store(reservations.next_expiry().micros(), Ordering::Release);
+            let Some(mut reservation) = over else { return };
+            // Still under the lock, so that nobody commits what is being ended.
+            if reservation.gives_back() {
+                self.forget_receipt(reservation.id(), reservation.void_from(), now);
+            }
+            let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = reservation.charges().collect();
+            self.with_balances(&charges, now, |balances| reservation.expire(balances, now));
+        }
+    }
+
+    /// Remembers that a receipt was refunded. Without room to remember, it counts as refunded: nothing is minted.
+    fn forget_receipt(&self, id: TraceId, until: Timestamp, now: Timestamp) -> bool {
+        let mut refunded = lock(&self.refunded);
+        refunded.get(id).is_none() && refunded.insert(id, until, |until| worth_until(*until, now, Worth::Protected))
+    }
+
+    fn standing_shard(&self, key: Digest) -> usize {
+        usize::try_from(key.to_u128() >> 122).unwrap_or(0)
+    }
+
+    /// Settles with the subjects' standings locked too: a strike and a charge are one step.
+    fn settle_with_standings(
+        &self,
+        plan: &Plan<'_>,
+        locked: &mut Locked<'_>,
+        keys: &[Digest],
+        now: Timestamp,
+    ) -> Outcome {
+        let mut order: ArrayVec<usize, MAX_SUBJECTS> =
+            plan.subjects().iter().map(|subject| self.standing_shard(subject.key())).collect();
+        order.sort_unstable();
+        let mut guards: ArrayVec<(usize, MutexGuard<'_, Side<Digest, Standing>>), MAX_SUBJECTS> = ArrayVec::new();
+        for shard in order {
+            if guards.last().is_none_or(|(last, _)| *last != shard)
+                && let Some(mutex) = self.standings.get(shard)
+            {
+                let _ = guards.try_push((shard, lock(mutex)));
+            }
+        }
+        let mut standings: ArrayVec<Standing, MAX_SUBJECTS> = ArrayVec::new();
+        for subject in plan.subjects() {
+            let own = guards.iter().find(|(shard, _)| *shard == self.standing_shard(subject.key()));
+            let standing = own.and_then(|(_, side)| side.get(subject.key()).cloned());
+            let _ = standings.try_push(standing.unwrap_or_default());
+        }
+        let outcome = Self::settle_locked(plan, locked, keys, &mut standings, now);
+        for (index, (subject, standing)) in plan.subjects().iter().zip(standings).enumerate() {
+            let own = guards.iter_mut().find(|(shard, _)| *shard == self.standing_shard(subject.key()));
+            if let Some((_, side)) = own
+                && outcome.standing_changed(index)
+            {
+                let before = side.len();
+                side.insert(subject.key(), standing, |other| standing_worth(other, now));
+                self.subjects.fetch_add(side.len().saturating_sub(before), Ordering::AcqRel);
+            }
+        }
+        outcome
+    }
+}
+
+/// Penalties are never forgotten; among the rest, those with the fewest strikes go first.
+fn standing_worth(standing: &Standing, now: Timestamp) -> Worth {
+    let otherwise = match standing.penalty(now) {
+        Some(_) => Worth::Protected,
+        None => Worth::Some(u64::from(standing.strikes(now))),
+    };
+    worth_until(standing.silent_from(), now, otherwise)
+}
+
+/// Locks and ceilings are never forgotten; among the rest, those with the fewest failures go first.
+fn account_worth(account: &Account, login: &Login, now: Timestamp) -> Worth {
+    let otherwise = match account.locked_until(login, now) {
+        Some(_) => Worth::Protected,
+        None => Worth::Some(u64::from(account.failures())),
+    };
+    worth_until(account.silent_from(login), now, otherwise)
+}
+
+impl LocalStore for MemoryStore {
+    fn settle(&self, plan: &Plan<'_>, now: Timestamp) -> Result<Outcome, StoreError> {
+        self.expire_reservations(now);
+        let (mut locked, keys, has_room) = self.lock_plan(plan, now);
+        if !has_room {
+            return Err(StoreError::Full);
+        }
+        Ok(self.settle_with_standings(plan, &mut locked, &keys, now))
+    }
+
+    fn refund(&self, receipt: &Receipt, now: Timestamp) -> bool {
+        self.expire_reservations(now);
+        let reservations = lock(&self.reservations);
+        if reservations.get(receipt.id()).is_some() || !self.forget_receipt(receipt.id(), receipt.void_from(), now) {
+            return false;
+        }
+        let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = receipt.charges().collect();
+        self.with_balances(&charges, now, |balances| receipt.refund(balances, now));
+        true
+    }
+
+    fn reserve(&self, receipt: Receipt, ttl: Span, on_expire: OnExpire, now: Timestamp) -> Result<TraceId, StoreError> {
+        self.expire_reservations(now);
+        let reservation = Reservation::new(receipt, ttl, on_expire);
+        let id = reservation.id();
+        let mut reservations = lock(&self.reservations);
+        if !reservations.insert(reservation) {
+            return Err(StoreError::Full);
+        }
+        self.next_expiry.store(reservations.next_expiry().micros(), Ordering::Release);
+        Ok(id)
+    }
+
+    fn commit(
+        &self,
+        id: TraceId,
+        actual: &ActualCost<'_>,
+        key: DigestKey,
+        now: Timestamp,
+    ) -> Result<(), UnknownReservation> {
+        self.end(id, now, |reservation, balances| reservation.commit(actual, key, balances, now))
+    }
+
+    fn release(&self, id: TraceId, now: Timestamp) -> Result<(), UnknownReservation> {
+        self.end(id, now, |reservation, balances| reservation.release(balances, now))
+    }
+
+    fn pause(&self, keys: &SubjectKeys, until: Timestamp, now: Timestamp) {
+        for (key, limit) in &keys.balances {
+            self.with_balances(&[(*key, *limit)], now, |balances| {
+                for balance in balances {
+                    balance.block(until);
+                }
+            });
+        }
+    }
+
+    fn forgive(&self, keys: &SubjectKeys) {
+        for key in keys.balances.keys() {
+            if let Some(shard) = self.shards.get(Self::shard_of(*key)) {
+                lock(shard).remove(*key);
+            }
+        }
+        for key in &keys.standings {
+            if let Some(side) = self.standings.get(self.standing_shard(*key)) {
+                lock(side).remove(*key);
+            }
+        }
+    }
+
+    fn login_attempt(&self, login: &Login, tried: &Try, now: Timestamp) -> Result<AttemptOutcome, StoreError> {
+        let mut accounts = lock(&self.accounts);
+        let mut account = tried.account.map(|key| accounts.get(key).cloned().unwrap_or_default());
+        let outcome = self
+            .with_address(login, tried.address, now, |address| login.attempt(tried, account.as_mut(), address, now));
+        if let (Some(key), Some(account)) = (tried.account, account)
+            && !accounts.insert(key, account, |other| account_worth(other, login, now))
+        {
+            return Err(StoreError::Full);
+        }
+        Ok(outcome)
+    }
+
+    fn login_result(
+        &self,
+        login: &Login,
+        attempt: &Attempt,
+        success: bool,
+        nonce: TraceId,
+        now: Timestamp,
+    ) -> Result<ResultOutcome, UnknownAttempt> {
+        let mut accounts = lock(&self.accounts);
+        let account = attempt.account.and_then(|key| accounts.get_mut(key));
+        self.with_address(login, attempt.address, now, |address| {
+            login.result(attempt, success, account, address, nonce, now)
+        })
+    }
+
+    fn change_account(&self, key: Digest, change: fn(&mut Account)) {
+        if let Some(account) = lock(&self.accounts).get_mut(key) {
+            change(account);
+        }
+    }
+}
+
+impl MemoryStore {
+    fn end(
+        &self,
+        id: TraceId,
+        now: Timestamp,
+        end: impl FnOnce(&mut Reservation, &mut [Balance]) -> Result<(), UnknownReservation>,
+    ) -> Result<(), UnknownReservation> {
+        self.expire_reservations(now);
+        let mut reservations = lock(&self.reservations);
+        let mut reservation = reservations.get(id).cloned().ok_or(UnknownReservation)?;
+        let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = reservation.charges().collect();
+        self.with_balances(&charges, now, |balances| end(&mut reservation, balances))?;
+        reservations.insert(reservation);
+        Ok(())
+    }
+
+    fn with_address<T>(
+        &self,
+        login: &Login,
+        address: Option<Digest>,
+        now: Timestamp,
+        change: impl FnOnce(&mut Balance) -> T,
+    ) -> T {
+        let Some(key) = address else { return change(&mut Balance::default()) };
+        let limit = Limit::Log(login.ip);
+        self.with_balances(&[(key, limit)], now, |balances| match balances {
+            [balance, ..] => change(balance),
+            [] => change(&mut Balance::default()),
+        })
+    }
+}
+
+/// A poisoned lock is taken all the same: what it guards is changed by assignments that cannot stop half way.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
