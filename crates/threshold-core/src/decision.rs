@@ -107,6 +107,8 @@ pub enum Degraded {
     Timeout,
     /// The store answered with an error.
     StoreError,
+    /// The store is full of keys it must not forget.
+    StoreFull,
     /// More rules met one request than a plan holds.
     TooManyRules,
 }
@@ -118,6 +120,7 @@ impl Degraded {
         match self {
             Self::Timeout => "store_timeout",
             Self::StoreError => "store_error",
+            Self::StoreFull => "store_full",
             Self::TooManyRules => "too_many_rules",
         }
     }

@@ -175,8 +175,8 @@ impl Login {
     ) -> AttemptOutcome {
         let ip = Limit::Log(self.ip);
         let mut account = account.filter(|_| tried.account.is_some());
-        let device = match (&account, tried.device) {
-            (Some(account), Some(device)) if account.knows(&device, now) => device.nonce(),
+        let device = match (&mut account, tried.device) {
+            (Some(account), Some(device)) => account.recognise(self, &device, now),
             _ => 0,
         };
         let counts_address = tried.address.is_some() && device == 0;

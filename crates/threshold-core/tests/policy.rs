@@ -136,6 +136,9 @@ fn ladders_rest_on_somebody_who_cannot_be_impersonated() {
     check(&ladder("[\"tenant\"]", "ban_shared = true"), &["shared-ladder \"graduated\""]);
     check(&ladder("[\"tenant\"]", "ban_shared = true\nallow = [\"shared-ladder: one person each\"]"), &[]);
     check(&ladder("[\"user\"]", "cost = \"tokens\""), &["ladder-warns \"graduated\""]);
+    let soft = "[ladders.soft]\nrungs = [\"warn\"]\n[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"1/h\"\nladder = \"soft\"\n";
+    check(soft, &[]);
+    check(&format!("{soft}strike = \"request\""), &["never-denies \"soft\""]);
     check(&rule("limit = \"1/h\"\nladder = \"steep\""), &["unknown-ladder \"steep\""]);
     check(&rule("limit = \"1/h\"\nstrike = \"request\""), &["no-ladder \"request\""]);
     check("[ladders.mine]\ndecay = \"1h\"", &["bad-value mine"]);

@@ -1,3 +1,31 @@
 //! Threshold in your process: a policy, a bounded store and a clock.
+//!
+//! ```
+//! use threshold_limiter::{Facts, Limiter, Policy};
+//!
+//! let policy = Policy::parse(
+//!     r#"
+//!     [[rule]]
+//!     name = "posts"
+//!     per = ["user"]
+//!     limit = "2/h"
+//!     "#,
+//!     &|name| std::env::var(name).ok(),
+//! )?;
+//! let limiter = Limiter::new(policy);
+//! let facts = Facts { user: Some("u1"), ..Facts::default() };
+//! assert!(limiter.check(&facts)?.allowed());
+//! assert!(limiter.check(&facts)?.allowed());
+//! assert!(!limiter.check(&facts)?.allowed());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
+pub mod clock;
+pub mod limiter;
+pub mod observer;
 pub mod store;
+
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use limiter::{Limiter, Reserved};
+pub use observer::Observer;
+pub use threshold_core::{Decision, Facts, PlanError, Policy, PolicyError, Verdict};

@@ -109,6 +109,25 @@ impl Account {
         listed && device.nonce != 0 && device.credential == self.credential && now < device.issued.plus(KNOWN_FOR)
     }
 
+    /// The number of a known device, or 0. One that has guessed up to the ceiling is in the wrong hands: it is an unknown
+    /// one from now on.
+    pub(super) fn recognise(&mut self, login: &Login, device: &Device, now: Timestamp) -> u64 {
+        if !self.knows(device, now) {
+            return 0;
+        }
+        let own = self.tracks.iter_mut().filter(|track| track.device == device.nonce);
+        let worn_out = own.fold(false, |worn_out, track| {
+            track.bring(login, now);
+            worn_out || track.failures >= login.ceiling
+        });
+        if worn_out {
+            self.devices.retain(|(nonce, _)| *nonce != device.nonce);
+            self.tracks.retain(|track| track.device != device.nonce);
+            return 0;
+        }
+        device.nonce
+    }
+
     /// The failures in a row of unknown devices, the most of any factor.
     #[must_use]
     pub fn failures(&self) -> u32 {
@@ -177,7 +196,10 @@ impl Account {
         success: bool,
         now: Timestamp,
     ) -> Result<Option<Timestamp>, UnknownAttempt> {
-        let track = self.track(attempt.factor, attempt.device);
+        let own = |track: &&mut Track| {
+            track.device == attempt.device && track.in_flight.iter().any(|(id, _)| *id == attempt.id)
+        };
+        let track = self.tracks.iter_mut().find(own).ok_or(UnknownAttempt)?;
         track.bring(login, now);
         let at = track.in_flight.iter().position(|(id, _)| *id == attempt.id).ok_or(UnknownAttempt)?;
         track.in_flight.remove(at);
@@ -188,13 +210,7 @@ impl Account {
             return Ok(None);
         }
         track.fail(login, now);
-        let locked = track.locked(login, now).map(|until| until.unwrap_or(Timestamp::MAX));
-        let worn_out = track.failures >= login.ceiling && attempt.device != 0;
-        if worn_out {
-            // A known device that guesses this long is in the wrong hands: it is an unknown one from now on.
-            self.devices.retain(|(nonce, _)| *nonce != attempt.device);
-        }
-        Ok(locked)
+        Ok(track.locked(login, now).map(|until| until.unwrap_or(Timestamp::MAX)))
     }
 
     /// Makes the device that has just logged in a known one, in place of what it was before.

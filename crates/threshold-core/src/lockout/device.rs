@@ -23,10 +23,6 @@ pub struct Device {
 }
 
 impl Device {
-    pub(super) fn nonce(&self) -> u64 {
-        self.nonce
-    }
-
     /// When it was issued.
     #[must_use]
     pub fn issued(&self) -> Timestamp {

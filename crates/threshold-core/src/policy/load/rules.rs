@@ -372,6 +372,11 @@ impl Loader<'_> {
             let message = "a rung that lets the request through is not for bytes, named costs or concurrency";
             self.error("ladder-warns", span.clone(), message, "use a ladder whose rungs all deny, such as \"strict\"");
         }
+        let every_one = file.strike.as_ref().is_some_and(|strike| strike.value == StrikeName::Request);
+        if every_one && ladder.rungs.last().is_some_and(Rung::allows) {
+            let message = "the last rung repeats and lets every request through, so this rule never limits";
+            self.warning("never-denies", span.clone(), message, "end the ladder with a rung that denies");
+        }
         let shared = !identity.iter().any(|per| matches!(per, Per::User | Per::Header(_) | Per::Fact(_)));
         if shared {
             let bans = ladder.rungs.iter().any(|rung| rung.ban.is_some());

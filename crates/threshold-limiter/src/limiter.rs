@@ -1,0 +1,240 @@
+//! A policy, a store and a clock: everything a decision needs, in your process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::{ArcSwap, Guard};
+use rand::RngExt as _;
+use threshold_core::decision::Degraded;
+use threshold_core::explain::Explained;
+use threshold_core::plan::Verb;
+use threshold_core::policy::{Layer, Policy};
+use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
+use threshold_core::{
+    BytesError, Decision, DigestKey, Facts, Outcome, Plan, PlanError, Receipt, Secret, Span, Timestamp, TraceId,
+};
+
+use crate::clock::{Clock, SystemClock};
+use crate::observer::Observer;
+use crate::store::memory::MemoryStore;
+use crate::store::{LocalStore, StoreError};
+
+/// Decides for every request whether it may cross.
+pub struct Limiter<S = MemoryStore, C = SystemClock> {
+    policy: ArcSwap<Policy>,
+    generation: AtomicU64,
+    key: DigestKey,
+    secret: Secret,
+    store: S,
+    clock: C,
+    observers: Vec<Arc<dyn Observer>>,
+}
+
+/// A request's reservation, and what it was told.
+#[derive(Debug)]
+pub struct Reserved {
+    /// What the request is told.
+    pub decision: Decision,
+    /// What to end the reservation by, if the request may cross.
+    pub reservation: Option<TraceId>,
+}
+
+impl Limiter {
+    /// A limiter in memory, sized by the policy's `[memory]`, on the system's clock.
+    #[must_use]
+    pub fn new(policy: Policy) -> Self {
+        Self::with_clock(policy, SystemClock::new())
+    }
+}
+
+impl<C: Clock> Limiter<MemoryStore, C> {
+    /// A limiter in memory on a clock of your own.
+    #[must_use]
+    pub fn with_clock(policy: Policy, clock: C) -> Self {
+        let store = MemoryStore::new(policy.memory());
+        // Nothing here outlives the process, so neither need its secrets.
+        let (key, secret): ([u8; 16], [u8; 32]) = (rand::rng().random(), rand::rng().random());
+        let secret = Secret::new(&secret).expect("32 bytes are enough");
+        Self::with_parts(policy, store, clock, DigestKey::new(key), secret)
+    }
+}
+
+impl<S: LocalStore, C: Clock> Limiter<S, C> {
+    /// A limiter of your own parts. `key` digests what is stored, `secret` signs what is handed out.
+    #[must_use]
+    pub fn with_parts(policy: Policy, store: S, clock: C, key: DigestKey, secret: Secret) -> Self {
+        let policy = ArcSwap::from_pointee(policy.with_key(key).with_generation(1));
+        Self { policy, generation: AtomicU64::new(1), key, secret, store, clock, observers: Vec::new() }
+    }
+
+    /// Tells this observer too.
+    #[must_use]
+    pub fn observed_by(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observers.push(observer);
+        self
+    }
+
+    /// The policy in force.
+    pub fn policy(&self) -> Arc<Policy> {
+        self.policy.load_full()
+    }
+
+    /// Puts another policy in force, for every decision that begins from now on. What was used stays used. Returns its
+    /// generation.
+    pub fn swap(&self, policy: Policy) -> u64 {
+        let generation = self.generation.fetch_add(1, Ordering::AcqRel).saturating_add(1);
+        self.policy.store(Arc::new(policy.with_key(self.key).with_generation(generation)));
+        generation
+    }
+
+    /// The store.
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// What the limiter's clock says.
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Decides one request and charges it.
+    ///
+    /// # Errors
+    /// Where the request cannot be decided as asked: the caller's mistake, never a reason to try again later.
+    pub fn check(&self, facts: &Facts<'_>) -> Result<Decision, PlanError> {
+        self.decide(Verb::Check, facts, |_, _, decision, _| decision)
+    }
+
+    /// As [`check`](Self::check), with a receipt of what was charged.
+    ///
+    /// # Errors
+    /// As for `check`.
+    pub fn check_with_receipt(&self, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
+        self.decide(Verb::Check, facts, |plan, outcome, decision, now| {
+            let receipt = outcome.and_then(|outcome| plan.receipt(outcome, now));
+            (decision, receipt)
+        })
+    }
+
+    /// Decides several requests, one after the other.
+    pub fn check_many(&self, requests: &[Facts<'_>]) -> Vec<Result<Decision, PlanError>> {
+        requests.iter().map(|facts| self.check(facts)).collect()
+    }
+
+    /// What [`check`](Self::check) would answer; nothing is charged and nobody is struck.
+    ///
+    /// # Errors
+    /// As for `check`.
+    pub fn peek(&self, facts: &Facts<'_>) -> Result<Decision, PlanError> {
+        self.decide(Verb::Peek, facts, |_, _, decision, _| decision)
+    }
+
+    /// Charges after the fact. Never denies; what does not fit becomes debt.
+    ///
+    /// # Errors
+    /// As for `check`, but any cost will do.
+    pub fn record(&self, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
+        self.decide(Verb::Record, facts, |plan, outcome, decision, now| {
+            let receipt = outcome.and_then(|outcome| plan.receipt(outcome, now));
+            (decision, receipt)
+        })
+    }
+
+    /// Gives back what a receipt says was charged, once. Says whether this was the first time.
+    pub fn refund(&self, receipt: &Receipt) -> bool {
+        self.store.refund(receipt, self.clock.now())
+    }
+
+    /// A receipt as signed text that can travel.
+    #[must_use]
+    pub fn sign(&self, receipt: &Receipt) -> String {
+        receipt.to_token(&self.secret)
+    }
+
+    /// Reads a receipt that this limiter signed.
+    ///
+    /// # Errors
+    /// Where it did not.
+    pub fn read_receipt(&self, token: &str) -> Result<Receipt, BytesError> {
+        Receipt::from_token(token, &self.secret)
+    }
+
+    /// Decides and charges a request whose true cost is not known yet.
+    ///
+    /// # Errors
+    /// As for `check`.
+    pub fn reserve(&self, facts: &Facts<'_>, ttl: Span, on_expire: OnExpire) -> Result<Reserved, PlanError> {
+        self.decide(Verb::Check, facts, |plan, outcome, decision, now| {
+            let holding = outcome.filter(|_| decision.allowed()).map(|outcome| plan.holding(outcome, now));
+            let reservation = holding.and_then(|holding| self.store.reserve(holding, ttl, on_expire, now).ok());
+            Reserved { decision, reservation }
+        })
+    }
+
+    /// Ends a reservation with what it really cost: less is given back, more is recorded.
+    ///
+    /// # Errors
+    /// Where there is no such reservation, or no longer.
+    pub fn commit(&self, reservation: TraceId, actual: &ActualCost<'_>) -> Result<(), UnknownReservation> {
+        self.store.commit(reservation, actual, self.key, self.clock.now())
+    }
+
+    /// Ends a reservation without any cost.
+    ///
+    /// # Errors
+    /// Where there is no such reservation, or no longer.
+    pub fn release(&self, reservation: TraceId) -> Result<(), UnknownReservation> {
+        self.store.release(reservation, self.clock.now())
+    }
+
+    /// Denies a subject for a while, as its provider's own Retry-After asks. Says whether any rule counts by it alone.
+    pub fn pause(&self, layer: Layer, key: &str, length: Span) -> bool {
+        let now = self.clock.now();
+        let keys = self.policy.load().keys_of(layer, key);
+        self.store.pause(&keys, now.plus(length), now);
+        !keys.balances.is_empty()
+    }
+
+    /// Forgets what a subject has used, and its strikes.
+    pub fn forgive(&self, layer: Layer, key: &str) {
+        self.store.forgive(&self.policy.load().keys_of(layer, key));
+    }
+
+    /// Which rules a request meets, by which keys, and why not the others.
+    pub fn explain<T>(&self, facts: &Facts<'_>, read: impl FnOnce(&[Explained<'_>]) -> T) -> T {
+        read(&self.policy.load().explain(facts))
+    }
+
+    /// Plans, settles and decides; `finish` takes what it needs of the three before they go.
+    fn decide<T>(
+        &self,
+        verb: Verb,
+        facts: &Facts<'_>,
+        finish: impl FnOnce(&Plan<'_>, Option<&Outcome>, Decision, Timestamp) -> T,
+    ) -> Result<T, PlanError> {
+        let policy: Guard<Arc<Policy>> = self.policy.load();
+        let trace =
+            if facts.trace == TraceId::default() { TraceId::from_u128(rand::rng().random()) } else { facts.trace };
+        let facts = Facts { trace, ..*facts };
+        let plan = policy.plan_for(verb, &facts)?;
+        let now = self.clock.now();
+        let outcome = self.store.settle(&plan, now);
+        let decision = match &outcome {
+            Ok(outcome) => plan.decide(outcome, now),
+            Err(StoreError::Full) => plan.decide_blind(false, Degraded::StoreFull, now),
+        };
+        for observer in &self.observers {
+            observer.decided(&facts, &decision, &policy);
+        }
+        Ok(finish(&plan, outcome.as_ref().ok(), decision, now))
+    }
+}
+
+impl<S: std::fmt::Debug, C: std::fmt::Debug> std::fmt::Debug for Limiter<S, C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Limiter")
+            .field("generation", &self.generation)
+            .field("clock", &self.clock)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,132 @@
+//! A flood of new keys: memory stays within its bound, and whoever is over a limit stays over it.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
+
+use std::sync::Arc;
+
+use threshold_core::{Span, Timestamp};
+use threshold_limiter::{Facts, Limiter, ManualClock, Policy};
+
+const MAX_KEYS: usize = 20_000;
+
+fn policy(rule: &str, when_full: &str) -> Policy {
+    let text =
+        format!("[memory]\nmax_keys = {MAX_KEYS}\nwhen_full = \"{when_full}\"\n[[rule]]\nname = \"r\"\n{rule}\n");
+    Policy::parse(&text, &|_| None).unwrap()
+}
+
+fn clock() -> ManualClock {
+    ManualClock::new(Timestamp::from_secs(1_767_225_600))
+}
+
+/// The attack on a login limiter that forgot at random (CVE-2024-21662): ten times as many names as there is room for,
+/// while a thousand names are over their limit. All of them still are afterwards.
+#[test]
+fn a_thousand_keys_over_their_limit_stay_over_it() {
+    for algorithm in ["token-bucket", "fixed-window", "sliding-estimate", "sliding-window", "sliding-log"] {
+        let rule = format!("per = [\"user\"]\nlimit = \"5/h\"\nalgorithm = \"{algorithm}\"");
+        let limiter = Limiter::with_clock(policy(&rule, "fold"), clock());
+        let check = |user: &str| {
+            let facts = Facts { user: Some(user), ip: Some("203.0.113.7".parse().unwrap()), ..Facts::default() };
+            limiter.check(&facts).unwrap().allowed()
+        };
+        for victim in 0..1_000 {
+            assert_eq!((0..6).filter(|_| check(&format!("victim {victim}"))).count(), 5);
+        }
+        for flood in 0..10 * MAX_KEYS {
+            check(&format!("flood {flood}"));
+        }
+        let over = (0..1_000).filter(|victim| !check(&format!("victim {victim}"))).count();
+        assert_eq!(over, 1_000, "{algorithm}");
+        let usage = limiter.store().usage();
+        assert!(usage.keys <= MAX_KEYS + MAX_KEYS / 2, "{algorithm}: {} keys", usage.keys);
+        assert!(usage.counts.evicted > 0, "{algorithm}");
+    }
+}
+
+/// Memory is bounded in bytes, whatever the flood is made of.
+#[test]
+fn memory_stays_within_its_bound() {
+    for (algorithm, limit) in [("token-bucket", "5/h"), ("sliding-log", "1000/h"), ("sliding-window", "1000/h")] {
+        let rule = format!("per = [\"user\"]\nlimit = \"{limit}\"\nalgorithm = \"{algorithm}\"");
+        let limiter = Limiter::with_clock(policy(&rule, "fold"), clock());
+        let empty = limiter.store().usage().bytes;
+        let mut most = 0;
+        for flood in 0..5 * MAX_KEYS {
+            let user = format!("u{flood}");
+            let facts = Facts { user: Some(&user), ip: Some("203.0.113.7".parse().unwrap()), ..Facts::default() };
+            for _ in 0..3 {
+                let _ = limiter.check(&facts).unwrap();
+            }
+            if flood % 10_000 == 0 {
+                most = most.max(limiter.store().usage().bytes);
+            }
+        }
+        // 64 bytes a key in slots, and a quarter of a kilobyte a key for what does not fit one.
+        let bound = empty + 2 * MAX_KEYS * 256;
+        assert!(most <= bound, "{algorithm}: {most} bytes, and {bound} are the bound");
+    }
+}
+
+/// A balance whose time has passed is dropped for free: a second flood evicts nobody who is still counted.
+#[test]
+fn what_says_nothing_goes_first() {
+    let moved = Arc::new(clock());
+    let limiter = Limiter::with_clock(policy("per = [\"user\"]\nlimit = \"5/min\"", "fold"), Arc::clone(&moved));
+    let check = |user: String| {
+        let facts = Facts { user: Some(&user), ip: Some("203.0.113.7".parse().unwrap()), ..Facts::default() };
+        limiter.check(&facts).unwrap().allowed()
+    };
+    for key in 0..MAX_KEYS {
+        check(format!("first {key}"));
+    }
+    let before = limiter.store().usage().counts;
+    assert_eq!(before.evicted, 0);
+    // A minute on, every bucket is full again and says nothing: as many new keys cost no live one its place.
+    moved.advance(Span::MINUTE);
+    for key in 0..MAX_KEYS {
+        check(format!("second {key}"));
+    }
+    let after = limiter.store().usage().counts;
+    assert!(after.dropped > 0 && after.evicted == 0 && after.folded == 0, "{after:?}");
+}
+
+/// Where everything left is protected, new keys are counted by their prefix, and a flood from one prefix is one client.
+#[test]
+fn only_protected_keys_left_means_folding() {
+    let limiter = Limiter::with_clock(policy("per = [\"user\"]\nlimit = \"2/h\"", "fold"), clock());
+    let check = |user: &str, ip: &str| {
+        let facts = Facts { user: Some(user), ip: Some(ip.parse().unwrap()), ..Facts::default() };
+        limiter.check(&facts).unwrap().allowed()
+    };
+    // Every key is used up, so every key is protected.
+    for key in 0..3 * MAX_KEYS {
+        for _ in 0..2 {
+            check(&format!("full {key}"), "198.51.100.1");
+        }
+    }
+    assert!(limiter.store().usage().counts.folded > 0);
+    let admitted = (0..1_000).filter(|key| check(&format!("new {key}"), "203.0.113.7")).count();
+    // Some still find room beside others; most share the two requests of their /24.
+    assert!(admitted < 500, "{admitted} of 1,000 new names were admitted");
+    // Another prefix has a budget of its own.
+    let elsewhere = (0..200).filter(|key| check(&format!("other {key}"), "192.0.2.9")).count();
+    assert!(elsewhere >= 2);
+}
+
+#[test]
+fn a_full_store_denies_new_keys_where_the_policy_says_so() {
+    let limiter = Limiter::with_clock(policy("per = [\"user\"]\nlimit = \"2/h\"", "deny"), clock());
+    let check = |user: &str| {
+        let facts = Facts { user: Some(user), ip: Some("198.51.100.1".parse().unwrap()), ..Facts::default() };
+        limiter.check(&facts).unwrap()
+    };
+    for key in 0..3 * MAX_KEYS {
+        for _ in 0..2 {
+            let _ = check(&format!("full {key}"));
+        }
+    }
+    let refused =
+        (0..200).map(|key| check(&format!("new {key}"))).filter(|decision| decision.degraded.is_some()).count();
+    assert!(refused > 100, "{refused} of 200");
+}

@@ -1,0 +1,146 @@
+//! Many threads, one budget: what is admitted is exactly the limit, however they race.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use threshold_core::Timestamp;
+use threshold_limiter::{Decision, Facts, Limiter, ManualClock, Policy, Verdict};
+
+const THREADS: u64 = 16;
+
+fn limiter(policy: &str) -> Limiter<threshold_limiter::store::memory::MemoryStore, ManualClock> {
+    let policy = Policy::parse(policy, &|_| None).unwrap();
+    Limiter::with_clock(policy, ManualClock::new(Timestamp::from_secs(1_767_225_600)))
+}
+
+/// Runs `each` on every thread at once, `times` times, and counts what it says yes to.
+fn count(times: u64, each: impl Fn(u64) -> bool + Sync) -> u64 {
+    let (yes, start) = (AtomicU64::new(0), std::sync::Barrier::new(usize::try_from(THREADS).unwrap()));
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (yes, start, each) = (&yes, &start, &each);
+            scope.spawn(move || {
+                start.wait();
+                for _ in 0..times {
+                    yes.fetch_add(u64::from(each(thread)), Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    yes.into_inner()
+}
+
+#[test]
+fn one_limit_admits_exactly_itself() {
+    let algorithms =
+        ["token-bucket", "fixed-window", "sliding-window", "sliding-estimate", "sliding-log", "concurrency"];
+    for algorithm in algorithms {
+        let limit = if algorithm == "concurrency" { "100" } else { "100/h" };
+        for round in 0..40 {
+            let policy =
+                format!("[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"{limit}\"\nalgorithm = \"{algorithm}\"\n");
+            let limiter = limiter(&policy);
+            let user = format!("u{round}");
+            let facts = Facts { user: Some(&user), ..Facts::default() };
+            let admitted = count(20, |_| limiter.check(&facts).unwrap().allowed());
+            assert_eq!(admitted, 100, "{algorithm}");
+        }
+    }
+}
+
+const FOUR: &str = r#"
+[[rule]]
+name = "edge"
+per = ["ip"]
+limit = "1000/h"
+[[rule]]
+name = "tenant"
+per = ["tenant"]
+limit = "500/h"
+algorithm = "fixed-window"
+[[rule]]
+name = "user"
+per = ["user"]
+limit = "60/h"
+algorithm = "sliding-log"
+[[rule]]
+name = "all"
+per = []
+limit = "10000/h"
+algorithm = "sliding-estimate"
+"#;
+
+/// Each user of eight is admitted exactly 60 times, and 480 is what every broader limit was charged: a denial drained
+/// nothing, and no charge was lost.
+#[test]
+fn four_limits_are_charged_together_or_not_at_all() {
+    for _ in 0..60 {
+        let limiter = limiter(FOUR);
+        let users: Vec<String> = (0..8).map(|user| format!("u{user}")).collect();
+        let facts = |thread: u64| Facts {
+            ip: Some("203.0.113.7".parse().unwrap()),
+            tenant: Some("t1"),
+            user: Some(&users[usize::try_from(thread % 8).unwrap()]),
+            ..Facts::default()
+        };
+        let admitted = count(60, |thread| limiter.check(&facts(thread)).unwrap().allowed());
+        assert_eq!(admitted, 8 * 60);
+        let fresh = Facts { user: Some("nobody yet"), ..facts(0) };
+        let decision = limiter.peek(&fresh).unwrap();
+        let remaining: Vec<u64> = decision.readings.iter().map(|reading| reading.remaining).collect();
+        // Global, edge, tenant, user: each after the peek's own request.
+        assert_eq!(remaining, [10_000 - 481, 1_000 - 481, 500 - 481, 59]);
+    }
+}
+
+/// Whoever goes over first is warned once; nobody else of the same moment is.
+#[test]
+fn one_strike_is_one_request() {
+    for _ in 0..200 {
+        let limiter = limiter("[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"5/h\"\nladder = \"graduated\"\n");
+        let facts = Facts { user: Some("u1"), ..Facts::default() };
+        let warned = AtomicU64::new(0);
+        let admitted = count(3, |_| {
+            let decision: Decision = limiter.check(&facts).unwrap();
+            warned.fetch_add(u64::from(decision.verdict == Verdict::Warn), Ordering::Relaxed);
+            decision.allowed()
+        });
+        assert_eq!((admitted, warned.into_inner()), (6, 1));
+    }
+}
+
+/// A policy swapped under load: every decision is made under one generation, and what was used stays used.
+#[test]
+fn a_swap_loses_nothing() {
+    let policy = |limit: u64| format!("[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"{limit}/h\"\n");
+    let limiter = limiter(&policy(1_000));
+    let facts = Facts { user: Some("u1"), ..Facts::default() };
+    let swapped = Arc::new(AtomicU64::new(1));
+    let admitted = count(200, |thread| {
+        if thread == 0 {
+            let generation = limiter.swap(Policy::parse(&policy(1_000), &|_| None).unwrap());
+            swapped.fetch_max(generation, Ordering::Relaxed);
+        }
+        let decision = limiter.check(&facts).unwrap();
+        assert!(decision.generation >= 1);
+        decision.allowed()
+    });
+    assert_eq!(admitted, 1_000);
+    assert_eq!(swapped.load(Ordering::Relaxed), 201);
+}
+
+/// Refunds race with each other and with charges: each acts once, and what is left is what was not given back.
+#[test]
+fn a_receipt_is_refunded_once() {
+    for _ in 0..50 {
+        let limiter =
+            limiter("[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"100/h\"\nalgorithm = \"sliding-log\"\n");
+        let facts = Facts { user: Some("u1"), ..Facts::default() };
+        let receipts: Vec<_> = (0..20).map(|_| limiter.check_with_receipt(&facts).unwrap().1.unwrap()).collect();
+        let first = count(1, |_| receipts.iter().filter(|receipt| limiter.refund(receipt)).count() > 0);
+        assert!(first >= 1);
+        assert_eq!(limiter.peek(&facts).unwrap().readings[0].remaining, 99);
+    }
+}
