@@ -220,13 +220,11 @@ impl Shard {
                 at = self.after(at);
             }
             self.hand = at;
-            if let Some((_, at)) = least {
-                self.take_out(at);
-                self.counts.evicted = self.counts.evicted.saturating_add(1);
-                return true;
-            }
         }
-        false
+        let Some((_, at)) = least else { return false };
+        self.take_out(at);
+        self.counts.evicted = self.counts.evicted.saturating_add(1);
+        true
     }
 
     fn worth(&self, at: usize, now: Timestamp) -> Worth {
