@@ -180,6 +180,14 @@ impl Balance {
         self.blocked_until > now
     }
 
+    /// Decides one cost under one limit alone, and charges it if it fits.
+    pub fn check(&mut self, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> (Look, Option<Mark>) {
+        self.bring(limit, now);
+        let look = self.look(limit, cost, now);
+        let mark = (look.fits && cost > 0).then(|| self.charge(limit, cost, now, id));
+        (look, mark)
+    }
+
     pub(crate) fn charge(&mut self, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Mark {
         limit.charge(&mut self.state, cost, now, id)
     }

@@ -7,6 +7,7 @@ use std::fmt;
 use std::hash::Hasher as _;
 use std::net::IpAddr;
 
+use crate::limit::{Algorithm, Limit};
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
 /// The digest that stands in for one key.
@@ -101,6 +102,28 @@ impl fmt::Debug for DigestKey {
     }
 }
 
+/// The keys of one limit that stands alone, by whatever text its caller counts by.
+#[derive(Debug, Clone, Copy)]
+pub struct TextKeys(KeyBuilder);
+
+impl TextKeys {
+    /// The keys of a limit of this algorithm. Each algorithm has keys of its own, as the rules of a policy do.
+    #[must_use]
+    pub fn new(key: DigestKey, limit: &Limit) -> Self {
+        let mut builder = key.begin(Domain::Text);
+        builder.text(Part::Identity, limit.algorithm().map_or("never", Algorithm::name));
+        Self(builder.shared())
+    }
+
+    /// The digest of one key.
+    #[must_use]
+    pub fn digest(&self, text: &str) -> Digest {
+        let mut builder = self.0;
+        builder.text(Part::Fact, text);
+        builder.finish()
+    }
+}
+
 /// What kind of thing a digest stands for. The numbers are stored: never reuse one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Domain {
@@ -110,6 +133,7 @@ pub(crate) enum Domain {
     LoginAddress = 4,
     Redacted = 5,
     CostName = 6,
+    Text = 7,
 }
 
 /// What one part of a key is. The numbers are stored: never reuse one.

@@ -121,6 +121,58 @@ pub enum Limit {
     Never,
 }
 
+/// How a quota is counted, beyond its figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Options {
+    pub(crate) algorithm: Option<Algorithm>,
+    pub(crate) anchor: Anchor,
+    pub(crate) buckets: u32,
+    pub(crate) burst: Option<u64>,
+    pub(crate) ttl: Span,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { algorithm: None, anchor: Anchor::Clock, buckets: 60, burst: None, ttl: Span::MINUTE }
+    }
+}
+
+impl Options {
+    /// The limit a quota makes; `None` is unlimited.
+    pub(crate) fn limit(&self, quota: Quota, named_cost: bool) -> Result<Option<Limit>, LimitError> {
+        let (amount, unit, period, burst) = match quota {
+            Quota::Unlimited => return Ok(None),
+            Quota::AtOnce(amount) if self.algorithm == Some(Algorithm::Concurrency) => {
+                return Concurrency::new(amount, self.ttl).map(|limit| Some(Limit::Concurrency(limit)));
+            }
+            Quota::AtOnce(amount) => {
+                return Err(LimitError(format!(
+                    "a limit needs a period: write \"{amount}/min\", or algorithm = \"concurrency\" for so many at once"
+                )));
+            }
+            Quota::Per { amount, unit, period, burst } => (amount, unit, period, burst),
+        };
+        let algorithm = self.algorithm.unwrap_or_else(|| Algorithm::default_for(period, unit, named_cost));
+        let burst = burst.or(self.burst);
+        if burst.is_some() && algorithm != Algorithm::TokenBucket {
+            let message = format!("a burst belongs to a token-bucket, and this limit is a {algorithm}");
+            return Err(LimitError(message));
+        }
+        let limit = match algorithm {
+            Algorithm::TokenBucket => Rate::new(amount, period, burst.unwrap_or(amount)).map(Limit::Rate),
+            Algorithm::FixedWindow => Window::new(amount, period, self.anchor).map(Limit::Window),
+            Algorithm::SlidingWindow => Log::bucketed(amount, period, self.buckets).map(Limit::Log),
+            Algorithm::SlidingEstimate => Estimate::new(amount, period).map(Limit::Estimate),
+            Algorithm::SlidingLog => Log::exact(amount, period).map(Limit::Log),
+            Algorithm::Concurrency => {
+                let message = "a concurrency limit has no period: write limit = \"10\" and a ttl";
+                Err(LimitError(message.to_owned()))
+            }
+        };
+        limit.map(Some)
+    }
+}
+
 /// Figures that no limit can have; the text says which and what can.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitError(pub String);
@@ -171,6 +223,16 @@ impl Limit {
             Self::Concurrency(_) => Some(Algorithm::Concurrency),
             Self::Never => None,
         }
+    }
+
+    /// Reads a limit as a policy writes it; without an algorithm, the one a policy would choose.
+    ///
+    /// # Errors
+    /// Where the text is no limit, or one that the algorithm cannot have.
+    pub fn parse(text: &str, algorithm: Option<Algorithm>) -> Result<Self, LimitError> {
+        let quota: Quota = text.parse().map_err(|error: NotationError| LimitError(error.to_string()))?;
+        let unlimited = || LimitError("unlimited is no limit".to_owned());
+        Options { algorithm, ..Options::default() }.limit(quota, false)?.ok_or_else(unlimited)
     }
 
     /// The limit as a policy writes it, counting in `unit`.

@@ -21,11 +21,21 @@
 //! ```
 
 pub mod clock;
+pub mod keyed;
 pub mod limiter;
 pub mod observer;
 pub mod store;
 
 pub use clock::{Clock, ManualClock, SystemClock};
+pub use keyed::KeyLimiter;
 pub use limiter::{Limiter, Reserved};
 pub use observer::Observer;
-pub use threshold_core::{Decision, Facts, PlanError, Policy, PolicyError, Verdict};
+pub use threshold_core::{Decision, Facts, Limit, PlanError, Policy, PolicyError, Verdict};
+
+/// Fresh random bytes that nobody can guess.
+fn random<const N: usize>() -> [u8; N] {
+    use rand::Rng as _;
+    let mut bytes = [0; N];
+    rand::rng().fill_bytes(&mut bytes);
+    bytes
+}

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
-use rand::RngExt as _;
 use threshold_core::decision::Degraded;
 use threshold_core::explain::Explained;
 use threshold_core::plan::Verb;
@@ -53,9 +52,8 @@ impl<C: Clock> Limiter<MemoryStore, C> {
     pub fn with_clock(policy: Policy, clock: C) -> Self {
         let store = MemoryStore::new(policy.memory());
         // Nothing here outlives the process, so neither need its secrets.
-        let (key, secret): ([u8; 16], [u8; 32]) = (rand::rng().random(), rand::rng().random());
-        let secret = Secret::new(&secret).expect("32 bytes are enough");
-        Self::with_parts(policy, store, clock, DigestKey::new(key), secret)
+        let secret = Secret::new(&crate::random::<32>()).expect("32 bytes are enough");
+        Self::with_parts(policy, store, clock, DigestKey::new(crate::random()), secret)
     }
 }
 
@@ -213,8 +211,11 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         finish: impl FnOnce(&Plan<'_>, Option<&Outcome>, Decision, Timestamp) -> T,
     ) -> Result<T, PlanError> {
         let policy: Guard<Arc<Policy>> = self.policy.load();
-        let trace =
-            if facts.trace == TraceId::default() { TraceId::from_u128(rand::rng().random()) } else { facts.trace };
+        let trace = if facts.trace == TraceId::default() {
+            TraceId::from_u128(u128::from_ne_bytes(crate::random()))
+        } else {
+            facts.trace
+        };
         let facts = Facts { trace, ..*facts };
         let plan = policy.plan_for(verb, &facts)?;
         let now = self.clock.now();

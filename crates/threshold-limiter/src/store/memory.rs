@@ -14,6 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use arrayvec::ArrayVec;
 use threshold_core::ladder::Standing;
+use threshold_core::limit::{Look, Mark};
 use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
 use threshold_core::plan::{MAX_CHARGES, MAX_SUBJECTS, SubjectKeys};
 use threshold_core::policy::{Memory, WhenFull};
@@ -103,6 +104,21 @@ impl MemoryStore {
             refunded: Mutex::new(Side::new(side)),
             when_full: memory.when_full,
         }
+    }
+
+    /// Decides one cost on one key under one limit alone. Full, it denies what is new.
+    pub fn check_one(
+        &self,
+        key: Digest,
+        limit: &Limit,
+        cost: u64,
+        now: Timestamp,
+        id: TraceId,
+    ) -> (Look, Option<Mark>) {
+        let Some(shard) = self.shards.get(Self::shard_of(key)) else {
+            return Balance::default().check(limit, cost, now, id);
+        };
+        lock(shard).check(key, limit, cost, now, id)
     }
 
     /// What is held.

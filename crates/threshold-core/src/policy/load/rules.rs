@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::{Loader, is_token, layer_of};
 use crate::key::{DigestKey, Domain};
 use crate::ladder::{Ladder, Rung, StrikeMode};
-use crate::limit::{Algorithm, Anchor, Concurrency, Estimate, Limit, Log, Quota, Rate, Unit, Window};
+use crate::limit::{Algorithm, Anchor, Limit, Options, Quota, Unit};
 use crate::policy::file::{
     AlgorithmName, AnchorName, ConsistencyName, DisclosureName, LayerName, LogName, ModeName, OnMissingName,
     OnStoreErrorName, RuleFile, StrikeName, Text,
@@ -24,16 +24,12 @@ const UNKEYED: DigestKey = DigestKey::new([0; 16]);
 /// How a rule counts whatever limit it is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shape {
-    algorithm: Option<Algorithm>,
-    anchor: Anchor,
-    buckets: u32,
-    burst: Option<u64>,
-    ttl: Span,
+    options: Options,
     cost_name: Option<Box<str>>,
 }
 
 impl Shape {
-    /// The limit this quota makes; `None` is unlimited.
+    /// The limit this quota makes, and what it counts; `None` is unlimited.
     pub(crate) fn measured(&self, quota: Quota) -> Result<Option<Measured>, String> {
         let is_bytes = matches!(quota, Quota::Per { unit: Unit::Bytes, .. });
         let cost = match &self.cost_name {
@@ -42,40 +38,8 @@ impl Shape {
             None if is_bytes => CostOf::Bytes,
             None => CostOf::Requests,
         };
-        Ok(self.limit(quota)?.map(|limit| Measured { limit, cost }))
-    }
-
-    fn limit(&self, quota: Quota) -> Result<Option<Limit>, String> {
-        let (amount, unit, period, burst) = match quota {
-            Quota::Unlimited => return Ok(None),
-            Quota::AtOnce(amount) if self.algorithm == Some(Algorithm::Concurrency) => {
-                let limit = Concurrency::new(amount, self.ttl).map_err(|error| error.0)?;
-                return Ok(Some(Limit::Concurrency(limit)));
-            }
-            Quota::AtOnce(amount) => {
-                return Err(format!(
-                    "a limit needs a period: write \"{amount}/min\", or algorithm = \"concurrency\" for so many at once"
-                ));
-            }
-            Quota::Per { amount, unit, period, burst } => (amount, unit, period, burst),
-        };
-        let algorithm =
-            self.algorithm.unwrap_or_else(|| Algorithm::default_for(period, unit, self.cost_name.is_some()));
-        let burst = burst.or(self.burst);
-        if burst.is_some() && algorithm != Algorithm::TokenBucket {
-            return Err(format!("a burst belongs to a token-bucket, and this limit is a {algorithm}"));
-        }
-        let limit = match algorithm {
-            Algorithm::TokenBucket => Rate::new(amount, period, burst.unwrap_or(amount)).map(Limit::Rate),
-            Algorithm::FixedWindow => Window::new(amount, period, self.anchor).map(Limit::Window),
-            Algorithm::SlidingWindow => Log::bucketed(amount, period, self.buckets).map(Limit::Log),
-            Algorithm::SlidingEstimate => Estimate::new(amount, period).map(Limit::Estimate),
-            Algorithm::SlidingLog => Log::exact(amount, period).map(Limit::Log),
-            Algorithm::Concurrency => {
-                return Err("a concurrency limit has no period: write limit = \"10\" and a ttl".to_owned());
-            }
-        };
-        limit.map(Some).map_err(|error| error.0)
+        let limit = self.options.limit(quota, self.cost_name.is_some()).map_err(|error| error.0)?;
+        Ok(limit.map(|limit| Measured { limit, cost }))
     }
 }
 
@@ -208,14 +172,14 @@ impl Loader<'_> {
             Some(AnchorName::First) => Anchor::First,
             Some(AnchorName::Clock) | None => Anchor::Clock,
         };
-        Some(Shape {
+        let options = Options {
             algorithm,
             anchor,
             buckets: file.buckets.as_ref().map_or(60, |buckets| buckets.value),
             burst: file.burst.as_ref().map(|burst| burst.value),
             ttl,
-            cost_name: file.cost.as_ref().map(|name| name.value.as_str().into()),
-        })
+        };
+        Some(Shape { options, cost_name: file.cost.as_ref().map(|name| name.value.as_str().into()) })
     }
 
     fn measure(&mut self, file: &RuleFile, shape: Shape, shapes: &mut Shapes) -> Option<Measure> {

@@ -5,7 +5,8 @@
 //! few that follow it.
 
 use threshold_core::balance::Small;
-use threshold_core::{Balance, Digest, Limit, Timestamp};
+use threshold_core::limit::{Look, Mark};
+use threshold_core::{Balance, Digest, Limit, Timestamp, TraceId};
 
 use super::slab::{Large, Slab};
 
@@ -107,6 +108,28 @@ impl Shard {
         {
             self.large.replace(u32::try_from(number).unwrap_or(u32::MAX), *limit, balance);
         }
+    }
+
+    /// Decides one cost on one key.
+    pub(super) fn check(
+        &mut self,
+        key: Digest,
+        limit: &Limit,
+        cost: u64,
+        now: Timestamp,
+        id: TraceId,
+    ) -> (Look, Option<Mark>) {
+        let has_room = self.make_room(key, now);
+        let mut balance = self.take(key);
+        let before = balance.silent_from();
+        let (mut look, mark) = balance.check(limit, cost, now, id);
+        if !has_room {
+            look.fits = false;
+            return (look, None);
+        }
+        let changed = mark.is_some() || balance.silent_from() != before;
+        self.put_back(key, limit, balance, changed, now);
+        (look, mark)
     }
 
     /// Whether a key is here, or room can be made for it. What had to go for it is gone afterwards.
