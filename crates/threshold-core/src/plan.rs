@@ -313,7 +313,7 @@ impl Policy {
         let ladder = self.ladders.get(subject.ladder)?;
         // A subject has no endpoint, so any rule will do.
         let any_rule = self.rules.first()?;
-        let mut key = subject.prefix;
+        let mut key = subject.prefix.go_on();
         if caller.add_parts(&mut key, &subject.per, any_rule, self, subject.floors) == Keyed::Missing {
             return None;
         }

@@ -23,6 +23,8 @@ pub struct Rate {
     period: Span,
     burst: u64,
     terms: Terms,
+    /// The time a burst takes to refill, in microseconds, where one unit takes a whole number of them.
+    whole_capacity: Option<u64>,
 }
 
 /// `W / L` as a reduced fraction: one unit of cost takes `step / parts` microseconds.
@@ -55,6 +57,9 @@ impl Terms {
 
     /// Splits a moment into whole microseconds and what is left.
     fn split(self, moment: u128) -> (Timestamp, u64) {
+        if self.parts == 1 {
+            return (Timestamp::from_micros(u64::try_from(moment).unwrap_or(u64::MAX)), 0);
+        }
         let parts = u128::from(self.parts);
         let whole = moment.checked_div(parts).unwrap_or(0);
         let part = moment.checked_rem(parts).unwrap_or(0);
@@ -65,7 +70,11 @@ impl Terms {
     }
 
     fn whole_cost(self, room: u128) -> u64 {
-        u64::try_from(room.checked_div(u128::from(self.step)).unwrap_or(0)).unwrap_or(u64::MAX)
+        // Most numbers fit 64 bits, where a division takes a third of the time.
+        match u64::try_from(room) {
+            Ok(room) => room.checked_div(self.step).unwrap_or(0),
+            Err(_) => u64::try_from(room.checked_div(u128::from(self.step)).unwrap_or(0)).unwrap_or(u64::MAX),
+        }
     }
 }
 
@@ -114,7 +123,8 @@ impl Rate {
         if terms.cost(burst) > terms.moment(Timestamp::EPOCH.plus(MAX_FILL), 0) {
             return Err(LimitError("this burst would take more than 1,000 years to refill".to_owned()));
         }
-        Ok(Self { quota, period, burst, terms })
+        let whole_capacity = (terms.parts == 1).then(|| burst.checked_mul(terms.step)).flatten();
+        Ok(Self { quota, period, burst, terms, whole_capacity })
     }
 
     /// L as written.
@@ -151,8 +161,12 @@ impl Rate {
     }
 
     pub(super) fn bring(&self, state: &mut RateState, now: Timestamp) -> bool {
+        let in_terms = (state.quota, state.period) == (self.quota, self.period);
+        if in_terms && self.whole_capacity.is_some_and(|capacity| state.full_at.since(now).micros() <= capacity) {
+            return false;
+        }
         let before = *state;
-        if (state.quota, state.period) != (self.quota, self.period) {
+        if !in_terms {
             self.carry(state, now);
         }
         let furthest = self.terms.moment(now, 0).saturating_add(self.deepest());
@@ -177,6 +191,32 @@ impl Rate {
     }
 
     pub(super) fn look(&self, state: &RateState, cost: u64, now: Timestamp) -> Look {
+        self.look_whole(state, cost, now).unwrap_or_else(|| self.look_exactly(state, cost, now))
+    }
+
+    /// The look where nothing has a fraction and everything fits 64 bits, which is most of them: a third of the work.
+    /// `None` where that does not hold.
+    fn look_whole(&self, state: &RateState, cost: u64, now: Timestamp) -> Option<Look> {
+        let capacity = self.whole_capacity?;
+        let step = self.terms.step;
+        let backlog = state.full_at.since(now).micros();
+        let after = backlog.checked_add(cost.checked_mul(step)?)?;
+        let fits = after <= capacity;
+        let later = |micros: u64| now.plus(Span::from_micros(micros));
+        Some(Look {
+            fits,
+            remaining: capacity.saturating_sub(backlog).checked_div(step).unwrap_or(0),
+            ready_at: match after.checked_sub(capacity) {
+                None | Some(0) => now,
+                Some(_) if cost > self.burst => Timestamp::MAX,
+                Some(wait) => later(wait),
+            },
+            reset_if_charged: Some(later(after)),
+            reset_if_not: Some(later(backlog)),
+        })
+    }
+
+    fn look_exactly(&self, state: &RateState, cost: u64, now: Timestamp) -> Look {
         let terms = self.terms;
         let capacity = terms.cost(self.burst);
         let start = terms.moment(now, 0);
@@ -203,6 +243,10 @@ impl Rate {
     }
 
     pub(super) fn charge(&self, state: &mut RateState, cost: u64, now: Timestamp) -> Mark {
+        if let Some(full_at) = self.charged_whole(state, cost, now) {
+            state.full_at = full_at;
+            return Mark { part: now, amount: cost };
+        }
         let terms = self.terms;
         let start = terms.moment(now, 0);
         let backlog = terms.moment(state.full_at, state.part).saturating_sub(start);
@@ -211,6 +255,13 @@ impl Rate {
         let (added, amount) = if wanted <= room { (wanted, cost) } else { (room, terms.whole_cost(room)) };
         (state.full_at, state.part) = terms.split(start.saturating_add(backlog).saturating_add(added));
         Mark { part: now, amount }
+    }
+
+    /// When the bucket is full again after a charge, where nothing has a fraction and the whole cost fits.
+    fn charged_whole(&self, state: &RateState, cost: u64, now: Timestamp) -> Option<Timestamp> {
+        let backlog = state.full_at.since(now).micros();
+        let after = backlog.checked_add(cost.checked_mul(self.terms.step)?)?;
+        (after <= self.whole_capacity?).then(|| now.plus(Span::from_micros(after)))
     }
 }
 

@@ -265,8 +265,8 @@ pub struct Rule {
     /// Lint findings that are meant, with the reason.
     pub allow: Vec<(Box<str>, Box<str>)>,
     pub(crate) tag: RuleTag,
-    /// The digest of the rule's identity so far, one for each algorithm and one for `deny`.
-    pub(crate) prefixes: Vec<KeyBuilder>,
+    /// The key that the rule's identity makes, one for each algorithm and one for `deny`.
+    pub(crate) prefixes: Vec<DigestKey>,
 }
 
 impl Rule {
@@ -279,18 +279,18 @@ impl Rule {
                 builder.text(Part::Identity, &per.to_string());
             }
             builder.text(Part::Identity, algorithm);
-            builder.shared()
+            builder
         };
-        self.prefixes =
-            Algorithm::ALL.iter().map(|algorithm| begin(algorithm.name())).chain([begin("never")]).collect();
+        let names = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).chain(["never"]);
+        self.prefixes = names.map(|name| begin(name).derive()).collect();
         // The rule's name and `per` alone: a strike outlives a change of algorithm.
         self.tag = RuleTag::try_from(begin("").finish().to_u128() >> 96).unwrap_or_default();
     }
 
-    /// The digest of this rule's identity under one limit, ready for the parts of a key.
+    /// A key of this rule under one limit, ready for its parts.
     pub(crate) fn prefix(&self, limit: &Limit) -> Option<KeyBuilder> {
         let index = limit.algorithm().map_or(Algorithm::ALL.len(), |algorithm| algorithm as usize);
-        self.prefixes.get(index).copied()
+        self.prefixes.get(index).map(|key| key.go_on())
     }
 
     /// The limit everyone has under this rule; `None` if it depends on the tier, or there is none.
@@ -321,8 +321,8 @@ pub(crate) struct SubjectRule {
     pub(crate) floors: bool,
     /// The strictest of its rules': a penalty tells no more than they do.
     pub(crate) disclosure: Disclosure,
-    /// The digest of what it is, ready for the parts of a key.
-    pub(crate) prefix: KeyBuilder,
+    /// The key of what it is, ready for the parts of a key.
+    pub(crate) prefix: DigestKey,
 }
 
 impl SubjectRule {
@@ -334,7 +334,7 @@ impl SubjectRule {
         for per in &self.per {
             builder.text(Part::Identity, &per.to_string());
         }
-        self.prefix = builder.shared();
+        self.prefix = builder.derive();
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{Loader, is_token, layer_of};
-use crate::key::{DigestKey, Domain};
+use crate::key::DigestKey;
 use crate::ladder::{Ladder, Rung, StrikeMode};
 use crate::limit::{Algorithm, Anchor, Limit, Options, Quota, Unit};
 use crate::policy::file::{
@@ -294,7 +294,7 @@ impl Loader<'_> {
                 at
             }
             None => {
-                let prefix = UNKEYED.begin(Domain::Subject);
+                let prefix = UNKEYED;
                 context.subjects.push(SubjectRule {
                     per,
                     layer,

@@ -110,7 +110,7 @@ impl Shard {
         }
     }
 
-    /// Decides one cost on one key.
+    /// Decides one cost on one key. A small balance is found once, and changed where it lies.
     pub(super) fn check(
         &mut self,
         key: Digest,
@@ -119,17 +119,61 @@ impl Shard {
         now: Timestamp,
         id: TraceId,
     ) -> (Look, Option<Mark>) {
-        let has_room = self.make_room(key, now);
-        let mut balance = self.take(key);
-        let before = balance.silent_from();
-        let (mut look, mark) = balance.check(limit, cost, now, id);
-        if !has_room {
-            look.fits = false;
-            return (look, None);
+        match self.find(key) {
+            Ok(at) => self.check_known(at, key, limit, cost, now, id),
+            Err(at) => {
+                let mut balance = Balance::default();
+                let (look, mark) = balance.check(limit, cost, now, id);
+                if mark.is_none() {
+                    return (look, mark);
+                }
+                let full = self.is_full();
+                if full && !self.free_one(key, now) {
+                    return (Look { fits: false, ..look }, None);
+                }
+                // Whatever went may have moved the end of the probe.
+                let at = if full { self.find(key).unwrap_or_else(|at| at) } else { at };
+                self.insert(at, key, limit, balance);
+                (look, mark)
+            }
         }
-        let changed = mark.is_some() || balance.silent_from() != before;
-        self.put_back(key, limit, balance, changed, now);
+    }
+
+    fn check_known(
+        &mut self,
+        at: usize,
+        key: Digest,
+        limit: &Limit,
+        cost: u64,
+        now: Timestamp,
+        id: TraceId,
+    ) -> (Look, Option<Mark>) {
+        let Some(slot) = self.slots.get(at).copied() else { return Balance::default().check(limit, cost, now, id) };
+        let mut balance = match parts(slot[3]) {
+            (LARGE, _, number) => self.large.lend(u32::try_from(number).unwrap_or(u32::MAX)),
+            _ => self.unpack(&slot),
+        };
+        let (look, mark) = balance.check(limit, cost, now, id);
+        // A denial leaves a small balance as it was, unless its terms or its clock have changed.
+        let (kind, number, _) = parts(slot[3]);
+        if mark.is_some() || kind == LARGE || self.limit(number) != Some(limit) {
+            self.overwrite(at, key, limit, balance);
+        }
         (look, mark)
+    }
+
+    fn is_full(&self) -> bool {
+        self.used >= self.most || self.large.bytes() > self.most.saturating_mul(LARGE_BYTES)
+    }
+
+    fn insert(&mut self, at: usize, key: Digest, limit: &Limit, balance: Balance) {
+        let slot = self.pack_new(key, limit, balance);
+        if let Some(free) = self.slots.get_mut(at)
+            && slot != EMPTY
+        {
+            *free = slot;
+            self.used = self.used.saturating_add(1);
+        }
     }
 
     /// Whether a key is here, or room can be made for it. What had to go for it is gone afterwards.
@@ -137,8 +181,7 @@ impl Shard {
         if self.find(key).is_ok() {
             return true;
         }
-        let full = self.used >= self.most || self.large.bytes() > self.most.saturating_mul(LARGE_BYTES);
-        !full || self.free_one(key, now)
+        !self.is_full() || self.free_one(key, now)
     }
 
     /// Keeps a balance. One that says nothing is dropped instead.
@@ -148,15 +191,7 @@ impl Shard {
         }
         match self.find(key) {
             Ok(at) => self.overwrite(at, key, limit, balance),
-            Err(at) => {
-                let slot = self.pack_new(key, limit, balance);
-                if let Some(free) = self.slots.get_mut(at)
-                    && slot != EMPTY
-                {
-                    *free = slot;
-                    self.used = self.used.saturating_add(1);
-                }
-            }
+            Err(at) => self.insert(at, key, limit, balance),
         }
     }
 
