@@ -173,49 +173,8 @@ impl Policy {
     /// # Errors
     /// As for [`plan`](Self::plan). A `record` takes any cost: what does not fit saturates.
     pub fn plan_for(&self, verb: Verb, facts: &Facts<'_>) -> Result<Plan<'_>, PlanError> {
-        let caller = Caller::new(facts, self);
-        let listed = self.lists().find(caller.ip, caller.user, caller.tenant);
-        let mut plan = Plan {
-            policy: self,
-            verb,
-            // What has happened is recorded, whoever did it: a record never denies.
-            listed: listed.filter(|listed| verb != Verb::Record || *listed == Listed::Allow),
-            charges: ArrayVec::new(),
-            subjects: ArrayVec::new(),
-            trace: facts.trace,
-            ip: caller.ip,
-            outcomes_seen: false,
-        };
-        if plan.listed.is_some() {
-            return Ok(plan);
-        }
-        let mut positions = [None; MAX_SUBJECTS];
-        for (index, subject) in self.subjects.iter().enumerate() {
-            if let Some(planned) = self.subject(subject, &caller)
-                && let Some(position) = positions.get_mut(index)
-            {
-                *position = Some(plan.subjects.len());
-                let _ = plan.subjects.try_push(planned);
-            }
-        }
-        let mut met: [bool; Layer::COUNT] = [false; Layer::COUNT];
-        let mut fallbacks = false;
-        for (index, rule) in self.rules.iter().enumerate() {
-            if !rule.matches.holds(&caller) {
-                continue;
-            }
-            if rule.fallback {
-                fallbacks = true;
-                continue;
-            }
-            if let Some(met) = met.get_mut(rule.layer as usize) {
-                *met = true;
-            }
-            self.add_charge(&mut plan, &positions, index, rule, &caller)?;
-        }
-        if fallbacks {
-            self.add_fallbacks(&mut plan, &positions, met, &caller)?;
-        }
+        let mut plan = Plan::new(self, verb);
+        plan.fill(facts)?;
         Ok(plan)
     }
 
@@ -354,6 +313,65 @@ impl Policy {
 }
 
 impl<'p> Plan<'p> {
+    /// A plan with nothing in it yet.
+    pub fn new(policy: &'p Policy, verb: Verb) -> Self {
+        Self {
+            policy,
+            verb,
+            listed: None,
+            charges: ArrayVec::new(),
+            subjects: ArrayVec::new(),
+            trace: TraceId::default(),
+            ip: None,
+            outcomes_seen: false,
+        }
+    }
+
+    /// Plans a request, in place of whatever was planned here before: a plan is more than a kilobyte, and moving it costs
+    /// as much as making it.
+    ///
+    /// # Errors
+    /// As for [`Policy::plan_for`].
+    pub fn fill(&mut self, facts: &Facts<'_>) -> Result<(), PlanError> {
+        let policy = self.policy;
+        let caller = Caller::new(facts, policy);
+        self.charges.clear();
+        self.subjects.clear();
+        (self.trace, self.ip) = (facts.trace, caller.ip);
+        let listed = policy.lists().find(caller.ip, caller.user, caller.tenant);
+        // What has happened is recorded, whoever did it: a record never denies.
+        self.listed = listed.filter(|listed| self.verb != Verb::Record || *listed == Listed::Allow);
+        if self.listed.is_some() {
+            return Ok(());
+        }
+        let mut positions = [None; MAX_SUBJECTS];
+        for (subject, position) in policy.subjects.iter().zip(&mut positions) {
+            if let Some(planned) = policy.subject(subject, &caller) {
+                *position = Some(self.subjects.len());
+                let _ = self.subjects.try_push(planned);
+            }
+        }
+        let mut met: [bool; Layer::COUNT] = [false; Layer::COUNT];
+        let mut fallbacks = false;
+        for (index, rule) in policy.rules.iter().enumerate() {
+            if !rule.matches.holds(&caller) {
+                continue;
+            }
+            if rule.fallback {
+                fallbacks = true;
+                continue;
+            }
+            if let Some(met) = met.get_mut(rule.layer as usize) {
+                *met = true;
+            }
+            policy.add_charge(self, &positions, index, rule, &caller)?;
+        }
+        if fallbacks {
+            policy.add_fallbacks(self, &positions, met, &caller)?;
+        }
+        Ok(())
+    }
+
     /// Whose budget a charge falls to when a store has no room left for keys of its own: everyone of its rule behind the
     /// same /24 or /48, or everyone of its rule where there is no address.
     #[must_use]

@@ -88,6 +88,16 @@ impl Outcome {
         &self.escalations
     }
 
+    fn clear(&mut self) {
+        self.settled.clear();
+        self.escalations.clear();
+        self.penalty = None;
+        self.denied_until = Timestamp::EPOCH;
+        self.shadowed = false;
+        self.changed_balances = 0;
+        self.changed_standings = 0;
+    }
+
     fn mark_balance(&mut self, index: usize) {
         let bit = u32::try_from(index).ok().and_then(|index| 1u16.checked_shl(index));
         self.changed_balances |= bit.unwrap_or(0);
@@ -102,18 +112,30 @@ impl Outcome {
 /// Decides and charges: all limits or none. `balances` and `standings` are those of the plan's charges and subjects, in
 /// its order; what must be saved afterwards the outcome says.
 pub fn settle(plan: &Plan<'_>, balances: &mut [Balance], standings: &mut [Standing], now: Timestamp) -> Outcome {
+    let mut outcome = Outcome::default();
+    settle_into(plan, balances, standings, now, &mut outcome);
+    outcome
+}
+
+/// As [`settle`], into an outcome that is already there: one is some kilobytes, and moving it takes longer than deciding.
+pub fn settle_into(
+    plan: &Plan<'_>,
+    balances: &mut [Balance],
+    standings: &mut [Standing],
+    now: Timestamp,
+    outcome: &mut Outcome,
+) {
+    outcome.clear();
     match plan.verb {
-        Verb::Check => Step { plan, balances, standings, now, outcome: Outcome::default() }.check(),
-        Verb::Record => Step { plan, balances, standings, now, outcome: Outcome::default() }.record(),
+        Verb::Check => Step { plan, balances, standings, now, outcome }.check(),
+        Verb::Record => Step { plan, balances, standings, now, outcome }.record(),
         Verb::Peek => {
             let mut balances: ArrayVec<Balance, MAX_CHARGES> = balances.iter().take(MAX_CHARGES).cloned().collect();
             let mut standings: ArrayVec<Standing, MAX_SUBJECTS> =
                 standings.iter().take(MAX_SUBJECTS).cloned().collect();
-            let (balances, standings) = (&mut balances[..], &mut standings[..]);
-            let mut outcome = Step { plan, balances, standings, now, outcome: Outcome::default() }.check();
+            Step { plan, balances: &mut balances, standings: &mut standings, now, outcome }.check();
             outcome.changed_balances = 0;
             outcome.changed_standings = 0;
-            outcome
         }
     }
 }
@@ -124,15 +146,15 @@ struct Step<'s, 'p> {
     balances: &'s mut [Balance],
     standings: &'s mut [Standing],
     now: Timestamp,
-    outcome: Outcome,
+    outcome: &'s mut Outcome,
 }
 
 impl Step<'_, '_> {
-    fn check(mut self) -> Outcome {
+    fn check(mut self) {
         self.look();
         self.find_penalty();
         if self.outcome.penalty.is_some() {
-            return self.outcome;
+            return;
         }
         if self.denied() {
             self.strike();
@@ -144,15 +166,13 @@ impl Step<'_, '_> {
             self.charge();
             self.outcome.shadowed = self.standings.iter().any(|standing| standing.is_shadowed(self.now));
         }
-        self.outcome
     }
 
-    fn record(mut self) -> Outcome {
+    fn record(mut self) {
         self.look();
         for index in 0..self.outcome.settled.len() {
             self.charge_one(index);
         }
-        self.outcome
     }
 
     /// Brings every balance to now and looks at it.

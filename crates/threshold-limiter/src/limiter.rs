@@ -211,23 +211,23 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         finish: impl FnOnce(&Plan<'_>, Option<&Outcome>, Decision, Timestamp) -> T,
     ) -> Result<T, PlanError> {
         let policy: Guard<Arc<Policy>> = self.policy.load();
-        let trace = if facts.trace == TraceId::default() {
-            TraceId::from_u128(u128::from_ne_bytes(crate::random()))
-        } else {
-            facts.trace
-        };
-        let facts = Facts { trace, ..*facts };
-        let plan = policy.plan_for(verb, &facts)?;
+        let mut facts = *facts;
+        if facts.trace == TraceId::default() {
+            facts.trace = TraceId::from_u128(u128::from_ne_bytes(crate::random()));
+        }
+        let mut plan = Plan::new(&policy, verb);
+        plan.fill(&facts)?;
         let now = self.clock.now();
-        let outcome = self.store.settle(&plan, now);
-        let decision = match &outcome {
-            Ok(outcome) => plan.decide(outcome, now),
+        let mut outcome = Outcome::default();
+        let settled = self.store.settle(&plan, now, &mut outcome);
+        let decision = match settled {
+            Ok(()) => plan.decide(&outcome, now),
             Err(StoreError::Full) => plan.decide_blind(false, Degraded::StoreFull, now),
         };
         for observer in &self.observers {
             observer.decided(&facts, &decision, &policy);
         }
-        Ok(finish(&plan, outcome.as_ref().ok(), decision, now))
+        Ok(finish(&plan, settled.is_ok().then_some(&outcome), decision, now))
     }
 }
 

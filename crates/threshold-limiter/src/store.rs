@@ -28,11 +28,11 @@ impl std::error::Error for StoreError {}
 
 /// A store in this process: it answers at once.
 pub trait LocalStore: Send + Sync {
-    /// Settles a plan in one step.
+    /// Settles a plan in one step, into an outcome that is already there.
     ///
     /// # Errors
     /// Where the store cannot answer.
-    fn settle(&self, plan: &Plan<'_>, now: Timestamp) -> Result<Outcome, StoreError>;
+    fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError>;
 
     /// Gives a charge back, once. Says whether this was the first time.
     fn refund(&self, receipt: &Receipt, now: Timestamp) -> bool;

@@ -14,7 +14,9 @@ struct Played(MemoryStore);
 
 impl Host for Played {
     fn settle(&mut self, plan: &Plan<'_>, now: Timestamp) -> Outcome {
-        self.0.settle(plan, now).expect("a case fits the store")
+        let mut outcome = Outcome::default();
+        self.0.settle(plan, now, &mut outcome).expect("a case fits the store");
+        outcome
     }
 
     fn refund(&mut self, receipt: &Receipt, now: Timestamp) -> bool {

@@ -20,7 +20,7 @@ use threshold_core::plan::{MAX_CHARGES, MAX_SUBJECTS, SubjectKeys};
 use threshold_core::policy::{Memory, WhenFull};
 use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
 use threshold_core::{
-    Balance, Digest, DigestKey, Limit, Outcome, Plan, Receipt, Reservation, Span, Timestamp, TraceId, settle,
+    Balance, Digest, DigestKey, Limit, Outcome, Plan, Receipt, Reservation, Span, Timestamp, TraceId, settle_into,
 };
 
 use super::{LocalStore, StoreError};
@@ -202,18 +202,18 @@ impl MemoryStore {
         keys: &[Digest],
         standings: &mut [Standing],
         now: Timestamp,
-    ) -> Outcome {
+        outcome: &mut Outcome,
+    ) {
         let mut balances: ArrayVec<Balance, MAX_CHARGES> = ArrayVec::new();
         for (index, key) in keys.iter().enumerate() {
             let _ = balances.try_push(locked.shard(index).map(|shard| shard.take(*key)).unwrap_or_default());
         }
-        let outcome = settle(plan, &mut balances, standings, now);
+        settle_into(plan, &mut balances, standings, now, outcome);
         for (index, ((charge, key), balance)) in plan.charges().iter().zip(keys).zip(balances).enumerate() {
             if let Some(shard) = locked.shard(index) {
                 shard.put_back(*key, charge.limit(), balance, outcome.balance_changed(index), now);
             }
         }
-        outcome
     }
 
     /// Changes the balances under these keys, all at once.
@@ -271,7 +271,8 @@ impl MemoryStore {
         locked: &mut Locked<'_>,
         keys: &[Digest],
         now: Timestamp,
-    ) -> Outcome {
+        outcome: &mut Outcome,
+    ) {
         let mut order: ArrayVec<usize, MAX_SUBJECTS> =
             plan.subjects().iter().map(|subject| self.standing_shard(subject.key())).collect();
         order.sort_unstable();
@@ -289,7 +290,7 @@ impl MemoryStore {
             let standing = own.and_then(|(_, side)| side.get(subject.key()).cloned());
             let _ = standings.try_push(standing.unwrap_or_default());
         }
-        let outcome = Self::settle_locked(plan, locked, keys, &mut standings, now);
+        Self::settle_locked(plan, locked, keys, &mut standings, now, outcome);
         for (index, (subject, standing)) in plan.subjects().iter().zip(standings).enumerate() {
             let own = guards.iter_mut().find(|(shard, _)| *shard == self.standing_shard(subject.key()));
             if let Some((_, side)) = own
@@ -300,7 +301,6 @@ impl MemoryStore {
                 self.subjects.fetch_add(side.len().saturating_sub(before), Ordering::AcqRel);
             }
         }
-        outcome
     }
 }
 
@@ -323,13 +323,18 @@ fn account_worth(account: &Account, login: &Login, now: Timestamp) -> Worth {
 }
 
 impl LocalStore for MemoryStore {
-    fn settle(&self, plan: &Plan<'_>, now: Timestamp) -> Result<Outcome, StoreError> {
+    fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         self.expire_reservations(now);
         let (mut locked, keys, has_room) = self.lock_plan(plan, now);
         if !has_room {
             return Err(StoreError::Full);
         }
-        Ok(self.settle_with_standings(plan, &mut locked, &keys, now))
+        if plan.subjects().is_empty() {
+            Self::settle_locked(plan, &mut locked, &keys, &mut [], now, outcome);
+        } else {
+            self.settle_with_standings(plan, &mut locked, &keys, now, outcome);
+        }
+        Ok(())
     }
 
     fn refund(&self, receipt: &Receipt, now: Timestamp) -> bool {
