@@ -2,7 +2,7 @@
 
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::TraceId;
-use crate::limit::{Algorithm, LogState};
+use crate::limit::LogState;
 use crate::limit::{EstimateState, HoldsState, Limit, Look, MAX_ENTRIES, MAX_HOLDS, Mark, RateState, WindowState};
 use crate::time::{Span, Timestamp};
 
@@ -104,18 +104,6 @@ impl Balance {
             State::Holds(state) => state.silent_from(),
         };
         state.max(self.blocked_until)
-    }
-
-    /// The algorithm that wrote this; `None` if nothing was ever charged.
-    #[must_use]
-    pub fn algorithm(&self) -> Option<Algorithm> {
-        match &self.state {
-            State::Empty | State::Log(_) => None,
-            State::Rate(_) => Some(Algorithm::TokenBucket),
-            State::Window(_) => Some(Algorithm::FixedWindow),
-            State::Estimate(_) => Some(Algorithm::SlidingEstimate),
-            State::Holds(_) => Some(Algorithm::Concurrency),
-        }
     }
 
     /// The bytes this balance holds on the heap.

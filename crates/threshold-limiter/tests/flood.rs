@@ -7,7 +7,7 @@ use std::sync::Arc;
 use threshold_core::{Span, Timestamp};
 use threshold_limiter::{Facts, Limiter, ManualClock, Policy};
 
-const MAX_KEYS: usize = 20_000;
+const MAX_KEYS: usize = 10_000;
 
 fn policy(rule: &str, when_full: &str) -> Policy {
     let text =

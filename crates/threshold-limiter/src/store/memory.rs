@@ -9,7 +9,7 @@ mod side;
 mod slab;
 mod table;
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use arrayvec::ArrayVec;
@@ -44,8 +44,6 @@ const SPREAD: usize = 4;
 pub struct MemoryStore {
     shards: Box<[Mutex<Shard>]>,
     standings: Box<[Mutex<Side<Digest, Standing>>]>,
-    /// How many subjects there are, at the most; while there are none, nobody looks.
-    subjects: AtomicUsize,
     accounts: Mutex<Side<Digest, Account>>,
     reservations: Mutex<Reservations>,
     /// When the next reservation expires, in microseconds.
@@ -97,7 +95,6 @@ impl MemoryStore {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::new(Shard::new(most))).collect(),
             standings: (0..SIDE_SHARDS).map(|_| Mutex::new(Side::new(side.div_ceil(SIDE_SHARDS)))).collect(),
-            subjects: AtomicUsize::new(0),
             accounts: Mutex::new(Side::new(side)),
             reservations: Mutex::new(Reservations::new(side)),
             next_expiry: AtomicU64::new(u64::MAX),
@@ -296,9 +293,7 @@ impl MemoryStore {
             if let Some((_, side)) = own
                 && outcome.standing_changed(index)
             {
-                let before = side.len();
                 side.insert(subject.key(), standing, |other| standing_worth(other, now));
-                self.subjects.fetch_add(side.len().saturating_sub(before), Ordering::AcqRel);
             }
         }
     }
