@@ -6,7 +6,7 @@ use sfv::{KeyRef, ListSerializer, RefBareItem, StringRef};
 use crate::caller::Caller;
 use crate::decision::{Decision, Reading};
 use crate::facts::Facts;
-use crate::limit::{Limit, MAX_QUOTA, Unit};
+use crate::limit::{Limit, MAX_QUOTA, Unit, any_period, quantity};
 use crate::policy::{Disclosure, Layer, Listed, Per, Policy, Rule};
 use crate::time::{Span, Timestamp};
 
@@ -270,7 +270,7 @@ fn prose(rule: &Rule, reading: &Reading) -> String {
         (Some(own), _) => own.to_string(),
         (None, Some(Limit::Concurrency(_))) => format!("{} at once", reading.limit),
         (None, Some(Limit::Never)) => "never".to_owned(),
-        (None, _) => format!("{} per {}", reading.limit, crate::limit::any_period(reading.period)),
+        (None, _) => format!("{} per {}", quantity(reading.limit, reading.unit), any_period(reading.period)),
     }
 }
 

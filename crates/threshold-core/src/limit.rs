@@ -14,6 +14,7 @@ mod model;
 mod notation;
 mod rate;
 mod window;
+mod words;
 
 use std::fmt;
 
@@ -33,6 +34,8 @@ pub use rate::Rate;
 pub(crate) use rate::RateState;
 pub(crate) use window::WindowState;
 pub use window::{Anchor, Window};
+pub use words::Words;
+pub(crate) use words::{any_period, quantity};
 
 /// The largest quota or burst: the largest integer a structured header field can carry.
 pub const MAX_QUOTA: u64 = 999_999_999_999_999;
@@ -233,6 +236,12 @@ impl Limit {
         let quota: Quota = text.parse().map_err(|error: NotationError| LimitError(error.to_string()))?;
         let unlimited = || LimitError("unlimited is no limit".to_owned());
         Options { algorithm, ..Options::default() }.limit(quota, false)?.ok_or_else(unlimited)
+    }
+
+    /// The limit in words, counting in `unit`: `100 at once, then one each 0.6 s; at most 200 in any minute`.
+    #[must_use]
+    pub const fn words(&self, unit: Unit) -> Words<'_> {
+        Words { limit: self, unit }
     }
 
     /// The limit as a policy writes it, counting in `unit`.
@@ -470,29 +479,4 @@ fn check_figures(quota: u64, period: Span) -> Result<(), LimitError> {
         return Err(LimitError("a period is between 1 µs and 100 years".to_owned()));
     }
     Ok(())
-}
-
-/// A limit in words, as `explain` says it.
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rate(limit) => limit.fmt(f),
-            Self::Window(limit) => limit.fmt(f),
-            Self::Log(limit) => limit.fmt(f),
-            Self::Estimate(limit) => limit.fmt(f),
-            Self::Concurrency(limit) => limit.fmt(f),
-            Self::Never => f.write_str("never"),
-        }
-    }
-}
-
-/// `a minute`, `5 min`: a period after "in any" or "each".
-pub(crate) fn any_period(period: Span) -> String {
-    match period {
-        Span::SECOND => "second".to_owned(),
-        Span::MINUTE => "minute".to_owned(),
-        Span::HOUR => "hour".to_owned(),
-        Span::DAY => "day".to_owned(),
-        other => other.to_string(),
-    }
 }

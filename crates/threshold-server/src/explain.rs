@@ -121,9 +121,10 @@ fn met_lines(explained: &Explained<'_>, names: usize) -> String {
     let from = explained.from.as_ref().map(|from| format!(" ({from})")).unwrap_or_default();
     let mode = if rule.mode == threshold_core::policy::Mode::Observe { ", observed only" } else { "" };
     let cost = if explained.cost == 1 { String::new() } else { format!(", cost {}", explained.cost) };
+    let words = limit.words(explained.unit);
     let indent = names.saturating_add(14);
     format!(
-        "  {:<8}  {:<names$}  {}{from}  {key}\n{:indent$}{algorithm}: {limit}{cost}{mode}\n",
+        "  {:<8}  {:<names$}  {}{from}  {key}\n{:indent$}{algorithm}: {words}{cost}{mode}\n",
         rule.layer,
         rule.name,
         explained.notation(),

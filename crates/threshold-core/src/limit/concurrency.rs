@@ -1,7 +1,5 @@
 //! Concurrency: how many at once, each held until it is released or its time is up.
 
-use std::fmt;
-
 use super::{LimitError, Look, MAX_CONCURRENCY, MAX_PERIOD, Mark};
 use crate::key::TraceId;
 use crate::time::{Span, Timestamp};
@@ -133,11 +131,5 @@ impl Concurrency {
             state.holds.push(Hold { id, cost: amount, expires });
         }
         Mark { part: expires, amount }
-    }
-}
-
-impl fmt::Display for Concurrency {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "at most {} at once, each for up to {}", self.quota, self.ttl)
     }
 }

@@ -1,8 +1,6 @@
 //! Sliding estimate: this window's count and the last one's, weighted by how much of it is still in view.
 
-use std::fmt;
-
-use super::{LimitError, Look, Mark, any_period, check_figures};
+use super::{LimitError, Look, Mark, check_figures};
 use crate::time::{Span, Timestamp};
 
 /// A sliding estimate: L per W, counted as if the last window had been spread evenly.
@@ -141,13 +139,5 @@ impl Estimate {
         windows.current = windows.current.saturating_add(amount);
         *state = windows;
         Mark { part: windows.start, amount }
-    }
-}
-
-impl fmt::Display for Estimate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let period = any_period(self.period);
-        let most = self.quota.saturating_mul(2).saturating_sub(1);
-        write!(f, "about {} in any {period}; at most {most} in any {period}", self.quota)
     }
 }

@@ -4,9 +4,7 @@
 //! the end of its sub-window, where charges of one sub-window meet and become one entry. An entry counts until
 //! its time is W old, so at no moment is more than L in view, and rounding the time up can only deny.
 
-use std::fmt;
-
-use super::{LimitError, Look, MAX_BUCKETS, MAX_LOG, Mark, any_period, check_figures};
+use super::{LimitError, Look, MAX_BUCKETS, MAX_LOG, Mark, check_figures};
 use crate::time::{Span, Timestamp};
 
 /// The most entries one state holds: a log's worth, or both grains of a window whose `buckets` just changed.
@@ -211,15 +209,5 @@ fn push(entries: &mut Vec<Entry>, entry: Entry) {
     match entries.last_mut() {
         Some(last) if last.time >= entry.time => last.cost = last.cost.saturating_add(entry.cost),
         _ => entries.push(entry),
-    }
-}
-
-impl fmt::Display for Log {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "at most {} in any {}", self.quota, any_period(self.period))?;
-        match self.period.micros().checked_div(u64::from(self.buckets)) {
-            None => Ok(()),
-            Some(grain) => write!(f, ", counted in steps of {}", Span::from_micros(grain)),
-        }
     }
 }

@@ -295,7 +295,7 @@ impl fmt::Display for Quota {
     }
 }
 
-struct Amount(u64, Unit);
+pub(super) struct Amount(pub(super) u64, pub(super) Unit);
 
 impl fmt::Display for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

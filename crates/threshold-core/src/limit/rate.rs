@@ -5,9 +5,7 @@
 //! microseconds and a fraction over the reduced denominator of `W / L`, so that nothing is rounded: a full
 //! burst always fits, no refill is lost however fast the rate, and the bound `burst + L` is exact.
 
-use std::fmt;
-
-use super::{LimitError, Look, MAX_QUOTA, Mark, any_period, check_figures};
+use super::{LimitError, Look, MAX_QUOTA, Mark, check_figures};
 use crate::time::{Span, Timestamp};
 
 /// The longest a bucket may take to fill from empty. With [`super::MAX_QUOTA`] it keeps every product below
@@ -262,18 +260,5 @@ impl Rate {
         let backlog = state.full_at.since(now).micros();
         let after = backlog.checked_add(cost.checked_mul(self.terms.step)?)?;
         (after <= self.whole_capacity?).then(|| now.plus(Span::from_micros(after)))
-    }
-}
-
-impl fmt::Display for Rate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let each = Span::from_micros(self.terms.step.div_ceil(self.terms.parts));
-        if self.terms.step >= self.terms.parts {
-            write!(f, "{} at once, then one each {each}", self.burst)?;
-        } else {
-            write!(f, "{} at once, then {} each {}", self.burst, self.quota, any_period(self.period))?;
-        }
-        let most = self.burst.saturating_add(self.quota);
-        write!(f, "; at most {most} in any {}", any_period(self.period))
     }
 }

@@ -1,8 +1,6 @@
 //! Fixed window: one count, forgotten when its window ends.
 
-use std::fmt;
-
-use super::{LimitError, Look, Mark, any_period, check_figures};
+use super::{LimitError, Look, Mark, check_figures};
 use crate::time::{Span, Timestamp};
 
 /// Where windows begin.
@@ -141,16 +139,5 @@ impl Window {
         window.used = window.used.saturating_add(amount);
         *state = window;
         Mark { part: window.start, amount }
-    }
-}
-
-impl fmt::Display for Window {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let period = any_period(self.period);
-        match self.anchor {
-            Anchor::Clock => write!(f, "{} in each {period} of the clock", self.quota)?,
-            Anchor::First => write!(f, "{} in each {period} from the first request on", self.quota)?,
-        }
-        write!(f, "; at most {} in any {period}", self.quota.saturating_mul(2))
     }
 }
