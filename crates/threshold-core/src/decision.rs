@@ -6,8 +6,8 @@ use arrayvec::ArrayVec;
 
 use crate::key::TraceId;
 use crate::ladder::Penalty;
-use crate::limit::Unit;
-use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
+use crate::limit::{Limit, Look, Unit};
+use crate::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
 use crate::policy::{Disclosure, Layer, Listed, OnStoreError, Policy, Rule};
 use crate::settle::{Escalation, Outcome, Settled};
 use crate::time::{Span, Timestamp};
@@ -269,6 +269,31 @@ impl Plan<'_> {
         decision
     }
 
+    /// What a request that is to be slowed gets where no more can wait: the denial of its tightest limit, as if that had
+    /// just been used up. Nobody can tell it from a real one. The caller gives back what the request was charged.
+    pub fn decide_as_full(&self, outcome: &Outcome, now: Timestamp) -> Decision {
+        let tightest = self.decide(outcome, now).binding;
+        let mut uncharged = outcome.clone();
+        for (index, (settled, charge)) in uncharged.settled.iter_mut().zip(&self.charges).enumerate() {
+            settled.mark = None;
+            if Some(index) == tightest {
+                let blocked = charge.rule.block_for.map(|span| now.plus(span));
+                settled.ready_at = ready_if_full(charge, &settled.look, now).max(blocked.unwrap_or(now));
+                settled.look.fits = false;
+                settled.look.remaining = 0;
+            }
+        }
+        let mut decision = self.blank(now);
+        self.read(&uncharged, &mut decision);
+        decision.verdict = Verdict::Deny;
+        decision.binding = tightest;
+        // Where no limit is met at all, there is nothing to wait for but the others.
+        decision.ready_at = decision.bound_by().map_or(Some(now.plus(Span::SECOND)), |reading| reading.ready_at);
+        let bound = tightest.and_then(|binding| self.charges.get(binding));
+        decision.disclosure = bound.map_or(Disclosure::Full, |charge| charge.rule.disclosure);
+        decision
+    }
+
     fn blank(&self, now: Timestamp) -> Decision {
         Decision {
             verdict: Verdict::Allow,
@@ -332,6 +357,22 @@ impl Plan<'_> {
     fn rung_ends(&self, strike: &Escalation, now: Timestamp) -> Option<Timestamp> {
         let cooldown = strike.rung.cooldown.map(|span| now.plus(span));
         cooldown.max(strike.banned_until)
+    }
+}
+
+/// When a charge would fit a limit that has just been used up.
+fn ready_if_full(charge: &Charge<'_>, look: &Look, now: Timestamp) -> Timestamp {
+    let period = charge.limit.period();
+    let trickle = || {
+        let cost = u128::from(charge.cost.max(1));
+        let micros = cost.saturating_mul(u128::from(period.micros())).div_ceil(u128::from(charge.limit.quota().max(1)));
+        Span::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+    };
+    match charge.limit {
+        Limit::Rate(_) => now.plus(trickle()),
+        Limit::Window(_) | Limit::Log(_) | Limit::Estimate(_) | Limit::Concurrency(_) | Limit::Never => {
+            look.reset_if_charged.unwrap_or(now.plus(period))
+        }
     }
 }
 

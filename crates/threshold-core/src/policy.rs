@@ -11,7 +11,7 @@ mod pattern;
 mod rule;
 mod tiers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::key::DigestKey;
 use crate::ladder::Ladder;
@@ -112,6 +112,21 @@ impl Policy {
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules
+    }
+
+    /// The header fields that rules count by, in lower case, each once.
+    #[must_use]
+    pub fn header_names(&self) -> BTreeSet<&str> {
+        let parts = self.rules.iter().flat_map(|rule| &rule.per);
+        let names = parts.filter_map(|per| if let Per::Header(name) = per { Some(name.as_ref()) } else { None });
+        names.collect()
+    }
+
+    /// Whether any limit counts bytes.
+    #[must_use]
+    pub fn counts_bytes(&self) -> bool {
+        let fixed = |rule: &Rule| matches!(&rule.measure, Measure::Fixed(Measured { cost: CostOf::Bytes, .. }));
+        self.rules.iter().any(fixed) || self.tiers.counts_bytes()
     }
 
     /// How callers are found.

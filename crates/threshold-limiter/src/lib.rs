@@ -24,6 +24,8 @@ pub mod clock;
 pub mod limiter;
 pub mod observer;
 pub mod store;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use limiter::{Limiter, Reserved};

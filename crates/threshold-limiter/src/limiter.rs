@@ -213,21 +213,36 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         finish: impl FnOnce(&Plan<'_>, Option<&Outcome>, Decision, Timestamp) -> T,
     ) -> Result<T, PlanError> {
         let policy: Guard<Arc<Policy>> = self.policy.load();
-        let trace =
-            if facts.trace == TraceId::default() { TraceId::from_u128(rand::rng().random()) } else { facts.trace };
-        let facts = Facts { trace, ..*facts };
+        let facts = traced(facts);
         let plan = policy.plan_for(verb, &facts)?;
-        let now = self.clock.now();
-        let outcome = self.store.settle(&plan, now);
-        let decision = match &outcome {
-            Ok(outcome) => plan.decide(outcome, now),
-            Err(StoreError::Full) => plan.decide_blind(false, Degraded::StoreFull, now),
-        };
-        for observer in &self.observers {
-            observer.decided(&facts, &decision, &policy);
-        }
-        Ok(finish(&plan, outcome.as_ref().ok(), decision, now))
+        let (outcome, decision, now) = self.settle(&plan);
+        self.tell(&facts, &decision, &policy);
+        Ok(finish(&plan, outcome.as_ref(), decision, now))
     }
+
+    /// Settles a plan: what was found, unless the store failed, and what that comes to.
+    pub(crate) fn settle(&self, plan: &Plan<'_>) -> (Option<Outcome>, Decision, Timestamp) {
+        let now = self.clock.now();
+        match self.store.settle(plan, now) {
+            Ok(outcome) => {
+                let decision = plan.decide(&outcome, now);
+                (Some(outcome), decision, now)
+            }
+            Err(StoreError::Full) => (None, plan.decide_blind(false, Degraded::StoreFull, now), now),
+        }
+    }
+
+    pub(crate) fn tell(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+        for observer in &self.observers {
+            observer.decided(facts, decision, policy);
+        }
+    }
+}
+
+/// The same facts, with an id nobody can guess if they had none.
+pub(crate) fn traced<'f>(facts: &Facts<'f>) -> Facts<'f> {
+    let trace = if facts.trace == TraceId::default() { TraceId::from_u128(rand::rng().random()) } else { facts.trace };
+    Facts { trace, ..*facts }
 }
 
 impl<S: std::fmt::Debug, C: std::fmt::Debug> std::fmt::Debug for Limiter<S, C> {

@@ -327,6 +327,11 @@ impl LocalStore for MemoryStore {
         true
     }
 
+    fn give_back(&self, taken: &Receipt, now: Timestamp) {
+        let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = taken.charges().collect();
+        self.with_balances(&charges, now, |balances| taken.refund(balances, now));
+    }
+
     fn reserve(&self, receipt: Receipt, ttl: Span, on_expire: OnExpire, now: Timestamp) -> Result<TraceId, StoreError> {
         self.expire_reservations(now);
         let reservation = Reservation::new(receipt, ttl, on_expire);
