@@ -22,22 +22,19 @@ const POLICY: &str = r#"
     [[rule]]
     name = "guesses"
     per = ["ip"]
-    limit = "5/min"
-    algorithm = "sliding-log"
+    limit = "5/h"
     count = "status:401"
 
     [[rule]]
     name = "tenant"
     per = ["tenant"]
-    limit = "5/min"
-    algorithm = "sliding-log"
+    limit = "5/h"
     on_missing = "skip"
 
     [[rule]]
     name = "user"
     per = ["user"]
-    limit = "3/min"
-    algorithm = "sliding-log"
+    limit = "3/h"
     on_missing = "skip"
 "#;
 
