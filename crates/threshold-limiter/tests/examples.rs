@@ -5,6 +5,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// An example that is running, until this is dropped.
@@ -63,4 +64,22 @@ fn axum_limits_tenants_and_users() {
     assert!(text.contains("tenant_rate_limited") && text.contains("\r\nretry-after: "), "{text}");
     assert_eq!(statuses("eve", 1), [200]);
     assert_eq!(statuses("guess", 6), [401, 401, 401, 401, 401, 429]);
+}
+
+#[test]
+fn the_readme_shows_the_example_that_is_compiled() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let block = |text: &str, opening: &str| -> String {
+        let lines = text.lines().skip_while(|line| *line != opening).skip(1);
+        lines.take_while(|line| *line != "```").flat_map(|line| [line, "\n"]).collect()
+    };
+    let source = read("src/tower.rs");
+    let documented: String = source
+        .lines()
+        .map_while(|line| line.strip_prefix("//!"))
+        .fold(String::new(), |text, line| text + line.strip_prefix(' ').unwrap_or(line) + "\n");
+    let compiled = block(&documented, "```no_run");
+    assert!(compiled.lines().count() > 10, "{compiled}");
+    assert_eq!(block(&read("../../README.md"), "```rust"), compiled);
 }

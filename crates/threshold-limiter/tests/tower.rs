@@ -19,11 +19,14 @@ use axum::routing::{any, get, post};
 use http::{HeaderMap, Request, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full};
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
 use serde_json::Value;
 use threshold_core::{Span, Timestamp};
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::tower::{Identified, PeerAddr, RequestBody, ThresholdLayer};
 use threshold_limiter::{Facts, Limiter, ManualClock, Policy};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 use tower::{Layer as _, Service as _, ServiceExt as _};
 
@@ -599,4 +602,77 @@ async fn a_service_is_not_called_before_it_is_ready_nor_when_the_request_is_deni
         assert_eq!(response.status().as_u16(), expect);
     }
     assert_eq!(calls.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_while_it_waits_made_no_attempt() {
+    let failures = "[[rule]]\nname = \"failures\"\nper = [\"user\"]\nlimit = \"1/h\"\ncount = \"status:401\"\n";
+    let world = shadowed(failures);
+    let app = Router::new().route("/x", get(|| async { "hello" })).layer(world.layer().most_waiting(1));
+    let slow = ask(&app, PROXY, U1);
+    assert!(tokio::time::timeout(Duration::ZERO, slow).await.is_err());
+    // Its place among those who wait is free again, and so is the one failure; the post stays charged.
+    assert_eq!(field(ask(&app, PROXY, U1).await.headers(), "x-ratelimit-remaining"), Some("0"));
+    let facts = Facts { user: Some("u1"), cost: Some(0), ..Facts::default() };
+    let left = world.limiter.peek(&facts).unwrap();
+    assert_eq!(left.readings.iter().map(|reading| reading.remaining).collect::<Vec<_>>(), [0, 1]);
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_answer_is_no_reason_to_wave_through() {
+    let world = World::new(&format!("[memory]\nmax_keys = 1000\nwhen_full = \"deny\"\n{TWO_AN_HOUR}"));
+    // Until every place is taken by an address that has used up its limit, and must not be forgotten.
+    for address in 0..20_000u32 {
+        let facts = Facts { ip: Some((address + (11 << 24)).to_be_bytes().into()), ..Facts::default() };
+        let _ = (world.limiter.check(&facts), world.limiter.check(&facts));
+    }
+    let response = ask(&world.hello(), CLIENT, &[]).await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(field(response.headers(), "retry-after"), Some("1"));
+    assert_eq!(json(response).await["error"], "unavailable");
+}
+
+#[tokio::test]
+async fn hyper_serves_it_and_a_connection_that_breaks_holds_nothing() {
+    let world = World::new(ONE_AT_ONCE);
+    let endless = |_: Request<RequestBody<hyper::body::Incoming>>| async {
+        Ok::<_, Infallible>(http::Response::new(Chunks(usize::MAX)))
+    };
+    let layer = world.layer().peer(|_| CLIENT.parse().ok());
+    let service = TowerToHyperService::new(layer.layer(tower::service_fn(endless)));
+    let connect = || {
+        let (mut client, server) = tokio::io::duplex(1_024);
+        let connection =
+            hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(server), service.clone());
+        let served = tokio::spawn(connection);
+        async move {
+            client.write_all(b"GET /x HTTP/1.1\r\nHost: example.com\r\n\r\n").await.unwrap();
+            let mut first = [0; 512];
+            client.read_exact(&mut first).await.unwrap();
+            (String::from_utf8_lossy(&first).into_owned(), client, served)
+        }
+    };
+    let (answer, client, served) = connect().await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\nx-ratelimit-limit: 1\r\n"), "{answer}");
+    assert_eq!(world.remaining(), 0);
+    let (answer, ..) = connect().await;
+    assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
+    drop(client);
+    assert!(served.await.unwrap().is_err(), "the client is gone");
+    assert_eq!(world.remaining(), 1);
+}
+
+#[tokio::test]
+async fn tonic_serves_it_and_reads_its_denials() {
+    let world = World::new(TWO_AN_HOUR);
+    let service = world.layer().layer(tonic::service::Routes::default());
+    let call = || async {
+        let request = request(CLIENT, "/x.Y/Z", &[("content-type", "application/grpc")]).map(tonic::body::Body::new);
+        let response = service.clone().oneshot(request).await.unwrap();
+        tonic::Status::from_header_map(response.headers()).unwrap().code()
+    };
+    for _ in 0..2 {
+        assert_eq!(call().await, tonic::Code::Unimplemented, "nobody serves this, but it was asked");
+    }
+    assert_eq!(call().await, tonic::Code::ResourceExhausted);
 }

@@ -107,6 +107,13 @@ impl<B> ResponseBody<B> {
     }
 }
 
+/// No body at all, for middleware around this one that answers by itself.
+impl<B> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self { kind: Kind::Refusal { text: None } }
+    }
+}
+
 impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     type Data = Bytes;
     type Error = B::Error;
