@@ -4,6 +4,7 @@ use std::fmt;
 
 use arrayvec::ArrayVec;
 
+use crate::balance::Balance;
 use crate::key::TraceId;
 use crate::ladder::Penalty;
 use crate::limit::{Limit, Look, Unit};
@@ -278,7 +279,7 @@ impl Plan<'_> {
             settled.mark = None;
             if Some(index) == tightest {
                 let blocked = charge.rule.block_for.map(|span| now.plus(span));
-                settled.ready_at = ready_if_full(charge, &settled.look, now).max(blocked.unwrap_or(now));
+                settled.ready_at = ready_if_full(charge, &settled.look, self.trace, now).max(blocked.unwrap_or(now));
                 settled.look.fits = false;
                 settled.look.remaining = 0;
             }
@@ -360,20 +361,20 @@ impl Plan<'_> {
     }
 }
 
-/// When a charge would fit a limit that has just been used up.
-fn ready_if_full(charge: &Charge<'_>, look: &Look, now: Timestamp) -> Timestamp {
-    let period = charge.limit.period();
-    let trickle = || {
-        let cost = u128::from(charge.cost.max(1));
-        let micros = cost.saturating_mul(u128::from(period.micros())).div_ceil(u128::from(charge.limit.quota().max(1)));
-        Span::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+/// When a charge would fit a limit that has just been used up. Windows and logs say themselves when there is room again;
+/// of the rest somebody who comes now and takes it all finds out.
+fn ready_if_full(charge: &Charge<'_>, look: &Look, trace: TraceId, now: Timestamp) -> Timestamp {
+    let somebody = || {
+        let mut balance = Balance::default();
+        balance.bring(charge.limit, now);
+        balance.charge(charge.limit, charge.limit.capacity(), now, trace);
+        balance.look(charge.limit, charge.cost.max(1), now).ready_at
     };
-    match charge.limit {
-        Limit::Rate(_) => now.plus(trickle()),
-        Limit::Window(_) | Limit::Log(_) | Limit::Estimate(_) | Limit::Concurrency(_) | Limit::Never => {
-            look.reset_if_charged.unwrap_or(now.plus(period))
-        }
-    }
+    let own = match charge.limit {
+        Limit::Window(_) | Limit::Log(_) => look.reset_if_charged,
+        Limit::Rate(_) | Limit::Estimate(_) | Limit::Concurrency(_) | Limit::Never => None,
+    };
+    own.unwrap_or_else(somebody)
 }
 
 /// A reading that allows is ready now.
@@ -408,4 +409,55 @@ fn shadow_delay(trace: TraceId) -> Span {
     let width = u128::from(high.saturating_sub(low).saturating_add(1));
     let spread = u64::try_from(trace.to_u128().checked_rem(width).unwrap_or(0)).unwrap_or(0);
     Span::from_millis(low.saturating_add(spread))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::Facts;
+    use crate::headers::{BodyForm, denial_body, header_fields};
+    use crate::settle::settle;
+
+    /// Everything a client reads of a denial.
+    fn read(decision: &Decision, policy: &Policy, facts: &Facts<'_>) -> String {
+        let bodies = [BodyForm::Json, BodyForm::Problem].map(|form| denial_body(decision, policy, facts, form));
+        format!("{:?} {bodies:?}", header_fields(decision, policy))
+    }
+
+    /// A shadow-banned request with nobody to wait for it reads as the denial after the limit's last unit does.
+    #[track_caller]
+    fn check(rule: &str, units: u64) {
+        let more = "[[rule]]\nname = \"wide\"\nper = [\"user\"]\nlimit = \"1000/day\"\n";
+        let text = format!("{more}[[rule]]\nname = \"r\"\nper = [\"user\"]\n{rule}");
+        let policy = Policy::parse(&text, &|_| None).unwrap();
+        let now = Timestamp::from_secs(1_767_225_630);
+        let facts = Facts { user: Some("u1"), trace: TraceId::from_u128(7), ..Facts::default() };
+        let plan = policy.plan(&facts).unwrap();
+        let mut balances = vec![Balance::default(); 2];
+        for _ in 1..units {
+            assert!(plan.decide(&settle(&plan, &mut balances, &mut [], now), now).allowed());
+        }
+        let before = balances.clone();
+        let outcome = settle(&plan, &mut balances, &mut [], now);
+        let refused = plan.decide_as_full(&outcome, now);
+        assert_eq!((refused.verdict, refused.delay), (Verdict::Deny, Span::ZERO));
+        assert!(refused.readings.iter().all(|reading| !reading.charged));
+        // Somebody who has used up the narrow limit, and of the wide one as much as the refused request found.
+        balances[0] = before[0].clone();
+        let genuine = plan.decide(&settle(&plan, &mut balances, &mut [], now), now);
+        assert_eq!(genuine.verdict, Verdict::Deny);
+        assert_eq!(read(&refused, &policy, &facts), read(&genuine, &policy, &facts), "{rule}");
+    }
+
+    #[test]
+    fn a_refusal_for_want_of_room_reads_as_any_other() {
+        check("limit = \"3/min\"", 3);
+        check("limit = \"7/min burst 2\"", 2);
+        check("limit = \"3/h\"\nalgorithm = \"fixed-window\"", 3);
+        check("limit = \"3/h\"\nalgorithm = \"fixed-window\"\nanchor = \"first\"", 3);
+        check("limit = \"3/h\"\nalgorithm = \"sliding-window\"", 3);
+        check("limit = \"3/h\"\nalgorithm = \"sliding-estimate\"", 3);
+        check("limit = \"3/h\"\nalgorithm = \"sliding-log\"\nblock_for = \"2h\"", 3);
+        check("limit = \"3\"\nalgorithm = \"concurrency\"", 3);
+    }
 }

@@ -222,3 +222,26 @@ pub enum WhenFull {
     /// Deny them.
     Deny,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_says_what_a_door_must_look_at() {
+        let check = |text: &str, names: &[&str], bytes: bool| {
+            let policy = Policy::parse(text, &|_| None).unwrap();
+            assert_eq!(policy.header_names().into_iter().collect::<Vec<_>>(), names, "{text}");
+            assert_eq!(policy.counts_bytes(), bytes, "{text}");
+        };
+        let rule = |name: &str, per: &str, limit: &str| {
+            format!("[[rule]]\nname = \"{name}\"\nper = [\"{per}\"]\nlimit = \"{limit}\"\n")
+        };
+        check(&rule("a", "ip", "5/h"), &[], false);
+        check(&rule("a", "header:X-Key", "5MB/h"), &["x-key"], true);
+        let twice = rule("a", "header:b", "5/h") + &rule("b", "header:a", "5/h") + &rule("c", "header:b", "1/s");
+        check(&twice, &["a", "b"], false);
+        let tiers = "[identity]\ndefault_tier = \"t\"\n[tiers.t]\nrequests = \"5MB/h\"\n";
+        check(&(tiers.to_owned() + &rule("a", "ip", "tier")), &[], true);
+    }
+}

@@ -511,6 +511,8 @@ impl Reservation {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::facts::Facts;
     use crate::policy::Policy;
@@ -544,24 +546,14 @@ mod tests {
         let outcome = settle(&plan, &mut balances, &mut [], now);
         let mut pending = plan.pending(&outcome, now);
         assert!(pending.is_open() && pending.has_holds());
+        let mut stored: BTreeMap<Digest, Balance> = plan.charges().iter().map(Charge::key).zip(balances).collect();
         if let Some(receipt) = take(&mut pending) {
-            let keys: Vec<Digest> = receipt.keys().collect();
-            let mut own: Vec<Balance> = Vec::new();
-            for (charge, balance) in plan.charges().iter().zip(&balances) {
-                if keys.contains(&charge.key()) {
-                    own.push(balance.clone());
-                }
-            }
+            let mut own: Vec<Balance> = receipt.keys().map(|key| stored[&key].clone()).collect();
             receipt.refund(&mut own, now);
-            let mut refunded = own.into_iter();
-            for (charge, balance) in plan.charges().iter().zip(&mut balances) {
-                if keys.contains(&charge.key()) {
-                    *balance = refunded.next().unwrap();
-                }
-            }
+            stored.extend(receipt.keys().zip(own));
         }
         assert!(take(&mut pending).is_none(), "what was taken out is gone");
-        let looks = plan.charges().iter().zip(&balances).map(|(charge, balance)| balance.look(charge.limit, 0, now));
+        let looks = plan.charges().iter().map(|charge| stored[&charge.key()].look(charge.limit, 0, now));
         assert_eq!(looks.map(|look| look.remaining).collect::<Vec<_>>(), expect);
     }
 
