@@ -4,10 +4,11 @@ use std::fmt;
 
 use arrayvec::ArrayVec;
 
+use crate::balance::Balance;
 use crate::key::TraceId;
 use crate::ladder::Penalty;
-use crate::limit::Unit;
-use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
+use crate::limit::{Limit, Look, Unit};
+use crate::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
 use crate::policy::{Disclosure, Layer, Listed, OnStoreError, Policy, Rule};
 use crate::settle::{Escalation, Outcome, Settled};
 use crate::time::{Span, Timestamp};
@@ -269,6 +270,31 @@ impl Plan<'_> {
         decision
     }
 
+    /// What a request that is to be slowed gets where no more can wait: the denial of its tightest limit, as if that had
+    /// just been used up. Nobody can tell it from a real one. The caller gives back what the request was charged.
+    pub fn decide_as_full(&self, outcome: &Outcome, now: Timestamp) -> Decision {
+        let tightest = self.decide(outcome, now).binding;
+        let mut uncharged = outcome.clone();
+        for (index, (settled, charge)) in uncharged.settled.iter_mut().zip(&self.charges).enumerate() {
+            settled.mark = None;
+            if Some(index) == tightest {
+                let blocked = charge.rule.block_for.map(|span| now.plus(span));
+                settled.ready_at = ready_if_full(charge, &settled.look, self.trace, now).max(blocked.unwrap_or(now));
+                settled.look.fits = false;
+                settled.look.remaining = 0;
+            }
+        }
+        let mut decision = self.blank(now);
+        self.read(&uncharged, &mut decision);
+        decision.verdict = Verdict::Deny;
+        decision.binding = tightest;
+        // Where no limit is met at all, there is nothing to wait for but the others.
+        decision.ready_at = decision.bound_by().map_or(Some(now.plus(Span::SECOND)), |reading| reading.ready_at);
+        let bound = tightest.and_then(|binding| self.charges.get(binding));
+        decision.disclosure = bound.map_or(Disclosure::Full, |charge| charge.rule.disclosure);
+        decision
+    }
+
     fn blank(&self, now: Timestamp) -> Decision {
         Decision {
             verdict: Verdict::Allow,
@@ -335,6 +361,22 @@ impl Plan<'_> {
     }
 }
 
+/// When a charge would fit a limit that has just been used up. Windows and logs say themselves when there is room again;
+/// of the rest somebody who comes now and takes it all finds out.
+fn ready_if_full(charge: &Charge<'_>, look: &Look, trace: TraceId, now: Timestamp) -> Timestamp {
+    let somebody = || {
+        let mut balance = Balance::default();
+        balance.bring(charge.limit, now);
+        balance.charge(charge.limit, charge.limit.capacity(), now, trace);
+        balance.look(charge.limit, charge.cost.max(1), now).ready_at
+    };
+    let own = match charge.limit {
+        Limit::Window(_) | Limit::Log(_) => look.reset_if_charged,
+        Limit::Rate(_) | Limit::Estimate(_) | Limit::Concurrency(_) | Limit::Never => None,
+    };
+    own.unwrap_or_else(somebody)
+}
+
 /// A reading that allows is ready now.
 fn allowed_now(reading: &Reading, now: Timestamp) -> Option<Timestamp> {
     reading.allowed.then_some(now)
@@ -367,4 +409,55 @@ fn shadow_delay(trace: TraceId) -> Span {
     let width = u128::from(high.saturating_sub(low).saturating_add(1));
     let spread = u64::try_from(trace.to_u128().checked_rem(width).unwrap_or(0)).unwrap_or(0);
     Span::from_millis(low.saturating_add(spread))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::Facts;
+    use crate::headers::{BodyForm, denial_body, header_fields};
+    use crate::settle::settle;
+
+    /// Everything a client reads of a denial.
+    fn read(decision: &Decision, policy: &Policy, facts: &Facts<'_>) -> String {
+        let bodies = [BodyForm::Json, BodyForm::Problem].map(|form| denial_body(decision, policy, facts, form));
+        format!("{:?} {bodies:?}", header_fields(decision, policy))
+    }
+
+    /// A shadow-banned request with nobody to wait for it reads as the denial after the limit's last unit does.
+    #[track_caller]
+    fn check(rule: &str, units: u64) {
+        let more = "[[rule]]\nname = \"wide\"\nper = [\"user\"]\nlimit = \"1000/day\"\n";
+        let text = format!("{more}[[rule]]\nname = \"r\"\nper = [\"user\"]\n{rule}");
+        let policy = Policy::parse(&text, &|_| None).unwrap();
+        let now = Timestamp::from_secs(1_767_225_630);
+        let facts = Facts { user: Some("u1"), trace: TraceId::from_u128(7), ..Facts::default() };
+        let plan = policy.plan(&facts).unwrap();
+        let mut balances = vec![Balance::default(); 2];
+        for _ in 1..units {
+            assert!(plan.decide(&settle(&plan, &mut balances, &mut [], now), now).allowed());
+        }
+        let before = balances.clone();
+        let outcome = settle(&plan, &mut balances, &mut [], now);
+        let refused = plan.decide_as_full(&outcome, now);
+        assert_eq!((refused.verdict, refused.delay), (Verdict::Deny, Span::ZERO));
+        assert!(refused.readings.iter().all(|reading| !reading.charged));
+        // Somebody who has used up the narrow limit, and of the wide one as much as the refused request found.
+        balances[0] = before[0].clone();
+        let genuine = plan.decide(&settle(&plan, &mut balances, &mut [], now), now);
+        assert_eq!(genuine.verdict, Verdict::Deny);
+        assert_eq!(read(&refused, &policy, &facts), read(&genuine, &policy, &facts), "{rule}");
+    }
+
+    #[test]
+    fn a_refusal_for_want_of_room_reads_as_any_other() {
+        check("limit = \"3/min\"", 3);
+        check("limit = \"7/min burst 2\"", 2);
+        check("limit = \"3/h\"\nalgorithm = \"fixed-window\"", 3);
+        check("limit = \"3/h\"\nalgorithm = \"fixed-window\"\nanchor = \"first\"", 3);
+        check("limit = \"3/h\"\nalgorithm = \"sliding-window\"", 3);
+        check("limit = \"3/h\"\nalgorithm = \"sliding-estimate\"", 3);
+        check("limit = \"3/h\"\nalgorithm = \"sliding-log\"\nblock_for = \"2h\"", 3);
+        check("limit = \"3\"\nalgorithm = \"concurrency\"", 3);
+    }
 }

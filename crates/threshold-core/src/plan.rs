@@ -424,6 +424,17 @@ impl<'p> Plan<'p> {
         self
     }
 
+    /// The same plan for what is held while the request lasts; every other limit is only looked at. For a request that
+    /// was charged when it came and has had to wait since.
+    pub fn only_holds(mut self) -> Self {
+        for charge in &mut self.charges {
+            if !matches!(charge.limit, Limit::Concurrency(_)) {
+                charge.cost = 0;
+            }
+        }
+        self
+    }
+
     /// The id of the decision.
     #[must_use]
     pub fn trace(&self) -> TraceId {

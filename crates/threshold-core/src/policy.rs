@@ -11,7 +11,7 @@ mod pattern;
 mod rule;
 mod tiers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::key::DigestKey;
 use crate::ladder::Ladder;
@@ -114,6 +114,21 @@ impl Policy {
         &self.rules
     }
 
+    /// The header fields that rules count by, in lower case, each once.
+    #[must_use]
+    pub fn header_names(&self) -> BTreeSet<&str> {
+        let parts = self.rules.iter().flat_map(|rule| &rule.per);
+        let names = parts.filter_map(|per| if let Per::Header(name) = per { Some(name.as_ref()) } else { None });
+        names.collect()
+    }
+
+    /// Whether any limit counts bytes.
+    #[must_use]
+    pub fn counts_bytes(&self) -> bool {
+        let fixed = |rule: &Rule| matches!(&rule.measure, Measure::Fixed(Measured { cost: CostOf::Bytes, .. }));
+        self.rules.iter().any(fixed) || self.tiers.counts_bytes()
+    }
+
     /// How callers are found.
     #[must_use]
     pub fn identity(&self) -> &Identity {
@@ -206,4 +221,27 @@ pub enum WhenFull {
     Shared,
     /// Deny them.
     Deny,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_says_what_a_door_must_look_at() {
+        let check = |text: &str, names: &[&str], bytes: bool| {
+            let policy = Policy::parse(text, &|_| None).unwrap();
+            assert_eq!(policy.header_names().into_iter().collect::<Vec<_>>(), names, "{text}");
+            assert_eq!(policy.counts_bytes(), bytes, "{text}");
+        };
+        let rule = |name: &str, per: &str, limit: &str| {
+            format!("[[rule]]\nname = \"{name}\"\nper = [\"{per}\"]\nlimit = \"{limit}\"\n")
+        };
+        check(&rule("a", "ip", "5/h"), &[], false);
+        check(&rule("a", "header:X-Key", "5MB/h"), &["x-key"], true);
+        let twice = rule("a", "header:b", "5/h") + &rule("b", "header:a", "5/h") + &rule("c", "header:b", "1/s");
+        check(&twice, &["a", "b"], false);
+        let tiers = "[identity]\ndefault_tier = \"t\"\n[tiers.t]\nrequests = \"5MB/h\"\n";
+        check(&(tiers.to_owned() + &rule("a", "ip", "tier")), &[], true);
+    }
 }

@@ -25,6 +25,8 @@ pub mod keyed;
 pub mod limiter;
 pub mod observer;
 pub mod store;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use keyed::KeyLimiter;

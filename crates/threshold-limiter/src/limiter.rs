@@ -211,24 +211,39 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         finish: impl FnOnce(&Plan<'_>, Option<&Outcome>, Decision, Timestamp) -> T,
     ) -> Result<T, PlanError> {
         let policy: Guard<Arc<Policy>> = self.policy.load();
-        let mut facts = *facts;
-        if facts.trace == TraceId::default() {
-            facts.trace = TraceId::from_u128(u128::from_ne_bytes(crate::random()));
-        }
+        let facts = traced(facts);
         let mut plan = Plan::new(&policy, verb);
         plan.fill(&facts)?;
-        let now = self.clock.now();
         let mut outcome = Outcome::default();
-        let settled = self.store.settle(&plan, now, &mut outcome);
-        let decision = match settled {
-            Ok(()) => plan.decide(&outcome, now),
-            Err(StoreError::Full) => plan.decide_blind(false, Degraded::StoreFull, now),
-        };
-        for observer in &self.observers {
-            observer.decided(&facts, &decision, &policy);
-        }
-        Ok(finish(&plan, settled.is_ok().then_some(&outcome), decision, now))
+        let (settled, decision, now) = self.settle(&plan, &mut outcome);
+        self.tell(&facts, &decision, &policy);
+        Ok(finish(&plan, settled.then_some(&outcome), decision, now))
     }
+
+    /// Settles a plan, and says what that comes to. Where the store failed, the outcome says nothing: that comes first.
+    pub(crate) fn settle(&self, plan: &Plan<'_>, outcome: &mut Outcome) -> (bool, Decision, Timestamp) {
+        let now = self.clock.now();
+        match self.store.settle(plan, now, outcome) {
+            Ok(()) => (true, plan.decide(outcome, now), now),
+            Err(StoreError::Full) => (false, plan.decide_blind(false, Degraded::StoreFull, now), now),
+        }
+    }
+
+    pub(crate) fn tell(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+        for observer in &self.observers {
+            observer.decided(facts, decision, policy);
+        }
+    }
+}
+
+/// The same facts, with an id nobody can guess if they had none.
+pub(crate) fn traced<'f>(facts: &Facts<'f>) -> Facts<'f> {
+    let trace = if facts.trace == TraceId::default() {
+        TraceId::from_u128(u128::from_ne_bytes(crate::random()))
+    } else {
+        facts.trace
+    };
+    Facts { trace, ..*facts }
 }
 
 impl<S: std::fmt::Debug, C: std::fmt::Debug> std::fmt::Debug for Limiter<S, C> {

@@ -37,6 +37,10 @@ pub trait LocalStore: Send + Sync {
     /// Gives a charge back, once. Says whether this was the first time.
     fn refund(&self, receipt: &Receipt, now: Timestamp) -> bool;
 
+    /// Gives back what was taken out of a [`Pending`](threshold_core::receipt::Pending), which its owner does once:
+    /// there is nothing to remember, and so nothing that could be full.
+    fn give_back(&self, taken: &Receipt, now: Timestamp);
+
     /// Holds what a receipt says was charged.
     ///
     /// # Errors

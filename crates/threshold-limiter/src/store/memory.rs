@@ -30,8 +30,10 @@ use table::Shard;
 
 pub use table::Counts;
 
-/// How many shards a table has. Enough that threads seldom meet, few enough that a small table is not all edges.
-const SHARDS: usize = 256;
+/// How many shards a table has: enough that threads seldom meet, few enough that a small one is not all slack.
+const SHARDS: std::ops::RangeInclusive<usize> = 16..=256;
+/// Keys for which a shard of its own is worth while.
+const KEYS_A_SHARD: usize = 4_096;
 /// How many shards the table of standings has.
 const SIDE_SHARDS: usize = 64;
 /// A key in so many is expected to be a subject, an account or a reservation; each of those tables is that much smaller.
@@ -88,12 +90,14 @@ impl MemoryStore {
     #[must_use]
     pub fn new(memory: Memory) -> Self {
         let keys = usize::try_from(memory.max_keys).unwrap_or(usize::MAX);
-        let share = keys.div_ceil(SHARDS);
+        let shards =
+            keys.checked_div(KEYS_A_SHARD).unwrap_or(0).next_power_of_two().clamp(*SHARDS.start(), *SHARDS.end());
+        let share = keys.div_ceil(shards);
         let most = share.saturating_add(share.isqrt().saturating_mul(SPREAD));
         let side =
             usize::try_from(memory.max_keys.checked_div(SIDE_TABLE).unwrap_or(0)).unwrap_or(usize::MAX).max(1_024);
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::new(Shard::new(most))).collect(),
+            shards: (0..shards).map(|_| Mutex::new(Shard::new(most))).collect(),
             standings: (0..SIDE_SHARDS).map(|_| Mutex::new(Side::new(side.div_ceil(SIDE_SHARDS)))).collect(),
             accounts: Mutex::new(Side::new(side)),
             reservations: Mutex::new(Reservations::new(side)),
@@ -112,7 +116,7 @@ impl MemoryStore {
         now: Timestamp,
         id: TraceId,
     ) -> (Look, Option<Mark>) {
-        let Some(shard) = self.shards.get(Self::shard_of(key)) else {
+        let Some(shard) = self.shards.get(self.shard_of(key)) else {
             return Balance::default().check(limit, cost, now, id);
         };
         lock(shard).check(key, limit, cost, now, id)
@@ -137,13 +141,16 @@ impl MemoryStore {
         usage
     }
 
-    fn shard_of(key: Digest) -> usize {
-        usize::try_from(key.to_u128() >> 120).unwrap_or(0)
+    /// The shard of a key, by its highest bits; its lowest ones find its slot.
+    fn shard_of(&self, key: Digest) -> usize {
+        // There are a power of two of them, at most 256.
+        let last = self.shards.len().saturating_sub(1);
+        usize::try_from(key.to_u128() >> 120).unwrap_or(0) & last
     }
 
     /// Locks the shards of these keys, each once, in ascending order: two plans never wait for each other in a circle.
     fn lock_all(&self, keys: &[Digest]) -> Locked<'_> {
-        let mut order: ArrayVec<usize, MAX_CHARGES> = keys.iter().map(|key| Self::shard_of(*key)).collect();
+        let mut order: ArrayVec<usize, MAX_CHARGES> = keys.iter().map(|key| self.shard_of(*key)).collect();
         order.sort_unstable();
         let mut unique: ArrayVec<usize, MAX_CHARGES> = ArrayVec::new();
         for shard in order {
@@ -151,7 +158,7 @@ impl MemoryStore {
                 let _ = unique.try_push(shard);
             }
         }
-        let of = keys.iter().map(|key| unique.partition_point(|shard| *shard < Self::shard_of(*key))).collect();
+        let of = keys.iter().map(|key| unique.partition_point(|shard| *shard < self.shard_of(*key))).collect();
         let guards = unique.iter().filter_map(|shard| self.shards.get(*shard)).map(lock).collect();
         Locked { guards, of }
     }
@@ -343,6 +350,11 @@ impl LocalStore for MemoryStore {
         true
     }
 
+    fn give_back(&self, taken: &Receipt, now: Timestamp) {
+        let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = taken.charges().collect();
+        self.with_balances(&charges, now, |balances| taken.refund(balances, now));
+    }
+
     fn reserve(&self, receipt: Receipt, ttl: Span, on_expire: OnExpire, now: Timestamp) -> Result<TraceId, StoreError> {
         self.expire_reservations(now);
         let reservation = Reservation::new(receipt, ttl, on_expire);
@@ -381,7 +393,7 @@ impl LocalStore for MemoryStore {
 
     fn forgive(&self, keys: &SubjectKeys) {
         for key in keys.balances.keys() {
-            if let Some(shard) = self.shards.get(Self::shard_of(*key)) {
+            if let Some(shard) = self.shards.get(self.shard_of(*key)) {
                 lock(shard).remove(*key);
             }
         }

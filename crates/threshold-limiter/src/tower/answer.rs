@@ -1,0 +1,177 @@
+//! Decision → answer: fields for those who cross, a whole response for those who do not.
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, SET_COOKIE};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use threshold_core::headers::{BodyForm, denial_body, error_name, header_fields};
+use threshold_core::policy::CostOf;
+use threshold_core::{Decision, Facts, PlanError, Policy};
+
+/// The codes of gRPC that a refusal may have.
+const INVALID_ARGUMENT: u8 = 3;
+const RESOURCE_EXHAUSTED: u8 = 8;
+const UNAVAILABLE: u8 = 14;
+
+/// Header fields, ready to be set.
+pub(super) type Fields = Vec<(HeaderName, HeaderValue)>;
+
+/// How a client reads a refusal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// As a status and a body.
+    Http(BodyForm),
+    /// As a code and a message of gRPC.
+    Grpc,
+}
+
+impl Form {
+    /// What a request asks for.
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        let text = |value: &HeaderValue| value.to_str().unwrap_or_default().to_ascii_lowercase();
+        if headers.get(CONTENT_TYPE).is_some_and(|value| text(value).starts_with("application/grpc")) {
+            return Self::Grpc;
+        }
+        let mut accepted = headers.get_all(ACCEPT).iter().map(|value| BodyForm::accepted(&text(value)));
+        Self::Http(accepted.find(|form| *form == BodyForm::Problem).unwrap_or_default())
+    }
+}
+
+/// The fields of any answer.
+pub(super) fn fields(decision: &Decision, policy: &Policy) -> Fields {
+    let fields = header_fields(decision, policy).into_iter();
+    let ready = fields.filter_map(|(name, value)| {
+        Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::try_from(value).ok()?))
+    });
+    ready.collect()
+}
+
+/// Sets fields, except those that are there: what is closer to the answer knows better, a second limiter for instance.
+pub(super) fn add_fields(headers: &mut HeaderMap, fields: Fields) {
+    for (name, value) in fields {
+        if name == SET_COOKIE {
+            headers.append(name, value);
+        } else {
+            headers.entry(name).or_insert(value);
+        }
+    }
+}
+
+/// The answer to a request that may not cross.
+pub(super) fn denial(decision: &Decision, policy: &Policy, facts: &Facts<'_>, form: Form) -> Response<Bytes> {
+    let mut response = match form {
+        Form::Grpc => {
+            let code = if decision.degraded.is_some() { UNAVAILABLE } else { RESOURCE_EXHAUSTED };
+            let own = decision.rule(policy).and_then(|rule| rule.message.as_deref());
+            grpc(code, own.unwrap_or_else(|| error_name(decision, policy)))
+        }
+        Form::Http(form) => match denial_body(decision, policy, facts, form) {
+            Some(body) => http(body.status, body.content_type, body.text),
+            None => http(429, "application/json", String::new()),
+        },
+    };
+    add_fields(response.headers_mut(), fields(decision, policy));
+    response
+}
+
+/// The answer to a request that cannot be decided. It names no rule, since none of them has said what may be told.
+pub(super) fn impossible(error: &PlanError, form: Form) -> Response<Bytes> {
+    let (status, code, name, title) = match error {
+        PlanError::CostExceedsLimit { cost_of: CostOf::Bytes, .. } => {
+            (413, RESOURCE_EXHAUSTED, "cost_exceeds_limit", "The content is more than its limit ever allows")
+        }
+        PlanError::CostExceedsLimit { .. } => {
+            (400, INVALID_ARGUMENT, "cost_exceeds_limit", "The cost is more than its limit ever allows")
+        }
+        PlanError::Missing { .. } => (429, RESOURCE_EXHAUSTED, "rate_limited", "Too many requests"),
+        PlanError::TooManyRules => (503, UNAVAILABLE, "unavailable", "Temporarily unavailable"),
+    };
+    let mut response = match form {
+        Form::Grpc => grpc(code, title),
+        Form::Http(BodyForm::Json) => http(status, "application/json", format!("{{\"error\":\"{name}\"}}")),
+        Form::Http(BodyForm::Problem) => http(
+            status,
+            "application/problem+json",
+            format!("{{\"type\":\"about:blank\",\"title\":\"{title}\",\"status\":{status}}}"),
+        ),
+    };
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+fn http(status: u16, content_type: &'static str, text: String) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::from(text));
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::TOO_MANY_REQUESTS);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+/// Nothing but trailers, which in HTTP are then the header: the status is 200, and there is no body.
+fn grpc(code: u8, message: &str) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::new());
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert("grpc-status", HeaderValue::from(u16::from(code)));
+    if let Ok(message) = HeaderValue::try_from(percent_encoded(message)) {
+        headers.insert("grpc-message", message);
+    }
+    response
+}
+
+/// As gRPC writes messages: everything but printable ASCII, and the percent sign itself.
+fn percent_encoded(message: &str) -> String {
+    let mut encoded = String::with_capacity(message.len());
+    for byte in message.bytes() {
+        match byte {
+            b'%' | 0..=0x1f | 0x7f.. => encoded.push_str(&format!("%{byte:02X}")),
+            plain => encoded.push(char::from(plain)),
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_of_grpc_is_printable_ascii() {
+        assert_eq!(percent_encoded("100 % of 5\n€"), "100 %25 of 5%0A%E2%82%AC");
+    }
+
+    #[test]
+    fn the_form_is_what_the_client_reads() {
+        let check = |name: &'static str, value: &'static str, expect: Form| {
+            let headers = [(HeaderName::from_static(name), HeaderValue::from_static(value))].into_iter().collect();
+            assert_eq!(Form::of(&headers), expect, "{name}: {value}");
+        };
+        check("accept", "text/html, */*", Form::Http(BodyForm::Json));
+        check("accept", "application/problem+json", Form::Http(BodyForm::Problem));
+        check("accept", "text/html, Application/Problem+JSON; Q=0.9", Form::Http(BodyForm::Problem));
+        check("accept", "application/problem+json; Q=0", Form::Http(BodyForm::Json));
+        check("content-type", "application/grpc+proto", Form::Grpc);
+        check("content-type", "application/json", Form::Http(BodyForm::Json));
+    }
+
+    #[test]
+    fn a_limiter_that_cannot_count_does_not_wave_through() {
+        let status = |form| impossible(&PlanError::TooManyRules, form).status().as_u16();
+        assert_eq!(status(Form::Http(BodyForm::Json)), 503);
+        assert_eq!(status(Form::Http(BodyForm::Problem)), 503);
+        assert_eq!(impossible(&PlanError::TooManyRules, Form::Grpc).headers()["grpc-status"], "14");
+    }
+
+    #[test]
+    fn what_the_answer_says_already_stays() {
+        let mut headers: HeaderMap = [(HeaderName::from_static("ratelimit"), HeaderValue::from_static("own"))]
+            .into_iter()
+            .chain([(SET_COOKIE, HeaderValue::from_static("a=1"))])
+            .collect();
+        let more = vec![
+            (HeaderName::from_static("ratelimit"), HeaderValue::from_static("ours")),
+            (SET_COOKIE, HeaderValue::from_static("b=2")),
+        ];
+        add_fields(&mut headers, more);
+        assert_eq!(headers["ratelimit"], "own");
+        assert_eq!(headers.get_all(SET_COOKIE).iter().count(), 2);
+    }
+}

@@ -1,0 +1,169 @@
+//! A request → facts: who is calling, as far as the policy says where to look or the application knows better.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use http::header::{CONTENT_LENGTH, HOST};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use http_body::SizeHint;
+use threshold_core::address::Headers;
+use threshold_core::policy::{IdentitySource, Seen};
+use threshold_core::{Facts, Policy, TraceId};
+
+/// The address at the other end of a request's connection, as an extension of the request. Whoever accepts connections
+/// puts it there; nothing in a request can.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerAddr(pub SocketAddr);
+
+/// What the application knows of a request. What it leaves out is found as the policy says; an empty name is nobody's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Identified {
+    /// Whose customer this is.
+    pub tenant: Option<String>,
+    /// Who is calling.
+    pub user: Option<String>,
+    /// The tenant's plan.
+    pub tier: Option<String>,
+    /// The category, where it is not what the policy's `[[category]]` tables say.
+    pub category: Option<String>,
+    /// The endpoint: a router's matched route.
+    pub endpoint: Option<String>,
+    /// Facts of your own, by name.
+    pub facts: Vec<(String, String)>,
+    /// What the request costs in requests; 1 unless said.
+    pub cost: Option<u64>,
+    /// What it costs in named units.
+    pub costs: Vec<(String, u64)>,
+}
+
+/// A policy, and what the layer needs to know of it for every request.
+#[derive(Debug)]
+pub(super) struct Learned {
+    pub(super) policy: Arc<Policy>,
+    /// The header fields that rules count by.
+    headers: Vec<HeaderName>,
+    pub(super) counts_bytes: bool,
+}
+
+impl Learned {
+    pub(super) fn new(policy: Arc<Policy>) -> Self {
+        let names = policy.header_names();
+        let headers = names.iter().filter_map(|name| HeaderName::from_bytes(name.as_bytes()).ok()).collect();
+        let counts_bytes = policy.counts_bytes();
+        Self { policy, headers, counts_bytes }
+    }
+}
+
+/// What a request asks, apart from its body. Everything is owned, and cheap to clone: a body that streams outlives it.
+#[derive(Debug, Clone)]
+pub(super) struct Asked {
+    ip: Option<IpAddr>,
+    method: Method,
+    uri: Uri,
+    host: Option<HeaderValue>,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    who: Identified,
+    /// Its bytes, as far as they are known before it has streamed.
+    pub(super) bytes: Option<u64>,
+    pub(super) trace: TraceId,
+}
+
+impl Asked {
+    pub(super) fn new(
+        parts: &Parts,
+        size: &SizeHint,
+        learned: &Learned,
+        peer: Option<SocketAddr>,
+        who: Identified,
+    ) -> Self {
+        let identity = learned.policy.identity();
+        let lines = Lines(&parts.headers);
+        let counted = learned.headers.iter().filter_map(|name| Some((name.clone(), parts.headers.get(name)?.clone())));
+        let known = || size.exact().or_else(|| content_length(&parts.headers));
+        let mut asked = Self {
+            ip: peer.map(|peer| identity.address.resolve(peer.ip(), &lines)),
+            method: parts.method.clone(),
+            uri: parts.uri.clone(),
+            host: parts.headers.get(HOST).cloned(),
+            headers: counted.collect(),
+            who,
+            bytes: if learned.counts_bytes { known() } else { None },
+            trace: TraceId::default(),
+        };
+        let seen = Seen {
+            trusted: peer.is_some_and(|peer| identity.address.trusts(peer.ip())),
+            headers: Some(&lines),
+            host: asked.host(),
+            path: Some(asked.uri.path()),
+        };
+        let find = |given: Option<&String>, source: Option<&IdentitySource>| {
+            given.cloned().or_else(|| source.and_then(|source| source.find(&seen)))
+        };
+        let tenant = find(asked.who.tenant.as_ref(), identity.tenant.as_ref());
+        let user = find(asked.who.user.as_ref(), identity.user.as_ref());
+        let tier = find(asked.who.tier.as_ref(), identity.tier.as_ref());
+        (asked.who.tenant, asked.who.user, asked.who.tier) = (tenant, user, tier);
+        asked
+    }
+
+    /// The facts of the request.
+    pub(super) fn facts<T>(&self, read: impl FnOnce(&Facts<'_>) -> T) -> T {
+        let who = &self.who;
+        let pairs: Vec<(&str, &str)> = who.facts.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let headers: Vec<(&str, &str)> =
+            self.headers.iter().map(|(name, value)| (name.as_str(), readable(value))).collect();
+        let costs: Vec<(&str, u64)> = who.costs.iter().map(|(name, cost)| (name.as_str(), *cost)).collect();
+        read(&Facts {
+            ip: self.ip,
+            host: self.host(),
+            method: Some(self.method.as_str()),
+            path: Some(self.uri.path()),
+            tenant: who.tenant.as_deref(),
+            user: who.user.as_deref(),
+            tier: who.tier.as_deref(),
+            category: who.category.as_deref(),
+            endpoint: who.endpoint.as_deref(),
+            facts: &pairs,
+            headers: &headers,
+            cost: who.cost,
+            bytes: self.bytes,
+            costs: &costs,
+            trace: self.trace,
+        })
+    }
+
+    /// The same request, for `bytes` that it was not charged for yet, and for nothing else.
+    pub(super) fn for_bytes_alone(mut self, bytes: u64) -> Self {
+        self.bytes = Some(bytes);
+        self.who.cost = Some(0);
+        self.who.costs.clear();
+        // What is recorded is a charge of its own.
+        self.trace = TraceId::default();
+        self
+    }
+
+    /// The authority of an absolute URI, which is HTTP/2's `:authority` too, goes before `Host` (RFC 9112, 3.2.2).
+    fn host(&self) -> Option<&str> {
+        self.uri.host().or_else(|| self.host.as_ref().map(readable))
+    }
+}
+
+fn content_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+/// What a field says; nothing, where that is no text.
+fn readable(value: &HeaderValue) -> &str {
+    std::str::from_utf8(value.as_bytes()).unwrap_or_default()
+}
+
+/// Header fields as core reads them.
+struct Lines<'r>(&'r HeaderMap);
+
+impl Headers for Lines<'_> {
+    fn lines<'a>(&'a self, name: &'a str) -> impl DoubleEndedIterator<Item = &'a str> {
+        // A line that is no text still counts as one: leaving it out would bring what was forged behind it forward.
+        self.0.get_all(name).iter().map(readable)
+    }
+}

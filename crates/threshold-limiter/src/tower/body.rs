@@ -1,0 +1,147 @@
+//! The bodies on both sides of a service: what streams in is counted, what is held ends with what streams out.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf as _, Bytes};
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+use super::asked::Asked;
+use super::tab::{AnyLimiter, Tab};
+
+pin_project! {
+    /// The body of a request. Where limits count bytes and nobody knows how many will come, it counts what streams, and
+    /// records it when it ends or is dropped.
+    #[derive(Debug)]
+    pub struct RequestBody<B> {
+        #[pin]
+        inner: B,
+        count: Option<Box<Count>>,
+    }
+}
+
+impl<B> RequestBody<B> {
+    pub(super) fn new(inner: B, count: Option<Box<Count>>) -> Self {
+        Self { inner, count }
+    }
+}
+
+impl<B: Body> Body for RequestBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        let this = self.project();
+        let frame = ready!(this.inner.poll_frame(cx));
+        match &frame {
+            Some(Ok(frame)) => {
+                if let (Some(count), Some(data)) = (this.count.as_mut(), frame.data_ref()) {
+                    count.seen = count.seen.saturating_add(data.remaining() as u64);
+                }
+            }
+            Some(Err(_)) | None => *this.count = None,
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// The bytes of one request, recorded when this is dropped.
+pub(super) struct Count {
+    pub(super) limiter: Arc<dyn AnyLimiter>,
+    pub(super) asked: Asked,
+    pub(super) seen: u64,
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        // What the request said of its length was charged when it came; a length that was too small is made up for.
+        let more = self.seen.saturating_sub(self.asked.bytes.unwrap_or(0));
+        if more > 0 {
+            self.asked.clone().for_bytes_alone(more).facts(|facts| self.limiter.record(facts));
+        }
+    }
+}
+
+impl fmt::Debug for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Count").field("seen", &self.seen).finish_non_exhaustive()
+    }
+}
+
+pin_project! {
+    /// The body of an answer: the service's own, for as long as which the request holds what it holds, or a refusal.
+    #[derive(Debug)]
+    pub struct ResponseBody<B> {
+        #[pin]
+        kind: Kind<B>,
+    }
+}
+
+pin_project! {
+    #[project = KindProjected]
+    #[derive(Debug)]
+    enum Kind<B> {
+        Inner { #[pin] body: B, tab: Option<Box<Tab>> },
+        Refusal { text: Option<Bytes> },
+    }
+}
+
+impl<B> ResponseBody<B> {
+    pub(super) fn inner(body: B, tab: Option<Box<Tab>>) -> Self {
+        Self { kind: Kind::Inner { body, tab } }
+    }
+
+    pub(super) fn refusal(text: Bytes) -> Self {
+        Self { kind: Kind::Refusal { text: Some(text).filter(|text| !text.is_empty()) } }
+    }
+}
+
+/// No body at all, for middleware around this one that answers by itself.
+impl<B> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self { kind: Kind::Refusal { text: None } }
+    }
+}
+
+impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        match self.project().kind.project() {
+            KindProjected::Inner { body, tab } => {
+                let frame = ready!(body.poll_frame(cx));
+                if !matches!(frame, Some(Ok(_))) {
+                    *tab = None;
+                }
+                Poll::Ready(frame)
+            }
+            KindProjected::Refusal { text } => Poll::Ready(text.take().map(|text| Ok(Frame::data(text)))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Kind::Inner { body, .. } => body.is_end_stream(),
+            Kind::Refusal { text } => text.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Inner { body, .. } => body.size_hint(),
+            Kind::Refusal { text } => SizeHint::with_exact(text.as_ref().map_or(0, |text| text.len() as u64)),
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The answer to come: at once for a refusal, after a wait for some, and else when the service has it.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tokio::time::Sleep;
+use tower_service::Service;
+
+use super::answer::add_fields;
+use super::body::{RequestBody, ResponseBody};
+use super::gate::{Crossing, Slowed, Waited};
+
+pin_project! {
+    /// The answer of a [`ThresholdService`](super::ThresholdService). Dropped early, it gives back what the request holds.
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ResponseFuture<S, B>
+    where
+        S: Service<Request<RequestBody<B>>>,
+    {
+        #[pin]
+        stage: Stage<S, B>,
+    }
+}
+
+pin_project! {
+    #[project = StageProjected]
+    enum Stage<S, B>
+    where
+        S: Service<Request<RequestBody<B>>>,
+    {
+        /// Refused, and not told yet.
+        Refused { response: Option<Response<Bytes>> },
+        /// Waiting before it may cross.
+        Waiting { #[pin] sleep: Sleep, entering: Option<Entering<S, B>> },
+        /// Waiting for the service to be ready.
+        Entering { entering: Option<Entering<S, B>> },
+        /// The service is at work.
+        Called { #[pin] future: S::Future, crossing: Option<Crossing> },
+    }
+}
+
+/// A request that is to cross after a wait.
+struct Entering<S, B> {
+    service: S,
+    request: Request<RequestBody<B>>,
+    slowed: Box<Slowed>,
+}
+
+impl<S, B> ResponseFuture<S, B>
+where
+    S: Service<Request<RequestBody<B>>>,
+{
+    pub(super) fn passing(future: S::Future) -> Self {
+        Self { stage: Stage::Called { future, crossing: None } }
+    }
+
+    pub(super) fn crossing(future: S::Future, crossing: Crossing) -> Self {
+        Self { stage: Stage::Called { future, crossing: Some(crossing) } }
+    }
+
+    pub(super) fn waiting(service: S, request: Request<RequestBody<B>>, slowed: Box<Slowed>) -> Self {
+        let sleep = tokio::time::sleep(slowed.delay);
+        Self { stage: Stage::Waiting { sleep, entering: Some(Entering { service, request, slowed }) } }
+    }
+
+    pub(super) fn refused(response: Response<Bytes>) -> Self {
+        Self { stage: Stage::Refused { response: Some(response) } }
+    }
+}
+
+/// Why a part of a stage is there: it is taken in the poll that ends the stage, and no poll follows an answer.
+const ONCE: &str = "a stage ends once";
+
+impl<S, B, ResBody> Future for ResponseFuture<S, B>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<ResBody>>,
+    ResBody: Body<Data = Bytes>,
+{
+    type Output = Result<Response<ResponseBody<ResBody>>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut stage = self.project().stage;
+        loop {
+            let next = match stage.as_mut().project() {
+                StageProjected::Refused { response } => {
+                    let response = response.take().expect(ONCE);
+                    return Poll::Ready(Ok(response.map(ResponseBody::refusal)));
+                }
+                StageProjected::Waiting { sleep, entering } => {
+                    ready!(sleep.poll(cx));
+                    let mut entering = entering.take().expect(ONCE);
+                    entering.slowed.leave_pool();
+                    Stage::Entering { entering: Some(entering) }
+                }
+                StageProjected::Entering { entering } => {
+                    ready!(entering.as_mut().expect(ONCE).service.poll_ready(cx))?;
+                    entering.take().expect(ONCE).enter()
+                }
+                StageProjected::Called { future, crossing } => {
+                    let answer = ready!(future.poll(cx));
+                    let crossing = crossing.take();
+                    return Poll::Ready(answer.map(|response| answered(response, crossing)));
+                }
+            };
+            stage.set(next);
+        }
+    }
+}
+
+impl<S, B> Entering<S, B>
+where
+    S: Service<Request<RequestBody<B>>>,
+{
+    fn enter(mut self) -> Stage<S, B> {
+        match self.slowed.cross() {
+            Waited::Crosses(mut crossing) => {
+                if let Some(tab) = &mut crossing.tab {
+                    tab.call();
+                }
+                Stage::Called { future: self.service.call(self.request), crossing: Some(crossing) }
+            }
+            Waited::Refused(response) => Stage::Refused { response: Some(response) },
+        }
+    }
+}
+
+/// The service's answer with what the client is told, holding what the request holds until its body ends.
+fn answered<B>(mut response: Response<B>, crossing: Option<Crossing>) -> Response<ResponseBody<B>> {
+    let mut tab = None;
+    if let Some(crossing) = crossing {
+        add_fields(response.headers_mut(), crossing.fields);
+        tab = crossing.tab;
+    }
+    if let Some(tab) = &mut tab {
+        tab.answer(response.status().as_u16());
+    }
+    response.map(|body| ResponseBody::inner(body, tab.filter(|tab| tab.has_holds())))
+}
+
+impl<S, B> fmt::Debug for ResponseFuture<S, B>
+where
+    S: Service<Request<RequestBody<B>>>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stage = match &self.stage {
+            Stage::Refused { .. } => "refused",
+            Stage::Waiting { .. } => "waiting",
+            Stage::Entering { .. } => "entering",
+            Stage::Called { .. } => "called",
+        };
+        f.debug_struct("ResponseFuture").field("stage", &stage).finish_non_exhaustive()
+    }
+}

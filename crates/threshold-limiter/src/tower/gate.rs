@@ -1,0 +1,161 @@
+//! One request at the gate: it crosses, waits and then crosses, or is refused.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use http::request::Parts;
+use http_body::SizeHint;
+use threshold_core::{Decision, Span};
+
+use super::answer::{self, Fields, Form};
+use super::asked::{Asked, Learned};
+use super::body::Count;
+use super::layer::Door;
+use super::pool::Place;
+use super::tab::{Admitted, Tab};
+
+/// The limiters that have decided on a request, as an extension of it.
+#[derive(Debug, Clone, Default)]
+struct Decided(Vec<usize>);
+
+/// What becomes of a request.
+pub(super) enum Gate {
+    /// Another layer of this limiter has seen to it.
+    Passed,
+    /// It crosses.
+    Open(Crossing, Option<Box<Count>>),
+    /// It crosses after a delay.
+    Slow(Box<Slowed>, Option<Box<Count>>),
+    /// It does not.
+    Refused(Response<Bytes>),
+}
+
+/// A request that crosses: what its answer says, and what it gives back in the end.
+#[derive(Debug)]
+pub(super) struct Crossing {
+    pub(super) fields: Fields,
+    pub(super) tab: Option<Box<Tab>>,
+}
+
+/// A request that waits before it crosses.
+#[derive(Debug)]
+pub(super) struct Slowed {
+    pub(super) delay: Duration,
+    place: Option<Place>,
+    crossing: Crossing,
+    /// What it is to hold once it crosses, if anything.
+    holds: Option<Request>,
+    door: Arc<Door>,
+}
+
+/// What becomes of a request that has waited.
+pub(super) enum Waited {
+    Crosses(Crossing),
+    Refused(Response<Bytes>),
+}
+
+/// A request, and the policy it is decided under.
+#[derive(Debug)]
+struct Request {
+    asked: Asked,
+    learned: Arc<Learned>,
+    form: Form,
+}
+
+/// Decides on a request.
+pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, size: &SizeHint) -> Gate {
+    if !first_time(door, parts) {
+        return Gate::Passed;
+    }
+    let learned = door.learned();
+    let mut asked = Asked::new(parts, size, &learned, door.peer(parts), door.identify(parts));
+    let form = Form::of(&parts.headers);
+    let Admitted { decision, pending, if_full } = match asked.facts(|facts| door.limiter.admit(&learned.policy, facts))
+    {
+        Ok(admitted) => admitted,
+        Err(error) => return Gate::Refused(answer::impossible(&error, form)),
+    };
+    asked.trace = decision.trace;
+    let mut tab = pending.map(|pending| Box::new(Tab::new(Arc::clone(&door.limiter), pending)));
+    let request = Request { asked, learned, form };
+    if !decision.allowed() {
+        return Gate::Refused(request.denied(&decision));
+    }
+    let fields = answer::fields(&decision, &request.learned.policy);
+    let streams = request.learned.counts_bytes && size.exact().is_none();
+    let count =
+        streams.then(|| Box::new(Count { limiter: Arc::clone(&door.limiter), asked: request.asked.clone(), seen: 0 }));
+    if decision.delay == Span::ZERO {
+        let tab = tab.filter(|tab| tab.is_open());
+        return Gate::Open(Crossing { fields, tab }, count);
+    }
+    let Some(place) = door.pool.enter() else {
+        if let Some(tab) = tab {
+            tab.withdraw();
+        }
+        return Gate::Refused(request.denied(if_full.as_deref().unwrap_or(&decision)));
+    };
+    // Who waits occupies nothing. The hold was taken for an instant only, to ask whether there is any point in waiting;
+    // it is taken again, alone, when the wait is over. All other limits are charged once, when the request comes.
+    let holds = tab.as_ref().is_some_and(|tab| tab.has_holds());
+    if let Some(tab) = &mut tab {
+        tab.release_holds();
+    }
+    Gate::Slow(
+        Box::new(Slowed {
+            delay: Duration::from_micros(decision.delay.micros()),
+            place: Some(place),
+            crossing: Crossing { fields, tab },
+            holds: holds.then_some(request),
+            door: Arc::clone(door),
+        }),
+        count,
+    )
+}
+
+/// Whether no other layer of this limiter has decided on this request.
+fn first_time(door: &Door, parts: &mut Parts) -> bool {
+    let decided = parts.extensions.get_or_insert_default::<Decided>();
+    let first = !decided.0.contains(&door.id());
+    if first {
+        decided.0.push(door.id());
+    }
+    first
+}
+
+impl Slowed {
+    /// The wait is over: makes room for the next.
+    pub(super) fn leave_pool(&mut self) {
+        self.place = None;
+    }
+
+    /// Takes what the request holds while it lasts. Where that is no longer there, the request is refused after all, and
+    /// what it was charged is given back.
+    pub(super) fn cross(self) -> Waited {
+        let Self { mut crossing, holds, door, .. } = self;
+        let Some(request) = holds else { return Waited::Crosses(crossing) };
+        let held = request.asked.facts(|facts| door.limiter.hold(&request.learned.policy, facts));
+        let refusal = match held {
+            Ok(Admitted { decision, pending, .. }) if decision.allowed() => {
+                if let (Some(tab), Some(pending)) = (&mut crossing.tab, pending) {
+                    tab.hold_again(pending);
+                }
+                return Waited::Crosses(crossing);
+            }
+            Ok(Admitted { decision, .. }) => request.denied(&decision),
+            Err(error) => answer::impossible(&error, request.form),
+        };
+        if let Some(tab) = crossing.tab {
+            tab.withdraw();
+        }
+        Waited::Refused(refusal)
+    }
+}
+
+impl Request {
+    fn denied(&self, decision: &Decision) -> Response<Bytes> {
+        self.asked.facts(|facts| answer::denial(decision, &self.learned.policy, facts, self.form))
+    }
+}

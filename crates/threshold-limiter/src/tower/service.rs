@@ -1,0 +1,60 @@
+//! The service: decides on each request before the one inside sees it.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use tower_service::Service;
+
+use super::body::{RequestBody, ResponseBody};
+use super::future::ResponseFuture;
+use super::gate::{self, Gate};
+use super::layer::Door;
+
+/// A service behind a limiter; made by a [`ThresholdLayer`](super::ThresholdLayer).
+#[derive(Debug, Clone)]
+pub struct ThresholdService<S> {
+    inner: S,
+    door: Arc<Door>,
+}
+
+impl<S> ThresholdService<S> {
+    pub(super) fn new(inner: S, door: Arc<Door>) -> Self {
+        Self { inner, door }
+    }
+}
+
+impl<S, ReqBody, ResBody> Service<Request<ReqBody>> for ThresholdService<S>
+where
+    S: Service<Request<RequestBody<ReqBody>>, Response = Response<ResBody>> + Clone,
+    ReqBody: Body,
+    ResBody: Body<Data = Bytes>,
+{
+    type Response = Response<ResponseBody<ResBody>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, ReqBody>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
+        let (mut parts, body) = request.into_parts();
+        let gate = gate::decide(&self.door, &mut parts, &body.size_hint());
+        let wrapped = |count| Request::from_parts(parts, RequestBody::new(body, count));
+        match gate {
+            Gate::Passed => ResponseFuture::passing(self.inner.call(wrapped(None))),
+            Gate::Open(mut crossing, count) => {
+                if let Some(tab) = &mut crossing.tab {
+                    tab.call();
+                }
+                ResponseFuture::crossing(self.inner.call(wrapped(count)), crossing)
+            }
+            // The clone is made ready when the wait is over: whatever room this one has is not kept from others.
+            Gate::Slow(slowed, count) => ResponseFuture::waiting(self.inner.clone(), wrapped(count), slowed),
+            Gate::Refused(response) => ResponseFuture::refused(response),
+        }
+    }
+}

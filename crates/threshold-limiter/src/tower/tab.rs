@@ -1,0 +1,149 @@
+//! What a request was charged while it is under way, and what it gives back by ending, however it ends.
+
+use std::fmt;
+use std::sync::Arc;
+
+use threshold_core::receipt::Pending;
+use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy, Receipt, Span};
+
+use crate::clock::Clock;
+use crate::limiter::{Limiter, traced};
+use crate::store::LocalStore;
+
+/// A limiter as the layer needs it, whatever its store and its clock.
+pub(super) trait AnyLimiter: Send + Sync {
+    fn policy(&self) -> Arc<Policy>;
+
+    /// Decides and charges a request whose answer will be seen.
+    fn admit(&self, policy: &Policy, facts: &Facts<'_>) -> Result<Admitted, PlanError>;
+
+    /// Takes what a request holds while it lasts, after it has waited.
+    fn hold(&self, policy: &Policy, facts: &Facts<'_>) -> Result<Admitted, PlanError>;
+
+    /// Charges after the fact.
+    fn record(&self, facts: &Facts<'_>);
+
+    fn give_back(&self, taken: &Receipt);
+}
+
+/// A decision, and what it charged.
+pub(super) struct Admitted {
+    pub(super) decision: Decision,
+    pub(super) pending: Option<Pending>,
+    /// If the request is to be slowed: what it is told where no more can wait.
+    pub(super) if_full: Option<Box<Decision>>,
+}
+
+impl<S: LocalStore, C: Clock> Limiter<S, C> {
+    fn settle_pending(&self, plan: &Plan<'_>) -> Admitted {
+        let mut outcome = Outcome::default();
+        let (settled, decision, now) = self.settle(plan, &mut outcome);
+        let outcome = (settled && decision.allowed()).then_some(outcome);
+        let pending = outcome.as_ref().map(|outcome| plan.pending(outcome, now));
+        let slowed = outcome.filter(|_| decision.delay > Span::ZERO);
+        let if_full = slowed.map(|outcome| Box::new(plan.decide_as_full(&outcome, now)));
+        Admitted { decision, pending, if_full }
+    }
+}
+
+impl<S: LocalStore, C: Clock> AnyLimiter for Limiter<S, C> {
+    fn policy(&self) -> Arc<Policy> {
+        self.policy()
+    }
+
+    fn admit(&self, policy: &Policy, facts: &Facts<'_>) -> Result<Admitted, PlanError> {
+        let facts = traced(facts);
+        let admitted = self.settle_pending(&policy.plan(&facts)?.seeing_outcomes());
+        self.tell(&facts, &admitted.decision, policy);
+        Ok(admitted)
+    }
+
+    fn hold(&self, policy: &Policy, facts: &Facts<'_>) -> Result<Admitted, PlanError> {
+        let admitted = self.settle_pending(&policy.plan(facts)?.seeing_outcomes().only_holds());
+        // Observers have heard that the request may cross; only that it may not after all is news.
+        if !admitted.decision.allowed() {
+            self.tell(facts, &admitted.decision, policy);
+        }
+        Ok(admitted)
+    }
+
+    fn record(&self, facts: &Facts<'_>) {
+        // The facts were decided on before, so that there is nothing in them to be refused, and nobody to be told.
+        let _ = self.record(facts);
+    }
+
+    fn give_back(&self, taken: &Receipt) {
+        self.store().give_back(taken, self.now());
+    }
+}
+
+/// What a request was charged. Dropping it ends the request: what it holds is given back, and also what depends on an
+/// answer that nobody was asked for.
+pub(super) struct Tab {
+    limiter: Arc<dyn AnyLimiter>,
+    pending: Pending,
+    /// Whether the service was called. From then on a charge that depends on the answer stays until there is one: who
+    /// leaves early must not be better off.
+    called: bool,
+}
+
+impl Tab {
+    pub(super) fn new(limiter: Arc<dyn AnyLimiter>, pending: Pending) -> Self {
+        Self { limiter, pending, called: false }
+    }
+
+    pub(super) fn call(&mut self) {
+        self.called = true;
+    }
+
+    /// Whether anything may still be given back.
+    pub(super) fn is_open(&self) -> bool {
+        self.pending.is_open()
+    }
+
+    pub(super) fn has_holds(&self) -> bool {
+        self.pending.has_holds()
+    }
+
+    pub(super) fn answer(&mut self, status: u16) {
+        let taken = self.pending.take_uncounted(Some(status));
+        self.give_back(taken.as_ref());
+    }
+
+    pub(super) fn release_holds(&mut self) {
+        let taken = self.pending.take_holds();
+        self.give_back(taken.as_ref());
+    }
+
+    pub(super) fn hold_again(&mut self, pending: Pending) {
+        self.pending.join(pending);
+    }
+
+    /// The request is refused after all.
+    pub(super) fn withdraw(mut self) {
+        let taken = self.pending.take_all();
+        self.give_back(taken.as_ref());
+    }
+
+    fn give_back(&self, taken: Option<&Receipt>) {
+        if let Some(taken) = taken {
+            self.limiter.give_back(taken);
+        }
+    }
+}
+
+impl Drop for Tab {
+    fn drop(&mut self) {
+        self.release_holds();
+        if !self.called {
+            let taken = self.pending.take_uncounted(None);
+            self.give_back(taken.as_ref());
+        }
+    }
+}
+
+impl fmt::Debug for Tab {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tab").field("pending", &self.pending).field("called", &self.called).finish_non_exhaustive()
+    }
+}
