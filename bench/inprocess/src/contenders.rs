@@ -23,12 +23,20 @@ pub enum Answer {
     Denied,
 }
 
-/// So many at once that no run gets there.
-pub const FAR: u32 = 1_000_000_000;
+/// So many at once that no run gets there, and few enough for throttlecrab's nanoseconds at 20 s each.
+pub const FAR: u32 = 250_000_000;
+/// What one request takes to refill where the limit is far away: longer than it takes to fill all contenders, so that
+/// every balance is live when it is measured. After a fast refill a balance says nothing, and Threshold drops it.
+const REFILL: Duration = Duration::from_secs(20);
 /// The smallest burst that every peer enforces: throttlecrab admits everything with a burst of 1.
 pub const NEAR: u32 = 2;
 
 const DAY: Duration = Duration::from_secs(86_400);
+
+/// The far limit as Threshold writes it.
+pub fn far() -> String {
+    format!("1/{}s burst {FAR}", REFILL.as_secs())
+}
 
 /// One limit by key.
 pub trait Contender: Send + Sync {
@@ -57,11 +65,10 @@ pub const ALL: [Make; 5] = [Threshold::make, Governor::make, Throttlecrab::make,
 pub struct Threshold(pub KeyLimiter);
 
 impl Threshold {
-    /// One a second with a far burst keeps every balance live. A fast refill would let each balance say nothing a
-    /// microsecond later, and the table would be measured empty.
+    /// The limit; the same for every contender, as far as it can say it.
     pub fn limit(answer: Answer) -> Result<Limit> {
         let text = match answer {
-            Answer::Allowed => format!("1/s burst {FAR}"),
+            Answer::Allowed => far(),
             Answer::Denied => format!("1/day burst {NEAR}"),
         };
         Limit::parse(&text, Some(Algorithm::TokenBucket)).context("a limit for Threshold")
@@ -87,12 +94,12 @@ struct Governor(DefaultKeyedRateLimiter<String>);
 
 impl Governor {
     fn make(answer: Answer, _: usize) -> Result<Box<dyn Contender>> {
-        let burst = |figure| NonZeroU32::new(figure).context("a burst for governor");
+        let burst = |figure| NonZeroU32::new(figure).unwrap_or(NonZeroU32::MIN);
         let quota = match answer {
-            Answer::Allowed => Quota::per_second(NonZeroU32::MIN).allow_burst(burst(FAR)?),
-            Answer::Denied => Quota::with_period(DAY).context("a period for governor")?.allow_burst(burst(NEAR)?),
+            Answer::Allowed => Quota::with_period(REFILL).map(|quota| quota.allow_burst(burst(FAR))),
+            Answer::Denied => Quota::with_period(DAY).map(|quota| quota.allow_burst(burst(NEAR))),
         };
-        Ok(Box::new(Self(DefaultKeyedRateLimiter::keyed(quota))))
+        Ok(Box::new(Self(DefaultKeyedRateLimiter::keyed(quota.context("a quota for governor")?))))
     }
 }
 
@@ -116,11 +123,11 @@ struct Throttlecrab {
 impl Throttlecrab {
     fn make(answer: Answer, keys: usize) -> Result<Box<dyn Contender>> {
         let (burst, period) = match answer {
-            Answer::Allowed => (FAR, 1),
-            Answer::Denied => (NEAR, 86_400),
+            Answer::Allowed => (FAR, REFILL),
+            Answer::Denied => (NEAR, DAY),
         };
         let limiter = Mutex::new(throttlecrab::RateLimiter::new(PeriodicStore::with_capacity(keys)));
-        Ok(Box::new(Self { limiter, burst: i64::from(burst), period }))
+        Ok(Box::new(Self { limiter, burst: i64::from(burst), period: period.as_secs() as i64 }))
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use anyhow::{Context as _, Result};
 use threshold_limiter::{Facts, Limiter, Policy};
 
-use crate::contenders::{Answer, FAR, NEAR};
+use crate::contenders::{Answer, NEAR, far};
 
 /// How many requests `check_many` takes at once.
 const BATCH: usize = 64;
@@ -49,7 +49,7 @@ impl Layers {
     /// A limiter in which every user has been seen, and the requests in the order of `visits`. Denied, it is the third
     /// layer that denies.
     pub fn new(answer: Answer, users: &[String], visits: &[u32]) -> Result<Self> {
-        let far = format!("1/s burst {FAR}");
+        let far = far();
         let user = if answer == Answer::Allowed { far.clone() } else { format!("1/day burst {NEAR}") };
         // Each user has three keys of its own, and some are tenants.
         let max_keys = users.len() * 3 + users.len() / USERS_PER_TENANT + 1;

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 use threshold_core::limit::Algorithm;
 use threshold_limiter::{KeyLimiter, Limit};
 
-use contenders::{Answer, Contender, Threshold};
+use contenders::{Answer, Contender, FAR, Threshold};
 use layers::Layers;
 use memory::counted;
 use report::{Figure, Report, Row, grouped};
@@ -116,10 +116,7 @@ fn filled(names: &[String], answer: Answer, tell: bool, report: &mut Report) -> 
     for make in contenders::ALL {
         let (contender, heap) = counted(|| {
             let contender = make(answer, names.len())?;
-            for name in names {
-                // At most a few times: one who never denies is found out by the rounds.
-                let _ = (0..4).take_while(|_| contender.check(name) && answer == Answer::Denied).count();
-            }
+            fill(contender.as_ref(), names, answer);
             anyhow::Ok(contender)
         });
         let contender = contender?;
@@ -134,6 +131,14 @@ fn filled(names: &[String], answer: Answer, tell: bool, report: &mut Report) -> 
     Ok(contenders)
 }
 
+/// Shows every key once; denied, until there is no more to give.
+fn fill(contender: &dyn Contender, names: &[String], answer: Answer) {
+    for name in names {
+        // At most a few times: one who never denies is found out by the rounds.
+        let _ = (0..4).take_while(|_| contender.check(name) && answer == Answer::Denied).count();
+    }
+}
+
 /// A whole decision from facts through four layers, one by one and in batches, beside governor's one limit.
 fn layered(settings: &Settings, report: &mut Report) -> Result<()> {
     let users = names(settings.many);
@@ -146,10 +151,15 @@ fn layered(settings: &Settings, report: &mut Report) -> Result<()> {
         let mut singles = Vec::new();
         for make in [governor, threshold] {
             let contender = make(answer, users.len())?;
-            for user in &users {
-                let _ = (0..4).take_while(|_| contender.check(user) && answer == Answer::Denied).count();
-            }
-            singles.push(contender);
+            fill(contender.as_ref(), &users, answer);
+            singles.push((format!("{}, one limit", contender.name()), contender));
+        }
+        if answer == Answer::Allowed {
+            // A seventh of a minute is no whole number of microseconds, which takes Threshold longer.
+            let limit = Limit::parse(&format!("7/min burst {FAR}"), Some(Algorithm::TokenBucket))?;
+            let fraction: Box<dyn Contender> = Box::new(Threshold(KeyLimiter::new(limit, users.len() as u64)));
+            fraction.check_all(&users);
+            singles.push(("threshold, one limit with a fraction".to_owned(), fraction));
         }
         for (how, allocations) in [
             ("check", counted(|| layers.check(0..CHUNK)).1.allocations),
@@ -161,8 +171,8 @@ fn layered(settings: &Settings, report: &mut Report) -> Result<()> {
         for threads in [1, 2] {
             progress(&format!("four layers, {answer:?}, {threads} thread(s)"));
             let mut entries: Vec<Entry<'_>> = Vec::new();
-            for single in &singles {
-                entries.push(entry(format!("{}, one limit", single.name()), single.as_ref(), &keys));
+            for (name, single) in &singles {
+                entries.push(entry(name.clone(), single.as_ref(), &keys));
             }
             let (one, many) = ("threshold, four layers, check", "threshold, four layers, check_many of 64");
             entries.push(Entry { name: one.to_owned(), run: Box::new(|range| layers.check(range)) });
