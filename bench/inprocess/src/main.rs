@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 use threshold_core::limit::Algorithm;
 use threshold_limiter::{KeyLimiter, Limit};
 
-use contenders::{Answer, Contender, FAR, Threshold};
+use contenders::{Answer, Contender, FAR, Make, Threshold};
 use layers::Layers;
 use memory::counted;
 use report::{Figure, Report, Row, grouped};
@@ -114,21 +114,29 @@ fn entry<'a>(name: String, contender: &'a dyn Contender, visits: &'a [String]) -
 fn filled(names: &[String], answer: Answer, tell: bool, report: &mut Report) -> Result<Vec<Box<dyn Contender>>> {
     let mut contenders = Vec::new();
     for make in contenders::ALL {
-        let (contender, heap) = counted(|| {
-            let contender = make(answer, names.len())?;
-            fill(contender.as_ref(), names, answer);
-            anyhow::Ok(contender)
-        });
-        let contender = contender?;
+        let (contender, bytes) = built(make, names, answer)?;
         if tell {
+            // A table that doubles has just done so at 1,000,000 keys, and not yet at a tenth less: tell both.
+            let fewer = &names[..report::a_tenth_less(names.len())];
+            let fewer_bytes = if answer == Answer::Allowed { built(make, fewer, answer)?.1 } else { f64::NAN };
             let sample = &names[..names.len().min(10_000)];
             let (_, used) = counted(|| contender.check_all(sample));
             let each = used.allocations as f64 / sample.len() as f64;
-            report.heap(contender.name(), answer, heap.live as f64 / names.len() as f64, each);
+            report.heap(contender.name(), answer, [bytes, fewer_bytes], each);
         }
         contenders.push(contender);
     }
     Ok(contenders)
+}
+
+/// A contender that has seen these keys, and how many live bytes of heap it has for each.
+fn built(make: Make, names: &[String], answer: Answer) -> Result<(Box<dyn Contender>, f64)> {
+    let (contender, heap) = counted(|| {
+        let contender = make(answer, names.len())?;
+        fill(contender.as_ref(), names, answer);
+        anyhow::Ok(contender)
+    });
+    Ok((contender?, heap.live as f64 / names.len() as f64))
 }
 
 /// Shows every key once; denied, until there is no more to give.

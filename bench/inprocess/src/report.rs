@@ -47,7 +47,7 @@ pub struct Figure {
 /// What one contender asks of the heap.
 struct HeapUse {
     name: &'static str,
-    bytes_per_key: f64,
+    bytes_per_key: [f64; 2],
     allowed: f64,
     denied: f64,
 }
@@ -72,8 +72,9 @@ impl Report {
         Self { machine: machine(), rounds, many, heap: vec![], rows: vec![], layers: vec![], figures: vec![] }
     }
 
-    /// Notes what a contender took of the heap while it was filled, and for each decision since.
-    pub fn heap(&mut self, name: &'static str, answer: Answer, bytes_per_key: f64, each: f64) {
+    /// Notes what a contender took of the heap while it was filled, for all keys and for a tenth less, and for each
+    /// decision since.
+    pub fn heap(&mut self, name: &'static str, answer: Answer, bytes_per_key: [f64; 2], each: f64) {
         match answer {
             // Memory is told once, after one decision a key.
             Answer::Allowed => self.heap.push(HeapUse { name, bytes_per_key, allowed: each, denied: f64::NAN }),
@@ -103,8 +104,7 @@ impl Report {
         out += &table(&self.single_cells());
         out += "\nA whole decision from facts, beside one limit at as many keys:\n\n";
         out += &table(&self.layer_cells());
-        let many = grouped(self.many);
-        let _ = write!(out, "\nThe heap at {many} keys: bytes asked for, and calls that ask for more:\n\n");
+        out += "\nThe heap: live bytes a key after one decision each, and allocations a decision since:\n\n";
         out += &table(&self.heap_cells());
         out += "\n";
         let figures = self.figures.iter().map(|figure| vec![figure.name.clone(), figure.value.clone()]);
@@ -142,11 +142,13 @@ impl Report {
     }
 
     fn heap_cells(&self) -> Vec<Vec<String>> {
-        let head = ["contender", "bytes a key", "allocations, allowed", "allocations, denied"];
-        let mut cells = vec![head.map(str::to_owned).to_vec()];
+        let bytes = [self.many, a_tenth_less(self.many)].map(|keys| format!("bytes a key at {}", grouped(keys)));
+        let calls = ["allocations, allowed", "allocations, denied"].map(str::to_owned);
+        let mut cells = vec![[vec!["contender".to_owned()], bytes.to_vec(), calls.to_vec()].concat()];
         for own in &self.heap {
-            let figures = [own.allowed, own.denied].map(|each| format!("{each:.3}"));
-            cells.push([vec![own.name.to_owned(), format!("{:.1}", own.bytes_per_key)], figures.to_vec()].concat());
+            let bytes = own.bytes_per_key.map(|bytes| format!("{bytes:.1}"));
+            let calls = [own.allowed, own.denied].map(|each| format!("{each:.3}"));
+            cells.push([vec![own.name.to_owned()], bytes.to_vec(), calls.to_vec()].concat());
         }
         cells
     }
@@ -252,6 +254,11 @@ pub fn word(answer: Answer) -> &'static str {
         Answer::Allowed => "allowed",
         Answer::Denied => "denied",
     }
+}
+
+/// So many keys that a table which doubles has not yet done so.
+pub fn a_tenth_less(keys: usize) -> usize {
+    keys / 10 * 9
 }
 
 /// `1,000,000`.
