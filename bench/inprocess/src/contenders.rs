@@ -47,6 +47,7 @@ pub trait Contender: Send + Sync {
     ///
     /// A `&String`, since governor's keys are of a sized type: with a `&str` it would have to allocate for each call,
     /// which those of its users who hold a `String` do not.
+    #[expect(clippy::ptr_arg, reason = "governor needs the `String` itself")]
     fn check(&self, key: &String) -> bool;
 
     /// How many of these are allowed. Provided here so that the loop is compiled for each contender.

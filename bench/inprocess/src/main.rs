@@ -163,7 +163,7 @@ fn layered(settings: &Settings, report: &mut Report) -> Result<()> {
             singles.push((format!("{}, one limit", contender.name()), contender));
         }
         if answer == Answer::Allowed {
-            // A seventh of a minute is no whole number of microseconds, which takes Threshold longer.
+            // A seventh of a minute is no whole number of microseconds: Threshold then keeps a fraction as well.
             let limit = Limit::parse(&format!("7/min burst {FAR}"), Some(Algorithm::TokenBucket))?;
             let fraction: Box<dyn Contender> = Box::new(Threshold(KeyLimiter::new(limit, users.len() as u64)));
             fraction.check_all(&users);
