@@ -416,6 +416,20 @@ async fn bytes_that_stream_are_recorded() {
 }
 
 #[tokio::test]
+async fn what_streams_costs_bytes_and_nothing_else() {
+    let requests = "[[rule]]\nname = \"requests\"\nper = [\"ip\"]\nlimit = \"10/h\"\n";
+    let tokens = "[[rule]]\nname = \"tokens\"\nper = [\"ip\"]\nlimit = \"50/h\"\ncost = \"tokens\"\n";
+    let world = World::new(&format!("{BYTES}{requests}{tokens}"));
+    let costs = || vec![("tokens".to_owned(), 20)];
+    let layer = world.layer().identify(move |_| Identified { cost: Some(3), costs: costs(), ..Identified::default() });
+    let app = Router::new().route("/x", post(|body: Bytes| async move { body.len().to_string() })).layer(layer);
+    assert_eq!(json(send(&app, upload(streamed(2))).await).await, 200);
+    let facts = Facts { ip: Some([203, 0, 113, 7].into()), cost: Some(0), ..Facts::default() };
+    let left = world.limiter.peek(&facts).unwrap();
+    assert_eq!(left.readings.iter().map(|reading| reading.remaining).collect::<Vec<_>>(), [800, 7, 30]);
+}
+
+#[tokio::test]
 async fn bytes_that_streamed_before_the_client_went_are_recorded() {
     let world = World::new(BYTES);
     let read_one = |request: Request<Body>| async move {
