@@ -51,7 +51,10 @@ impl IdentitySource {
     pub fn find<H: Headers + ?Sized>(&self, seen: &Seen<'_, H>) -> Option<String> {
         let found = match self {
             Self::Header(name) => {
-                seen.headers.filter(|_| seen.trusted)?.lines(name).next().map(|line| line.trim().to_owned())
+                // Two lines mean that somebody wrote one and a proxy added its own: which is whose, nobody knows.
+                let mut lines = seen.headers.filter(|_| seen.trusted)?.lines(name);
+                let only = lines.next()?;
+                lines.next().is_none().then(|| only.trim().to_owned())
             }
             Self::Cookie(name) => {
                 let lines = seen.headers.filter(|_| seen.trusted)?.lines("cookie");
@@ -130,7 +133,7 @@ mod tests {
 
     #[test]
     fn names_are_found_where_the_policy_says_and_nowhere_else() {
-        let headers = [("X-User", " u1 "), ("cookie", "a=1; sid=\"s3\"; b=2")];
+        let headers = [("X-User", " u1 "), ("cookie", "a=1; sid=\"s3\"; b=2"), ("x-twice", "u1"), ("x-twice", "u2")];
         let seen = |trusted| Seen {
             trusted,
             headers: Some(&headers[..]),
@@ -143,6 +146,7 @@ mod tests {
         check(IdentitySource::Header("x-user".into()), true, Some("u1"));
         check(IdentitySource::Header("x-user".into()), false, None);
         check(IdentitySource::Header("x_user".into()), true, None);
+        check(IdentitySource::Header("x-twice".into()), true, None);
         check(IdentitySource::Cookie("sid".into()), true, Some("s3"));
         check(IdentitySource::Cookie("sid".into()), false, None);
         let host = Pattern::parse("{tenant}.example.com", Kind::Host).unwrap();
