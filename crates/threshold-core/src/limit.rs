@@ -158,7 +158,9 @@ impl Options {
         let algorithm = self.algorithm.unwrap_or_else(|| Algorithm::default_for(period, unit, named_cost));
         let burst = burst.or(self.burst);
         if burst.is_some() && algorithm != Algorithm::TokenBucket {
-            let message = format!("a burst belongs to a token-bucket, and this limit is a {algorithm}");
+            let message = format!(
+                "a burst belongs to a token-bucket, and this limit is a {algorithm}; write algorithm = \"token-bucket\""
+            );
             return Err(LimitError(message));
         }
         let limit = match algorithm {

@@ -32,6 +32,7 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use keyed::KeyLimiter;
 pub use limiter::{Limiter, Reserved};
 pub use observer::Observer;
+pub use threshold_core::limit::Algorithm;
 pub use threshold_core::{Decision, Facts, Limit, PlanError, Policy, PolicyError, Verdict};
 
 /// Fresh random bytes that nobody can guess.
