@@ -183,14 +183,21 @@ impl KeyBuilder {
 
     /// A kind, a length in the shortest form, the bytes: whatever they hold, two rows of parts never read alike.
     pub(crate) fn bytes(&mut self, part: Part, value: &[u8]) {
+        match u8::try_from(value.len()) {
+            Ok(short @ 0..128) => self.push(&[part as u8, short]),
+            _ => self.push_long(part, value.len()),
+        }
+        self.push(value);
+    }
+
+    #[cold]
+    fn push_long(&mut self, part: Part, mut length: usize) {
         self.push(&[part as u8]);
-        let mut length = value.len();
         while length > 127 {
             self.push(&[u8::try_from(length & 127).unwrap_or(0) | 128]);
             length >>= 7;
         }
         self.push(&[u8::try_from(length).unwrap_or(0)]);
-        self.push(value);
     }
 
     /// An address as its bits under a prefix: the same however it was spelled.
