@@ -130,3 +130,25 @@ fn a_full_store_denies_new_keys_where_the_policy_says_so() {
         (0..200).map(|key| check(&format!("new {key}"))).filter(|decision| decision.degraded.is_some()).count();
     assert!(refused > 100, "{refused} of 200");
 }
+
+/// A flood that uses up every key it makes, from as many prefixes as keys: neither keys nor prefixes find room, and what is
+/// left is the one budget of the rule. The table neither overflows nor stops.
+#[test]
+fn a_flood_from_everywhere_ends_in_one_budget() {
+    let limiter = Limiter::with_clock(policy("per = [\"user\"]\nlimit = \"1/h\"", "fold"), clock());
+    let mut admitted_late = 0;
+    for n in 0..u32::try_from(8 * MAX_KEYS).unwrap() {
+        let user = format!("u{n}");
+        // A /24 of its own for each.
+        let ip = std::net::Ipv4Addr::from((20 << 24) + (n << 8) + 7);
+        let facts = Facts { user: Some(&user), ip: Some(ip.into()), ..Facts::default() };
+        let allowed = limiter.check(&facts).unwrap().allowed();
+        if n > u32::try_from(4 * MAX_KEYS).unwrap() {
+            admitted_late += u32::from(allowed);
+        }
+    }
+    let usage = limiter.store().usage();
+    assert!(usage.keys <= MAX_KEYS + MAX_KEYS / 2, "{} keys", usage.keys);
+    assert!(usage.counts.folded > 0);
+    assert!(admitted_late <= 1, "{admitted_late} were admitted when everything was full");
+}

@@ -16,7 +16,7 @@ use arrayvec::ArrayVec;
 use threshold_core::ladder::Standing;
 use threshold_core::limit::{Look, Mark};
 use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
-use threshold_core::plan::{MAX_CHARGES, MAX_SUBJECTS, SubjectKeys};
+use threshold_core::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, SubjectKeys};
 use threshold_core::policy::{Memory, WhenFull};
 use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
 use threshold_core::{
@@ -84,6 +84,14 @@ impl Locked<'_> {
 }
 
 type Keys = ArrayVec<Digest, MAX_CHARGES>;
+
+/// Whose budget a charge falls to when there is no room for its own key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StandsIn {
+    Nobody,
+    Prefix,
+    Rule,
+}
 
 impl MemoryStore {
     /// A store as the policy's `[memory]` sizes it.
@@ -163,40 +171,45 @@ impl MemoryStore {
         Locked { guards, of }
     }
 
-    /// Locks the keys of a plan. Where a shard has room for no more keys, the policy's `when_full` says which key stands in.
-    fn lock_plan(&self, plan: &Plan<'_>, now: Timestamp) -> (Locked<'_>, Keys, bool) {
-        let mut keys: Keys = plan.charges().iter().map(threshold_core::plan::Charge::key).collect();
-        let mut locked = self.lock_all(&keys);
-        let mut crowded: ArrayVec<usize, MAX_CHARGES> = ArrayVec::new();
-        for (index, key) in keys.iter().enumerate() {
-            let shard = locked.shard(index);
-            if shard.is_some_and(|shard| !shard.make_room(*key, now)) {
-                let _ = crowded.try_push(index);
+    /// Locks the keys of a plan. Where a shard has room for no more keys, another stands in: the key of the caller's
+    /// prefix, and where there is no room for that either, the one key of the rule.
+    fn lock_plan(&self, plan: &Plan<'_>, now: Timestamp) -> Result<(Locked<'_>, Keys), StoreError> {
+        let mut keys: Keys = plan.charges().iter().map(Charge::key).collect();
+        let mut stands_in = [StandsIn::Nobody; MAX_CHARGES];
+        loop {
+            let mut locked = self.lock_all(&keys);
+            let mut crowded: ArrayVec<usize, MAX_CHARGES> = ArrayVec::new();
+            for (index, (key, stands_in)) in keys.iter().zip(&stands_in).enumerate() {
+                let Some(shard) = locked.shard(index) else { continue };
+                let has_room = match stands_in {
+                    StandsIn::Nobody => shard.make_room(*key, now),
+                    StandsIn::Prefix => shard.make_room(*key, now) || shard.has_spare_slots(),
+                    StandsIn::Rule => shard.make_room(*key, now) || shard.has_a_spare_slot(),
+                };
+                if !has_room {
+                    shard.counts.folded = shard.counts.folded.saturating_add(1);
+                    let _ = crowded.try_push(index);
+                }
             }
-        }
-        if crowded.is_empty() {
-            return (locked, keys, true);
-        }
-        for index in &crowded {
-            if let Some(shard) = locked.shard(*index) {
-                shard.counts.folded = shard.counts.folded.saturating_add(1);
+            if crowded.is_empty() {
+                return Ok((locked, keys));
             }
-        }
-        if self.when_full == WhenFull::Deny {
-            return (locked, keys, false);
-        }
-        drop(locked);
-        for index in crowded {
-            if let (Some(key), Some(charge)) = (keys.get_mut(index), plan.charges().get(index)) {
-                *key = match self.when_full {
-                    WhenFull::Shared => plan.shared_key(charge),
-                    WhenFull::Fold | WhenFull::Deny => plan.folded_key(charge),
+            drop(locked);
+            for index in crowded {
+                let (Some(key), Some(stands_in), Some(charge)) =
+                    (keys.get_mut(index), stands_in.get_mut(index), plan.charges().get(index))
+                else {
+                    continue;
+                };
+                (*key, *stands_in) = match (self.when_full, *stands_in) {
+                    (WhenFull::Deny, _) | (_, StandsIn::Rule) => return Err(StoreError::Full),
+                    (WhenFull::Fold, StandsIn::Nobody) => (plan.folded_key(charge), StandsIn::Prefix),
+                    (WhenFull::Shared, _) | (WhenFull::Fold, StandsIn::Prefix) => {
+                        (plan.shared_key(charge), StandsIn::Rule)
+                    }
                 };
             }
         }
-        // A folded key may find its shard crowded as well. It is kept all the same: there are few of them, one for each
-        // rule and prefix, and slots outnumber keys.
-        (self.lock_all(&keys), keys, true)
     }
 
     /// Loads what a plan touches, settles it, and keeps what changed.
@@ -327,10 +340,7 @@ fn account_worth(account: &Account, login: &Login, now: Timestamp) -> Worth {
 impl LocalStore for MemoryStore {
     fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         self.expire_reservations(now);
-        let (mut locked, keys, has_room) = self.lock_plan(plan, now);
-        if !has_room {
-            return Err(StoreError::Full);
-        }
+        let (mut locked, keys) = self.lock_plan(plan, now)?;
         if plan.subjects().is_empty() {
             Self::settle_locked(plan, &mut locked, &keys, &mut [], now, outcome);
         } else {
@@ -405,6 +415,9 @@ impl LocalStore for MemoryStore {
     }
 
     fn login_attempt(&self, login: &Login, tried: &Try, now: Timestamp) -> Result<AttemptOutcome, StoreError> {
+        if tried.address.is_some_and(|key| !self.has_room_for(key, now)) {
+            return Err(StoreError::Full);
+        }
         let mut accounts = lock(&self.accounts);
         let mut account = tried.account.map(|key| accounts.get(key).cloned().unwrap_or_default());
         let outcome = self
@@ -440,6 +453,14 @@ impl LocalStore for MemoryStore {
 }
 
 impl MemoryStore {
+    /// Whether a key is here or can be; what had to go for it is gone afterwards.
+    fn has_room_for(&self, key: Digest, now: Timestamp) -> bool {
+        self.shards.get(self.shard_of(key)).is_some_and(|shard| {
+            let mut shard = lock(shard);
+            shard.make_room(key, now) || shard.has_spare_slots()
+        })
+    }
+
     fn end(
         &self,
         id: TraceId,

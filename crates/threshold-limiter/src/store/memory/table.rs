@@ -166,7 +166,22 @@ impl Shard {
         self.used >= self.most || self.large.bytes() > self.most.saturating_mul(LARGE_BYTES)
     }
 
+    /// Whether the key of a prefix may be added beyond the bound: into half of the slots that are left over.
+    pub(super) fn has_spare_slots(&self) -> bool {
+        let over = self.slots.len().saturating_sub(self.most);
+        self.used < self.most.saturating_add(over.checked_div(2).unwrap_or(0))
+    }
+
+    /// Whether the key of a whole rule may be added beyond the bound; there are few of them. One slot always stays empty,
+    /// for that is where a probe ends.
+    pub(super) fn has_a_spare_slot(&self) -> bool {
+        self.used.saturating_add(1) < self.slots.len()
+    }
+
     fn insert(&mut self, at: usize, key: Digest, limit: &Limit, balance: Balance) {
+        if !self.has_a_spare_slot() {
+            return;
+        }
         let slot = self.pack_new(key, limit, balance);
         if let Some(free) = self.slots.get_mut(at)
             && slot != EMPTY
