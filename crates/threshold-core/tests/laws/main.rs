@@ -23,5 +23,6 @@ use proptest::test_runner::Config;
 /// So many cases, or more in a long run.
 fn cases(cases: u32) -> Config {
     let factor = option_env!("THRESHOLD_LAW_FACTOR").and_then(|factor| factor.parse().ok()).unwrap_or(1);
-    Config::with_cases(cases.saturating_mul(factor))
+    let cases = cases.saturating_mul(factor);
+    Config { cases, max_global_rejects: cases.saturating_add(1_024), ..Config::default() }
 }
