@@ -23,6 +23,7 @@
 //! | subject, [`Standing`] | who is punished, and how it stands with them |
 //! | [`lockout::Login`], [`lockout::Account`] | protection of a login |
 //! | [`Receipt`], [`Reservation`], [`Lease`] | what was charged, held, or granted ahead |
+//! | [`receipt::Pending`] | what was charged to a request that is not over |
 //! | enforce, observe | a rule that binds, and one that is only watched |
 //!
 //! # One request

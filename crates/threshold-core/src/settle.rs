@@ -219,17 +219,19 @@ impl Step<'_, '_> {
                 over.then_some((index, charge))
             });
             let now = self.now;
-            let mut struck = None;
+            let (mut struck, mut noticed) = (None, false);
             for (index, charge) in violations {
                 let told = self.outcome.settled.get(index).map_or(now, |settled| settled.ready_at);
                 let violation =
                     Violation { rule: charge.rule.tag, mode: charge.rule.strike, window: charge.limit.period(), told };
                 if struck.is_none() && standing.counts(&violation, now) {
                     struck = Some((index, standing.strike(planned.ladder, &violation, now)));
-                } else if standing.denied(&violation, now) {
-                    self.outcome.changed_standings |=
-                        1u8.checked_shl(u32::try_from(subject).unwrap_or(u32::MAX)).unwrap_or(0);
+                } else {
+                    noticed |= standing.denied(&violation, now);
                 }
+            }
+            if struck.is_some() || noticed {
+                self.outcome.mark_standing(subject);
             }
             let Some((charge, rung)) = struck else { continue };
             let escalation = Escalation {
@@ -243,7 +245,6 @@ impl Step<'_, '_> {
             if let Some(settled) = self.outcome.settled.get_mut(charge) {
                 settled.lifted = rung.allows();
             }
-            self.outcome.mark_standing(subject);
             let _ = self.outcome.escalations.try_push(escalation);
         }
     }

@@ -81,6 +81,12 @@ impl Locked<'_> {
         let at = *self.of.get(charge)?;
         self.guards.get_mut(at).map(|guard| &mut **guard)
     }
+
+    /// Takes the balances of the keys that were locked, to be put back one by one.
+    fn take(&mut self, keys: &[Digest]) -> ArrayVec<Balance, MAX_CHARGES> {
+        let take = |(index, key): (usize, &Digest)| self.shard(index).map(|shard| shard.take(*key)).unwrap_or_default();
+        keys.iter().enumerate().map(take).collect()
+    }
 }
 
 type Keys = ArrayVec<Digest, MAX_CHARGES>;
@@ -221,10 +227,7 @@ impl MemoryStore {
         now: Timestamp,
         outcome: &mut Outcome,
     ) {
-        let mut balances: ArrayVec<Balance, MAX_CHARGES> = ArrayVec::new();
-        for (index, key) in keys.iter().enumerate() {
-            let _ = balances.try_push(locked.shard(index).map(|shard| shard.take(*key)).unwrap_or_default());
-        }
+        let mut balances = locked.take(keys);
         settle_into(plan, &mut balances, standings, now, outcome);
         for (index, ((charge, key), balance)) in plan.charges().iter().zip(keys).zip(balances).enumerate() {
             if let Some(shard) = locked.shard(index) {
@@ -242,10 +245,7 @@ impl MemoryStore {
     ) -> T {
         let keys: Keys = charges.iter().map(|(key, _)| *key).collect();
         let mut locked = self.lock_all(&keys);
-        let mut balances: ArrayVec<Balance, MAX_CHARGES> = ArrayVec::new();
-        for (index, key) in keys.iter().enumerate() {
-            let _ = balances.try_push(locked.shard(index).map(|shard| shard.take(*key)).unwrap_or_default());
-        }
+        let mut balances = locked.take(&keys);
         let result = change(&mut balances);
         for (index, ((key, limit), balance)) in charges.iter().zip(balances).enumerate() {
             if let Some(shard) = locked.shard(index) {
@@ -264,7 +264,7 @@ impl MemoryStore {
             let Some(mut reservation) = over else { return };
             // Still under the lock, so that nobody commits what is being ended.
             if reservation.gives_back() {
-                self.forget_receipt(reservation.id(), reservation.void_from(), now);
+                self.remember_refund(reservation.id(), reservation.void_from(), now);
             }
             let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = reservation.charges().collect();
             self.with_balances(&charges, now, |balances| reservation.expire(balances, now));
@@ -272,7 +272,7 @@ impl MemoryStore {
     }
 
     /// Remembers that a receipt was refunded. Without room to remember, it counts as refunded: nothing is minted.
-    fn forget_receipt(&self, id: TraceId, until: Timestamp, now: Timestamp) -> bool {
+    fn remember_refund(&self, id: TraceId, until: Timestamp, now: Timestamp) -> bool {
         let mut refunded = lock(&self.refunded);
         refunded.get(id).is_none() && refunded.insert(id, until, |until| worth_until(*until, now, Worth::Protected))
     }
@@ -352,7 +352,7 @@ impl LocalStore for MemoryStore {
     fn refund(&self, receipt: &Receipt, now: Timestamp) -> bool {
         self.expire_reservations(now);
         let reservations = lock(&self.reservations);
-        if reservations.get(receipt.id()).is_some() || !self.forget_receipt(receipt.id(), receipt.void_from(), now) {
+        if reservations.get(receipt.id()).is_some() || !self.remember_refund(receipt.id(), receipt.void_from(), now) {
             return false;
         }
         let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = receipt.charges().collect();

@@ -1,0 +1,168 @@
+//! Pending: what a request was charged, at a door that sees how it ends.
+
+use arrayvec::ArrayVec;
+
+use super::{Charged, Receipt};
+use crate::key::TraceId;
+use crate::limit::Limit;
+use crate::plan::{MAX_CHARGES, Plan};
+use crate::policy::StatusSet;
+use crate::settle::Outcome;
+use crate::time::Timestamp;
+
+/// What a request was charged, while it is not over: some of it is given back when it is answered, some when it ends.
+///
+/// Each charge is taken out of it once, and it never leaves the process. So what it gives out can be given back without
+/// anybody having to remember that it was; a receipt can be shown twice, and needs that.
+#[derive(Debug)]
+pub struct Pending {
+    id: TraceId,
+    generation: u64,
+    at: Timestamp,
+    charged: ArrayVec<(Charged, Ends), MAX_CHARGES>,
+}
+
+/// When it is known whether a charge stays.
+#[derive(Debug)]
+enum Ends {
+    /// It stays.
+    Already,
+    /// It stays if the answer is one of these.
+    WithTheAnswer(StatusSet),
+    /// It is a hold, and does not stay.
+    WithTheRequest,
+}
+
+impl Pending {
+    /// Whether anything may be given back yet, unless the request is taken back as a whole.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.charged.iter().any(|(_, ends)| !matches!(ends, Ends::Already))
+    }
+
+    /// Whether it holds any concurrency.
+    #[must_use]
+    pub fn has_holds(&self) -> bool {
+        self.charged.iter().any(|(_, ends)| matches!(ends, Ends::WithTheRequest))
+    }
+
+    /// Takes out what is held while the request lasts.
+    pub fn take_holds(&mut self) -> Option<Receipt> {
+        self.take(|ends| matches!(ends, Ends::WithTheRequest))
+    }
+
+    /// Takes out what rules charged that do not count an answer of this status; `None` if nobody was asked for one.
+    pub fn take_uncounted(&mut self, status: Option<u16>) -> Option<Receipt> {
+        self.take(|ends| match ends {
+            Ends::WithTheAnswer(statuses) => !status.is_some_and(|status| statuses.contains(status)),
+            Ends::Already | Ends::WithTheRequest => false,
+        })
+    }
+
+    /// Takes out all that is left: the request is refused after all, and a refusal charges nothing.
+    pub fn take_all(&mut self) -> Option<Receipt> {
+        self.take(|_| true)
+    }
+
+    /// Adds what the same request was charged later.
+    pub fn join(&mut self, later: Self) {
+        for charged in later.charged {
+            let _ = self.charged.try_push(charged);
+        }
+    }
+
+    fn take(&mut self, which: impl Fn(&Ends) -> bool) -> Option<Receipt> {
+        let mut taken = ArrayVec::new();
+        self.charged.retain(|(charged, ends)| {
+            let goes = which(ends);
+            if goes {
+                let _ = taken.try_push(*charged);
+            }
+            !goes
+        });
+        let receipt = Receipt { id: self.id, generation: self.generation, at: self.at, charged: taken };
+        (!receipt.charged.is_empty()).then_some(receipt)
+    }
+}
+
+impl Plan<'_> {
+    /// What was charged, at a door that sees how the request ends.
+    #[must_use]
+    pub fn pending(&self, outcome: &Outcome, now: Timestamp) -> Pending {
+        let charges = self.charges.iter().zip(&outcome.settled);
+        let charged = charges.filter_map(|(charge, settled)| {
+            let mark = settled.mark.filter(|mark| mark.amount > 0)?;
+            let ends = match (charge.limit, &charge.rule.count) {
+                (Limit::Concurrency(_), _) => Ends::WithTheRequest,
+                (_, Some(statuses)) => Ends::WithTheAnswer(statuses.clone()),
+                (_, None) => Ends::Already,
+            };
+            Some((self.charged(charge, mark), ends))
+        });
+        let charged = charged.take(MAX_CHARGES).collect();
+        Pending { id: self.trace, generation: self.policy.generation, at: now, charged }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::balance::Balance;
+    use crate::facts::Facts;
+    use crate::key::Digest;
+    use crate::plan::Charge;
+    use crate::policy::Policy;
+    use crate::settle::settle;
+
+    const RULES: &str = r#"
+        [[rule]]
+        name = "all"
+        per = ["user"]
+        limit = "10/h"
+        [[rule]]
+        name = "failures"
+        per = ["user"]
+        limit = "5/h"
+        count = "status:401,5xx"
+        [[rule]]
+        name = "at-once"
+        per = ["user"]
+        limit = "2"
+        algorithm = "concurrency"
+    "#;
+
+    /// One request under the rules above, and how many of its charges `take` takes out.
+    #[track_caller]
+    fn check(take: impl Fn(&mut Pending) -> Option<Receipt>, expect: [u64; 3]) {
+        let policy = Policy::parse(RULES, &|_| None).unwrap();
+        let facts = Facts { user: Some("u1"), trace: TraceId::from_u128(7), ..Facts::default() };
+        let now = Timestamp::from_secs(1_767_225_600);
+        let mut balances = vec![Balance::default(); 3];
+        let plan = policy.plan(&facts).unwrap().seeing_outcomes();
+        let outcome = settle(&plan, &mut balances, &mut [], now);
+        let mut pending = plan.pending(&outcome, now);
+        assert!(pending.is_open() && pending.has_holds());
+        let mut stored: BTreeMap<Digest, Balance> = plan.charges().iter().map(Charge::key).zip(balances).collect();
+        if let Some(receipt) = take(&mut pending) {
+            let mut own: Vec<Balance> = receipt.keys().map(|key| stored[&key].clone()).collect();
+            receipt.refund(&mut own, now);
+            stored.extend(receipt.keys().zip(own));
+        }
+        assert!(take(&mut pending).is_none(), "what was taken out is gone");
+        let looks = plan.charges().iter().map(|charge| stored[&charge.key()].look(charge.limit, 0, now));
+        assert_eq!(looks.map(|look| look.remaining).collect::<Vec<_>>(), expect);
+    }
+
+    #[test]
+    fn a_request_under_way_gives_back_each_charge_when_its_time_comes() {
+        check(|_| None, [9, 4, 1]);
+        check(Pending::take_holds, [9, 4, 2]);
+        check(|pending| pending.take_uncounted(Some(200)), [9, 5, 1]);
+        check(|pending| pending.take_uncounted(Some(401)), [9, 4, 1]);
+        check(|pending| pending.take_uncounted(Some(503)), [9, 4, 1]);
+        check(|pending| pending.take_uncounted(None), [9, 5, 1]);
+        check(Pending::take_all, [10, 5, 2]);
+    }
+}

@@ -1,0 +1,200 @@
+//! Reservation: a charge made before its true cost is known.
+
+use super::{ActualCost, Receipt, VERSION};
+use crate::balance::Balance;
+use crate::codec::{BytesError, Reader, Writer};
+use crate::key::{Digest, DigestKey, TraceId};
+use crate::limit::Limit;
+use crate::time::{Span, Timestamp};
+
+/// The longest a reservation may be held.
+pub const MAX_RESERVATION: Span = Span::HOUR;
+
+/// What becomes of a reservation that nobody ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnExpire {
+    /// It stays charged.
+    #[default]
+    Charge,
+    /// It is given back.
+    Release,
+}
+
+/// How a reservation stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Open,
+    Committed,
+    Released,
+}
+
+/// There is no such reservation, or no longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnknownReservation;
+
+impl std::fmt::Display for UnknownReservation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("there is no such reservation, or no longer")
+    }
+}
+
+impl std::error::Error for UnknownReservation {}
+
+/// A charge made before its true cost is known: one record, ended by a commit, a release, or its time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reservation {
+    receipt: Receipt,
+    expires: Timestamp,
+    on_expire: OnExpire,
+    stage: Stage,
+}
+
+impl Reservation {
+    /// Holds what a receipt says was charged.
+    #[must_use]
+    pub fn new(receipt: Receipt, ttl: Span, on_expire: OnExpire) -> Self {
+        let expires = receipt.at.plus(ttl.min(MAX_RESERVATION));
+        Self { receipt, expires, on_expire, stage: Stage::Open }
+    }
+
+    /// Its id, which is that of the decision.
+    #[must_use]
+    pub fn id(&self) -> TraceId {
+        self.receipt.id
+    }
+
+    /// When it ends by itself.
+    #[must_use]
+    pub fn expires(&self) -> Timestamp {
+        self.expires
+    }
+
+    /// The keys it holds, in the order in which their balances are to be handed over.
+    pub fn keys(&self) -> impl Iterator<Item = Digest> {
+        self.receipt.keys()
+    }
+
+    /// The keys it holds, each with the limit it was charged under.
+    pub fn charges(&self) -> impl Iterator<Item = (Digest, Limit)> {
+        self.receipt.charges()
+    }
+
+    /// Whether it still waits for its end.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.stage == Stage::Open
+    }
+
+    /// Whether it was ended, or its expiry will give back what it holds: its receipt is then not to be refunded any more.
+    #[must_use]
+    pub fn gives_back(&self) -> bool {
+        !self.is_open() || self.on_expire == OnExpire::Release
+    }
+
+    /// From when on refunding its receipt does nothing.
+    #[must_use]
+    pub fn void_from(&self) -> Timestamp {
+        self.receipt.void_from()
+    }
+
+    /// Ends it with what it really cost: less is given back, more is recorded. Repeating it changes nothing.
+    ///
+    /// # Errors
+    /// Where it has expired, or was released.
+    pub fn commit(
+        &mut self,
+        actual: &ActualCost<'_>,
+        key: DigestKey,
+        balances: &mut [Balance],
+        now: Timestamp,
+    ) -> Result<(), UnknownReservation> {
+        match self.stage {
+            Stage::Committed => return Ok(()),
+            Stage::Released => return Err(UnknownReservation),
+            Stage::Open if now >= self.expires => return Err(UnknownReservation),
+            Stage::Open => self.stage = Stage::Committed,
+        }
+        for (charged, balance) in self.receipt.charged.iter().zip(balances) {
+            let reserved = charged.mark.amount;
+            if matches!(charged.limit, Limit::Concurrency(_)) {
+                // What was in flight has landed.
+                charged.give_back(reserved, self.receipt.at, balance, now, self.receipt.id);
+                continue;
+            }
+            let actual = charged.actual(actual, key).unwrap_or(reserved);
+            if let Some(more) = actual.checked_sub(reserved).filter(|more| *more > 0) {
+                // Not brought to the receipt's limit: that may hold no more, and its terms could forget what was used.
+                let limit = charged.limit.in_terms_of(&balance.state);
+                balance.charge(&limit, more, now, self.receipt.id);
+            } else {
+                let less = reserved.saturating_sub(actual);
+                charged.give_back(less, self.receipt.at, balance, now, self.receipt.id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends it without any cost. Repeating it changes nothing.
+    ///
+    /// # Errors
+    /// Where it has expired, or was committed.
+    pub fn release(&mut self, balances: &mut [Balance], now: Timestamp) -> Result<(), UnknownReservation> {
+        match self.stage {
+            Stage::Released => return Ok(()),
+            Stage::Committed => return Err(UnknownReservation),
+            Stage::Open if now >= self.expires => return Err(UnknownReservation),
+            Stage::Open => self.stage = Stage::Released,
+        }
+        self.receipt.refund(balances, now);
+        Ok(())
+    }
+
+    /// Ends it if its time has come, giving back what it held if that was chosen. Says whether it has ended.
+    pub fn expire(&mut self, balances: &mut [Balance], now: Timestamp) -> bool {
+        if now < self.expires {
+            return false;
+        }
+        if self.stage == Stage::Open && self.on_expire == OnExpire::Release {
+            self.receipt.refund(balances, now);
+        }
+        true
+    }
+
+    /// The bytes a store keeps.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Writer::new(VERSION);
+        out.byte(match self.stage {
+            Stage::Open => 0,
+            Stage::Committed => 1,
+            Stage::Released => 2,
+        });
+        out.byte(u8::from(self.on_expire == OnExpire::Release));
+        out.number(self.expires.micros());
+        self.receipt.write(&mut out);
+        out.finish()
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    ///
+    /// # Errors
+    /// On another version, and on bytes no reservation has.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
+        let mut from = Reader::new(bytes, VERSION)?;
+        let stage = match from.byte()? {
+            0 => Stage::Open,
+            1 => Stage::Committed,
+            2 => Stage::Released,
+            _ => return Err(BytesError::Malformed("reservation")),
+        };
+        let on_expire = match from.byte()? {
+            0 => OnExpire::Charge,
+            1 => OnExpire::Release,
+            _ => return Err(BytesError::Malformed("reservation")),
+        };
+        let expires = Timestamp::from_micros(from.number()?);
+        let receipt = Receipt::read(&mut from)?;
+        from.finish()?;
+        Ok(Self { receipt, expires, on_expire, stage })
+    }
+}
