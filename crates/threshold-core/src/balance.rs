@@ -60,10 +60,22 @@ pub enum Small {
     },
 }
 
+/// What one limit alone said of one cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Checked {
+    /// What was found.
+    pub look: Look,
+    /// What was charged, if anything was.
+    pub mark: Option<Mark>,
+    /// Whether the balance must be saved. A denial usually changes nothing.
+    pub changed: bool,
+}
+
 impl Balance {
     /// This balance without the figures of its limit. `None` if it is not of constant size, is in other figures, or is
     /// blocked: such a balance is kept whole.
     #[must_use]
+    #[inline]
     pub fn to_small(&self, limit: &Limit) -> Option<Small> {
         if self.blocked_until > Timestamp::EPOCH || !self.is_in_terms_of(limit) {
             return None;
@@ -80,6 +92,7 @@ impl Balance {
 
     /// The balance that [`to_small`](Self::to_small) was given, under the same limit.
     #[must_use]
+    #[inline]
     pub fn from_small(small: Small, limit: &Limit) -> Self {
         let (quota, period) = (limit.quota(), limit.period());
         let state = match small {
@@ -138,11 +151,13 @@ impl Balance {
     }
 
     /// Puts the state into the limit's terms at `now`; says whether that changed it.
+    #[inline]
     pub(crate) fn bring(&mut self, limit: &Limit, now: Timestamp) -> bool {
         limit.bring(&mut self.state, now)
     }
 
     /// What `limit` says of `cost` at `now`. The balance must have been brought there.
+    #[inline]
     pub(crate) fn look(&self, limit: &Limit, cost: u64, now: Timestamp) -> Look {
         let look = limit.look(&self.state, cost, now);
         if self.blocked_until <= now {
@@ -153,6 +168,7 @@ impl Balance {
     }
 
     /// Whether the state is in the figures of this limit, so that a mark made under it can be found again.
+    #[inline]
     pub(crate) fn is_in_terms_of(&self, limit: &Limit) -> bool {
         match (&self.state, limit) {
             (State::Rate(state), Limit::Rate(rate)) => (state.quota, state.period) == (rate.quota(), rate.period()),
@@ -164,18 +180,21 @@ impl Balance {
         }
     }
 
+    #[inline]
     pub(crate) fn is_blocked(&self, now: Timestamp) -> bool {
         self.blocked_until > now
     }
 
     /// Decides one cost under one limit alone, and charges it if it fits.
-    pub fn check(&mut self, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> (Look, Option<Mark>) {
-        self.bring(limit, now);
+    #[inline]
+    pub fn check(&mut self, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
+        let brought = self.bring(limit, now);
         let look = self.look(limit, cost, now);
         let mark = (look.fits && cost > 0).then(|| self.charge(limit, cost, now, id));
-        (look, mark)
+        Checked { look, mark, changed: brought || mark.is_some() }
     }
 
+    #[inline]
     pub(crate) fn charge(&mut self, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Mark {
         limit.charge(&mut self.state, cost, now, id)
     }

@@ -17,12 +17,14 @@ pub struct Digest(u128);
 impl Digest {
     /// From the number it is.
     #[must_use]
+    #[inline]
     pub const fn from_u128(value: u128) -> Self {
         Self(value)
     }
 
     /// As a number.
     #[must_use]
+    #[inline]
     pub const fn to_u128(self) -> u128 {
         self.0
     }
@@ -42,12 +44,14 @@ pub struct TraceId(u128);
 impl TraceId {
     /// From the number it is.
     #[must_use]
+    #[inline]
     pub const fn from_u128(value: u128) -> Self {
         Self(value)
     }
 
     /// As a number.
     #[must_use]
+    #[inline]
     pub const fn to_u128(self) -> u128 {
         self.0
     }
@@ -88,6 +92,7 @@ impl DigestKey {
     }
 
     /// Begins a digest under a key that [`KeyBuilder::derive`] made.
+    #[inline]
     pub(crate) fn go_on(self) -> KeyBuilder {
         KeyBuilder::new(self)
     }
@@ -122,6 +127,7 @@ impl TextKeys {
 
     /// The digest of one key.
     #[must_use]
+    #[inline]
     pub fn digest(&self, text: &str) -> Digest {
         // The secret is this limit's own and there is one part only, so it needs no frame.
         Digest(SipHasher13::new_with_key(&self.0.0).hash(text.as_bytes()).as_u128())
@@ -173,10 +179,12 @@ pub(crate) struct KeyBuilder {
 impl KeyBuilder {
     const GATHER: usize = 96;
 
+    #[inline]
     fn new(key: DigestKey) -> Self {
         Self { key, gathered: [0; Self::GATHER], len: 0, spilt: None }
     }
 
+    #[inline]
     pub(crate) fn text(&mut self, part: Part, value: &str) {
         self.bytes(part, value.as_bytes());
     }
@@ -233,15 +241,16 @@ impl KeyBuilder {
     }
 
     /// A key of its own for everything that begins like this. What follows is hashed under it, and the beginning no more.
-    pub(crate) fn derive(self) -> DigestKey {
+    pub(crate) fn derive(&self) -> DigestKey {
         DigestKey(self.finish().0.to_be_bytes())
     }
 
-    pub(crate) fn finish(self) -> Digest {
+    pub(crate) fn finish(&self) -> Digest {
         let gathered = self.gathered.get(..self.len).unwrap_or_default();
-        match self.spilt {
+        match &self.spilt {
             None => Digest(SipHasher13::new_with_key(&self.key.0).hash(gathered).as_u128()),
-            Some(mut hasher) => {
+            Some(hasher) => {
+                let mut hasher = hasher.clone();
                 hasher.write(gathered);
                 Digest(hasher.finish128().as_u128())
             }

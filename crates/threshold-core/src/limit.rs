@@ -263,6 +263,7 @@ impl Limit {
 
     /// L as written.
     #[must_use]
+    #[inline]
     pub const fn quota(&self) -> u64 {
         match self {
             Self::Rate(rate) => rate.quota(),
@@ -276,6 +277,7 @@ impl Limit {
 
     /// The most that can fit at once: the burst of a bucket, else L. A larger cost is the caller's error.
     #[must_use]
+    #[inline]
     pub const fn capacity(&self) -> u64 {
         match self {
             Self::Rate(rate) => rate.burst(),
@@ -285,6 +287,7 @@ impl Limit {
 
     /// W as written; for concurrency, how long a hold lasts at most.
     #[must_use]
+    #[inline]
     pub const fn period(&self) -> Span {
         match self {
             Self::Rate(rate) => rate.period(),
@@ -343,6 +346,7 @@ impl Limit {
 
     /// Puts state that was written under other figures, or by a clock that has since stepped back, into this
     /// limit's terms at `now`. What was used stays used. Returns whether anything changed.
+    #[inline]
     pub(crate) fn bring(&self, state: &mut State, now: Timestamp) -> bool {
         match (self, state) {
             (Self::Rate(limit), State::Rate(state)) => limit.bring(state, now),
@@ -355,6 +359,7 @@ impl Limit {
     }
 
     /// Whether `cost` fits now. The state must have been brought to `now`.
+    #[inline]
     pub(crate) fn look(&self, state: &State, cost: u64, now: Timestamp) -> Look {
         match (self, state) {
             (Self::Rate(limit), State::Rate(state)) => limit.look(state, cost, now),
@@ -374,6 +379,7 @@ impl Limit {
     }
 
     /// Charges `cost`, whether or not it fits: past the capacity it becomes debt, up to one capacity more.
+    #[inline]
     pub(crate) fn charge(&self, state: &mut State, cost: u64, now: Timestamp, id: TraceId) -> Mark {
         match self {
             Self::Rate(limit) => {

@@ -9,7 +9,7 @@ use arrayvec::ArrayVec;
 use crate::address::AddressGroup;
 use crate::caller::{Caller, DEFAULT_CATEGORY, Keyed, field_of};
 use crate::facts::Facts;
-use crate::key::{Digest, Part, TraceId};
+use crate::key::{Digest, DigestKey, Part, TraceId};
 use crate::ladder::Ladder;
 use crate::limit::Limit;
 use crate::policy::{
@@ -255,7 +255,7 @@ impl Policy {
 
     /// The digest of a rule's key for this caller. What a limit by tier counts, it counts in each category.
     fn key_of(&self, rule: &Rule, limit: &Limit, caller: &Caller<'_>, floors: bool) -> Option<(Digest, Keyed)> {
-        let mut key = rule.prefix(limit)?;
+        let mut key = rule.prefix(limit)?.go_on();
         if rule.is_by_tier() && !rule.per.contains(&Per::Category) {
             key.text(Part::Category, caller.category);
         }
@@ -376,7 +376,7 @@ impl<'p> Plan<'p> {
     /// same /24 or /48, or everyone of its rule where there is no address.
     #[must_use]
     pub fn folded_key(&self, charge: &Charge<'_>) -> Digest {
-        let Some(mut key) = charge.rule.prefix(charge.limit) else { return charge.key };
+        let Some(mut key) = charge.rule.prefix(charge.limit).map(DigestKey::go_on) else { return charge.key };
         match self.ip {
             Some(ip @ IpAddr::V4(_)) => key.address(Part::Folded, AddressGroup::wider(ip, 24, 64)),
             Some(ip @ IpAddr::V6(_)) => key.address(Part::Folded, AddressGroup::wider(ip, 48, 48)),
@@ -388,7 +388,7 @@ impl<'p> Plan<'p> {
     /// The one budget of everyone of a rule.
     #[must_use]
     pub fn shared_key(&self, charge: &Charge<'_>) -> Digest {
-        let Some(mut key) = charge.rule.prefix(charge.limit) else { return charge.key };
+        let Some(mut key) = charge.rule.prefix(charge.limit).map(DigestKey::go_on) else { return charge.key };
         key.text(Part::Folded, "");
         key.finish()
     }

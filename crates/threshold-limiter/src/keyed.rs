@@ -45,12 +45,13 @@ impl<C: Clock> KeyLimiter<C> {
     }
 
     /// Whether `cost` fits under this key now; if it does, it is charged.
+    #[inline]
     pub fn check(&self, key: &str, cost: u64) -> Look {
         let id = match self.limit {
             Limit::Concurrency(_) => TraceId::from_u128(u128::from_ne_bytes(crate::random())),
             _ => TraceId::default(),
         };
-        self.store.check_one(self.keys.digest(key), &self.limit, cost, self.clock.now(), id).0
+        self.store.check_one(self.keys.digest(key), &self.limit, cost, self.clock.now(), id).look
     }
 
     /// The store.

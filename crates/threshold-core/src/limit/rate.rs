@@ -15,7 +15,7 @@ const MAX_FILL: Span = Span::from_secs(1_000 * 365 * 86_400);
 const CARRY_BITS: u32 = 20;
 
 /// A token bucket: L per W, refilled smoothly, `burst` at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Eq)]
 pub struct Rate {
     quota: u64,
     period: Span,
@@ -23,6 +23,14 @@ pub struct Rate {
     terms: Terms,
     /// The time a burst takes to refill, in microseconds, where one unit takes a whole number of them.
     whole_capacity: Option<u64>,
+}
+
+/// The other figures follow from these.
+impl PartialEq for Rate {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        (self.quota, self.period, self.burst) == (other.quota, other.period, other.burst)
+    }
 }
 
 /// `W / L` as a reduced fraction: one unit of cost takes `step / parts` microseconds.
@@ -149,6 +157,7 @@ impl Rate {
         full.since(Timestamp::EPOCH).max(self.period)
     }
 
+    #[inline]
     pub(super) fn fresh(&self, now: Timestamp) -> RateState {
         RateState { full_at: now, part: 0, quota: self.quota, period: self.period }
     }
@@ -158,11 +167,17 @@ impl Rate {
         self.terms.cost(self.burst).saturating_mul(2)
     }
 
+    #[inline]
     pub(super) fn bring(&self, state: &mut RateState, now: Timestamp) -> bool {
         let in_terms = (state.quota, state.period) == (self.quota, self.period);
         if in_terms && self.whole_capacity.is_some_and(|capacity| state.full_at.since(now).micros() <= capacity) {
             return false;
         }
+        self.bring_from_afar(state, in_terms, now)
+    }
+
+    /// The same for a state in other figures, one with a fraction, and one far ahead.
+    fn bring_from_afar(&self, state: &mut RateState, in_terms: bool, now: Timestamp) -> bool {
         let before = *state;
         if !in_terms {
             self.carry(state, now);
@@ -188,12 +203,14 @@ impl Rate {
         *state = RateState { full_at, part, quota: self.quota, period: self.period };
     }
 
+    #[inline]
     pub(super) fn look(&self, state: &RateState, cost: u64, now: Timestamp) -> Look {
         self.look_whole(state, cost, now).unwrap_or_else(|| self.look_exactly(state, cost, now))
     }
 
     /// The look where nothing has a fraction and everything fits 64 bits, which is most of them: a third of the work.
     /// `None` where that does not hold.
+    #[inline]
     fn look_whole(&self, state: &RateState, cost: u64, now: Timestamp) -> Option<Look> {
         let capacity = self.whole_capacity?;
         let step = self.terms.step;
@@ -240,6 +257,7 @@ impl Rate {
         }
     }
 
+    #[inline]
     pub(super) fn charge(&self, state: &mut RateState, cost: u64, now: Timestamp) -> Mark {
         if let Some(full_at) = self.charged_whole(state, cost, now) {
             state.full_at = full_at;
@@ -256,6 +274,7 @@ impl Rate {
     }
 
     /// When the bucket is full again after a charge, where nothing has a fraction and the whole cost fits.
+    #[inline]
     fn charged_whole(&self, state: &RateState, cost: u64, now: Timestamp) -> Option<Timestamp> {
         let backlog = state.full_at.since(now).micros();
         let after = backlog.checked_add(cost.checked_mul(self.terms.step)?)?;

@@ -30,6 +30,7 @@ pub(crate) struct WindowState {
 }
 
 impl WindowState {
+    #[inline]
     pub(crate) fn end(&self) -> Timestamp {
         self.start.plus(self.period)
     }
@@ -70,10 +71,12 @@ impl Window {
         self.anchor
     }
 
+    #[inline]
     pub(super) fn fresh(&self, now: Timestamp) -> WindowState {
         WindowState { start: self.start_of(now), used: 0, period: self.period }
     }
 
+    #[inline]
     fn start_of(&self, now: Timestamp) -> Timestamp {
         match self.anchor {
             Anchor::Clock => now.floor_to(self.period),
@@ -81,6 +84,7 @@ impl Window {
         }
     }
 
+    #[inline]
     pub(super) fn bring(&self, state: &mut WindowState, now: Timestamp) -> bool {
         let before = *state;
         if state.period != self.period {
@@ -104,10 +108,12 @@ impl Window {
     }
 
     /// The window that holds now: the one in the state, unless it has ended.
+    #[inline]
     fn current(&self, state: &WindowState, now: Timestamp) -> WindowState {
         if now < state.end() { *state } else { self.fresh(now) }
     }
 
+    #[inline]
     pub(super) fn look(&self, state: &WindowState, cost: u64, now: Timestamp) -> Look {
         let window = self.current(state, now);
         let remaining = self.quota.saturating_sub(window.used);
@@ -129,6 +135,7 @@ impl Window {
         }
     }
 
+    #[inline]
     pub(super) fn charge(&self, state: &mut WindowState, cost: u64, now: Timestamp) -> Mark {
         let mut window = self.current(state, now);
         if window.used == 0 && self.anchor == Anchor::First {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::caller::Caller;
-use crate::key::{DigestKey, Domain, KeyBuilder, Part};
+use crate::key::{DigestKey, Domain, Part};
 use crate::ladder::{RuleTag, StrikeMode};
 use crate::limit::{Algorithm, Limit, Unit};
 use crate::policy::Pattern;
@@ -287,10 +287,11 @@ impl Rule {
         self.tag = RuleTag::try_from(begin("").finish().to_u128() >> 96).unwrap_or_default();
     }
 
-    /// A key of this rule under one limit, ready for its parts.
-    pub(crate) fn prefix(&self, limit: &Limit) -> Option<KeyBuilder> {
+    /// The secret under which the parts of this rule's keys are digested.
+    #[inline]
+    pub(crate) fn prefix(&self, limit: &Limit) -> Option<DigestKey> {
         let index = limit.algorithm().map_or(Algorithm::ALL.len(), |algorithm| algorithm as usize);
-        self.prefixes.get(index).map(|key| key.go_on())
+        self.prefixes.get(index).copied()
     }
 
     /// The limit everyone has under this rule; `None` if it depends on the tier, or there is none.

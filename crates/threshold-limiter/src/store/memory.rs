@@ -4,17 +4,19 @@
 //! limits, then writes all or none. Standings and accounts have tables of their own, so that no flood of keys pushes a
 //! ban, a strike or a lock out.
 
+mod locked;
 mod reservations;
 mod side;
 mod slab;
+mod slots;
 mod table;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use arrayvec::ArrayVec;
+use threshold_core::balance::Checked;
 use threshold_core::ladder::Standing;
-use threshold_core::limit::{Look, Mark};
 use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
 use threshold_core::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, SubjectKeys};
 use threshold_core::policy::{Memory, WhenFull};
@@ -24,6 +26,7 @@ use threshold_core::{
 };
 
 use super::{LocalStore, StoreError};
+use locked::{Keys, Locked, Places, shard_of};
 use reservations::Reservations;
 use side::{Side, Worth, worth_until};
 use table::Shard;
@@ -70,27 +73,6 @@ pub struct Usage {
     pub counts: Counts,
 }
 
-/// The shards of a plan, locked in one order; each charge knows which is its own.
-struct Locked<'s> {
-    guards: ArrayVec<MutexGuard<'s, Shard>, MAX_CHARGES>,
-    of: ArrayVec<usize, MAX_CHARGES>,
-}
-
-impl Locked<'_> {
-    fn shard(&mut self, charge: usize) -> Option<&mut Shard> {
-        let at = *self.of.get(charge)?;
-        self.guards.get_mut(at).map(|guard| &mut **guard)
-    }
-
-    /// Takes the balances of the keys that were locked, to be put back one by one.
-    fn take(&mut self, keys: &[Digest]) -> ArrayVec<Balance, MAX_CHARGES> {
-        let take = |(index, key): (usize, &Digest)| self.shard(index).map(|shard| shard.take(*key)).unwrap_or_default();
-        keys.iter().enumerate().map(take).collect()
-    }
-}
-
-type Keys = ArrayVec<Digest, MAX_CHARGES>;
-
 /// Whose budget a charge falls to when there is no room for its own key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StandsIn {
@@ -122,17 +104,9 @@ impl MemoryStore {
     }
 
     /// Decides one cost on one key under one limit alone. Full, it denies what is new.
-    pub fn check_one(
-        &self,
-        key: Digest,
-        limit: &Limit,
-        cost: u64,
-        now: Timestamp,
-        id: TraceId,
-    ) -> (Look, Option<Mark>) {
-        let Some(shard) = self.shards.get(self.shard_of(key)) else {
-            return Balance::default().check(limit, cost, now, id);
-        };
+    #[inline]
+    pub fn check_one(&self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
+        let Some(shard) = self.shard(key) else { return Balance::default().check(limit, cost, now, id) };
         lock(shard).check(key, limit, cost, now, id)
     }
 
@@ -155,52 +129,42 @@ impl MemoryStore {
         usage
     }
 
-    /// The shard of a key, by its highest bits; its lowest ones find its slot.
-    fn shard_of(&self, key: Digest) -> usize {
-        // There are a power of two of them, at most 256.
-        let last = self.shards.len().saturating_sub(1);
-        usize::try_from(key.to_u128() >> 120).unwrap_or(0) & last
+    /// The shard of one key.
+    fn shard(&self, key: Digest) -> Option<&Mutex<Shard>> {
+        self.shards.get(usize::from(shard_of(key, self.shards.len())))
     }
 
-    /// Locks the shards of these keys, each once, in ascending order: two plans never wait for each other in a circle.
-    fn lock_all(&self, keys: &[Digest]) -> Locked<'_> {
-        let mut order: ArrayVec<usize, MAX_CHARGES> = keys.iter().map(|key| self.shard_of(*key)).collect();
-        order.sort_unstable();
-        let mut unique: ArrayVec<usize, MAX_CHARGES> = ArrayVec::new();
-        for shard in order {
-            if unique.last() != Some(&shard) {
-                let _ = unique.try_push(shard);
-            }
-        }
-        let of = keys.iter().map(|key| unique.partition_point(|shard| *shard < self.shard_of(*key))).collect();
-        let guards = unique.iter().filter_map(|shard| self.shards.get(*shard)).map(lock).collect();
-        Locked { guards, of }
-    }
-
-    /// Locks the keys of a plan. Where a shard has room for no more keys, another stands in: the key of the caller's
-    /// prefix, and where there is no room for that either, the one key of the rule.
-    fn lock_plan(&self, plan: &Plan<'_>, now: Timestamp) -> Result<(Locked<'_>, Keys), StoreError> {
-        let mut keys: Keys = plan.charges().iter().map(Charge::key).collect();
+    /// Makes room for those keys of a plan that are not here yet. Where a shard has room for no more, another key stands
+    /// in: that of the caller's prefix, and where there is no room for that either, the one key of the rule.
+    #[cold]
+    fn make_room<'s>(
+        &'s self,
+        plan: &Plan<'_>,
+        keys: &mut Keys,
+        locked: &mut Locked<'s>,
+        now: Timestamp,
+    ) -> Result<Places, StoreError> {
         let mut stands_in = [StandsIn::Nobody; MAX_CHARGES];
         loop {
-            let mut locked = self.lock_all(&keys);
+            let places = locked.places(keys);
             let mut crowded: ArrayVec<usize, MAX_CHARGES> = ArrayVec::new();
-            for (index, (key, stands_in)) in keys.iter().zip(&stands_in).enumerate() {
-                let Some(shard) = locked.shard(index) else { continue };
-                let has_room = match stands_in {
-                    StandsIn::Nobody => shard.make_room(*key, now),
-                    StandsIn::Prefix => shard.make_room(*key, now) || shard.has_spare_slots(),
-                    StandsIn::Rule => shard.make_room(*key, now) || shard.has_a_spare_slot(),
-                };
+            for (index, ((key, stands_in), place)) in keys.iter().zip(&stands_in).zip(&places).enumerate() {
+                let Some(shard) = locked.shard(index).filter(|_| place.is_none()) else { continue };
+                let has_room = shard.make_room(*key, now)
+                    || match stands_in {
+                        StandsIn::Nobody => false,
+                        StandsIn::Prefix => shard.has_spare_slots(),
+                        StandsIn::Rule => shard.has_a_spare_slot(),
+                    };
                 if !has_room {
                     shard.counts.folded = shard.counts.folded.saturating_add(1);
                     let _ = crowded.try_push(index);
                 }
             }
             if crowded.is_empty() {
-                return Ok((locked, keys));
+                // What had to go may have moved others.
+                return Ok(locked.places(keys));
             }
-            drop(locked);
             for index in crowded {
                 let (Some(key), Some(stands_in), Some(charge)) =
                     (keys.get_mut(index), stands_in.get_mut(index), plan.charges().get(index))
@@ -215,24 +179,7 @@ impl MemoryStore {
                     }
                 };
             }
-        }
-    }
-
-    /// Loads what a plan touches, settles it, and keeps what changed.
-    fn settle_locked(
-        plan: &Plan<'_>,
-        locked: &mut Locked<'_>,
-        keys: &[Digest],
-        standings: &mut [Standing],
-        now: Timestamp,
-        outcome: &mut Outcome,
-    ) {
-        let mut balances = locked.take(keys);
-        settle_into(plan, &mut balances, standings, now, outcome);
-        for (index, ((charge, key), balance)) in plan.charges().iter().zip(keys).zip(balances).enumerate() {
-            if let Some(shard) = locked.shard(index) {
-                shard.put_back(*key, charge.limit(), balance, outcome.balance_changed(index), now);
-            }
+            locked.lock(&self.shards, keys);
         }
     }
 
@@ -244,12 +191,13 @@ impl MemoryStore {
         change: impl FnOnce(&mut [Balance]) -> T,
     ) -> T {
         let keys: Keys = charges.iter().map(|(key, _)| *key).collect();
-        let mut locked = self.lock_all(&keys);
-        let mut balances = locked.take(&keys);
+        let mut locked = Locked::default();
+        locked.lock(&self.shards, &keys);
+        let mut balances = locked.lend(&locked.places(&keys));
         let result = change(&mut balances);
         for (index, ((key, limit), balance)) in charges.iter().zip(balances).enumerate() {
             if let Some(shard) = locked.shard(index) {
-                shard.put_back(*key, limit, balance, true, now);
+                shard.keep(*key, limit, balance, now);
             }
         }
         result
@@ -281,14 +229,13 @@ impl MemoryStore {
         usize::try_from(key.to_u128() >> 122).unwrap_or(0)
     }
 
-    /// Settles with the subjects' standings locked too: a strike and a charge are one step.
-    fn settle_with_standings(
+    /// Lends the subjects' standings to a step, locked for as long as it takes: a strike and a charge are one step.
+    fn with_standings(
         &self,
         plan: &Plan<'_>,
-        locked: &mut Locked<'_>,
-        keys: &[Digest],
         now: Timestamp,
         outcome: &mut Outcome,
+        step: impl FnOnce(&mut [Standing], &mut Outcome),
     ) {
         let mut order: ArrayVec<usize, MAX_SUBJECTS> =
             plan.subjects().iter().map(|subject| self.standing_shard(subject.key())).collect();
@@ -307,7 +254,7 @@ impl MemoryStore {
             let standing = own.and_then(|(_, side)| side.get(subject.key()).cloned());
             let _ = standings.try_push(standing.unwrap_or_default());
         }
-        Self::settle_locked(plan, locked, keys, &mut standings, now, outcome);
+        step(&mut standings, outcome);
         for (index, (subject, standing)) in plan.subjects().iter().zip(standings).enumerate() {
             let own = guards.iter_mut().find(|(shard, _)| *shard == self.standing_shard(subject.key()));
             if let Some((_, side)) = own
@@ -340,11 +287,25 @@ fn account_worth(account: &Account, login: &Login, now: Timestamp) -> Worth {
 impl LocalStore for MemoryStore {
     fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         self.expire_reservations(now);
-        let (mut locked, keys) = self.lock_plan(plan, now)?;
+        let mut keys: Keys = plan.charges().iter().map(Charge::key).collect();
+        let mut locked = Locked::default();
+        locked.lock(&self.shards, &keys);
+        let mut places = locked.places(&keys);
+        if places.iter().any(Option::is_none) {
+            places = self.make_room(plan, &mut keys, &mut locked, now)?;
+        }
+        let mut balances = locked.lend(&places);
         if plan.subjects().is_empty() {
-            Self::settle_locked(plan, &mut locked, &keys, &mut [], now, outcome);
+            settle_into(plan, &mut balances, &mut [], now, outcome);
         } else {
-            self.settle_with_standings(plan, &mut locked, &keys, now, outcome);
+            self.with_standings(plan, now, outcome, |standings, outcome| {
+                settle_into(plan, &mut balances, standings, now, outcome);
+            });
+        }
+        for (index, (((charge, key), place), balance)) in
+            plan.charges().iter().zip(keys).zip(places).zip(balances).enumerate()
+        {
+            locked.put_back((index, key, place), charge.limit(), balance, outcome.balance_changed(index), now);
         }
         Ok(())
     }
@@ -403,7 +364,7 @@ impl LocalStore for MemoryStore {
 
     fn forgive(&self, keys: &SubjectKeys) {
         for key in keys.balances.keys() {
-            if let Some(shard) = self.shards.get(self.shard_of(*key)) {
+            if let Some(shard) = self.shard(*key) {
                 lock(shard).remove(*key);
             }
         }
@@ -455,9 +416,9 @@ impl LocalStore for MemoryStore {
 impl MemoryStore {
     /// Whether a key is here or can be; what had to go for it is gone afterwards.
     fn has_room_for(&self, key: Digest, now: Timestamp) -> bool {
-        self.shards.get(self.shard_of(key)).is_some_and(|shard| {
+        self.shard(key).is_some_and(|shard| {
             let mut shard = lock(shard);
-            shard.make_room(key, now) || shard.has_spare_slots()
+            shard.place(key).is_some() || shard.make_room(key, now) || shard.has_spare_slots()
         })
     }
 

@@ -4,16 +4,13 @@
 //! and nothing ever stops to grow. Keys are found by linear probing; one that must go is taken out by shifting back the
 //! few that follow it.
 
-use threshold_core::balance::Small;
-use threshold_core::limit::{Look, Mark};
+use threshold_core::balance::{Checked, Small};
+use threshold_core::limit::Look;
 use threshold_core::{Balance, Digest, Limit, Timestamp, TraceId};
 
 use super::slab::{Large, Slab};
+use super::slots::{Slot, Slots, words};
 
-/// Digest (two words), a large figure, and a word with the kind, the limit's number and a smaller figure.
-type Slot = [u64; 4];
-
-const EMPTY: Slot = [0; 4];
 /// Slots for each three keys: at three quarters full a probe looks at two or three of them.
 const SLOTS_FOR_THREE: usize = 4;
 /// How many slots are looked at for one that may go.
@@ -48,7 +45,7 @@ pub struct Counts {
 /// One shard.
 #[derive(Debug)]
 pub(super) struct Shard {
-    slots: Vec<Slot>,
+    slots: Slots,
     used: usize,
     most: usize,
     /// Every limit that a small balance here is under, by its number.
@@ -65,7 +62,7 @@ impl Shard {
         let most = most.max(8);
         let slots = most.saturating_mul(SLOTS_FOR_THREE).div_ceil(3).saturating_add(1);
         Self {
-            slots: vec![EMPTY; slots],
+            slots: Slots::new(slots),
             used: 0,
             most,
             limits: Vec::new(),
@@ -80,86 +77,65 @@ impl Shard {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let slots = self.slots.capacity().saturating_mul(size_of::<Slot>());
-        slots
+        self.slots
+            .bytes()
             .saturating_add(self.large.bytes())
             .saturating_add(self.limits.capacity().saturating_mul(size_of::<Limit>()))
     }
 
-    /// The balance under a key; a fresh one if there is none. A large one is lent, not copied: [`put_back`](Self::put_back)
-    /// must follow.
-    pub(super) fn take(&mut self, key: Digest) -> Balance {
-        let Some(slot) = self.find(key).ok().and_then(|at| self.slots.get(at)).copied() else {
-            return Balance::default();
-        };
+    /// Reads where a key's probe begins and waits for nothing: what several keys need is then on its way together.
+    #[inline]
+    pub(super) fn touch(&self, key: Digest) -> u64 {
+        self.slots.get(self.slots.home(key)).map_or(0, |slot| slot[3])
+    }
+
+    /// The slot a key is in, until a key goes: those behind it then move.
+    #[inline]
+    pub(super) fn place(&self, key: Digest) -> Option<usize> {
+        self.slots.find(key).ok()
+    }
+
+    /// The balance in a slot. A large one is lent, not copied: [`put_back`](Self::put_back) must follow.
+    #[inline]
+    pub(super) fn lend(&mut self, place: usize) -> Balance {
+        let Some(slot) = self.slots.get(place) else { return Balance::default() };
         match parts(slot[3]) {
             (LARGE, _, number) => self.large.lend(u32::try_from(number).unwrap_or(u32::MAX)),
-            _ => self.unpack(&slot),
+            _ => self.unpack(slot),
         }
     }
 
-    /// Puts back what was taken. What has not changed and was not lent is where it was.
-    pub(super) fn put_back(&mut self, key: Digest, limit: &Limit, balance: Balance, changed: bool, now: Timestamp) {
-        if changed {
-            return self.keep(key, limit, balance, now);
-        }
-        if let Some((LARGE, _, number)) =
-            self.find(key).ok().and_then(|at| self.slots.get(at)).map(|slot| parts(slot[3]))
-        {
-            self.large.replace(u32::try_from(number).unwrap_or(u32::MAX), *limit, balance);
+    /// Puts back what was lent. What has not changed and is small is where it was.
+    #[inline]
+    pub(super) fn put_back(&mut self, place: usize, limit: &Limit, balance: Balance, changed: bool) {
+        let Some(slot) = self.slots.get(place) else { return };
+        if changed || parts(slot[3]).0 == LARGE {
+            self.overwrite(place, limit, balance);
         }
     }
 
     /// Decides one cost on one key. A small balance is found once, and changed where it lies.
-    pub(super) fn check(
-        &mut self,
-        key: Digest,
-        limit: &Limit,
-        cost: u64,
-        now: Timestamp,
-        id: TraceId,
-    ) -> (Look, Option<Mark>) {
-        match self.find(key) {
-            Ok(at) => self.check_known(at, key, limit, cost, now, id),
-            Err(at) => {
-                let mut balance = Balance::default();
-                let (look, mark) = balance.check(limit, cost, now, id);
-                if mark.is_none() {
-                    return (look, mark);
-                }
-                let full = self.is_full();
-                if full && !self.free_one(key, now) {
-                    return (Look { fits: false, ..look }, None);
-                }
-                // Whatever went may have moved the end of the probe.
-                let at = if full { self.find(key).unwrap_or_else(|at| at) } else { at };
-                self.insert(at, key, limit, balance);
-                (look, mark)
-            }
-        }
+    #[inline]
+    pub(super) fn check(&mut self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
+        let Ok(place) = self.slots.find(key) else { return self.check_new(key, limit, cost, now, id) };
+        let mut balance = self.lend(place);
+        let checked = balance.check(limit, cost, now, id);
+        self.put_back(place, limit, balance, checked.changed);
+        checked
     }
 
-    fn check_known(
-        &mut self,
-        at: usize,
-        key: Digest,
-        limit: &Limit,
-        cost: u64,
-        now: Timestamp,
-        id: TraceId,
-    ) -> (Look, Option<Mark>) {
-        let Some(slot) = self.slots.get(at).copied() else { return Balance::default().check(limit, cost, now, id) };
-        let mut balance = match parts(slot[3]) {
-            (LARGE, _, number) => self.large.lend(u32::try_from(number).unwrap_or(u32::MAX)),
-            _ => self.unpack(&slot),
-        };
-        let (look, mark) = balance.check(limit, cost, now, id);
-        // A denial leaves a small balance as it was, unless its terms or its clock have changed.
-        let (kind, number, _) = parts(slot[3]);
-        if mark.is_some() || kind == LARGE || self.limit(number) != Some(limit) {
-            self.overwrite(at, key, limit, balance);
+    fn check_new(&mut self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
+        let mut balance = Balance::default();
+        let checked = balance.check(limit, cost, now, id);
+        if !checked.changed {
+            return checked;
         }
-        (look, mark)
+        if self.is_full() && !self.free_one(key, now) {
+            let look = Look { fits: false, ..checked.look };
+            return Checked { look, mark: None, changed: false };
+        }
+        self.add(key, limit, balance);
+        checked
     }
 
     fn is_full(&self) -> bool {
@@ -178,107 +154,54 @@ impl Shard {
         self.used.saturating_add(1) < self.slots.len()
     }
 
-    fn insert(&mut self, at: usize, key: Digest, limit: &Limit, balance: Balance) {
+    /// Adds a key that is not here. The caller has made room.
+    pub(super) fn add(&mut self, key: Digest, limit: &Limit, balance: Balance) {
+        let Err(free) = self.slots.find(key) else { return };
         if !self.has_a_spare_slot() {
             return;
         }
-        let slot = self.pack_new(key, limit, balance);
-        if let Some(free) = self.slots.get_mut(at)
-            && slot != EMPTY
-        {
-            *free = slot;
+        if let Some([large, last]) = self.pack(limit, balance) {
+            let [high, low] = words(key);
+            self.slots.set(free, [high, low, large, last]);
             self.used = self.used.saturating_add(1);
         }
     }
 
-    /// Whether a key is here, or room can be made for it. What had to go for it is gone afterwards.
+    /// Makes room for a key that is not here. What had to go for it is gone afterwards, and others may have moved.
     pub(super) fn make_room(&mut self, key: Digest, now: Timestamp) -> bool {
-        if self.find(key).is_ok() {
-            return true;
-        }
         !self.is_full() || self.free_one(key, now)
     }
 
     /// Keeps a balance. One that says nothing is dropped instead.
-    fn keep(&mut self, key: Digest, limit: &Limit, balance: Balance, now: Timestamp) {
-        if balance.silent_from() <= now {
-            return self.remove(key);
-        }
-        match self.find(key) {
-            Ok(at) => self.overwrite(at, key, limit, balance),
-            Err(at) => self.insert(at, key, limit, balance),
+    pub(super) fn keep(&mut self, key: Digest, limit: &Limit, balance: Balance, now: Timestamp) {
+        match self.slots.find(key) {
+            Ok(place) if balance.silent_from() <= now => self.take_out(place),
+            Ok(place) => self.overwrite(place, limit, balance),
+            Err(_) if balance.silent_from() <= now => {}
+            Err(_) => self.add(key, limit, balance),
         }
     }
 
     pub(super) fn remove(&mut self, key: Digest) {
-        if let Ok(at) = self.find(key) {
-            self.take_out(at);
-        }
-    }
-
-    fn home(&self, key: Digest) -> usize {
-        let low = u128::from(word(key.to_u128()));
-        let at = low.saturating_mul(self.slots.len() as u128) >> 64;
-        usize::try_from(at).unwrap_or(0)
-    }
-
-    /// The slot a key is in, or the empty one where its probe ends. There always is one: slots outnumber keys.
-    fn find(&self, key: Digest) -> Result<usize, usize> {
-        let [high, low] = words(key);
-        let mut at = self.home(key);
-        loop {
-            match self.slots.get(at) {
-                Some([own_high, own_low, _, last]) => {
-                    if *last == 0 {
-                        return Err(at);
-                    }
-                    if (*own_high, *own_low) == (high, low) {
-                        return Ok(at);
-                    }
-                    at = at.saturating_add(1);
-                }
-                None => at = 0,
-            }
+        if let Ok(place) = self.slots.find(key) {
+            self.take_out(place);
         }
     }
 
     /// Takes a slot out, shifting back those behind it that would not be found across the gap.
-    fn take_out(&mut self, at: usize) {
-        if let Some((LARGE, _, number)) = self.slots.get(at).map(|slot| parts(slot[3])) {
+    fn take_out(&mut self, place: usize) {
+        if let Some((LARGE, _, number)) = self.slots.get(place).map(|slot| parts(slot[3])) {
             self.large.remove(u32::try_from(number).unwrap_or(u32::MAX));
         }
-        let mut gap = at;
-        let mut moved: u64 = 0;
-        let mut next = self.after(gap);
-        while let Some(slot) = self.slots.get(next).copied().filter(|slot| slot[3] != 0) {
-            let home = self.home(digest(&slot));
-            // Whether the gap lies between this key's home and where it is, going round.
-            let wanders = if gap <= next { home <= gap || home > next } else { home <= gap && home > next };
-            if wanders {
-                if let Some(free) = self.slots.get_mut(gap) {
-                    *free = slot;
-                }
-                moved = moved.saturating_add(1);
-                gap = next;
-            }
-            next = self.after(next);
-        }
-        if let Some(slot) = self.slots.get_mut(gap) {
-            *slot = EMPTY;
-        }
+        let moved = self.slots.close(place);
         self.used = self.used.saturating_sub(1);
         self.counts.most_moved = self.counts.most_moved.max(moved);
-    }
-
-    fn after(&self, at: usize) -> usize {
-        let next = at.saturating_add(1);
-        if next < self.slots.len() { next } else { 0 }
     }
 
     /// Makes one key go: one that says nothing, else the least used of those looked at, never a protected one.
     fn free_one(&mut self, near: Digest, now: Timestamp) -> bool {
         let mut least: Option<(u64, usize)> = None;
-        for start in [self.home(near), self.hand] {
+        for start in [self.slots.home(near), self.hand] {
             let mut at = start;
             for _ in 0..SEARCH.min(self.slots.len()) {
                 match self.worth(at, now) {
@@ -290,7 +213,7 @@ impl Shard {
                     Worth::Share(used) if least.is_none_or(|(known, _)| used < known) => least = Some((used, at)),
                     Worth::Share(_) | Worth::Protected | Worth::Empty => {}
                 }
-                at = self.after(at);
+                at = self.slots.after(at);
             }
             self.hand = at;
         }
@@ -323,6 +246,7 @@ impl Shard {
         }
     }
 
+    #[inline]
     fn limit(&self, number: u64) -> Option<&Limit> {
         self.limits.get(usize::try_from(number).ok()?)
     }
@@ -337,69 +261,60 @@ impl Shard {
         Some(number)
     }
 
-    fn overwrite(&mut self, at: usize, key: Digest, limit: &Limit, balance: Balance) {
-        let Some((kind, _, figure)) = self.slots.get(at).map(|slot| parts(slot[3])) else { return };
+    #[inline]
+    fn overwrite(&mut self, place: usize, limit: &Limit, balance: Balance) {
+        let Some(slot) = self.slots.get(place).copied() else { return };
+        let (kind, number, figure) = parts(slot[3]);
+        let packed = balance.to_small(limit).and_then(|small| {
+            // Nearly always the limit is the one it was under before.
+            let same = kind != LARGE && self.limit(number) == Some(limit);
+            let number = if same { number } else { self.number(limit)? };
+            packed(small, limit, number)
+        });
+        match packed {
+            Some(words) if kind != LARGE => self.slots.set_words(place, words),
+            packed => self.overwrite_large(place, (kind, figure), limit, balance, packed),
+        }
+    }
+
+    /// The same where the balance was large, or is now.
+    #[cold]
+    fn overwrite_large(
+        &mut self,
+        place: usize,
+        (kind, figure): (u64, u64),
+        limit: &Limit,
+        balance: Balance,
+        packed: Option<[u64; 2]>,
+    ) {
         let number = u32::try_from(figure).unwrap_or(u32::MAX);
-        match self.pack_small(key, limit, &balance) {
-            Some(slot) => {
-                if kind == LARGE {
-                    self.large.remove(number);
-                }
-                if let Some(own) = self.slots.get_mut(at) {
-                    *own = slot;
-                }
+        match packed {
+            Some(words) => {
+                self.large.remove(number);
+                self.slots.set_words(place, words);
             }
             None if kind == LARGE => self.large.replace(number, *limit, balance),
             None => {
-                let slot = self.pack_large(key, limit, balance);
-                if let Some(own) = self.slots.get_mut(at).filter(|_| slot != EMPTY) {
-                    *own = slot;
+                if let Some(words) = self.pack_large(limit, balance) {
+                    self.slots.set_words(place, words);
                 }
             }
         }
     }
 
-    fn pack_new(&mut self, key: Digest, limit: &Limit, balance: Balance) -> Slot {
-        match self.pack_small(key, limit, &balance) {
-            Some(slot) => slot,
-            None => self.pack_large(key, limit, balance),
-        }
+    fn pack(&mut self, limit: &Limit, balance: Balance) -> Option<[u64; 2]> {
+        let small = balance.to_small(limit).and_then(|small| packed(small, limit, self.number(limit)?));
+        small.or_else(|| self.pack_large(limit, balance))
     }
 
-    fn pack_large(&mut self, key: Digest, limit: &Limit, balance: Balance) -> Slot {
-        let [high, low] = words(key);
-        match self.large.insert(*limit, balance) {
-            Some(number) => [high, low, 0, joined(LARGE, 0, u64::from(number))],
-            None => EMPTY,
-        }
+    fn pack_large(&mut self, limit: &Limit, balance: Balance) -> Option<[u64; 2]> {
+        let number = self.large.insert(*limit, balance)?;
+        Some([0, joined(LARGE, 0, u64::from(number))])
     }
 
-    /// A balance in two words, if it fits.
-    fn pack_small(&mut self, key: Digest, limit: &Limit, balance: &Balance) -> Option<Slot> {
-        let small = balance.to_small(limit)?;
-        let (kind, large, figure) = match small {
-            Small::Rate { full_at, part } => (RATE, full_at.micros(), part),
-            Small::Window { start, used } => (WINDOW, start.micros(), used),
-            Small::Estimate { start, current, previous } => {
-                let counts = u32::try_from(current).ok().zip(u32::try_from(previous).ok())?;
-                let window = start.micros().checked_div(limit.period().micros())?;
-                (ESTIMATE, u64::from(counts.0) << 32 | u64::from(counts.1), window)
-            }
-        };
-        if figure >> FIGURE_BITS != 0 {
-            return None;
-        }
-        let number = self.number(limit)?;
-        let [high, low] = words(key);
-        Some([high, low, large, joined(kind, number, figure)])
-    }
-
+    #[inline]
     fn unpack(&self, slot: &Slot) -> Balance {
         let (kind, number, figure) = parts(slot[3]);
-        if kind == LARGE {
-            let large = self.large.get(u32::try_from(figure).unwrap_or(u32::MAX));
-            return large.map(|large| large.balance.clone()).unwrap_or_default();
-        }
         let Some(limit) = self.limit(number) else { return Balance::default() };
         let large = slot[2];
         let small = match kind {
@@ -415,6 +330,21 @@ impl Shard {
     }
 }
 
+/// A balance under the limit of this number in two words, if it fits.
+#[inline]
+fn packed(small: Small, limit: &Limit, number: u64) -> Option<[u64; 2]> {
+    let (kind, large, figure) = match small {
+        Small::Rate { full_at, part } => (RATE, full_at.micros(), part),
+        Small::Window { start, used } => (WINDOW, start.micros(), used),
+        Small::Estimate { start, current, previous } => {
+            let counts = u32::try_from(current).ok().zip(u32::try_from(previous).ok())?;
+            let window = start.micros().checked_div(limit.period().micros())?;
+            (ESTIMATE, u64::from(counts.0) << 32 | u64::from(counts.1), window)
+        }
+    };
+    (figure >> FIGURE_BITS == 0).then(|| [large, joined(kind, number, figure)])
+}
+
 /// What a slot is worth keeping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Worth {
@@ -426,24 +356,13 @@ enum Worth {
     Protected,
 }
 
-/// The lower half of a digest. (The upper one chooses the shard.)
-fn word(digest: u128) -> u64 {
-    u64::try_from(digest & u128::from(u64::MAX)).unwrap_or(0)
-}
-
-fn words(key: Digest) -> [u64; 2] {
-    [word(key.to_u128() >> 64), word(key.to_u128())]
-}
-
-fn digest(slot: &Slot) -> Digest {
-    Digest::from_u128(u128::from(slot[0]) << 64 | u128::from(slot[1]))
-}
-
+#[inline]
 fn joined(kind: u64, number: u64, figure: u64) -> u64 {
     figure << (KIND_BITS + LIMIT_BITS) | number << KIND_BITS | kind
 }
 
 /// Kind, number of the limit, figure.
+#[inline]
 fn parts(last: u64) -> (u64, u64, u64) {
     let kind = last & ((1 << KIND_BITS) - 1);
     let number = (last >> KIND_BITS) & ((1 << LIMIT_BITS) - 1);

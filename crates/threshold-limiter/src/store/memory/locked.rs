@@ -1,0 +1,97 @@
+//! The shards of several keys, locked at once and in one order.
+
+use std::hint::black_box;
+use std::sync::{Mutex, MutexGuard};
+
+use arrayvec::ArrayVec;
+use threshold_core::plan::MAX_CHARGES;
+use threshold_core::{Balance, Digest, Limit, Timestamp};
+
+use super::lock;
+use super::table::Shard;
+
+/// The keys of one step.
+pub(super) type Keys = ArrayVec<Digest, MAX_CHARGES>;
+/// Where they are; `None` where there is no such key.
+pub(super) type Places = ArrayVec<Option<usize>, MAX_CHARGES>;
+/// What is known of them.
+pub(super) type Balances = ArrayVec<Balance, MAX_CHARGES>;
+
+/// Locked shards; each key knows which is its own.
+#[derive(Debug, Default)]
+pub(super) struct Locked<'s> {
+    guards: ArrayVec<MutexGuard<'s, Shard>, MAX_CHARGES>,
+    of: [u8; MAX_CHARGES],
+}
+
+impl<'s> Locked<'s> {
+    /// Locks the shards of these keys, each once, in ascending order: two plans never wait for each other in a circle.
+    /// Whatever was locked before is unlocked first.
+    pub(super) fn lock(&mut self, shards: &'s [Mutex<Shard>], keys: &[Digest]) {
+        self.guards.clear();
+        let mut order: ArrayVec<(u8, u8), MAX_CHARGES> =
+            keys.iter().zip(0u8..).map(|(key, index)| (shard_of(*key, shards.len()), index)).collect();
+        order.sort_unstable();
+        let mut last = None;
+        for (shard, index) in order {
+            if last != Some(shard)
+                && let Some(mutex) = shards.get(usize::from(shard))
+            {
+                let _ = self.guards.try_push(lock(mutex));
+                last = Some(shard);
+            }
+            if let Some(of) = self.of.get_mut(usize::from(index)) {
+                *of = u8::try_from(self.guards.len().saturating_sub(1)).unwrap_or(u8::MAX);
+            }
+        }
+    }
+
+    /// The shard of the `index`th key.
+    pub(super) fn shard(&mut self, index: usize) -> Option<&mut Shard> {
+        let guard = self.guards.get_mut(usize::from(*self.of.get(index)?))?;
+        Some(&mut **guard)
+    }
+
+    /// Where these keys are. The memory of all of them is asked for before any is waited for.
+    pub(super) fn places(&self, keys: &[Digest]) -> Places {
+        let own = |index: usize| self.of.get(index).and_then(|of| self.guards.get(usize::from(*of)));
+        let touch = |(index, key): (usize, &Digest)| own(index).map_or(0, |shard| shard.touch(*key));
+        black_box(keys.iter().enumerate().map(touch).fold(0, std::ops::BitXor::bitxor));
+        let place = |(index, key): (usize, &Digest)| own(index).and_then(|shard| shard.place(*key));
+        keys.iter().enumerate().map(place).collect()
+    }
+
+    /// Lends what is known of keys at these places, to be [put back](Self::put_back) one by one.
+    pub(super) fn lend(&mut self, places: &[Option<usize>]) -> Balances {
+        let mut balances = Balances::new();
+        for (index, place) in places.iter().enumerate() {
+            let known = place.and_then(|place| Some(self.shard(index)?.lend(place)));
+            let _ = balances.try_push(known.unwrap_or_default());
+        }
+        balances
+    }
+
+    /// Puts back the balance of the `index`th key.
+    pub(super) fn put_back(
+        &mut self,
+        (index, key, place): (usize, Digest, Option<usize>),
+        limit: &Limit,
+        balance: Balance,
+        changed: bool,
+        now: Timestamp,
+    ) {
+        let Some(shard) = self.shard(index) else { return };
+        match place {
+            Some(place) => shard.put_back(place, limit, balance, changed),
+            None if changed => shard.keep(key, limit, balance, now),
+            None => {}
+        }
+    }
+}
+
+/// The shard of a key, by its highest bits; its lowest ones find its slot.
+pub(super) fn shard_of(key: Digest, shards: usize) -> u8 {
+    // There are a power of two of them, at most 256.
+    let last = u8::try_from(shards.saturating_sub(1)).unwrap_or(u8::MAX);
+    u8::try_from(key.to_u128() >> 120).unwrap_or(0) & last
+}

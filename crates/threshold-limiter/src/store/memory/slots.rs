@@ -1,0 +1,130 @@
+//! The slots of one shard: a digest and two words each, found by linear probing.
+
+use threshold_core::Digest;
+
+/// Digest (two words), a large figure, and a word that is 0 where the slot is empty.
+pub(super) type Slot = [u64; 4];
+
+pub(super) const EMPTY: Slot = [0; 4];
+/// Words of a cache line. A slot never lies across two of them.
+const LINE: usize = 8;
+const WORDS: usize = 4;
+
+/// Slots that never grow. There is always an empty one, for that is where a probe ends: the owner sees to it.
+#[derive(Debug)]
+pub(super) struct Slots {
+    /// Plain words, because those are made zeroed without being touched.
+    words: Vec<u64>,
+    /// Where the first cache line begins.
+    start: usize,
+    len: usize,
+}
+
+impl Slots {
+    pub(super) fn new(len: usize) -> Self {
+        let words = vec![0u64; len.saturating_mul(WORDS).saturating_add(LINE)];
+        let start = words.as_ptr().align_offset(LINE.saturating_mul(size_of::<u64>())).min(LINE);
+        Self { words, start, len }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.words.capacity().saturating_mul(size_of::<u64>())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    fn all(&self) -> &[Slot] {
+        let slots = self.words.get(self.start..).unwrap_or_default().as_chunks().0;
+        slots.get(..self.len).unwrap_or_default()
+    }
+
+    #[inline]
+    fn all_mut(&mut self) -> &mut [Slot] {
+        let slots = self.words.get_mut(self.start..).unwrap_or_default().as_chunks_mut().0;
+        slots.get_mut(..self.len).unwrap_or_default()
+    }
+
+    #[inline]
+    pub(super) fn get(&self, place: usize) -> Option<&Slot> {
+        self.all().get(place)
+    }
+
+    #[inline]
+    pub(super) fn set(&mut self, place: usize, slot: Slot) {
+        if let Some(own) = self.all_mut().get_mut(place) {
+            *own = slot;
+        }
+    }
+
+    /// Changes what a slot says and leaves whose it is.
+    #[inline]
+    pub(super) fn set_words(&mut self, place: usize, [large, last]: [u64; 2]) {
+        if let Some([_, _, own_large, own_last]) = self.all_mut().get_mut(place) {
+            (*own_large, *own_last) = (large, last);
+        }
+    }
+
+    /// Where the probe for a key begins: as far along as its lower half is along all numbers.
+    #[inline]
+    pub(super) fn home(&self, key: Digest) -> usize {
+        let [_, low] = words(key);
+        // A product of two 64-bit numbers; it never wraps.
+        let at = u128::from(low).wrapping_mul(self.len as u128) >> 64;
+        usize::try_from(at).unwrap_or(0)
+    }
+
+    /// The slot a key is in, or the empty one where its probe ends.
+    #[inline]
+    pub(super) fn find(&self, key: Digest) -> Result<usize, usize> {
+        let [high, low] = words(key);
+        let slots = self.all();
+        let mut place = self.home(key);
+        loop {
+            match slots.get(place) {
+                Some([_, _, _, 0]) => return Err(place),
+                Some([own_high, own_low, ..]) if (*own_high, *own_low) == (high, low) => return Ok(place),
+                Some(_) => place = place.saturating_add(1),
+                None => place = 0,
+            }
+        }
+    }
+
+    pub(super) fn after(&self, place: usize) -> usize {
+        let next = place.saturating_add(1);
+        if next < self.len { next } else { 0 }
+    }
+
+    /// Empties a slot and shifts back those behind it that would not be found across the gap. Says how many.
+    pub(super) fn close(&mut self, place: usize) -> u64 {
+        let mut gap = place;
+        let mut moved: u64 = 0;
+        let mut next = self.after(gap);
+        while let Some(slot) = self.get(next).copied().filter(|slot| slot[3] != 0) {
+            let home = self.home(digest(&slot));
+            // Whether the gap lies between this key's home and where it is, going round.
+            let wanders = if gap <= next { home <= gap || home > next } else { home <= gap && home > next };
+            if wanders {
+                self.set(gap, slot);
+                moved = moved.saturating_add(1);
+                gap = next;
+            }
+            next = self.after(next);
+        }
+        self.set(gap, EMPTY);
+        moved
+    }
+}
+
+/// A digest as two words. The first chooses the shard, the second the slot.
+#[inline]
+pub(super) fn words(key: Digest) -> [u64; 2] {
+    let half = |bits: u128| u64::try_from(bits & u128::from(u64::MAX)).unwrap_or(0);
+    [half(key.to_u128() >> 64), half(key.to_u128())]
+}
+
+fn digest(slot: &Slot) -> Digest {
+    Digest::from_u128(u128::from(slot[0]) << 64 | u128::from(slot[1]))
+}
