@@ -120,6 +120,13 @@ pub struct SubjectKeys {
     pub standings: BTreeSet<Digest>,
 }
 
+impl SubjectKeys {
+    /// The keys of both.
+    pub fn all(&self) -> impl Iterator<Item = Digest> {
+        self.balances.keys().chain(&self.standings).copied()
+    }
+}
+
 /// Why a request cannot be planned: the caller's mistake, never a reason to try again later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlanError {
