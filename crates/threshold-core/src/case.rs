@@ -1,10 +1,8 @@
 //! Conformance cases: a policy, a trace of calls with their times, and what each must answer.
 //!
 //! One format for the vectors that every store and door must pass, and for `threshold test`. docs/cases.md describes it.
-//! A [`Player`] answers the calls. [`CasePlayer`] does so for anything that can settle a plan, a [`Host`]; core's own is
-//! [`LedgerPlayer`].
+//! A [`Player`] answers the calls: [`LedgerPlayer`] by core alone, and every store and door by a player of its own.
 
-mod host;
 mod player;
 mod wire;
 
@@ -16,9 +14,8 @@ use serde_json::Value;
 
 use crate::time::{Span, Timestamp};
 
-pub use host::Host;
-pub use player::{CasePlayer, LedgerPlayer};
-pub use wire::{FactsBody, decision_json, error_json};
+pub use player::LedgerPlayer;
+pub use wire::{FactsBody, decision_json, error_json, explained_json, plan_error_json};
 
 /// 2026-01-01T00:00:00Z: when a case begins, unless it says otherwise. A whole number of days and hours.
 const START: u64 = 1_767_225_600;

@@ -6,6 +6,7 @@
 
 mod account;
 mod device;
+mod exchange;
 
 use caseless::Caseless as _;
 use unicode_normalization::UnicodeNormalization as _;
@@ -20,6 +21,7 @@ use crate::time::{Span, Timestamp};
 
 pub use account::Account;
 pub use device::{Device, MAX_DEVICES};
+pub use exchange::{Attempted, LoginRequest, LoginResult, Refusal, RefusedBy};
 
 /// An attempt without a result for this long has failed.
 pub const RESULT_WITHIN: Span = Span::MINUTE;

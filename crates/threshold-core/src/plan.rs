@@ -22,7 +22,7 @@ pub const MAX_CHARGES: usize = 16;
 pub const MAX_SUBJECTS: usize = 4;
 
 /// What is to be settled for one request: distinct keys, inline, nothing on the heap.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 #[must_use = "a plan decides nothing until it is settled"]
 pub struct Plan<'p> {
     pub(crate) policy: &'p Policy,
@@ -35,6 +35,8 @@ pub struct Plan<'p> {
     /// Whether the door sees responses: rules that count by outcome are then charged now and given back if the
     /// outcome is not theirs.
     pub(crate) outcomes_seen: bool,
+    /// Whether going over a limit strikes, and blocks where the rule says so.
+    pub(crate) punishes: bool,
 }
 
 /// What is done with a plan.
@@ -116,6 +118,13 @@ pub struct SubjectKeys {
     pub balances: BTreeMap<Digest, Limit>,
     /// Its standings.
     pub standings: BTreeSet<Digest>,
+}
+
+impl SubjectKeys {
+    /// The keys of both.
+    pub fn all(&self) -> impl Iterator<Item = Digest> {
+        self.balances.keys().chain(&self.standings).copied()
+    }
 }
 
 /// Why a request cannot be planned: the caller's mistake, never a reason to try again later.
@@ -324,6 +333,7 @@ impl<'p> Plan<'p> {
             trace: TraceId::default(),
             ip: None,
             outcomes_seen: false,
+            punishes: true,
         }
     }
 
@@ -433,6 +443,19 @@ impl<'p> Plan<'p> {
             }
         }
         self
+    }
+
+    /// The same plan for a request that may go over a limit unpunished: it adds no strike, so no rung lifts its denial
+    /// either, and it begins no block. Penalties and blocks in force hold all the same.
+    pub fn without_punishment(mut self) -> Self {
+        self.punishes = false;
+        self
+    }
+
+    /// What requests can be in each other's way at: the budgets this one takes from, and the standings it is held to.
+    pub fn contested(&self) -> impl Iterator<Item = Digest> {
+        let takes = self.charges.iter().filter(|charge| charge.enforced() && charge.cost > 0);
+        takes.map(|charge| charge.key).chain(self.subjects.iter().map(|subject| subject.key))
     }
 
     /// The id of the decision.

@@ -6,9 +6,10 @@
 use arrayvec::ArrayVec;
 
 use crate::balance::Balance;
+use crate::key::Digest;
 use crate::ladder::{Penalty, Rung, Standing, Violation};
 use crate::limit::{Look, Mark};
-use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
+use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Subject, Verb};
 use crate::time::Timestamp;
 
 /// What settling found and did.
@@ -109,6 +110,19 @@ impl Outcome {
     }
 }
 
+impl Plan<'_> {
+    /// What denied a request, of [what it contests](Self::contested): the standing with a penalty in force, else the
+    /// budgets without room.
+    pub fn denied_by(&self, outcome: &Outcome) -> impl Iterator<Item = Digest> {
+        let penalised = outcome.penalty.and_then(|(subject, _)| self.subjects.get(subject));
+        let full = self.charges.iter().zip(&outcome.settled).filter(move |(charge, settled)| {
+            let short = charge.enforced() && charge.cost > 0 && !settled.look.fits && !settled.lifted;
+            penalised.is_none() && short
+        });
+        penalised.map(Subject::key).into_iter().chain(full.map(|(charge, _)| charge.key))
+    }
+}
+
 /// Decides and charges: all limits or none. `balances` and `standings` are those of the plan's charges and subjects, in
 /// its order; what must be saved afterwards the outcome says.
 pub fn settle(plan: &Plan<'_>, balances: &mut [Balance], standings: &mut [Standing], now: Timestamp) -> Outcome {
@@ -156,7 +170,7 @@ impl Step<'_, '_> {
         if self.outcome.penalty.is_some() {
             return;
         }
-        if self.denied() {
+        if self.denied() && self.plan.punishes {
             self.strike();
         }
         let refused = self.denied() || self.outcome.escalations.iter().any(|strike| !strike.rung.allows());
@@ -257,7 +271,7 @@ impl Step<'_, '_> {
                 break;
             };
             let over = charge.enforced() && !settled.look.fits && !settled.lifted && !balance.is_blocked(self.now);
-            if let Some(span) = charge.rule.block_for.filter(|_| over) {
+            if let Some(span) = charge.rule.block_for.filter(|_| over && self.plan.punishes) {
                 let until = self.now.plus(span);
                 balance.block(until);
                 settled.ready_at = settled.ready_at.max(until);

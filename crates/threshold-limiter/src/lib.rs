@@ -30,9 +30,11 @@ pub mod tower;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use keyed::KeyLimiter;
-pub use limiter::{Limiter, Reserved};
+pub use limiter::{Limiter, LoginError, Reserved};
 pub use observer::Observer;
+pub use store::{LocalStore, Store};
 pub use threshold_core::limit::Algorithm;
+pub use threshold_core::lockout::{Attempted, LoginRequest, LoginResult, Refusal, RefusedBy};
 pub use threshold_core::{Decision, Facts, Limit, PlanError, Policy, PolicyError, Verdict};
 
 /// Fresh random bytes that nobody can guess.

@@ -1,10 +1,13 @@
 //! A policy, a store and a clock: everything a decision needs, in your process.
 
-use std::sync::Arc;
+mod asynchronous;
+mod failure;
+mod login;
+
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::{ArcSwap, Guard};
-use threshold_core::decision::Degraded;
 use threshold_core::explain::Explained;
 use threshold_core::plan::Verb;
 use threshold_core::policy::{Layer, Policy};
@@ -16,7 +19,9 @@ use threshold_core::{
 use crate::clock::{Clock, SystemClock};
 use crate::observer::Observer;
 use crate::store::memory::MemoryStore;
-use crate::store::{LocalStore, StoreError};
+use crate::store::{LocalStore, Store};
+
+pub use login::LoginError;
 
 /// Decides for every request whether it may cross.
 pub struct Limiter<S = MemoryStore, C = SystemClock> {
@@ -27,6 +32,8 @@ pub struct Limiter<S = MemoryStore, C = SystemClock> {
     store: S,
     clock: C,
     observers: Vec<Arc<dyn Observer>>,
+    /// What answers while the store cannot, for rules that are `local` then.
+    stand_in: OnceLock<MemoryStore>,
 }
 
 /// A request's reservation, and what it was told.
@@ -57,12 +64,21 @@ impl<C: Clock> Limiter<MemoryStore, C> {
     }
 }
 
-impl<S: LocalStore, C: Clock> Limiter<S, C> {
+impl<S: Store, C: Clock> Limiter<S, C> {
     /// A limiter of your own parts. `key` digests what is stored, `secret` signs what is handed out.
     #[must_use]
     pub fn with_parts(policy: Policy, store: S, clock: C, key: DigestKey, secret: Secret) -> Self {
         let policy = ArcSwap::from_pointee(policy.with_key(key).with_generation(1));
-        Self { policy, generation: AtomicU64::new(1), key, secret, store, clock, observers: Vec::new() }
+        Self {
+            policy,
+            generation: AtomicU64::new(1),
+            key,
+            secret,
+            store,
+            clock,
+            observers: Vec::new(),
+            stand_in: OnceLock::new(),
+        }
     }
 
     /// Tells this observer too.
@@ -95,6 +111,33 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         self.clock.now()
     }
 
+    /// A receipt as signed text that can travel.
+    #[must_use]
+    pub fn sign(&self, receipt: &Receipt) -> String {
+        receipt.to_token(&self.secret)
+    }
+
+    /// Reads a receipt that this limiter signed.
+    ///
+    /// # Errors
+    /// Where it did not.
+    pub fn read_receipt(&self, token: &str) -> Result<Receipt, BytesError> {
+        Receipt::from_token(token, &self.secret)
+    }
+
+    /// Which rules a request meets, by which keys, and why not the others.
+    pub fn explain<T>(&self, facts: &Facts<'_>, read: impl FnOnce(&[Explained<'_>]) -> T) -> T {
+        read(&self.policy.load().explain(facts))
+    }
+
+    pub(crate) fn tell(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+        for observer in &self.observers {
+            observer.decided(facts, decision, policy);
+        }
+    }
+}
+
+impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// Decides one request and charges it.
     ///
     /// # Errors
@@ -143,20 +186,6 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         self.store.refund(receipt, self.clock.now())
     }
 
-    /// A receipt as signed text that can travel.
-    #[must_use]
-    pub fn sign(&self, receipt: &Receipt) -> String {
-        receipt.to_token(&self.secret)
-    }
-
-    /// Reads a receipt that this limiter signed.
-    ///
-    /// # Errors
-    /// Where it did not.
-    pub fn read_receipt(&self, token: &str) -> Result<Receipt, BytesError> {
-        Receipt::from_token(token, &self.secret)
-    }
-
     /// Decides and charges a request whose true cost is not known yet.
     ///
     /// # Errors
@@ -198,11 +227,6 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         self.store.forgive(&self.policy.load().keys_of(layer, key));
     }
 
-    /// Which rules a request meets, by which keys, and why not the others.
-    pub fn explain<T>(&self, facts: &Facts<'_>, read: impl FnOnce(&[Explained<'_>]) -> T) -> T {
-        read(&self.policy.load().explain(facts))
-    }
-
     /// Plans, settles and decides; `finish` takes what it needs of the three before they go.
     fn decide<T>(
         &self,
@@ -225,25 +249,19 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         let now = self.clock.now();
         match self.store.settle(plan, now, outcome) {
             Ok(()) => (true, plan.decide(outcome, now), now),
-            Err(StoreError::Full) => (false, plan.decide_blind(false, Degraded::StoreFull, now), now),
-        }
-    }
-
-    pub(crate) fn tell(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
-        for observer in &self.observers {
-            observer.decided(facts, decision, policy);
+            Err(error) => (false, self.decide_without_store(plan, error, now), now),
         }
     }
 }
 
 /// The same facts, with an id nobody can guess if they had none.
 pub(crate) fn traced<'f>(facts: &Facts<'f>) -> Facts<'f> {
-    let trace = if facts.trace == TraceId::default() {
-        TraceId::from_u128(u128::from_ne_bytes(crate::random()))
-    } else {
-        facts.trace
-    };
+    let trace = if facts.trace == TraceId::default() { random_id() } else { facts.trace };
     Facts { trace, ..*facts }
+}
+
+fn random_id() -> TraceId {
+    TraceId::from_u128(u128::from_ne_bytes(crate::random()))
 }
 
 impl<S: std::fmt::Debug, C: std::fmt::Debug> std::fmt::Debug for Limiter<S, C> {

@@ -1,90 +1,296 @@
-//! The memory store plays the vectors in `conformance/`, and must answer each as core does.
+//! The limiter plays the vectors in `conformance/` by each of its verbs, and must answer as core does: once as a caller
+//! that cannot wait, once as one that awaits.
 
+#![expect(
+    clippy::arithmetic_side_effects,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on should say so loudly, on the line where it stops"
+)]
+
+use std::collections::BTreeMap;
+use std::future::Future;
 use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
-use threshold_core::case::{CaseFile, CasePlayer, Host, Lines, play};
-use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
-use threshold_core::plan::SubjectKeys;
-use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
-use threshold_core::{Digest, DigestKey, Outcome, Plan, Receipt, Span, Timestamp, TraceId};
-use threshold_limiter::store::LocalStore;
+use serde_json::{Map, Value, json};
+use threshold_core::TraceId;
+use threshold_core::address::parse_address;
+use threshold_core::case::{
+    CaseFile, FactsBody, Lines, Player, decision_json, error_json, explained_json, plan_error_json, play,
+};
+use threshold_core::headers::{BodyForm, denial_body, header_fields};
+use threshold_core::policy::Layer;
+use threshold_core::receipt::{ActualCost, OnExpire};
+use threshold_core::{Decision, Receipt, Span, Timestamp};
 use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::{
+    Attempted, Facts, Limiter, LoginError, LoginRequest, ManualClock, PlanError, Policy, Reserved,
+};
 
-struct Played(MemoryStore);
-
-impl Host for Played {
-    fn settle(&mut self, plan: &Plan<'_>, now: Timestamp) -> Outcome {
-        let mut outcome = Outcome::default();
-        self.0.settle(plan, now, &mut outcome).expect("a case fits the store");
-        outcome
-    }
-
-    fn refund(&mut self, receipt: &Receipt, now: Timestamp) -> bool {
-        self.0.refund(receipt, now)
-    }
-
-    fn reserve(&mut self, receipt: Receipt, ttl: Span, on_expire: OnExpire, now: Timestamp) -> TraceId {
-        self.0.reserve(receipt, ttl, on_expire, now).expect("a case fits the store")
-    }
-
-    fn commit(
-        &mut self,
-        id: TraceId,
-        actual: &ActualCost<'_>,
-        key: DigestKey,
-        now: Timestamp,
-    ) -> Result<(), UnknownReservation> {
-        self.0.commit(id, actual, key, now)
-    }
-
-    fn release(&mut self, id: TraceId, now: Timestamp) -> Result<(), UnknownReservation> {
-        self.0.release(id, now)
-    }
-
-    fn pause(&mut self, keys: &SubjectKeys, until: Timestamp, now: Timestamp) {
-        self.0.pause(keys, until, now);
-    }
-
-    fn forgive(&mut self, keys: &SubjectKeys) {
-        self.0.forgive(keys);
-    }
-
-    fn login_attempt(&mut self, login: &Login, tried: &Try, now: Timestamp) -> AttemptOutcome {
-        self.0.login_attempt(login, tried, now).expect("a case fits the store")
-    }
-
-    fn login_result(
-        &mut self,
-        login: &Login,
-        attempt: &Attempt,
-        success: bool,
-        nonce: TraceId,
-        now: Timestamp,
-    ) -> Result<ResultOutcome, UnknownAttempt> {
-        self.0.login_result(login, attempt, success, nonce, now)
-    }
-
-    fn change_account(&mut self, key: Digest, change: fn(&mut Account)) {
-        self.0.change_account(key, change);
+/// What a store in this process promises: it is ready when it is first asked.
+fn at_once<T>(future: impl Future<Output = T> + Send) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => panic!("a local store has nothing to wait for"),
     }
 }
 
-#[test]
-fn the_memory_store_answers_every_vector_as_written() {
+/// How the limiter is asked.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Direct,
+    Awaited,
+}
+
+struct Played {
+    way: Way,
+    clock: Arc<ManualClock>,
+    limiter: Option<Limiter<MemoryStore, Arc<ManualClock>>>,
+}
+
+impl Player for Played {
+    fn load(&mut self, policy: &str, env: &BTreeMap<String, String>, fresh: bool) -> Result<(), String> {
+        let policy = Policy::parse(policy, &|name| env.get(name).cloned()).map_err(|error| error.to_string())?;
+        match &self.limiter {
+            Some(limiter) if !fresh => {
+                limiter.swap(policy);
+            }
+            _ => self.limiter = Some(Limiter::with_clock(policy, Arc::clone(&self.clock))),
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, verb: &str, args: &Value, now: Timestamp) -> Result<Value, String> {
+        self.clock.set(now);
+        match verb {
+            "check" | "peek" | "record" => Ok(self.decide(verb, args)),
+            "client" => Ok(self.client(args)),
+            "reserve" => Ok(self.reserve(args)),
+            "commit" | "release" => Ok(self.end(verb, args)),
+            "refund" => Ok(self.refund(args)),
+            "pause" | "forgive" => Ok(self.subject(verb, args)),
+            "attempt" => Ok(self.attempt(args)),
+            "result" => Ok(self.result(args)),
+            "reset" | "lift" => Ok(self.account(verb, args)),
+            "explain" => Ok(self.explain(args)),
+            other => Err(format!("no call is named \"{other}\"")),
+        }
+    }
+}
+
+fn facts_of(args: &Value) -> FactsBody {
+    serde_json::from_value(args.clone()).unwrap()
+}
+
+fn text<'a>(args: &'a Value, name: &str) -> &'a str {
+    args[name].as_str().unwrap()
+}
+
+impl Played {
+    fn limiter(&self) -> &Limiter<MemoryStore, Arc<ManualClock>> {
+        self.limiter.as_ref().expect("a case begins with its policy")
+    }
+
+    fn asked(&self, verb: &str, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
+        let limiter = self.limiter();
+        match (verb, self.way) {
+            ("check", Way::Direct) => limiter.check_with_receipt(facts),
+            ("check", Way::Awaited) => at_once(limiter.check_with_receipt_async(facts)),
+            ("peek", Way::Direct) => limiter.peek(facts).map(|decision| (decision, None)),
+            ("peek", Way::Awaited) => at_once(limiter.peek_async(facts)).map(|decision| (decision, None)),
+            (_, Way::Direct) => limiter.record(facts),
+            (_, Way::Awaited) => at_once(limiter.record_async(facts)),
+        }
+    }
+
+    fn decide(&self, verb: &str, args: &Value) -> Value {
+        let asked = facts_of(args).with(TraceId::default(), |facts| self.asked(verb, facts));
+        match asked {
+            Err(error) => error,
+            Ok(Err(error)) => plan_error_json(&error),
+            Ok(Ok((decision, receipt))) => {
+                let receipt = receipt.map(|receipt| self.limiter().sign(&receipt));
+                decision_json(&decision, &self.limiter().policy(), receipt.as_deref())
+            }
+        }
+    }
+
+    fn client(&self, args: &Value) -> Value {
+        let mut args = args.as_object().unwrap().clone();
+        let form = BodyForm::accepted(args.remove("accept").as_ref().and_then(Value::as_str).unwrap_or_default());
+        let facts = facts_of(&Value::Object(args));
+        let (policy, limiter) = (self.limiter().policy(), self.limiter());
+        let asked = facts.with(TraceId::default(), |facts| {
+            let decision = match self.way {
+                Way::Direct => limiter.check(facts),
+                Way::Awaited => at_once(limiter.check_async(facts)),
+            };
+            decision.map(|decision| (denial_body(&decision, &policy, facts, form), decision))
+        });
+        let (body, decision) = match asked {
+            Err(error) => return error,
+            Ok(Err(error)) => return plan_error_json(&error),
+            Ok(Ok(answer)) => answer,
+        };
+        let fields = header_fields(&decision, &policy).into_iter();
+        let mut headers: Map<_, _> = fields.map(|(name, value)| (name.to_ascii_lowercase(), json!(value))).collect();
+        if let Some(body) = &body {
+            headers.insert("content-type".to_owned(), json!(body.content_type));
+        }
+        let read = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| json!(text));
+        json!({
+            "allowed": decision.allowed(),
+            "status": body.as_ref().map_or(200, |body| body.status),
+            "headers": headers,
+            "body": body.as_ref().map(|body| read(&body.text)),
+        })
+    }
+
+    fn reserve(&self, args: &Value) -> Value {
+        let on_expire = if args["onExpire"] == "release" { OnExpire::Release } else { OnExpire::Charge };
+        let seconds = args["ttlSec"].as_u64().unwrap_or(60);
+        if !(1..=3_600).contains(&seconds) {
+            return error_json("bad_request", "ttlSec is between 1 and 3600", "ttlSec");
+        }
+        let facts = facts_of(args.get("facts").unwrap_or(&json!({})));
+        let reserved = facts.with(TraceId::default(), |facts| match self.way {
+            Way::Direct => self.limiter().reserve(facts, Span::from_secs(seconds), on_expire),
+            Way::Awaited => at_once(self.limiter().reserve_async(facts, Span::from_secs(seconds), on_expire)),
+        });
+        match reserved {
+            Err(error) => error,
+            Ok(Err(error)) => plan_error_json(&error),
+            Ok(Ok(Reserved { decision, reservation })) => {
+                let mut answer = decision_json(&decision, &self.limiter().policy(), None);
+                if let (Some(id), Some(fields)) = (reservation, answer.as_object_mut()) {
+                    fields.insert("reservation".to_owned(), json!(id.to_string()));
+                }
+                answer
+            }
+        }
+    }
+
+    fn end(&self, verb: &str, args: &Value) -> Value {
+        let id = u128::from_str_radix(text(args, "reservation"), 16).map(TraceId::from_u128);
+        let costs: BTreeMap<String, u64> =
+            args.get("costs").map_or_else(BTreeMap::new, |costs| serde_json::from_value(costs.clone()).unwrap());
+        let costs: Vec<(&str, u64)> = costs.iter().map(|(name, cost)| (name.as_str(), *cost)).collect();
+        let actual = ActualCost { cost: args["cost"].as_u64(), bytes: args["bytes"].as_u64(), costs: &costs };
+        let ended = id.is_ok_and(|id| match (verb, self.way) {
+            ("commit", Way::Direct) => self.limiter().commit(id, &actual).is_ok(),
+            ("commit", Way::Awaited) => at_once(self.limiter().commit_async(id, &actual)).is_ok(),
+            (_, Way::Direct) => self.limiter().release(id).is_ok(),
+            (_, Way::Awaited) => at_once(self.limiter().release_async(id)).is_ok(),
+        });
+        if ended { json!({"ok": true}) } else { error_json("unknown_reservation", "none such", "reservation") }
+    }
+
+    fn refund(&self, args: &Value) -> Value {
+        let Ok(receipt) = self.limiter().read_receipt(text(args, "receipt")) else {
+            return error_json("bad_request", "this is no receipt of ours", "receipt");
+        };
+        let first = match self.way {
+            Way::Direct => self.limiter().refund(&receipt),
+            Way::Awaited => at_once(self.limiter().refund_async(&receipt)).unwrap(),
+        };
+        json!({"ok": true, "first": first})
+    }
+
+    fn subject(&self, verb: &str, args: &Value) -> Value {
+        let layers = [Layer::Global, Layer::Edge, Layer::Tenant, Layer::User, Layer::Endpoint];
+        let layer = layers.into_iter().find(|layer| layer.name() == text(args, "layer")).unwrap();
+        let (key, limiter) = (args["key"].as_str().unwrap_or_default(), self.limiter());
+        let length = Span::from_secs(args["seconds"].as_u64().unwrap_or(0));
+        let ok = match (verb, self.way) {
+            ("pause", Way::Direct) => limiter.pause(layer, key, length),
+            ("pause", Way::Awaited) => at_once(limiter.pause_async(layer, key, length)).unwrap(),
+            (_, Way::Direct) => {
+                limiter.forgive(layer, key);
+                true
+            }
+            (_, Way::Awaited) => at_once(limiter.forgive_async(layer, key)).is_ok(),
+        };
+        json!({"ok": ok})
+    }
+
+    fn explain(&self, args: &Value) -> Value {
+        let asked = |facts: &Facts<'_>| self.limiter().explain(facts, explained_json);
+        facts_of(args).with(TraceId::default(), asked).unwrap_or_else(|error| error)
+    }
+
+    fn attempt(&self, args: &Value) -> Value {
+        let part = |name: &str| args[name].as_str();
+        let (account, ip) = (part("account"), part("ip").map(|text| parse_address(text).unwrap()));
+        let request = LoginRequest { account, ip, factor: part("factor"), device: part("device") };
+        let attempted = match self.way {
+            Way::Direct => self.limiter().login_attempt(&request),
+            Way::Awaited => at_once(self.limiter().login_attempt_async(&request)),
+        };
+        match attempted.unwrap() {
+            Attempted::Allowed(attempt) => json!({"allowed": true, "attempt": attempt}),
+            Attempted::Refused(refusal) => {
+                let wait = refusal.retry_after.map(Span::secs_ceil);
+                json!({"allowed": false, "error": refusal.code(), "lockoutRemaining": wait})
+            }
+        }
+    }
+
+    fn result(&self, args: &Value) -> Value {
+        let (attempt, success) = (text(args, "attempt"), args["success"].as_bool().unwrap());
+        let told = match self.way {
+            Way::Direct => self.limiter().login_result(attempt, success),
+            Way::Awaited => at_once(self.limiter().login_result_async(attempt, success)),
+        };
+        match told {
+            Ok(told) => {
+                let locked = told.lockout_remaining.map(Span::secs_ceil);
+                json!({"allowed": told.allowed, "lockoutRemaining": locked, "device": told.device})
+            }
+            Err(LoginError::UnknownAttempt) => error_json("unknown_attempt", "none such", "attempt"),
+            Err(error) => error_json("bad_request", &error.to_string(), "attempt"),
+        }
+    }
+
+    fn account(&self, verb: &str, args: &Value) -> Value {
+        let (account, limiter) = (text(args, "account"), self.limiter());
+        let changed = match (verb, self.way) {
+            ("reset", Way::Direct) => limiter.reset_account(account),
+            ("reset", Way::Awaited) => at_once(limiter.reset_account_async(account)),
+            (_, Way::Direct) => limiter.pardon_account(account),
+            (_, Way::Awaited) => at_once(limiter.pardon_account_async(account)),
+        };
+        json!({"ok": changed.is_ok()})
+    }
+}
+
+#[track_caller]
+fn check(way: Way) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conformance");
-    let mut failures = Vec::new();
-    let mut count = 0;
+    let (mut failures, mut count) = (Vec::new(), 0);
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let file: CaseFile = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         let shared = file.policy.as_ref().map(Lines::text);
         for case in &file.cases {
             count += 1;
-            let mut player = CasePlayer::new(|policy| Played(MemoryStore::new(policy.memory())));
+            let mut player = Played { way, clock: Arc::default(), limiter: None };
             if let Err(failure) = play(case, shared.as_deref(), &mut player) {
                 failures.push(format!("{}: {failure}", path.file_name().unwrap().display()));
             }
         }
     }
     assert!(failures.is_empty(), "{} of {count} cases failed:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn every_vector_is_answered_as_written() {
+    check(Way::Direct);
+}
+
+#[test]
+fn every_vector_is_answered_as_written_to_those_who_await() {
+    check(Way::Awaited);
 }

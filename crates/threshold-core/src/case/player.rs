@@ -1,54 +1,42 @@
-//! Plays cases on a host. On core's own ledger it is the oracle that every store and door is compared with.
+//! Plays cases on a self.ledger. On core's own ledger it is the oracle that every store and door is compared with.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::wire::{FactsBody, decision_json, error_json, plan_error_json};
-use super::{Host, Player};
-use crate::address::{AddressGroup, parse_address};
+use super::Player;
+use super::wire::{FactsBody, decision_json, error_json, explained_json, plan_error_json};
+use crate::address::parse_address;
 use crate::headers::{BodyForm, denial_body, header_fields};
 use crate::key::{Digest, TraceId};
 use crate::ledger::{Checked, Ledger};
-use crate::lockout::{Account, Attempt, AttemptOutcome, Device, Factor, Login, Try, account_digest, address_digest};
-use crate::plan::{PlanError, Verb};
-use crate::policy::{Layer, Listed, Policy};
+use crate::lockout::{Attempt, Attempted, Login, LoginRequest, account_digest};
+use crate::plan::Verb;
+use crate::policy::{Layer, Policy};
 use crate::receipt::{ActualCost, OnExpire, Receipt};
 use crate::secret::Secret;
 use crate::time::{Span, Timestamp};
 
-/// Plays cases on anything that can settle a plan.
-pub struct CasePlayer<H> {
+/// Plays cases on core and plain maps.
+pub struct LedgerPlayer {
     policy: Option<Policy>,
-    host: Option<H>,
-    make: fn(&Policy) -> H,
+    ledger: Ledger,
     secret: Secret,
     /// Ids count up, so that every run of a case is the same.
     next: u128,
 }
 
-/// Plays cases on core and plain maps.
-pub type LedgerPlayer = CasePlayer<Ledger>;
-
-impl<H> std::fmt::Debug for CasePlayer<H> {
+impl std::fmt::Debug for LedgerPlayer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CasePlayer").finish_non_exhaustive()
-    }
-}
-
-impl<H: Host> CasePlayer<H> {
-    /// A player whose cases begin with what `make` gives.
-    #[must_use]
-    pub fn new(make: fn(&Policy) -> H) -> Self {
-        let secret = Secret::new(b"a secret for cases, known to all").expect("it is long enough");
-        Self { policy: None, host: None, make, secret, next: 0 }
+        f.debug_struct("LedgerPlayer").finish_non_exhaustive()
     }
 }
 
 impl Default for LedgerPlayer {
     fn default() -> Self {
-        Self::new(|_| Ledger::default())
+        let secret = Secret::new(b"a secret for cases, known to all").expect("it is long enough");
+        Self { policy: None, ledger: Ledger::default(), secret, next: 0 }
     }
 }
 
@@ -95,13 +83,13 @@ struct ResultArgs {
     success: bool,
 }
 
-impl<H: Host> Player for CasePlayer<H> {
+impl Player for LedgerPlayer {
     fn load(&mut self, policy: &str, env: &BTreeMap<String, String>, fresh: bool) -> Result<(), String> {
         let parsed = Policy::parse(policy, &|name| env.get(name).cloned()).map_err(|error| error.to_string())?;
         let generation = self.policy.as_ref().map_or(0, Policy::generation).saturating_add(1);
         let policy = parsed.with_key(self.secret.digest_key()).with_generation(generation);
         if fresh {
-            self.host = Some((self.make)(&policy));
+            self.ledger = Ledger::default();
             self.next = 0;
         }
         self.policy = Some(policy);
@@ -109,11 +97,9 @@ impl<H: Host> Player for CasePlayer<H> {
     }
 
     fn call(&mut self, verb: &str, args: &Value, now: Timestamp) -> Result<Value, String> {
-        let (Some(policy), Some(mut host)) = (self.policy.take(), self.host.take()) else {
-            return Err("no policy is loaded".to_owned());
-        };
-        let answer = self.answer(&mut host, &policy, verb, args, now);
-        (self.policy, self.host) = (Some(policy), Some(host));
+        let policy = self.policy.take().ok_or("no policy is loaded")?;
+        let answer = self.answer(&policy, verb, args, now);
+        self.policy = Some(policy);
         answer
     }
 }
@@ -122,29 +108,22 @@ fn read<'a, T: Deserialize<'a>>(args: &'a Value) -> Result<T, String> {
     T::deserialize(args).map_err(|error| error.to_string())
 }
 
-impl<H: Host> CasePlayer<H> {
-    fn answer(
-        &mut self,
-        host: &mut H,
-        policy: &Policy,
-        verb: &str,
-        args: &Value,
-        now: Timestamp,
-    ) -> Result<Value, String> {
+impl LedgerPlayer {
+    fn answer(&mut self, policy: &Policy, verb: &str, args: &Value, now: Timestamp) -> Result<Value, String> {
         Ok(match verb {
-            "check" => self.decide(host, policy, Verb::Check, &read(args)?, now),
-            "peek" => self.decide(host, policy, Verb::Peek, &read(args)?, now),
-            "record" => self.decide(host, policy, Verb::Record, &read(args)?, now),
-            "client" => self.client(host, policy, args, now)?,
-            "reserve" => self.reserve(host, policy, &read(args)?, now),
-            "commit" => self.commit(host, policy, &read(args)?, now),
-            "release" => self.release(host, &read(args)?, now),
-            "refund" => self.refund(host, args, now)?,
-            "pause" => self.pause(host, policy, &read(args)?, now)?,
-            "forgive" => self.forgive(host, policy, &read(args)?)?,
-            "attempt" => self.attempt(host, policy, login(policy)?, &read(args)?, now)?,
-            "result" => self.result(host, login(policy)?, &read(args)?, now),
-            "reset" | "lift" => self.reset(host, policy, verb, args)?,
+            "check" => self.decide(policy, Verb::Check, &read(args)?, now),
+            "peek" => self.decide(policy, Verb::Peek, &read(args)?, now),
+            "record" => self.decide(policy, Verb::Record, &read(args)?, now),
+            "client" => self.client(policy, args, now)?,
+            "reserve" => self.reserve(policy, &read(args)?, now),
+            "commit" => self.commit(policy, &read(args)?, now),
+            "release" => self.release(&read(args)?, now),
+            "refund" => self.refund(args, now)?,
+            "pause" => self.pause(policy, &read(args)?, now)?,
+            "forgive" => self.forgive(policy, &read(args)?)?,
+            "attempt" => self.attempt(policy, login(policy)?, &read(args)?, now)?,
+            "result" => self.result(login(policy)?, &read(args)?, now),
+            "reset" | "lift" => self.reset(policy, verb, args)?,
             "explain" => explain(policy, &read(args)?),
             other => return Err(format!("no call is named \"{other}\"")),
         })
@@ -156,25 +135,14 @@ impl<H: Host> CasePlayer<H> {
         TraceId::from_u128(self.next.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
     }
 
-    fn checked(
-        &mut self,
-        host: &mut H,
-        policy: &Policy,
-        verb: Verb,
-        facts: &FactsBody,
-        now: Timestamp,
-    ) -> Result<Checked, Value> {
+    fn checked(&mut self, policy: &Policy, verb: Verb, facts: &FactsBody, now: Timestamp) -> Result<Checked, Value> {
         let id = self.id();
-        let checked = facts.with(id, |facts| {
-            let plan = policy.plan_for(verb, facts)?;
-            let outcome = host.settle(&plan, now);
-            Ok(Checked::new(&plan, &outcome, now))
-        });
-        checked?.map_err(|error: PlanError| plan_error_json(&error))
+        let checked = facts.with(id, |facts| self.ledger.decide(policy, verb, facts, now));
+        checked?.map_err(|error| plan_error_json(&error))
     }
 
-    fn decide(&mut self, host: &mut H, policy: &Policy, verb: Verb, facts: &FactsBody, now: Timestamp) -> Value {
-        match self.checked(host, policy, verb, facts, now) {
+    fn decide(&mut self, policy: &Policy, verb: Verb, facts: &FactsBody, now: Timestamp) -> Value {
+        match self.checked(policy, verb, facts, now) {
             Err(error) => error,
             Ok(checked) => {
                 let receipt = checked.receipt.map(|receipt| receipt.to_token(&self.secret));
@@ -184,12 +152,12 @@ impl<H: Host> CasePlayer<H> {
     }
 
     /// What a client reads: status, header fields, body.
-    fn client(&mut self, host: &mut H, policy: &Policy, args: &Value, now: Timestamp) -> Result<Value, String> {
+    fn client(&mut self, policy: &Policy, args: &Value, now: Timestamp) -> Result<Value, String> {
         let mut facts = args.as_object().cloned().unwrap_or_default();
         let accept = facts.remove("accept");
         let form = BodyForm::accepted(accept.as_ref().and_then(Value::as_str).unwrap_or_default());
         let facts: FactsBody = serde_json::from_value(Value::Object(facts)).map_err(|error| error.to_string())?;
-        let checked = match self.checked(host, policy, Verb::Check, &facts, now) {
+        let checked = match self.checked(policy, Verb::Check, &facts, now) {
             Err(error) => return Ok(error),
             Ok(checked) => checked,
         };
@@ -213,7 +181,7 @@ impl<H: Host> CasePlayer<H> {
         }))
     }
 
-    fn reserve(&mut self, host: &mut H, policy: &Policy, args: &ReserveArgs, now: Timestamp) -> Value {
+    fn reserve(&mut self, policy: &Policy, args: &ReserveArgs, now: Timestamp) -> Value {
         let on_expire = match args.on_expire.as_deref() {
             None | Some("charge") => OnExpire::Charge,
             Some("release") => OnExpire::Release,
@@ -223,14 +191,14 @@ impl<H: Host> CasePlayer<H> {
         if !(1..=3_600).contains(&ttl) {
             return error_json("bad_request", "ttlSec is between 1 and 3600", "ttlSec");
         }
-        match self.checked(host, policy, Verb::Check, &args.facts, now) {
+        match self.checked(policy, Verb::Check, &args.facts, now) {
             Err(error) => error,
             Ok(checked) => {
                 let mut answer = decision_json(&checked.decision, policy, None);
                 if let Some(receipt) = checked.holding
                     && let Some(fields) = answer.as_object_mut()
                 {
-                    let id = host.reserve(receipt, Span::from_secs(ttl), on_expire, now);
+                    let id = self.ledger.reserve(receipt, Span::from_secs(ttl), on_expire);
                     fields.insert("reservation".to_owned(), json!(id.to_string()));
                 }
                 answer
@@ -238,96 +206,83 @@ impl<H: Host> CasePlayer<H> {
         }
     }
 
-    fn commit(&mut self, host: &mut H, policy: &Policy, args: &EndArgs, now: Timestamp) -> Value {
+    fn commit(&mut self, policy: &Policy, args: &EndArgs, now: Timestamp) -> Value {
         let costs: Vec<(&str, u64)> = args.costs.iter().map(|(name, cost)| (name.as_str(), *cost)).collect();
         let actual = ActualCost { cost: args.cost, bytes: args.bytes, costs: &costs };
-        let ended = reservation_id(&args.reservation).map(|id| host.commit(id, &actual, policy.key(), now));
+        let ended = reservation_id(&args.reservation).map(|id| self.ledger.commit(id, &actual, policy.key(), now));
         ended_json(ended.is_some_and(|ended| ended.is_ok()))
     }
 
-    fn release(&mut self, host: &mut H, args: &EndArgs, now: Timestamp) -> Value {
-        let ended = reservation_id(&args.reservation).map(|id| host.release(id, now));
+    fn release(&mut self, args: &EndArgs, now: Timestamp) -> Value {
+        let ended = reservation_id(&args.reservation).map(|id| self.ledger.release(id, now));
         ended_json(ended.is_some_and(|ended| ended.is_ok()))
     }
 
-    fn refund(&mut self, host: &mut H, args: &Value, now: Timestamp) -> Result<Value, String> {
+    fn refund(&mut self, args: &Value, now: Timestamp) -> Result<Value, String> {
         let token = args.get("receipt").and_then(Value::as_str).ok_or("a refund takes a receipt")?;
         Ok(match Receipt::from_token(token, &self.secret) {
-            Ok(receipt) => json!({"ok": true, "first": host.refund(&receipt, now)}),
+            Ok(receipt) => json!({"ok": true, "first": self.ledger.refund(&receipt, now)}),
             Err(_) => error_json("bad_request", "this is no receipt of ours", "receipt"),
         })
     }
 
-    fn pause(&mut self, host: &mut H, policy: &Policy, args: &SubjectArgs, now: Timestamp) -> Result<Value, String> {
+    fn pause(&mut self, policy: &Policy, args: &SubjectArgs, now: Timestamp) -> Result<Value, String> {
         let seconds = args.seconds.ok_or("a pause takes seconds")?;
         let keys = policy.keys_of(layer(&args.layer)?, &args.key);
-        host.pause(&keys, now.plus(Span::from_secs(seconds)), now);
+        self.ledger.pause(&keys, now.plus(Span::from_secs(seconds)));
         Ok(json!({"ok": !keys.balances.is_empty()}))
     }
 
-    fn forgive(&mut self, host: &mut H, policy: &Policy, args: &SubjectArgs) -> Result<Value, String> {
-        host.forgive(&policy.keys_of(layer(&args.layer)?, &args.key));
+    fn forgive(&mut self, policy: &Policy, args: &SubjectArgs) -> Result<Value, String> {
+        self.ledger.forgive(&policy.keys_of(layer(&args.layer)?, &args.key));
         Ok(json!({"ok": true}))
     }
 
-    fn attempt(
-        &mut self,
-        host: &mut H,
-        policy: &Policy,
-        login: &Login,
-        args: &AttemptArgs,
-        now: Timestamp,
-    ) -> Result<Value, String> {
-        let key = policy.key();
+    fn attempt(&mut self, policy: &Policy, login: &Login, args: &AttemptArgs, now: Timestamp) -> Result<Value, String> {
         let ip = match args.ip.as_deref() {
             None => None,
             Some(text) => Some(parse_address(text).ok_or_else(|| format!("\"{text}\" is not an address"))?),
         };
-        let listed = policy.lists().find(ip, None, None);
-        let group = ip.map(|ip| AddressGroup::of(ip, policy.identity().ipv6_prefix));
-        let device = args.device.as_deref().and_then(|token| Device::from_token(token, &self.secret).ok());
-        let tried = Try {
-            account: args.account.as_deref().and_then(|name| account_digest(key, name)),
-            address: group.filter(|_| listed != Some(Listed::Allow)).map(|group| address_digest(key, group)),
-            factor: Factor::named(key, args.factor.as_deref()),
-            device,
-            id: self.id(),
-        };
-        let refused = |error: &str, until: Option<Timestamp>| {
-            let wait = until.map(|until| until.since(now).secs_ceil());
-            json!({"allowed": false, "error": error, "lockoutRemaining": wait})
-        };
-        Ok(match host.login_attempt(login, &tried, now) {
-            AttemptOutcome::Allowed(attempt) => {
-                json!({"allowed": true, "attempt": attempt.to_token(&self.secret)})
+        let (account, factor) = (args.account.as_deref(), args.factor.as_deref());
+        let request = LoginRequest { account, ip, factor, device: args.device.as_deref() };
+        let id = self.id();
+        let tried = request.tried(policy, &self.secret, id);
+        Ok(match self.ledger.login_attempt(login, &tried, now).told(&self.secret, now) {
+            Attempted::Allowed(attempt) => json!({"allowed": true, "attempt": attempt}),
+            Attempted::Refused(refusal) => {
+                let wait = refusal.retry_after.map(Span::secs_ceil);
+                json!({"allowed": false, "error": refusal.code(), "lockoutRemaining": wait})
             }
-            AttemptOutcome::TooMany { until } => refused("too_many_requests", Some(until)),
-            AttemptOutcome::Locked { until } => refused("account_locked", until),
         })
     }
 
-    fn result(&mut self, host: &mut H, login: &Login, args: &ResultArgs, now: Timestamp) -> Value {
+    fn result(&mut self, login: &Login, args: &ResultArgs, now: Timestamp) -> Value {
         let nonce = self.id();
         let Ok(attempt) = Attempt::from_token(&args.attempt, &self.secret) else {
             return error_json("bad_request", "this is no attempt of ours", "attempt");
         };
-        match host.login_result(login, &attempt, args.success, nonce, now) {
+        match self.ledger.login_result(login, &attempt, args.success, nonce, now) {
             Err(unknown) => error_json("unknown_attempt", &unknown.to_string(), "attempt"),
             Ok(outcome) => {
-                let locked = outcome.locked_until.filter(|until| *until < Timestamp::MAX);
+                let told = outcome.told(&self.secret, now);
                 json!({
-                    "allowed": outcome.allowed,
-                    "lockoutRemaining": locked.map(|until| until.since(now).secs_ceil()),
-                    "device": outcome.device.map(|device| device.to_token(&self.secret)),
+                    "allowed": told.allowed,
+                    "lockoutRemaining": told.lockout_remaining.map(Span::secs_ceil),
+                    "device": told.device,
                 })
             }
         }
     }
 
-    fn reset(&mut self, host: &mut H, policy: &Policy, verb: &str, args: &Value) -> Result<Value, String> {
+    fn reset(&mut self, policy: &Policy, verb: &str, args: &Value) -> Result<Value, String> {
         let name = args.get("account").and_then(Value::as_str).ok_or("this takes an account")?;
         let digest: Digest = account_digest(policy.key(), name).ok_or("the account has no name")?;
-        host.change_account(digest, if verb == "reset" { Account::reset } else { Account::lift });
+        let account = self.ledger.account(digest);
+        if verb == "reset" {
+            account.reset();
+        } else {
+            account.lift();
+        }
         Ok(json!({"ok": true}))
     }
 }
@@ -354,26 +309,5 @@ fn ended_json(ended: bool) -> Value {
 }
 
 fn explain(policy: &Policy, facts: &FactsBody) -> Value {
-    let rules = facts.with(TraceId::default(), |facts| {
-        let rules = policy.explain(facts);
-        rules
-            .iter()
-            .map(|explained| {
-                json!({
-                    "rule": explained.rule.name.as_ref(),
-                    "layer": explained.rule.layer.name(),
-                    "matched": explained.limit.is_some(),
-                    "why": explained.why.to_string(),
-                    "key": explained.key,
-                    "limit": explained.limit.map(crate::limit::Limit::quota),
-                    "algorithm": explained.limit.and_then(crate::limit::Limit::algorithm).map(crate::limit::Algorithm::name),
-                    "cost": explained.cost,
-                })
-            })
-            .collect::<Vec<_>>()
-    });
-    match rules {
-        Ok(rules) => json!({"rules": rules}),
-        Err(error) => error,
-    }
+    facts.with(TraceId::default(), |facts| explained_json(&policy.explain(facts))).unwrap_or_else(|error| error)
 }

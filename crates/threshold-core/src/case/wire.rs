@@ -7,8 +7,10 @@ use serde_json::{Map, Value, json};
 
 use crate::address::parse_address;
 use crate::decision::Decision;
+use crate::explain::Explained;
 use crate::facts::Facts;
 use crate::key::TraceId;
+use crate::limit::{Algorithm, Limit};
 use crate::plan::PlanError;
 use crate::policy::{CostOf, Layer, Policy};
 
@@ -79,7 +81,8 @@ pub fn error_json(error: &str, message: &str, field: &str) -> Value {
 }
 
 /// The error of the API for a request that cannot be planned.
-pub(super) fn plan_error_json(error: &PlanError) -> Value {
+#[must_use]
+pub fn plan_error_json(error: &PlanError) -> Value {
     let (name, field) = match error {
         PlanError::CostExceedsLimit { cost_of, .. } => (
             "cost_exceeds_limit",
@@ -138,4 +141,22 @@ pub fn decision_json(decision: &Decision, policy: &Policy, receipt: Option<&str>
         "traceId": decision.trace.to_string(),
         "limits": limits,
     })
+}
+
+/// The rules a request meets or not, as the API writes them.
+#[must_use]
+pub fn explained_json(explained: &[Explained<'_>]) -> Value {
+    let rule = |explained: &Explained<'_>| {
+        json!({
+            "rule": explained.rule.name.as_ref(),
+            "layer": explained.rule.layer.name(),
+            "matched": explained.limit.is_some(),
+            "why": explained.why.to_string(),
+            "key": explained.key,
+            "limit": explained.limit.map(Limit::quota),
+            "algorithm": explained.limit.and_then(Limit::algorithm).map(Algorithm::name),
+            "cost": explained.cost,
+        })
+    };
+    json!({"rules": explained.iter().map(rule).collect::<Vec<_>>()})
 }

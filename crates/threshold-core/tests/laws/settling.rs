@@ -11,7 +11,9 @@ use threshold_core::plan::{Charge, Verb};
 use threshold_core::policy::Layer;
 use threshold_core::{Decision, Facts, Ledger, PlanError, Policy, Reading, Span, Timestamp, TraceId, Verdict};
 
-use crate::world::{ALICE, RuleShape, World, noticed, parsed, place, rules, start, text_of, trace, with_a_ladder};
+use crate::world::{
+    ALICE, RuleShape, Shelf, World, noticed, parsed, place, rules, start, text_of, trace, with_a_ladder,
+};
 
 /// Where a rule stands: its layer, then its place in the file. Rules are named by that place.
 fn rank(policy: &Policy, reading: &Reading) -> (Layer, usize) {
@@ -115,6 +117,57 @@ proptest! {
             let seconds = Span::from_secs(decision.retry_after().unwrap().secs_ceil());
             prop_assert!(world.peek_at(&facts, world.now.plus(seconds)).allowed());
             prop_assert_eq!(decision.reset_at(), Some(world.now.plus(seconds).secs_ceil()));
+        }
+    }
+
+    /// Without punishment a request is denied or charged as its limits and the penalties in force say: it is warned of
+    /// nothing and lifted by nothing, and where it is denied, no standing and no balance changes. What denied it is of
+    /// what it contests; somebody who is allowed was denied by nothing.
+    ///
+    /// Woken by: leaving out `&& self.plan.punishes` in `Step::check`; the same in `Step::deny`; and leaving out
+    /// `penalised.is_none() &&` in `Plan::denied_by`.
+    #[test]
+    fn without_punishment_nobody_is_struck_blocked_or_lifted(
+        rules in rules(),
+        strike in select(&["window", "request", "ignored"][..]),
+        start in start(),
+        trace in trace(),
+        spared in vec(any::<bool>(), 40),
+    ) {
+        let policy = parsed(&with_a_ladder(rules, strike));
+        let (mut shelf, mut now) = (Shelf::default(), start);
+        for (index, (ask, spared)) in trace.into_iter().zip(spared).enumerate() {
+            now = now.plus(ask.gap);
+            let trace = TraceId::from_u128(index as u128 + 1);
+            let facts = Facts { cost: Some(ask.cost), trace, ..ask.who.facts() };
+            let Ok(plan) = policy.plan(&facts) else { continue };
+            let before = shelf.clone();
+            if !spared {
+                let _ = shelf.settle(&plan, now);
+                continue;
+            }
+            let plan = plan.without_punishment();
+            let outcome = shelf.settle(&plan, now);
+            let decision = plan.decide(&outcome, now);
+            let full = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed).count();
+            prop_assert_eq!(decision.allowed(), full == 0 && decision.penalty.is_none());
+            prop_assert!(!decision.warning && decision.escalations.is_empty());
+            let standing = |shelf: &Shelf| plan.subjects().iter().map(|own| shelf.standing(own.key())).collect::<Vec<_>>();
+            prop_assert_eq!(standing(&shelf), standing(&before));
+            let denied_by: Vec<_> = plan.denied_by(&outcome).collect();
+            prop_assert!(denied_by.iter().all(|key| plan.contested().any(|own| own == *key)));
+            if decision.penalty.is_some() {
+                prop_assert_eq!(denied_by.len(), 1, "the penalty alone is waited for");
+            } else if ask.cost > 0 {
+                prop_assert_eq!(denied_by.len(), full);
+            }
+            if !decision.allowed() {
+                let again = plan.decide(&before.clone().settle(&plan, now), now);
+                prop_assert_eq!(noticed(&decision, &policy), noticed(&again, &policy));
+                let peek = policy.plan_for(Verb::Peek, &facts).unwrap();
+                let told = |mut shelf: Shelf| noticed(&peek.decide(&shelf.settle(&peek, now), now), &policy);
+                prop_assert_eq!(told(shelf.clone()), told(before));
+            }
         }
     }
 

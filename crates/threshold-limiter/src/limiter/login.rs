@@ -1,0 +1,182 @@
+//! A login, before and after its secret is checked.
+
+use std::fmt;
+
+use threshold_core::lockout::{Account, Attempt, Attempted, Login, LoginRequest, LoginResult, Try, account_digest};
+use threshold_core::{Digest, Policy, Timestamp};
+
+use super::{Limiter, random_id};
+use crate::clock::Clock;
+use crate::store::{EndError, LocalStore, Store, StoreError};
+
+/// Why a login could not be decided, or an account not be changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LoginError {
+    /// The policy has no `[login]`.
+    NoLogin,
+    /// An account has a name.
+    NoAccount,
+    /// The token is no attempt of ours.
+    NotOurs,
+    /// The attempt has ended, or its minute was up and it has failed.
+    UnknownAttempt,
+    /// The store could not answer, and `[login]` is closed then: answer with a 503.
+    Store(StoreError),
+}
+
+impl fmt::Display for LoginError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoLogin => f.write_str("the policy has no [login]"),
+            Self::NoAccount => f.write_str("the account has no name"),
+            Self::NotOurs => f.write_str("this is no attempt of ours"),
+            Self::UnknownAttempt => f.write_str("there is no such attempt, or its time was up"),
+            Self::Store(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for LoginError {}
+
+impl From<StoreError> for LoginError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<EndError> for LoginError {
+    fn from(error: EndError) -> Self {
+        match error {
+            EndError::Unknown => Self::UnknownAttempt,
+            EndError::Store(error) => Self::Store(error),
+        }
+    }
+}
+
+impl<S: LocalStore, C: Clock> Limiter<S, C> {
+    /// Before the secret is checked: whether it may be. Counts as a failure until the result says otherwise.
+    ///
+    /// ```
+    /// use threshold_limiter::{Attempted, Limiter, LoginRequest, Policy};
+    ///
+    /// let limiter = Limiter::new(Policy::parse("[login]", &|_| None)?);
+    /// let request = LoginRequest { account: Some("ada"), ip: "203.0.113.7".parse().ok(), ..LoginRequest::default() };
+    /// match limiter.login_attempt(&request)? {
+    ///     Attempted::Refused(refusal) => println!("429 {}: {}", refusal.code(), refusal.message()),
+    ///     Attempted::Allowed(attempt) => {
+    ///         let verified = false; // what the secret turned out to be
+    ///         assert!(limiter.login_result(&attempt, verified)?.allowed);
+    ///     }
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Where the policy has no `[login]`, and where the store cannot answer.
+    pub fn login_attempt(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
+        let policy = self.policy();
+        let (login, tried, now) = self.tried(&policy, request)?;
+        let outcome = LocalStore::login_attempt(&self.store, login, &tried, now);
+        let outcome = outcome.or_else(|error| self.attempt_without_store(&policy, login, &tried, error, now))?;
+        Ok(outcome.told(&self.secret, now))
+    }
+
+    /// After the secret was checked, within a minute. `attempt` is the token of the attempt.
+    ///
+    /// # Errors
+    /// Where there is no such attempt under way, or no `[login]`.
+    pub fn login_result(&self, attempt: &str, success: bool) -> Result<LoginResult, LoginError> {
+        let policy = self.policy();
+        let (login, attempt, now) = self.ended(&policy, attempt)?;
+        let nonce = random_id();
+        let outcome = match self.result_without_store(login, &attempt, success, nonce, now) {
+            Some(outcome) => outcome,
+            None => LocalStore::login_result(&self.store, login, &attempt, success, nonce, now)
+                .map_err(|_| LoginError::UnknownAttempt)?,
+        };
+        Ok(outcome.told(&self.secret, now))
+    }
+
+    /// After a reset of the account's secret: nothing is locked, and every device must log in anew.
+    ///
+    /// # Errors
+    /// Where the account has no name.
+    pub fn reset_account(&self, account: &str) -> Result<(), LoginError> {
+        LocalStore::change_account(&self.store, self.account_key(account)?, Account::reset);
+        Ok(())
+    }
+
+    /// An operator's pardon: nothing is locked, and known devices stay known.
+    ///
+    /// # Errors
+    /// Where the account has no name.
+    pub fn pardon_account(&self, account: &str) -> Result<(), LoginError> {
+        LocalStore::change_account(&self.store, self.account_key(account)?, Account::lift);
+        Ok(())
+    }
+}
+
+impl<S: Store, C: Clock> Limiter<S, C> {
+    /// As [`login_attempt`](Self::login_attempt), on any store.
+    ///
+    /// # Errors
+    /// As for `login_attempt`.
+    pub async fn login_attempt_async(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
+        let policy = self.policy();
+        let (login, tried, now) = self.tried(&policy, request)?;
+        let outcome = self.store.login_attempt(login, &tried, now).await;
+        let outcome = outcome.or_else(|error| self.attempt_without_store(&policy, login, &tried, error, now))?;
+        Ok(outcome.told(&self.secret, now))
+    }
+
+    /// As [`login_result`](Self::login_result), on any store.
+    ///
+    /// # Errors
+    /// As for `login_result`, and where the store cannot answer.
+    pub async fn login_result_async(&self, attempt: &str, success: bool) -> Result<LoginResult, LoginError> {
+        let policy = self.policy();
+        let (login, attempt, now) = self.ended(&policy, attempt)?;
+        let nonce = random_id();
+        let outcome = match self.result_without_store(login, &attempt, success, nonce, now) {
+            Some(outcome) => outcome,
+            None => self.store.login_result(login, &attempt, success, nonce, now).await?,
+        };
+        Ok(outcome.told(&self.secret, now))
+    }
+
+    /// As [`reset_account`](Self::reset_account), on any store.
+    ///
+    /// # Errors
+    /// Where the account has no name, and where the store cannot answer.
+    pub async fn reset_account_async(&self, account: &str) -> Result<(), LoginError> {
+        Ok(self.store.change_account(self.account_key(account)?, Account::reset).await?)
+    }
+
+    /// As [`pardon_account`](Self::pardon_account), on any store.
+    ///
+    /// # Errors
+    /// As for `reset_account_async`.
+    pub async fn pardon_account_async(&self, account: &str) -> Result<(), LoginError> {
+        Ok(self.store.change_account(self.account_key(account)?, Account::lift).await?)
+    }
+
+    fn tried<'p>(
+        &self,
+        policy: &'p Policy,
+        request: &LoginRequest<'_>,
+    ) -> Result<(&'p Login, Try, Timestamp), LoginError> {
+        let login = policy.login().ok_or(LoginError::NoLogin)?;
+        Ok((login, request.tried(policy, &self.secret, random_id()), self.clock.now()))
+    }
+
+    fn ended<'p>(&self, policy: &'p Policy, attempt: &str) -> Result<(&'p Login, Attempt, Timestamp), LoginError> {
+        let login = policy.login().ok_or(LoginError::NoLogin)?;
+        let attempt = Attempt::from_token(attempt, &self.secret).map_err(|_| LoginError::NotOurs)?;
+        Ok((login, attempt, self.clock.now()))
+    }
+
+    fn account_key(&self, account: &str) -> Result<Digest, LoginError> {
+        account_digest(self.key, account).ok_or(LoginError::NoAccount)
+    }
+}
