@@ -1,6 +1,6 @@
 //! Whose address: the client's, behind the proxies that are trusted and no others.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
@@ -85,10 +85,17 @@ impl AddressGroup {
     }
 
     fn masked(address: IpAddr, prefix: u8) -> Self {
-        let whole = if address.is_ipv4() { 32 } else { 128 };
-        let prefix = prefix.min(whole);
-        let base = IpNet::new(address, prefix).map_or(address, |net| net.network());
-        Self { base, prefix }
+        let cut = |whole: u8| u32::from(whole.saturating_sub(prefix));
+        match address {
+            IpAddr::V4(v4) => {
+                let mask = u32::MAX.checked_shl(cut(32)).unwrap_or(0);
+                Self { base: Ipv4Addr::from_bits(v4.to_bits() & mask).into(), prefix: prefix.min(32) }
+            }
+            IpAddr::V6(v6) => {
+                let mask = u128::MAX.checked_shl(cut(128)).unwrap_or(0);
+                Self { base: Ipv6Addr::from_bits(v6.to_bits() & mask).into(), prefix: prefix.min(128) }
+            }
+        }
     }
 }
 

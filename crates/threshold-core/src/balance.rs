@@ -32,32 +32,13 @@ pub(crate) enum State {
     Holds(HoldsState),
 }
 
-/// A balance of constant size, without the figures of its limit: what a table keeps in a slot of its own.
+/// A balance of constant size in two numbers, without the figures of its limit: what a table keeps in a slot of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Small {
-    /// `token-bucket`: when it is full again, in whole microseconds and a fraction.
-    Rate {
-        /// Whole microseconds.
-        full_at: Timestamp,
-        /// The fraction, over the reduced denominator of period / quota.
-        part: u64,
-    },
-    /// `fixed-window`.
-    Window {
-        /// Where the window begins.
-        start: Timestamp,
-        /// What it has used.
-        used: u64,
-    },
-    /// `sliding-estimate`.
-    Estimate {
-        /// Where the current window begins.
-        start: Timestamp,
-        /// What it has used.
-        current: u64,
-        /// What the one before has used.
-        previous: u64,
-    },
+pub struct Small {
+    /// When a bucket is full again or a window begins, or both counts of an estimate.
+    pub large: u64,
+    /// A bucket's fraction, a window's count, or the number of an estimate's window.
+    pub figure: u64,
 }
 
 /// What one limit alone said of one cost.
@@ -77,30 +58,42 @@ impl Balance {
     #[must_use]
     #[inline]
     pub fn to_small(&self, limit: &Limit) -> Option<Small> {
-        if self.blocked_until > Timestamp::EPOCH || !self.is_in_terms_of(limit) {
+        if self.blocked_until > Timestamp::EPOCH {
             return None;
         }
-        match &self.state {
-            State::Rate(state) => Some(Small::Rate { full_at: state.full_at, part: state.part }),
-            State::Window(state) => Some(Small::Window { start: state.start, used: state.used }),
-            State::Estimate(state) => {
-                Some(Small::Estimate { start: state.start, current: state.current, previous: state.previous })
+        let (large, figure) = match (&self.state, limit) {
+            (State::Rate(state), Limit::Rate(rate)) if state.is_in_terms_of(rate) => (state.full_at.micros(), state.part),
+            (State::Window(state), Limit::Window(window)) if state.period == window.period() => {
+                (state.start.micros(), state.used)
             }
-            State::Empty | State::Log(_) | State::Holds(_) => None,
-        }
+            (State::Estimate(state), Limit::Estimate(estimate)) if state.period == estimate.period() => {
+                let (current, previous) = (u32::try_from(state.current).ok()?, u32::try_from(state.previous).ok()?);
+                let window = state.start.micros().checked_div(state.period.micros())?;
+                (u64::from(current) << 32 | u64::from(previous), window)
+            }
+            _ => return None,
+        };
+        Some(Small { large, figure })
     }
 
     /// The balance that [`to_small`](Self::to_small) was given, under the same limit.
     #[must_use]
     #[inline]
     pub fn from_small(small: Small, limit: &Limit) -> Self {
-        let (quota, period) = (limit.quota(), limit.period());
-        let state = match small {
-            Small::Rate { full_at, part } => State::Rate(RateState { full_at, part, quota, period }),
-            Small::Window { start, used } => State::Window(WindowState { start, used, period }),
-            Small::Estimate { start, current, previous } => {
-                State::Estimate(EstimateState { start, current, previous, period })
+        let Small { large, figure } = small;
+        let at = Timestamp::from_micros(large);
+        let state = match limit {
+            Limit::Rate(rate) => {
+                State::Rate(RateState { full_at: at, part: figure, quota: rate.quota(), period: rate.period() })
             }
+            Limit::Window(window) => State::Window(WindowState { start: at, used: figure, period: window.period() }),
+            Limit::Estimate(estimate) => State::Estimate(EstimateState {
+                start: Timestamp::from_micros(figure.saturating_mul(estimate.period().micros())),
+                current: large >> 32,
+                previous: large & u64::from(u32::MAX),
+                period: estimate.period(),
+            }),
+            Limit::Log(_) | Limit::Concurrency(_) | Limit::Never => State::Empty,
         };
         Self { state, blocked_until: Timestamp::EPOCH }
     }
@@ -171,7 +164,7 @@ impl Balance {
     #[inline]
     pub(crate) fn is_in_terms_of(&self, limit: &Limit) -> bool {
         match (&self.state, limit) {
-            (State::Rate(state), Limit::Rate(rate)) => (state.quota, state.period) == (rate.quota(), rate.period()),
+            (State::Rate(state), Limit::Rate(rate)) => state.is_in_terms_of(rate),
             (State::Window(state), Limit::Window(window)) => state.period == window.period(),
             (State::Estimate(state), Limit::Estimate(estimate)) => state.period == estimate.period(),
             (State::Log(state), Limit::Log(log)) => state.period == log.period(),

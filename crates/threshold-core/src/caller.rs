@@ -17,6 +17,8 @@ pub(crate) const DEFAULT_CATEGORY: &str = "requests";
 pub(crate) struct Caller<'a> {
     pub(crate) facts: &'a Facts<'a>,
     pub(crate) ip: Option<IpAddr>,
+    /// The addresses that share a budget with this one.
+    group: Option<AddressGroup>,
     pub(crate) method: Option<Cow<'a, str>>,
     pub(crate) path: Option<Cow<'a, str>>,
     pub(crate) host: Option<Cow<'a, str>>,
@@ -29,9 +31,11 @@ pub(crate) struct Caller<'a> {
 impl<'a> Caller<'a> {
     pub(crate) fn new(facts: &'a Facts<'a>, policy: &'a Policy) -> Self {
         let known = |value: Option<&'a str>| value.filter(|value| !value.is_empty());
+        let ip = facts.ip.map(|ip| ip.to_canonical());
         let mut caller = Self {
             facts,
-            ip: facts.ip.map(|ip| ip.to_canonical()),
+            ip,
+            group: ip.map(|ip| AddressGroup::of(ip, policy.identity().ipv6_prefix)),
             method: known(facts.method).map(spell_method),
             path: known(facts.path).map(spell_path),
             host: known(facts.host).map(spell_host),
@@ -52,6 +56,7 @@ impl<'a> Caller<'a> {
 
     /// `METHOD:/pattern`: what the caller gave, else the first pattern of this rule or of an endpoint rule that the path
     /// meets, else the path itself.
+    #[inline(never)]
     pub(crate) fn endpoint<'e>(&'e self, rule: &'e Rule, policy: &'e Policy) -> Option<(Option<&'e str>, &'e str)> {
         if let Some(given) = self.facts.endpoint.filter(|given| !given.is_empty()) {
             return Some((None, given));
@@ -71,7 +76,7 @@ impl<'a> Caller<'a> {
     pub(crate) fn part_text(&self, per: &Per, rule: &Rule, policy: &Policy) -> Option<String> {
         let prefix = policy.identity().ipv6_prefix;
         match per {
-            Per::Ip => self.ip.map(|ip| AddressGroup::of(ip, prefix).to_string()),
+            Per::Ip => self.group.map(|group| group.to_string()),
             Per::IpPrefix(wide) => self.ip.map(|ip| AddressGroup::wider(ip, *wide, prefix).to_string()),
             Per::Tenant => self.tenant.map(|name| shown(policy, policy.identity().secret_tenant, name)),
             Per::User => self.user.map(|name| shown(policy, policy.identity().secret_user, name)),
@@ -92,42 +97,43 @@ impl<'a> Caller<'a> {
     }
 
     /// Appends one part to a key; says whether the request has it.
+    // Inlined into the loop over the parts, everything any of them needs would be loaded for each key.
+    #[inline(never)]
     fn add_part(&self, key: &mut KeyBuilder, per: &Per, rule: &Rule, policy: &Policy) -> bool {
-        let prefix = policy.identity().ipv6_prefix;
-        let mut text = |part: Part, value: Option<&str>| match value {
-            Some(value) => {
-                key.text(part, value);
-                true
+        let (part, value) = match per {
+            Per::Ip => {
+                if let Some(group) = self.group {
+                    key.address(Part::Address, group);
+                }
+                return self.group.is_some();
             }
-            None => false,
-        };
-        match per {
-            Per::Ip | Per::IpPrefix(_) => {
+            Per::IpPrefix(wide) => {
                 let Some(ip) = self.ip else { return false };
-                let group = match per {
-                    Per::IpPrefix(wide) => AddressGroup::wider(ip, *wide, prefix),
-                    _ => AddressGroup::of(ip, prefix),
-                };
-                key.address(Part::Address, group);
-                true
+                key.address(Part::Address, AddressGroup::wider(ip, *wide, policy.identity().ipv6_prefix));
+                return true;
             }
-            Per::Tenant => text(Part::Tenant, self.tenant),
-            Per::User => text(Part::User, self.user),
-            Per::Tier => text(Part::Tier, self.tier),
-            Per::Category => text(Part::Category, Some(self.category)),
             Per::Endpoint => {
                 let Some((method, path)) = self.endpoint(rule, policy) else { return false };
-                text(Part::Method, Some(method.unwrap_or_default()));
-                text(Part::Endpoint, Some(path))
+                key.text(Part::Method, method.unwrap_or_default());
+                (Part::Endpoint, Some(path))
             }
-            Per::Method => text(Part::Method, self.method.as_deref()),
-            Per::Host => text(Part::Host, self.host.as_deref()),
-            Per::Header(name) => text(Part::Header, self.facts.header(name)),
-            Per::Fact(name) => text(Part::Fact, self.facts.fact(name)),
+            Per::Tenant => (Part::Tenant, self.tenant),
+            Per::User => (Part::User, self.user),
+            Per::Tier => (Part::Tier, self.tier),
+            Per::Category => (Part::Category, Some(self.category)),
+            Per::Method => (Part::Method, self.method.as_deref()),
+            Per::Host => (Part::Host, self.host.as_deref()),
+            Per::Header(name) => (Part::Header, self.facts.header(name)),
+            Per::Fact(name) => (Part::Fact, self.facts.fact(name)),
+        };
+        if let Some(value) = value {
+            key.text(part, value);
         }
+        value.is_some()
     }
 
     /// Appends every part; what is missing is replaced by the address where that is allowed.
+    #[inline]
     pub(crate) fn add_parts(
         &self,
         key: &mut KeyBuilder,
@@ -141,9 +147,9 @@ impl<'a> Caller<'a> {
             if self.add_part(key, per, rule, policy) {
                 continue;
             }
-            match self.ip.filter(|_| floors) {
-                Some(ip) => {
-                    key.address(Part::Floor, AddressGroup::of(ip, policy.identity().ipv6_prefix));
+            match self.group.filter(|_| floors) {
+                Some(group) => {
+                    key.address(Part::Floor, group);
                     keyed = Keyed::Floored;
                 }
                 None => return Keyed::Missing,

@@ -215,7 +215,7 @@ impl Plan<'_> {
             None => {}
         }
         let denied_by_limit = self.read(outcome, &mut decision);
-        decision.escalations = outcome.escalations.clone();
+        decision.escalations.extend(outcome.escalations.iter().copied());
         decision.warning = outcome.escalations.iter().any(|strike| strike.rung.warn);
         if let Some((subject, penalty)) = outcome.penalty {
             return self.penalised(decision, subject, penalty, outcome.denied_until);
@@ -295,6 +295,7 @@ impl Plan<'_> {
         decision
     }
 
+    #[inline]
     fn blank(&self, now: Timestamp) -> Decision {
         Decision {
             verdict: Verdict::Allow,

@@ -34,22 +34,33 @@ pub fn spell_path(path: &str) -> Cow<'_, str> {
     Cow::Owned(spelled)
 }
 
+/// The bytes that are their own spelling wherever they stand.
+const PLAIN: [bool; 256] = {
+    let mut plain = [false; 256];
+    let text = b"abcdefghijklmnopqrstuvwxyz0123456789-_~@:!,";
+    let mut at = 0;
+    while at < text.len() {
+        plain[text[at] as usize] = true;
+        at += 1;
+    }
+    plain
+};
+
 /// Whether a path is plainly its own spelling already. Most are, and cost no allocation.
 fn is_spelled(path: &str) -> bool {
     if path == "/" {
         return true;
     }
+    // A dot or a slash behind one of these begins a segment that spelling would change.
     let mut before = 0;
     for &byte in path.as_bytes() {
-        let plain = matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' | b'@' | b':' | b'!' | b',');
-        let inner_dot = byte == b'.' && before != b'/' && before != b'.';
-        let slash = byte == b'/' && before != b'/' && before != b'.';
-        if !(plain || inner_dot || slash) {
+        let is_plain = PLAIN.get(usize::from(byte)).is_some_and(|plain| *plain);
+        if !is_plain && (!matches!(byte, b'.' | b'/') || matches!(before, b'/' | b'.')) {
             return false;
         }
         before = byte;
     }
-    path.starts_with('/') && before != b'/' && before != b'.'
+    path.starts_with('/') && !matches!(before, b'/' | b'.')
 }
 
 /// Cuts `scheme://authority` off the front and a query or fragment off the end.

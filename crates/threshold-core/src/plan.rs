@@ -248,7 +248,7 @@ impl Policy {
             }
         }
         let cost = counts.of(caller.facts);
-        let hopeless = cost > limit.capacity() && *limit != Limit::Never;
+        let hopeless = cost > limit.capacity() && !matches!(limit, Limit::Never);
         if hopeless && rule.mode == Mode::Enforce && plan.verb != Verb::Record {
             return Err(PlanError::CostExceedsLimit {
                 rule: rule.name.clone(),

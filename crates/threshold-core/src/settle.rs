@@ -184,22 +184,21 @@ impl Step<'_, '_> {
 
     fn record(mut self) {
         self.look();
-        for index in 0..self.outcome.settled.len() {
-            self.charge_one(index);
-        }
+        self.charge_where(|_| true);
     }
 
     /// Brings every balance to now and looks at it.
     fn look(&mut self) {
-        for (index, charge) in self.plan.charges.iter().enumerate() {
-            let Some(balance) = self.balances.get_mut(index) else { break };
+        let mut changed = 0;
+        for ((charge, balance), bit) in self.plan.charges.iter().zip(&mut *self.balances).zip(bits()) {
             if balance.bring(charge.limit, self.now) {
-                self.outcome.mark_balance(index);
+                changed |= bit;
             }
             let look = balance.look(charge.limit, charge.cost, self.now);
             let settled = Settled { look, mark: None, lifted: false, ready_at: look.ready_at };
             let _ = self.outcome.settled.try_push(settled);
         }
+        self.outcome.changed_balances |= changed;
     }
 
     fn find_penalty(&mut self) {
@@ -283,24 +282,24 @@ impl Step<'_, '_> {
 
     /// Allowed: every limit with room is charged, watched ones too; a full one that was lifted stays as it is.
     fn charge(&mut self) {
-        for index in 0..self.outcome.settled.len() {
-            if self.outcome.settled.get(index).is_some_and(|settled| settled.look.fits) {
-                self.charge_one(index);
+        self.charge_where(|settled| settled.look.fits);
+    }
+
+    #[inline]
+    fn charge_where(&mut self, is_charged: impl Fn(&Settled) -> bool) {
+        let Outcome { settled, changed_balances, .. } = &mut *self.outcome;
+        let charges = self.plan.charges.iter().zip(&mut *self.balances).zip(settled).zip(bits());
+        for (((charge, balance), settled), bit) in charges {
+            let by_outcome = charge.rule.count.is_some() && !self.plan.outcomes_seen;
+            if charge.cost > 0 && !by_outcome && is_charged(settled) {
+                settled.mark = Some(balance.charge(charge.limit, charge.cost, self.now, self.plan.trace));
+                *changed_balances |= bit;
             }
         }
     }
+}
 
-    fn charge_one(&mut self, index: usize) {
-        let (Some(charge), Some(balance), Some(settled)) =
-            (self.plan.charges.get(index), self.balances.get_mut(index), self.outcome.settled.get_mut(index))
-        else {
-            return;
-        };
-        let by_outcome = charge.rule.count.is_some() && !self.plan.outcomes_seen;
-        if charge.cost == 0 || by_outcome {
-            return;
-        }
-        settled.mark = Some(balance.charge(charge.limit, charge.cost, self.now, self.plan.trace));
-        self.outcome.mark_balance(index);
-    }
+/// The bit of each charge.
+fn bits() -> impl Iterator<Item = u16> {
+    std::iter::successors(Some(1u16), |bit| bit.checked_shl(1))
 }

@@ -100,6 +100,12 @@ impl RateState {
         check_figures(self.quota, self.period).is_ok() && self.part < Terms::new(self.quota, self.period).parts
     }
 
+    /// Whether it was written under the figures of this limit.
+    #[inline]
+    pub(crate) fn is_in_terms_of(&self, limit: &Rate) -> bool {
+        (self.quota, self.period) == (limit.quota, limit.period)
+    }
+
     /// The first moment at which this says the same as no state.
     pub(crate) fn silent_from(&self) -> Timestamp {
         if self.part == 0 { self.full_at } else { self.full_at.plus(Span::from_micros(1)) }
@@ -169,7 +175,7 @@ impl Rate {
 
     #[inline]
     pub(super) fn bring(&self, state: &mut RateState, now: Timestamp) -> bool {
-        let in_terms = (state.quota, state.period) == (self.quota, self.period);
+        let in_terms = state.is_in_terms_of(self);
         if in_terms && self.whole_capacity.is_some_and(|capacity| state.full_at.since(now).micros() <= capacity) {
             return false;
         }
@@ -205,30 +211,27 @@ impl Rate {
 
     #[inline]
     pub(super) fn look(&self, state: &RateState, cost: u64, now: Timestamp) -> Look {
-        self.look_whole(state, cost, now).unwrap_or_else(|| self.look_exactly(state, cost, now))
-    }
-
-    /// The look where nothing has a fraction and everything fits 64 bits, which is most of them: a third of the work.
-    /// `None` where that does not hold.
-    #[inline]
-    fn look_whole(&self, state: &RateState, cost: u64, now: Timestamp) -> Option<Look> {
-        let capacity = self.whole_capacity?;
         let step = self.terms.step;
         let backlog = state.full_at.since(now).micros();
-        let after = backlog.checked_add(cost.checked_mul(step)?)?;
-        let fits = after <= capacity;
+        // Mostly nothing has a fraction and everything fits 64 bits: a third of the work.
+        let after = cost.checked_mul(step).and_then(|cost| cost.checked_add(backlog));
+        let (Some(capacity), Some(after)) = (self.whole_capacity, after) else {
+            return self.look_exactly(state, cost, now);
+        };
         let later = |micros: u64| now.plus(Span::from_micros(micros));
-        Some(Look {
-            fits,
+        Look {
+            fits: after <= capacity,
             remaining: capacity.saturating_sub(backlog).checked_div(step).unwrap_or(0),
-            ready_at: match after.checked_sub(capacity) {
-                None | Some(0) => now,
-                Some(_) if cost > self.burst => Timestamp::MAX,
-                Some(wait) => later(wait),
+            ready_at: if after <= capacity {
+                now
+            } else if cost > self.burst {
+                Timestamp::MAX
+            } else {
+                later(after.saturating_sub(capacity))
             },
             reset_if_charged: Some(later(after)),
             reset_if_not: Some(later(backlog)),
-        })
+        }
     }
 
     fn look_exactly(&self, state: &RateState, cost: u64, now: Timestamp) -> Look {

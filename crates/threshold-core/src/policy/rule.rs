@@ -391,6 +391,7 @@ impl Match {
     }
 
     /// Whether a request is met.
+    #[inline]
     pub(crate) fn holds(&self, caller: &Caller<'_>) -> bool {
         self.first_mismatch(caller).is_none()
     }
@@ -420,26 +421,26 @@ impl Match {
     }
 
     fn first_mismatch(&self, caller: &Caller<'_>) -> Option<&str> {
+        // Most keys of most rules are not there: that is asked first.
         let any = |patterns: &[Pattern], value: Option<&str>| {
-            patterns.is_empty() || value.is_some_and(|value| patterns.iter().any(|pattern| pattern.matches(value)))
+            value.is_some_and(|value| patterns.iter().any(|pattern| pattern.matches(value)))
         };
-        let one_of = |names: &[Box<str>], value: Option<&str>| {
-            names.is_empty() || value.is_some_and(|value| names.iter().any(|name| name.as_ref() == value))
-        };
-        if !one_of(&self.method, caller.method.as_deref()) {
+        let one_of = |names: &[Box<str>], value: &str| names.iter().any(|name| name.as_ref() == value);
+        if !self.method.is_empty() && !caller.method.as_deref().is_some_and(|method| one_of(&self.method, method)) {
             Some("method")
-        } else if !one_of(&self.category, Some(caller.category)) {
+        } else if !self.category.is_empty() && !one_of(&self.category, caller.category) {
             Some("category")
-        } else if !any(&self.path, caller.path.as_deref()) {
+        } else if !self.path.is_empty() && !any(&self.path, caller.path.as_deref()) {
             Some("path")
-        } else if !any(&self.host, caller.host.as_deref()) {
+        } else if !self.host.is_empty() && !any(&self.host, caller.host.as_deref()) {
             Some("host")
-        } else if !any(&self.tenant, caller.tenant) {
+        } else if !self.tenant.is_empty() && !any(&self.tenant, caller.tenant) {
             Some("tenant")
-        } else if !any(&self.tier, caller.tier) {
+        } else if !self.tier.is_empty() && !any(&self.tier, caller.tier) {
             Some("tier")
         } else {
-            let missed = self.fact.iter().find(|(name, values)| !any(values, caller.facts.fact(name)));
+            let holds = |values: &[Pattern], name: &str| values.is_empty() || any(values, caller.facts.fact(name));
+            let missed = self.fact.iter().find(|(name, values)| !holds(values, name));
             missed.map(|(name, _)| name.as_ref())
         }
     }

@@ -26,7 +26,7 @@ use threshold_core::{
 };
 
 use super::{LocalStore, StoreError};
-use locked::{Keys, Locked, Places, shard_of};
+use locked::{Balances, Keys, Locked, Places, shard_of};
 use reservations::Reservations;
 use side::{Side, Worth, worth_until};
 use table::Shard;
@@ -142,13 +142,13 @@ impl MemoryStore {
         plan: &Plan<'_>,
         keys: &mut Keys,
         locked: &mut Locked<'s>,
+        places: &mut Places,
         now: Timestamp,
-    ) -> Result<Places, StoreError> {
+    ) -> Result<(), StoreError> {
         let mut stands_in = [StandsIn::Nobody; MAX_CHARGES];
         loop {
-            let places = locked.places(keys);
             let mut crowded: ArrayVec<usize, MAX_CHARGES> = ArrayVec::new();
-            for (index, ((key, stands_in), place)) in keys.iter().zip(&stands_in).zip(&places).enumerate() {
+            for (index, ((key, stands_in), place)) in keys.iter().zip(&stands_in).zip(places.iter()).enumerate() {
                 let Some(shard) = locked.shard(index).filter(|_| place.is_none()) else { continue };
                 let has_room = shard.make_room(*key, now)
                     || match stands_in {
@@ -163,7 +163,8 @@ impl MemoryStore {
             }
             if crowded.is_empty() {
                 // What had to go may have moved others.
-                return Ok(locked.places(keys));
+                locked.places(keys, places);
+                return Ok(());
             }
             for index in crowded {
                 let (Some(key), Some(stands_in), Some(charge)) =
@@ -180,6 +181,7 @@ impl MemoryStore {
                 };
             }
             locked.lock(&self.shards, keys);
+            locked.places(keys, places);
         }
     }
 
@@ -193,7 +195,9 @@ impl MemoryStore {
         let keys: Keys = charges.iter().map(|(key, _)| *key).collect();
         let mut locked = Locked::default();
         locked.lock(&self.shards, &keys);
-        let mut balances = locked.lend(&locked.places(&keys));
+        let (mut places, mut balances) = (Places::new(), Balances::new());
+        locked.places(&keys, &mut places);
+        locked.lend(&places, &mut balances);
         let result = change(&mut balances);
         for (index, ((key, limit), balance)) in charges.iter().zip(balances).enumerate() {
             if let Some(shard) = locked.shard(index) {
@@ -287,14 +291,15 @@ fn account_worth(account: &Account, login: &Login, now: Timestamp) -> Worth {
 impl LocalStore for MemoryStore {
     fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         self.expire_reservations(now);
-        let mut keys: Keys = plan.charges().iter().map(Charge::key).collect();
+        let (mut keys, mut places, mut balances) = (Keys::new(), Places::new(), Balances::new());
+        keys.extend(plan.charges().iter().map(Charge::key));
         let mut locked = Locked::default();
         locked.lock(&self.shards, &keys);
-        let mut places = locked.places(&keys);
+        locked.places(&keys, &mut places);
         if places.iter().any(Option::is_none) {
-            places = self.make_room(plan, &mut keys, &mut locked, now)?;
+            self.make_room(plan, &mut keys, &mut locked, &mut places, now)?;
         }
-        let mut balances = locked.lend(&places);
+        locked.lend(&places, &mut balances);
         if plan.subjects().is_empty() {
             settle_into(plan, &mut balances, &mut [], now, outcome);
         } else {
@@ -302,10 +307,9 @@ impl LocalStore for MemoryStore {
                 settle_into(plan, &mut balances, standings, now, outcome);
             });
         }
-        for (index, (((charge, key), place), balance)) in
-            plan.charges().iter().zip(keys).zip(places).zip(balances).enumerate()
-        {
-            locked.put_back((index, key, place), charge.limit(), balance, outcome.balance_changed(index), now);
+        let known = keys.iter().zip(&places).zip(&mut balances);
+        for (index, (charge, ((key, place), balance))) in plan.charges().iter().zip(known).enumerate() {
+            locked.put_back((index, *key, *place), charge.limit(), balance, outcome.balance_changed(index), now);
         }
         Ok(())
     }

@@ -29,11 +29,14 @@ impl<'s> Locked<'s> {
     /// Whatever was locked before is unlocked first.
     pub(super) fn lock(&mut self, shards: &'s [Mutex<Shard>], keys: &[Digest]) {
         self.guards.clear();
-        let mut order: ArrayVec<(u8, u8), MAX_CHARGES> =
-            keys.iter().zip(0u8..).map(|(key, index)| (shard_of(*key, shards.len()), index)).collect();
+        let mut order = [(0u8, 0u8); MAX_CHARGES];
+        for ((key, index), place) in keys.iter().zip(0u8..).zip(&mut order) {
+            *place = (shard_of(*key, shards.len()), index);
+        }
+        let order = order.get_mut(..keys.len()).unwrap_or_default();
         order.sort_unstable();
         let mut last = None;
-        for (shard, index) in order {
+        for &(shard, index) in &*order {
             if last != Some(shard)
                 && let Some(mutex) = shards.get(usize::from(shard))
             {
@@ -53,22 +56,21 @@ impl<'s> Locked<'s> {
     }
 
     /// Where these keys are. The memory of all of them is asked for before any is waited for.
-    pub(super) fn places(&self, keys: &[Digest]) -> Places {
+    pub(super) fn places(&self, keys: &[Digest], places: &mut Places) {
         let own = |index: usize| self.of.get(index).and_then(|of| self.guards.get(usize::from(*of)));
         let touch = |(index, key): (usize, &Digest)| own(index).map_or(0, |shard| shard.touch(*key));
         black_box(keys.iter().enumerate().map(touch).fold(0, std::ops::BitXor::bitxor));
         let place = |(index, key): (usize, &Digest)| own(index).and_then(|shard| shard.place(*key));
-        keys.iter().enumerate().map(place).collect()
+        places.clear();
+        places.extend(keys.iter().enumerate().map(place));
     }
 
     /// Lends what is known of keys at these places, to be [put back](Self::put_back) one by one.
-    pub(super) fn lend(&mut self, places: &[Option<usize>]) -> Balances {
-        let mut balances = Balances::new();
+    pub(super) fn lend(&mut self, places: &[Option<usize>], balances: &mut Balances) {
         for (index, place) in places.iter().enumerate() {
             let known = place.and_then(|place| Some(self.shard(index)?.lend(place)));
             let _ = balances.try_push(known.unwrap_or_default());
         }
-        balances
     }
 
     /// Puts back the balance of the `index`th key.
@@ -76,14 +78,14 @@ impl<'s> Locked<'s> {
         &mut self,
         (index, key, place): (usize, Digest, Option<usize>),
         limit: &Limit,
-        balance: Balance,
+        balance: &mut Balance,
         changed: bool,
         now: Timestamp,
     ) {
         let Some(shard) = self.shard(index) else { return };
         match place {
             Some(place) => shard.put_back(place, limit, balance, changed),
-            None if changed => shard.keep(key, limit, balance, now),
+            None if changed => shard.keep(key, limit, std::mem::take(balance), now),
             None => {}
         }
     }

@@ -22,8 +22,10 @@ pub(super) struct Slots {
 
 impl Slots {
     pub(super) fn new(len: usize) -> Self {
-        let words = vec![0u64; len.saturating_mul(WORDS).saturating_add(LINE)];
+        let needed = len.saturating_mul(WORDS);
+        let mut words = vec![0u64; needed.saturating_add(LINE)];
         let start = words.as_ptr().align_offset(LINE.saturating_mul(size_of::<u64>())).min(LINE);
+        words.truncate(start.saturating_add(needed));
         Self { words, start, len }
     }
 
@@ -37,14 +39,12 @@ impl Slots {
 
     #[inline]
     fn all(&self) -> &[Slot] {
-        let slots = self.words.get(self.start..).unwrap_or_default().as_chunks().0;
-        slots.get(..self.len).unwrap_or_default()
+        self.words.get(self.start..).unwrap_or_default().as_chunks().0
     }
 
     #[inline]
     fn all_mut(&mut self) -> &mut [Slot] {
-        let slots = self.words.get_mut(self.start..).unwrap_or_default().as_chunks_mut().0;
-        slots.get_mut(..self.len).unwrap_or_default()
+        self.words.get_mut(self.start..).unwrap_or_default().as_chunks_mut().0
     }
 
     #[inline]

@@ -18,14 +18,12 @@ const SEARCH: usize = 64;
 /// Bytes of large balances for each key a shard is made for.
 const LARGE_BYTES: usize = 256;
 
-/// The kinds of balances, in the lowest bits of the last word. 0 is an empty slot.
-const KIND_BITS: u32 = 3;
-const RATE: u64 = 1;
-const WINDOW: u64 = 2;
-const ESTIMATE: u64 = 3;
-const LARGE: u64 = 4;
+/// Where a balance is, in the lowest bits of the last word: in the slot itself, or in the slab. 0 is an empty slot.
+const KIND_BITS: u32 = 2;
+const SMALL: u64 = 1;
+const LARGE: u64 = 2;
 /// The bits of a limit's number, above the kind.
-const LIMIT_BITS: u32 = 13;
+const LIMIT_BITS: u32 = 14;
 /// What is left of the word for a figure.
 const FIGURE_BITS: u32 = u64::BITS - KIND_BITS - LIMIT_BITS;
 
@@ -107,7 +105,7 @@ impl Shard {
 
     /// Puts back what was lent. What has not changed and is small is where it was.
     #[inline]
-    pub(super) fn put_back(&mut self, place: usize, limit: &Limit, balance: Balance, changed: bool) {
+    pub(super) fn put_back(&mut self, place: usize, limit: &Limit, balance: &mut Balance, changed: bool) {
         let Some(slot) = self.slots.get(place) else { return };
         if changed || parts(slot[3]).0 == LARGE {
             self.overwrite(place, limit, balance);
@@ -120,7 +118,7 @@ impl Shard {
         let Ok(place) = self.slots.find(key) else { return self.check_new(key, limit, cost, now, id) };
         let mut balance = self.lend(place);
         let checked = balance.check(limit, cost, now, id);
-        self.put_back(place, limit, balance, checked.changed);
+        self.put_back(place, limit, &mut balance, checked.changed);
         checked
     }
 
@@ -173,10 +171,10 @@ impl Shard {
     }
 
     /// Keeps a balance. One that says nothing is dropped instead.
-    pub(super) fn keep(&mut self, key: Digest, limit: &Limit, balance: Balance, now: Timestamp) {
+    pub(super) fn keep(&mut self, key: Digest, limit: &Limit, mut balance: Balance, now: Timestamp) {
         match self.slots.find(key) {
             Ok(place) if balance.silent_from() <= now => self.take_out(place),
-            Ok(place) => self.overwrite(place, limit, balance),
+            Ok(place) => self.overwrite(place, limit, &mut balance),
             Err(_) if balance.silent_from() <= now => {}
             Err(_) => self.add(key, limit, balance),
         }
@@ -262,18 +260,18 @@ impl Shard {
     }
 
     #[inline]
-    fn overwrite(&mut self, place: usize, limit: &Limit, balance: Balance) {
+    fn overwrite(&mut self, place: usize, limit: &Limit, balance: &mut Balance) {
         let Some(slot) = self.slots.get(place).copied() else { return };
         let (kind, number, figure) = parts(slot[3]);
         let packed = balance.to_small(limit).and_then(|small| {
             // Nearly always the limit is the one it was under before.
             let same = kind != LARGE && self.limit(number) == Some(limit);
             let number = if same { number } else { self.number(limit)? };
-            packed(small, limit, number)
+            packed(small, number)
         });
         match packed {
             Some(words) if kind != LARGE => self.slots.set_words(place, words),
-            packed => self.overwrite_large(place, (kind, figure), limit, balance, packed),
+            packed => self.overwrite_large(place, (kind, figure), limit, std::mem::take(balance), packed),
         }
     }
 
@@ -303,7 +301,7 @@ impl Shard {
     }
 
     fn pack(&mut self, limit: &Limit, balance: Balance) -> Option<[u64; 2]> {
-        let small = balance.to_small(limit).and_then(|small| packed(small, limit, self.number(limit)?));
+        let small = balance.to_small(limit).and_then(|small| packed(small, self.number(limit)?));
         small.or_else(|| self.pack_large(limit, balance))
     }
 
@@ -314,35 +312,16 @@ impl Shard {
 
     #[inline]
     fn unpack(&self, slot: &Slot) -> Balance {
-        let (kind, number, figure) = parts(slot[3]);
+        let (_, number, figure) = parts(slot[3]);
         let Some(limit) = self.limit(number) else { return Balance::default() };
-        let large = slot[2];
-        let small = match kind {
-            RATE => Small::Rate { full_at: Timestamp::from_micros(large), part: figure },
-            WINDOW => Small::Window { start: Timestamp::from_micros(large), used: figure },
-            _ => Small::Estimate {
-                start: Timestamp::from_micros(figure.saturating_mul(limit.period().micros())),
-                current: large >> 32,
-                previous: large & u64::from(u32::MAX),
-            },
-        };
-        Balance::from_small(small, limit)
+        Balance::from_small(Small { large: slot[2], figure }, limit)
     }
 }
 
 /// A balance under the limit of this number in two words, if it fits.
 #[inline]
-fn packed(small: Small, limit: &Limit, number: u64) -> Option<[u64; 2]> {
-    let (kind, large, figure) = match small {
-        Small::Rate { full_at, part } => (RATE, full_at.micros(), part),
-        Small::Window { start, used } => (WINDOW, start.micros(), used),
-        Small::Estimate { start, current, previous } => {
-            let counts = u32::try_from(current).ok().zip(u32::try_from(previous).ok())?;
-            let window = start.micros().checked_div(limit.period().micros())?;
-            (ESTIMATE, u64::from(counts.0) << 32 | u64::from(counts.1), window)
-        }
-    };
-    (figure >> FIGURE_BITS == 0).then(|| [large, joined(kind, number, figure)])
+fn packed(small: Small, number: u64) -> Option<[u64; 2]> {
+    (small.figure >> FIGURE_BITS == 0).then(|| [small.large, joined(SMALL, number, small.figure)])
 }
 
 /// What a slot is worth keeping.
