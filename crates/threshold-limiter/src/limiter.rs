@@ -3,6 +3,8 @@
 mod asynchronous;
 mod failure;
 mod login;
+#[cfg(feature = "wait")]
+mod wait;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,7 +15,7 @@ use threshold_core::plan::Verb;
 use threshold_core::policy::{Layer, Policy};
 use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
 use threshold_core::{
-    BytesError, Decision, DigestKey, Facts, Outcome, Plan, PlanError, Receipt, Secret, Span, Timestamp, TraceId,
+    BytesError, Decision, Digest, DigestKey, Facts, Outcome, Plan, PlanError, Receipt, Secret, Span, Timestamp, TraceId,
 };
 
 use crate::clock::{Clock, SystemClock};
@@ -22,6 +24,8 @@ use crate::store::memory::MemoryStore;
 use crate::store::{LocalStore, Store};
 
 pub use login::LoginError;
+#[cfg(feature = "wait")]
+pub use wait::MOST_WAITERS;
 
 /// Decides for every request whether it may cross.
 pub struct Limiter<S = MemoryStore, C = SystemClock> {
@@ -34,6 +38,8 @@ pub struct Limiter<S = MemoryStore, C = SystemClock> {
     observers: Vec<Arc<dyn Observer>>,
     /// What answers while the store cannot, for rules that are `local` then.
     stand_in: OnceLock<MemoryStore>,
+    #[cfg(feature = "wait")]
+    waiters: wait::Waiters,
 }
 
 /// A request's reservation, and what it was told.
@@ -78,6 +84,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             clock,
             observers: Vec::new(),
             stand_in: OnceLock::new(),
+            #[cfg(feature = "wait")]
+            waiters: wait::Waiters::default(),
         }
     }
 
@@ -98,6 +106,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub fn swap(&self, policy: Policy) -> u64 {
         let generation = self.generation.fetch_add(1, Ordering::AcqRel).saturating_add(1);
         self.policy.store(Arc::new(policy.with_key(self.key).with_generation(generation)));
+        #[cfg(feature = "wait")]
+        self.waiters.ring_all();
         generation
     }
 
@@ -134,6 +144,14 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         for observer in &self.observers {
             observer.decided(facts, decision, policy);
         }
+    }
+
+    /// There may be room under these keys before its time: whoever waits for it looks again.
+    fn made_room(&self, keys: impl IntoIterator<Item = Digest>) {
+        #[cfg(feature = "wait")]
+        self.waiters.ring_first(keys);
+        #[cfg(not(feature = "wait"))]
+        drop(keys);
     }
 }
 
@@ -183,7 +201,9 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
 
     /// Gives back what a receipt says was charged, once. Says whether this was the first time.
     pub fn refund(&self, receipt: &Receipt) -> bool {
-        self.store.refund(receipt, self.clock.now())
+        let first = self.store.refund(receipt, self.clock.now());
+        self.made_room(receipt.keys());
+        first
     }
 
     /// Decides and charges a request whose true cost is not known yet.
@@ -224,7 +244,9 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
 
     /// Forgets what a subject has used, and its strikes.
     pub fn forgive(&self, layer: Layer, key: &str) {
-        self.store.forgive(&self.policy.load().keys_of(layer, key));
+        let keys = self.policy.load().keys_of(layer, key);
+        self.store.forgive(&keys);
+        self.made_room(keys.all());
     }
 
     /// Plans, settles and decides; `finish` takes what it needs of the three before they go.

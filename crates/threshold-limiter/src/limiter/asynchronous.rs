@@ -66,7 +66,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Where the store cannot answer.
     pub async fn refund_async(&self, receipt: &Receipt) -> Result<bool, StoreError> {
-        self.store.refund(receipt, self.clock.now()).await
+        let first = self.store.refund(receipt, self.clock.now()).await?;
+        self.made_room(receipt.keys());
+        Ok(first)
     }
 
     /// As [`reserve`](Self::reserve), on any store.
@@ -124,7 +126,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Where the store cannot answer.
     pub async fn forgive_async(&self, layer: Layer, key: &str) -> Result<(), StoreError> {
         let keys = self.policy().keys_of(layer, key);
-        self.store.forgive(&keys).await
+        self.store.forgive(&keys).await?;
+        self.made_room(keys.all());
+        Ok(())
     }
 
     /// Plans, settles and decides; `finish` takes what it needs before the plan goes.

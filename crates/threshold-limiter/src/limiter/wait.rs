@@ -1,0 +1,176 @@
+//! Waiting for room: fair, bounded, and safe to give up at any moment.
+
+mod queues;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use threshold_core::plan::{Charge, Verb};
+use threshold_core::{Decision, Facts, Outcome, PlanError, Policy, Receipt};
+use tokio::time::{Instant, timeout_at};
+
+use super::asynchronous::Answered;
+use super::{Limiter, traced};
+use crate::clock::Clock;
+use crate::store::Store;
+use queues::{Place, Turn};
+
+pub(super) use queues::Waiters;
+
+/// How many wait at once in one limiter, unless said. One who waits takes half a kilobyte here and as much again as the
+/// task it waits in: ten thousand are some ten megabytes, and more than that a service should turn away.
+pub const MOST_WAITERS: usize = 10_000;
+/// Whoever is first looks again this often, for room that nobody rang for: a reservation that was released, a refund on
+/// another node.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Timers count in milliseconds, and the limiter's clock and the timer's are not read at the same moment. Without this
+/// grace, somebody who waits exactly as long as was told could miss the moment by a hair.
+const TICK: Duration = Duration::from_millis(1);
+/// As good as forever, and a moment that a timer can still name.
+const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
+
+/// What one try came to.
+struct Tried {
+    decision: Decision,
+    receipt: Option<Receipt>,
+    then: Then,
+}
+
+/// What becomes of somebody who has tried.
+enum Then {
+    /// That was the answer.
+    Leave,
+    /// It is first, and looks again when there may be room.
+    LookIn(Duration),
+    /// Somebody is ahead, and rings on leaving.
+    WaitForTurn,
+}
+
+impl<S: Store, C: Clock> Limiter<S, C> {
+    /// Lets so many wait at once; [`MOST_WAITERS`] unless said. Whoever comes beyond is denied at once.
+    #[must_use]
+    pub fn most_waiters(mut self, most: usize) -> Self {
+        self.waiters.most = most;
+        self
+    }
+
+    /// How many are waiting.
+    pub fn waiting(&self) -> usize {
+        self.waiters.waiting()
+    }
+
+    /// Waits until the request fits and charges it, for `at_most` so long. The denial comes at once where it is known
+    /// that the request cannot fit by then, or where too many wait already, and else when the time is up.
+    ///
+    /// Whoever waits for the same budget is served in the order in which they came, so that a large cost is not starved
+    /// by small ones. A future that is kept but not polled keeps its place, and holds up those behind it. A plain `check`
+    /// does not queue. Going over a limit by waiting is no offence: it neither strikes
+    /// nor blocks. Cool-downs are waited for like limits.
+    ///
+    /// A future that is dropped has charged nothing and waits nowhere; on a store across a network, one that is dropped
+    /// while the store is being asked may have charged, as after a timeout.
+    ///
+    /// Decisions follow the limiter's clock, patience follows tokio's. A test that holds either still must move both.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use threshold_limiter::{Facts, Limiter, Policy};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let policy = "[[rule]]\nname = \"provider\"\nlayer = \"global\"\nper = []\nlimit = \"100/s burst 1\"";
+    /// let limiter = Limiter::new(Policy::parse(policy, &|_| None)?);
+    /// for _ in 0..3 {
+    ///     assert!(limiter.wait(&Facts::default(), Duration::from_secs(5)).await?.allowed());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As for `check`: a cost that never fits is not waited for.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with a timer.
+    pub async fn wait(&self, facts: &Facts<'_>, at_most: Duration) -> Result<Decision, PlanError> {
+        Ok(self.wait_with_receipt(facts, at_most).await?.0)
+    }
+
+    /// As [`wait`](Self::wait), with a receipt of what was charged: [`refund`](Self::refund) it to give back a place in
+    /// a concurrency limit, and the next in line looks at once.
+    ///
+    /// # Errors
+    /// As for `wait`.
+    ///
+    /// # Panics
+    /// As `wait` does.
+    pub async fn wait_with_receipt(
+        &self,
+        facts: &Facts<'_>,
+        at_most: Duration,
+    ) -> Result<(Decision, Option<Receipt>), PlanError> {
+        let arrived = Instant::now();
+        let deadline = arrived.checked_add(at_most.min(FOREVER).saturating_add(TICK)).unwrap_or(arrived);
+        let facts = traced(facts);
+        let mut place = self.waiters.arrive();
+        loop {
+            let policy: Arc<Policy> = self.policy();
+            let left = deadline.saturating_duration_since(Instant::now());
+            // In a box of its own, which is gone while this sleeps: a plan and its outcome are kilobytes.
+            let tried = Box::pin(self.try_in_turn(&policy, &facts, &mut place, left)).await?;
+            let now = Instant::now();
+            let again = match tried.then {
+                Then::Leave => None,
+                Then::LookIn(wait) => now.checked_add(wait),
+                Then::WaitForTurn => Some(deadline),
+            };
+            let Some(again) = again.filter(|_| now < deadline) else {
+                self.tell(&facts, &tried.decision, &policy);
+                return Ok((tried.decision, tried.receipt));
+            };
+            drop((tried, policy));
+            // Rung or not: it looks again.
+            let _ = timeout_at(again.min(deadline), place.rung()).await;
+        }
+    }
+
+    /// Takes what there is if it is its turn, else only looks. `left` is how long it would still wait.
+    async fn try_in_turn(
+        &self,
+        policy: &Policy,
+        facts: &Facts<'_>,
+        place: &mut Place<'_>,
+        left: Duration,
+    ) -> Result<Tried, PlanError> {
+        let mut plan = policy.plan(facts)?;
+        let turn = place.turn(plan.contested());
+        if turn != Turn::Own {
+            plan = policy.plan_for(Verb::Peek, facts)?;
+        }
+        let plan = plan.without_punishment();
+        let answered = self.settle_async(&plan).await;
+        if answered.decision.allowed() && turn == Turn::Own {
+            let (decision, receipt) = Answered::with_receipt(&plan, answered);
+            return Ok(Tried { decision, receipt, then: Then::Leave });
+        }
+        let Answered { decision, outcome, now } = answered;
+        let outcome: Outcome = outcome.unwrap_or_default();
+        if decision.allowed() {
+            // There is room, and it is for those ahead: the denial is that of a limit that they have used up.
+            let then = if turn == Turn::Behind { Then::WaitForTurn } else { Then::Leave };
+            return Ok(Tried { decision: plan.decide_as_full(&outcome, now), receipt: None, then });
+        }
+        // A penalty is waited for alone: who is shut out holds up nobody who is not. Of the budgets, each that has denied
+        // it stays its own, else they could be taken from it in turn for ever.
+        let keep = |key| decision.penalty.is_none() && plan.charges().iter().map(Charge::key).any(|own| own == key);
+        let wait = decision.ready_at.map(|ready| Duration::from_micros(ready.since(now).micros()));
+        let then = match (wait.filter(|wait| *wait <= left), turn) {
+            (None, _) | (Some(_), Turn::NoRoom) => Then::Leave,
+            (Some(_), Turn::Behind) => Then::WaitForTurn,
+            (Some(wait), Turn::Own) if place.stand(keep, plan.denied_by(&outcome)) => {
+                Then::LookIn(wait.clamp(TICK, LOOK_AGAIN))
+            }
+            (Some(_), Turn::Own) => Then::Leave,
+        };
+        Ok(Tried { decision, receipt: None, then })
+    }
+}

@@ -1,0 +1,212 @@
+//! Who waits for what, in the order in which they came.
+//!
+//! A ticket is drawn on arrival. Whoever must wait stands in the queue of each budget that has denied it, and of each on
+//! which somebody is ahead; a try is allowed to those with nobody ahead on anything they contest. The lowest ticket is
+//! behind nobody, so somebody can always go on, and whoever leaves a queue rings for the next: there is no circle, and no
+//! wake-up to lose. A budget that has room is not queued for, so whoever waits for one budget does not hold up those who
+//! want another.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use threshold_core::Digest;
+use tokio::sync::Notify;
+
+/// The order of arrival.
+type Ticket = u64;
+
+/// Everyone who waits in one limiter.
+pub(crate) struct Waiters {
+    pub(super) most: usize,
+    tickets: AtomicU64,
+    /// As many as there are bells, for those who only ask whether anybody waits.
+    waiting: AtomicUsize,
+    queues: Mutex<Queues>,
+}
+
+#[derive(Debug, Default)]
+struct Queues {
+    /// What wakes each of those who wait.
+    bells: BTreeMap<Ticket, Arc<Notify>>,
+    /// Who stands for which key; a queue in which nobody stands is not kept.
+    standing: HashMap<Digest, BTreeSet<Ticket>>,
+}
+
+/// Somebody who has come. They count as waiting from when they must; dropping this is leaving, for whatever reason.
+pub(super) struct Place<'w> {
+    waiters: &'w Waiters,
+    ticket: Ticket,
+    bell: Arc<Notify>,
+    waits: bool,
+    stands_for: Vec<Digest>,
+    denied_by: Vec<Digest>,
+}
+
+/// Whether somebody may try.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Nobody is ahead.
+    Own,
+    /// Somebody is, and will ring on leaving.
+    Behind,
+    /// Somebody is, and no more may wait.
+    NoRoom,
+}
+
+impl Default for Waiters {
+    fn default() -> Self {
+        Self {
+            most: super::MOST_WAITERS,
+            tickets: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+            queues: Mutex::default(),
+        }
+    }
+}
+
+impl fmt::Debug for Waiters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiters").field("most", &self.most).field("waiting", &self.waiting).finish_non_exhaustive()
+    }
+}
+
+impl Waiters {
+    pub(super) fn arrive(&self) -> Place<'_> {
+        Place {
+            waiters: self,
+            ticket: self.tickets.fetch_add(1, Ordering::Relaxed),
+            bell: Arc::default(),
+            waits: false,
+            stands_for: Vec::new(),
+            denied_by: Vec::new(),
+        }
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Acquire)
+    }
+
+    /// Lets whoever is first for one of these keys look again.
+    pub(in crate::limiter) fn ring_first(&self, keys: impl IntoIterator<Item = Digest>) {
+        if self.waiting() == 0 {
+            return;
+        }
+        let queues = self.lock();
+        for key in keys {
+            queues.ring(key);
+        }
+    }
+
+    /// Lets everyone look again.
+    pub(in crate::limiter) fn ring_all(&self) {
+        if self.waiting() > 0 {
+            self.lock().bells.values().for_each(|bell| bell.notify_one());
+        }
+    }
+
+    /// A poisoned lock is taken all the same: nothing that it guards can panic half way.
+    fn lock(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queues {
+    /// Rings for whoever is first. A bell that nobody listens to yet is heard when they do.
+    fn ring(&self, key: Digest) {
+        let first = self.standing.get(&key).and_then(BTreeSet::first);
+        if let Some(bell) = first.and_then(|ticket| self.bells.get(ticket)) {
+            bell.notify_one();
+        }
+    }
+
+    fn leave(&mut self, key: Digest, ticket: Ticket) {
+        let Some(queue) = self.standing.get_mut(&key) else { return };
+        let was_first = queue.first() == Some(&ticket);
+        queue.remove(&ticket);
+        if queue.is_empty() {
+            self.standing.remove(&key);
+        } else if was_first {
+            self.ring(key);
+        }
+    }
+}
+
+impl Place<'_> {
+    /// Whether it may try for these keys. If somebody is ahead, it stands behind them.
+    pub(super) fn turn(&mut self, contested: impl Iterator<Item = Digest>) -> Turn {
+        let mut queues = self.waiters.lock();
+        let ahead = |key: &Digest| {
+            let first = queues.standing.get(key).and_then(BTreeSet::first);
+            first.is_some_and(|first| *first < self.ticket)
+        };
+        let ahead: Vec<Digest> = contested.filter(ahead).collect();
+        if ahead.is_empty() {
+            return Turn::Own;
+        }
+        if !self.begin_to_wait(&mut queues) {
+            return Turn::NoRoom;
+        }
+        for key in ahead {
+            self.join(&mut queues, key);
+        }
+        Turn::Behind
+    }
+
+    /// Stands for what has denied it, just now or before if it is to be kept, and for nothing else. Says whether there
+    /// is room to wait.
+    pub(super) fn stand(&mut self, keep: impl Fn(Digest) -> bool, denied_by: impl Iterator<Item = Digest>) -> bool {
+        let mut queues = self.waiters.lock();
+        if !self.begin_to_wait(&mut queues) {
+            return false;
+        }
+        self.denied_by.retain(|key| keep(*key));
+        for key in denied_by {
+            if !self.denied_by.contains(&key) {
+                self.denied_by.push(key);
+            }
+            self.join(&mut queues, key);
+        }
+        let (stands_for, left): (Vec<_>, Vec<_>) = self.stands_for.iter().partition(|key| self.denied_by.contains(key));
+        for key in left {
+            queues.leave(key, self.ticket);
+        }
+        self.stands_for = stands_for;
+        true
+    }
+
+    /// Until somebody rings.
+    pub(super) async fn rung(&self) {
+        self.bell.notified().await;
+    }
+
+    fn begin_to_wait(&mut self, queues: &mut Queues) -> bool {
+        if !self.waits && queues.bells.len() < self.waiters.most {
+            queues.bells.insert(self.ticket, Arc::clone(&self.bell));
+            self.waiters.waiting.store(queues.bells.len(), Ordering::Release);
+            self.waits = true;
+        }
+        self.waits
+    }
+
+    fn join(&mut self, queues: &mut Queues, key: Digest) {
+        if queues.standing.entry(key).or_default().insert(self.ticket) {
+            self.stands_for.push(key);
+        }
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if !self.waits {
+            return;
+        }
+        let mut queues = self.waiters.lock();
+        queues.bells.remove(&self.ticket);
+        self.waiters.waiting.store(queues.bells.len(), Ordering::Release);
+        for key in &self.stands_for {
+            queues.leave(*key, self.ticket);
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Waiting: in order, within the limit, within bounds, and given up at any moment.
+//!
+//! Time is tokio's, paused, and the limiter's clock follows it: every run is the same, and takes no time.
+
+#![cfg(feature = "wait")]
+#![expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "a test that overflows, misses or unwraps nothing should fail loudly, on the line where it does"
+)]
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use threshold_core::Timestamp;
+use threshold_core::policy::Layer;
+use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::{Clock, Decision, Facts, Limiter, Observer, PlanError, Policy, Verdict};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, advance, sleep, timeout};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// A clock that goes as tokio's does.
+#[derive(Debug, Clone, Copy)]
+struct TokioClock(Instant);
+
+impl TokioClock {
+    fn new() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Clock for TokioClock {
+    fn now(&self) -> Timestamp {
+        let since = u64::try_from(self.0.elapsed().as_micros()).unwrap();
+        Timestamp::from_micros(Timestamp::from_secs(1_767_225_600).micros() + since)
+    }
+}
+
+type Waiting = Limiter<MemoryStore, TokioClock>;
+
+fn limiter(policy: &str) -> Waiting {
+    let small = format!("[memory]\nmax_keys = 1000\n{policy}");
+    Limiter::with_clock(Policy::parse(&small, &|_| None).unwrap(), TokioClock::new())
+}
+
+fn rule(name: &str, per: &str, limit: &str) -> String {
+    let layer = if per == "[]" { "global" } else { "user" };
+    format!("[[rule]]\nname = \"{name}\"\nlayer = \"{layer}\"\nper = {per}\n{limit}\n")
+}
+
+fn user(name: &str) -> Facts<'_> {
+    Facts { user: Some(name), ..Facts::default() }
+}
+
+fn paused() -> Runtime {
+    Builder::new_current_thread().enable_time().start_paused(true).build().unwrap()
+}
+
+fn cases(cases: u32) -> ProptestConfig {
+    let factor = option_env!("THRESHOLD_LAW_FACTOR").and_then(|factor| factor.parse().ok()).unwrap_or(1);
+    ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases * factor) }
+}
+
+/// Asks once, and says whether the answer is still to come.
+async fn waits<T>(future: &mut Pin<Box<impl Future<Output = T>>>) -> bool {
+    poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await
+}
+
+/// One of a crowd.
+#[derive(Debug, Clone)]
+struct Comer {
+    /// Milliseconds after the one before.
+    gap: u64,
+    cost: u64,
+    user: usize,
+    /// Milliseconds after which it gives up and drops the future.
+    gives_up: Option<u64>,
+}
+
+fn comer(gives_up: f64) -> impl Strategy<Value = Comer> {
+    let gives_up = prop::option::weighted(gives_up, 0..3_000u64);
+    (0..400u64, 1..=4u64, 0..3usize, gives_up).prop_map(|(gap, cost, user, gives_up)| Comer {
+        gap,
+        cost,
+        user,
+        gives_up,
+    })
+}
+
+/// Who got in, and when.
+type Admitted = Vec<(usize, Instant)>;
+
+/// Lets everyone come and wait for an hour at most. Returns who got in, in that order.
+async fn play(limiter: Arc<Waiting>, comers: &[Comer]) -> Admitted {
+    let admitted = Arc::new(Mutex::new(Vec::new()));
+    let mut crowd = JoinSet::new();
+    for (index, comer) in comers.iter().cloned().enumerate() {
+        sleep(Duration::from_millis(comer.gap)).await;
+        let (limiter, admitted) = (Arc::clone(&limiter), Arc::clone(&admitted));
+        crowd.spawn(async move {
+            let name = format!("u{}", comer.user);
+            let facts = Facts { cost: Some(comer.cost), ..user(&name) };
+            let waits = limiter.wait(&facts, HOUR);
+            let patience = comer.gives_up.map_or(HOUR * 2, Duration::from_millis);
+            if let Ok(decision) = timeout(patience, waits).await {
+                assert!(decision.unwrap().allowed());
+                admitted.lock().unwrap().push((index, Instant::now()));
+            }
+        });
+        // It is polled once before the next one comes.
+        tokio::task::yield_now().await;
+    }
+    while let Some(ended) = crowd.join_next().await {
+        ended.unwrap();
+    }
+    assert_eq!(limiter.waiting(), 0);
+    Arc::try_unwrap(admitted).unwrap().into_inner().unwrap()
+}
+
+proptest! {
+    #![proptest_config(cases(96))]
+
+    /// Of those who wait for one budget, everyone is served who does not give up, in the order in which they came; in no
+    /// second is more admitted than the limit allows; and nobody who gave up was charged.
+    ///
+    /// Woken by: `Turn::Own` always, in `Place::turn`; leaving out `self.ring(key)` in `Queues::leave`; leaving out the
+    /// `leave` in `Place::drop`; and a plan for `Verb::Record` in `try_in_turn`.
+    #[test]
+    fn whoever_waits_for_one_budget_is_served_in_order(comers in vec(comer(0.3), 1..24), quota in 4..7u64) {
+        let runtime = paused();
+        runtime.block_on(async {
+            let log = format!("limit = \"{quota}/s\"\nalgorithm = \"sliding-log\"");
+            let total = "limit = \"1000/day\"\nalgorithm = \"fixed-window\"\nanchor = \"first\"";
+            let limiter = Arc::new(limiter(&(rule("r", "[]", &log) + &rule("total", "[]", total))));
+            let admitted = play(Arc::clone(&limiter), &comers).await;
+            let order: Vec<usize> = admitted.iter().map(|(index, _)| *index).collect();
+            prop_assert!(order.is_sorted(), "{:?}", order);
+            let patient = |index: &usize| comers[*index].gives_up.is_none();
+            prop_assert_eq!(order.iter().filter(|index| patient(index)).count(), comers.iter().filter(|comer| comer.gives_up.is_none()).count());
+            for (_, from) in &admitted {
+                let within = admitted.iter().filter(|(_, at)| at >= from && *at < *from + Duration::from_secs(1));
+                let cost: u64 = within.map(|(index, _)| comers[*index].cost).sum();
+                prop_assert!(cost <= quota, "{} in a second", cost);
+            }
+            let spent: u64 = order.iter().map(|index| comers[*index].cost).sum();
+            let left = limiter.peek(&Facts { cost: Some(0), ..user("u0") }).unwrap();
+            prop_assert_eq!(left.readings[1].remaining, 1_000 - spent);
+            Ok(())
+        })?;
+    }
+
+    /// Whatever budgets of their own and in common people wait for, and whoever gives up, everyone else is served, those
+    /// with the same budgets in the order in which they came.
+    ///
+    /// Woken by: joining only the first queue of those ahead in `Place::turn`; and ringing for nobody in `stand`.
+    #[test]
+    fn whoever_waits_for_several_budgets_is_served(comers in vec(comer(0.3), 1..32)) {
+        let runtime = paused();
+        runtime.block_on(async {
+            let both = rule("all", "[]", "limit = \"9/s\"\nalgorithm = \"sliding-log\"")
+                + &rule("own", "[\"user\"]", "limit = \"4/2s\"")
+                + &rule("at once", "[\"user\"]", "limit = \"5\"\nalgorithm = \"concurrency\"\nttl = \"700ms\"");
+            let admitted = play(Arc::new(limiter(&both)), &comers).await;
+            for user in 0..3 {
+                let own: Vec<_> = admitted.iter().filter(|(index, _)| comers[*index].user == user).collect();
+                prop_assert!(own.is_sorted(), "{:?}", own);
+            }
+            let patient = |comer: &&Comer| comer.gives_up.is_none();
+            let served = admitted.iter().filter(|(index, _)| comers[*index].gives_up.is_none()).count();
+            prop_assert_eq!(served, comers.iter().filter(patient).count());
+            Ok(())
+        })?;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_fits_does_not_wait_and_one_that_cannot_fit_in_time_is_told_at_once() {
+    let limiter = limiter(&rule("r", "[]", "limit = \"1/min\""));
+    let start = Instant::now();
+    assert!(limiter.wait(&user("u"), Duration::ZERO).await.unwrap().allowed());
+    let denied = limiter.wait(&user("u"), Duration::from_secs(59)).await.unwrap();
+    assert_eq!(denied.verdict, Verdict::Deny);
+    assert_eq!(denied.retry_after().unwrap().secs_ceil(), 60);
+    assert_eq!(Instant::now(), start, "nobody has waited");
+    // Exactly as long as was told is long enough.
+    assert!(limiter.wait(&user("u"), MINUTE).await.unwrap().allowed());
+    assert!(Instant::now() >= start + MINUTE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_never_fits_is_not_waited_for() {
+    let limiter = limiter(&(rule("r", "[]", "limit = \"3/min\"") + "[lists]\ndeny = [\"user:bad\"]\n"));
+    let large = Facts { cost: Some(4), ..user("u") };
+    assert!(matches!(limiter.wait(&large, HOUR).await, Err(PlanError::CostExceedsLimit { .. })));
+    assert_eq!(limiter.wait(&user("bad"), HOUR).await.unwrap().verdict, Verdict::Ban);
+}
+
+/// Small costs that would fit are denied their place before a large one that came first.
+#[tokio::test(start_paused = true)]
+async fn a_large_cost_is_not_starved_by_small_ones() {
+    let limiter = limiter(&rule("r", "[]", "limit = \"10/10s\"\nalgorithm = \"token-bucket\""));
+    let cost = |cost| Facts { cost: Some(cost), ..Facts::default() };
+    assert!(limiter.check(&cost(8)).unwrap().allowed());
+    let (eight, one) = (cost(8), cost(1));
+    let mut large = Box::pin(limiter.wait(&eight, HOUR));
+    assert!(waits(&mut large).await);
+    let start = Instant::now();
+    let denied = limiter.wait(&one, Duration::from_secs(2)).await.unwrap();
+    assert!(!denied.allowed() && denied.retry_after().is_some(), "there was room, but not for this one");
+    assert!(Instant::now() >= start + Duration::from_secs(2));
+    let small = limiter.wait(&one, HOUR);
+    let (large, small) = tokio::join!(large, small);
+    assert!(large.unwrap().at < small.unwrap().at);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_who_waits_for_their_own_budget_holds_up_nobody_else() {
+    let both = rule("all", "[]", "limit = \"100/min\"") + &rule("own", "[\"user\"]", "limit = \"1/min\"");
+    let limiter = limiter(&both);
+    assert!(limiter.check(&user("a")).unwrap().allowed());
+    let a = user("a");
+    let mut first = Box::pin(limiter.wait(&a, HOUR));
+    assert!(waits(&mut first).await);
+    assert!(limiter.wait(&user("b"), Duration::ZERO).await.unwrap().allowed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_more_than_may_wait_is_denied_at_once() {
+    let limiter = limiter(&rule("r", "[\"user\"]", "limit = \"1/min\"")).most_waiters(2);
+    assert!(limiter.check(&user("a")).unwrap().allowed());
+    let (a, start) = (user("a"), Instant::now());
+    let mut first = Box::pin(limiter.wait(&a, HOUR));
+    let mut second = Box::pin(limiter.wait(&a, HOUR));
+    assert!(waits(&mut first).await);
+    assert!(waits(&mut second).await);
+    assert_eq!(limiter.waiting(), 2);
+    let third = limiter.wait(&a, HOUR).await.unwrap();
+    assert_eq!((third.verdict, Instant::now()), (Verdict::Deny, start));
+    assert!(limiter.wait(&user("b"), HOUR).await.unwrap().allowed(), "who need not wait needs no place");
+    drop(first);
+    assert_eq!(limiter.waiting(), 1);
+    let (second, third) = tokio::join!(second, limiter.wait(&a, HOUR));
+    assert!(second.unwrap().at < third.unwrap().at, "there was a place again, behind the second");
+    assert_eq!(limiter.waiting(), 0);
+}
+
+const LADDER: &str = "limit = \"1/10s\"\nladder = \"graduated\"\nstrike = \"request\"\nblock_for = \"1h\"";
+
+#[tokio::test(start_paused = true)]
+async fn waiting_neither_strikes_nor_blocks_and_no_rung_lifts_it() {
+    let limiter = limiter(&rule("r", "[\"user\"]", LADDER));
+    assert!(limiter.check(&user("a")).unwrap().allowed());
+    for _ in 0..9 {
+        let denied = limiter.wait(&user("a"), Duration::from_secs(1)).await.unwrap();
+        assert_eq!((denied.verdict, denied.escalations.len()), (Verdict::Deny, 0));
+        assert_eq!(denied.retry_after().unwrap().secs_ceil(), 10);
+    }
+    // The first strike is still to come, and its rung lets through.
+    assert_eq!(limiter.check(&user("a")).unwrap().verdict, Verdict::Warn);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cool_down_is_waited_for() {
+    let limiter = limiter(&rule("r", "[\"user\"]", "limit = \"1/s\"\nladder = \"graduated\"\nstrike = \"request\""));
+    for verdict in [Verdict::Allow, Verdict::Warn, Verdict::Warn, Verdict::Deny] {
+        assert_eq!(limiter.check(&user("a")).unwrap().verdict, verdict);
+    }
+    let start = Instant::now();
+    assert!(limiter.wait(&user("a"), Duration::from_secs(30)).await.unwrap().penalty.is_some());
+    assert_eq!(Instant::now(), start);
+    assert!(limiter.wait(&user("a"), MINUTE).await.unwrap().allowed());
+    assert!(Instant::now() >= start + MINUTE);
+}
+
+/// How long somebody waits for a budget that is full for an hour, if `happens` after a second and a half.
+async fn waits_until(happens: impl FnOnce(&Waiting)) -> Duration {
+    let limiter = limiter(&rule("r", "[\"user\"]", "limit = \"1/h\""));
+    assert!(limiter.check(&user("b")).unwrap().allowed());
+    assert!(limiter.check(&user("a")).unwrap().allowed());
+    let start = Instant::now();
+    let a = user("a");
+    let makes_room = async {
+        sleep(Duration::from_millis(1_500)).await;
+        happens(&limiter);
+    };
+    let (decision, ()) = tokio::join!(limiter.wait(&a, HOUR * 2), makes_room);
+    assert!(decision.unwrap().allowed());
+    start.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn room_that_is_made_before_its_time_is_noticed() {
+    let at_once = Duration::from_millis(1_502);
+    assert!(waits_until(|limiter| limiter.forgive(Layer::User, "a")).await < at_once);
+    let twice = "[memory]\nmax_keys = 1000\n".to_owned() + &rule("r", "[\"user\"]", "limit = \"2/h\"");
+    let swap = |limiter: &Waiting| assert_eq!(limiter.swap(Policy::parse(&twice, &|_| None).unwrap()), 2);
+    assert!(waits_until(swap).await < at_once);
+    // By others, on the same store: within a second.
+    let elsewhere = |limiter: &Waiting| {
+        use threshold_limiter::LocalStore as _;
+        limiter.store().forgive(&limiter.policy().keys_of(Layer::User, "a"));
+    };
+    let waited = waits_until(elsewhere).await;
+    assert!(waited > at_once && waited < Duration::from_millis(2_510), "{waited:?}");
+    assert!(waits_until(|limiter| limiter.forgive(Layer::User, "b")).await >= HOUR);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refund_lets_the_next_in_at_once() {
+    let limiter = limiter(&rule("at once", "[]", "limit = \"1\"\nalgorithm = \"concurrency\"\nttl = \"1h\""));
+    let (first, receipt) = limiter.wait_with_receipt(&user("a"), HOUR).await.unwrap();
+    assert!(first.allowed());
+    let (start, b) = (Instant::now(), user("b"));
+    let ends = async {
+        sleep(Duration::from_millis(10_300)).await;
+        assert!(limiter.refund(&receipt.unwrap()));
+    };
+    let (second, ()) = tokio::join!(limiter.wait(&b, HOUR), ends);
+    assert!(second.unwrap().allowed());
+    assert!(start.elapsed() < Duration::from_millis(10_302));
+}
+
+/// Counts what it is told.
+#[derive(Default)]
+struct Told(Mutex<Vec<Verdict>>);
+
+impl Observer for Told {
+    fn decided(&self, _: &Facts<'_>, decision: &Decision, _: &Policy) {
+        self.0.lock().unwrap().push(decision.verdict);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn observers_hear_of_the_end_and_of_nothing_before() {
+    let told = Arc::new(Told::default());
+    let limiter = limiter(&rule("r", "[]", "limit = \"1/10s\"")).observed_by(Arc::clone(&told) as Arc<dyn Observer>);
+    for _ in 0..2 {
+        assert!(limiter.wait(&user("a"), MINUTE).await.unwrap().allowed());
+    }
+    advance(Duration::from_secs(5)).await;
+    assert!(!limiter.wait(&user("a"), Duration::ZERO).await.unwrap().allowed());
+    assert_eq!(*told.0.lock().unwrap(), [Verdict::Allow, Verdict::Allow, Verdict::Deny]);
+}
+
+/// On several threads and the clock of this machine: everyone is served, and nobody is left asleep.
+#[test]
+fn a_crowd_on_threads_is_served() {
+    let runtime = Builder::new_multi_thread().worker_threads(4).enable_time().build().unwrap();
+    let policy =
+        rule("all", "[]", "limit = \"2000/s burst 5\"") + &rule("own", "[\"user\"]", "limit = \"900/s burst 2\"");
+    let limiter = Arc::new(Limiter::new(Policy::parse(&policy, &|_| None).unwrap()));
+    runtime.block_on(async {
+        let mut crowd = JoinSet::new();
+        for index in 0..400u32 {
+            let limiter = Arc::clone(&limiter);
+            crowd.spawn(async move {
+                let name = format!("u{}", index % 3);
+                let facts = user(&name);
+                // One in five gives up at some moment.
+                let patience = if index.is_multiple_of(5) { Duration::from_millis(index.into()) } else { HOUR };
+                let decision = timeout(patience, limiter.wait(&facts, MINUTE)).await;
+                index.is_multiple_of(5) || decision.is_ok_and(|decision| decision.unwrap().allowed())
+            });
+        }
+        while let Some(served) = crowd.join_next().await {
+            assert!(served.unwrap());
+        }
+    });
+    assert_eq!(limiter.waiting(), 0);
+}
