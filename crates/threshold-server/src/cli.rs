@@ -4,6 +4,11 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use threshold_core::Span;
+use threshold_core::limit::parse_span;
+
+use crate::serve::Address;
 
 /// Decides, for every request, whether its caller may cross.
 #[derive(Debug, Parser)]
@@ -15,6 +20,8 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Answer over HTTP whether requests may cross
+    Serve(ServeArgs),
     /// Write a commented policy to standard output
     Init(InitArgs),
     /// Check a policy: exits with 0 if clean, 1 on warnings that are denied, 2 on errors
@@ -23,6 +30,67 @@ pub(crate) enum Command {
     Explain(Box<ExplainArgs>),
     /// Run a policy's own test cases
     Test(TestArgs),
+    /// Write a shell's completions to standard output
+    Completions(CompletionsArgs),
+    /// Write a manual page to standard output
+    Man(ManArgs),
+}
+
+/// Tokens come from the environment, where they are in no list of processes: THRESHOLD_TOKEN for callers,
+/// THRESHOLD_ADMIN_TOKEN for operators, each one or several, by commas or spaces. THRESHOLD_LOG says how much is logged:
+/// error, warn, info (the default), debug.
+#[derive(Debug, Args)]
+#[command(after_long_help = SERVE_HELP)]
+pub(crate) struct ServeArgs {
+    /// The policy file; without one, the starter policy
+    pub(crate) policy: Option<PathBuf>,
+    /// Where to listen: HOST:PORT, or unix:PATH
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
+    pub(crate) http: Address,
+    /// The certificate chain, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its private key, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// How log lines are written, on standard error
+    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
+    pub(crate) log: LogForm,
+    /// The most connections at once; more wait to be accepted
+    #[arg(long, value_name = "N", default_value = "16384", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) max_connections: u32,
+    /// The largest body of a request, in bytes
+    #[arg(long, value_name = "BYTES", default_value = "1048576", value_parser = clap::value_parser!(u32).range(1_024..=67_108_864))]
+    pub(crate) max_body: u32,
+    /// How long a client may keep the server waiting: for a request's headers or body, for the next request, or to read
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = span)]
+    pub(crate) client_timeout: Span,
+    /// How long requests under way may take to end after SIGTERM
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = span)]
+    pub(crate) drain: Span,
+}
+
+const SERVE_HELP: &str = "SIGHUP, or a change of the file, loads the policy anew; a bad one is reported, and the old one \
+stays. SIGTERM stops accepting, lets what is under way end, and exits.";
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogForm {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// The command it is about; without one, the program
+    pub(crate) command: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -107,6 +175,11 @@ pub(crate) struct TestArgs {
     /// Files of cases, in the format of docs/cases.md
     #[arg(required = true)]
     pub(crate) cases: Vec<PathBuf>,
+}
+
+fn span(text: &str) -> Result<Span, String> {
+    let span = parse_span(text).map_err(|error| error.to_string())?;
+    if span == Span::ZERO { Err("write a time above 0, as in 30s".to_owned()) } else { Ok(span) }
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

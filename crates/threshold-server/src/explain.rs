@@ -1,7 +1,7 @@
 //! `threshold explain`: which rules a request meets, by which keys and limits, and why.
 
-use serde_json::{Value, json};
-use threshold_core::case::decision_json;
+mod json;
+
 use threshold_core::explain::Explained;
 use threshold_core::ledger::{Checked, Ledger};
 use threshold_core::limit::Algorithm;
@@ -13,6 +13,8 @@ use threshold_core::{Facts, PlanError, Timestamp};
 use crate::Report;
 use crate::cli::ExplainArgs;
 use crate::source::Source;
+pub(crate) use json::live_json;
+use json::rehearsed_json;
 
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<Report> {
     let policy = Source::read(&args.policy)?.policy()?;
@@ -23,7 +25,7 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<Report> {
     let now = Timestamp::from_micros(u64::try_from(std::time::UNIX_EPOCH.elapsed()?.as_micros())?);
     let decided = Ledger::default().decide(&policy, Verb::Check, &facts, now);
     let text = if args.json {
-        let mut text = serde_json::to_string_pretty(&as_json(&policy, &facts, &rules, &decided))?;
+        let mut text = serde_json::to_string_pretty(&rehearsed_json(&policy, &facts, &rules, &decided))?;
         text.push('\n');
         text
     } else {
@@ -145,47 +147,4 @@ fn decision_lines(policy: &Policy, decided: &Result<Checked, PlanError>) -> Stri
             text
         }
     }
-}
-
-fn as_json(policy: &Policy, facts: &Facts<'_>, rules: &[Explained<'_>], decided: &Result<Checked, PlanError>) -> Value {
-    let decision = decided.as_ref().ok().map(|checked| &checked.decision);
-    let reading = |index: usize| decision.and_then(|decision| decision.readings.iter().find(|own| own.rule == index));
-    let rules: Vec<Value> = rules
-        .iter()
-        .map(|explained| {
-            let own = reading(explained.index);
-            let before = explained.limit.map(threshold_core::Limit::capacity);
-            json!({
-                "rule": explained.rule.name.as_ref(),
-                "layer": explained.rule.layer.name(),
-                "matched": explained.limit.is_some(),
-                "why": explained.why.to_string(),
-                "key": explained.key,
-                "limit": explained.limit.map(|_| explained.notation()),
-                "algorithm": explained.limit.and_then(threshold_core::Limit::algorithm).map(Algorithm::name),
-                "cost": explained.cost,
-                "before": before,
-                "after": own.map(|own| own.remaining),
-                "allowed": own.map(|own| own.allowed),
-                "binding": decision.and_then(|decision| decision.bound_by()).is_some_and(|bound| bound.rule == explained.index),
-                "passesAt": own.and_then(|own| own.ready_at).map(Timestamp::secs_ceil),
-            })
-        })
-        .collect();
-    json!({
-        "decision": decision.map(|decision| decision_json(decision, policy, None)),
-        "error": decided.as_ref().err().map(ToString::to_string),
-        "facts": {
-            "ip": facts.ip.map(|ip| ip.to_canonical().to_string()),
-            "host": facts.host,
-            "method": facts.method.map(spell_method),
-            "path": facts.path.map(spell_path),
-            "tenant": facts.tenant,
-            "user": facts.user,
-            "tier": facts.tier,
-            "category": policy.category_of(facts),
-        },
-        "rules": rules,
-        "penalties": [],
-    })
 }

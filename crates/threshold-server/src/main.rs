@@ -1,9 +1,15 @@
 //! The program `threshold`.
 
 mod cli;
+mod desk;
+mod door;
 mod explain;
 mod init;
 mod lint;
+mod log;
+mod manual;
+mod reload;
+mod serve;
 mod source;
 mod test;
 
@@ -26,6 +32,9 @@ fn main() -> ExitCode {
         Command::Lint(args) => lint::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Test(args) => test::run(&args),
+        Command::Serve(args) => serve::run(&args),
+        Command::Completions(args) => Ok(manual::completions(&args)),
+        Command::Man(args) => manual::page(&args),
     };
     match report {
         Ok(Report { text, code }) => {

@@ -1,0 +1,94 @@
+//! What a caller reads when a request cannot be answered: which field, and why.
+
+use std::borrow::Cow;
+
+use axum::response::{IntoResponse, Response};
+use http::header::{CONNECTION, WWW_AUTHENTICATE};
+use http::{HeaderValue, StatusCode};
+use schemars::JsonSchema;
+use serde::Serialize;
+use threshold_core::PlanError;
+use threshold_core::policy::CostOf;
+
+use super::json;
+
+/// An answer that is no decision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
+    pub(crate) body: ErrorBody,
+}
+
+/// Why a request was not answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "Error")]
+pub(crate) struct ErrorBody {
+    /// A name that does not change.
+    error: &'static str,
+    /// What is wrong, for people.
+    message: Cow<'static, str>,
+    /// The field it is about, if it is about one.
+    field: Option<String>,
+    /// In a list: the item, from 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+}
+
+impl ApiError {
+    pub(crate) fn new(status: StatusCode, error: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, body: ErrorBody { error, message: message.into(), field: None, index: None } }
+    }
+
+    /// 400, about one field.
+    pub(crate) fn bad(field: impl Into<String>, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "bad_request", message).about(Some(field.into()))
+    }
+
+    pub(crate) fn about(mut self, field: Option<String>) -> Self {
+        self.body.field = field;
+        self
+    }
+
+    /// The same, about one item of a list.
+    pub(crate) fn at(mut self, index: Option<usize>) -> Self {
+        self.body.index = index;
+        self
+    }
+}
+
+impl From<PlanError> for ApiError {
+    fn from(error: PlanError) -> Self {
+        let message = error.to_string();
+        match error {
+            PlanError::CostExceedsLimit { cost_of, .. } => {
+                let field = match cost_of {
+                    CostOf::Requests => "cost".to_owned(),
+                    CostOf::Bytes => "bytes".to_owned(),
+                    CostOf::Named(name) => format!("costs.{name}"),
+                };
+                Self::new(StatusCode::BAD_REQUEST, "cost_exceeds_limit", message).about(Some(field))
+            }
+            PlanError::Missing { field, .. } => Self::bad(field, message),
+            // The policy's mistake, which its caller cannot mend.
+            PlanError::TooManyRules => Self::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_rules", message),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = json(self.status, &self.body);
+        let headers = response.headers_mut();
+        match self.status {
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"threshold\""));
+            }
+            // What is left of such a body is not worth reading.
+            StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE => {
+                headers.insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            _ => {}
+        }
+        response
+    }
+}

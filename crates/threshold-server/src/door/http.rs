@@ -1,0 +1,261 @@
+//! The HTTP API: JSON in, decisions out. It decides nothing itself.
+
+mod answer;
+mod ask;
+#[cfg(test)]
+mod conformance;
+mod limit;
+mod once;
+mod openapi;
+mod schema;
+mod text;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::response::Response;
+use axum::routing::{get, post};
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, StatusCode};
+use schemars::JsonSchema;
+use serde::Serialize;
+use threshold_core::plan::Verb;
+use threshold_core::policy::Policy;
+use threshold_core::receipt::{ActualCost, MAX_RESERVATION};
+use threshold_core::{Span, TraceId};
+
+use super::sent::{Caller, Sent};
+use super::{ApiError, App, json, json_bytes};
+use crate::desk::{Decided, Held, new_trace};
+use crate::explain::live_json;
+use answer::{Answer, failed_closed};
+use ask::{Asked, CommitBody, PauseBody, RefundBody, ReleaseBody, RequestBody, read, read_asked};
+pub(super) use once::Once;
+use text::{Cost, Pairs};
+
+/// Which of the policies that this process has used decided.
+const GENERATION: HeaderName = HeaderName::from_static("x-threshold-generation");
+/// The longest pause: a year.
+const MAX_PAUSE: u64 = 365 * 86_400;
+/// How long a reservation lasts unless said, in seconds.
+const RESERVATION: u64 = 60;
+/// Bytes that most answers fit into.
+const USUAL_ANSWER: usize = 1_024;
+
+/// An answer as it is sent.
+#[derive(Debug, Clone)]
+struct Answered {
+    body: Bytes,
+    /// Whether anything was charged.
+    charged: bool,
+    /// Whether the store failed and the rules are closed then.
+    closed: bool,
+    /// The policy it was decided under.
+    generation: u64,
+}
+
+/// Whether something was done.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Done")]
+struct DoneBody {
+    /// Whether there was anything to do it to.
+    ok: bool,
+    /// Of a refund: whether this was the first time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first: Option<bool>,
+}
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/check", post(check))
+        .route("/v1/peek", post(peek))
+        .route("/v1/record", post(record))
+        .route("/v1/explain", post(explain))
+        .route("/v1/reserve", post(reserve))
+        .route("/v1/commit", post(commit))
+        .route("/v1/release", post(release))
+        .route("/v1/refund", post(refund))
+        .route("/v1/pause", post(pause))
+        .route("/v1/limit", post(limit))
+        .route("/check", post(limit))
+        .route("/openapi.json", get(openapi))
+}
+
+async fn check(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+    decide(&app, Verb::Check, &body)
+}
+
+async fn peek(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+    decide(&app, Verb::Peek, &body)
+}
+
+async fn record(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+    decide(&app, Verb::Record, &body)
+}
+
+async fn explain(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+    let request: RequestBody<'_> = read(&body)?;
+    request.without_reservation()?;
+    let policy = app.desk.limiter.policy();
+    let explained = request.with(new_trace(), |facts| {
+        let decided = app.desk.decide(&policy, Verb::Peek, facts)?;
+        let decision = serde_json::to_value(Answer::new(&decided, &policy)).unwrap_or_default();
+        Ok::<_, ApiError>(live_json(&policy, facts, &decided.decision, decision))
+    })?;
+    Ok(of_generation(json(StatusCode::OK, &explained), policy.generation()))
+}
+
+async fn reserve(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+    let request: RequestBody<'_> = read(&body)?;
+    let held = held(&request)?;
+    let policy = app.desk.limiter.policy();
+    let decide = || Ok(request.with(new_trace(), |facts| app.desk.reserve(&policy, facts, held))?);
+    Ok(once(&app, "reserve", &request, &policy, decide)?.into_response())
+}
+
+async fn commit(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+    let CommitBody { reservation, cost, bytes, costs } = read(&body)?;
+    let costs = Pairs::costs(costs.as_ref());
+    let actual = ActualCost { cost: cost.map(Cost::number), bytes: bytes.map(Cost::number), costs: &costs };
+    ended(trace_id(reservation.as_str()).is_some_and(|id| app.desk.commit(id, &actual).is_ok()))
+}
+
+async fn release(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+    let ReleaseBody { reservation } = read(&body)?;
+    ended(trace_id(reservation.as_str()).is_some_and(|id| app.desk.release(id).is_ok()))
+}
+
+async fn refund(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+    let RefundBody { receipt } = read(&body)?;
+    let limiter = &app.desk.limiter;
+    let receipt = limiter.read_receipt(receipt.as_str());
+    let receipt = receipt.map_err(|_| ApiError::bad("receipt", "this is no receipt of this server"))?;
+    let first = limiter.refund(&receipt);
+    Ok(json(StatusCode::OK, &DoneBody { ok: true, first: Some(first) }))
+}
+
+async fn pause(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+    let PauseBody { layer, key, seconds } = read(&body)?;
+    if !(1..=MAX_PAUSE).contains(&seconds) {
+        return Err(ApiError::bad("seconds", format!("a pause lasts between 1 and {MAX_PAUSE} seconds")));
+    }
+    let ok = app.desk.limiter.pause(layer.0, key.as_str(), Span::from_secs(seconds));
+    Ok(json(StatusCode::OK, &DoneBody { ok, first: None }))
+}
+
+async fn limit(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+    limit::answer(&app, &body)
+}
+
+async fn openapi(_: Caller) -> Response {
+    json_bytes(StatusCode::OK, openapi::document())
+}
+
+/// One request or a list of them, under one policy.
+fn decide(app: &App, verb: Verb, body: &[u8]) -> Result<Response, ApiError> {
+    let asked = read_asked(body)?;
+    let policy = app.desk.limiter.policy();
+    let answered = match &asked {
+        Asked::One(request) => {
+            request.without_reservation()?;
+            answer(app, verb, request, &policy)?
+        }
+        Asked::Many(requests) => answer_all(app, verb, requests, &policy)?,
+    };
+    Ok(answered.into_response())
+}
+
+fn answer(app: &App, verb: Verb, request: &RequestBody<'_>, policy: &Policy) -> Result<Answered, ApiError> {
+    let name = match verb {
+        Verb::Check => "check",
+        Verb::Peek => "peek",
+        Verb::Record => "record",
+    };
+    let decide = || Ok(request.with(new_trace(), |facts| app.desk.decide(policy, verb, facts))?);
+    once(app, name, request, policy, decide)
+}
+
+/// A list is refused as a whole before anything of it is charged.
+fn answer_all(app: &App, verb: Verb, requests: &[RequestBody<'_>], policy: &Policy) -> Result<Answered, ApiError> {
+    for (index, request) in requests.iter().enumerate() {
+        let planned = request.with(TraceId::default(), |facts| policy.plan_for(verb, facts).map(|_| ()));
+        let fine = request.without_reservation().and(planned.map_err(ApiError::from));
+        fine.map_err(|error| error.at(Some(index)))?;
+    }
+    let mut body = Vec::with_capacity(requests.len().saturating_mul(USUAL_ANSWER).saturating_add(2));
+    let (mut charged, mut closed) = (false, false);
+    body.push(b'[');
+    for (index, request) in requests.iter().enumerate() {
+        let answered = answer(app, verb, request, policy).map_err(|error| error.at(Some(index)))?;
+        charged |= answered.charged;
+        closed |= answered.closed;
+        if index > 0 {
+            body.push(b',');
+        }
+        body.extend_from_slice(&answered.body);
+    }
+    body.push(b']');
+    Ok(Answered { body: body.into(), charged, closed, generation: policy.generation() })
+}
+
+/// Decides, or gives the answer that this request's own id was given before.
+fn once(
+    app: &App,
+    verb: &'static str,
+    request: &RequestBody<'_>,
+    policy: &Policy,
+    decide: impl FnOnce() -> Result<Decided, ApiError>,
+) -> Result<Answered, ApiError> {
+    let fresh = || decide().map(|decided| Answered::new(&decided, policy, verb));
+    match &request.request_id {
+        None => fresh(),
+        Some(id) => app.once.run(verb, &id.0, app.desk.limiter.now(), fresh),
+    }
+}
+
+impl Answered {
+    fn new(decided: &Decided, policy: &Policy, verb: &str) -> Self {
+        let mut body = Vec::with_capacity(USUAL_ANSWER);
+        serde_json::to_writer(&mut body, &Answer::new(decided, policy))
+            .expect("an answer has only names for keys, and memory takes every byte");
+        Self {
+            body: body.into(),
+            charged: verb != "peek" && decided.decision.allowed(),
+            closed: failed_closed(&decided.decision),
+            generation: policy.generation(),
+        }
+    }
+
+    fn into_response(self) -> Response {
+        let status = if self.closed { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+        of_generation(json_bytes(status, self.body), self.generation)
+    }
+}
+
+fn held(request: &RequestBody<'_>) -> Result<Held, ApiError> {
+    let ttl = Span::from_secs(request.ttl_sec.unwrap_or(RESERVATION));
+    if ttl == Span::ZERO || ttl > MAX_RESERVATION {
+        let most = MAX_RESERVATION.secs_ceil();
+        return Err(ApiError::bad("ttlSec", format!("ttlSec is between 1 and {most}")));
+    }
+    Ok(Held { ttl, on_expire: request.on_expire.map(Into::into).unwrap_or_default() })
+}
+
+fn trace_id(text: &str) -> Option<TraceId> {
+    let hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    hex.then(|| u128::from_str_radix(text, 16).ok()).flatten().map(TraceId::from_u128)
+}
+
+fn ended(ended: bool) -> Result<Response, ApiError> {
+    if ended {
+        return Ok(json(StatusCode::OK, &DoneBody { ok: true, first: None }));
+    }
+    let message = "there is no such reservation, or no longer";
+    Err(ApiError::new(StatusCode::NOT_FOUND, "unknown_reservation", message).about(Some("reservation".to_owned())))
+}
+
+fn of_generation(mut response: Response, generation: u64) -> Response {
+    response.headers_mut().insert(GENERATION, HeaderValue::from(generation));
+    response
+}

@@ -1,0 +1,366 @@
+//! What callers send, as JSON: every field is typed, bounded and known, or the request is refused with its name.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::IpAddr;
+
+use http::StatusCode;
+use schemars::JsonSchema;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error as _, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_path_to_error::{Path, Segment};
+use threshold_core::address::parse_address;
+use threshold_core::limit::Algorithm;
+use threshold_core::policy::Layer;
+use threshold_core::receipt::OnExpire;
+use threshold_core::{Facts, TraceId};
+
+use super::text::{Cost, Pairs, Text};
+use crate::door::ApiError;
+
+/// The most requests in one list.
+pub(super) const MAX_ITEMS: usize = 1_000;
+
+/// Facts of a request. All are optional; what a rule needs and does not find, its `on_missing` sees to.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default, expecting = "an object of facts")]
+#[schemars(rename = "Request")]
+pub(super) struct RequestBody<'a> {
+    /// The client's address.
+    ip: Option<Address>,
+    /// The host the request is for.
+    #[serde(borrow)]
+    host: Option<Text<'a>>,
+    /// Whose customer this is.
+    #[serde(borrow)]
+    tenant: Option<Text<'a>>,
+    /// Who is calling.
+    #[serde(borrow)]
+    user: Option<Text<'a>>,
+    /// The tenant's plan.
+    #[serde(borrow)]
+    tier: Option<Text<'a>>,
+    /// The method, in any case.
+    #[serde(borrow)]
+    method: Option<Text<'a>>,
+    /// The path, in any spelling.
+    #[serde(borrow)]
+    path: Option<Text<'a>>,
+    /// What it costs in requests; 1 unless said, and 0 only looks.
+    cost: Option<Cost>,
+    /// What it costs in bytes.
+    bytes: Option<Cost>,
+    /// What it costs in named units.
+    #[serde(borrow)]
+    costs: Option<Pairs<'a, Cost>>,
+    /// Facts of your own, by name.
+    #[serde(borrow)]
+    facts: Option<Pairs<'a, Text<'a>>>,
+    /// The header fields that rules count by.
+    #[serde(borrow)]
+    headers: Option<Pairs<'a, Text<'a>>>,
+    /// The endpoint, where you know it better than the policy: a router's matched route.
+    #[serde(borrow)]
+    endpoint: Option<Text<'a>>,
+    /// The category, where you know it better than the policy.
+    #[serde(borrow)]
+    category: Option<Text<'a>>,
+    /// Your own id of this request: it is charged at most once in 60 seconds, however often it is sent.
+    #[serde(borrow)]
+    pub(super) request_id: Option<RequestId<'a>>,
+    /// How long a reservation lasts, in seconds; 60 unless said.
+    #[schemars(range(min = 1, max = 3_600))]
+    pub(super) ttl_sec: Option<u64>,
+    /// What becomes of a reservation that nobody ends.
+    pub(super) on_expire: Option<Expiry>,
+}
+
+/// One request, or a list of them.
+#[derive(Debug)]
+pub(super) enum Asked<'a> {
+    One(Box<RequestBody<'a>>),
+    Many(Vec<RequestBody<'a>>),
+}
+
+/// The end of a reservation, with what it really cost; what is not said stays as it was reserved.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+#[schemars(rename = "Commit")]
+pub(super) struct CommitBody<'a> {
+    #[serde(borrow)]
+    pub(super) reservation: Text<'a>,
+    pub(super) cost: Option<Cost>,
+    pub(super) bytes: Option<Cost>,
+    #[serde(borrow)]
+    pub(super) costs: Option<Pairs<'a, Cost>>,
+}
+
+/// The end of a reservation without any cost.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+#[schemars(rename = "Release")]
+pub(super) struct ReleaseBody<'a> {
+    #[serde(borrow)]
+    pub(super) reservation: Text<'a>,
+}
+
+/// What was charged, to be given back.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+#[schemars(rename = "Refund")]
+pub(super) struct RefundBody<'a> {
+    #[serde(borrow)]
+    pub(super) receipt: Text<'a>,
+}
+
+/// Who is to be denied for a while.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+#[schemars(rename = "Pause")]
+pub(super) struct PauseBody<'a> {
+    pub(super) layer: LayerName,
+    /// The address, tenant, user or endpoint; empty for the global layer.
+    #[serde(borrow, default)]
+    pub(super) key: Text<'a>,
+    /// For how long, at most a year.
+    #[schemars(range(min = 1, max = 31_536_000))]
+    pub(super) seconds: u64,
+}
+
+/// One limit by a key of your own; no policy is needed.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", expecting = "an object")]
+#[schemars(rename = "Limit")]
+pub(super) struct LimitBody<'a> {
+    /// Whose budget.
+    #[serde(borrow)]
+    #[schemars(length(min = 1))]
+    pub(super) key: Text<'a>,
+    /// How much fits into a window.
+    #[schemars(range(min = 1, max = 999_999_999_999_999u64))]
+    pub(super) limit: u64,
+    /// How long a window is; for concurrency, how long one that does not end is held.
+    #[schemars(range(min = 1, max = 3_153_600_000u64))]
+    pub(super) window_sec: u64,
+    /// sliding-log unless said. One over 1,024 is served by sliding-window, and the answer says so.
+    pub(super) algorithm: Option<AlgorithmName>,
+    /// 1 unless said; 0 only looks.
+    pub(super) cost: Option<Cost>,
+}
+
+/// An IPv4 or IPv6 address.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Address(IpAddr);
+
+/// Between 1 and 128 characters.
+#[derive(Debug)]
+pub(super) struct RequestId<'a>(pub(super) Cow<'a, str>);
+
+/// What becomes of a reservation that nobody ends: it stays charged, or is given back.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Expiry {
+    Charge,
+    Release,
+}
+
+/// The name of a layer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LayerName(pub(super) Layer);
+
+/// The name of an algorithm.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AlgorithmName(pub(super) Algorithm);
+
+/// Reads a body, or says what is wrong with it and where.
+pub(super) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(body).map(|Object(value)| value).map_err(|error| refusal::<Object<T>>(body, &error))
+}
+
+/// As [`read`], for one request or a list of them.
+pub(super) fn read_asked(body: &[u8]) -> Result<Asked<'_>, ApiError> {
+    serde_json::from_slice(body).map_err(|error| refusal::<Asked<'_>>(body, &error))
+}
+
+/// Finds the field by reading once more: keeping its path in mind would slow down every good request.
+#[cold]
+fn refusal<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Error) -> ApiError {
+    let message = error.to_string();
+    if !error.is_data() {
+        return ApiError::new(StatusCode::BAD_REQUEST, "bad_request", format!("this is not JSON: {message}"));
+    }
+    let mut reader = serde_json::Deserializer::from_slice(body);
+    let (index, mut field) = match serde_path_to_error::deserialize::<_, T>(&mut reader) {
+        Err(tracked) => place(tracked.path()),
+        Ok(_) => (None, String::new()),
+    };
+    // serde names a field that is unknown, missing or there twice in its message alone.
+    let named = ["unknown field `", "missing field `", "duplicate field `"];
+    if let Some(name) = named.iter().find_map(|start| message.strip_prefix(start)?.split('`').next()) {
+        if !field.is_empty() && !field.ends_with(name) {
+            field.push('.');
+            field.push_str(name);
+        } else if field.is_empty() {
+            field.push_str(name);
+        }
+    }
+    let field = (!field.is_empty()).then_some(field);
+    ApiError::new(StatusCode::BAD_REQUEST, "bad_request", message).about(field).at(index)
+}
+
+/// The item of a list, and the field in it.
+fn place(path: &Path) -> (Option<usize>, String) {
+    let mut index = None;
+    let mut names: Vec<&str> = Vec::new();
+    for segment in path {
+        match segment {
+            Segment::Seq { index: item } if index.is_none() && names.is_empty() => index = Some(*item),
+            Segment::Map { key } => names.push(key),
+            _ => {}
+        }
+    }
+    (index, names.join("."))
+}
+
+impl RequestBody<'_> {
+    /// The facts of the request, for as long as `then` takes.
+    pub(super) fn with<T>(&self, trace: TraceId, then: impl FnOnce(&Facts<'_>) -> T) -> T {
+        fn text<'t>(text: &'t Option<Text<'_>>) -> Option<&'t str> {
+            text.as_ref().map(Text::as_str)
+        }
+        let lower: Vec<(Cow<'_, str>, &str)> =
+            self.headers.iter().flat_map(Pairs::iter).map(|(name, value)| (lower(name), value.as_str())).collect();
+        let headers: Vec<(&str, &str)> = lower.iter().map(|(name, value)| (name.as_ref(), *value)).collect();
+        let facts: Vec<(&str, &str)> =
+            self.facts.iter().flat_map(Pairs::iter).map(|(name, value)| (name, value.as_str())).collect();
+        let costs = Pairs::costs(self.costs.as_ref());
+        then(&Facts {
+            ip: self.ip.map(|address| address.0),
+            host: text(&self.host),
+            method: text(&self.method),
+            path: text(&self.path),
+            tenant: text(&self.tenant),
+            user: text(&self.user),
+            tier: text(&self.tier),
+            category: text(&self.category),
+            endpoint: text(&self.endpoint),
+            facts: &facts,
+            headers: &headers,
+            cost: self.cost.map(Cost::number),
+            bytes: self.bytes.map(Cost::number),
+            costs: &costs,
+            trace,
+        })
+    }
+
+    /// Refuses what only a reservation can say.
+    pub(super) fn without_reservation(&self) -> Result<(), ApiError> {
+        let said = self.ttl_sec.map(|_| "ttlSec").or_else(|| self.on_expire.map(|_| "onExpire"));
+        match said {
+            None => Ok(()),
+            Some(field) => Err(ApiError::bad(field, format!("{field} belongs to /v1/reserve"))),
+        }
+    }
+}
+
+fn lower(name: &str) -> Cow<'_, str> {
+    if name.bytes().any(|byte| byte.is_ascii_uppercase()) { name.to_ascii_lowercase().into() } else { name.into() }
+}
+
+impl From<Expiry> for OnExpire {
+    fn from(expiry: Expiry) -> Self {
+        match expiry {
+            Expiry::Charge => Self::Charge,
+            Expiry::Release => Self::Release,
+        }
+    }
+}
+
+/// An object, and not the list of its values that serde would take as well.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read<T>(std::marker::PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Read<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map))
+            }
+        }
+        deserializer.deserialize_map(Read(std::marker::PhantomData)).map(Self)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Asked<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Asked<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of facts, or a list of them")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Asked<'de>, A::Error> {
+                RequestBody::deserialize(MapAccessDeserializer::new(map)).map(Box::new).map(Asked::One)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Asked<'de>, A::Error> {
+                let mut requests = Vec::new();
+                while let Some(Object(request)) = items.next_element()? {
+                    if requests.len() == MAX_ITEMS {
+                        return Err(A::Error::custom(format!("a list has at most {MAX_ITEMS} items")));
+                    }
+                    requests.push(request);
+                }
+                Ok(Asked::Many(requests))
+            }
+        }
+        deserializer.deserialize_any(Read)
+    }
+}
+
+/// Reads a short text and makes something of it.
+fn parsed<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    parse: impl FnOnce(&str) -> Option<T>,
+    wrong: impl FnOnce(&str) -> String,
+) -> Result<T, D::Error> {
+    let text = Text::deserialize(deserializer)?;
+    parse(text.as_str()).ok_or_else(|| D::Error::custom(wrong(text.as_str())))
+}
+
+impl<'de> Deserialize<'de> for Address {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        parsed(deserializer, parse_address, |text| format!("\"{text}\" is not an address")).map(Self)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for RequestId<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Text(text) = Text::deserialize(deserializer)?;
+        let fits = (1..=128).contains(&text.chars().count());
+        if fits { Ok(Self(text)) } else { Err(D::Error::custom("a requestId has between 1 and 128 characters")) }
+    }
+}
+
+impl<'de> Deserialize<'de> for LayerName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let find = |text: &str| super::schema::LAYERS.into_iter().find(|layer| layer.name() == text);
+        parsed(deserializer, find, |text| format!("no layer is called \"{text}\"")).map(Self)
+    }
+}
+
+impl<'de> Deserialize<'de> for AlgorithmName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let find = |text: &str| Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == text);
+        parsed(deserializer, find, |text| format!("no algorithm is called \"{text}\"")).map(Self)
+    }
+}

@@ -1,0 +1,102 @@
+//! `/v1/limit`: one limit by a key of the caller's own, without a policy.
+
+use axum::response::Response;
+use http::StatusCode;
+use schemars::JsonSchema;
+use serde::Serialize;
+use threshold_core::key::TextKeys;
+use threshold_core::limit::{Algorithm, Anchor, Concurrency, Estimate, LimitError, Log, Look, MAX_LOG, Rate, Window};
+use threshold_core::{Limit, Span, Timestamp};
+
+use super::ask::{LimitBody, read};
+use super::text::Cost;
+use crate::desk::new_trace;
+use crate::door::{ApiError, App, json};
+
+/// What one limit says.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(rename = "LimitAnswer")]
+pub(super) struct LimitAnswer {
+    /// Whether the cost fits; if so, it was charged.
+    allowed: bool,
+    /// The whole cost that still fits.
+    remaining: u64,
+    /// When there is more, or all, again, in Unix seconds; null for concurrency.
+    reset_at: Option<u64>,
+    /// If not allowed: seconds until this cost fits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after: Option<u64>,
+    /// The algorithm, where it is not the one that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    algorithm: Option<&'static str>,
+}
+
+/// Sub-windows of a sliding window, as in a policy that does not say.
+const BUCKETS: u32 = 60;
+
+pub(super) fn answer(app: &App, body: &[u8]) -> Result<Response, ApiError> {
+    let asked: LimitBody<'_> = read(body)?;
+    if asked.key.as_str().is_empty() {
+        return Err(ApiError::bad("key", "the key is empty"));
+    }
+    let wanted = asked.algorithm.map_or(Algorithm::SlidingLog, |name| name.0);
+    let (limit, served) = limit_of(&asked, wanted)?;
+    let cost = asked.cost.map_or(1, Cost::number);
+    if cost > limit.capacity() {
+        let message = format!("a cost of {cost} never fits a limit of {}", limit.capacity());
+        let error = ApiError::new(StatusCode::BAD_REQUEST, "cost_exceeds_limit", message);
+        return Err(error.about(Some("cost".to_owned())));
+    }
+    let limiter = &app.desk.limiter;
+    let now = limiter.now();
+    // The store is the policy's, and so is its bound; keys of this kind are digested apart from those of rules.
+    let key = TextKeys::new(limiter.policy().key(), &limit).digest(asked.key.as_str());
+    let (look, mark) = limiter.store().check_one(key, &limit, cost, now, new_trace());
+    let other = (served != wanted).then(|| served.name());
+    let charged = mark.map_or(0, |mark| mark.amount);
+    Ok(json(StatusCode::OK, &LimitAnswer::new(&look, charged, now, other)))
+}
+
+impl LimitAnswer {
+    fn new(look: &Look, charged: u64, now: Timestamp, algorithm: Option<&'static str>) -> Self {
+        let remaining = look.remaining.saturating_sub(charged);
+        if look.fits {
+            let reset = if charged > 0 { look.reset_if_charged } else { look.reset_if_not };
+            let reset_at = reset.map(Timestamp::secs_ceil);
+            return Self { allowed: true, remaining, reset_at, retry_after: None, algorithm };
+        }
+        // A store with no room for a new key has no time for it either: the next second may.
+        let wait = look.ready_at.since(now).secs_ceil().max(1);
+        let reset_at = now.plus(Span::from_secs(wait)).secs_ceil();
+        Self { allowed: false, remaining, reset_at: Some(reset_at), retry_after: Some(wait), algorithm }
+    }
+}
+
+/// The limit that was asked for, and the algorithm that serves it.
+fn limit_of(asked: &LimitBody<'_>, wanted: Algorithm) -> Result<(Limit, Algorithm), ApiError> {
+    let (quota, period) = (asked.limit, Span::from_secs(asked.window_sec));
+    if quota == 0 {
+        return Err(ApiError::bad("limit", "a limit is at least 1"));
+    }
+    if asked.window_sec == 0 {
+        return Err(ApiError::bad("windowSec", "a window is at least one second"));
+    }
+    if period > threshold_core::limit::MAX_PERIOD {
+        return Err(ApiError::bad("windowSec", "a window is at most a hundred years"));
+    }
+    let served = match wanted {
+        Algorithm::SlidingLog if quota > u64::from(MAX_LOG) => Algorithm::SlidingWindow,
+        other => other,
+    };
+    let limit = match served {
+        Algorithm::TokenBucket => Rate::new(quota, period, quota).map(Limit::Rate),
+        Algorithm::FixedWindow => Window::new(quota, period, Anchor::Clock).map(Limit::Window),
+        Algorithm::SlidingWindow => Log::bucketed(quota, period, BUCKETS).map(Limit::Log),
+        Algorithm::SlidingEstimate => Estimate::new(quota, period).map(Limit::Estimate),
+        Algorithm::SlidingLog => Log::exact(quota, period).map(Limit::Log),
+        Algorithm::Concurrency => Concurrency::new(quota, period).map(Limit::Concurrency),
+    };
+    // The window is in range, so what is wrong is the limit.
+    limit.map(|limit| (limit, served)).map_err(|LimitError(message)| ApiError::bad("limit", message))
+}

@@ -1,0 +1,84 @@
+//! The JSON Schema of what is written by hand, as `/openapi.json` shows it.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use threshold_core::Verdict;
+use threshold_core::limit::Algorithm;
+use threshold_core::policy::Layer;
+
+use super::ask::{Address, AlgorithmName, Asked, LayerName, MAX_ITEMS, RequestBody, RequestId};
+use super::text::{Cost, MAX_COST, MAX_PAIRS, MAX_TEXT, Pairs, Text};
+
+pub(super) const LAYERS: [Layer; 5] = [Layer::Global, Layer::Edge, Layer::Tenant, Layer::User, Layer::Endpoint];
+const VERDICTS: [Verdict; 5] = [Verdict::Allow, Verdict::Warn, Verdict::Slow, Verdict::Deny, Verdict::Ban];
+
+pub(super) fn layer(_: &mut SchemaGenerator) -> Schema {
+    let names = LAYERS.map(Layer::name);
+    json_schema!({"type": ["string", "null"], "enum": names.iter().copied().map(Some).chain([None]).collect::<Vec<_>>()})
+}
+
+pub(super) fn verdict(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "enum": VERDICTS.map(Verdict::name)})
+}
+
+/// A schema that stands where it is used.
+macro_rules! inline_schema {
+    ($(<$($generic:tt),+>)? $kind:ty, $generator:ident => $schema:expr) => {
+        impl$(<$($generic),+>)? JsonSchema for $kind {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($kind).into()
+            }
+
+            fn json_schema($generator: &mut SchemaGenerator) -> Schema {
+                $schema
+            }
+        }
+    };
+}
+
+inline_schema!(Text<'_>, _g => json_schema!({"type": "string", "maxLength": MAX_TEXT}));
+inline_schema!(RequestId<'_>, _g => json_schema!({"type": "string", "minLength": 1, "maxLength": 128}));
+inline_schema!(Cost, _g => json_schema!({"type": "integer", "minimum": 0, "maximum": MAX_COST}));
+inline_schema!(Address, _g => json_schema!({"type": "string", "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}));
+inline_schema!(LayerName, _g => json_schema!({"type": "string", "enum": LAYERS.map(Layer::name)}));
+inline_schema!(AlgorithmName, _g => json_schema!({"type": "string", "enum": Algorithm::ALL.map(Algorithm::name)}));
+
+impl<V: JsonSchema> JsonSchema for Pairs<'_, V> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        format!("PairsOf{}", V::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let value = generator.subschema_for::<V>();
+        json_schema!({
+            "type": "object",
+            "maxProperties": MAX_PAIRS,
+            "propertyNames": {"maxLength": MAX_TEXT},
+            "additionalProperties": value,
+        })
+    }
+}
+
+impl JsonSchema for Asked<'_> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Asked".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let one = generator.subschema_for::<RequestBody<'_>>();
+        json_schema!({"anyOf": [one, {"type": "array", "maxItems": MAX_ITEMS, "items": one}]})
+    }
+}

@@ -1,0 +1,118 @@
+//! Texts, costs and pairs in a request, each within its bound; texts are borrowed from the body where JSON allows.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+/// The longest text, in characters: as long as any path that a server would read.
+pub(super) const MAX_TEXT: usize = 8_192;
+/// The largest cost: the largest whole number that every reader of JSON keeps exact.
+pub(super) const MAX_COST: u64 = (1 << 53) - 1;
+/// The most facts, costs or headers of one request; a plan charges a quarter of this.
+pub(super) const MAX_PAIRS: usize = 64;
+
+/// A text.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
+
+/// A whole number that is no wrap-around.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cost(u64);
+
+/// An object with names of the caller's own.
+#[derive(Debug)]
+pub(super) struct Pairs<'a, V>(Vec<(Text<'a>, V)>);
+
+impl Text<'_> {
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Cost {
+    pub(super) fn number(self) -> u64 {
+        self.0
+    }
+}
+
+impl<V> Pairs<'_, V> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &V)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value))
+    }
+}
+
+impl Pairs<'_, Cost> {
+    /// Named costs, as core takes them.
+    pub(super) fn costs(pairs: Option<&Self>) -> Vec<(&str, u64)> {
+        pairs.into_iter().flat_map(Self::iter).map(|(name, cost)| (name, cost.0)).collect()
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Cow<'de, str>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+                Ok(Cow::Borrowed(text))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(Cow::Owned(text.to_owned()))
+            }
+
+            fn visit_string<E>(self, text: String) -> Result<Self::Value, E> {
+                Ok(Cow::Owned(text))
+            }
+        }
+        let text = deserializer.deserialize_str(Read)?;
+        // Bytes first: counting characters is for the few that are long.
+        if text.len() > MAX_TEXT && text.chars().count() > MAX_TEXT {
+            return Err(D::Error::custom(format!("a text has at most {MAX_TEXT} characters")));
+        }
+        Ok(Self(text))
+    }
+}
+
+impl<'de> Deserialize<'de> for Cost {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let number = u64::deserialize(deserializer)?;
+        if number <= MAX_COST { Ok(Self(number)) } else { Err(D::Error::custom(format!("at most {MAX_COST}"))) }
+    }
+}
+
+impl<'de: 'a, 'a, V: Deserialize<'de>> Deserialize<'de> for Pairs<'a, V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read<'a, V>(PhantomData<(&'a (), V)>);
+        impl<'de: 'a, 'a, V: Deserialize<'de>> Visitor<'de> for Read<'a, V> {
+            type Value = Vec<(Text<'a>, V)>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut pairs: Vec<(Text<'a>, V)> = Vec::new();
+                while let Some(name) = map.next_key::<Text<'a>>()? {
+                    if pairs.len() == MAX_PAIRS {
+                        return Err(A::Error::custom(format!("at most {MAX_PAIRS} names")));
+                    }
+                    if pairs.iter().any(|(known, _)| *known == name) {
+                        return Err(A::Error::custom(format!("duplicate field `{}`", name.as_str())));
+                    }
+                    pairs.push((name, map.next_value()?));
+                }
+                Ok(pairs)
+            }
+        }
+        deserializer.deserialize_map(Read(PhantomData)).map(Self)
+    }
+}

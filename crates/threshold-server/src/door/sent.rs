@@ -1,0 +1,76 @@
+//! What a caller sent: nothing is read of a request before its token, its type and its size are known.
+
+use std::sync::Arc;
+
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
+use http::request::Parts;
+use http::{HeaderMap, StatusCode};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+
+use super::{ApiError, App};
+
+/// Proof that a request came from a caller: with a token, where one is asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Caller;
+
+/// The JSON that a caller sent, whole and not yet parsed.
+#[derive(Debug)]
+pub(super) struct Sent(pub(super) Bytes);
+
+impl Caller {
+    fn of(headers: &HeaderMap, app: &App) -> Result<Self, ApiError> {
+        if app.tokens.admit_caller(headers.get(AUTHORIZATION)) {
+            return Ok(Self);
+        }
+        let message = "send Authorization: Bearer and a token of this server";
+        Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message))
+    }
+}
+
+impl FromRequestParts<Arc<App>> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        Self::of(&parts.headers, app)
+    }
+}
+
+impl FromRequest<Arc<App>> for Sent {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let headers = request.headers();
+        Caller::of(headers, app)?;
+        is_json(headers)?;
+        let bounds = app.bounds;
+        let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        if announced.is_some_and(|length: usize| length > bounds.body) {
+            return Err(too_large(bounds.body));
+        }
+        let whole = Limited::new(request.into_body(), bounds.body).collect();
+        match tokio::time::timeout(bounds.patience, whole).await {
+            Ok(Ok(body)) => Ok(Self(body.to_bytes())),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(bounds.body)),
+            Ok(Err(_)) => Err(ApiError::new(StatusCode::BAD_REQUEST, "bad_request", "the body ended too early")),
+            Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the body came too slowly")),
+        }
+    }
+}
+
+/// A browser sends this type to another site only if that site has agreed: no page that an operator looks at can make
+/// calls to a server on their machine.
+fn is_json(headers: &HeaderMap) -> Result<(), ApiError> {
+    let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = kind.split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let message = "send Content-Type: application/json";
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
+}
+
+fn too_large(most: usize) -> ApiError {
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", format!("a body is at most {most} bytes"))
+}

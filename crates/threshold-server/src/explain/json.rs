@@ -1,0 +1,86 @@
+//! What `explain` says, as JSON: of a first request on an empty store, or of one to a server that is running.
+
+use serde_json::{Value, json};
+use threshold_core::case::decision_json;
+use threshold_core::explain::Explained;
+use threshold_core::ledger::Checked;
+use threshold_core::limit::Algorithm;
+use threshold_core::path::{spell_method, spell_path};
+use threshold_core::policy::{Layer, Policy};
+use threshold_core::{Decision, Facts, Limit, PlanError, Timestamp};
+
+/// Of a request on an empty store: limits as the policy writes them.
+pub(super) fn rehearsed_json(
+    policy: &Policy,
+    facts: &Facts<'_>,
+    rules: &[Explained<'_>],
+    decided: &Result<Checked, PlanError>,
+) -> Value {
+    let decision = decided.as_ref().ok().map(|checked| &checked.decision);
+    let rules = rules.iter().map(|explained| {
+        let mut rule = rule_json(explained, decision);
+        rule["limit"] = json!(explained.limit.map(|_| explained.notation()));
+        rule["before"] = json!(explained.limit.map(Limit::capacity));
+        rule
+    });
+    json!({
+        "decision": decision.map(|decision| decision_json(decision, policy, None)),
+        "error": decided.as_ref().err().map(ToString::to_string),
+        "facts": facts_json(policy, facts),
+        "rules": rules.collect::<Vec<_>>(),
+        "penalties": [],
+    })
+}
+
+/// Of a request to a server that is running. `answer` is the decision as the door writes it.
+pub(crate) fn live_json(policy: &Policy, facts: &Facts<'_>, decision: &Decision, answer: Value) -> Value {
+    let rules = policy.explain(facts);
+    let rules: Vec<Value> = rules.iter().map(|explained| rule_json(explained, Some(decision))).collect();
+    let penalties: Vec<Value> = decision
+        .penalty
+        .map(|layer: Layer| {
+            let until = decision.ready_at.map(Timestamp::secs_ceil);
+            json!({"layer": layer.name(), "verdict": decision.verdict.name(), "until": until})
+        })
+        .into_iter()
+        .collect();
+    json!({"decision": answer, "facts": facts_json(policy, facts), "rules": rules, "penalties": penalties})
+}
+
+fn rule_json(explained: &Explained<'_>, decision: Option<&Decision>) -> Value {
+    let own = decision.and_then(|decision| decision.readings.iter().find(|own| own.rule == explained.index));
+    let bound = decision.and_then(Decision::bound_by);
+    // What this request would take is still there before it.
+    let before = own.map(|own| own.remaining.saturating_add(if own.charged { own.cost } else { 0 }));
+    json!({
+        "rule": explained.rule.name.as_ref(),
+        "layer": explained.rule.layer.name(),
+        "matched": explained.limit.is_some(),
+        "why": explained.why.to_string(),
+        "key": explained.key,
+        "limit": explained.limit.map(Limit::quota),
+        "algorithm": explained.limit.and_then(Limit::algorithm).map(Algorithm::name),
+        "cost": explained.cost,
+        "before": before,
+        "after": own.map(|own| own.remaining),
+        "allowed": own.map(|own| own.allowed),
+        "binding": bound.is_some_and(|bound| bound.rule == explained.index),
+        "passesAt": own.and_then(|own| own.ready_at).map(Timestamp::secs_ceil),
+    })
+}
+
+/// The facts as they are counted: spelled, and with secrets shown as digests.
+fn facts_json(policy: &Policy, facts: &Facts<'_>) -> Value {
+    let identity = policy.identity();
+    let shown = |name: &str, secret: bool| if secret { policy.key().redact(name) } else { name.to_owned() };
+    json!({
+        "ip": facts.ip.map(|ip| ip.to_canonical().to_string()),
+        "host": facts.host,
+        "method": facts.method.map(spell_method),
+        "path": facts.path.map(spell_path),
+        "tenant": facts.tenant.map(|name| shown(name, identity.secret_tenant)),
+        "user": facts.user.map(|name| shown(name, identity.secret_user)),
+        "tier": facts.tier,
+        "category": policy.category_of(facts),
+    })
+}

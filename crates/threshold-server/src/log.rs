@@ -1,0 +1,108 @@
+//! Log lines: how they are written, and which denials become one.
+
+use std::sync::Mutex;
+
+use threshold_core::policy::{LogMode, Policy};
+use threshold_core::{Decision, Facts, Timestamp};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+use crate::cli::LogForm;
+
+/// The most sampled denials that are logged in one second: enough to see who is being turned away, too few to fill a disk
+/// by asking for it.
+const SAMPLES: u32 = 10;
+
+/// Sends log lines to standard error. `THRESHOLD_LOG` says which: `warn`, or `info,threshold::reload=debug`.
+pub(crate) fn start(form: LogForm) -> anyhow::Result<()> {
+    let wanted = std::env::var("THRESHOLD_LOG").ok().filter(|text| !text.trim().is_empty());
+    let targets: Targets = match wanted {
+        None => Targets::new().with_default(tracing::Level::INFO),
+        Some(text) => text.parse().map_err(|error| anyhow::anyhow!("THRESHOLD_LOG: {error}"))?,
+    };
+    let registry = tracing_subscriber::registry().with(targets);
+    match form {
+        LogForm::Text => registry.with(fmt::layer().with_ansi(false).with_writer(std::io::stderr)).try_init()?,
+        LogForm::Json => {
+            let layer = fmt::layer().json().flatten_event(true).with_current_span(false).with_span_list(false);
+            registry.with(layer.with_writer(std::io::stderr)).try_init()?;
+        }
+    }
+    Ok(())
+}
+
+/// Which denials become a line: each one of a rule that says so, of all others a few in a second.
+#[derive(Debug, Default)]
+pub(crate) struct Denials(Mutex<Second>);
+
+#[derive(Debug, Default)]
+struct Second {
+    number: u64,
+    logged: u32,
+    left_out: u64,
+}
+
+impl Denials {
+    pub(crate) fn log(&self, policy: &Policy, facts: &Facts<'_>, decision: &Decision) {
+        let rule = decision.rule(policy);
+        let each = rule.is_some_and(|rule| rule.log == LogMode::Each);
+        let left_out = if each { Some(0) } else { self.sample(decision.at) };
+        let Some(left_out) = left_out else { return };
+        let identity = policy.identity();
+        let hidden = |value: &str, secret: bool| {
+            if secret || !identity.log_identifiers { policy.key().redact(value) } else { value.to_owned() }
+        };
+        let ip = facts.ip.map(|ip| hidden(&ip.to_canonical().to_string(), false));
+        let user = facts.user.map(|user| hidden(user, identity.secret_user));
+        let tenant = facts
+            .tenant
+            .map(|tenant| if identity.secret_tenant { policy.key().redact(tenant) } else { tenant.to_owned() });
+        let bound = decision.bound_by();
+        tracing::warn!(
+            verdict = decision.verdict.name(),
+            rule = rule.map(|rule| rule.name.as_ref()),
+            limit = bound.map(|reading| reading.limit),
+            retry_after = decision.retry_after().map(threshold_core::Span::secs_ceil),
+            ip,
+            user,
+            tenant,
+            degraded = decision.degraded.map(threshold_core::decision::Degraded::name),
+            trace_id = %decision.trace,
+            left_out,
+            "denied"
+        );
+    }
+
+    /// Whether this one is logged; if so, how many before it were not.
+    fn sample(&self, at: Timestamp) -> Option<u64> {
+        let number = at.micros().checked_div(1_000_000).unwrap_or(0);
+        let mut second = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if second.number != number {
+            second.number = number;
+            second.logged = 0;
+        }
+        if second.logged >= SAMPLES {
+            second.left_out = second.left_out.saturating_add(1);
+            return None;
+        }
+        second.logged = second.logged.saturating_add(1);
+        Some(std::mem::take(&mut second.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ten_denials_a_second_are_logged_and_the_others_counted() {
+        let denials = Denials::default();
+        let at = Timestamp::from_secs(1_767_225_600);
+        let logged = (0..25).filter(|_| denials.sample(at).is_some()).count();
+        assert_eq!(logged, 10);
+        assert_eq!(denials.sample(Timestamp::from_secs(1_767_225_601)), Some(15));
+        assert_eq!(denials.sample(Timestamp::from_secs(1_767_225_601)), Some(0));
+    }
+}

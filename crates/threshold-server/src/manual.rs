@@ -1,0 +1,26 @@
+//! What the command line says of itself, as a shell's completions and as manual pages.
+
+use anyhow::Context as _;
+use clap::CommandFactory as _;
+
+use crate::Report;
+use crate::cli::{Cli, CompletionsArgs, ManArgs};
+
+pub(crate) fn completions(args: &CompletionsArgs) -> Report {
+    let mut text = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "threshold", &mut text);
+    Report { text: String::from_utf8_lossy(&text).into_owned(), code: 0 }
+}
+
+pub(crate) fn page(args: &ManArgs) -> anyhow::Result<Report> {
+    let mut command = Cli::command();
+    // Names of commands become those of their pages: threshold-serve.
+    command.build();
+    if let Some(name) = &args.command {
+        let own = command.find_subcommand(name).with_context(|| format!("no command is called \"{name}\""))?.clone();
+        command = own.display_name(format!("threshold-{name}"));
+    }
+    let mut text = Vec::new();
+    clap_mangen::Man::new(command).render(&mut text)?;
+    Ok(Report { text: String::from_utf8_lossy(&text).into_owned(), code: 0 })
+}

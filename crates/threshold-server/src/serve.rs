@@ -1,0 +1,192 @@
+//! `threshold serve`: reads the policy, opens the doors, and stays until it is told to stop.
+
+mod address;
+mod connection;
+mod tls;
+mod tokens;
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use threshold_core::Span;
+use threshold_core::policy::Policy;
+use threshold_limiter::SystemClock;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::Report;
+use crate::cli::ServeArgs;
+use crate::desk::Desk;
+use crate::door::{self, App, Bounds};
+use crate::init::PRESETS;
+use crate::log;
+use crate::reload::Reloader;
+use crate::source::Source;
+pub(crate) use address::{Address, Listener};
+pub(crate) use connection::Front;
+pub(crate) use tokens::Tokens;
+
+/// Files that are open beside connections: the policy, logs, the runtime's own.
+const OTHER_FILES: u64 = 64;
+
+pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
+    log::start(args.log)?;
+    let source = match &args.policy {
+        Some(path) => Source::read(path)?,
+        None => starter(),
+    };
+    let policy = source.policy()?;
+    let tokens = Tokens::from_environment()?;
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(cert), Some(key)) => Some(tls::acceptor(cert, key)?),
+        _ => None,
+    };
+    let bounds = Bounds {
+        connections: connections(args.max_connections),
+        body: usize::try_from(args.max_body)?,
+        patience: duration(args.client_timeout),
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let listener = args.http.listen(tokens.ask_callers()).await?;
+        // Before anything is printed: who reads the line may send a signal at once.
+        let signals = Signals::new()?;
+        announce(&listener, tls.is_some(), &source, &policy, &tokens)?;
+        let app = Arc::new(App::new(Desk::new(policy, Arc::new(SystemClock::new())), tokens, bounds));
+        let front = Front { listener, tls, router: door::router(Arc::clone(&app)), bounds };
+        // The starter policy, and one that was piped in, have no file that could change.
+        let watched = args.policy.clone().filter(|path| path.as_os_str() != "-");
+        let reloader = watched.map(|path| Reloader::new(path, source.text, Arc::clone(&app)));
+        serve(front, app, reloader, signals, duration(args.drain)).await;
+        anyhow::Ok(())
+    })?;
+    // What is still under way after the drain has had its time.
+    runtime.shutdown_background();
+    Ok(Report { text: String::new(), code: 0 })
+}
+
+/// Serves until SIGTERM or SIGINT, then drains.
+async fn serve(front: Front, app: Arc<App>, mut reloader: Option<Reloader>, mut signals: Signals, drain: Duration) {
+    let (stop, stopped) = watch::channel(false);
+    let mut server = tokio::spawn(front.serve(stopped, drain));
+    loop {
+        tokio::select! {
+            signal = signals.next() => match signal {
+                Signal::Reload => if let Some(reloader) = &mut reloader {
+                    reloader.now().await;
+                },
+                Signal::Stop => break,
+            },
+            () = Reloader::look(&mut reloader) => {}
+            _ = &mut server => return,
+        }
+    }
+    tracing::info!("stopping: no new connections; what is under way may end");
+    app.health.drain();
+    // The server is there: it ends only after this.
+    let _ = stop.send(true);
+    tokio::select! {
+        drained = &mut server => match drained {
+            Ok(true) => tracing::info!("stopped"),
+            _ => tracing::warn!("stopped while requests were under way"),
+        },
+        _ = signals.stop_again() => tracing::warn!("stopped at once, as asked twice"),
+    }
+}
+
+/// What the process may be told.
+struct Signals {
+    reload: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+enum Signal {
+    Reload,
+    Stop,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            reload: signal(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) -> Signal {
+        tokio::select! {
+            _ = self.reload.recv() => Signal::Reload,
+            () = Self::stop(&mut self.terminate, &mut self.interrupt) => Signal::Stop,
+        }
+    }
+
+    async fn stop_again(&mut self) {
+        Self::stop(&mut self.terminate, &mut self.interrupt).await;
+    }
+
+    async fn stop(terminate: &mut tokio::signal::unix::Signal, interrupt: &mut tokio::signal::unix::Signal) {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
+}
+
+fn starter() -> Source {
+    let text = PRESETS.iter().find(|(name, _)| *name == "starter").map_or("", |(_, text)| text);
+    Source { name: "starter (built in)".to_owned(), text: text.to_owned() }
+}
+
+/// Says on standard output what is served, and where.
+fn announce(listener: &Listener, tls: bool, source: &Source, policy: &Policy, tokens: &Tokens) -> anyhow::Result<()> {
+    let place = listener.place(if tls { "https" } else { "http" })?;
+    let rules = policy.rules().len();
+    let keys = policy.memory().max_keys;
+    let asked = if tokens.ask_callers() { "callers show one" } else { "none: open to this machine alone" };
+    let text = format!(
+        "threshold {}\n  http    {place}\n  policy  {}, {rules} rules\n  store   memory, at most {keys} keys\n  \
+         tokens  {asked}\n",
+        env!("CARGO_PKG_VERSION"),
+        source.name,
+    );
+    // Nobody has to read it.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    let _ = std::io::stdout().lock().flush();
+    tracing::info!(http = %place, policy = %source.name, rules, "listening");
+    Ok(())
+}
+
+impl Listener {
+    /// Where it can be reached, as a person would write it.
+    fn place(&self, scheme: &str) -> anyhow::Result<String> {
+        Ok(match self {
+            Self::Tcp(listener) => format!("{scheme}://{}", listener.local_addr().context("no address")?),
+            Self::Unix(_, file) => format!("unix:{}", file.path().display()),
+        })
+    }
+}
+
+/// As many connections as were asked for, as far as the system gives files for them. A shell's usual 1,024 is a default,
+/// not a decision: it is raised as far as the system lets it.
+fn connections(wanted: u32) -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let files = match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum,
+        Err(_) => limit.current,
+    };
+    let room = files.map_or(u64::MAX, |files| files.saturating_sub(OTHER_FILES).max(1));
+    if room < u64::from(wanted) {
+        tracing::warn!(wanted, room, "the system gives too few files for as many connections");
+    }
+    usize::try_from(room.min(u64::from(wanted))).unwrap_or(usize::MAX)
+}
+
+fn duration(span: Span) -> Duration {
+    Duration::from_micros(span.micros())
+}

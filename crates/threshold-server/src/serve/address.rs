@@ -1,0 +1,132 @@
+//! Where the server listens: a TCP address, or a socket in the file system.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context as _, bail};
+use tokio::net::{TcpListener, UnixListener};
+
+/// Who may connect to a socket in the file system: its owner and its group.
+const SOCKET_MODE: u32 = 0o660;
+
+/// Where to listen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Address {
+    /// `HOST:PORT`.
+    Tcp(String),
+    /// `unix:PATH`.
+    Unix(PathBuf),
+}
+
+/// What is listened on.
+#[derive(Debug)]
+pub(crate) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, SocketFile),
+}
+
+/// A socket's file, which goes when the socket does.
+#[derive(Debug)]
+pub(crate) struct SocketFile(PathBuf);
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("unix:") {
+            Some("") => Err("write unix: and a path".to_owned()),
+            Some(path) => Ok(Self::Unix(path.into())),
+            None => match text.rsplit_once(':') {
+                Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(Self::Tcp(text.to_owned())),
+                _ => Err("write HOST:PORT, as in 127.0.0.1:8080, or unix:PATH".to_owned()),
+            },
+        }
+    }
+}
+
+impl Address {
+    /// Listens here. `guarded` says whether callers must show a token; without one, only this machine may call.
+    pub(crate) async fn listen(&self, guarded: bool) -> anyhow::Result<Listener> {
+        match self {
+            Self::Tcp(text) => {
+                let found = text.to_socket_addrs().with_context(|| format!("cannot find {text}"))?;
+                let addresses: Vec<SocketAddr> = found.collect();
+                if let Some(open) = addresses.iter().find(|address| !guarded && !address.ip().is_loopback()) {
+                    bail!(
+                        "{open} is reachable from other machines, and THRESHOLD_TOKEN is not set: set it, or listen on \
+                         127.0.0.1"
+                    );
+                }
+                let listener = TcpListener::bind(addresses.as_slice()).await;
+                Ok(Listener::Tcp(listener.with_context(|| format!("cannot listen on {text}"))?))
+            }
+            Self::Unix(path) => {
+                remove_stale(path)?;
+                let listener = UnixListener::bind(path).with_context(|| format!("cannot listen on {self}"))?;
+                let file = SocketFile(path.clone());
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(SOCKET_MODE))?;
+                Ok(Listener::Unix(listener, file))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(text) => f.write_str(text),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl SocketFile {
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Removes the socket of a server that is no more. Anything else at this path stays, and so does a socket that answers.
+fn remove_stale(path: &Path) -> anyhow::Result<()> {
+    let kind = match std::fs::symlink_metadata(path) {
+        Ok(metadata) => metadata.file_type(),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).with_context(|| format!("cannot look at {}", path.display())),
+    };
+    if !kind.is_socket() {
+        bail!("{} is there already, and is no socket", path.display());
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot tell whether {} is in use", path.display())),
+        Ok(_) => bail!("another server listens on {}", path.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_told_apart_or_refused() {
+        assert_eq!("127.0.0.1:0".parse(), Ok(Address::Tcp("127.0.0.1:0".to_owned())));
+        assert_eq!("[::1]:8080".parse(), Ok(Address::Tcp("[::1]:8080".to_owned())));
+        assert_eq!("unix:/run/t.sock".parse(), Ok(Address::Unix("/run/t.sock".into())));
+        for wrong in ["", "8080", ":8080", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "unix:"] {
+            assert!(wrong.parse::<Address>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Who may call: tokens from the environment, compared without telling how much of one was right.
+
+use anyhow::bail;
+use http::HeaderValue;
+use subtle::{Choice, ConstantTimeEq as _};
+
+/// The tokens of callers and of operators.
+#[derive(Default)]
+pub(crate) struct Tokens {
+    callers: Vec<Box<str>>,
+    operators: Vec<Box<str>>,
+}
+
+impl Tokens {
+    /// Reads `THRESHOLD_TOKEN` and `THRESHOLD_ADMIN_TOKEN`.
+    pub(crate) fn from_environment() -> anyhow::Result<Self> {
+        let read = |name: &str| match std::env::var(name) {
+            Ok(text) => list(name, &text),
+            Err(std::env::VarError::NotPresent) => Ok(Vec::new()),
+            Err(std::env::VarError::NotUnicode(_)) => bail!("{name} is not text"),
+        };
+        Ok(Self { callers: read("THRESHOLD_TOKEN")?, operators: read("THRESHOLD_ADMIN_TOKEN")? })
+    }
+
+    /// Whether callers need a token.
+    pub(crate) fn ask_callers(&self) -> bool {
+        !self.callers.is_empty()
+    }
+
+    /// Whether a request with this `Authorization` may call. An operator may do what a caller may.
+    pub(crate) fn admit_caller(&self, authorization: Option<&HeaderValue>) -> bool {
+        if !self.ask_callers() {
+            return true;
+        }
+        let Some(shown) = authorization.and_then(bearer) else { return false };
+        let known = self.callers.iter().chain(&self.operators);
+        // Every token is compared to its end: how long this takes says nothing about them.
+        let found = known.fold(Choice::from(0), |found, token| found | token.as_bytes().ct_eq(shown));
+        found.into()
+    }
+}
+
+/// A token that is printed is a token that is known.
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tokens({} callers, {} operators)", self.callers.len(), self.operators.len())
+    }
+}
+
+fn bearer(value: &HeaderValue) -> Option<&[u8]> {
+    let (scheme, token) = value.as_bytes().split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
+}
+
+/// Several tokens, by commas or white space, so that one can be replaced by another while both are in use.
+fn list(name: &str, text: &str) -> anyhow::Result<Vec<Box<str>>> {
+    let tokens = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|token| !token.is_empty());
+    let tokens: Vec<Box<str>> = tokens.map(Into::into).collect();
+    if tokens.iter().any(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
+        bail!("{name} has a token that no header can carry; use letters, digits and signs of ASCII");
+    }
+    Ok(tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(callers: &str, operators: &str, authorization: Option<&'static str>, admitted: bool) {
+        let read = |text| list("TOKEN", text).unwrap();
+        let tokens = Tokens { callers: read(callers), operators: read(operators) };
+        assert_eq!(tokens.admit_caller(authorization.map(HeaderValue::from_static).as_ref()), admitted);
+    }
+
+    #[test]
+    fn a_caller_shows_one_of_the_tokens() {
+        check("", "", None, true);
+        check("", "boss", None, true);
+        check("a1", "", None, false);
+        check("a1", "", Some("Bearer a1"), true);
+        check("a1", "", Some("bearer  a1 "), true);
+        check("a1, b2\nc3", "", Some("Bearer c3"), true);
+        check("a1", "boss", Some("Bearer boss"), true);
+        for wrong in ["Bearer a", "Bearer a11", "Bearer ", "Bearer", "Basic a1", "a1", "Bearer a1,b2"] {
+            check("a1,b2", "", Some(wrong), false);
+        }
+    }
+
+    #[test]
+    fn a_token_that_no_header_carries_is_refused_without_being_told() {
+        let error = list("THRESHOLD_TOKEN", "caf\u{e9}-s3cret").unwrap_err().to_string();
+        assert!(error.contains("THRESHOLD_TOKEN") && !error.contains("s3cret"), "{error}");
+    }
+}
