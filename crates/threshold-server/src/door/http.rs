@@ -32,7 +32,7 @@ use crate::explain::live_json;
 use answer::{Answer, failed_closed};
 use ask::{Asked, CommitBody, PauseBody, RefundBody, ReleaseBody, RequestBody, read, read_asked};
 pub(super) use once::Once;
-use text::{Cost, Pairs};
+use text::{Whole, Pairs};
 
 /// Which of the policies that this process has used decided.
 const GENERATION: HeaderName = HeaderName::from_static("x-threshold-generation");
@@ -117,7 +117,7 @@ async fn reserve(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
 async fn commit(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
     let CommitBody { reservation, cost, bytes, costs } = read(&body)?;
     let costs = Pairs::costs(costs.as_ref());
-    let actual = ActualCost { cost: cost.map(Cost::number), bytes: bytes.map(Cost::number), costs: &costs };
+    let actual = ActualCost { cost: cost.map(Whole::number), bytes: bytes.map(Whole::number), costs: &costs };
     ended(trace_id(reservation.as_str()).is_some_and(|id| app.desk.commit(id, &actual).is_ok()))
 }
 
@@ -137,6 +137,7 @@ async fn refund(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respons
 
 async fn pause(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
     let PauseBody { layer, key, seconds } = read(&body)?;
+    let seconds = seconds.number();
     if !(1..=MAX_PAUSE).contains(&seconds) {
         return Err(ApiError::bad("seconds", format!("a pause lasts between 1 and {MAX_PAUSE} seconds")));
     }
@@ -234,7 +235,7 @@ impl Answered {
 }
 
 fn held(request: &RequestBody<'_>) -> Result<Held, ApiError> {
-    let ttl = Span::from_secs(request.ttl_sec.unwrap_or(RESERVATION));
+    let ttl = Span::from_secs(request.ttl_sec.map_or(RESERVATION, Whole::number));
     if ttl == Span::ZERO || ttl > MAX_RESERVATION {
         let most = MAX_RESERVATION.secs_ceil();
         return Err(ApiError::bad("ttlSec", format!("ttlSec is between 1 and {most}")));

@@ -16,7 +16,7 @@ use threshold_core::policy::Layer;
 use threshold_core::receipt::OnExpire;
 use threshold_core::{Facts, TraceId};
 
-use super::text::{Cost, Pairs, Text};
+use super::text::{Whole, Pairs, Text};
 use crate::door::ApiError;
 
 /// The most requests in one list.
@@ -48,12 +48,12 @@ pub(super) struct RequestBody<'a> {
     #[serde(borrow)]
     path: Option<Text<'a>>,
     /// What it costs in requests; 1 unless said, and 0 only looks.
-    cost: Option<Cost>,
+    cost: Option<Whole>,
     /// What it costs in bytes.
-    bytes: Option<Cost>,
+    bytes: Option<Whole>,
     /// What it costs in named units.
     #[serde(borrow)]
-    costs: Option<Pairs<'a, Cost>>,
+    costs: Option<Pairs<'a, Whole>>,
     /// Facts of your own, by name.
     #[serde(borrow)]
     facts: Option<Pairs<'a, Text<'a>>>,
@@ -71,7 +71,7 @@ pub(super) struct RequestBody<'a> {
     pub(super) request_id: Option<RequestId<'a>>,
     /// How long a reservation lasts, in seconds; 60 unless said.
     #[schemars(range(min = 1, max = 3_600))]
-    pub(super) ttl_sec: Option<u64>,
+    pub(super) ttl_sec: Option<Whole>,
     /// What becomes of a reservation that nobody ends.
     pub(super) on_expire: Option<Expiry>,
 }
@@ -90,10 +90,10 @@ pub(super) enum Asked<'a> {
 pub(super) struct CommitBody<'a> {
     #[serde(borrow)]
     pub(super) reservation: Text<'a>,
-    pub(super) cost: Option<Cost>,
-    pub(super) bytes: Option<Cost>,
+    pub(super) cost: Option<Whole>,
+    pub(super) bytes: Option<Whole>,
     #[serde(borrow)]
-    pub(super) costs: Option<Pairs<'a, Cost>>,
+    pub(super) costs: Option<Pairs<'a, Whole>>,
 }
 
 /// The end of a reservation without any cost.
@@ -125,7 +125,7 @@ pub(super) struct PauseBody<'a> {
     pub(super) key: Text<'a>,
     /// For how long, at most a year.
     #[schemars(range(min = 1, max = 31_536_000))]
-    pub(super) seconds: u64,
+    pub(super) seconds: Whole,
 }
 
 /// One limit by a key of your own; no policy is needed.
@@ -139,14 +139,14 @@ pub(super) struct LimitBody<'a> {
     pub(super) key: Text<'a>,
     /// How much fits into a window.
     #[schemars(range(min = 1, max = 999_999_999_999_999u64))]
-    pub(super) limit: u64,
+    pub(super) limit: Whole,
     /// How long a window is; for concurrency, how long one that does not end is held.
     #[schemars(range(min = 1, max = 3_153_600_000u64))]
-    pub(super) window_sec: u64,
+    pub(super) window_sec: Whole,
     /// sliding-log unless said. One over 1,024 is served by sliding-window, and the answer says so.
     pub(super) algorithm: Option<AlgorithmName>,
     /// 1 unless said; 0 only looks.
-    pub(super) cost: Option<Cost>,
+    pub(super) cost: Option<Whole>,
 }
 
 /// An IPv4 or IPv6 address.
@@ -247,8 +247,8 @@ impl RequestBody<'_> {
             endpoint: text(&self.endpoint),
             facts: &facts,
             headers: &headers,
-            cost: self.cost.map(Cost::number),
-            bytes: self.bytes.map(Cost::number),
+            cost: self.cost.map(Whole::number),
+            bytes: self.bytes.map(Whole::number),
             costs: &costs,
             trace,
         })

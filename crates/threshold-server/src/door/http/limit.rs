@@ -9,7 +9,7 @@ use threshold_core::limit::{Algorithm, Anchor, Concurrency, Estimate, LimitError
 use threshold_core::{Limit, Span, Timestamp};
 
 use super::ask::{LimitBody, read};
-use super::text::Cost;
+use super::text::Whole;
 use crate::desk::new_trace;
 use crate::door::{ApiError, App, json};
 
@@ -42,7 +42,7 @@ pub(super) fn answer(app: &App, body: &[u8]) -> Result<Response, ApiError> {
     }
     let wanted = asked.algorithm.map_or(Algorithm::SlidingLog, |name| name.0);
     let (limit, served) = limit_of(&asked, wanted)?;
-    let cost = asked.cost.map_or(1, Cost::number);
+    let cost = asked.cost.map_or(1, Whole::number);
     if cost > limit.capacity() {
         let message = format!("a cost of {cost} never fits a limit of {}", limit.capacity());
         let error = ApiError::new(StatusCode::BAD_REQUEST, "cost_exceeds_limit", message);
@@ -75,11 +75,11 @@ impl LimitAnswer {
 
 /// The limit that was asked for, and the algorithm that serves it.
 fn limit_of(asked: &LimitBody<'_>, wanted: Algorithm) -> Result<(Limit, Algorithm), ApiError> {
-    let (quota, period) = (asked.limit, Span::from_secs(asked.window_sec));
+    let (quota, period) = (asked.limit.number(), Span::from_secs(asked.window_sec.number()));
     if quota == 0 {
         return Err(ApiError::bad("limit", "a limit is at least 1"));
     }
-    if asked.window_sec == 0 {
+    if period == Span::ZERO {
         return Err(ApiError::bad("windowSec", "a window is at least one second"));
     }
     if period > threshold_core::limit::MAX_PERIOD {

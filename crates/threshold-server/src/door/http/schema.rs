@@ -8,7 +8,7 @@ use threshold_core::limit::Algorithm;
 use threshold_core::policy::Layer;
 
 use super::ask::{Address, AlgorithmName, Asked, LayerName, MAX_ITEMS, RequestBody, RequestId};
-use super::text::{Cost, MAX_COST, MAX_PAIRS, MAX_TEXT, Pairs, Text};
+use super::text::{Whole, MAX_WHOLE, MAX_PAIRS, MAX_TEXT, Pairs, Text};
 
 pub(super) const LAYERS: [Layer; 5] = [Layer::Global, Layer::Edge, Layer::Tenant, Layer::User, Layer::Endpoint];
 const VERDICTS: [Verdict; 5] = [Verdict::Allow, Verdict::Warn, Verdict::Slow, Verdict::Deny, Verdict::Ban];
@@ -43,7 +43,7 @@ macro_rules! inline_schema {
 
 inline_schema!(Text<'_>, _g => json_schema!({"type": "string", "maxLength": MAX_TEXT}));
 inline_schema!(RequestId<'_>, _g => json_schema!({"type": "string", "minLength": 1, "maxLength": 128}));
-inline_schema!(Cost, _g => json_schema!({"type": "integer", "minimum": 0, "maximum": MAX_COST}));
+inline_schema!(Whole, _g => json_schema!({"type": "integer", "minimum": 0, "maximum": MAX_WHOLE}));
 inline_schema!(Address, _g => json_schema!({"type": "string", "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}));
 inline_schema!(LayerName, _g => json_schema!({"type": "string", "enum": LAYERS.map(Layer::name)}));
 inline_schema!(AlgorithmName, _g => json_schema!({"type": "string", "enum": Algorithm::ALL.map(Algorithm::name)}));

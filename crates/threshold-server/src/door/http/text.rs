@@ -4,14 +4,14 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{Error as _, MapAccess, Visitor};
+use serde::de::{Error as _, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
 /// The longest text, in characters: as long as any path that a server would read.
 pub(super) const MAX_TEXT: usize = 8_192;
-/// The largest cost: the largest whole number that every reader of JSON keeps exact.
-pub(super) const MAX_COST: u64 = (1 << 53) - 1;
-/// The most facts, costs or headers of one request; a plan charges a quarter of this.
+/// The largest whole number that every reader of JSON keeps exact.
+pub(super) const MAX_WHOLE: u64 = (1 << 53) - 1;
+/// The most facts, costs or headers of one request; a plan charges a quarter of that.
 pub(super) const MAX_PAIRS: usize = 64;
 
 /// A text.
@@ -20,7 +20,7 @@ pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
 
 /// A whole number that is no wrap-around.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cost(u64);
+pub(super) struct Whole(u64);
 
 /// An object with names of the caller's own.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Text<'_> {
     }
 }
 
-impl Cost {
+impl Whole {
     pub(super) fn number(self) -> u64 {
         self.0
     }
@@ -44,7 +44,7 @@ impl<V> Pairs<'_, V> {
     }
 }
 
-impl Pairs<'_, Cost> {
+impl Pairs<'_, Whole> {
     /// Named costs, as core takes them.
     pub(super) fn costs(pairs: Option<&Self>) -> Vec<(&str, u64)> {
         pairs.into_iter().flat_map(Self::iter).map(|(name, cost)| (name, cost.0)).collect()
@@ -82,10 +82,22 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-impl<'de> Deserialize<'de> for Cost {
+impl<'de> Deserialize<'de> for Whole {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let number = u64::deserialize(deserializer)?;
-        if number <= MAX_COST { Ok(Self(number)) } else { Err(D::Error::custom(format!("at most {MAX_COST}"))) }
+        struct Read;
+        impl Visitor<'_> for Read {
+            type Value = u64;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a whole number from 0 to {MAX_WHOLE}")
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<u64, E> {
+                let fits = number <= MAX_WHOLE;
+                if fits { Ok(number) } else { Err(E::invalid_value(Unexpected::Unsigned(number), &self)) }
+            }
+        }
+        deserializer.deserialize_u64(Read).map(Self)
     }
 }
 

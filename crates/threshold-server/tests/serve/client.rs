@@ -1,0 +1,78 @@
+//! A client for HTTP/1.1 over anything that reads and writes, small enough to see what it sends.
+
+use std::io::{self, BufRead as _, BufReader, Read, Write};
+
+use serde_json::Value;
+
+/// One connection.
+pub(crate) struct Client<S: Read + Write>(BufReader<S>);
+
+/// What came back.
+#[derive(Debug, Clone)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    headers: Vec<(String, String)>,
+    pub(crate) body: String,
+}
+
+impl<S: Read + Write> Client<S> {
+    pub(crate) fn new(stream: S) -> Self {
+        Self(BufReader::new(stream))
+    }
+
+    /// Posts JSON, and waits for the answer.
+    pub(crate) fn post(&mut self, path: &str, body: &str) -> io::Result<Answer> {
+        self.send("POST", path, &[("content-type", "application/json")], body)
+    }
+
+    pub(crate) fn get(&mut self, path: &str) -> io::Result<Answer> {
+        self.send("GET", path, &[], "")
+    }
+
+    pub(crate) fn send(&mut self, method: &str, path: &str, fields: &[(&str, &str)], body: &str) -> io::Result<Answer> {
+        let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let length = body.len();
+        self.write(&format!("{method} {path} HTTP/1.1\r\nhost: t\r\n{fields}content-length: {length}\r\n\r\n{body}"))?;
+        self.read()
+    }
+
+    pub(crate) fn write(&mut self, text: &str) -> io::Result<()> {
+        self.0.get_mut().write_all(text.as_bytes())
+    }
+
+    pub(crate) fn read(&mut self) -> io::Result<Answer> {
+        let status = self.line()?;
+        let status = status.split(' ').nth(1).and_then(|code| code.parse().ok());
+        let status = status.ok_or_else(|| io::Error::other("no status"))?;
+        let mut headers = Vec::new();
+        loop {
+            let line = self.line()?;
+            let Some((name, value)) = line.split_once(':') else { break };
+            headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+        }
+        let mut answer = Answer { status, headers, body: String::new() };
+        let length: usize = answer.header("content-length").map_or(0, |value| value.parse().unwrap_or(0));
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body)?;
+        answer.body = String::from_utf8(body).map_err(io::Error::other)?;
+        Ok(answer)
+    }
+
+    fn line(&mut self) -> io::Result<String> {
+        let mut line = String::new();
+        if self.0.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(line.trim_end().to_owned())
+    }
+}
+
+impl Answer {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error} in {}", self.body))
+    }
+}
