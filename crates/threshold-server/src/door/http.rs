@@ -32,7 +32,7 @@ use crate::explain::live_json;
 use answer::{Answer, failed_closed};
 use ask::{Asked, CommitBody, PauseBody, RefundBody, ReleaseBody, RequestBody, read, read_asked};
 pub(super) use once::Once;
-use text::{Whole, Pairs};
+use text::{Pairs, Whole};
 
 /// Which of the policies that this process has used decided.
 const GENERATION: HeaderName = HeaderName::from_static("x-threshold-generation");

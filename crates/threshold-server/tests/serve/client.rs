@@ -25,10 +25,6 @@ impl<S: Read + Write> Client<S> {
         self.send("POST", path, &[("content-type", "application/json")], body)
     }
 
-    pub(crate) fn get(&mut self, path: &str) -> io::Result<Answer> {
-        self.send("GET", path, &[], "")
-    }
-
     pub(crate) fn send(&mut self, method: &str, path: &str, fields: &[(&str, &str)], body: &str) -> io::Result<Answer> {
         let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let length = body.len();

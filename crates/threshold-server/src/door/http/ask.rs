@@ -16,7 +16,7 @@ use threshold_core::policy::Layer;
 use threshold_core::receipt::OnExpire;
 use threshold_core::{Facts, TraceId};
 
-use super::text::{Whole, Pairs, Text};
+use super::text::{Pairs, Text, Whole};
 use crate::door::ApiError;
 
 /// The most requests in one list.

@@ -84,7 +84,8 @@ impl Player for HttpPlayer {
         {
             fields.extend(facts);
         }
-        let answer = serving.client.post(&format!("/v1/{verb}"), &body.to_string()).map_err(|error| error.to_string())?;
+        let answer =
+            serving.client.post(&format!("/v1/{verb}"), &body.to_string()).map_err(|error| error.to_string())?;
         let json = answer.json();
         let refused = json.get("error").is_some();
         if refused != (answer.status >= 400) {
@@ -106,7 +107,8 @@ fn the_api_answers_every_vector_that_it_has_calls_for() {
         let file: CaseFile = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         let shared = file.policy.as_ref().map(Lines::text);
         for case in &file.cases {
-            let calls: BTreeSet<&str> = case.steps.iter().flat_map(|step| step.call.keys().map(String::as_str)).collect();
+            let calls: BTreeSet<&str> =
+                case.steps.iter().flat_map(|step| step.call.keys().map(String::as_str)).collect();
             if let Some((_, reason)) = ELSEWHERE.iter().find(|(call, _)| calls.contains(call)) {
                 *elsewhere.entry(*reason).or_insert(0) += 1;
                 continue;

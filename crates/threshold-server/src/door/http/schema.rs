@@ -8,7 +8,7 @@ use threshold_core::limit::Algorithm;
 use threshold_core::policy::Layer;
 
 use super::ask::{Address, AlgorithmName, Asked, LayerName, MAX_ITEMS, RequestBody, RequestId};
-use super::text::{Whole, MAX_WHOLE, MAX_PAIRS, MAX_TEXT, Pairs, Text};
+use super::text::{MAX_PAIRS, MAX_TEXT, MAX_WHOLE, Pairs, Text, Whole};
 
 pub(super) const LAYERS: [Layer; 5] = [Layer::Global, Layer::Edge, Layer::Tenant, Layer::User, Layer::Endpoint];
 const VERDICTS: [Verdict; 5] = [Verdict::Allow, Verdict::Warn, Verdict::Slow, Verdict::Deny, Verdict::Ban];

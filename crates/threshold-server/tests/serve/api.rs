@@ -1,0 +1,242 @@
+//! Every endpoint, asked as SPEC says and as a caller would.
+
+use serde_json::{Value, json};
+
+use super::client::Client;
+use super::process::{POLICY, Server, Start};
+
+type Connection = Client<std::net::TcpStream>;
+
+fn ask(client: &mut Connection, path: &str, body: &Value) -> Value {
+    let answer = client.post(path, &body.to_string()).unwrap();
+    assert_eq!(answer.status, 200, "{path} {body}: {}", answer.body);
+    assert_eq!(answer.header("content-type"), Some("application/json"));
+    answer.json()
+}
+
+fn user(name: &str) -> Value {
+    json!({"ip": "203.0.113.7", "user": name, "method": "POST", "path": "/api/posts"})
+}
+
+#[test]
+fn check_decides_and_charges_and_says_everything() {
+    let (server, _file) = Server::with(POLICY);
+    let client = &mut server.connect();
+    for remaining in [2, 1, 0] {
+        let answer = ask(client, "/v1/check", &user("u1"));
+        assert_eq!(answer["allowed"], true);
+        assert_eq!((&answer["rule"], &answer["remaining"]), (&json!("posts"), &json!(remaining)));
+    }
+    let denied = ask(client, "/v1/check", &user("u1"));
+    let fields: Vec<&str> = denied.as_object().unwrap().keys().map(String::as_str).collect();
+    let written = "allowed verdict rule layer limit remaining resetAt retryAfter retryAfterMs delayMs warning banned \
+                   degraded degradedReason receipt traceId limits";
+    assert_eq!(fields, written.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(
+        (&denied["allowed"], &denied["verdict"], &denied["layer"]),
+        (&json!(false), &json!("deny"), &json!("user"))
+    );
+    assert_eq!((&denied["limit"], &denied["receipt"]), (&json!(3), &Value::Null));
+    assert!((3598..=3600).contains(&denied["retryAfter"].as_u64().unwrap()), "{denied}");
+    let limit: Vec<&str> = denied["limits"][0].as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(limit, ["rule", "layer", "mode", "allowed", "limit", "remaining", "resetAt", "retryAfter"]);
+    // All or nothing: the address was charged for three.
+    let peeked = ask(client, "/v1/peek", &json!({"ip": "203.0.113.7"}));
+    assert_eq!(peeked["remaining"], 996);
+    let traces: Vec<String> = (0..2).map(|_| ask(client, "/v1/peek", &user("u1"))["traceId"].to_string()).collect();
+    assert_ne!(traces[0], traces[1]);
+}
+
+#[test]
+fn peek_charges_nothing_and_record_never_denies() {
+    let (server, _file) = Server::with(POLICY);
+    let client = &mut server.connect();
+    for _ in 0..5 {
+        let peeked = ask(client, "/v1/peek", &user("u1"));
+        assert_eq!(
+            (&peeked["allowed"], &peeked["remaining"], &peeked["receipt"]),
+            (&json!(true), &json!(2), &Value::Null)
+        );
+    }
+    for _ in 0..5 {
+        assert_eq!(ask(client, "/v1/record", &user("u1"))["allowed"], true);
+    }
+    assert_eq!(ask(client, "/v1/check", &user("u1"))["allowed"], false);
+}
+
+#[test]
+fn a_receipt_gives_back_once() {
+    let (server, _file) = Server::with(POLICY);
+    let client = &mut server.connect();
+    let receipt = json!({"receipt": ask(client, "/v1/check", &user("u1"))["receipt"]});
+    assert_eq!(ask(client, "/v1/refund", &receipt), json!({"ok": true, "first": true}));
+    assert_eq!(ask(client, "/v1/refund", &receipt), json!({"ok": true, "first": false}));
+    assert_eq!(ask(client, "/v1/peek", &user("u1"))["remaining"], 2);
+}
+
+#[test]
+fn a_reservation_is_committed_or_released_and_repeating_that_answers_alike() {
+    let (server, _file) = Server::with(POLICY);
+    let client = &mut server.connect();
+    let tokens =
+        |amount: u64| json!({"ip": "203.0.113.7", "user": "u1", "cost": 0, "costs": {"tokens": amount}, "ttlSec": 600});
+    let left = |client: &mut Connection| {
+        ask(client, "/v1/peek", &json!({"ip": "203.0.113.7", "user": "u1", "cost": 0}))["limits"][2]["remaining"]
+            .clone()
+    };
+    let first = ask(client, "/v1/reserve", &tokens(400))["reservation"].clone();
+    assert_eq!(left(client), 600);
+    for _ in 0..2 {
+        let commit = json!({"reservation": first, "costs": {"tokens": 150}});
+        assert_eq!(ask(client, "/v1/commit", &commit), json!({"ok": true}));
+        assert_eq!(left(client), 850);
+    }
+    let second = ask(client, "/v1/reserve", &tokens(850))["reservation"].clone();
+    assert_eq!(left(client), 0);
+    for _ in 0..2 {
+        assert_eq!(ask(client, "/v1/release", &json!({"reservation": second})), json!({"ok": true}));
+        assert_eq!(left(client), 850);
+    }
+    for (path, body) in [
+        ("/v1/release", json!({"reservation": first})),
+        ("/v1/commit", json!({"reservation": second})),
+        ("/v1/commit", json!({"reservation": "0".repeat(32)})),
+        ("/v1/release", json!({"reservation": "nonsense"})),
+    ] {
+        let answer = client.post(path, &body.to_string()).unwrap();
+        assert_eq!((answer.status, &answer.json()["error"]), (404, &json!("unknown_reservation")), "{path} {body}");
+    }
+    let refused = ask(client, "/v1/reserve", &tokens(900));
+    assert_eq!((&refused["allowed"], &refused["reservation"]), (&json!(false), &Value::Null));
+}
+
+#[test]
+fn a_pause_denies_until_it_is_over() {
+    let (server, _file) = Server::with(POLICY);
+    let client = &mut server.connect();
+    assert_eq!(ask(client, "/v1/pause", &json!({"layer": "user", "key": "u1", "seconds": 90})), json!({"ok": true}));
+    let denied = ask(client, "/v1/check", &user("u1"));
+    assert_eq!((&denied["allowed"], &denied["retryAfter"]), (&json!(false), &json!(90)));
+    assert_eq!(ask(client, "/v1/check", &user("u2"))["allowed"], true);
+    // No rule of this policy counts by tenant alone.
+    assert_eq!(ask(client, "/v1/pause", &json!({"layer": "tenant", "key": "t1", "seconds": 90})), json!({"ok": false}));
+}
+
+#[test]
+fn explain_says_which_rules_are_met_and_what_is_left() {
+    let (server, _file) = Server::with(POLICY);
+    let client = &mut server.connect();
+    ask(client, "/v1/check", &user("u1"));
+    let explained = ask(client, "/v1/explain", &user("u1"));
+    let rule = &explained["rules"][1];
+    let fields: Vec<&str> = rule.as_object().unwrap().keys().map(String::as_str).collect();
+    let written = "rule layer matched why key limit algorithm cost before after allowed binding passesAt";
+    assert_eq!(fields, written.split_whitespace().collect::<Vec<_>>());
+    assert_eq!((&rule["before"], &rule["after"], &rule["binding"]), (&json!(2), &json!(1), &json!(true)));
+    assert_eq!((&rule["key"], &rule["limit"]), (&json!("user=u1"), &json!(3)));
+    assert_eq!(explained["facts"]["path"], "/api/posts");
+    assert_eq!(explained["decision"]["remaining"], 1);
+    assert_eq!(ask(client, "/v1/peek", &user("u1"))["remaining"], 1, "explaining charges nothing");
+}
+
+#[test]
+fn a_list_is_decided_item_by_item_or_not_at_all() {
+    let (server, _file) = Server::with(POLICY);
+    let client = &mut server.connect();
+    let answers = ask(client, "/v1/check", &Value::Array(vec![user("u1"); 5]));
+    let allowed: Vec<bool> = answers.as_array().unwrap().iter().map(|one| one["allowed"] == true).collect();
+    assert_eq!(allowed, [true, true, true, false, false]);
+    assert_eq!(ask(client, "/v1/check", &json!([])), json!([]));
+    // The last of a thousand is wrong: nothing was charged for the others.
+    let mut items = vec![json!({"ip": "203.0.113.9"}); 999];
+    items.push(json!({"ip": "203.0.113.9", "cost": 1001}));
+    let refused = client.post("/v1/check", &Value::Array(items).to_string()).unwrap();
+    assert_eq!(refused.status, 400);
+    let error = refused.json();
+    assert_eq!(
+        (&error["error"], &error["field"], &error["index"]),
+        (&json!("cost_exceeds_limit"), &json!("cost"), &json!(999))
+    );
+    assert_eq!(ask(client, "/v1/peek", &json!({"ip": "203.0.113.9"}))["remaining"], 999);
+    let many = ask(client, "/v1/record", &Value::Array(vec![json!({"ip": "203.0.113.9"}); 1000]));
+    assert_eq!(many.as_array().unwrap().len(), 1000);
+}
+
+#[test]
+fn a_request_id_is_charged_once_and_answered_alike() {
+    let (server, _file) = Server::with(POLICY);
+    let client = &mut server.connect();
+    let mut request = user("u1");
+    request["requestId"] = json!("r-1");
+    let first = ask(client, "/v1/check", &request);
+    assert_eq!(ask(client, "/v1/check", &request), first);
+    assert_eq!(ask(client, "/v1/check", &json!([request, request])), json!([first, first]));
+    assert_eq!(ask(client, "/v1/peek", &user("u1"))["remaining"], 1);
+    // Two threads at once, many times: each id is charged once.
+    let totals = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let mut client = server.connect();
+                scope.spawn(move || {
+                    let one = |number: u32| json!({"ip": "203.0.113.8", "requestId": format!("race-{number}")});
+                    (0..200)
+                        .map(|number| ask(&mut client, "/v1/check", &one(number))["traceId"].clone())
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(totals[0], totals[1]);
+    assert_eq!(ask(client, "/v1/peek", &json!({"ip": "203.0.113.8"}))["remaining"], 799);
+    // Who was denied is decided anew.
+    let full = json!({"ip": "203.0.113.7", "user": "u3", "requestId": "r-2"});
+    ask(client, "/v1/pause", &json!({"layer": "user", "key": "u3", "seconds": 1}));
+    let denied = ask(client, "/v1/check", &full);
+    assert_eq!(denied["allowed"], false);
+    assert_ne!(ask(client, "/v1/check", &full)["traceId"], denied["traceId"]);
+}
+
+#[test]
+fn one_limit_needs_no_policy() {
+    let server = Start::default().server();
+    let client = &mut server.connect();
+    for path in ["/v1/limit", "/check"] {
+        let body = json!({"key": path, "limit": 2, "windowSec": 60});
+        let first = ask(client, path, &body);
+        assert_eq!((&first["allowed"], &first["remaining"], first.get("retryAfter")), (&json!(true), &json!(1), None));
+        assert!(first["resetAt"].is_u64() && first.get("algorithm").is_none(), "{first}");
+        assert_eq!(ask(client, path, &body)["remaining"], 0);
+        let denied = ask(client, path, &body);
+        assert_eq!((&denied["allowed"], &denied["remaining"]), (&json!(false), &json!(0)));
+        assert!((59..=60).contains(&denied["retryAfter"].as_u64().unwrap()), "{denied}");
+        // A changed limit holds from the next request on, and what was used stays used.
+        let raised = ask(client, path, &json!({"key": path, "limit": 5, "windowSec": 60, "cost": 0}));
+        assert_eq!(raised["remaining"], 3);
+    }
+    for name in ["token-bucket", "fixed-window", "sliding-window", "sliding-estimate", "sliding-log", "concurrency"] {
+        let body = json!({"key": "k", "limit": 10, "windowSec": 3600, "algorithm": name, "cost": 4});
+        let admitted = (0..4).filter(|_| ask(client, "/v1/limit", &body)["allowed"] == true).count();
+        assert_eq!(admitted, 2, "{name}");
+    }
+    let large = json!({"key": "large", "limit": 1025, "windowSec": 60});
+    assert_eq!(ask(client, "/v1/limit", &large)["algorithm"], "sliding-window");
+}
+
+#[test]
+fn it_says_how_it_stands_and_what_it_offers() {
+    let server = Start::default().server();
+    let client = &mut server.connect();
+    for path in ["/healthz", "/readyz"] {
+        let answer = client.send("GET", path, &[], "").unwrap();
+        assert_eq!((answer.status, answer.json()), (200, json!({"status": "ok"})), "{path}");
+    }
+    let document = client.send("GET", "/openapi.json", &[], "").unwrap().json();
+    assert_eq!(document["openapi"], "3.1.0");
+    for path in ["check", "peek", "record", "explain", "reserve", "commit", "release", "refund", "pause", "limit"] {
+        assert!(document["paths"][format!("/v1/{path}")]["post"].is_object(), "{path}");
+    }
+    let check = &document["components"]["schemas"]["Request"]["properties"];
+    assert!(check["requestId"].is_object() && check["ttlSec"].is_null(), "{check}");
+    assert!(document["components"]["schemas"]["Reserve"]["properties"]["ttlSec"].is_object());
+}

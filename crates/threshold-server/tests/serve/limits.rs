@@ -1,0 +1,170 @@
+//! Clients that are slow, large or many, and the end of the server.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::client::Client;
+use super::process::{POLICY, Server, Start};
+
+const GOOD: &str = r#"{"ip": "203.0.113.7"}"#;
+
+/// Reads until the other end closes. A server that never does is stopped by the read's own time.
+fn read_to_close(mut stream: TcpStream) -> String {
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut text = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(read) => text.extend_from_slice(&buffer[..read]),
+            // Closed with our bytes unread.
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
+            Err(error) => panic!("the server keeps waiting: {error}"),
+        }
+    }
+    String::from_utf8(text).unwrap()
+}
+
+fn impatient() -> Server {
+    Start { args: &["--client-timeout", "300ms"], ..Start::default() }.server()
+}
+
+#[test]
+fn who_sends_nothing_or_half_a_head_is_closed() {
+    let server = impatient();
+    assert_eq!(read_to_close(server.stream()), "");
+    let mut half = server.stream();
+    half.write_all(b"POST /v1/check HTTP/1.1\r\nhost: t\r\n").unwrap();
+    read_to_close(half);
+    // Sending a little now and then does not help: the time is for the whole head.
+    let mut slow = server.stream();
+    slow.write_all(b"GET /healthz HTTP/1.1\r\n").unwrap();
+    let mut dripping = slow.try_clone().unwrap();
+    let drip = std::thread::spawn(move || {
+        while dripping.write_all(b"x: y\r\n").is_ok() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    read_to_close(slow);
+    drip.join().unwrap();
+    // Nor does being silent after a good request.
+    let mut idle = server.stream();
+    idle.write_all(b"GET /healthz HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();
+    assert!(read_to_close(idle).starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn who_sends_half_a_body_is_told_and_closed() {
+    let server = impatient();
+    let mut half = server.stream();
+    let head = "POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{";
+    half.write_all(head.as_bytes()).unwrap();
+    let answer = read_to_close(half);
+    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("\"timeout\""), "{answer}");
+}
+
+/// A client that asks and asks, and never reads, holds its place for no longer than any other.
+#[test]
+fn who_does_not_read_is_closed() {
+    let server = Start { args: &["--client-timeout", "300ms", "--max-connections", "1"], ..Start::default() }.server();
+    let mut deaf = server.stream();
+    let asked = "GET /openapi.json HTTP/1.1\r\nhost: t\r\n\r\n".repeat(64);
+    while deaf.write_all(asked.as_bytes()).is_ok() {}
+    assert_eq!(server.connect().send("GET", "/healthz", &[], "").unwrap().status, 200);
+}
+
+#[test]
+fn what_is_too_large_is_refused_before_it_is_read() {
+    let server = Start { args: &["--max-body", "2048"], ..Start::default() }.server();
+    let announced = server.stream();
+    let mut writing = announced.try_clone().unwrap();
+    let head = "POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n";
+    write!(writing, "{head}content-length: 2049\r\n\r\n").unwrap();
+    let answer = read_to_close(announced);
+    assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("\"too_large\""), "{answer}");
+    // A body that does not say how long it will be is read as far as it may go.
+    let mut chunked = server.stream();
+    let chunk = format!("400\r\n{}\r\n", " ".repeat(0x400));
+    let sent = write!(chunked, "{head}transfer-encoding: chunked\r\n\r\n{}0\r\n\r\n", chunk.repeat(3));
+    drop(sent);
+    let answer = read_to_close(chunked);
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    let padded = format!("{GOOD}{}", " ".repeat(2048 - GOOD.len()));
+    assert_eq!(server.connect().post("/v1/check", &padded).unwrap().status, 200);
+    for field in [format!("x: {}\r\n", "y".repeat(20_000)), "x: y\r\n".repeat(101)] {
+        let mut large = server.stream();
+        let _ = write!(large, "GET /healthz HTTP/1.1\r\nhost: t\r\n{field}\r\n");
+        let answer = read_to_close(large);
+        assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+    }
+}
+
+#[test]
+fn beyond_its_bound_connections_wait_for_their_turn() {
+    let server = Start { args: &["--max-connections", "2"], ..Start::default() }.server();
+    let mut held = [server.connect(), server.connect()];
+    for client in &mut held {
+        assert_eq!(client.post("/v1/check", GOOD).unwrap().status, 200);
+    }
+    let waiting = server.stream();
+    waiting.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let mut waiting = Client::new(waiting);
+    assert!(waiting.post("/v1/check", GOOD).is_err(), "there was no room");
+    drop(held);
+    // What it asked is answered now that there is.
+    let answer = (0..300).find_map(|_| waiting.read().ok()).expect("room was made");
+    assert_eq!(answer.status, 200);
+}
+
+#[test]
+fn five_hundred_idle_connections_stop_nobody() {
+    let server = Start::default().server();
+    let idle: Vec<TcpStream> = (0..500).map(|_| server.stream()).collect();
+    assert_eq!(server.connect().post("/v1/check", GOOD).unwrap().status, 200);
+    drop(idle);
+}
+
+/// Stopped while a body is on its way: that request is answered, new ones find nobody, and the process ends by itself.
+#[test]
+fn sigterm_lets_what_is_under_way_end() {
+    let (server, _file) = Server::with(POLICY);
+    let mut under_way = being_read(&server);
+    let mut idle = server.connect();
+    assert_eq!(idle.send("GET", "/readyz", &[], "").unwrap().status, 200);
+    server.signal("TERM");
+    server.wait_for_log("stopping");
+    let address = server.place.trim_start_matches("http://").to_owned();
+    let refused = (0..500).any(|_| {
+        std::thread::sleep(Duration::from_millis(2));
+        TcpStream::connect(&address).is_err()
+    });
+    assert!(refused, "it still accepts");
+    under_way.write(GOOD).unwrap();
+    let answer = under_way.read().unwrap();
+    assert_eq!((answer.status, &answer.json()["allowed"]), (200, &json!(true)));
+    let (status, log) = server.wait();
+    assert!(status.success() && log.contains("stopped") && !log.contains("under way"), "{log}");
+}
+
+/// A request whose body never comes does not keep the server from ending.
+#[test]
+fn a_drain_has_an_end_of_its_own() {
+    let server = Start { args: &["--drain", "200ms"], ..Start::default() }.server();
+    let _stuck = being_read(&server);
+    server.signal("TERM");
+    let (status, log) = server.wait();
+    assert!(status.success() && log.contains("stopped while requests were under way"), "{log}");
+}
+
+/// A request whose body the server waits for: it has said so.
+fn being_read(server: &Server) -> Client<TcpStream> {
+    let mut client = server.connect();
+    let length = GOOD.len();
+    let fields = format!("content-type: application/json\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n");
+    client.write(&format!("POST /v1/check HTTP/1.1\r\nhost: t\r\n{fields}\r\n")).unwrap();
+    assert_eq!(client.read().unwrap().status, 100);
+    client
+}

@@ -1,0 +1,187 @@
+//! A server in a process of its own, on a port of its own, that goes when its test does.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+
+use super::client::Client;
+
+/// A policy under which almost everything can be tried.
+pub(crate) const POLICY: &str = r#"
+[[rule]]
+name = "address"
+layer = "edge"
+per = ["ip"]
+limit = "1000/h"
+algorithm = "fixed-window"
+anchor = "first"
+
+[[rule]]
+name = "posts"
+layer = "user"
+per = ["user"]
+limit = "3/h"
+algorithm = "sliding-log"
+on_missing = "skip"
+
+[[rule]]
+name = "tokens"
+layer = "user"
+per = ["user"]
+limit = "1000/h"
+cost = "tokens"
+on_missing = "skip"
+"#;
+
+/// A server, and what it prints.
+pub(crate) struct Server {
+    child: Child,
+    /// Where it says it listens: `http://127.0.0.1:40123`.
+    pub(crate) place: String,
+    log: Option<Receiver<String>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+/// How a server is started.
+#[derive(Default)]
+pub(crate) struct Start<'a> {
+    pub(crate) args: &'a [&'a str],
+    pub(crate) variables: &'a [(&'a str, &'a str)],
+    /// The text of the policy; the starter policy without one.
+    pub(crate) policy: Option<&'a Path>,
+}
+
+impl Start<'_> {
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_threshold"));
+        command.arg("serve").args(self.policy);
+        if !self.args.contains(&"--http") {
+            command.args(["--http", "127.0.0.1:0"]);
+        }
+        command.args(self.args).env_clear().envs(self.variables.iter().copied());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    pub(crate) fn server(&self) -> Server {
+        let mut child = self.command().spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut said = String::new();
+        let place = loop {
+            let mut line = String::new();
+            if out.read_line(&mut line).unwrap() == 0 {
+                let mut error = String::new();
+                child.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+                let status = child.wait().unwrap();
+                panic!("the server did not start: {status}\n{said}{error}");
+            }
+            said.push_str(&line);
+            if let Some(place) = line.trim().strip_prefix("http ") {
+                break place.trim().to_owned();
+            }
+        };
+        let (send, log) = channel();
+        let errors = BufReader::new(child.stderr.take().unwrap());
+        let reader = std::thread::spawn(move || {
+            for line in errors.lines().map_while(Result::ok) {
+                let _ = send.send(line);
+            }
+            // Whatever it still prints has a reader as long as it runs.
+            drop(out);
+        });
+        Server { child, place, log: Some(log), reader: Some(reader) }
+    }
+}
+
+impl Server {
+    /// A server with this policy.
+    pub(crate) fn with(policy: &str) -> (Self, Scratch) {
+        let file = Scratch::file("policy.toml", policy);
+        let server = Start { policy: Some(file.path()), ..Start::default() }.server();
+        (server, file)
+    }
+
+    pub(crate) fn connect(&self) -> Client<TcpStream> {
+        Client::new(self.stream())
+    }
+
+    pub(crate) fn stream(&self) -> TcpStream {
+        let (_, address) = self.place.split_once("://").unwrap();
+        TcpStream::connect(address).unwrap()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal, by its name.
+    pub(crate) fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// Waits for a line of the log that holds this text.
+    pub(crate) fn wait_for_log(&self, text: &str) -> String {
+        let log = self.log.as_ref().unwrap();
+        log.iter().find(|line| line.contains(text)).unwrap_or_else(|| panic!("the log ended without \"{text}\""))
+    }
+
+    /// Waits for the end; returns how it ended and the rest of the log.
+    pub(crate) fn wait(mut self) -> (ExitStatus, String) {
+        let status = self.child.wait().unwrap();
+        let rest: Vec<String> = self.log.take().unwrap().iter().collect();
+        (status, rest.join("\n"))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
+    }
+}
+
+/// A folder or file that vanishes with the test.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(crate) fn folder() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("threshold-serve-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn file(name: &str, text: &str) -> Self {
+        let Self(folder) = &*std::mem::ManuallyDrop::new(Self::folder());
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Puts another text in its place in one step, as careful editors do.
+    pub(crate) fn replace(&self, text: &str) {
+        let next = self.0.with_extension("next");
+        std::fs::write(&next, text).unwrap();
+        std::fs::rename(&next, &self.0).unwrap();
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let folder = if self.0.is_dir() { Some(self.0.as_path()) } else { self.0.parent() };
+        let _ = folder.map(std::fs::remove_dir_all);
+    }
+}

@@ -1,0 +1,100 @@
+//! Sockets in the file system, and TLS.
+
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+use super::client::Client;
+use super::process::{Scratch, Start};
+
+const GOOD: &str = r#"{"ip": "203.0.113.7"}"#;
+
+#[test]
+fn a_socket_serves_its_owner_and_goes_with_the_server() {
+    let folder = Scratch::folder();
+    let path = folder.path().join("threshold.sock");
+    let address = format!("unix:{}", path.display());
+    let start = Start { args: &["--http", &address], ..Start::default() };
+    let server = start.server();
+    assert_eq!(server.place, address);
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+    let mut client = Client::new(UnixStream::connect(&path).unwrap());
+    assert_eq!(client.post("/v1/check", GOOD).unwrap().status, 200);
+    // Another server finds it taken.
+    let second = start.command().output().unwrap();
+    assert_eq!(second.status.code(), Some(2));
+    assert!(String::from_utf8(second.stderr).unwrap().contains("another server listens"));
+    assert_eq!(client.post("/v1/check", GOOD).unwrap().status, 200);
+    server.signal("TERM");
+    assert!(server.wait().0.success());
+    assert!(!path.exists());
+}
+
+#[test]
+fn what_a_dead_server_left_is_replaced_and_nothing_else_is() {
+    let folder = Scratch::folder();
+    let path = folder.path().join("threshold.sock");
+    let address = format!("unix:{}", path.display());
+    let start = Start { args: &["--http", &address], ..Start::default() };
+    let dead = start.server();
+    dead.signal("KILL");
+    dead.wait();
+    assert!(path.exists());
+    let server = start.server();
+    assert_eq!(Client::new(UnixStream::connect(&path).unwrap()).post("/v1/check", GOOD).unwrap().status, 200);
+    drop(server);
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "precious").unwrap();
+    let refused = start.command().output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("is no socket"));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+}
+
+#[test]
+fn tls_by_a_certificate_and_its_key() {
+    let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (cert_file, key_file) =
+        (Scratch::file("cert.pem", &cert.pem()), Scratch::file("key.pem", &signing_key.serialize_pem()));
+    let (cert_path, key_path) = (cert_file.path().to_str().unwrap(), key_file.path().to_str().unwrap());
+    let args = ["--tls-cert", cert_path, "--tls-key", key_path];
+    let server = Start { args: &args, ..Start::default() }.server();
+    let address = server.place.strip_prefix("https://").expect("it says that it speaks TLS").to_owned();
+
+    let mut roots = RootCertStore::empty();
+    roots.add(cert.der().clone()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let session = ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut client = Client::new(StreamOwned::new(session, TcpStream::connect(&address).unwrap()));
+    for _ in 0..3 {
+        assert_eq!(client.post("/v1/check", GOOD).unwrap().status, 200);
+    }
+    // Who does not speak TLS gets no answer in the clear.
+    assert!(Client::new(TcpStream::connect(&address).unwrap()).post("/v1/check", GOOD).is_err());
+
+    let other = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let other = Scratch::file("other.pem", &other.signing_key.serialize_pem());
+    for (cert, key, told) in [
+        (cert_path, other.path().to_str().unwrap(), "do not belong together"),
+        (key_path, key_path, "no certificate"),
+        (cert_path, "/no/such/key.pem", "/no/such/key.pem"),
+    ] {
+        let args = ["--tls-cert", cert, "--tls-key", key];
+        let output = Start { args: &args, ..Start::default() }.command().output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && error.contains(told), "{error}");
+    }
+    let half = Start { args: &["--tls-cert", cert_path], ..Start::default() }.command().output().unwrap();
+    assert_eq!(half.status.code(), Some(2));
+}

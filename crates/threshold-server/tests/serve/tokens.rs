@@ -1,0 +1,84 @@
+//! Who may call, and from where.
+
+use serde_json::json;
+
+use super::process::Start;
+
+fn refused(args: &[&str], variables: &[(&str, &str)]) -> String {
+    let output = Start { args, variables, ..Start::default() }.command().output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn without_a_token_only_this_machine_is_served() {
+    let error = refused(&["--http", "0.0.0.0:0"], &[]);
+    assert!(error.contains("0.0.0.0:0") && error.contains("THRESHOLD_TOKEN"), "{error}");
+    let error = refused(&["--http", "[::]:0"], &[("THRESHOLD_TOKEN", " , ")]);
+    assert!(error.contains("THRESHOLD_TOKEN"), "{error}");
+    // An operator's token is not for callers to show.
+    let error = refused(&["--http", "0.0.0.0:0"], &[("THRESHOLD_ADMIN_TOKEN", "boss")]);
+    assert!(error.contains("THRESHOLD_TOKEN"), "{error}");
+    let variables = &[("THRESHOLD_TOKEN", "s3cret")];
+    let server = Start { args: &["--http", "0.0.0.0:0"], variables, ..Start::default() }.server();
+    assert!(server.place.starts_with("http://0.0.0.0:"), "{}", server.place);
+}
+
+/// Every path that the server describes asks for a token, apart from those that say whether it lives.
+#[test]
+fn a_token_opens_every_path_and_nothing_else_does() {
+    let variables = &[("THRESHOLD_TOKEN", "first-token, second-token"), ("THRESHOLD_ADMIN_TOKEN", "boss-token")];
+    let server = Start { variables, ..Start::default() }.server();
+    let client = &mut server.connect();
+    let bearer = [("authorization", "Bearer second-token")];
+    let document = client.send("GET", "/openapi.json", &bearer, "").unwrap();
+    assert_eq!(document.status, 200);
+    let document = document.json();
+    let paths = document["paths"].as_object().unwrap();
+    assert!(paths.len() >= 13);
+    for (path, item) in paths {
+        let (method, is_open) = if item["get"].is_object() { ("GET", true) } else { ("POST", false) };
+        for wrong in
+            [None, Some("Bearer first-toke"), Some("Bearer first-token, second-token"), Some("Basic first-token")]
+        {
+            let fields: Vec<(&str, &str)> = wrong.map(|wrong| ("authorization", wrong)).into_iter().collect();
+            let answer = client.send(method, path, &fields, "{}").unwrap();
+            assert_eq!(answer.status, if is_open { 200 } else { 401 }, "{path} {wrong:?}");
+            if !is_open {
+                assert_eq!(answer.json()["error"], "unauthorized");
+                assert_eq!(answer.header("www-authenticate"), Some("Bearer realm=\"threshold\""));
+            }
+        }
+    }
+    assert_eq!(client.send("GET", "/openapi.json", &[], "").unwrap().status, 401);
+    let json_type = ("content-type", "application/json");
+    for token in ["first-token", "second-token", "boss-token"] {
+        let fields = [json_type, ("authorization", &format!("Bearer {token}"))];
+        let body = json!({"ip": "203.0.113.7"}).to_string();
+        assert_eq!(client.send("POST", "/v1/check", &fields, &body).unwrap().status, 200, "{token}");
+    }
+}
+
+/// A flood of denials is sampled, and no line names whom it is about, nor any token.
+#[test]
+fn logs_hide_who_is_calling() {
+    let variables = &[("THRESHOLD_TOKEN", "s3cret-token")];
+    let server = Start { variables, args: &["--log", "json"], ..Start::default() }.server();
+    let client = &mut server.connect();
+    let fields = [("content-type", "application/json"), ("authorization", "Bearer s3cret-token")];
+    let body = json!({"ip": "203.0.113.7", "user": "ada@example.com"}).to_string();
+    for _ in 0..130 {
+        client.send("POST", "/v1/check", &fields, &body).unwrap();
+    }
+    server.signal("TERM");
+    let (_, log) = server.wait();
+    let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let denials: Vec<_> = lines.iter().filter(|line| line["message"] == "denied").collect();
+    assert!((1..=30).contains(&denials.len()), "{} denials in the log", denials.len());
+    assert_eq!(denials[0]["rule"], "user");
+    let ip = denials[0]["ip"].as_str().unwrap();
+    assert!(ip.len() == 17 && ip.starts_with('#'), "{ip}");
+    for hidden in ["203.0.113.7", "ada@", "s3cret"] {
+        assert!(!log.contains(hidden), "{hidden} is in the log");
+    }
+}
