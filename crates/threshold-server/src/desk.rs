@@ -6,7 +6,7 @@ use threshold_core::decision::Degraded;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
 use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
-use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Receipt, Span, Timestamp, TraceId};
+use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Span, Timestamp, TraceId};
 use threshold_limiter::store::LocalStore as _;
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{Clock, Limiter};
@@ -46,20 +46,34 @@ impl Desk {
     }
 
     /// Decides a request, and charges it unless it only looks.
-    pub(crate) fn decide(&self, policy: &Policy, verb: Verb, facts: &Facts<'_>) -> Result<Decided, PlanError> {
-        self.settle(policy, verb, facts, |plan, outcome, now| {
-            let receipt = if verb == Verb::Peek { None } else { plan.receipt(outcome, now) };
-            (receipt.map(|receipt| self.limiter.sign(&receipt)), None)
-        })
+    pub(crate) fn decide<T>(
+        &self,
+        policy: &Policy,
+        verb: Verb,
+        facts: &Facts<'_>,
+        read: impl FnOnce(&Decided) -> T,
+    ) -> Result<T, PlanError> {
+        let hand_out = |decided: &mut Decided, plan: &Plan<'_>, outcome: &Outcome, now: Timestamp| {
+            if verb != Verb::Peek {
+                decided.receipt = plan.receipt(outcome, now).map(|receipt| self.limiter.sign(&receipt));
+            }
+        };
+        self.settle(policy, verb, facts, hand_out, read)
     }
 
     /// Decides and charges a request whose true cost is not known yet.
-    pub(crate) fn reserve(&self, policy: &Policy, facts: &Facts<'_>, held: Held) -> Result<Decided, PlanError> {
-        self.settle(policy, Verb::Check, facts, |plan, outcome, now| {
-            let holding: Receipt = plan.holding(outcome, now);
-            let id = self.limiter.store().reserve(holding, held.ttl, held.on_expire, now);
-            (None, id.ok())
-        })
+    pub(crate) fn reserve<T>(
+        &self,
+        policy: &Policy,
+        facts: &Facts<'_>,
+        held: Held,
+        read: impl FnOnce(&Decided) -> T,
+    ) -> Result<T, PlanError> {
+        let hand_out = |decided: &mut Decided, plan: &Plan<'_>, outcome: &Outcome, now: Timestamp| {
+            let holding = plan.holding(outcome, now);
+            decided.reservation = self.limiter.store().reserve(holding, held.ttl, held.on_expire, now).ok();
+        };
+        self.settle(policy, Verb::Check, facts, hand_out, read)
     }
 
     pub(crate) fn commit(&self, id: TraceId, actual: &ActualCost<'_>) -> Result<(), UnknownReservation> {
@@ -70,29 +84,35 @@ impl Desk {
         self.limiter.release(id)
     }
 
-    /// Plans, settles and decides; `hand_out` says what an allowed request is given along.
-    fn settle(
+    /// Plans, settles and decides; `hand_out` says what an allowed request is given along. What comes of it is read where
+    /// it is made: a decision is some kilobytes, and moving it about takes as long as writing it down.
+    fn settle<T>(
         &self,
         policy: &Policy,
         verb: Verb,
         facts: &Facts<'_>,
-        hand_out: impl FnOnce(&Plan<'_>, &Outcome, Timestamp) -> (Option<String>, Option<TraceId>),
-    ) -> Result<Decided, PlanError> {
+        hand_out: impl FnOnce(&mut Decided, &Plan<'_>, &Outcome, Timestamp),
+        read: impl FnOnce(&Decided) -> T,
+    ) -> Result<T, PlanError> {
         let mut plan = Plan::new(policy, verb);
         plan.fill(facts)?;
         let now = self.limiter.now();
         let mut outcome = Outcome::default();
-        let (decision, settled) = match self.limiter.store().settle(&plan, now, &mut outcome) {
-            Ok(()) => (plan.decide(&outcome, now), true),
+        let settled = self.limiter.store().settle(&plan, now, &mut outcome).is_ok();
+        let decision = if settled {
+            plan.decide(&outcome, now)
+        } else {
             // Memory fails in one way only, and says itself that what is new is to be denied then.
-            Err(_) => (plan.decide_blind(false, Degraded::StoreFull, now), false),
+            plan.decide_blind(false, Degraded::StoreFull, now)
         };
-        if !decision.allowed() && verb == Verb::Check {
-            self.denials.log(policy, facts, &decision);
+        let mut decided = Decided { decision, receipt: None, reservation: None };
+        if settled && decided.decision.allowed() {
+            hand_out(&mut decided, &plan, &outcome, now);
         }
-        let (receipt, reservation) =
-            if settled && decision.allowed() { hand_out(&plan, &outcome, now) } else { (None, None) };
-        Ok(Decided { decision, receipt, reservation })
+        if verb == Verb::Check && !decided.decision.allowed() {
+            self.denials.log(policy, facts, &decided.decision);
+        }
+        Ok(read(&decided))
     }
 }
 

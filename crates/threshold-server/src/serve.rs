@@ -146,10 +146,11 @@ fn starter() -> Source {
 fn announce(listener: &Listener, tls: bool, source: &Source, policy: &Policy, tokens: &Tokens) -> anyhow::Result<()> {
     let place = listener.place(if tls { "https" } else { "http" })?;
     let rules = policy.rules().len();
+    let plural = if rules == 1 { "" } else { "s" };
     let keys = policy.memory().max_keys;
     let asked = if tokens.ask_callers() { "callers show one" } else { "none: open to this machine alone" };
     let text = format!(
-        "threshold {}\n  http    {place}\n  policy  {}, {rules} rules\n  store   memory, at most {keys} keys\n  \
+        "threshold {}\n  http    {place}\n  policy  {}, {rules} rule{plural}\n  store   memory, at most {keys} keys\n  \
          tokens  {asked}\n",
         env!("CARGO_PKG_VERSION"),
         source.name,

@@ -1,13 +1,18 @@
 //! Every command of the README does what the README says.
 //!
 //! In each `console` block a line that begins with `$ ` is run in one scratch folder, and what follows must be what it
-//! prints; `…` stands for any lines, `[exit N]` for how it ends. `policy.example.toml` is the README's own policy, and
-//! `cases.json` what its `cat` shows.
+//! prints; `…` stands for any lines, or for any part of one, `[exit N]` for how it ends. `policy.example.toml` is the
+//! README's own policy, and `cases.json` what its `cat` shows. A command that ends with `&` goes on beside the others, and
+//! what the README calls port 8080 is a free one here.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+
+/// Where the README's server listens.
+const ADDRESS: &str = "127.0.0.1:8080";
 
 /// A command of the README and what it is said to print.
 #[derive(Debug)]
@@ -37,17 +42,61 @@ fn commands(readme: &str) -> Vec<Shown> {
     shown
 }
 
-/// Runs one command where `threshold` is the program under test.
-fn run(command: &str, folder: &Path) -> Vec<String> {
+/// A command where `threshold` is the program under test.
+fn shell(command: &str, folder: &Path) -> Command {
     let program = Path::new(env!("CARGO_BIN_EXE_threshold")).parent().unwrap();
     let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
-    let output = Command::new("sh").args(["-c", command]).current_dir(folder).env("PATH", path).output().unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command]).current_dir(folder).env("PATH", path);
+    shell
+}
+
+/// The README's server, on a free port, until the test ends.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    /// Starts it, and says what it printed, with the README's address for its own.
+    fn start(command: &str, folder: &Path, lines: usize) -> (Self, Vec<String>) {
+        let command = format!("exec {command} --http 127.0.0.1:0");
+        let mut child = shell(&command, folder).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let printed: Vec<String> = out.lines().take(lines).map(Result::unwrap).collect();
+        let address = printed.iter().find_map(|line| line.trim().strip_prefix("http ")?.split("//").nth(1));
+        let address = address.expect("it says where it listens").to_owned();
+        let printed = printed.iter().map(|line| line.replace(&address, ADDRESS)).collect();
+        (Self { child, address }, printed)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs one command to its end.
+fn run(command: &str, folder: &Path) -> Vec<String> {
+    let output = shell(command, folder).output().unwrap();
     let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     if !output.status.success() {
         lines.push(format!("[exit {}]", output.status.code().unwrap()));
     }
     lines
+}
+
+/// Whether a line is as shown, `…` standing for any part of it.
+fn alike(shown: &str, line: &str) -> bool {
+    match shown.split_once('…') {
+        None => shown == line,
+        Some((before, after)) => line.strip_prefix(before).is_some_and(|rest| {
+            rest.char_indices().map(|(at, _)| at).chain([rest.len()]).any(|at| alike(after, &rest[at..]))
+        }),
+    }
 }
 
 /// Whether lines are as shown, `…` standing for any of them.
@@ -57,7 +106,7 @@ fn agree(shown: &[String], lines: &[String]) -> bool {
         Some((first, rest)) if first == "…" => {
             (0..=lines.len()).any(|skip| lines.get(skip..).is_some_and(|left| agree(rest, left)))
         }
-        Some((first, rest)) => lines.split_first().is_some_and(|(line, left)| line == first && agree(rest, left)),
+        Some((first, rest)) => lines.split_first().is_some_and(|(line, left)| alike(first, line) && agree(rest, left)),
     }
 }
 
@@ -71,6 +120,7 @@ fn the_readme_does_what_it_says() {
     std::fs::write(folder.join("policy.example.toml"), policy).unwrap();
     let shown = commands(&readme);
     assert!(shown.len() >= 8, "the README shows {} commands", shown.len());
+    let mut server: Option<Server> = None;
     for Shown { command, output } in shown {
         // Installing is what put the program under test where it is.
         if command.starts_with("cargo install") {
@@ -80,7 +130,15 @@ fn the_readme_does_what_it_says() {
             std::fs::write(folder.join(file), output.join("\n")).unwrap();
             continue;
         }
-        let lines = run(&command, &folder);
+        let lines = match (command.strip_suffix(" &"), &server) {
+            (Some(command), _) => {
+                let (started, printed) = Server::start(command, &folder, output.len());
+                server = Some(started);
+                printed
+            }
+            (None, Some(server)) => run(&command.replace(ADDRESS, &server.address), &folder),
+            (None, None) => run(&command, &folder),
+        };
         assert!(agree(&output, &lines), "$ {command}\nshown:\n{}\nprinted:\n{}", output.join("\n"), lines.join("\n"));
     }
     std::fs::remove_dir_all(&folder).unwrap();

@@ -99,9 +99,10 @@ async fn explain(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
     request.without_reservation()?;
     let policy = app.desk.limiter.policy();
     let explained = request.with(new_trace(), |facts| {
-        let decided = app.desk.decide(&policy, Verb::Peek, facts)?;
-        let decision = serde_json::to_value(Answer::new(&decided, &policy)).unwrap_or_default();
-        Ok::<_, ApiError>(live_json(&policy, facts, &decided.decision, decision))
+        app.desk.decide(&policy, Verb::Peek, facts, |decided| {
+            let answer = serde_json::to_value(Answer::new(decided, &policy)).unwrap_or_default();
+            live_json(&policy, facts, &decided.decision, answer)
+        })
     })?;
     Ok(of_generation(json(StatusCode::OK, &explained), policy.generation()))
 }
@@ -110,8 +111,9 @@ async fn reserve(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
     let request: RequestBody<'_> = read(&body)?;
     let held = held(&request)?;
     let policy = app.desk.limiter.policy();
-    let decide = || Ok(request.with(new_trace(), |facts| app.desk.reserve(&policy, facts, held))?);
-    Ok(once(&app, "reserve", &request, &policy, decide)?.into_response())
+    let read = |decided: &Decided| Answered::new(decided, &policy, "reserve");
+    let decide = || Ok(request.with(new_trace(), |facts| app.desk.reserve(&policy, facts, held, read))?);
+    Ok(once(&app, "reserve", &request, decide)?.into_response())
 }
 
 async fn commit(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
@@ -173,8 +175,8 @@ fn answer(app: &App, verb: Verb, request: &RequestBody<'_>, policy: &Policy) -> 
         Verb::Peek => "peek",
         Verb::Record => "record",
     };
-    let decide = || Ok(request.with(new_trace(), |facts| app.desk.decide(policy, verb, facts))?);
-    once(app, name, request, policy, decide)
+    let read = |decided: &Decided| Answered::new(decided, policy, name);
+    once(app, name, request, || Ok(request.with(new_trace(), |facts| app.desk.decide(policy, verb, facts, read))?))
 }
 
 /// A list is refused as a whole before anything of it is charged.
@@ -205,13 +207,11 @@ fn once(
     app: &App,
     verb: &'static str,
     request: &RequestBody<'_>,
-    policy: &Policy,
-    decide: impl FnOnce() -> Result<Decided, ApiError>,
+    decide: impl FnOnce() -> Result<Answered, ApiError>,
 ) -> Result<Answered, ApiError> {
-    let fresh = || decide().map(|decided| Answered::new(&decided, policy, verb));
     match &request.request_id {
-        None => fresh(),
-        Some(id) => app.once.run(verb, &id.0, app.desk.limiter.now(), fresh),
+        None => decide(),
+        Some(id) => app.once.run(verb, &id.0, app.desk.limiter.now(), decide),
     }
 }
 
