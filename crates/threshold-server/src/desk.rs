@@ -1,7 +1,9 @@
 //! Where the doors have requests decided: under one policy each, by the limiter's store and clock.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use threshold_core::decision::Degraded;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
@@ -20,6 +22,8 @@ type ServerLimiter = Limiter<MemoryStore, Arc<dyn Clock>>;
 /// in force meanwhile, and the items of a list are all decided under the same one.
 pub(crate) struct Desk {
     pub(crate) limiter: ServerLimiter,
+    /// The policy that was in force before this one.
+    replaced: ArcSwapOption<Policy>,
     denials: Denials,
 }
 
@@ -42,7 +46,14 @@ pub(crate) struct Held {
 
 impl Desk {
     pub(crate) fn new(policy: Policy, clock: Arc<dyn Clock>) -> Self {
-        Self { limiter: Limiter::with_clock(policy, clock), denials: Denials::default() }
+        let limiter = Limiter::with_clock(policy, clock);
+        Self { limiter, replaced: ArcSwapOption::empty(), denials: Denials::default() }
+    }
+
+    /// Puts another policy in force. Returns its generation.
+    pub(crate) fn swap(&self, policy: Policy) -> u64 {
+        self.replaced.store(Some(self.limiter.policy()));
+        self.limiter.swap(policy)
     }
 
     /// Decides a request, and charges it unless it only looks.
@@ -74,6 +85,29 @@ impl Desk {
             decided.reservation = self.limiter.store().reserve(holding, held.ttl, held.on_expire, now).ok();
         };
         self.settle(policy, Verb::Check, facts, hand_out, read)
+    }
+
+    /// Waits until the request fits and charges it, or says why not. Policies may change meanwhile: what is read beside the
+    /// decision is the one that it was made under.
+    pub(crate) async fn wait<T>(
+        &self,
+        facts: &Facts<'_>,
+        at_most: Duration,
+        read: impl FnOnce(&Decided, &Policy) -> T,
+    ) -> Result<T, PlanError> {
+        let (decision, receipt) = self.limiter.wait_with_receipt(facts, at_most).await?;
+        let current = self.limiter.policy();
+        // It was in force a moment ago: it is this one, or the one that has just been replaced.
+        let policy = match self.replaced.load_full() {
+            Some(replaced) if replaced.generation() == decision.generation => replaced,
+            _ => current,
+        };
+        let receipt = receipt.map(|receipt| self.limiter.sign(&receipt));
+        let decided = Decided { decision, receipt, reservation: None };
+        if !decided.decision.allowed() {
+            self.denials.log(&policy, facts, &decided.decision);
+        }
+        Ok(read(&decided, &policy))
     }
 
     pub(crate) fn commit(&self, id: TraceId, actual: &ActualCost<'_>) -> Result<(), UnknownReservation> {

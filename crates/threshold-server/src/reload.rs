@@ -95,7 +95,7 @@ impl Reloader {
                     tracing::warn!(policy = name, "[memory] changed: that takes effect when the server starts again");
                 }
                 let rules = policy.rules().len();
-                let generation = limiter.swap(policy);
+                let generation = self.app.desk.swap(policy);
                 self.app.health.recover();
                 tracing::info!(policy = name, rules, generation, "a new policy is in force");
             }

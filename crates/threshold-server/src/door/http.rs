@@ -11,12 +11,14 @@ mod schema;
 mod text;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{FromRequestParts, State};
 use axum::response::Response;
 use axum::routing::{get, post};
 use bytes::Bytes;
+use http::request::Parts;
 use http::{HeaderName, HeaderValue, StatusCode};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -40,6 +42,8 @@ const GENERATION: HeaderName = HeaderName::from_static("x-threshold-generation")
 const MAX_PAUSE: u64 = 365 * 86_400;
 /// How long a reservation lasts unless said, in seconds.
 const RESERVATION: u64 = 60;
+/// The longest that a check waits, in milliseconds.
+const MAX_WAIT: u64 = 60_000;
 /// Bytes that most answers fit into.
 const USUAL_ANSWER: usize = 1_024;
 
@@ -82,27 +86,30 @@ pub(super) fn routes() -> Router<Arc<App>> {
         .route("/openapi.json", get(openapi))
 }
 
-async fn check(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
-    decide(&app, Verb::Check, &body)
+async fn check(State(app): State<Arc<App>>, wait: Wait, Sent(body): Sent) -> Result<Response, ApiError> {
+    match wait.0 {
+        None => decide(&app, Verb::Check, &body).await,
+        Some(at_most) => wait_for_room(&app, &body, at_most).await,
+    }
 }
 
 async fn peek(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
-    decide(&app, Verb::Peek, &body)
+    decide(&app, Verb::Peek, &body).await
 }
 
 async fn record(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
-    decide(&app, Verb::Record, &body)
+    decide(&app, Verb::Record, &body).await
 }
 
 async fn explain(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
     let request: RequestBody<'_> = read(&body)?;
     request.without_reservation()?;
     let policy = app.desk.limiter.policy();
-    let explained = request.with(new_trace(), |facts| {
-        app.desk.decide(&policy, Verb::Peek, facts, |decided| {
-            let answer = serde_json::to_value(Answer::new(decided, &policy)).unwrap_or_default();
-            live_json(&policy, facts, &decided.decision, answer)
-        })
+    let lists = request.lists();
+    let facts = request.facts(&lists, new_trace());
+    let explained = app.desk.decide(&policy, Verb::Peek, &facts, |decided| {
+        let answer = serde_json::to_value(Answer::new(decided, &policy)).unwrap_or_default();
+        live_json(&policy, &facts, &decided.decision, answer)
     })?;
     Ok(of_generation(json(StatusCode::OK, &explained), policy.generation()))
 }
@@ -111,9 +118,13 @@ async fn reserve(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
     let request: RequestBody<'_> = read(&body)?;
     let held = held(&request)?;
     let policy = app.desk.limiter.policy();
-    let read = |decided: &Decided| Answered::new(decided, &policy, "reserve");
-    let decide = || Ok(request.with(new_trace(), |facts| app.desk.reserve(&policy, facts, held, read))?);
-    Ok(once(&app, "reserve", &request, decide)?.into_response())
+    let answered = once(&app, "reserve", &request, async {
+        let lists = request.lists();
+        let facts = request.facts(&lists, new_trace());
+        let read = |decided: &Decided| Answered::new(decided, &policy, "reserve");
+        Ok(app.desk.reserve(&policy, &facts, held, read)?)
+    });
+    Ok(answered.await?.into_response())
 }
 
 async fn commit(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
@@ -156,33 +167,58 @@ async fn openapi(_: Caller) -> Response {
 }
 
 /// One request or a list of them, under one policy.
-fn decide(app: &App, verb: Verb, body: &[u8]) -> Result<Response, ApiError> {
+async fn decide(app: &App, verb: Verb, body: &[u8]) -> Result<Response, ApiError> {
     let asked = read_asked(body)?;
     let policy = app.desk.limiter.policy();
     let answered = match &asked {
         Asked::One(request) => {
             request.without_reservation()?;
-            answer(app, verb, request, &policy)?
+            answer(app, verb, request, &policy).await?
         }
-        Asked::Many(requests) => answer_all(app, verb, requests, &policy)?,
+        Asked::Many(requests) => answer_all(app, verb, requests, &policy).await?,
     };
     Ok(answered.into_response())
 }
 
-fn answer(app: &App, verb: Verb, request: &RequestBody<'_>, policy: &Policy) -> Result<Answered, ApiError> {
+/// A check that waits for room.
+async fn wait_for_room(app: &App, body: &[u8], at_most: Duration) -> Result<Response, ApiError> {
+    let Asked::One(request) = read_asked(body)? else {
+        return Err(ApiError::bad("waitMs", "one request can wait, a list cannot"));
+    };
+    request.without_reservation()?;
+    let answered = once(app, "check", &request, async {
+        let lists = request.lists();
+        let facts = request.facts(&lists, new_trace());
+        let read = |decided: &Decided, policy: &Policy| Answered::new(decided, policy, "check");
+        Ok(app.desk.wait(&facts, at_most, read).await?)
+    });
+    Ok(answered.await?.into_response())
+}
+
+async fn answer(app: &App, verb: Verb, request: &RequestBody<'_>, policy: &Policy) -> Result<Answered, ApiError> {
     let name = match verb {
         Verb::Check => "check",
         Verb::Peek => "peek",
         Verb::Record => "record",
     };
-    let read = |decided: &Decided| Answered::new(decided, policy, name);
-    once(app, name, request, || Ok(request.with(new_trace(), |facts| app.desk.decide(policy, verb, facts, read))?))
+    let decide = async {
+        let lists = request.lists();
+        let facts = request.facts(&lists, new_trace());
+        Ok(app.desk.decide(policy, verb, &facts, |decided| Answered::new(decided, policy, name))?)
+    };
+    once(app, name, request, decide).await
 }
 
 /// A list is refused as a whole before anything of it is charged.
-fn answer_all(app: &App, verb: Verb, requests: &[RequestBody<'_>], policy: &Policy) -> Result<Answered, ApiError> {
+async fn answer_all(
+    app: &App,
+    verb: Verb,
+    requests: &[RequestBody<'_>],
+    policy: &Policy,
+) -> Result<Answered, ApiError> {
     for (index, request) in requests.iter().enumerate() {
-        let planned = request.with(TraceId::default(), |facts| policy.plan_for(verb, facts).map(|_| ()));
+        let lists = request.lists();
+        let planned = policy.plan_for(verb, &request.facts(&lists, TraceId::default())).map(|_| ());
         let fine = request.without_reservation().and(planned.map_err(ApiError::from));
         fine.map_err(|error| error.at(Some(index)))?;
     }
@@ -190,7 +226,7 @@ fn answer_all(app: &App, verb: Verb, requests: &[RequestBody<'_>], policy: &Poli
     let (mut charged, mut closed) = (false, false);
     body.push(b'[');
     for (index, request) in requests.iter().enumerate() {
-        let answered = answer(app, verb, request, policy).map_err(|error| error.at(Some(index)))?;
+        let answered = answer(app, verb, request, policy).await.map_err(|error| error.at(Some(index)))?;
         charged |= answered.charged;
         closed |= answered.closed;
         if index > 0 {
@@ -203,15 +239,37 @@ fn answer_all(app: &App, verb: Verb, requests: &[RequestBody<'_>], policy: &Poli
 }
 
 /// Decides, or gives the answer that this request's own id was given before.
-fn once(
+async fn once(
     app: &App,
     verb: &'static str,
     request: &RequestBody<'_>,
-    decide: impl FnOnce() -> Result<Answered, ApiError>,
+    decide: impl Future<Output = Result<Answered, ApiError>>,
 ) -> Result<Answered, ApiError> {
     match &request.request_id {
-        None => decide(),
-        Some(id) => app.once.run(verb, &id.0, app.desk.limiter.now(), decide),
+        None => decide.await,
+        Some(id) => app.once.run(verb, &id.0, || app.desk.limiter.now(), decide).await,
+    }
+}
+
+/// How long a check may wait, from `?waitMs=`.
+#[derive(Debug, Clone, Copy)]
+struct Wait(Option<Duration>);
+
+impl FromRequestParts<Arc<App>> for Wait {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, ApiError> {
+        let mut wait = None;
+        for pair in parts.uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if name != "waitMs" {
+                return Err(ApiError::bad(name, format!("unknown parameter `{name}`, expected `waitMs`")));
+            }
+            let millis = value.parse().ok().filter(|millis| *millis <= MAX_WAIT && wait.is_none());
+            let message = || format!("waitMs is given once, as a whole number from 0 to {MAX_WAIT}");
+            wait = Some(millis.ok_or_else(|| ApiError::bad("waitMs", message()))?);
+        }
+        Ok(Self(wait.filter(|millis| *millis > 0).map(Duration::from_millis)))
     }
 }
 

@@ -197,6 +197,46 @@ fn a_request_id_is_charged_once_and_answered_alike() {
     assert_ne!(ask(client, "/v1/check", &full)["traceId"], denied["traceId"]);
 }
 
+/// Ten a second and one at once: whoever may wait gets in, whoever may not is told, and an id waits for itself.
+#[test]
+fn a_check_can_wait_for_room() {
+    let policy = "[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"10/s burst 1\"\n";
+    let (server, _file) = Server::with(policy);
+    let client = &mut server.connect();
+    let one = json!({"user": "u1"});
+    for _ in 0..3 {
+        assert_eq!(ask(client, "/v1/check?waitMs=60000", &one)["allowed"], true);
+    }
+    assert_eq!(ask(client, "/v1/check?waitMs=0", &json!({"user": "u2"}))["allowed"], true);
+    ask(client, "/v1/pause", &json!({"layer": "user", "key": "u2", "seconds": 3600}));
+    let denied = ask(client, "/v1/check?waitMs=60000", &json!({"user": "u2"}));
+    assert_eq!((&denied["allowed"], &denied["rule"]), (&json!(false), &json!("r")), "an hour is too long");
+    // Two of one id, sent at once on two connections, both wait, and are charged once.
+    let twice = json!({"user": "u1", "requestId": "w-1"});
+    let traces = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (mut client, twice) = (server.connect(), &twice);
+                scope.spawn(move || ask(&mut client, "/v1/check?waitMs=60000", twice)["traceId"].clone())
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(traces[0], traces[1]);
+    for (path, body, field) in [
+        ("/v1/check?waitMs=", "{}", "waitMs"),
+        ("/v1/check?waitMs=-1", "{}", "waitMs"),
+        ("/v1/check?waitMs=60001", "{}", "waitMs"),
+        ("/v1/check?waitMs=5&waitMs=5", "{}", "waitMs"),
+        ("/v1/check?wait=5", "{}", "wait"),
+        ("/v1/check?waitMs=5", "[]", "waitMs"),
+        ("/v1/check?waitMs=5", "{}", "user"),
+    ] {
+        let answer = client.post(path, body).unwrap();
+        assert_eq!((answer.status, &answer.json()["field"]), (400, &json!(field)), "{path}");
+    }
+}
+
 #[test]
 fn one_limit_needs_no_policy() {
     let server = Start::default().server();

@@ -59,7 +59,7 @@ pub(super) struct RequestBody<'a> {
     facts: Option<Pairs<'a, Text<'a>>>,
     /// The header fields that rules count by.
     #[serde(borrow)]
-    headers: Option<Pairs<'a, Text<'a>>>,
+    headers: Option<HeaderPairs<'a>>,
     /// The endpoint, where you know it better than the policy: a router's matched route.
     #[serde(borrow)]
     endpoint: Option<Text<'a>>,
@@ -149,6 +149,10 @@ pub(super) struct LimitBody<'a> {
     pub(super) cost: Option<Whole>,
 }
 
+/// Header fields, whose names mean the same in any case.
+#[derive(Debug)]
+pub(super) struct HeaderPairs<'a>(Pairs<'a, Text<'a>>);
+
 /// An IPv4 or IPv6 address.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Address(IpAddr);
@@ -223,19 +227,29 @@ fn place(path: &Path) -> (Option<usize>, String) {
     (index, names.join("."))
 }
 
+/// The pairs of a request, as `Facts` borrows them.
+#[derive(Debug)]
+pub(super) struct Lists<'r> {
+    facts: Vec<(&'r str, &'r str)>,
+    headers: Vec<(&'r str, &'r str)>,
+    costs: Vec<(&'r str, u64)>,
+}
+
 impl RequestBody<'_> {
-    /// The facts of the request, for as long as `then` takes.
-    pub(super) fn with<T>(&self, trace: TraceId, then: impl FnOnce(&Facts<'_>) -> T) -> T {
+    pub(super) fn lists(&self) -> Lists<'_> {
+        Lists {
+            facts: Pairs::texts(self.facts.as_ref()),
+            headers: self.headers.as_ref().map(|headers| Pairs::texts(Some(&headers.0))).unwrap_or_default(),
+            costs: Pairs::costs(self.costs.as_ref()),
+        }
+    }
+
+    /// The facts of the request; `lists` are its own.
+    pub(super) fn facts<'r>(&'r self, lists: &'r Lists<'_>, trace: TraceId) -> Facts<'r> {
         fn text<'t>(text: &'t Option<Text<'_>>) -> Option<&'t str> {
             text.as_ref().map(Text::as_str)
         }
-        let lower: Vec<(Cow<'_, str>, &str)> =
-            self.headers.iter().flat_map(Pairs::iter).map(|(name, value)| (lower(name), value.as_str())).collect();
-        let headers: Vec<(&str, &str)> = lower.iter().map(|(name, value)| (name.as_ref(), *value)).collect();
-        let facts: Vec<(&str, &str)> =
-            self.facts.iter().flat_map(Pairs::iter).map(|(name, value)| (name, value.as_str())).collect();
-        let costs = Pairs::costs(self.costs.as_ref());
-        then(&Facts {
+        Facts {
             ip: self.ip.map(|address| address.0),
             host: text(&self.host),
             method: text(&self.method),
@@ -245,13 +259,13 @@ impl RequestBody<'_> {
             tier: text(&self.tier),
             category: text(&self.category),
             endpoint: text(&self.endpoint),
-            facts: &facts,
-            headers: &headers,
+            facts: &lists.facts,
+            headers: &lists.headers,
             cost: self.cost.map(Whole::number),
             bytes: self.bytes.map(Whole::number),
-            costs: &costs,
+            costs: &lists.costs,
             trace,
-        })
+        }
     }
 
     /// Refuses what only a reservation can say.
@@ -262,10 +276,6 @@ impl RequestBody<'_> {
             Some(field) => Err(ApiError::bad(field, format!("{field} belongs to /v1/reserve"))),
         }
     }
-}
-
-fn lower(name: &str) -> Cow<'_, str> {
-    if name.bytes().any(|byte| byte.is_ascii_uppercase()) { name.to_ascii_lowercase().into() } else { name.into() }
 }
 
 impl From<Expiry> for OnExpire {
@@ -335,6 +345,14 @@ fn parsed<'de, D: Deserializer<'de>, T>(
 ) -> Result<T, D::Error> {
     let text = Text::deserialize(deserializer)?;
     parse(text.as_str()).ok_or_else(|| D::Error::custom(wrong(text.as_str())))
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for HeaderPairs<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut pairs = Pairs::deserialize(deserializer)?;
+        pairs.lower_names();
+        Ok(Self(pairs))
+    }
 }
 
 impl<'de> Deserialize<'de> for Address {

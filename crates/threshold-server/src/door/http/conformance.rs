@@ -66,7 +66,7 @@ impl Player for HttpPlayer {
         let policy = Policy::parse(policy, &|name| env.get(name).cloned()).map_err(|error| error.to_string())?;
         match &self.serving {
             Some(serving) if !fresh => {
-                serving.app.desk.limiter.swap(policy);
+                serving.app.desk.swap(policy);
             }
             _ => self.serving = Some(self.start(policy)),
         }

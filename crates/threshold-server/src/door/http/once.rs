@@ -5,6 +5,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use threshold_core::{Span, Timestamp};
+use tokio::sync::watch;
 
 use super::Answered;
 
@@ -23,17 +24,38 @@ pub(crate) struct Once {
     shards: [Mutex<Shard>; SHARDS],
 }
 
+type Key = (&'static str, Box<str>);
+
 #[derive(Debug, Default)]
 struct Shard {
-    answers: HashMap<(&'static str, Box<str>), Remembered>,
+    answers: HashMap<Key, Remembered>,
     /// Who was remembered when, oldest first.
-    order: VecDeque<(Timestamp, (&'static str, Box<str>))>,
+    order: VecDeque<(Timestamp, Key)>,
+    /// Who is being decided; whoever listens is told when that is over. Bounded by the requests under way.
+    under_way: HashMap<Key, watch::Receiver<()>>,
 }
 
 #[derive(Debug)]
 struct Remembered {
     at: Timestamp,
     answer: Answered,
+}
+
+/// What is known of an id.
+enum Known<'o> {
+    /// Its answer.
+    Answer(Answered),
+    /// It is being decided by another.
+    UnderWay(watch::Receiver<()>),
+    /// Nothing: it is this one's to decide.
+    Nothing(Ticket<'o>),
+}
+
+/// The right to decide on an id. Dropped, whoever came after has it.
+struct Ticket<'o> {
+    once: &'o Once,
+    key: Key,
+    _over: watch::Sender<()>,
 }
 
 impl Default for Once {
@@ -43,39 +65,60 @@ impl Default for Once {
 }
 
 impl Once {
-    /// The answer that this id was given within the last minute, else what `decide` says now.
-    ///
-    /// A repeat that comes while the first is being decided waits for it: deciding happens under the shard's lock.
-    pub(super) fn run<E>(
+    /// The answer that this id was given within the last minute, else what `decide` says. A repeat that comes while the
+    /// first is being decided waits for it.
+    pub(super) async fn run<E>(
         &self,
         verb: &'static str,
         id: &str,
-        now: Timestamp,
-        decide: impl FnOnce() -> Result<Answered, E>,
+        now: impl Fn() -> Timestamp,
+        decide: impl Future<Output = Result<Answered, E>>,
     ) -> Result<Answered, E> {
-        let mut shard = self.shard(id);
-        let key = (verb, Box::from(id));
-        if let Some(known) = shard.answers.get(&key).filter(|known| now < known.at.plus(MEMORY)) {
-            return Ok(known.answer.clone());
-        }
-        let answer = decide()?;
+        let ticket = loop {
+            match self.look((verb, Box::from(id)), now()) {
+                Known::Answer(answer) => return Ok(answer),
+                // It ends by an error: nothing is ever sent.
+                Known::UnderWay(mut over) => drop(over.changed().await),
+                Known::Nothing(ticket) => break ticket,
+            }
+        };
+        let answer = decide.await?;
         // Who was denied is to be decided anew.
         if answer.charged {
-            shard.remember(key, answer.clone(), now);
+            self.shard(&ticket.key).remember(ticket.key.clone(), answer.clone(), now());
         }
         Ok(answer)
     }
 
+    fn look(&self, key: Key, now: Timestamp) -> Known<'_> {
+        let mut shard = self.shard(&key);
+        if let Some(known) = shard.answers.get(&key).filter(|known| now < known.at.plus(MEMORY)) {
+            return Known::Answer(known.answer.clone());
+        }
+        if let Some(over) = shard.under_way.get(&key) {
+            return Known::UnderWay(over.clone());
+        }
+        let (sender, over) = watch::channel(());
+        shard.under_way.insert(key.clone(), over);
+        Known::Nothing(Ticket { once: self, key, _over: sender })
+    }
+
     #[expect(clippy::indexing_slicing, reason = "the remainder of the number of shards is a shard")]
     #[expect(clippy::cast_possible_truncation, reason = "the remainder is below the number of shards")]
-    fn shard(&self, id: &str) -> MutexGuard<'_, Shard> {
-        let number = self.hasher.hash_one(id) % SHARDS as u64;
+    fn shard(&self, key: &Key) -> MutexGuard<'_, Shard> {
+        let number = self.hasher.hash_one(key) % SHARDS as u64;
         self.shards[number as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        self.once.shard(&self.key).under_way.remove(&self.key);
+    }
+}
+
 impl Shard {
-    fn remember(&mut self, key: (&'static str, Box<str>), answer: Answered, now: Timestamp) {
+    fn remember(&mut self, key: Key, answer: Answered, now: Timestamp) {
         let over = |at: &Timestamp| now >= at.plus(MEMORY);
         while self.order.len() >= MAX_ANSWERS || self.order.front().is_some_and(|(at, _)| over(at)) {
             let Some((at, old)) = self.order.pop_front() else { break };
@@ -93,13 +136,24 @@ impl Shard {
 mod tests {
     use super::*;
     use bytes::Bytes;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
 
     fn answered(body: &'static str, charged: bool) -> Answered {
         Answered { body: Bytes::from_static(body.as_bytes()), charged, closed: false, generation: 1 }
     }
 
+    fn run(once: &Once, verb: &'static str, id: &str, second: u64, answer: Answered) -> Bytes {
+        let now = || Timestamp::from_secs(second);
+        let mut running = pin!(once.run::<()>(verb, id, now, async { Ok(answer) }));
+        match running.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answer) => answer.unwrap().body,
+            Poll::Pending => panic!("nobody else is asking"),
+        }
+    }
+
     fn ask(once: &Once, id: &str, second: u64, body: &'static str, charged: bool) -> Bytes {
-        once.run::<()>("check", id, Timestamp::from_secs(second), || Ok(answered(body, charged))).unwrap().body
+        run(once, "check", id, second, answered(body, charged))
     }
 
     #[test]
@@ -124,8 +178,25 @@ mod tests {
     fn a_verb_is_not_another() {
         let once = Once::default();
         ask(&once, "a", 0, "checked", true);
-        let recorded = once.run::<()>("record", "a", Timestamp::from_secs(1), || Ok(answered("recorded", true)));
-        assert_eq!(recorded.unwrap().body, "recorded");
+        assert_eq!(run(&once, "record", "a", 1, answered("recorded", true)), "recorded");
+    }
+
+    /// The second waits for the first; the first is given up, and the second decides; the third waits for that.
+    #[tokio::test]
+    async fn a_repeat_waits_for_the_first_and_takes_over_where_it_leaves() {
+        let once = Once::default();
+        let now = || Timestamp::from_secs(1);
+        let mut first = Box::pin(once.run::<()>("check", "a", now, std::future::pending()));
+        let mut second = pin!(once.run::<()>("check", "a", now, async { Ok(answered("second", true)) }));
+        let mut third = pin!(once.run::<()>("check", "a", now, async { Ok(answered("third", true)) }));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(first.as_mut().poll(&mut context).is_pending());
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        assert!(third.as_mut().poll(&mut context).is_pending());
+        drop(first);
+        assert_eq!(second.await.unwrap().body, "second");
+        assert_eq!(third.await.unwrap().body, "second");
+        assert!(once.shards.iter().all(|shard| shard.lock().unwrap().under_way.is_empty()));
     }
 
     #[test]

@@ -7,10 +7,10 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::DoneBody;
 use super::answer::Answer;
 use super::ask::{Asked, CommitBody, LimitBody, PauseBody, RefundBody, ReleaseBody, RequestBody};
 use super::limit::LimitAnswer;
+use super::{DoneBody, MAX_WAIT};
 use crate::door::error::ErrorBody;
 use crate::door::health::HealthBody;
 
@@ -68,7 +68,14 @@ fn paths(generator: &mut SchemaGenerator) -> Value {
     let mut calls = Calls { generator };
     let mut paths = Map::new();
     let mut add = |path: &str, item: Value| paths.insert(path.to_owned(), item);
-    add("/v1/check", calls.post("check", "Decide and charge", &asked, &decisions, &[503]));
+    let mut check = calls.post("check", "Decide and charge", &asked, &decisions, &[503]);
+    check["post"]["parameters"] = json!([{
+        "name": "waitMs",
+        "in": "query",
+        "description": "How long one request may wait for room",
+        "schema": {"type": "integer", "minimum": 0, "maximum": MAX_WAIT},
+    }]);
+    add("/v1/check", check);
     add("/v1/peek", calls.post("peek", "Say what check would answer", &asked, &decisions, &[503]));
     add("/v1/record", calls.post("record", "Charge after the fact; never denies", &asked, &decisions, &[503]));
     add("/v1/explain", calls.post("explain", "Say which rules a request meets, and why", &request, &explained, &[503]));

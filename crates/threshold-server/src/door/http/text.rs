@@ -39,8 +39,17 @@ impl Whole {
 }
 
 impl<V> Pairs<'_, V> {
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &V)> {
+    fn iter(&self) -> impl Iterator<Item = (&str, &V)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value))
+    }
+
+    /// Spells every name in lower case.
+    pub(super) fn lower_names(&mut self) {
+        for (Text(name), _) in &mut self.0 {
+            if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+                name.to_mut().make_ascii_lowercase();
+            }
+        }
     }
 }
 
@@ -48,6 +57,13 @@ impl Pairs<'_, Whole> {
     /// Named costs, as core takes them.
     pub(super) fn costs(pairs: Option<&Self>) -> Vec<(&str, u64)> {
         pairs.into_iter().flat_map(Self::iter).map(|(name, cost)| (name, cost.0)).collect()
+    }
+}
+
+impl Pairs<'_, Text<'_>> {
+    /// Texts by name, as core takes them.
+    pub(super) fn texts(pairs: Option<&Self>) -> Vec<(&str, &str)> {
+        pairs.into_iter().flat_map(Self::iter).map(|(name, text)| (name, text.as_str())).collect()
     }
 }
 
