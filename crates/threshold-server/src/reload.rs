@@ -100,8 +100,8 @@ impl Reloader {
                 tracing::info!(policy = name, rules, generation, "a new policy is in force");
             }
             Err(error) => {
-                tracing::error!(policy = name, "the old policy stays in force: {error}");
                 self.app.health.degrade(format!("the policy file is not in force: {error}"));
+                tracing::error!(policy = name, "the old policy stays in force: {error}");
             }
         }
     }
