@@ -94,7 +94,7 @@ fn alike(shown: &str, line: &str) -> bool {
     match shown.split_once('…') {
         None => shown == line,
         Some((before, after)) => line.strip_prefix(before).is_some_and(|rest| {
-            rest.char_indices().map(|(at, _)| at).chain([rest.len()]).any(|at| alike(after, &rest[at..]))
+            rest.char_indices().map(|(at, _)| at).chain([rest.len()]).any(|at| alike(after, rest.get(at..).unwrap()))
         }),
     }
 }

@@ -108,8 +108,7 @@ async fn explain(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
     let lists = request.lists();
     let facts = request.facts(&lists, new_trace());
     let explained = app.desk.decide(&policy, Verb::Peek, &facts, |decided| {
-        let answer = serde_json::to_value(Answer::new(decided, &policy)).unwrap_or_default();
-        live_json(&policy, &facts, &decided.decision, answer)
+        live_json(&policy, &facts, &decided.decision, &Answer::new(decided, &policy))
     })?;
     Ok(of_generation(json(StatusCode::OK, &explained), policy.generation()))
 }

@@ -1,5 +1,6 @@
 //! What `explain` says, as JSON: of a first request on an empty store, or of one to a server that is running.
 
+use serde::Serialize;
 use serde_json::{Value, json};
 use threshold_core::case::decision_json;
 use threshold_core::explain::Explained;
@@ -7,7 +8,7 @@ use threshold_core::ledger::Checked;
 use threshold_core::limit::Algorithm;
 use threshold_core::path::{spell_method, spell_path};
 use threshold_core::policy::{Layer, Policy};
-use threshold_core::{Decision, Facts, Limit, PlanError, Timestamp};
+use threshold_core::{Decision, Facts, Limit, PlanError, Reading, Timestamp};
 
 /// Of a request on an empty store: limits as the policy writes them.
 pub(super) fn rehearsed_json(
@@ -18,10 +19,8 @@ pub(super) fn rehearsed_json(
 ) -> Value {
     let decision = decided.as_ref().ok().map(|checked| &checked.decision);
     let rules = rules.iter().map(|explained| {
-        let mut rule = rule_json(explained, decision);
-        rule["limit"] = json!(explained.limit.map(|_| explained.notation()));
-        rule["before"] = json!(explained.limit.map(Limit::capacity));
-        rule
+        let limit = json!(explained.limit.map(|_| explained.notation()));
+        rule_json(explained, decision, &limit, explained.limit.map(Limit::capacity))
     });
     json!({
         "decision": decision.map(|decision| decision_json(decision, policy, None)),
@@ -33,9 +32,15 @@ pub(super) fn rehearsed_json(
 }
 
 /// Of a request to a server that is running. `answer` is the decision as the door writes it.
-pub(crate) fn live_json(policy: &Policy, facts: &Facts<'_>, decision: &Decision, answer: Value) -> Value {
+pub(crate) fn live_json(policy: &Policy, facts: &Facts<'_>, decision: &Decision, answer: &impl Serialize) -> Value {
     let rules = policy.explain(facts);
-    let rules: Vec<Value> = rules.iter().map(|explained| rule_json(explained, Some(decision))).collect();
+    let rules = rules.iter().map(|explained| {
+        let own = reading(explained, Some(decision));
+        // What this request would take is still there before it.
+        let before = own.map(|own| own.remaining.saturating_add(if own.charged { own.cost } else { 0 }));
+        rule_json(explained, Some(decision), &json!(explained.limit.map(Limit::quota)), before)
+    });
+    let rules: Vec<Value> = rules.collect();
     let penalties: Vec<Value> = decision
         .penalty
         .map(|layer: Layer| {
@@ -47,18 +52,21 @@ pub(crate) fn live_json(policy: &Policy, facts: &Facts<'_>, decision: &Decision,
     json!({"decision": answer, "facts": facts_json(policy, facts), "rules": rules, "penalties": penalties})
 }
 
-fn rule_json(explained: &Explained<'_>, decision: Option<&Decision>) -> Value {
-    let own = decision.and_then(|decision| decision.readings.iter().find(|own| own.rule == explained.index));
+/// The reading of a rule, if the decision has one.
+fn reading<'d>(explained: &Explained<'_>, decision: Option<&'d Decision>) -> Option<&'d Reading> {
+    decision.and_then(|decision| decision.readings.iter().find(|own| own.rule == explained.index))
+}
+
+fn rule_json(explained: &Explained<'_>, decision: Option<&Decision>, limit: &Value, before: Option<u64>) -> Value {
+    let own = reading(explained, decision);
     let bound = decision.and_then(Decision::bound_by);
-    // What this request would take is still there before it.
-    let before = own.map(|own| own.remaining.saturating_add(if own.charged { own.cost } else { 0 }));
     json!({
         "rule": explained.rule.name.as_ref(),
         "layer": explained.rule.layer.name(),
         "matched": explained.limit.is_some(),
         "why": explained.why.to_string(),
         "key": explained.key,
-        "limit": explained.limit.map(Limit::quota),
+        "limit": limit,
         "algorithm": explained.limit.and_then(Limit::algorithm).map(Algorithm::name),
         "cost": explained.cost,
         "before": before,

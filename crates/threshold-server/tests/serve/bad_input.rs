@@ -170,7 +170,8 @@ fn what_is_there_and_how_it_is_asked() {
     let (server, _file) = Server::with(POLICY);
     let client = &mut server.connect();
     let json_type = ("content-type", "application/json");
-    let cases: [(&str, &str, &[(&str, &str)], u16, &str); 7] = [
+    type Fields<'a> = &'a [(&'a str, &'a str)];
+    let cases: [(&str, &str, Fields<'_>, u16, &str); 7] = [
         ("GET", "/nowhere", &[], 404, "not_found"),
         ("POST", "/v1/checks", &[json_type], 404, "not_found"),
         ("GET", "/v1/check", &[], 405, "method_not_allowed"),

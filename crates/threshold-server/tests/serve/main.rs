@@ -1,6 +1,12 @@
 //! The server as a person runs it: a real process, real connections, real signals.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
+#![expect(
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::string_slice,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on should say so loudly, on the line where it stops"
+)]
 
 mod api;
 mod bad_input;

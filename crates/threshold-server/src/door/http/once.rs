@@ -103,11 +103,11 @@ impl Once {
         Known::Nothing(Ticket { once: self, key, _over: sender })
     }
 
-    #[expect(clippy::indexing_slicing, reason = "the remainder of the number of shards is a shard")]
-    #[expect(clippy::cast_possible_truncation, reason = "the remainder is below the number of shards")]
     fn shard(&self, key: &Key) -> MutexGuard<'_, Shard> {
-        let number = self.hasher.hash_one(key) % SHARDS as u64;
-        self.shards[number as usize].lock().unwrap_or_else(PoisonError::into_inner)
+        // The four highest bits: there are sixteen of them.
+        let number = usize::try_from(self.hasher.hash_one(key) >> 60).unwrap_or(0);
+        let shard = self.shards.get(number).expect("four bits number sixteen shards");
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -69,12 +69,9 @@ fn paths(generator: &mut SchemaGenerator) -> Value {
     let mut paths = Map::new();
     let mut add = |path: &str, item: Value| paths.insert(path.to_owned(), item);
     let mut check = calls.post("check", "Decide and charge", &asked, &decisions, &[503]);
-    check["post"]["parameters"] = json!([{
-        "name": "waitMs",
-        "in": "query",
-        "description": "How long one request may wait for room",
-        "schema": {"type": "integer", "minimum": 0, "maximum": MAX_WAIT},
-    }]);
+    if let Some(operation) = check.get_mut("post").and_then(Value::as_object_mut) {
+        operation.insert("parameters".to_owned(), json!([wait_parameter()]));
+    }
     add("/v1/check", check);
     add("/v1/peek", calls.post("peek", "Say what check would answer", &asked, &decisions, &[503]));
     add("/v1/record", calls.post("record", "Charge after the fact; never denies", &asked, &decisions, &[503]));
@@ -141,6 +138,15 @@ impl Calls<'_> {
             },
         }})
     }
+}
+
+fn wait_parameter() -> Value {
+    json!({
+        "name": "waitMs",
+        "in": "query",
+        "description": "How long one request may wait for room",
+        "schema": {"type": "integer", "minimum": 0, "maximum": MAX_WAIT},
+    })
 }
 
 fn content(schema: &Value) -> Value {
