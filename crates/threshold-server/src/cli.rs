@@ -36,9 +36,6 @@ pub(crate) enum Command {
     Man(ManArgs),
 }
 
-/// Tokens come from the environment, where they are in no list of processes: THRESHOLD_TOKEN for callers,
-/// THRESHOLD_ADMIN_TOKEN for operators, each one or several, by commas or spaces. THRESHOLD_LOG says how much is logged:
-/// error, warn, info (the default), debug.
 #[derive(Debug, Args)]
 #[command(after_long_help = SERVE_HELP)]
 pub(crate) struct ServeArgs {
@@ -70,8 +67,13 @@ pub(crate) struct ServeArgs {
     pub(crate) drain: Span,
 }
 
-const SERVE_HELP: &str = "SIGHUP, or a change of the file, loads the policy anew; a bad one is reported, and the old one \
-stays. SIGTERM stops accepting, lets what is under way end, and exits.";
+const SERVE_HELP: &str = "\
+Tokens come from the environment, where no list of processes shows them: THRESHOLD_TOKEN for callers, \
+THRESHOLD_ADMIN_TOKEN for operators, each one or several, by commas or spaces. An address that other machines reach is \
+refused without THRESHOLD_TOKEN. THRESHOLD_LOG says how much is logged: error, warn, info (the default), debug.
+
+SIGHUP, or a change of the file, loads the policy anew; a bad one is reported, and the old one stays. SIGTERM stops \
+accepting, lets what is under way end, and exits.";
 
 /// How log lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -183,3 +183,27 @@ fn what_cannot_be_read_is_named() {
     let run = threshold_with(&["explain", "-"], "[[rule]]\nname = 5\n", &[]);
     assert!(run.code == 2 && run.err.contains("<stdin>:2:8:"), "{}", run.err);
 }
+
+/// Completions and manual pages come from the command line itself, so whatever it offers is in them.
+#[test]
+fn it_describes_itself() {
+    let version = threshold(&["--version"]);
+    assert_eq!((version.code, version.out), (0, format!("threshold {}\n", env!("CARGO_PKG_VERSION"))));
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let run = threshold(&["completions", shell]);
+        assert!(run.code == 0 && run.out.contains("serve") && run.out.contains("max-connections"), "{shell}");
+    }
+    let page = threshold(&["man"]);
+    assert!(page.code == 0 && page.out.contains(".TH threshold 1"), "{}", page.out);
+    for command in ["serve", "init", "lint", "explain", "test"] {
+        assert!(page.out.contains(&format!("threshold\\-{command}(1)")), "{command}:\n{}", page.out);
+        let own = threshold(&["man", command]);
+        assert!(own.code == 0 && own.out.contains(&format!(".TH threshold-{command} 1")), "{}", own.out);
+    }
+    let serve = threshold(&["man", "serve"]).out;
+    for told in ["THRESHOLD_TOKEN", "SIGHUP", "unix:PATH"] {
+        assert!(serve.contains(told), "{told}:\n{serve}");
+    }
+    let unknown = threshold(&["man", "nonsense"]);
+    assert!(unknown.code == 2 && unknown.err.contains("nonsense"), "{}", unknown.err);
+}
