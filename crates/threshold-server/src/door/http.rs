@@ -9,6 +9,7 @@ mod once;
 mod openapi;
 mod schema;
 mod text;
+mod write;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +32,7 @@ use super::sent::{Caller, Sent};
 use super::{ApiError, App, json, json_bytes};
 use crate::desk::{Decided, Held, new_trace};
 use crate::explain::live_json;
-use answer::{Answer, failed_closed};
+use answer::{Answer, USUAL_ANSWER, failed_closed};
 use ask::{Asked, CommitBody, PauseBody, RefundBody, ReleaseBody, RequestBody, read, read_asked};
 pub(super) use once::Once;
 use text::{Pairs, Whole};
@@ -44,8 +45,6 @@ const MAX_PAUSE: u64 = 365 * 86_400;
 const RESERVATION: u64 = 60;
 /// The longest that a check waits, in milliseconds.
 const MAX_WAIT: u64 = 60_000;
-/// Bytes that most answers fit into.
-const USUAL_ANSWER: usize = 1_024;
 
 /// An answer as it is sent.
 #[derive(Debug, Clone)]
@@ -108,7 +107,7 @@ async fn explain(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
     let lists = request.lists();
     let facts = request.facts(&lists, new_trace());
     let explained = app.desk.decide(&policy, Verb::Peek, &facts, |decided| {
-        live_json(&policy, &facts, &decided.decision, &Answer::new(decided, &policy))
+        live_json(&policy, &facts, &decided.decision, &Answer::new(decided, &policy).to_json())
     })?;
     Ok(of_generation(json(StatusCode::OK, &explained), policy.generation()))
 }
@@ -274,11 +273,8 @@ impl FromRequestParts<Arc<App>> for Wait {
 
 impl Answered {
     fn new(decided: &Decided, policy: &Policy, verb: &str) -> Self {
-        let mut body = Vec::with_capacity(USUAL_ANSWER);
-        serde_json::to_writer(&mut body, &Answer::new(decided, policy))
-            .expect("an answer has only names for keys, and memory takes every byte");
         Self {
-            body: body.into(),
+            body: Answer::new(decided, policy).to_json().into(),
             charged: verb != "peek" && decided.decision.allowed(),
             closed: failed_closed(&decided.decision),
             generation: policy.generation(),

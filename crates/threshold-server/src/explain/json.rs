@@ -1,6 +1,5 @@
 //! What `explain` says, as JSON: of a first request on an empty store, or of one to a server that is running.
 
-use serde::Serialize;
 use serde_json::{Value, json};
 use threshold_core::case::decision_json;
 use threshold_core::explain::Explained;
@@ -32,7 +31,7 @@ pub(super) fn rehearsed_json(
 }
 
 /// Of a request to a server that is running. `answer` is the decision as the door writes it.
-pub(crate) fn live_json(policy: &Policy, facts: &Facts<'_>, decision: &Decision, answer: &impl Serialize) -> Value {
+pub(crate) fn live_json(policy: &Policy, facts: &Facts<'_>, decision: &Decision, answer: &[u8]) -> Value {
     let rules = policy.explain(facts);
     let rules = rules.iter().map(|explained| {
         let own = reading(explained, Some(decision));
@@ -49,6 +48,7 @@ pub(crate) fn live_json(policy: &Policy, facts: &Facts<'_>, decision: &Decision,
         })
         .into_iter()
         .collect();
+    let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     json!({"decision": answer, "facts": facts_json(policy, facts), "rules": rules, "penalties": penalties})
 }
 

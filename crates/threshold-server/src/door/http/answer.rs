@@ -1,70 +1,76 @@
 //! A decision as callers read it.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
-use serde::{Serialize, Serializer};
 use threshold_core::decision::{Degraded, Reading};
 use threshold_core::policy::{Layer, Policy};
 use threshold_core::{Decision, Span, TraceId};
 
 use super::schema;
+use super::write::{Any, IfAny, Json, Plain, json_object, write_list};
 use crate::desk::Decided;
 
-/// What a request is told.
-#[derive(Debug, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-#[schemars(rename = "Decision")]
-pub(super) struct Answer<'a> {
-    /// Whether it may cross.
-    allowed: bool,
-    #[schemars(schema_with = "schema::verdict")]
-    verdict: &'static str,
-    /// The rule that binds; null if none does.
-    rule: Option<&'a str>,
-    /// The layer of that rule, or of the penalty that denied.
-    #[schemars(schema_with = "schema::layer")]
-    layer: Option<&'static str>,
-    limit: Option<u64>,
-    /// The whole cost that fits now, after this request's charge.
-    remaining: Option<u64>,
-    /// When there is more, or all, again, in Unix seconds.
-    reset_at: Option<u64>,
-    /// If denied: seconds until it is worth coming back; null if it never is.
-    retry_after: Option<u64>,
-    retry_after_ms: Option<u64>,
-    /// How long to wait before the request goes on. Do not tell its client.
-    delay_ms: u64,
-    warning: bool,
-    banned: bool,
-    /// Whether this was decided without the store.
-    degraded: bool,
-    degraded_reason: Option<&'static str>,
-    /// What /v1/refund takes.
-    receipt: Option<&'a str>,
-    #[schemars(with = "String")]
-    trace_id: Shown<TraceId>,
-    /// What /v1/commit and /v1/release take.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<String>")]
-    reservation: Option<Shown<TraceId>>,
-    /// Every limit that was met.
-    limits: Limits<'a>,
+/// Bytes that most answers fit into: a decision with a receipt, and half a dozen limits.
+pub(super) const USUAL_ANSWER: usize = 2_048;
+
+json_object! {
+    /// What a request is told.
+    #[schemars(rename = "Decision")]
+    pub(super) struct Answer<'a> {
+        /// Whether it may cross.
+        "allowed" allowed: bool,
+        #[schemars(schema_with = "schema::verdict")]
+        "verdict" verdict: Plain<'a>,
+        /// The rule that binds; null if none does.
+        #[schemars(with = "Option<String>")]
+        "rule" rule: Option<Any<'a>>,
+        /// The layer of that rule, or of the penalty that denied.
+        #[schemars(schema_with = "schema::layer")]
+        "layer" layer: Option<Plain<'a>>,
+        "limit" limit: Option<u64>,
+        /// The whole cost that fits now, after this request's charge.
+        "remaining" remaining: Option<u64>,
+        /// When there is more, or all, again, in Unix seconds.
+        "resetAt" reset_at: Option<u64>,
+        /// If denied: seconds until it is worth coming back; null if it never is.
+        "retryAfter" retry_after: Option<u64>,
+        "retryAfterMs" retry_after_ms: Option<u64>,
+        /// How long to wait before the request goes on. Do not tell its client.
+        "delayMs" delay_ms: u64,
+        "warning" warning: bool,
+        "banned" banned: bool,
+        /// Whether this was decided without the store.
+        "degraded" degraded: bool,
+        #[schemars(with = "Option<String>")]
+        "degradedReason" degraded_reason: Option<Plain<'a>>,
+        /// What /v1/refund takes.
+        #[schemars(with = "Option<String>")]
+        "receipt" receipt: Option<Plain<'a>>,
+        #[schemars(with = "String")]
+        "traceId" trace_id: TraceId,
+        /// What /v1/commit and /v1/release take.
+        #[schemars(with = "Option<String>")]
+        "reservation" reservation: IfAny<TraceId>,
+        /// Every limit that was met.
+        "limits" limits: Limits<'a>,
+    }
 }
 
-/// One limit that was met.
-#[derive(Debug, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-#[schemars(rename = "Reading")]
-struct LimitAnswer<'a> {
-    rule: Option<&'a str>,
-    #[schemars(schema_with = "schema::layer")]
-    layer: Option<&'static str>,
-    #[schemars(extend("enum" = ["enforce", "observe"]))]
-    mode: &'static str,
-    allowed: bool,
-    limit: u64,
-    remaining: u64,
-    reset_at: Option<u64>,
-    retry_after: Option<u64>,
+json_object! {
+    /// One limit that was met.
+    #[schemars(rename = "Reading")]
+    struct LimitAnswer<'a> {
+        #[schemars(with = "Option<String>")]
+        "rule" rule: Option<Any<'a>>,
+        #[schemars(schema_with = "schema::layer")]
+        "layer" layer: Option<Plain<'a>>,
+        #[schemars(with = "String", extend("enum" = ["enforce", "observe"]))]
+        "mode" mode: Plain<'a>,
+        "allowed" allowed: bool,
+        "limit" limit: u64,
+        "remaining" remaining: u64,
+        "resetAt" reset_at: Option<u64>,
+        "retryAfter" retry_after: Option<u64>,
+    }
 }
 
 impl<'a> Answer<'a> {
@@ -75,9 +81,9 @@ impl<'a> Answer<'a> {
         let wait = decision.retry_after();
         Self {
             allowed: decision.allowed(),
-            verdict: decision.verdict.name(),
-            rule: rule.map(|rule| rule.name.as_ref()),
-            layer: rule.map(|rule| rule.layer).or(decision.penalty).map(Layer::name),
+            verdict: Plain(decision.verdict.name()),
+            rule: rule.map(|rule| Any(&rule.name)),
+            layer: rule.map(|rule| rule.layer).or(decision.penalty).map(Layer::name).map(Plain),
             limit: reading.map(|reading| reading.limit),
             remaining: reading.map(|reading| reading.remaining),
             reset_at: decision.reset_at(),
@@ -87,28 +93,25 @@ impl<'a> Answer<'a> {
             warning: decision.warning,
             banned: decision.banned(),
             degraded: decision.degraded.is_some(),
-            degraded_reason: decision.degraded.map(Degraded::name),
-            receipt: decided.receipt.as_deref(),
-            trace_id: Shown(decision.trace),
-            reservation: decided.reservation.map(Shown),
+            degraded_reason: decision.degraded.map(Degraded::name).map(Plain),
+            receipt: decided.receipt.as_deref().map(Plain),
+            trace_id: decision.trace,
+            reservation: IfAny(decided.reservation),
             limits: Limits { decision, policy },
         }
+    }
+
+    /// As it is sent.
+    pub(super) fn to_json(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(USUAL_ANSWER);
+        self.write(&mut out);
+        out
     }
 }
 
 /// Whether a decision is a refusal for want of the store, which is answered with 503.
 pub(super) fn failed_closed(decision: &Decision) -> bool {
     decision.degraded.is_some() && !decision.allowed()
-}
-
-/// Something that is written as it is displayed.
-#[derive(Debug)]
-struct Shown<T>(T);
-
-impl<T: std::fmt::Display> Serialize for Shown<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&self.0)
-    }
 }
 
 /// The limits of a decision, written without being gathered first.
@@ -118,9 +121,9 @@ struct Limits<'a> {
     policy: &'a Policy,
 }
 
-impl Serialize for Limits<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.decision.readings.iter().map(|reading| self.one(reading)))
+impl Json for Limits<'_> {
+    fn write(&self, out: &mut Vec<u8>) {
+        write_list(self.decision.readings.iter().map(|reading| self.one(reading)), out);
     }
 }
 
@@ -128,9 +131,9 @@ impl Limits<'_> {
     fn one(&self, reading: &Reading) -> LimitAnswer<'_> {
         let rule = self.policy.rules().get(reading.rule);
         LimitAnswer {
-            rule: rule.map(|rule| rule.name.as_ref()),
-            layer: rule.map(|rule| rule.layer.name()),
-            mode: if reading.enforced { "enforce" } else { "observe" },
+            rule: rule.map(|rule| Any(&rule.name)),
+            layer: rule.map(|rule| Plain(rule.layer.name())),
+            mode: Plain(if reading.enforced { "enforce" } else { "observe" }),
             allowed: reading.allowed,
             limit: reading.limit,
             remaining: reading.remaining,
