@@ -29,14 +29,15 @@ impl<'s> Locked<'s> {
     /// Whatever was locked before is unlocked first.
     pub(super) fn lock(&mut self, shards: &'s [Mutex<Shard>], keys: &[Digest]) {
         self.guards.clear();
-        let mut order = [(0u8, 0u8); MAX_CHARGES];
-        for ((key, index), place) in keys.iter().zip(0u8..).zip(&mut order) {
-            *place = (shard_of(*key, shards.len()), index);
+        // A shard and, below it, which key: sorted by the one, they still tell the other.
+        let mut order = [0u16; MAX_CHARGES];
+        for ((key, index), place) in keys.iter().zip(0u16..).zip(&mut order) {
+            *place = u16::from(shard_of(*key, shards.len())) << 8 | index;
         }
         let order = order.get_mut(..keys.len()).unwrap_or_default();
         order.sort_unstable();
         let mut last = None;
-        for &(shard, index) in &*order {
+        for [shard, index] in order.iter().map(|place| place.to_be_bytes()) {
             if last != Some(shard)
                 && let Some(mutex) = shards.get(usize::from(shard))
             {
@@ -60,9 +61,10 @@ impl<'s> Locked<'s> {
         let own = |index: usize| self.of.get(index).and_then(|of| self.guards.get(usize::from(*of)));
         let touch = |(index, key): (usize, &Digest)| own(index).map_or(0, |shard| shard.touch(*key));
         black_box(keys.iter().enumerate().map(touch).fold(0, std::ops::BitXor::bitxor));
-        let place = |(index, key): (usize, &Digest)| own(index).and_then(|shard| shard.place(*key));
         places.clear();
-        places.extend(keys.iter().enumerate().map(place));
+        for (index, key) in keys.iter().enumerate() {
+            let _ = places.try_push(own(index).and_then(|shard| shard.place(*key)));
+        }
     }
 
     /// Lends what is known of keys at these places, to be [put back](Self::put_back) one by one.
