@@ -5,6 +5,8 @@
 mod axum;
 #[path = "../../../threshold-server/tests/readme/console.rs"]
 mod console;
+mod outside;
 mod readme;
 mod running;
 mod weather;
+mod webhook;
