@@ -5,6 +5,7 @@
 mod axum;
 #[path = "../../../threshold-server/tests/readme/console.rs"]
 mod console;
+mod login;
 mod mailer;
 mod outside;
 mod readme;
