@@ -1,14 +1,14 @@
 //! A public API for browsers: CORS, logging, error handling, limit, authentication, in this order and on all routes.
 //!
 //! ```console
-//! $ cargo run --example weather
-//! $ curl -i -H 'Authorization: Bearer sunny' 127.0.0.1:3000/forecast  # 200 ten times, then 429 until a token is back
+//! $ RATE_LIMIT_PER_IP=3 cargo run --example weather
 //! $ curl -i 127.0.0.1:3000/forecast                                   # 401, and counted: guessing has its price
+//! $ curl -i -H 'Authorization: Bearer sunny' 127.0.0.1:3000/forecast  # 200 twice, then 429 until a token is back
 //! $ curl -i -X OPTIONS -H 'Origin: https://a.example' -H 'Access-Control-Request-Method: GET' 127.0.0.1:3000/forecast
 //! ```
 //!
 //! The last is what a browser asks before it asks. It is answered as often as it comes, and never counted.
-//! `RATE_LIMIT_PER_IP` and `RATE_LIMIT_GLOBAL` change how many requests a minute are allowed.
+//! `RATE_LIMIT_GLOBAL` says how many requests a minute are allowed to all addresses together.
 
 use std::error::Error;
 use std::net::SocketAddr;

@@ -3,8 +3,8 @@
 //! ```console
 //! $ export BOT_TOKEN=123:abc WEBHOOK_SECRET=hush ALLOWED_USERS=42,43 RATE_LIMIT_MAX=2
 //! $ cargo run --example webhook
-//! $ curl -H 'X-Telegram-Bot-Api-Secret-Token: hush' 127.0.0.1:3000/webhook \
-//!     -d '{"message":{"from":{"id":42},"chat":{"id":42},"text":"hello"}}'  # {"ok":true}, and the bot writes to chat 42
+//! $ curl -i -H 'X-Telegram-Bot-Api-Secret-Token: hush' 127.0.0.1:3000/webhook \
+//!     -d '{"message":{"from":{"id":42},"chat":{"id":42},"text":"hello"}}'  # 200: the bot has written to chat 42
 //! ```
 //!
 //! `BOT_API` is where the bot writes to: Telegram itself, unless you run a Bot API server of your own.

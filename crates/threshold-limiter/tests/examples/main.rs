@@ -8,6 +8,7 @@ mod console;
 mod login;
 mod mailer;
 mod outside;
+mod pages;
 mod readme;
 mod running;
 mod weather;

@@ -8,7 +8,13 @@ use serde_json::Value;
 use crate::console;
 use crate::running::Running;
 
-fn read(path: &str) -> String {
+/// What a file says of itself.
+pub(crate) fn documentation(source: &str) -> String {
+    let lines = source.lines().map_while(|line| line.strip_prefix("//!"));
+    lines.fold(String::new(), |text, line| text + line.strip_prefix(' ').unwrap_or(line) + "\n")
+}
+
+pub(crate) fn read(path: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
 }
 
@@ -18,12 +24,7 @@ fn the_readme_shows_the_code_that_is_compiled() {
         let lines = text.lines().skip_while(|line| *line != opening).skip(1);
         lines.take_while(|line| *line != "```").flat_map(|line| [line, "\n"]).collect()
     };
-    let source = read("src/tower.rs");
-    let documented: String = source
-        .lines()
-        .map_while(|line| line.strip_prefix("//!"))
-        .fold(String::new(), |text, line| text + line.strip_prefix(' ').unwrap_or(line) + "\n");
-    let compiled = block(&documented, "```no_run");
+    let compiled = block(&documentation(&read("src/tower.rs")), "```no_run");
     assert!(compiled.lines().count() > 10, "{compiled}");
     assert_eq!(block(&read("../../README.md"), "```rust"), compiled);
 }

@@ -26,13 +26,18 @@ pub(crate) fn blocks<'t>(text: &'t str, language: &str) -> Vec<Vec<&'t str>> {
     blocks
 }
 
-/// All commands, in order.
+/// All commands, in order. One that ends in a backslash goes on in the next line.
 pub(crate) fn commands(text: &str) -> Vec<Shown> {
     let mut shown: Vec<Shown> = Vec::new();
     for line in blocks(text, "console").concat() {
-        match line.strip_prefix("$ ") {
-            Some(command) => shown.push(Shown { command: command.to_owned(), output: Vec::new() }),
-            None => shown.last_mut().expect("a block begins with a command").output.push(line.to_owned()),
+        if let Some(command) = line.strip_prefix("$ ") {
+            shown.push(Shown { command: command.to_owned(), output: Vec::new() });
+            continue;
+        }
+        let last = shown.last_mut().expect("a block begins with a command");
+        match last.command.strip_suffix('\\') {
+            Some(begun) if last.output.is_empty() => last.command = format!("{begun}{line}"),
+            _ => last.output.push(line.to_owned()),
         }
     }
     shown
