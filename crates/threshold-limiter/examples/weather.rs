@@ -19,6 +19,7 @@ use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
 use axum::{Router, routing::get};
+use subtle::ConstantTimeEq as _;
 use threshold_limiter::tower::ThresholdLayer;
 use threshold_limiter::{Limiter, Policy};
 use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer, trace::TraceLayer};
@@ -28,11 +29,11 @@ const POLICY: &str = include_str!("../../../policies/weather-api.toml");
 /// What a script on another site may read of an answer. The browser hides every other field from it.
 const EXPOSED: [&str; 6] =
     ["ratelimit", "ratelimit-policy", "retry-after", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
-const TOKEN: &str = "Bearer sunny";
+const TOKEN: &[u8] = b"Bearer sunny";
 
 async fn authenticate(request: Request, next: Next) -> Response {
     match request.headers().get(header::AUTHORIZATION) {
-        Some(token) if token == TOKEN => next.run(request).await,
+        Some(token) if token.as_bytes().ct_eq(TOKEN).into() => next.run(request).await,
         _ => (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")]).into_response(),
     }
 }

@@ -24,13 +24,7 @@ impl Running {
     /// Starts an example with these variables, and no others.
     #[track_caller]
     pub(crate) fn start(name: &str, variables: &[(&str, &str)]) -> Self {
-        // Cargo puts examples beside the tests; it builds them unless it is asked for this test alone.
-        let tests = std::env::current_exe().unwrap();
-        let program = tests.ancestors().nth(2).unwrap().join("examples").join(name);
-        assert!(program.exists(), "build it first: cargo build --example {name}");
-        let mut command = Command::new(program);
-        command.arg("127.0.0.1:0").env_clear().envs(variables.iter().copied());
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = command(name, variables).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = child.stderr.take().unwrap();
         let log = std::thread::spawn(move || {
             let mut text = String::new();
@@ -80,6 +74,18 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// How an example starts. With `output` it must end by itself.
+#[track_caller]
+pub(crate) fn command(name: &str, variables: &[(&str, &str)]) -> Command {
+    // Cargo puts examples beside the tests; it builds them unless it is asked for this test alone.
+    let tests = std::env::current_exe().unwrap();
+    let program = tests.ancestors().nth(2).unwrap().join("examples").join(name);
+    assert!(program.exists(), "build it first: cargo build --example {name}");
+    let mut command = Command::new(program);
+    command.arg("127.0.0.1:0").env_clear().envs(variables.iter().copied());
+    command
 }
 
 #[track_caller]

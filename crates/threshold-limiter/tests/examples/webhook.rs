@@ -4,7 +4,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use crate::outside::Outside;
-use crate::running::{Answer, Running};
+use crate::running::{Answer, Running, command};
 
 const SECRET: (&str, &str) = ("x-telegram-bot-api-secret-token", "hush");
 const FULL: &str = "You've reached the message limit. Please try again later.";
@@ -88,5 +88,16 @@ fn what_is_not_for_the_bot_costs_nothing() {
     for text in ["You said: hi", "You said: hi", FULL] {
         done(&send(&running, &message(42)));
         replied(&api, text);
+    }
+}
+
+/// Else everybody who sends no secret at all would have the right one.
+#[test]
+fn without_a_secret_it_does_not_start() {
+    for secret in [&[][..], &[("WEBHOOK_SECRET", "")]] {
+        let variables = [&[("BOT_TOKEN", TOKEN), ("ALLOWED_USERS", "42")], secret].concat();
+        let ended = command("webhook", &variables).output().unwrap();
+        assert!(!ended.status.success());
+        assert!(String::from_utf8(ended.stderr).unwrap().contains("WEBHOOK_SECRET is not set"));
     }
 }
