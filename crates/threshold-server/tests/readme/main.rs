@@ -2,40 +2,16 @@
 //!
 //! In each `console` block a line that begins with `$ ` is run in one scratch folder, and what follows must be what it
 //! prints; `…` stands for any lines, `[exit N]` for how it ends. `policy.example.toml` is the README's own policy, and
-//! `cases.json` what its `cat` shows.
+//! `cases.json` what its `cat` shows. The section whose service is in another crate is tested there.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
+
+mod console;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A command of the README and what it is said to print.
-#[derive(Debug)]
-struct Shown {
-    command: String,
-    output: Vec<String>,
-}
-
-fn blocks<'t>(readme: &'t str, language: &str) -> Vec<Vec<&'t str>> {
-    let opening = format!("```{language}");
-    let mut lines = readme.lines();
-    let mut blocks = Vec::new();
-    while lines.any(|line| line == opening) {
-        blocks.push(lines.by_ref().take_while(|line| *line != "```").collect());
-    }
-    blocks
-}
-
-fn commands(readme: &str) -> Vec<Shown> {
-    let mut shown: Vec<Shown> = Vec::new();
-    for line in blocks(readme, "console").concat() {
-        match line.strip_prefix("$ ") {
-            Some(command) => shown.push(Shown { command: command.to_owned(), output: Vec::new() }),
-            None => shown.last_mut().expect("a block begins with a command").output.push(line.to_owned()),
-        }
-    }
-    shown
-}
+use console::Shown;
 
 /// Runs one command where `threshold` is the program under test.
 fn run(command: &str, folder: &Path) -> Vec<String> {
@@ -50,26 +26,16 @@ fn run(command: &str, folder: &Path) -> Vec<String> {
     lines
 }
 
-/// Whether lines are as shown, `…` standing for any of them.
-fn agree(shown: &[String], lines: &[String]) -> bool {
-    match shown.split_first() {
-        None => lines.is_empty(),
-        Some((first, rest)) if first == "…" => {
-            (0..=lines.len()).any(|skip| lines.get(skip..).is_some_and(|left| agree(rest, left)))
-        }
-        Some((first, rest)) => lines.split_first().is_some_and(|(line, left)| line == first && agree(rest, left)),
-    }
-}
-
 #[test]
 fn the_readme_does_what_it_says() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
     let folder: PathBuf = std::env::temp_dir().join(format!("threshold-readme-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let policy = blocks(&readme, "toml").first().expect("the README shows a policy").join("\n") + "\n";
+    let policy = console::blocks(&readme, "toml").first().expect("the README shows a policy").join("\n") + "\n";
     std::fs::write(folder.join("policy.example.toml"), policy).unwrap();
-    let shown = commands(&readme);
+    let sections = console::sections(&readme).filter(|text| !text.starts_with(console::OWN_SERVICE));
+    let shown: Vec<Shown> = sections.flat_map(console::commands).collect();
     assert!(shown.len() >= 8, "the README shows {} commands", shown.len());
     for Shown { command, output } in shown {
         // Installing is what put the program under test where it is.
@@ -81,7 +47,7 @@ fn the_readme_does_what_it_says() {
             continue;
         }
         let lines = run(&command, &folder);
-        assert!(agree(&output, &lines), "$ {command}\nshown:\n{}\nprinted:\n{}", output.join("\n"), lines.join("\n"));
+        console::assert_agree(&command, &output, &lines);
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }
