@@ -62,7 +62,9 @@ impl Balance {
             return None;
         }
         let (large, figure) = match (&self.state, limit) {
-            (State::Rate(state), Limit::Rate(rate)) if state.is_in_terms_of(rate) => (state.full_at.micros(), state.part),
+            (State::Rate(state), Limit::Rate(rate)) if state.is_in_terms_of(rate) => {
+                (state.full_at.micros(), state.part)
+            }
             (State::Window(state), Limit::Window(window)) if state.period == window.period() => {
                 (state.start.micros(), state.used)
             }

@@ -383,7 +383,7 @@ async fn room_that_is_made_before_its_time_is_noticed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refund_lets_the_next_in_at_once() {
+async fn what_is_held_is_waited_for_and_a_refund_lets_the_next_in_at_once() {
     let limiter = limiter(&rule("at once", "[]", "limit = \"1\"\nalgorithm = \"concurrency\"\nttl = \"1h\""));
     let (first, receipt) = limiter.wait_with_receipt(&user("a"), HOUR).await.unwrap();
     assert!(first.allowed());
@@ -392,9 +392,12 @@ async fn a_refund_lets_the_next_in_at_once() {
         sleep(Duration::from_millis(10_300)).await;
         assert!(limiter.refund(&receipt.unwrap()));
     };
-    let (second, ()) = tokio::join!(limiter.wait(&b, HOUR), ends);
+    // It would be held for an hour, but nobody knows that it will be.
+    let (second, ()) = tokio::join!(limiter.wait(&b, MINUTE), ends);
     assert!(second.unwrap().allowed());
     assert!(start.elapsed() < Duration::from_millis(10_302));
+    let (start, denied) = (Instant::now(), limiter.wait(&b, MINUTE).await.unwrap());
+    assert!(!denied.allowed() && start.elapsed() >= MINUTE);
 }
 
 /// Counts what it is told.

@@ -5,8 +5,8 @@ mod queues;
 use std::sync::Arc;
 use std::time::Duration;
 
-use threshold_core::plan::Verb;
-use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy, Receipt, Span, Timestamp};
+use threshold_core::plan::{Charge, Verb};
+use threshold_core::{Decision, Facts, Limit, Outcome, Plan, PlanError, Policy, Receipt, Span, Timestamp};
 use tokio::time::{Instant, timeout_at};
 
 use super::asynchronous::Answered;
@@ -159,15 +159,31 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             let then = if turn == Turn::Behind { Then::WaitForTurn } else { Then::Leave };
             return Ok(Tried { decision: plan.decide_as_full(&outcome, now), receipt: None, then });
         }
-        let wait = decision.ready_at.map(|ready| duration(ready.since(now)));
-        let then = match (wait.filter(|wait| *wait <= left), turn) {
-            (None, _) | (Some(_), Turn::NoRoom) => Then::Leave,
-            (Some(_), Turn::Behind) => Then::WaitForTurn,
-            (Some(wait), Turn::Own) if stand(place, &plan, &outcome, now) => Then::LookIn(wait.clamp(TICK, LOOK_AGAIN)),
-            (Some(_), Turn::Own) => Then::Leave,
+        let then = match turn {
+            _ if !could_fit(&plan, &decision, left) => Then::Leave,
+            Turn::NoRoom => Then::Leave,
+            Turn::Behind => Then::WaitForTurn,
+            Turn::Own if stand(place, &plan, &outcome, now) => {
+                let ready = decision.ready_at.map_or(LOOK_AGAIN, |ready| duration(ready.since(now)));
+                Then::LookIn(ready.clamp(TICK, LOOK_AGAIN))
+            }
+            Turn::Own => Then::Leave,
         };
         Ok(Tried { decision, receipt: None, then })
     }
+}
+
+/// Whether a request that was denied could fit while it waits. What is held may be given back at any moment; everything
+/// else says when there will be room.
+fn could_fit(plan: &Plan<'_>, decision: &Decision, left: Duration) -> bool {
+    let in_time = |ready: Option<Timestamp>| ready.is_some_and(|ready| duration(ready.since(decision.at)) <= left);
+    let held = |charge: &Charge<'_>| matches!(charge.limit(), Limit::Concurrency(_));
+    let readings = plan.charges().iter().zip(&decision.readings);
+    let mut denying = readings.filter(|(_, reading)| reading.enforced && !reading.allowed).peekable();
+    if decision.penalty.is_some() || denying.peek().is_none() {
+        return in_time(decision.ready_at);
+    }
+    denying.all(|(charge, reading)| held(charge) || in_time(reading.ready_at))
 }
 
 /// Takes its place for what has denied it, just now or before, but only where others lose less than [`LOOK_AGAIN`] by it.
