@@ -161,7 +161,7 @@ proptest! {
     /// Whatever budgets of their own and in common people wait for, and whoever gives up, everyone else is served, those
     /// with the same budgets in the order in which they came.
     ///
-    /// Woken by: leaving a queue in `Place::stand` without ringing for the next.
+    /// Woken by: leaving a queue in `Place::stand_for` without ringing for the next.
     #[test]
     fn whoever_waits_for_several_budgets_is_served(comers in vec(comer(0.3), 1..32)) {
         let runtime = paused();
@@ -250,6 +250,37 @@ async fn one_who_waits_for_their_own_budget_holds_up_nobody_else() {
     let mut first = Box::pin(limiter.wait(&a, HOUR));
     assert!(waits(&mut first).await);
     assert!(limiter.wait(&user("b"), Duration::ZERO).await.unwrap().allowed());
+}
+
+/// Somebody who has come to stand behind a long wait keeps nothing that others could use meanwhile.
+///
+/// Woken by: joining those ahead in `Place::turn` without leaving the other queues.
+#[tokio::test(start_paused = true)]
+async fn one_who_is_behind_a_long_wait_holds_up_nobody_else() {
+    let by = |name, limit| rule(name, &format!("[\"fact:{name}\"]"), &format!("{limit}\non_missing = \"skip\""));
+    let slow = "limit = \"10/1000s\"\nalgorithm = \"token-bucket\"";
+    let limiter = limiter(&(by("slow", slow) + &by("quick", "limit = \"1/s\"") + &by("wide", "limit = \"10/s\"")));
+    let (slow, quick, wide) = (("slow", "x"), ("quick", "x"), ("wide", "x"));
+    let asks = async |facts: Vec<(&str, &str)>, cost, after| {
+        sleep(Duration::from_millis(after)).await;
+        let start = Instant::now();
+        let facts = Facts { facts: &facts, cost: Some(cost), ..user("u") };
+        assert!(limiter.wait(&facts, HOUR).await.unwrap().allowed());
+        start.elapsed()
+    };
+    // The first comes for what is slow only after the second has begun to wait for what is quick.
+    let (.., alone) = tokio::join!(
+        asks(vec![wide], 5, 0),
+        asks(vec![quick], 1, 0),
+        asks(vec![slow, wide], 10, 1),
+        asks(vec![slow, quick], 1, 2),
+        async {
+            sleep(Duration::from_millis(3)).await;
+            assert!(limiter.check(&Facts { facts: &[slow], cost: Some(5), ..user("u") }).unwrap().allowed());
+        },
+        asks(vec![quick], 1, 4),
+    );
+    assert!(alone < Duration::from_secs(3), "{alone:?}");
 }
 
 /// Two budgets that open by turns, each with others behind: what opened is kept until the other opens too.

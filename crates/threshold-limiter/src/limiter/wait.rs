@@ -63,12 +63,12 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// that the request cannot fit by then, or where too many wait already, and else when the time is up.
     ///
     /// Whoever waits for the same budget is served in the order in which they came, so that a large cost is not starved
-    /// by small ones. A future that is kept but not polled keeps its place, and holds up those behind it. A plain `check`
-    /// does not queue. Going over a limit by waiting is no offence: it neither strikes
-    /// nor blocks. Cool-downs are waited for like limits.
+    /// by small ones. A plain `check` does not queue. Going over a limit by waiting is no offence: it neither strikes nor
+    /// blocks. Cool-downs are waited for like limits.
     ///
     /// A future that is dropped has charged nothing and waits nowhere; on a store across a network, one that is dropped
-    /// while the store is being asked may have charged, as after a timeout.
+    /// while the store is being asked may have charged, as after a timeout. One that is kept but not polled keeps its
+    /// place, and holds up those behind it.
     ///
     /// Decisions follow the limiter's clock, patience follows tokio's. A test that holds either still must move both.
     ///

@@ -134,7 +134,7 @@ impl Queues {
 }
 
 impl Place<'_> {
-    /// Whether it may try for these keys. If somebody is ahead, it stands behind them.
+    /// Whether it may try for these keys. If somebody is ahead, it stands behind them and nowhere else.
     pub(super) fn turn(&mut self, contested: impl Iterator<Item = Digest>) -> Turn {
         let mut queues = self.waiters.lock();
         let ahead = |key: &Digest| {
@@ -148,9 +148,9 @@ impl Place<'_> {
         if !self.begin_to_wait(&mut queues) {
             return Turn::NoRoom;
         }
-        for key in ahead {
-            self.join(&mut queues, key);
-        }
+        // Nobody knows how long those ahead will take, so nothing else is kept meanwhile.
+        self.denied_by.clear();
+        self.stand_for(&mut queues, ahead);
         Turn::Behind
     }
 
@@ -166,13 +166,8 @@ impl Place<'_> {
             if !self.denied_by.contains(&key) {
                 self.denied_by.push(key);
             }
-            self.join(&mut queues, key);
         }
-        let (stands_for, left): (Vec<_>, Vec<_>) = self.stands_for.iter().partition(|key| self.denied_by.contains(key));
-        for key in left {
-            queues.leave(key, self.ticket);
-        }
-        self.stands_for = stands_for;
+        self.stand_for(&mut queues, self.denied_by.clone());
         true
     }
 
@@ -190,10 +185,15 @@ impl Place<'_> {
         self.waits
     }
 
-    fn join(&mut self, queues: &mut Queues, key: Digest) {
-        if queues.standing.entry(key).or_default().insert(self.ticket) {
-            self.stands_for.push(key);
+    /// Stands for these keys and no others.
+    fn stand_for(&mut self, queues: &mut Queues, keys: Vec<Digest>) {
+        for key in &keys {
+            queues.standing.entry(*key).or_default().insert(self.ticket);
         }
+        for key in self.stands_for.iter().filter(|key| !keys.contains(key)) {
+            queues.leave(*key, self.ticket);
+        }
+        self.stands_for = keys;
     }
 }
 
