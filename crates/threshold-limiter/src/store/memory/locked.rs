@@ -51,6 +51,7 @@ impl<'s> Locked<'s> {
     }
 
     /// The shard of the `index`th key.
+    #[inline]
     pub(super) fn shard(&mut self, index: usize) -> Option<&mut Shard> {
         let guard = self.guards.get_mut(usize::from(*self.of.get(index)?))?;
         Some(&mut **guard)
@@ -68,14 +69,17 @@ impl<'s> Locked<'s> {
     }
 
     /// Lends what is known of keys at these places, to be [put back](Self::put_back) one by one.
+    #[inline]
     pub(super) fn lend(&mut self, places: &[Option<usize>], balances: &mut Balances) {
-        for (index, place) in places.iter().enumerate() {
-            let known = place.and_then(|place| Some(self.shard(index)?.lend(place)));
+        for (place, of) in places.iter().zip(&self.of) {
+            let shard = self.guards.get_mut(usize::from(*of));
+            let known = shard.zip(*place).map(|(shard, place)| shard.lend(place));
             let _ = balances.try_push(known.unwrap_or_default());
         }
     }
 
     /// Puts back the balance of the `index`th key.
+    #[inline]
     pub(super) fn put_back(
         &mut self,
         (index, key, place): (usize, Digest, Option<usize>),
