@@ -86,12 +86,13 @@ impl Layers {
     /// The same in batches.
     pub fn check_many(&self, visits: std::ops::Range<usize>) -> usize {
         let mut allowed = 0;
+        let mut decisions = Vec::with_capacity(BATCH);
         for batch in self.requests[visits].chunks(BATCH) {
             let mut facts = [Facts::default(); BATCH];
             for (facts, request) in facts.iter_mut().zip(batch) {
                 *facts = request.facts();
             }
-            let decisions = self.limiter.check_many(&facts[..batch.len()]);
+            self.limiter.check_many_into(&facts[..batch.len()], &mut decisions);
             allowed += decisions.iter().flatten().filter(|decision| decision.allowed()).count();
         }
         allowed

@@ -331,7 +331,7 @@ mod tests {
         #[test]
         fn each_ipv4_client_has_its_own_group(a: [u8; 4], b: [u8; 4], prefix in 1u8..=128) {
             let plain = |octets: [u8; 4]| AddressGroup::of(IpAddr::from(octets), prefix);
-            let mapped = |octets: [u8; 4]| AddressGroup::of(std::net::Ipv4Addr::from(octets).to_ipv6_mapped().into(), prefix);
+            let mapped = |octets: [u8; 4]| AddressGroup::of(Ipv4Addr::from(octets).to_ipv6_mapped().into(), prefix);
             prop_assert_eq!(plain(a), mapped(a));
             prop_assert_eq!(a == b, mapped(a) == plain(b));
         }

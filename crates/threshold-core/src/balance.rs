@@ -52,6 +52,38 @@ pub struct Checked {
     pub changed: bool,
 }
 
+impl Small {
+    /// As [`Balance::check`], on a balance that lies in a table under this very limit: nothing is unpacked.
+    #[inline(always)]
+    pub fn check(&mut self, limit: &Limit, cost: u64, now: Timestamp) -> Option<Checked> {
+        match limit {
+            Limit::Rate(rate) => {
+                let mut state = RateState {
+                    full_at: Timestamp::from_micros(self.large),
+                    part: self.figure,
+                    quota: rate.quota(),
+                    period: rate.period(),
+                };
+                let brought = rate.bring(&mut state, now);
+                let look = rate.look(&state, cost, now);
+                let mark = (look.fits && cost > 0).then(|| rate.charge(&mut state, cost, now));
+                *self = Self { large: state.full_at.micros(), figure: state.part };
+                Some(Checked { look, mark, changed: brought || mark.is_some() })
+            }
+            Limit::Window(window) => {
+                let start = Timestamp::from_micros(self.large);
+                let mut state = WindowState { start, used: self.figure, period: window.period() };
+                let brought = window.bring(&mut state, now);
+                let look = window.look(&state, cost, now);
+                let mark = (look.fits && cost > 0).then(|| window.charge(&mut state, cost, now));
+                *self = Self { large: state.start.micros(), figure: state.used };
+                Some(Checked { look, mark, changed: brought || mark.is_some() })
+            }
+            Limit::Log(_) | Limit::Estimate(_) | Limit::Concurrency(_) | Limit::Never => None,
+        }
+    }
+}
+
 impl Balance {
     /// This balance without the figures of its limit. `None` if it is not of constant size, is in other figures, or is
     /// blocked: such a balance is kept whole.

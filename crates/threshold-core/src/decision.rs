@@ -161,6 +161,29 @@ pub struct Decision {
     pub escalations: ArrayVec<Escalation, MAX_SUBJECTS>,
 }
 
+/// One that allows and says nothing: a place for [`Plan::decide_into`].
+impl Default for Decision {
+    #[inline]
+    fn default() -> Self {
+        Self {
+            verdict: Verdict::Allow,
+            at: Timestamp::EPOCH,
+            trace: TraceId::default(),
+            generation: 0,
+            readings: ArrayVec::new(),
+            binding: None,
+            ready_at: None,
+            delay: Span::ZERO,
+            warning: false,
+            penalty: None,
+            disclosure: Disclosure::Full,
+            listed: None,
+            degraded: None,
+            escalations: ArrayVec::new(),
+        }
+    }
+}
+
 impl Decision {
     /// Whether the request may cross.
     #[must_use]
@@ -205,31 +228,32 @@ impl Decision {
 impl Plan<'_> {
     /// The decision that an outcome is.
     pub fn decide(&self, outcome: &Outcome, now: Timestamp) -> Decision {
-        let mut decision = self.blank(now);
+        let mut decision = Decision::default();
+        self.decide_into(outcome, now, &mut decision);
+        decision
+    }
+
+    /// As [`decide`](Self::decide), into a decision that is already there: moving one takes as long as making it.
+    pub fn decide_into(&self, outcome: &Outcome, now: Timestamp, decision: &mut Decision) {
+        self.begin(now, decision);
         match self.listed {
             Some(Listed::Deny) => {
                 decision.verdict = Verdict::Ban;
-                return decision;
+                return;
             }
-            Some(Listed::Allow) => return decision,
+            Some(Listed::Allow) => return,
             None => {}
         }
-        let denied_by_limit = self.read(outcome, &mut decision);
+        let denied_by_limit = self.read(outcome, decision);
         decision.escalations.extend(outcome.escalations.iter().copied());
         decision.warning = outcome.escalations.iter().any(|strike| strike.rung.warn);
         if let Some((subject, penalty)) = outcome.penalty {
-            return self.penalised(decision, subject, penalty, outcome.denied_until);
+            return self.penalise(decision, subject, penalty, outcome.denied_until);
         }
-        let harsh = outcome.escalations.iter().filter(|strike| !strike.rung.allows());
-        let penalty_ends = harsh.clone().filter_map(|strike| self.rung_ends(strike, now)).max();
-        if denied_by_limit || harsh.clone().next().is_some() {
-            let banned = harsh.clone().any(|strike| strike.rung.ban.is_some());
-            decision.verdict = if banned { Verdict::Ban } else { Verdict::Deny };
-            decision.binding = longest_wait(&decision, harsh.clone().map(|strike| strike.charge));
-            let waits = decision.bound_by().map_or(Some(now), |reading| reading.ready_at.or(allowed_now(reading, now)));
-            decision.ready_at = waits.map(|ready| ready.max(penalty_ends.unwrap_or(now)));
+        if denied_by_limit || outcome.escalations.iter().any(|strike| !strike.rung.allows()) {
+            self.refuse(outcome, now, decision);
         } else {
-            decision.binding = tightest(&decision);
+            decision.binding = tightest(decision);
             decision.verdict = if outcome.shadowed {
                 decision.delay = shadow_delay(self.trace);
                 Verdict::Slow
@@ -241,7 +265,17 @@ impl Plan<'_> {
         }
         let bound = decision.binding.and_then(|binding| self.charges.get(binding));
         decision.disclosure = bound.map_or(Disclosure::Full, |charge| charge.rule.disclosure);
-        decision
+    }
+
+    /// A limit denies, or a rung that this request has reached.
+    fn refuse(&self, outcome: &Outcome, now: Timestamp, decision: &mut Decision) {
+        let harsh = outcome.escalations.iter().filter(|strike| !strike.rung.allows());
+        let penalty_ends = harsh.clone().filter_map(|strike| self.rung_ends(strike, now)).max();
+        let banned = harsh.clone().any(|strike| strike.rung.ban.is_some());
+        decision.verdict = if banned { Verdict::Ban } else { Verdict::Deny };
+        decision.binding = longest_wait(decision, harsh.map(|strike| strike.charge));
+        let waits = decision.bound_by().map_or(Some(now), |reading| reading.ready_at.or(allowed_now(reading, now)));
+        decision.ready_at = waits.map(|ready| ready.max(penalty_ends.unwrap_or(now)));
     }
 
     /// What the policy says to do when the store fails: the strictest of its enforced rules.
@@ -257,7 +291,8 @@ impl Plan<'_> {
 
     /// The decision when the store failed and the policy is open or closed. Lists need no store and still hold.
     pub fn decide_blind(&self, open: bool, reason: Degraded, now: Timestamp) -> Decision {
-        let mut decision = self.blank(now);
+        let mut decision = Decision::default();
+        self.begin(now, &mut decision);
         decision.degraded = Some(reason);
         match self.listed {
             Some(Listed::Deny) => decision.verdict = Verdict::Ban,
@@ -284,7 +319,8 @@ impl Plan<'_> {
                 settled.look.remaining = 0;
             }
         }
-        let mut decision = self.blank(now);
+        let mut decision = Decision::default();
+        self.begin(now, &mut decision);
         self.read(&uncharged, &mut decision);
         decision.verdict = Verdict::Deny;
         decision.binding = tightest;
@@ -295,24 +331,24 @@ impl Plan<'_> {
         decision
     }
 
+    /// What every decision begins with, in place of whatever was decided here before.
     #[inline]
-    fn blank(&self, now: Timestamp) -> Decision {
-        Decision {
-            verdict: Verdict::Allow,
-            at: now,
-            trace: self.trace,
-            generation: self.policy.generation,
-            readings: ArrayVec::new(),
-            binding: None,
-            ready_at: None,
-            delay: Span::ZERO,
-            warning: false,
-            penalty: None,
-            disclosure: Disclosure::Full,
-            listed: self.listed,
-            degraded: None,
-            escalations: ArrayVec::new(),
-        }
+    fn begin(&self, now: Timestamp, decision: &mut Decision) {
+        let Decision { readings, escalations, .. } = decision;
+        readings.clear();
+        escalations.clear();
+        decision.verdict = Verdict::Allow;
+        decision.at = now;
+        decision.trace = self.trace;
+        decision.generation = self.policy.generation;
+        decision.binding = None;
+        decision.ready_at = None;
+        decision.delay = Span::ZERO;
+        decision.warning = false;
+        decision.penalty = None;
+        decision.disclosure = Disclosure::Full;
+        decision.listed = self.listed;
+        decision.degraded = None;
     }
 
     /// Reads every limit; says whether an enforced one denies.
@@ -341,7 +377,7 @@ impl Plan<'_> {
     }
 
     /// Who waits for the last penalty and for the limits behind it gets in.
-    fn penalised(&self, mut decision: Decision, subject: usize, penalty: Penalty, until: Timestamp) -> Decision {
+    fn penalise(&self, decision: &mut Decision, subject: usize, penalty: Penalty, until: Timestamp) {
         decision.penalty = self.subjects.get(subject).map(|subject| subject.layer);
         decision.disclosure = self.subjects.get(subject).map_or(Disclosure::Full, |subject| subject.disclosure);
         decision.verdict = match penalty {
@@ -352,7 +388,6 @@ impl Plan<'_> {
         let limits = denying.map(|reading| reading.ready_at.unwrap_or(Timestamp::MAX)).max();
         decision.ready_at =
             Some(limits.map_or(until, |ready| ready.max(until))).filter(|ready| *ready < Timestamp::MAX);
-        decision
     }
 
     /// When the penalty of a strike ends.

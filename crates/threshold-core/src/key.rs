@@ -250,7 +250,7 @@ impl KeyBuilder {
         match &self.spilt {
             None => Digest(SipHasher13::new_with_key(&self.key.0).hash(gathered).as_u128()),
             Some(hasher) => {
-                let mut hasher = hasher.clone();
+                let mut hasher = *hasher;
                 hasher.write(gathered);
                 Digest(hasher.finish128().as_u128())
             }

@@ -34,18 +34,6 @@ pub fn spell_path(path: &str) -> Cow<'_, str> {
     Cow::Owned(spelled)
 }
 
-/// The bytes that are their own spelling wherever they stand.
-const PLAIN: [bool; 256] = {
-    let mut plain = [false; 256];
-    let text = b"abcdefghijklmnopqrstuvwxyz0123456789-_~@:!,";
-    let mut at = 0;
-    while at < text.len() {
-        plain[text[at] as usize] = true;
-        at += 1;
-    }
-    plain
-};
-
 /// Whether a path is plainly its own spelling already. Most are, and cost no allocation.
 fn is_spelled(path: &str) -> bool {
     if path == "/" {
@@ -54,7 +42,7 @@ fn is_spelled(path: &str) -> bool {
     // A dot or a slash behind one of these begins a segment that spelling would change.
     let mut before = 0;
     for &byte in path.as_bytes() {
-        let is_plain = PLAIN.get(usize::from(byte)).is_some_and(|plain| *plain);
+        let is_plain = matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' | b'@' | b':' | b'!' | b',');
         if !is_plain && (!matches!(byte, b'.' | b'/') || matches!(before, b'/' | b'.')) {
             return false;
         }

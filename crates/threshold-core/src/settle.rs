@@ -9,7 +9,7 @@ use crate::balance::Balance;
 use crate::key::Digest;
 use crate::ladder::{Penalty, Rung, Standing, Violation};
 use crate::limit::{Look, Mark};
-use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Subject, Verb};
+use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
 use crate::time::Timestamp;
 
 /// What settling found and did.
@@ -111,15 +111,16 @@ impl Outcome {
 }
 
 impl Plan<'_> {
-    /// What denied a request, of [what it contests](Self::contested): the standing with a penalty in force, else the
-    /// budgets without room.
-    pub fn denied_by(&self, outcome: &Outcome) -> impl Iterator<Item = Digest> {
+    /// What denied a request, of [what it contests](Self::contested), and when it would no longer: the standing with a
+    /// penalty in force, else the budgets without room.
+    pub fn denied_by(&self, outcome: &Outcome) -> impl Iterator<Item = (Digest, Timestamp)> {
         let penalised = outcome.penalty.and_then(|(subject, _)| self.subjects.get(subject));
         let full = self.charges.iter().zip(&outcome.settled).filter(move |(charge, settled)| {
             let short = charge.enforced() && charge.cost > 0 && !settled.look.fits && !settled.lifted;
             penalised.is_none() && short
         });
-        penalised.map(Subject::key).into_iter().chain(full.map(|(charge, _)| charge.key))
+        let standing = penalised.map(|subject| (subject.key, outcome.denied_until));
+        standing.into_iter().chain(full.map(|(charge, settled)| (charge.key, settled.ready_at)))
     }
 }
 

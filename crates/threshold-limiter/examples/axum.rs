@@ -1,7 +1,7 @@
 //! Tenants and users behind a limiter, in axum.
 //!
 //! ```console
-//! $ cargo run -p threshold-limiter --features tower --example axum
+//! $ cargo run --example axum
 //! $ curl -i -H 'Authorization: Bearer ada' 127.0.0.1:3000/notes    # 200 three times, then 429: her own limit
 //! $ curl -i -H 'Authorization: Bearer bob' 127.0.0.1:3000/notes    # 200 twice, then 429: the limit of both at acme
 //! $ curl -i -H 'Authorization: Bearer eve' 127.0.0.1:3000/notes    # 200: another tenant

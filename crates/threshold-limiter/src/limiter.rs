@@ -3,6 +3,7 @@
 mod asynchronous;
 mod failure;
 mod login;
+mod many;
 #[cfg(feature = "wait")]
 mod wait;
 
@@ -161,7 +162,9 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Where the request cannot be decided as asked: the caller's mistake, never a reason to try again later.
     pub fn check(&self, facts: &Facts<'_>) -> Result<Decision, PlanError> {
-        self.decide(Verb::Check, facts, |_, _, decision, _| decision)
+        let mut decision = Decision::default();
+        self.decide(Verb::Check, facts, &mut decision, |_, _, _, _| ())?;
+        Ok(decision)
     }
 
     /// As [`check`](Self::check), with a receipt of what was charged.
@@ -169,15 +172,7 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `check`.
     pub fn check_with_receipt(&self, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
-        self.decide(Verb::Check, facts, |plan, outcome, decision, now| {
-            let receipt = outcome.and_then(|outcome| plan.receipt(outcome, now));
-            (decision, receipt)
-        })
-    }
-
-    /// Decides several requests, one after the other.
-    pub fn check_many(&self, requests: &[Facts<'_>]) -> Vec<Result<Decision, PlanError>> {
-        requests.iter().map(|facts| self.check(facts)).collect()
+        self.decide_with_receipt(Verb::Check, facts)
     }
 
     /// What [`check`](Self::check) would answer; nothing is charged and nobody is struck.
@@ -185,7 +180,9 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `check`.
     pub fn peek(&self, facts: &Facts<'_>) -> Result<Decision, PlanError> {
-        self.decide(Verb::Peek, facts, |_, _, decision, _| decision)
+        let mut decision = Decision::default();
+        self.decide(Verb::Peek, facts, &mut decision, |_, _, _, _| ())?;
+        Ok(decision)
     }
 
     /// Charges after the fact. Never denies; what does not fit becomes debt.
@@ -193,10 +190,7 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `check`, but any cost will do.
     pub fn record(&self, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
-        self.decide(Verb::Record, facts, |plan, outcome, decision, now| {
-            let receipt = outcome.and_then(|outcome| plan.receipt(outcome, now));
-            (decision, receipt)
-        })
+        self.decide_with_receipt(Verb::Record, facts)
     }
 
     /// Gives back what a receipt says was charged, once. Says whether this was the first time.
@@ -211,11 +205,12 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `check`.
     pub fn reserve(&self, facts: &Facts<'_>, ttl: Span, on_expire: OnExpire) -> Result<Reserved, PlanError> {
-        self.decide(Verb::Check, facts, |plan, outcome, decision, now| {
+        let mut decision = Decision::default();
+        let reservation = self.decide(Verb::Check, facts, &mut decision, |plan, outcome, decision, now| {
             let holding = outcome.filter(|_| decision.allowed()).map(|outcome| plan.holding(outcome, now));
-            let reservation = holding.and_then(|holding| self.store.reserve(holding, ttl, on_expire, now).ok());
-            Reserved { decision, reservation }
-        })
+            holding.and_then(|holding| self.store.reserve(holding, ttl, on_expire, now).ok())
+        })?;
+        Ok(Reserved { decision, reservation })
     }
 
     /// Ends a reservation with what it really cost: less is given back, more is recorded.
@@ -249,30 +244,41 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         self.made_room(keys.all());
     }
 
-    /// Plans, settles and decides; `finish` takes what it needs of the three before they go.
+    fn decide_with_receipt(&self, verb: Verb, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
+        let mut decision = Decision::default();
+        let receipt = self.decide(verb, facts, &mut decision, |plan, outcome, _, now| plan.receipt(outcome?, now))?;
+        Ok((decision, receipt))
+    }
+
+    /// Plans, settles and decides; `finish` takes what it needs before the plan goes.
     fn decide<T>(
         &self,
         verb: Verb,
         facts: &Facts<'_>,
-        finish: impl FnOnce(&Plan<'_>, Option<&Outcome>, Decision, Timestamp) -> T,
+        decision: &mut Decision,
+        finish: impl FnOnce(&Plan<'_>, Option<&Outcome>, &Decision, Timestamp) -> T,
     ) -> Result<T, PlanError> {
         let policy: Guard<Arc<Policy>> = self.policy.load();
         let facts = traced(facts);
         let mut plan = Plan::new(&policy, verb);
         plan.fill(&facts)?;
         let mut outcome = Outcome::default();
-        let (settled, decision, now) = self.settle(&plan, &mut outcome);
-        self.tell(&facts, &decision, &policy);
+        let (settled, now) = self.settle(&plan, &mut outcome, decision);
+        self.tell(&facts, decision, &policy);
         Ok(finish(&plan, settled.then_some(&outcome), decision, now))
     }
 
     /// Settles a plan, and says what that comes to. Where the store failed, the outcome says nothing: that comes first.
-    pub(crate) fn settle(&self, plan: &Plan<'_>, outcome: &mut Outcome) -> (bool, Decision, Timestamp) {
+    pub(crate) fn settle(&self, plan: &Plan<'_>, outcome: &mut Outcome, decision: &mut Decision) -> (bool, Timestamp) {
         let now = self.clock.now();
         match self.store.settle(plan, now, outcome) {
-            Ok(()) => (true, plan.decide(outcome, now), now),
-            Err(error) => (false, self.decide_without_store(plan, error, now), now),
+            Ok(()) => plan.decide_into(outcome, now, decision),
+            Err(error) => {
+                *decision = self.decide_without_store(plan, error, now);
+                return (false, now);
+            }
         }
+        (true, now)
     }
 }
 

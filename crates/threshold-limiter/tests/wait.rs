@@ -5,7 +5,6 @@
 #![cfg(feature = "wait")]
 #![expect(
     clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
     clippy::unwrap_used,
     reason = "a test that overflows, misses or unwraps nothing should fail loudly, on the line where it does"
 )]
@@ -162,7 +161,7 @@ proptest! {
     /// Whatever budgets of their own and in common people wait for, and whoever gives up, everyone else is served, those
     /// with the same budgets in the order in which they came.
     ///
-    /// Woken by: joining only the first queue of those ahead in `Place::turn`; and ringing for nobody in `stand`.
+    /// Woken by: leaving a queue in `Place::stand_for` without ringing for the next.
     #[test]
     fn whoever_waits_for_several_budgets_is_served(comers in vec(comer(0.3), 1..32)) {
         let runtime = paused();
@@ -195,6 +194,25 @@ async fn one_that_fits_does_not_wait_and_one_that_cannot_fit_in_time_is_told_at_
     // Exactly as long as was told is long enough.
     assert!(limiter.wait(&user("u"), MINUTE).await.unwrap().allowed());
     assert!(Instant::now() >= start + MINUTE);
+}
+
+/// A clock that falls half a millisecond behind tokio's as soon as time passes.
+struct LateClock(TokioClock);
+
+impl Clock for LateClock {
+    fn now(&self) -> Timestamp {
+        let late = if self.0.0.elapsed().is_zero() { 0 } else { 500 };
+        Timestamp::from_micros(self.0.now().micros() - late)
+    }
+}
+
+/// Woken by: leaving out `saturating_add(TICK)` in `wait_with_receipt`.
+#[tokio::test(start_paused = true)]
+async fn a_hair_between_two_clocks_is_forgiven() {
+    let policy = Policy::parse(&rule("r", "[]", "limit = \"1/min\""), &|_| None).unwrap();
+    let limiter = Limiter::with_clock(policy, LateClock(TokioClock::new()));
+    assert!(limiter.check(&user("u")).unwrap().allowed());
+    assert!(limiter.wait(&user("u"), MINUTE).await.unwrap().allowed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -232,6 +250,86 @@ async fn one_who_waits_for_their_own_budget_holds_up_nobody_else() {
     let mut first = Box::pin(limiter.wait(&a, HOUR));
     assert!(waits(&mut first).await);
     assert!(limiter.wait(&user("b"), Duration::ZERO).await.unwrap().allowed());
+}
+
+/// Somebody who has come to stand behind a long wait keeps nothing that others could use meanwhile.
+///
+/// Woken by: joining those ahead in `Place::turn` without leaving the other queues.
+#[tokio::test(start_paused = true)]
+async fn one_who_is_behind_a_long_wait_holds_up_nobody_else() {
+    let by = |name, limit| rule(name, &format!("[\"fact:{name}\"]"), &format!("{limit}\non_missing = \"skip\""));
+    let slow = "limit = \"10/1000s\"\nalgorithm = \"token-bucket\"";
+    let limiter = limiter(&(by("slow", slow) + &by("quick", "limit = \"1/s\"") + &by("wide", "limit = \"10/s\"")));
+    let (slow, quick, wide) = (("slow", "x"), ("quick", "x"), ("wide", "x"));
+    let asks = async |facts: Vec<(&str, &str)>, cost, after| {
+        sleep(Duration::from_millis(after)).await;
+        let start = Instant::now();
+        let facts = Facts { facts: &facts, cost: Some(cost), ..user("u") };
+        assert!(limiter.wait(&facts, HOUR).await.unwrap().allowed());
+        start.elapsed()
+    };
+    // The first comes for what is slow only after the second has begun to wait for what is quick.
+    let (.., alone) = tokio::join!(
+        asks(vec![wide], 5, 0),
+        asks(vec![quick], 1, 0),
+        asks(vec![slow, wide], 10, 1),
+        asks(vec![slow, quick], 1, 2),
+        async {
+            sleep(Duration::from_millis(3)).await;
+            assert!(limiter.check(&Facts { facts: &[slow], cost: Some(5), ..user("u") }).unwrap().allowed());
+        },
+        asks(vec![quick], 1, 4),
+    );
+    assert!(alone < Duration::from_secs(3), "{alone:?}");
+}
+
+/// Two budgets that open by turns, each with others behind: what opened is kept until the other opens too.
+///
+/// Woken by: `keep` always false in `stand`.
+#[tokio::test(start_paused = true)]
+async fn one_who_needs_two_budgets_gets_both() {
+    let by = |name| rule(name, &format!("[\"fact:{name}\"]"), "limit = \"1/s\"\non_missing = \"skip\"");
+    let limiter = limiter(&(by("a") + &by("b")));
+    let (a, b) = (Facts { facts: &[("a", "x")], ..user("u") }, Facts { facts: &[("b", "x")], ..user("u") });
+    let both = Facts { facts: &[("a", "x"), ("b", "x")], ..user("u") };
+    let start = Instant::now();
+    let served = async |facts: &Facts<'_>, after: u64| {
+        sleep(Duration::from_millis(after)).await;
+        assert!(limiter.wait(facts, MINUTE).await.unwrap().allowed());
+        start.elapsed()
+    };
+    assert!(limiter.check(&a).unwrap().allowed());
+    let b_is_used = served(&b, 500);
+    let (waited, ..) =
+        tokio::join!(served(&both, 1), b_is_used, served(&a, 2), served(&a, 3), served(&b, 502), served(&b, 503));
+    assert!(waited < Duration::from_millis(1_510), "{waited:?}");
+}
+
+/// Who has used up a budget of their own, or is shut out, does not keep others from one that is full for a moment only.
+///
+/// Woken by: `soon` always true in `stand`.
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_of_ones_own_holds_up_nobody_else() {
+    let ladder = "limit = \"1/h\"\nladder = \"graduated\"\nstrike = \"request\"";
+    for strikes in [0, 3] {
+        let both = rule("all", "[]", "limit = \"1/s\"") + &rule("own", "[\"user\"]", ladder);
+        let limiter = limiter(&both);
+        let (a, b) = (user("a"), user("b"));
+        assert!(limiter.check(&a).unwrap().allowed());
+        let mut waits_long = Box::pin(limiter.wait(&a, HOUR * 2));
+        assert!(waits(&mut waits_long).await);
+        for _ in 0..strikes {
+            assert!(!limiter.check(&a).unwrap().allowed());
+        }
+        let start = Instant::now();
+        let waits_long = async { timeout(MINUTE, waits_long).await.is_err() };
+        let others = async {
+            assert!(limiter.wait(&b, MINUTE).await.unwrap().allowed());
+            start.elapsed()
+        };
+        let (still_waits, waited) = tokio::join!(waits_long, others);
+        assert!(still_waits && waited < Duration::from_secs(2), "{waited:?} after {strikes} strikes");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -316,7 +414,7 @@ async fn room_that_is_made_before_its_time_is_noticed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refund_lets_the_next_in_at_once() {
+async fn what_is_held_is_waited_for_and_a_refund_lets_the_next_in_at_once() {
     let limiter = limiter(&rule("at once", "[]", "limit = \"1\"\nalgorithm = \"concurrency\"\nttl = \"1h\""));
     let (first, receipt) = limiter.wait_with_receipt(&user("a"), HOUR).await.unwrap();
     assert!(first.allowed());
@@ -325,9 +423,12 @@ async fn a_refund_lets_the_next_in_at_once() {
         sleep(Duration::from_millis(10_300)).await;
         assert!(limiter.refund(&receipt.unwrap()));
     };
-    let (second, ()) = tokio::join!(limiter.wait(&b, HOUR), ends);
+    // It would be held for an hour, but nobody knows that it will be.
+    let (second, ()) = tokio::join!(limiter.wait(&b, MINUTE), ends);
     assert!(second.unwrap().allowed());
     assert!(start.elapsed() < Duration::from_millis(10_302));
+    let (start, denied) = (Instant::now(), limiter.wait(&b, MINUTE).await.unwrap());
+    assert!(!denied.allowed() && start.elapsed() >= MINUTE);
 }
 
 /// Counts what it is told.

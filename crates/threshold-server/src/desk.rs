@@ -133,13 +133,13 @@ impl Desk {
         let now = self.limiter.now();
         let mut outcome = Outcome::default();
         let settled = self.limiter.store().settle(&plan, now, &mut outcome).is_ok();
-        let decision = if settled {
-            plan.decide(&outcome, now)
+        let mut decided = Decided { decision: Decision::default(), receipt: None, reservation: None };
+        if settled {
+            plan.decide_into(&outcome, now, &mut decided.decision);
         } else {
-            // Memory fails in one way only, and says itself that what is new is to be denied then.
-            plan.decide_blind(false, Degraded::StoreFull, now)
-        };
-        let mut decided = Decided { decision, receipt: None, reservation: None };
+            // Memory fails in one way only: it is full, and then denies what is new.
+            decided.decision = plan.decide_blind(false, Degraded::StoreFull, now);
+        }
         if settled && decided.decision.allowed() {
             hand_out(&mut decided, &plan, &outcome, now);
         }

@@ -174,7 +174,7 @@ impl Rate {
     }
 
     #[inline]
-    pub(super) fn bring(&self, state: &mut RateState, now: Timestamp) -> bool {
+    pub(crate) fn bring(&self, state: &mut RateState, now: Timestamp) -> bool {
         let in_terms = state.is_in_terms_of(self);
         if in_terms && self.whole_capacity.is_some_and(|capacity| state.full_at.since(now).micros() <= capacity) {
             return false;
@@ -210,7 +210,7 @@ impl Rate {
     }
 
     #[inline]
-    pub(super) fn look(&self, state: &RateState, cost: u64, now: Timestamp) -> Look {
+    pub(crate) fn look(&self, state: &RateState, cost: u64, now: Timestamp) -> Look {
         let step = self.terms.step;
         let backlog = state.full_at.since(now).micros();
         // Mostly nothing has a fraction and everything fits 64 bits: a third of the work.
@@ -260,8 +260,8 @@ impl Rate {
         }
     }
 
-    #[inline]
-    pub(super) fn charge(&self, state: &mut RateState, cost: u64, now: Timestamp) -> Mark {
+    #[inline(always)]
+    pub(crate) fn charge(&self, state: &mut RateState, cost: u64, now: Timestamp) -> Mark {
         if let Some(full_at) = self.charged_whole(state, cost, now) {
             state.full_at = full_at;
             return Mark { part: now, amount: cost };
@@ -277,7 +277,7 @@ impl Rate {
     }
 
     /// When the bucket is full again after a charge, where nothing has a fraction and the whole cost fits.
-    #[inline]
+    #[inline(always)]
     fn charged_whole(&self, state: &RateState, cost: u64, now: Timestamp) -> Option<Timestamp> {
         let backlog = state.full_at.since(now).micros();
         let after = backlog.checked_add(cost.checked_mul(self.terms.step)?)?;

@@ -85,7 +85,7 @@ impl Window {
     }
 
     #[inline]
-    pub(super) fn bring(&self, state: &mut WindowState, now: Timestamp) -> bool {
+    pub(crate) fn bring(&self, state: &mut WindowState, now: Timestamp) -> bool {
         let before = *state;
         if state.period != self.period {
             // What a running window has used moves into the window that holds now.
@@ -114,7 +114,7 @@ impl Window {
     }
 
     #[inline]
-    pub(super) fn look(&self, state: &WindowState, cost: u64, now: Timestamp) -> Look {
+    pub(crate) fn look(&self, state: &WindowState, cost: u64, now: Timestamp) -> Look {
         let window = self.current(state, now);
         let remaining = self.quota.saturating_sub(window.used);
         let fits = cost <= remaining && window.used <= self.quota;
@@ -136,7 +136,7 @@ impl Window {
     }
 
     #[inline]
-    pub(super) fn charge(&self, state: &mut WindowState, cost: u64, now: Timestamp) -> Mark {
+    pub(crate) fn charge(&self, state: &mut WindowState, cost: u64, now: Timestamp) -> Mark {
         let mut window = self.current(state, now);
         if window.used == 0 && self.anchor == Anchor::First {
             window = self.fresh(now);

@@ -59,6 +59,17 @@ pub enum Attempted {
     Refused(Refusal),
 }
 
+impl Attempted {
+    /// The token to end the attempt by, if the secret may be checked.
+    #[must_use]
+    pub fn token(&self) -> Option<&str> {
+        match self {
+            Self::Allowed(token) => Some(token),
+            Self::Refused(_) => None,
+        }
+    }
+}
+
 /// A token reaches no log.
 impl fmt::Debug for Attempted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -155,11 +155,12 @@ proptest! {
             let standing = |shelf: &Shelf| plan.subjects().iter().map(|own| shelf.standing(own.key())).collect::<Vec<_>>();
             prop_assert_eq!(standing(&shelf), standing(&before));
             let denied_by: Vec<_> = plan.denied_by(&outcome).collect();
-            prop_assert!(denied_by.iter().all(|key| plan.contested().any(|own| own == *key)));
+            prop_assert!(denied_by.iter().all(|(key, _)| plan.contested().any(|own| own == *key)));
             if decision.penalty.is_some() {
                 prop_assert_eq!(denied_by.len(), 1, "the penalty alone is waited for");
             } else if ask.cost > 0 {
                 prop_assert_eq!(denied_by.len(), full);
+                prop_assert_eq!(denied_by.iter().map(|(_, ready)| *ready).max(), decision.ready_at);
             }
             if !decision.allowed() {
                 let again = plan.decide(&before.clone().settle(&plan, now), now);

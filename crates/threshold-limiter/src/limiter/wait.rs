@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use threshold_core::plan::{Charge, Verb};
-use threshold_core::{Decision, Facts, Outcome, PlanError, Policy, Receipt};
+use threshold_core::{Decision, Facts, Limit, Outcome, Plan, PlanError, Policy, Receipt, Span, Timestamp};
 use tokio::time::{Instant, timeout_at};
 
 use super::asynchronous::Answered;
@@ -17,8 +17,8 @@ use queues::{Place, Turn};
 
 pub(super) use queues::Waiters;
 
-/// How many wait at once in one limiter, unless said. One who waits takes half a kilobyte here and as much again as the
-/// task it waits in: ten thousand are some ten megabytes, and more than that a service should turn away.
+/// How many wait at once in one limiter, unless said. One who waits takes about a kilobyte, in its future and in the
+/// queues: ten thousand are some ten megabytes, and a service in which more than that wait is better off to say no.
 pub const MOST_WAITERS: usize = 10_000;
 /// Whoever is first looks again this often, for room that nobody rang for: a reservation that was released, a refund on
 /// another node.
@@ -63,12 +63,12 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// that the request cannot fit by then, or where too many wait already, and else when the time is up.
     ///
     /// Whoever waits for the same budget is served in the order in which they came, so that a large cost is not starved
-    /// by small ones. A future that is kept but not polled keeps its place, and holds up those behind it. A plain `check`
-    /// does not queue. Going over a limit by waiting is no offence: it neither strikes
-    /// nor blocks. Cool-downs are waited for like limits.
+    /// by small ones. A plain `check` does not queue. Going over a limit by waiting is no offence: it neither strikes nor
+    /// blocks. Cool-downs are waited for like limits.
     ///
     /// A future that is dropped has charged nothing and waits nowhere; on a store across a network, one that is dropped
-    /// while the store is being asked may have charged, as after a timeout.
+    /// while the store is being asked may have charged, as after a timeout. One that is kept but not polled keeps its
+    /// place, and holds up those behind it.
     ///
     /// Decisions follow the limiter's clock, patience follows tokio's. A test that holds either still must move both.
     ///
@@ -159,18 +159,44 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             let then = if turn == Turn::Behind { Then::WaitForTurn } else { Then::Leave };
             return Ok(Tried { decision: plan.decide_as_full(&outcome, now), receipt: None, then });
         }
-        // A penalty is waited for alone: who is shut out holds up nobody who is not. Of the budgets, each that has denied
-        // it stays its own, else they could be taken from it in turn for ever.
-        let keep = |key| decision.penalty.is_none() && plan.charges().iter().map(Charge::key).any(|own| own == key);
-        let wait = decision.ready_at.map(|ready| Duration::from_micros(ready.since(now).micros()));
-        let then = match (wait.filter(|wait| *wait <= left), turn) {
-            (None, _) | (Some(_), Turn::NoRoom) => Then::Leave,
-            (Some(_), Turn::Behind) => Then::WaitForTurn,
-            (Some(wait), Turn::Own) if place.stand(keep, plan.denied_by(&outcome)) => {
-                Then::LookIn(wait.clamp(TICK, LOOK_AGAIN))
+        let then = match turn {
+            _ if !could_fit(&plan, &decision, left) => Then::Leave,
+            Turn::NoRoom => Then::Leave,
+            Turn::Behind => Then::WaitForTurn,
+            Turn::Own if stand(place, &plan, &outcome, now) => {
+                let ready = decision.ready_at.map_or(LOOK_AGAIN, |ready| duration(ready.since(now)));
+                Then::LookIn(ready.clamp(TICK, LOOK_AGAIN))
             }
-            (Some(_), Turn::Own) => Then::Leave,
+            Turn::Own => Then::Leave,
         };
         Ok(Tried { decision, receipt: None, then })
     }
+}
+
+/// Whether a request that was denied could fit while it waits. What is held may be given back at any moment; everything
+/// else says when there will be room.
+fn could_fit(plan: &Plan<'_>, decision: &Decision, left: Duration) -> bool {
+    let in_time = |ready: Option<Timestamp>| ready.is_some_and(|ready| duration(ready.since(decision.at)) <= left);
+    let held = |charge: &Charge<'_>| matches!(charge.limit(), Limit::Concurrency(_));
+    let readings = plan.charges().iter().zip(&decision.readings);
+    let mut denying = readings.filter(|(_, reading)| reading.enforced && !reading.allowed).peekable();
+    if decision.penalty.is_some() || denying.peek().is_none() {
+        return in_time(decision.ready_at);
+    }
+    denying.all(|(charge, reading)| held(charge) || in_time(reading.ready_at))
+}
+
+/// Takes its place for what has denied it, just now or before, but only where others lose less than [`LOOK_AGAIN`] by it.
+/// A budget that has room again much sooner than the last one would lie idle for its sake: whoever has used up a budget of
+/// their own could stop everyone. One that it waits for is not given away for a little while, else two that open by turns
+/// could be taken from it for ever. Says whether there is room to wait.
+fn stand(place: &mut Place<'_>, plan: &Plan<'_>, outcome: &Outcome, now: Timestamp) -> bool {
+    let last = plan.denied_by(outcome).map(|(_, ready)| ready).max().unwrap_or(now);
+    let soon = |ready: Timestamp| duration(last.since(ready)) <= LOOK_AGAIN;
+    let keep = |key| soon(now) && plan.contested().any(|own| own == key);
+    place.stand(keep, plan.denied_by(outcome).filter(|(_, ready)| soon(*ready)).map(|(key, _)| key))
+}
+
+fn duration(span: Span) -> Duration {
+    Duration::from_micros(span.micros())
 }

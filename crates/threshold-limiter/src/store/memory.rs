@@ -11,6 +11,7 @@ mod slab;
 mod slots;
 mod table;
 
+use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -289,10 +290,17 @@ fn account_worth(account: &Account, login: &Login, now: Timestamp) -> Worth {
 }
 
 impl LocalStore for MemoryStore {
+    fn expect(&self, plan: &Plan<'_>) {
+        let touch = |charge: &Charge<'_>| self.shard(charge.key()).map_or(0, |shard| lock(shard).touch(charge.key()));
+        black_box(plan.charges().iter().map(touch).fold(0, std::ops::BitXor::bitxor));
+    }
+
     fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         self.expire_reservations(now);
         let (mut keys, mut places, mut balances) = (Keys::new(), Places::new(), Balances::new());
-        keys.extend(plan.charges().iter().map(Charge::key));
+        for charge in plan.charges() {
+            let _ = keys.try_push(charge.key());
+        }
         let mut locked = Locked::default();
         locked.lock(&self.shards, &keys);
         locked.places(&keys, &mut places);

@@ -37,7 +37,8 @@ pub(super) struct Admitted {
 impl<S: LocalStore, C: Clock> Limiter<S, C> {
     fn settle_pending(&self, plan: &Plan<'_>) -> Admitted {
         let mut outcome = Outcome::default();
-        let (settled, decision, now) = self.settle(plan, &mut outcome);
+        let mut decision = Decision::default();
+        let (settled, now) = self.settle(plan, &mut outcome, &mut decision);
         let outcome = (settled && decision.allowed()).then_some(outcome);
         let pending = outcome.as_ref().map(|outcome| plan.pending(outcome, now));
         let slowed = outcome.filter(|_| decision.delay > Span::ZERO);

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use http_body_util::BodyExt as _;
 
 use super::{ApiError, App};
 
@@ -49,14 +50,33 @@ impl FromRequest<Arc<App>> for Sent {
         if announced.is_some_and(|length: usize| length > bounds.body) {
             return Err(too_large(bounds.body));
         }
-        let whole = Limited::new(request.into_body(), bounds.body).collect();
-        match tokio::time::timeout(bounds.patience, whole).await {
-            Ok(Ok(body)) => Ok(Self(body.to_bytes())),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large(bounds.body)),
-            Ok(Err(_)) => Err(ApiError::new(StatusCode::BAD_REQUEST, "bad_request", "the body ended too early")),
+        match tokio::time::timeout(bounds.patience, whole(request.into_body(), bounds.body)).await {
+            Ok(body) => body.map(Self),
             Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the body came too slowly")),
         }
     }
+}
+
+/// A body from its first to its last byte. Most come in one piece, which is handed on as it is.
+async fn whole(mut body: Body, most: usize) -> Result<Bytes, ApiError> {
+    let mut first = Bytes::new();
+    let mut joined = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let early = |_| ApiError::new(StatusCode::BAD_REQUEST, "bad_request", "the body ended too early");
+        let Ok(piece) = frame.map_err(early)?.into_data() else { continue };
+        if first.len().max(joined.len()).saturating_add(piece.len()) > most {
+            return Err(too_large(most));
+        }
+        if first.is_empty() {
+            first = piece;
+            continue;
+        }
+        if joined.is_empty() {
+            joined.extend_from_slice(&first);
+        }
+        joined.extend_from_slice(&piece);
+    }
+    Ok(if joined.is_empty() { first } else { joined.into() })
 }
 
 /// A browser sends this type to another site only if that site has agreed: no page that an operator looks at can make

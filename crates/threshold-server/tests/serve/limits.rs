@@ -92,6 +92,11 @@ fn what_is_too_large_is_refused_before_it_is_read() {
     drop(sent);
     let answer = read_to_close(chunked);
     assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    // One that comes in pieces, and fits, is put together.
+    let mut pieces = server.connect();
+    let chunks: String = GOOD.split_inclusive(':').map(|piece| format!("{:x}\r\n{piece}\r\n", piece.len())).collect();
+    pieces.write(&format!("{head}transfer-encoding: chunked\r\n\r\n{chunks}0\r\n\r\n")).unwrap();
+    assert_eq!(pieces.read().unwrap().status, 200);
     let padded = format!("{GOOD}{}", " ".repeat(2048 - GOOD.len()));
     assert_eq!(server.connect().post("/v1/check", &padded).unwrap().status, 200);
     for field in [format!("x: {}\r\n", "y".repeat(20_000)), "x: y\r\n".repeat(101)] {

@@ -29,14 +29,15 @@ impl<'s> Locked<'s> {
     /// Whatever was locked before is unlocked first.
     pub(super) fn lock(&mut self, shards: &'s [Mutex<Shard>], keys: &[Digest]) {
         self.guards.clear();
-        let mut order = [(0u8, 0u8); MAX_CHARGES];
-        for ((key, index), place) in keys.iter().zip(0u8..).zip(&mut order) {
-            *place = (shard_of(*key, shards.len()), index);
+        // A shard and, below it, which key: sorted by the one, they still tell the other.
+        let mut order = [0u16; MAX_CHARGES];
+        for ((key, index), place) in keys.iter().zip(0u16..).zip(&mut order) {
+            *place = u16::from(shard_of(*key, shards.len())) << 8 | index;
         }
         let order = order.get_mut(..keys.len()).unwrap_or_default();
         order.sort_unstable();
         let mut last = None;
-        for &(shard, index) in &*order {
+        for [shard, index] in order.iter().map(|place| place.to_be_bytes()) {
             if last != Some(shard)
                 && let Some(mutex) = shards.get(usize::from(shard))
             {
@@ -50,6 +51,7 @@ impl<'s> Locked<'s> {
     }
 
     /// The shard of the `index`th key.
+    #[inline]
     pub(super) fn shard(&mut self, index: usize) -> Option<&mut Shard> {
         let guard = self.guards.get_mut(usize::from(*self.of.get(index)?))?;
         Some(&mut **guard)
@@ -60,20 +62,24 @@ impl<'s> Locked<'s> {
         let own = |index: usize| self.of.get(index).and_then(|of| self.guards.get(usize::from(*of)));
         let touch = |(index, key): (usize, &Digest)| own(index).map_or(0, |shard| shard.touch(*key));
         black_box(keys.iter().enumerate().map(touch).fold(0, std::ops::BitXor::bitxor));
-        let place = |(index, key): (usize, &Digest)| own(index).and_then(|shard| shard.place(*key));
         places.clear();
-        places.extend(keys.iter().enumerate().map(place));
+        for (index, key) in keys.iter().enumerate() {
+            let _ = places.try_push(own(index).and_then(|shard| shard.place(*key)));
+        }
     }
 
     /// Lends what is known of keys at these places, to be [put back](Self::put_back) one by one.
+    #[inline]
     pub(super) fn lend(&mut self, places: &[Option<usize>], balances: &mut Balances) {
-        for (index, place) in places.iter().enumerate() {
-            let known = place.and_then(|place| Some(self.shard(index)?.lend(place)));
+        for (place, of) in places.iter().zip(&self.of) {
+            let shard = self.guards.get_mut(usize::from(*of));
+            let known = shard.zip(*place).map(|(shard, place)| shard.lend(place));
             let _ = balances.try_push(known.unwrap_or_default());
         }
     }
 
     /// Puts back the balance of the `index`th key.
+    #[inline]
     pub(super) fn put_back(
         &mut self,
         (index, key, place): (usize, Digest, Option<usize>),

@@ -84,7 +84,7 @@ impl Shard {
     /// Reads where a key's probe begins and waits for nothing: what several keys need is then on its way together.
     #[inline]
     pub(super) fn touch(&self, key: Digest) -> u64 {
-        self.slots.get(self.slots.home(key)).map_or(0, |slot| slot[3])
+        self.slots.get(self.slots.home(key)).map_or(0, |[_, _, _, last]| *last)
     }
 
     /// The slot a key is in, until a key goes: those behind it then move.
@@ -107,21 +107,50 @@ impl Shard {
     #[inline]
     pub(super) fn put_back(&mut self, place: usize, limit: &Limit, balance: &mut Balance, changed: bool) {
         let Some(slot) = self.slots.get(place) else { return };
-        if changed || parts(slot[3]).0 == LARGE {
-            self.overwrite(place, limit, balance);
+        let (kind, number, _) = parts(slot[3]);
+        if kind == SMALL && !changed {
+            return;
         }
+        // Nearly always it is small, under the limit it was under before.
+        if kind == SMALL
+            && self.limit(number) == Some(limit)
+            && let Some(words) = balance.to_small(limit).and_then(|small| packed(small, number))
+        {
+            return self.slots.set_words(place, words);
+        }
+        self.overwrite(place, limit, std::mem::take(balance));
     }
 
     /// Decides one cost on one key. A small balance is found once, and changed where it lies.
     #[inline]
     pub(super) fn check(&mut self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
         let Ok(place) = self.slots.find(key) else { return self.check_new(key, limit, cost, now, id) };
+        if let Some(checked) = self.check_in_place(place, limit, cost, now) {
+            return checked;
+        }
         let mut balance = self.lend(place);
         let checked = balance.check(limit, cost, now, id);
         self.put_back(place, limit, &mut balance, checked.changed);
         checked
     }
 
+    /// The same for a small balance under the same limit as before: nearly all of them.
+    #[inline]
+    fn check_in_place(&mut self, place: usize, limit: &Limit, cost: u64, now: Timestamp) -> Option<Checked> {
+        let slot = self.slots.get(place)?;
+        let (kind, number, figure) = parts(slot[3]);
+        if kind != SMALL || self.limit(number) != Some(limit) {
+            return None;
+        }
+        let mut small = Small { large: slot[2], figure };
+        let checked = small.check(limit, cost, now)?;
+        if checked.changed {
+            self.slots.set_words(place, packed(small, number)?);
+        }
+        Some(checked)
+    }
+
+    #[cold]
     fn check_new(&mut self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
         let mut balance = Balance::default();
         let checked = balance.check(limit, cost, now, id);
@@ -174,7 +203,7 @@ impl Shard {
     pub(super) fn keep(&mut self, key: Digest, limit: &Limit, mut balance: Balance, now: Timestamp) {
         match self.slots.find(key) {
             Ok(place) if balance.silent_from() <= now => self.take_out(place),
-            Ok(place) => self.overwrite(place, limit, &mut balance),
+            Ok(place) => self.put_back(place, limit, &mut balance, true),
             Err(_) if balance.silent_from() <= now => {}
             Err(_) => self.add(key, limit, balance),
         }
@@ -259,39 +288,20 @@ impl Shard {
         Some(number)
     }
 
-    #[inline]
-    fn overwrite(&mut self, place: usize, limit: &Limit, balance: &mut Balance) {
-        let Some(slot) = self.slots.get(place).copied() else { return };
-        let (kind, number, figure) = parts(slot[3]);
-        let packed = balance.to_small(limit).and_then(|small| {
-            // Nearly always the limit is the one it was under before.
-            let same = kind != LARGE && self.limit(number) == Some(limit);
-            let number = if same { number } else { self.number(limit)? };
-            packed(small, number)
-        });
-        match packed {
-            Some(words) if kind != LARGE => self.slots.set_words(place, words),
-            packed => self.overwrite_large(place, (kind, figure), limit, std::mem::take(balance), packed),
-        }
-    }
-
-    /// The same where the balance was large, or is now.
     #[cold]
-    fn overwrite_large(
-        &mut self,
-        place: usize,
-        (kind, figure): (u64, u64),
-        limit: &Limit,
-        balance: Balance,
-        packed: Option<[u64; 2]>,
-    ) {
+    fn overwrite(&mut self, place: usize, limit: &Limit, balance: Balance) {
+        let Some(slot) = self.slots.get(place) else { return };
+        let (kind, _, figure) = parts(slot[3]);
         let number = u32::try_from(figure).unwrap_or(u32::MAX);
-        match packed {
+        let small = balance.to_small(limit).and_then(|small| packed(small, self.number(limit)?));
+        match small {
+            None if kind == LARGE => self.large.replace(number, *limit, balance),
             Some(words) => {
-                self.large.remove(number);
+                if kind == LARGE {
+                    self.large.remove(number);
+                }
                 self.slots.set_words(place, words);
             }
-            None if kind == LARGE => self.large.replace(number, *limit, balance),
             None => {
                 if let Some(words) = self.pack_large(limit, balance) {
                     self.slots.set_words(place, words);

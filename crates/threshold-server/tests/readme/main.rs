@@ -3,9 +3,11 @@
 //! In each `console` block a line that begins with `$ ` is run in one scratch folder, and what follows must be what it
 //! prints; `…` stands for any lines, or for any part of one, `[exit N]` for how it ends. `policy.example.toml` is the
 //! README's own policy, and `cases.json` what its `cat` shows. A command that ends with `&` goes on beside the others, and
-//! what the README calls port 8080 is a free one here.
+//! what the README calls port 8080 is a free one here. The section whose service is in another crate is tested there.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
+
+mod console;
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -14,33 +16,7 @@ use std::process::{Child, Command, Stdio};
 /// Where the README's server listens.
 const ADDRESS: &str = "127.0.0.1:8080";
 
-/// A command of the README and what it is said to print.
-#[derive(Debug)]
-struct Shown {
-    command: String,
-    output: Vec<String>,
-}
-
-fn blocks<'t>(readme: &'t str, language: &str) -> Vec<Vec<&'t str>> {
-    let opening = format!("```{language}");
-    let mut lines = readme.lines();
-    let mut blocks = Vec::new();
-    while lines.any(|line| line == opening) {
-        blocks.push(lines.by_ref().take_while(|line| *line != "```").collect());
-    }
-    blocks
-}
-
-fn commands(readme: &str) -> Vec<Shown> {
-    let mut shown: Vec<Shown> = Vec::new();
-    for line in blocks(readme, "console").concat() {
-        match line.strip_prefix("$ ") {
-            Some(command) => shown.push(Shown { command: command.to_owned(), output: Vec::new() }),
-            None => shown.last_mut().expect("a block begins with a command").output.push(line.to_owned()),
-        }
-    }
-    shown
-}
+use console::Shown;
 
 /// A command where `threshold` is the program under test.
 fn shell(command: &str, folder: &Path) -> Command {
@@ -89,36 +65,16 @@ fn run(command: &str, folder: &Path) -> Vec<String> {
     lines
 }
 
-/// Whether a line is as shown, `…` standing for any part of it.
-fn alike(shown: &str, line: &str) -> bool {
-    match shown.split_once('…') {
-        None => shown == line,
-        Some((before, after)) => line.strip_prefix(before).is_some_and(|rest| {
-            rest.char_indices().map(|(at, _)| at).chain([rest.len()]).any(|at| alike(after, rest.get(at..).unwrap()))
-        }),
-    }
-}
-
-/// Whether lines are as shown, `…` standing for any of them.
-fn agree(shown: &[String], lines: &[String]) -> bool {
-    match shown.split_first() {
-        None => lines.is_empty(),
-        Some((first, rest)) if first == "…" => {
-            (0..=lines.len()).any(|skip| lines.get(skip..).is_some_and(|left| agree(rest, left)))
-        }
-        Some((first, rest)) => lines.split_first().is_some_and(|(line, left)| alike(first, line) && agree(rest, left)),
-    }
-}
-
 #[test]
 fn the_readme_does_what_it_says() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
     let folder: PathBuf = std::env::temp_dir().join(format!("threshold-readme-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let policy = blocks(&readme, "toml").first().expect("the README shows a policy").join("\n") + "\n";
+    let policy = console::blocks(&readme, "toml").first().expect("the README shows a policy").join("\n") + "\n";
     std::fs::write(folder.join("policy.example.toml"), policy).unwrap();
-    let shown = commands(&readme);
+    let sections = console::sections(&readme).filter(|text| !text.starts_with(console::OWN_SERVICE));
+    let shown: Vec<Shown> = sections.flat_map(console::commands).collect();
     assert!(shown.len() >= 8, "the README shows {} commands", shown.len());
     let mut server: Option<Server> = None;
     for Shown { command, output } in shown {
@@ -139,7 +95,7 @@ fn the_readme_does_what_it_says() {
             (None, Some(server)) => run(&command.replace(ADDRESS, &server.address), &folder),
             (None, None) => run(&command, &folder),
         };
-        assert!(agree(&output, &lines), "$ {command}\nshown:\n{}\nprinted:\n{}", output.join("\n"), lines.join("\n"));
+        console::assert_agree(&command, &output, &lines);
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }

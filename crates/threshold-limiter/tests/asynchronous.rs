@@ -1,0 +1,301 @@
+//! A store that is elsewhere: it takes a while, and at times it does not answer.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
+
+use std::sync::{Arc, Mutex};
+
+use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try};
+use threshold_core::plan::SubjectKeys;
+use threshold_core::policy::Layer;
+use threshold_core::receipt::{ActualCost, OnExpire};
+use threshold_core::{Digest, DigestKey, Outcome, Plan, Receipt, Secret, Span, Timestamp, TraceId};
+use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::store::{EndError, StoreError};
+use threshold_limiter::{Attempted, Facts, Limiter, LoginError, LoginRequest, ManualClock, Policy, Store, Verdict};
+use tokio::task::yield_now;
+
+/// A store in memory behind a wire that can be cut. It answers only when it is asked again.
+struct Far {
+    memory: MemoryStore,
+    fails: Arc<Mutex<Option<StoreError>>>,
+}
+
+impl Far {
+    async fn reach(&self) -> Result<&MemoryStore, StoreError> {
+        yield_now().await;
+        self.fails.lock().unwrap().map_or(Ok(&self.memory), Err)
+    }
+}
+
+impl Store for Far {
+    async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
+        self.reach().await?.settle(plan, now, outcome).await
+    }
+
+    async fn refund(&self, receipt: &Receipt, now: Timestamp) -> Result<bool, StoreError> {
+        self.reach().await?.refund(receipt, now).await
+    }
+
+    async fn give_back(&self, taken: &Receipt, now: Timestamp) -> Result<(), StoreError> {
+        self.reach().await?.give_back(taken, now).await
+    }
+
+    async fn reserve(
+        &self,
+        receipt: Receipt,
+        ttl: Span,
+        on_expire: OnExpire,
+        now: Timestamp,
+    ) -> Result<TraceId, StoreError> {
+        self.reach().await?.reserve(receipt, ttl, on_expire, now).await
+    }
+
+    async fn commit(
+        &self,
+        id: TraceId,
+        actual: &ActualCost<'_>,
+        key: DigestKey,
+        now: Timestamp,
+    ) -> Result<(), EndError> {
+        self.reach().await?.commit(id, actual, key, now).await
+    }
+
+    async fn release(&self, id: TraceId, now: Timestamp) -> Result<(), EndError> {
+        self.reach().await?.release(id, now).await
+    }
+
+    async fn pause(&self, keys: &SubjectKeys, until: Timestamp, now: Timestamp) -> Result<(), StoreError> {
+        self.reach().await?.pause(keys, until, now).await
+    }
+
+    async fn forgive(&self, keys: &SubjectKeys) -> Result<(), StoreError> {
+        self.reach().await?.forgive(keys).await
+    }
+
+    async fn login_attempt(&self, login: &Login, tried: &Try, now: Timestamp) -> Result<AttemptOutcome, StoreError> {
+        self.reach().await?.login_attempt(login, tried, now).await
+    }
+
+    async fn login_result(
+        &self,
+        login: &Login,
+        attempt: &Attempt,
+        success: bool,
+        nonce: TraceId,
+        now: Timestamp,
+    ) -> Result<ResultOutcome, EndError> {
+        self.reach().await?.login_result(login, attempt, success, nonce, now).await
+    }
+
+    async fn change_account(&self, key: Digest, change: fn(&mut Account)) -> Result<(), StoreError> {
+        self.reach().await?.change_account(key, change).await
+    }
+}
+
+/// A limiter on a far store, and what cuts the wire.
+struct World {
+    limiter: Limiter<Far, Arc<ManualClock>>,
+    clock: Arc<ManualClock>,
+    fails: Arc<Mutex<Option<StoreError>>>,
+}
+
+impl World {
+    fn new(policy: &str) -> Self {
+        let policy = Policy::parse(&format!("{policy}\n[memory]\nmax_keys = 1000\n"), &|_| None).unwrap();
+        let fails = Arc::new(Mutex::new(None));
+        let store = Far { memory: MemoryStore::new(policy.memory()), fails: Arc::clone(&fails) };
+        let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
+        let secret = Secret::new(&[7; 32]).unwrap();
+        let limiter = Limiter::with_parts(policy, store, Arc::clone(&clock), DigestKey::new([7; 16]), secret);
+        Self { limiter, clock, fails }
+    }
+
+    fn cut(&self, error: StoreError) {
+        *self.fails.lock().unwrap() = Some(error);
+    }
+
+    fn mend(&self) {
+        *self.fails.lock().unwrap() = None;
+    }
+
+    /// The verdict of a check, and why it was made without the store.
+    async fn check(&self) -> (Verdict, Option<&'static str>) {
+        let decision = self.limiter.check_async(&user()).await.unwrap();
+        (decision.verdict, decision.degraded.map(threshold_core::decision::Degraded::name))
+    }
+}
+
+fn user() -> Facts<'static> {
+    Facts { user: Some("u"), ..Facts::default() }
+}
+
+fn rule(more: &str) -> String {
+    format!("[[rule]]\nname = \"r\"\nlayer = \"user\"\nper = [\"user\"]\nlimit = \"2/h\"\n{more}\n")
+}
+
+const DEAD: StoreError = StoreError::Unavailable;
+
+#[tokio::test]
+async fn a_far_store_decides_as_a_near_one() {
+    let world = World::new(&rule(""));
+    let (first, second, third) = tokio::join!(world.check(), world.check(), world.check());
+    let allowed = [first, second, third].iter().filter(|(verdict, _)| *verdict == Verdict::Allow).count();
+    assert_eq!(allowed, 2, "whoever is asked first, all were under way at once");
+    let many = world.limiter.check_many_async(&[user(), user()]).await;
+    assert!(many.into_iter().all(|decision| !decision.unwrap().allowed()));
+}
+
+#[tokio::test]
+async fn without_the_store_each_rule_does_as_it_says() {
+    let open = World::new(&rule("on_store_error = \"open\""));
+    let closed = World::new(&rule("on_store_error = \"closed\""));
+    for (error, reason) in [(DEAD, "store_error"), (StoreError::Timeout, "store_timeout")] {
+        open.cut(error);
+        closed.cut(error);
+        for _ in 0..3 {
+            assert_eq!(open.check().await, (Verdict::Allow, Some(reason)));
+            assert_eq!(closed.check().await, (Verdict::Deny, Some(reason)));
+        }
+        let (recorded, receipt) = closed.limiter.record_async(&user()).await.unwrap();
+        assert!(recorded.allowed() && receipt.is_none(), "what has happened is not denied");
+    }
+    // Full is an answer: there is no mode in which a flood of keys opens the door.
+    open.cut(StoreError::Full);
+    assert_eq!(open.check().await, (Verdict::Deny, Some("store_full")));
+    open.mend();
+    assert_eq!(open.check().await, (Verdict::Allow, None));
+}
+
+#[tokio::test]
+async fn a_local_rule_is_held_to_its_limit_in_this_process() {
+    let world = World::new(&rule("ladder = \"graduated\"\nstrike = \"request\""));
+    world.cut(DEAD);
+    let (first, receipt) = world.limiter.check_with_receipt_async(&user()).await.unwrap();
+    assert!(first.allowed() && first.degraded.is_some());
+    assert!(receipt.is_none(), "the store was not charged, so it must give nothing back");
+    assert_eq!(world.check().await.0, Verdict::Allow);
+    for _ in 0..5 {
+        assert_eq!(world.check().await, (Verdict::Deny, Some("store_error")), "and nobody is struck for it");
+    }
+    assert!(!world.limiter.peek_async(&user()).await.unwrap().allowed());
+    // Two here and two there: never more than twice the limit, and then the ladder from its first rung.
+    world.mend();
+    assert_eq!(world.check().await, (Verdict::Allow, None));
+    assert_eq!(world.check().await, (Verdict::Allow, None));
+    assert_eq!(world.check().await, (Verdict::Warn, None));
+}
+
+#[tokio::test]
+async fn every_verb_says_that_the_store_is_away() {
+    let world = World::new(&rule("on_store_error = \"closed\""));
+    let limiter = &world.limiter;
+    let (_, receipt) = limiter.check_with_receipt_async(&user()).await.unwrap();
+    let reserved = limiter.reserve_async(&user(), Span::MINUTE, OnExpire::Charge).await.unwrap();
+    let id = reserved.reservation.unwrap();
+    world.cut(DEAD);
+    assert_eq!(limiter.refund_async(receipt.as_ref().unwrap()).await, Err(DEAD));
+    assert_eq!(limiter.commit_async(id, &ActualCost::default()).await, Err(EndError::Store(DEAD)));
+    assert_eq!(limiter.release_async(id).await, Err(EndError::Store(DEAD)));
+    assert_eq!(limiter.pause_async(Layer::User, "u", Span::MINUTE).await, Err(DEAD));
+    assert_eq!(limiter.forgive_async(Layer::User, "u").await, Err(DEAD));
+    assert_eq!(limiter.reset_account_async("ada").await, Err(LoginError::Store(DEAD)));
+    assert!(limiter.reserve_async(&user(), Span::MINUTE, OnExpire::Charge).await.unwrap().reservation.is_none());
+    // Nothing of this has happened.
+    world.mend();
+    assert_eq!(limiter.release_async(id).await, Ok(()));
+    assert_eq!(limiter.release_async(TraceId::from_u128(1)).await, Err(EndError::Unknown));
+    assert_eq!(limiter.refund_async(receipt.as_ref().unwrap()).await, Ok(true));
+    let look = limiter.peek_async(&Facts { cost: Some(0), ..user() }).await.unwrap();
+    assert_eq!(look.readings[0].remaining, 2);
+}
+
+const ADA: LoginRequest<'static> = LoginRequest { account: Some("ada"), ip: None, factor: None, device: None };
+
+/// Tries a login that fails; whether the secret was checked.
+async fn fails(world: &World) -> Result<bool, LoginError> {
+    match world.limiter.login_attempt_async(&ADA).await? {
+        Attempted::Refused(_) => Ok(false),
+        Attempted::Allowed(attempt) => world.limiter.login_result_async(&attempt, false).await.map(|_| true),
+    }
+}
+
+#[tokio::test]
+async fn a_login_is_closed_while_the_store_is_away_unless_the_policy_says_otherwise() {
+    let world = World::new("[login]");
+    let attempted = world.limiter.login_attempt_async(&ADA).await.unwrap();
+    let attempt = attempted.token().unwrap();
+    world.cut(DEAD);
+    assert_eq!(fails(&world).await, Err(LoginError::Store(DEAD)));
+    assert_eq!(world.limiter.login_result_async(attempt, true).await, Err(LoginError::Store(DEAD)));
+    world.mend();
+    assert!(world.limiter.login_result_async(attempt, true).await.unwrap().device.is_some());
+
+    let open = World::new("[login]\non_store_error = \"open\"");
+    open.cut(DEAD);
+    let attempted = open.limiter.login_attempt_async(&ADA).await.unwrap();
+    let attempt = attempted.token().unwrap();
+    open.mend();
+    let told = open.limiter.login_result_async(attempt, true).await.unwrap();
+    assert!(told.allowed && told.device.is_none(), "nobody knows whose device it would be");
+    open.cut(StoreError::Full);
+    assert_eq!(fails(&open).await, Err(LoginError::Store(StoreError::Full)));
+}
+
+#[tokio::test]
+async fn a_login_that_is_local_locks_in_this_process() {
+    let world = World::new("[login]\non_store_error = \"local\"");
+    world.cut(DEAD);
+    for _ in 0..3 {
+        assert_eq!(fails(&world).await, Ok(true));
+    }
+    assert_eq!(fails(&world).await, Ok(false));
+    // One that began while the store was away ends where it began.
+    world.clock.advance(Span::MINUTE);
+    let attempted = world.limiter.login_attempt_async(&ADA).await.unwrap();
+    let attempt = attempted.token().unwrap();
+    world.mend();
+    assert!(world.limiter.login_result_async(attempt, true).await.unwrap().allowed);
+    assert_eq!(fails(&world).await, Ok(true));
+}
+
+#[cfg(feature = "wait")]
+#[tokio::test(start_paused = true)]
+async fn a_far_store_is_waited_on_in_order() {
+    use std::time::Duration;
+    let world = World::new(&rule(""));
+    let (limiter, hour) = (&world.limiter, Duration::from_secs(7_200));
+    assert!(world.check().await.0 == Verdict::Allow && world.check().await.0 == Verdict::Allow);
+    let mends = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        // One who waits looks again while the store is away, and is denied until it is back.
+        world.cut(StoreError::Full);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        world.mend();
+        limiter.forgive_async(Layer::User, "u").await.unwrap();
+    };
+    let (one, two) = (user(), Facts { cost: Some(2), ..user() });
+    let (large, small, ()) = tokio::join!(limiter.wait(&two, hour), limiter.wait(&one, Duration::from_secs(60)), mends);
+    assert!(large.unwrap().allowed());
+    assert!(!small.unwrap().allowed(), "the budget was for whoever came first");
+    assert_eq!(limiter.waiting(), 0);
+}
+
+/// Whatever is awaited may be awaited on any thread, with facts that are borrowed.
+#[test]
+fn every_future_can_be_sent() {
+    fn sent(_: impl Future + Send) {}
+    let world = World::new("[login]");
+    let limiter = &world.limiter;
+    sent(limiter.check_async(&user()));
+    sent(limiter.check_with_receipt_async(&user()));
+    sent(limiter.check_many_async(&[user()]));
+    sent(limiter.record_async(&user()));
+    sent(limiter.reserve_async(&user(), Span::MINUTE, OnExpire::Charge));
+    sent(limiter.commit_async(TraceId::default(), &ActualCost::default()));
+    sent(limiter.pause_async(Layer::User, "u", Span::MINUTE));
+    sent(limiter.login_attempt_async(&ADA));
+    sent(limiter.login_result_async("", true));
+    sent(limiter.reset_account_async("ada"));
+    #[cfg(feature = "wait")]
+    sent(limiter.wait_with_receipt(&user(), std::time::Duration::ZERO));
+}

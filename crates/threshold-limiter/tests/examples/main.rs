@@ -1,0 +1,15 @@
+//! The examples do what they say: each is started as a person starts it, on a socket of its own.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
+
+mod axum;
+#[path = "../../../threshold-server/tests/readme/console.rs"]
+mod console;
+mod login;
+mod mailer;
+mod outside;
+mod pages;
+mod readme;
+mod running;
+mod weather;
+mod webhook;
