@@ -34,6 +34,15 @@ fn named(answer: &super::client::Answer) -> (u64, u64) {
     (number, answer.header("x-threshold-generation").unwrap().parse().unwrap())
 }
 
+/// Tells the clients to stop, also where the test fails before its end.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn a_thousand_policies_under_load_lose_no_request() {
     const ONE: &str = r#"{"ip": "203.0.113.7", "user": "u1"}"#;
@@ -62,6 +71,7 @@ fn a_thousand_policies_under_load_lose_no_request() {
                 })
             })
             .collect();
+        let ending = Ending(&stop);
         for number in 1..=1_000 {
             file.replace(&numbered(number));
             server.signal("HUP");
@@ -70,7 +80,7 @@ fn a_thousand_policies_under_load_lose_no_request() {
                 std::thread::yield_now();
             }
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(ending);
         let answered: u64 = clients.into_iter().map(|client| client.join().unwrap()).sum();
         assert!(answered >= 1_000, "{answered}");
     });
