@@ -7,8 +7,12 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::client::Client;
+
+/// Far longer than any answer takes.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A policy under which almost everything can be tried.
 pub(crate) const POLICY: &str = r#"
@@ -111,7 +115,11 @@ impl Server {
 
     pub(crate) fn stream(&self) -> TcpStream {
         let (_, address) = self.place.split_once("://").unwrap();
-        TcpStream::connect(address).unwrap()
+        let stream = TcpStream::connect(address).unwrap();
+        // A server that never answers fails its test, and does not hang it.
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream
     }
 
     pub(crate) fn pid(&self) -> u32 {

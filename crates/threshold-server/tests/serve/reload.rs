@@ -6,40 +6,50 @@ use serde_json::json;
 
 use super::process::{Scratch, Server, Start};
 
-/// Two rules that both carry the number of their policy.
+/// Two rules that carry the number of their policy in their names and in their limits.
 fn numbered(number: u64) -> String {
     let rule = |name: &str, per: &str| {
-        format!("[[rule]]\nname = \"{name}{number}\"\nper = [\"{per}\"]\nlimit = \"1000000/s\"\n")
+        let limit = FIRST_LIMIT + number;
+        format!("[[rule]]\nname = \"{name}{number}\"\nper = [\"{per}\"]\nlimit = \"{limit}/s\"\n")
     };
     rule("a", "ip") + &rule("b", "user")
 }
 
-/// What one answer says: the number in its rules, and its generation.
+/// The limit of policy 0: more than any test asks for.
+const FIRST_LIMIT: u64 = 1_000_000;
+
+/// What one answer, or a list of them, says: the number of its policy, and its generation.
 fn named(answer: &super::client::Answer) -> (u64, u64) {
+    assert_eq!(answer.status, 200, "{}", answer.body);
     let json = answer.json();
-    assert_eq!((answer.status, &json["allowed"]), (200, &json!(true)), "{json}");
-    let limits = json["limits"].as_array().unwrap();
-    let numbers: Vec<&str> = limits.iter().map(|limit| &limit["rule"].as_str().unwrap()[1..]).collect();
-    assert_eq!(numbers.len(), 2);
-    assert_eq!(numbers[0], numbers[1], "one answer, two policies: {json}");
-    let generation = answer.header("x-threshold-generation").unwrap().parse().unwrap();
-    (numbers[0].parse().unwrap(), generation)
+    let decisions = json.as_array().cloned().unwrap_or_else(|| vec![json.clone()]);
+    let limits: Vec<_> = decisions.iter().flat_map(|decision| decision["limits"].as_array().unwrap()).collect();
+    assert_eq!(limits.len(), 2 * decisions.len());
+    let number = limits[0]["limit"].as_u64().unwrap() - FIRST_LIMIT;
+    for limit in limits {
+        let name = &limit["rule"].as_str().unwrap()[1..];
+        let says = (name.parse().unwrap(), limit["limit"].as_u64().unwrap() - FIRST_LIMIT);
+        assert_eq!(says, (number, number), "one answer, two policies: {json}");
+    }
+    (number, answer.header("x-threshold-generation").unwrap().parse().unwrap())
 }
 
 #[test]
 fn a_thousand_policies_under_load_lose_no_request() {
-    const BODY: &str = r#"{"ip": "203.0.113.7", "user": "u1"}"#;
+    const ONE: &str = r#"{"ip": "203.0.113.7", "user": "u1"}"#;
+    let many = format!("[{}]", [ONE; 50].join(","));
     let (server, file) = Server::with(&numbered(0));
     let (stop, newest) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..4)
-            .map(|_| {
+        let clients: Vec<_> = [ONE, ONE, &many, &many]
+            .into_iter()
+            .map(|body| {
                 let mut client = server.connect();
                 let (stop, newest) = (&stop, &newest);
                 scope.spawn(move || {
                     let (mut last, mut answered) = ((0, 1), 0u64);
                     while !stop.load(Ordering::Relaxed) {
-                        let said = named(&client.post("/v1/check", BODY).expect("a request was lost"));
+                        let said = named(&client.post("/v1/check", body).expect("a request was lost"));
                         assert!(
                             said.0 >= last.0 && (said.0 == last.0) == (said.1 == last.1),
                             "{last:?}, then {said:?}"
@@ -76,7 +86,7 @@ fn ready(server: &Server) -> serde_json::Value {
 fn a_bad_file_is_reported_and_the_old_policy_stays() {
     let (server, file) = Server::with(&numbered(1));
     let check = || named(&server.connect().post("/v1/check", r#"{"ip": "203.0.113.7", "user": "u1"}"#).unwrap());
-    file.replace(&numbered(2).replace("1000000/s", "10 per fortnight"));
+    file.replace(&numbered(2).replacen("1000002/s", "10 per fortnight", 1));
     server.signal("HUP");
     let line = server.wait_for_log("the old policy stays in force");
     assert!(line.contains("ERROR"), "{line}");
