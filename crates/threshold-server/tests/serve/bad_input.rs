@@ -170,15 +170,16 @@ fn what_is_there_and_how_it_is_asked() {
     let (server, _file) = Server::with(POLICY);
     let client = &mut server.connect();
     let json_type = ("content-type", "application/json");
+    let page = ("sec-fetch-site", "cross-site");
     type Fields<'a> = &'a [(&'a str, &'a str)];
     let cases: [(&str, &str, Fields<'_>, u16, &str); 7] = [
         ("GET", "/nowhere", &[], 404, "not_found"),
         ("POST", "/v1/checks", &[json_type], 404, "not_found"),
         ("GET", "/v1/check", &[], 405, "method_not_allowed"),
         ("DELETE", "/healthz", &[], 405, "method_not_allowed"),
-        ("POST", "/v1/check", &[], 415, "unsupported_media_type"),
-        ("POST", "/v1/check", &[("content-type", "text/plain")], 415, "unsupported_media_type"),
-        ("POST", "/v1/limit", &[("content-type", "application/jsonp")], 415, "unsupported_media_type"),
+        ("POST", "/v1/check", &[("origin", "https://example.com")], 415, "unsupported_media_type"),
+        ("POST", "/v1/check", &[page, ("content-type", "text/plain")], 415, "unsupported_media_type"),
+        ("POST", "/v1/limit", &[page, ("content-type", "application/jsonp")], 415, "unsupported_media_type"),
     ];
     for (method, path, fields, status, error) in cases {
         let body = if method == "POST" { r#"{"ip": "203.0.113.7"}"# } else { "" };
@@ -186,6 +187,10 @@ fn what_is_there_and_how_it_is_asked() {
         assert_eq!((answer.status, &answer.json()["error"]), (status, &json!(error)), "{method} {path}");
         assert_eq!(answer.header("allow").is_some(), status == 405);
     }
-    let charset = [("content-type", "Application/JSON; charset=utf-8")];
-    assert_eq!(client.send("POST", "/v1/check", &charset, r#"{"ip": "203.0.113.7"}"#).unwrap().status, 200);
+    // A page that says what it sends was allowed to; whoever is no page need not say.
+    let fine: [Fields<'_>; 3] =
+        [&[page, ("content-type", "Application/JSON; charset=utf-8")], &[], &[("content-type", "text/plain")]];
+    for fields in fine {
+        assert_eq!(client.send("POST", "/v1/check", fields, r#"{"ip": "203.0.113.7"}"#).unwrap().status, 200);
+    }
 }

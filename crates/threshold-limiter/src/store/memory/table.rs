@@ -22,8 +22,9 @@ const LARGE_BYTES: usize = 256;
 const KIND_BITS: u32 = 2;
 const SMALL: u64 = 1;
 const LARGE: u64 = 2;
-/// The bits of a limit's number, above the kind.
-const LIMIT_BITS: u32 = 14;
+/// The bits of a limit's number, above the kind. A thousand limits are more than policies have; whoever makes up a new
+/// one for each key finds its balances in the slab, and the search for a number stays short.
+const LIMIT_BITS: u32 = 10;
 /// What is left of the word for a figure.
 const FIGURE_BITS: u32 = u64::BITS - KIND_BITS - LIMIT_BITS;
 
