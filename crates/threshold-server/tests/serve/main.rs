@@ -1,6 +1,7 @@
 //! The server as a person runs it: a real process, real connections, real signals.
 
 #![expect(
+    clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
     clippy::panic,
     clippy::string_slice,
