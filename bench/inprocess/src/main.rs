@@ -75,6 +75,7 @@ fn run() -> Result<()> {
     single(settings.many, &[Pattern::Uniform, Pattern::Zipf], &settings, &mut report)?;
     layered(&settings, &mut report)?;
     moved(settings.many, &mut report)?;
+    balances(settings.few, &mut report)?;
     report.publish()
 }
 
@@ -214,6 +215,25 @@ fn moved(keys: usize, report: &mut Report) -> Result<()> {
         }
         let name = format!("most slots moved by one decision: {how}");
         report.figures.push(Figure { name, value: limiter.store().usage().counts.most_moved.to_string() });
+    }
+    Ok(())
+}
+
+/// What a balance of each algorithm takes beyond its slot in the table, with ten requests in it.
+fn balances(keys: usize, report: &mut Report) -> Result<()> {
+    const USED: u64 = 10;
+    let names = names(keys);
+    for algorithm in Algorithm::ALL {
+        let text = if algorithm == Algorithm::Concurrency { "10" } else { "10/h" };
+        // Half of the table stays empty: nothing is evicted for want of room.
+        let limiter = KeyLimiter::new(Limit::parse(text, Some(algorithm))?, keys as u64 * 2);
+        let (_, heap) = counted(|| {
+            for name in &names {
+                let _ = (0..USED).filter(|_| limiter.check(name, 1).fits).count();
+            }
+        });
+        let name = format!("bytes of a balance beyond its slot: {algorithm}, {USED} of {USED} used");
+        report.figures.push(Figure { name, value: format!("{:.1}", heap.live as f64 / keys as f64) });
     }
     Ok(())
 }
