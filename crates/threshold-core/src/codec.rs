@@ -36,8 +36,13 @@ impl std::error::Error for BytesError {}
 pub(crate) struct Writer(Vec<u8>);
 
 impl Writer {
+    /// Room for a receipt of some charges, the largest of what is written often.
+    const ROOM: usize = 192;
+
     pub(crate) fn new(version: u8) -> Self {
-        Self(vec![version])
+        let mut bytes = Vec::with_capacity(Self::ROOM);
+        bytes.push(version);
+        Self(bytes)
     }
 
     pub(crate) fn byte(&mut self, value: u8) {

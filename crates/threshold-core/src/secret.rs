@@ -15,7 +15,10 @@ const MAX_TOKEN: usize = 8_192;
 
 /// The secret of one installation. Shared by its nodes, known to nobody else.
 #[derive(Clone)]
-pub struct Secret(Box<[u8]>);
+pub struct Secret {
+    /// Keyed once: that is half of the work of a short signature.
+    keyed: Hmac<Sha256>,
+}
 
 /// What a signature is for, so that a token of one kind is never taken for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +48,8 @@ impl Secret {
     /// From the bytes of a secret; at least 16, and better 32, of them random.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Self> {
-        (bytes.len() >= 16).then(|| Self(bytes.into()))
+        let keyed = <Hmac<Sha256>>::new_from_slice(bytes).ok()?;
+        (bytes.len() >= 16).then_some(Self { keyed })
     }
 
     /// The key for digests that are stored.
@@ -66,7 +70,8 @@ impl Secret {
     #[must_use]
     pub fn seal(&self, purpose: Purpose, bytes: &[u8]) -> String {
         let tag = self.mac(purpose.label().as_bytes(), bytes);
-        let mut all = bytes.to_vec();
+        let mut all = Vec::with_capacity(bytes.len().saturating_add(TAG));
+        all.extend_from_slice(bytes);
         all.extend(tag.iter().take(TAG));
         URL_SAFE_NO_PAD.encode(all)
     }
@@ -90,7 +95,7 @@ impl Secret {
     }
 
     fn begin(&self, label: &[u8]) -> Hmac<Sha256> {
-        let mut mac = <Hmac<Sha256>>::new_from_slice(&self.0).expect("HMAC takes a key of any length");
+        let mut mac = self.keyed.clone();
         mac.update(&[u8::try_from(label.len()).unwrap_or(u8::MAX)]);
         mac.update(label);
         mac

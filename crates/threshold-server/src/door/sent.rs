@@ -1,11 +1,12 @@
 //! What a caller sent: nothing is read of a request before its token, its type and its size are known.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN};
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt as _;
@@ -44,7 +45,10 @@ impl FromRequest<Arc<App>> for Sent {
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let headers = request.headers();
         Caller::of(headers, app)?;
-        is_json(headers)?;
+        if is_from_a_page(headers) {
+            is_json(headers)?;
+            is_meant(headers, app)?;
+        }
         let bounds = app.bounds;
         let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         if announced.is_some_and(|length: usize| length > bounds.body) {
@@ -79,18 +83,34 @@ async fn whole(mut body: Body, most: usize) -> Result<Bytes, ApiError> {
     Ok(if joined.is_empty() { first } else { joined.into() })
 }
 
+/// Browsers say that they are one. What follows is asked of them alone, so that `curl -d` will do.
+fn is_from_a_page(headers: &HeaderMap) -> bool {
+    headers.contains_key(ORIGIN) || headers.contains_key("sec-fetch-site")
+}
+
 /// A browser sends this type to another site only if that site has agreed: no page that an operator looks at can make
-/// calls to a server on their machine. Browsers say that they are one; nobody else is held to the type, so that
-/// `curl -d` will do.
+/// calls to a server on their machine.
 fn is_json(headers: &HeaderMap) -> Result<(), ApiError> {
     let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = kind.split(';').next().unwrap_or_default().trim();
-    let from_a_page = headers.contains_key(ORIGIN) || headers.contains_key("sec-fetch-site");
-    if essence.eq_ignore_ascii_case("application/json") || !from_a_page {
+    if essence.eq_ignore_ascii_case("application/json") {
         return Ok(());
     }
     let message = "a page must send Content-Type: application/json";
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
+}
+
+/// A page whose own name was made to point at this machine may send any type. It calls the server by that name, though;
+/// where a token is asked for, it has none.
+fn is_meant(headers: &HeaderMap, app: &App) -> Result<(), ApiError> {
+    let host = headers.get(HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
+    let name = name.map_or(host, |(name, _)| name).trim_start_matches('[').trim_end_matches(']');
+    if app.tokens.ask_callers() || name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok() {
+        return Ok(());
+    }
+    let message = "a page calls this server by its address or as localhost, unless it shows a token";
+    Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message))
 }
 
 fn too_large(most: usize) -> ApiError {

@@ -172,7 +172,8 @@ fn what_is_there_and_how_it_is_asked() {
     let json_type = ("content-type", "application/json");
     let page = ("sec-fetch-site", "cross-site");
     type Fields<'a> = &'a [(&'a str, &'a str)];
-    let cases: [(&str, &str, Fields<'_>, u16, &str); 7] = [
+    let rebound = ("host", "evil.example:8080");
+    let cases: [(&str, &str, Fields<'_>, u16, &str); 8] = [
         ("GET", "/nowhere", &[], 404, "not_found"),
         ("POST", "/v1/checks", &[json_type], 404, "not_found"),
         ("GET", "/v1/check", &[], 405, "method_not_allowed"),
@@ -180,6 +181,8 @@ fn what_is_there_and_how_it_is_asked() {
         ("POST", "/v1/check", &[("origin", "https://example.com")], 415, "unsupported_media_type"),
         ("POST", "/v1/check", &[page, ("content-type", "text/plain")], 415, "unsupported_media_type"),
         ("POST", "/v1/limit", &[page, ("content-type", "application/jsonp")], 415, "unsupported_media_type"),
+        // A name that somebody else's page was given, and that now points here.
+        ("POST", "/v1/check", &[page, json_type, rebound], 403, "forbidden"),
     ];
     for (method, path, fields, status, error) in cases {
         let body = if method == "POST" { r#"{"ip": "203.0.113.7"}"# } else { "" };

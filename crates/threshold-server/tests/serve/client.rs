@@ -26,9 +26,10 @@ impl<S: Read + Write> Client<S> {
     }
 
     pub(crate) fn send(&mut self, method: &str, path: &str, fields: &[(&str, &str)], body: &str) -> io::Result<Answer> {
-        let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        let length = body.len();
-        self.write(&format!("{method} {path} HTTP/1.1\r\nhost: t\r\n{fields}content-length: {length}\r\n\r\n{body}"))?;
+        let host = Some(("host", "localhost")).filter(|(host, _)| fields.iter().all(|(name, _)| name != host));
+        let fields = host.iter().chain(fields).map(|(name, value)| format!("{name}: {value}\r\n"));
+        let (fields, length): (String, usize) = (fields.collect(), body.len());
+        self.write(&format!("{method} {path} HTTP/1.1\r\n{fields}content-length: {length}\r\n\r\n{body}"))?;
         self.read()
     }
 

@@ -103,9 +103,15 @@ impl Calls<'_> {
         let error = self.generator.subschema_for::<ErrorBody>().to_value();
         let mut responses = Map::new();
         responses.insert("200".to_owned(), json!({"description": "The answer", "content": content(answer)}));
-        let common = [(400, "What is wrong, and in which field"), (401, "A token is missing or wrong")];
-        let more = [(408, "The body came too slowly"), (413, "The body is too large"), (415, "The body is no JSON")];
-        for (status, description) in common.into_iter().chain(more) {
+        let common = [
+            (400, "What is wrong, and in which field"),
+            (401, "A token is missing or wrong"),
+            (403, "A page called the server by a name that is not its own"),
+            (408, "The body came too slowly"),
+            (413, "The body is too large"),
+            (415, "A page did not say that it sends JSON"),
+        ];
+        for (status, description) in common {
             responses.insert(status.to_string(), json!({"description": description, "content": content(&error)}));
         }
         if errors.contains(&404) {
