@@ -19,6 +19,7 @@ use threshold_core::{
     BytesError, Decision, Digest, DigestKey, Facts, Outcome, Plan, PlanError, Receipt, Secret, Span, Timestamp, TraceId,
 };
 
+use crate::bans::BanBook;
 use crate::clock::{Clock, SystemClock};
 use crate::observer::Observer;
 use crate::store::memory::MemoryStore;
@@ -37,6 +38,7 @@ pub struct Limiter<S = MemoryStore, C = SystemClock> {
     store: S,
     clock: C,
     observers: Vec<Arc<dyn Observer>>,
+    bans: Arc<BanBook>,
     /// What answers while the store cannot, for rules that are `local` then.
     stand_in: OnceLock<MemoryStore>,
     #[cfg(feature = "wait")]
@@ -75,8 +77,17 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// A limiter of your own parts. `key` digests what is stored, `secret` signs what is handed out.
     #[must_use]
     pub fn with_parts(policy: Policy, store: S, clock: C, key: DigestKey, secret: Secret) -> Self {
-        let policy = ArcSwap::from_pointee(policy.with_key(key).with_generation(1));
+        Self::with_bans(policy, store, clock, (key, secret), BanBook::default())
+    }
+
+    /// As [`with_parts`](Self::with_parts), with bans that were set before.
+    #[must_use]
+    pub fn with_bans(policy: Policy, store: S, clock: C, (key, secret): (DigestKey, Secret), bans: BanBook) -> Self {
+        let bans = Arc::new(bans);
+        let banning = policy.with_key(key).with_bans(Arc::<BanBook>::clone(&bans));
+        let policy = ArcSwap::from_pointee(banning.with_generation(1));
         Self {
+            bans,
             policy,
             generation: AtomicU64::new(1),
             key,
@@ -106,10 +117,17 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// generation.
     pub fn swap(&self, policy: Policy) -> u64 {
         let generation = self.generation.fetch_add(1, Ordering::AcqRel).saturating_add(1);
-        self.policy.store(Arc::new(policy.with_key(self.key).with_generation(generation)));
+        self.policy.store(Arc::new(
+            policy.with_key(self.key).with_bans(Arc::<BanBook>::clone(&self.bans)).with_generation(generation),
+        ));
         #[cfg(feature = "wait")]
         self.waiters.ring_all();
         generation
+    }
+
+    /// Who is banned, beside whom the policy's lists deny and whom its ladders have banned.
+    pub fn bans(&self) -> &BanBook {
+        &self.bans
     }
 
     /// The store.

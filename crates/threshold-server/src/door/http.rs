@@ -32,7 +32,7 @@ use super::sent::{Caller, Sent};
 use super::{ApiError, App, json, json_bytes};
 use crate::desk::{Decided, Held, new_trace};
 use crate::explain::live_json;
-use answer::{Answer, USUAL_ANSWER, failed_closed};
+use answer::{Answer, USUAL_ANSWER};
 use ask::{Asked, CommitBody, PauseBody, RefundBody, ReleaseBody, RequestBody, read, read_asked};
 pub(super) use once::Once;
 use text::{Pairs, Whole};
@@ -276,7 +276,7 @@ impl Answered {
         Self {
             body: Answer::new(decided, policy).to_json().into(),
             charged: verb != "peek" && decided.decision.allowed(),
-            closed: failed_closed(&decided.decision),
+            closed: decided.decision.unavailable(),
             generation: policy.generation(),
         }
     }
