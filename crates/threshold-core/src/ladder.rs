@@ -221,7 +221,7 @@ impl Standing {
 
     /// When the last of its penalties ends: past a ban, a cool-down may still run.
     #[must_use]
-    pub(crate) fn denied_until(&self) -> Timestamp {
+    pub fn denied_until(&self) -> Timestamp {
         self.ban_until.max(self.cooldown_until)
     }
 

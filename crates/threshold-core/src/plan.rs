@@ -113,6 +113,12 @@ impl Subject<'_> {
     pub fn key(&self) -> Digest {
         self.key
     }
+
+    /// What kind of subject it is.
+    #[must_use]
+    pub fn layer(&self) -> Layer {
+        self.layer
+    }
 }
 
 /// What is stored of one subject alone.

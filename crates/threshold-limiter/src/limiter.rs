@@ -140,6 +140,16 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self.clock.now()
     }
 
+    /// Tells this limiter's installation from others, and nothing else of its secret.
+    pub fn fingerprint(&self) -> u32 {
+        self.secret.fingerprint()
+    }
+
+    /// The key that digests are made with.
+    pub fn key(&self) -> DigestKey {
+        self.key
+    }
+
     /// A receipt as signed text that can travel.
     #[must_use]
     pub fn sign(&self, receipt: &Receipt) -> String {

@@ -44,6 +44,15 @@ pub(crate) struct ServeArgs {
     /// Where to listen: HOST:PORT, or unix:PATH
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
     pub(crate) http: Address,
+    /// The journal: bans, strikes, locks and settings, written down so that they outlive the process
+    #[arg(long, value_name = "FILE", default_value = "threshold.db")]
+    pub(crate) db: PathBuf,
+    /// Keep everything in memory alone
+    #[arg(long, conflicts_with_all = ["db", "save_counters"])]
+    pub(crate) no_db: bool,
+    /// Write down every second what was used, not only at the end
+    #[arg(long)]
+    pub(crate) save_counters: bool,
     /// The certificate chain, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,

@@ -1,8 +1,10 @@
 //! The doors on one router, and what they share.
 
+mod admin;
 pub(crate) mod error;
 pub(crate) mod health;
 mod http;
+mod login;
 mod sent;
 
 use std::sync::Arc;
@@ -29,6 +31,7 @@ pub(crate) struct App {
     pub(crate) health: Health,
     pub(crate) bounds: Bounds,
     once: http::Once,
+    guesses: admin::Guesses,
 }
 
 /// What a client may ask of the server's memory and patience.
@@ -44,7 +47,14 @@ pub(crate) struct Bounds {
 
 impl App {
     pub(crate) fn new(desk: Desk, tokens: Tokens, bounds: Bounds) -> Self {
-        Self { desk, tokens, health: Health::default(), bounds, once: http::Once::default() }
+        Self {
+            desk,
+            tokens,
+            health: Health::default(),
+            bounds,
+            once: http::Once::default(),
+            guesses: admin::Guesses::default(),
+        }
     }
 }
 
@@ -53,6 +63,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .merge(health::routes())
         .merge(http::routes())
+        .merge(login::routes())
+        .merge(admin::routes())
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "not_found", "there is nothing at this path") })
         .method_not_allowed_fallback(|| async {
             let message = "this path takes another method; see Allow";

@@ -76,7 +76,7 @@ impl Denials {
     }
 
     /// Whether this one is logged; if so, how many before it were not.
-    fn sample(&self, at: Timestamp) -> Option<u64> {
+    pub(crate) fn sample(&self, at: Timestamp) -> Option<u64> {
         let number = at.micros().checked_div(1_000_000).unwrap_or(0);
         let mut second = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if second.number != number {

@@ -9,8 +9,11 @@ use prefix_trie::PrefixMap;
 
 use super::lists::{ListEntry, Rank};
 use super::{Layer, Policy, check};
+use crate::address::AddressGroup;
+use crate::caller::Caller;
 use crate::codec::{BytesError, Reader, Writer};
 use crate::decision::{Decision, Verdict};
+use crate::facts::Facts;
 use crate::key::{Digest, DigestKey, Domain, Part};
 use crate::time::Timestamp;
 
@@ -122,6 +125,24 @@ impl ListEntry {
 }
 
 impl Policy {
+    /// The name of a request's subject, as operators read it: a secret one is hidden, and the address stands in for one
+    /// that is missing.
+    #[must_use]
+    pub fn name_of(&self, layer: Layer, facts: &Facts<'_>) -> Option<ListEntry> {
+        let caller = Caller::new(facts, self);
+        let identity = self.identity();
+        let shown = |name: &str, secret: bool| if secret { self.key.redact(name).into() } else { name.into() };
+        let named = match layer {
+            Layer::User => caller.user.map(|name| ListEntry::User(shown(name, identity.secret_user))),
+            Layer::Tenant => caller.tenant.map(|name| ListEntry::Tenant(shown(name, identity.secret_tenant))),
+            Layer::Global | Layer::Edge | Layer::Endpoint => None,
+        };
+        named.or_else(|| {
+            let group = AddressGroup::of(caller.ip?, identity.ipv6_prefix);
+            IpNet::new(group.base, group.prefix).ok().map(ListEntry::Address)
+        })
+    }
+
     /// Why this must not be banned, if it must not: whoever stands behind it is not one client.
     #[must_use]
     pub fn refuses_ban(&self, whom: &ListEntry) -> Option<String> {

@@ -12,7 +12,10 @@
 mod api;
 mod bad_input;
 mod client;
+mod crash;
 mod limits;
+mod login;
+mod operators;
 mod process;
 mod reload;
 mod sockets;
