@@ -135,6 +135,15 @@ impl Journal {
         file::copy(from, to)
     }
 
+    /// Puts a sound copy in the place of a journal that nobody has open. What was there is put aside, and its path returned.
+    ///
+    /// # Errors
+    /// Where the journal is in use, the copy is damaged, or one of the two cannot be used.
+    pub fn replace(from: &Path, journal: &Path) -> Result<Option<PathBuf>, JournalError> {
+        let _lock = file::lock(journal)?;
+        salvage::replace(from, journal)
+    }
+
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {

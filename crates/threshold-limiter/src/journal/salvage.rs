@@ -171,28 +171,53 @@ pub(super) fn sound(path: &Path) -> Result<(), JournalError> {
 /// damaged one stays where it is: whenever this is interrupted, it is found again.
 pub(super) fn rebuild(path: &Path, fingerprint: u32, found: Found) -> Result<Kept, JournalError> {
     let io = |error| JournalError::Io(path.into(), error);
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let aside = beside(path, &format!(".damaged-{}", since.as_micros()));
-    for more in ["", "-wal"] {
-        let from = beside(path, more);
-        if std::fs::exists(&from).map_err(io)? {
-            let to = beside(&aside, more);
-            std::fs::copy(&from, &to).map_err(io)?;
-            std::fs::File::open(&to).and_then(|file| file.sync_all()).map_err(io)?;
-        }
-    }
+    let aside = put_aside(path, "damaged").map_err(io)?;
     let next = beside(path, ".next");
     let whole: Vec<Row> = found.rows.iter().filter(|row| row.value.is_some()).cloned().collect();
     remove(&next).map_err(io)?;
     build(&next, fingerprint, &whole).map_err(|error| JournalError::Sqlite(next.clone(), error))?;
-    std::fs::File::open(&next).and_then(|file| file.sync_all()).map_err(io)?;
-    // What belonged to the damaged file must not be taken for the new one's.
-    for more in ["-wal", "-shm"] {
-        remove(&beside(path, more)).map_err(io)?;
-    }
-    std::fs::rename(&next, path).and_then(|()| settle_in(path)).map_err(io)?;
+    put_in_place(&next, path).map_err(io)?;
     let damage = found.damage(&aside);
     Ok(Kept { rows: found.rows, damage, is_new: false })
+}
+
+/// Puts a sound copy in the place of a journal.
+pub(super) fn replace(from: &Path, path: &Path) -> Result<Option<PathBuf>, JournalError> {
+    let io = |error| JournalError::Io(path.into(), error);
+    let next = beside(path, ".next");
+    remove(&next).map_err(io)?;
+    super::file::copy(from, &next)?;
+    for more in ["-wal", "-shm"] {
+        remove(&beside(&next, more)).map_err(io)?;
+    }
+    let before = if std::fs::exists(path).map_err(io)? { Some(put_aside(path, "before").map_err(io)?) } else { None };
+    put_in_place(&next, path).map_err(io)?;
+    Ok(before)
+}
+
+/// Copies a file, and what belongs to it, under a name of its own.
+fn put_aside(path: &Path, why: &str) -> std::io::Result<PathBuf> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let aside = beside(path, &format!(".{why}-{}", since.as_micros()));
+    for more in ["", "-wal"] {
+        let from = beside(path, more);
+        if std::fs::exists(&from)? {
+            let to = beside(&aside, more);
+            std::fs::copy(&from, &to)?;
+            std::fs::File::open(&to)?.sync_all()?;
+        }
+    }
+    Ok(aside)
+}
+
+/// One file takes the place of another in one step. What belonged to the other must not be taken for its own.
+fn put_in_place(next: &Path, path: &Path) -> std::io::Result<()> {
+    std::fs::File::open(next)?.sync_all()?;
+    for more in ["-wal", "-shm"] {
+        remove(&beside(path, more))?;
+    }
+    std::fs::rename(next, path)?;
+    settle_in(path)
 }
 
 fn build(path: &Path, fingerprint: u32, rows: &[Row]) -> rusqlite::Result<()> {

@@ -19,4 +19,5 @@ mod operators;
 mod process;
 mod reload;
 mod sockets;
+mod terminal;
 mod tokens;
