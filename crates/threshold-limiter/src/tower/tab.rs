@@ -75,6 +75,7 @@ impl<S: LocalStore, C: Clock> AnyLimiter for Limiter<S, C> {
 
     fn give_back(&self, taken: &Receipt) {
         self.store().give_back(taken, self.now());
+        self.made_room(taken.keys());
     }
 }
 
