@@ -30,6 +30,8 @@ pub(crate) enum Command {
     Explain(Box<ExplainArgs>),
     /// Run a policy's own test cases
     Test(TestArgs),
+    /// Say what a policy would have done to recorded traffic
+    Replay(Box<crate::replay::ReplayArgs>),
     /// Write a shell's completions to standard output
     Completions(CompletionsArgs),
     /// Write a manual page to standard output
@@ -184,7 +186,7 @@ fn span(text: &str) -> Result<Span, String> {
     if span == Span::ZERO { Err("write a time above 0, as in 30s".to_owned()) } else { Ok(span) }
 }
 
-fn pair(text: &str) -> Result<(String, String), String> {
+pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
 }
