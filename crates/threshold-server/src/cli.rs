@@ -114,6 +114,15 @@ pub(crate) struct LintArgs {
     /// Exit with 1 if there are warnings
     #[arg(long, value_enum)]
     pub(crate) deny: Option<Denied>,
+    /// The policy before the change: say what it makes a server forget
+    #[arg(long, value_name = "OLD")]
+    pub(crate) against: Option<PathBuf>,
+    /// An access log: say which of its requests no rule limits; may be repeated
+    #[arg(long, value_name = "LOG")]
+    pub(crate) log: Vec<PathBuf>,
+    /// An OpenAPI document in JSON: say which of its operations no rule limits
+    #[arg(long, value_name = "FILE")]
+    pub(crate) openapi: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
