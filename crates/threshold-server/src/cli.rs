@@ -32,6 +32,8 @@ pub(crate) enum Command {
     Test(TestArgs),
     /// Say what a policy would have done to recorded traffic
     Replay(Box<crate::replay::ReplayArgs>),
+    /// Suggest limits from recorded traffic, as a policy
+    Suggest(Box<crate::suggest::SuggestArgs>),
     /// Write a shell's completions to standard output
     Completions(CompletionsArgs),
     /// Write a manual page to standard output

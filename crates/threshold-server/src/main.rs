@@ -12,6 +12,7 @@ mod reload;
 mod replay;
 mod serve;
 mod source;
+mod suggest;
 mod test;
 mod traffic;
 
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Command::Completions(args) => Ok(manual::completions(&args)),
         Command::Man(args) => manual::page(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Suggest(args) => suggest::run(&args),
     };
     match report {
         Ok(Report { text, code }) => {

@@ -16,6 +16,7 @@ use crate::source::Source;
 use crate::traffic::{Feed, LineCounts};
 
 pub(crate) use args::{LogArgs, ReplayArgs};
+pub(crate) use report::{grouped, quantile, share};
 pub(crate) use sample::Sample;
 
 use compare::Comparison;

@@ -422,7 +422,7 @@ pub(super) fn limit_text(rule: &Rule) -> Option<String> {
 }
 
 /// The value at a percentile of sorted values.
-pub(super) fn quantile(sorted: &[u64], percent: usize) -> Option<u64> {
+pub(crate) fn quantile(sorted: &[u64], percent: usize) -> Option<u64> {
     let at = sorted.len().checked_sub(1)?.saturating_mul(percent).checked_div(100)?;
     sorted.get(at).copied()
 }

@@ -10,3 +10,4 @@ mod logs;
 mod recount;
 mod replay;
 mod running;
+mod suggest;

@@ -42,7 +42,7 @@ fn as_recount(answer: &Value) -> Recount {
     }
 }
 
-/// Seen to fail with the bucket's burst one higher, with the ladder left out, with `count` ignored, and with lines left
+/// Seen to fail with a burst one higher, with a rung left out, with `count` ignored, and with lines left
 /// in the order of the file.
 #[test]
 fn the_numbers_are_those_of_a_slow_recount() {
