@@ -2,6 +2,7 @@
 
 mod args;
 mod compare;
+mod page;
 mod rehearsal;
 mod report;
 mod sample;
@@ -9,6 +10,7 @@ mod series;
 mod tally;
 mod worst;
 
+use anyhow::Context as _;
 use threshold_core::policy::Policy;
 
 use crate::Report;
@@ -40,6 +42,9 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
         against: comparison.as_ref().zip(other.as_ref()).map(|(own, other)| (own, other.name.as_str())),
         top: args.top,
     };
+    if let Some(file) = &args.html {
+        std::fs::write(file, replayed.html()).with_context(|| format!("cannot write {}", file.display()))?;
+    }
     let text = if args.json { replayed.json()? } else { replayed.text() };
     Ok(Report { text, code: 0 })
 }

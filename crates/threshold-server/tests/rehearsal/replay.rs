@@ -175,3 +175,38 @@ fn what_a_log_holds_does_not_reach_a_terminal_unchecked() {
     let run = threshold_with(&["replay", policy.path(), "-"], line.repeat(3).as_bytes());
     assert!(run.code == 0 && run.out.contains("[2Jada") && !run.out.contains('\u{1b}'), "{}", run.out);
 }
+
+#[test]
+fn the_page_stands_alone_and_tells_no_more_of_people_than_a_log_line() {
+    let policy = "[identity]\n[[rule]]\nname = \"<u>\"\nper = [\"user\"]\nlimit = \"1/h\"\n";
+    let line = "{\"time\":1431856800,\"ip\":\"192.0.2.1\",\"user\":\"<script>alert(1)</script>\",\"path\":\"/\"}\n";
+    let page = Scratch::new("page.html", "");
+    let run = |policy: &str| {
+        let policy = Scratch::new("<page>.toml", policy);
+        let args = ["replay", policy.path(), "-", "--html", page.path(), "--against", policy.path()];
+        let run = threshold_with(&args, line.repeat(5).as_bytes());
+        assert_eq!(run.code, 0, "{}", run.err);
+        std::fs::read_to_string(page.path()).unwrap()
+    };
+    let text = run(policy);
+    for plot in [
+        "over time",
+        "against the limit",
+        "affected subjects",
+        "Hour and weekday",
+        "<svg",
+        "prefers-color-scheme",
+        "@media print",
+    ] {
+        assert!(text.contains(plot), "{plot} is missing");
+    }
+    assert!(!text.contains("<u>") && !text.contains("<page>"), "what comes from outside is not escaped");
+    assert!(
+        !text.contains("script") && !text.contains("http") && !text.contains("src="),
+        "the page wants more than itself"
+    );
+    let digest = text.split("user #").nth(1).unwrap();
+    assert!(digest.chars().take(16).all(|c| c.is_ascii_hexdigit()), "{digest}");
+    let text = run(&policy.replace("[identity]", "[identity]\nlog_identifiers = true"));
+    assert!(text.contains("&lt;script&gt;") && !text.contains("<script"), "{text}");
+}
