@@ -2,6 +2,7 @@
 
 mod args;
 mod compare;
+mod login;
 mod page;
 mod rehearsal;
 mod report;
@@ -27,6 +28,9 @@ use report::Replayed;
 use tally::Tally;
 
 pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
+    if args.login {
+        return login::run(args);
+    }
     let source = Source::read(&args.policy)?;
     let policy = source.policy()?;
     let other = args.against.as_deref().map(Source::read).transpose()?;

@@ -3,6 +3,7 @@
 mod fields;
 mod input;
 mod json;
+mod login;
 mod moment;
 mod order;
 mod progress;
@@ -14,7 +15,7 @@ pub(crate) use fields::{Field, Fields};
 pub(crate) use input::{Line, Lines, open};
 pub(crate) use json::Scalars;
 pub(crate) use moment::{Moment, MomentReader};
-pub(crate) use order::{Feed, LineCounts};
+pub(crate) use order::{Feed, Form, LineCounts};
 pub(crate) use progress::Progress;
 
 /// What a log says of one request.
@@ -40,6 +41,8 @@ pub(crate) struct Request<'a> {
     pub(crate) status: Option<u16>,
     /// The size of the request itself, which few logs have.
     pub(crate) bytes: Option<u64>,
+    /// How many times more the line says it came.
+    pub(crate) repeated: u64,
 }
 
 /// Why a line is no request, for people.

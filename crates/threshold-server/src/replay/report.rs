@@ -70,7 +70,7 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-fn unreadable_lines(counts: &LineCounts) -> String {
+pub(super) fn unreadable_lines(counts: &LineCounts) -> String {
     let mut text = String::new();
     for problem in &counts.problems {
         let _ = write!(text, "\n  {}", printable(problem));

@@ -266,7 +266,7 @@ fn bump(count: &mut u64) {
 }
 
 /// The same for every address of one group.
-fn address_digest(ip: IpAddr, ipv6_prefix: u8) -> u64 {
+pub(super) fn address_digest(ip: IpAddr, ipv6_prefix: u8) -> u64 {
     let mut hasher = SipHasher13::new();
     match ip.to_canonical() {
         IpAddr::V4(v4) => hasher.write_u32(v4.to_bits()),
@@ -278,7 +278,7 @@ fn address_digest(ip: IpAddr, ipv6_prefix: u8) -> u64 {
     hasher.finish()
 }
 
-fn name_digest(name: &str) -> u64 {
+pub(super) fn name_digest(name: &str) -> u64 {
     let mut hasher = SipHasher13::new();
     hasher.write(name.as_bytes());
     hasher.finish()

@@ -84,6 +84,7 @@ impl<'a> Scalars<'a> {
             tier: self.text(Field::Tier),
             status: self.number(Field::Status),
             bytes: self.number(Field::Bytes),
+            repeated: 0,
         })
     }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use threshold_core::Span;
 
-use super::{Fields, Line, Lines, Moment, MomentReader, Progress, Request, Scalars, Unreadable, open, text};
+use super::{Fields, Line, Lines, Moment, MomentReader, Progress, Request, Scalars, Unreadable, login, open, text};
 
 /// The most lines that wait for their turn.
 const MOST_HELD: usize = 65_536;
@@ -33,6 +33,8 @@ pub(crate) struct BadLine {
 pub(crate) struct LineCounts {
     pub(crate) lines: u64,
     pub(crate) unreadable: u64,
+    /// Lines that can be read, and are about something else.
+    pub(crate) others: u64,
     /// Lines older than the window allows, counted as if they had come when they were read.
     pub(crate) late: u64,
     pub(crate) shown: Vec<BadLine>,
@@ -40,8 +42,16 @@ pub(crate) struct LineCounts {
     pub(crate) problems: Vec<String>,
 }
 
+/// What the lines of a log are about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    Requests,
+    Logins,
+}
+
 /// All requests of some logs, in order.
 pub(crate) struct Feed {
+    form: Form,
     sources: Vec<Source>,
     fields: Fields,
     window: u64,
@@ -99,6 +109,7 @@ struct Record {
     ip: Option<IpAddr>,
     status: Option<u16>,
     bytes: Option<u64>,
+    repeated: u64,
     text: String,
     /// Where each part is in the text.
     parts: [Option<(usize, usize)>; Part::ALL.len()],
@@ -107,6 +118,7 @@ struct Record {
 impl Record {
     fn fill(&mut self, request: &Request<'_>) {
         (self.at, self.ip, self.status, self.bytes) = (request.at, request.ip, request.status, request.bytes);
+        self.repeated = request.repeated;
         self.text.clear();
         for (part, slot) in Part::ALL.into_iter().zip(&mut self.parts) {
             *slot = part.of(request).map(|value| {
@@ -133,6 +145,7 @@ impl Record {
             tier: part(Part::Tier),
             status: self.status,
             bytes: self.bytes,
+            repeated: self.repeated,
         }
     }
 }
@@ -167,16 +180,22 @@ impl Eq for Held {}
 impl Feed {
     /// Opens logs. Lines that come late by no more than `window` are put in their place.
     pub(crate) fn open(logs: &[PathBuf], fields: Fields, window: Span) -> anyhow::Result<Self> {
+        Self::open_as(Form::Requests, logs, fields, window)
+    }
+
+    /// As [`open`](Self::open), for logs of any form.
+    pub(crate) fn open_as(form: Form, logs: &[PathBuf], fields: Fields, window: Span) -> anyhow::Result<Self> {
         anyhow::ensure!(logs.len() <= MOST_LOGS, "at most {MOST_LOGS} logs can be read at once");
         let progress = Progress::new();
         let lines = logs.iter().map(|path| open(path, &progress)).collect::<anyhow::Result<Vec<Lines>>>()?;
-        Ok(Self::new(lines, fields, window, progress))
+        Ok(Self::new(form, lines, fields, window, progress))
     }
 
-    fn new(lines: Vec<Lines>, fields: Fields, window: Span, progress: Progress) -> Self {
+    fn new(form: Form, lines: Vec<Lines>, fields: Fields, window: Span, progress: Progress) -> Self {
         let sources =
             lines.into_iter().map(|lines| Source { lines, moments: MomentReader::default(), head: None }).collect();
         let mut feed = Self {
+            form,
             sources,
             fields,
             window: window.micros(),
@@ -248,11 +267,18 @@ impl Feed {
             self.progress.lines(counts.lines);
             let (text, read) = match line {
                 Line::Bad(why) => ("", Err(Unreadable(why))),
-                Line::Text(text) => (text, read_into(text, &self.fields, moments, &mut record)),
+                Line::Text(text) => (text, read_into(text, self.form, &self.fields, moments, &mut record)),
             };
-            let Err(Unreadable(why)) = read else {
-                *head = Some(record);
-                return;
+            let why = match read {
+                Ok(true) => {
+                    *head = Some(record);
+                    return;
+                }
+                Ok(false) => {
+                    counts.others = counts.others.saturating_add(1);
+                    continue;
+                }
+                Err(Unreadable(why)) => why,
             };
             let text = shown(text);
             let number = lines.number;
@@ -265,15 +291,31 @@ impl Feed {
     }
 }
 
-/// Reads a line of any format. An object is JSON, and nothing else begins like one.
-fn read_into(line: &str, fields: &Fields, moments: &mut MomentReader, record: &mut Record) -> Result<(), Unreadable> {
+/// Reads a line of any format; says whether it is about what is looked for. An object is JSON, and nothing else begins
+/// like one.
+fn read_into(
+    line: &str,
+    form: Form,
+    fields: &Fields,
+    moments: &mut MomentReader,
+    record: &mut Record,
+) -> Result<bool, Unreadable> {
     if line.trim_start().starts_with('{') {
         let scalars = Scalars::read(line, fields)?;
-        record.fill(&scalars.request(moments)?);
-    } else {
-        record.fill(&text::parse(line, fields, moments)?);
+        record.fill(&match form {
+            Form::Requests => scalars.request(moments)?,
+            Form::Logins => login::event(&scalars, moments)?,
+        });
+        return Ok(true);
     }
-    Ok(())
+    let read = match form {
+        Form::Requests => Some(text::parse(line, fields, moments)?),
+        Form::Logins => login::parse(line, moments)?,
+    };
+    if let Some(request) = &read {
+        record.fill(request);
+    }
+    Ok(read.is_some())
 }
 
 /// The beginning of a line, fit for a terminal.
@@ -290,7 +332,7 @@ mod tests {
             .iter()
             .zip('a'..)
             .map(|(text, name)| Lines::new(name.to_string(), Box::new(std::io::Cursor::new(text.as_bytes().to_vec()))));
-        Feed::new(lines.collect(), Fields::default(), Span::from_secs(window), Progress::new())
+        Feed::new(Form::Requests, lines.collect(), Fields::default(), Span::from_secs(window), Progress::new())
     }
 
     fn log(seconds: &[u64]) -> String {

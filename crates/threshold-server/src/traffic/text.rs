@@ -34,6 +34,7 @@ pub(super) fn parse<'a>(line: &'a str, fields: &Fields, moments: &mut MomentRead
         tier: named(Field::Tier),
         status,
         bytes: None,
+        repeated: 0,
     })
 }
 

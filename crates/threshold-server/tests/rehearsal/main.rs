@@ -6,6 +6,7 @@
 #![expect(clippy::indexing_slicing, reason = "what is not there fails the test, as it should")]
 
 mod lint;
+mod login;
 mod logs;
 mod recount;
 mod replay;
