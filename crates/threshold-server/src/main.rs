@@ -9,9 +9,12 @@ mod lint;
 mod log;
 mod manual;
 mod reload;
+mod replay;
 mod serve;
 mod source;
+mod suggest;
 mod test;
+mod traffic;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -35,6 +38,8 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Completions(args) => Ok(manual::completions(&args)),
         Command::Man(args) => manual::page(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Suggest(args) => suggest::run(&args),
     };
     match report {
         Ok(Report { text, code }) => {
