@@ -87,7 +87,6 @@ impl Denials {
             "denied"
         );
     }
-
 }
 
 impl Samples {

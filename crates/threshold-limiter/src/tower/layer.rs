@@ -11,7 +11,7 @@ use tower_layer::Layer;
 use super::asked::{Identified, Learned, PeerAddr};
 use super::pool::Pool;
 use super::service::ThresholdService;
-use super::tab::{AnyLimiter, Answers};
+use super::tab::{Answers, AnyLimiter};
 use crate::clock::Clock;
 use crate::limiter::Limiter;
 use crate::store::LocalStore;

@@ -85,7 +85,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
     }
     let peer = parts.extensions.get::<PeerAddr>().map(|peer| peer.0.ip().to_canonical());
     trusted(app, peer)?;
-    let deny = Deny::asked(parts.uri.query())?;
+    let deny = Deny::asked(parts.uri.query());
     let length = original::put_in_place(&mut parts)?;
     // gRPC's refusals are 200 with a code, and to a proxy 200 means that the request may cross.
     parts.headers.remove(CONTENT_TYPE);
@@ -105,7 +105,8 @@ fn trusted(app: &App, peer: Option<IpAddr>) -> Result<(), ApiError> {
         return Ok(());
     }
     let peer = peer.map_or_else(|| "this peer".to_owned(), |peer| peer.to_string());
-    let message = format!("{peer} is not one of the policy's trusted_proxies, so what it says of others is not believed");
+    let message =
+        format!("{peer} is not one of the policy's trusted_proxies, so what it says of others is not believed");
     Err(ApiError::new(StatusCode::FORBIDDEN, "untrusted_proxy", message))
 }
 
@@ -131,12 +132,10 @@ enum Deny {
 }
 
 impl Deny {
-    fn asked(query: Option<&str>) -> Result<Self, ApiError> {
-        match query {
-            None | Some("") => Ok(Self::Whole),
-            Some("deny=403") => Ok(Self::Forbidden),
-            Some(_) => Err(ApiError::bad("deny", "/auth takes one parameter, deny=403, or none")),
-        }
+    /// Other parameters are not the proxy's: Caddy's `forward_auth` passes on those of its client's request.
+    fn asked(query: Option<&str>) -> Self {
+        let forbidden = query.is_some_and(|query| query.split('&').any(|pair| pair == "deny=403"));
+        if forbidden { Self::Forbidden } else { Self::Whole }
     }
 }
 
@@ -224,11 +223,11 @@ mod tests {
 
     #[test]
     fn a_denial_is_told_whole_unless_it_must_be_a_403() {
-        assert_eq!(Deny::asked(None), Ok(Deny::Whole));
-        assert_eq!(Deny::asked(Some("")), Ok(Deny::Whole));
-        assert_eq!(Deny::asked(Some("deny=403")), Ok(Deny::Forbidden));
-        for wrong in ["deny=429", "deny", "Deny=403", "deny=403&deny=403", "x=1", "deny=403&x"] {
-            assert!(Deny::asked(Some(wrong)).is_err(), "{wrong}");
+        for whole in [None, Some(""), Some("deny"), Some("deny=429"), Some("x=1&xdeny=403"), Some("Deny=403")] {
+            assert_eq!(Deny::asked(whole), Deny::Whole, "{whole:?}");
+        }
+        for forbidden in ["deny=403", "deny=403&x=1", "x&deny=403"] {
+            assert_eq!(Deny::asked(Some(forbidden)), Deny::Forbidden, "{forbidden}");
         }
     }
 }

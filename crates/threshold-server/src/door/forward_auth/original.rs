@@ -42,7 +42,8 @@ pub(super) fn put_in_place(parts: &mut Parts) -> Result<u64, ApiError> {
 impl Told {
     fn required<'h>(&self, headers: &'h HeaderMap) -> Result<&'h [u8], ApiError> {
         let Self { original, forwarded } = self;
-        let missing = || ApiError::bad(*original, format!("a proxy says in {original} or {forwarded} what it was asked"));
+        let missing =
+            || ApiError::bad(*original, format!("a proxy says in {original} or {forwarded} what it was asked"));
         self.find(headers, |a, b| a == b)?.ok_or_else(missing)
     }
 
