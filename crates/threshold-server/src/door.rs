@@ -5,6 +5,8 @@ mod forward_auth;
 pub(crate) mod health;
 mod http;
 mod sent;
+#[cfg(test)]
+mod serving;
 
 use std::sync::Arc;
 use std::time::Duration;

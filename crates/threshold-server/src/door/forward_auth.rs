@@ -3,8 +3,8 @@
 //! It is the tower layer around nothing: what the proxy tells of a request is put in the place of the proxy's own, and the
 //! layer then finds the caller, decides, waits out shadow bans and words the answer as it does in an application.
 
-//#[cfg(test)]
-//mod conformance;
+#[cfg(test)]
+mod conformance;
 mod original;
 
 use std::convert::Infallible;

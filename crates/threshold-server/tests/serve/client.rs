@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// One connection.
 pub(crate) struct Client<S: Read + Write>(BufReader<S>);
@@ -30,6 +30,13 @@ impl<S: Read + Write> Client<S> {
         let length = body.len();
         self.write(&format!("{method} {path} HTTP/1.1\r\nhost: t\r\n{fields}content-length: {length}\r\n\r\n{body}"))?;
         self.read()
+    }
+
+    /// Sends a head with these fields and no others, not even a host.
+    pub(crate) fn ask(&mut self, method: &str, path: &str, fields: &[(String, String)]) -> io::Result<Answer> {
+        let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        self.write(&format!("{method} {path} HTTP/1.1\r\n{fields}\r\n"))?;
+        if method == "HEAD" { self.read_head() } else { self.read() }
     }
 
     /// Asks for the head of an answer alone.
@@ -82,6 +89,18 @@ impl<S: Read + Write> Client<S> {
 impl Answer {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
+    }
+
+    /// As cases write what a client reads.
+    pub(crate) fn to_value(&self) -> Value {
+        let headers: serde_json::Map<_, _> =
+            self.headers.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
+        let body = if self.body.is_empty() {
+            Value::Null
+        } else {
+            serde_json::from_str(&self.body).unwrap_or_else(|_| self.body.clone().into())
+        };
+        json!({"status": self.status, "headers": headers, "body": body})
     }
 
     pub(crate) fn json(&self) -> Value {
