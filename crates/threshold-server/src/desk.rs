@@ -11,7 +11,7 @@ use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
 use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Span, Timestamp, TraceId};
 use threshold_limiter::store::LocalStore as _;
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::{Clock, Limiter};
+use threshold_limiter::{Clock, Limiter, Observer as _};
 
 use crate::log::Denials;
 
@@ -21,10 +21,10 @@ type ServerLimiter = Limiter<MemoryStore, Arc<dyn Clock>>;
 /// A limiter, asked under a policy that the door holds: the answer then names that policy's rules, whatever policy is put
 /// in force meanwhile, and the items of a list are all decided under the same one.
 pub(crate) struct Desk {
-    pub(crate) limiter: ServerLimiter,
+    pub(crate) limiter: Arc<ServerLimiter>,
     /// The policy that was in force before this one.
     replaced: ArcSwapOption<Policy>,
-    denials: Denials,
+    denials: Arc<Denials>,
 }
 
 /// A decision, and what its door may hand out with it.
@@ -46,8 +46,9 @@ pub(crate) struct Held {
 
 impl Desk {
     pub(crate) fn new(policy: Policy, clock: Arc<dyn Clock>) -> Self {
-        let limiter = Limiter::with_clock(policy, clock);
-        Self { limiter, replaced: ArcSwapOption::empty(), denials: Denials::default() }
+        let denials = Arc::new(Denials::default());
+        let limiter = Limiter::with_clock(policy, clock).observed_by(Arc::clone(&denials) as _);
+        Self { limiter: Arc::new(limiter), replaced: ArcSwapOption::empty(), denials }
     }
 
     /// Puts another policy in force. Returns its generation.
@@ -103,11 +104,7 @@ impl Desk {
             _ => current,
         };
         let receipt = receipt.map(|receipt| self.limiter.sign(&receipt));
-        let decided = Decided { decision, receipt, reservation: None };
-        if !decided.decision.allowed() {
-            self.denials.log(&policy, facts, &decided.decision);
-        }
-        Ok(read(&decided, &policy))
+        Ok(read(&Decided { decision, receipt, reservation: None }, &policy))
     }
 
     pub(crate) fn commit(&self, id: TraceId, actual: &ActualCost<'_>) -> Result<(), UnknownReservation> {
@@ -143,8 +140,8 @@ impl Desk {
         if settled && decided.decision.allowed() {
             hand_out(&mut decided, &plan, &outcome, now);
         }
-        if verb == Verb::Check && !decided.decision.allowed() {
-            self.denials.log(policy, facts, &decided.decision);
+        if verb == Verb::Check {
+            self.denials.decided(facts, &decided.decision, policy);
         }
         Ok(read(&decided))
     }

@@ -1,9 +1,12 @@
 //! The doors on one router, and what they share.
 
 pub(crate) mod error;
+mod forward_auth;
 pub(crate) mod health;
 mod http;
 mod sent;
+#[cfg(test)]
+mod serving;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +32,7 @@ pub(crate) struct App {
     pub(crate) health: Health,
     pub(crate) bounds: Bounds,
     once: http::Once,
+    forward_auth: forward_auth::ForwardAuth,
 }
 
 /// What a client may ask of the server's memory and patience.
@@ -44,7 +48,8 @@ pub(crate) struct Bounds {
 
 impl App {
     pub(crate) fn new(desk: Desk, tokens: Tokens, bounds: Bounds) -> Self {
-        Self { desk, tokens, health: Health::default(), bounds, once: http::Once::default() }
+        let forward_auth = forward_auth::ForwardAuth::new(&desk);
+        Self { desk, tokens, health: Health::default(), bounds, once: http::Once::default(), forward_auth }
     }
 }
 
@@ -53,6 +58,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .merge(health::routes())
         .merge(http::routes())
+        .merge(forward_auth::routes())
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "not_found", "there is nothing at this path") })
         .method_not_allowed_fallback(|| async {
             let message = "this path takes another method; see Allow";

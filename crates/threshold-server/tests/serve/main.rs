@@ -12,8 +12,12 @@
 mod api;
 mod bad_input;
 mod client;
+mod forward_auth;
 mod limits;
+mod origin;
 mod process;
+mod proxies;
+mod proxy;
 mod reload;
 mod sockets;
 mod tokens;
