@@ -3,6 +3,7 @@
 //! One format for the vectors that every store and door must pass, and for `threshold test`. docs/cases.md describes it.
 //! A [`Player`] answers the calls: [`LedgerPlayer`] by core alone, and every store and door by a player of its own.
 
+mod door;
 mod player;
 mod wire;
 
@@ -14,6 +15,7 @@ use serde_json::Value;
 
 use crate::time::{Span, Timestamp};
 
+pub use door::{ClientDoor, Played, play_at_door};
 pub use player::LedgerPlayer;
 pub use wire::{FactsBody, decision_json, error_json, explained_json, plan_error_json};
 

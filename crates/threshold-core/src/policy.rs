@@ -1,7 +1,9 @@
 //! Policy, rule, match: what one policy file means, once it has been read.
 
 mod bans;
+mod change;
 mod check;
+mod codes;
 mod expand;
 mod file;
 mod finding;
@@ -9,6 +11,7 @@ mod identity;
 mod lists;
 mod load;
 mod pattern;
+mod reviewer;
 mod rule;
 mod tiers;
 
@@ -21,6 +24,8 @@ use crate::lockout::Login;
 use crate::time::Span;
 
 pub use bans::{Ban, BanSource, Banned, Bans, Who};
+pub use change::Forgotten;
+pub use codes::{CODES, Code};
 pub use finding::{Finding, PolicyError, Severity};
 pub use identity::{Identity, IdentitySource, Jwt, Seen};
 pub use lists::{ListEntry, Listed, Lists, Rank};
@@ -64,6 +69,8 @@ pub struct Review {
     pub policy: Option<Policy>,
     /// Errors and warnings, in the order of the file.
     pub findings: Vec<Finding>,
+    /// Where each rule's name stands in the file.
+    pub rule_names: Vec<(Box<str>, std::ops::Range<usize>)>,
 }
 
 impl Policy {
@@ -72,7 +79,7 @@ impl Policy {
     /// # Errors
     /// With every error found, each with its place. Warnings are left out; [`review`](Self::review) has them.
     pub fn parse(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, PolicyError> {
-        let Review { policy, mut findings } = Self::review(source, variable);
+        let Review { policy, mut findings, .. } = Self::review(source, variable);
         policy.ok_or_else(|| {
             findings.retain(|finding| finding.severity == Severity::Error);
             let place = findings.first().map_or((1, 1), |first| first.place(source));

@@ -11,8 +11,7 @@ use std::{error::Error, sync::Arc, time::Duration};
 use axum::extract::{RawQuery, State};
 use axum::{Json, Router, http::StatusCode, response::IntoResponse, response::Result, routing::get};
 use serde_json::{Value, json};
-use threshold_core::{Span, receipt::ActualCost, receipt::OnExpire};
-use threshold_limiter::{Decision, Facts, Limiter, Policy};
+use threshold_limiter::{ActualCost, Decision, Facts, Limiter, OnExpire, Policy, Span};
 
 const POLICY: &str = include_str!("../../../policies/mail-sender.toml");
 const DOMAINS: [&str; 2] = ["a.example", "b.example"];

@@ -28,6 +28,7 @@ pub mod keyed;
 pub mod limiter;
 pub mod observer;
 pub mod store;
+mod sync;
 #[cfg(feature = "tower")]
 pub mod tower;
 
@@ -37,9 +38,18 @@ pub use keyed::KeyLimiter;
 pub use limiter::{Limiter, LoginError, Reserved};
 pub use observer::Observer;
 pub use store::{LocalStore, Store};
-pub use threshold_core::limit::Algorithm;
+/// Everything that a decision is made of, where the names below are not enough.
+pub use threshold_core;
+pub use threshold_core::decision::Degraded;
+pub use threshold_core::explain::Explained;
+pub use threshold_core::limit::{Algorithm, LimitError, Look};
 pub use threshold_core::lockout::{Attempted, LoginRequest, LoginResult, Refusal, RefusedBy};
-pub use threshold_core::{Decision, Facts, Limit, PlanError, Policy, PolicyError, Verdict};
+pub use threshold_core::policy::Layer;
+pub use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
+pub use threshold_core::{
+    BytesError, Decision, DigestKey, Facts, Limit, PlanError, Policy, PolicyError, Reading, Receipt, Secret, Span,
+    Timestamp, TraceId, Verdict,
+};
 
 /// Fresh random bytes that nobody can guess.
 fn random<const N: usize>() -> [u8; N] {

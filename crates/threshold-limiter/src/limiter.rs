@@ -7,8 +7,7 @@ mod many;
 #[cfg(feature = "wait")]
 mod wait;
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
 use threshold_core::explain::Explained;
@@ -24,6 +23,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::observer::Observer;
 use crate::store::memory::MemoryStore;
 use crate::store::{LocalStore, Store};
+use crate::sync::Mutex;
 
 pub use login::LoginError;
 #[cfg(feature = "wait")]
@@ -32,7 +32,8 @@ pub use wait::MOST_WAITERS;
 /// Decides for every request whether it may cross.
 pub struct Limiter<S = MemoryStore, C = SystemClock> {
     policy: ArcSwap<Policy>,
-    generation: AtomicU64,
+    /// That of the policy in force. Whoever holds it puts the next one in force.
+    generation: Mutex<u64>,
     key: DigestKey,
     secret: Secret,
     store: S,
@@ -77,19 +78,24 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// A limiter of your own parts. `key` digests what is stored, `secret` signs what is handed out.
     #[must_use]
     pub fn with_parts(policy: Policy, store: S, clock: C, key: DigestKey, secret: Secret) -> Self {
-        Self::with_bans(policy, store, clock, (key, secret), BanBook::default())
+        Self::with_bans(policy, store, clock, (key, secret), Arc::default())
     }
 
     /// As [`with_parts`](Self::with_parts), with bans that were set before.
     #[must_use]
-    pub fn with_bans(policy: Policy, store: S, clock: C, (key, secret): (DigestKey, Secret), bans: BanBook) -> Self {
-        let bans = Arc::new(bans);
+    pub fn with_bans(
+        policy: Policy,
+        store: S,
+        clock: C,
+        (key, secret): (DigestKey, Secret),
+        bans: Arc<BanBook>,
+    ) -> Self {
         let banning = policy.with_key(key).with_bans(Arc::<BanBook>::clone(&bans));
         let policy = ArcSwap::from_pointee(banning.with_generation(1));
         Self {
             bans,
             policy,
-            generation: AtomicU64::new(1),
+            generation: Mutex::new(1),
             key,
             secret,
             store,
@@ -114,20 +120,23 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 
     /// Puts another policy in force, for every decision that begins from now on. What was used stays used. Returns its
-    /// generation.
+    /// generation; of several swaps at once, the one with the highest is in force afterwards.
     pub fn swap(&self, policy: Policy) -> u64 {
-        let generation = self.generation.fetch_add(1, Ordering::AcqRel).saturating_add(1);
-        self.policy.store(Arc::new(
-            policy.with_key(self.key).with_bans(Arc::<BanBook>::clone(&self.bans)).with_generation(generation),
-        ));
+        let policy = policy.with_key(self.key).with_bans(Arc::<BanBook>::clone(&self.bans));
+        // A poisoned lock is taken all the same: a number is never half changed.
+        let mut generation = self.generation.lock().unwrap_or_else(PoisonError::into_inner);
+        *generation = generation.saturating_add(1);
+        let drawn = *generation;
+        self.policy.store(Arc::new(policy.with_generation(drawn)));
+        drop(generation);
         #[cfg(feature = "wait")]
         self.waiters.ring_all();
-        generation
+        drawn
     }
 
     /// Who is banned, beside whom the policy's lists deny and whom its ladders have banned.
-    pub fn bans(&self) -> &BanBook {
-        &self.bans
+    pub fn bans(&self) -> Arc<BanBook> {
+        Arc::clone(&self.bans)
     }
 
     /// The store.
@@ -176,7 +185,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 
     /// There may be room under these keys before its time: whoever waits for it looks again.
-    fn made_room(&self, keys: impl IntoIterator<Item = Digest>) {
+    pub(crate) fn made_room(&self, keys: impl IntoIterator<Item = Digest>) {
         #[cfg(feature = "wait")]
         self.waiters.ring_first(keys);
         #[cfg(not(feature = "wait"))]
@@ -228,15 +237,25 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         first
     }
 
-    /// Decides and charges a request whose true cost is not known yet.
+    /// Decides and charges a request whose true cost is not known yet. Where there is no room to keep the reservation, the
+    /// request is denied and charged nothing.
     ///
     /// # Errors
     /// As for `check`.
     pub fn reserve(&self, facts: &Facts<'_>, ttl: Span, on_expire: OnExpire) -> Result<Reserved, PlanError> {
         let mut decision = Decision::default();
         let reservation = self.decide(Verb::Check, facts, &mut decision, |plan, outcome, decision, now| {
-            let holding = outcome.filter(|_| decision.allowed()).map(|outcome| plan.holding(outcome, now));
-            holding.and_then(|holding| self.store.reserve(holding, ttl, on_expire, now).ok())
+            let outcome = outcome.filter(|_| decision.allowed())?;
+            match self.store.reserve(plan.holding(outcome, now), ttl, on_expire, now) {
+                Ok(reservation) => Some(reservation),
+                Err(error) => {
+                    let holding = plan.holding(outcome, now);
+                    self.store.give_back(&holding, now);
+                    self.made_room(holding.keys());
+                    *decision = self.decide_without_store(plan, error, now);
+                    None
+                }
+            }
         })?;
         Ok(Reserved { decision, reservation })
     }
@@ -246,7 +265,9 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Where there is no such reservation, or no longer.
     pub fn commit(&self, reservation: TraceId, actual: &ActualCost<'_>) -> Result<(), UnknownReservation> {
-        self.store.commit(reservation, actual, self.key, self.clock.now())
+        let keys = self.store.commit(reservation, actual, self.key, self.clock.now())?;
+        self.made_room(keys);
+        Ok(())
     }
 
     /// Ends a reservation without any cost.
@@ -254,7 +275,9 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Where there is no such reservation, or no longer.
     pub fn release(&self, reservation: TraceId) -> Result<(), UnknownReservation> {
-        self.store.release(reservation, self.clock.now())
+        let keys = self.store.release(reservation, self.clock.now())?;
+        self.made_room(keys);
+        Ok(())
     }
 
     /// Denies a subject for a while, as its provider's own Retry-After asks. Says whether any rule counts by it alone.
@@ -278,13 +301,13 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         Ok((decision, receipt))
     }
 
-    /// Plans, settles and decides; `finish` takes what it needs before the plan goes.
+    /// Plans, settles and decides; `finish` takes what it needs before the plan goes, and has the last word.
     fn decide<T>(
         &self,
         verb: Verb,
         facts: &Facts<'_>,
         decision: &mut Decision,
-        finish: impl FnOnce(&Plan<'_>, Option<&Outcome>, &Decision, Timestamp) -> T,
+        finish: impl FnOnce(&Plan<'_>, Option<&Outcome>, &mut Decision, Timestamp) -> T,
     ) -> Result<T, PlanError> {
         let policy: Guard<Arc<Policy>> = self.policy.load();
         let facts = traced(facts);
@@ -292,8 +315,9 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         plan.fill(&facts)?;
         let mut outcome = Outcome::default();
         let (settled, now) = self.settle(&plan, &mut outcome, decision);
+        let finished = finish(&plan, settled.then_some(&outcome), decision, now);
         self.tell(&facts, decision, &policy);
-        Ok(finish(&plan, settled.then_some(&outcome), decision, now))
+        Ok(finished)
     }
 
     /// Settles a plan, and says what that comes to. Where the store failed, the outcome says nothing: that comes first.
@@ -323,7 +347,7 @@ fn random_id() -> TraceId {
 impl<S: std::fmt::Debug, C: std::fmt::Debug> std::fmt::Debug for Limiter<S, C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Limiter")
-            .field("generation", &self.generation)
+            .field("generation", &self.policy.load().generation())
             .field("clock", &self.clock)
             .finish_non_exhaustive()
     }

@@ -7,10 +7,12 @@ use std::fmt;
 use std::future::Future;
 
 use threshold_core::decision::Degraded;
-use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
-use threshold_core::plan::SubjectKeys;
-use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
-use threshold_core::{Digest, DigestKey, Outcome, Plan, Receipt, Span, Timestamp, TraceId};
+
+// Whoever writes a store needs the words that its signatures are made of.
+pub use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
+pub use threshold_core::plan::SubjectKeys;
+pub use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
+pub use threshold_core::{Digest, DigestKey, Outcome, Plan, Receipt, Span, Timestamp, TraceId};
 
 pub use keep::Keep;
 
@@ -113,7 +115,7 @@ pub trait LocalStore: Send + Sync {
     /// Where there is room for no more reservations.
     fn reserve(&self, receipt: Receipt, ttl: Span, on_expire: OnExpire, now: Timestamp) -> Result<TraceId, StoreError>;
 
-    /// Ends a reservation with what it really cost.
+    /// Ends a reservation with what it really cost. Returns the keys it was charged to: there may be room under them now.
     ///
     /// # Errors
     /// Where there is no such reservation, or no longer.
@@ -123,13 +125,13 @@ pub trait LocalStore: Send + Sync {
         actual: &ActualCost<'_>,
         key: DigestKey,
         now: Timestamp,
-    ) -> Result<(), UnknownReservation>;
+    ) -> Result<Vec<Digest>, UnknownReservation>;
 
-    /// Ends a reservation without any cost.
+    /// Ends a reservation without any cost. Returns the keys it was charged to, as [`commit`](Self::commit) does.
     ///
     /// # Errors
     /// Where there is no such reservation, or no longer.
-    fn release(&self, id: TraceId, now: Timestamp) -> Result<(), UnknownReservation>;
+    fn release(&self, id: TraceId, now: Timestamp) -> Result<Vec<Digest>, UnknownReservation>;
 
     /// Denies these keys until then.
     fn pause(&self, keys: &SubjectKeys, until: Timestamp, now: Timestamp);
@@ -197,10 +199,10 @@ pub trait Store: Send + Sync {
         actual: &ActualCost<'_>,
         key: DigestKey,
         now: Timestamp,
-    ) -> impl Future<Output = Result<(), EndError>> + Send;
+    ) -> impl Future<Output = Result<Vec<Digest>, EndError>> + Send;
 
     /// As [`LocalStore::release`].
-    fn release(&self, id: TraceId, now: Timestamp) -> impl Future<Output = Result<(), EndError>> + Send;
+    fn release(&self, id: TraceId, now: Timestamp) -> impl Future<Output = Result<Vec<Digest>, EndError>> + Send;
 
     /// As [`LocalStore::pause`].
     fn pause(
@@ -269,11 +271,11 @@ impl<S: LocalStore> Store for S {
         actual: &ActualCost<'_>,
         key: DigestKey,
         now: Timestamp,
-    ) -> Result<(), EndError> {
+    ) -> Result<Vec<Digest>, EndError> {
         Ok(LocalStore::commit(self, id, actual, key, now)?)
     }
 
-    async fn release(&self, id: TraceId, now: Timestamp) -> Result<(), EndError> {
+    async fn release(&self, id: TraceId, now: Timestamp) -> Result<Vec<Digest>, EndError> {
         Ok(LocalStore::release(self, id, now)?)
     }
 

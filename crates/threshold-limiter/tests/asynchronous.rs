@@ -4,20 +4,28 @@
 
 use std::sync::{Arc, Mutex};
 
-use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try};
-use threshold_core::plan::SubjectKeys;
-use threshold_core::policy::Layer;
-use threshold_core::receipt::{ActualCost, OnExpire};
-use threshold_core::{Digest, DigestKey, Outcome, Plan, Receipt, Secret, Span, Timestamp, TraceId};
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::store::{EndError, StoreError};
-use threshold_limiter::{Attempted, Facts, Limiter, LoginError, LoginRequest, ManualClock, Policy, Store, Verdict};
+use threshold_limiter::store::{
+    Account, ActualCost, Attempt, AttemptOutcome, Digest, DigestKey, EndError, Login, OnExpire, Outcome, Plan, Receipt,
+    ResultOutcome, Span, StoreError, SubjectKeys, Timestamp, TraceId, Try,
+};
+use threshold_limiter::{
+    Attempted, Degraded, Facts, Layer, Limiter, LoginError, LoginRequest, ManualClock, Policy, Secret, Store, Verdict,
+};
 use tokio::task::yield_now;
 
 /// A store in memory behind a wire that can be cut. It answers only when it is asked again.
 struct Far {
     memory: MemoryStore,
     fails: Arc<Mutex<Option<StoreError>>>,
+    /// Whether the answer to `reserve` is lost, and if so, whether it was heard before.
+    loses_reserve: Arc<Mutex<Option<Heard>>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Heard {
+    Yes,
+    No,
 }
 
 impl Far {
@@ -47,7 +55,13 @@ impl Store for Far {
         on_expire: OnExpire,
         now: Timestamp,
     ) -> Result<TraceId, StoreError> {
-        self.reach().await?.reserve(receipt, ttl, on_expire, now).await
+        let loses = *self.loses_reserve.lock().unwrap();
+        let memory = self.reach().await?;
+        match loses {
+            None => memory.reserve(receipt, ttl, on_expire, now).await,
+            Some(Heard::No) => Err(StoreError::Timeout),
+            Some(Heard::Yes) => memory.reserve(receipt, ttl, on_expire, now).await.and(Err(StoreError::Timeout)),
+        }
     }
 
     async fn commit(
@@ -56,11 +70,11 @@ impl Store for Far {
         actual: &ActualCost<'_>,
         key: DigestKey,
         now: Timestamp,
-    ) -> Result<(), EndError> {
+    ) -> Result<Vec<Digest>, EndError> {
         self.reach().await?.commit(id, actual, key, now).await
     }
 
-    async fn release(&self, id: TraceId, now: Timestamp) -> Result<(), EndError> {
+    async fn release(&self, id: TraceId, now: Timestamp) -> Result<Vec<Digest>, EndError> {
         self.reach().await?.release(id, now).await
     }
 
@@ -97,17 +111,20 @@ struct World {
     limiter: Limiter<Far, Arc<ManualClock>>,
     clock: Arc<ManualClock>,
     fails: Arc<Mutex<Option<StoreError>>>,
+    loses_reserve: Arc<Mutex<Option<Heard>>>,
 }
 
 impl World {
     fn new(policy: &str) -> Self {
         let policy = Policy::parse(&format!("{policy}\n[memory]\nmax_keys = 1000\n"), &|_| None).unwrap();
         let fails = Arc::new(Mutex::new(None));
-        let store = Far { memory: MemoryStore::new(policy.memory()), fails: Arc::clone(&fails) };
+        let loses_reserve = Arc::default();
+        let memory = MemoryStore::new(policy.memory());
+        let store = Far { memory, fails: Arc::clone(&fails), loses_reserve: Arc::clone(&loses_reserve) };
         let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
         let secret = Secret::new(&[7; 32]).unwrap();
         let limiter = Limiter::with_parts(policy, store, Arc::clone(&clock), DigestKey::new([7; 16]), secret);
-        Self { limiter, clock, fails }
+        Self { limiter, clock, fails, loses_reserve }
     }
 
     fn cut(&self, error: StoreError) {
@@ -121,7 +138,7 @@ impl World {
     /// The verdict of a check, and why it was made without the store.
     async fn check(&self) -> (Verdict, Option<&'static str>) {
         let decision = self.limiter.check_async(&user()).await.unwrap();
-        (decision.verdict, decision.degraded.map(threshold_core::decision::Degraded::name))
+        (decision.verdict, decision.degraded.map(Degraded::name))
     }
 }
 
@@ -207,6 +224,30 @@ async fn every_verb_says_that_the_store_is_away() {
     assert_eq!(limiter.refund_async(receipt.as_ref().unwrap()).await, Ok(true));
     let look = limiter.peek_async(&Facts { cost: Some(0), ..user() }).await.unwrap();
     assert_eq!(look.readings[0].remaining, 2);
+}
+
+/// The charge was heard of, the reservation perhaps. Where it was not made, the charge is given back at once; where it was,
+/// the reservation gives it back when it expires, and nothing is given back twice.
+///
+/// Woken by: `give_back` for every error in `withdraw_async`; and doing nothing there on a timeout.
+#[tokio::test]
+async fn a_reservation_whose_answer_is_lost_gives_its_charge_back_once() {
+    for heard in [Heard::No, Heard::Yes] {
+        let world = World::new(&rule("algorithm = \"fixed-window\"\non_store_error = \"closed\""));
+        let left = async || {
+            let look = world.limiter.peek_async(&Facts { cost: Some(0), ..user() }).await.unwrap();
+            look.readings[0].remaining
+        };
+        assert_eq!(world.check().await, (Verdict::Allow, None));
+        *world.loses_reserve.lock().unwrap() = Some(heard);
+        let reserved = world.limiter.reserve_async(&user(), Span::MINUTE, OnExpire::Release).await.unwrap();
+        assert!(reserved.reservation.is_none());
+        let told = (reserved.decision.verdict, reserved.decision.degraded);
+        assert_eq!(told, (Verdict::Deny, Some(Degraded::Timeout)));
+        assert_eq!(left().await, if heard == Heard::Yes { 0 } else { 1 }, "{heard:?}");
+        world.clock.advance(Span::MINUTE);
+        assert_eq!(left().await, 1, "{heard:?}");
+    }
 }
 
 const ADA: LoginRequest<'static> = LoginRequest { account: Some("ada"), ip: None, factor: None, device: None };

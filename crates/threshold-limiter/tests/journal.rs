@@ -74,7 +74,7 @@ fn world(path: &Path, now: Timestamp) -> World {
     let (store, bans) = (MemoryStore::new(policy.memory()), BanBook::default());
     let restored = restore(&journal, &kept, (&store, &bans), &policy, now);
     let store = store.kept_by(Arc::<Journal>::clone(&journal));
-    let bans = bans.kept_by(Arc::<Journal>::clone(&journal));
+    let bans = Arc::new(bans.kept_by(Arc::<Journal>::clone(&journal)));
     let limiter = Limiter::with_bans(policy, store, ManualClock::new(now), (key, secret()), bans);
     World { limiter, journal, restored, kept }
 }

@@ -131,6 +131,26 @@ fn a_swap_loses_nothing() {
     assert_eq!(swapped.load(Ordering::Relaxed), 201);
 }
 
+/// Of several swaps at once, the policy with the last generation is in force afterwards, and every generation is drawn
+/// once. The policy is a large one: making it ready takes a while, and nobody may come between that and its generation.
+///
+/// Woken by: an atomic `generation` in `Limiter::swap`, drawn before `with_key`.
+#[test]
+fn the_last_of_several_swaps_is_in_force() {
+    let rule = |number| {
+        let path = format!("match = {{ path = \"/{number}\" }}");
+        format!("[[rule]]\nname = \"r{number}\"\nper = [\"user\"]\nlimit = \"5/h\"\n{path}\n")
+    };
+    let policy = Policy::parse(&(0..200).map(rule).collect::<String>(), &|_| None).unwrap();
+    let limiter = Limiter::with_clock(policy.clone(), ManualClock::new(Timestamp::from_secs(1_767_225_600)));
+    for round in 1..40 {
+        let last = AtomicU64::new(0);
+        count(1, |_| last.fetch_max(limiter.swap(policy.clone()), Ordering::Relaxed) == 0);
+        let last = last.into_inner();
+        assert_eq!((last, limiter.policy().generation()), (round * THREADS + 1, last));
+    }
+}
+
 /// Refunds race with each other and with charges: each acts once, and what is left is what was not given back.
 #[test]
 fn a_receipt_is_refunded_once() {

@@ -30,6 +30,10 @@ pub(crate) enum Command {
     Explain(Box<ExplainArgs>),
     /// Run a policy's own test cases
     Test(TestArgs),
+    /// Say what a policy would have done to recorded traffic
+    Replay(Box<crate::replay::ReplayArgs>),
+    /// Suggest limits from recorded traffic, as a policy
+    Suggest(Box<crate::suggest::SuggestArgs>),
     /// See, set and lift bans
     Bans(BansArgs),
     /// See how it stands with an address, a tenant, a user or an account, or forgive them
@@ -129,6 +133,15 @@ pub(crate) struct LintArgs {
     /// Exit with 1 if there are warnings
     #[arg(long, value_enum)]
     pub(crate) deny: Option<Denied>,
+    /// The policy before the change: say what it makes a server forget
+    #[arg(long, value_name = "OLD")]
+    pub(crate) against: Option<PathBuf>,
+    /// An access log: say which of its requests no rule limits; may be repeated
+    #[arg(long, value_name = "LOG")]
+    pub(crate) log: Vec<PathBuf>,
+    /// An OpenAPI document in JSON: say which of its operations no rule limits
+    #[arg(long, value_name = "FILE")]
+    pub(crate) openapi: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -290,7 +303,7 @@ fn span(text: &str) -> Result<Span, String> {
     if span == Span::ZERO { Err("write a time above 0, as in 30s".to_owned()) } else { Ok(span) }
 }
 
-fn pair(text: &str) -> Result<(String, String), String> {
+pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
 }

@@ -15,9 +15,10 @@ use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Span, Timestamp,
 use threshold_limiter::journal::{Journal, Unsaved};
 use threshold_limiter::store::LocalStore as _;
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::{Clock, Limiter};
+use threshold_limiter::{Clock, Limiter, Observer as _};
 
-use crate::log::Denials;
+use crate::log::{Denials, Samples};
+use keeping::Names;
 
 /// A limiter in memory, on whatever clock the server was given.
 type ServerLimiter = Limiter<MemoryStore, Arc<dyn Clock>>;
@@ -25,10 +26,12 @@ type ServerLimiter = Limiter<MemoryStore, Arc<dyn Clock>>;
 /// A limiter, asked under a policy that the door holds: the answer then names that policy's rules, whatever policy is put
 /// in force meanwhile, and the items of a list are all decided under the same one.
 pub(crate) struct Desk {
-    pub(crate) limiter: ServerLimiter,
+    pub(crate) limiter: Arc<ServerLimiter>,
     /// The policy that was in force before this one.
     replaced: ArcSwapOption<Policy>,
-    denials: Denials,
+    denials: Arc<Denials>,
+    names: Arc<Names>,
+    logins: Samples,
     /// Where what must not be forgotten is written down, if anywhere.
     pub(crate) journal: Option<Arc<Journal>>,
 }
@@ -56,7 +59,16 @@ impl Desk {
     }
 
     fn around(limiter: ServerLimiter, journal: Option<Arc<Journal>>) -> Self {
-        Self { limiter, replaced: ArcSwapOption::empty(), denials: Denials::default(), journal }
+        let (denials, names) = (Arc::new(Denials::default()), Arc::new(Names(limiter.bans())));
+        let limiter = limiter.observed_by(Arc::clone(&denials) as _).observed_by(Arc::clone(&names) as _);
+        Self {
+            limiter: Arc::new(limiter),
+            replaced: ArcSwapOption::empty(),
+            denials,
+            names,
+            logins: Samples::default(),
+            journal,
+        }
     }
 
     /// Puts another policy in force. Returns its generation.
@@ -124,7 +136,7 @@ impl Desk {
     /// Says that an address has tried too many logins.
     pub(crate) fn tell_crowded_login(&self, ip: IpAddr) {
         let policy = self.limiter.policy();
-        if self.denials.sample(self.limiter.now()).is_some() {
+        if self.logins.take(self.limiter.now()).is_some() {
             let ip = ip.to_canonical().to_string();
             let ip = if policy.identity().log_identifiers { ip } else { policy.key().redact(&ip) };
             tracing::warn!(ip, "auth_ip_rate_limit");
@@ -133,7 +145,7 @@ impl Desk {
 
     /// Says that failures have locked an account.
     pub(crate) fn tell_lockout(&self) {
-        if self.denials.sample(self.limiter.now()).is_some() {
+        if self.logins.take(self.limiter.now()).is_some() {
             tracing::warn!("auth_user_lockout");
         }
     }
@@ -183,11 +195,7 @@ impl Desk {
             _ => current,
         };
         let receipt = receipt.map(|receipt| self.limiter.sign(&receipt));
-        let decided = Decided { decision, receipt, reservation: None };
-        if !decided.decision.allowed() {
-            self.denials.log(&policy, facts, &decided.decision);
-        }
-        Ok(read(&decided, &policy))
+        Ok(read(&Decided { decision, receipt, reservation: None }, &policy))
     }
 
     pub(crate) fn commit(&self, id: TraceId, actual: &ActualCost<'_>) -> Result<(), UnknownReservation> {
@@ -223,9 +231,9 @@ impl Desk {
         if settled && decided.decision.allowed() {
             hand_out(&mut decided, &plan, &outcome, now);
         }
-        self.name_banned(&plan, facts, &decided.decision);
-        if verb == Verb::Check && !decided.decision.allowed() {
-            self.denials.log(policy, facts, &decided.decision);
+        if verb == Verb::Check {
+            self.names.decided(facts, &decided.decision, policy);
+            self.denials.decided(facts, &decided.decision, policy);
         }
         Ok(read(&decided))
     }

@@ -2,10 +2,13 @@
 
 mod admin;
 pub(crate) mod error;
+mod forward_auth;
 pub(crate) mod health;
 mod http;
 mod login;
 mod sent;
+#[cfg(test)]
+mod serving;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +35,7 @@ pub(crate) struct App {
     pub(crate) bounds: Bounds,
     once: http::Once,
     guesses: admin::Guesses,
+    forward_auth: forward_auth::ForwardAuth,
 }
 
 /// What a client may ask of the server's memory and patience.
@@ -47,14 +51,9 @@ pub(crate) struct Bounds {
 
 impl App {
     pub(crate) fn new(desk: Desk, tokens: Tokens, bounds: Bounds) -> Self {
-        Self {
-            desk,
-            tokens,
-            health: Health::default(),
-            bounds,
-            once: http::Once::default(),
-            guesses: admin::Guesses::default(),
-        }
+        let forward_auth = forward_auth::ForwardAuth::new(&desk);
+        let (health, once, guesses) = (Health::default(), http::Once::default(), admin::Guesses::default());
+        Self { desk, tokens, health, bounds, once, guesses, forward_auth }
     }
 }
 
@@ -65,6 +64,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .merge(http::routes())
         .merge(login::routes())
         .merge(admin::routes())
+        .merge(forward_auth::routes())
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "not_found", "there is nothing at this path") })
         .method_not_allowed_fallback(|| async {
             let message = "this path takes another method; see Allow";

@@ -1,6 +1,8 @@
 //! `threshold lint`: everything there is to say about a policy, with file, line and column.
 
-use threshold_core::policy::Severity;
+mod coverage;
+
+use threshold_core::policy::{Finding, Policy, Review, Severity};
 
 use crate::Report;
 use crate::cli::{Denied, LintArgs};
@@ -8,7 +10,17 @@ use crate::source::Source;
 
 pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
     let source = Source::read(&args.policy)?;
-    let findings = source.review().findings;
+    let Review { policy, mut findings, rule_names } = source.review();
+    if let Some(policy) = &policy {
+        if let Some(old) = &args.against {
+            let old = Source::read(old)?.policy()?;
+            findings.extend(forgotten(policy, &old, &rule_names));
+        }
+        findings.extend(coverage::by_log(policy, &args.log)?);
+        if let Some(document) = &args.openapi {
+            findings.extend(coverage::by_openapi(policy, document)?);
+        }
+    }
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
     let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
     let mut text = source.render(&findings);
@@ -22,6 +34,20 @@ pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
         _ => 0,
     };
     Ok(Report { text, code })
+}
+
+/// What putting this policy in the place of the old one forgets, at the rules it is about.
+fn forgotten<'f>(
+    policy: &'f Policy,
+    old: &'f Policy,
+    names: &'f [(Box<str>, std::ops::Range<usize>)],
+) -> impl Iterator<Item = Finding> + 'f {
+    policy.forgets(old).into_iter().map(|forgotten| {
+        let own = forgotten.rule.and_then(|rule| names.iter().find(|(name, _)| *name == rule));
+        let span = own.map_or(0..0, |(_, span)| span.clone());
+        let help = "a rule is known by name, per and algorithm; keep them, or change when little is lost";
+        Finding { severity: Severity::Warning, code: "forgets", span, message: forgotten.what, help: help.to_owned() }
+    })
 }
 
 fn summary(name: &str, errors: usize, warnings: usize) -> String {

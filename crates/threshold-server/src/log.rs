@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use threshold_core::policy::{LogMode, Policy};
 use threshold_core::{Decision, Facts, Timestamp};
+use threshold_limiter::Observer;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -11,7 +12,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::cli::LogForm;
 
-/// The most sampled denials that are logged in one second: enough to see who is being turned away, too few to fill a disk
+/// The most of a kind that are logged in one second: enough to see who is being turned away, too few to fill a disk
 /// by asking for it.
 const SAMPLES: u32 = 10;
 
@@ -35,7 +36,11 @@ pub(crate) fn start(form: LogForm) -> anyhow::Result<()> {
 
 /// Which denials become a line: each one of a rule that says so, of all others a few in a second.
 #[derive(Debug, Default)]
-pub(crate) struct Denials(Mutex<Second>);
+pub(crate) struct Denials(Samples);
+
+/// Which of many things alike become a line: a few in a second.
+#[derive(Debug, Default)]
+pub(crate) struct Samples(Mutex<Second>);
 
 #[derive(Debug, Default)]
 struct Second {
@@ -44,11 +49,19 @@ struct Second {
     left_out: u64,
 }
 
+impl Observer for Denials {
+    fn decided(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+        if !decision.allowed() {
+            self.log(facts, decision, policy);
+        }
+    }
+}
+
 impl Denials {
-    pub(crate) fn log(&self, policy: &Policy, facts: &Facts<'_>, decision: &Decision) {
+    fn log(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
         let rule = decision.rule(policy);
         let each = rule.is_some_and(|rule| rule.log == LogMode::Each);
-        let left_out = if each { Some(0) } else { self.sample(decision.at) };
+        let left_out = if each { Some(0) } else { self.0.take(decision.at) };
         let Some(left_out) = left_out else { return };
         let identity = policy.identity();
         let hidden = |value: &str, secret: bool| {
@@ -74,9 +87,11 @@ impl Denials {
             "denied"
         );
     }
+}
 
+impl Samples {
     /// Whether this one is logged; if so, how many before it were not.
-    pub(crate) fn sample(&self, at: Timestamp) -> Option<u64> {
+    pub(crate) fn take(&self, at: Timestamp) -> Option<u64> {
         let number = at.micros().checked_div(1_000_000).unwrap_or(0);
         let mut second = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if second.number != number {
@@ -98,11 +113,11 @@ mod tests {
 
     #[test]
     fn ten_denials_a_second_are_logged_and_the_others_counted() {
-        let denials = Denials::default();
+        let samples = Samples::default();
         let at = Timestamp::from_secs(1_767_225_600);
-        let logged = (0..25).filter(|_| denials.sample(at).is_some()).count();
+        let logged = (0..25).filter(|_| samples.take(at).is_some()).count();
         assert_eq!(logged, 10);
-        assert_eq!(denials.sample(Timestamp::from_secs(1_767_225_601)), Some(15));
-        assert_eq!(denials.sample(Timestamp::from_secs(1_767_225_601)), Some(0));
+        assert_eq!(samples.take(Timestamp::from_secs(1_767_225_601)), Some(15));
+        assert_eq!(samples.take(Timestamp::from_secs(1_767_225_601)), Some(0));
     }
 }

@@ -11,9 +11,12 @@ mod log;
 mod manual;
 mod operate;
 mod reload;
+mod replay;
 mod serve;
 mod source;
+mod suggest;
 mod test;
+mod traffic;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -41,6 +44,8 @@ fn main() -> ExitCode {
         Command::Restore(args) => backup::restore(&args),
         Command::Completions(args) => Ok(manual::completions(&args)),
         Command::Man(args) => manual::page(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Suggest(args) => suggest::run(&args),
     };
     match report {
         Ok(Report { text, code }) => {

@@ -1,10 +1,11 @@
 //! `threshold bans` and `threshold subject`: what operators do from a terminal, by the server's own API.
 
+mod api;
+
 use std::fmt::Write as _;
 use std::path::Path;
-use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use serde_json::{Value, json};
 use threshold_core::Standing;
 use threshold_core::policy::Ban;
@@ -13,9 +14,8 @@ use threshold_limiter::{Clock as _, SystemClock};
 
 use crate::Report;
 use crate::cli::{BansArgs, BansCommand, ServerArgs, SubjectArgs};
+use api::{Api, Unreachable};
 
-/// How long the server may take. A change waits for the disk for five seconds.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// How many bans are asked for at once.
 const PAGE: usize = 10_000;
 
@@ -63,62 +63,6 @@ pub(crate) fn subject(args: &SubjectArgs) -> anyhow::Result<Report> {
         let _ = writeln!(text, "{name:<14} {value}");
     }
     Ok(Report { text, code: 0 })
-}
-
-/// The server of these arguments, and the token to show it.
-struct Api {
-    agent: ureq::Agent,
-    server: String,
-    token: Option<String>,
-}
-
-/// Nobody answers at that address.
-#[derive(Debug)]
-struct Unreachable(String);
-
-impl std::fmt::Display for Unreachable {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "no server answers at {}", self.0)
-    }
-}
-
-impl std::error::Error for Unreachable {}
-
-impl Api {
-    fn new(args: &ServerArgs) -> Self {
-        let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.trim().is_empty());
-        let server = args.server.clone().or_else(|| variable("THRESHOLD_SERVER"));
-        let tokens = variable("THRESHOLD_ADMIN_TOKEN").or_else(|| variable("THRESHOLD_READ_TOKEN"));
-        let first = |tokens: String| tokens.split([',', ' ']).find(|token| !token.is_empty()).map(str::to_owned);
-        let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE));
-        Self {
-            agent: config.build().into(),
-            server: server.unwrap_or_else(|| "http://127.0.0.1:8080".to_owned()).trim_end_matches('/').to_owned(),
-            token: tokens.and_then(first),
-        }
-    }
-
-    fn call(&self, method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Value> {
-        let mut request = http::Request::builder().method(method).uri(format!("{}{path}", self.server));
-        if let Some(token) = &self.token {
-            request = request.header("authorization", format!("Bearer {token}"));
-        }
-        let body = body.map(Value::to_string).unwrap_or_default();
-        let request = request.header("content-type", "application/json").body(body)?;
-        let mut response = self.agent.run(request).map_err(|error| match error {
-            ureq::Error::ConnectionFailed | ureq::Error::Io(_) | ureq::Error::HostNotFound => {
-                anyhow::Error::new(Unreachable(self.server.clone()))
-            }
-            other => anyhow::Error::new(other).context(format!("cannot ask {}", self.server)),
-        })?;
-        let text = response.body_mut().with_config().limit(64 << 20).read_to_string()?;
-        let answer: Value = serde_json::from_str(&text).context("the server's answer is no JSON")?;
-        if !response.status().is_success() {
-            let message = answer.get("message").and_then(Value::as_str).unwrap_or("the server refused");
-            bail!("{} ({})", message.escape_debug(), response.status());
-        }
-        Ok(answer)
-    }
 }
 
 fn all_bans(args: &ServerArgs) -> anyhow::Result<Vec<Value>> {

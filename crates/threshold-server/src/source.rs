@@ -26,7 +26,7 @@ impl Source {
 
     /// The policy, or all its errors as one.
     pub(crate) fn policy(&self) -> anyhow::Result<Policy> {
-        let Review { policy, findings } = self.review();
+        let Review { policy, findings, .. } = self.review();
         let errors: Vec<Finding> = findings.into_iter().filter(|finding| finding.severity == Severity::Error).collect();
         policy.ok_or_else(|| anyhow::anyhow!("the policy cannot be used\n{}", self.render(&errors)))
     }

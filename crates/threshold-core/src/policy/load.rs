@@ -11,7 +11,7 @@ use super::file::{MatchFile, PolicyFile, Text, Texts};
 use super::finding::{Finding, Severity};
 use super::rule::{Layer, Match, Rule, SubjectRule};
 use super::tiers::{Categories, Own, Tiers};
-use super::{Category, Kind, MAX_FILE, MAX_RULES, Pattern, Policy, Review, check};
+use super::{Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Policy, Review, check, reviewer};
 use crate::key::DigestKey;
 use crate::limit::{NotationError, Quota, parse_span};
 use crate::time::Span;
@@ -25,11 +25,14 @@ const REHEARSAL_KEY: DigestKey = DigestKey::new(*b"threshold/policy");
 
 pub(super) fn review(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Review {
     let mut loader = Loader { source, findings: Vec::new() };
-    let policy = loader.read(variable).map(|file| loader.policy(&file));
+    let file = loader.read(variable);
+    let policy = file.as_ref().map(|file| loader.policy(file));
+    let rules = file.iter().flat_map(|file| &file.rule).map(|rule| &rule.value.name);
+    let rule_names = rules.map(|name| (name.value.as_str().into(), name.span.clone())).collect();
     let mut findings = loader.findings;
     findings.sort_by_key(|finding| finding.span.start);
     let usable = findings.iter().all(|finding| finding.severity != Severity::Error);
-    Review { policy: policy.filter(|_| usable), findings }
+    Review { policy: policy.filter(|_| usable), findings, rule_names }
 }
 
 /// Reads one file; what it finds on the way is collected, so that a person sees everything at once.
@@ -48,6 +51,7 @@ impl Loader<'_> {
     }
 
     fn find(&mut self, severity: Severity, code: &'static str, span: Range<usize>, message: String, help: &str) {
+        debug_assert!(Code::named(code).is_some(), "{code} is not in the table of codes");
         self.findings.push(Finding { severity, code, span, message, help: help.to_owned() });
     }
 
@@ -175,6 +179,10 @@ impl Loader<'_> {
         check::unmet(self, file, &tiers, &rules);
         check::subjects(self, &subjects, file);
         check::meetings(self, &rules);
+        // Doubts are for policies that can be used.
+        if self.findings.iter().all(|finding| finding.severity != Severity::Error) {
+            reviewer::review(self, file, &identity, &rules);
+        }
         self.drop_allowed(file, &rules);
         // Stable: within a layer the order of the file stays.
         rules.sort_by_key(|(rule, _)| rule.layer);

@@ -303,6 +303,24 @@ impl Rule {
         }
     }
 
+    /// The limit everyone has under this rule, as a policy writes it.
+    #[must_use]
+    pub fn notation(&self) -> Option<String> {
+        match &self.measure {
+            Measure::Fixed(measured) => Some(measured.limit.notation(measured.cost.unit())),
+            Measure::Tier(_) | Measure::Unlimited => None,
+        }
+    }
+
+    /// What the rule charges, where that is the same for everyone.
+    #[must_use]
+    pub fn counts(&self) -> Option<&CostOf> {
+        match &self.measure {
+            Measure::Fixed(measured) => Some(&measured.cost),
+            Measure::Tier(_) | Measure::Unlimited => None,
+        }
+    }
+
     /// Whether the limit comes from the tier.
     #[must_use]
     pub fn is_by_tier(&self) -> bool {

@@ -81,15 +81,21 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         ttl: Span,
         on_expire: OnExpire,
     ) -> Result<Reserved, PlanError> {
-        let decided = self.decide_async(Verb::Check, facts, |plan, Answered { decision, outcome, now }| {
-            let holding = outcome.filter(|_| decision.allowed()).map(|outcome| plan.holding(&outcome, now));
-            (decision, holding, now)
-        });
-        let (decision, holding, now) = decided.await?;
-        let reservation = match holding {
-            Some(holding) => self.store.reserve(holding, ttl, on_expire, now).await.ok(),
-            None => None,
-        };
+        let policy: Arc<Policy> = self.policy();
+        let facts = traced(facts);
+        let plan = policy.plan(&facts)?;
+        let Answered { mut decision, outcome, now } = self.settle_async(&plan).await;
+        let mut reservation = None;
+        if let Some(outcome) = outcome.filter(|_| decision.allowed()) {
+            match self.store.reserve(plan.holding(&outcome, now), ttl, on_expire, now).await {
+                Ok(id) => reservation = Some(id),
+                Err(error) => {
+                    self.withdraw_async(&plan.holding(&outcome, now), error, now).await;
+                    decision = self.decide_without_store(&plan, error, now);
+                }
+            }
+        }
+        self.tell(&facts, &decision, &policy);
         Ok(Reserved { decision, reservation })
     }
 
@@ -98,7 +104,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Where there is no such reservation, or no longer, or where the store cannot answer.
     pub async fn commit_async(&self, reservation: TraceId, actual: &ActualCost<'_>) -> Result<(), EndError> {
-        self.store.commit(reservation, actual, self.key, self.clock.now()).await
+        let keys = self.store.commit(reservation, actual, self.key, self.clock.now()).await?;
+        self.made_room(keys);
+        Ok(())
     }
 
     /// As [`release`](Self::release), on any store.
@@ -106,7 +114,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `commit_async`.
     pub async fn release_async(&self, reservation: TraceId) -> Result<(), EndError> {
-        self.store.release(reservation, self.clock.now()).await
+        let keys = self.store.release(reservation, self.clock.now()).await?;
+        self.made_room(keys);
+        Ok(())
     }
 
     /// As [`pause`](Self::pause), on any store.
@@ -145,6 +155,16 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let answered = self.settle_async(&plan).await;
         self.tell(&facts, &answered.decision, &policy);
         Ok(finish(&plan, answered))
+    }
+
+    /// Gives back what was charged for a reservation that was not kept, if the store hears of it. Where that is not known,
+    /// it may have been kept all the same: a refund is remembered, and refused where there is a reservation.
+    async fn withdraw_async(&self, holding: &Receipt, error: StoreError, now: Timestamp) {
+        let _ = match error {
+            StoreError::Full => self.store.give_back(holding, now).await,
+            StoreError::Timeout | StoreError::Unavailable => self.store.refund(holding, now).await.map(drop),
+        };
+        self.made_room(holding.keys());
     }
 
     pub(super) async fn settle_async(&self, plan: &Plan<'_>) -> Answered {

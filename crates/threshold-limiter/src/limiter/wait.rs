@@ -20,7 +20,7 @@ pub(super) use queues::Waiters;
 /// How many wait at once in one limiter, unless said. One who waits takes about a kilobyte, in its future and in the
 /// queues: ten thousand are some ten megabytes, and a service in which more than that wait is better off to say no.
 pub const MOST_WAITERS: usize = 10_000;
-/// Whoever is first looks again this often, for room that nobody rang for: a reservation that was released, a refund on
+/// Whoever is first looks again this often, for room that nobody rang for: a reservation that has expired, a refund on
 /// another node.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Timers count in milliseconds, and the limiter's clock and the timer's are not read at the same moment. Without this

@@ -13,27 +13,28 @@ mod slots;
 mod table;
 
 use std::hint::black_box;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use arrayvec::ArrayVec;
-use threshold_core::balance::Checked;
 use threshold_core::ladder::Standing;
 use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
 use threshold_core::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, SubjectKeys};
-use threshold_core::policy::{Memory, WhenFull};
 use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
 use threshold_core::{
     Balance, Digest, DigestKey, Limit, Outcome, Plan, Receipt, Reservation, Span, Timestamp, TraceId, settle_into,
 };
 
 use super::{Keep, LocalStore, StoreError};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use locked::{Balances, Keys, Locked, Places, shard_of};
 use reservations::Reservations;
 use side::{Side, Worth, worth_until};
 use table::Shard;
 
 pub use table::Counts;
+pub use threshold_core::balance::Checked;
+pub use threshold_core::policy::{Memory, WhenFull};
 
 /// How many shards a table has: enough that threads seldom meet, few enough that a small one is not all slack.
 const SHARDS: std::ops::RangeInclusive<usize> = 16..=256;
@@ -113,6 +114,13 @@ impl MemoryStore {
     pub fn check_one(&self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
         let Some(shard) = self.shard(key) else { return Balance::default().check(limit, cost, now, id) };
         lock(shard).check(key, limit, cost, now, id)
+    }
+
+    /// Asks for the memory of these keys, and waits for none of it.
+    #[inline]
+    pub(crate) fn expect_keys(&self, keys: impl Iterator<Item = Digest>) {
+        let touch = |key| self.shard(key).map_or(0, |shard| lock(shard).touch(key));
+        black_box(keys.map(touch).fold(0, std::ops::BitXor::bitxor));
     }
 
     /// What is held.
@@ -295,8 +303,7 @@ fn account_worth(account: &Account, login: &Login, now: Timestamp) -> Worth {
 
 impl LocalStore for MemoryStore {
     fn expect(&self, plan: &Plan<'_>) {
-        let touch = |charge: &Charge<'_>| self.shard(charge.key()).map_or(0, |shard| lock(shard).touch(charge.key()));
-        black_box(plan.charges().iter().map(touch).fold(0, std::ops::BitXor::bitxor));
+        self.expect_keys(plan.charges().iter().map(Charge::key));
     }
 
     fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
@@ -360,11 +367,11 @@ impl LocalStore for MemoryStore {
         actual: &ActualCost<'_>,
         key: DigestKey,
         now: Timestamp,
-    ) -> Result<(), UnknownReservation> {
+    ) -> Result<Vec<Digest>, UnknownReservation> {
         self.end(id, now, |reservation, balances| reservation.commit(actual, key, balances, now))
     }
 
-    fn release(&self, id: TraceId, now: Timestamp) -> Result<(), UnknownReservation> {
+    fn release(&self, id: TraceId, now: Timestamp) -> Result<Vec<Digest>, UnknownReservation> {
         self.end(id, now, |reservation, balances| reservation.release(balances, now))
     }
 
@@ -453,14 +460,14 @@ impl MemoryStore {
         id: TraceId,
         now: Timestamp,
         end: impl FnOnce(&mut Reservation, &mut [Balance]) -> Result<(), UnknownReservation>,
-    ) -> Result<(), UnknownReservation> {
+    ) -> Result<Vec<Digest>, UnknownReservation> {
         self.expire_reservations(now);
         let mut reservations = lock(&self.reservations);
         let mut reservation = reservations.get(id).cloned().ok_or(UnknownReservation)?;
         let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = reservation.charges().collect();
         self.with_balances(&charges, now, |balances| end(&mut reservation, balances))?;
         reservations.insert(reservation);
-        Ok(())
+        Ok(charges.iter().map(|(key, _)| *key).collect())
     }
 
     fn with_address<T>(

@@ -7,14 +7,14 @@ use bytes::Bytes;
 use http::Response;
 use http::request::Parts;
 use http_body::SizeHint;
-use threshold_core::{Decision, Span};
+use threshold_core::{Decision, Facts, Span};
 
 use super::answer::{self, Fields, Form};
 use super::asked::{Asked, Learned};
 use super::body::Count;
 use super::layer::Door;
 use super::pool::Place;
-use super::tab::{Admitted, Tab};
+use super::tab::{Admitted, Answers, Tab};
 
 /// The limiters that have decided on a request, as an extension of it.
 #[derive(Debug, Clone, Default)]
@@ -72,8 +72,8 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, size: &SizeHint) -> Ga
     let learned = door.learned();
     let mut asked = Asked::new(parts, size, &learned, door.peer(parts), door.identify(parts));
     let form = Form::of(&parts.headers);
-    let Admitted { decision, pending, if_full } = match asked.facts(|facts| door.limiter.admit(&learned.policy, facts))
-    {
+    let admit = |facts: &Facts<'_>| door.limiter.admit(&learned.policy, facts, door.answers);
+    let Admitted { decision, pending, if_full } = match asked.facts(admit) {
         Ok(admitted) => admitted,
         Err(error) => return Gate::Refused(answer::impossible(&error, form)),
     };
@@ -88,8 +88,7 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, size: &SizeHint) -> Ga
     let count =
         streams.then(|| Box::new(Count { limiter: Arc::clone(&door.limiter), asked: request.asked.clone(), seen: 0 }));
     if decision.delay == Span::ZERO {
-        let tab = tab.filter(|tab| tab.is_open());
-        return Gate::Open(Crossing { fields, tab }, count);
+        return Gate::Open(Crossing { fields, tab }.left_to(door.answers), count);
     }
     let Some(place) = door.pool.enter() else {
         if let Some(tab) = tab {
@@ -125,6 +124,21 @@ fn first_time(door: &Door, parts: &mut Parts) -> bool {
     first
 }
 
+impl Crossing {
+    /// Keeps the tab only if it has something to give back and somebody will see when.
+    fn left_to(mut self, answers: Answers) -> Self {
+        self.tab = match (self.tab, answers) {
+            (Some(tab), Answers::Seen) => Some(tab).filter(|tab| tab.is_open()),
+            (Some(tab), Answers::Unseen) => {
+                tab.leave();
+                None
+            }
+            (None, _) => None,
+        };
+        self
+    }
+}
+
 impl Slowed {
     /// The wait is over: makes room for the next.
     pub(super) fn leave_pool(&mut self) {
@@ -135,14 +149,14 @@ impl Slowed {
     /// what it was charged is given back.
     pub(super) fn cross(self) -> Waited {
         let Self { mut crossing, holds, door, .. } = self;
-        let Some(request) = holds else { return Waited::Crosses(crossing) };
+        let Some(request) = holds else { return Waited::Crosses(crossing.left_to(door.answers)) };
         let held = request.asked.facts(|facts| door.limiter.hold(&request.learned.policy, facts));
         let refusal = match held {
             Ok(Admitted { decision, pending, .. }) if decision.allowed() => {
                 if let (Some(tab), Some(pending)) = (&mut crossing.tab, pending) {
                     tab.hold_again(pending);
                 }
-                return Waited::Crosses(crossing);
+                return Waited::Crosses(crossing.left_to(door.answers));
             }
             Ok(Admitted { decision, .. }) => request.denied(&decision),
             Err(error) => answer::impossible(&error, request.form),

@@ -11,7 +11,7 @@ use tower_layer::Layer;
 use super::asked::{Identified, Learned, PeerAddr};
 use super::pool::Pool;
 use super::service::ThresholdService;
-use super::tab::AnyLimiter;
+use super::tab::{Answers, AnyLimiter};
 use crate::clock::Clock;
 use crate::limiter::Limiter;
 use crate::store::LocalStore;
@@ -45,6 +45,7 @@ impl ThresholdLayer {
             peer: Arc::new(|parts| parts.extensions.get::<PeerAddr>().map(|peer| peer.0)),
             identify: None,
             pool: Pool::new(MOST_WAITING),
+            answers: Answers::Seen,
         };
         Self { door: Arc::new(door) }
     }
@@ -63,6 +64,14 @@ impl ThresholdLayer {
     #[must_use]
     pub fn identify(mut self, identify: impl Fn(&Parts) -> Identified + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.door).identify = Some(Arc::new(identify));
+        self
+    }
+
+    /// The services behind this layer only say that a request may cross: it is answered elsewhere, and how it ends is
+    /// never seen here. Rules with `count` are then looked at and not charged, and concurrency is held until its `ttl`.
+    #[must_use]
+    pub fn answered_elsewhere(mut self) -> Self {
+        Arc::make_mut(&mut self.door).answers = Answers::Unseen;
         self
     }
 
@@ -93,6 +102,7 @@ pub(super) struct Door {
     peer: Peer,
     identify: Option<Identify>,
     pub(super) pool: Arc<Pool>,
+    pub(super) answers: Answers,
 }
 
 impl Door {

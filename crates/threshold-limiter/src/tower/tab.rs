@@ -14,8 +14,8 @@ use crate::store::LocalStore;
 pub(super) trait AnyLimiter: Send + Sync {
     fn policy(&self) -> Arc<Policy>;
 
-    /// Decides and charges a request whose answer will be seen.
-    fn admit(&self, policy: &Policy, facts: &Facts<'_>) -> Result<Admitted, PlanError>;
+    /// Decides and charges a request.
+    fn admit(&self, policy: &Policy, facts: &Facts<'_>, answers: Answers) -> Result<Admitted, PlanError>;
 
     /// Takes what a request holds while it lasts, after it has waited.
     fn hold(&self, policy: &Policy, facts: &Facts<'_>) -> Result<Admitted, PlanError>;
@@ -24,6 +24,13 @@ pub(super) trait AnyLimiter: Send + Sync {
     fn record(&self, facts: &Facts<'_>);
 
     fn give_back(&self, taken: &Receipt);
+}
+
+/// Whether the answer to a request is seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answers {
+    Seen,
+    Unseen,
 }
 
 /// A decision, and what it charged.
@@ -52,9 +59,13 @@ impl<S: LocalStore, C: Clock> AnyLimiter for Limiter<S, C> {
         self.policy()
     }
 
-    fn admit(&self, policy: &Policy, facts: &Facts<'_>) -> Result<Admitted, PlanError> {
+    fn admit(&self, policy: &Policy, facts: &Facts<'_>, answers: Answers) -> Result<Admitted, PlanError> {
         let facts = traced(facts);
-        let admitted = self.settle_pending(&policy.plan(&facts)?.seeing_outcomes());
+        let plan = policy.plan(&facts)?;
+        let admitted = self.settle_pending(&match answers {
+            Answers::Seen => plan.seeing_outcomes(),
+            Answers::Unseen => plan,
+        });
         self.tell(&facts, &admitted.decision, policy);
         Ok(admitted)
     }
@@ -75,6 +86,7 @@ impl<S: LocalStore, C: Clock> AnyLimiter for Limiter<S, C> {
 
     fn give_back(&self, taken: &Receipt) {
         self.store().give_back(taken, self.now());
+        self.made_room(taken.keys());
     }
 }
 
@@ -118,6 +130,11 @@ impl Tab {
 
     pub(super) fn hold_again(&mut self, pending: Pending) {
         self.pending.join(pending);
+    }
+
+    /// Nobody here will see how the request ends: what was charged stays, and what is held is held to the end of its time.
+    pub(super) fn leave(mut self) {
+        drop(self.pending.take_all());
     }
 
     /// The request is refused after all.

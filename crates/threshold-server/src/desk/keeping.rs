@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use threshold_core::policy::{Ban, Policy};
-use threshold_core::{Decision, Facts, Plan};
+use threshold_core::{Decision, Facts};
 use threshold_limiter::journal::{
     Journal, JournalError, Kept, Restored, installation_secret, load_counters, restore, save_counters,
 };
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::{BanBook, Clock, Limiter};
+use threshold_limiter::{BanBook, Clock, Limiter, Observer};
 
 use super::Desk;
 
@@ -32,7 +32,7 @@ impl Desk {
         let counters = load_counters(&store, path, fingerprint, now);
         let damage = tell(path, &kept, restored, &counters);
         let store = store.kept_by(Arc::<Journal>::clone(&journal));
-        let bans = bans.kept_by(Arc::<Journal>::clone(&journal));
+        let bans = Arc::new(bans.kept_by(Arc::<Journal>::clone(&journal)));
         let limiter = Limiter::with_bans(policy, store, clock, (key, secret), bans);
         Ok((Self::around(limiter, Some(journal)), damage))
     }
@@ -54,18 +54,33 @@ impl Desk {
             tracing::error!(journal = %journal.path().display(), "changes could not be written down before the end");
         }
     }
+}
 
-    /// A standing has no name: whoever was banned just now gets one, for operators to read.
-    pub(super) fn name_banned(&self, plan: &Plan<'_>, facts: &Facts<'_>, decision: &Decision) {
+/// Gives those a name whom ladders ban: a standing has none, and operators want to read one.
+pub(super) struct Names(pub(super) Arc<BanBook>);
+
+impl Observer for Names {
+    fn decided(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+        if decision.escalations.iter().any(|strike| strike.rung.ban.is_some()) {
+            self.name(facts, decision, policy);
+        }
+    }
+}
+
+impl Names {
+    #[cold]
+    fn name(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+        // A decision says which of its plan's subjects was struck; the same request has the same plan.
+        let Ok(plan) = policy.plan(facts) else { return };
         for strike in decision.escalations.iter().filter(|strike| strike.rung.ban.is_some()) {
             let (Some(subject), Some(until)) = (plan.subjects().get(strike.subject), strike.banned_until) else {
                 continue;
             };
-            let Some(whom) = plan.policy().name_of(subject.layer(), facts) else { continue };
+            let Some(whom) = policy.name_of(subject.layer(), facts) else { continue };
             let rule = plan.charges().get(strike.charge).map_or("", |charge| &charge.rule().name);
             let reason = format!("strike {} under the rule {rule}", strike.strikes);
             let ban = Ban { whom, reason: reason.into(), by: "ladder".into(), from: decision.at, until };
-            self.limiter.bans().name(subject.key(), ban, decision.at);
+            self.0.name(subject.key(), ban, decision.at);
         }
     }
 }

@@ -62,6 +62,19 @@ impl ApiError {
     }
 }
 
+impl ErrorBody {
+    /// What is wrong, for people.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The field it is about.
+    #[cfg(test)]
+    pub(crate) fn field(&self) -> Option<&str> {
+        self.field.as_deref()
+    }
+}
+
 impl From<PlanError> for ApiError {
     fn from(error: PlanError) -> Self {
         let message = error.to_string();

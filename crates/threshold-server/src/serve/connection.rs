@@ -1,17 +1,24 @@
 //! Connections: how many, how large their requests, and how long they may keep the server waiting.
 
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::response::Response;
+use axum::routing::future::RouteFuture;
+use http::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use hyper_util::service::TowerToHyperService;
+use threshold_limiter::tower::PeerAddr;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
+use tower_service::Service as _;
 
 use super::address::Listener;
 use crate::door::Bounds;
@@ -22,6 +29,9 @@ const MAX_HEAD: usize = 16 << 10;
 const MAX_FIELDS: usize = 100;
 /// How long to rest when the system has no more files to give: asking again at once would only burn a core.
 const REST: Duration = Duration::from_millis(100);
+
+/// Who comes through a socket has no address, and is on this machine.
+const ON_A_SOCKET: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0));
 
 /// A listener, and what is done with its connections.
 pub(crate) struct Front {
@@ -37,6 +47,7 @@ impl Front {
         let Self { listener, tls, router, bounds } = self;
         let room = Arc::new(Semaphore::new(bounds.connections));
         let graceful = GracefulShutdown::new();
+        let addressed = |peer| Addressed { router: router.clone(), peer: PeerAddr(peer) };
         loop {
             // Who finds no room waits in the system's queue, where it costs this process nothing.
             let place = tokio::select! {
@@ -50,10 +61,10 @@ impl Front {
             };
             let connection = Connection { place, watcher: graceful.watcher(), patience: bounds.patience };
             match accepted {
-                Ok(Accepted::Unix(stream)) => drop(tokio::spawn(connection.serve(stream, router.clone()))),
-                Ok(Accepted::Tcp(stream)) => match tls.clone() {
-                    None => drop(tokio::spawn(connection.serve(stream, router.clone()))),
-                    Some(tls) => drop(tokio::spawn(connection.serve_tls(stream, tls, router.clone()))),
+                Ok(Accepted::Unix(stream)) => drop(tokio::spawn(connection.serve(stream, addressed(ON_A_SOCKET)))),
+                Ok(Accepted::Tcp(stream, peer)) => match tls.clone() {
+                    None => drop(tokio::spawn(connection.serve(stream, addressed(peer)))),
+                    Some(tls) => drop(tokio::spawn(connection.serve_tls(stream, tls, addressed(peer)))),
                 },
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
@@ -67,18 +78,36 @@ impl Front {
 }
 
 enum Accepted {
-    Tcp(tokio::net::TcpStream),
+    Tcp(tokio::net::TcpStream, SocketAddr),
     Unix(tokio::net::UnixStream),
 }
 
 async fn accept(listener: &Listener) -> std::io::Result<Accepted> {
     match listener {
         Listener::Tcp(listener) => {
-            let (stream, _) = listener.accept().await?;
+            let (stream, peer) = listener.accept().await?;
             stream.set_nodelay(true)?;
-            Ok(Accepted::Tcp(stream))
+            Ok(Accepted::Tcp(stream, peer))
         }
         Listener::Unix(listener, _) => Ok(Accepted::Unix(listener.accept().await?.0)),
+    }
+}
+
+/// The router, with the address at the other end of the connection in every request.
+struct Addressed {
+    router: Router,
+    peer: PeerAddr,
+}
+
+impl hyper::service::Service<Request<Incoming>> for Addressed {
+    type Response = Response;
+    type Error = Infallible;
+    type Future = RouteFuture<Infallible>;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(self.peer);
+        // A router is always ready.
+        self.router.clone().call(request)
     }
 }
 
@@ -90,21 +119,20 @@ struct Connection {
 }
 
 impl Connection {
-    async fn serve_tls(self, stream: tokio::net::TcpStream, tls: TlsAcceptor, router: Router) {
+    async fn serve_tls(self, stream: tokio::net::TcpStream, tls: TlsAcceptor, service: Addressed) {
         match tokio::time::timeout(self.patience, tls.accept(stream)).await {
             // Boxed, since a session is some kilobytes, and most connections have none.
-            Ok(Ok(stream)) => self.serve(Box::new(stream), router).await,
+            Ok(Ok(stream)) => self.serve(Box::new(stream), service).await,
             Ok(Err(error)) => tracing::debug!(%error, "no TLS came of a connection"),
             Err(_) => tracing::debug!("a TLS handshake took too long"),
         }
     }
 
-    async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S, router: Router) {
+    async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S, service: Addressed) {
         let Self { place, watcher, patience } = self;
         // hyper's timer is for reading. A client that does not read what it asked for is this one's.
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(patience));
-        let service = TowerToHyperService::new(router);
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(patience)

@@ -48,10 +48,15 @@ impl Tokens {
 
     /// Whether a request with this `Authorization` may call. An operator may do what a caller may.
     pub(crate) fn admit_caller(&self, authorization: Option<&HeaderValue>) -> bool {
-        if !self.ask_callers() {
-            return true;
-        }
-        let Some(shown) = authorization.and_then(bearer) else { return false };
+        !self.ask_callers() || authorization.and_then(bearer).is_some_and(|shown| self.know(shown))
+    }
+
+    /// Whether a proxy with this `X-Threshold-Token` may call.
+    pub(crate) fn admit_proxy(&self, token: Option<&HeaderValue>) -> bool {
+        !self.ask_callers() || token.is_some_and(|token| self.know(token.as_bytes().trim_ascii()))
+    }
+
+    fn know(&self, shown: &[u8]) -> bool {
         is_one_of(self.callers.iter().chain(&self.operators), shown)
     }
 

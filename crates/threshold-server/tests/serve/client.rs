@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// One connection.
 pub(crate) struct Client<S: Read + Write>(BufReader<S>);
@@ -33,11 +33,39 @@ impl<S: Read + Write> Client<S> {
         self.read()
     }
 
+    /// Sends a head with these fields and no others, not even a host.
+    pub(crate) fn ask(&mut self, method: &str, path: &str, fields: &[(String, String)]) -> io::Result<Answer> {
+        let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        self.write(&format!("{method} {path} HTTP/1.1\r\n{fields}\r\n"))?;
+        if method == "HEAD" { self.read_head() } else { self.read() }
+    }
+
+    /// Asks for the head of an answer alone.
+    pub(crate) fn send_head(&mut self, path: &str) -> io::Result<Answer> {
+        self.write(&format!("HEAD {path} HTTP/1.1\r\nhost: t\r\n\r\n"))?;
+        self.read_head()
+    }
+
+    /// Sends a line on a connection that is no longer HTTP, and reads one.
+    pub(crate) fn echo(&mut self, line: &str) -> String {
+        self.write(&format!("{line}\n")).unwrap();
+        self.line().unwrap()
+    }
+
     pub(crate) fn write(&mut self, text: &str) -> io::Result<()> {
         self.0.get_mut().write_all(text.as_bytes())
     }
 
     pub(crate) fn read(&mut self) -> io::Result<Answer> {
+        let mut answer = self.read_head()?;
+        let length: usize = answer.header("content-length").map_or(0, |value| value.parse().unwrap_or(0));
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body)?;
+        answer.body = String::from_utf8(body).map_err(io::Error::other)?;
+        Ok(answer)
+    }
+
+    fn read_head(&mut self) -> io::Result<Answer> {
         let status = self.line()?;
         let status = status.split(' ').nth(1).and_then(|code| code.parse().ok());
         let status = status.ok_or_else(|| io::Error::other("no status"))?;
@@ -47,12 +75,7 @@ impl<S: Read + Write> Client<S> {
             let Some((name, value)) = line.split_once(':') else { break };
             headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
         }
-        let mut answer = Answer { status, headers, body: String::new() };
-        let length: usize = answer.header("content-length").map_or(0, |value| value.parse().unwrap_or(0));
-        let mut body = vec![0; length];
-        self.0.read_exact(&mut body)?;
-        answer.body = String::from_utf8(body).map_err(io::Error::other)?;
-        Ok(answer)
+        Ok(Answer { status, headers, body: String::new() })
     }
 
     fn line(&mut self) -> io::Result<String> {
@@ -67,6 +90,18 @@ impl<S: Read + Write> Client<S> {
 impl Answer {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
+    }
+
+    /// As cases write what a client reads.
+    pub(crate) fn to_value(&self) -> Value {
+        let headers: serde_json::Map<_, _> =
+            self.headers.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
+        let body = if self.body.is_empty() {
+            Value::Null
+        } else {
+            serde_json::from_str(&self.body).unwrap_or_else(|_| self.body.clone().into())
+        };
+        json!({"status": self.status, "headers": headers, "body": body})
     }
 
     pub(crate) fn json(&self) -> Value {

@@ -1,7 +1,6 @@
 //! The shards of several keys, locked at once and in one order.
 
 use std::hint::black_box;
-use std::sync::{Mutex, MutexGuard};
 
 use arrayvec::ArrayVec;
 use threshold_core::plan::MAX_CHARGES;
@@ -9,6 +8,7 @@ use threshold_core::{Balance, Digest, Limit, Timestamp};
 
 use super::lock;
 use super::table::Shard;
+use crate::sync::{Mutex, MutexGuard};
 
 /// The keys of one step.
 pub(super) type Keys = ArrayVec<Digest, MAX_CHARGES>;

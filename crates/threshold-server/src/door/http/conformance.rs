@@ -1,25 +1,13 @@
 //! The conformance vectors through the API: the real router on a real socket, with the clock in the test's hands.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::TcpStream;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::Value;
+use threshold_core::Timestamp;
 use threshold_core::case::{CaseFile, Lines, Player, play};
-use threshold_core::{Policy, Timestamp};
-use threshold_limiter::ManualClock;
-use tokio::runtime::Runtime;
-use tokio::sync::watch;
 
-use crate::desk::Desk;
-use crate::door::{self, App, Bounds};
-use crate::serve::{Address, Front, Tokens};
-
-#[path = "../../../tests/serve/client.rs"]
-mod client;
-use client::Client;
+use crate::door::serving::Serving;
 
 /// Calls that vectors make and this API does not offer, each with the reason.
 const ELSEWHERE: [(&str, &str); 6] = [
@@ -31,51 +19,13 @@ const ELSEWHERE: [(&str, &str); 6] = [
     ("lift", "login protection has no endpoint yet"),
 ];
 
-/// A server in this process, and one connection to it.
-struct HttpPlayer {
-    runtime: Runtime,
-    clock: Arc<ManualClock>,
-    serving: Option<Serving>,
-}
-
-struct Serving {
-    app: Arc<App>,
-    client: Client<TcpStream>,
-    /// Dropped, it ends the server.
-    _stop: watch::Sender<bool>,
-}
-
-impl HttpPlayer {
-    fn start(&self, policy: Policy) -> Serving {
-        let bounds = Bounds { connections: 4, body: 1 << 20, patience: Duration::from_secs(30) };
-        let desk = Desk::new(policy, Arc::clone(&self.clock) as _);
-        let app = Arc::new(App::new(desk, Tokens::default(), bounds));
-        let address: Address = "127.0.0.1:0".parse().unwrap();
-        let listener = self.runtime.block_on(address.listen(false)).unwrap();
-        let crate::serve::Listener::Tcp(tcp) = &listener else { panic!("an address is no path") };
-        let address = tcp.local_addr().unwrap();
-        let front = Front { listener, tls: None, router: door::router(Arc::clone(&app)), bounds };
-        let (stop, stopped) = watch::channel(false);
-        self.runtime.spawn(front.serve(stopped, Duration::ZERO));
-        Serving { app, client: Client::new(TcpStream::connect(address).unwrap()), _stop: stop }
-    }
-}
-
-impl Player for HttpPlayer {
+impl Player for Serving {
     fn load(&mut self, policy: &str, env: &BTreeMap<String, String>, fresh: bool) -> Result<(), String> {
-        let policy = Policy::parse(policy, &|name| env.get(name).cloned()).map_err(|error| error.to_string())?;
-        match &self.serving {
-            Some(serving) if !fresh => {
-                serving.app.desk.swap(policy);
-            }
-            _ => self.serving = Some(self.start(policy)),
-        }
-        Ok(())
+        self.load(policy, env, fresh)
     }
 
     fn call(&mut self, verb: &str, args: &Value, now: Timestamp) -> Result<Value, String> {
         self.clock.set(now);
-        let serving = self.serving.as_mut().ok_or("no policy is loaded")?;
         // A vector gives the facts of a reservation by themselves; the API takes them beside its other fields.
         let mut body = args.clone();
         if verb == "reserve"
@@ -85,7 +35,7 @@ impl Player for HttpPlayer {
             fields.extend(facts);
         }
         let answer =
-            serving.client.post(&format!("/v1/{verb}"), &body.to_string()).map_err(|error| error.to_string())?;
+            self.client().post(&format!("/v1/{verb}"), &body.to_string()).map_err(|error| error.to_string())?;
         let json = answer.json();
         let refused = json.get("error").is_some();
         if refused != (answer.status >= 400) {
@@ -98,8 +48,7 @@ impl Player for HttpPlayer {
 #[test]
 fn the_api_answers_every_vector_that_it_has_calls_for() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conformance");
-    let runtime = Runtime::new().unwrap();
-    let mut player = HttpPlayer { runtime, clock: Arc::new(ManualClock::default()), serving: None };
+    let mut player = Serving::new();
     let (mut played, mut elsewhere) = (0, BTreeMap::new());
     let mut failures = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {

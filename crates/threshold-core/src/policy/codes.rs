@@ -1,0 +1,141 @@
+//! Everything `lint` can find, by its code: `docs/lint.md` is written from this table.
+
+use super::Severity;
+
+/// One kind of finding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Code {
+    /// The short name that does not change.
+    pub name: &'static str,
+    /// Whether a policy with it can be used. A few codes are a warning in one place and an error in another; this is the
+    /// milder.
+    pub severity: Severity,
+    /// What is found.
+    pub says: &'static str,
+    /// Why it matters.
+    pub why: &'static str,
+    /// What to do about it.
+    pub fix: &'static str,
+}
+
+impl Code {
+    /// The code of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Self> {
+        CODES.iter().find(|code| code.name == name)
+    }
+}
+
+macro_rules! codes {
+    ($($severity:ident $name:literal: $says:literal, $why:literal, $fix:literal;)+) => {
+        /// Every code, in the order in which a policy is read: errors of the text first, doubts of a reviewer last.
+        pub const CODES: &[Code] = &[$(
+            Code { name: $name, severity: Severity::$severity, says: $says, why: $why, fix: $fix }
+        ),+];
+    };
+}
+
+codes! {
+    Error "too-large": "the file is larger than 4 MiB",
+        "a file of that size is a mistake, and would take a server long to read", "split it by deployment";
+    Error "syntax": "the text is not TOML, or a value has the wrong type",
+        "nothing of the file can be used", "write what the message asks for";
+    Error "unknown-key": "a key that no table knows",
+        "a misspelt key would silently do nothing", "write the key that is suggested";
+    Error "bad-value": "a value that its key cannot have",
+        "a rule would not mean what was written", "write one of the values that are listed";
+    Error "bad-variable": "a `${NAME}` that is unset, or not digits in a limit",
+        "a limit must not depend on a forgotten variable", "set it, or give a default: `${NAME:-20}`";
+    Error "bad-name": "a rule's name that headers cannot carry",
+        "names are shown to clients in `RateLimit` fields", "use up to 64 printable ASCII characters";
+    Error "bad-limit": "a limit that cannot be read",
+        "it would limit nothing", "write `N/period`, as in `\"100/min\"`";
+    Error "bad-time": "a length of time that cannot be read",
+        "it would be nothing or for ever", "write a number and a unit, as in `\"5min\"`";
+    Error "bad-rung": "a rung that cannot be read",
+        "somebody would be punished otherwise than was meant", "join `warn`, `deny`, `shadow`, `cooldown D`, `ban D` by `+`";
+    Error "bad-pattern": "a pattern that cannot be read, or that no request's one spelling can meet",
+        "the rule would never be met", "`*` is one segment, `**` anything, `{x}` a segment that is kept";
+    Error "no-per": "a rule without `per`",
+        "whose budget it is must be said, also where it is everyone's", "write `per = [\"ip\"]`, or `per = []` for one budget";
+    Error "no-limit": "a rule without a limit",
+        "it would do nothing", "write `limit = \"100/min\"`, or `deny = true`";
+    Error "impossible-limit": "figures that the algorithm cannot have",
+        "the limit could not be kept", "change the algorithm or the figure, as the message says";
+    Error "duplicate-name": "two rules or categories of one name",
+        "what was used belongs to a rule by its name", "rename one";
+    Error "too-many-rules": "more than 1,000 rules",
+        "each request looks at every rule", "match several paths in one rule";
+    Error "too-many-meet": "a request that meets more than 16 rules",
+        "a decision has room for 16 limits", "narrow what the rules match";
+    Error "too-many-subjects": "ladders that count strikes by more than four combinations of `per` and ladder",
+        "a decision has room for four subjects", "let rules with the same `per` share one ladder";
+    Error "no-tiers": "`limit = \"tier\"` in a policy without tiers",
+        "the rule would limit nothing", "add `[tiers.NAME]`, and `default_tier` under `[identity]`";
+    Error "unknown-tier": "a tier that no table defines",
+        "its requests would not be limited", "add `[tiers.NAME]`";
+    Error "unknown-ladder": "a ladder that no table defines",
+        "nobody would be punished", "name a built-in one, or add `[ladders.NAME]`";
+    Error "no-jwt": "a `claim:` without `[identity.jwt]`",
+        "a token that nobody verifies proves nothing", "say how tokens are verified";
+    Error "list-too-wide": "a list entry that covers a whole address space, this machine, or a trusted proxy",
+        "it would let everyone in, or lock everyone out", "write narrower prefixes";
+    Error "ladder-for-nobody": "a ladder on a rule that counts by nobody",
+        "a ladder punishes somebody", "count by user, tenant or address";
+    Error "unverified-ladder": "a ladder on an identity that anyone can claim",
+        "anyone could get its owner banned", "use a claim, or a header of a trusted proxy";
+    Error "ladder-before-login": "a ladder on an account's name where it is not proven yet",
+        "whoever types the name could get its owner banned", "leave the ladder out; `[login]` locks with care";
+    Error "shared-ban": "a ladder that can ban an address or a tenant",
+        "several people may share it", "write `ban_shared = true` if that is accepted";
+    Error "ladder-warns": "a rung that lets a request through, on a limit in bytes, named costs or at once",
+        "such a request may cost more than everything before it", "use a ladder whose rungs all deny, such as `strict`";
+    Warning "shared-ladder": "a ladder on an address or a tenant",
+        "several people may share it, and be punished for one", "count by user";
+    Warning "no-ladder": "`strike` on a rule without a ladder",
+        "it does nothing there", "add `ladder`, or leave `strike` out";
+    Warning "never-denies": "a ladder that never denies, struck by every request",
+        "the limit would not limit", "add a rung that denies";
+    Warning "never-matches": "a rule that no request can meet",
+        "it looks like protection and is none", "correct what it matches, or remove it";
+    Warning "matches-all": "a category that takes every request",
+        "the categories after it get none", "give it a path, a method or a host";
+    Warning "unknown-category": "a limit for a category that does not exist",
+        "it limits nothing", "add it as `[[category]]`";
+    Warning "tier-without-category": "a tier that says nothing of some category",
+        "such requests are not limited", "add a limit, or write `\"unlimited\"`";
+    Warning "never-believed": "an identity from a header, where no peer is trusted",
+        "it is never believed, so never there", "list the proxy under `trusted_proxies`";
+    Warning "trusts-everyone": "trusted proxies that cover a whole address space",
+        "every client may then say who it is", "list the proxies' own addresses";
+    Warning "high-ceiling": "a login ceiling above 100",
+        "NIST SP 800-63B allows 100 failures in a row", "write 100 or less";
+    Warning "unknown-allowance": "`allow` names a finding that does not exist",
+        "it silences nothing, and hides that it does not", "write a code of this page";
+    Warning "client-chosen-key": "a budget counted only by what the client itself chooses",
+        "whoever sends another value gets another budget, so the limit stops nobody who means harm",
+        "add `\"ip\"` to `per`, or a rule by address that meets the same requests";
+    Warning "cannot-bind": "a limit that another, tighter one always reaches first",
+        "it looks like protection and is never felt; whoever loosens the other will be surprised by it",
+        "remove it, or make it tighter than the other";
+    Warning "shared-below-clients": "a budget for everyone that is smaller than fifty clients' own",
+        "a handful of clients within their limits can shut everyone else out",
+        "raise it to fifty times what one client may do, or lower what one client may do";
+    Warning "window-too-short": "an eventual limit over less than a minute",
+        "Workers KV shows a write elsewhere only after a minute or so: the window is over before it was counted",
+        "use a window of a minute or more, or `consistency = \"strong\"`";
+    Warning "lease-too-small": "a leased limit of less than a hundred over more than a minute",
+        "a lease is at most 1 % of such a limit, which is less than one request",
+        "use `consistency = \"strong\"`";
+    Warning "login-failure-mode": "a login path whose rule does not say what happens when the store fails",
+        "guessing is unlimited in the mode nobody chose, or nobody gets in",
+        "write `on_store_error = \"closed\"`, or the mode you mean";
+    Warning "double-burst": "a bucket that lets through twice its limit",
+        "whoever has been idle gets the burst and the rate together",
+        "write a smaller burst, or `algorithm = \"sliding-window\"`";
+    Warning "uncovered-path": "requests that no rule limits, in a log or an OpenAPI document (`--log`, `--openapi`)",
+        "what is not limited is where abuse goes", "add a rule that meets them, or a fallback";
+    Warning "forgets": "a change that forgets what was used or who is punished (`--against OLD`)",
+        "a rule is known by name, `per` and algorithm: under new ones everybody begins anew, also who was banned",
+        "keep them, or change the policy when little is lost";
+}

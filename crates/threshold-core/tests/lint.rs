@@ -1,0 +1,185 @@
+//! What a reviewer would say of a policy: each finding on the shortest policy that deserves it, and on none that does not.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
+
+use threshold_core::Policy;
+use threshold_core::policy::{CODES, Severity};
+
+/// The codes that are found, each with the text it points at.
+#[track_caller]
+fn check(source: &str, expect: &[&str]) {
+    let review = Policy::review(source, &|_| None);
+    let found: Vec<String> = review
+        .findings
+        .iter()
+        .map(|finding| format!("{} {}", finding.code, source.get(finding.span.clone()).unwrap()))
+        .collect();
+    assert_eq!(found, expect, "\n{source}");
+}
+
+fn rule(name: &str, per: &str, rest: &str) -> String {
+    format!("[[rule]]\nname = \"{name}\"\nper = {per}\n{rest}\n")
+}
+
+fn by_address(limit: &str) -> String {
+    rule("address", "[\"ip\"]", &format!("limit = \"{limit}\""))
+}
+
+#[test]
+fn a_key_that_the_client_chooses_needs_an_address_beside_it() {
+    let key = rule("key", "[\"header:x-key\"]", "limit = \"10/min\"");
+    check(&key, &["client-chosen-key \"key\""]);
+    check(&rule("key", "[\"header:x-key\", \"ip\"]", "limit = \"10/min\""), &[]);
+    check(&(by_address("5/min") + &key), &[]);
+    let elsewhere = rule("address", "[\"ip\"]", "limit = \"5/min\"\nmatch = { path = \"/a\" }");
+    check(&(elsewhere + &key), &["client-chosen-key \"key\""]);
+    check(&(by_address("5/min") + "mode = \"observe\"\n" + &key), &["client-chosen-key \"key\""]);
+    let identity = "[identity]\ntenant = \"path:/t/{tenant}/**\"\n";
+    check(&format!("{identity}{}", rule("t", "[\"tenant\"]", "limit = \"10/min\"")), &["client-chosen-key \"t\""]);
+    check(&rule("t", "[\"tenant\"]", "limit = \"10/min\""), &[]);
+    check(&rule("e", "[\"endpoint\"]", "limit = \"10/min\""), &["client-chosen-key \"e\""]);
+    check(&rule("e", "[\"endpoint\"]", "limit = \"10/min\"\nmatch = { path = \"/a/*\" }"), &[]);
+    check(&rule("e", "[\"host\"]", "limit = \"1/min\"\nallow = [\"client-chosen-key: one host\"]"), &[]);
+}
+
+#[test]
+fn a_limit_behind_a_tighter_one_cannot_bind() {
+    let two = |one: &str, other: &str| {
+        rule("one", "[\"ip\"]", &format!("limit = {one}")) + &rule("two", "[\"ip\"]", &format!("limit = {other}"))
+    };
+    check(&two("\"10/min\"", "\"20/min\""), &["cannot-bind \"two\""]);
+    check(&two("\"20/min\"", "\"10/min\""), &["cannot-bind \"one\""]);
+    check(&two("\"10/min\"", "\"10/min\""), &[]);
+    // Fewer at once, more in the long run: either may be first.
+    check(&two("\"10/min burst 9\"", "\"20/min burst 5\""), &[]);
+    check(&two("\"10/h\"", "\"30/day\""), &[]);
+    check(&two("\"10/h\"", "\"240/day\""), &["cannot-bind \"two\""]);
+    check(&two("\"10/h\"", "\"239/day\""), &[]);
+    check(&two("\"10/min\"\nmode = \"observe\"", "\"20/min\""), &[]);
+    check(&two("\"10/min\"\nmatch = { path = \"/a\" }", "\"20/min\""), &[]);
+    check(&two("\"10/min\"", "\"20/min\"\nmatch = { path = \"/a\" }"), &["cannot-bind \"two\""]);
+    check(&two("\"10/min\"\ncount = \"status:401\"", "\"20/min\""), &[]);
+    // Everybody's budget is gone before anybody's own.
+    let all = rule("all", "[]", "limit = \"500/min\"\nallow = [\"shared-below-clients: small\"]");
+    check(&(all + &by_address("600/min")), &["cannot-bind \"address\""]);
+    let network = rule("net", "[\"ip/24\"]", "limit = \"5/min\"");
+    check(&(network + &by_address("6/min")), &["cannot-bind \"address\""]);
+    let skips = rule("user", "[\"user\"]", "limit = \"5/min\"\non_missing = \"skip\"");
+    check(&(skips + &rule("also", "[\"user\", \"ip\"]", "limit = \"6/min\"")), &[]);
+}
+
+#[test]
+fn what_everyone_shares_holds_fifty_clients() {
+    let all = |limit: &str| rule("all", "[]", &format!("limit = \"{limit}\""));
+    check(&(all("499/min") + &by_address("10/min")), &["shared-below-clients \"all\""]);
+    check(&(all("500/min") + &by_address("10/min")), &[]);
+    check(&(all("499/min") + "mode = \"observe\"\n" + &by_address("10/min")), &[]);
+    check(&(all("29999/h") + &by_address("10/min")), &["shared-below-clients \"all\""]);
+    check(&(all("30000/h") + &by_address("10/min")), &[]);
+    let meant = "allow = [\"shared-below-clients: one campus\"]\n";
+    check(&(all("400/min") + meant + &by_address("10/min")), &[]);
+}
+
+#[test]
+fn windows_are_no_shorter_than_the_store_can_promise() {
+    let with = |limit: &str, consistency: &str| {
+        rule("r", "[\"ip\"]", &format!("limit = \"{limit}\"\nconsistency = \"{consistency}\""))
+    };
+    check(&with("10/s", "eventual"), &["window-too-short \"10/s\""]);
+    check(&with("10/min", "eventual"), &[]);
+    check(&with("10/s", "strong"), &[]);
+    check(&with("99/h", "leased"), &["lease-too-small \"99/h\""]);
+    check(&with("100/h", "leased"), &[]);
+    check(&with("9/min", "leased"), &[]);
+}
+
+#[test]
+fn a_login_says_what_a_failing_store_means() {
+    let login =
+        |more: &str| rule("r", "[\"ip\"]", &format!("limit = \"10/h\"\nmatch = {{ path = \"/login\" }}\n{more}"));
+    check(&login(""), &["login-failure-mode \"r\""]);
+    check(&login("on_store_error = \"open\""), &[]);
+    check(&login("mode = \"observe\""), &[]);
+    check(&rule("r", "[\"ip\"]", "limit = \"10/h\"\nmatch = { path = \"/posts\" }"), &[]);
+    let account = rule(
+        "r",
+        "[\"fact:account\"]",
+        "limit = \"5/h\"\nmatch = { path = \"/login\" }\non_store_error = \"closed\"\nladder = \"strict\"",
+    );
+    check(&account, &["ladder-before-login \"strict\""]);
+}
+
+#[test]
+fn a_burst_does_not_double_the_limit() {
+    let with = |limit: &str, more: &str| rule("r", "[\"ip\"]", &format!("limit = \"{limit}\"\n{more}"));
+    check(&with("100/min burst 100", ""), &["double-burst \"100/min burst 100\""]);
+    check(&with("100/min", "burst = 200"), &["double-burst \"100/min\""]);
+    check(&with("100/min burst 99", ""), &[]);
+    check(&with("100/min", ""), &[]);
+    check(&with("100/day", "algorithm = \"token-bucket\""), &["double-burst \"100/day\""]);
+    check(&with("100/day burst 10", "algorithm = \"token-bucket\""), &[]);
+}
+
+#[test]
+fn an_allowance_names_a_finding() {
+    let with = |allow: &str| rule("r", "[\"ip\"]", &format!("limit = \"1/min\"\nallow = [\"{allow}\"]"));
+    check(&with("canot-bind: meant"), &["unknown-allowance \"canot-bind: meant\""]);
+    check(&with("cannot-bind: meant"), &[]);
+}
+
+#[test]
+fn a_change_says_what_it_forgets() {
+    let policy = |text: &str| Policy::parse(text, &|_| None).unwrap();
+    let forgets = |old: &str, new: &str| -> Vec<String> {
+        policy(new).forgets(&policy(old)).into_iter().map(|forgotten| forgotten.what).collect()
+    };
+    let old = rule("r", "[\"user\"]", "limit = \"10/h\"\nladder = \"graduated\"");
+    assert!(forgets(&old, &old.replace("10/h", "500/day")).is_empty());
+    assert!(forgets(&old, &old.replace("10/h", "10/min")).iter().any(|what| what.contains("token-bucket")));
+    let expect = |new: String, texts: &[&str]| {
+        let found = forgets(&old, &new);
+        assert_eq!(found.len(), texts.len(), "{found:?}");
+        for (found, text) in found.iter().zip(texts) {
+            assert!(found.contains(text), "{found} does not say {text}");
+        }
+    };
+    expect(old.replace("\"r\"", "\"renamed\""), &["\"renamed\" is the rule \"r\" renamed"]);
+    expect(rule("s", "[\"ip\"]", "limit = \"10/h\""), &["\"r\" is gone", "strikes by user"]);
+    expect(old.replace("[\"user\"]", "[\"tenant\", \"user\"]"), &["counts by tenant, user", "strikes by user"]);
+    expect(old.replace("graduated", "strict"), &["ladder \"graduated\""]);
+    assert_eq!(forgets("[login]", "").len(), 1);
+}
+
+/// The page is written from the table. After a change of that, run this test with `UPDATE_DOCS=1` to write it anew.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the page is a file, and a test may read it")]
+fn the_page_lists_every_code() {
+    let mut page = String::from(
+        "# What lint finds\n\n`threshold lint POLICY` says what is wrong or doubtful about a policy: each finding with its \
+         code, its place, the\nreason and what to write instead. It exits with 0 if there are none, with 2 on errors, and \
+         with 1 on warnings under\n`--deny warnings`. The presets pass that.\n\nA warning that is meant is silenced in its \
+         own rule, with the reason:\n\n```toml\nallow = [\"shared-below-clients: one campus, and everybody knows \
+         everybody\"]\n```\n\n`--against OLD` adds what a change forgets, `--log LOG` and `--openapi FILE` add the \
+         requests that no rule limits.\n",
+    );
+    for (severity, title) in [(Severity::Error, "Errors"), (Severity::Warning, "Warnings")] {
+        page.push_str(&format!("\n## {title}\n\n| code | found | why it matters | what to do |\n|---|---|---|---|\n"));
+        for code in CODES.iter().filter(|code| code.severity == severity) {
+            page.push_str(&format!("| `{}` | {} | {} | {} |\n", code.name, code.says, code.why, code.fix));
+        }
+    }
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/lint.md");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(written == page, "docs/lint.md is not what the table says; run with UPDATE_DOCS=1");
+}
+
+#[test]
+fn every_code_is_told_apart() {
+    let mut names: Vec<&str> = CODES.iter().map(|code| code.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), CODES.len());
+}

@@ -1,0 +1,60 @@
+//! The vectors for tests of doors that face clients, which include this file: all cases, played by several at a time.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+
+use threshold_core::case::{Case, CaseFile, ClientDoor, Lines, Played, play_at_door};
+
+/// How many cases are played at once. Shadow bans are waited out, and they need not be waited out one after the other.
+const AT_ONCE: usize = 8;
+
+/// A case, the file it is from, and that file's policy.
+struct Vector {
+    file: String,
+    policy: Option<String>,
+    case: Case,
+}
+
+fn vectors() -> Vec<Vector> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conformance");
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut vectors = Vec::new();
+    for path in files {
+        let file: CaseFile = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let policy = file.policy.as_ref().map(Lines::text);
+        let name = path.file_name().unwrap().display().to_string();
+        vectors.extend(file.cases.into_iter().map(|case| Vector { file: name.clone(), policy: policy.clone(), case }));
+    }
+    vectors
+}
+
+/// Plays all of them at doors that `make` makes. Every case agrees with core or is left out for one of `reasons`; at least
+/// `at_least` of them agree, so that nothing stops being played unnoticed.
+#[track_caller]
+pub(crate) fn play_all<D: ClientDoor>(make: impl Fn() -> D + Sync, reasons: &[&str], at_least: usize) {
+    let waiting = Mutex::new(vectors());
+    let all = waiting.lock().unwrap().len();
+    let (played, left_out, failures) = (Mutex::new(0), Mutex::new(BTreeMap::new()), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                let mut door = make();
+                loop {
+                    let Some(Vector { file, policy, case }) = waiting.lock().unwrap().pop() else { break };
+                    match play_at_door(&case, policy.as_deref(), &mut door) {
+                        Ok(Played::Agrees) => *played.lock().unwrap() += 1,
+                        Ok(Played::LeftOut(reason)) => *left_out.lock().unwrap().entry(reason).or_insert(0) += 1,
+                        Err(failure) => failures.lock().unwrap().push(format!("{file}: {failure}")),
+                    }
+                }
+            });
+        }
+    });
+    let (played, left_out) = (played.into_inner().unwrap(), left_out.into_inner().unwrap());
+    let failures = failures.into_inner().unwrap();
+    assert!(failures.is_empty(), "{} of {all} cases failed:\n{}", failures.len(), failures.join("\n"));
+    assert!(left_out.keys().all(|reason| reasons.contains(reason)), "{left_out:?}");
+    assert_eq!(played + left_out.values().sum::<usize>(), all);
+    assert!(played >= at_least, "only {played} of {all} were played; left out: {left_out:?}");
+}

@@ -1,0 +1,7 @@
+//! Locks and atomics: std's, and under `cfg(shuttle)` those of a scheduler that chooses who goes on at each of them.
+
+#[cfg(not(shuttle))]
+pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
+
+#[cfg(shuttle)]
+pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic};

@@ -1,0 +1,87 @@
+//! A charge and its reservation come together or not at all.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
+
+use std::sync::{Arc, Mutex};
+
+use threshold_limiter::{
+    Decision, Degraded, Facts, Limiter, ManualClock, Observer, OnExpire, Policy, Reserved, Span, Timestamp, Verdict,
+};
+
+/// There is room for 1,024 reservations, and for every key.
+const POLICY: &str = r#"
+    [memory]
+    max_keys = 8000
+    [[rule]]
+    name = "in all"
+    layer = "global"
+    per = []
+    limit = "5000/h"
+    algorithm = "fixed-window"
+    [[rule]]
+    name = "at once"
+    layer = "global"
+    per = []
+    limit = "5000"
+    algorithm = "concurrency"
+    ttl = "1h"
+    [[rule]]
+    name = "own"
+    per = ["user"]
+    limit = "2/h"
+    on_store_error = "open"
+"#;
+
+/// Remembers what it is told.
+#[derive(Default)]
+struct Told(Mutex<Vec<Verdict>>);
+
+impl Observer for Told {
+    fn decided(&self, _: &Facts<'_>, decision: &Decision, _: &Policy) {
+        self.0.lock().unwrap().push(decision.verdict);
+    }
+}
+
+fn user(name: &str) -> Facts<'_> {
+    Facts { user: Some(name), ..Facts::default() }
+}
+
+/// When there is room for no more reservations, the request is denied, in any mode of `on_store_error`; no limit keeps its
+/// charge; and observers hear of the denial alone. There is room again as soon as one has expired.
+///
+/// Woken by: leaving out the `give_back` in `Limiter::reserve` and that in `withdraw_async`; telling observers before
+/// `finish` in `Limiter::decide`.
+#[test]
+fn without_room_for_a_reservation_nothing_is_charged() {
+    let told = Arc::new(Told::default());
+    let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
+    let limiter = Limiter::with_clock(Policy::parse(POLICY, &|_| None).unwrap(), Arc::clone(&clock))
+        .observed_by(Arc::clone(&told) as Arc<dyn Observer>);
+    let left = || {
+        let decision = limiter.peek(&Facts { cost: Some(0), ..user("last") }).unwrap();
+        decision.readings.iter().map(|reading| reading.remaining).collect::<Vec<_>>()
+    };
+    let called = || limiter.reserve(&user("last"), Span::MINUTE, OnExpire::Release).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let awaited = || runtime.block_on(limiter.reserve_async(&user("last"), Span::MINUTE, OnExpire::Release)).unwrap();
+    for index in 0..1_024 {
+        let name = format!("u{index}");
+        assert!(limiter.reserve(&user(&name), Span::MINUTE, OnExpire::Release).unwrap().reservation.is_some());
+    }
+    let before = left();
+    assert_eq!(before, [5_000 - 1_024, 5_000 - 1_024, 2]);
+    for reserve in [&called as &dyn Fn() -> Reserved, &awaited] {
+        told.0.lock().unwrap().clear();
+        let Reserved { decision, reservation } = reserve();
+        assert_eq!((decision.verdict, decision.degraded), (Verdict::Deny, Some(Degraded::StoreFull)));
+        assert!(reservation.is_none());
+        assert_eq!(*told.0.lock().unwrap(), [Verdict::Deny]);
+        assert_eq!(left(), before);
+    }
+    clock.advance(Span::MINUTE);
+    for reserve in [&called as &dyn Fn() -> Reserved, &awaited] {
+        let Reserved { decision, reservation } = reserve();
+        assert!(decision.allowed() && reservation.is_some());
+    }
+    assert_eq!(left(), [4_998, 4_998, 0]);
+}

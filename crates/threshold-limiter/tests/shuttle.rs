@@ -1,0 +1,309 @@
+//! The store under a scheduler that chooses who goes on at every lock and atomic: what holds, holds in every order.
+//!
+//! Run by `./test`, or alone: `RUSTFLAGS="--cfg shuttle" cargo test -p threshold-limiter --test shuttle --target-dir
+//! target/shuttle`. A failure prints its schedule; `shuttle::replay` runs that one again.
+//!
+//! Keys and ids are fixed, so that nothing but the schedule differs from run to run.
+
+#![cfg(shuttle)]
+#![expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "a test that overflows, misses or unwraps nothing should fail loudly, on the line where it does"
+)]
+
+use std::sync::Arc;
+
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, Runner, thread};
+use threshold_core::plan::{Charge, Subject};
+use threshold_core::policy::Per;
+use threshold_limiter::store::Digest;
+use threshold_limiter::store::memory::{Memory, MemoryStore, WhenFull};
+use threshold_limiter::{
+    ActualCost, Attempted, Decision, DigestKey, Facts, Limit, Limiter, LoginRequest, ManualClock, OnExpire, Policy,
+    Secret, Span, Timestamp, TraceId,
+};
+
+type Watched = Limiter<MemoryStore, Arc<ManualClock>>;
+
+const KEY: DigestKey = DigestKey::new([7; 16]);
+const START: Timestamp = Timestamp::from_secs(1_767_225_600);
+
+/// Tells a story in so many orders chosen at random, and in as many in which few threads are overtaken: those find what
+/// needs one long pause in the wrong place.
+fn in_many_orders(orders: usize, story: impl Fn() + Send + Sync + 'static) {
+    let factor: usize = option_env!("THRESHOLD_LAW_FACTOR").and_then(|factor| factor.parse().ok()).unwrap_or(1);
+    let (orders, story) = (orders * factor, Arc::new(story));
+    let mut config = Config::new();
+    // A plan and its outcome are kilobytes, and without optimisation there are several copies of each.
+    config.stack_size = 1 << 18;
+    config.silence_warnings = true;
+    let again = Arc::clone(&story);
+    Runner::new(RandomScheduler::new(orders), config.clone()).run(move || again());
+    Runner::new(PctScheduler::new(3, orders), config).run(move || story());
+}
+
+/// The policy, under the key of all stories: its plans name the keys that its limiters will use.
+fn policy(text: &str) -> Policy {
+    Policy::parse(text, &|_| None).unwrap().with_key(KEY)
+}
+
+fn limiter(policy: &Policy) -> (Watched, Arc<ManualClock>) {
+    let secret = Secret::new(&[7; 32]).unwrap();
+    let clock = Arc::new(ManualClock::new(START));
+    let limiter = Limiter::with_parts(policy.clone(), tiny_store(), Arc::clone(&clock), KEY, secret);
+    (limiter, clock)
+}
+
+/// As small as a store gets: 16 shards of eight keys each.
+fn tiny_store() -> MemoryStore {
+    MemoryStore::new(Memory { max_keys: 16, when_full: WhenFull::Deny })
+}
+
+fn rule(name: &str, per: &str, more: &str) -> String {
+    let layer = if per.is_empty() { "global" } else { "user" };
+    format!(
+        "[[rule]]\nname = \"{name}\"\nlayer = \"{layer}\"\nper = [{per}]\nalgorithm = \"fixed-window\"\nlimit = {more}\n"
+    )
+}
+
+/// A request of a user of a tenant. Each has an id of its own.
+fn request<'f>(user: &'f str, tenant: &'f str, id: u128) -> Facts<'f> {
+    Facts { user: Some(user), tenant: Some(tenant), trace: TraceId::from_u128(id), ..Facts::default() }
+}
+
+/// Names for which `place` says this.
+fn names(prefix: &str, place: impl Fn(&str) -> u128, wanted: u128, count: usize) -> Vec<String> {
+    let all = (0..).map(|number| format!("{prefix}{number}"));
+    all.filter(|name| place(name) == wanted).take(count).collect()
+}
+
+/// The shard of a plan's `index`th charge; a table this small has 16.
+fn shard(policy: &Policy, facts: &Facts<'_>, index: usize) -> u128 {
+    let keys: Vec<u128> = policy.plan(facts).unwrap().charges().iter().map(Charge::key).map(Digest::to_u128).collect();
+    keys[index] >> 120 & 15
+}
+
+/// The shard of a plan's `index`th standing; there are 64.
+fn standing_shard(policy: &Policy, facts: &Facts<'_>, index: usize) -> u128 {
+    let keys: Vec<u128> =
+        policy.plan(facts).unwrap().subjects().iter().map(Subject::key).map(Digest::to_u128).collect();
+    keys[index] >> 122
+}
+
+/// What is left of each limit that a request would meet.
+fn left(limiter: &Watched, facts: &Facts<'_>) -> Vec<u64> {
+    let decision = limiter.peek(&Facts { cost: Some(0), ..*facts }).unwrap();
+    decision.readings.iter().map(|reading| reading.remaining).collect()
+}
+
+/// The table's step. Two threads check one key that is nearly used up, two refund the same receipt of it, and one fills
+/// its shard with new keys until others must go: no more is admitted than there is room for, the refund acts once, the
+/// key is still there in the end, and what is left of it adds up.
+///
+/// Woken by: letting go of the shards in `MemoryStore::settle` between `lend` and `put_back`; and leaving out
+/// `remember_refund` in `refund`.
+#[test]
+fn a_key_in_a_crowded_shard_is_counted_exactly() {
+    let policy = policy(&rule("r", "\"user\"", "\"5/day\""));
+    let place = |name: &str| shard(&policy, &request(name, "t", 1), 0);
+    let crowd = names("u", place, 3, 14);
+    in_many_orders(2_000, move || {
+        let (limiter, _) = limiter(&policy);
+        let hot = |id| request(&crowd[0], "t", id);
+        let receipts: Vec<_> = (1..=4).map(|id| limiter.check_with_receipt(&hot(id)).unwrap().1.unwrap()).collect();
+        let (limiter, crowd, receipts) = (&limiter, &crowd, &receipts);
+        let (admitted, refunded) = thread::scope(|scope| {
+            let check = |from: u128| {
+                move || (from..from + 2).filter(|id| limiter.check(&hot(*id)).unwrap().allowed()).count() as u64
+            };
+            let refund = || limiter.refund(&receipts[0]);
+            let (one, other) = (scope.spawn(check(10)), scope.spawn(check(20)));
+            let (back, again) = (scope.spawn(refund), scope.spawn(refund));
+            for (name, id) in crowd[1..].iter().zip(30..) {
+                assert!(limiter.check(&request(name, "t", id)).unwrap().allowed());
+            }
+            let refunded = u64::from(back.join().unwrap()) + u64::from(again.join().unwrap());
+            (one.join().unwrap() + other.join().unwrap(), refunded)
+        });
+        assert_eq!(refunded, 1);
+        assert!((1..=2).contains(&admitted), "{admitted} of 1 or 2");
+        assert_eq!(left(limiter, &hot(50)), [5 - (4 - 1 + admitted)]);
+        assert!(limiter.store().usage().counts.evicted > 0);
+    });
+}
+
+/// The same for one limit alone, which decides where the balance lies: of six that are asked for, four are admitted.
+///
+/// Woken by: looking in `MemoryStore::check_one` and charging under a second lock.
+#[test]
+fn one_limit_alone_is_counted_exactly() {
+    let limit = Limit::parse("4/day", None).unwrap();
+    let digest = |number: u128| Digest::from_u128(3 << 120 | number);
+    in_many_orders(2_000, move || {
+        let store = tiny_store();
+        let check = |number| store.check_one(digest(number), &limit, 1, START, TraceId::default()).look.fits;
+        // More than half used, so that no crowd makes it go.
+        let before = (0..3).filter(|_| check(0)).count();
+        let after: usize = thread::scope(|scope| {
+            let askers: Vec<_> = (0..3).map(|_| scope.spawn(|| usize::from(check(0)))).collect();
+            assert!((1..14).all(check));
+            askers.into_iter().map(|asker| asker.join().unwrap()).sum()
+        });
+        assert_eq!((before, after), (3, 1));
+    });
+}
+
+/// Two rules that both meet `/p`, and for each of `/p` and `/r` one by user and one by tenant, all with the same ladder.
+fn overlapping() -> Policy {
+    let at = |path: &str| format!("\nmatch = {{ path = \"{path}\" }}");
+    let soft = "\nladder = \"soft\"\nstrike = \"request\"";
+    let text = "[ladders.soft]\ndecay = \"1h\"\nrungs = [\"warn\", \"warn\", \"deny\"]\n".to_owned()
+        + &rule("one", "", &("\"100/day\"".to_owned() + &at("/p")))
+        + &rule("two", "", &("\"100/day\"".to_owned() + &at("/p")))
+        + &rule("posts", "\"user\"", &("\"1/day\"".to_owned() + &at("/p") + soft))
+        + &rule("shop", "\"tenant\"", &("\"1/day\"".to_owned() + &at("/p") + soft))
+        + &rule("reads", "\"user\"", &("\"1/day\"".to_owned() + &at("/r") + soft))
+        + &rule("sales", "\"tenant\"", &("\"1/day\"".to_owned() + &at("/r") + soft));
+    policy(&text)
+}
+
+/// Two users and two tenants. For `/r` the second user's budget lies in the shard of the first tenant's, and the second
+/// tenant's in that of the first user's; and so do their standings. Their requests want the same locks, the other way
+/// round.
+fn crossed(policy: &Policy) -> ([String; 2], [String; 2]) {
+    let budget =
+        |user: &str, tenant: &str, index| shard(policy, &Facts { path: Some("/r"), ..request(user, tenant, 1) }, index);
+    let standing = |user: &str, tenant: &str, index| standing_shard(policy, &request(user, tenant, 1), index);
+    let place = |user: &str, tenant: &str, index| budget(user, tenant, index) << 8 | standing(user, tenant, index);
+    let (of_user, of_tenant) = (place("ada", "acme", 0), place("ada", "acme", 1));
+    assert!(of_user >> 8 != of_tenant >> 8 && of_user & 63 != of_tenant & 63);
+    let user = names("u", |name| place(name, "acme", 0), of_tenant, 1).remove(0);
+    let tenant = names("t", |name| place("ada", name, 1), of_user, 1).remove(0);
+    (["ada".to_owned(), user], ["acme".to_owned(), tenant])
+}
+
+/// A path, which user, and which tenant.
+type Ask = (&'static str, usize, usize);
+
+/// A settle of several charges. Requests of two users and two tenants meet in every combination and want the same locks in
+/// opposite orders. Nobody waits for ever; whoever looks finds two limits that are charged together charged alike; what
+/// was charged to each limit in the end is what the decisions say; and every strike is one request's.
+///
+/// Woken by: an order of locks that depends on the plan, in `Locked::lock` and in `with_standings`; letting go of the
+/// standings before they are put back; and letting go of the shards between two `put_back`s.
+#[test]
+fn plans_that_overlap_are_settled_whole() {
+    let policy = overlapping();
+    let (users, tenants) = crossed(&policy);
+    let asks: [&[Ask]; 3] = [
+        &[("/n", 0, 0), ("/r", 0, 0), ("/p", 0, 0), ("/r", 0, 0)],
+        &[("/n", 1, 1), ("/r", 1, 1), ("/p", 0, 1), ("/p", 0, 1)],
+        &[("/r", 0, 1), ("/p", 1, 0), ("/r", 1, 0)],
+    ];
+    in_many_orders(1_500, move || {
+        let (limiter, users, tenants) = (&limiter(&policy).0, &users, &tenants);
+        let facts =
+            |(path, user, tenant): Ask, id| Facts { path: Some(path), ..request(&users[user], &tenants[tenant], id) };
+        let decisions: Vec<((usize, usize), Decision)> = thread::scope(|scope| {
+            let ask = |(asks, id): (&'static [Ask], u128)| {
+                let each = move |(ask, id): (Ask, u128)| ((ask.1, ask.2), limiter.check(&facts(ask, id)).unwrap());
+                move || asks.iter().copied().zip(id..).map(each).collect::<Vec<_>>()
+            };
+            let askers: Vec<_> = asks.into_iter().zip([10, 20, 30]).map(|asks| scope.spawn(ask(asks))).collect();
+            for _ in 0..2 {
+                let both = left(limiter, &facts(("/p", 0, 0), 40));
+                assert_eq!(both[0], both[1], "one limit is charged and the other is not");
+            }
+            askers.into_iter().flat_map(|asker| asker.join().unwrap()).collect()
+        });
+        for (path, own) in ["/p", "/r"].into_iter().flat_map(|path| [0, 1].map(|own| (path, own))) {
+            let look = limiter.peek(&Facts { cost: Some(0), ..facts((path, own, own), 50) }).unwrap();
+            for reading in &look.readings {
+                let of = |(user, tenant): &(usize, usize)| match policy.rules()[reading.rule].per.first() {
+                    None => true,
+                    Some(Per::User) => *user == own,
+                    Some(_) => *tenant == own,
+                };
+                let readings = decisions.iter().filter(|(who, _)| of(who));
+                let told = readings.flat_map(|(_, decision)| &decision.readings);
+                let told = told.filter(|told| told.rule == reading.rule && told.charged).count() as u64;
+                assert_eq!(reading.limit - reading.remaining, told, "{path} {own} {reading:?}");
+            }
+        }
+        for (index, own) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let told = decisions.iter().filter(|((user, tenant), _)| [*user, *tenant][index] == own);
+            let told =
+                told.flat_map(|(_, decision)| decision.escalations.iter().filter(|strike| strike.subject == index));
+            let mut strikes: Vec<u32> = told.map(|strike| strike.strikes).collect();
+            strikes.sort_unstable();
+            assert!(strikes.iter().zip(1..).all(|(strike, nth)| *strike == nth), "{strikes:?}");
+        }
+    });
+}
+
+/// A reservation ends once, whoever gets to it first: two commits of different costs, a release, and the moment at which
+/// it expires. What is left is what the one that acted says.
+///
+/// Woken by: letting go of `reservations` in `MemoryStore::end` before the reservation is put back; and leaving one that
+/// has expired among the records.
+#[test]
+fn a_reservation_ends_once() {
+    let policy = policy(&rule("r", "\"user\"", "\"10/day\""));
+    for on_expire in [OnExpire::Charge, OnExpire::Release] {
+        let policy = policy.clone();
+        in_many_orders(1_500, move || {
+            let (limiter, clock) = limiter(&policy);
+            let limiter = &limiter;
+            let facts = Facts { cost: Some(4), ..request("u", "t", 1) };
+            let id = limiter.reserve(&facts, Span::MINUTE, on_expire).unwrap().reservation.unwrap();
+            let (commits, released) = thread::scope(|scope| {
+                let commit =
+                    |cost| move || limiter.commit(id, &ActualCost { cost: Some(cost), ..ActualCost::default() });
+                let (one, other) = (scope.spawn(commit(1)), scope.spawn(commit(7)));
+                let release = scope.spawn(|| limiter.release(id));
+                clock.advance(Span::MINUTE);
+                assert!(limiter.check(&Facts { cost: Some(0), ..request("u", "t", 2) }).unwrap().allowed());
+                ([one.join().unwrap().is_ok(), other.join().unwrap().is_ok()], release.join().unwrap().is_ok())
+            });
+            let used = 10 - left(limiter, &facts)[0];
+            match (commits, released) {
+                ([true, false], false) => assert_eq!(used, 1),
+                ([false, true], false) => assert_eq!(used, 7),
+                ([true, true], false) => assert!(used == 1 || used == 7, "{used} used"),
+                ([false, false], true) => assert_eq!(used, 0),
+                ([false, false], false) => assert_eq!(used, if on_expire == OnExpire::Charge { 4 } else { 0 }),
+                both => panic!("committed and released: {both:?}"),
+            }
+        });
+    }
+}
+
+/// Of six guesses at once, exactly three reach the verifier, whichever they are and however their results come in.
+///
+/// Woken by: letting go of `accounts` in `MemoryStore::login_attempt` between `get` and `insert`.
+#[test]
+fn three_guesses_reach_the_verifier() {
+    let policy = policy("[login]\n");
+    in_many_orders(2_000, move || {
+        let limiter = &limiter(&policy).0;
+        let guess = || {
+            let request =
+                LoginRequest { account: Some("ada"), ip: "203.0.113.7".parse().ok(), ..LoginRequest::default() };
+            match limiter.login_attempt(&request).unwrap() {
+                Attempted::Refused(_) => 0,
+                Attempted::Allowed(attempt) => {
+                    assert!(limiter.login_result(&attempt, false).unwrap().device.is_none());
+                    1
+                }
+            }
+        };
+        let verified: u32 = thread::scope(|scope| {
+            let guesses: Vec<_> = (0..6).map(|_| scope.spawn(guess)).collect();
+            guesses.into_iter().map(|guess| guess.join().unwrap()).sum()
+        });
+        assert_eq!(verified, 3);
+    });
+}

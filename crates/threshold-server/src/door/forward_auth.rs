@@ -1,0 +1,233 @@
+//! Forward auth: a proxy asks for each request whether it may cross, and hands the answer to its client.
+//!
+//! It is the tower layer around nothing: what the proxy tells of a request is put in the place of the proxy's own, and the
+//! layer then finds the caller, decides, waits out shadow bans and words the answer as it does in an application.
+
+#[cfg(test)]
+mod conformance;
+mod original;
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::{Ready, ready};
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::any;
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http_body::{Frame, SizeHint};
+use http_body_util::{BodyExt as _, Empty};
+use threshold_limiter::tower::{PeerAddr, RequestBody, ResponseBody, ThresholdLayer, ThresholdService};
+use tower_service::Service;
+
+use super::{ApiError, App};
+use crate::desk::Desk;
+use crate::log::Samples;
+
+/// Where a proxy shows its token. `Authorization` is its client's.
+const TOKEN: HeaderName = HeaderName::from_static("x-threshold-token");
+/// The status that a denial has where the proxy does not pass it on.
+const STATUS: HeaderName = HeaderName::from_static("x-threshold-status");
+/// The form of its body: `json`, `problem` or `text`.
+const FORM: HeaderName = HeaderName::from_static("x-threshold-form");
+/// Its body, in one line.
+const BODY: HeaderName = HeaderName::from_static("x-threshold-body");
+/// The longest body that travels in a header field. nginx reads a head of 16 KiB as configured in deploy/nginx, and the
+/// other fields have to fit in as well.
+const MAX_CARRIED: usize = 8 << 10;
+
+/// What the door keeps between requests.
+pub(super) struct ForwardAuth {
+    gate: ThresholdService<Crosses>,
+    /// Which proxies that were turned away become a line of the log.
+    refusals: Samples,
+}
+
+impl ForwardAuth {
+    pub(super) fn new(desk: &Desk) -> Self {
+        use tower_layer::Layer as _;
+        let layer = ThresholdLayer::new(Arc::clone(&desk.limiter)).answered_elsewhere();
+        Self { gate: layer.layer(Crosses), refusals: Samples::default() }
+    }
+}
+
+impl fmt::Debug for ForwardAuth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ForwardAuth").finish_non_exhaustive()
+    }
+}
+
+/// Any method: Traefik can be told to ask with its client's.
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new().route("/auth", any(auth))
+}
+
+async fn auth(State(app): State<Arc<App>>, request: Request) -> Response {
+    answer(&app, request).await.unwrap_or_else(|error| {
+        app.forward_auth.tell(&error, &app.desk);
+        error.into_response()
+    })
+}
+
+async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
+    let (mut parts, _) = request.into_parts();
+    if !app.tokens.admit_proxy(parts.headers.get(TOKEN)) {
+        let message = "send X-Threshold-Token and a token of this server";
+        return Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
+    }
+    let peer = parts.extensions.get::<PeerAddr>().map(|peer| peer.0.ip().to_canonical());
+    trusted(app, peer)?;
+    let deny = Deny::asked(parts.uri.query());
+    let length = original::put_in_place(&mut parts)?;
+    // gRPC's refusals are 200 with a code, and to a proxy 200 means that the request may cross.
+    parts.headers.remove(CONTENT_TYPE);
+    let asked = http::Request::from_parts(parts, Announced(length));
+    let Ok(response) = app.forward_auth.gate.clone().call(asked).await;
+    match deny {
+        Deny::Forbidden if response.status() != StatusCode::OK => Ok(forbidden(response).await),
+        _ => Ok(response.map(Body::new)),
+    }
+}
+
+/// Whoever is not trusted cannot ask for others. That is told, and not taken for a request of the peer's own: all clients
+/// of a proxy that somebody forgot to list would share one budget, and rules by path would hold for none of them.
+fn trusted(app: &App, peer: Option<IpAddr>) -> Result<(), ApiError> {
+    let policy = app.desk.limiter.policy();
+    if peer.is_some_and(|peer| policy.identity().address.trusts(peer)) {
+        return Ok(());
+    }
+    let peer = peer.map_or_else(|| "this peer".to_owned(), |peer| peer.to_string());
+    let message =
+        format!("{peer} is not one of the policy's trusted_proxies, so what it says of others is not believed");
+    Err(ApiError::new(StatusCode::FORBIDDEN, "untrusted_proxy", message))
+}
+
+impl ForwardAuth {
+    /// A proxy's clients cannot mend what is wrong with it, and some proxies drop what they are told: so it is logged.
+    fn tell(&self, error: &ApiError, desk: &Desk) {
+        let Some(left_out) = self.refusals.take(desk.limiter.now()) else { return };
+        let shown = error.body.message();
+        // An address is told to whoever has it, and to the log only if the policy says so.
+        let hidden = error.status == StatusCode::FORBIDDEN && !desk.limiter.policy().identity().log_identifiers;
+        let message = if hidden { "its address is not one of the policy's trusted_proxies" } else { shown };
+        tracing::warn!(status = error.status.as_u16(), message, left_out, "a proxy was turned away at /auth");
+    }
+}
+
+/// How a denial is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Deny {
+    /// As it is: the proxy hands it on.
+    Whole,
+    /// As 403, with the answer in header fields: nginx hands on nothing else.
+    Forbidden,
+}
+
+impl Deny {
+    /// Other parameters are not the proxy's: Caddy's `forward_auth` passes on those of its client's request.
+    fn asked(query: Option<&str>) -> Self {
+        let forbidden = query.is_some_and(|query| query.split('&').any(|pair| pair == "deny=403"));
+        if forbidden { Self::Forbidden } else { Self::Whole }
+    }
+}
+
+/// The same denial for a proxy that passes on 403 alone.
+async fn forbidden(response: http::Response<ResponseBody<Empty<Bytes>>>) -> Response {
+    let (mut parts, body) = response.into_parts();
+    let Ok(text) = body.collect().await.map(http_body_util::Collected::to_bytes);
+    let headers = &mut parts.headers;
+    headers.insert(STATUS, HeaderValue::from(parts.status.as_u16()));
+    headers.insert(FORM, form(headers));
+    if let Some(line) = one_line(&text) {
+        headers.insert(BODY, line);
+    }
+    parts.status = StatusCode::FORBIDDEN;
+    Response::from_parts(parts, Body::from(text))
+}
+
+fn form(headers: &HeaderMap) -> HeaderValue {
+    HeaderValue::from_static(match headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes) {
+        Some(b"application/json") => "json",
+        Some(b"application/problem+json") => "problem",
+        _ => "text",
+    })
+}
+
+/// A body as a field can carry it. Line breaks become blanks, which in JSON says the same.
+fn one_line(text: &[u8]) -> Option<HeaderValue> {
+    if text.len() > MAX_CARRIED {
+        return None;
+    }
+    let line: Vec<u8> = text.iter().map(|byte| if byte.is_ascii_control() { b' ' } else { *byte }).collect();
+    HeaderValue::from_bytes(&line).ok()
+}
+
+/// What is behind the gate: a request that comes here may cross.
+#[derive(Debug, Clone, Copy)]
+struct Crosses;
+
+impl Service<http::Request<RequestBody<Announced>>> for Crosses {
+    type Response = http::Response<Empty<Bytes>>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Request<RequestBody<Announced>>) -> Self::Future {
+        ready(Ok(http::Response::new(Empty::new())))
+    }
+}
+
+/// A body of so many bytes that never comes here.
+#[derive(Debug, Clone, Copy)]
+struct Announced(u64);
+
+impl http_body::Body for Announced {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(None)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_travels_in_one_line_or_not_at_all() {
+        let check = |text: &str, expect: Option<&[u8]>| {
+            assert_eq!(one_line(text.as_bytes()).as_ref().map(HeaderValue::as_bytes), expect);
+        };
+        check("{\"error\":\"caf\u{e9}\"}", Some("{\"error\":\"caf\u{e9}\"}".as_bytes()));
+        check("{\r\n\t\"a\": 1\n}", Some(b"{   \"a\": 1 }"));
+        check("", Some(b""));
+        check(&"x".repeat(MAX_CARRIED), Some("x".repeat(MAX_CARRIED).as_bytes()));
+        check(&"x".repeat(MAX_CARRIED + 1), None);
+    }
+
+    #[test]
+    fn a_denial_is_told_whole_unless_it_must_be_a_403() {
+        for whole in [None, Some(""), Some("deny"), Some("deny=429"), Some("x=1&xdeny=403"), Some("Deny=403")] {
+            assert_eq!(Deny::asked(whole), Deny::Whole, "{whole:?}");
+        }
+        for forbidden in ["deny=403", "deny=403&x=1", "x&deny=403"] {
+            assert_eq!(Deny::asked(Some(forbidden)), Deny::Forbidden, "{forbidden}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The vectors as a proxy asks them: on a real socket, in `X-Forwarded-*` and header fields.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+use threshold_core::Timestamp;
+use threshold_core::address::parse_address;
+use threshold_core::case::ClientDoor;
+
+use crate::door::serving::Serving;
+
+#[path = "../../../../threshold-core/tests/support/vectors.rs"]
+mod vectors;
+
+/// Where this door finds what vectors call by its name.
+const IDENTITY: &str = "trusted_proxies = ['127.0.0.1/32']\nclient_ip = 'x-forwarded-for'\n\
+    tenant = 'header:x-tenant'\nuser = 'header:x-user'\ntier = 'header:x-tier'\n";
+
+/// What is played by others, and why.
+const LEFT_OUT: [&str; 5] = [
+    "calls that are not a client's",
+    "requests that lack what every request has",
+    "costs, facts, categories and endpoints of a caller's own, which no proxy sends",
+    "an address that is none",
+    "a name that no header carries as it is",
+];
+
+impl ClientDoor for Serving {
+    fn policy(&self, text: &str) -> String {
+        match text.split_once("[identity]\n") {
+            Some((before, after)) => format!("{before}[identity]\n{IDENTITY}{after}"),
+            None => format!("{text}\n[identity]\n{IDENTITY}"),
+        }
+    }
+
+    fn express(&self, facts: &Map<String, Value>) -> Result<Map<String, Value>, &'static str> {
+        let own = ["cost", "costs", "facts", "category", "endpoint"];
+        if own.iter().any(|name| facts.contains_key(*name)) {
+            return Err(LEFT_OUT[2]);
+        }
+        let mut facts = facts.clone();
+        facts.entry("method").or_insert(json!("GET"));
+        facts.entry("path").or_insert(json!("/"));
+        // Whoever asks has an address.
+        let ip = facts.entry("ip").or_insert(json!("127.0.0.1"));
+        if ip.as_str().and_then(parse_address).is_none() {
+            return Err(LEFT_OUT[3]);
+        }
+        let plain = |text: &str| text.trim() == text && !text.chars().any(char::is_control);
+        if facts.values().filter_map(Value::as_str).all(plain) { Ok(facts) } else { Err(LEFT_OUT[4]) }
+    }
+
+    fn load(&mut self, policy: &str, env: &BTreeMap<String, String>, fresh: bool) -> Result<(), String> {
+        self.load(policy, env, fresh)
+    }
+
+    fn ask(&mut self, facts: &Map<String, Value>, now: Timestamp) -> Result<Value, String> {
+        self.clock.set(now);
+        let named = [
+            ("ip", "x-forwarded-for"),
+            ("method", "x-forwarded-method"),
+            ("path", "x-forwarded-uri"),
+            ("host", "x-forwarded-host"),
+            ("tenant", "x-tenant"),
+            ("user", "x-user"),
+            ("tier", "x-tier"),
+            ("accept", "accept"),
+            ("bytes", "x-original-content-length"),
+        ];
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let mut fields: Vec<(String, String)> = named
+            .iter()
+            .filter_map(|(name, field)| facts.get(*name).map(|value| ((*field).to_owned(), text(value))))
+            .collect();
+        for (name, value) in facts.get("headers").and_then(Value::as_object).into_iter().flatten() {
+            fields.push((name.clone(), text(value)));
+        }
+        let answer = self.client().ask("GET", "/auth", &fields).map_err(|error| error.to_string())?;
+        Ok(answer.to_value())
+    }
+}
+
+#[test]
+fn forward_auth_answers_every_vector_that_a_proxy_can_ask() {
+    vectors::play_all(Serving::new, &LEFT_OUT, 183);
+}

@@ -1,0 +1,197 @@
+//! What a proxy tells of its client's request, put in the place of the proxy's own.
+
+use http::header::HOST;
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderValue, Method, Uri};
+use threshold_core::path::spell_host;
+
+use crate::door::ApiError;
+
+/// Where the two kinds of proxies write the same thing: nginx as configured in deploy/nginx; Caddy and Traefik.
+struct Told {
+    original: &'static str,
+    forwarded: &'static str,
+}
+
+const METHOD: Told = Told { original: "X-Original-Method", forwarded: "X-Forwarded-Method" };
+const URI: Told = Told { original: "X-Original-URI", forwarded: "X-Forwarded-Uri" };
+const HOSTS: Told = Told { original: "X-Original-Host", forwarded: "X-Forwarded-Host" };
+/// The length of the client's body. Proxies leave the body out when they ask, and its length with it.
+const LENGTH: &str = "X-Original-Content-Length";
+
+/// Puts the method, the path and the host of the client's request in the place of the proxy's. Returns the bytes of its
+/// body, as far as they were told.
+pub(super) fn put_in_place(parts: &mut Parts) -> Result<u64, ApiError> {
+    let headers = &parts.headers;
+    let method = METHOD.required(headers)?;
+    let method = Method::from_bytes(method).map_err(|_| ApiError::bad(METHOD.original, "this is no method"))?;
+    let uri = uri(URI.required(headers)?)?;
+    let host = HOSTS.find(headers, |a, b| spell(a) == spell(b))?.map(HeaderValue::from_bytes);
+    let host = host.transpose().map_err(|_| ApiError::bad(HOSTS.original, "this is no host"))?;
+    let length = length(headers)?;
+    (parts.method, parts.uri) = (method, uri);
+    match host {
+        Some(host) => drop(parts.headers.insert(HOST, host)),
+        // The proxy's own says only where this server is.
+        None => drop(parts.headers.remove(HOST)),
+    }
+    Ok(length)
+}
+
+impl Told {
+    fn required<'h>(&self, headers: &'h HeaderMap) -> Result<&'h [u8], ApiError> {
+        let Self { original, forwarded } = self;
+        let missing =
+            || ApiError::bad(*original, format!("a proxy says in {original} or {forwarded} what it was asked"));
+        self.find(headers, |a, b| a == b)?.ok_or_else(missing)
+    }
+
+    /// What the proxy says. It sets one of the two and may pass on the other as its client sent it, and here nobody knows
+    /// which is which: where they differ, neither is believed.
+    fn find<'h>(&self, headers: &'h HeaderMap, same: fn(&[u8], &[u8]) -> bool) -> Result<Option<&'h [u8]>, ApiError> {
+        let found = [single(headers, self.original)?, single(headers, self.forwarded)?];
+        match found {
+            [Some(original), Some(forwarded)] if !same(original, forwarded) => {
+                let message = format!("{} and {} differ: have the proxy remove one", self.original, self.forwarded);
+                Err(ApiError::bad(self.original, message))
+            }
+            [original, forwarded] => Ok(original.or(forwarded)),
+        }
+    }
+}
+
+/// The only line of a field; an empty one says nothing.
+fn single<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<Option<&'h [u8]>, ApiError> {
+    let mut lines = headers.get_all(name).iter();
+    let only = lines.next().map(|line| line.as_bytes().trim_ascii()).filter(|text| !text.is_empty());
+    match lines.next() {
+        None => Ok(only),
+        Some(_) => Err(ApiError::bad(name, format!("{name} came more than once"))),
+    }
+}
+
+fn spell(host: &[u8]) -> Option<String> {
+    std::str::from_utf8(host).ok().map(|host| spell_host(host).into_owned())
+}
+
+/// A path and a query as the client wrote them. Of a whole URI, which a client may write too, the host is not taken: the
+/// proxy tells by itself whom it serves.
+fn uri(text: &[u8]) -> Result<Uri, ApiError> {
+    let path = match text.first() {
+        Some(b'/' | b'*') => text,
+        _ => after_authority(text).ok_or_else(|| ApiError::bad(URI.original, "a URI begins with a slash"))?,
+    };
+    let path = PathAndQuery::from_maybe_shared(escaped(path));
+    path.map(Uri::from).map_err(|_| ApiError::bad(URI.original, "this is no URI"))
+}
+
+fn after_authority(text: &[u8]) -> Option<&[u8]> {
+    let scheme = text.windows(3).position(|three| three == b"://")?;
+    let rest = text.get(scheme.checked_add(3)?..)?;
+    let path = rest.iter().position(|byte| *byte == b'/')?;
+    rest.get(path..)
+}
+
+/// Proxies let bytes pass that a URI cannot have. Such a request is decided all the same, so they are escaped.
+fn escaped(text: &[u8]) -> bytes::Bytes {
+    let strange = |byte: &u8| matches!(byte, 0..=0x20 | b'<' | b'>' | b'\\' | b'^' | b'`' | 0x7f..);
+    if !text.iter().any(strange) {
+        return bytes::Bytes::copy_from_slice(text);
+    }
+    let mut plain = String::with_capacity(text.len());
+    for byte in text {
+        if strange(byte) {
+            plain.push_str(&format!("%{byte:02X}"));
+        } else {
+            plain.push(char::from(*byte));
+        }
+    }
+    plain.into()
+}
+
+fn length(headers: &HeaderMap) -> Result<u64, ApiError> {
+    let Some(text) = single(headers, LENGTH)? else { return Ok(0) };
+    let number = std::str::from_utf8(text).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    number.and_then(|text| text.parse().ok()).ok_or_else(|| ApiError::bad(LENGTH, "this is no number of bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(fields: &[(&'static str, &str)]) -> Result<(Parts, u64), ApiError> {
+        let mut request = http::Request::get("/auth").header(HOST, "threshold:8080");
+        for (name, value) in fields {
+            request = request.header(*name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
+        }
+        let (mut parts, ()) = request.body(()).unwrap().into_parts();
+        put_in_place(&mut parts).map(|length| (parts, length))
+    }
+
+    #[track_caller]
+    fn path(uri: &str, expect: &str) {
+        let (parts, _) = asked(&[("X-Original-Method", "GET"), ("X-Original-URI", uri)]).unwrap();
+        assert_eq!((parts.uri.path(), parts.uri.host()), (expect, None));
+    }
+
+    #[track_caller]
+    fn refused(fields: &[(&'static str, &str)], field: &str) {
+        let error = asked(fields).unwrap_err();
+        assert_eq!((error.status.as_u16(), error.body.field()), (400, Some(field)));
+    }
+
+    #[test]
+    fn the_request_is_as_either_kind_of_proxy_tells_it() {
+        let nginx = [("X-Original-Method", "POST"), ("X-Original-URI", "/a?b"), ("X-Original-Host", "example.com")];
+        let traefik =
+            [("X-Forwarded-Method", "POST"), ("X-Forwarded-Uri", "/a?b"), ("X-Forwarded-Host", "example.com")];
+        for fields in [&nginx[..], &traefik[..], &[nginx, traefik].concat()[..]] {
+            let (parts, length) = asked(fields).unwrap();
+            assert_eq!((parts.method.as_str(), parts.uri.to_string().as_str(), length), ("POST", "/a?b", 0));
+            assert_eq!(parts.headers[HOST], "example.com");
+        }
+    }
+
+    #[test]
+    fn without_a_host_there_is_none() {
+        let (parts, length) = asked(&[("X-Original-Method", "PUT"), ("X-Original-URI", "/"), (LENGTH, "812")]).unwrap();
+        assert_eq!((parts.headers.get(HOST), length), (None, 812));
+    }
+
+    #[test]
+    fn every_path_is_a_path_and_no_host_hides_in_it() {
+        path("/a/b?c", "/a/b");
+        path("//evil.example/x", "//evil.example/x");
+        path("http://evil.example/x?y", "/x");
+        path("*", "*");
+        path("/a<b>\\c d", "/a%3Cb%3E%5Cc%20d");
+        path("/caf\u{e9}", "/caf%C3%A9");
+    }
+
+    #[test]
+    fn what_is_missing_doubled_or_differs_is_told() {
+        let (method, uri) = (("X-Original-Method", "GET"), ("X-Original-URI", "/"));
+        refused(&[], "X-Original-Method");
+        refused(&[method], "X-Original-URI");
+        refused(&[method, ("X-Original-URI", "")], "X-Original-URI");
+        refused(&[method, uri, uri], "X-Original-URI");
+        refused(&[method, ("X-Forwarded-Uri", "/a"), ("X-Forwarded-Uri", "/b")], "X-Forwarded-Uri");
+        // A client's own field, passed on beside the proxy's.
+        refused(&[method, uri, ("X-Forwarded-Uri", "/free")], "X-Original-URI");
+        refused(&[method, uri, ("X-Forwarded-Method", "OPTIONS")], "X-Original-Method");
+        refused(&[method, uri, ("X-Original-Host", "a"), ("X-Forwarded-Host", "b")], "X-Original-Host");
+        refused(&[uri, ("X-Original-Method", "G ET")], "X-Original-Method");
+        refused(&[method, ("X-Original-URI", "evil.example")], "X-Original-URI");
+        for wrong in ["-1", "1e3", "99999999999999999999999", "+1"] {
+            refused(&[method, uri, (LENGTH, wrong)], LENGTH);
+        }
+    }
+
+    #[test]
+    fn a_host_is_the_same_in_any_spelling() {
+        let fields = [("X-Original-Method", "GET"), ("X-Original-URI", "/"), ("X-Original-Host", "example.com")];
+        let (parts, _) = asked(&[&fields[..], &[("X-Forwarded-Host", "Example.com:8443")]].concat()).unwrap();
+        assert_eq!(parts.headers[HOST], "example.com");
+    }
+}

@@ -1,0 +1,71 @@
+//! The doors for their tests: the real router on a real socket, with the clock in the test's hands.
+
+use std::collections::BTreeMap;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use threshold_core::Policy;
+use threshold_limiter::ManualClock;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+use super::{App, Bounds};
+use crate::desk::Desk;
+use crate::serve::{Address, Front, Listener, Tokens};
+
+#[expect(dead_code, reason = "the tests of the program use all of it")]
+#[path = "../../tests/serve/client.rs"]
+pub(super) mod client;
+pub(super) use client::Client;
+
+/// A server in this process for one case after another.
+pub(super) struct Serving {
+    runtime: Runtime,
+    pub(super) clock: Arc<ManualClock>,
+    served: Option<Served>,
+}
+
+struct Served {
+    app: Arc<App>,
+    client: Client<TcpStream>,
+    /// Dropped, it ends the server.
+    _stop: watch::Sender<bool>,
+}
+
+impl Serving {
+    pub(super) fn new() -> Self {
+        Self { runtime: Runtime::new().unwrap(), clock: Arc::default(), served: None }
+    }
+
+    /// As [`threshold_core::case::Player::load`].
+    pub(super) fn load(&mut self, policy: &str, env: &BTreeMap<String, String>, fresh: bool) -> Result<(), String> {
+        let policy = Policy::parse(policy, &|name| env.get(name).cloned()).map_err(|error| error.to_string())?;
+        match &self.served {
+            Some(served) if !fresh => {
+                served.app.desk.swap(policy);
+            }
+            _ => self.served = Some(self.serve(policy)),
+        }
+        Ok(())
+    }
+
+    /// The one connection to it, for as long as that lasts.
+    pub(super) fn client(&mut self) -> &mut Client<TcpStream> {
+        &mut self.served.as_mut().expect("a case begins with its policy").client
+    }
+
+    fn serve(&self, policy: Policy) -> Served {
+        let bounds = Bounds { connections: 4, body: 1 << 20, patience: Duration::from_secs(30) };
+        let desk = Desk::new(policy, Arc::clone(&self.clock) as _);
+        let app = Arc::new(App::new(desk, Tokens::default(), bounds));
+        let address: Address = "127.0.0.1:0".parse().unwrap();
+        let listener = self.runtime.block_on(address.listen(false)).unwrap();
+        let Listener::Tcp(tcp) = &listener else { panic!("an address is no path") };
+        let address = tcp.local_addr().unwrap();
+        let front = Front { listener, tls: None, router: super::router(Arc::clone(&app)), bounds };
+        let (stop, stopped) = watch::channel(false);
+        self.runtime.spawn(front.serve(stopped, Duration::ZERO));
+        Served { app, client: Client::new(TcpStream::connect(address).unwrap()), _stop: stop }
+    }
+}

@@ -1,0 +1,121 @@
+//! Requests that no rule limits: those of a log, and those that an OpenAPI document describes.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use serde_json::Value;
+use threshold_core::path::{spell_method, spell_path};
+use threshold_core::policy::{Finding, Policy, Severity};
+use threshold_core::{Facts, Span};
+
+use crate::source::read_text;
+use crate::traffic::{Feed, Fields};
+
+/// How many endpoints are told one by one.
+const SHOWN: usize = 10;
+/// How many different endpoints of a log are looked at; a log with more repeats itself.
+const MOST_ENDPOINTS: usize = 100_000;
+/// The largest OpenAPI document, in bytes.
+const MAX_DOCUMENT: usize = 64 << 20;
+/// The keys of a path that are operations.
+const METHODS: [&str; 8] = ["get", "put", "post", "delete", "options", "head", "patch", "trace"];
+/// An address of nobody's, for the rules that want one.
+const SOMEBODY: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
+/// The requests of some logs that no rule limits, the most frequent first.
+pub(super) fn by_log(policy: &Policy, logs: &[PathBuf]) -> anyhow::Result<Vec<Finding>> {
+    if logs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut feed = Feed::open(logs, Fields::default(), Span::ZERO)?;
+    // For each endpoint whether it is covered, and how often it is asked for.
+    let mut endpoints: BTreeMap<(String, String, String), (bool, u64)> = BTreeMap::new();
+    while let Some(request) = feed.next_request() {
+        let (Some(method), Some(path)) = (request.method, request.path) else { continue };
+        let host = request.host.unwrap_or_default();
+        let key = (spell_method(method).into_owned(), spell_path(path).into_owned(), host.to_owned());
+        if let Some((_, count)) = endpoints.get_mut(&key) {
+            *count = count.saturating_add(1);
+        } else if endpoints.len() < MOST_ENDPOINTS {
+            let covered = is_covered(policy, method, path, request.host);
+            endpoints.insert(key, (covered, 1));
+        }
+    }
+    let counts = feed.finish();
+    anyhow::ensure!(!endpoints.is_empty(), "no line of the log is a request ({} lines)", counts.lines);
+    let open = endpoints.into_iter().filter(|(_, (covered, _))| !covered);
+    let mut open: Vec<(String, u64)> =
+        open.map(|((method, path, host), (_, count))| (format!("{method} {host}{path}"), count)).collect();
+    open.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    Ok(findings(open.into_iter().map(|(endpoint, count)| format!("no rule limits {endpoint} ({count} in the log)"))))
+}
+
+/// The operations of an OpenAPI document that no rule limits.
+pub(super) fn by_openapi(policy: &Policy, path: &Path) -> anyhow::Result<Vec<Finding>> {
+    let text = read_text(path, MAX_DOCUMENT)?;
+    let document: Value = serde_json::from_str(&text)
+        .with_context(|| format!("{} is no JSON; convert a document in YAML first", path.display()))?;
+    let paths = document.get("paths").and_then(Value::as_object);
+    let paths = paths.with_context(|| format!("{} has no \"paths\": it is no OpenAPI document", path.display()))?;
+    let (host, base) = server(&document);
+    let mut open = Vec::new();
+    for (template, item) in paths {
+        let whole = format!("{base}{template}");
+        for method in METHODS.iter().filter(|method| item.get(**method).is_some()) {
+            if !is_covered(policy, method, &sample(&whole), host) {
+                open.push(format!("no rule limits {} {whole}", method.to_uppercase()));
+            }
+        }
+    }
+    Ok(findings(open.into_iter()))
+}
+
+/// Host and base path of the first server that a document names.
+fn server(document: &Value) -> (Option<&str>, &str) {
+    let url = document.pointer("/servers/0/url").and_then(Value::as_str).unwrap_or_default().trim_end_matches('/');
+    match url.split_once("://") {
+        None => (None, url),
+        Some((_, rest)) => match rest.find('/').and_then(|at| rest.split_at_checked(at)) {
+            Some((host, base)) => (Some(host), base),
+            None => (Some(rest), ""),
+        },
+    }
+}
+
+/// A path that a template describes.
+fn sample(template: &str) -> String {
+    let segment = |segment: &str| if segment.contains('{') { "x".to_owned() } else { segment.to_owned() };
+    template.split('/').map(segment).collect::<Vec<_>>().join("/")
+}
+
+/// Whether any rule limits such a request of somebody who is signed in.
+fn is_covered(policy: &Policy, method: &str, path: &str, host: Option<&str>) -> bool {
+    let facts = Facts {
+        ip: Some(SOMEBODY),
+        user: Some("somebody"),
+        tenant: Some("somebody"),
+        method: Some(method),
+        path: Some(path),
+        host,
+        ..Facts::default()
+    };
+    policy.explain(&facts).iter().any(|explained| explained.limit.is_some())
+}
+
+fn findings(messages: impl ExactSizeIterator<Item = String>) -> Vec<Finding> {
+    let more = messages.len().saturating_sub(SHOWN);
+    let finding = |message: String| Finding {
+        severity: Severity::Warning,
+        code: "uncovered-path",
+        span: 0..0,
+        message,
+        help: "add a rule that meets it, or one with fallback = true".to_owned(),
+    };
+    let mut findings: Vec<Finding> = messages.take(SHOWN).map(finding).collect();
+    if more > 0 {
+        findings.push(finding(format!("no rule limits {more} further endpoints")));
+    }
+    findings
+}

@@ -1,0 +1,65 @@
+//! What `threshold replay` can be asked.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use threshold_core::Span;
+use threshold_core::limit::parse_span;
+
+use crate::traffic::Fields;
+
+#[derive(Debug, Args)]
+pub(crate) struct ReplayArgs {
+    /// The policy file, or - for standard input
+    pub(crate) policy: PathBuf,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+    /// Another policy: what POLICY would newly stop, and what it would no longer stop
+    #[arg(long, value_name = "POLICY2")]
+    pub(crate) against: Option<PathBuf>,
+    /// Answer in JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Also write one page with plots
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+    /// The logs hold logins: sshd's, or JSON events
+    #[arg(long, conflicts_with_all = ["against", "html"])]
+    pub(crate) login: bool,
+    /// How many subjects to list
+    #[arg(long, default_value_t = 10, value_name = "N")]
+    pub(crate) top: usize,
+}
+
+/// Which logs, and how they are read.
+#[derive(Debug, Args)]
+pub(crate) struct LogArgs {
+    /// Access logs, plain, gzip or zstd, or - for standard input; several are merged by time
+    #[arg(required = true, value_name = "LOG")]
+    pub(crate) logs: Vec<PathBuf>,
+    /// The log's field for one of ours, as in ip=client.address; may be repeated
+    #[arg(long = "field", value_name = "NAME=FIELD", value_parser = crate::cli::pair)]
+    pub(crate) fields: Vec<(String, String)>,
+    /// The log's field for the user; in text logs user, ident or host
+    #[arg(long, value_name = "FIELD")]
+    pub(crate) user_field: Option<String>,
+    /// The log's field for the tenant; in text logs user, ident or host
+    #[arg(long, value_name = "FIELD")]
+    pub(crate) tenant_field: Option<String>,
+    /// How late a line may be written and still be put in its place
+    #[arg(long, value_name = "TIME", default_value = "1min", value_parser = span)]
+    pub(crate) reorder: Span,
+}
+
+impl LogArgs {
+    pub(crate) fn fields(&self) -> anyhow::Result<Fields> {
+        Fields::from_args(&self.fields, self.user_field.as_deref(), self.tenant_field.as_deref())
+    }
+}
+
+fn span(text: &str) -> Result<Span, String> {
+    if text == "0" || text == "0s" {
+        return Ok(Span::ZERO);
+    }
+    parse_span(text).map_err(|error| format!("{}; {}", error.message, error.help))
+}

@@ -1,0 +1,63 @@
+//! Two policies on the same traffic: whom one stops that the other lets through.
+
+use threshold_core::policy::Policy;
+
+use super::rehearsal::Judged;
+use super::worst::Worst;
+
+/// What a policy stops that another does not, and the other way round.
+#[derive(Debug)]
+pub(super) struct Comparison {
+    /// Stopped by this policy, let through by the other; by this policy's rules.
+    pub(super) newly: Difference,
+    /// Let through by this policy, stopped by the other; by the other's rules.
+    pub(super) no_longer: Difference,
+}
+
+/// One direction.
+#[derive(Debug)]
+pub(super) struct Difference {
+    pub(super) requests: u64,
+    /// By rule, with the rules' names; penalties and lists last.
+    pub(super) rules: Vec<(String, u64)>,
+    pub(super) subjects: Worst,
+}
+
+impl Difference {
+    fn new(policy: &Policy) -> Self {
+        let names = policy.rules().iter().map(|rule| rule.name.to_string());
+        let rules = names.chain(["penalties and lists".to_owned()]).map(|name| (name, 0)).collect();
+        Self { requests: 0, rules, subjects: Worst::default() }
+    }
+
+    fn add(&mut self, name: &str, judged: &Judged, micros: u64) {
+        self.requests = self.requests.saturating_add(1);
+        if let Some((_, count)) = self.rules.get_mut(judged.reason) {
+            *count = count.saturating_add(1);
+        }
+        self.subjects.add(judged.kind, name, Some(judged.reason), judged.verdict, micros);
+    }
+
+    /// The rules that made a difference, the largest first.
+    pub(super) fn by_rule(&self) -> Vec<(&str, u64)> {
+        let mut rules: Vec<(&str, u64)> =
+            self.rules.iter().filter(|(_, count)| *count > 0).map(|(name, count)| (name.as_str(), *count)).collect();
+        rules.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        rules
+    }
+}
+
+impl Comparison {
+    pub(super) fn new(policy: &Policy, other: &Policy) -> Self {
+        Self { newly: Difference::new(policy), no_longer: Difference::new(other) }
+    }
+
+    /// Counts one request, as each policy judged it and with whom each touched.
+    pub(super) fn add(&mut self, own: (&Judged, &str), other: (&Judged, &str), micros: u64) {
+        match (own.0.verdict.allows(), other.0.verdict.allows()) {
+            (false, true) => self.newly.add(own.1, own.0, micros),
+            (true, false) => self.no_longer.add(other.1, other.0, micros),
+            (true, true) | (false, false) => {}
+        }
+    }
+}

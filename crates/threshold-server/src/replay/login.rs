@@ -1,0 +1,226 @@
+//! `replay --login`: which accounts and addresses the locks would have held, and when.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+use threshold_core::{Timestamp, Verdict};
+use threshold_limiter::{Attempted, Limiter, LoginRequest, ManualClock, RefusedBy};
+
+use super::ReplayArgs;
+use super::report::{grouped, moment, nothing_read, printable, share, unreadable_lines};
+use super::sample::Sample;
+use super::tally::{Subject, address_digest, name_digest};
+use super::worst::{Kind, Stopped, Worst};
+use crate::Report;
+use crate::source::Source;
+use crate::traffic::{Feed, Form, LineCounts, Request};
+
+/// Accounts, and addresses, that are counted one by one; with more, a sample of them stands for all.
+const MOST_SUBJECTS: usize = 1 << 18;
+
+/// What the locks would have come to.
+struct Logins {
+    attempts: u64,
+    succeeded: u64,
+    /// Attempts that would not have reached the secret, by what held them: the address' budget, a lock, the ceiling.
+    held: [u64; 3],
+    /// Of those, the ones that were let in at the time: people, most likely.
+    held_successes: u64,
+    accounts: Sample<Subject>,
+    addresses: Sample<Subject>,
+    /// A lock that begins counts as a ban, a try that it holds as a denial.
+    worst: Worst,
+    from: u64,
+    until: u64,
+}
+
+pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
+    let source = Source::read(&args.policy)?;
+    let policy = source.policy()?;
+    policy.login().with_context(|| format!("{} has no [login] to rehearse", source.name))?;
+    let prefix = policy.identity().ipv6_prefix;
+    let clock = Arc::new(ManualClock::default());
+    let limiter = Limiter::with_clock(policy, Arc::clone(&clock));
+    let mut feed = Feed::open_as(Form::Logins, &args.log.logs, args.log.fields()?, args.log.reorder)?;
+    let mut logins = Logins {
+        attempts: 0,
+        succeeded: 0,
+        held: [0; 3],
+        held_successes: 0,
+        accounts: Sample::new(MOST_SUBJECTS),
+        addresses: Sample::new(MOST_SUBJECTS),
+        worst: Worst::default(),
+        from: 0,
+        until: 0,
+    };
+    while let Some(request) = feed.next_request() {
+        clock.set(Timestamp::from_micros(request.at.micros));
+        for _ in 0..=request.repeated {
+            logins.one(&limiter, &request, prefix)?;
+        }
+    }
+    let counts = feed.finish();
+    if logins.attempts == 0 {
+        let others = counts.others;
+        anyhow::ensure!(others == 0, "none of the log's {} lines is about a login", counts.lines);
+        anyhow::bail!(nothing_read(&counts));
+    }
+    let text = if args.json {
+        let mut text = serde_json::to_string_pretty(&logins.json(&counts, args.top))?;
+        text.push('\n');
+        text
+    } else {
+        logins.text(&source.name, &counts, args.top)
+    };
+    Ok(Report { text, code: 0 })
+}
+
+impl Logins {
+    fn one<C: threshold_limiter::Clock>(
+        &mut self,
+        limiter: &Limiter<threshold_limiter::store::memory::MemoryStore, C>,
+        request: &Request<'_>,
+        ipv6_prefix: u8,
+    ) -> anyhow::Result<()> {
+        let micros = request.at.micros;
+        let success = request.status == Some(200);
+        if self.attempts == 0 {
+            self.from = micros;
+        }
+        self.until = micros;
+        bump(&mut self.attempts);
+        self.succeeded = self.succeeded.saturating_add(u64::from(success));
+        let account = request.user.unwrap_or("(none)");
+        let address = request.ip.map_or_else(|| "(none)".to_owned(), |ip| ip.to_canonical().to_string());
+        let asked = LoginRequest { account: request.user, ip: request.ip, ..LoginRequest::default() };
+        let mut touched = (false, false);
+        match limiter.login_attempt(&asked)? {
+            Attempted::Refused(refusal) => {
+                self.held_successes = self.held_successes.saturating_add(u64::from(success));
+                if let Some(count) = self.held.get_mut(refusal.by as usize) {
+                    bump(count);
+                }
+                if refusal.by == RefusedBy::Address {
+                    touched.1 = true;
+                    self.worst.add(Kind::Ip, &address, None, Verdict::Deny, micros);
+                } else {
+                    touched.0 = true;
+                    self.worst.add(Kind::User, account, None, Verdict::Deny, micros);
+                }
+            }
+            Attempted::Allowed(token) => {
+                if limiter.login_result(&token, success)?.lockout_remaining.is_some() {
+                    touched.0 = true;
+                    self.worst.add(Kind::User, account, None, Verdict::Ban, micros);
+                }
+            }
+        }
+        count(&mut self.accounts, request.user.map(name_digest), touched.0);
+        count(&mut self.addresses, request.ip.map(|ip| address_digest(ip, ipv6_prefix)), touched.1);
+        Ok(())
+    }
+
+    fn all_held(&self) -> u64 {
+        self.held.iter().sum()
+    }
+
+    fn text(&self, name: &str, counts: &LineCounts, top: usize) -> String {
+        let mut out = String::new();
+        let _ = writeln!(out, "{} on {} logins", printable(name), grouped(self.attempts));
+        let _ = writeln!(out, "from {} until {}\n", moment(self.from), moment(self.until));
+        let [address, lock, ceiling] = self.held;
+        let reached = self.attempts.saturating_sub(self.all_held());
+        for (what, figure) in [
+            ("succeeded in the log", self.succeeded),
+            ("would reach the secret", reached),
+            ("held by the address' budget", address),
+            ("held by an account's lock", lock),
+            ("held at the ceiling", ceiling),
+            ("held, and let in at the time", self.held_successes),
+        ] {
+            let _ = writeln!(out, "  {what:<28} {:>12}  {:>9}", grouped(figure), share(figure, self.attempts));
+        }
+        for (subjects, what) in [(&self.accounts, "accounts locked"), (&self.addresses, "addresses held")] {
+            let (all, touched) = (subjects.count(|_| true), subjects.count(|subject| subject.touched));
+            let about = if subjects.is_exact() { "" } else { "about " };
+            let _ = writeln!(
+                out,
+                "\n{about}{} of {about}{} {what} ({})",
+                grouped(touched),
+                grouped(all),
+                share(touched, all)
+            );
+        }
+        let worst = self.worst.top(top);
+        if !worst.is_empty() {
+            out.push_str("\nHeld most:\n");
+        }
+        for (kind, name, own) in worst {
+            let what = if kind == Kind::Ip { "address" } else { "account" };
+            let locks = if own.banned > 0 { format!("{} locks, ", grouped(own.banned)) } else { String::new() };
+            let _ = writeln!(
+                out,
+                "  {what} {}: {locks}{} tries held, {} to {}",
+                printable(name),
+                grouped(own.denied),
+                moment(own.first),
+                moment(own.last)
+            );
+        }
+        if counts.unreadable > 0 || !counts.problems.is_empty() {
+            let (bad, all) = (grouped(counts.unreadable), grouped(counts.lines));
+            let _ = writeln!(out, "\n{bad} of {all} lines could not be read:{}", unreadable_lines(counts));
+        }
+        if counts.others > 0 {
+            let _ = writeln!(out, "\n{} lines are about other things.", grouped(counts.others));
+        }
+        out.push_str("\nA log knows no devices: every login is rehearsed as one from an unknown device.\n");
+        out
+    }
+
+    fn json(&self, counts: &LineCounts, top: usize) -> Value {
+        let [address, lock, ceiling] = self.held;
+        let worst = |wanted: Kind| {
+            let all = self.worst.top(usize::MAX);
+            let own = all.into_iter().filter(|(kind, _, _)| *kind == wanted).take(top);
+            own.map(|(_, name, own): (Kind, &str, &Stopped)| {
+                json!({"name": name, "locks": own.banned, "held": own.denied, "first": moment(own.first), "last": moment(own.last)})
+            })
+            .collect::<Vec<Value>>()
+        };
+        json!({
+            "lines": counts.lines,
+            "unreadable": counts.unreadable,
+            "others": counts.others,
+            "attempts": self.attempts,
+            "succeeded": self.succeeded,
+            "reachedSecret": self.attempts.saturating_sub(self.all_held()),
+            "heldByAddress": address,
+            "heldByLock": lock,
+            "heldAtCeiling": ceiling,
+            "heldSuccesses": self.held_successes,
+            "accounts": self.accounts.count(|_| true),
+            "accountsLocked": self.accounts.count(|subject| subject.touched),
+            "addresses": self.addresses.count(|_| true),
+            "addressesHeld": self.addresses.count(|subject| subject.touched),
+            "from": moment(self.from),
+            "until": moment(self.until),
+            "worstAccounts": worst(Kind::User),
+            "worstAddresses": worst(Kind::Ip),
+            "problems": counts.problems,
+        })
+    }
+}
+
+fn bump(count: &mut u64) {
+    *count = count.saturating_add(1);
+}
+
+fn count(subjects: &mut Sample<Subject>, digest: Option<u64>, touched: bool) {
+    if let Some(own) = digest.and_then(|digest| subjects.entry(digest, Subject::default)) {
+        bump(&mut own.requests);
+        own.touched |= touched;
+    }
+}

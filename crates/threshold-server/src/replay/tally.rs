@@ -1,0 +1,285 @@
+//! What became of all requests: counts by verdict, rule and subject, over time and through the week.
+
+use std::fmt::Write as _;
+use std::hash::Hasher as _;
+use std::net::IpAddr;
+
+use siphasher::sip::SipHasher13;
+use threshold_core::address::AddressGroup;
+use threshold_core::policy::{Layer, Policy};
+use threshold_core::{Decision, Facts, Plan, Verdict};
+
+use super::rehearsal::Judged;
+use super::sample::Sample;
+use super::series::Series;
+use super::worst::{Kind, Worst};
+use crate::traffic::Moment;
+
+/// Addresses, and users, and tenants, that are counted one by one; with more, a sample of them stands for all.
+const MOST_SUBJECTS: usize = 1 << 19;
+/// Keys of rules whose fullest moment is kept.
+const MOST_KEYS: usize = 1 << 16;
+/// The layers by name, in their order.
+pub(super) const LAYERS: [Layer; 5] = [Layer::Global, Layer::Edge, Layer::Tenant, Layer::User, Layer::Endpoint];
+
+/// Counts of one rule.
+#[derive(Debug, Clone, Default)]
+pub(super) struct RuleTally {
+    /// Requests that met it.
+    pub(super) met: u64,
+    /// Requests it denied: of several that are full, the one with the longest wait.
+    pub(super) denied: u64,
+    /// Requests that it banned, by its ladder.
+    pub(super) banned: u64,
+    pub(super) warned: u64,
+    /// Requests that found it full, also where another rule answered, and where it is only observed.
+    pub(super) full: u64,
+    /// When it first and last touched anybody, in microseconds.
+    pub(super) first: Option<u64>,
+    pub(super) last: u64,
+}
+
+/// What penalties and lists did, where no rule binds.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Penalised {
+    pub(super) denied: u64,
+    pub(super) banned: u64,
+    pub(super) slowed: u64,
+}
+
+/// One address, user or tenant.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Subject {
+    pub(super) requests: u64,
+    pub(super) touched: bool,
+}
+
+/// The fullest moment of one key of one rule.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Peak {
+    pub(super) rule: usize,
+    pub(super) used: u64,
+    pub(super) capacity: u64,
+    pub(super) full: bool,
+}
+
+/// The first time a subject was touched.
+#[derive(Debug, Clone)]
+pub(super) struct FirstTouch {
+    pub(super) kind: Kind,
+    pub(super) name: String,
+    pub(super) at: u64,
+    pub(super) verdict: Verdict,
+    pub(super) reason: usize,
+}
+
+/// One hour of the week.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Hour {
+    pub(super) requests: u64,
+    pub(super) stopped: u64,
+}
+
+/// Everything that is counted.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    pub(crate) requests: u64,
+    verdicts: [u64; 5],
+    pub(super) rules: Vec<RuleTally>,
+    /// By layer; what lists denied comes last.
+    pub(super) penalties: [Penalised; 6],
+    /// By kind.
+    pub(super) subjects: [Sample<Subject>; 3],
+    pub(super) peaks: Sample<Peak>,
+    pub(super) worst: Worst,
+    pub(super) first: Vec<FirstTouch>,
+    pub(super) series: Series,
+    /// From Monday, by the writer's own clock.
+    pub(super) week: Box<[[Hour; 24]; 7]>,
+    pub(super) from: u64,
+    pub(super) until: u64,
+    /// Whether any request came with its size.
+    pub(super) saw_bytes: bool,
+    ipv6_prefix: u8,
+    top: usize,
+    name: String,
+}
+
+impl Tally {
+    pub(super) fn new(policy: &Policy, top: usize) -> Self {
+        let rules = policy.rules().len();
+        Self {
+            requests: 0,
+            verdicts: [0; 5],
+            rules: vec![RuleTally::default(); rules],
+            penalties: [Penalised::default(); 6],
+            subjects: [MOST_SUBJECTS; 3].map(Sample::new),
+            peaks: Sample::new(MOST_KEYS),
+            worst: Worst::default(),
+            first: Vec::new(),
+            series: Series::new(rules.saturating_add(1)),
+            week: Box::default(),
+            from: 0,
+            until: 0,
+            saw_bytes: false,
+            ipv6_prefix: policy.identity().ipv6_prefix,
+            top,
+            name: String::new(),
+        }
+    }
+
+    /// How many requests got this verdict.
+    pub(super) fn of(&self, verdict: Verdict) -> u64 {
+        self.verdicts.get(verdict as usize).copied().unwrap_or(0)
+    }
+
+    /// Whom the last request that touched anybody concerned.
+    pub(super) fn last_touched(&self) -> &str {
+        &self.name
+    }
+
+    /// Counts one request. Without a decision it could not be decided, and was refused.
+    pub(super) fn add(
+        &mut self,
+        plan: &Plan<'_>,
+        decision: Option<&Decision>,
+        judged: Judged,
+        facts: &Facts<'_>,
+        at: Moment,
+    ) {
+        if self.requests == 0 {
+            self.from = at.micros;
+        }
+        self.until = at.micros;
+        self.saw_bytes |= facts.bytes.is_some();
+        bump(&mut self.requests);
+        if let Some(count) = self.verdicts.get_mut(judged.verdict as usize) {
+            bump(count);
+        }
+        if let Some(decision) = decision {
+            self.read(plan, decision);
+        }
+        let touched = judged.verdict != Verdict::Allow;
+        let stopped = !judged.verdict.allows();
+        self.count_subjects(facts, touched);
+        self.series.add(at.micros.checked_div(1_000_000).unwrap_or(0), stopped.then_some(judged.reason));
+        self.count_hour(at, stopped);
+        if touched {
+            self.touch(decision, judged, facts, at.micros);
+        }
+    }
+
+    /// What each rule found, whether or not it was the one that bound.
+    fn read(&mut self, plan: &Plan<'_>, decision: &Decision) {
+        for (reading, charge) in decision.readings.iter().zip(plan.charges()) {
+            if let Some(rule) = self.rules.get_mut(reading.rule) {
+                bump(&mut rule.met);
+                rule.full = rule.full.saturating_add(u64::from(!reading.allowed));
+            }
+            let capacity = charge.limit().capacity();
+            let used = capacity.saturating_sub(reading.remaining);
+            let digest = u64::try_from(charge.key().to_u128() >> 64).unwrap_or(0);
+            let new = || Peak { rule: reading.rule, used: 0, capacity, full: false };
+            if let Some(peak) = self.peaks.entry(digest, new) {
+                peak.used = peak.used.max(used);
+                peak.full |= !reading.allowed;
+            }
+        }
+    }
+
+    fn count_subjects(&mut self, facts: &Facts<'_>, touched: bool) {
+        let address = facts.ip.map(|ip| address_digest(ip, self.ipv6_prefix));
+        let digests = [address, facts.user.map(name_digest), facts.tenant.map(name_digest)];
+        for (digest, subjects) in digests.into_iter().zip(&mut self.subjects) {
+            if let Some(subject) = digest.and_then(|digest| subjects.entry(digest, Subject::default)) {
+                bump(&mut subject.requests);
+                subject.touched |= touched;
+            }
+        }
+    }
+
+    fn count_hour(&mut self, at: Moment, stopped: bool) {
+        let hours = at.local_secs().checked_div(3_600).unwrap_or(0);
+        let days = hours.checked_div(24).unwrap_or(0);
+        // The epoch was a Thursday.
+        let weekday = days.saturating_add(3).checked_rem(7).and_then(|day| usize::try_from(day).ok());
+        let hour = hours.checked_rem(24).and_then(|hour| usize::try_from(hour).ok());
+        let own = weekday.zip(hour).and_then(|(day, hour)| self.week.get_mut(day)?.get_mut(hour));
+        if let Some(own) = own {
+            bump(&mut own.requests);
+            own.stopped = own.stopped.saturating_add(u64::from(stopped));
+        }
+    }
+
+    /// Somebody was warned, slowed or stopped.
+    fn touch(&mut self, decision: Option<&Decision>, judged: Judged, facts: &Facts<'_>, micros: u64) {
+        let Judged { verdict, reason, kind } = judged;
+        match self.rules.get_mut(reason) {
+            Some(rule) => {
+                rule.first.get_or_insert(micros);
+                rule.last = micros;
+                match verdict {
+                    Verdict::Deny => bump(&mut rule.denied),
+                    Verdict::Ban => bump(&mut rule.banned),
+                    Verdict::Warn => bump(&mut rule.warned),
+                    Verdict::Allow | Verdict::Slow => {}
+                }
+            }
+            None => self.penalise(decision, verdict),
+        }
+        self.name.clear();
+        let _ = match kind {
+            Kind::Ip => facts.ip.map_or(Ok(()), |ip| write!(self.name, "{}", AddressGroup::of(ip, self.ipv6_prefix))),
+            Kind::User => write!(self.name, "{}", facts.user.unwrap_or_default()),
+            Kind::Tenant => write!(self.name, "{}", facts.tenant.unwrap_or_default()),
+        };
+        if self.name.is_empty() {
+            self.name.push_str("(nobody)");
+        }
+        let rule = (reason < self.rules.len()).then_some(reason);
+        self.worst.add(kind, &self.name, rule, verdict, micros);
+        let is_new = || !self.first.iter().any(|own| own.kind == kind && own.name == self.name);
+        if self.first.len() < self.top && is_new() {
+            self.first.push(FirstTouch { kind, name: self.name.clone(), at: micros, verdict, reason });
+        }
+    }
+
+    fn penalise(&mut self, decision: Option<&Decision>, verdict: Verdict) {
+        let layer = match decision {
+            Some(decision) if verdict == Verdict::Slow => decision.penalty.or(Some(Layer::User)),
+            Some(decision) => decision.penalty,
+            None => None,
+        };
+        let at = layer.map_or(LAYERS.len(), |layer| layer as usize);
+        if let Some(own) = self.penalties.get_mut(at) {
+            match verdict {
+                Verdict::Ban => bump(&mut own.banned),
+                Verdict::Slow => bump(&mut own.slowed),
+                Verdict::Allow | Verdict::Warn | Verdict::Deny => bump(&mut own.denied),
+            }
+        }
+    }
+}
+
+fn bump(count: &mut u64) {
+    *count = count.saturating_add(1);
+}
+
+/// The same for every address of one group.
+pub(super) fn address_digest(ip: IpAddr, ipv6_prefix: u8) -> u64 {
+    let mut hasher = SipHasher13::new();
+    match ip.to_canonical() {
+        IpAddr::V4(v4) => hasher.write_u32(v4.to_bits()),
+        IpAddr::V6(v6) => {
+            let beyond = 128_u32.saturating_sub(u32::from(ipv6_prefix));
+            hasher.write_u128(v6.to_bits().checked_shr(beyond).unwrap_or(0));
+        }
+    }
+    hasher.finish()
+}
+
+pub(super) fn name_digest(name: &str) -> u64 {
+    let mut hasher = SipHasher13::new();
+    hasher.write(name.as_bytes());
+    hasher.finish()
+}

@@ -1,0 +1,75 @@
+//! `threshold suggest`: limits that would have touched no more than a given share of a log's addresses, as a policy.
+
+mod demand;
+mod endpoints;
+mod write;
+
+use std::path::Path;
+
+use anyhow::bail;
+use clap::Args;
+use threshold_core::policy::{Policy, Severity};
+
+use crate::Report;
+use crate::replay::LogArgs;
+use crate::traffic::{Feed, LineCounts};
+
+use demand::Demand;
+use endpoints::Endpoints;
+use write::Suggestion;
+
+#[derive(Debug, Args)]
+pub(crate) struct SuggestArgs {
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+    /// The share of addresses that the limits may touch at most
+    #[arg(long, default_value = "0.1%", value_name = "SHARE", value_parser = touch)]
+    pub(crate) touch: f64,
+}
+
+pub(crate) fn run(args: &SuggestArgs) -> anyhow::Result<Report> {
+    if args.log.logs.iter().any(|log| log == Path::new("-")) {
+        bail!("suggest reads its logs twice, which standard input does not allow; write it to a file first");
+    }
+    let mut endpoints = Endpoints::default();
+    let counts = each_request(args, |request| endpoints.add(request))?;
+    if endpoints.requests() == 0 {
+        bail!("none of the log's {} lines is a request with an address", counts.lines);
+    }
+    let targets = endpoints.targets();
+    let mut demand = Demand::new(targets.len());
+    each_request(args, |request| demand.add(request, &targets))?;
+    let suggestion = Suggestion::new(args.touch, &targets, &demand, endpoints.requests(), &counts);
+    Ok(Report { text: without_idle_rules(suggestion)?, code: 0 })
+}
+
+fn each_request(args: &SuggestArgs, mut each: impl FnMut(&crate::traffic::Request<'_>)) -> anyhow::Result<LineCounts> {
+    let mut feed = Feed::open(&args.log.logs, args.log.fields()?, args.log.reorder)?;
+    while let Some(request) = feed.next_request() {
+        each(&request);
+    }
+    Ok(feed.finish())
+}
+
+/// Leaves out the rules that lint finds idle beside the others. What is left touches fewer, never more.
+fn without_idle_rules(mut suggestion: Suggestion<'_>) -> anyhow::Result<String> {
+    loop {
+        let text = suggestion.text();
+        let review = Policy::review(&text, &|_| None);
+        let Some(finding) = review.findings.first() else { return Ok(text) };
+        let before = |(_, span): &&(Box<str>, std::ops::Range<usize>)| span.start <= finding.span.start;
+        let name = review.rule_names.iter().filter(before).next_back().map(|(name, _)| name.to_string());
+        let dropped = name.is_some_and(|name| suggestion.drop_rule(&name));
+        if !dropped {
+            let severity = if finding.severity == Severity::Error { "error" } else { "warning" };
+            bail!("the suggested policy has an {severity}: {}", finding.message);
+        }
+    }
+}
+
+/// `0.1%` or `0.001`.
+fn touch(text: &str) -> Result<f64, String> {
+    let (digits, scale) = text.trim().strip_suffix('%').map_or((text, 1.0), |digits| (digits, 0.01));
+    let share = digits.trim().parse::<f64>().map_err(|_| format!("\"{text}\" is no share; write 0.1%"))? * scale;
+    if (0.0..1.0).contains(&share) { Ok(share) } else { Err("a share is between 0% and 100%".to_owned()) }
+}

@@ -1,0 +1,170 @@
+//! Which endpoints a log has: paths with what looks like an id cut out, the most frequent ones in a bounded table.
+
+use std::collections::HashMap;
+
+use threshold_core::path::{spell_method, spell_path};
+
+use crate::traffic::Request;
+
+/// How many endpoints are kept for certain when the table is cut back.
+const KEPT: usize = 4_096;
+/// The most endpoints that get a limit of their own.
+const MOST_TARGETS: usize = 8;
+/// An endpoint that only reads is worth a limit of its own from this part of all requests on: a fiftieth.
+const READS_FROM: u64 = 50;
+/// And one that writes from so many requests on.
+const WRITES_FROM: u64 = 20;
+/// Paths of more segments or characters than these make no rule that people would read.
+const MOST_SEGMENTS: usize = 8;
+const LONGEST_PATH: usize = 56;
+
+/// What a limit concerns, and which requests those are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Target {
+    /// Everything, in a minute.
+    Minute,
+    /// Everything, in an hour.
+    Hour,
+    /// Whatever changes something, in a minute.
+    Writes,
+    /// One endpoint, in a minute.
+    Endpoint { method: String, pattern: String },
+}
+
+impl Target {
+    /// Its window in seconds.
+    pub(super) const fn window(&self) -> u64 {
+        match self {
+            Self::Hour => 3_600,
+            Self::Minute | Self::Writes | Self::Endpoint { .. } => 60,
+        }
+    }
+}
+
+pub(super) fn is_write(method: &str) -> bool {
+    matches!(method, "POST" | "PUT" | "PATCH" | "DELETE")
+}
+
+/// A request's endpoint, as its target would have it.
+pub(super) fn endpoint_of(request: &Request<'_>) -> Option<(String, String)> {
+    let method = spell_method(request.method?).into_owned();
+    Some((method, pattern_of(request.path?)))
+}
+
+/// A path in its one spelling, with a `*` for each segment that looks like an id.
+fn pattern_of(path: &str) -> String {
+    let spelled = spell_path(path);
+    spelled.split('/').map(|segment| if is_id(segment) { "*" } else { segment }).collect::<Vec<_>>().join("/")
+}
+
+fn is_id(segment: &str) -> bool {
+    let digits = segment.bytes().filter(u8::is_ascii_digit).count();
+    let hexadecimal = segment.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    let all_digits = !segment.is_empty() && digits == segment.len();
+    all_digits || (hexadecimal && segment.len() >= 8 && digits > 0) || (segment.len() >= 24 && digits >= 4)
+}
+
+/// How often each endpoint is asked for.
+#[derive(Debug, Default)]
+pub(super) struct Endpoints {
+    requests: u64,
+    counts: HashMap<(String, String), u64>,
+}
+
+impl Endpoints {
+    pub(super) fn add(&mut self, request: &Request<'_>) {
+        if request.ip.is_none() {
+            return;
+        }
+        self.requests = self.requests.saturating_add(1);
+        let Some(endpoint) = endpoint_of(request) else { return };
+        if let Some(count) = self.counts.get_mut(&endpoint) {
+            *count = count.saturating_add(1);
+            return;
+        }
+        if self.counts.len() >= KEPT.saturating_mul(2) {
+            self.cut_back();
+        }
+        self.counts.insert(endpoint, 1);
+    }
+
+    /// Requests that came from an address.
+    pub(super) fn requests(&self) -> u64 {
+        self.requests
+    }
+
+    /// What limits are suggested for: everything, what writes, and the endpoints that matter most.
+    pub(super) fn targets(&self) -> Vec<Target> {
+        let worth = |((method, pattern), count): &(&(String, String), &u64)| {
+            let enough = if is_write(method) {
+                **count >= WRITES_FROM
+            } else {
+                count.saturating_mul(READS_FROM) >= self.requests
+            };
+            enough && is_readable(pattern) && !method.is_empty()
+        };
+        let mut chosen: Vec<(&(String, String), &u64)> = self.counts.iter().filter(worth).collect();
+        // What writes comes first, since abuse of it costs more; then by number, then by name.
+        chosen.sort_by_key(|(endpoint, count)| (!is_write(&endpoint.0), std::cmp::Reverse(**count), *endpoint));
+        let own = chosen
+            .into_iter()
+            .take(MOST_TARGETS)
+            .map(|((method, pattern), _)| Target::Endpoint { method: method.clone(), pattern: pattern.clone() });
+        [Target::Minute, Target::Hour, Target::Writes].into_iter().chain(own).collect()
+    }
+
+    #[cold]
+    fn cut_back(&mut self) {
+        let mut counts: Vec<u64> = self.counts.values().copied().collect();
+        counts.sort_unstable_by(|one, other| other.cmp(one));
+        let floor = counts.get(KEPT).copied().unwrap_or(0);
+        self.counts.retain(|_, count| *count > floor);
+    }
+}
+
+/// Whether people would write such a path into a rule; anything else a log may hold stays out of the policy.
+fn is_readable(pattern: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'-' | b'_' | b'.' | b'*' | b'~');
+    pattern.starts_with('/')
+        && pattern.len() <= LONGEST_PATH
+        && pattern.split('/').count() <= MOST_SEGMENTS
+        && pattern.bytes().all(plain)
+        && !pattern.contains("**")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_cut_out_of_paths_and_words_are_not() {
+        let check = |path: &str, expect: &str| assert_eq!(pattern_of(path), expect);
+        check("/api/posts/17?x=1", "/api/posts/*");
+        check("/u/3f2504e0-4f89-11d3-9a0c-0305e82c3301/a", "/u/*/a");
+        check("/commit/deadbeef01", "/commit/*");
+        check("/facade/decade", "/facade/decade");
+        check("//API/./v2/posts/", "/api/v2/posts");
+        check("/", "/");
+    }
+
+    #[test]
+    fn only_paths_that_people_would_write_make_a_rule() {
+        for bad in ["/a\"b", "/$HOME", "/a b", "/{x}", "/%2f", "a", "/é"] {
+            assert!(!is_readable(bad), "{bad}");
+        }
+        assert!(is_readable("/api/v1/posts/*/comments.json"));
+    }
+
+    #[test]
+    fn the_table_is_bounded() {
+        let mut endpoints = Endpoints::default();
+        for index in 0..50_000_u64 {
+            let path = if index.is_multiple_of(3) { "/often".to_owned() } else { format!("/once-{index}x") };
+            let ip = "192.0.2.1".parse().ok();
+            endpoints.add(&Request { ip, method: Some("GET"), path: Some(&path), ..Request::default() });
+            assert!(endpoints.counts.len() <= KEPT * 2);
+        }
+        let often = Target::Endpoint { method: "GET".to_owned(), pattern: "/often".to_owned() };
+        assert!(endpoints.targets().contains(&often));
+    }
+}

@@ -1,0 +1,183 @@
+//! The suggested limits, chosen and written down with what speaks for them.
+
+use std::fmt::Write as _;
+
+use super::demand::Demand;
+use super::endpoints::Target;
+use crate::replay::{grouped, quantile, share};
+use crate::traffic::LineCounts;
+
+/// A limit below this stops people who merely reload a page.
+const LEAST: u64 = 5;
+/// Words of paths where somebody proves who they are.
+const LOGIN_WORDS: [&str; 6] = ["login", "signin", "sign-in", "password", "auth", "otp"];
+
+/// One limit, and the figures that speak for it.
+struct Limit<'t> {
+    target: &'t Target,
+    index: usize,
+    most: u64,
+    busiest: Vec<u64>,
+}
+
+/// Limits for a log.
+pub(super) struct Suggestion<'t> {
+    limits: Vec<Limit<'t>>,
+    demand: &'t Demand,
+    share: f64,
+    requests: u64,
+    unreadable: u64,
+}
+
+impl<'t> Suggestion<'t> {
+    /// Chooses limits so that all together touch no more than this share of the addresses.
+    pub(super) fn new(
+        share: f64,
+        targets: &'t [Target],
+        demand: &'t Demand,
+        requests: u64,
+        counts: &LineCounts,
+    ) -> Self {
+        let with_demand = targets.iter().enumerate().map(|(index, target)| (index, target, demand.busiest(index)));
+        let with_demand: Vec<_> = with_demand.filter(|(_, _, busiest)| !busiest.is_empty()).collect();
+        // Whoever goes over any limit is touched, so the limits divide among them how many may be.
+        let each = allowance(share, demand).checked_div(with_demand.len()).unwrap_or(0);
+        let limits = with_demand.into_iter().map(|(index, target, busiest)| {
+            let at = busiest.len().saturating_sub(1).saturating_sub(each);
+            let most = rounded_up(busiest.get(at).copied().unwrap_or(0).max(LEAST));
+            Limit { target, index, most, busiest }
+        });
+        Self { limits: limits.collect(), demand, share, requests, unreadable: counts.unreadable }
+    }
+
+    /// Leaves a rule out; says whether it was there.
+    pub(super) fn drop_rule(&mut self, name: &str) -> bool {
+        let before = self.limits.len();
+        self.limits.retain(|limit| name_of(limit.target) != name);
+        self.limits.len() < before
+    }
+
+    pub(super) fn text(&self) -> String {
+        let demand = self.demand;
+        let all = demand.addresses();
+        let chosen: Vec<(usize, u64)> = self.limits.iter().map(|limit| (limit.index, limit.most)).collect();
+        let touched = demand.touched(&chosen);
+        let about = if demand.is_exact() { "" } else { "about " };
+        let mut out =
+            String::from("# Limits suggested from a log. Rehearse them with `threshold replay`, and watch them with\n");
+        let _ = writeln!(out, "# mode = \"observe\" before they bind.");
+        let _ =
+            writeln!(out, "#\n# The log has {} requests of {about}{} addresses.", grouped(self.requests), grouped(all));
+        if self.unreadable > 0 {
+            let _ = writeln!(out, "# {} of its lines could not be read.", grouped(self.unreadable));
+        }
+        let percent = self.share * 100.0;
+        let _ = writeln!(
+            out,
+            "# All limits together would have touched {about}{} of them ({}); asked was",
+            grouped(touched),
+            share(touched, all)
+        );
+        let _ = writeln!(out, "# no more than {percent} %.");
+        if !demand.is_exact() {
+            let _ = writeln!(
+                out,
+                "# Figures of addresses are those of a sample: one address in {} was counted.",
+                demand.factor()
+            );
+        }
+        out.push_str("\n# Behind a proxy, say so, or every client is the proxy:\n#[identity]\n#trusted_proxies = [\"127.0.0.1/32\"]\n#client_ip = \"x-forwarded-for\"\n");
+        if self.limits.iter().any(|limit| *limit.target == Target::Writes) {
+            out.push_str("\n[[category]]\nname   = \"writes\"\nmethod = [\"POST\", \"PUT\", \"PATCH\", \"DELETE\"]\n");
+        }
+        for limit in &self.limits {
+            limit.write(demand, &mut out);
+        }
+        out
+    }
+}
+
+impl Limit<'_> {
+    fn write(&self, demand: &Demand, out: &mut String) {
+        let window = if self.target.window() == 60 { "minute" } else { "hour" };
+        let figures = |percent| quantile(&self.busiest, percent).map(grouped).unwrap_or_default();
+        let _ = writeln!(
+            out,
+            "\n# In its busiest {window} half of the addresses sent up to {}, 99 % up to {}, the busiest {}.",
+            figures(50),
+            figures(99),
+            figures(100)
+        );
+        let touched = demand.touched(&[(self.index, self.most)]);
+        let _ = writeln!(out, "# This limit touches {} of {}.", grouped(touched), grouped(demand.addresses()));
+        let _ = writeln!(out, "[[rule]]\nname      = \"{}\"", name_of(self.target));
+        let layer = if matches!(self.target, Target::Endpoint { .. }) { "endpoint" } else { "edge" };
+        let _ = writeln!(out, "layer     = \"{layer}\"");
+        match self.target {
+            Target::Minute | Target::Hour => {}
+            Target::Writes => out.push_str("match     = { category = \"writes\" }\n"),
+            Target::Endpoint { method, pattern } => {
+                let _ = writeln!(out, "match     = {{ method = \"{method}\", path = \"{pattern}\" }}");
+            }
+        }
+        let unit = if self.target.window() == 60 { "min" } else { "h" };
+        let _ =
+            writeln!(out, "per       = [\"ip\"]\nlimit     = \"{}/{unit}\"\nalgorithm = \"fixed-window\"", self.most);
+        if let Target::Endpoint { pattern, .. } = self.target
+            && LOGIN_WORDS.iter().any(|word| pattern.contains(word))
+        {
+            out.push_str("on_store_error = \"closed\"\n");
+        }
+    }
+}
+
+fn name_of(target: &Target) -> String {
+    match target {
+        Target::Minute => "address".to_owned(),
+        Target::Hour => "address-hour".to_owned(),
+        Target::Writes => "writes".to_owned(),
+        Target::Endpoint { method, pattern } => format!("{method}:{pattern}"),
+    }
+}
+
+/// How many of the addresses that were counted may be touched. In a sample one may stand for more than it should: two
+/// standard deviations are left free.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share of a count is no larger than the count, and no smaller than nothing"
+)]
+fn allowance(share: f64, demand: &Demand) -> usize {
+    let counted = demand.addresses().checked_div(demand.factor()).unwrap_or(0) as f64;
+    let expected = counted * share;
+    let free = if demand.is_exact() { 0.0 } else { 2.0 * expected.sqrt() };
+    (expected - free).max(0.0).floor() as usize
+}
+
+/// The next figure that people would choose: two digits, the second of them 0 or 5 from 20 on.
+fn rounded_up(figure: u64) -> u64 {
+    let mut scale: u64 = 1;
+    while figure.checked_div(scale).unwrap_or(0) >= 100 {
+        scale = scale.saturating_mul(10);
+    }
+    let step = if figure.checked_div(scale).unwrap_or(0) >= 20 { scale.saturating_mul(5) } else { scale };
+    figure.div_ceil(step.max(1)).saturating_mul(step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_rounded_up_and_never_down() {
+        for (figure, expect) in
+            [(5, 5), (7, 7), (19, 19), (21, 25), (39, 40), (101, 110), (199, 200), (201, 250), (999, 1_000)]
+        {
+            assert_eq!(rounded_up(figure), expect, "{figure}");
+        }
+        for figure in 1..20_000 {
+            assert!(rounded_up(figure) >= figure);
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Which field of a log is which: as given on the command line, else found by the names that servers use.
+
+use anyhow::{Context as _, bail};
+
+/// What a log may say of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Field {
+    Time,
+    Ip,
+    Method,
+    Path,
+    /// The whole line of the request, `GET /path HTTP/1.1`.
+    Request,
+    Host,
+    User,
+    Tenant,
+    Tier,
+    Status,
+    Bytes,
+    Account,
+    Success,
+}
+
+impl Field {
+    pub(crate) const COUNT: usize = 13;
+
+    const ALL: [(&str, Self); Self::COUNT] = [
+        ("time", Self::Time),
+        ("ip", Self::Ip),
+        ("method", Self::Method),
+        ("path", Self::Path),
+        ("request", Self::Request),
+        ("host", Self::Host),
+        ("user", Self::User),
+        ("tenant", Self::Tenant),
+        ("tier", Self::Tier),
+        ("status", Self::Status),
+        ("bytes", Self::Bytes),
+        ("account", Self::Account),
+        ("success", Self::Success),
+    ];
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(own, _)| *own == name).map(|(_, field)| *field)
+    }
+
+    /// The names it has in JSON logs, the surest first: nginx and Apache as commonly written down, Caddy, Traefik,
+    /// Cloudflare, AWS and the Elastic Common Schema.
+    const fn well_known(self) -> &'static [&'static str] {
+        match self {
+            Self::Time => &[
+                "time",
+                "ts",
+                "timestamp",
+                "@timestamp",
+                "time_iso8601",
+                "time_local",
+                "msec",
+                "StartUTC",
+                "start_time",
+                "EdgeStartTimestamp",
+                "datetime",
+                "date",
+                "requestTime",
+            ],
+            Self::Ip => &[
+                "ip",
+                "client_ip",
+                "remote_addr",
+                "remote_ip",
+                "clientip",
+                "clientIp",
+                "ClientIP",
+                "ClientHost",
+                "request.client_ip",
+                "request.remote_ip",
+                "client.ip",
+                "source.ip",
+                "http.client_ip",
+                "client",
+                "sourceIp",
+                "remoteAddr",
+                "remoteIp",
+                "http_request.remoteIp",
+                "httpRequest.remoteIp",
+                "c-ip",
+            ],
+            Self::Method => &[
+                "method",
+                "request_method",
+                "verb",
+                "http_method",
+                "http.method",
+                "http.request.method",
+                "request.method",
+                "RequestMethod",
+                "ClientRequestMethod",
+                "httpMethod",
+                "httpRequest.requestMethod",
+                "cs-method",
+            ],
+            Self::Path => &[
+                "path",
+                "uri",
+                "request_uri",
+                "url",
+                "request.uri",
+                "http.path",
+                "url.path",
+                "http.url",
+                "RequestPath",
+                "ClientRequestURI",
+                "requestUrl",
+                "httpRequest.requestUrl",
+                "rawPath",
+                "cs-uri-stem",
+            ],
+            Self::Request => &["request", "request_line"],
+            Self::Host => &[
+                "host",
+                "http_host",
+                "server_name",
+                "vhost",
+                "request.host",
+                "http.host",
+                "url.domain",
+                "RequestHost",
+                "ClientRequestHost",
+                "cs-host",
+            ],
+            Self::User => &["user", "user_id", "userId", "remote_user", "username", "user.id", "user.name", "sub"],
+            Self::Tenant => &["tenant", "tenant_id", "tenantId"],
+            Self::Tier => &["tier", "plan"],
+            Self::Status => &[
+                "status",
+                "status_code",
+                "code",
+                "response",
+                "http.response.status_code",
+                "http.status_code",
+                "OriginStatus",
+                "DownstreamStatus",
+                "EdgeResponseStatus",
+                "httpRequest.status",
+                "sc-status",
+            ],
+            Self::Bytes => {
+                &["request_length", "bytes_read", "http.request.bytes", "request_bytes", "httpRequest.requestSize"]
+            }
+            Self::Account => {
+                &["account", "username", "user", "user_id", "userId", "email", "login", "user.name", "user.email"]
+            }
+            Self::Success => &["success", "result", "outcome", "event.outcome", "status", "ok"],
+        }
+    }
+}
+
+/// How the fields of a log are found.
+#[derive(Debug, Clone)]
+pub(crate) struct Fields {
+    given: Vec<(Field, String)>,
+    /// Every name that is looked for, sorted, with its field and its rank among the names of that field.
+    names: Vec<(String, Field, u8)>,
+}
+
+impl Default for Fields {
+    fn default() -> Self {
+        Self::new(Vec::new())
+    }
+}
+
+impl Fields {
+    fn new(given: Vec<(Field, String)>) -> Self {
+        let mut names: Vec<(String, Field, u8)> = Vec::new();
+        for (_, field) in Field::ALL {
+            match given.iter().find(|(own, _)| *own == field) {
+                Some((_, name)) => names.push((name.clone(), field, 0)),
+                None => {
+                    let known = field.well_known().iter().zip(0_u8..);
+                    names.extend(known.map(|(name, rank)| ((*name).to_owned(), field, rank)));
+                }
+            }
+        }
+        names.sort_by(|one, other| one.0.cmp(&other.0));
+        Self { given, names }
+    }
+
+    /// From `--field NAME=FIELD`, `--user-field` and `--tenant-field`.
+    pub(crate) fn from_args(
+        pairs: &[(String, String)],
+        user: Option<&str>,
+        tenant: Option<&str>,
+    ) -> anyhow::Result<Self> {
+        let mut given = Vec::new();
+        for (name, own) in pairs {
+            let known: Vec<&str> = Field::ALL.iter().map(|(name, _)| *name).collect();
+            let field = Field::named(name)
+                .with_context(|| format!("--field knows no \"{name}\"; it knows {}", known.join(", ")))?;
+            given.push((field, own.clone()));
+        }
+        given.extend(user.map(|name| (Field::User, name.to_owned())));
+        given.extend(tenant.map(|name| (Field::Tenant, name.to_owned())));
+        for (index, (field, _)) in given.iter().enumerate() {
+            if given.iter().take(index).any(|(other, _)| other == field) {
+                bail!("the field {field:?} is given twice");
+            }
+        }
+        Ok(Self::new(given))
+    }
+
+    /// Every field that a JSON key is, with its rank: a user's name may be the account too.
+    pub(super) fn of_key(&self, key: &str) -> impl Iterator<Item = (Field, u8)> {
+        let start = self.names.partition_point(|(name, _, _)| name.as_str() < key);
+        let own = self.names.iter().skip(start).take_while(move |(name, _, _)| name == key);
+        own.map(|(_, field, rank)| (*field, *rank))
+    }
+
+    /// Whether any name goes on below this key.
+    pub(super) fn goes_below(&self, key: &str) -> bool {
+        let start = self.names.partition_point(|(name, _, _)| name.as_str() <= key);
+        let below = |name: &str| name.strip_prefix(key).is_some_and(|rest| rest.starts_with('.'));
+        self.names.iter().skip(start).take_while(|(name, _, _)| name.starts_with(key)).any(|(name, _, _)| below(name))
+    }
+
+    /// Which column of a text log a field is: `host`, `ident` or `user`. Unless said, the user is `user`.
+    pub(super) fn text_column(&self, field: Field) -> Option<&str> {
+        let given = self.given.iter().find(|(own, _)| *own == field).map(|(_, name)| name.as_str());
+        given.or((field == Field::User).then_some("user"))
+    }
+}

@@ -1,0 +1,202 @@
+//! Lines of a file, plain or compressed, or of standard input; none longer than a buffer.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use anyhow::Context as _;
+
+use super::Progress;
+
+/// The longest line. Servers cut request lines at 8 KiB or so, and three such fields still fit.
+const LONGEST_LINE: usize = 128 << 10;
+/// What a gzip file begins with.
+const GZIP: &[u8] = &[0x1f, 0x8b];
+/// What a Zstandard frame begins with.
+const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+
+/// Opens a log, or standard input for `-`. How it is compressed is seen from its first bytes, whatever it is called.
+pub(crate) fn open(path: &Path, progress: &Progress) -> anyhow::Result<Lines> {
+    let failed = || format!("cannot read {}", path.display());
+    let (name, raw): (String, Box<dyn Read>) = if path.as_os_str() == "-" {
+        progress.expect(None);
+        ("<stdin>".to_owned(), Box::new(io::stdin().lock()))
+    } else {
+        let file = File::open(path).with_context(failed)?;
+        let meta = file.metadata().with_context(failed)?;
+        anyhow::ensure!(!meta.is_dir(), "cannot read {}: it is a folder", path.display());
+        progress.expect(meta.is_file().then_some(meta.len()));
+        (path.display().to_string(), Box::new(file))
+    };
+    let mut raw = progress.watch(raw);
+    let mut head = Vec::new();
+    raw.by_ref().take(4).read_to_end(&mut head).with_context(failed)?;
+    let whole = io::Cursor::new(head.clone()).chain(raw);
+    let reader: Box<dyn Read> = if head.starts_with(GZIP) {
+        Box::new(flate2::read::MultiGzDecoder::new(whole))
+    } else if head.starts_with(ZSTD) {
+        Box::new(zstd::Decoder::new(whole).with_context(failed)?)
+    } else {
+        Box::new(whole)
+    };
+    Ok(Lines::new(name, reader))
+}
+
+/// The lines of one log.
+pub(crate) struct Lines {
+    pub(crate) name: String,
+    reader: Box<dyn Read>,
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// How many lines have been given out.
+    pub(crate) number: u64,
+    /// Whether the line that is under way was too long, and its rest is passed over.
+    skipping: bool,
+    over: bool,
+    /// What ended the file before its end.
+    pub(crate) problem: Option<String>,
+}
+
+/// One line, or why it is none.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Line<'a> {
+    Text(&'a str),
+    Bad(&'static str),
+}
+
+/// What the buffer holds next.
+enum Cut {
+    /// A line of so many bytes, and so many more to pass over.
+    Line(usize, usize),
+    TooLong,
+    End,
+}
+
+impl Lines {
+    pub(super) fn new(name: String, reader: Box<dyn Read>) -> Self {
+        let buffer = vec![0; LONGEST_LINE].into_boxed_slice();
+        Self { name, reader, buffer, start: 0, end: 0, number: 0, skipping: false, over: false, problem: None }
+    }
+
+    /// The next line, without its end; `None` when there are no more.
+    pub(crate) fn next_line(&mut self) -> Option<Line<'_>> {
+        loop {
+            match self.cut() {
+                Cut::End => return None,
+                Cut::TooLong => {
+                    // Its rest goes the same way, up to where the next line begins.
+                    let first = !std::mem::replace(&mut self.skipping, true);
+                    (self.start, self.end) = (0, 0);
+                    if first {
+                        self.number = self.number.saturating_add(1);
+                        return Some(Line::Bad("the line is longer than 128 KiB"));
+                    }
+                }
+                Cut::Line(length, passed) => {
+                    let from = self.start;
+                    self.start = from.saturating_add(length).saturating_add(passed);
+                    if std::mem::take(&mut self.skipping) {
+                        continue;
+                    }
+                    self.number = self.number.saturating_add(1);
+                    let bytes = self.buffer.get(from..from.saturating_add(length)).unwrap_or_default();
+                    let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
+                    return Some(std::str::from_utf8(bytes).map_or(Line::Bad("it is not UTF-8 text"), Line::Text));
+                }
+            }
+        }
+    }
+
+    /// Finds the next line in the buffer, and fills it as far as that takes.
+    fn cut(&mut self) -> Cut {
+        let mut searched = 0;
+        loop {
+            let held = self.buffer.get(self.start..self.end).unwrap_or_default();
+            if let Some(at) = memchr::memchr(b'\n', held.get(searched..).unwrap_or_default()) {
+                return Cut::Line(searched.saturating_add(at), 1);
+            }
+            searched = held.len();
+            if self.over {
+                return if searched == 0 { Cut::End } else { Cut::Line(searched, 0) };
+            }
+            if searched == self.buffer.len() {
+                return Cut::TooLong;
+            }
+            self.fill();
+        }
+    }
+
+    fn fill(&mut self) {
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end = self.end.saturating_sub(self.start);
+            self.start = 0;
+        }
+        let Some(room) = self.buffer.get_mut(self.end..) else { return };
+        match self.reader.read(room) {
+            Ok(0) => self.over = true,
+            Ok(read) => self.end = self.end.saturating_add(read),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                self.over = true;
+                self.problem = Some(match error.kind() {
+                    io::ErrorKind::UnexpectedEof => format!("{} ends in the middle: it was cut off", self.name),
+                    _ => format!("{} cannot be read to its end: {error}", self.name),
+                });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gives out one byte at a time, as a slow pipe does.
+    struct Drip(io::Cursor<Vec<u8>>);
+
+    impl Read for Drip {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let one = buffer.len().min(1);
+            self.0.read(buffer.get_mut(..one).unwrap_or_default())
+        }
+    }
+
+    fn lines(bytes: Vec<u8>, slow: bool) -> Vec<Result<String, &'static str>> {
+        let cursor = io::Cursor::new(bytes);
+        let reader: Box<dyn Read> = if slow { Box::new(Drip(cursor)) } else { Box::new(cursor) };
+        let mut lines = Lines::new("test".to_owned(), reader);
+        let mut all = Vec::new();
+        while let Some(line) = lines.next_line() {
+            all.push(match line {
+                Line::Text(text) => Ok(text.to_owned()),
+                Line::Bad(why) => Err(why),
+            });
+        }
+        assert_eq!(lines.number, u64::try_from(all.len()).unwrap());
+        all
+    }
+
+    #[test]
+    fn lines_are_cut_where_they_end_however_they_arrive() {
+        for slow in [false, true] {
+            let text = |text: &str| lines(text.as_bytes().to_vec(), slow);
+            assert_eq!(text(""), []);
+            assert_eq!(text("a\r\n\nb"), [Ok("a".to_owned()), Ok(String::new()), Ok("b".to_owned())]);
+            assert_eq!(lines(b"a\n\xff\xfe\nb\n".to_vec(), slow).get(1), Some(&Err("it is not UTF-8 text")));
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_passed_over_as_one() {
+        for longer in [0, 1, LONGEST_LINE, LONGEST_LINE * 3 + 7] {
+            let mut bytes = b"a\n".to_vec();
+            bytes.extend(vec![b'x'; LONGEST_LINE + longer]);
+            bytes.extend(b"\nb\n");
+            let all = lines(bytes, false);
+            assert_eq!(all.len(), 3, "{longer}");
+            assert!(all.get(1).is_some_and(Result::is_err) && all.get(2) == Some(&Ok("b".to_owned())), "{longer}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! When a line was written: the times of access logs, and those of JSON, read without asking the calendar twice.
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+
+/// A moment of the log's own clock, and how far its writer's day is from UTC's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Moment {
+    /// Since the Unix epoch.
+    pub(crate) micros: u64,
+    /// Seconds that the writer's clock is ahead of UTC.
+    pub(crate) offset: i32,
+}
+
+impl Moment {
+    /// The seconds that the writer's own clock showed, as if since the epoch.
+    pub(crate) fn local_secs(self) -> u64 {
+        let secs = self.micros.checked_div(1_000_000).unwrap_or(0);
+        secs.saturating_add_signed(i64::from(self.offset))
+    }
+}
+
+/// Reads times. Most lines are of the same day as the line before.
+#[derive(Debug, Default)]
+pub(crate) struct MomentReader {
+    /// `17/May/2015`, and the seconds at its midnight.
+    day: ([u8; 11], u64),
+}
+
+const MONTHS: [&[u8]; 12] =
+    [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
+
+impl MomentReader {
+    /// `17/May/2015:10:05:03 +0200`, as access logs have it.
+    pub(crate) fn common(&mut self, text: &str) -> Option<Moment> {
+        let (day, rest) = text.as_bytes().split_first_chunk::<11>()?;
+        let [b':', h1, h2, b':', m1, m2, b':', s1, s2, zone @ ..] = rest else { return None };
+        if self.day.0 != *day {
+            self.day = (*day, midnight(day)?);
+        }
+        let (hour, minute, second) = (two(*h1, *h2)?, two(*m1, *m2)?, two(*s1, *s2)?);
+        // Sixty, because of leap seconds.
+        if hour > 23 || minute > 59 || second > 60 {
+            return None;
+        }
+        let of_day = hour.checked_mul(3_600)?.checked_add(minute.checked_mul(60)?)?.checked_add(second)?;
+        let offset = match zone {
+            [] => 0,
+            [b' ', zone @ ..] => zone_offset(zone)?,
+            _ => return None,
+        };
+        let secs = self.day.1.checked_add(of_day)?.checked_add_signed(i64::from(offset).checked_neg()?)?;
+        Some(Moment { micros: secs.checked_mul(1_000_000)?, offset })
+    }
+
+    /// Any time that a log may hold as text: the one above, or RFC 3339 with or without a zone; without one it is UTC.
+    pub(crate) fn text(&mut self, text: &str) -> Option<Moment> {
+        let text = text.trim_matches(['[', ']']);
+        if let Some(moment) = self.common(text) {
+            return Some(moment);
+        }
+        if let Ok(number) = text.parse::<f64>() {
+            return number_of_seconds(number);
+        }
+        if let Ok(timestamp) = text.parse::<Timestamp>() {
+            return Some(Moment { micros: micros(timestamp)?, offset: written_offset(text) });
+        }
+        let civil: jiff::civil::DateTime = text.replace('/', "-").parse().ok()?;
+        Some(Moment { micros: micros(civil.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp())?, offset: 0 })
+    }
+}
+
+/// Seconds, milliseconds, microseconds or nanoseconds since the epoch: told apart by size, which is safe until 2286.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the value is checked to be between nothing and the year 2286 first"
+)]
+pub(crate) fn number_of_seconds(number: f64) -> Option<Moment> {
+    const YEAR_2286: f64 = 1e10;
+    let scale = [1e6, 1e3, 1.0, 1e-3].into_iter().find(|scale| number * scale < YEAR_2286 * 1e6)?;
+    let micros = (number * scale).round();
+    (micros >= 0.0).then_some(Moment { micros: micros as u64, offset: 0 })
+}
+
+pub(super) fn micros(timestamp: Timestamp) -> Option<u64> {
+    u64::try_from(timestamp.as_microsecond()).ok()
+}
+
+fn midnight(day: &[u8; 11]) -> Option<u64> {
+    let [d1, d2, b'/', a, b, c, b'/', y1, y2, y3, y4] = day else { return None };
+    let month = MONTHS.iter().position(|name| *name == [*a, *b, *c].as_slice())?;
+    let month = i8::try_from(month.checked_add(1)?).ok()?;
+    let year = i16::try_from(two(*y1, *y2)?.checked_mul(100)?.checked_add(two(*y3, *y4)?)?).ok()?;
+    let date = Date::new(year, month, i8::try_from(two(*d1, *d2)?).ok()?).ok()?;
+    let zoned = date.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
+    u64::try_from(zoned.timestamp().as_second()).ok()
+}
+
+fn two(tens: u8, ones: u8) -> Option<u64> {
+    let digit = |byte: u8| char::from(byte).to_digit(10).map(u64::from);
+    digit(tens)?.checked_mul(10)?.checked_add(digit(ones)?)
+}
+
+/// `+0200` or `+02:00` in seconds.
+fn zone_offset(zone: &[u8]) -> Option<i32> {
+    let (sign, digits) = zone.split_first()?;
+    let (hours, minutes) = match digits {
+        [h1, h2, m1, m2] | [h1, h2, b':', m1, m2] => (two(*h1, *h2)?, two(*m1, *m2)?),
+        _ => return None,
+    };
+    let secs = i32::try_from(hours.checked_mul(3_600)?.checked_add(minutes.checked_mul(60)?)?).ok()?;
+    match sign {
+        b'+' => Some(secs),
+        b'-' => secs.checked_neg(),
+        _ => None,
+    }
+}
+
+/// The offset at the end of an RFC 3339 time; none is UTC.
+fn written_offset(text: &str) -> i32 {
+    let at = text.len().saturating_sub(6);
+    text.as_bytes().get(at..).and_then(zone_offset).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, expect: Option<(u64, i32)>) {
+        let moment = MomentReader::default().text(text);
+        assert_eq!(moment.map(|moment| (moment.micros, moment.offset)), expect, "{text}");
+    }
+
+    #[test]
+    fn every_time_a_log_may_hold_is_the_same_moment() {
+        // 2015-05-17 10:05:03 UTC, as `date` gives it.
+        let secs = 1_431_857_103;
+        check("17/May/2015:10:05:03 +0000", Some((secs * 1_000_000, 0)));
+        check("[17/May/2015:12:05:03 +0200]", Some((secs * 1_000_000, 7_200)));
+        check("17/May/2015:04:35:03 -0530", Some((secs * 1_000_000, -19_800)));
+        check("2015-05-17T10:05:03Z", Some((secs * 1_000_000, 0)));
+        check("2015-05-17T12:05:03.25+02:00", Some((secs * 1_000_000 + 250_000, 7_200)));
+        check("2015-05-17 10:05:03", Some((secs * 1_000_000, 0)));
+        check("1431857103", Some((secs * 1_000_000, 0)));
+        check("1431857103.5", Some((secs * 1_000_000 + 500_000, 0)));
+        check("1431857103000", Some((secs * 1_000_000, 0)));
+        check("1431857103000000", Some((secs * 1_000_000, 0)));
+    }
+
+    #[test]
+    fn what_is_no_time_is_none() {
+        for text in ["", "-", "31/Feb/2015:10:05:03 +0000", "17/Mai/2015:10:05:03 +0000", "17/May/2015:25:05:03 +0000"]
+        {
+            check(text, None);
+        }
+        for text in ["17/May/2015:10:05:03 0000", "-5", "nan", "1e300", "17/May/2015:10:05:0x +0000"] {
+            check(text, None);
+        }
+    }
+}

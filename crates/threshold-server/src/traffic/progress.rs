@@ -1,0 +1,84 @@
+//! How far a long run has come: a bar on a terminal, nothing in a pipe.
+
+use std::cell::Cell;
+use std::io::{self, Read};
+use std::rc::Rc;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Lines between two looks at the bar: a few milliseconds' worth.
+const EVERY: u64 = 8_192;
+
+/// What has been read of all there is.
+#[derive(Debug, Clone)]
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    read: Rc<Cell<u64>>,
+    /// Bytes in all, unless some input has no end that is known.
+    all: Rc<Cell<Option<u64>>>,
+}
+
+impl Progress {
+    pub(crate) fn new() -> Self {
+        // Draws only where standard error is a terminal.
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        Self { bar, read: Rc::default(), all: Rc::new(Cell::new(Some(0))) }
+    }
+
+    /// One more input, of so many bytes.
+    pub(super) fn expect(&self, bytes: Option<u64>) {
+        let all = self.all.get().zip(bytes).map(|(all, bytes)| all.saturating_add(bytes));
+        self.all.set(all);
+        let style = match all {
+            Some(all) => {
+                self.bar.set_length(all);
+                "{bar:30} {percent:>3} %  {msg}  {eta} left"
+            }
+            None => {
+                self.bar.unset_length();
+                "{spinner} {bytes}  {msg}"
+            }
+        };
+        if let Ok(style) = ProgressStyle::with_template(style) {
+            self.bar.set_style(style);
+        }
+    }
+
+    /// The same reader, counted.
+    pub(super) fn watch(&self, inner: Box<dyn Read>) -> Watched {
+        Watched { inner, read: Rc::clone(&self.read) }
+    }
+
+    /// So many lines are done.
+    #[inline]
+    pub(crate) fn lines(&self, lines: u64) {
+        if lines.is_multiple_of(EVERY) && !self.bar.is_hidden() {
+            self.draw(lines);
+        }
+    }
+
+    #[cold]
+    fn draw(&self, lines: u64) {
+        let rate = lines.saturating_mul(1_000).checked_div(u64::try_from(self.bar.elapsed().as_millis()).unwrap_or(0));
+        self.bar.set_position(self.read.get());
+        self.bar.set_message(format!("{lines} lines, {}/s", rate.unwrap_or(0)));
+    }
+
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// A reader that counts what it gives out.
+pub(super) struct Watched {
+    inner: Box<dyn Read>,
+    read: Rc<Cell<u64>>,
+}
+
+impl Read for Watched {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        self.read.set(self.read.get().saturating_add(u64::try_from(read).unwrap_or(0)));
+        Ok(read)
+    }
+}

@@ -1,0 +1,76 @@
+//! `threshold replay --login`.
+
+use crate::running::{Scratch, threshold, threshold_with};
+
+const POLICY: &str =
+    "[login]\naccount = \"50/15min\"\nip = \"20/5min\"\nlocks = { 3 = \"1min\", 5 = \"5min\", 10 = \"1h\" }\n";
+
+fn sshd(second: u64, outcome: &str, account: &str, ip: &str) -> String {
+    let (minute, second) = (second / 60, second % 60);
+    format!(
+        "2026-05-17T10:{minute:02}:{second:02}Z host sshd[7]: {outcome} password for {account} from {ip} port 22 ssh2\n"
+    )
+}
+
+/// Worked out by hand. Ten tries, ten seconds apart, from one address each: the third failure locks for a minute, until
+/// second 80, and the tries at 30 to 70 are held. The try at 80 fails and locks again, so the one at 90 is held.
+#[test]
+fn locks_hold_as_they_would_have() {
+    let policy = Scratch::new("login.toml", POLICY);
+    let mut log: String = (0..10).map(|n| sshd(n * 10, "Failed", "root", &format!("192.0.2.{n}"))).collect();
+    log.push_str("2026-05-17T10:01:31Z host CRON[1]: session opened\n");
+    log.push_str("what is this\n");
+    let answer = threshold_with(&["replay", policy.path(), "-", "--login", "--json"], log.as_bytes()).json();
+    let figure = |name: &str| answer[name].as_u64().unwrap();
+    assert_eq!((figure("lines"), figure("others"), figure("unreadable")), (12, 1, 1));
+    assert_eq!((figure("attempts"), figure("reachedSecret"), figure("heldByLock")), (10, 4, 6));
+    assert_eq!((figure("accounts"), figure("accountsLocked"), figure("heldByAddress")), (1, 1, 0));
+    assert_eq!(
+        (&answer["worstAccounts"][0]["name"], &answer["worstAccounts"][0]["locks"]),
+        (&"root".into(), &2.into())
+    );
+    assert_eq!(answer["worstAccounts"][0]["first"], "2026-05-17T10:00:20Z");
+}
+
+/// One address, a new name each time: the budget of twenty in five minutes holds the other ten. Somebody who knew the
+/// secret was among them.
+#[test]
+fn an_address_that_sprays_is_held_and_so_is_who_shares_it() {
+    let policy = Scratch::new("spray.toml", POLICY);
+    let mut log: String = (0..29).map(|n| sshd(n, "Failed", &format!("invalid user u{n}"), "192.0.2.1")).collect();
+    log.push_str(&sshd(29, "Accepted", "ada", "192.0.2.1"));
+    let answer = threshold_with(&["replay", policy.path(), "-", "--login", "--json"], log.as_bytes()).json();
+    assert_eq!((&answer["heldByAddress"], &answer["heldSuccesses"]), (&10.into(), &1.into()));
+    assert_eq!((&answer["addressesHeld"], &answer["accounts"]), (&1.into(), &30.into()));
+    let text = threshold_with(&["replay", policy.path(), "-", "--login"], log.as_bytes()).out;
+    assert!(text.contains("address 192.0.2.1: 10 tries held"), "{text}");
+}
+
+#[test]
+fn json_events_give_what_sshd_lines_give() {
+    let policy = Scratch::new("events.toml", POLICY);
+    let lines: String = (0..6)
+        .map(|n| {
+            format!(
+                "{{\"ts\":{},\"ip\":\"192.0.2.1\",\"account\":\"Ada\",\"success\":{}}}\n",
+                1_431_856_800 + n,
+                n == 5
+            )
+        })
+        .collect();
+    let answer = threshold_with(&["replay", policy.path(), "-", "--login", "--json"], lines.as_bytes()).json();
+    assert_eq!(
+        (&answer["reachedSecret"], &answer["heldByLock"], &answer["heldSuccesses"]),
+        (&3.into(), &3.into(), &1.into())
+    );
+}
+
+#[test]
+fn what_is_no_login_is_told() {
+    let none = Scratch::new("none.toml", "");
+    let run = threshold(&["replay", none.path(), "-", "--login"]);
+    assert!(run.code == 2 && run.err.contains("no [login]"), "{}", run.err);
+    let policy = Scratch::new("some.toml", POLICY);
+    let run = threshold_with(&["replay", policy.path(), "-", "--login"], b"2026-05-17T10:00:00Z host CRON[1]: x\n");
+    assert!(run.code == 2 && run.err.contains("about a login"), "{}", run.err);
+}

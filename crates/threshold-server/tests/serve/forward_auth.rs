@@ -1,0 +1,176 @@
+//! Forward auth as proxies ask it, without a proxy in between: what is believed, of whom, and what is told.
+
+use std::os::unix::net::UnixStream;
+
+use super::client::{Answer, Client};
+use super::origin::connect_from;
+use super::process::{Scratch, Server, Start};
+
+const POLICY: &str = r#"
+[identity]
+trusted_proxies = ["127.0.0.1/32"]
+client_ip = "x-forwarded-for"
+
+[[rule]]
+name = "address"
+layer = "edge"
+per = ["ip"]
+limit = "2/h"
+algorithm = "sliding-log"
+
+[[rule]]
+name = "at-once"
+layer = "edge"
+per = ["ip"]
+match = { path = "/slow" }
+limit = "1"
+algorithm = "concurrency"
+ttl = "1h"
+
+[[rule]]
+name = "failures"
+layer = "edge"
+per = ["ip"]
+match = { path = "/login" }
+limit = "1/h"
+count = "status:401"
+"#;
+
+const TRUSTED: [u8; 4] = [127, 0, 0, 1];
+
+/// What Traefik's ForwardAuth sends for a client's request, in its order.
+fn traefik(server: &Server, from: [u8; 4], client: &str, more: &[(&str, &str)]) -> Answer {
+    let (_, address) = server.place.split_once("://").unwrap();
+    let mut fields = vec![("user-agent", "curl/8.5.0"), ("accept", "*/*"), ("accept-encoding", "gzip")];
+    fields.extend_from_slice(more);
+    fields.extend([
+        ("x-forwarded-for", client),
+        ("x-forwarded-host", "app.example.com"),
+        ("x-forwarded-method", "GET"),
+        ("x-forwarded-port", "443"),
+        ("x-forwarded-proto", "https"),
+        ("x-forwarded-server", "edge-1"),
+        ("x-forwarded-uri", "/page?x=1"),
+    ]);
+    let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let mut client = Client::new(connect_from(from, address.parse().unwrap()));
+    client.write(&format!("GET /auth HTTP/1.1\r\nhost: {address}\r\n{fields}\r\n")).unwrap();
+    client.read().unwrap()
+}
+
+fn ask(server: &Server, path: &str, fields: &[(&str, &str)]) -> Answer {
+    server.connect().send("GET", path, fields, "").unwrap()
+}
+
+fn nginx(path: &'static str) -> [(&'static str, &'static str); 3] {
+    [("x-original-method", "GET"), ("x-original-uri", path), ("x-forwarded-for", "203.0.113.7")]
+}
+
+#[test]
+fn traefik_hands_its_client_the_whole_answer() {
+    let (server, _policy) = Server::with(POLICY);
+    for left in ["1", "0"] {
+        let answer = traefik(&server, TRUSTED, "203.0.113.7", &[]);
+        assert_eq!((answer.status, answer.body.as_str()), (200, ""));
+        assert_eq!(answer.header("x-ratelimit-remaining"), Some(left));
+    }
+    let denied = traefik(&server, TRUSTED, "203.0.113.7", &[]);
+    assert_eq!((denied.status, denied.header("content-type")), (429, Some("application/json")));
+    assert!(denied.header("retry-after").is_some() && denied.header("ratelimit").is_some());
+    assert_eq!(denied.json()["rule"], "address");
+    assert_eq!(traefik(&server, TRUSTED, "203.0.113.8", &[]).status, 200);
+    // gRPC's own refusals are 200, which here would mean that the request may cross.
+    let grpc = traefik(&server, TRUSTED, "203.0.113.7", &[("content-type", "application/grpc"), ("te", "trailers")]);
+    assert_eq!(grpc.status, 429);
+    // A client's field that a proxy passed on beside its own: whose is whose, nobody knows.
+    for forged in [("x-original-uri", "/free"), ("x-original-host", "free.example.com"), ("x-original-method", "PUT")] {
+        let answer = traefik(&server, TRUSTED, "203.0.113.9", &[forged]);
+        assert_eq!((answer.status, &answer.json()["error"]), (400, &"bad_request".into()));
+    }
+    assert_eq!(traefik(&server, TRUSTED, "203.0.113.9", &[]).header("x-ratelimit-remaining"), Some("1"));
+}
+
+#[test]
+fn who_is_not_trusted_is_told_so_and_changes_nothing() {
+    let (server, _policy) = Server::with(POLICY);
+    for _ in 0..5 {
+        for client in ["203.0.113.7", "127.0.0.1", "127.0.0.2"] {
+            let answer = traefik(&server, [127, 0, 0, 2], client, &[]);
+            assert_eq!((answer.status, &answer.json()["error"]), (403, &"untrusted_proxy".into()));
+            assert!(answer.json()["message"].as_str().unwrap().starts_with("127.0.0.2 is not one of"));
+        }
+    }
+    for client in ["203.0.113.7", "127.0.0.2"] {
+        let answer = traefik(&server, TRUSTED, client, &[]);
+        assert_eq!((answer.status, answer.header("x-ratelimit-remaining")), (200, Some("1")));
+    }
+    let told = server.wait_for_log("turned away");
+    assert!(told.contains("trusted_proxies") && !told.contains("127.0.0.2"), "{told}");
+}
+
+#[test]
+fn for_nginx_a_denial_is_a_403_that_carries_the_answer() {
+    let (server, _policy) = Server::with(POLICY);
+    for _ in 0..2 {
+        let answer = ask(&server, "/auth?deny=403", &nginx("/"));
+        assert_eq!((answer.status, answer.header("x-threshold-status")), (200, None));
+    }
+    let denied = ask(&server, "/auth?deny=403", &nginx("/"));
+    assert_eq!((denied.status, denied.header("x-threshold-status")), (403, Some("429")));
+    assert_eq!(denied.header("x-threshold-form"), Some("json"));
+    assert_eq!(denied.header("x-threshold-body"), Some(denied.body.as_str()));
+    assert!(denied.header("retry-after").is_some());
+    let problem =
+        ask(&server, "/auth?deny=403", &[&nginx("/")[..], &[("accept", "application/problem+json")]].concat());
+    assert_eq!(problem.header("x-threshold-form"), Some("problem"));
+    // Without it the same proxy would be told the same as any other.
+    assert_eq!(ask(&server, "/auth", &nginx("/")).status, 429);
+    // Other parameters are the client's, which Caddy's forward_auth passes on.
+    assert_eq!(ask(&server, "/auth?q=1&lang=en", &nginx("/")).status, 429);
+}
+
+#[test]
+fn what_is_held_is_held_to_the_end_of_its_time_and_outcomes_are_not_counted() {
+    let (server, _policy) = Server::with(POLICY);
+    assert_eq!(ask(&server, "/auth", &nginx("/slow")).status, 200);
+    assert_eq!(ask(&server, "/auth", &nginx("/slow")).json()["rule"], "at-once");
+    let (server, _policy) = Server::with(&POLICY.replace("2/h", "9/h"));
+    for _ in 0..3 {
+        assert_eq!(ask(&server, "/auth", &nginx("/login")).status, 200);
+    }
+}
+
+#[test]
+fn a_proxy_shows_its_token_apart_from_its_clients() {
+    let policy = Scratch::file("policy.toml", POLICY);
+    let variables = [("THRESHOLD_TOKEN", "t0ken")];
+    let server = Start { policy: Some(policy.path()), variables: &variables, ..Start::default() }.server();
+    let asked = |field: (&str, &str)| ask(&server, "/auth", &[&nginx("/")[..], &[field]].concat()).status;
+    assert_eq!(asked(("x-threshold-token", "t0ken")), 200);
+    assert_eq!(asked(("x-threshold-token", "token")), 401);
+    // This one is the client's.
+    assert_eq!(asked(("authorization", "Bearer t0ken")), 401);
+}
+
+#[test]
+fn who_comes_through_a_socket_is_this_machine() {
+    let folder = Scratch::folder();
+    let policy = Scratch::file("policy.toml", POLICY);
+    let path = folder.path().join("threshold.sock");
+    let address = format!("unix:{}", path.display());
+    let _server = Start { policy: Some(policy.path()), args: &["--http", &address], ..Start::default() }.server();
+    let mut client = Client::new(UnixStream::connect(&path).unwrap());
+    for status in [200, 200, 429] {
+        assert_eq!(client.send("GET", "/auth", &nginx("/"), "").unwrap().status, status);
+    }
+}
+
+#[test]
+fn any_method_asks_and_a_body_that_comes_along_is_no_harm() {
+    let (server, _policy) = Server::with(POLICY);
+    let mut client = server.connect();
+    for status in [200, 200, 429, 429] {
+        let answer = client.send("POST", "/auth", &nginx("/"), "name=value").unwrap();
+        assert_eq!(answer.status, status);
+    }
+}
