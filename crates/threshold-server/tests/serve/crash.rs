@@ -119,7 +119,7 @@ fn write_failures(client: &mut Client<TcpStream>, round: u64, failures: &mut BTr
 }
 
 /// Writes until a moment, then kills.
-fn write_and_kill(server: Server, round: u64, after: Duration, model: &mut Model) {
+fn write_and_kill(server: &Server, round: u64, after: Duration, model: &mut Model) {
     let Model { bans, strikes, failures } = model;
     let [mut first, mut second, mut third] = [server.connect(), server.connect(), server.connect()];
     std::thread::scope(|scope| {
@@ -179,7 +179,7 @@ fn what_was_acknowledged_survives_kill_9_and_nothing_else_does() {
         compare(&mut server.connect(), Some(round.saturating_sub(1)), &mut model, &context);
         // Most are killed in the middle of writing, some before they have begun.
         let after = Duration::from_micros(random.below(40_000));
-        write_and_kill(server, round, after, &mut model);
+        write_and_kill(&server, round, after, &mut model);
     }
     let server = start(&policy, &db);
     let client = &mut server.connect();
