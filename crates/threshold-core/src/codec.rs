@@ -65,6 +65,12 @@ impl Writer {
         self.0.extend_from_slice(&value.to_be_bytes());
     }
 
+    /// A length, and the bytes of a text.
+    pub(crate) fn text(&mut self, value: &str) {
+        self.number(value.len() as u64);
+        self.0.extend_from_slice(value.as_bytes());
+    }
+
     pub(crate) fn finish(self) -> Vec<u8> {
         self.0
     }
@@ -109,6 +115,15 @@ impl<'a> Reader<'a> {
         let (head, rest) = self.0.split_first_chunk::<16>().ok_or(BytesError::Truncated)?;
         self.0 = rest;
         Ok(u128::from_be_bytes(*head))
+    }
+
+    /// A text of at most so many bytes.
+    pub(crate) fn text(&mut self, at_most: usize) -> Result<&'a str, BytesError> {
+        const WRONG: BytesError = BytesError::Malformed("text");
+        let length = usize::try_from(self.number()?).ok().filter(|length| *length <= at_most).ok_or(WRONG)?;
+        let (text, rest) = self.0.split_at_checked(length).ok_or(BytesError::Truncated)?;
+        self.0 = rest;
+        std::str::from_utf8(text).map_err(|_| WRONG)
     }
 
     /// A count of things that follow, each at least one byte, so that a forged count reserves no memory.

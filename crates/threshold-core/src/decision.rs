@@ -112,6 +112,8 @@ pub enum Degraded {
     StoreFull,
     /// More rules met one request than a plan holds.
     TooManyRules,
+    /// The decision is as it should be, and what it did to somebody's standing is not on disk yet.
+    Journal,
 }
 
 impl Degraded {
@@ -123,6 +125,7 @@ impl Degraded {
             Self::StoreError => "store_error",
             Self::StoreFull => "store_full",
             Self::TooManyRules => "too_many_rules",
+            Self::Journal => "journal",
         }
     }
 }
@@ -218,6 +221,12 @@ impl Decision {
         self.ready_at.map(|ready| told_reset(ready, self.at))
     }
 
+    /// Whether it was denied for want of the store. A strike that is not on disk yet was decided all the same.
+    #[must_use]
+    pub fn unavailable(&self) -> bool {
+        !self.allowed() && self.degraded.is_some_and(|reason| reason != Degraded::Journal)
+    }
+
     /// Whether the client is banned.
     #[must_use]
     pub const fn banned(&self) -> bool {
@@ -236,6 +245,9 @@ impl Plan<'_> {
     /// As [`decide`](Self::decide), into a decision that is already there: moving one takes as long as making it.
     pub fn decide_into(&self, outcome: &Outcome, now: Timestamp, decision: &mut Decision) {
         self.begin(now, decision);
+        if let Some(ban) = self.banned(now) {
+            return ban.tell(decision);
+        }
         match self.listed {
             Some(Listed::Deny) => {
                 decision.verdict = Verdict::Ban;
@@ -294,6 +306,10 @@ impl Plan<'_> {
         let mut decision = Decision::default();
         self.begin(now, &mut decision);
         decision.degraded = Some(reason);
+        if let Some(ban) = self.banned(now) {
+            ban.tell(&mut decision);
+            return decision;
+        }
         match self.listed {
             Some(Listed::Deny) => decision.verdict = Verdict::Ban,
             None if !open => {

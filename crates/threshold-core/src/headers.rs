@@ -165,10 +165,7 @@ pub fn denial_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>, form
         return None;
     }
     let rule = decision.rule(policy);
-    let status = match decision.degraded {
-        Some(_) => 503,
-        None => rule.map_or(429, |rule| rule.status),
-    };
+    let status = if decision.unavailable() { 503 } else { rule.map_or(429, |rule| rule.status) };
     if let Some(own) = rule.and_then(|rule| rule.body.as_deref()) {
         let is_json = serde_json::from_str::<Value>(own).is_ok();
         let content_type = if is_json { "application/json" } else { "text/plain; charset=utf-8" };
@@ -187,7 +184,7 @@ pub fn error_name(decision: &Decision, policy: &Policy) -> &'static str {
     if decision.banned() || decision.listed == Some(Listed::Deny) {
         return "banned";
     }
-    if decision.degraded.is_some() {
+    if decision.unavailable() {
         return "unavailable";
     }
     match decision.rule(policy).map(|rule| rule.layer).or(decision.penalty) {
@@ -236,7 +233,7 @@ fn json_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>) -> Map<Str
 fn problem_body(decision: &Decision, policy: &Policy, status: u16) -> Map<String, Value> {
     let (kind, title) = if decision.banned() || decision.listed.is_some() {
         ("abnormal-usage-detected", "Access is suspended")
-    } else if decision.degraded.is_some() {
+    } else if decision.unavailable() {
         ("temporary-reduced-capacity", "Temporarily unavailable")
     } else {
         ("quota-exceeded", "Too many requests")

@@ -144,6 +144,7 @@ pub(crate) enum Domain {
     Redacted = 5,
     CostName = 6,
     Text = 7,
+    Ban = 8,
 }
 
 /// What one part of a key is. The numbers are stored: never reuse one.

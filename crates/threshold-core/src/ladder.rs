@@ -189,6 +189,12 @@ pub struct Standing {
 }
 
 impl Standing {
+    /// The standing of somebody of whom nothing is known but that something was: banned until then.
+    #[must_use]
+    pub fn banned(until: Timestamp) -> Self {
+        Self { ban_until: until, ..Self::default() }
+    }
+
     /// The strikes that still count at `now`.
     #[must_use]
     pub fn strikes(&self, now: Timestamp) -> u32 {
@@ -215,7 +221,7 @@ impl Standing {
 
     /// When the last of its penalties ends: past a ban, a cool-down may still run.
     #[must_use]
-    pub(crate) fn denied_until(&self) -> Timestamp {
+    pub fn denied_until(&self) -> Timestamp {
         self.ban_until.max(self.cooldown_until)
     }
 

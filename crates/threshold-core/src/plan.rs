@@ -13,8 +13,10 @@ use crate::key::{Digest, DigestKey, Part, TraceId};
 use crate::ladder::Ladder;
 use crate::limit::Limit;
 use crate::policy::{
-    CostOf, Disclosure, Layer, Listed, Measure, Measured, Mode, OnMissing, Per, Policy, Rule, SubjectRule, TierSource,
+    Banned, CostOf, Disclosure, Layer, Listed, Measure, Measured, Mode, OnMissing, Per, Policy, Rule, SubjectRule,
+    TierSource, Who,
 };
+use crate::time::Timestamp;
 
 /// The most charges of one plan.
 pub const MAX_CHARGES: usize = 16;
@@ -28,6 +30,8 @@ pub struct Plan<'p> {
     pub(crate) policy: &'p Policy,
     pub(crate) verb: Verb,
     pub(crate) listed: Option<Listed>,
+    /// A ban that holds if it is not over when this is decided.
+    pub(crate) ban: Option<Banned>,
     pub(crate) charges: ArrayVec<Charge<'p>, MAX_CHARGES>,
     pub(crate) subjects: ArrayVec<Subject<'p>, MAX_SUBJECTS>,
     pub(crate) trace: TraceId,
@@ -108,6 +112,12 @@ impl Subject<'_> {
     #[must_use]
     pub fn key(&self) -> Digest {
         self.key
+    }
+
+    /// What kind of subject it is.
+    #[must_use]
+    pub fn layer(&self) -> Layer {
+        self.layer
     }
 }
 
@@ -328,6 +338,7 @@ impl<'p> Plan<'p> {
             policy,
             verb,
             listed: None,
+            ban: None,
             charges: ArrayVec::new(),
             subjects: ArrayVec::new(),
             trace: TraceId::default(),
@@ -348,8 +359,9 @@ impl<'p> Plan<'p> {
         self.charges.clear();
         self.subjects.clear();
         (self.trace, self.ip) = (facts.trace, caller.ip);
-        let listed = policy.lists().find(caller.ip, caller.user, caller.tenant);
+        let (listed, ban) = policy.listing(Who { ip: caller.ip, user: caller.user, tenant: caller.tenant });
         // What has happened is recorded, whoever did it: a record never denies.
+        self.ban = ban.filter(|_| self.verb != Verb::Record);
         self.listed = listed.filter(|listed| self.verb != Verb::Record || *listed == Listed::Allow);
         if self.listed.is_some() {
             return Ok(());
@@ -401,6 +413,11 @@ impl<'p> Plan<'p> {
         let Some(mut key) = charge.rule.prefix(charge.limit).map(DigestKey::go_on) else { return charge.key };
         key.text(Part::Folded, "");
         key.finish()
+    }
+
+    /// The ban that holds at `now`, if one does.
+    pub(crate) fn banned(&self, now: Timestamp) -> Option<Banned> {
+        self.ban.filter(|ban| ban.until > now)
     }
 
     /// The policy this was planned under.

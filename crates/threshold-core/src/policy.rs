@@ -1,5 +1,6 @@
 //! Policy, rule, match: what one policy file means, once it has been read.
 
+mod bans;
 mod change;
 mod check;
 mod codes;
@@ -15,17 +16,19 @@ mod rule;
 mod tiers;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::key::DigestKey;
 use crate::ladder::Ladder;
 use crate::lockout::Login;
 use crate::time::Span;
 
+pub use bans::{Ban, BanSource, Banned, Bans, Who};
 pub use change::Forgotten;
 pub use codes::{CODES, Code};
 pub use finding::{Finding, PolicyError, Severity};
 pub use identity::{Identity, IdentitySource, Jwt, Seen};
-pub use lists::{ListEntry, Listed, Lists};
+pub use lists::{ListEntry, Listed, Lists, Rank};
 pub(crate) use pattern::Kind;
 pub use pattern::Pattern;
 pub use rule::{
@@ -53,6 +56,8 @@ pub struct Policy {
     login: Option<Login>,
     alerts: Alerts,
     memory: Memory,
+    /// Who is banned while this policy is in force.
+    bans: Option<Arc<dyn BanSource>>,
     pub(crate) key: DigestKey,
     pub(crate) generation: u64,
 }
@@ -100,6 +105,21 @@ impl Policy {
             subject.digest_with(key);
         }
         self
+    }
+
+    /// The same policy, together with bans that come and go while it is in force.
+    #[must_use]
+    pub fn with_bans(mut self, bans: Arc<dyn BanSource>) -> Self {
+        self.bans = Some(bans);
+        self
+    }
+
+    /// What the lists say of somebody, and a ban that they meet. An allowance that is narrower than a ban lifts it.
+    pub(crate) fn listing(&self, who: Who<'_>) -> (Option<Listed>, Option<Banned>) {
+        let listed = self.lists.find_ranked(who);
+        let allowed = listed.filter(|(_, listed)| *listed == Listed::Allow).map(|(rank, _)| rank);
+        let ban = self.bans.as_ref().and_then(|bans| bans.find(who, allowed));
+        (listed.map(|(_, listed)| listed), ban)
     }
 
     /// The same policy, as the `generation`th that a process has used.

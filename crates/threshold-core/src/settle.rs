@@ -141,6 +141,9 @@ pub fn settle_into(
     outcome: &mut Outcome,
 ) {
     outcome.clear();
+    if plan.banned(now).is_some() {
+        return;
+    }
     match plan.verb {
         Verb::Check => Step { plan, balances, standings, now, outcome }.check(),
         Verb::Record => Step { plan, balances, standings, now, outcome }.record(),

@@ -20,7 +20,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod bans;
 pub mod clock;
+#[cfg(feature = "sqlite")]
+pub mod journal;
 pub mod keyed;
 pub mod limiter;
 pub mod observer;
@@ -29,6 +32,7 @@ mod sync;
 #[cfg(feature = "tower")]
 pub mod tower;
 
+pub use bans::BanBook;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use keyed::KeyLimiter;
 pub use limiter::{Limiter, LoginError, Reserved};

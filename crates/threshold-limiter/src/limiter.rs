@@ -18,6 +18,7 @@ use threshold_core::{
     BytesError, Decision, Digest, DigestKey, Facts, Outcome, Plan, PlanError, Receipt, Secret, Span, Timestamp, TraceId,
 };
 
+use crate::bans::BanBook;
 use crate::clock::{Clock, SystemClock};
 use crate::observer::Observer;
 use crate::store::memory::MemoryStore;
@@ -38,6 +39,7 @@ pub struct Limiter<S = MemoryStore, C = SystemClock> {
     store: S,
     clock: C,
     observers: Vec<Arc<dyn Observer>>,
+    bans: Arc<BanBook>,
     /// What answers while the store cannot, for rules that are `local` then.
     stand_in: OnceLock<MemoryStore>,
     #[cfg(feature = "wait")]
@@ -76,8 +78,22 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// A limiter of your own parts. `key` digests what is stored, `secret` signs what is handed out.
     #[must_use]
     pub fn with_parts(policy: Policy, store: S, clock: C, key: DigestKey, secret: Secret) -> Self {
-        let policy = ArcSwap::from_pointee(policy.with_key(key).with_generation(1));
+        Self::with_bans(policy, store, clock, (key, secret), Arc::default())
+    }
+
+    /// As [`with_parts`](Self::with_parts), with bans that were set before.
+    #[must_use]
+    pub fn with_bans(
+        policy: Policy,
+        store: S,
+        clock: C,
+        (key, secret): (DigestKey, Secret),
+        bans: Arc<BanBook>,
+    ) -> Self {
+        let banning = policy.with_key(key).with_bans(Arc::<BanBook>::clone(&bans));
+        let policy = ArcSwap::from_pointee(banning.with_generation(1));
         Self {
+            bans,
             policy,
             generation: Mutex::new(1),
             key,
@@ -106,7 +122,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Puts another policy in force, for every decision that begins from now on. What was used stays used. Returns its
     /// generation; of several swaps at once, the one with the highest is in force afterwards.
     pub fn swap(&self, policy: Policy) -> u64 {
-        let policy = policy.with_key(self.key);
+        let policy = policy.with_key(self.key).with_bans(Arc::<BanBook>::clone(&self.bans));
         // A poisoned lock is taken all the same: a number is never half changed.
         let mut generation = self.generation.lock().unwrap_or_else(PoisonError::into_inner);
         *generation = generation.saturating_add(1);
@@ -118,6 +134,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         drawn
     }
 
+    /// Who is banned, beside whom the policy's lists deny and whom its ladders have banned.
+    pub fn bans(&self) -> Arc<BanBook> {
+        Arc::clone(&self.bans)
+    }
+
     /// The store.
     pub fn store(&self) -> &S {
         &self.store
@@ -126,6 +147,16 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// What the limiter's clock says.
     pub fn now(&self) -> Timestamp {
         self.clock.now()
+    }
+
+    /// Tells this limiter's installation from others, and nothing else of its secret.
+    pub fn fingerprint(&self) -> u32 {
+        self.secret.fingerprint()
+    }
+
+    /// The key that digests are made with.
+    pub fn key(&self) -> DigestKey {
+        self.key
     }
 
     /// A receipt as signed text that can travel.

@@ -1,5 +1,6 @@
 //! What a store is: it loads, calls core's `settle`, and saves. It does not know what a rule is.
 
+mod keep;
 pub mod memory;
 
 use std::fmt;
@@ -12,6 +13,8 @@ pub use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, Resul
 pub use threshold_core::plan::SubjectKeys;
 pub use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
 pub use threshold_core::{Digest, DigestKey, Outcome, Plan, Receipt, Span, Timestamp, TraceId};
+
+pub use keep::Keep;
 
 /// Why a store could not answer. What becomes of the request then is the policy's to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

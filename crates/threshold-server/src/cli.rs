@@ -34,6 +34,14 @@ pub(crate) enum Command {
     Replay(Box<crate::replay::ReplayArgs>),
     /// Suggest limits from recorded traffic, as a policy
     Suggest(Box<crate::suggest::SuggestArgs>),
+    /// See, set and lift bans
+    Bans(BansArgs),
+    /// See how it stands with an address, a tenant, a user or an account, or forgive them
+    Subject(SubjectArgs),
+    /// Copy the journal, also while a server runs
+    Backup(BackupArgs),
+    /// Put a copy in the journal's place, while no server runs
+    Restore(RestoreArgs),
     /// Write a shell's completions to standard output
     Completions(CompletionsArgs),
     /// Write a manual page to standard output
@@ -48,6 +56,15 @@ pub(crate) struct ServeArgs {
     /// Where to listen: HOST:PORT, or unix:PATH
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
     pub(crate) http: Address,
+    /// The journal: bans, strikes, locks and settings, written down so that they outlive the process
+    #[arg(long, value_name = "FILE", default_value = "threshold.db")]
+    pub(crate) db: PathBuf,
+    /// Keep everything in memory alone
+    #[arg(long, conflicts_with_all = ["db", "save_counters"])]
+    pub(crate) no_db: bool,
+    /// Write down every second what was used, not only at the end
+    #[arg(long)]
+    pub(crate) save_counters: bool,
     /// The certificate chain, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
@@ -190,6 +207,95 @@ pub(crate) struct TestArgs {
     /// Files of cases, in the format of docs/cases.md
     #[arg(required = true)]
     pub(crate) cases: Vec<PathBuf>,
+}
+
+/// Which server to ask. The token is THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN for looking.
+#[derive(Debug, Args)]
+pub(crate) struct ServerArgs {
+    /// The server; THRESHOLD_SERVER unless said, else http://127.0.0.1:8080
+    #[arg(long, value_name = "URL", global = true)]
+    pub(crate) server: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "The token comes from THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN for looking.")]
+pub(crate) struct BansArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    #[command(subcommand)]
+    pub(crate) command: BansCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BansCommand {
+    /// List everyone who is banned
+    List {
+        /// Answer in JSON
+        #[arg(long)]
+        json: bool,
+        /// The journal to read where no server answers
+        #[arg(long, value_name = "FILE", default_value = "threshold.db")]
+        db: PathBuf,
+    },
+    /// Ban an address, a tenant or a user
+    Add {
+        /// edge for an address or CIDR, tenant, or user
+        layer: String,
+        /// The address or CIDR, the tenant, or the user
+        key: String,
+        /// Why; whoever is banned is not told
+        #[arg(long)]
+        reason: String,
+        /// For how long, as in 24h; for good unless said
+        #[arg(long = "for", value_name = "TIME", value_parser = span)]
+        length: Option<Span>,
+    },
+    /// End a ban
+    Lift {
+        /// Its number, as `list` shows it
+        id: String,
+        /// Why, for the audit
+        #[arg(long)]
+        reason: Option<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "The token comes from THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN for looking.")]
+pub(crate) struct SubjectArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// edge, tenant, user, endpoint, or account for a login's
+    pub(crate) layer: String,
+    /// The address, the tenant, the user, the endpoint, or the account's name
+    pub(crate) key: String,
+    /// Forget what it has used, its strikes and penalties, or an account's failures
+    #[arg(long)]
+    pub(crate) forgive: bool,
+    /// Why, for the audit
+    #[arg(long, requires = "forgive")]
+    pub(crate) reason: Option<String>,
+    /// Answer in JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BackupArgs {
+    /// The copy; it must not be there yet
+    pub(crate) file: PathBuf,
+    /// The journal
+    #[arg(long, value_name = "FILE", default_value = "threshold.db")]
+    pub(crate) db: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RestoreArgs {
+    /// The copy
+    pub(crate) file: PathBuf,
+    /// The journal whose place it takes; what is there is put aside
+    #[arg(long, value_name = "FILE", default_value = "threshold.db")]
+    pub(crate) db: PathBuf,
 }
 
 fn span(text: &str) -> Result<Span, String> {

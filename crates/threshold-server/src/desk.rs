@@ -1,7 +1,10 @@
 //! Where the doors have requests decided: under one policy each, by the limiter's store and clock.
 
+mod keeping;
+
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use threshold_core::decision::Degraded;
@@ -9,11 +12,13 @@ use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
 use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
 use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Span, Timestamp, TraceId};
+use threshold_limiter::journal::{Journal, Unsaved};
 use threshold_limiter::store::LocalStore as _;
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{Clock, Limiter, Observer as _};
 
-use crate::log::Denials;
+use crate::log::{Denials, Samples};
+use keeping::Names;
 
 /// A limiter in memory, on whatever clock the server was given.
 type ServerLimiter = Limiter<MemoryStore, Arc<dyn Clock>>;
@@ -25,10 +30,14 @@ pub(crate) struct Desk {
     /// The policy that was in force before this one.
     replaced: ArcSwapOption<Policy>,
     denials: Arc<Denials>,
+    names: Arc<Names>,
+    logins: Samples,
+    /// Where what must not be forgotten is written down, if anywhere.
+    pub(crate) journal: Option<Arc<Journal>>,
 }
 
 /// A decision, and what its door may hand out with it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Decided {
     pub(crate) decision: Decision,
     /// What was charged, signed.
@@ -46,9 +55,20 @@ pub(crate) struct Held {
 
 impl Desk {
     pub(crate) fn new(policy: Policy, clock: Arc<dyn Clock>) -> Self {
-        let denials = Arc::new(Denials::default());
-        let limiter = Limiter::with_clock(policy, clock).observed_by(Arc::clone(&denials) as _);
-        Self { limiter: Arc::new(limiter), replaced: ArcSwapOption::empty(), denials }
+        Self::around(Limiter::with_clock(policy, clock), None)
+    }
+
+    fn around(limiter: ServerLimiter, journal: Option<Arc<Journal>>) -> Self {
+        let (denials, names) = (Arc::new(Denials::default()), Arc::new(Names(limiter.bans())));
+        let limiter = limiter.observed_by(Arc::clone(&denials) as _).observed_by(Arc::clone(&names) as _);
+        Self {
+            limiter: Arc::new(limiter),
+            replaced: ArcSwapOption::empty(),
+            denials,
+            names,
+            logins: Samples::default(),
+            journal,
+        }
     }
 
     /// Puts another policy in force. Returns its generation.
@@ -86,6 +106,77 @@ impl Desk {
             decided.reservation = self.limiter.store().reserve(holding, held.ttl, held.on_expire, now).ok();
         };
         self.settle(policy, Verb::Check, facts, hand_out, read)
+    }
+
+    /// As [`decide`](Self::decide). A request that strikes is answered once that is on disk, or by then, marked as degraded.
+    pub(crate) async fn decide_saved<T>(
+        &self,
+        policy: &Policy,
+        verb: Verb,
+        facts: &Facts<'_>,
+        by: Instant,
+        read: impl Fn(&Decided) -> T,
+    ) -> Result<T, PlanError> {
+        let made = self.decide(policy, verb, facts, |decided| self.made(decided, &read))?;
+        Ok(self.when_saved(made, by, read).await)
+    }
+
+    /// As [`reserve`](Self::reserve), and the same as [`decide_saved`](Self::decide_saved).
+    pub(crate) async fn reserve_saved<T>(
+        &self,
+        policy: &Policy,
+        facts: &Facts<'_>,
+        held: Held,
+        read: impl Fn(&Decided) -> T,
+    ) -> Result<T, PlanError> {
+        let made = self.reserve(policy, facts, held, |decided| self.made(decided, &read))?;
+        Ok(self.when_saved(made, strikes_wait(), read).await)
+    }
+
+    /// Says that an address has tried too many logins.
+    pub(crate) fn tell_crowded_login(&self, ip: IpAddr) {
+        let policy = self.limiter.policy();
+        if self.logins.take(self.limiter.now()).is_some() {
+            let ip = ip.to_canonical().to_string();
+            let ip = if policy.identity().log_identifiers { ip } else { policy.key().redact(&ip) };
+            tracing::warn!(ip, "auth_ip_rate_limit");
+        }
+    }
+
+    /// Says that failures have locked an account.
+    pub(crate) fn tell_lockout(&self) {
+        if self.logins.take(self.limiter.now()).is_some() {
+            tracing::warn!("auth_user_lockout");
+        }
+    }
+
+    /// Waits until everything that was changed is on disk. Without a journal, nothing ever is.
+    pub(crate) async fn saved(&self, at_most: Duration) -> Result<(), Unsaved> {
+        match &self.journal {
+            Some(journal) => journal.saved(at_most).await,
+            None => Ok(()),
+        }
+    }
+
+    fn made<T>(&self, decided: &Decided, read: impl Fn(&Decided) -> T) -> Made<T> {
+        if self.journal.is_some() && !decided.decision.escalations.is_empty() {
+            Made::Strike(Box::new(decided.clone()))
+        } else {
+            Made::Ready(read(decided))
+        }
+    }
+
+    async fn when_saved<T>(&self, made: Made<T>, by: Instant, read: impl Fn(&Decided) -> T) -> T {
+        match made {
+            Made::Ready(read) => read,
+            Made::Strike(mut decided) => {
+                let left = by.saturating_duration_since(Instant::now());
+                if self.saved(left).await.is_err() {
+                    decided.decision.degraded.get_or_insert(Degraded::Journal);
+                }
+                read(&decided)
+            }
+        }
     }
 
     /// Waits until the request fits and charges it, or says why not. Policies may change meanwhile: what is read beside the
@@ -141,6 +232,7 @@ impl Desk {
             hand_out(&mut decided, &plan, &outcome, now);
         }
         if verb == Verb::Check {
+            self.names.decided(facts, &decided.decision, policy);
             self.denials.decided(facts, &decided.decision, policy);
         }
         Ok(read(&decided))
@@ -151,6 +243,19 @@ impl std::fmt::Debug for Desk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Desk").finish_non_exhaustive()
     }
+}
+
+/// An answer, or what becomes one once it is on disk.
+enum Made<T> {
+    Ready(T),
+    Strike(Box<Decided>),
+}
+
+/// Until when a strike that begins now may wait for the disk: long enough for one group of commits on a disk that is well,
+/// short enough that nobody notices on one that is not.
+pub(crate) fn strikes_wait() -> Instant {
+    let now = Instant::now();
+    now.checked_add(Duration::from_millis(10)).unwrap_or(now)
 }
 
 /// An id nobody can guess.

@@ -1,9 +1,11 @@
 //! The doors on one router, and what they share.
 
+mod admin;
 pub(crate) mod error;
 mod forward_auth;
 pub(crate) mod health;
 mod http;
+mod login;
 mod sent;
 #[cfg(test)]
 mod serving;
@@ -32,6 +34,7 @@ pub(crate) struct App {
     pub(crate) health: Health,
     pub(crate) bounds: Bounds,
     once: http::Once,
+    guesses: admin::Guesses,
     forward_auth: forward_auth::ForwardAuth,
 }
 
@@ -49,7 +52,8 @@ pub(crate) struct Bounds {
 impl App {
     pub(crate) fn new(desk: Desk, tokens: Tokens, bounds: Bounds) -> Self {
         let forward_auth = forward_auth::ForwardAuth::new(&desk);
-        Self { desk, tokens, health: Health::default(), bounds, once: http::Once::default(), forward_auth }
+        let (health, once, guesses) = (Health::default(), http::Once::default(), admin::Guesses::default());
+        Self { desk, tokens, health, bounds, once, guesses, forward_auth }
     }
 }
 
@@ -58,6 +62,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     Router::new()
         .merge(health::routes())
         .merge(http::routes())
+        .merge(login::routes())
+        .merge(admin::routes())
         .merge(forward_auth::routes())
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "not_found", "there is nothing at this path") })
         .method_not_allowed_fallback(|| async {

@@ -1,5 +1,6 @@
 //! The program `threshold`.
 
+mod backup;
 mod cli;
 mod desk;
 mod door;
@@ -8,6 +9,7 @@ mod init;
 mod lint;
 mod log;
 mod manual;
+mod operate;
 mod reload;
 mod replay;
 mod serve;
@@ -36,6 +38,10 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Bans(args) => operate::bans(&args),
+        Command::Subject(args) => operate::subject(&args),
+        Command::Backup(args) => backup::backup(&args),
+        Command::Restore(args) => backup::restore(&args),
         Command::Completions(args) => Ok(manual::completions(&args)),
         Command::Man(args) => manual::page(&args),
         Command::Replay(args) => replay::run(&args),

@@ -2,6 +2,7 @@
 
 mod address;
 mod connection;
+mod keep;
 mod tls;
 mod tokens;
 
@@ -27,7 +28,7 @@ use crate::reload::Reloader;
 use crate::source::Source;
 pub(crate) use address::{Address, Listener};
 pub(crate) use connection::Front;
-pub(crate) use tokens::Tokens;
+pub(crate) use tokens::{Shown, Tokens};
 
 /// Files that are open beside connections: the policy, logs, the runtime's own.
 const OTHER_FILES: u64 = 64;
@@ -54,13 +55,16 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         let listener = args.http.listen(tokens.ask_callers()).await?;
         // Before anything is printed: who reads the line may send a signal at once.
         let signals = Signals::new()?;
-        announce(&listener, tls.is_some(), &source, &policy, &tokens)?;
-        let app = Arc::new(App::new(Desk::new(policy, Arc::new(SystemClock::new())), tokens, bounds));
+        let (desk, damage) = desk(args, policy.clone())?;
+        announce(&listener, tls.is_some(), &source, &policy, &tokens, args)?;
+        let app = Arc::new(App::new(desk, tokens, bounds));
+        keep::start(&app, args.save_counters, damage);
         let front = Front { listener, tls, router: door::router(Arc::clone(&app)), bounds };
         // The starter policy, and one that was piped in, have no file that could change.
         let watched = args.policy.clone().filter(|path| path.as_os_str() != "-");
         let reloader = watched.map(|path| Reloader::new(path, source.text, Arc::clone(&app)));
-        serve(front, app, reloader, signals, duration(args.drain)).await;
+        serve(front, Arc::clone(&app), reloader, signals, duration(args.drain)).await;
+        app.desk.close();
         anyhow::Ok(())
     })?;
     // What is still under way after the drain has had its time.
@@ -137,21 +141,44 @@ impl Signals {
     }
 }
 
+/// A desk with its journal, or in memory alone.
+fn desk(args: &ServeArgs, policy: Policy) -> anyhow::Result<(Desk, Option<String>)> {
+    let clock = Arc::new(SystemClock::new());
+    if args.no_db {
+        return Ok((Desk::new(policy, clock), None));
+    }
+    let secret = match std::env::var("THRESHOLD_SECRET") {
+        Ok(secret) if !secret.is_empty() => Some(secret),
+        Ok(_) | Err(std::env::VarError::NotPresent) => None,
+        Err(std::env::VarError::NotUnicode(_)) => anyhow::bail!("THRESHOLD_SECRET is not text"),
+    };
+    let kept = Desk::kept(policy, clock, &args.db, secret.as_deref());
+    kept.context("the journal cannot be used (--db names another file, --no-db does without)")
+}
+
 fn starter() -> Source {
     let text = PRESETS.iter().find(|(name, _)| *name == "starter").map_or("", |(_, text)| text);
     Source { name: "starter (built in)".to_owned(), text: text.to_owned() }
 }
 
 /// Says on standard output what is served, and where.
-fn announce(listener: &Listener, tls: bool, source: &Source, policy: &Policy, tokens: &Tokens) -> anyhow::Result<()> {
+fn announce(
+    listener: &Listener,
+    tls: bool,
+    source: &Source,
+    policy: &Policy,
+    tokens: &Tokens,
+    args: &ServeArgs,
+) -> anyhow::Result<()> {
     let place = listener.place(if tls { "https" } else { "http" })?;
     let rules = policy.rules().len();
     let plural = if rules == 1 { "" } else { "s" };
     let keys = policy.memory().max_keys;
     let asked = if tokens.ask_callers() { "callers show one" } else { "none: open to this machine alone" };
+    let journal = if args.no_db { "none".to_owned() } else { args.db.display().to_string() };
     let text = format!(
         "threshold {}\n  http    {place}\n  policy  {}, {rules} rule{plural}\n  store   memory, at most {keys} keys\n  \
-         tokens  {asked}\n",
+         journal {journal}\n  tokens  {asked}\n",
         env!("CARGO_PKG_VERSION"),
         source.name,
     );

@@ -102,6 +102,14 @@ impl Track {
 }
 
 impl Account {
+    /// An account of which nothing is known but that something was: locked until then for every device.
+    #[must_use]
+    pub fn locked(factor: Factor, until: Timestamp) -> Self {
+        let mut account = Self::default();
+        account.track(factor, 0).locked_until = until;
+        account
+    }
+
     /// Whether a device token is of this account, of its present credential, and not too old.
     #[must_use]
     pub fn knows(&self, device: &Device, now: Timestamp) -> bool {

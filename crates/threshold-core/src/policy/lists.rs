@@ -6,6 +6,8 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 
+use super::bans::Who;
+
 /// What a list says of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Listed {
@@ -13,6 +15,17 @@ pub enum Listed {
     Allow,
     /// Always denied.
     Deny,
+}
+
+/// How narrow an entry is: a user is one person, a tenant many, and an address the narrower the longer its prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rank {
+    /// A tenant.
+    Tenant,
+    /// A block of addresses with so long a prefix.
+    Address(u8),
+    /// A user.
+    User,
 }
 
 /// One entry of a list.
@@ -103,18 +116,30 @@ impl Lists {
     /// What the lists say: the narrowest entry wins, a user before an address before a tenant.
     #[must_use]
     pub fn find(&self, ip: Option<IpAddr>, user: Option<&str>, tenant: Option<&str>) -> Option<Listed> {
+        self.find_ranked(Who { ip, user, tenant }).map(|(_, listed)| listed)
+    }
+
+    /// As [`find`](Self::find), with how narrow the entry is.
+    #[must_use]
+    pub fn find_ranked(&self, Who { ip, user, tenant }: Who<'_>) -> Option<(Rank, Listed)> {
         if self.is_empty() {
             return None;
         }
-        user.and_then(|user| self.users.get(user).copied())
-            .or_else(|| ip.and_then(|ip| self.find_address(ip)))
-            .or_else(|| tenant.and_then(|tenant| self.tenants.get(tenant).copied()))
+        let user = user.and_then(|user| self.users.get(user)).map(|listed| (Rank::User, *listed));
+        let tenant = || tenant.and_then(|tenant| self.tenants.get(tenant)).map(|listed| (Rank::Tenant, *listed));
+        user.or_else(|| ip.and_then(|ip| self.find_address(ip))).or_else(tenant)
     }
 
-    fn find_address(&self, ip: IpAddr) -> Option<Listed> {
+    fn find_address(&self, ip: IpAddr) -> Option<(Rank, Listed)> {
         match ip.to_canonical() {
-            IpAddr::V4(v4) => self.v4.get_lpm(&Ipv4Net::from(v4)).map(|(_, listed)| *listed),
-            IpAddr::V6(v6) => self.v6.get_lpm(&Ipv6Net::from(v6)).map(|(_, listed)| *listed),
+            IpAddr::V4(v4) => {
+                let found = self.v4.get_lpm(&Ipv4Net::from(v4));
+                found.map(|(net, listed)| (Rank::Address(net.prefix_len()), *listed))
+            }
+            IpAddr::V6(v6) => {
+                let found = self.v6.get_lpm(&Ipv6Net::from(v6));
+                found.map(|(net, listed)| (Rank::Address(net.prefix_len()), *listed))
+            }
         }
     }
 }

@@ -196,6 +196,7 @@ impl Loader<'_> {
             login: file.login.as_ref().map(|login| self.login(login)),
             alerts: self.alerts(&file.alerts),
             memory: self.memory(&file.memory),
+            bans: None,
             identity,
             key: REHEARSAL_KEY,
             generation: 0,

@@ -4,6 +4,7 @@
 //! limits, then writes all or none. Standings and accounts have tables of their own, so that no flood of keys pushes a
 //! ban, a strike or a lock out.
 
+mod kept;
 mod locked;
 mod reservations;
 mod side;
@@ -12,7 +13,7 @@ mod slots;
 mod table;
 
 use std::hint::black_box;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use arrayvec::ArrayVec;
 use threshold_core::ladder::Standing;
@@ -23,7 +24,7 @@ use threshold_core::{
     Balance, Digest, DigestKey, Limit, Outcome, Plan, Receipt, Reservation, Span, Timestamp, TraceId, settle_into,
 };
 
-use super::{LocalStore, StoreError};
+use super::{Keep, LocalStore, StoreError};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use locked::{Balances, Keys, Locked, Places, shard_of};
@@ -58,6 +59,8 @@ pub struct MemoryStore {
     /// Receipts that were refunded, until refunding them would do nothing anyway.
     refunded: Mutex<Side<TraceId, Timestamp>>,
     when_full: WhenFull,
+    /// Who writes down what must outlive the process, if anybody does.
+    keeper: Option<Arc<dyn Keep>>,
 }
 
 /// What a store holds, and what it did to stay within its bounds.
@@ -102,6 +105,7 @@ impl MemoryStore {
             next_expiry: AtomicU64::new(u64::MAX),
             refunded: Mutex::new(Side::new(side)),
             when_full: memory.when_full,
+            keeper: None,
         }
     }
 
@@ -274,7 +278,7 @@ impl MemoryStore {
             if let Some((_, side)) = own
                 && outcome.standing_changed(index)
             {
-                side.insert(subject.key(), standing, |other| standing_worth(other, now));
+                self.put_standing(side, subject.key(), standing, now);
             }
         }
     }
@@ -390,7 +394,11 @@ impl LocalStore for MemoryStore {
         }
         for key in &keys.standings {
             if let Some(side) = self.standings.get(self.standing_shard(*key)) {
-                lock(side).remove(*key);
+                let mut side = lock(side);
+                side.remove(*key);
+                if let Some(keeper) = &self.keeper {
+                    keeper.standing(*key, None);
+                }
             }
         }
     }
@@ -404,7 +412,7 @@ impl LocalStore for MemoryStore {
         let outcome = self
             .with_address(login, tried.address, now, |address| login.attempt(tried, account.as_mut(), address, now));
         if let (Some(key), Some(account)) = (tried.account, account)
-            && !accounts.insert(key, account, |other| account_worth(other, login, now))
+            && !self.put_account(&mut accounts, key, account, |other| account_worth(other, login, now))
         {
             return Err(StoreError::Full);
         }
@@ -421,14 +429,20 @@ impl LocalStore for MemoryStore {
     ) -> Result<ResultOutcome, UnknownAttempt> {
         let mut accounts = lock(&self.accounts);
         let account = attempt.account.and_then(|key| accounts.get_mut(key));
-        self.with_address(login, attempt.address, now, |address| {
+        let ended = self.with_address(login, attempt.address, now, |address| {
             login.result(attempt, success, account, address, nonce, now)
-        })
+        });
+        if let (Ok(_), Some(key)) = (&ended, attempt.account) {
+            self.keep_account(&accounts, key);
+        }
+        ended
     }
 
     fn change_account(&self, key: Digest, change: fn(&mut Account)) {
-        if let Some(account) = lock(&self.accounts).get_mut(key) {
+        let mut accounts = lock(&self.accounts);
+        if let Some(account) = accounts.get_mut(key) {
             change(account);
+            self.keep_account(&accounts, key);
         }
     }
 }

@@ -60,7 +60,7 @@ pub(super) fn add_fields(headers: &mut HeaderMap, fields: Fields) {
 pub(super) fn denial(decision: &Decision, policy: &Policy, facts: &Facts<'_>, form: Form) -> Response<Bytes> {
     let mut response = match form {
         Form::Grpc => {
-            let code = if decision.degraded.is_some() { UNAVAILABLE } else { RESOURCE_EXHAUSTED };
+            let code = if decision.unavailable() { UNAVAILABLE } else { RESOURCE_EXHAUSTED };
             let own = decision.rule(policy).and_then(|rule| rule.message.as_deref());
             grpc(code, own.unwrap_or_else(|| error_name(decision, policy)))
         }

@@ -44,6 +44,12 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "bad_request", message).about(Some(field.into()))
     }
 
+    /// 503: something was changed, and is not on disk. It holds in memory, and is written as soon as that can be done.
+    pub(crate) fn not_saved() -> Self {
+        let message = "this could not be written down in time; it holds until the server ends, and is still tried";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "not_saved", message)
+    }
+
     pub(crate) fn about(mut self, field: Option<String>) -> Self {
         self.body.field = field;
         self

@@ -18,8 +18,10 @@ use super::{App, json};
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     draining: AtomicBool,
-    /// Why it does less than it should, if it does.
+    /// Why the policy is not the one that it should be, if it is not.
     trouble: ArcSwapOption<String>,
+    /// What is wrong with the journal, if anything is.
+    journal: ArcSwapOption<String>,
 }
 
 impl Health {
@@ -31,6 +33,11 @@ impl Health {
     /// All is well again.
     pub(crate) fn recover(&self) {
         self.trouble.store(None);
+    }
+
+    /// How it stands with the journal: what is wrong, or nothing.
+    pub(crate) fn journal(&self, trouble: Option<String>) {
+        self.journal.store(trouble.map(Arc::new));
     }
 
     /// It takes no new connections any more.
@@ -63,10 +70,9 @@ async fn ready(State(app): State<Arc<App>>) -> Response {
     if app.health.draining.load(Ordering::Relaxed) {
         return json(StatusCode::SERVICE_UNAVAILABLE, &HealthBody { status: "draining", reason: None });
     }
-    let trouble = app.health.trouble.load();
-    let (status, reason) = match trouble.as_deref() {
-        None => ("ok", None),
-        Some(reason) => ("degraded", Some(reason.clone())),
-    };
+    let troubles = [app.health.trouble.load(), app.health.journal.load()];
+    let reasons: Vec<&str> = troubles.iter().filter_map(|reason| Some(reason.as_ref()?.as_str())).collect();
+    let status = if reasons.is_empty() { "ok" } else { "degraded" };
+    let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
     json(StatusCode::OK, &HealthBody { status, reason })
 }

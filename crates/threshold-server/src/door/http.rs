@@ -12,7 +12,7 @@ mod text;
 mod write;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::{FromRequestParts, State};
@@ -30,12 +30,14 @@ use threshold_core::{Span, TraceId};
 
 use super::sent::{Caller, Sent};
 use super::{ApiError, App, json, json_bytes};
-use crate::desk::{Decided, Held, new_trace};
+use crate::desk::{Decided, Held, new_trace, strikes_wait};
 use crate::explain::live_json;
-use answer::{Answer, USUAL_ANSWER, failed_closed};
-use ask::{Asked, CommitBody, PauseBody, RefundBody, ReleaseBody, RequestBody, read, read_asked};
+use answer::{Answer, USUAL_ANSWER};
+pub(super) use ask::{Address, LayerName, layer_named, read};
+use ask::{Asked, CommitBody, PauseBody, RefundBody, ReleaseBody, RequestBody, read_asked};
 pub(super) use once::Once;
-use text::{Pairs, Whole};
+use text::Pairs;
+pub(super) use text::{Text, Whole};
 
 /// Which of the policies that this process has used decided.
 const GENERATION: HeaderName = HeaderName::from_static("x-threshold-generation");
@@ -120,7 +122,7 @@ async fn reserve(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
         let lists = request.lists();
         let facts = request.facts(&lists, new_trace());
         let read = |decided: &Decided| Answered::new(decided, &policy, "reserve");
-        Ok(app.desk.reserve(&policy, &facts, held, read)?)
+        Ok(app.desk.reserve_saved(&policy, &facts, held, read).await?)
     });
     Ok(answered.await?.into_response())
 }
@@ -171,7 +173,7 @@ async fn decide(app: &App, verb: Verb, body: &[u8]) -> Result<Response, ApiError
     let answered = match &asked {
         Asked::One(request) => {
             request.without_reservation()?;
-            answer(app, verb, request, &policy).await?
+            answer(app, verb, request, &policy, strikes_wait()).await?
         }
         Asked::Many(requests) => answer_all(app, verb, requests, &policy).await?,
     };
@@ -193,7 +195,13 @@ async fn wait_for_room(app: &App, body: &[u8], at_most: Duration) -> Result<Resp
     Ok(answered.await?.into_response())
 }
 
-async fn answer(app: &App, verb: Verb, request: &RequestBody<'_>, policy: &Policy) -> Result<Answered, ApiError> {
+async fn answer(
+    app: &App,
+    verb: Verb,
+    request: &RequestBody<'_>,
+    policy: &Policy,
+    by: Instant,
+) -> Result<Answered, ApiError> {
     let name = match verb {
         Verb::Check => "check",
         Verb::Peek => "peek",
@@ -202,7 +210,8 @@ async fn answer(app: &App, verb: Verb, request: &RequestBody<'_>, policy: &Polic
     let decide = async {
         let lists = request.lists();
         let facts = request.facts(&lists, new_trace());
-        Ok(app.desk.decide(policy, verb, &facts, |decided| Answered::new(decided, policy, name))?)
+        let read = |decided: &Decided| Answered::new(decided, policy, name);
+        Ok(app.desk.decide_saved(policy, verb, &facts, by, read).await?)
     };
     once(app, name, request, decide).await
 }
@@ -222,9 +231,11 @@ async fn answer_all(
     }
     let mut body = Vec::with_capacity(requests.len().saturating_mul(USUAL_ANSWER).saturating_add(2));
     let (mut charged, mut closed) = (false, false);
+    // However many of them strike, the list waits no longer than one.
+    let by = strikes_wait();
     body.push(b'[');
     for (index, request) in requests.iter().enumerate() {
-        let answered = answer(app, verb, request, policy).await.map_err(|error| error.at(Some(index)))?;
+        let answered = answer(app, verb, request, policy, by).await.map_err(|error| error.at(Some(index)))?;
         charged |= answered.charged;
         closed |= answered.closed;
         if index > 0 {
@@ -276,7 +287,7 @@ impl Answered {
         Self {
             body: Answer::new(decided, policy).to_json().into(),
             charged: verb != "peek" && decided.decision.allowed(),
-            closed: failed_closed(&decided.decision),
+            closed: decided.decision.unavailable(),
             generation: policy.generation(),
         }
     }
@@ -296,7 +307,7 @@ fn held(request: &RequestBody<'_>) -> Result<Held, ApiError> {
     Ok(Held { ttl, on_expire: request.on_expire.map(Into::into).unwrap_or_default() })
 }
 
-fn trace_id(text: &str) -> Option<TraceId> {
+pub(super) fn trace_id(text: &str) -> Option<TraceId> {
     let hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     hex.then(|| u128::from_str_radix(text, 16).ok()).flatten().map(TraceId::from_u128)
 }

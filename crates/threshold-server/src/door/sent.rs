@@ -45,10 +45,7 @@ impl FromRequest<Arc<App>> for Sent {
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let headers = request.headers();
         Caller::of(headers, app)?;
-        if is_from_a_page(headers) {
-            is_json(headers)?;
-            is_meant(headers, app)?;
-        }
+        heard(headers, app, true)?;
         let bounds = app.bounds;
         let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         if announced.is_some_and(|length: usize| length > bounds.body) {
@@ -59,6 +56,17 @@ impl FromRequest<Arc<App>> for Sent {
             Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the body came too slowly")),
         }
     }
+}
+
+/// A page that somebody looks at is heard only where it was meant to be.
+pub(super) fn heard(headers: &HeaderMap, app: &App, with_body: bool) -> Result<(), ApiError> {
+    if is_from_a_page(headers) {
+        if with_body {
+            is_json(headers)?;
+        }
+        is_meant(headers, app)?;
+    }
+    Ok(())
 }
 
 /// A body from its first to its last byte. Most come in one piece, which is handed on as it is.

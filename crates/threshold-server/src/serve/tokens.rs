@@ -9,6 +9,21 @@ use subtle::{Choice, ConstantTimeEq as _};
 pub(crate) struct Tokens {
     callers: Vec<Box<str>>,
     operators: Vec<Box<str>>,
+    /// Those of operators who may look and change nothing.
+    readers: Vec<Box<str>>,
+}
+
+/// What somebody has shown who wants to be an operator.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum Shown {
+    /// A token of an operator.
+    Operator(String),
+    /// A token for looking.
+    Reader,
+    /// Nothing is asked for: the server has no tokens, and is open to this machine alone.
+    Open,
+    /// Nothing that opens anything.
+    Nothing,
 }
 
 impl Tokens {
@@ -19,7 +34,11 @@ impl Tokens {
             Err(std::env::VarError::NotPresent) => Ok(Vec::new()),
             Err(std::env::VarError::NotUnicode(_)) => bail!("{name} is not text"),
         };
-        Ok(Self { callers: read("THRESHOLD_TOKEN")?, operators: read("THRESHOLD_ADMIN_TOKEN")? })
+        Ok(Self {
+            callers: read("THRESHOLD_TOKEN")?,
+            operators: read("THRESHOLD_ADMIN_TOKEN")?,
+            readers: read("THRESHOLD_READ_TOKEN")?,
+        })
     }
 
     /// Whether callers need a token.
@@ -38,11 +57,27 @@ impl Tokens {
     }
 
     fn know(&self, shown: &[u8]) -> bool {
-        let known = self.callers.iter().chain(&self.operators);
-        // Every token is compared to its end: how long this takes says nothing about them.
-        let found = known.fold(Choice::from(0), |found, token| found | token.as_bytes().ct_eq(shown));
-        found.into()
+        is_one_of(self.callers.iter().chain(&self.operators), shown)
     }
+
+    /// What a request with this `Authorization` may do as an operator. A caller's token opens nothing here.
+    pub(crate) fn operator(&self, authorization: Option<&HeaderValue>) -> Shown {
+        if self.callers.is_empty() && self.operators.is_empty() && self.readers.is_empty() {
+            return Shown::Open;
+        }
+        let Some(shown) = authorization.and_then(bearer) else { return Shown::Nothing };
+        let (changes, looks) = (is_one_of(self.operators.iter(), shown), is_one_of(self.readers.iter(), shown));
+        match (changes, looks) {
+            (true, _) => Shown::Operator(String::from_utf8_lossy(shown).into_owned()),
+            (false, true) => Shown::Reader,
+            (false, false) => Shown::Nothing,
+        }
+    }
+}
+
+/// Every token is compared to its end: how long this takes says nothing about them.
+fn is_one_of<'t>(tokens: impl Iterator<Item = &'t Box<str>>, shown: &[u8]) -> bool {
+    tokens.fold(Choice::from(0), |found, token| found | token.as_bytes().ct_eq(shown)).into()
 }
 
 /// A token that is printed is a token that is known.
@@ -74,7 +109,7 @@ mod tests {
     #[track_caller]
     fn check(callers: &str, operators: &str, authorization: Option<&'static str>, admitted: bool) {
         let read = |text| list("TOKEN", text).unwrap();
-        let tokens = Tokens { callers: read(callers), operators: read(operators) };
+        let tokens = Tokens { callers: read(callers), operators: read(operators), readers: Vec::new() };
         assert_eq!(tokens.admit_caller(authorization.map(HeaderValue::from_static).as_ref()), admitted);
     }
 
@@ -90,6 +125,22 @@ mod tests {
         for wrong in ["Bearer a", "Bearer a11", "Bearer ", "Bearer", "Basic a1", "a1", "Bearer a1,b2"] {
             check("a1,b2", "", Some(wrong), false);
         }
+    }
+
+    #[test]
+    fn an_operator_shows_an_operators_token_and_a_caller_never_is_one() {
+        let read = |text| list("TOKEN", text).unwrap();
+        let tokens = Tokens { callers: read("a1"), operators: read("boss"), readers: read("eye") };
+        let shown = |tokens: &Tokens, text| tokens.operator(Some(&HeaderValue::from_static(text)));
+        assert!(shown(&tokens, "Bearer boss") == Shown::Operator("boss".to_owned()));
+        assert!(shown(&tokens, "Bearer eye") == Shown::Reader);
+        for wrong in ["Bearer a1", "Bearer bos", "Bearer boss1", "Bearer", "boss"] {
+            assert!(shown(&tokens, wrong) == Shown::Nothing, "{wrong}");
+        }
+        assert!(tokens.operator(None) == Shown::Nothing);
+        let only_callers = Tokens { callers: read("a1"), ..Tokens::default() };
+        assert!(shown(&only_callers, "Bearer a1") == Shown::Nothing);
+        assert!(Tokens::default().operator(None) == Shown::Open);
     }
 
     #[test]

@@ -12,12 +12,16 @@
 mod api;
 mod bad_input;
 mod client;
+mod crash;
 mod forward_auth;
 mod limits;
+mod login;
+mod operators;
 mod origin;
 mod process;
 mod proxies;
 mod proxy;
 mod reload;
 mod sockets;
+mod terminal;
 mod tokens;

@@ -66,6 +66,9 @@ impl Start<'_> {
         if !self.args.contains(&"--http") {
             command.args(["--http", "127.0.0.1:0"]);
         }
+        if !self.args.contains(&"--db") {
+            command.arg("--no-db");
+        }
         command.args(self.args).env_clear().envs(self.variables.iter().copied());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command

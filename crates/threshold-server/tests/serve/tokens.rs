@@ -36,13 +36,20 @@ fn a_token_opens_every_path_and_nothing_else_does() {
     let document = document.json();
     let paths = document["paths"].as_object().unwrap();
     assert!(paths.len() >= 13);
-    for (path, item) in paths {
-        let (method, is_open) = if item["get"].is_object() { ("GET", true) } else { ("POST", false) };
+    let calls = paths.iter().flat_map(|(path, item)| item.as_object().unwrap().iter().map(move |call| (path, call)));
+    for (path, (method, call)) in calls {
+        let is_open = call["security"].as_array().is_some_and(Vec::is_empty);
+        let is_for_operators = call["security"].to_string().contains("operator");
+        let method = &method.to_uppercase();
         for wrong in
             [None, Some("Bearer first-toke"), Some("Bearer first-token, second-token"), Some("Basic first-token")]
         {
             let fields: Vec<(&str, &str)> = wrong.map(|wrong| ("authorization", wrong)).into_iter().collect();
             let answer = client.send(method, path, &fields, "{}").unwrap();
+            // Who guesses at operators' tokens is heard for a while only.
+            if is_for_operators && answer.status == 429 {
+                continue;
+            }
             assert_eq!(answer.status, if is_open { 200 } else { 401 }, "{path} {wrong:?}");
             if !is_open {
                 assert_eq!(answer.json()["error"], "unauthorized");

@@ -28,6 +28,17 @@ pub(super) enum Worth {
     Protected,
 }
 
+/// What became of a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Put<K> {
+    /// It is here.
+    Kept,
+    /// It is here, and another is not any more.
+    InPlaceOf(K),
+    /// There was no room.
+    NoRoom,
+}
+
 impl<K: Copy + Eq + Hash, V> Side<K, V> {
     pub(super) fn new(most: usize) -> Self {
         Self { entries: Vec::new(), places: HashMap::default(), most: most.max(8), hand: 0 }
@@ -45,18 +56,26 @@ impl<K: Copy + Eq + Hash, V> Side<K, V> {
         self.entries.get_mut(*self.places.get(&key)?).map(|(_, value)| value)
     }
 
+    pub(super) fn entries(&self) -> &[(K, V)] {
+        &self.entries
+    }
+
     /// Keeps a value; says whether there was room. `worth` judges the others where there was not.
     pub(super) fn insert(&mut self, key: K, value: V, worth: impl Fn(&V) -> Worth) -> bool {
+        self.put(key, value, worth) != Put::NoRoom
+    }
+
+    /// As [`insert`](Self::insert), and says who had to go.
+    pub(super) fn put(&mut self, key: K, value: V, worth: impl Fn(&V) -> Worth) -> Put<K> {
         if let Some(own) = self.get_mut(key) {
             *own = value;
-            return true;
+            return Put::Kept;
         }
-        if self.entries.len() >= self.most && !self.free_one(worth) {
-            return false;
-        }
+        let gone = if self.entries.len() >= self.most { self.free_one(worth).map(Some) } else { Some(None) };
+        let Some(gone) = gone else { return Put::NoRoom };
         self.places.insert(key, self.entries.len());
         self.entries.push((key, value));
-        true
+        gone.map_or(Put::Kept, Put::InPlaceOf)
     }
 
     pub(super) fn remove(&mut self, key: K) {
@@ -70,7 +89,7 @@ impl<K: Copy + Eq + Hash, V> Side<K, V> {
         }
     }
 
-    fn free_one(&mut self, worth: impl Fn(&V) -> Worth) -> bool {
+    fn free_one(&mut self, worth: impl Fn(&V) -> Worth) -> Option<K> {
         let mut least: Option<(Worth, K)> = None;
         for _ in 0..SEARCH.min(self.entries.len()) {
             self.hand = if self.hand < self.entries.len() { self.hand } else { 0 };
@@ -84,9 +103,9 @@ impl<K: Copy + Eq + Hash, V> Side<K, V> {
                 break;
             }
         }
-        let Some((_, key)) = least else { return false };
+        let (_, key) = least?;
         self.remove(key);
-        true
+        Some(key)
     }
 }
 

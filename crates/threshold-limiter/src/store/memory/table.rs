@@ -215,6 +215,27 @@ impl Shard {
         }
     }
 
+    /// Shows every balance that says anything.
+    pub(super) fn each(&self, now: Timestamp, show: &mut impl FnMut(Digest, &Limit, &Balance)) {
+        for at in 0..self.slots.len() {
+            let Some(slot) = self.slots.get(at).filter(|slot| slot[3] != 0) else { continue };
+            let key = Digest::from_u128(u128::from(slot[0]) << 64 | u128::from(slot[1]));
+            let (kind, number, figure) = parts(slot[3]);
+            if kind == LARGE {
+                if let Some(Large { limit, balance }) = self.large.get(u32::try_from(figure).unwrap_or(u32::MAX))
+                    && balance.silent_from() > now
+                {
+                    show(key, limit, balance);
+                }
+            } else if let Some(limit) = self.limit(number) {
+                let balance = self.unpack(slot);
+                if balance.silent_from() > now {
+                    show(key, limit, &balance);
+                }
+            }
+        }
+    }
+
     pub(super) fn remove(&mut self, key: Digest) {
         if let Ok(place) = self.slots.find(key) {
             self.take_out(place);

@@ -109,11 +109,6 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// Whether a decision is a refusal for want of the store, which is answered with 503.
-pub(super) fn failed_closed(decision: &Decision) -> bool {
-    decision.degraded.is_some() && !decision.allowed()
-}
-
 /// The limits of a decision, written without being gathered first.
 #[derive(Debug)]
 struct Limits<'a> {

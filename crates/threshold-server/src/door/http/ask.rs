@@ -155,7 +155,7 @@ pub(super) struct HeaderPairs<'a>(Pairs<'a, Text<'a>>);
 
 /// An IPv4 or IPv6 address.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Address(IpAddr);
+pub(in crate::door) struct Address(pub(in crate::door) IpAddr);
 
 /// Between 1 and 128 characters.
 #[derive(Debug)]
@@ -171,14 +171,14 @@ pub(super) enum Expiry {
 
 /// The name of a layer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct LayerName(pub(super) Layer);
+pub(in crate::door) struct LayerName(pub(in crate::door) Layer);
 
 /// The name of an algorithm.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AlgorithmName(pub(super) Algorithm);
 
 /// Reads a body, or says what is wrong with it and where.
-pub(super) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, ApiError> {
+pub(in crate::door) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, ApiError> {
     serde_json::from_slice(body).map(|Object(value)| value).map_err(|error| refusal::<Object<T>>(body, &error))
 }
 
@@ -337,6 +337,11 @@ impl<'de: 'a, 'a> Deserialize<'de> for Asked<'a> {
     }
 }
 
+/// The layer of this name.
+pub(in crate::door) fn layer_named(text: &str) -> Option<Layer> {
+    super::schema::LAYERS.into_iter().find(|layer| layer.name() == text)
+}
+
 /// Reads a short text and makes something of it.
 fn parsed<'de, D: Deserializer<'de>, T>(
     deserializer: D,
@@ -371,8 +376,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for RequestId<'a> {
 
 impl<'de> Deserialize<'de> for LayerName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let find = |text: &str| super::schema::LAYERS.into_iter().find(|layer| layer.name() == text);
-        parsed(deserializer, find, |text| format!("no layer is called \"{text}\"")).map(Self)
+        parsed(deserializer, layer_named, |text| format!("no layer is called \"{text}\"")).map(Self)
     }
 }
 

@@ -1,5 +1,7 @@
 //! `/openapi.json`: the API described from the types that read and write it.
 
+mod operators;
+
 use std::sync::OnceLock;
 
 use bytes::Bytes;
@@ -40,7 +42,10 @@ fn build() -> Value {
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "operator": {"type": "http", "scheme": "bearer"},
+            },
         },
         "security": [{}, {"token": []}],
     })
@@ -65,7 +70,7 @@ fn paths(generator: &mut SchemaGenerator) -> Value {
         },
     });
     let reserve = json!({"$ref": "#/components/schemas/Reserve"});
-    let mut calls = Calls { generator };
+    let mut calls = Calls { generator: &mut *generator };
     let mut paths = Map::new();
     let mut add = |path: &str, item: Value| paths.insert(path.to_owned(), item);
     let mut check = calls.post("check", "Decide and charge", &asked, &decisions, &[503]);
@@ -85,6 +90,7 @@ fn paths(generator: &mut SchemaGenerator) -> Value {
     add("/check", calls.post("limitAlias", "The same as /v1/limit", &limit, &limited, &[]));
     add("/healthz", calls.health("healthz", "Whether the server lives"));
     add("/readyz", calls.health("readyz", "Whether it does all that it should"));
+    operators::add(&mut paths, generator);
     Value::Object(paths)
 }
 

@@ -16,24 +16,24 @@ pub(super) const MAX_PAIRS: usize = 64;
 
 /// A text.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
+pub(in crate::door) struct Text<'a>(pub(super) Cow<'a, str>);
 
 /// A whole number that is no wrap-around.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Whole(u64);
+pub(in crate::door) struct Whole(u64);
 
 /// An object with names of the caller's own.
 #[derive(Debug)]
 pub(super) struct Pairs<'a, V>(Vec<(Text<'a>, V)>);
 
 impl Text<'_> {
-    pub(super) fn as_str(&self) -> &str {
+    pub(in crate::door) fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl Whole {
-    pub(super) fn number(self) -> u64 {
+    pub(in crate::door) fn number(self) -> u64 {
         self.0
     }
 }

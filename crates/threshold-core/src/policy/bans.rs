@@ -1,0 +1,361 @@
+//! Bans that are set while a policy is in force: whom they are on, until when, and which of them a request meets.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use prefix_trie::PrefixMap;
+
+use super::lists::{ListEntry, Rank};
+use super::{Layer, Policy, check};
+use crate::address::AddressGroup;
+use crate::caller::Caller;
+use crate::codec::{BytesError, Reader, Writer};
+use crate::decision::{Decision, Verdict};
+use crate::facts::Facts;
+use crate::key::{Digest, DigestKey, Domain, Part};
+use crate::time::Timestamp;
+
+/// The version of a ban's bytes.
+const VERSION: u8 = 1;
+/// The longest text of a ban, in bytes.
+const MAX_TEXT: usize = 1 << 14;
+/// The widest blocks that can be banned, of IPv4 and of IPv6. Nobody means more than that by one ban.
+const WIDEST: (u8, u8) = (8, 16);
+
+/// One ban.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ban {
+    /// Whom it is on.
+    pub whom: ListEntry,
+    /// Why. Clients are never told.
+    pub reason: Box<str>,
+    /// Who set it.
+    pub by: Box<str>,
+    /// Since when.
+    pub from: Timestamp,
+    /// Until when; `Timestamp::MAX` is for good.
+    pub until: Timestamp,
+}
+
+/// What a request is banned by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Banned {
+    /// Until when.
+    pub until: Timestamp,
+    /// Whether it is the address, the tenant or the user that is banned.
+    pub layer: Layer,
+}
+
+/// Where a policy asks for bans: they change from one request to the next, and the policy does not.
+pub trait BanSource: fmt::Debug + Send + Sync {
+    /// Of the bans that this request meets and that are no wider than `allowed`, the one that ends last.
+    fn find(&self, who: Who<'_>, allowed: Option<Rank>) -> Option<Banned>;
+}
+
+/// Who is asking, as lists and bans know them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Who<'a> {
+    /// The address.
+    pub ip: Option<IpAddr>,
+    /// The user.
+    pub user: Option<&'a str>,
+    /// The tenant.
+    pub tenant: Option<&'a str>,
+}
+
+impl Banned {
+    /// Tells a request so. When it is for good there is no moment to come back at.
+    pub(crate) fn tell(self, decision: &mut Decision) {
+        decision.verdict = Verdict::Ban;
+        decision.penalty = Some(self.layer);
+        decision.ready_at = Some(self.until).filter(|until| *until < Timestamp::MAX);
+    }
+}
+
+impl ListEntry {
+    /// As operators name it: an address or block on the edge, a tenant, a user.
+    ///
+    /// # Errors
+    /// Where that layer has nobody to ban, or the key is no address.
+    pub fn named(layer: Layer, key: &str) -> Result<Self, String> {
+        let key = key.trim();
+        match layer {
+            _ if key.is_empty() => Err("the key is empty".to_owned()),
+            Layer::Edge => super::lists::parse_net(key)
+                .map(Self::Address)
+                .ok_or_else(|| format!("\"{key}\" is not an address or a CIDR")),
+            Layer::Tenant => Ok(Self::Tenant(key.into())),
+            Layer::User => Ok(Self::User(key.into())),
+            Layer::Global | Layer::Endpoint => {
+                Err("an address (edge), a tenant or a user can be banned, and nothing else".to_owned())
+            }
+        }
+    }
+
+    /// The layer it belongs to.
+    #[must_use]
+    pub const fn layer(&self) -> Layer {
+        match self {
+            Self::Address(_) => Layer::Edge,
+            Self::User(_) => Layer::User,
+            Self::Tenant(_) => Layer::Tenant,
+        }
+    }
+
+    /// The key as operators write it: a single address without its prefix.
+    #[must_use]
+    pub fn key(&self) -> String {
+        match self {
+            Self::Address(net) if net.prefix_len() == net.max_prefix_len() => net.addr().to_string(),
+            Self::Address(net) => net.to_string(),
+            Self::User(name) | Self::Tenant(name) => name.to_string(),
+        }
+    }
+
+    /// The number that a ban on it is known by: the same whenever it is banned.
+    #[must_use]
+    pub fn ban_id(&self, key: DigestKey) -> Digest {
+        let mut digest = key.begin(Domain::Ban);
+        digest.text(Part::Identity, self.layer().name());
+        digest.text(Part::Fact, &self.key());
+        digest.finish()
+    }
+}
+
+impl Policy {
+    /// The name of a request's subject, as operators read it: a secret one is hidden, and the address stands in for one
+    /// that is missing.
+    #[must_use]
+    pub fn name_of(&self, layer: Layer, facts: &Facts<'_>) -> Option<ListEntry> {
+        let caller = Caller::new(facts, self);
+        let identity = self.identity();
+        let shown = |name: &str, secret: bool| if secret { self.key.redact(name).into() } else { name.into() };
+        let named = match layer {
+            Layer::User => caller.user.map(|name| ListEntry::User(shown(name, identity.secret_user))),
+            Layer::Tenant => caller.tenant.map(|name| ListEntry::Tenant(shown(name, identity.secret_tenant))),
+            Layer::Global | Layer::Edge | Layer::Endpoint => None,
+        };
+        named.or_else(|| {
+            let group = AddressGroup::of(caller.ip?, identity.ipv6_prefix);
+            IpNet::new(group.base, group.prefix).ok().map(ListEntry::Address)
+        })
+    }
+
+    /// Why this must not be banned, if it must not: whoever stands behind it is not one client.
+    #[must_use]
+    pub fn refuses_ban(&self, whom: &ListEntry) -> Option<String> {
+        let ListEntry::Address(net) = whom else { return None };
+        let widest = if matches!(net, IpNet::V4(_)) { WIDEST.0 } else { WIDEST.1 };
+        let covered = check::too_wide(whom, super::Listed::Deny, &self.identity().address);
+        covered.or_else(|| {
+            let loopback = net.addr().is_loopback().then(|| "this is this machine's own address".to_owned());
+            loopback.or_else(|| (net.prefix_len() < widest).then(|| format!("a ban covers at most a /{widest}")))
+        })
+    }
+}
+
+impl Ban {
+    /// The bytes that are kept.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Writer::new(VERSION);
+        let (kind, key) = match &self.whom {
+            ListEntry::Address(net) => (1, net.to_string()),
+            ListEntry::User(name) => (2, name.to_string()),
+            ListEntry::Tenant(name) => (3, name.to_string()),
+        };
+        out.byte(kind);
+        out.number(self.from.micros());
+        out.number(self.until.micros());
+        for text in [key.as_str(), &self.reason, &self.by] {
+            out.text(text);
+        }
+        out.finish()
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    ///
+    /// # Errors
+    /// On another version, and on bytes no ban has.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
+        const WRONG: BytesError = BytesError::Malformed("ban");
+        let mut from = Reader::new(bytes, VERSION)?;
+        let kind = from.byte()?;
+        let (since, until) = (Timestamp::from_micros(from.number()?), Timestamp::from_micros(from.number()?));
+        let (key, reason, by) = (from.text(MAX_TEXT)?, from.text(MAX_TEXT)?, from.text(MAX_TEXT)?);
+        let whom = match kind {
+            1 => ListEntry::Address(key.parse().map_err(|_| WRONG)?),
+            2 => ListEntry::User(key.into()),
+            3 => ListEntry::Tenant(key.into()),
+            _ => return Err(WRONG),
+        };
+        from.finish()?;
+        Ok(Self { whom, reason: reason.into(), by: by.into(), from: since, until })
+    }
+}
+
+/// Who is banned, and until when: an address costs one walk down its prefixes, however many bans there are.
+#[derive(Debug, Clone, Default)]
+pub struct Bans {
+    v4: PrefixMap<Ipv4Net, Timestamp>,
+    v6: PrefixMap<Ipv6Net, Timestamp>,
+    users: BTreeMap<Box<str>, Timestamp>,
+    tenants: BTreeMap<Box<str>, Timestamp>,
+}
+
+impl Bans {
+    /// Bans somebody until then, instead of until any other moment.
+    pub fn insert(&mut self, whom: &ListEntry, until: Timestamp) {
+        match whom {
+            ListEntry::Address(IpNet::V4(net)) => drop(self.v4.insert(*net, until)),
+            ListEntry::Address(IpNet::V6(net)) => drop(self.v6.insert(*net, until)),
+            ListEntry::User(user) => drop(self.users.insert(user.clone(), until)),
+            ListEntry::Tenant(tenant) => drop(self.tenants.insert(tenant.clone(), until)),
+        }
+    }
+
+    /// Bans somebody no longer.
+    pub fn remove(&mut self, whom: &ListEntry) {
+        match whom {
+            ListEntry::Address(IpNet::V4(net)) => drop(self.v4.remove(net)),
+            ListEntry::Address(IpNet::V6(net)) => drop(self.v6.remove(net)),
+            ListEntry::User(user) => drop(self.users.remove(user)),
+            ListEntry::Tenant(tenant) => drop(self.tenants.remove(tenant)),
+        }
+    }
+
+    /// As [`BanSource::find`]. A ban that is over is found like any other: the request's own moment is not known here, and
+    /// the one that ends last decides.
+    #[must_use]
+    pub fn find(&self, who: Who<'_>, allowed: Option<Rank>) -> Option<Banned> {
+        let counts = |rank: Rank| allowed.is_none_or(|allowed| rank >= allowed);
+        let user = who.user.and_then(|user| self.users.get(user)).filter(|_| counts(Rank::User));
+        let tenant = who.tenant.and_then(|tenant| self.tenants.get(tenant)).filter(|_| counts(Rank::Tenant));
+        let covering = |(prefix, until): (u8, &Timestamp)| counts(Rank::Address(prefix)).then_some(*until);
+        let address = match who.ip.map(|ip| ip.to_canonical()) {
+            None => None,
+            Some(IpAddr::V4(v4)) => {
+                let nets = self.v4.cover(&Ipv4Net::from(v4));
+                nets.filter_map(|(net, until)| covering((net.prefix_len(), until))).max()
+            }
+            Some(IpAddr::V6(v6)) => {
+                let nets = self.v6.cover(&Ipv6Net::from(v6));
+                nets.filter_map(|(net, until)| covering((net.prefix_len(), until))).max()
+            }
+        };
+        let found = [(user.copied(), Layer::User), (address, Layer::Edge), (tenant.copied(), Layer::Tenant)];
+        let bans = found.into_iter().filter_map(|(until, layer)| Some(Banned { until: until?, layer }));
+        bans.max_by_key(|ban| ban.until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Listed;
+    use proptest::prelude::*;
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp::from_secs(seconds)
+    }
+
+    fn bans(all: &[(&str, u64)]) -> Bans {
+        let mut bans = Bans::default();
+        for (whom, until) in all {
+            bans.insert(&ListEntry::parse(whom).unwrap(), at(*until));
+        }
+        bans
+    }
+
+    #[test]
+    fn of_all_bans_that_are_met_the_one_that_ends_last_counts_and_a_narrower_allowance_lifts_it() {
+        let mut bans =
+            bans(&[("10.0.0.0/8", 50), ("10.1.2.3", 20), ("user:eve", 30), ("tenant:bad", 90), ("2001:db8::/32", 5)]);
+        let find = |bans: &Bans, ip: &str, user, tenant, allowed| {
+            let found = bans.find(Who { ip: ip.parse().ok(), user, tenant }, allowed);
+            found.map(|ban| (ban.until.secs_ceil(), ban.layer))
+        };
+        assert_eq!(find(&bans, "10.1.2.3", None, None, None), Some((50, Layer::Edge)));
+        assert_eq!(find(&bans, "::ffff:10.1.2.3", None, None, None), Some((50, Layer::Edge)));
+        assert_eq!(find(&bans, "10.1.2.3", None, None, Some(Rank::Address(16))), Some((20, Layer::Edge)));
+        assert_eq!(find(&bans, "10.1.2.3", None, None, Some(Rank::Address(32))), Some((20, Layer::Edge)));
+        assert_eq!(find(&bans, "10.1.2.4", None, None, Some(Rank::Address(16))), None);
+        assert_eq!(find(&bans, "10.1.2.4", Some("eve"), None, Some(Rank::User)), Some((30, Layer::User)));
+        assert_eq!(find(&bans, "192.0.2.1", Some("bob"), Some("bad"), None), Some((90, Layer::Tenant)));
+        assert_eq!(find(&bans, "192.0.2.1", Some("bob"), Some("bad"), Some(Rank::Address(24))), None);
+        assert_eq!(find(&bans, "2001:db8::1", None, None, None), Some((5, Layer::Edge)));
+        for (whom, _) in [("10.0.0.0/8", 0), ("10.1.2.3", 0)] {
+            bans.remove(&ListEntry::parse(whom).unwrap());
+        }
+        assert_eq!(find(&bans, "10.1.2.3", None, None, None), None);
+    }
+
+    #[test]
+    fn nobody_bans_a_proxy_this_machine_or_half_the_world() {
+        let text =
+            "[identity]\ntrusted_proxies = [\"192.0.2.0/24\", \"2001:db8:1::/48\"]\nclient_ip = \"x-forwarded-for\"";
+        let policy = Policy::parse(text, &|_| None).unwrap();
+        let refused = |key: &str| policy.refuses_ban(&ListEntry::named(Layer::Edge, key).unwrap()).is_some();
+        for wide in [
+            "0.0.0.0/0",
+            "::/0",
+            "128.0.0.0/1",
+            "10.0.0.0/7",
+            "2000::/15",
+            "127.0.0.1",
+            "127.9.9.9",
+            "127.0.0.0/8",
+            "::1",
+            "192.0.2.7",
+            "192.0.0.0/16",
+            "2001:db8:1:2::/64",
+            "::ffff:192.0.2.7",
+            "::/16",
+            "::ffff:0:0/96",
+        ] {
+            assert!(refused(wide), "{wide}");
+        }
+        for fine in ["10.0.0.0/8", "203.0.113.7", "2001:db8:2::/48", "2600::/16"] {
+            assert!(!refused(fine), "{fine}");
+        }
+        assert!(ListEntry::named(Layer::Endpoint, "GET:/").is_err());
+        assert!(ListEntry::named(Layer::Edge, "somewhere").is_err());
+        assert!(ListEntry::named(Layer::User, " ").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn a_ban_reads_back_as_it_was_written(name in ".{1,40}", reason in ".{0,80}", from: u64, until: u64, prefix in 0u8..=32, bits: u32) {
+            let net = Ipv4Net::new(bits.into(), prefix).unwrap();
+            for whom in [ListEntry::User(name.as_str().into()), ListEntry::Tenant(name.as_str().into()), ListEntry::Address(net.into())] {
+                let ban = Ban { whom, reason: reason.as_str().into(), by: "ops".into(), from: Timestamp::from_micros(from), until: Timestamp::from_micros(until) };
+                let bytes = ban.to_bytes();
+                prop_assert_eq!(Ban::from_bytes(&bytes), Ok(ban));
+                for cut in 0..bytes.len() {
+                    prop_assert!(Ban::from_bytes(&bytes[..cut]).is_err());
+                }
+            }
+        }
+
+        /// Lists and bans are two tables that follow one rule: what a list denies, a ban denies.
+        #[test]
+        fn bans_and_deny_lists_agree(nets in prop::collection::vec((0u32..8, 24u8..=32), 0..12), allowed in prop::collection::vec((0u32..8, 24u8..=32), 0..6), asked in 0u32..8) {
+            let net = |(bits, prefix): (u32, u8)| ListEntry::Address(Ipv4Net::new(bits.into(), prefix).unwrap().trunc().into());
+            let (mut lists, mut only_allowed, mut bans) = (crate::policy::Lists::default(), crate::policy::Lists::default(), Bans::default());
+            for own in nets {
+                lists.insert(net(own), Listed::Deny);
+                bans.insert(&net(own), Timestamp::MAX);
+            }
+            for own in allowed {
+                lists.insert(net(own), Listed::Allow);
+                only_allowed.insert(net(own), Listed::Allow);
+            }
+            let who = Who { ip: Some(IpAddr::V4(asked.into())), ..Who::default() };
+            let rank = only_allowed.find_ranked(who).map(|(rank, _)| rank);
+            let denied = lists.find(who.ip, None, None) == Some(Listed::Deny);
+            prop_assert_eq!(bans.find(who, rank).is_some(), denied);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Bans that operators set while the limiter runs: looked up for every request, changed for a few.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use threshold_core::policy::{Ban, BanSource, Banned, Bans, Rank, Who};
+use threshold_core::{Digest, Timestamp};
+
+use crate::store::Keep;
+
+/// The most bans at once. A list that is longer than this belongs into a firewall.
+pub const MOST_BANS: usize = 500_000;
+
+/// Every ban, by its number and by whom it is on.
+#[derive(Debug, Default)]
+pub struct BanBook {
+    /// Whether there is anybody to look for: a request that meets no ban pays for one load.
+    any: AtomicBool,
+    pages: RwLock<Pages>,
+    keeper: Option<Arc<dyn Keep>>,
+}
+
+#[derive(Debug, Default)]
+struct Pages {
+    by_id: BTreeMap<Digest, Ban>,
+    bans: Bans,
+    /// Whom ladders have banned, by the subject. Their standings say until when; these say who it is.
+    named: BTreeMap<Digest, Ban>,
+}
+
+/// There is room for no more bans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooManyBans;
+
+impl std::fmt::Display for TooManyBans {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "there are {MOST_BANS} bans already")
+    }
+}
+
+impl std::error::Error for TooManyBans {}
+
+impl BanBook {
+    /// The same book, which tells this keeper of every change from now on.
+    #[must_use]
+    pub fn kept_by(mut self, keeper: Arc<dyn Keep>) -> Self {
+        self.keeper = Some(keeper);
+        self
+    }
+
+    /// Sets a ban, in place of the one on the same client. What is over goes first, so that a book never fills with it.
+    ///
+    /// # Errors
+    /// Where there is room for no more.
+    pub fn set(&self, id: Digest, ban: Ban, now: Timestamp) -> Result<(), TooManyBans> {
+        let mut pages = self.write();
+        if pages.by_id.len() >= MOST_BANS && !pages.by_id.contains_key(&id) {
+            self.sweep_pages(&mut pages, now);
+            if pages.by_id.len() >= MOST_BANS {
+                return Err(TooManyBans);
+            }
+        }
+        pages.bans.insert(&ban.whom, ban.until);
+        if let Some(keeper) = &self.keeper {
+            keeper.ban(id, Some(&ban));
+        }
+        pages.by_id.insert(id, ban);
+        self.any.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Ends a ban. Returns it, if there was one.
+    pub fn lift(&self, id: Digest) -> Option<Ban> {
+        let mut pages = self.write();
+        let ban = pages.by_id.remove(&id)?;
+        self.forget(&mut pages, id, &ban);
+        self.any.store(!pages.by_id.is_empty(), Ordering::Release);
+        Some(ban)
+    }
+
+    /// Writes down whom a ladder has banned: a standing alone has no name. Where there is no room, it stays nameless.
+    pub fn name(&self, subject: Digest, ban: Ban, now: Timestamp) {
+        let mut pages = self.write();
+        if pages.named.len() >= MOST_BANS {
+            self.sweep_pages(&mut pages, now);
+        }
+        if pages.named.len() < MOST_BANS {
+            if let Some(keeper) = &self.keeper {
+                keeper.named(subject, Some(&ban));
+            }
+            pages.named.insert(subject, ban);
+        }
+    }
+
+    /// Whom a ladder has banned under this subject.
+    #[must_use]
+    pub fn named(&self, subject: Digest) -> Option<Ban> {
+        self.read().named.get(&subject).cloned()
+    }
+
+    /// Forgets the name of a subject.
+    pub fn forget_name(&self, subject: Digest) {
+        if self.write().named.remove(&subject).is_some()
+            && let Some(keeper) = &self.keeper
+        {
+            keeper.named(subject, None);
+        }
+    }
+
+    /// The bans that hold at `now`, by their numbers.
+    #[must_use]
+    pub fn all(&self, now: Timestamp) -> Vec<(Digest, Ban)> {
+        let pages = self.read();
+        pages.by_id.iter().filter(|(_, ban)| ban.until > now).map(|(id, ban)| (*id, ban.clone())).collect()
+    }
+
+    /// One ban that holds at `now`.
+    #[must_use]
+    pub fn one(&self, id: Digest, now: Timestamp) -> Option<Ban> {
+        self.read().by_id.get(&id).filter(|ban| ban.until > now).cloned()
+    }
+
+    /// Forgets bans that are over. Nothing depends on when this is done.
+    pub fn sweep(&self, now: Timestamp) {
+        let is_over = |ban: &Ban| ban.until <= now;
+        let pages = self.read();
+        let any_over = pages.by_id.values().chain(pages.named.values()).any(is_over);
+        drop(pages);
+        if any_over {
+            let mut pages = self.write();
+            self.sweep_pages(&mut pages, now);
+            self.any.store(!pages.by_id.is_empty(), Ordering::Release);
+        }
+    }
+
+    fn sweep_pages(&self, pages: &mut Pages, now: Timestamp) {
+        let over: Vec<(Digest, Ban)> = pages.by_id.extract_if(.., |_, ban| ban.until <= now).collect();
+        for (id, ban) in over {
+            self.forget(pages, id, &ban);
+        }
+        for (subject, _) in pages.named.extract_if(.., |_, ban| ban.until <= now) {
+            if let Some(keeper) = &self.keeper {
+                keeper.named(subject, None);
+            }
+        }
+    }
+
+    fn forget(&self, pages: &mut Pages, id: Digest, ban: &Ban) {
+        pages.bans.remove(&ban.whom);
+        if let Some(keeper) = &self.keeper {
+            keeper.ban(id, None);
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Pages> {
+        self.pages.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Pages> {
+        self.pages.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl BanSource for BanBook {
+    #[inline]
+    fn find(&self, who: Who<'_>, allowed: Option<Rank>) -> Option<Banned> {
+        if !self.any.load(Ordering::Acquire) {
+            return None;
+        }
+        self.read().bans.find(who, allowed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use threshold_core::DigestKey;
+    use threshold_core::policy::{Layer, ListEntry};
+
+    const KEY: DigestKey = DigestKey::new([7; 16]);
+
+    fn ban(key: &str, until: u64) -> (Digest, Ban) {
+        let whom = ListEntry::named(Layer::Edge, key).unwrap();
+        let until = Timestamp::from_secs(until);
+        (whom.ban_id(KEY), Ban { whom, reason: "r".into(), by: "b".into(), from: Timestamp::EPOCH, until })
+    }
+
+    #[test]
+    fn a_ban_that_was_set_again_is_one_ban_and_what_is_over_is_swept() {
+        let book = BanBook::default();
+        let who = Who { ip: "203.0.113.7".parse().ok(), ..Who::default() };
+        let now = Timestamp::from_secs(10);
+        assert_eq!(book.find(who, None), None);
+        for (key, until) in [("203.0.113.7", 20), ("203.0.113.7/32", 30), ("203.0.113.0/24", 5)] {
+            let (id, ban) = ban(key, until);
+            book.set(id, ban, now).unwrap();
+        }
+        assert_eq!(book.all(now).len(), 1);
+        assert_eq!(book.find(who, None).unwrap().until, Timestamp::from_secs(30));
+        book.sweep(now);
+        assert_eq!(book.all(Timestamp::EPOCH).len(), 1);
+        let (id, _) = ban("203.0.113.7", 0);
+        assert!(book.lift(id).is_some() && book.lift(id).is_none());
+        assert_eq!(book.find(who, None), None);
+    }
+
+    /// A scan of as many would take a million comparisons for each of these; a walk down the prefixes takes at most 32.
+    #[test]
+    fn among_a_hundred_thousand_blocks_the_right_one_is_found() {
+        let book = BanBook::default();
+        for number in 0..100_000u32 {
+            let net = std::net::Ipv4Addr::from_bits(0x0b00_0000 + (number << 8));
+            let (id, ban) = ban(&format!("{net}/24"), 100);
+            book.set(id, ban, Timestamp::EPOCH).unwrap();
+        }
+        for number in (0..100_000u32).step_by(997) {
+            let inside = std::net::Ipv4Addr::from_bits(0x0b00_0000 + (number << 8) + 7);
+            assert!(book.find(Who { ip: Some(inside.into()), ..Who::default() }, None).is_some());
+        }
+        let outside = Who { ip: "10.255.255.255".parse().ok(), ..Who::default() };
+        assert_eq!(book.find(outside, None), None);
+    }
+}

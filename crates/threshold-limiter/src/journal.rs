@@ -1,0 +1,221 @@
+//! What outlives the process: bans, strikes, locks and settings, in one SQLite file beside the store in memory.
+//!
+//! Memory decides; the journal writes down. A change is noted as the latest bytes under its key, so that a hundred strikes
+//! of one subject are one row. One thread takes all that was noted, writes it in one transaction, waits for the disk, and
+//! then says so. Whoever owes somebody an answer that must not be forgotten waits for that, and nobody else does.
+
+mod counters;
+mod file;
+mod queue;
+mod restore;
+mod rows;
+mod salvage;
+mod secret;
+mod writer;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use threshold_core::lockout::Account;
+use threshold_core::policy::Ban;
+use threshold_core::{Digest, Standing};
+use tokio::sync::watch;
+
+use crate::store::Keep;
+pub use counters::{load_counters, save_counters};
+use file::JournalFile;
+use queue::Queue;
+pub use restore::{Restored, restore};
+pub use rows::{AuditLine, Kind, Row};
+pub use salvage::Damage;
+pub use secret::{installation_secret, secret_path};
+
+/// A journal that is open, and the thread that writes it.
+pub struct Journal {
+    queue: Arc<Queue>,
+    path: PathBuf,
+    writer: Mutex<Option<JoinHandle<()>>>,
+    /// Held for as long as the journal is open: two processes that both decide from memory would overwrite each other.
+    _lock: std::fs::File,
+}
+
+/// What a journal held when it was opened.
+#[derive(Debug, Default)]
+pub struct Kept {
+    /// Its rows. What one says is for its reader to judge.
+    pub rows: Vec<Row>,
+    /// What was wrong with the file, if anything was.
+    pub damage: Option<Damage>,
+    /// Whether there was no such file before.
+    pub is_new: bool,
+}
+
+/// Why a journal cannot be opened.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum JournalError {
+    /// Another process has it open.
+    InUse(PathBuf),
+    /// It was written under another secret: nothing in it would be recognised.
+    OtherSecret(PathBuf),
+    /// It was written by a later version of this program.
+    Newer(PathBuf, i64),
+    /// The file, or one beside it, cannot be used.
+    Io(PathBuf, std::io::Error),
+    /// SQLite cannot use it.
+    Sqlite(PathBuf, rusqlite::Error),
+    /// The secret beside it is none.
+    BadSecret(PathBuf),
+}
+
+impl fmt::Display for JournalError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InUse(path) => write!(f, "{} is in use by another process", path.display()),
+            Self::OtherSecret(path) => write!(
+                f,
+                "{} was written under another secret: give THRESHOLD_SECRET, or the secret file, as it was then, or \
+                 start with another file",
+                path.display()
+            ),
+            Self::Newer(path, version) => {
+                write!(f, "{} has version {version}, which this program does not know", path.display())
+            }
+            Self::Io(path, error) => write!(f, "cannot use {}: {error}", path.display()),
+            Self::Sqlite(path, error) => write!(f, "cannot use {}: {error}", path.display()),
+            Self::BadSecret(path) => write!(f, "{} holds no secret: 64 hexadecimal digits are one", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for JournalError {}
+
+/// What was noted is not on disk yet. It is kept in memory, and written as soon as that can be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unsaved;
+
+impl fmt::Display for Unsaved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("this is not on disk yet")
+    }
+}
+
+impl std::error::Error for Unsaved {}
+
+impl Journal {
+    /// Opens a journal, or makes one, and reads what it holds. A damaged file is put aside, and what could still be read
+    /// of it goes into a new one; [`Kept::damage`] says so.
+    ///
+    /// # Errors
+    /// Where the file cannot be used at all, is in use, or belongs to another installation.
+    pub fn open(path: &Path, fingerprint: u32) -> Result<(Self, Kept), JournalError> {
+        let lock = file::lock(path)?;
+        let (file, kept) = JournalFile::open(path, fingerprint)?;
+        let queue = Arc::new(Queue::default());
+        let writer = writer::start(file, Arc::clone(&queue)).map_err(|error| JournalError::Io(path.into(), error))?;
+        Ok((Self { queue, path: path.into(), writer: Mutex::new(Some(writer)), _lock: lock }, kept))
+    }
+
+    /// Reads what a journal holds, and changes nothing: for when no server runs.
+    ///
+    /// # Errors
+    /// Where the file cannot be read.
+    pub fn read(path: &Path) -> Result<Kept, JournalError> {
+        file::read_only(path)
+    }
+
+    /// A copy of the journal as it is on disk now, in a file that was not there.
+    ///
+    /// # Errors
+    /// Where there is such a file already, and where one of the two cannot be used.
+    pub fn copy(from: &Path, to: &Path) -> Result<(), JournalError> {
+        file::copy(from, to)
+    }
+
+    /// Puts a sound copy in the place of a journal that nobody has open. What was there is put aside, and its path returned.
+    ///
+    /// # Errors
+    /// Where the journal is in use, the copy is damaged, or one of the two cannot be used.
+    pub fn replace(from: &Path, journal: &Path) -> Result<Option<PathBuf>, JournalError> {
+        let _lock = file::lock(journal)?;
+        salvage::replace(from, journal)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Notes the latest value under a key; `None` takes it out.
+    pub fn note(&self, kind: Kind, key: &[u8], value: Option<Vec<u8>>) {
+        self.queue.note(kind, key, value);
+    }
+
+    /// Notes who changed what, and why. Where so many wait for a disk that one more would be too many, it is refused: what
+    /// cannot be written down must not be done.
+    ///
+    /// # Errors
+    /// In that case.
+    pub fn audit(&self, line: AuditLine) -> Result<(), Unsaved> {
+        self.queue.audit(line)
+    }
+
+    /// Waits until everything that was noted before is on disk, for so long at most. Where the disk is known to be in
+    /// trouble and the wait is a short one, it does not wait at all.
+    ///
+    /// # Errors
+    /// Where it is not on disk by then.
+    pub async fn saved(&self, at_most: Duration) -> Result<(), Unsaved> {
+        self.queue.saved(at_most).await
+    }
+
+    /// What is wrong with the disk, whenever that changes; `None` while nothing is.
+    #[must_use]
+    pub fn troubles(&self) -> watch::Receiver<Option<Arc<str>>> {
+        self.queue.troubles()
+    }
+
+    /// Writes what is left, and ends. Says whether all of it is on disk.
+    pub fn close(&self) -> bool {
+        self.queue.stop();
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(writer) = writer {
+            let _ = writer.join();
+        }
+        self.queue.is_clean()
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for Journal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Journal").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Keep for Journal {
+    fn standing(&self, key: Digest, standing: Option<&Standing>) {
+        self.note(Kind::Standing, &key.to_u128().to_be_bytes(), standing.map(Standing::to_bytes));
+    }
+
+    fn account(&self, key: Digest, account: Option<&Account>) {
+        self.note(Kind::Account, &key.to_u128().to_be_bytes(), account.map(Account::to_bytes));
+    }
+
+    fn ban(&self, id: Digest, ban: Option<&Ban>) {
+        self.note(Kind::Ban, &id.to_u128().to_be_bytes(), ban.map(Ban::to_bytes));
+    }
+
+    fn named(&self, subject: Digest, ban: Option<&Ban>) {
+        self.note(Kind::Named, &subject.to_u128().to_be_bytes(), ban.map(Ban::to_bytes));
+    }
+}

@@ -1,0 +1,254 @@
+//! The SQLite file: how it is opened, looked through, and written.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension as _, Transaction, TransactionBehavior, params};
+
+use super::queue::Batch;
+use super::rows::{Kind, Row, Total, row_sum};
+use super::salvage::{self, Found};
+use super::{JournalError, Kept};
+
+/// The version of the tables below.
+pub(super) const VERSION: i64 = 1;
+/// Who else may have the file open is somebody who copies it, and that takes a moment.
+const BUSY: Duration = Duration::from_millis(100);
+
+const TABLES: &str = "
+    CREATE TABLE meta (name TEXT PRIMARY KEY NOT NULL, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE record (
+        kind INTEGER NOT NULL, key BLOB NOT NULL, value BLOB NOT NULL, sum INTEGER NOT NULL,
+        PRIMARY KEY (kind, key)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE audit (
+        id INTEGER PRIMARY KEY, at INTEGER NOT NULL, who TEXT NOT NULL, action TEXT NOT NULL, about TEXT NOT NULL,
+        why TEXT NOT NULL
+    ) STRICT;
+";
+
+/// An open file, and the sum of what is in it.
+#[derive(Debug)]
+pub(super) struct JournalFile {
+    connection: Connection,
+    total: Total,
+}
+
+impl JournalFile {
+    pub(super) fn open(path: &Path, fingerprint: u32) -> Result<(Self, Kept), JournalError> {
+        let sqlite = |error| JournalError::Sqlite(path.into(), error);
+        let is_new = std::fs::metadata(path).map_or(0, |metadata| metadata.len()) == 0;
+        create(path).map_err(|error| JournalError::Io(path.into(), error))?;
+        if is_new {
+            let mut connection = connect(path).map_err(sqlite)?;
+            let total = make(&mut connection, fingerprint, &[]).map_err(sqlite)?;
+            settle_in(path).map_err(|error| JournalError::Io(path.into(), error))?;
+            return Ok((Self { connection, total }, Kept { is_new, ..Kept::default() }));
+        }
+        let (connection, found) = match connect(path) {
+            Ok(connection) => {
+                let found = Found::look(&connection);
+                (Some(connection), found)
+            }
+            Err(error) if is_damage(&error) => (None, Found::nothing(&error)),
+            Err(error) => return Err(sqlite(error)),
+        };
+        if let Some(version) = found.is_newer() {
+            return Err(JournalError::Newer(path.into(), version));
+        }
+        match connection {
+            Some(connection) if found.faults.is_empty() => {
+                if found.secret != Some(i64::from(fingerprint)) {
+                    return Err(JournalError::OtherSecret(path.into()));
+                }
+                let kept = Kept { rows: found.rows, ..Kept::default() };
+                Ok((Self { connection, total: found.total }, kept))
+            }
+            other => {
+                drop(other);
+                let kept = salvage::rebuild(path, fingerprint, found)?;
+                let connection = connect(path).map_err(sqlite)?;
+                let total = stated(&connection).map_err(sqlite)?;
+                Ok((Self { connection, total }, kept))
+            }
+        }
+    }
+
+    /// Writes a batch, and returns when it is on disk.
+    pub(super) fn write(&mut self, batch: &Batch) -> rusqlite::Result<()> {
+        let mut total = self.total;
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        for ((kind, key), value) in &batch.changes {
+            put(&transaction, &mut total, *kind, key, value.as_deref())?;
+        }
+        state(&transaction, total)?;
+        {
+            let mut insert = transaction
+                .prepare_cached("INSERT INTO audit (at, who, action, about, why) VALUES (?1, ?2, ?3, ?4, ?5)")?;
+            for line in &batch.lines {
+                let at = i64::try_from(line.at.micros()).unwrap_or(i64::MAX);
+                insert.execute(params![at, line.who, line.action, line.about, line.why])?;
+            }
+        }
+        transaction.commit()?;
+        self.total = total;
+        Ok(())
+    }
+}
+
+/// Makes the tables and fills in what there is already.
+pub(super) fn make(connection: &mut Connection, fingerprint: u32, rows: &[Row]) -> rusqlite::Result<Total> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    transaction.execute_batch(TABLES)?;
+    transaction.pragma_update(None, "user_version", VERSION)?;
+    let mut total = Total::default();
+    total.add(about_sum(VERSION, i64::from(fingerprint)));
+    for (name, value) in [("version", VERSION), ("secret", i64::from(fingerprint)), ("rows", 0), ("sum", 0)] {
+        transaction.execute("INSERT INTO meta (name, value) VALUES (?1, ?2)", params![name, value])?;
+    }
+    for row in rows {
+        put(&transaction, &mut total, row.kind, &row.key, row.value.as_deref())?;
+    }
+    state(&transaction, total)?;
+    transaction.commit()?;
+    Ok(total)
+}
+
+/// What the file says of itself is a row of its own in the sum of all.
+pub(super) fn about_sum(version: i64, secret: i64) -> i64 {
+    row_sum(0, &version.to_be_bytes(), &secret.to_be_bytes())
+}
+
+fn put(
+    transaction: &Transaction<'_>,
+    total: &mut Total,
+    kind: Kind,
+    key: &[u8],
+    value: Option<&[u8]>,
+) -> rusqlite::Result<()> {
+    let kind = kind.number();
+    let old: Option<i64> = transaction
+        .prepare_cached("SELECT sum FROM record WHERE kind = ?1 AND key = ?2")?
+        .query_row(params![kind, key], |row| row.get(0))
+        .optional()?;
+    if let Some(old) = old {
+        total.take(old);
+    }
+    let Some(value) = value else {
+        transaction.prepare_cached("DELETE FROM record WHERE kind = ?1 AND key = ?2")?.execute(params![kind, key])?;
+        return Ok(());
+    };
+    let sum = row_sum(kind, key, value);
+    transaction
+        .prepare_cached("INSERT OR REPLACE INTO record (kind, key, value, sum) VALUES (?1, ?2, ?3, ?4)")?
+        .execute(params![kind, key, value, sum])?;
+    total.add(sum);
+    Ok(())
+}
+
+fn state(transaction: &Transaction<'_>, total: Total) -> rusqlite::Result<()> {
+    for (name, value) in [("rows", total.rows), ("sum", total.sum)] {
+        transaction.prepare_cached("UPDATE meta SET value = ?2 WHERE name = ?1")?.execute(params![name, value])?;
+    }
+    Ok(())
+}
+
+pub(super) fn stated(connection: &Connection) -> rusqlite::Result<Total> {
+    Ok(Total { rows: meta(connection, "rows")?, sum: meta(connection, "sum")? })
+}
+
+pub(super) fn meta(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
+    connection.query_row("SELECT value FROM meta WHERE name = ?1", [name], |row| row.get(0))
+}
+
+/// Every commit is on disk before it returns, and readers never stop the writer.
+pub(super) fn connect(path: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(BUSY)?;
+    // Nothing in the file is taken on trust: it may have been changed by anything.
+    connection.pragma_update(None, "trusted_schema", false)?;
+    connection.pragma_update(None, "cell_size_check", true)?;
+    connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))?;
+    connection.pragma_update(None, "synchronous", "full")?;
+    Ok(connection)
+}
+
+/// Whether an error says that the file is not what was written, and not that it cannot be reached just now.
+fn is_damage(error: &rusqlite::Error) -> bool {
+    !matches!(
+        error.sqlite_error_code(),
+        Some(
+            ErrorCode::DatabaseBusy
+                | ErrorCode::DatabaseLocked
+                | ErrorCode::DiskFull
+                | ErrorCode::OutOfMemory
+                | ErrorCode::PermissionDenied
+                | ErrorCode::SystemIoFailure
+        )
+    )
+}
+
+/// Makes the file, for its owner alone, if it is not there; fails where it cannot be written.
+fn create(path: &Path) -> io::Result<()> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path).map(drop)
+}
+
+/// The name of a file that was just made is on disk too.
+pub(super) fn settle_in(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder)?.sync_all()
+}
+
+/// Takes the lock of a journal. It is a file of its own: SQLite's own locks would be let go with it.
+pub(super) fn lock(path: &Path) -> Result<File, JournalError> {
+    let lock = beside(path, ".lock");
+    let io = |error| JournalError::Io(lock.clone(), error);
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock).map_err(io)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(JournalError::InUse(path.into())),
+        Err(TryLockError::Error(error)) => Err(io(error)),
+    }
+}
+
+/// A file with the same name and more.
+pub(super) fn beside(path: &Path, more: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(more);
+    name.into()
+}
+
+/// Reads a file that a server may have open, and changes nothing in it.
+pub(super) fn read_only(path: &Path) -> Result<Kept, JournalError> {
+    let sqlite = |error| JournalError::Sqlite(path.into(), error);
+    std::fs::metadata(path).map_err(|error| JournalError::Io(path.into(), error))?;
+    let connection = connect(path).map_err(sqlite)?;
+    connection.pragma_update(None, "query_only", true).map_err(sqlite)?;
+    let found = Found::look(&connection);
+    match found.is_newer() {
+        Some(version) => Err(JournalError::Newer(path.into(), version)),
+        None => Ok(found.as_it_is(path)),
+    }
+}
+
+/// Copies a sound file, also while it is written to.
+pub(super) fn copy(from: &Path, to: &Path) -> Result<(), JournalError> {
+    let failed = |error| JournalError::Sqlite(from.into(), error);
+    let io = |error| JournalError::Io(to.into(), error);
+    std::fs::metadata(from).map_err(|error| JournalError::Io(from.into(), error))?;
+    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to).map_err(io)?;
+    let copied = connect(from).and_then(|connection| {
+        let name = to.to_str().ok_or_else(|| rusqlite::Error::InvalidPath(to.into()))?;
+        connection.execute("VACUUM INTO ?1", [name]).map(drop)
+    });
+    let copied = copied.map_err(failed).and_then(|()| salvage::sound(to));
+    if let Err(error) = copied.and_then(|()| made.sync_all().and_then(|()| settle_in(to)).map_err(io)) {
+        let _ = std::fs::remove_file(to);
+        return Err(error);
+    }
+    Ok(())
+}

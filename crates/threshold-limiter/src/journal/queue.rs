@@ -1,0 +1,160 @@
+//! What waits to be written: the latest value under each key, and how far the disk has come.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::Unsaved;
+use super::rows::{AuditLine, Kind};
+
+/// The most lines of the audit that wait for a disk. Operators are people: so many are never meant.
+const MOST_LINES: usize = 10_000;
+/// A wait as short as this is not worth while when the disk is in trouble already.
+const SHORT: Duration = Duration::from_millis(100);
+
+/// The latest value under each key. It holds no more keys than the tables in memory do, and those are bounded.
+pub(super) type Changes = HashMap<(Kind, Box<[u8]>), Option<Vec<u8>>>;
+
+/// What is written in one transaction.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    pub(super) changes: Changes,
+    pub(super) lines: Vec<AuditLine>,
+    /// The number of the last change in it.
+    pub(super) up_to: u64,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    batch: Batch,
+    stopping: bool,
+}
+
+/// What waits, and how far the disk has come.
+#[derive(Debug)]
+pub(super) struct Queue {
+    waiting: Mutex<Waiting>,
+    more: Condvar,
+    /// Every change up to this one is on disk.
+    written: watch::Sender<u64>,
+    trouble: watch::Sender<Option<Arc<str>>>,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self {
+            waiting: Mutex::default(),
+            more: Condvar::new(),
+            written: watch::Sender::new(0),
+            trouble: watch::Sender::new(None),
+        }
+    }
+}
+
+impl Queue {
+    pub(super) fn note(&self, kind: Kind, key: &[u8], value: Option<Vec<u8>>) {
+        let mut waiting = self.lock();
+        waiting.batch.changes.insert((kind, key.into()), value);
+        self.count(waiting);
+    }
+
+    pub(super) fn audit(&self, line: AuditLine) -> Result<(), Unsaved> {
+        let mut waiting = self.lock();
+        if waiting.batch.lines.len() >= MOST_LINES {
+            return Err(Unsaved);
+        }
+        waiting.batch.lines.push(line);
+        self.count(waiting);
+        Ok(())
+    }
+
+    pub(super) async fn saved(&self, at_most: Duration) -> Result<(), Unsaved> {
+        let last = self.lock().batch.up_to;
+        let mut written = self.written.subscribe();
+        if *written.borrow() >= last {
+            return Ok(());
+        }
+        if at_most <= SHORT && self.trouble.borrow().is_some() {
+            return Err(Unsaved);
+        }
+        let reached = tokio::time::timeout(at_most, written.wait_for(|written| *written >= last)).await;
+        if matches!(reached, Ok(Ok(_))) { Ok(()) } else { Err(Unsaved) }
+    }
+
+    pub(super) fn troubles(&self) -> watch::Receiver<Option<Arc<str>>> {
+        self.trouble.subscribe()
+    }
+
+    /// Ends the writer once nothing is left.
+    pub(super) fn stop(&self) {
+        self.lock().stopping = true;
+        self.more.notify_all();
+    }
+
+    pub(super) fn is_clean(&self) -> bool {
+        *self.written.borrow() >= self.lock().batch.up_to
+    }
+
+    /// Everything that waits, as soon as anything does; `None` at the end.
+    pub(super) fn take(&self) -> Option<Batch> {
+        let mut waiting = self.lock();
+        while waiting.batch.is_empty() {
+            if waiting.stopping {
+                return None;
+            }
+            waiting = self.more.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+        let up_to = waiting.batch.up_to;
+        Some(std::mem::replace(&mut waiting.batch, Batch { up_to, ..Batch::default() }))
+    }
+
+    /// A batch is on disk.
+    pub(super) fn wrote(&self, up_to: u64) {
+        self.written.send_replace(up_to);
+        self.trouble.send_if_modified(|trouble| trouble.take().is_some());
+    }
+
+    /// A batch could not be written: it waits again, under whatever has come since. Says whether the end is near.
+    pub(super) fn failed(&self, batch: Batch, reason: &str) -> bool {
+        let mut waiting = self.lock();
+        for (key, value) in batch.changes {
+            waiting.batch.changes.entry(key).or_insert(value);
+        }
+        let newer = std::mem::replace(&mut waiting.batch.lines, batch.lines);
+        waiting.batch.lines.extend(newer);
+        let stopping = waiting.stopping;
+        drop(waiting);
+        self.trouble.send_if_modified(|trouble| {
+            let new = trouble.is_none();
+            if new {
+                *trouble = Some(reason.into());
+            }
+            new
+        });
+        stopping
+    }
+
+    /// Sleeps before the next try, unless it is about to end.
+    pub(super) fn rest(&self, length: Duration) {
+        let waiting = self.lock();
+        let _ = self.more.wait_timeout_while(waiting, length, |waiting| !waiting.stopping);
+    }
+
+    fn count(&self, mut waiting: MutexGuard<'_, Waiting>) {
+        waiting.batch.up_to = waiting.batch.up_to.saturating_add(1);
+        drop(waiting);
+        self.more.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Batch {
+    fn is_empty(&self) -> bool {
+        self.changes.is_empty() && self.lines.is_empty()
+    }
+}

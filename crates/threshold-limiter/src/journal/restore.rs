@@ -1,0 +1,113 @@
+//! After a restart: what a journal held goes back into memory.
+
+use threshold_core::lockout::{Account, Factor};
+use threshold_core::policy::Ban;
+use threshold_core::{Digest, Policy, Span, Standing, Timestamp};
+
+use super::rows::{Kind, Row};
+use super::{Journal, Kept};
+use crate::bans::BanBook;
+use crate::store::Keep as _;
+use crate::store::memory::MemoryStore;
+
+/// How long somebody is kept out of whom the journal only knows that there was something: as long as the longest lock of a
+/// login, and long enough for an operator to look.
+const UNREADABLE_FOR: Span = Span::HOUR;
+
+/// What went back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// Subjects with strikes or penalties.
+    pub subjects: usize,
+    /// Accounts.
+    pub accounts: usize,
+    /// Bans that operators have set.
+    pub bans: usize,
+    /// Rows that say something else than was written. Whoever they are about is kept out for an hour, where that is known.
+    pub unreadable: usize,
+    /// Rows that memory had no room for.
+    pub no_room: usize,
+}
+
+/// Puts back what was kept, and takes out of the journal what says nothing any more. `store` and `bans` do not tell the
+/// journal of changes yet: what comes from it need not go back.
+pub fn restore(
+    journal: &Journal,
+    kept: &Kept,
+    (store, bans): (&MemoryStore, &BanBook),
+    policy: &Policy,
+    now: Timestamp,
+) -> Restored {
+    let mut restored = Restored::default();
+    let login = policy.login().cloned().unwrap_or_default();
+    for row in &kept.rows {
+        // The settings of tenants and users are read by whoever made them.
+        let Some(key) = row.digest().filter(|_| !matches!(row.kind, Kind::Tenant | Kind::User)) else { continue };
+        let known = row.value.as_deref().and_then(|bytes| read(row.kind, bytes));
+        let has_room = match known {
+            Some(Known::Standing(standing)) if standing.silent_from() > now => {
+                restored.subjects = restored.subjects.saturating_add(1);
+                store.restore_standing(key, standing, now)
+            }
+            Some(Known::Account(account)) if account.silent_from(&login) > now => {
+                restored.accounts = restored.accounts.saturating_add(1);
+                store.restore_account(key, *account)
+            }
+            Some(Known::Ban(ban)) if ban.until > now && row.kind == Kind::Ban => {
+                restored.bans = restored.bans.saturating_add(1);
+                bans.set(key, ban, now).is_ok()
+            }
+            Some(Known::Ban(ban)) if ban.until > now => {
+                bans.name(key, ban, now);
+                true
+            }
+            Some(_) => {
+                journal.note(row.kind, &row.key, None);
+                true
+            }
+            None => {
+                restored.unreadable = restored.unreadable.saturating_add(1);
+                keep_out(journal, row, key, store, policy, now)
+            }
+        };
+        restored.no_room = restored.no_room.saturating_add(usize::from(!has_room));
+    }
+    restored
+}
+
+enum Known {
+    Standing(Standing),
+    Account(Box<Account>),
+    Ban(Ban),
+}
+
+fn read(kind: Kind, bytes: &[u8]) -> Option<Known> {
+    match kind {
+        Kind::Standing => Standing::from_bytes(bytes).ok().map(Known::Standing),
+        Kind::Account => Account::from_bytes(bytes).ok().map(Box::new).map(Known::Account),
+        Kind::Ban | Kind::Named => Ban::from_bytes(bytes).ok().map(Known::Ban),
+        Kind::Tenant | Kind::User => None,
+    }
+}
+
+/// Whoever a row was about that cannot be read is kept out for a while: what it said may have been a ban or a lock.
+fn keep_out(journal: &Journal, row: &Row, key: Digest, store: &MemoryStore, policy: &Policy, now: Timestamp) -> bool {
+    let until = now.plus(UNREADABLE_FOR);
+    match row.kind {
+        Kind::Standing => {
+            let standing = Standing::banned(until);
+            journal.standing(key, Some(&standing));
+            store.restore_standing(key, standing, now)
+        }
+        Kind::Account => {
+            let account = Account::locked(Factor::named(policy.key(), None), until);
+            journal.account(key, Some(&account));
+            store.restore_account(key, account)
+        }
+        // Nobody knows whom it was on; that it is gone is said where the damage is.
+        Kind::Ban | Kind::Named | Kind::Tenant | Kind::User => {
+            journal.note(row.kind, &row.key, None);
+            true
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! A file that may be damaged: everything is looked at, what can still be read is kept, and nothing is lost in silence.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rusqlite::Connection;
+
+use super::file::{VERSION, about_sum, beside, connect, make, meta, settle_in, stated};
+use super::rows::{Kind, Row, Total, row_sum};
+use super::{JournalError, Kept};
+
+/// What was wrong with a file, and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// What was found first.
+    pub reason: String,
+    /// Rows that were read as they were written.
+    pub kept: usize,
+    /// Rows that were not, as far as that is known.
+    pub lost: Option<u64>,
+    /// Where the file is now.
+    pub aside: PathBuf,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the journal was damaged ({}): {} of its rows could be kept, ", self.reason, self.kept)?;
+        match self.lost {
+            Some(lost) => write!(f, "{lost} could not; ")?,
+            None => f.write_str("nobody knows how many could not; ")?,
+        }
+        write!(f, "the damaged file is {}", self.aside.display())
+    }
+}
+
+/// Everything that a file says, and everything that is wrong with it.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) rows: Vec<Row>,
+    pub(super) faults: Vec<String>,
+    /// The sum of the rows that were read.
+    pub(super) total: Total,
+    pub(super) secret: Option<i64>,
+    /// How many rows there were when it was last written.
+    stated_rows: Option<i64>,
+    version: Option<i64>,
+    versions_agree: bool,
+}
+
+impl Found {
+    /// Looks at all there is. It costs as much as reading the file twice, once at each start.
+    pub(super) fn look(connection: &Connection) -> Self {
+        let mut found = Self::default();
+        found.look_at_itself(connection);
+        found.look_at_pages(connection);
+        found.look_at_rows(connection);
+        if found.faults.is_empty() && stated(connection).ok() != Some(found.total) {
+            found.faults.push("rows are missing, or were changed".to_owned());
+        }
+        found
+    }
+
+    /// A file that cannot even be opened.
+    pub(super) fn nothing(error: &rusqlite::Error) -> Self {
+        Self { faults: vec![error.to_string()], ..Self::default() }
+    }
+
+    /// The version, if it is one that a later program has written.
+    pub(super) fn is_newer(&self) -> Option<i64> {
+        self.version.filter(|version| self.versions_agree && *version > VERSION)
+    }
+
+    /// What was found, in a file that stays as it is.
+    pub(super) fn as_it_is(self, path: &Path) -> Kept {
+        let damage = self.damage(path);
+        Kept { rows: self.rows, damage, is_new: false }
+    }
+
+    fn look_at_itself(&mut self, connection: &Connection) {
+        let own = connection.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0));
+        self.version = meta(connection, "version").ok();
+        self.secret = meta(connection, "secret").ok();
+        self.stated_rows = meta(connection, "rows").ok();
+        self.versions_agree = self.version.is_some() && own.ok() == self.version;
+        if !self.versions_agree {
+            self.faults.push("its version is not what was written".to_owned());
+        }
+        self.total.add(about_sum(self.version.unwrap_or(0), self.secret.unwrap_or(0)));
+    }
+
+    fn look_at_pages(&mut self, connection: &Connection) {
+        let checked = connection.prepare("PRAGMA integrity_check(1)").and_then(|mut check| {
+            let lines = check.query_map([], |row| row.get::<_, String>(0))?;
+            lines.collect::<Result<Vec<_>, _>>()
+        });
+        match checked {
+            Ok(lines) if lines == ["ok"] => {}
+            Ok(lines) => self.faults.push(lines.join("; ").replace('\n', " ")),
+            Err(error) => self.faults.push(error.to_string()),
+        }
+    }
+
+    /// Reads from the front, and where that ends early from the back: a damaged page in the middle hides no more than
+    /// itself.
+    fn look_at_rows(&mut self, connection: &Connection) {
+        let mut seen = BTreeSet::new();
+        if self.read(connection, "ASC", &mut seen).is_err() {
+            let _ = self.read(connection, "DESC", &mut seen);
+        }
+    }
+
+    fn read(
+        &mut self,
+        connection: &Connection,
+        order: &str,
+        seen: &mut BTreeSet<(i64, Vec<u8>)>,
+    ) -> Result<(), rusqlite::Error> {
+        let text = format!("SELECT kind, key, value, sum FROM record ORDER BY kind {order}, key {order}");
+        let read = (|| {
+            let mut select = connection.prepare(&text)?;
+            let mut rows = select.query([])?;
+            while let Some(row) = rows.next()? {
+                let (kind, key): (i64, Vec<u8>) = (row.get(0)?, row.get(1)?);
+                if seen.insert((kind, key.clone())) {
+                    self.take(kind, key, row.get(2).ok(), row.get(3).ok());
+                }
+            }
+            Ok(())
+        })();
+        read.inspect_err(|error: &rusqlite::Error| self.faults.push(error.to_string()))
+    }
+
+    fn take(&mut self, number: i64, key: Vec<u8>, value: Option<Vec<u8>>, sum: Option<i64>) {
+        let value = value.filter(|value| Some(row_sum(number, &key, value)) == sum);
+        let kind = Kind::from_number(number);
+        match (&value, kind, sum) {
+            (Some(_), Some(_), Some(sum)) => self.total.add(sum),
+            _ => self.faults.push("a row is not what was written".to_owned()),
+        }
+        if let Some(kind) = kind {
+            self.rows.push(Row { kind, key, value });
+        }
+    }
+
+    fn damage(&self, aside: &Path) -> Option<Damage> {
+        let kept = self.rows.iter().filter(|row| row.value.is_some()).count();
+        // The file's word about itself is one of the rows that it counts.
+        let stated = self.stated_rows.and_then(|rows| u64::try_from(rows).ok()).and_then(|rows| rows.checked_sub(1));
+        Some(Damage {
+            reason: self.faults.first()?.clone(),
+            kept,
+            lost: stated.and_then(|rows| rows.checked_sub(u64::try_from(kept).ok()?)),
+            aside: aside.into(),
+        })
+    }
+}
+
+/// Whether a file is as it was written.
+pub(super) fn sound(path: &Path) -> Result<(), JournalError> {
+    let failed = |error| JournalError::Sqlite(path.into(), error);
+    let found = Found::look(&connect(path).map_err(failed)?);
+    match found.faults.first() {
+        None => Ok(()),
+        Some(fault) => Err(JournalError::Io(path.into(), std::io::Error::other(fault.clone()))),
+    }
+}
+
+/// Puts a damaged file aside, and a new one with all that could be read in its place. Until the new one is whole, the
+/// damaged one stays where it is: whenever this is interrupted, it is found again.
+pub(super) fn rebuild(path: &Path, fingerprint: u32, found: Found) -> Result<Kept, JournalError> {
+    let io = |error| JournalError::Io(path.into(), error);
+    let aside = put_aside(path, "damaged").map_err(io)?;
+    let next = beside(path, ".next");
+    let whole: Vec<Row> = found.rows.iter().filter(|row| row.value.is_some()).cloned().collect();
+    remove(&next).map_err(io)?;
+    build(&next, fingerprint, &whole).map_err(|error| JournalError::Sqlite(next.clone(), error))?;
+    put_in_place(&next, path).map_err(io)?;
+    let damage = found.damage(&aside);
+    Ok(Kept { rows: found.rows, damage, is_new: false })
+}
+
+/// Puts a sound copy in the place of a journal.
+pub(super) fn replace(from: &Path, path: &Path) -> Result<Option<PathBuf>, JournalError> {
+    let io = |error| JournalError::Io(path.into(), error);
+    let next = beside(path, ".next");
+    remove(&next).map_err(io)?;
+    super::file::copy(from, &next)?;
+    for more in ["-wal", "-shm"] {
+        remove(&beside(&next, more)).map_err(io)?;
+    }
+    let before = if std::fs::exists(path).map_err(io)? { Some(put_aside(path, "before").map_err(io)?) } else { None };
+    put_in_place(&next, path).map_err(io)?;
+    Ok(before)
+}
+
+/// Copies a file, and what belongs to it, under a name of its own.
+fn put_aside(path: &Path, why: &str) -> std::io::Result<PathBuf> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let aside = beside(path, &format!(".{why}-{}", since.as_micros()));
+    for more in ["", "-wal"] {
+        let from = beside(path, more);
+        if std::fs::exists(&from)? {
+            let to = beside(&aside, more);
+            std::fs::copy(&from, &to)?;
+            std::fs::File::open(&to)?.sync_all()?;
+        }
+    }
+    Ok(aside)
+}
+
+/// One file takes the place of another in one step. What belonged to the other must not be taken for its own.
+fn put_in_place(next: &Path, path: &Path) -> std::io::Result<()> {
+    std::fs::File::open(next)?.sync_all()?;
+    for more in ["-wal", "-shm"] {
+        remove(&beside(path, more))?;
+    }
+    std::fs::rename(next, path)?;
+    settle_in(path)
+}
+
+fn build(path: &Path, fingerprint: u32, rows: &[Row]) -> rusqlite::Result<()> {
+    let mut connection = Connection::open(path)?;
+    connection.pragma_update(None, "synchronous", "full")?;
+    make(&mut connection, fingerprint, rows)?;
+    connection.close().map_err(|(_, error)| error)
+}
+
+fn remove(path: &Path) -> std::io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,331 @@
+//! The journal on a real file: what was saved is there again, and what is damaged is never lost in silence.
+
+#![cfg(feature = "sqlite")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on should say so loudly")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use threshold_core::policy::{Ban, Layer, ListEntry};
+use threshold_core::{Policy, Secret, Timestamp};
+use threshold_limiter::bans::BanBook;
+use threshold_limiter::journal::{
+    Journal, JournalError, Kept, Kind, Restored, installation_secret, load_counters, restore, save_counters,
+    secret_path,
+};
+use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::{Attempted, Facts, Limiter, LoginRequest, ManualClock};
+
+const POLICY: &str = r#"
+[login]
+
+[[rule]]
+name = "posts"
+per = ["user"]
+limit = "1/day"
+ladder = "strict"
+strike = "request"
+"#;
+const SECOND: Duration = Duration::from_secs(10);
+const START: Timestamp = Timestamp::from_secs(1_767_225_600);
+
+/// A folder that vanishes with the test.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("threshold-journal-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn db(&self) -> PathBuf {
+        self.0.join("threshold.db")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A limiter with its journal, as a server has it.
+struct World {
+    limiter: Limiter<MemoryStore, ManualClock>,
+    journal: Arc<Journal>,
+    restored: Restored,
+    kept: Kept,
+}
+
+fn secret() -> Secret {
+    Secret::new(&[7; 32]).unwrap()
+}
+
+fn world(path: &Path, now: Timestamp) -> World {
+    let key = secret().digest_key();
+    let policy = Policy::parse(POLICY, &|_| None).unwrap().with_key(key);
+    let (journal, kept) = Journal::open(path, secret().fingerprint()).unwrap();
+    let journal = Arc::new(journal);
+    let (store, bans) = (MemoryStore::new(policy.memory()), BanBook::default());
+    let restored = restore(&journal, &kept, (&store, &bans), &policy, now);
+    let store = store.kept_by(Arc::<Journal>::clone(&journal));
+    let bans = Arc::new(bans.kept_by(Arc::<Journal>::clone(&journal)));
+    let limiter = Limiter::with_bans(policy, store, ManualClock::new(now), (key, secret()), bans);
+    World { limiter, journal, restored, kept }
+}
+
+impl World {
+    fn strike(&self, user: &str, times: usize) -> bool {
+        let facts = Facts { user: Some(user), ..Facts::default() };
+        (0..times).fold(false, |_, _| self.limiter.check(&facts).unwrap().banned())
+    }
+
+    fn is_banned(&self, user: &str) -> bool {
+        self.limiter.peek(&Facts { user: Some(user), ..Facts::default() }).unwrap().banned()
+    }
+
+    fn ban(&self, layer: Layer, key: &str, until: Timestamp) {
+        let whom = ListEntry::named(layer, key).unwrap();
+        let id = whom.ban_id(secret().digest_key());
+        let ban = Ban { whom, reason: "test".into(), by: "ops".into(), from: START, until };
+        self.limiter.bans().set(id, ban, START).unwrap();
+    }
+
+    /// Guesses until the account is locked.
+    fn lock(&self, account: &str) {
+        for _ in 0..3 {
+            let Attempted::Allowed(attempt) = self.attempt(account) else { return };
+            let _ = self.limiter.login_result(&attempt, false).unwrap();
+        }
+    }
+
+    fn attempt(&self, account: &str) -> Attempted {
+        self.limiter.login_attempt(&LoginRequest { account: Some(account), ..LoginRequest::default() }).unwrap()
+    }
+
+    fn is_locked(&self, account: &str) -> bool {
+        matches!(self.attempt(account), Attempted::Refused(_))
+    }
+}
+
+fn saved(journal: &Journal, at_most: Duration) -> bool {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(journal.saved(at_most)).is_ok()
+}
+
+#[test]
+fn bans_strikes_and_locks_are_there_again_and_what_was_lifted_is_not() {
+    let scratch = Scratch::new();
+    let until = Timestamp::from_secs(START.secs_ceil() + 3_600);
+    {
+        let world = world(&scratch.db(), START);
+        assert!(world.kept.is_new);
+        // One request fits, five more are five strikes: under "strict" the fifth is a ban.
+        assert!(world.strike("eve", 6));
+        assert!(!world.strike("bob", 4));
+        world.lock("victim");
+        world.ban(Layer::Edge, "203.0.113.0/24", until);
+        world.ban(Layer::User, "mallory", Timestamp::MAX);
+        world.ban(Layer::Tenant, "gone", until);
+        let gone = ListEntry::named(Layer::Tenant, "gone").unwrap().ban_id(secret().digest_key());
+        world.limiter.bans().lift(gone).unwrap();
+        assert!(world.strike("pardoned", 6));
+        world.limiter.forgive(Layer::User, "pardoned");
+        assert!(saved(&world.journal, SECOND));
+        // Nothing is done at the end: what was saved is all there is.
+        std::mem::forget(world.journal.clone());
+    }
+    // The lock of the journal is still held by what was forgotten: the file is read as another process would.
+    let kept = Journal::read(&scratch.db()).unwrap();
+    assert!(kept.damage.is_none());
+    let copy = scratch.0.join("copy.db");
+    Journal::copy(&scratch.db(), &copy).unwrap();
+    let world = world(&copy, START);
+    assert!(world.kept.damage.is_none());
+    assert_eq!((world.restored.bans, world.restored.accounts, world.restored.unreadable), (2, 1, 0));
+    assert!(world.is_banned("eve") && world.is_banned("mallory"));
+    assert!(!world.is_banned("bob") && !world.is_banned("pardoned"));
+    // Three strikes are on record, and what was used is not: one request fits, and two more strikes make five.
+    assert!(world.strike("bob", 3));
+    assert!(world.is_locked("victim") && !world.is_locked("somebody"));
+    let from_there = Facts { ip: "203.0.113.9".parse().ok(), user: Some("clean"), ..Facts::default() };
+    let decision = world.limiter.peek(&from_there).unwrap();
+    assert!(decision.banned());
+    assert_eq!(decision.ready_at, Some(until));
+    let tenant = Facts { tenant: Some("gone"), user: Some("clean"), ..Facts::default() };
+    assert!(world.limiter.peek(&tenant).unwrap().allowed());
+}
+
+#[test]
+fn what_is_over_is_not_put_back_and_leaves_the_file() {
+    let scratch = Scratch::new();
+    {
+        let world = world(&scratch.db(), START);
+        assert!(world.strike("eve", 6));
+        world.ban(Layer::User, "mallory", Timestamp::from_secs(START.secs_ceil() + 10));
+        assert!(world.journal.close());
+    }
+    let later = Timestamp::from_secs(START.secs_ceil() + 2 * 86_400);
+    {
+        let world = world(&scratch.db(), later);
+        assert_eq!(world.restored, Restored::default());
+        assert!(!world.is_banned("eve") && !world.is_banned("mallory"));
+        assert!(world.journal.close());
+    }
+    assert!(Journal::read(&scratch.db()).unwrap().rows.is_empty());
+}
+
+#[test]
+fn one_process_at_a_time_and_one_secret() {
+    let scratch = Scratch::new();
+    let (journal, _) = Journal::open(&scratch.db(), 1).unwrap();
+    assert!(matches!(Journal::open(&scratch.db(), 1), Err(JournalError::InUse(_))));
+    drop(journal);
+    assert!(matches!(Journal::open(&scratch.db(), 2), Err(JournalError::OtherSecret(_))));
+    Journal::open(&scratch.db(), 1).unwrap();
+    let made = installation_secret(&scratch.db(), None).unwrap();
+    assert_eq!(made.fingerprint(), installation_secret(&scratch.db(), None).unwrap().fingerprint());
+    let mode = |path: &Path| std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path).unwrap().permissions());
+    for path in [scratch.db(), secret_path(&scratch.db())] {
+        assert_eq!(mode(&path) & 0o777, 0o600, "{}", path.display());
+    }
+    std::fs::write(secret_path(&scratch.db()), "hunter2").unwrap();
+    assert!(matches!(installation_secret(&scratch.db(), None), Err(JournalError::BadSecret(_))));
+    assert!(installation_secret(&scratch.db(), Some("a secret of our own")).is_ok());
+}
+
+/// Somebody holds the file so that nothing can be written: it is said once, nothing is lost, and it recovers by itself.
+#[test]
+fn a_disk_that_cannot_be_written_to_is_said_and_recovers_without_a_restart() {
+    let scratch = Scratch::new();
+    let world = world(&scratch.db(), START);
+    let troubles = world.journal.troubles();
+    let other = rusqlite::Connection::open(scratch.db()).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    assert!(world.strike("eve", 6));
+    // The strike is not on disk; decisions go on.
+    assert!(!saved(&world.journal, Duration::from_millis(10)));
+    while troubles.borrow().is_none() {
+        std::thread::yield_now();
+    }
+    assert!(!saved(&world.journal, Duration::from_millis(10)));
+    assert!(world.is_banned("eve"));
+    assert!(world.strike("bob", 6));
+    other.execute_batch("COMMIT").unwrap();
+    assert!(saved(&world.journal, SECOND));
+    assert!(troubles.borrow().is_none());
+    drop((world, other));
+    let world = self::world(&scratch.db(), START);
+    assert!(world.is_banned("eve") && world.is_banned("bob"));
+}
+
+#[test]
+fn counters_come_back_once() {
+    let scratch = Scratch::new();
+    let world = world(&scratch.db(), START);
+    assert!(!world.strike("ada", 1));
+    let store = world.limiter.store();
+    assert_eq!(save_counters(store, &scratch.db(), 9, START).unwrap(), 1);
+    let other = MemoryStore::new(world.limiter.policy().memory());
+    assert_eq!(load_counters(&other, &scratch.db(), 9, START).unwrap(), 1);
+    assert_eq!(load_counters(&other, &scratch.db(), 9, START).unwrap(), 0);
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    store.each_balance(START, |key, limit, balance| before.push((key, *limit, balance.clone())));
+    other.each_balance(START, |key, limit, balance| after.push((key, *limit, balance.clone())));
+    assert_eq!(before, after);
+    // Counters of another secret are about nobody.
+    save_counters(store, &scratch.db(), 9, START).unwrap();
+    assert_eq!(load_counters(&MemoryStore::new(world.limiter.policy().memory()), &scratch.db(), 8, START).unwrap(), 0);
+}
+
+/// Each byte of the file is changed in turn. It opens without a panic; and where a ban is not there any more, damage is
+/// said.
+#[test]
+fn no_changed_byte_clears_a_ban_in_silence() {
+    let scratch = Scratch::new();
+    {
+        let world = world(&scratch.db(), START);
+        for number in 0..20 {
+            assert!(world.strike(&format!("eve{number}"), 6));
+            world.lock(&format!("victim{number}"));
+            world.ban(Layer::User, &format!("mallory{number}"), Timestamp::MAX);
+        }
+        assert!(world.journal.close());
+    }
+    let whole = std::fs::read(scratch.db()).unwrap();
+    let original = Journal::read(&scratch.db()).unwrap().rows;
+    assert!(original.len() >= 60);
+    let factor: usize = std::env::var("THRESHOLD_LAW_FACTOR").map_or(1, |factor| factor.parse().unwrap());
+    let step = (97 / factor).max(1);
+    let (mut noticed, mut salvaged) = (0, 0);
+    for at in (0..whole.len()).step_by(step) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (at % 8);
+        let copy = Scratch::new();
+        std::fs::write(copy.db(), &bytes).unwrap();
+        match Journal::open(&copy.db(), secret().fingerprint()) {
+            Ok((journal, kept)) => {
+                let sound = kept.rows == original;
+                assert!(sound || kept.damage.is_some(), "byte {at}: rows are gone and nobody said so");
+                if let Some(damage) = &kept.damage {
+                    noticed += 1;
+                    assert_eq!(std::fs::read(&damage.aside).unwrap().len(), whole.len(), "byte {at}");
+                    salvaged += usize::from(damage.kept + 1 >= original.len());
+                    // What could be read is in the new file, which is whole.
+                    drop(journal);
+                    let again = Journal::read(&copy.db()).unwrap();
+                    assert!(again.damage.is_none(), "byte {at}: {:?}", again.damage);
+                    assert_eq!(again.rows.len(), damage.kept);
+                }
+            }
+            Err(error) => panic!("byte {at}: {error}"),
+        }
+    }
+    assert!(noticed > 20 && salvaged > 10, "{noticed} noticed, {salvaged} salvaged");
+}
+
+/// A row whose value cannot be read keeps its subject out; one whose key is known fails closed.
+#[test]
+fn whoever_a_row_is_about_that_cannot_be_read_is_kept_out() {
+    let scratch = Scratch::new();
+    {
+        let world = world(&scratch.db(), START);
+        assert!(!world.strike("bob", 3));
+        world.lock("victim");
+        assert!(world.journal.close());
+    }
+    let raw = rusqlite::Connection::open(scratch.db()).unwrap();
+    raw.execute("UPDATE record SET value = zeroblob(4)", []).unwrap();
+    drop(raw);
+    let world = world(&scratch.db(), START);
+    assert_eq!(world.restored.unreadable, 2);
+    assert!(world.kept.damage.is_some());
+    assert!(world.is_banned("bob"));
+    assert!(world.is_locked("victim"));
+    assert!(saved(&world.journal, SECOND));
+    drop(world);
+    let world = self::world(&scratch.db(), START);
+    assert!(world.kept.damage.is_none());
+    assert!(world.is_banned("bob") && world.is_locked("victim"));
+}
+
+#[test]
+fn rows_of_one_key_are_the_last_that_was_noted() {
+    let scratch = Scratch::new();
+    let (journal, _) = Journal::open(&scratch.db(), 1).unwrap();
+    for number in 0..=255u8 {
+        journal.note(Kind::Tenant, b"acme", Some(vec![number]));
+        journal.note(Kind::User, &[number], if number % 2 == 0 { None } else { Some(vec![1]) });
+    }
+    assert!(saved(&journal, SECOND));
+    drop(journal);
+    let rows = Journal::read(&scratch.db()).unwrap().rows;
+    assert_eq!(rows.len(), 129);
+    let acme = rows.iter().find(|row| row.key == b"acme").unwrap();
+    assert_eq!(acme.value.as_deref(), Some(&[255][..]));
+}

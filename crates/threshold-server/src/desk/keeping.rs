@@ -1,0 +1,104 @@
+//! What the desk keeps beyond its life: the journal, the names of those whom ladders ban, and counters at the end.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use threshold_core::policy::{Ban, Policy};
+use threshold_core::{Decision, Facts};
+use threshold_limiter::journal::{
+    Journal, JournalError, Kept, Restored, installation_secret, load_counters, restore, save_counters,
+};
+use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::{BanBook, Clock, Limiter, Observer};
+
+use super::Desk;
+
+impl Desk {
+    /// A desk that goes on from what a journal holds, and writes down what must not be forgotten. Says what was wrong with
+    /// the journal, if anything was.
+    pub(crate) fn kept(
+        policy: Policy,
+        clock: Arc<dyn Clock>,
+        path: &Path,
+        secret: Option<&str>,
+    ) -> Result<(Self, Option<String>), JournalError> {
+        let secret = installation_secret(path, secret)?;
+        let (key, fingerprint) = (secret.digest_key(), secret.fingerprint());
+        let (journal, kept) = Journal::open(path, fingerprint)?;
+        let journal = Arc::new(journal);
+        let policy = policy.with_key(key);
+        let (store, bans, now) = (MemoryStore::new(policy.memory()), BanBook::default(), clock.now());
+        let restored = restore(&journal, &kept, (&store, &bans), &policy, now);
+        let counters = load_counters(&store, path, fingerprint, now);
+        let damage = tell(path, &kept, restored, &counters);
+        let store = store.kept_by(Arc::<Journal>::clone(&journal));
+        let bans = Arc::new(bans.kept_by(Arc::<Journal>::clone(&journal)));
+        let limiter = Limiter::with_bans(policy, store, clock, (key, secret), bans);
+        Ok((Self::around(limiter, Some(journal)), damage))
+    }
+
+    /// Writes down what was used, so that the next start goes on from it.
+    pub(crate) fn save_counters(&self) {
+        let Some(journal) = &self.journal else { return };
+        let now = self.limiter.now();
+        if let Err(error) = save_counters(self.limiter.store(), journal.path(), self.limiter.fingerprint(), now) {
+            tracing::error!(%error, "what was used could not be written down");
+        }
+    }
+
+    /// Ends the journal: what was changed is on disk, and what was used too.
+    pub(crate) fn close(&self) {
+        let Some(journal) = &self.journal else { return };
+        self.save_counters();
+        if !journal.close() {
+            tracing::error!(journal = %journal.path().display(), "changes could not be written down before the end");
+        }
+    }
+}
+
+/// Gives those a name whom ladders ban: a standing has none, and operators want to read one.
+pub(super) struct Names(pub(super) Arc<BanBook>);
+
+impl Observer for Names {
+    fn decided(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+        if decision.escalations.iter().any(|strike| strike.rung.ban.is_some()) {
+            self.name(facts, decision, policy);
+        }
+    }
+}
+
+impl Names {
+    #[cold]
+    fn name(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+        // A decision says which of its plan's subjects was struck; the same request has the same plan.
+        let Ok(plan) = policy.plan(facts) else { return };
+        for strike in decision.escalations.iter().filter(|strike| strike.rung.ban.is_some()) {
+            let (Some(subject), Some(until)) = (plan.subjects().get(strike.subject), strike.banned_until) else {
+                continue;
+            };
+            let Some(whom) = policy.name_of(subject.layer(), facts) else { continue };
+            let rule = plan.charges().get(strike.charge).map_or("", |charge| &charge.rule().name);
+            let reason = format!("strike {} under the rule {rule}", strike.strikes);
+            let ban = Ban { whom, reason: reason.into(), by: "ladder".into(), from: decision.at, until };
+            self.0.name(subject.key(), ban, decision.at);
+        }
+    }
+}
+
+/// Says what came of the journal, and returns what was wrong with it.
+fn tell(path: &Path, kept: &Kept, restored: Restored, counters: &std::io::Result<usize>) -> Option<String> {
+    let journal = path.display();
+    if let Err(error) = counters {
+        tracing::warn!(%error, "what was used before could not be read");
+    }
+    let Restored { subjects, accounts, bans, unreadable, no_room } = restored;
+    let counters = counters.as_ref().map_or(0, |counters| *counters);
+    let is_new = kept.is_new;
+    tracing::info!(%journal, is_new, subjects, accounts, bans, unreadable, counters, "what was kept is in force");
+    let damage = kept.damage.as_ref().map(ToString::to_string);
+    let crowded = (no_room > 0)
+        .then(|| format!("memory has no room for {no_room} of the subjects in the journal: raise [memory] max_keys"));
+    let trouble = damage.or(crowded)?;
+    tracing::error!(%journal, "{trouble}");
+    Some(trouble)
+}

@@ -1,0 +1,221 @@
+//! What operators may do: see and change who is banned, look subjects up, and forgive them. Every change is written down
+//! with who made it and why, and is on disk before it is answered.
+
+mod operator;
+mod subjects;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use axum::routing::{delete, get};
+use http::StatusCode;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use threshold_core::policy::{Ban, ListEntry, Policy};
+use threshold_core::{Digest, Span, Timestamp};
+use threshold_limiter::journal::AuditLine;
+
+use super::http::{LayerName, Text, Whole, read, trace_id};
+use super::sent::Sent;
+use super::{ApiError, App, json};
+pub(super) use operator::Guesses;
+use operator::{Operator, Query, Reader};
+pub(super) use subjects::SubjectBody;
+
+/// How long a change waits for the disk before it is refused.
+const CHANGE_WAIT: Duration = Duration::from_secs(5);
+/// The longest ban with an end: ten years.
+const MAX_BAN: u64 = 10 * 365 * 86_400;
+/// The longest reason, in characters.
+const MAX_REASON: usize = 1_000;
+/// How many bans one answer lists, unless said, and at most.
+const BANS_LISTED: (usize, usize) = (1_000, 10_000);
+
+/// Somebody who is banned.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Ban")]
+pub(super) struct BanBody {
+    id: String,
+    /// `edge` for an address, `tenant`, or `user`; null where only the number is known.
+    layer: Option<&'static str>,
+    /// The address or block, the tenant, or the user.
+    key: String,
+    reason: String,
+    /// Who has set it; `ladder` for those whom the policy's own ladders ban.
+    by: String,
+    /// Since when, in Unix seconds.
+    from: u64,
+    /// Until when; null is for good.
+    until: Option<u64>,
+}
+
+/// Somebody to ban.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", expecting = "an object")]
+#[schemars(rename = "NewBan")]
+pub(super) struct NewBan<'a> {
+    layer: LayerName,
+    /// An address or CIDR (edge), a tenant, or a user.
+    #[serde(borrow)]
+    #[schemars(length(min = 1))]
+    key: Text<'a>,
+    /// Why. Whoever is banned is never told.
+    #[serde(borrow)]
+    #[schemars(length(min = 1, max = 1_000))]
+    reason: Text<'a>,
+    /// For how long; for good unless said.
+    #[schemars(range(min = 1, max = 315_360_000))]
+    duration_sec: Option<Whole>,
+}
+
+/// Something was done.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Changed")]
+pub(super) struct ChangedBody {
+    ok: bool,
+}
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/bans", get(list).post(add))
+        .route("/v1/bans/{id}", delete(lift))
+        .route("/v1/subjects/{layer}/{key}", get(subjects::show).delete(subjects::forgive))
+}
+
+async fn list(_: Reader, State(app): State<Arc<App>>, query: Query) -> Result<Response, ApiError> {
+    let mut query = query.only(&["limit", "after"])?;
+    let limit = query.take("limit").map_or(Ok(BANS_LISTED.0), |text| {
+        let limit = text.parse().ok().filter(|limit| (1..=BANS_LISTED.1).contains(limit));
+        limit.ok_or_else(|| ApiError::bad("limit", format!("limit is between 1 and {}", BANS_LISTED.1)))
+    })?;
+    let after = query.take("after").map(|id| ban_id(&id)).transpose()?;
+    let limiter = &app.desk.limiter;
+    let (policy, now) = (limiter.policy(), limiter.now());
+    let mut bans: Vec<(Digest, Option<Ban>, Timestamp)> = limiter
+        .bans()
+        .all(now)
+        .into_iter()
+        .map(|(id, ban)| {
+            let until = ban.until;
+            (id, Some(ban), until)
+        })
+        .collect();
+    let by_ladders = limiter.store().banned(now).into_iter();
+    bans.extend(by_ladders.map(|(id, until)| (id, limiter.bans().named(id), until)));
+    bans.sort_unstable_by_key(|(id, ..)| *id);
+    let listed = bans.into_iter().filter(|(id, ..)| after.is_none_or(|after| *id > after)).take(limit);
+    let listed: Vec<BanBody> = listed.map(|(id, ban, until)| BanBody::new(id, ban.as_ref(), until, &policy)).collect();
+    Ok(json(StatusCode::OK, &listed))
+}
+
+async fn add(operator: Operator, State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+    let NewBan { layer, key, reason, duration_sec } = read(&body)?;
+    let reason = reason_of(reason.as_str())?;
+    let whom = ListEntry::named(layer.0, key.as_str()).map_err(|message| ApiError::bad("key", message))?;
+    let limiter = &app.desk.limiter;
+    let (policy, now) = (limiter.policy(), limiter.now());
+    if let Some(why) = policy.refuses_ban(&whom) {
+        return Err(ApiError::bad("key", why));
+    }
+    let until = match duration_sec.map(Whole::number) {
+        None => Timestamp::MAX,
+        Some(seconds @ 1..=MAX_BAN) => now.plus(Span::from_secs(seconds)),
+        Some(_) => return Err(ApiError::bad("durationSec", format!("a ban lasts between 1 and {MAX_BAN} seconds"))),
+    };
+    let id = whom.ban_id(limiter.key());
+    let by = operator.0.as_str().into();
+    let ban = Ban { whom, reason: reason.as_str().into(), by, from: now, until };
+    audit(&app, &operator, "ban", &ban.whom.key(), &reason)?;
+    let set = limiter.bans().set(id, ban.clone(), now);
+    set.map_err(|error| ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_bans", error.to_string()))?;
+    saved(&app).await?;
+    Ok(json(StatusCode::OK, &BanBody::new(id, Some(&ban), until, &policy)))
+}
+
+async fn lift(
+    operator: Operator,
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    query: Query,
+) -> Result<Response, ApiError> {
+    let reason = reason_in(query)?;
+    let (id, limiter) = (ban_id(&id)?, &app.desk.limiter);
+    let now = limiter.now();
+    let by_operator = limiter.bans().one(id, now);
+    let by_ladder = limiter.store().standing(id).is_some_and(|standing| standing.banned_until() > Some(now));
+    if by_operator.is_none() && !by_ladder {
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "unknown_ban", "there is no such ban, or no longer"));
+    }
+    let named = by_operator.or_else(|| limiter.bans().named(id));
+    let about = named.map_or_else(|| hexadecimal(id), |ban| ban.whom.key());
+    audit(&app, &operator, "lift", &about, &reason)?;
+    limiter.bans().lift(id);
+    if by_ladder {
+        limiter.store().forget_standing(id);
+        limiter.bans().forget_name(id);
+    }
+    saved(&app).await?;
+    Ok(json(StatusCode::OK, &ChangedBody { ok: true }))
+}
+
+impl BanBody {
+    fn new(id: Digest, ban: Option<&Ban>, until: Timestamp, policy: &Policy) -> Self {
+        let identity = policy.identity();
+        let key = match ban.map(|ban| &ban.whom) {
+            None => hexadecimal(id),
+            Some(ListEntry::User(name)) if identity.secret_user && !name.starts_with('#') => policy.key().redact(name),
+            Some(ListEntry::Tenant(name)) if identity.secret_tenant && !name.starts_with('#') => {
+                policy.key().redact(name)
+            }
+            Some(whom) => whom.key(),
+        };
+        Self {
+            id: hexadecimal(id),
+            layer: ban.map(|ban| ban.whom.layer().name()),
+            key,
+            reason: ban.map(|ban| ban.reason.to_string()).unwrap_or_default(),
+            by: ban.map_or_else(|| "ladder".to_owned(), |ban| ban.by.to_string()),
+            from: ban.map_or(0, |ban| ban.from.micros().checked_div(1_000_000).unwrap_or(0)),
+            until: (until < Timestamp::MAX).then(|| until.secs_ceil()),
+        }
+    }
+}
+
+/// Writes down a change before it is made: what cannot be written down is not done.
+fn audit(app: &App, operator: &Operator, action: &'static str, about: &str, why: &str) -> Result<(), ApiError> {
+    let who = operator.0.clone();
+    tracing::info!(who, action, "an operator has changed something");
+    let Some(journal) = &app.desk.journal else { return Ok(()) };
+    let line = AuditLine { at: app.desk.limiter.now(), who, action, about: about.to_owned(), why: why.to_owned() };
+    journal.audit(line).map_err(|_| ApiError::not_saved())
+}
+
+async fn saved(app: &App) -> Result<(), ApiError> {
+    app.desk.saved(CHANGE_WAIT).await.map_err(|_| ApiError::not_saved())
+}
+
+fn reason_of(text: &str) -> Result<String, ApiError> {
+    let text = text.trim();
+    if text.is_empty() || text.chars().count() > MAX_REASON {
+        return Err(ApiError::bad("reason", format!("say why, in at most {MAX_REASON} characters")));
+    }
+    Ok(text.to_owned())
+}
+
+/// The reason of a call that has no body.
+fn reason_in(query: Query) -> Result<String, ApiError> {
+    let given = query.only(&["reason"])?.take("reason");
+    given.map_or_else(|| Ok(String::new()), |text| reason_of(&text))
+}
+
+fn ban_id(text: &str) -> Result<Digest, ApiError> {
+    let id = trace_id(text).map(|id| Digest::from_u128(id.to_u128()));
+    id.ok_or_else(|| ApiError::bad("id", "the number of a ban is 32 hexadecimal digits"))
+}
+
+fn hexadecimal(id: Digest) -> String {
+    format!("{:032x}", id.to_u128())
+}

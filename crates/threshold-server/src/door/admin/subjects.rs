@@ -1,0 +1,142 @@
+//! One subject as operators look it up: by a layer and a key, or an account by its name.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::response::Response;
+use http::StatusCode;
+use schemars::JsonSchema;
+use serde::Serialize;
+use threshold_core::lockout::account_digest;
+use threshold_core::policy::{Layer, ListEntry};
+use threshold_core::{Standing, Timestamp};
+
+use super::operator::{Operator, Query, Reader};
+use super::{BanBody, ChangedBody, audit, reason_in, saved};
+use crate::door::http::layer_named;
+use crate::door::{ApiError, App, json};
+
+/// What a login's account is called among the layers.
+const ACCOUNT: &str = "account";
+
+/// How it stands with a subject.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(rename = "Subject")]
+pub(in crate::door) struct SubjectBody {
+    layer: String,
+    key: String,
+    /// Strikes that still count, the most of any ladder.
+    strikes: u32,
+    shadow_banned: bool,
+    /// Until when a ladder's cool-down or ban denies it, in Unix seconds.
+    denied_until: Option<u64>,
+    /// Until when a ladder has banned it.
+    banned_until: Option<u64>,
+    /// The operators' own ban on it, if there is one.
+    ban: Option<BanBody>,
+    /// Of an account: failures in a row of devices that are not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failures: Option<u32>,
+    /// Of an account: until when it is locked for them; null if it is not, or for good, at the ceiling.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    locked_until: Option<u64>,
+    /// Of an account: whether it has reached the ceiling.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    at_ceiling: Option<bool>,
+}
+
+/// A layer, or an account.
+enum Named {
+    Layer(Layer),
+    Account,
+}
+
+pub(super) async fn show(
+    _: Reader,
+    State(app): State<Arc<App>>,
+    Path((layer, key)): Path<(String, String)>,
+) -> Result<Response, ApiError> {
+    let body = match named(&layer, &key)? {
+        Named::Layer(own) => subject(&app, own, layer, key),
+        Named::Account => account(&app, layer, key),
+    };
+    Ok(json(StatusCode::OK, &body))
+}
+
+pub(super) async fn forgive(
+    operator: Operator,
+    State(app): State<Arc<App>>,
+    Path((layer, key)): Path<(String, String)>,
+    query: Query,
+) -> Result<Response, ApiError> {
+    let reason = reason_in(query)?;
+    let named = named(&layer, &key)?;
+    audit(&app, &operator, "forgive", &format!("{layer} {key}"), &reason)?;
+    let limiter = &app.desk.limiter;
+    match named {
+        Named::Layer(layer) => {
+            for subject in limiter.policy().keys_of(layer, &key).standings {
+                limiter.bans().forget_name(subject);
+            }
+            limiter.forgive(layer, &key);
+        }
+        Named::Account => limiter.pardon_account(&key)?,
+    }
+    saved(&app).await?;
+    Ok(json(StatusCode::OK, &ChangedBody { ok: true }))
+}
+
+fn named(layer: &str, key: &str) -> Result<Named, ApiError> {
+    if key.trim().is_empty() {
+        return Err(ApiError::bad("key", "the key is empty"));
+    }
+    if layer == ACCOUNT {
+        return Ok(Named::Account);
+    }
+    let layer = layer_named(layer).ok_or_else(|| ApiError::bad("layer", format!("no layer is called \"{layer}\"")))?;
+    if layer == Layer::Edge && threshold_core::address::parse_address(key).is_none() {
+        return Err(ApiError::bad("key", format!("\"{key}\" is not an address")));
+    }
+    Ok(Named::Layer(layer))
+}
+
+fn subject(app: &App, own: Layer, layer: String, key: String) -> SubjectBody {
+    let limiter = &app.desk.limiter;
+    let (policy, now) = (limiter.policy(), limiter.now());
+    let standings: Vec<Standing> =
+        policy.keys_of(own, &key).standings.into_iter().filter_map(|key| limiter.store().standing(key)).collect();
+    let later = |until: Option<Timestamp>| until.filter(|until| *until > now).map(Timestamp::secs_ceil);
+    let ban = ListEntry::named(own, &key).ok().and_then(|whom| {
+        let id = whom.ban_id(limiter.key());
+        let ban = limiter.bans().one(id, now)?;
+        Some(BanBody::new(id, Some(&ban), ban.until, &policy))
+    });
+    SubjectBody {
+        layer,
+        key,
+        strikes: standings.iter().map(|standing| standing.strikes(now)).max().unwrap_or(0),
+        shadow_banned: standings.iter().any(|standing| standing.is_shadowed(now)),
+        denied_until: later(standings.iter().map(Standing::denied_until).max()),
+        banned_until: later(standings.iter().filter_map(Standing::banned_until).max()),
+        ban,
+        ..SubjectBody::default()
+    }
+}
+
+fn account(app: &App, layer: String, key: String) -> SubjectBody {
+    let limiter = &app.desk.limiter;
+    let (policy, now) = (limiter.policy(), limiter.now());
+    let login = policy.login().cloned().unwrap_or_default();
+    let known = account_digest(limiter.key(), &key).and_then(|digest| limiter.store().account(digest));
+    let account = known.unwrap_or_default();
+    let locked = account.locked_until(&login, now);
+    SubjectBody {
+        layer,
+        key,
+        failures: Some(account.failures()),
+        locked_until: locked.filter(|until| *until < Timestamp::MAX).map(Timestamp::secs_ceil),
+        at_ceiling: Some(locked == Some(Timestamp::MAX)),
+        ..SubjectBody::default()
+    }
+}

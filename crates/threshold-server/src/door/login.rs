@@ -1,0 +1,148 @@
+//! Login over HTTP: asked before a secret is checked, told afterwards. What a result changes is on disk before it is told.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::post;
+use http::header::RETRY_AFTER;
+use http::{HeaderValue, StatusCode};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use threshold_core::Span;
+use threshold_limiter::{Attempted, LoginError, LoginRequest, RefusedBy};
+
+use super::http::{Address, Text, read};
+use super::sent::Sent;
+use super::{ApiError, App, json};
+
+/// How long a result waits for the disk before it is refused.
+const RESULT_WAIT: Duration = Duration::from_secs(2);
+
+/// A login whose secret is about to be checked.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+#[schemars(rename = "LoginAttempt")]
+pub(super) struct AttemptBody<'a> {
+    /// The account's name, in any spelling.
+    #[serde(borrow)]
+    account: Option<Text<'a>>,
+    /// The client's address.
+    ip: Address,
+    /// Which secret is tried: a password, unless said.
+    #[serde(borrow)]
+    factor: Option<Text<'a>>,
+    /// The device token that the client showed.
+    #[serde(borrow)]
+    device: Option<Text<'a>>,
+}
+
+/// How a login went.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+#[schemars(rename = "LoginResult")]
+pub(super) struct ResultBody<'a> {
+    /// What the attempt was given.
+    #[serde(borrow)]
+    attempt: Text<'a>,
+    /// Whether the secret was right.
+    success: bool,
+}
+
+/// What becomes of a login.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(rename = "Login")]
+pub(super) struct LoginBody {
+    /// Before: whether to check the secret. After: whether the client is in, or may try again.
+    allowed: bool,
+    /// What to tell the result with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attempt: Option<String>,
+    /// For how many seconds the account is locked for this client.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lockout_remaining: Option<u64>,
+    /// By what this device is known from now on, for a cookie that is `__Host-`, `HttpOnly`, `Secure` and `SameSite=Lax`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
+    /// Why not: `too_many_requests` or `account_locked`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'static str>,
+    /// The same, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<&'static str>,
+}
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    Router::new().route("/v1/login/attempt", post(attempt)).route("/v1/login/result", post(result))
+}
+
+async fn attempt(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+    let AttemptBody { account, ip, factor, device } = read(&body)?;
+    if account.as_ref().is_some_and(|account| account.as_str().trim().is_empty()) {
+        return Err(ApiError::bad("account", "an account has a name; leave it out where a login names none"));
+    }
+    let request = LoginRequest {
+        account: account.as_ref().map(Text::as_str),
+        ip: Some(ip.0),
+        factor: factor.as_ref().map(Text::as_str),
+        device: device.as_ref().map(Text::as_str),
+    };
+    let refusal = match app.desk.limiter.login_attempt(&request)? {
+        Attempted::Allowed(attempt) => {
+            let body = LoginBody { allowed: true, attempt: Some(attempt), ..LoginBody::default() };
+            return Ok(json(StatusCode::OK, &body));
+        }
+        Attempted::Refused(refusal) => refusal,
+    };
+    if refusal.by == RefusedBy::Address {
+        app.desk.tell_crowded_login(ip.0);
+    }
+    let wait = refusal.retry_after.map(seconds);
+    let body = LoginBody {
+        lockout_remaining: wait.filter(|_| refusal.by == RefusedBy::Lock),
+        error: Some(refusal.code()),
+        message: Some(refusal.message()),
+        ..LoginBody::default()
+    };
+    let mut response = json(StatusCode::TOO_MANY_REQUESTS, &body);
+    if let Some(wait) = wait {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(wait));
+    }
+    Ok(response)
+}
+
+async fn result(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+    let ResultBody { attempt, success } = read(&body)?;
+    let ended = app.desk.limiter.login_result(attempt.as_str(), success)?;
+    if app.desk.saved(RESULT_WAIT).await.is_err() {
+        return Err(ApiError::not_saved());
+    }
+    let lockout_remaining = ended.lockout_remaining.map(seconds);
+    if lockout_remaining.is_some() {
+        app.desk.tell_lockout();
+    }
+    let body = LoginBody { allowed: ended.allowed, lockout_remaining, device: ended.device, ..LoginBody::default() };
+    Ok(json(StatusCode::OK, &body).into_response())
+}
+
+/// Whole seconds, at least one: nobody is told to come back at once and then refused.
+fn seconds(span: Span) -> u64 {
+    span.secs_ceil().max(1)
+}
+
+impl From<LoginError> for ApiError {
+    fn from(error: LoginError) -> Self {
+        let message = error.to_string();
+        match error {
+            LoginError::NotOurs => Self::bad("attempt", message),
+            LoginError::UnknownAttempt => {
+                Self::new(StatusCode::NOT_FOUND, "unknown_attempt", message).about(Some("attempt".to_owned()))
+            }
+            LoginError::Store(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message),
+            _ => Self::new(StatusCode::BAD_REQUEST, "bad_request", message),
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! `threshold bans` and `threshold subject`: what operators do from a terminal, by the server's own API.
+
+mod api;
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::bail;
+use serde_json::{Value, json};
+use threshold_core::Standing;
+use threshold_core::policy::Ban;
+use threshold_limiter::journal::{Journal, Kind, Row};
+use threshold_limiter::{Clock as _, SystemClock};
+
+use crate::Report;
+use crate::cli::{BansArgs, BansCommand, ServerArgs, SubjectArgs};
+use api::{Api, Unreachable};
+
+/// How many bans are asked for at once.
+const PAGE: usize = 10_000;
+
+pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Report> {
+    let text = match &args.command {
+        BansCommand::List { json, db } => {
+            let bans = match all_bans(&args.server) {
+                Err(error) if error.is::<Unreachable>() && db.exists() => {
+                    eprintln!("threshold: {error}; this is what {} holds", db.display());
+                    bans_in_file(db)?
+                }
+                other => other?,
+            };
+            if *json { format!("{:#}\n", Value::Array(bans)) } else { table(&bans) }
+        }
+        BansCommand::Add { layer, key, reason, length } => {
+            let seconds = length.map(|length| length.secs_ceil());
+            let body = json!({"layer": layer, "key": key, "reason": reason, "durationSec": seconds});
+            let ban = Api::new(&args.server).call("POST", "/v1/bans", Some(&body))?;
+            table(&[ban])
+        }
+        BansCommand::Lift { id, reason } => {
+            let path = format!("/v1/bans/{}{}", encoded(id), because(reason.as_deref()));
+            Api::new(&args.server).call("DELETE", &path, None)?;
+            "lifted\n".to_owned()
+        }
+    };
+    Ok(Report { text, code: 0 })
+}
+
+pub(crate) fn subject(args: &SubjectArgs) -> anyhow::Result<Report> {
+    let path = format!("/v1/subjects/{}/{}", encoded(&args.layer), encoded(&args.key));
+    let api = Api::new(&args.server);
+    if args.forgive {
+        api.call("DELETE", &format!("{path}{}", because(args.reason.as_deref())), None)?;
+        return Ok(Report { text: "forgiven\n".to_owned(), code: 0 });
+    }
+    let subject = api.call("GET", &path, None)?;
+    if args.json {
+        return Ok(Report { text: format!("{subject:#}\n"), code: 0 });
+    }
+    let mut text = String::new();
+    for (name, value) in subject.as_object().into_iter().flatten() {
+        let value = if name.ends_with("Until") { moment(value) } else { shown(value) };
+        let _ = writeln!(text, "{name:<14} {value}");
+    }
+    Ok(Report { text, code: 0 })
+}
+
+fn all_bans(args: &ServerArgs) -> anyhow::Result<Vec<Value>> {
+    let api = Api::new(args);
+    let mut bans = Vec::new();
+    let mut after = String::new();
+    loop {
+        let page = api.call("GET", &format!("/v1/bans?limit={PAGE}{after}"), None)?;
+        let Value::Array(page) = page else { bail!("the server's answer is no list") };
+        let last = page.last().and_then(|ban| ban.get("id")?.as_str()).map(str::to_owned);
+        let whole = page.len() == PAGE;
+        bans.extend(page);
+        match last {
+            Some(last) if whole => after = format!("&after={last}"),
+            _ => return Ok(bans),
+        }
+    }
+}
+
+/// The bans that a journal holds, where no server runs.
+fn bans_in_file(path: &Path) -> anyhow::Result<Vec<Value>> {
+    let kept = Journal::read(path)?;
+    if let Some(damage) = &kept.damage {
+        eprintln!("threshold: {damage}");
+    }
+    let now = SystemClock::new().now();
+    let read = |row: &Row| Ban::from_bytes(row.value.as_deref()?).ok();
+    let mut bans = Vec::new();
+    for row in &kept.rows {
+        let ban = match row.kind {
+            Kind::Ban => read(row),
+            Kind::Standing => {
+                let standing = row.value.as_deref().and_then(|bytes| Standing::from_bytes(bytes).ok());
+                let banned = standing.and_then(|standing| standing.banned_until()).filter(|until| *until > now);
+                let named = kept.rows.iter().find(|other| other.kind == Kind::Named && other.key == row.key);
+                banned.and_then(|until| Some(Ban { until, ..read(named?)? }))
+            }
+            _ => None,
+        };
+        if let Some((ban, id)) = ban.filter(|ban| ban.until > now).zip(row.digest()) {
+            let until = (ban.until < threshold_core::Timestamp::MAX).then(|| ban.until.secs_ceil());
+            bans.push(json!({
+                "id": format!("{:032x}", id.to_u128()), "layer": ban.whom.layer().name(), "key": ban.whom.key(),
+                "reason": ban.reason, "by": ban.by, "from": ban.from.secs_ceil(), "until": until,
+            }));
+        }
+    }
+    Ok(bans)
+}
+
+/// One line for each ban, under a headline.
+fn table(bans: &[Value]) -> String {
+    let mut text = format!("{:<32}  {:<6}  {:<20}  {:<24}  {:<20}  REASON\n", "ID", "LAYER", "UNTIL", "KEY", "BY");
+    for ban in bans {
+        let field = |name: &str| ban.get(name).unwrap_or(&Value::Null);
+        let [id, layer, key, by, reason] = ["id", "layer", "key", "by", "reason"].map(|name| shown(field(name)));
+        let until = field("until");
+        let until = if until.is_null() { "for good".to_owned() } else { moment(until) };
+        let _ = writeln!(text, "{id:<32}  {layer:<6}  {until:<20}  {key:<24}  {by:<20}  {reason}");
+    }
+    text
+}
+
+/// A value as one word: what somebody has called themselves must not move a terminal's cursor.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.escape_debug().to_string(),
+        other => other.to_string(),
+    }
+}
+
+fn moment(value: &Value) -> String {
+    let at = value.as_i64().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+    at.map_or_else(|| shown(value), |at| at.to_string())
+}
+
+fn encoded(text: &str) -> String {
+    form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>().replace('+', "%20")
+}
+
+fn because(reason: Option<&str>) -> String {
+    reason.map(|reason| format!("?reason={}", encoded(reason))).unwrap_or_default()
+}

@@ -1,0 +1,190 @@
+//! The server killed at random points while bans, strikes and locks are written: what was acknowledged is there after each
+//! start, and nothing else is.
+
+use std::collections::BTreeMap;
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::client::Client;
+use super::process::{Scratch, Server, Start};
+
+/// How often it is killed; `./test long` multiplies it by ten.
+const POINTS: u64 = 200;
+const POLICY: &str = r#"
+[memory]
+max_keys = 10000
+
+[login]
+account = "1000/day"
+locks = { 1000 = "1min" }
+
+[[rule]]
+name = "posts"
+per = ["user"]
+limit = "1/day"
+strike = "request"
+ladder = "patient"
+
+[ladders.patient]
+rungs = ["deny"]
+"#;
+
+/// What is known of one name: how much of it was acknowledged, and how much was asked for.
+#[derive(Debug, Default, Clone, Copy)]
+struct Known {
+    at_least: u64,
+    at_most: u64,
+}
+
+/// Bans that were set (1), lifted (0), or asked to be either; strikes and failures by count.
+#[derive(Debug, Default)]
+struct Model {
+    bans: BTreeMap<String, Known>,
+    strikes: BTreeMap<String, Known>,
+    failures: BTreeMap<String, Known>,
+}
+
+/// A small generator: the seed is printed, so a failure can be had again.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, most: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % most
+    }
+}
+
+fn start(policy: &Path, db: &Path) -> Server {
+    Start { policy: Some(policy), args: &["--db", db.to_str().unwrap()], ..Start::default() }.server()
+}
+
+/// Sets and lifts bans until the server is gone.
+fn write_bans(client: &mut Client<TcpStream>, round: u64, bans: &mut BTreeMap<String, Known>) {
+    for number in 0.. {
+        let name = format!("banned-{round}-{number}");
+        let known = bans.entry(name.clone()).or_default();
+        known.at_most = 1;
+        let body = json!({"layer": "user", "key": name, "reason": "test"}).to_string();
+        let Ok(answer) = client.post("/v1/bans", &body) else { return };
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        known.at_least = 1;
+        if number % 3 == 0 {
+            known.at_least = 0;
+            let path = format!("/v1/bans/{}", answer.json()["id"].as_str().unwrap());
+            let Ok(answer) = client.send("DELETE", &path, &[], "") else { return };
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            known.at_most = 0;
+        }
+    }
+}
+
+/// Goes over a limit until the server is gone. A strike that did not reach the disk in time says so.
+fn write_strikes(client: &mut Client<TcpStream>, round: u64, strikes: &mut BTreeMap<String, Known>) {
+    for number in 0.. {
+        let name = format!("striker-{round}-{}", number / 5);
+        let known = strikes.entry(name.clone()).or_default();
+        let first = number % 5 == 0;
+        known.at_most += u64::from(!first);
+        let Ok(answer) = client.post("/v1/check", &json!({"user": name}).to_string()) else { return };
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let answer = answer.json();
+        assert_eq!(answer["allowed"], first, "{answer}");
+        if answer["degraded"] == false {
+            known.at_least = known.at_most;
+        } else {
+            assert_eq!(answer["degradedReason"], "journal");
+        }
+    }
+}
+
+/// Guesses until the server is gone.
+fn write_failures(client: &mut Client<TcpStream>, round: u64, failures: &mut BTreeMap<String, Known>) {
+    for number in 0.. {
+        let name = format!("victim-{round}-{}", number / 5);
+        let body = json!({"account": name, "ip": format!("10.{}.{}.1", round % 256, number % 256)}).to_string();
+        let Ok(answer) = client.post("/v1/login/attempt", &body) else { return };
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let known = failures.entry(name).or_default();
+        known.at_most += 1;
+        let body = json!({"attempt": answer.json()["attempt"], "success": false}).to_string();
+        let Ok(answer) = client.post("/v1/login/result", &body) else { return };
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        known.at_least = known.at_most;
+    }
+}
+
+/// Writes until a moment, then kills.
+fn write_and_kill(server: Server, round: u64, after: Duration, model: &mut Model) {
+    let Model { bans, strikes, failures } = model;
+    let [mut first, mut second, mut third] = [server.connect(), server.connect(), server.connect()];
+    std::thread::scope(|scope| {
+        scope.spawn(|| write_bans(&mut first, round, bans));
+        scope.spawn(|| write_strikes(&mut second, round, strikes));
+        scope.spawn(|| write_failures(&mut third, round, failures));
+        std::thread::sleep(after);
+        server.signal("KILL");
+    });
+}
+
+/// Compares the server with what is known, and learns what had been left open.
+fn compare(client: &mut Client<TcpStream>, round: Option<u64>, model: &mut Model, context: &str) {
+    let mut there = BTreeMap::new();
+    let mut after = String::new();
+    loop {
+        let page = client.send("GET", &format!("/v1/bans?limit=10000{after}"), &[], "").unwrap().json();
+        let page = page.as_array().unwrap();
+        let Some(last) = page.last() else { break };
+        after = format!("&after={}", last["id"].as_str().unwrap());
+        there.extend(page.iter().map(|ban| (ban["key"].as_str().unwrap().to_owned(), 1)));
+    }
+    for (name, known) in &mut model.bans {
+        learn(name, known, there.remove(name).unwrap_or(0), context);
+    }
+    assert!(there.is_empty(), "{context}: nobody has banned {there:?}");
+    let of_round = |name: &str| round.is_none_or(|round| name.split('-').nth(1) == Some(&round.to_string()));
+    for (known, layer, field) in [(&mut model.strikes, "user", "strikes"), (&mut model.failures, "account", "failures")]
+    {
+        for (name, known) in known.iter_mut().filter(|(name, _)| of_round(name)) {
+            let subject: Value = client.send("GET", &format!("/v1/subjects/{layer}/{name}"), &[], "").unwrap().json();
+            learn(name, known, subject[field].as_u64().unwrap(), context);
+        }
+    }
+}
+
+fn learn(name: &str, known: &mut Known, found: u64, context: &str) {
+    let Known { at_least, at_most } = *known;
+    assert!((at_least..=at_most).contains(&found), "{context}: {name} has {found}, of {at_least} to {at_most}");
+    *known = Known { at_least: found, at_most: found };
+}
+
+#[test]
+fn what_was_acknowledged_survives_kill_9_and_nothing_else_does() {
+    let factor: u64 = std::env::var("THRESHOLD_LAW_FACTOR").map_or(1, |factor| factor.parse().unwrap());
+    let seed: u64 =
+        std::env::var("THRESHOLD_CRASH_SEED").map_or(std::process::id().into(), |seed| seed.parse().unwrap());
+    let mut random = Random(seed | 1 << 40);
+    let folder = Scratch::folder();
+    let (policy, db) = (folder.path().join("policy.toml"), folder.path().join("threshold.db"));
+    std::fs::write(&policy, POLICY).unwrap();
+    let mut model = Model::default();
+    let points = POINTS * factor.min(10);
+    for round in 0..points {
+        let server = start(&policy, &db);
+        let context = format!("seed {seed}, point {round}");
+        compare(&mut server.connect(), Some(round.saturating_sub(1)), &mut model, &context);
+        // Most are killed in the middle of writing, some before they have begun.
+        let after = Duration::from_micros(random.below(40_000));
+        write_and_kill(server, round, after, &mut model);
+    }
+    let server = start(&policy, &db);
+    let client = &mut server.connect();
+    compare(client, None, &mut model, &format!("seed {seed}, at the end"));
+    assert_eq!(client.send("GET", "/readyz", &[], "").unwrap().json()["status"], "ok");
+    let written = model.bans.len() + model.strikes.len() + model.failures.len();
+    assert!(written as u64 > points, "only {written} names in {points} rounds: nothing was put to the test");
+}

@@ -1,0 +1,128 @@
+//! Logins over HTTP: what they are told, and what stays through a restart.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use super::client::Answer;
+use super::process::{Scratch, Server, Start};
+
+const POLICY: &str = "[login]\naccount = \"1000/15min\"\nip = \"30/5min\"\nlocks = { 3 = \"1h\" }\nceiling = 5\n";
+
+fn start(folder: &Path) -> Server {
+    let policy = folder.join("policy.toml");
+    std::fs::write(&policy, POLICY).unwrap();
+    let db = folder.join("threshold.db");
+    Start { policy: Some(&policy), args: &["--db", db.to_str().unwrap()], ..Start::default() }.server()
+}
+
+fn attempt(server: &Server, account: &str, ip: &str, device: Option<&str>) -> Answer {
+    let body = json!({"account": account, "ip": ip, "device": device}).to_string();
+    server.connect().post("/v1/login/attempt", &body).unwrap()
+}
+
+fn result(server: &Server, attempt: &Answer, success: bool) -> Answer {
+    let body = json!({"attempt": attempt.json()["attempt"], "success": success}).to_string();
+    server.connect().post("/v1/login/result", &body).unwrap()
+}
+
+#[test]
+fn locks_devices_and_messages_through_a_kill() {
+    let folder = Scratch::folder();
+    let mut server = start(folder.path());
+    let first = attempt(&server, "Ada", "203.0.113.1", None);
+    assert_eq!((first.status, first.json()["allowed"].as_bool()), (200, Some(true)));
+    let welcome = result(&server, &first, true);
+    let device = welcome.json()["device"].as_str().unwrap().to_owned();
+    assert_eq!(result(&server, &first, true).status, 404);
+    for failures in 1..=3 {
+        let tried = attempt(&server, " ADA ", "203.0.113.2", None);
+        let told = result(&server, &tried, false).json();
+        assert_eq!(told["allowed"], failures < 3, "{told}");
+        assert_eq!(told["lockoutRemaining"].is_u64(), failures == 3, "{told}");
+    }
+    for _ in 0..2 {
+        let locked = attempt(&server, "ada", "203.0.113.3", None);
+        assert_eq!(locked.status, 429);
+        let told = locked.json();
+        assert_eq!(told["allowed"], false);
+        assert_eq!(told["error"], "account_locked");
+        assert_eq!(told["message"], "Too many failed attempts. Account temporarily locked.");
+        let wait = told["lockoutRemaining"].as_u64().unwrap();
+        assert!((3_000..=3_600).contains(&wait), "{wait}");
+        let header: u64 = locked.header("retry-after").unwrap().parse().unwrap();
+        assert!(header.abs_diff(wait) <= 1);
+        // Whoever has logged in from there before is not locked out.
+        let known = attempt(&server, "ada", "203.0.113.3", Some(&device));
+        assert_eq!(known.status, 200, "{}", known.body);
+        assert_eq!(attempt(&server, "somebody", "203.0.113.4", None).status, 200);
+        server.signal("KILL");
+        drop(server);
+        server = start(folder.path());
+    }
+}
+
+#[test]
+fn an_address_that_tries_too_often_is_told_so_also_after_a_clean_stop() {
+    let folder = Scratch::folder();
+    let server = start(folder.path());
+    for number in 0..30 {
+        assert_eq!(attempt(&server, &format!("user{number}"), "203.0.113.9", None).status, 200);
+    }
+    let check = |server: &Server| {
+        let refused = attempt(server, "fresh", "203.0.113.9", None);
+        assert_eq!(refused.status, 429);
+        assert_eq!(refused.json()["error"], "too_many_requests");
+        assert_eq!(refused.json()["message"], "Too many authentication attempts. Please try again later.");
+        assert!(refused.header("retry-after").is_some());
+    };
+    check(&server);
+    server.signal("TERM");
+    assert!(server.wait().0.success());
+    check(&start(folder.path()));
+}
+
+/// Guesses that come at once count as failures until they have ended: the third is the last that reaches the verifier.
+#[test]
+fn a_thousand_parallel_guesses_reach_the_verifier_three_times() {
+    let folder = Scratch::folder();
+    let server = start(folder.path());
+    let reached: usize = std::thread::scope(|scope| {
+        let guessers: Vec<_> = (0..20)
+            .map(|guesser| {
+                let mut client = server.connect();
+                scope.spawn(move || {
+                    let guess = |number: i32| {
+                        let ip = format!("10.0.{guesser}.{number}");
+                        let body = json!({"account": "ada", "ip": ip}).to_string();
+                        client.post("/v1/login/attempt", &body).unwrap().status == 200
+                    };
+                    (0..50).map(guess).filter(|allowed| *allowed).count()
+                })
+            })
+            .collect();
+        guessers.into_iter().map(|guesser| guesser.join().unwrap()).sum()
+    });
+    assert!((1..=3).contains(&reached), "{reached} guesses reached the verifier");
+}
+
+#[test]
+fn bad_logins_are_told_what_is_wrong() {
+    let folder = Scratch::folder();
+    let server = start(folder.path());
+    let client = &mut server.connect();
+    let mut check = |path: &str, body: &str, status: u16, field: Option<&str>| {
+        let answer = client.post(path, body).unwrap();
+        assert_eq!(answer.status, status, "{body}: {}", answer.body);
+        assert_eq!(answer.json()["field"].as_str(), field, "{body}: {}", answer.body);
+    };
+    check("/v1/login/attempt", r#"{"account":"a"}"#, 400, Some("ip"));
+    check("/v1/login/attempt", r#"{"account":"a","ip":"here"}"#, 400, Some("ip"));
+    check("/v1/login/attempt", r#"{"account":" ","ip":"10.0.0.1"}"#, 400, Some("account"));
+    check("/v1/login/attempt", r#"{"account":"a","ip":"10.0.0.1","password":"x"}"#, 400, Some("password"));
+    check("/v1/login/result", r#"{"attempt":"forged","success":true}"#, 400, Some("attempt"));
+    check("/v1/login/result", r#"{"attempt":"x"}"#, 400, Some("success"));
+    let (server, _policy) = Server::with("");
+    let answer = server.connect().post("/v1/login/attempt", r#"{"account":"a","ip":"10.0.0.1"}"#).unwrap();
+    assert_eq!((answer.status, answer.json()["error"].as_str()), (400, Some("bad_request")));
+}

@@ -1,0 +1,216 @@
+//! Operators over HTTP: bans, subjects, who may do what, and what is written down of it.
+
+use std::net::TcpStream;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::client::{Answer, Client};
+use super::process::{Scratch, Server, Start};
+
+const POLICY: &str = r#"
+[identity]
+trusted_proxies = ["192.0.2.0/24"]
+client_ip = "x-forwarded-for"
+
+[lists]
+allow = ["198.51.100.8/29", "user:friend"]
+
+[login]
+
+[[rule]]
+name = "posts"
+per = ["user"]
+limit = "2/h"
+ladder = "strict"
+strike = "request"
+on_missing = "skip"
+"#;
+
+fn start(folder: &Path, variables: &[(&str, &str)]) -> Server {
+    let policy = folder.join("policy.toml");
+    std::fs::write(&policy, POLICY).unwrap();
+    let db = folder.join("threshold.db");
+    Start { policy: Some(&policy), args: &["--db", db.to_str().unwrap()], variables }.server()
+}
+
+fn ban(client: &mut Client<TcpStream>, body: &Value) -> Answer {
+    client.post("/v1/bans", &body.to_string()).unwrap()
+}
+
+fn check(client: &mut Client<TcpStream>, facts: &Value) -> Value {
+    client.post("/v1/check", &facts.to_string()).unwrap().json()
+}
+
+/// The story of the specification: under "strict" the fifth request over the limit ends in a ban of a day, which is listed,
+/// survives `kill -9`, and is lifted.
+#[test]
+fn a_ladders_ban_is_listed_survives_a_kill_and_can_be_lifted() {
+    let folder = Scratch::folder();
+    let server = start(folder.path(), &[]);
+    let client = &mut server.connect();
+    let eve = json!({"user": "eve"});
+    for over in -1..=5 {
+        let told = check(client, &eve);
+        assert_eq!(told["allowed"], over <= 0, "{over}: {told}");
+        assert_eq!(told["banned"], over == 5, "{over}: {told}");
+    }
+    // A strike waits for ten milliseconds at most; an operator's call waits until everything is on disk.
+    assert_eq!(client.send("DELETE", "/v1/subjects/user/nobody", &[], "").unwrap().status, 200);
+    server.signal("KILL");
+    drop(server);
+    let server = start(folder.path(), &[]);
+    let client = &mut server.connect();
+    let told = check(client, &eve);
+    assert_eq!((told["verdict"].as_str(), told["layer"].as_str()), (Some("ban"), Some("user")));
+    assert!((86_000..=86_400).contains(&told["retryAfter"].as_u64().unwrap()), "{told}");
+    let listed = client.send("GET", "/v1/bans", &[], "").unwrap().json();
+    let [own] = listed.as_array().unwrap().as_slice() else { panic!("{listed}") };
+    assert_eq!((&own["layer"], &own["key"], &own["by"]), (&json!("user"), &json!("eve"), &json!("ladder")));
+    assert_eq!(own["reason"], "strike 5 under the rule posts");
+    assert!(own["until"].as_u64().unwrap() - own["from"].as_u64().unwrap() >= 86_400);
+    let subject = client.send("GET", "/v1/subjects/user/eve", &[], "").unwrap().json();
+    assert_eq!((&subject["strikes"], &subject["bannedUntil"]), (&json!(5), &own["until"]));
+    let path = format!("/v1/bans/{}", own["id"].as_str().unwrap());
+    assert_eq!(client.send("DELETE", &path, &[], "").unwrap().status, 200);
+    assert_eq!(client.send("DELETE", &path, &[], "").unwrap().status, 404);
+    assert_eq!(check(client, &eve)["allowed"], true);
+    server.signal("KILL");
+    drop(server);
+    let server = start(folder.path(), &[]);
+    let client = &mut server.connect();
+    assert_eq!(client.send("GET", "/v1/bans", &[], "").unwrap().json(), json!([]));
+    assert_eq!(client.send("GET", "/v1/subjects/user/eve", &[], "").unwrap().json()["strikes"], 0);
+}
+
+#[test]
+fn operators_ban_addresses_tenants_and_users_and_the_narrower_wins() {
+    let folder = Scratch::folder();
+    let server = start(folder.path(), &[]);
+    let client = &mut server.connect();
+    let set =
+        ban(client, &json!({"layer": "edge", "key": "198.51.100.0/24", "reason": "scrapers", "durationSec": 3_600}));
+    assert_eq!(set.status, 200, "{}", set.body);
+    assert_eq!((&set.json()["key"], &set.json()["by"]), (&json!("198.51.100.0/24"), &json!("local")));
+    ban(client, &json!({"layer": "tenant", "key": "acme", "reason": "unpaid"}));
+    ban(client, &json!({"layer": "user", "key": "mallory", "reason": "fraud"}));
+    let denied = |client: &mut Client<TcpStream>, facts: &Value| check(client, facts)["banned"] == true;
+    assert!(denied(client, &json!({"ip": "198.51.100.7"})));
+    assert!(denied(client, &json!({"ip": "::ffff:198.51.100.7"})));
+    assert!(denied(client, &json!({"tenant": "acme", "ip": "203.0.113.1"})));
+    assert!(denied(client, &json!({"user": "mallory", "ip": "198.51.100.9"})));
+    // Narrower than the ban: a part of the block, and a user.
+    assert!(!denied(client, &json!({"ip": "198.51.100.9"})));
+    assert!(!denied(client, &json!({"ip": "198.51.100.7", "user": "friend"})));
+    assert!(!denied(client, &json!({"ip": "203.0.113.1", "user": "somebody"})));
+    let told = check(client, &json!({"user": "mallory"}));
+    assert_eq!((&told["retryAfter"], &told["layer"]), (&Value::Null, &json!("user")));
+    assert!(!told.to_string().contains("fraud"), "the reason is for operators");
+    // The same client again is the same ban.
+    let again = ban(client, &json!({"layer": "user", "key": "mallory", "reason": "fraud, again", "durationSec": 60}));
+    assert!(again.json()["until"].is_u64());
+    assert_eq!(client.send("GET", "/v1/bans", &[], "").unwrap().json().as_array().unwrap().len(), 3);
+    let page = client.send("GET", "/v1/bans?limit=2", &[], "").unwrap().json();
+    let last = page[1]["id"].as_str().unwrap();
+    let rest = client.send("GET", &format!("/v1/bans?after={last}"), &[], "").unwrap().json();
+    assert_eq!((page.as_array().unwrap().len(), rest.as_array().unwrap().len()), (2, 1));
+}
+
+#[test]
+fn nobody_bans_a_proxy_this_machine_or_everyone() {
+    let folder = Scratch::folder();
+    let server = start(folder.path(), &[]);
+    let client = &mut server.connect();
+    let mut refused = |body: Value, field: &str| {
+        let answer = ban(client, &body);
+        assert_eq!((answer.status, answer.json()["field"].as_str()), (400, Some(field)), "{body}: {}", answer.body);
+    };
+    for key in
+        ["192.0.2.1", "192.0.0.0/16", "127.0.0.1", "::1", "0.0.0.0/0", "::/0", "10.0.0.0/7", "2000::/12", "x", " "]
+    {
+        refused(json!({"layer": "edge", "key": key, "reason": "r"}), "key");
+    }
+    refused(json!({"layer": "endpoint", "key": "GET:/", "reason": "r"}), "key");
+    refused(json!({"layer": "user", "key": "u", "reason": " "}), "reason");
+    refused(json!({"layer": "user", "key": "u"}), "reason");
+    refused(json!({"layer": "user", "key": "u", "reason": "r", "durationSec": 0}), "durationSec");
+    refused(json!({"layer": "nobody", "key": "u", "reason": "r"}), "layer");
+    refused(json!({"layer": "user", "key": "u", "reason": "r", "forever": true}), "forever");
+    assert_eq!(client.send("GET", "/v1/bans", &[], "").unwrap().json(), json!([]));
+    assert_eq!(client.send("DELETE", "/v1/bans/abc", &[], "").unwrap().status, 400);
+    assert_eq!(client.send("GET", "/v1/subjects/nobody/x", &[], "").unwrap().status, 400);
+    assert_eq!(client.send("GET", "/v1/bans?sort=up", &[], "").unwrap().status, 400);
+}
+
+#[test]
+fn a_token_for_looking_changes_nothing_and_guessing_ends_soon() {
+    let folder = Scratch::folder();
+    let variables = [
+        ("THRESHOLD_TOKEN", "caller-token"),
+        ("THRESHOLD_ADMIN_TOKEN", "boss-token"),
+        ("THRESHOLD_READ_TOKEN", "eye-token"),
+    ];
+    let server = start(folder.path(), &variables);
+    let client = &mut server.connect();
+    let mut send = |method: &str, path: &str, token: &str, body: &str| {
+        let token = format!("Bearer {token}");
+        let fields = [("authorization", token.as_str()), ("content-type", "application/json")];
+        client.send(method, path, &fields, body).unwrap()
+    };
+    let body = json!({"layer": "user", "key": "mallory", "reason": "fraud"}).to_string();
+    assert_eq!(send("GET", "/v1/bans", "eye-token", "").status, 200);
+    assert_eq!(send("GET", "/v1/subjects/user/mallory", "eye-token", "").status, 200);
+    assert_eq!(send("POST", "/v1/bans", "eye-token", &body).status, 403);
+    assert_eq!(send("DELETE", "/v1/subjects/user/mallory", "eye-token", "").status, 403);
+    // A token for looking is no caller's.
+    assert_eq!(send("POST", "/v1/check", "eye-token", "{}").status, 401);
+    let set = send("POST", "/v1/bans", "boss-token", &body);
+    assert_eq!(set.status, 200, "{}", set.body);
+    let by = set.json()["by"].as_str().unwrap().to_owned();
+    assert!(by.starts_with("operator #") && !by.contains("boss"), "{by}");
+    let statuses: Vec<u16> = (0..12).map(|_| send("GET", "/v1/bans", "caller-token", "").status).collect();
+    assert!(statuses.starts_with(&[401; 10]) && statuses.ends_with(&[429]), "{statuses:?}");
+    // The right one is not heard either: else guessing would go on.
+    assert_eq!(send("GET", "/v1/bans", "boss-token", "").status, 429);
+    assert_eq!(send("POST", "/v1/check", "caller-token", "{}").status, 200);
+}
+
+#[test]
+fn a_subject_is_forgiven_and_an_account_pardoned() {
+    let folder = Scratch::folder();
+    let server = start(folder.path(), &[]);
+    let client = &mut server.connect();
+    for _ in 0..7 {
+        check(client, &json!({"user": "eve"}));
+    }
+    assert_eq!(check(client, &json!({"user": "eve"}))["banned"], true);
+    assert_eq!(client.send("DELETE", "/v1/subjects/user/eve?reason=sorry", &[], "").unwrap().status, 200);
+    assert_eq!(check(client, &json!({"user": "eve"}))["remaining"], 1);
+    for number in 0..3 {
+        let body = json!({"account": "ada", "ip": format!("203.0.113.{number}")}).to_string();
+        let attempt = client.post("/v1/login/attempt", &body).unwrap().json();
+        let body = json!({"attempt": attempt["attempt"], "success": false}).to_string();
+        client.post("/v1/login/result", &body).unwrap();
+    }
+    let account = client.send("GET", "/v1/subjects/account/Ada", &[], "").unwrap().json();
+    assert_eq!((&account["failures"], &account["atCeiling"]), (&json!(3), &json!(false)));
+    assert!(account["lockedUntil"].is_u64(), "{account}");
+    assert_eq!(client.send("DELETE", "/v1/subjects/account/Ada", &[], "").unwrap().status, 200);
+    let account = client.send("GET", "/v1/subjects/account/ada", &[], "").unwrap().json();
+    assert_eq!((&account["failures"], &account["lockedUntil"]), (&json!(0), &Value::Null));
+}
+
+/// A page on another site can neither ban anybody nor read who is banned.
+#[test]
+fn a_page_of_another_site_is_not_heard() {
+    let folder = Scratch::folder();
+    let server = start(folder.path(), &[]);
+    let client = &mut server.connect();
+    let body = json!({"layer": "user", "key": "mallory", "reason": "fraud"}).to_string();
+    let origin = ("origin", "https://evil.example");
+    assert_eq!(client.send("POST", "/v1/bans", &[origin, ("content-type", "text/plain")], &body).unwrap().status, 415);
+    for (method, path) in [("GET", "/v1/bans"), ("DELETE", "/v1/subjects/user/eve")] {
+        assert_eq!(client.send(method, path, &[origin], "").unwrap().status, 403);
+    }
+    assert_eq!(client.send("GET", "/v1/bans", &[], "").unwrap().json(), json!([]));
+}

@@ -1,0 +1,77 @@
+//! Operators at a terminal: the same things by the program itself, with a server and without.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::json;
+
+use super::process::{Scratch, Server, Start};
+
+/// What a command prints, if it ends well; else what it says of the error.
+fn threshold(server: &str, args: &[&str]) -> Result<String, String> {
+    let output = Command::new(env!("CARGO_BIN_EXE_threshold"))
+        .args(args)
+        .env_clear()
+        .env("THRESHOLD_SERVER", server)
+        .env("THRESHOLD_ADMIN_TOKEN", "boss-token")
+        .output()
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+}
+
+fn start(db: &Path) -> Server {
+    let variables = &[("THRESHOLD_TOKEN", "caller-token"), ("THRESHOLD_ADMIN_TOKEN", "boss-token")];
+    Start { args: &["--db", db.to_str().unwrap()], variables, ..Start::default() }.server()
+}
+
+#[test]
+fn bans_are_set_listed_and_lifted_from_a_terminal() {
+    let folder = Scratch::folder();
+    let db = folder.path().join("threshold.db");
+    let server = start(&db);
+    let place = server.place.clone();
+    let run = |args: &[&str]| threshold(&place, args);
+    let set = run(&["bans", "add", "edge", "198.51.100.0/24", "--reason", "scrapers & more", "--for", "24h"]).unwrap();
+    assert!(set.contains("198.51.100.0/24") && set.contains("scrapers & more"), "{set}");
+    run(&["bans", "add", "user", "a/b \u{1b}[2J", "--reason", "fraud"]).unwrap();
+    let listed = run(&["bans", "list"]).unwrap();
+    assert_eq!(listed.lines().count(), 3, "{listed}");
+    assert!(listed.contains("for good") && !listed.contains('\u{1b}'), "{listed}");
+    let refused = run(&["bans", "add", "edge", "127.0.0.1", "--reason", "oops"]).unwrap_err();
+    assert!(refused.contains("own address") && refused.contains("400"), "{refused}");
+    let subject = run(&["subject", "user", "a/b \u{1b}[2J", "--json"]).unwrap();
+    let subject: serde_json::Value = serde_json::from_str(&subject).unwrap();
+    assert_eq!(subject["ban"]["reason"], "fraud");
+    let copy = folder.path().join("copy.db");
+    let (copy, db_text) = (copy.to_str().unwrap(), db.to_str().unwrap());
+    run(&["backup", copy, "--db", db_text]).unwrap();
+    assert!(run(&["backup", copy, "--db", db_text]).is_err());
+    assert!(run(&["restore", copy, "--db", db_text]).unwrap_err().contains("in use"));
+    let id = listed.lines().find(|line| line.contains("198.51.100.0/24")).unwrap().split(' ').next().unwrap();
+    run(&["bans", "lift", id, "--reason", "a mistake"]).unwrap();
+    assert!(run(&["bans", "lift", id]).unwrap_err().contains("404"));
+    run(&["subject", "user", "eve", "--forgive", "--reason", "a mistake"]).unwrap();
+    server.signal("KILL");
+    drop(server);
+    // Nobody answers any more: the file tells.
+    let listed = run(&["bans", "list", "--db", db_text]).unwrap();
+    assert_eq!(listed.lines().count(), 2, "{listed}");
+    let restored = run(&["restore", copy, "--db", db_text]).unwrap();
+    assert!(restored.contains("before"), "{restored}");
+    assert_eq!(run(&["bans", "list", "--db", db_text]).unwrap().lines().count(), 3);
+    let server = start(&db);
+    let fields = [("authorization", "Bearer caller-token"), ("content-type", "application/json")];
+    let body = json!({"ip": "198.51.100.7"}).to_string();
+    let told = server.connect().send("POST", "/v1/check", &fields, &body).unwrap().json();
+    assert_eq!(told["banned"], true);
+    // Who did what, and why.
+    let audit = rusqlite::Connection::open(&db).unwrap();
+    let mut select = audit.prepare("SELECT who, action, about, why FROM audit ORDER BY id").unwrap();
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
+    let lines: Vec<(String, String, String, String)> =
+        select.query_map([], read).unwrap().map(Result::unwrap).collect();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines[0].0.starts_with("operator #"), "{lines:?}");
+    assert_eq!((&*lines[0].1, &*lines[0].2, &*lines[0].3), ("ban", "198.51.100.0/24", "scrapers & more"));
+}
