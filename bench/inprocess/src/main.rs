@@ -11,13 +11,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use findings::grouped;
 use threshold_core::limit::Algorithm;
 use threshold_limiter::{KeyLimiter, Limit};
 
 use contenders::{Answer, Contender, FAR, Make, Threshold};
 use layers::Layers;
 use memory::counted;
-use report::{Figure, Report, Row, grouped};
+use report::{Figure, Report, Row};
 use rounds::{CHUNK, Entry, Pace, Series};
 
 #[global_allocator]
