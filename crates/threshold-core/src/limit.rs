@@ -14,6 +14,7 @@ mod log;
 mod model;
 mod notation;
 mod rate;
+mod scale;
 mod window;
 mod words;
 

@@ -226,7 +226,10 @@ impl Policy {
         caller: &Caller<'_>,
     ) -> Option<(&'p Measured, Option<TierSource<'p>>)> {
         match &rule.measure {
-            Measure::Fixed(measured) => Some((measured, None)),
+            Measure::Fixed(measured) => {
+                let scaled = self.tiers.scaled(&rule.per, caller).and_then(|scaled| scaled.rules.get(&rule.name));
+                Some((scaled.unwrap_or(measured), None))
+            }
             Measure::Unlimited => None,
             Measure::Tier(shape) => {
                 let (measured, source) = self.tiers.limit(*shape, &rule.per, caller)?;

@@ -13,6 +13,7 @@ mod load;
 mod pattern;
 mod reviewer;
 mod rule;
+mod settings;
 mod tiers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,6 +30,7 @@ pub use codes::{CODES, Code};
 pub use finding::{Finding, PolicyError, Severity};
 pub use identity::{Identity, IdentitySource, Jwt, Seen};
 pub use lists::{ListEntry, Listed, Lists, Rank};
+pub(crate) use load::rules::Shape;
 pub(crate) use pattern::Kind;
 pub use pattern::Pattern;
 pub use rule::{
@@ -36,6 +38,7 @@ pub use rule::{
     StatusSet,
 };
 pub(crate) use rule::{Measure, Measured, SubjectRule};
+pub use settings::{MAX_TIMES, Owner, Setting, SettingError};
 pub(crate) use tiers::{Source as TierSource, Tiers};
 
 /// The most rules one policy may hold.

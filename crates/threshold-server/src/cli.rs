@@ -92,7 +92,7 @@ pub(crate) struct ServeArgs {
 
 const SERVE_HELP: &str = "\
 Tokens come from the environment, where no list of processes shows them: THRESHOLD_TOKEN for callers, \
-THRESHOLD_ADMIN_TOKEN for operators, each one or several, by commas or spaces. An address that other machines reach is \
+THRESHOLD_ADMIN_TOKEN for operators, THRESHOLD_READ_TOKEN for operators who only look, each one or several, by commas or spaces. An address that other machines reach is \
 refused without THRESHOLD_TOKEN. THRESHOLD_LOG says how much is logged: error, warn, info (the default), debug.
 
 SIGHUP, or a change of the file, loads the policy anew; a bad one is reported, and the old one stays. SIGTERM stops \

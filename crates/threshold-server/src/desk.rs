@@ -1,6 +1,7 @@
 //! Where the doors have requests decided: under one policy each, by the limiter's store and clock.
 
 mod keeping;
+mod settings;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,6 +20,8 @@ use threshold_limiter::{Clock, Limiter, Observer as _};
 
 use crate::log::{Denials, Samples};
 use keeping::Names;
+pub(crate) use settings::Refused;
+use settings::Settings;
 
 /// A limiter in memory, on whatever clock the server was given.
 type ServerLimiter = Limiter<MemoryStore, Arc<dyn Clock>>;
@@ -32,6 +35,7 @@ pub(crate) struct Desk {
     denials: Arc<Denials>,
     names: Arc<Names>,
     logins: Samples,
+    settings: Settings,
     /// Where what must not be forgotten is written down, if anywhere.
     pub(crate) journal: Option<Arc<Journal>>,
 }
@@ -55,10 +59,12 @@ pub(crate) struct Held {
 
 impl Desk {
     pub(crate) fn new(policy: Policy, clock: Arc<dyn Clock>) -> Self {
-        Self::around(Limiter::with_clock(policy, clock), None)
+        let base = policy.clone();
+        Self::around(Limiter::with_clock(policy, clock), base, None)
     }
 
-    fn around(limiter: ServerLimiter, journal: Option<Arc<Journal>>) -> Self {
+    fn around(limiter: ServerLimiter, base: Policy, journal: Option<Arc<Journal>>) -> Self {
+        let settings = Settings::new(base);
         let (denials, names) = (Arc::new(Denials::default()), Arc::new(Names(limiter.bans())));
         let limiter = limiter.observed_by(Arc::clone(&denials) as _).observed_by(Arc::clone(&names) as _);
         Self {
@@ -67,14 +73,9 @@ impl Desk {
             denials,
             names,
             logins: Samples::default(),
+            settings,
             journal,
         }
-    }
-
-    /// Puts another policy in force. Returns its generation.
-    pub(crate) fn swap(&self, policy: Policy) -> u64 {
-        self.replaced.store(Some(self.limiter.policy()));
-        self.limiter.swap(policy)
     }
 
     /// Decides a request, and charges it unless it only looks.

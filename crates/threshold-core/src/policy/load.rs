@@ -17,7 +17,7 @@ use crate::limit::{NotationError, Quota, parse_span};
 use crate::time::Span;
 
 mod identity;
-mod rules;
+pub(super) mod rules;
 mod tables;
 
 /// The key rules are digested under until a host gives its own.
@@ -275,7 +275,7 @@ impl Loader<'_> {
     }
 
     fn tiers(&mut self, file: &PolicyFile, shapes: &rules::Shapes) -> Tiers {
-        let mut tiers = Tiers::default();
+        let mut tiers = Tiers { shapes: shapes.all().cloned().collect(), ..Tiers::default() };
         for (name, table) in &file.tiers.0 {
             let limits = self.shaped(table.0.iter(), shapes);
             tiers.tiers.insert(name.value.as_str().into(), limits);
@@ -296,7 +296,7 @@ impl Loader<'_> {
                 }
                 let limits = self.shaped(table.0.iter().filter(|(key, _)| key.value != "tier"), shapes);
                 let tier = tier.map(|text| text.value.as_str().into());
-                owners.insert(name.value.as_str().into(), Own { tier, limits });
+                owners.insert(name.value.as_str().into(), Own { tier, limits, scaled: None });
             }
         }
         if let Some(tier) = &file.identity.default_tier

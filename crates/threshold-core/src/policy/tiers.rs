@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::caller::Caller;
-use crate::policy::{CostOf, Measured, Per};
+use crate::policy::{CostOf, Measured, Per, Shape};
 
 /// One limit by tier, made ready once for each way in which rules count it (their shape); `None` is unlimited.
 pub(crate) type Shaped = Vec<Option<Measured>>;
@@ -16,6 +16,17 @@ pub(crate) type Categories = BTreeMap<Box<str>, Shaped>;
 pub(crate) struct Own {
     pub(crate) tier: Option<Box<str>>,
     pub(crate) limits: Categories,
+    /// All that it could have, so many times over, where it was given that.
+    pub(crate) scaled: Option<Box<Scaled>>,
+}
+
+/// Limits so many times over.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Scaled {
+    /// Those of rules that give everyone the same, by the rule's name.
+    pub(crate) rules: BTreeMap<Box<str>, Measured>,
+    pub(crate) own: Categories,
+    pub(crate) tiers: BTreeMap<Box<str>, Categories>,
 }
 
 /// All limits by tier of a policy.
@@ -24,6 +35,10 @@ pub(crate) struct Tiers {
     pub(crate) tiers: BTreeMap<Box<str>, Categories>,
     pub(crate) tenants: BTreeMap<Box<str>, Own>,
     pub(crate) users: BTreeMap<Box<str>, Own>,
+    /// Every way in which rules count a limit by tier.
+    pub(crate) shapes: Vec<Shape>,
+    /// Whether anybody has more than the policy gives them.
+    pub(crate) any_scaled: bool,
 }
 
 /// Where a limit by tier was found.
@@ -62,13 +77,27 @@ impl Tiers {
         let users = per.contains(&Per::User).then(|| caller.user.and_then(|user| self.users.get(user))).flatten();
         let tenants = caller.tenant.and_then(|tenant| self.tenants.get(tenant));
         for own in [users, tenants].into_iter().flatten() {
-            if let Some(limit) = pick(&own.limits) {
+            let limits = own.scaled.as_deref().filter(|_| self.any_scaled).map_or(&own.limits, |scaled| &scaled.own);
+            if let Some(limit) = pick(limits) {
                 return Some((limit?.as_ref()?, Source::Own));
             }
         }
-        let (name, categories) = self.tiers.get_key_value(caller.tier?)?;
+        let scaled = self.scaled(per, caller).map_or(&self.tiers, |scaled| &scaled.tiers);
+        let (name, categories) = scaled.get_key_value(caller.tier?)?;
         let limit = pick(categories)??.as_ref()?;
         Some((limit, Source::Tier(name)))
+    }
+
+    /// What somebody has who was given so many times as much, of rules that count by them.
+    pub(crate) fn scaled(&self, per: &[Per], caller: &Caller<'_>) -> Option<&Scaled> {
+        if !self.any_scaled {
+            return None;
+        }
+        let users = || per.contains(&Per::User).then(|| caller.user.and_then(|user| self.users.get(user))).flatten();
+        let tenants =
+            || per.contains(&Per::Tenant).then(|| caller.tenant.and_then(|tenant| self.tenants.get(tenant))).flatten();
+        let own = users().and_then(|own| own.scaled.as_deref());
+        own.or_else(|| tenants().and_then(|own| own.scaled.as_deref()))
     }
 
     /// Whether any limit counts bytes.

@@ -26,7 +26,7 @@ impl Desk {
         let (key, fingerprint) = (secret.digest_key(), secret.fingerprint());
         let (journal, kept) = Journal::open(path, fingerprint)?;
         let journal = Arc::new(journal);
-        let policy = policy.with_key(key);
+        let (base, policy) = (policy.clone(), policy.with_key(key));
         let (store, bans, now) = (MemoryStore::new(policy.memory()), BanBook::default(), clock.now());
         let restored = restore(&journal, &kept, (&store, &bans), &policy, now);
         let counters = load_counters(&store, path, fingerprint, now);
@@ -34,7 +34,9 @@ impl Desk {
         let store = store.kept_by(Arc::<Journal>::clone(&journal));
         let bans = Arc::new(bans.kept_by(Arc::<Journal>::clone(&journal)));
         let limiter = Limiter::with_bans(policy, store, clock, (key, secret), bans);
-        Ok((Self::around(limiter, Some(journal)), damage))
+        let desk = Self::around(limiter, base, Some(Arc::clone(&journal)));
+        desk.restore_settings(&journal, &kept, now);
+        Ok((desk, damage))
     }
 
     /// Writes down what was used, so that the next start goes on from it.

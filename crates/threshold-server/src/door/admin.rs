@@ -2,6 +2,7 @@
 //! with who made it and why, and is on disk before it is answered.
 
 mod operator;
+mod settings;
 mod subjects;
 
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use super::sent::Sent;
 use super::{ApiError, App, json};
 pub(super) use operator::Guesses;
 use operator::{Operator, Query, Reader};
+pub(super) use settings::{NewSetting, SettingBody};
 pub(super) use subjects::SubjectBody;
 
 /// How long a change waits for the disk before it is refused.
@@ -83,6 +85,8 @@ pub(super) fn routes() -> Router<Arc<App>> {
         .route("/v1/bans", get(list).post(add))
         .route("/v1/bans/{id}", delete(lift))
         .route("/v1/subjects/{layer}/{key}", get(subjects::show).delete(subjects::forgive))
+        .route("/v1/tenants/{id}", get(settings::tenant).put(settings::set_tenant))
+        .route("/v1/users/{id}", get(settings::user).put(settings::set_user))
 }
 
 async fn list(_: Reader, State(app): State<Arc<App>>, query: Query) -> Result<Response, ApiError> {

@@ -57,7 +57,7 @@ impl Api {
         let body = body.map(Value::to_string).unwrap_or_default();
         let request = request.header(CONTENT_TYPE, "application/json").body(Full::from(body))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let answered = runtime.block_on(tokio::time::timeout(PATIENCE, self.send(request)));
+        let answered = runtime.block_on(async { tokio::time::timeout(PATIENCE, self.send(request)).await });
         let (status, body) = answered.with_context(|| format!("{} does not answer", self.server))??;
         let answer: Value = serde_json::from_slice(&body).context("the server's answer is no JSON")?;
         if !status.is_success() {

@@ -9,6 +9,8 @@ use crate::door::App;
 
 /// How often bans that are over are taken out; nothing depends on it but memory.
 const SWEEP: Duration = Duration::from_secs(60);
+/// How often it is looked whether what somebody was given is over: it ends so much late at most.
+const SETTINGS: Duration = Duration::from_millis(500);
 /// How often counters are saved, where that is asked for.
 const SAVE: Duration = Duration::from_secs(1);
 
@@ -33,6 +35,8 @@ pub(super) fn start(app: &Arc<App>, save_counters: bool, damage: Option<String>)
         let app = Arc::clone(app);
         every(SAVE, move || app.desk.save_counters());
     }
+    let settings = Arc::clone(app);
+    every(SETTINGS, move || settings.desk.end_settings(settings.desk.limiter.now()));
     let app = Arc::clone(app);
     every(SWEEP, move || app.desk.limiter.bans().sweep(app.desk.limiter.now()));
 }

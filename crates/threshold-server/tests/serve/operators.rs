@@ -214,3 +214,50 @@ fn a_page_of_another_site_is_not_heard() {
     }
     assert_eq!(client.send("GET", "/v1/bans", &[], "").unwrap().json(), json!([]));
 }
+
+/// "u1 at ten times until Friday": it holds at once, survives a kill and a changed policy, and ends by itself.
+#[test]
+fn what_a_user_is_given_holds_until_it_ends() {
+    let folder = Scratch::folder();
+    let server = start(folder.path(), &[]);
+    let client = &mut server.connect();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let mut put = |path: &str, body: Value| {
+        let answer = client.send("PUT", path, &[("content-type", "application/json")], &body.to_string()).unwrap();
+        (answer.status, answer.json())
+    };
+    let (status, given) = put("/v1/users/u1", json!({"times": 10, "until": now + 3_600, "reason": "a launch"}));
+    assert_eq!((status, &given["times"], &given["until"]), (200, &json!(10), &json!(now + 3_600)), "{given}");
+    put("/v1/users/u2", json!({"times": 10, "until": now + 2}));
+    for (body, field) in [
+        (json!({"times": 0}), "times"),
+        (json!({"until": 7, "times": 2}), "until"),
+        (json!({"tier": "gold"}), "tier"),
+        (json!({"limits": {"requests": "5/h"}}), "limits.requests"),
+        (json!({"reason": ""}), "reason"),
+        (json!({"factor": 2}), "factor"),
+    ] {
+        let (status, told) = put("/v1/users/u3", body);
+        assert_eq!((status, told["field"].as_str()), (400, Some(field)), "{told}");
+    }
+    let limit = |client: &mut Client<TcpStream>, user: &str| {
+        let facts = json!({"user": user}).to_string();
+        client.post("/v1/peek", &facts).unwrap().json()["limit"].as_u64().unwrap()
+    };
+    assert_eq!((limit(client, "u1"), limit(client, "u3")), (20, 2));
+    server.signal("KILL");
+    drop(server);
+    let server = start(folder.path(), &[]);
+    let client = &mut server.connect();
+    assert_eq!(limit(client, "u1"), 20);
+    assert_eq!(client.send("GET", "/v1/users/u1", &[], "").unwrap().json()["reason"], "a launch");
+    // Two seconds are soon over; whoever waits for it looks again and again, and needs no clock.
+    while limit(client, "u2") != 2 {}
+    std::fs::write(folder.path().join("policy.toml"), POLICY.replace("2/h", "3/h")).unwrap();
+    server.signal("HUP");
+    server.wait_for_log("a new policy is in force");
+    assert_eq!((limit(client, "u1"), limit(client, "u2")), (30, 3));
+    let fields = [("content-type", "application/json")];
+    assert_eq!(client.send("PUT", "/v1/users/u1", &fields, "{}").unwrap().status, 200);
+    assert_eq!(limit(client, "u1"), 3);
+}

@@ -4,7 +4,7 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use super::content;
-use crate::door::admin::{BanBody, ChangedBody, NewBan, SubjectBody};
+use crate::door::admin::{BanBody, ChangedBody, NewBan, NewSetting, SettingBody, SubjectBody};
 use crate::door::error::ErrorBody;
 use crate::door::login::{AttemptBody, LoginBody, ResultBody};
 
@@ -30,6 +30,7 @@ pub(super) fn add(paths: &mut Map<String, Value>, generator: &mut SchemaGenerato
     logins(paths, &mut of);
     bans(paths, &mut of);
     subjects(paths, &mut of);
+    settings(paths, &mut of);
 }
 
 fn logins(paths: &mut Map<String, Value>, of: &mut Of<'_>) {
@@ -128,6 +129,41 @@ fn subjects(paths: &mut Map<String, Value>, of: &mut Of<'_>) {
     });
     join(&mut item, forgive);
     paths.insert("/v1/subjects/{layer}/{key}".to_owned(), item);
+}
+
+fn settings(paths: &mut Map<String, Value>, of: &mut Of<'_>) {
+    let (setting, new) = (of.of::<SettingBody>(), of.of::<NewSetting<'_>>());
+    let of_tenants = ["/v1/tenants/{id}", "tenant", "giveTenant"];
+    for [place, show, give] in [of_tenants, ["/v1/users/{id}", "user", "giveUser"]] {
+        let mut item = of.call(&Call {
+            method: "get",
+            id: show,
+            summary: "What somebody was given on top of the policy",
+            parameters: json!([path("id")]),
+            body: None,
+            answer: &setting,
+            errors: &[(404, "There is nothing at this path"), GUESSED],
+            operators: true,
+        });
+        let put = of.call(&Call {
+            method: "put",
+            id: give,
+            summary: "Give somebody a tier, limits of their own, or so many times as much, until a moment",
+            parameters: json!([path("id")]),
+            body: Some(new.clone()),
+            answer: &setting,
+            errors: &[
+                (404, "There is nothing at this path"),
+                GUESSED,
+                UNSAVED,
+                LOOKS_ONLY,
+                (507, "There are as many settings as there can be"),
+            ],
+            operators: true,
+        });
+        join(&mut item, put);
+        paths.insert(place.to_owned(), item);
+    }
 }
 
 struct Of<'g>(&'g mut SchemaGenerator);
