@@ -65,7 +65,10 @@ impl Settings {
 fn run() -> Result<()> {
     let settings = Settings::from_env()?;
     process::allow_files(u64::try_from(settings.idle)? + 1_000);
-    let Started { entries, absent, processes } = peers::start()?;
+    let Started { mut entries, absent } = peers::start()?;
+    if let Ok(part) = std::env::var("ONLY") {
+        entries.retain(|entry| entry.name.contains(&part) || entry.name.starts_with("axum"));
+    }
     let mut report = Report::new(settings.rounds, absent);
     let runtime = tokio::runtime::Runtime::new()?;
     let mut all: Vec<Series> = entries.iter().map(Series::new).collect();
@@ -86,9 +89,8 @@ fn run() -> Result<()> {
         }
     }
     report.series = all;
-    let threshold = processes.iter().find(|process| process.name == "threshold").context("threshold was started")?;
     progress("idle connections");
-    report.idle = Some(runtime.block_on(idle(threshold, settings.idle))?);
+    report.idle = Some(runtime.block_on(idle(&peers::fresh()?, settings.idle))?);
     report.publish()
 }
 
@@ -101,9 +103,7 @@ async fn idle(process: &Running, connections: usize) -> Result<(usize, u64, u64)
     }
     // One answer on the last of them: by then the others have been accepted.
     let last = open.pop().context("there is a last one")?;
-    let mut buffer = Vec::new();
-    requests::threshold_get(&mut buffer, 0);
-    load::once(last, &buffer).await?;
+    load::once(last, b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n").await?;
     Ok((connections, before, process.memory()?))
 }
 

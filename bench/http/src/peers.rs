@@ -33,8 +33,6 @@ pub struct Started {
     pub entries: Vec<Entry>,
     /// Who is not here, and why.
     pub absent: Vec<String>,
-    /// The processes.
-    pub processes: Vec<Rc<Running>>,
 }
 
 /// The floor of those who are sent JSON.
@@ -46,7 +44,7 @@ pub const GET: &str = "axum, GET";
 pub fn start() -> Result<Started> {
     let folder = std::env::temp_dir().join(format!("threshold-http-bench-{}", std::process::id()));
     fs::create_dir_all(&folder)?;
-    let mut all = Started { entries: Vec::new(), absent: Vec::new(), processes: Vec::new() };
+    let mut all = Started { entries: Vec::new(), absent: Vec::new() };
     let floor = Running::start("axum", floor)?;
     all.add(floor, &[(POST, requests::check, POST), (GET, requests::threshold_get, GET)]);
     let threshold = threshold(&folder)?;
@@ -72,7 +70,6 @@ impl Started {
             let process = Rc::clone(&process);
             self.entries.push(Entry { name: (*name).to_owned(), process, request: *request, floor });
         }
-        self.processes.push(process);
     }
 
     fn try_add(&mut self, process: Result<Running>, calls: &[Call]) {
@@ -90,30 +87,39 @@ fn floor(address: SocketAddr) -> Command {
     command
 }
 
-/// The program at `THRESHOLD_BIN`, else built from this repository.
+/// Threshold with the starter policy, and nothing asked yet.
+pub fn fresh() -> Result<Running> {
+    let program = program()?;
+    Running::start("threshold", |address| {
+        let mut command = Command::new(program);
+        command.arg("serve").args(["--http", &address.to_string()]);
+        command
+    })
+}
+
 fn threshold(folder: &Path) -> Result<Running> {
-    let program = match std::env::var_os("THRESHOLD_BIN") {
-        Some(path) => PathBuf::from(path),
-        None => {
-            let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-            let mut build = Command::new("cargo");
-            build
-                .args(["build", "--release", "-p", "threshold-server"])
-                .current_dir(&root)
-                .env_remove("CARGO_TARGET_DIR");
-            if !build.status()?.success() {
-                bail!("threshold does not build");
-            }
-            root.join("target/release/threshold")
-        }
-    };
     let policy = folder.join("policy.toml");
     fs::write(&policy, requests::policy(KEYS))?;
+    let program = program()?;
     Running::start("threshold", |address| {
         let mut command = Command::new(program);
         command.arg("serve").arg(policy).args(["--http", &address.to_string()]);
         command
     })
+}
+
+/// The program at `THRESHOLD_BIN`, else built from this repository.
+fn program() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("THRESHOLD_BIN") {
+        return Ok(path.into());
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut build = Command::new("cargo");
+    build.args(["build", "--release", "-p", "threshold-server"]).current_dir(&root).env_remove("CARGO_TARGET_DIR");
+    if !build.status()?.success() {
+        bail!("threshold does not build");
+    }
+    Ok(root.join("target/release/threshold"))
 }
 
 /// Installed beside the benchmark's own build, from its registry.
@@ -161,7 +167,7 @@ fn nginx(folder: &Path) -> Result<Running> {
 fn haproxy(folder: &Path) -> Result<Running> {
     Running::start("haproxy", |address| {
         let text = format!(
-            "global\n  maxconn 20000\ndefaults\n  mode http\n  timeout client 60s\n  timeout server 60s\n  \
+            "global\n  maxconn 1000\ndefaults\n  mode http\n  timeout client 60s\n  timeout server 60s\n  \
              timeout connect 5s\nfrontend keys\n  bind {address}\n  \
              stick-table type string len 32 size {KEYS} expire 1h store http_req_rate(60s)\n  \
              http-request track-sc0 req.hdr(x-user)\n  \

@@ -11,8 +11,6 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// A process that serves.
 #[derive(Debug)]
 pub struct Running {
-    /// Who.
-    pub name: &'static str,
     child: Child,
     /// Where it listens.
     pub address: SocketAddr,
@@ -25,7 +23,7 @@ impl Running {
         let mut command = command(free);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-        let mut running = Self { name, child, address: free };
+        let mut running = Self { child, address: free };
         let patience = Instant::now() + Duration::from_secs(20);
         while TcpStream::connect(free).is_err() {
             if let Some(status) = running.child.try_wait()? {
