@@ -11,13 +11,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use findings::grouped;
 use threshold_core::limit::Algorithm;
 use threshold_limiter::{KeyLimiter, Limit};
 
 use contenders::{Answer, Contender, FAR, Make, Threshold};
 use layers::Layers;
 use memory::counted;
-use report::{Figure, Report, Row, grouped};
+use report::{Figure, Report, Row};
 use rounds::{CHUNK, Entry, Pace, Series};
 
 #[global_allocator]
@@ -163,6 +164,8 @@ fn layered(settings: &Settings, report: &mut Report) -> Result<()> {
             fill(contender.as_ref(), &users, answer);
             singles.push((format!("{}, one limit", contender.name()), contender));
         }
+        let batched = Threshold(KeyLimiter::new(Threshold::limit(answer)?, users.len() as u64));
+        fill(&batched, &users, answer);
         if answer == Answer::Allowed {
             // A seventh of a minute is no whole number of microseconds: Threshold then keeps a fraction as well.
             let limit = Limit::parse(&format!("7/min burst {FAR}"), Some(Algorithm::TokenBucket))?;
@@ -183,6 +186,8 @@ fn layered(settings: &Settings, report: &mut Report) -> Result<()> {
             for (name, single) in &singles {
                 entries.push(entry(name.clone(), single.as_ref(), &keys));
             }
+            let batches = "threshold, one limit, check_many of 64".to_owned();
+            entries.push(Entry { name: batches, run: Box::new(|range| batched.check_batches(&keys[range])) });
             let (one, many) = ("threshold, four layers, check", "threshold, four layers, check_many of 64");
             entries.push(Entry { name: one.to_owned(), run: Box::new(|range| layers.check(range)) });
             entries.push(Entry { name: many.to_owned(), run: Box::new(|range| layers.check_many(range)) });

@@ -1,29 +1,18 @@
 //! What a run found, as a table to read and a plot to look at.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Result, anyhow};
+use findings::{COLOURS, Spread, grouped, machine, number, table};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::contenders::Answer;
-use crate::rounds::{Series, Spread};
+use crate::rounds::Series;
 
 /// Who the others are measured against.
 const BASE: &str = "governor";
-/// Colours that stay apart for most eyes (Okabe and Ito), Threshold's first.
-const COLOURS: [RGBColor; 5] = [
-    RGBColor(213, 94, 0),
-    RGBColor(0, 114, 178),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(140, 140, 140),
-];
-
 /// One scenario and what everybody did in it.
 pub struct Row {
     /// Which keys, in which order.
@@ -88,14 +77,9 @@ impl Report {
 
     /// Prints the table, and writes it and the plot to `bench/results/`.
     pub fn publish(&self) -> Result<()> {
-        let text = self.text();
-        print!("{text}");
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../results");
-        fs::create_dir_all(&folder).context("cannot make bench/results")?;
-        fs::write(folder.join("inprocess.md"), text).context("cannot write bench/results/inprocess.md")?;
         let mut svg = String::new();
         self.plot(&mut svg).map_err(|error| anyhow!("cannot plot: {error}"))?;
-        fs::write(folder.join("inprocess.svg"), svg).context("cannot write bench/results/inprocess.svg")
+        findings::publish("inprocess", &self.text(), &svg)
     }
 
     fn text(&self) -> String {
@@ -261,60 +245,8 @@ pub fn a_tenth_less(keys: usize) -> usize {
     keys / 10 * 9
 }
 
-/// `1,000,000`.
-pub fn grouped(number: usize) -> String {
-    let digits = number.to_string();
-    let mut out = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
-fn number(ns: f64) -> String {
-    if ns < 100.0 { format!("{ns:.1}") } else { grouped(ns.round() as usize) }
-}
-
 fn cell(series: &Series, base: Option<&Series>) -> String {
     let Spread { median, min, max } = series.spread();
     let ratio = base.map_or(f64::NAN, |base| series.ratio(base));
     format!("{} ({}–{}) ×{ratio:.2}", number(median), number(min), number(max))
-}
-
-/// Lines of cells as a table that reads well as it is: the first line is the head, the first column is text.
-fn table(cells: &[Vec<String>]) -> String {
-    let columns = cells.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| cells.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0).max(3)).collect();
-    let mut out = String::new();
-    for (index, line) in cells.iter().enumerate() {
-        for (column, (cell, width)) in line.iter().zip(&widths).enumerate() {
-            let _ = if column == 0 { write!(out, "| {cell:<width$} ") } else { write!(out, "| {cell:>width$} ") };
-        }
-        out += "|\n";
-        if index == 0 {
-            for (column, width) in widths.iter().enumerate() {
-                let _ = write!(out, "|{}{}", "-".repeat(width + 1), if column == 0 { "-" } else { ":" });
-            }
-            out += "|\n";
-        }
-    }
-    out
-}
-
-/// What was measured on, without saying whose it is.
-fn machine() -> String {
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = info.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(": "));
-    let model = model.map_or("unknown CPU", |(_, model)| model.trim());
-    let rustc = Command::new("rustc").arg("--version").output().ok().filter(|output| output.status.success());
-    let rustc =
-        rustc.map_or_else(|| "rustc unknown".to_owned(), |output| String::from_utf8_lossy(&output.stdout).into());
-    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let load = load.split_whitespace().next().unwrap_or("unknown");
-    format!("{cores} cores, {model}, {}, load {load} before the run", rustc.trim())
 }

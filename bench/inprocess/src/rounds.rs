@@ -5,6 +5,8 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use findings::Spread;
+
 /// Decisions between two looks at the clock: some 20 µs for the fastest, so that the clock is no part of the figure.
 pub const CHUNK: usize = 1_024;
 
@@ -87,29 +89,6 @@ fn measure(entry: &Entry<'_>, pace: Pace) -> (f64, usize, usize) {
     let decisions = done.iter().map(|(.., decisions)| *decisions).sum::<usize>();
     let allowed = done.iter().map(|(_, allowed, _)| *allowed).sum();
     (time.as_nanos() as f64 / decisions as f64, allowed, decisions)
-}
-
-/// The middle one, the smallest and the largest.
-#[derive(Debug, Clone, Copy)]
-pub struct Spread {
-    /// The middle one.
-    pub median: f64,
-    /// The smallest.
-    pub min: f64,
-    /// The largest.
-    pub max: f64,
-}
-
-impl Spread {
-    /// Of at least one figure; of none, all are NaN.
-    pub fn of(figures: impl IntoIterator<Item = f64>) -> Self {
-        let mut sorted: Vec<f64> = figures.into_iter().collect();
-        sorted.sort_by(f64::total_cmp);
-        let at = |index: usize| sorted.get(index).copied().unwrap_or(f64::NAN);
-        let middle = sorted.len().saturating_sub(1);
-        let median = f64::midpoint(at(middle / 2), at(middle.div_ceil(2)));
-        Self { median, min: at(0), max: at(middle) }
-    }
 }
 
 impl Series {

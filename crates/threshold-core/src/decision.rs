@@ -76,7 +76,7 @@ pub struct Reading {
     pub unit: Unit,
     /// What this request costs.
     pub cost: u64,
-    /// Whether it was charged. A peek charges nothing, though its figures are those of the charge.
+    /// Whether it was charged, and so whether the figures are those after its charge. A peek says what a check would.
     pub charged: bool,
     /// When there is more, or all, again.
     pub reset_at: Option<Timestamp>,
@@ -384,7 +384,7 @@ impl Plan<'_> {
                 remaining: look.remaining.saturating_sub(charged),
                 unit: charge.counts.unit(),
                 cost: charge.cost,
-                charged: mark.is_some() && self.verb != Verb::Peek,
+                charged: mark.is_some(),
                 reset_at: if mark.is_some() { look.reset_if_charged } else { look.reset_if_not },
                 ready_at: (!allowed && *ready_at < Timestamp::MAX).then_some(*ready_at),
             });

@@ -152,3 +152,21 @@ fn a_flood_from_everywhere_ends_in_one_budget() {
     assert!(usage.counts.folded > 0);
     assert!(admitted_late <= 1, "{admitted_late} were admitted when everything was full");
 }
+
+/// Looking is free: a full table is as it was after any number of new names were only looked at. Woken by making room for
+/// a peek as for a check.
+#[test]
+fn a_flood_that_only_looks_changes_nothing() {
+    let limiter = Limiter::with_clock(policy("per = [\"user\"]\nlimit = \"5/h\"", "fold"), clock());
+    let ip = Some("203.0.113.7".parse().unwrap());
+    for flood in 0..2 * MAX_KEYS {
+        let _ = limiter.check(&Facts { user: Some(&format!("u{flood}")), ip, ..Facts::default() }).unwrap();
+    }
+    let before = limiter.store().usage();
+    assert!(before.counts.evicted > 0);
+    for new in 0..MAX_KEYS {
+        let peeked = limiter.peek(&Facts { user: Some(&format!("new {new}")), ip, ..Facts::default() }).unwrap();
+        assert!(peeked.allowed());
+    }
+    assert_eq!(limiter.store().usage(), before);
+}

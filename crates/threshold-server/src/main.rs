@@ -5,6 +5,7 @@ mod cli;
 mod desk;
 mod door;
 mod explain;
+mod export;
 mod init;
 mod lint;
 mod log;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         Command::Restore(args) => backup::restore(&args),
         Command::Completions(args) => Ok(manual::completions(&args)),
         Command::Man(args) => manual::page(&args),
+        Command::Export(args) => export::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Suggest(args) => suggest::run(&args),
     };

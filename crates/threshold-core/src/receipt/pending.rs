@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 use super::{Charged, Receipt};
 use crate::key::TraceId;
 use crate::limit::Limit;
-use crate::plan::{MAX_CHARGES, Plan};
+use crate::plan::{Charge, MAX_CHARGES, Plan};
 use crate::policy::StatusSet;
 use crate::settle::Outcome;
 use crate::time::Timestamp;
@@ -86,6 +86,13 @@ impl Pending {
 }
 
 impl Plan<'_> {
+    /// Whether anything that this plan charges may be given back: by the answer, where that is seen, or at the end.
+    #[must_use]
+    pub fn ends_later(&self) -> bool {
+        let open = |charge: &Charge<'_>| matches!(charge.limit, Limit::Concurrency(_)) || charge.rule.count.is_some();
+        self.charges.iter().any(open)
+    }
+
     /// What was charged, at a door that sees how the request ends.
     #[must_use]
     pub fn pending(&self, outcome: &Outcome, now: Timestamp) -> Pending {
@@ -112,7 +119,6 @@ mod tests {
     use crate::balance::Balance;
     use crate::facts::Facts;
     use crate::key::Digest;
-    use crate::plan::Charge;
     use crate::policy::Policy;
     use crate::settle::settle;
 

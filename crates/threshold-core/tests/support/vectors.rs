@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Mutex;
 
+use serde_json::{Map, Value, json};
 use threshold_core::case::{Case, CaseFile, ClientDoor, Lines, Played, play_at_door};
 
 /// How many cases are played at once. Shadow bans are waited out, and they need not be waited out one after the other.
@@ -27,6 +28,14 @@ fn vectors() -> Vec<Vector> {
         vectors.extend(file.cases.into_iter().map(|case| Vector { file: name.clone(), policy: policy.clone(), case }));
     }
     vectors
+}
+
+/// What a client read, as cases write it.
+pub(crate) fn told(status: u16, headers: &[(String, String)], body: &str) -> Value {
+    let headers: Map<_, _> = headers.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+    let text = Some(body).filter(|body| !body.is_empty());
+    let body = text.map(|text| serde_json::from_str(text).unwrap_or_else(|_| json!(text)));
+    json!({"status": status, "headers": headers, "body": body})
 }
 
 /// Plays all of them at doors that `make` makes. Every case agrees with core or is left out for one of `reasons`; at least

@@ -18,7 +18,7 @@ use std::sync::{Arc, PoisonError};
 use arrayvec::ArrayVec;
 use threshold_core::ladder::Standing;
 use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
-use threshold_core::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, SubjectKeys};
+use threshold_core::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, SubjectKeys, Verb};
 use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
 use threshold_core::{
     Balance, Digest, DigestKey, Limit, Outcome, Plan, Receipt, Reservation, Span, Timestamp, TraceId, settle_into,
@@ -147,7 +147,7 @@ impl MemoryStore {
         self.shards.get(usize::from(shard_of(key, self.shards.len())))
     }
 
-    /// Makes room for those keys of a plan that are not here yet. Where a shard has room for no more, another key stands
+    /// Makes room for those keys of a plan that are not here yet; a peek only asks whether there would be any. Where a shard has room for no more, another key stands
     /// in: that of the caller's prefix, and where there is no room for that either, the one key of the rule.
     #[cold]
     fn make_room<'s>(
@@ -163,7 +163,8 @@ impl MemoryStore {
             let mut crowded: ArrayVec<usize, MAX_CHARGES> = ArrayVec::new();
             for (index, ((key, stands_in), place)) in keys.iter().zip(&stands_in).zip(places.iter()).enumerate() {
                 let Some(shard) = locked.shard(index).filter(|_| place.is_none()) else { continue };
-                let has_room = shard.make_room(*key, now)
+                let looks = plan.verb() == Verb::Peek;
+                let has_room = if looks { shard.has_room(*key, now) } else { shard.make_room(*key, now) }
                     || match stands_in {
                         StandsIn::Nobody => false,
                         StandsIn::Prefix => shard.has_spare_slots(),

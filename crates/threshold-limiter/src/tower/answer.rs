@@ -39,10 +39,20 @@ impl Form {
 /// The fields of any answer.
 pub(super) fn fields(decision: &Decision, policy: &Policy) -> Fields {
     let fields = header_fields(decision, policy).into_iter();
-    let ready = fields.filter_map(|(name, value)| {
-        Some((HeaderName::from_bytes(name.as_bytes()).ok()?, HeaderValue::try_from(value).ok()?))
-    });
+    let ready = fields.filter_map(|(name, value)| Some((field_name(name)?, HeaderValue::try_from(value).ok()?)));
     ready.collect()
+}
+
+/// The names that core gives, which need not be read letter by letter for each answer.
+fn field_name(name: &'static str) -> Option<HeaderName> {
+    Some(match name {
+        "X-RateLimit-Limit" => HeaderName::from_static("x-ratelimit-limit"),
+        "X-RateLimit-Remaining" => HeaderName::from_static("x-ratelimit-remaining"),
+        "X-RateLimit-Reset" => HeaderName::from_static("x-ratelimit-reset"),
+        "RateLimit" => HeaderName::from_static("ratelimit"),
+        "RateLimit-Policy" => HeaderName::from_static("ratelimit-policy"),
+        other => return HeaderName::from_bytes(other.as_bytes()).ok(),
+    })
 }
 
 /// Sets fields, except those that are there: what is closer to the answer knows better, a second limiter for instance.

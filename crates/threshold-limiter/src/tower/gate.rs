@@ -72,8 +72,9 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, size: &SizeHint) -> Ga
     let learned = door.learned();
     let mut asked = Asked::new(parts, size, &learned, door.peer(parts), door.identify(parts));
     let form = Form::of(&parts.headers);
-    let admit = |facts: &Facts<'_>| door.limiter.admit(&learned.policy, facts, door.answers);
-    let Admitted { decision, pending, if_full } = match asked.facts(admit) {
+    let mut decision = Decision::default();
+    let admit = |facts: &Facts<'_>| door.limiter.admit(&learned.policy, facts, door.answers, &mut decision);
+    let Admitted { pending, if_full } = match asked.facts(admit) {
         Ok(admitted) => admitted,
         Err(error) => return Gate::Refused(answer::impossible(&error, form)),
     };
@@ -150,15 +151,17 @@ impl Slowed {
     pub(super) fn cross(self) -> Waited {
         let Self { mut crossing, holds, door, .. } = self;
         let Some(request) = holds else { return Waited::Crosses(crossing.left_to(door.answers)) };
-        let held = request.asked.facts(|facts| door.limiter.hold(&request.learned.policy, facts));
+        let mut decision = Decision::default();
+        let hold = |facts: &Facts<'_>| door.limiter.hold(&request.learned.policy, facts, &mut decision);
+        let held = request.asked.facts(hold);
         let refusal = match held {
-            Ok(Admitted { decision, pending, .. }) if decision.allowed() => {
+            Ok(Admitted { pending, .. }) if decision.allowed() => {
                 if let (Some(tab), Some(pending)) = (&mut crossing.tab, pending) {
-                    tab.hold_again(pending);
+                    tab.hold_again(*pending);
                 }
                 return Waited::Crosses(crossing.left_to(door.answers));
             }
-            Ok(Admitted { decision, .. }) => request.denied(&decision),
+            Ok(_) => request.denied(&decision),
             Err(error) => answer::impossible(&error, request.form),
         };
         if let Some(tab) = crossing.tab {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use threshold_core::plan::Verb;
 use threshold_core::receipt::Pending;
 use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy, Receipt, Span};
 
@@ -14,11 +15,18 @@ use crate::store::LocalStore;
 pub(super) trait AnyLimiter: Send + Sync {
     fn policy(&self) -> Arc<Policy>;
 
-    /// Decides and charges a request.
-    fn admit(&self, policy: &Policy, facts: &Facts<'_>, answers: Answers) -> Result<Admitted, PlanError>;
+    /// Decides and charges a request. The decision is written where it is read: it is some kilobytes, and moving it about
+    /// takes as long as making it.
+    fn admit(
+        &self,
+        policy: &Policy,
+        facts: &Facts<'_>,
+        answers: Answers,
+        decision: &mut Decision,
+    ) -> Result<Admitted, PlanError>;
 
     /// Takes what a request holds while it lasts, after it has waited.
-    fn hold(&self, policy: &Policy, facts: &Facts<'_>) -> Result<Admitted, PlanError>;
+    fn hold(&self, policy: &Policy, facts: &Facts<'_>, decision: &mut Decision) -> Result<Admitted, PlanError>;
 
     /// Charges after the fact.
     fn record(&self, facts: &Facts<'_>);
@@ -33,24 +41,25 @@ pub(super) enum Answers {
     Unseen,
 }
 
-/// A decision, and what it charged.
+/// What a decision charged.
+#[derive(Default)]
 pub(super) struct Admitted {
-    pub(super) decision: Decision,
-    pub(super) pending: Option<Pending>,
+    /// What may be given back yet.
+    pub(super) pending: Option<Box<Pending>>,
     /// If the request is to be slowed: what it is told where no more can wait.
     pub(super) if_full: Option<Box<Decision>>,
 }
 
 impl<S: LocalStore, C: Clock> Limiter<S, C> {
-    fn settle_pending(&self, plan: &Plan<'_>) -> Admitted {
+    fn settle_pending(&self, plan: &Plan<'_>, decision: &mut Decision) -> Admitted {
         let mut outcome = Outcome::default();
-        let mut decision = Decision::default();
-        let (settled, now) = self.settle(plan, &mut outcome, &mut decision);
-        let outcome = (settled && decision.allowed()).then_some(outcome);
-        let pending = outcome.as_ref().map(|outcome| plan.pending(outcome, now));
-        let slowed = outcome.filter(|_| decision.delay > Span::ZERO);
-        let if_full = slowed.map(|outcome| Box::new(plan.decide_as_full(&outcome, now)));
-        Admitted { decision, pending, if_full }
+        let (settled, now) = self.settle(plan, &mut outcome, decision);
+        let slowed = decision.delay > Span::ZERO;
+        if !settled || !decision.allowed() || !(slowed || plan.ends_later()) {
+            return Admitted::default();
+        }
+        let pending = Some(Box::new(plan.pending(&outcome, now)));
+        Admitted { pending, if_full: slowed.then(|| Box::new(plan.decide_as_full(&outcome, now))) }
     }
 }
 
@@ -59,22 +68,29 @@ impl<S: LocalStore, C: Clock> AnyLimiter for Limiter<S, C> {
         self.policy()
     }
 
-    fn admit(&self, policy: &Policy, facts: &Facts<'_>, answers: Answers) -> Result<Admitted, PlanError> {
+    fn admit(
+        &self,
+        policy: &Policy,
+        facts: &Facts<'_>,
+        answers: Answers,
+        decision: &mut Decision,
+    ) -> Result<Admitted, PlanError> {
         let facts = traced(facts);
-        let plan = policy.plan(&facts)?;
-        let admitted = self.settle_pending(&match answers {
-            Answers::Seen => plan.seeing_outcomes(),
-            Answers::Unseen => plan,
-        });
-        self.tell(&facts, &admitted.decision, policy);
+        let mut plan = match answers {
+            Answers::Seen => Plan::new(policy, Verb::Check).seeing_outcomes(),
+            Answers::Unseen => Plan::new(policy, Verb::Check),
+        };
+        plan.fill(&facts)?;
+        let admitted = self.settle_pending(&plan, decision);
+        self.tell(&facts, decision, policy);
         Ok(admitted)
     }
 
-    fn hold(&self, policy: &Policy, facts: &Facts<'_>) -> Result<Admitted, PlanError> {
-        let admitted = self.settle_pending(&policy.plan(facts)?.seeing_outcomes().only_holds());
+    fn hold(&self, policy: &Policy, facts: &Facts<'_>, decision: &mut Decision) -> Result<Admitted, PlanError> {
+        let admitted = self.settle_pending(&policy.plan(facts)?.seeing_outcomes().only_holds(), decision);
         // Observers have heard that the request may cross; only that it may not after all is news.
-        if !admitted.decision.allowed() {
-            self.tell(facts, &admitted.decision, policy);
+        if !decision.allowed() {
+            self.tell(facts, decision, policy);
         }
         Ok(admitted)
     }
@@ -94,14 +110,14 @@ impl<S: LocalStore, C: Clock> AnyLimiter for Limiter<S, C> {
 /// answer that nobody was asked for.
 pub(super) struct Tab {
     limiter: Arc<dyn AnyLimiter>,
-    pending: Pending,
+    pending: Box<Pending>,
     /// Whether the service was called. From then on a charge that depends on the answer stays until there is one: who
     /// leaves early must not be better off.
     called: bool,
 }
 
 impl Tab {
-    pub(super) fn new(limiter: Arc<dyn AnyLimiter>, pending: Pending) -> Self {
+    pub(super) fn new(limiter: Arc<dyn AnyLimiter>, pending: Box<Pending>) -> Self {
         Self { limiter, pending, called: false }
     }
 

@@ -191,10 +191,10 @@ fn section(out: &mut String, title: &str, body: &str) {
 
 /// Colours have names, so that the dark and the printed page differ only in what the names mean.
 const STYLE: &str = "
-:root{--paper:#fff;--ink:#1c2430;--faint:#667085;--line:#d9dee7;--calm:#9db2d6;--c0:#c4320a;--c1:#b54708;--c2:#6941c6;\
---c3:#027a48;--c4:#175cd3;--c5:#99154b;--c6:#667085;--heat:23,92,211;--stop:196,50,10}
+:root{--paper:#fff;--ink:#1c2430;--faint:#667085;--line:#d9dee7;--calm:#9db2d6;--c0:#c4320a;--c1:#175cd3;--c2:#6941c6;\
+--c3:#027a48;--c4:#b54708;--c5:#99154b;--c6:#667085;--heat:23,92,211;--stop:196,50,10}
 @media (prefers-color-scheme:dark){:root{--paper:#12161d;--ink:#e6e9ef;--faint:#98a2b3;--line:#2c3442;--calm:#475a7d;\
---c0:#ff7a52;--c1:#f5a524;--c2:#b497ff;--c3:#4ade9a;--c4:#6ea8ff;--c5:#ff7fb0;--c6:#98a2b3;--heat:110,168,255;\
+--c0:#ff7a52;--c1:#6ea8ff;--c2:#b497ff;--c3:#4ade9a;--c4:#f5a524;--c5:#ff7fb0;--c6:#98a2b3;--heat:110,168,255;\
 --stop:255,122,82}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
@@ -204,7 +204,7 @@ h1{font-size:1.5rem;margin:0}h2{font-size:1.1rem;margin:2rem 0 .5rem}h3{font-siz
 .cards div{border:1px solid var(--line);border-radius:.5rem;padding:.5rem .75rem}
 dt{color:var(--faint)}dd{margin:0;font-size:1.25rem;font-variant-numeric:tabular-nums}
 small{display:block;font-size:.8rem;color:var(--faint)}
-svg{width:100%;height:auto;display:block}
+svg{width:100%;min-width:38rem;height:auto;display:block}.grid svg{min-width:0}
 svg text{font:11px system-ui,sans-serif;fill:var(--ink)}svg .faint{fill:var(--faint)}svg .line{stroke:var(--line)}
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(18rem,1fr));gap:1rem}
 .grid h3{overflow-wrap:anywhere}
@@ -215,5 +215,5 @@ section{overflow-x:auto}
 th,td{text-align:right;padding:.2rem .5rem;border-bottom:1px solid var(--line)}
 th:nth-child(-n+3),td:nth-child(-n+3){text-align:left}
 @media print{:root{--paper:#fff;--ink:#000;--faint:#444;--line:#bbb}main{max-width:none;padding:0}\
-section{break-inside:avoid}body{font-size:11px;-webkit-print-color-adjust:exact;print-color-adjust:exact}}
+section{break-inside:avoid}svg{min-width:0}body{font-size:11px;-webkit-print-color-adjust:exact;print-color-adjust:exact}}
 ";

@@ -5,6 +5,7 @@
 #![expect(clippy::arithmetic_side_effects, reason = "a sum that overflows here fails the test, as it should")]
 #![expect(clippy::indexing_slicing, reason = "what is not there fails the test, as it should")]
 
+mod export;
 mod lint;
 mod login;
 mod logs;

@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// One connection.
 pub(crate) struct Client<S: Read + Write>(BufReader<S>);
@@ -11,7 +11,8 @@ pub(crate) struct Client<S: Read + Write>(BufReader<S>);
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    headers: Vec<(String, String)>,
+    /// By lower-case name.
+    pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: String,
 }
 
@@ -90,18 +91,6 @@ impl<S: Read + Write> Client<S> {
 impl Answer {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
-    }
-
-    /// As cases write what a client reads.
-    pub(crate) fn to_value(&self) -> Value {
-        let headers: serde_json::Map<_, _> =
-            self.headers.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
-        let body = if self.body.is_empty() {
-            Value::Null
-        } else {
-            serde_json::from_str(&self.body).unwrap_or_else(|_| self.body.clone().into())
-        };
-        json!({"status": self.status, "headers": headers, "body": body})
     }
 
     pub(crate) fn json(&self) -> Value {

@@ -41,9 +41,8 @@ const TRUSTED: [u8; 4] = [127, 0, 0, 1];
 /// What Traefik's ForwardAuth sends for a client's request, in its order.
 fn traefik(server: &Server, from: [u8; 4], client: &str, more: &[(&str, &str)]) -> Answer {
     let (_, address) = server.place.split_once("://").unwrap();
-    let mut fields = vec![("user-agent", "curl/8.5.0"), ("accept", "*/*"), ("accept-encoding", "gzip")];
-    fields.extend_from_slice(more);
-    fields.extend([
+    let first = [("host", address), ("user-agent", "curl/8.5.0"), ("accept", "*/*"), ("accept-encoding", "gzip")];
+    let own = [
         ("x-forwarded-for", client),
         ("x-forwarded-host", "app.example.com"),
         ("x-forwarded-method", "GET"),
@@ -51,11 +50,10 @@ fn traefik(server: &Server, from: [u8; 4], client: &str, more: &[(&str, &str)]) 
         ("x-forwarded-proto", "https"),
         ("x-forwarded-server", "edge-1"),
         ("x-forwarded-uri", "/page?x=1"),
-    ]);
-    let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    let mut client = Client::new(connect_from(from, address.parse().unwrap()));
-    client.write(&format!("GET /auth HTTP/1.1\r\nhost: {address}\r\n{fields}\r\n")).unwrap();
-    client.read().unwrap()
+    ];
+    let fields = first.iter().chain(more).chain(&own);
+    let fields: Vec<(String, String)> = fields.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    Client::new(connect_from(from, address.parse().unwrap())).ask("GET", "/auth", &fields).unwrap()
 }
 
 fn ask(server: &Server, path: &str, fields: &[(&str, &str)]) -> Answer {

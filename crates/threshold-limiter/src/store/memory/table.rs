@@ -195,6 +195,11 @@ impl Shard {
         }
     }
 
+    /// Whether room could be made for a key that is not here. Nothing goes yet.
+    pub(super) fn has_room(&self, key: Digest, now: Timestamp) -> bool {
+        !self.is_full() || self.dispensable(key, now).0.is_some()
+    }
+
     /// Makes room for a key that is not here. What had to go for it is gone afterwards, and others may have moved.
     pub(super) fn make_room(&mut self, key: Digest, now: Timestamp) -> bool {
         !self.is_full() || self.free_one(key, now)
@@ -247,29 +252,34 @@ impl Shard {
         self.counts.most_moved = self.counts.most_moved.max(moved);
     }
 
-    /// Makes one key go: one that says nothing, else the least used of those looked at, never a protected one.
+    /// Makes one key go.
     fn free_one(&mut self, near: Digest, now: Timestamp) -> bool {
+        let (found, hand) = self.dispensable(near, now);
+        self.hand = hand;
+        let Some((place, used)) = found else { return false };
+        self.take_out(place);
+        let counted = if used.is_some() { &mut self.counts.evicted } else { &mut self.counts.dropped };
+        *counted = counted.saturating_add(1);
+        true
+    }
+
+    /// A key that may go, and how much it has used: one that says nothing, else the least used of those looked at, never a
+    /// protected one. Also where the search ended.
+    fn dispensable(&self, near: Digest, now: Timestamp) -> (Option<(usize, Option<u64>)>, usize) {
         let mut least: Option<(u64, usize)> = None;
+        let mut at = self.hand;
         for start in [self.slots.home(near), self.hand] {
-            let mut at = start;
+            at = start;
             for _ in 0..SEARCH.min(self.slots.len()) {
                 match self.worth(at, now) {
-                    Worth::Nothing => {
-                        self.take_out(at);
-                        self.counts.dropped = self.counts.dropped.saturating_add(1);
-                        return true;
-                    }
+                    Worth::Nothing => return (Some((at, None)), self.hand),
                     Worth::Share(used) if least.is_none_or(|(known, _)| used < known) => least = Some((used, at)),
                     Worth::Share(_) | Worth::Protected | Worth::Empty => {}
                 }
                 at = self.slots.after(at);
             }
-            self.hand = at;
         }
-        let Some((_, at)) = least else { return false };
-        self.take_out(at);
-        self.counts.evicted = self.counts.evicted.saturating_add(1);
-        true
+        (least.map(|(used, place)| (place, Some(used))), at)
     }
 
     fn worth(&self, at: usize, now: Timestamp) -> Worth {

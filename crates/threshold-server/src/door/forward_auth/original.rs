@@ -1,34 +1,36 @@
 //! What a proxy tells of its client's request, put in the place of the proxy's own.
 
+use std::borrow::Cow;
+
 use http::header::HOST;
 use http::request::Parts;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Method, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use threshold_core::path::spell_host;
 
 use crate::door::ApiError;
 
 /// Where the two kinds of proxies write the same thing: nginx as configured in deploy/nginx; Caddy and Traefik.
 struct Told {
-    original: &'static str,
-    forwarded: &'static str,
+    original: HeaderName,
+    forwarded: HeaderName,
 }
 
-const METHOD: Told = Told { original: "X-Original-Method", forwarded: "X-Forwarded-Method" };
-const URI: Told = Told { original: "X-Original-URI", forwarded: "X-Forwarded-Uri" };
-const HOSTS: Told = Told { original: "X-Original-Host", forwarded: "X-Forwarded-Host" };
+static METHOD: Told = Told::new("x-original-method", "x-forwarded-method");
+static URI: Told = Told::new("x-original-uri", "x-forwarded-uri");
+static HOSTS: Told = Told::new("x-original-host", "x-forwarded-host");
 /// The length of the client's body. Proxies leave the body out when they ask, and its length with it.
-const LENGTH: &str = "X-Original-Content-Length";
+static LENGTH: HeaderName = HeaderName::from_static("x-original-content-length");
 
 /// Puts the method, the path and the host of the client's request in the place of the proxy's. Returns the bytes of its
 /// body, as far as they were told.
 pub(super) fn put_in_place(parts: &mut Parts) -> Result<u64, ApiError> {
     let headers = &parts.headers;
     let method = METHOD.required(headers)?;
-    let method = Method::from_bytes(method).map_err(|_| ApiError::bad(METHOD.original, "this is no method"))?;
+    let method = Method::from_bytes(method).map_err(|_| METHOD.bad("this is no method"))?;
     let uri = uri(URI.required(headers)?)?;
     let host = HOSTS.find(headers, |a, b| spell(a) == spell(b))?.map(HeaderValue::from_bytes);
-    let host = host.transpose().map_err(|_| ApiError::bad(HOSTS.original, "this is no host"))?;
+    let host = host.transpose().map_err(|_| HOSTS.bad("this is no host"))?;
     let length = length(headers)?;
     (parts.method, parts.uri) = (method, uri);
     match host {
@@ -40,21 +42,28 @@ pub(super) fn put_in_place(parts: &mut Parts) -> Result<u64, ApiError> {
 }
 
 impl Told {
+    const fn new(original: &'static str, forwarded: &'static str) -> Self {
+        Self { original: HeaderName::from_static(original), forwarded: HeaderName::from_static(forwarded) }
+    }
+
     fn required<'h>(&self, headers: &'h HeaderMap) -> Result<&'h [u8], ApiError> {
         let Self { original, forwarded } = self;
-        let missing =
-            || ApiError::bad(*original, format!("a proxy says in {original} or {forwarded} what it was asked"));
+        let missing = || self.bad(format!("a proxy says in {original} or {forwarded} what it was asked"));
         self.find(headers, |a, b| a == b)?.ok_or_else(missing)
+    }
+
+    fn bad(&self, message: impl Into<Cow<'static, str>>) -> ApiError {
+        ApiError::bad(self.original.as_str(), message)
     }
 
     /// What the proxy says. It sets one of the two and may pass on the other as its client sent it, and here nobody knows
     /// which is which: where they differ, neither is believed.
     fn find<'h>(&self, headers: &'h HeaderMap, same: fn(&[u8], &[u8]) -> bool) -> Result<Option<&'h [u8]>, ApiError> {
-        let found = [single(headers, self.original)?, single(headers, self.forwarded)?];
+        let found = [single(headers, &self.original)?, single(headers, &self.forwarded)?];
         match found {
             [Some(original), Some(forwarded)] if !same(original, forwarded) => {
                 let message = format!("{} and {} differ: have the proxy remove one", self.original, self.forwarded);
-                Err(ApiError::bad(self.original, message))
+                Err(self.bad(message))
             }
             [original, forwarded] => Ok(original.or(forwarded)),
         }
@@ -62,12 +71,12 @@ impl Told {
 }
 
 /// The only line of a field; an empty one says nothing.
-fn single<'h>(headers: &'h HeaderMap, name: &'static str) -> Result<Option<&'h [u8]>, ApiError> {
+fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h [u8]>, ApiError> {
     let mut lines = headers.get_all(name).iter();
     let only = lines.next().map(|line| line.as_bytes().trim_ascii()).filter(|text| !text.is_empty());
     match lines.next() {
         None => Ok(only),
-        Some(_) => Err(ApiError::bad(name, format!("{name} came more than once"))),
+        Some(_) => Err(ApiError::bad(name.as_str(), format!("{name} came more than once"))),
     }
 }
 
@@ -80,10 +89,10 @@ fn spell(host: &[u8]) -> Option<String> {
 fn uri(text: &[u8]) -> Result<Uri, ApiError> {
     let path = match text.first() {
         Some(b'/' | b'*') => text,
-        _ => after_authority(text).ok_or_else(|| ApiError::bad(URI.original, "a URI begins with a slash"))?,
+        _ => after_authority(text).ok_or_else(|| URI.bad("a URI begins with a slash"))?,
     };
     let path = PathAndQuery::from_maybe_shared(escaped(path));
-    path.map(Uri::from).map_err(|_| ApiError::bad(URI.original, "this is no URI"))
+    path.map(Uri::from).map_err(|_| URI.bad("this is no URI"))
 }
 
 fn after_authority(text: &[u8]) -> Option<&[u8]> {
@@ -111,9 +120,11 @@ fn escaped(text: &[u8]) -> bytes::Bytes {
 }
 
 fn length(headers: &HeaderMap) -> Result<u64, ApiError> {
-    let Some(text) = single(headers, LENGTH)? else { return Ok(0) };
+    let Some(text) = single(headers, &LENGTH)? else { return Ok(0) };
     let number = std::str::from_utf8(text).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
-    number.and_then(|text| text.parse().ok()).ok_or_else(|| ApiError::bad(LENGTH, "this is no number of bytes"))
+    number
+        .and_then(|text| text.parse().ok())
+        .ok_or_else(|| ApiError::bad(LENGTH.as_str(), "this is no number of bytes"))
 }
 
 #[cfg(test)]
@@ -155,7 +166,9 @@ mod tests {
 
     #[test]
     fn without_a_host_there_is_none() {
-        let (parts, length) = asked(&[("X-Original-Method", "PUT"), ("X-Original-URI", "/"), (LENGTH, "812")]).unwrap();
+        let (parts, length) =
+            asked(&[("X-Original-Method", "PUT"), ("X-Original-URI", "/"), ("X-Original-Content-Length", "812")])
+                .unwrap();
         assert_eq!((parts.headers.get(HOST), length), (None, 812));
     }
 
@@ -172,19 +185,19 @@ mod tests {
     #[test]
     fn what_is_missing_doubled_or_differs_is_told() {
         let (method, uri) = (("X-Original-Method", "GET"), ("X-Original-URI", "/"));
-        refused(&[], "X-Original-Method");
-        refused(&[method], "X-Original-URI");
-        refused(&[method, ("X-Original-URI", "")], "X-Original-URI");
-        refused(&[method, uri, uri], "X-Original-URI");
-        refused(&[method, ("X-Forwarded-Uri", "/a"), ("X-Forwarded-Uri", "/b")], "X-Forwarded-Uri");
+        refused(&[], "x-original-method");
+        refused(&[method], "x-original-uri");
+        refused(&[method, ("X-Original-URI", "")], "x-original-uri");
+        refused(&[method, uri, uri], "x-original-uri");
+        refused(&[method, ("X-Forwarded-Uri", "/a"), ("X-Forwarded-Uri", "/b")], "x-forwarded-uri");
         // A client's own field, passed on beside the proxy's.
-        refused(&[method, uri, ("X-Forwarded-Uri", "/free")], "X-Original-URI");
-        refused(&[method, uri, ("X-Forwarded-Method", "OPTIONS")], "X-Original-Method");
-        refused(&[method, uri, ("X-Original-Host", "a"), ("X-Forwarded-Host", "b")], "X-Original-Host");
-        refused(&[uri, ("X-Original-Method", "G ET")], "X-Original-Method");
-        refused(&[method, ("X-Original-URI", "evil.example")], "X-Original-URI");
+        refused(&[method, uri, ("X-Forwarded-Uri", "/free")], "x-original-uri");
+        refused(&[method, uri, ("X-Forwarded-Method", "OPTIONS")], "x-original-method");
+        refused(&[method, uri, ("X-Original-Host", "a"), ("X-Forwarded-Host", "b")], "x-original-host");
+        refused(&[uri, ("X-Original-Method", "G ET")], "x-original-method");
+        refused(&[method, ("X-Original-URI", "evil.example")], "x-original-uri");
         for wrong in ["-1", "1e3", "99999999999999999999999", "+1"] {
-            refused(&[method, uri, (LENGTH, wrong)], LENGTH);
+            refused(&[method, uri, ("X-Original-Content-Length", wrong)], "x-original-content-length");
         }
     }
 

@@ -1,0 +1,74 @@
+//! Many requests at once are decided as if they had come one by one.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
+
+use proptest::prelude::*;
+use threshold_limiter::{Decision, Facts, Limiter, ManualClock, PlanError, Policy, Timestamp};
+
+const POLICY: &str = r#"
+    [[rule]]
+    name = "user"
+    per = ["user"]
+    limit = "5/h"
+
+    [[rule]]
+    name = "all"
+    per = []
+    limit = "40/h"
+    algorithm = "fixed-window"
+
+    [[rule]]
+    name = "strikes"
+    per = ["tenant"]
+    limit = "3/h"
+    ladder = "strict"
+    strike = "request"
+    on_missing = "skip"
+    ban_shared = true
+"#;
+
+fn limiter() -> Limiter<threshold_limiter::store::memory::MemoryStore, ManualClock> {
+    let policy = Policy::parse(POLICY, &|_| None).unwrap();
+    Limiter::with_clock(policy, ManualClock::new(Timestamp::from_secs(1_767_225_600)))
+}
+
+/// What a caller reads of an answer, but for its id.
+fn told(answer: &Result<Decision, PlanError>) -> Result<String, String> {
+    let decision = answer.as_ref().map_err(ToString::to_string)?;
+    let Decision { verdict, readings, binding, ready_at, warning, .. } = decision;
+    Ok(format!("{verdict} {readings:?} {binding:?} {ready_at:?} {warning}"))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
+
+    /// Batches of every length around the sixteen that are planned ahead, with requests that cannot be planned among
+    /// them. Woken by deciding a batch from its end, and by an
+    /// error that outlives its batch.
+    #[test]
+    fn together_as_one_by_one(
+        batches in prop::collection::vec(
+            prop::collection::vec((0usize..4, 0usize..4, prop_oneof![9 => 0u64..3, 1 => Just(6)]), 0..40),
+            1..4,
+        ),
+    ) {
+        let names = ["a", "b", "c", ""];
+        let (one_by_one, together) = (limiter(), limiter());
+        let mut answers = Vec::new();
+        for batch in &batches {
+            let facts: Vec<Facts<'_>> = batch
+                .iter()
+                .map(|(user, tenant, cost)| Facts {
+                    user: names.get(*user).copied(),
+                    tenant: names.get(*tenant).copied(),
+                    cost: Some(*cost),
+                    ip: Some("203.0.113.7".parse().unwrap()),
+                    ..Facts::default()
+                })
+                .collect();
+            together.check_many_into(&facts, &mut answers);
+            let expected: Vec<_> = facts.iter().map(|facts| told(&one_by_one.check(facts))).collect();
+            prop_assert_eq!(answers.iter().map(told).collect::<Vec<_>>(), expected);
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! `threshold export`: the edge rules of a policy, in the language of an edge that counts by itself.
+
+mod haproxy;
+mod nginx;
+mod shape;
+mod terraform;
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use threshold_core::limit::Limit;
+use threshold_core::policy::{CostOf, Layer, Mode, Per, Policy, Rule};
+use threshold_core::{Span, Timestamp};
+
+use crate::Report;
+use crate::source::Source;
+
+use shape::Shape;
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// Which edge
+    #[arg(value_enum)]
+    pub(crate) edge: Edge,
+    /// The policy file, or - for standard input
+    pub(crate) policy: PathBuf,
+    /// The major version of Cloudflare's Terraform provider
+    #[arg(long, default_value = "4", value_parser = clap::value_parser!(u8).range(4..=5))]
+    pub(crate) provider: u8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Edge {
+    /// Cloudflare's rate limiting rules, as Terraform
+    Terraform,
+    /// For the http block of nginx
+    Nginx,
+    /// A named defaults section of HAProxy, and its tables
+    Haproxy,
+}
+
+pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<Report> {
+    let source = Source::read(&args.policy)?;
+    let policy = source.policy()?;
+    let exported = Exported::new(&policy);
+    if exported.rules.is_empty() {
+        let reasons: Vec<String> = exported.left_out.iter().map(|(name, why)| format!("\n  {name}: {why}")).collect();
+        bail!("{} has no rule of the layer \"edge\" that an edge can count by itself{}", source.name, reasons.concat());
+    }
+    let text = match args.edge {
+        Edge::Terraform => terraform::write(&exported, args.provider)?,
+        Edge::Nginx => nginx::write(&exported, &policy),
+        Edge::Haproxy => haproxy::write(&exported, &policy),
+    };
+    Ok(Report { text, code: 0 })
+}
+
+/// The rules that an edge can count, and those that none can.
+struct Exported<'p> {
+    rules: Vec<EdgeRule<'p>>,
+    left_out: Vec<(&'p str, String)>,
+}
+
+/// One rule as edges see it: so many requests of one address in a time.
+struct EdgeRule<'p> {
+    rule: &'p Rule,
+    /// Its name as an identifier, of no other rule.
+    identifier: String,
+    quota: u64,
+    period: Span,
+    /// How wide addresses are grouped, where that is not the usual.
+    prefix: Option<u8>,
+    paths: Vec<Shape>,
+    hosts: Vec<Shape>,
+}
+
+impl<'p> Exported<'p> {
+    fn new(policy: &'p Policy) -> Self {
+        let (mut rules, mut left_out): (Vec<EdgeRule<'_>>, _) = (Vec::new(), Vec::new());
+        for rule in policy.rules().iter().filter(|rule| rule.layer == Layer::Edge) {
+            match EdgeRule::new(rule) {
+                Ok(mut rule) => {
+                    // Two names may look alike as identifiers.
+                    let own = rule.identifier.clone();
+                    let taken = |id: &str, rules: &[EdgeRule<'_>]| rules.iter().any(|other| other.identifier == id);
+                    let mut number = 2_usize;
+                    while taken(&rule.identifier, &rules) {
+                        rule.identifier = format!("{own}_{number}");
+                        number = number.saturating_add(1);
+                    }
+                    rules.push(rule);
+                }
+                Err(why) => left_out.push((rule.name.as_ref(), why.to_owned())),
+            }
+        }
+        Self { rules, left_out }
+    }
+
+    /// What the file begins with, as comments.
+    fn comments(&self, more: &[String]) -> String {
+        let mut text = String::from(
+            "# Written by threshold export from the policy's edge rules; change the policy, not this file.\n",
+        );
+        let left_out = self.left_out.iter().map(|(name, why)| format!("Left out: {name}: {why}."));
+        for line in left_out.chain(more.iter().cloned()) {
+            text.push_str(&format!("# {line}\n"));
+        }
+        text
+    }
+}
+
+impl<'p> EdgeRule<'p> {
+    fn new(rule: &'p Rule) -> Result<Self, &'static str> {
+        let limit = rule.fixed_limit().ok_or("its limit is not the same for everyone")?;
+        if rule.mode == Mode::Observe {
+            return Err("it only observes");
+        }
+        if rule.counts() != Some(&CostOf::Requests) || rule.count.is_some() || rule.fallback {
+            return Err("it does not count every request it meets");
+        }
+        let prefix = match rule.per.as_slice() {
+            [Per::Ip] => None,
+            [Per::IpPrefix(prefix)] => Some(*prefix),
+            _ => return Err("it does not count by address"),
+        };
+        if matches!(limit, Limit::Never | Limit::Concurrency(_)) {
+            return Err("it is no limit over a time");
+        }
+        let matches = &rule.matches;
+        if !matches.category.is_empty()
+            || !matches.tenant.is_empty()
+            || !matches.tier.is_empty()
+            || !matches.fact.is_empty()
+        {
+            return Err("it matches by more than method, host and path");
+        }
+        let shapes = |patterns: &[threshold_core::policy::Pattern], between| {
+            patterns.iter().map(|pattern| Shape::of(pattern.as_str(), between)).collect()
+        };
+        Ok(Self {
+            rule,
+            identifier: identifier(&rule.name),
+            quota: limit.quota(),
+            period: limit.period(),
+            prefix,
+            paths: shapes(&matches.path, '/'),
+            hosts: shapes(&matches.host, '.'),
+        })
+    }
+
+    fn seconds(&self) -> u64 {
+        self.period.secs_ceil()
+    }
+
+    /// How long an address is kept out: as the rule says, else for a period.
+    fn timeout(&self) -> u64 {
+        self.rule.block_for.unwrap_or(self.period).secs_ceil()
+    }
+
+    /// The body of a denial, and what kind of text it is.
+    fn body(&self) -> (String, &'static str) {
+        let usual = || format!("{{\"error\":\"rate_limited\",\"retry_after\":{}}}", self.timeout());
+        let body = self.rule.body.as_deref().map_or_else(usual, str::to_owned);
+        let json = body.trim_start().starts_with(['{', '[']);
+        (body, if json { "application/json" } else { "text/plain" })
+    }
+
+    /// What the rule says, for a comment: `1000/min by ip`.
+    fn about(&self) -> String {
+        let by = self.rule.per.first().map(ToString::to_string).unwrap_or_default();
+        format!("{}: {} by {by}", self.rule.name, self.rule.notation().unwrap_or_default())
+    }
+}
+
+fn identifier(name: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' };
+    name.chars().map(plain).collect()
+}
+
+/// Whether a length of time is whole seconds, which is all that edges count in.
+fn is_whole_seconds(span: Span) -> bool {
+    Timestamp::EPOCH.plus(span) == Timestamp::from_secs(span.secs_ceil())
+}

@@ -1,0 +1,118 @@
+//! nginx's own limits, for its http block.
+
+use std::fmt::Write as _;
+
+use threshold_core::policy::Policy;
+
+use super::shape::Shape;
+use super::{EdgeRule, Exported};
+
+/// How much memory a zone has: some 160,000 addresses.
+const ZONE: &str = "10m";
+
+pub(super) fn write(exported: &Exported<'_>, policy: &Policy) -> String {
+    let (mut zones, mut limits, mut comments) = (String::new(), String::new(), Vec::new());
+    comments.push("Include it in the http block: include threshold-edge.conf;".to_owned());
+    comments.push(
+        "nginx spreads a limit evenly, and lets as many come at once as the limit is. It counts IPv6 by single"
+            .to_owned(),
+    );
+    comments.push("addresses, keeps nobody out longer than that takes, and its own page is the answer.".to_owned());
+    for rule in &exported.rules {
+        if rule.prefix.is_some() {
+            comments.push(format!("Left out: {}: nginx counts by single addresses.", rule.rule.name));
+            continue;
+        }
+        let Some(rate) = rate(rule) else {
+            comments.push(format!("Left out: {}: nginx counts no slower than one in a minute.", rule.rule.name));
+            continue;
+        };
+        if let Some(slower) = rate.slower {
+            comments.push(format!(
+                "{}: nginx counts in whole requests, so {slower} instead of {:?}.",
+                rule.rule.name,
+                rule.rule.notation().unwrap_or_default()
+            ));
+        }
+        let id = rule.identifier.as_str();
+        let _ = writeln!(zones, "\n# {}", rule.about());
+        let key = key(rule, id, &mut zones);
+        let _ = writeln!(zones, "limit_req_zone {key} zone=threshold_{id}:{ZONE} rate={};", rate.text);
+        // The first is counted as the rate allows, and all others are the burst.
+        let burst = rule.quota.saturating_sub(1);
+        let burst = if burst > 0 { format!(" burst={burst}") } else { String::new() };
+        let _ = writeln!(limits, "limit_req zone=threshold_{id}{burst} nodelay;");
+    }
+    let mut out = exported.comments(&comments);
+    out.push_str(&real_ip(policy));
+    out.push_str(&zones);
+    let _ = write!(out, "\nlimit_req_status 429;\n{limits}");
+    out
+}
+
+/// A rate as nginx writes it, and in words where it is not the rule's.
+struct Rate {
+    text: String,
+    slower: Option<String>,
+}
+
+/// Whole requests in a second or a minute. Where the limit is neither, the next slower; where that is none, nothing.
+fn rate(rule: &EdgeRule<'_>) -> Option<Rate> {
+    let seconds = rule.seconds().max(1);
+    if rule.quota.checked_rem(seconds) == Some(0) {
+        return Some(Rate { text: format!("{}r/s", rule.quota.checked_div(seconds)?), slower: None });
+    }
+    let in_minutes = rule.quota.saturating_mul(60);
+    let each = in_minutes.checked_div(seconds).filter(|each| *each > 0)?;
+    let exact = in_minutes.checked_rem(seconds) == Some(0);
+    let text = format!("{each}r/m");
+    Some(Rate { slower: (!exact).then(|| format!("{each} in a minute")), text })
+}
+
+/// What is counted by: the address, or nothing where the rule is not met.
+fn key(rule: &EdgeRule<'_>, id: &str, zones: &mut String) -> String {
+    let methods = &rule.rule.matches.method;
+    let anything = |shapes: &[Shape]| shapes.is_empty() || shapes.contains(&Shape::Anything);
+    if methods.is_empty() && anything(&rule.hosts) && anything(&rule.paths) {
+        return "$binary_remote_addr".to_owned();
+    }
+    // One map for each thing that must hold; each hands on to the next.
+    let mut next = "$binary_remote_addr".to_owned();
+    let each = [("uri", "$uri", &rule.paths), ("host", "$host", &rule.hosts)];
+    for (name, variable, shapes) in each.into_iter().filter(|(_, _, shapes)| !anything(shapes)) {
+        let own = format!("$threshold_{id}_{name}");
+        let _ = writeln!(zones, "map {variable} {own} {{\n    default \"\";");
+        for shape in shapes {
+            let _ = writeln!(zones, "    \"~*{}\" {next};", shape.regex().replace('"', "\\\""));
+        }
+        zones.push_str("}\n");
+        next = own;
+    }
+    if !methods.is_empty() {
+        let own = format!("$threshold_{id}_method");
+        let _ = writeln!(zones, "map $request_method {own} {{\n    default \"\";");
+        for method in methods {
+            let _ = writeln!(zones, "    {method} {next};");
+            if method.as_ref() == "GET" {
+                let _ = writeln!(zones, "    HEAD {next};");
+            }
+        }
+        zones.push_str("}\n");
+        next = own;
+    }
+    next
+}
+
+/// The proxies that the policy trusts.
+fn real_ip(policy: &Policy) -> String {
+    let trusted = &policy.identity().address.trusted;
+    if trusted.is_empty() {
+        return String::new();
+    }
+    let mut out = String::from("\n# Whom the policy trusts to say where a request came from.\n");
+    for proxy in trusted {
+        let _ = writeln!(out, "set_real_ip_from {proxy};");
+    }
+    out.push_str("real_ip_header X-Forwarded-For;\nreal_ip_recursive on;\n");
+    out
+}

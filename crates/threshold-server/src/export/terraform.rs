@@ -1,0 +1,205 @@
+//! Cloudflare's rate limiting rules, as Terraform.
+
+use std::fmt::Write as _;
+
+use anyhow::bail;
+
+use super::shape::Shape;
+use super::{EdgeRule, Exported, is_whole_seconds};
+
+/// The periods, in seconds, that Cloudflare's documentation lists, and the day that its larger plans have.
+const PERIODS: [u64; 7] = [10, 60, 120, 300, 600, 3_600, 86_400];
+/// How long it can keep an address out.
+const TIMEOUTS: [u64; 7] = [10, 60, 120, 300, 600, 3_600, 86_400];
+const DAY: u64 = 86_400;
+
+/// One rule, in Cloudflare's words.
+struct Ruled {
+    about: String,
+    status: u16,
+    body: String,
+    content_type: &'static str,
+    period: u64,
+    requests: u64,
+    timeout: u64,
+    expression: String,
+}
+
+pub(super) fn write(exported: &Exported<'_>, provider: u8) -> anyhow::Result<String> {
+    let (mut rules, mut left_out) = (Vec::new(), Vec::new());
+    for rule in &exported.rules {
+        if rule.prefix.is_some() {
+            left_out.push(format!("Left out: {}: Cloudflare counts by single addresses.", rule.rule.name));
+            continue;
+        }
+        rules.push(ruled(rule)?);
+    }
+    if rules.is_empty() {
+        bail!("Cloudflare can count none of the policy's edge rules by itself");
+    }
+    let mut comments: Vec<String> = vec![
+        format!(
+            "For version {provider} of the provider cloudflare/cloudflare; threshold export --provider writes the other."
+        ),
+        "Cloudflare wants cf.colo.id beside ip.src: each of its data centres counts by itself, so that an address"
+            .to_owned(),
+        "whose requests reach several of them may get through as many times its limit.".to_owned(),
+        "Paths are compared as they come: switch on URL normalization, or upper case and %2e dodge these rules."
+            .to_owned(),
+    ];
+    comments.append(&mut left_out);
+    if rules.iter().any(|rule| rule.period == DAY) {
+        comments.push("A period of a day is not on every plan: an hour is the longest that is documented.".to_owned());
+    }
+    let mut out = exported.comments(&comments);
+    out.push_str("\nvariable \"zone_id\" {\n  type = string\n}\n\n");
+    out.push_str("resource \"cloudflare_ruleset\" \"threshold_edge\" {\n  zone_id     = var.zone_id\n");
+    out.push_str("  name        = \"Threshold edge\"\n  description = \"The edge rules of a Threshold policy\"\n");
+    out.push_str("  kind        = \"zone\"\n  phase       = \"http_ratelimit\"\n");
+    match provider {
+        4 => rules.iter().for_each(|rule| rule.block(&mut out)),
+        _ => {
+            out.push_str("\n  rules = [\n");
+            rules.iter().for_each(|rule| rule.object(&mut out));
+            out.push_str("  ]\n");
+        }
+    }
+    out.push_str("}\n");
+    Ok(out)
+}
+
+fn ruled(rule: &EdgeRule<'_>) -> anyhow::Result<Ruled> {
+    let (body, content_type) = rule.body();
+    let (period, timeout) = (rule.seconds(), rule.timeout());
+    let name = &rule.rule.name;
+    if !is_whole_seconds(rule.period) || !PERIODS.contains(&period) {
+        bail!(
+            "Cloudflare has no period of {}, as \"{name}\" wants; near it are {}",
+            rule.period,
+            near(period, &PERIODS)
+        );
+    }
+    if !TIMEOUTS.contains(&timeout) {
+        bail!(
+            "Cloudflare keeps nobody out for {timeout} s, as \"{name}\" wants; near it are {}",
+            near(timeout, &TIMEOUTS)
+        );
+    }
+    if !(400..=499).contains(&rule.rule.status) {
+        bail!("Cloudflare answers with a status from 400 to 499, and \"{name}\" wants {}", rule.rule.status);
+    }
+    Ok(Ruled {
+        about: rule.about(),
+        status: rule.rule.status,
+        body,
+        content_type,
+        period,
+        requests: rule.quota,
+        timeout,
+        expression: expression(rule)?,
+    })
+}
+
+/// The next smaller and the next larger.
+fn near(wanted: u64, known: &[u64]) -> String {
+    let below = known.iter().rev().find(|own| **own < wanted);
+    let above = known.iter().find(|own| **own > wanted);
+    let named: Vec<String> = [below, above].into_iter().flatten().map(|secs| format!("{secs} s")).collect();
+    named.join(" and ")
+}
+
+fn expression(rule: &EdgeRule<'_>) -> anyhow::Result<String> {
+    let mut parts = Vec::new();
+    let methods: Vec<String> = rule.rule.matches.method.iter().map(|method| methods_of(method)).collect();
+    if !methods.is_empty() {
+        parts.push(format!("http.request.method in {{{}}}", methods.join(" ")));
+    }
+    for (field, shapes) in [("http.host", &rule.hosts), ("http.request.uri.path", &rule.paths)] {
+        if shapes.contains(&Shape::Anything) || shapes.is_empty() {
+            continue;
+        }
+        let each: anyhow::Result<Vec<String>> =
+            shapes.iter().map(|shape| clause(field, shape, &rule.rule.name)).collect();
+        parts.push(each?.join(" or "));
+    }
+    let many = parts.len() > 1;
+    let part = |part: String| if many && part.contains(" or ") { format!("({part})") } else { part };
+    let all: Vec<String> = parts.into_iter().map(part).collect();
+    Ok(if all.is_empty() { "true".to_owned() } else { format!("({})", all.join(" and ")) })
+}
+
+/// `GET` stands for `HEAD` too.
+fn methods_of(method: &str) -> String {
+    if method == "GET" { "\"GET\" \"HEAD\"".to_owned() } else { format!("\"{}\"", inside(method)) }
+}
+
+fn clause(field: &str, shape: &Shape, name: &str) -> anyhow::Result<String> {
+    Ok(match shape {
+        Shape::Equals(text) => format!("{field} eq \"{}\"", inside(text)),
+        Shape::Contains(text) => format!("{field} contains \"{}\"", inside(text)),
+        Shape::Begins(text) => format!("starts_with({field}, \"{}\")", inside(text)),
+        Shape::Ends(text) => format!("ends_with({field}, \"{}\")", inside(text)),
+        Shape::Below(text) => {
+            let text = inside(text);
+            format!("{field} eq \"{text}\" or starts_with({field}, \"{text}/\")")
+        }
+        Shape::Anything => "true".to_owned(),
+        Shape::Expression(_) => bail!(
+            "\"{name}\" matches one segment by * or {{}}, which Cloudflare says only by regular expressions, on its larger \
+             plans; write the pattern with ** at its ends"
+        ),
+    })
+}
+
+/// A string of Cloudflare's language.
+fn inside(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"")
+}
+
+/// A string of HCL, with its quotes. `${` and `%{` begin templates there.
+fn hcl(text: &str) -> String {
+    let escaped = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n").replace('\r', "\\r");
+    format!("\"{}\"", escaped.replace('\t', "\\t").replace("${", "$${").replace("%{", "%%{"))
+}
+
+impl Ruled {
+    /// As provider 4 reads it: blocks.
+    fn block(&self, out: &mut String) {
+        let _ = write!(
+            out,
+            "\n  rules {{\n    action = \"block\"\n    action_parameters {{\n      response {{\n        \
+             status_code  = {}\n        content      = {}\n        content_type = \"{}\"\n      }}\n    }}\n    ratelimit {{\n      \
+             characteristics     = [\"cf.colo.id\", \"ip.src\"]\n      period              = {}\n      \
+             requests_per_period = {}\n      mitigation_timeout  = {}\n    }}\n    expression  = {}\n    \
+             description = {}\n    enabled     = true\n  }}\n",
+            self.status,
+            hcl(&self.body),
+            self.content_type,
+            self.period,
+            self.requests,
+            self.timeout,
+            hcl(&self.expression),
+            hcl(&self.about),
+        );
+    }
+
+    /// As provider 5 reads it: a list of objects.
+    fn object(&self, out: &mut String) {
+        let _ = write!(
+            out,
+            "    {{\n      action = \"block\"\n      action_parameters = {{\n        response = {{\n          \
+             status_code  = {}\n          content      = {}\n          content_type = \"{}\"\n        }}\n      }}\n      \
+             ratelimit = {{\n        characteristics     = [\"cf.colo.id\", \"ip.src\"]\n        period              = {}\n        \
+             requests_per_period = {}\n        mitigation_timeout  = {}\n      }}\n      expression  = {}\n      \
+             description = {}\n      enabled     = true\n    }},\n",
+            self.status,
+            hcl(&self.body),
+            self.content_type,
+            self.period,
+            self.requests,
+            self.timeout,
+            hcl(&self.expression),
+            hcl(&self.about),
+        );
+    }
+}
