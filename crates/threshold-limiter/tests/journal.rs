@@ -3,20 +3,26 @@
 #![cfg(feature = "sqlite")]
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on should say so loudly")]
 
+use std::future::Future as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use threshold_core::lockout::Account;
 use threshold_core::policy::{Ban, Layer, ListEntry};
-use threshold_core::{Policy, Secret, Timestamp};
+use threshold_core::{Digest, Policy, Secret, Standing, Timestamp};
 use threshold_limiter::bans::BanBook;
 use threshold_limiter::journal::{
     Journal, JournalError, Kept, Kind, Restored, installation_secret, load_counters, restore, save_counters,
     secret_path,
 };
 use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::store::{Keep, Saving};
+use threshold_limiter::tower::{Identified, ResponseFuture, ThresholdLayer};
 use threshold_limiter::{Attempted, Facts, Limiter, LoginRequest, ManualClock};
+use tower::{Layer as _, Service as _};
 
 const POLICY: &str = r#"
 [login]
@@ -328,4 +334,53 @@ fn rows_of_one_key_are_the_last_that_was_noted() {
     assert_eq!(rows.len(), 129);
     let acme = rows.iter().find(|row| row.key == b"acme").unwrap();
     assert_eq!(acme.value.as_deref(), Some(&[255][..]));
+}
+
+/// A keeper that says when a strike is written down.
+#[derive(Debug, Default)]
+struct Slow(std::sync::Mutex<Option<tokio::sync::oneshot::Sender<bool>>>);
+
+impl Keep for Slow {
+    fn standing(&self, _: Digest, _: Option<&Standing>) {}
+
+    fn account(&self, _: Digest, _: Option<&Account>) {}
+
+    fn ban(&self, _: Digest, _: Option<&Ban>) {}
+
+    fn named(&self, _: Digest, _: Option<&Ban>) {}
+
+    fn saving(&self) -> Saving {
+        let (done, saved) = tokio::sync::oneshot::channel();
+        *self.0.lock().unwrap() = Some(done);
+        Box::pin(async move { saved.await.unwrap_or(false) })
+    }
+}
+
+/// Behind the layer, a request that strikes is answered when the strike is written down, and any other at once.
+#[test]
+fn a_layers_answer_waits_for_its_strike() {
+    let policy = Policy::parse(POLICY, &|_| None).unwrap();
+    let keeper = Arc::new(Slow::default());
+    let store = MemoryStore::new(policy.memory()).kept_by(Arc::<Slow>::clone(&keeper));
+    let key = secret().digest_key();
+    let limiter = Limiter::with_parts(policy, store, ManualClock::new(START), key, secret());
+    let layer = ThresholdLayer::new(Arc::new(limiter))
+        .identify(|_| Identified { user: Some("eve".to_owned()), ..Identified::default() });
+    let mut service = layer.layer(tower::service_fn(|_| async {
+        Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
+    }));
+    let mut ask = || Box::pin(service.call(http::Request::new(http_body_util::Empty::<bytes::Bytes>::new())));
+    let poll = |future: &mut std::pin::Pin<Box<_>>| {
+        let future: &mut std::pin::Pin<Box<ResponseFuture<_, _>>> = future;
+        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answer) => Some(answer.unwrap().status().as_u16()),
+            Poll::Pending => None,
+        }
+    };
+    assert_eq!(poll(&mut ask()), Some(200));
+    let mut striking = ask();
+    assert_eq!(poll(&mut striking), None);
+    assert_eq!(poll(&mut striking), None);
+    keeper.0.lock().unwrap().take().unwrap().send(true).unwrap();
+    assert_eq!(poll(&mut striking), Some(429));
 }
