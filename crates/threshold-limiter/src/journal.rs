@@ -11,6 +11,7 @@ mod restore;
 mod rows;
 mod salvage;
 mod secret;
+mod wal;
 mod writer;
 
 use std::fmt;
