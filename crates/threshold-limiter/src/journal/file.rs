@@ -239,7 +239,7 @@ pub(super) fn read_only(path: &Path) -> Result<Kept, JournalError> {
     let found = Found::look(&connection);
     match found.is_newer() {
         Some(version) => Err(JournalError::Newer(path.into(), version)),
-        None => Ok(found.left_alone(path)),
+        None => Ok(found.untouched(path)),
     }
 }
 

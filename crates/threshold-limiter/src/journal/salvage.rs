@@ -73,7 +73,7 @@ impl Found {
     }
 
     /// What was found, in a file that stays as it is.
-    pub(super) fn left_alone(self, path: &Path) -> Kept {
+    pub(super) fn untouched(self, path: &Path) -> Kept {
         let damage = self.damage(path);
         Kept { rows: self.rows, damage, is_new: false }
     }

@@ -1,7 +1,6 @@
 //! Rehearsals as a person runs them: logs go in, numbers come out, and a slow recount must find the same numbers.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
-#![expect(clippy::panic, reason = "a test that fails should say why")]
 #![expect(clippy::arithmetic_side_effects, reason = "a sum that overflows here fails the test, as it should")]
 #![expect(clippy::indexing_slicing, reason = "what is not there fails the test, as it should")]
 
