@@ -1,7 +1,7 @@
 //! The journal on a real file: what was saved is there again, and what is damaged is never lost in silence.
 
 #![cfg(feature = "sqlite")]
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on should say so loudly")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
 use std::future::Future as _;
 use std::path::{Path, PathBuf};
@@ -252,7 +252,7 @@ fn counters_come_back_once() {
 /// Every how many bytes one is changed; `./test long` changes far more.
 fn step(usual: usize) -> usize {
     let factor: usize = std::env::var("THRESHOLD_LAW_FACTOR").map_or(1, |factor| factor.parse().unwrap());
-    (usual / factor).max(1)
+    usual.checked_div(factor).unwrap_or(usual).max(1)
 }
 
 /// Bytes all over the file are changed in turn. It opens without a panic; and where a ban is not there any more, damage is
