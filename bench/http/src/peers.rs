@@ -92,7 +92,7 @@ pub fn fresh() -> Result<Running> {
     let program = program()?;
     Running::start("threshold", |address| {
         let mut command = Command::new(program);
-        command.arg("serve").args(["--http", &address.to_string()]);
+        command.arg("serve").args(["--no-db", "--http", &address.to_string()]);
         command
     })
 }
@@ -103,7 +103,7 @@ fn threshold(folder: &Path) -> Result<Running> {
     let program = program()?;
     Running::start("threshold", |address| {
         let mut command = Command::new(program);
-        command.arg("serve").arg(policy).args(["--http", &address.to_string()]);
+        command.arg("serve").arg(policy).args(["--no-db", "--http", &address.to_string()]);
         command
     })
 }
