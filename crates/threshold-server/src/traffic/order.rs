@@ -218,6 +218,11 @@ impl Feed {
 
     /// The next request. Its time is never before that of the one before it.
     pub(crate) fn next_request(&mut self) -> Option<Request<'_>> {
+        self.next_two().map(|(request, _)| request)
+    }
+
+    /// The next request, and the one after it if that is known already; its time may still be moved.
+    pub(crate) fn next_two(&mut self) -> Option<(Request<'_>, Option<Request<'_>>)> {
         while self.given >= self.due.records.len() {
             let full = self.held_requests >= MOST_HELD || self.held_text >= MOST_TEXT;
             let first = self.held.first_key_value().map(|(second, _)| *second);
@@ -233,7 +238,7 @@ impl Feed {
             request.at.micros = self.last;
         }
         self.last = request.at.micros;
-        Some(request)
+        Some((request, self.due.get(self.given)))
     }
 
     /// Whether nothing of this second is waited for any more.
