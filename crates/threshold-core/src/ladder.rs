@@ -1,15 +1,14 @@
 //! Strike, rung, penalty: the graduated response to a subject that keeps going over its limits.
 
-use arrayvec::ArrayVec;
+mod notices;
 
 use crate::codec::{BytesError, Reader, Writer};
 use crate::limit::{NotationError, parse_span};
 use crate::time::{Span, Timestamp};
+use notices::{MAX_NOTICES, Notice, Notices};
 
 /// The version of a standing's bytes.
 const VERSION: u8 = 1;
-/// How many rules a standing remembers at once. With more, the one whose memory would end first is forgotten.
-const MAX_NOTICES: usize = 8;
 /// A request less than this after a denial may have been under way before the client could read it.
 const IN_FLIGHT: Span = Span::SECOND;
 
@@ -168,14 +167,6 @@ pub(crate) struct Violation {
     pub(crate) told: Timestamp,
 }
 
-/// What one rule remembers of a subject: when it last struck or denied, and until when that matters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Notice {
-    rule: RuleTag,
-    at: Timestamp,
-    until: Timestamp,
-}
-
 /// The abuse state of one subject.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Standing {
@@ -185,7 +176,7 @@ pub struct Standing {
     shadow: bool,
     cooldown_until: Timestamp,
     ban_until: Timestamp,
-    notices: ArrayVec<Notice, MAX_NOTICES>,
+    notices: Notices,
 }
 
 impl Standing {
@@ -284,15 +275,7 @@ impl Standing {
     }
 
     fn notice(&mut self, rule: RuleTag, at: Timestamp, until: Timestamp) {
-        self.notices.retain(|notice| notice.rule != rule && notice.until > at);
-        if self.notices.is_full()
-            && let Some((index, _)) = self.notices.iter().enumerate().min_by_key(|(_, notice)| notice.until)
-        {
-            self.notices.swap_remove(index);
-        }
-        // Sorted, so that equal standings have equal bytes.
-        let index = self.notices.partition_point(|notice| notice.rule < rule);
-        let _ = self.notices.try_insert(index, Notice { rule, at, until });
+        self.notices.add(Notice { rule, at, until });
     }
 
     /// The bytes a store keeps.
@@ -304,8 +287,8 @@ impl Standing {
         out.byte(u8::from(self.shadow));
         out.number(self.cooldown_until.micros());
         out.number(self.ban_until.micros());
-        out.number(self.notices.len() as u64);
-        for notice in &self.notices {
+        out.number(self.notices.iter().count() as u64);
+        for notice in self.notices.iter() {
             out.number(u64::from(notice.rule));
             out.number(notice.at.micros());
             out.number(notice.until.micros());
@@ -330,7 +313,7 @@ impl Standing {
             },
             cooldown_until: Timestamp::from_micros(from.number()?),
             ban_until: Timestamp::from_micros(from.number()?),
-            notices: ArrayVec::new(),
+            notices: Notices::default(),
         };
         for _ in 0..from.count(MAX_NOTICES)? {
             let notice = Notice {
@@ -338,8 +321,7 @@ impl Standing {
                 at: Timestamp::from_micros(from.number()?),
                 until: Timestamp::from_micros(from.number()?),
             };
-            let sorted = standing.notices.last().is_none_or(|last| last.rule < notice.rule);
-            if !sorted || standing.notices.try_push(notice).is_err() {
+            if !standing.notices.push(notice) {
                 return Err(WRONG);
             }
         }

@@ -11,6 +11,7 @@ mod restore;
 mod rows;
 mod salvage;
 mod secret;
+mod wal;
 mod writer;
 
 use std::fmt;
@@ -24,7 +25,7 @@ use threshold_core::policy::Ban;
 use threshold_core::{Digest, Standing};
 use tokio::sync::watch;
 
-use crate::store::Keep;
+use crate::store::{Keep, Saving};
 pub use counters::{load_counters, save_counters};
 use file::JournalFile;
 use queue::Queue;
@@ -32,6 +33,10 @@ pub use restore::{Restored, restore};
 pub use rows::{AuditLine, Kind, Row};
 pub use salvage::Damage;
 pub use secret::{installation_secret, secret_path};
+
+/// How long a request that strikes waits for the disk: long enough for one group of writes on a disk that is well, short
+/// enough that nobody notices on one that is not.
+pub const STRIKE_WAIT: Duration = Duration::from_millis(10);
 
 /// A journal that is open, and the thread that writes it.
 pub struct Journal {
@@ -213,6 +218,11 @@ impl Keep for Journal {
 
     fn ban(&self, id: Digest, ban: Option<&Ban>) {
         self.note(Kind::Ban, &id.to_u128().to_be_bytes(), ban.map(Ban::to_bytes));
+    }
+
+    fn saving(&self) -> Saving {
+        let queue = Arc::clone(&self.queue);
+        Box::pin(async move { queue.saved(STRIKE_WAIT).await.is_ok() })
     }
 
     fn named(&self, subject: Digest, ban: Option<&Ban>) {

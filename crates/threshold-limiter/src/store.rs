@@ -14,7 +14,7 @@ pub use threshold_core::plan::SubjectKeys;
 pub use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
 pub use threshold_core::{Digest, DigestKey, Outcome, Plan, Receipt, Span, Timestamp, TraceId};
 
-pub use keep::Keep;
+pub use keep::{Keep, Saving};
 
 /// Why a store could not answer. What becomes of the request then is the policy's to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,6 +160,11 @@ pub trait LocalStore: Send + Sync {
 
     /// Changes what is known of an account: a reset, or an operator's pardon.
     fn change_account(&self, key: Digest, change: fn(&mut Account));
+
+    /// Whether what was changed is safe from the end of the process; `None` where nothing ever is.
+    fn saving(&self) -> Option<Saving> {
+        None
+    }
 }
 
 /// A store anywhere: the operations of a [`LocalStore`], each of which may take a while and may fail. Every local store is

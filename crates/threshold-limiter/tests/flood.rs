@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use threshold_core::{Span, Timestamp};
-use threshold_limiter::{Facts, Limiter, ManualClock, Policy};
+use threshold_limiter::{Facts, Limiter, LoginRequest, ManualClock, Policy};
 
 const MAX_KEYS: usize = 10_000;
 
@@ -169,4 +169,28 @@ fn a_flood_that_only_looks_changes_nothing() {
         assert!(peeked.allowed());
     }
     assert_eq!(limiter.store().usage(), before);
+}
+
+/// Ten times as many names as there are keys are guessed at, once each: whoever was locked before is locked after.
+#[test]
+fn a_flood_of_names_unlocks_nobody() {
+    const NAMES: usize = 1_000;
+    let text = format!("[memory]\nmax_keys = {NAMES}\n[login]\nlocks = {{ 3 = \"1h\" }}\n");
+    let limiter = Limiter::with_clock(Policy::parse(&text, &|_| None).unwrap(), clock());
+    let attempt = |name: &str| {
+        let request = LoginRequest { account: Some(name), ..LoginRequest::default() };
+        limiter.login_attempt(&request).map(|attempted| attempted.token().map(str::to_owned))
+    };
+    for _ in 0..3 {
+        let _ = limiter.login_result(&attempt("victim").unwrap().unwrap(), false).unwrap();
+    }
+    assert_eq!(attempt("victim"), Ok(None));
+    for number in 0..10 * NAMES {
+        if let Ok(Some(attempt)) = attempt(&format!("somebody{number}")) {
+            let _ = limiter.login_result(&attempt, false).unwrap();
+        }
+    }
+    assert_eq!(attempt("victim"), Ok(None));
+    let usage = limiter.store().usage();
+    assert!(usage.accounts <= 1_024, "{usage:?}");
 }

@@ -1,22 +1,28 @@
 //! The journal on a real file: what was saved is there again, and what is damaged is never lost in silence.
 
 #![cfg(feature = "sqlite")]
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test that cannot go on should say so loudly")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
+use std::future::Future as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use threshold_core::lockout::Account;
 use threshold_core::policy::{Ban, Layer, ListEntry};
-use threshold_core::{Policy, Secret, Timestamp};
+use threshold_core::{Digest, Policy, Secret, Standing, Timestamp};
 use threshold_limiter::bans::BanBook;
 use threshold_limiter::journal::{
     Journal, JournalError, Kept, Kind, Restored, installation_secret, load_counters, restore, save_counters,
     secret_path,
 };
 use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::store::{Keep, Saving};
+use threshold_limiter::tower::{Identified, ResponseFuture, ThresholdLayer};
 use threshold_limiter::{Attempted, Facts, Limiter, LoginRequest, ManualClock};
+use tower::{Layer as _, Service as _};
 
 const POLICY: &str = r#"
 [login]
@@ -243,7 +249,13 @@ fn counters_come_back_once() {
     assert_eq!(load_counters(&MemoryStore::new(world.limiter.policy().memory()), &scratch.db(), 8, START).unwrap(), 0);
 }
 
-/// Each byte of the file is changed in turn. It opens without a panic; and where a ban is not there any more, damage is
+/// Every how many bytes one is changed; `./test long` changes far more.
+fn step(usual: usize) -> usize {
+    let factor: usize = std::env::var("THRESHOLD_LAW_FACTOR").map_or(1, |factor| factor.parse().unwrap());
+    usual.checked_div(factor).unwrap_or(usual).max(1)
+}
+
+/// Bytes all over the file are changed in turn. It opens without a panic; and where a ban is not there any more, damage is
 /// said.
 #[test]
 fn no_changed_byte_clears_a_ban_in_silence() {
@@ -260,8 +272,7 @@ fn no_changed_byte_clears_a_ban_in_silence() {
     let whole = std::fs::read(scratch.db()).unwrap();
     let original = Journal::read(&scratch.db()).unwrap().rows;
     assert!(original.len() >= 60);
-    let factor: usize = std::env::var("THRESHOLD_LAW_FACTOR").map_or(1, |factor| factor.parse().unwrap());
-    let step = (97 / factor).max(1);
+    let step = step(193);
     let (mut noticed, mut salvaged) = (0, 0);
     for at in (0..whole.len()).step_by(step) {
         let mut bytes = whole.clone();
@@ -286,7 +297,51 @@ fn no_changed_byte_clears_a_ban_in_silence() {
             Err(error) => panic!("byte {at}: {error}"),
         }
     }
-    assert!(noticed > 20 && salvaged > 10, "{noticed} noticed, {salvaged} salvaged");
+    assert!(noticed > 10 && salvaged > 5, "{noticed} noticed, {salvaged} salvaged");
+}
+
+/// The same for the write-ahead log that a kill leaves behind: whatever was committed before the last write is there, or
+/// damage is said.
+#[test]
+fn no_changed_byte_of_the_log_clears_a_ban_in_silence() {
+    let scratch = Scratch::new();
+    let world = world(&scratch.db(), START);
+    for number in 0..6 {
+        world.ban(Layer::User, &format!("mallory{number}"), Timestamp::MAX);
+        assert!(saved(&world.journal, SECOND));
+    }
+    let log_of = |path: &Path| path.with_extension("db-wal");
+    // As another process would find them, had this one been killed.
+    let (file, log) = (std::fs::read(scratch.db()).unwrap(), std::fs::read(log_of(&scratch.db())).unwrap());
+    assert!(log.len() > 6 * 4_096);
+    let mut noticed = 0;
+    for at in (0..log.len()).step_by(step(397)) {
+        let mut bytes = log.clone();
+        bytes[at] ^= 1 << (at % 8);
+        let copy = Scratch::new();
+        std::fs::write(copy.db(), &file).unwrap();
+        std::fs::write(log_of(&copy.db()), &bytes).unwrap();
+        let (_, kept) = Journal::open(&copy.db(), secret().fingerprint()).unwrap();
+        // The last of them may have been under way.
+        assert!(kept.rows.len() >= 5 || kept.damage.is_some(), "byte {at}: {} rows", kept.rows.len());
+        if let Some(damage) = kept.damage {
+            noticed += 1;
+            assert_eq!(
+                std::fs::read(
+                    damage.aside.with_file_name(format!("{}-wal", damage.aside.file_name().unwrap().to_str().unwrap()))
+                )
+                .unwrap(),
+                bytes
+            );
+        }
+    }
+    assert!(noticed > 10, "{noticed}");
+    // Untouched, nothing is wrong with it.
+    let copy = Scratch::new();
+    std::fs::write(copy.db(), &file).unwrap();
+    std::fs::write(log_of(&copy.db()), &log).unwrap();
+    let (_, kept) = Journal::open(&copy.db(), secret().fingerprint()).unwrap();
+    assert!(kept.damage.is_none() && kept.rows.len() == 6);
 }
 
 /// A row whose value cannot be read keeps its subject out; one whose key is known fails closed.
@@ -328,4 +383,53 @@ fn rows_of_one_key_are_the_last_that_was_noted() {
     assert_eq!(rows.len(), 129);
     let acme = rows.iter().find(|row| row.key == b"acme").unwrap();
     assert_eq!(acme.value.as_deref(), Some(&[255][..]));
+}
+
+/// A keeper that says when a strike is written down.
+#[derive(Debug, Default)]
+struct Slow(std::sync::Mutex<Option<tokio::sync::oneshot::Sender<bool>>>);
+
+impl Keep for Slow {
+    fn standing(&self, _: Digest, _: Option<&Standing>) {}
+
+    fn account(&self, _: Digest, _: Option<&Account>) {}
+
+    fn ban(&self, _: Digest, _: Option<&Ban>) {}
+
+    fn named(&self, _: Digest, _: Option<&Ban>) {}
+
+    fn saving(&self) -> Saving {
+        let (done, saved) = tokio::sync::oneshot::channel();
+        *self.0.lock().unwrap() = Some(done);
+        Box::pin(async move { saved.await.unwrap_or(false) })
+    }
+}
+
+/// Behind the layer, a request that strikes is answered when the strike is written down, and any other at once.
+#[test]
+fn a_layers_answer_waits_for_its_strike() {
+    let policy = Policy::parse(POLICY, &|_| None).unwrap();
+    let keeper = Arc::new(Slow::default());
+    let store = MemoryStore::new(policy.memory()).kept_by(Arc::<Slow>::clone(&keeper));
+    let key = secret().digest_key();
+    let limiter = Limiter::with_parts(policy, store, ManualClock::new(START), key, secret());
+    let layer = ThresholdLayer::new(Arc::new(limiter))
+        .identify(|_| Identified { user: Some("eve".to_owned()), ..Identified::default() });
+    let mut service = layer.layer(tower::service_fn(|_| async {
+        Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Empty::<bytes::Bytes>::new()))
+    }));
+    let mut ask = || Box::pin(service.call(http::Request::new(http_body_util::Empty::<bytes::Bytes>::new())));
+    let poll = |future: &mut std::pin::Pin<Box<_>>| {
+        let future: &mut std::pin::Pin<Box<ResponseFuture<_, _>>> = future;
+        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answer) => Some(answer.unwrap().status().as_u16()),
+            Poll::Pending => None,
+        }
+    };
+    assert_eq!(poll(&mut ask()), Some(200));
+    let mut striking = ask();
+    assert_eq!(poll(&mut striking), None);
+    assert_eq!(poll(&mut striking), None);
+    keeper.0.lock().unwrap().take().unwrap().send(true).unwrap();
+    assert_eq!(poll(&mut striking), Some(429));
 }

@@ -13,7 +13,7 @@ use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
 use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
 use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Span, Timestamp, TraceId};
-use threshold_limiter::journal::{Journal, Unsaved};
+use threshold_limiter::journal::{Journal, STRIKE_WAIT, Unsaved};
 use threshold_limiter::store::LocalStore as _;
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{Clock, Limiter, Observer as _};
@@ -252,11 +252,10 @@ enum Made<T> {
     Strike(Box<Decided>),
 }
 
-/// Until when a strike that begins now may wait for the disk: long enough for one group of commits on a disk that is well,
-/// short enough that nobody notices on one that is not.
+/// Until when a strike that begins now may wait for the disk.
 pub(crate) fn strikes_wait() -> Instant {
     let now = Instant::now();
-    now.checked_add(Duration::from_millis(10)).unwrap_or(now)
+    now.checked_add(STRIKE_WAIT).unwrap_or(now)
 }
 
 /// An id nobody can guess.

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use anyhow::bail;
 use serde_json::{Value, json};
-use threshold_core::Standing;
 use threshold_core::policy::Ban;
+use threshold_core::{Span, Standing};
 use threshold_limiter::journal::{Journal, Kind, Row};
 use threshold_limiter::{Clock as _, SystemClock};
 
@@ -32,7 +32,7 @@ pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Report> {
             if *json { format!("{:#}\n", Value::Array(bans)) } else { table(&bans) }
         }
         BansCommand::Add { layer, key, reason, length } => {
-            let seconds = length.map(|length| length.secs_ceil());
+            let seconds = length.map(Span::secs_ceil);
             let body = json!({"layer": layer, "key": key, "reason": reason, "durationSec": seconds});
             let ban = Api::new(&args.server).call("POST", "/v1/bans", Some(&body))?;
             table(&[ban])

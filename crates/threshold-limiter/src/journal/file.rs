@@ -11,6 +11,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension as _, Transac
 use super::queue::Batch;
 use super::rows::{Kind, Row, Total, row_sum};
 use super::salvage::{self, Found};
+use super::wal;
 use super::{JournalError, Kept};
 
 /// The version of the tables below.
@@ -48,9 +49,14 @@ impl JournalFile {
             settle_in(path).map_err(|error| JournalError::Io(path.into(), error))?;
             return Ok((Self { connection, total }, Kept { is_new, ..Kept::default() }));
         }
+        // Whoever opens a log and closes it again has put it away.
+        let log_fault = wal::fault(path);
+        let aside = log_fault.is_some().then(|| salvage::put_aside(path, "damaged")).transpose();
+        let aside = aside.map_err(|error| JournalError::Io(path.into(), error))?;
         let (connection, found) = match connect(path) {
             Ok(connection) => {
-                let found = Found::look(&connection);
+                let mut found = Found::look(&connection);
+                found.faults.extend(log_fault);
                 (Some(connection), found)
             }
             Err(error) if is_damage(&error) => (None, Found::nothing(&error)),
@@ -68,8 +74,10 @@ impl JournalFile {
                 Ok((Self { connection, total: found.total }, kept))
             }
             other => {
+                let aside = aside.map_or_else(|| salvage::put_aside(path, "damaged"), Ok);
+                let aside = aside.map_err(|error| JournalError::Io(path.into(), error))?;
                 drop(other);
-                let kept = salvage::rebuild(path, fingerprint, found)?;
+                let kept = salvage::rebuild(path, fingerprint, found, &aside)?;
                 let connection = connect(path).map_err(sqlite)?;
                 let total = stated(&connection).map_err(sqlite)?;
                 Ok((Self { connection, total }, kept))

@@ -167,17 +167,16 @@ pub(super) fn sound(path: &Path) -> Result<(), JournalError> {
     }
 }
 
-/// Puts a damaged file aside, and a new one with all that could be read in its place. Until the new one is whole, the
-/// damaged one stays where it is: whenever this is interrupted, it is found again.
-pub(super) fn rebuild(path: &Path, fingerprint: u32, found: Found) -> Result<Kept, JournalError> {
+/// Puts a new file with all that could be read in the place of a damaged one, of which `aside` is a copy. Until the new
+/// one is whole, the damaged one stays where it is: whenever this is interrupted, it is found again.
+pub(super) fn rebuild(path: &Path, fingerprint: u32, found: Found, aside: &Path) -> Result<Kept, JournalError> {
     let io = |error| JournalError::Io(path.into(), error);
-    let aside = put_aside(path, "damaged").map_err(io)?;
     let next = beside(path, ".next");
     let whole: Vec<Row> = found.rows.iter().filter(|row| row.value.is_some()).cloned().collect();
     remove(&next).map_err(io)?;
     build(&next, fingerprint, &whole).map_err(|error| JournalError::Sqlite(next.clone(), error))?;
     put_in_place(&next, path).map_err(io)?;
-    let damage = found.damage(&aside);
+    let damage = found.damage(aside);
     Ok(Kept { rows: found.rows, damage, is_new: false })
 }
 
@@ -196,7 +195,7 @@ pub(super) fn replace(from: &Path, path: &Path) -> Result<Option<PathBuf>, Journ
 }
 
 /// Copies a file, and what belongs to it, under a name of its own.
-fn put_aside(path: &Path, why: &str) -> std::io::Result<PathBuf> {
+pub(super) fn put_aside(path: &Path, why: &str) -> std::io::Result<PathBuf> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let aside = beside(path, &format!(".{why}-{}", since.as_micros()));
     for more in ["", "-wal"] {

@@ -1,10 +1,15 @@
 //! What a store in memory tells whoever keeps it beyond the process.
 
 use std::fmt::Debug;
+use std::future::Future;
+use std::pin::Pin;
 
 use threshold_core::lockout::Account;
 use threshold_core::policy::Ban;
 use threshold_core::{Digest, Standing};
+
+/// Whether everything that was told before is safe: it is ready when that is so, or when waiting longer would be too long.
+pub type Saving = Pin<Box<dyn Future<Output = bool> + Send>>;
 
 /// Takes down what must outlive the process. It is called under the lock that guards the entry, so for one key the calls
 /// come in the order of the changes; it must not wait, and must not call the store.
@@ -20,4 +25,7 @@ pub trait Keep: Debug + Send + Sync {
 
     /// This is whom a ladder has banned under a subject; `None` where that is over.
     fn named(&self, subject: Digest, ban: Option<&Ban>);
+
+    /// Ready when everything that was told before is safe, but no later than a request that strikes may wait.
+    fn saving(&self) -> Saving;
 }

@@ -24,7 +24,7 @@ use threshold_core::{
     Balance, Digest, DigestKey, Limit, Outcome, Plan, Receipt, Reservation, Span, Timestamp, TraceId, settle_into,
 };
 
-use super::{Keep, LocalStore, StoreError};
+use super::{Keep, LocalStore, Saving, StoreError};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use locked::{Balances, Keys, Locked, Places, shard_of};
@@ -436,6 +436,10 @@ impl LocalStore for MemoryStore {
             self.keep_account(&accounts, key);
         }
         ended
+    }
+
+    fn saving(&self) -> Option<Saving> {
+        self.keeper.as_ref().map(|keeper| keeper.saving())
     }
 
     fn change_account(&self, key: Digest, change: fn(&mut Account)) {

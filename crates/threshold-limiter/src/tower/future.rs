@@ -14,7 +14,7 @@ use tower_service::Service;
 
 use super::answer::add_fields;
 use super::body::{RequestBody, ResponseBody};
-use super::gate::{Crossing, Slowed, Waited};
+use super::gate::{Crossing, Slowed, Strike, Waited};
 
 pin_project! {
     /// The answer of a [`ThresholdService`](super::ThresholdService). Dropped early, it gives back what the request holds.
@@ -35,13 +35,15 @@ pin_project! {
         S: Service<Request<RequestBody<B>>>,
     {
         /// Refused, and not told yet.
-        Refused { response: Option<Response<Bytes>> },
+        Refused { response: Option<Response<Bytes>>, strike: Strike },
         /// Waiting before it may cross.
         Waiting { #[pin] sleep: Sleep, entering: Option<Entering<S, B>> },
         /// Waiting for the service to be ready.
         Entering { entering: Option<Entering<S, B>> },
         /// The service is at work.
         Called { #[pin] future: S::Future, crossing: Option<Crossing> },
+        /// The service has answered, and a strike is being written down.
+        Answered { answer: Option<S::Response>, crossing: Option<Crossing> },
     }
 }
 
@@ -69,8 +71,8 @@ where
         Self { stage: Stage::Waiting { sleep, entering: Some(Entering { service, request, slowed }) } }
     }
 
-    pub(super) fn refused(response: Response<Bytes>) -> Self {
-        Self { stage: Stage::Refused { response: Some(response) } }
+    pub(super) fn refused(response: Response<Bytes>, strike: Strike) -> Self {
+        Self { stage: Stage::Refused { response: Some(response), strike } }
     }
 }
 
@@ -88,7 +90,8 @@ where
         let mut stage = self.project().stage;
         loop {
             let next = match stage.as_mut().project() {
-                StageProjected::Refused { response } => {
+                StageProjected::Refused { response, strike } => {
+                    ready!(strike.poll(cx));
                     let response = response.take().expect(ONCE);
                     return Poll::Ready(Ok(response.map(ResponseBody::refusal)));
                 }
@@ -103,9 +106,14 @@ where
                     entering.take().expect(ONCE).enter()
                 }
                 StageProjected::Called { future, crossing } => {
-                    let answer = ready!(future.poll(cx));
-                    let crossing = crossing.take();
-                    return Poll::Ready(answer.map(|response| answered(response, crossing)));
+                    let answer = ready!(future.poll(cx))?;
+                    Stage::Answered { answer: Some(answer), crossing: crossing.take() }
+                }
+                StageProjected::Answered { answer, crossing } => {
+                    if let Some(crossing) = crossing {
+                        ready!(crossing.strike.poll(cx));
+                    }
+                    return Poll::Ready(Ok(answered(answer.take().expect(ONCE), crossing.take())));
                 }
             };
             stage.set(next);
@@ -125,8 +133,19 @@ where
                 }
                 Stage::Called { future: self.service.call(self.request), crossing: Some(crossing) }
             }
-            Waited::Refused(response) => Stage::Refused { response: Some(response) },
+            Waited::Refused(response) => Stage::Refused { response: Some(response), strike: Strike::default() },
         }
+    }
+}
+
+impl Strike {
+    /// Ready once it is written down, or has taken too long.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(saving) = &mut self.0 {
+            ready!(saving.as_mut().poll(cx));
+            self.0 = None;
+        }
+        Poll::Ready(())
     }
 }
 
@@ -153,6 +172,7 @@ where
             Stage::Waiting { .. } => "waiting",
             Stage::Entering { .. } => "entering",
             Stage::Called { .. } => "called",
+            Stage::Answered { .. } => "answered",
         };
         f.debug_struct("ResponseFuture").field("stage", &stage).finish_non_exhaustive()
     }

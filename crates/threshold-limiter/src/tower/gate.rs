@@ -15,6 +15,7 @@ use super::body::Count;
 use super::layer::Door;
 use super::pool::Place;
 use super::tab::{Admitted, Answers, Tab};
+use crate::store::Saving;
 
 /// The limiters that have decided on a request, as an extension of it.
 #[derive(Debug, Clone, Default)]
@@ -29,7 +30,17 @@ pub(super) enum Gate {
     /// It crosses after a delay.
     Slow(Box<Slowed>, Option<Box<Count>>),
     /// It does not.
-    Refused(Response<Bytes>),
+    Refused(Response<Bytes>, Strike),
+}
+
+/// A strike that is being written down; nothing where there was none, or nobody writes.
+#[derive(Default)]
+pub(super) struct Strike(pub(super) Option<Saving>);
+
+impl std::fmt::Debug for Strike {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Strike").field(&self.0.is_some()).finish()
+    }
 }
 
 /// A request that crosses: what its answer says, and what it gives back in the end.
@@ -37,6 +48,8 @@ pub(super) enum Gate {
 pub(super) struct Crossing {
     pub(super) fields: Fields,
     pub(super) tab: Option<Box<Tab>>,
+    /// What its answer waits for.
+    pub(super) strike: Strike,
 }
 
 /// A request that waits before it crosses.
@@ -76,26 +89,28 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, size: &SizeHint) -> Ga
     let admit = |facts: &Facts<'_>| door.limiter.admit(&learned.policy, facts, door.answers, &mut decision);
     let Admitted { pending, if_full } = match asked.facts(admit) {
         Ok(admitted) => admitted,
-        Err(error) => return Gate::Refused(answer::impossible(&error, form)),
+        Err(error) => return Gate::Refused(answer::impossible(&error, form), Strike::default()),
     };
     asked.trace = decision.trace;
+    let struck = !decision.escalations.is_empty();
+    let strike = Strike(struck.then(|| door.limiter.saving()).flatten());
     let mut tab = pending.map(|pending| Box::new(Tab::new(Arc::clone(&door.limiter), pending)));
     let request = Request { asked, learned, form };
     if !decision.allowed() {
-        return Gate::Refused(request.denied(&decision));
+        return Gate::Refused(request.denied(&decision), strike);
     }
     let fields = answer::fields(&decision, &request.learned.policy);
     let streams = request.learned.counts_bytes && size.exact().is_none();
     let count =
         streams.then(|| Box::new(Count { limiter: Arc::clone(&door.limiter), asked: request.asked.clone(), seen: 0 }));
     if decision.delay == Span::ZERO {
-        return Gate::Open(Crossing { fields, tab }.left_to(door.answers), count);
+        return Gate::Open(Crossing { fields, tab, strike }.left_to(door.answers), count);
     }
     let Some(place) = door.pool.enter() else {
         if let Some(tab) = tab {
             tab.withdraw();
         }
-        return Gate::Refused(request.denied(if_full.as_deref().unwrap_or(&decision)));
+        return Gate::Refused(request.denied(if_full.as_deref().unwrap_or(&decision)), strike);
     };
     // Who waits occupies nothing. The hold was taken for an instant only, to ask whether there is any point in waiting;
     // it is taken again, alone, when the wait is over. All other limits are charged once, when the request comes.
@@ -107,7 +122,7 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, size: &SizeHint) -> Ga
         Box::new(Slowed {
             delay: Duration::from_micros(decision.delay.micros()),
             place: Some(place),
-            crossing: Crossing { fields, tab },
+            crossing: Crossing { fields, tab, strike },
             holds: holds.then_some(request),
             door: Arc::clone(door),
         }),

@@ -54,7 +54,7 @@ where
             }
             // The clone is made ready when the wait is over: whatever room this one has is not kept from others.
             Gate::Slow(slowed, count) => ResponseFuture::waiting(self.inner.clone(), wrapped(count), slowed),
-            Gate::Refused(response) => ResponseFuture::refused(response),
+            Gate::Refused(response, strike) => ResponseFuture::refused(response, strike),
         }
     }
 }

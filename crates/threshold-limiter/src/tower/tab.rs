@@ -9,7 +9,7 @@ use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy, Receipt,
 
 use crate::clock::Clock;
 use crate::limiter::{Limiter, traced};
-use crate::store::LocalStore;
+use crate::store::{LocalStore, Saving};
 
 /// A limiter as the layer needs it, whatever its store and its clock.
 pub(super) trait AnyLimiter: Send + Sync {
@@ -32,6 +32,9 @@ pub(super) trait AnyLimiter: Send + Sync {
     fn record(&self, facts: &Facts<'_>);
 
     fn give_back(&self, taken: &Receipt);
+
+    /// Whether what was changed is written down, where it is at all.
+    fn saving(&self) -> Option<Saving>;
 }
 
 /// Whether the answer to a request is seen.
@@ -98,6 +101,10 @@ impl<S: LocalStore, C: Clock> AnyLimiter for Limiter<S, C> {
     fn record(&self, facts: &Facts<'_>) {
         // The facts were decided on before, so that there is nothing in them to be refused, and nobody to be told.
         let _ = self.record(facts);
+    }
+
+    fn saving(&self) -> Option<Saving> {
+        self.store().saving()
     }
 
     fn give_back(&self, taken: &Receipt) {

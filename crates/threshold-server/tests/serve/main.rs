@@ -22,6 +22,7 @@ mod process;
 mod proxies;
 mod proxy;
 mod reload;
+mod shadow;
 mod sockets;
 mod terminal;
 mod tokens;

@@ -1,8 +1,8 @@
 //! A bounded map for what must outlive a flood of keys: standings, accounts, refunded receipts.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 
+use hashbrown::HashTable;
 use threshold_core::Timestamp;
 
 /// How many entries are looked at for one that may go.
@@ -12,7 +12,8 @@ const SEARCH: usize = 64;
 #[derive(Debug)]
 pub(super) struct Side<K, V> {
     entries: Vec<(K, V)>,
-    places: HashMap<K, usize, BuildHasherDefault<AlreadyHashed>>,
+    /// Where each key is among them: five bytes for a place, and no key twice.
+    places: HashTable<u32>,
     most: usize,
     hand: usize,
 }
@@ -41,7 +42,7 @@ pub(super) enum Put<K> {
 
 impl<K: Copy + Eq + Hash, V> Side<K, V> {
     pub(super) fn new(most: usize) -> Self {
-        Self { entries: Vec::new(), places: HashMap::default(), most: most.max(8), hand: 0 }
+        Self { entries: Vec::new(), places: HashTable::new(), most: most.max(8), hand: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -49,11 +50,12 @@ impl<K: Copy + Eq + Hash, V> Side<K, V> {
     }
 
     pub(super) fn get(&self, key: K) -> Option<&V> {
-        self.entries.get(*self.places.get(&key)?).map(|(_, value)| value)
+        self.entries.get(self.place(key)?).map(|(_, value)| value)
     }
 
     pub(super) fn get_mut(&mut self, key: K) -> Option<&mut V> {
-        self.entries.get_mut(*self.places.get(&key)?).map(|(_, value)| value)
+        let at = self.place(key)?;
+        self.entries.get_mut(at).map(|(_, value)| value)
     }
 
     pub(super) fn entries(&self) -> &[(K, V)] {
@@ -73,20 +75,36 @@ impl<K: Copy + Eq + Hash, V> Side<K, V> {
         }
         let gone = if self.entries.len() >= self.most { self.free_one(worth).map(Some) } else { Some(None) };
         let Some(gone) = gone else { return Put::NoRoom };
-        self.places.insert(key, self.entries.len());
+        // By a sixteenth, and not by as much again: there are many of these, and they stay.
+        if self.entries.len() == self.entries.capacity() {
+            self.entries.reserve_exact(self.entries.len().checked_div(16).unwrap_or(0).max(16));
+        }
+        let at = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
         self.entries.push((key, value));
+        let entries = &self.entries;
+        let again = |at: &u32| entries.get(index(*at)).map_or(0, |(own, _)| hash(own));
+        self.places.insert_unique(hash(&key), at, again);
         gone.map_or(Put::Kept, Put::InPlaceOf)
     }
 
     pub(super) fn remove(&mut self, key: K) {
-        if let Some(at) = self.places.remove(&key)
-            && at < self.entries.len()
-        {
-            self.entries.swap_remove(at);
-            if let Some((moved, _)) = self.entries.get(at) {
-                self.places.insert(*moved, at);
-            }
+        let Some(at) = self.place(key) else { return };
+        if let Ok(place) = self.places.find_entry(hash(&key), |own| index(*own) == at) {
+            place.remove();
         }
+        self.entries.swap_remove(at);
+        // What was last is here now.
+        let last = self.entries.len();
+        if let Some((moved, _)) = self.entries.get(at)
+            && let Some(place) = self.places.find_mut(hash(moved), |own| index(*own) == last)
+        {
+            *place = u32::try_from(at).unwrap_or(u32::MAX);
+        }
+    }
+
+    fn place(&self, key: K) -> Option<usize> {
+        let is_own = |at: &u32| self.entries.get(index(*at)).is_some_and(|(own, _)| *own == key);
+        self.places.find(hash(&key), is_own).map(|at| index(*at))
     }
 
     fn free_one(&mut self, worth: impl Fn(&V) -> Worth) -> Option<K> {
@@ -114,6 +132,16 @@ pub(super) fn worth_until(silent_from: Timestamp, now: Timestamp, otherwise: Wor
     if silent_from <= now { Worth::Nothing } else { otherwise }
 }
 
+fn hash(key: &impl Hash) -> u64 {
+    let mut hasher = AlreadyHashed::default();
+    key.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn index(place: u32) -> usize {
+    usize::try_from(place).unwrap_or(usize::MAX)
+}
+
 /// Keys here are digests under a secret, or random ids: as good as hashed.
 #[derive(Debug, Default)]
 pub(super) struct AlreadyHashed(u64);
@@ -131,5 +159,54 @@ impl Hasher for AlreadyHashed {
 
     fn write_u128(&mut self, value: u128) {
         self.0 = u64::try_from(value >> 64).unwrap_or(0) ^ u64::try_from(value & u128::from(u64::MAX)).unwrap_or(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+    use threshold_core::{Digest, Standing};
+
+    fn digest(number: u32) -> Digest {
+        Digest::from_u128(u128::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
+    }
+
+    /// A subject that one rule knows takes at most 100 bytes, whatever their number, with what the table keeps free.
+    #[test]
+    fn a_subject_takes_at_most_a_hundred_bytes() {
+        assert_eq!(size_of::<(Digest, Standing)>(), 80);
+        let mut side = Side::new(usize::MAX);
+        for number in 0..100_000u32 {
+            side.insert(digest(number), Standing::default(), |_| Worth::Protected);
+            let bytes = side.entries.capacity() * size_of::<(Digest, Standing)>() + side.places.allocation_size();
+            assert!(number < 1_000 || bytes <= 100 * side.len(), "{bytes} bytes for {} subjects", side.len());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_map_that_loses_nothing(steps in prop::collection::vec((0u32..24, any::<Option<u8>>()), 0..200)) {
+            let mut side = Side::new(1_000);
+            let mut model = BTreeMap::new();
+            for (number, value) in steps {
+                match value {
+                    Some(value) => {
+                        prop_assert!(side.insert(digest(number), value, |_| Worth::Protected));
+                        model.insert(number, value);
+                    }
+                    None => {
+                        side.remove(digest(number));
+                        model.remove(&number);
+                    }
+                }
+                prop_assert_eq!(side.len(), model.len());
+                for number in 0..24 {
+                    prop_assert_eq!(side.get(digest(number)), model.get(&number));
+                }
+            }
+        }
     }
 }
