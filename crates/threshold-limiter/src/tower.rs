@@ -45,6 +45,7 @@ mod pool;
 mod service;
 mod tab;
 
+pub use answer::Struck;
 pub use asked::{Identified, PeerAddr};
 pub use body::{RequestBody, ResponseBody};
 pub use future::ResponseFuture;

@@ -15,6 +15,10 @@ const UNAVAILABLE: u8 = 14;
 /// Header fields, ready to be set.
 pub(super) type Fields = Vec<(HeaderName, HeaderValue)>;
 
+/// In the extensions of an answer: its request was a strike. A host that writes strikes down waits for that first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Struck;
+
 /// How a client reads a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
@@ -81,6 +85,9 @@ pub(super) fn denial(decision: &Decision, policy: &Policy, facts: &Facts<'_>, fo
         },
     };
     add_fields(response.headers_mut(), fields(decision, policy));
+    if !decision.escalations.is_empty() {
+        response.extensions_mut().insert(Struck);
+    }
     response
 }
 

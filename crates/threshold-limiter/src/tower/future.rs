@@ -135,6 +135,9 @@ fn answered<B>(mut response: Response<B>, crossing: Option<Crossing>) -> Respons
     let mut tab = None;
     if let Some(crossing) = crossing {
         add_fields(response.headers_mut(), crossing.fields);
+        if let Some(struck) = crossing.struck {
+            response.extensions_mut().insert(struck);
+        }
         tab = crossing.tab;
     }
     if let Some(tab) = &mut tab {

@@ -9,7 +9,7 @@ use http::request::Parts;
 use http_body::SizeHint;
 use threshold_core::{Decision, Facts, Span};
 
-use super::answer::{self, Fields, Form};
+use super::answer::{self, Fields, Form, Struck};
 use super::asked::{Asked, Learned};
 use super::body::Count;
 use super::layer::Door;
@@ -36,6 +36,8 @@ pub(super) enum Gate {
 #[derive(Debug)]
 pub(super) struct Crossing {
     pub(super) fields: Fields,
+    /// Whether it was a strike all the same.
+    pub(super) struck: Option<Struck>,
     pub(super) tab: Option<Box<Tab>>,
 }
 
@@ -86,11 +88,12 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, size: &SizeHint) -> Ga
         return Gate::Refused(request.denied(&decision));
     }
     let fields = answer::fields(&decision, &request.learned.policy);
+    let struck = (!decision.escalations.is_empty()).then_some(Struck);
     let streams = request.learned.counts_bytes && size.exact().is_none();
     let count =
         streams.then(|| Box::new(Count { limiter: Arc::clone(&door.limiter), asked: request.asked.clone(), seen: 0 }));
     if decision.delay == Span::ZERO {
-        return Gate::Open(Crossing { fields, tab }.left_to(door.answers), count);
+        return Gate::Open(Crossing { fields, struck, tab }.left_to(door.answers), count);
     }
     let Some(place) = door.pool.enter() else {
         if let Some(tab) = tab {
@@ -108,7 +111,7 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, size: &SizeHint) -> Ga
         Box::new(Slowed {
             delay: Duration::from_micros(decision.delay.micros()),
             place: Some(place),
-            crossing: Crossing { fields, tab },
+            crossing: Crossing { fields, struck, tab },
             holds: holds.then_some(request),
             door: Arc::clone(door),
         }),

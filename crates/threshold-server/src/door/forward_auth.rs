@@ -14,6 +14,7 @@ use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
@@ -23,11 +24,11 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, Empty};
-use threshold_limiter::tower::{PeerAddr, RequestBody, ResponseBody, ThresholdLayer, ThresholdService};
+use threshold_limiter::tower::{PeerAddr, RequestBody, ResponseBody, Struck, ThresholdLayer, ThresholdService};
 use tower_service::Service;
 
 use super::{Answering, ApiError, App};
-use crate::desk::Desk;
+use crate::desk::{Desk, strikes_wait};
 use crate::log::Samples;
 
 /// Where proxies ask.
@@ -66,14 +67,14 @@ impl fmt::Debug for ForwardAuth {
 }
 
 /// Answers a proxy. Any method will do: Traefik can be told to ask with its client's.
-pub(super) fn answer(app: &App, parts: Parts) -> Answering {
+pub(super) fn answer(app: &Arc<App>, parts: Parts) -> Answering {
     ask(app, parts).unwrap_or_else(|error| {
         app.forward_auth.tell(&error, &app.desk);
         Answering::now(error.into_response())
     })
 }
 
-fn ask(app: &App, mut parts: Parts) -> Result<Answering, ApiError> {
+fn ask(app: &Arc<App>, mut parts: Parts) -> Result<Answering, ApiError> {
     if !app.tokens.admit_proxy(parts.headers.get(TOKEN)) {
         let message = "send X-Threshold-Token and a token of this server";
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
@@ -86,15 +87,30 @@ fn ask(app: &App, mut parts: Parts) -> Result<Answering, ApiError> {
     parts.headers.remove(CONTENT_TYPE);
     let asked = http::Request::from_parts(parts, Announced(length));
     let mut told = Box::pin(app.forward_auth.gate.clone().call(asked));
-    // Only shadow bans are waited for. Whoever polls it next brings the waker that counts.
-    if let Poll::Ready(Ok(response)) = told.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        return Ok(Answering::now(deny.word(response)));
-    }
+    // Only shadow bans are waited for, and the disk. Whoever polls it next brings the waker that counts.
+    let told: Pin<Box<dyn Future<Output = Told> + Send>> =
+        match told.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(response)) if !must_be_saved(app, &response) => {
+                return Ok(Answering::now(deny.word(response)));
+            }
+            Poll::Ready(Ok(response)) => Box::pin(ready(response)),
+            Poll::Pending => Box::pin(async { told.await.unwrap_or_else(|never| match never {}) }),
+        };
+    let app = Arc::clone(app);
     let later = async move {
-        let Ok(response) = told.await;
+        let response = told.await;
+        if must_be_saved(&app, &response) {
+            // A disk in trouble is told by /readyz; who was struck is answered all the same.
+            let _ = app.desk.saved(strikes_wait().saturating_duration_since(Instant::now())).await;
+        }
         deny.word(response)
     };
     Ok(Answering::Later { future: Box::pin(later) })
+}
+
+/// Whether a strike is to be on disk before it is told.
+fn must_be_saved(app: &App, response: &Told) -> bool {
+    app.desk.journal.is_some() && response.extensions().get::<Struck>().is_some()
 }
 
 /// Whoever is not trusted cannot ask for others. That is told, and not taken for a request of the peer's own: all clients
@@ -142,7 +158,6 @@ impl Deny {
 impl Deny {
     fn word(self, response: Told) -> Response {
         match (self, response.status()) {
-            // Nobody reads what is not there.
             (_, StatusCode::OK) => Response::from_parts(response.into_parts().0, Body::empty()),
             (Self::Whole, _) => response.map(Body::new),
             (Self::Forbidden, _) => forbidden(response),
@@ -249,7 +264,7 @@ mod tests {
     "#;
 
     /// Asks for a user, and says how long the answer took.
-    async fn ask(app: &App, user: &str) -> (Response, Duration) {
+    async fn ask(app: &Arc<App>, user: &str) -> (Response, Duration) {
         let peer = PeerAddr(([127, 0, 0, 1], 4711).into());
         let request = http::Request::get("/auth").header("x-original-method", "GET").header("x-original-uri", "/");
         let (parts, ()) = request.header("x-user", user).extension(peer).body(()).unwrap().into_parts();
@@ -264,7 +279,7 @@ mod tests {
         let clock = Arc::new(ManualClock::new(start));
         let policy = Policy::parse(SHADOWED, &|_| None).unwrap();
         let bounds = Bounds { connections: 1, body: 1, patience: Duration::MAX };
-        let app = App::new(Desk::new(policy, Arc::clone(&clock) as _), Tokens::default(), bounds);
+        let app = Arc::new(App::new(Desk::new(policy, Arc::clone(&clock) as _), Tokens::default(), bounds));
         for status in [200, 429] {
             let (response, waited) = ask(&app, "shadowed").await;
             assert_eq!((response.status().as_u16(), waited), (status, Duration::ZERO));
