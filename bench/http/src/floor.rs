@@ -1,4 +1,5 @@
-//! The floor: bare axum that reads the same JSON and answers as much, or answers a GET, and decides nothing.
+//! The floor: bare axum that reads the same JSON and answers as much, or answers a GET with as many fields, and decides
+//! nothing.
 
 use std::net::SocketAddr;
 
@@ -91,6 +92,21 @@ fn answer() -> Answer {
     }
 }
 
+/// The fields that Threshold answers to a client who may cross.
+fn fields() -> [(&'static str, &'static str); 5] {
+    [
+        ("x-ratelimit-limit", "250000000"),
+        ("x-ratelimit-remaining", "249999987"),
+        ("x-ratelimit-reset", "1794730723"),
+        ("ratelimit", LIMITS),
+        ("ratelimit-policy", POLICIES),
+    ]
+}
+
+const LIMITS: &str = "\"edge\";r=249999999;t=20, \"tenant\";r=249999987;t=260, \"user\";r=249999999;t=20, \
+    \"endpoint\";r=249999999;t=20";
+const POLICIES: &str = "\"edge\";q=1;w=20, \"tenant\";q=1;w=20, \"user\";q=1;w=20, \"endpoint\";q=1;w=20";
+
 /// As long as Threshold's for four charges.
 const RECEIPT: &str = "AQHOlswUXi9eKV3C5qRCjnhWAAAAAAAAAAEABkYxMjM0NTY3ODkwMTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzND\
     U2Nzg5MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0NTY3ODkw\
@@ -103,7 +119,7 @@ pub fn serve() -> Result<()> {
     runtime.block_on(async {
         let app = Router::new()
             .route("/v1/check", post(|Json::<Asked>(_)| async { Json(answer()) }))
-            .route("/auth", get(|| async {}));
+            .route("/auth", get(|| async { fields() }));
         axum::serve(tokio::net::TcpListener::bind(address).await?, app).await?;
         anyhow::Ok(())
     })

@@ -13,19 +13,23 @@ use crate::time::{Span, Timestamp};
 /// A header field and its value.
 pub type Field = (&'static str, String);
 
+/// The most fields of an answer.
+const MOST_FIELDS: usize = 10;
+/// As long as most items of `RateLimit` and `RateLimit-Policy` are.
+const USUAL_ITEM: usize = 40;
 /// Where the draft's problem types live.
 const PROBLEMS: &str = "https://iana.org/assignments/http-problem-types#";
 
 /// The header fields of an answer to a client.
 #[must_use]
 pub fn header_fields(decision: &Decision, policy: &Policy) -> Vec<Field> {
-    let mut fields = Vec::new();
+    let mut fields = Vec::with_capacity(MOST_FIELDS);
     let shown = decision.disclosure;
     if shown == Disclosure::Full {
-        fields.extend(x_rate_limit(decision));
+        x_rate_limit(decision, &mut fields);
         // Under a penalty no limit binds, and what remains of one would only mislead.
         if decision.penalty.is_none() {
-            fields.extend(rate_limit(decision, policy));
+            rate_limit(decision, policy, &mut fields);
         }
     }
     if !decision.allowed() {
@@ -46,19 +50,19 @@ pub fn header_fields(decision: &Decision, policy: &Policy) -> Vec<Field> {
     fields
 }
 
-fn x_rate_limit(decision: &Decision) -> Vec<Field> {
-    let Some(reading) = decision.bound_by() else { return Vec::new() };
-    let mut fields = vec![
-        ("X-RateLimit-Limit", reading.limit.to_string()),
-        ("X-RateLimit-Remaining", reading.remaining.to_string()),
-    ];
+fn x_rate_limit(decision: &Decision, fields: &mut Vec<Field>) {
+    let Some(reading) = decision.bound_by() else { return };
+    fields.push(("X-RateLimit-Limit", reading.limit.to_string()));
+    fields.push(("X-RateLimit-Remaining", reading.remaining.to_string()));
     fields.extend(decision.reset_at().map(|reset| ("X-RateLimit-Reset", reset.to_string())));
-    fields
 }
 
 /// `RateLimit` and `RateLimit-Policy` in the form of drafts 08 to 11, listing every enforced limit that may be told.
-fn rate_limit(decision: &Decision, policy: &Policy) -> Vec<Field> {
-    let (mut limits, mut policies) = (ListSerializer::new(), ListSerializer::new());
+fn rate_limit(decision: &Decision, policy: &Policy, fields: &mut Vec<Field>) {
+    let room = || String::with_capacity(decision.readings.len().saturating_mul(USUAL_ITEM));
+    let (mut limits_text, mut policies_text) = (room(), room());
+    let mut limits = ListSerializer::with_buffer(&mut limits_text);
+    let mut policies = ListSerializer::with_buffer(&mut policies_text);
     for reading in decision.readings.iter().filter(|reading| reading.enforced) {
         let Some(rule) = policy.rules().get(reading.rule).filter(|rule| rule.disclosure == Disclosure::Full) else {
             continue;
@@ -77,8 +81,10 @@ fn rate_limit(decision: &Decision, policy: &Policy) -> Vec<Field> {
             let _ = policy.parameter(key("w"), integer(period.secs_ceil().max(1)));
         }
     }
-    let limits = limits.finish().map(|value| ("RateLimit", value));
-    limits.into_iter().chain(policies.finish().map(|value| ("RateLimit-Policy", value))).collect()
+    if limits.finish().is_some() && policies.finish().is_some() {
+        fields.push(("RateLimit", limits_text));
+        fields.push(("RateLimit-Policy", policies_text));
+    }
 }
 
 fn key(name: &'static str) -> &'static KeyRef {

@@ -10,16 +10,22 @@ mod sent;
 #[cfg(test)]
 mod serving;
 
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use ::http::HeaderValue;
-use ::http::StatusCode;
 use ::http::header::CONTENT_TYPE;
+use ::http::{HeaderValue, Request, StatusCode};
 use axum::Router;
 use axum::body::Body;
 use axum::response::Response;
+use axum::routing::future::RouteFuture;
+use hyper::body::Incoming;
+use pin_project_lite::pin_project;
 use serde::Serialize;
+use tower_service::Service as _;
 
 use crate::desk::Desk;
 use crate::serve::Tokens;
@@ -58,13 +64,62 @@ impl App {
 }
 
 /// All doors that speak HTTP.
-pub(crate) fn router(app: Arc<App>) -> Router {
+#[derive(Debug, Clone)]
+pub(crate) struct Doors {
+    app: Arc<App>,
+    router: Router,
+}
+
+impl Doors {
+    pub(crate) fn new(app: Arc<App>) -> Self {
+        Self { router: router(Arc::clone(&app)), app }
+    }
+
+    /// Answers a request. Forward auth does not go through the router: it is asked for every request of a whole site, and
+    /// finding the way took longer than deciding.
+    pub(crate) fn call(&self, request: Request<Incoming>) -> Answering {
+        if request.uri().path() == forward_auth::PATH {
+            return forward_auth::answer(&self.app, request.into_parts().0);
+        }
+        // A router is always ready.
+        Answering::Routed { future: self.router.clone().call(request) }
+    }
+}
+
+pin_project! {
+    /// An answer that is there, or is waited for.
+    #[project = AnsweringProjected]
+    pub(crate) enum Answering {
+        Now { response: Option<Response> },
+        Later { future: Pin<Box<dyn Future<Output = Response> + Send>> },
+        Routed { #[pin] future: RouteFuture<Infallible> },
+    }
+}
+
+impl Answering {
+    fn now(response: Response) -> Self {
+        Self::Now { response: Some(response) }
+    }
+}
+
+impl Future for Answering {
+    type Output = Result<Response, Infallible>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project() {
+            AnsweringProjected::Now { response } => Poll::Ready(Ok(response.take().expect("it is polled once"))),
+            AnsweringProjected::Later { future } => future.as_mut().poll(cx).map(Ok),
+            AnsweringProjected::Routed { future } => future.poll(cx),
+        }
+    }
+}
+
+fn router(app: Arc<App>) -> Router {
     Router::new()
         .merge(health::routes())
         .merge(http::routes())
         .merge(login::routes())
         .merge(admin::routes())
-        .merge(forward_auth::routes())
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "not_found", "there is nothing at this path") })
         .method_not_allowed_fallback(|| async {
             let message = "this path takes another method; see Allow";

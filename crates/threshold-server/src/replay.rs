@@ -62,10 +62,10 @@ fn rehearse<'p>(
 ) -> (Tally, Option<Comparison>, LineCounts) {
     let mut rehearsal = Rehearsal::new(policy, top);
     let mut beside = other.map(|other| (Rehearsal::new(other, top), Comparison::new(policy, other)));
-    while let Some(request) = feed.next_request() {
-        let judged = rehearsal.decide(&request);
+    while let Some((request, coming)) = feed.next_two() {
+        let judged = rehearsal.decide(&request, coming.as_ref());
         if let Some((other, comparison)) = &mut beside {
-            let judged_by_other = other.decide(&request);
+            let judged_by_other = other.decide(&request, coming.as_ref());
             let (name, other_name) = (rehearsal.tally.last_touched(), other.tally.last_touched());
             comparison.add((&judged, name), (&judged_by_other, other_name), request.at.micros);
         }

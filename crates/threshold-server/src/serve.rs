@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use crate::Report;
 use crate::cli::ServeArgs;
 use crate::desk::Desk;
-use crate::door::{self, App, Bounds};
+use crate::door::{App, Bounds, Doors};
 use crate::init::PRESETS;
 use crate::log;
 use crate::reload::Reloader;
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         announce(&listener, tls.is_some(), &source, &policy, &tokens, args)?;
         let app = Arc::new(App::new(desk, tokens, bounds));
         keep::start(&app, args.save_counters, damage);
-        let front = Front { listener, tls, router: door::router(Arc::clone(&app)), bounds };
+        let front = Front { listener, tls, doors: Doors::new(Arc::clone(&app)), bounds };
         // The starter policy, and one that was piped in, have no file that could change.
         let watched = args.policy.clone().filter(|path| path.as_os_str() != "-");
         let reloader = watched.map(|path| Reloader::new(path, source.text, Arc::clone(&app)));

@@ -58,7 +58,7 @@ fn without_idle_rules(mut suggestion: Suggestion<'_>) -> anyhow::Result<String> 
         let review = Policy::review(&text, &|_| None);
         let Some(finding) = review.findings.first() else { return Ok(text) };
         let before = |(_, span): &&(Box<str>, std::ops::Range<usize>)| span.start <= finding.span.start;
-        let name = review.rule_names.iter().filter(before).next_back().map(|(name, _)| name.to_string());
+        let name = review.rule_names.iter().rfind(before).map(|(name, _)| name.to_string());
         let dropped = name.is_some_and(|name| suggestion.drop_rule(&name));
         if !dropped {
             let severity = if finding.severity == Severity::Error { "error" } else { "warning" };

@@ -57,6 +57,7 @@ fn field_name(name: &'static str) -> Option<HeaderName> {
 
 /// Sets fields, except those that are there: what is closer to the answer knows better, a second limiter for instance.
 pub(super) fn add_fields(headers: &mut HeaderMap, fields: Fields) {
+    headers.reserve(fields.len());
     for (name, value) in fields {
         if name == SET_COOKIE {
             headers.append(name, value);

@@ -79,7 +79,8 @@ struct Request {
 
 /// Decides on a request.
 pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, size: &SizeHint) -> Gate {
-    if !first_time(door, parts) {
+    // A door whose answers are elsewhere has nothing behind it that could be another.
+    if door.answers == Answers::Seen && !first_time(door, parts) {
         return Gate::Passed;
     }
     let learned = door.learned();

@@ -11,27 +11,27 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::{Ready, ready};
 use std::net::IpAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
-use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::any;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
+use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, Empty};
 use threshold_limiter::tower::{PeerAddr, RequestBody, ResponseBody, ThresholdLayer, ThresholdService};
 use tower_service::Service;
 
-use super::{ApiError, App};
+use super::{Answering, ApiError, App};
 use crate::desk::Desk;
 use crate::log::Samples;
 
+/// Where proxies ask.
+pub(super) const PATH: &str = "/auth";
 /// Where a proxy shows its token. `Authorization` is its client's.
 const TOKEN: HeaderName = HeaderName::from_static("x-threshold-token");
 /// The status that a denial has where the proxy does not pass it on.
@@ -65,20 +65,15 @@ impl fmt::Debug for ForwardAuth {
     }
 }
 
-/// Any method: Traefik can be told to ask with its client's.
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/auth", any(auth))
-}
-
-async fn auth(State(app): State<Arc<App>>, request: Request) -> Response {
-    answer(&app, request).await.unwrap_or_else(|error| {
+/// Answers a proxy. Any method will do: Traefik can be told to ask with its client's.
+pub(super) fn answer(app: &App, parts: Parts) -> Answering {
+    ask(app, parts).unwrap_or_else(|error| {
         app.forward_auth.tell(&error, &app.desk);
-        error.into_response()
+        Answering::now(error.into_response())
     })
 }
 
-async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
-    let (mut parts, _) = request.into_parts();
+fn ask(app: &App, mut parts: Parts) -> Result<Answering, ApiError> {
     if !app.tokens.admit_proxy(parts.headers.get(TOKEN)) {
         let message = "send X-Threshold-Token and a token of this server";
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
@@ -90,11 +85,16 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
     // gRPC's refusals are 200 with a code, and to a proxy 200 means that the request may cross.
     parts.headers.remove(CONTENT_TYPE);
     let asked = http::Request::from_parts(parts, Announced(length));
-    let Ok(response) = app.forward_auth.gate.clone().call(asked).await;
-    match deny {
-        Deny::Forbidden if response.status() != StatusCode::OK => Ok(forbidden(response).await),
-        _ => Ok(response.map(Body::new)),
+    let mut told = Box::pin(app.forward_auth.gate.clone().call(asked));
+    // Only shadow bans are waited for. Whoever polls it next brings the waker that counts.
+    if let Poll::Ready(Ok(response)) = told.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        return Ok(Answering::now(deny.word(response)));
     }
+    let later = async move {
+        let Ok(response) = told.await;
+        deny.word(response)
+    };
+    Ok(Answering::Later { future: Box::pin(later) })
 }
 
 /// Whoever is not trusted cannot ask for others. That is told, and not taken for a request of the peer's own: all clients
@@ -139,10 +139,28 @@ impl Deny {
     }
 }
 
+impl Deny {
+    fn word(self, response: Told) -> Response {
+        match (self, response.status()) {
+            // Nobody reads what is not there.
+            (_, StatusCode::OK) => Response::from_parts(response.into_parts().0, Body::empty()),
+            (Self::Whole, _) => response.map(Body::new),
+            (Self::Forbidden, _) => forbidden(response),
+        }
+    }
+}
+
+/// What the gate answers.
+type Told = http::Response<ResponseBody<Empty<Bytes>>>;
+
 /// The same denial for a proxy that passes on 403 alone.
-async fn forbidden(response: http::Response<ResponseBody<Empty<Bytes>>>) -> Response {
+fn forbidden(response: Told) -> Response {
     let (mut parts, body) = response.into_parts();
-    let Ok(text) = body.collect().await.map(http_body_util::Collected::to_bytes);
+    // A refusal is one frame, which is there.
+    let text = match pin!(body.collect()).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Ok(text)) => text.to_bytes(),
+        Poll::Pending => Bytes::new(),
+    };
     let headers = &mut parts.headers;
     headers.insert(STATUS, HeaderValue::from(parts.status.as_u16()));
     headers.insert(FORM, form(headers));
@@ -207,7 +225,57 @@ impl http_body::Body for Announced {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use threshold_core::{Policy, Span, Timestamp};
+    use threshold_limiter::ManualClock;
+
     use super::*;
+    use crate::door::Bounds;
+    use crate::serve::Tokens;
+
+    const SHADOWED: &str = r#"
+        [identity]
+        trusted_proxies = ["127.0.0.1/32"]
+        user = "header:x-user"
+        [ladders.mine]
+        rungs = ["deny + shadow"]
+        [[rule]]
+        name = "posts"
+        per = ["user"]
+        limit = "1/min"
+        algorithm = "sliding-log"
+        ladder = "mine"
+    "#;
+
+    /// Asks for a user, and says how long the answer took.
+    async fn ask(app: &App, user: &str) -> (Response, Duration) {
+        let peer = PeerAddr(([127, 0, 0, 1], 4711).into());
+        let request = http::Request::get("/auth").header("x-original-method", "GET").header("x-original-uri", "/");
+        let (parts, ()) = request.header("x-user", user).extension(peer).body(()).unwrap().into_parts();
+        let before = tokio::time::Instant::now();
+        let Ok(response) = answer(app, parts).await;
+        (response, before.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_shadow_ban_is_waited_out_and_never_told() {
+        let start = Timestamp::from_secs(1_767_225_600);
+        let clock = Arc::new(ManualClock::new(start));
+        let policy = Policy::parse(SHADOWED, &|_| None).unwrap();
+        let bounds = Bounds { connections: 1, body: 1, patience: Duration::MAX };
+        let app = App::new(Desk::new(policy, Arc::clone(&clock) as _), Tokens::default(), bounds);
+        for status in [200, 429] {
+            let (response, waited) = ask(&app, "shadowed").await;
+            assert_eq!((response.status().as_u16(), waited), (status, Duration::ZERO));
+        }
+        clock.set(start.plus(Span::from_secs(60)));
+        let (clean, at_once) = ask(&app, "clean").await;
+        let (shadowed, waited) = ask(&app, "shadowed").await;
+        assert_eq!(at_once, Duration::ZERO);
+        assert!((Duration::from_secs(1)..=Duration::from_secs(4)).contains(&waited), "{waited:?}");
+        assert_eq!((shadowed.status(), shadowed.headers()), (clean.status(), clean.headers()));
+    }
 
     #[test]
     fn a_body_travels_in_one_line_or_not_at_all() {

@@ -1,4 +1,4 @@
-//! The doors for their tests: the real router on a real socket, with the clock in the test's hands.
+//! The doors for their tests: the real ones on a real socket, with the clock in the test's hands.
 
 use std::collections::BTreeMap;
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use threshold_limiter::ManualClock;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use super::{App, Bounds};
+use super::{App, Bounds, Doors};
 use crate::desk::Desk;
 use crate::serve::{Address, Front, Listener, Tokens};
 
@@ -63,7 +63,7 @@ impl Serving {
         let listener = self.runtime.block_on(address.listen(false)).unwrap();
         let Listener::Tcp(tcp) = &listener else { panic!("an address is no path") };
         let address = tcp.local_addr().unwrap();
-        let front = Front { listener, tls: None, router: super::router(Arc::clone(&app)), bounds };
+        let front = Front { listener, tls: None, doors: Doors::new(Arc::clone(&app)), bounds };
         let (stop, stopped) = watch::channel(false);
         self.runtime.spawn(front.serve(stopped, Duration::ZERO));
         Served { app, client: Client::new(TcpStream::connect(address).unwrap()), _stop: stop }

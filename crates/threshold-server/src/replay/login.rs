@@ -220,7 +220,6 @@ fn bump(count: &mut u64) {
 
 fn count(subjects: &mut Sample<Subject>, digest: Option<u64>, touched: bool) {
     if let Some(own) = digest.and_then(|digest| subjects.entry(digest, Subject::default)) {
-        bump(&mut own.requests);
         own.touched |= touched;
     }
 }

@@ -16,7 +16,12 @@ use crate::traffic::Request;
 pub(super) struct Rehearsal<'p> {
     policy: &'p Policy,
     store: MemoryStore,
-    plan: Plan<'p>,
+    /// The plan of the request that is decided, and that of the one after it: while the first is settled, the store's
+    /// memory for the second is on its way.
+    plan: Box<Plan<'p>>,
+    coming: Box<Plan<'p>>,
+    /// What planning the one after came to, if it is planned.
+    planned: Option<Result<(), PlanError>>,
     outcome: Outcome,
     decision: Decision,
     number: u128,
@@ -45,7 +50,9 @@ impl<'p> Rehearsal<'p> {
         Self {
             policy,
             store: MemoryStore::new(policy.memory()),
-            plan: Plan::new(policy, Verb::Check).seeing_outcomes(),
+            plan: Box::new(Plan::new(policy, Verb::Check).seeing_outcomes()),
+            coming: Box::new(Plan::new(policy, Verb::Check).seeing_outcomes()),
+            planned: None,
             outcome: Outcome::default(),
             decision: Decision::default(),
             number: 0,
@@ -55,24 +62,23 @@ impl<'p> Rehearsal<'p> {
         }
     }
 
-    /// Decides one request at its own time, and counts what became of it.
-    pub(super) fn decide(&mut self, request: &Request<'_>) -> Judged {
+    /// Decides one request at its own time, and counts what became of it. `coming` is the one after it, if it is known.
+    pub(super) fn decide(&mut self, request: &Request<'_>, coming: Option<&Request<'_>>) -> Judged {
         self.number = self.number.saturating_add(1);
         let found = self.names.find(request);
-        let facts = Facts {
-            ip: request.ip,
-            host: request.host,
-            method: request.method,
-            path: request.path,
-            tenant: request.tenant.or(found.tenant.as_deref()),
-            user: request.user.or(found.user.as_deref()),
-            tier: request.tier.or(found.tier.as_deref()),
-            bytes: request.bytes,
-            trace: TraceId::from_u128(self.number),
-            ..Facts::default()
+        let facts = facts(request, &found, self.number);
+        let fits = match self.planned.take() {
+            Some(fits) => {
+                std::mem::swap(&mut self.plan, &mut self.coming);
+                fits
+            }
+            None => self.plan.fill(&facts),
         };
+        if let Some(coming) = coming {
+            self.plan_ahead(coming);
+        }
         let now = Timestamp::from_micros(request.at.micros);
-        if let Err(error) = self.plan.fill(&facts) {
+        if let Err(error) = fits {
             let judged = self.refused(&error);
             self.tally.add(&self.plan, None, judged, &facts, request.at);
             return judged;
@@ -89,6 +95,15 @@ impl<'p> Rehearsal<'p> {
         let judged = self.judge(&facts);
         self.tally.add(&self.plan, Some(&self.decision), judged, &facts, request.at);
         judged
+    }
+
+    fn plan_ahead(&mut self, coming: &Request<'_>) {
+        let found = self.names.find(coming);
+        let fits = self.coming.fill(&facts(coming, &found, self.number.saturating_add(1)));
+        if fits.is_ok() {
+            self.store.expect(&self.coming);
+        }
+        self.planned = Some(fits);
     }
 
     /// What depends on the answer is known at once, since the log has it. How long a request lasted it does not have, so
@@ -139,6 +154,21 @@ impl<'p> Rehearsal<'p> {
             Kind::Ip
         };
         Judged { verdict, reason: rule.unwrap_or(nobody), kind }
+    }
+}
+
+fn facts<'a>(request: &Request<'a>, found: &'a Found, number: u128) -> Facts<'a> {
+    Facts {
+        ip: request.ip,
+        host: request.host,
+        method: request.method,
+        path: request.path,
+        tenant: request.tenant.or(found.tenant.as_deref()),
+        user: request.user.or(found.user.as_deref()),
+        tier: request.tier.or(found.tier.as_deref()),
+        bytes: request.bytes,
+        trace: TraceId::from_u128(number),
+        ..Facts::default()
     }
 }
 

@@ -50,7 +50,6 @@ pub(super) struct Penalised {
 /// One address, user or tenant.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Subject {
-    pub(super) requests: u64,
     pub(super) touched: bool,
 }
 
@@ -192,7 +191,6 @@ impl Tally {
         let digests = [address, facts.user.map(name_digest), facts.tenant.map(name_digest)];
         for (digest, subjects) in digests.into_iter().zip(&mut self.subjects) {
             if let Some(subject) = digest.and_then(|digest| subjects.entry(digest, Subject::default)) {
-                bump(&mut subject.requests);
                 subject.touched |= touched;
             }
         }

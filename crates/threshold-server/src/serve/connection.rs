@@ -5,9 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::response::Response;
-use axum::routing::future::RouteFuture;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -18,10 +16,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
-use tower_service::Service as _;
 
 use super::address::Listener;
-use crate::door::Bounds;
+use crate::door::{Answering, Bounds, Doors};
 
 /// The largest head of a request, in bytes; larger ones get 431.
 const MAX_HEAD: usize = 16 << 10;
@@ -37,17 +34,17 @@ const ON_A_SOCKET: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCAL
 pub(crate) struct Front {
     pub(crate) listener: Listener,
     pub(crate) tls: Option<TlsAcceptor>,
-    pub(crate) router: Router,
+    pub(crate) doors: Doors,
     pub(crate) bounds: Bounds,
 }
 
 impl Front {
     /// Serves until `stop` says so, then lets what is under way end, but no longer than `drain`. Says whether it did.
     pub(crate) async fn serve(self, mut stop: watch::Receiver<bool>, drain: Duration) -> bool {
-        let Self { listener, tls, router, bounds } = self;
+        let Self { listener, tls, doors, bounds } = self;
         let room = Arc::new(Semaphore::new(bounds.connections));
         let graceful = GracefulShutdown::new();
-        let addressed = |peer| Addressed { router: router.clone(), peer: PeerAddr(peer) };
+        let addressed = |peer| Addressed { doors: doors.clone(), peer: PeerAddr(peer) };
         loop {
             // Who finds no room waits in the system's queue, where it costs this process nothing.
             let place = tokio::select! {
@@ -93,21 +90,20 @@ async fn accept(listener: &Listener) -> std::io::Result<Accepted> {
     }
 }
 
-/// The router, with the address at the other end of the connection in every request.
+/// The doors, with the address at the other end of the connection in every request.
 struct Addressed {
-    router: Router,
+    doors: Doors,
     peer: PeerAddr,
 }
 
 impl hyper::service::Service<Request<Incoming>> for Addressed {
     type Response = Response;
     type Error = Infallible;
-    type Future = RouteFuture<Infallible>;
+    type Future = Answering;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         request.extensions_mut().insert(self.peer);
-        // A router is always ready.
-        self.router.clone().call(request)
+        self.doors.call(request)
     }
 }
 

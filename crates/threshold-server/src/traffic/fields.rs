@@ -24,134 +24,57 @@ pub(crate) enum Field {
 impl Field {
     pub(crate) const COUNT: usize = 13;
 
-    const ALL: [(&str, Self); Self::COUNT] = [
-        ("time", Self::Time),
-        ("ip", Self::Ip),
-        ("method", Self::Method),
-        ("path", Self::Path),
-        ("request", Self::Request),
-        ("host", Self::Host),
-        ("user", Self::User),
-        ("tenant", Self::Tenant),
-        ("tier", Self::Tier),
-        ("status", Self::Status),
-        ("bytes", Self::Bytes),
-        ("account", Self::Account),
-        ("success", Self::Success),
+    /// Each by our name, and the names it has in JSON logs, the surest first: nginx and Apache as commonly written down,
+    /// Caddy, Traefik, Cloudflare, AWS and the Elastic Common Schema.
+    const ALL: [(&str, Self, &str); Self::COUNT] = [
+        (
+            "time",
+            Self::Time,
+            "time ts timestamp @timestamp time_iso8601 time_local msec StartUTC start_time EdgeStartTimestamp \
+             datetime date requestTime",
+        ),
+        (
+            "ip",
+            Self::Ip,
+            "ip client_ip remote_addr remote_ip clientip clientIp ClientIP ClientHost request.client_ip \
+             request.remote_ip client.ip source.ip http.client_ip client sourceIp remoteAddr remoteIp \
+             http_request.remoteIp httpRequest.remoteIp c-ip",
+        ),
+        (
+            "method",
+            Self::Method,
+            "method request_method verb http_method http.method http.request.method request.method RequestMethod \
+             ClientRequestMethod httpMethod httpRequest.requestMethod cs-method",
+        ),
+        (
+            "path",
+            Self::Path,
+            "path uri request_uri url request.uri http.path url.path http.url RequestPath ClientRequestURI \
+             requestUrl httpRequest.requestUrl rawPath cs-uri-stem",
+        ),
+        ("request", Self::Request, "request request_line"),
+        (
+            "host",
+            Self::Host,
+            "host http_host server_name vhost request.host http.host url.domain RequestHost ClientRequestHost \
+             cs-host",
+        ),
+        ("user", Self::User, "user user_id userId remote_user username user.id user.name sub"),
+        ("tenant", Self::Tenant, "tenant tenant_id tenantId"),
+        ("tier", Self::Tier, "tier plan"),
+        (
+            "status",
+            Self::Status,
+            "status status_code code response http.response.status_code http.status_code OriginStatus \
+             DownstreamStatus EdgeResponseStatus httpRequest.status sc-status",
+        ),
+        ("bytes", Self::Bytes, "request_length bytes_read http.request.bytes request_bytes httpRequest.requestSize"),
+        ("account", Self::Account, "account username user user_id userId email login user.name user.email"),
+        ("success", Self::Success, "success result outcome event.outcome status ok"),
     ];
 
     fn named(name: &str) -> Option<Self> {
-        Self::ALL.iter().find(|(own, _)| *own == name).map(|(_, field)| *field)
-    }
-
-    /// The names it has in JSON logs, the surest first: nginx and Apache as commonly written down, Caddy, Traefik,
-    /// Cloudflare, AWS and the Elastic Common Schema.
-    const fn well_known(self) -> &'static [&'static str] {
-        match self {
-            Self::Time => &[
-                "time",
-                "ts",
-                "timestamp",
-                "@timestamp",
-                "time_iso8601",
-                "time_local",
-                "msec",
-                "StartUTC",
-                "start_time",
-                "EdgeStartTimestamp",
-                "datetime",
-                "date",
-                "requestTime",
-            ],
-            Self::Ip => &[
-                "ip",
-                "client_ip",
-                "remote_addr",
-                "remote_ip",
-                "clientip",
-                "clientIp",
-                "ClientIP",
-                "ClientHost",
-                "request.client_ip",
-                "request.remote_ip",
-                "client.ip",
-                "source.ip",
-                "http.client_ip",
-                "client",
-                "sourceIp",
-                "remoteAddr",
-                "remoteIp",
-                "http_request.remoteIp",
-                "httpRequest.remoteIp",
-                "c-ip",
-            ],
-            Self::Method => &[
-                "method",
-                "request_method",
-                "verb",
-                "http_method",
-                "http.method",
-                "http.request.method",
-                "request.method",
-                "RequestMethod",
-                "ClientRequestMethod",
-                "httpMethod",
-                "httpRequest.requestMethod",
-                "cs-method",
-            ],
-            Self::Path => &[
-                "path",
-                "uri",
-                "request_uri",
-                "url",
-                "request.uri",
-                "http.path",
-                "url.path",
-                "http.url",
-                "RequestPath",
-                "ClientRequestURI",
-                "requestUrl",
-                "httpRequest.requestUrl",
-                "rawPath",
-                "cs-uri-stem",
-            ],
-            Self::Request => &["request", "request_line"],
-            Self::Host => &[
-                "host",
-                "http_host",
-                "server_name",
-                "vhost",
-                "request.host",
-                "http.host",
-                "url.domain",
-                "RequestHost",
-                "ClientRequestHost",
-                "cs-host",
-            ],
-            Self::User => &["user", "user_id", "userId", "remote_user", "username", "user.id", "user.name", "sub"],
-            Self::Tenant => &["tenant", "tenant_id", "tenantId"],
-            Self::Tier => &["tier", "plan"],
-            Self::Status => &[
-                "status",
-                "status_code",
-                "code",
-                "response",
-                "http.response.status_code",
-                "http.status_code",
-                "OriginStatus",
-                "DownstreamStatus",
-                "EdgeResponseStatus",
-                "httpRequest.status",
-                "sc-status",
-            ],
-            Self::Bytes => {
-                &["request_length", "bytes_read", "http.request.bytes", "request_bytes", "httpRequest.requestSize"]
-            }
-            Self::Account => {
-                &["account", "username", "user", "user_id", "userId", "email", "login", "user.name", "user.email"]
-            }
-            Self::Success => &["success", "result", "outcome", "event.outcome", "status", "ok"],
-        }
+        Self::ALL.iter().find(|(own, _, _)| *own == name).map(|(_, field, _)| *field)
     }
 }
 
@@ -172,12 +95,12 @@ impl Default for Fields {
 impl Fields {
     fn new(given: Vec<(Field, String)>) -> Self {
         let mut names: Vec<(String, Field, u8)> = Vec::new();
-        for (_, field) in Field::ALL {
+        for (_, field, well_known) in Field::ALL {
             match given.iter().find(|(own, _)| *own == field) {
                 Some((_, name)) => names.push((name.clone(), field, 0)),
                 None => {
-                    let known = field.well_known().iter().zip(0_u8..);
-                    names.extend(known.map(|(name, rank)| ((*name).to_owned(), field, rank)));
+                    let known = well_known.split_whitespace().zip(0_u8..);
+                    names.extend(known.map(|(name, rank)| (name.to_owned(), field, rank)));
                 }
             }
         }
@@ -193,7 +116,7 @@ impl Fields {
     ) -> anyhow::Result<Self> {
         let mut given = Vec::new();
         for (name, own) in pairs {
-            let known: Vec<&str> = Field::ALL.iter().map(|(name, _)| *name).collect();
+            let known: Vec<&str> = Field::ALL.iter().map(|(name, _, _)| *name).collect();
             let field = Field::named(name)
                 .with_context(|| format!("--field knows no \"{name}\"; it knows {}", known.join(", ")))?;
             given.push((field, own.clone()));

@@ -1,8 +1,7 @@
 //! Requests in the order of their own clock: several logs merged by time, and lines that were written a little late put
 //! back in their place.
 
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -18,6 +17,8 @@ const MOST_TEXT: usize = 64 << 20;
 const MOST_LOGS: usize = 1_000;
 /// How many of the lines that could not be read are shown.
 const SHOWN: usize = 5;
+/// Microseconds in a second.
+const SECOND: u64 = 1_000_000;
 
 /// A line that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,13 +56,15 @@ pub(crate) struct Feed {
     sources: Vec<Source>,
     fields: Fields,
     window: u64,
-    held: BinaryHeap<Held>,
+    /// Requests that wait for their turn, by their second.
+    held: BTreeMap<u64, Batch>,
+    held_requests: usize,
     held_text: usize,
-    /// Records that can be used again.
-    #[expect(clippy::vec_box, reason = "records move between here and the heap, and a pointer moves faster")]
-    spare: Vec<Box<Record>>,
-    current: Box<Record>,
-    next_number: u64,
+    /// The second whose turn it is, in order, and how many of its requests have been given out.
+    due: Batch,
+    given: usize,
+    /// A batch that can be used again.
+    spare: Batch,
     /// The newest time that was read, and the last that was given out.
     newest: u64,
     last: u64,
@@ -69,11 +72,17 @@ pub(crate) struct Feed {
     pub(crate) counts: LineCounts,
 }
 
-/// A log, and its next request.
+/// A log, and its next request if there is one.
 struct Source {
     lines: Lines,
     moments: MomentReader,
-    head: Option<Box<Record>>,
+    head: Batch,
+}
+
+impl Source {
+    fn head(&self) -> Option<&Record> {
+        self.head.records.first()
+    }
 }
 
 /// Which of a request's texts.
@@ -102,80 +111,69 @@ impl Part {
     }
 }
 
-/// A request that outlives its line.
+/// Requests that outlive their lines, side by side in memory: they are read in the order in which they were written.
 #[derive(Default)]
+struct Batch {
+    records: Vec<Record>,
+    text: String,
+}
+
+/// One request of a batch.
+#[derive(Clone, Copy)]
 struct Record {
     at: Moment,
     ip: Option<IpAddr>,
     status: Option<u16>,
     bytes: Option<u64>,
     repeated: u64,
-    text: String,
-    /// Where each part is in the text.
-    parts: [Option<(usize, usize)>; Part::ALL.len()],
+    /// Where each part is in the batch's text; what is not there ends before it begins.
+    parts: [(u32, u32); Part::ALL.len()],
 }
 
-impl Record {
-    fn fill(&mut self, request: &Request<'_>) {
-        (self.at, self.ip, self.status, self.bytes) = (request.at, request.ip, request.status, request.bytes);
-        self.repeated = request.repeated;
-        self.text.clear();
-        for (part, slot) in Part::ALL.into_iter().zip(&mut self.parts) {
-            *slot = part.of(request).map(|value| {
+const NOT_THERE: (u32, u32) = (1, 0);
+
+impl Batch {
+    fn push(&mut self, request: &Request<'_>) {
+        let mut parts = [NOT_THERE; Part::ALL.len()];
+        for (part, slot) in Part::ALL.into_iter().zip(&mut parts) {
+            if let Some(value) = part.of(request) {
                 let start = self.text.len();
                 self.text.push_str(value);
-                (start, self.text.len())
-            });
+                // A batch holds far less than fits; what did not would be as good as not logged.
+                let place = u32::try_from(start).ok().zip(u32::try_from(self.text.len()).ok());
+                *slot = place.unwrap_or(NOT_THERE);
+            }
         }
+        let Request { at, ip, status, bytes, repeated, .. } = *request;
+        self.records.push(Record { at, ip, status, bytes, repeated, parts });
     }
 
-    fn request(&self) -> Request<'_> {
+    fn get(&self, index: usize) -> Option<Request<'_>> {
+        let record = self.records.get(index)?;
         let part = |part: Part| {
-            let (start, end) = self.parts.get(part as usize).copied().flatten()?;
-            self.text.get(start..end)
+            let (start, end) = *record.parts.get(part as usize)?;
+            self.text.get(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
         };
-        Request {
-            at: self.at,
-            ip: self.ip,
+        Some(Request {
+            at: record.at,
+            ip: record.ip,
             method: part(Part::Method),
             path: part(Part::Path),
             host: part(Part::Host),
             user: part(Part::User),
             tenant: part(Part::Tenant),
             tier: part(Part::Tier),
-            status: self.status,
-            bytes: self.bytes,
-            repeated: self.repeated,
-        }
+            status: record.status,
+            bytes: record.bytes,
+            repeated: record.repeated,
+        })
+    }
+
+    fn clear(&mut self) {
+        self.records.clear();
+        self.text.clear();
     }
 }
-
-/// A record that waits for its turn; the greatest of a heap is the earliest.
-struct Held {
-    at: u64,
-    number: u64,
-    record: Box<Record>,
-}
-
-impl Ord for Held {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.number).cmp(&(self.at, self.number))
-    }
-}
-
-impl PartialOrd for Held {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Held {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Held {}
 
 impl Feed {
     /// Opens logs. Lines that come late by no more than `window` are put in their place.
@@ -192,18 +190,21 @@ impl Feed {
     }
 
     fn new(form: Form, lines: Vec<Lines>, fields: Fields, window: Span, progress: Progress) -> Self {
-        let sources =
-            lines.into_iter().map(|lines| Source { lines, moments: MomentReader::default(), head: None }).collect();
+        let sources = lines
+            .into_iter()
+            .map(|lines| Source { lines, moments: MomentReader::default(), head: Batch::default() })
+            .collect();
         let mut feed = Self {
             form,
             sources,
             fields,
             window: window.micros(),
-            held: BinaryHeap::new(),
+            held: BTreeMap::new(),
+            held_requests: 0,
             held_text: 0,
-            spare: Vec::new(),
-            current: Box::default(),
-            next_number: 0,
+            due: Batch::default(),
+            given: 0,
+            spare: Batch::default(),
             newest: 0,
             last: 0,
             progress,
@@ -217,23 +218,46 @@ impl Feed {
 
     /// The next request. Its time is never before that of the one before it.
     pub(crate) fn next_request(&mut self) -> Option<Request<'_>> {
-        let due = loop {
-            let full = self.held.len() >= MOST_HELD || self.held_text >= MOST_TEXT;
-            let ripe = |first: &Held| first.at.saturating_add(self.window) < self.newest;
-            if full || self.held.peek().is_some_and(ripe) || !self.take_earliest_head() {
-                break self.held.pop();
+        self.next_two().map(|(request, _)| request)
+    }
+
+    /// The next request, and the one after it if that is known already; its time may still be moved.
+    pub(crate) fn next_two(&mut self) -> Option<(Request<'_>, Option<Request<'_>>)> {
+        while self.given >= self.due.records.len() {
+            let full = self.held_requests >= MOST_HELD || self.held_text >= MOST_TEXT;
+            let first = self.held.first_key_value().map(|(second, _)| *second);
+            if full || first.is_some_and(|second| self.is_over(second)) || !self.take_earliest_head() {
+                self.bring_due()?;
             }
-        };
-        let Held { record, .. } = due?;
-        self.held_text = self.held_text.saturating_sub(record.text.len());
-        let old = std::mem::replace(&mut self.current, record);
-        self.spare.push(old);
-        if self.current.at.micros < self.last {
-            self.counts.late = self.counts.late.saturating_add(1);
-            self.current.at.micros = self.last;
         }
-        self.last = self.current.at.micros;
-        Some(self.current.request())
+        let index = self.given;
+        self.given = index.saturating_add(1);
+        let mut request = self.due.get(index)?;
+        if request.at.micros < self.last {
+            self.counts.late = self.counts.late.saturating_add(1);
+            request.at.micros = self.last;
+        }
+        self.last = request.at.micros;
+        Some((request, self.due.get(self.given)))
+    }
+
+    /// Whether nothing of this second is waited for any more.
+    fn is_over(&self, second: u64) -> bool {
+        let end = second.saturating_add(1).saturating_mul(SECOND);
+        end.saturating_add(self.window) <= self.newest
+    }
+
+    /// Makes the earliest second that waits the one whose turn it is.
+    fn bring_due(&mut self) -> Option<()> {
+        let (_, mut batch) = self.held.pop_first()?;
+        self.held_requests = self.held_requests.saturating_sub(batch.records.len());
+        self.held_text = self.held_text.saturating_sub(batch.text.len());
+        // Stable, so that equal times keep the order of the log; and quick where they are in order already.
+        batch.records.sort_by_key(|record| record.at.micros);
+        self.spare = std::mem::replace(&mut self.due, batch);
+        self.spare.clear();
+        self.given = 0;
+        Some(())
     }
 
     /// Ends the run: what was counted, and what went wrong.
@@ -246,13 +270,16 @@ impl Feed {
     /// Moves the earliest of the logs' next requests to those that wait; says whether there was one.
     fn take_earliest_head(&mut self) -> bool {
         let heads = self.sources.iter().enumerate();
-        let heads = heads.filter_map(|(index, source)| Some((source.head.as_ref()?.at.micros, index)));
+        let heads = heads.filter_map(|(index, source)| Some((source.head()?.at.micros, index)));
         let Some((at, index)) = heads.min() else { return false };
-        let Some(record) = self.sources.get_mut(index).and_then(|source| source.head.take()) else { return false };
+        let Some(request) = self.sources.get(index).and_then(|source| source.head.get(0)) else { return false };
         self.newest = self.newest.max(at);
-        self.held_text = self.held_text.saturating_add(record.text.len());
-        self.held.push(Held { at, number: self.next_number, record });
-        self.next_number = self.next_number.saturating_add(1);
+        let second = at.checked_div(SECOND).unwrap_or(0);
+        let batch = self.held.entry(second).or_insert_with(|| std::mem::take(&mut self.spare));
+        let before = batch.text.len();
+        batch.push(&request);
+        self.held_text = self.held_text.saturating_add(batch.text.len().saturating_sub(before));
+        self.held_requests = self.held_requests.saturating_add(1);
         self.read_head(index);
         true
     }
@@ -261,19 +288,16 @@ impl Feed {
     fn read_head(&mut self, index: usize) {
         let Some(Source { lines, moments, head }) = self.sources.get_mut(index) else { return };
         let counts = &mut self.counts;
-        let mut record = self.spare.pop().unwrap_or_default();
+        head.clear();
         while let Some(line) = lines.next_line() {
             counts.lines = counts.lines.saturating_add(1);
             self.progress.lines(counts.lines);
             let (text, read) = match line {
                 Line::Bad(why) => ("", Err(Unreadable(why))),
-                Line::Text(text) => (text, read_into(text, self.form, &self.fields, moments, &mut record)),
+                Line::Text(text) => (text, read_into(text, self.form, &self.fields, moments, head)),
             };
             let why = match read {
-                Ok(true) => {
-                    *head = Some(record);
-                    return;
-                }
+                Ok(true) => return,
                 Ok(false) => {
                     counts.others = counts.others.saturating_add(1);
                     continue;
@@ -287,7 +311,6 @@ impl Feed {
                 counts.shown.push(BadLine { log: lines.name.clone(), number, why, text });
             }
         }
-        self.spare.push(record);
     }
 }
 
@@ -298,11 +321,11 @@ fn read_into(
     form: Form,
     fields: &Fields,
     moments: &mut MomentReader,
-    record: &mut Record,
+    head: &mut Batch,
 ) -> Result<bool, Unreadable> {
     if line.trim_start().starts_with('{') {
         let scalars = Scalars::read(line, fields)?;
-        record.fill(&match form {
+        head.push(&match form {
             Form::Requests => scalars.request(moments)?,
             Form::Logins => login::event(&scalars, moments)?,
         });
@@ -313,7 +336,7 @@ fn read_into(
         Form::Logins => login::parse(line, moments)?,
     };
     if let Some(request) = &read {
-        record.fill(request);
+        head.push(request);
     }
     Ok(read.is_some())
 }
@@ -398,7 +421,7 @@ mod tests {
         let mut feed = feed(&[&text], 3_600);
         let mut count = 0;
         while feed.next_request().is_some() {
-            assert!(feed.held.len() <= MOST_HELD);
+            assert!(feed.held_requests + feed.due.records.len() <= MOST_HELD * 2);
             count += 1;
         }
         assert_eq!(count, MOST_HELD * 2);

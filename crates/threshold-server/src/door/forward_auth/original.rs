@@ -27,10 +27,9 @@ static LENGTH: HeaderName = HeaderName::from_static("x-original-content-length")
 pub(super) fn put_in_place(parts: &mut Parts) -> Result<u64, ApiError> {
     let headers = &parts.headers;
     let method = METHOD.required(headers)?;
-    let method = Method::from_bytes(method).map_err(|_| METHOD.bad("this is no method"))?;
-    let uri = uri(URI.required(headers)?)?;
-    let host = HOSTS.find(headers, |a, b| spell(a) == spell(b))?.map(HeaderValue::from_bytes);
-    let host = host.transpose().map_err(|_| HOSTS.bad("this is no host"))?;
+    let method = Method::from_bytes(method.as_bytes()).map_err(|_| METHOD.bad("this is no method"))?;
+    let uri = uri(URI.required(headers)?.as_bytes())?;
+    let host = HOSTS.find(headers, |a, b| spell(a) == spell(b))?.cloned();
     let length = length(headers)?;
     (parts.method, parts.uri) = (method, uri);
     match host {
@@ -46,7 +45,7 @@ impl Told {
         Self { original: HeaderName::from_static(original), forwarded: HeaderName::from_static(forwarded) }
     }
 
-    fn required<'h>(&self, headers: &'h HeaderMap) -> Result<&'h [u8], ApiError> {
+    fn required<'h>(&self, headers: &'h HeaderMap) -> Result<&'h HeaderValue, ApiError> {
         let Self { original, forwarded } = self;
         let missing = || self.bad(format!("a proxy says in {original} or {forwarded} what it was asked"));
         self.find(headers, |a, b| a == b)?.ok_or_else(missing)
@@ -58,7 +57,11 @@ impl Told {
 
     /// What the proxy says. It sets one of the two and may pass on the other as its client sent it, and here nobody knows
     /// which is which: where they differ, neither is believed.
-    fn find<'h>(&self, headers: &'h HeaderMap, same: fn(&[u8], &[u8]) -> bool) -> Result<Option<&'h [u8]>, ApiError> {
+    fn find<'h>(
+        &self,
+        headers: &'h HeaderMap,
+        same: fn(&HeaderValue, &HeaderValue) -> bool,
+    ) -> Result<Option<&'h HeaderValue>, ApiError> {
         let found = [single(headers, &self.original)?, single(headers, &self.forwarded)?];
         match found {
             [Some(original), Some(forwarded)] if !same(original, forwarded) => {
@@ -71,17 +74,17 @@ impl Told {
 }
 
 /// The only line of a field; an empty one says nothing.
-fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h [u8]>, ApiError> {
+fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h HeaderValue>, ApiError> {
     let mut lines = headers.get_all(name).iter();
-    let only = lines.next().map(|line| line.as_bytes().trim_ascii()).filter(|text| !text.is_empty());
+    let only = lines.next().filter(|line| !line.is_empty());
     match lines.next() {
         None => Ok(only),
         Some(_) => Err(ApiError::bad(name.as_str(), format!("{name} came more than once"))),
     }
 }
 
-fn spell(host: &[u8]) -> Option<String> {
-    std::str::from_utf8(host).ok().map(|host| spell_host(host).into_owned())
+fn spell(host: &HeaderValue) -> Option<String> {
+    std::str::from_utf8(host.as_bytes()).ok().map(|host| spell_host(host).into_owned())
 }
 
 /// A path and a query as the client wrote them. Of a whole URI, which a client may write too, the host is not taken: the
@@ -121,7 +124,8 @@ fn escaped(text: &[u8]) -> bytes::Bytes {
 
 fn length(headers: &HeaderMap) -> Result<u64, ApiError> {
     let Some(text) = single(headers, &LENGTH)? else { return Ok(0) };
-    let number = std::str::from_utf8(text).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let number =
+        std::str::from_utf8(text.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
     number
         .and_then(|text| text.parse().ok())
         .ok_or_else(|| ApiError::bad(LENGTH.as_str(), "this is no number of bytes"))
