@@ -41,7 +41,7 @@ pub(crate) fn told(status: u16, headers: &[(String, String)], body: &str) -> Val
 /// Plays all of them at doors that `make` makes. Every case agrees with core or is left out for one of `reasons`; at least
 /// `at_least` of them agree, so that nothing stops being played unnoticed.
 #[track_caller]
-pub(crate) fn play_all<D: ClientDoor>(make: impl Fn() -> D + Sync, reasons: &[&str], at_least: usize) {
+pub(crate) fn play_all<D: ClientDoor>(make: impl Fn() -> D + Sync, reasons: &[&'static str], at_least: usize) {
     let waiting = Mutex::new(vectors());
     let all = waiting.lock().unwrap().len();
     let results = Mutex::new(Vec::new());
@@ -61,7 +61,8 @@ pub(crate) fn play_all<D: ClientDoor>(make: impl Fn() -> D + Sync, reasons: &[&s
     let failures: Vec<&str> = results.iter().filter_map(|result| result.as_ref().err().map(String::as_str)).collect();
     assert!(failures.is_empty(), "{} of {all} cases failed:\n{}", failures.len(), failures.join("\n"));
     let played = results.iter().filter(|result| **result == Ok(Played::Agrees)).count();
-    let left_out = |reason: &str| results.iter().filter(|result| **result == Ok(Played::LeftOut(reason))).count();
+    let left_out =
+        |reason: &'static str| results.iter().filter(|result| **result == Ok(Played::LeftOut(reason))).count();
     let left_out: BTreeMap<&str, usize> = reasons.iter().map(|reason| (*reason, left_out(reason))).collect();
     // Every case is either played or has one of these reasons.
     assert_eq!(all.checked_sub(played), Some(left_out.values().sum()), "{left_out:?}");
