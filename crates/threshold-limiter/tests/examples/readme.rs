@@ -66,7 +66,8 @@ fn examples_need_no_feature_to_be_named_and_fit_a_page() {
         names.push(example["name"].as_str().unwrap());
     }
     let layer = own["dependencies"].as_array().unwrap().iter().find(|needed| needed["name"] == own["name"]).unwrap();
-    assert_eq!((&layer["kind"], &layer["features"][0]), (&"dev".into(), &"tower".into()));
+    assert_eq!(layer["kind"], "dev");
+    assert!(layer["features"].as_array().unwrap().contains(&"tower".into()), "{layer}");
     let readme = read("../../README.md");
     for name in names {
         assert!(readme.contains(&format!("examples/{name}.rs)")), "the README does not tell of {name}");

@@ -79,9 +79,13 @@ fn ask(app: &App, mut parts: Parts) -> Result<Answering, ApiError> {
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
     }
     let peer = parts.extensions.get::<PeerAddr>().map(|peer| peer.0.ip().to_canonical());
-    trusted(app, peer)?;
     let deny = Deny::asked(parts.uri.query());
-    let length = original::put_in_place(&mut parts)?;
+    let length = if is_trusted(app, peer) {
+        original::put_in_place(&mut parts)?
+    } else {
+        app.forward_auth.warn(&app.desk);
+        0
+    };
     // gRPC's refusals are 200 with a code, and to a proxy 200 means that the request may cross.
     parts.headers.remove(CONTENT_TYPE);
     let asked = http::Request::from_parts(parts, Announced(length));
@@ -97,28 +101,29 @@ fn ask(app: &App, mut parts: Parts) -> Result<Answering, ApiError> {
     Ok(Answering::Later { future: Box::pin(later) })
 }
 
-/// Whoever is not trusted cannot ask for others. That is told, and not taken for a request of the peer's own: all clients
-/// of a proxy that somebody forgot to list would share one budget, and rules by path would hold for none of them.
-fn trusted(app: &App, peer: Option<IpAddr>) -> Result<(), ApiError> {
+/// Whoever is not trusted cannot ask for others: the request is then the peer's own, whatever it says of anybody.
+fn is_trusted(app: &App, peer: Option<IpAddr>) -> bool {
     let policy = app.desk.limiter.policy();
-    if peer.is_some_and(|peer| policy.identity().address.trusts(peer)) {
-        return Ok(());
-    }
-    let peer = peer.map_or_else(|| "this peer".to_owned(), |peer| peer.to_string());
-    let message =
-        format!("{peer} is not one of the policy's trusted_proxies, so what it says of others is not believed");
-    Err(ApiError::new(StatusCode::FORBIDDEN, "untrusted_proxy", message))
+    peer.is_some_and(|peer| policy.identity().address.trusts(peer))
 }
 
 impl ForwardAuth {
     /// A proxy's clients cannot mend what is wrong with it, and some proxies drop what they are told: so it is logged.
     fn tell(&self, error: &ApiError, desk: &Desk) {
         let Some(left_out) = self.refusals.take(desk.limiter.now()) else { return };
-        let shown = error.body.message();
-        // An address is told to whoever has it, and to the log only if the policy says so.
-        let hidden = error.status == StatusCode::FORBIDDEN && !desk.limiter.policy().identity().log_identifiers;
-        let message = if hidden { "its address is not one of the policy's trusted_proxies" } else { shown };
-        tracing::warn!(status = error.status.as_u16(), message, left_out, "a proxy was turned away at /auth");
+        tracing::warn!(
+            status = error.status.as_u16(),
+            message = error.body.message(),
+            left_out,
+            "turned away at /auth"
+        );
+    }
+
+    /// All clients of a proxy that somebody forgot to list share one budget, and rules by path hold for none of them.
+    fn warn(&self, desk: &Desk) {
+        let Some(left_out) = self.refusals.take(desk.limiter.now()) else { return };
+        let message = "a peer that is not one of the policy's trusted_proxies is decided as its own client";
+        tracing::warn!(message, left_out, "not believed at /auth");
     }
 }
 
