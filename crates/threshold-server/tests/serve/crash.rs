@@ -13,9 +13,10 @@ use super::process::{Scratch, Server, Start};
 
 /// How often it is killed; `./test long` multiplies it by ten.
 const POINTS: u64 = 200;
+/// With room for everyone who is struck in ten times as many rounds: who has least to answer for would go first.
 const POLICY: &str = r#"
 [memory]
-max_keys = 10000
+max_keys = 2000000
 
 [login]
 account = "1000/day"
