@@ -202,8 +202,10 @@ async fn saved(app: &App) -> Result<(), ApiError> {
 }
 
 fn reason_of(text: &str) -> Result<String, ApiError> {
+    // As it was sent: blanks that are dropped below have their length too.
+    let is_long = text.chars().count() > MAX_REASON;
     let text = text.trim();
-    if text.is_empty() || text.chars().count() > MAX_REASON {
+    if text.is_empty() || is_long {
         return Err(ApiError::bad("reason", format!("say why, in at most {MAX_REASON} characters")));
     }
     Ok(text.to_owned())
