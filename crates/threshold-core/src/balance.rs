@@ -1,10 +1,14 @@
 //! The stored state of one key, and its bytes.
 
+mod small;
+
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::TraceId;
 use crate::limit::LogState;
 use crate::limit::{EstimateState, HoldsState, Limit, Look, MAX_ENTRIES, MAX_HOLDS, Mark, RateState, WindowState};
 use crate::time::{Span, Timestamp};
+
+pub use small::Small;
 
 /// The version of the bytes below. A reader of another version refuses them; see docs/formats.md.
 const VERSION: u8 = 1;
@@ -32,15 +36,6 @@ pub(crate) enum State {
     Holds(HoldsState),
 }
 
-/// A balance of constant size in two numbers, without the figures of its limit: what a table keeps in a slot of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Small {
-    /// When a bucket is full again or a window begins, or both counts of an estimate.
-    pub large: u64,
-    /// A bucket's fraction, a window's count, or the number of an estimate's window.
-    pub figure: u64,
-}
-
 /// What one limit alone said of one cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Checked {
@@ -52,86 +47,7 @@ pub struct Checked {
     pub changed: bool,
 }
 
-impl Small {
-    /// As [`Balance::check`], on a balance that lies in a table under this very limit: nothing is unpacked.
-    #[inline(always)]
-    pub fn check(&mut self, limit: &Limit, cost: u64, now: Timestamp) -> Option<Checked> {
-        match limit {
-            Limit::Rate(rate) => {
-                let mut state = RateState {
-                    full_at: Timestamp::from_micros(self.large),
-                    part: self.figure,
-                    quota: rate.quota(),
-                    period: rate.period(),
-                };
-                let brought = rate.bring(&mut state, now);
-                let look = rate.look(&state, cost, now);
-                let mark = (look.fits && cost > 0).then(|| rate.charge(&mut state, cost, now));
-                *self = Self { large: state.full_at.micros(), figure: state.part };
-                Some(Checked { look, mark, changed: brought || mark.is_some() })
-            }
-            Limit::Window(window) => {
-                let start = Timestamp::from_micros(self.large);
-                let mut state = WindowState { start, used: self.figure, period: window.period() };
-                let brought = window.bring(&mut state, now);
-                let look = window.look(&state, cost, now);
-                let mark = (look.fits && cost > 0).then(|| window.charge(&mut state, cost, now));
-                *self = Self { large: state.start.micros(), figure: state.used };
-                Some(Checked { look, mark, changed: brought || mark.is_some() })
-            }
-            Limit::Log(_) | Limit::Estimate(_) | Limit::Concurrency(_) | Limit::Never => None,
-        }
-    }
-}
-
 impl Balance {
-    /// This balance without the figures of its limit. `None` if it is not of constant size, is in other figures, or is
-    /// blocked: such a balance is kept whole.
-    #[must_use]
-    #[inline]
-    pub fn to_small(&self, limit: &Limit) -> Option<Small> {
-        if self.blocked_until > Timestamp::EPOCH {
-            return None;
-        }
-        let (large, figure) = match (&self.state, limit) {
-            (State::Rate(state), Limit::Rate(rate)) if state.is_in_terms_of(rate) => {
-                (state.full_at.micros(), state.part)
-            }
-            (State::Window(state), Limit::Window(window)) if state.period == window.period() => {
-                (state.start.micros(), state.used)
-            }
-            (State::Estimate(state), Limit::Estimate(estimate)) if state.period == estimate.period() => {
-                let (current, previous) = (u32::try_from(state.current).ok()?, u32::try_from(state.previous).ok()?);
-                let window = state.start.micros().checked_div(state.period.micros())?;
-                (u64::from(current) << 32 | u64::from(previous), window)
-            }
-            _ => return None,
-        };
-        Some(Small { large, figure })
-    }
-
-    /// The balance that [`to_small`](Self::to_small) was given, under the same limit.
-    #[must_use]
-    #[inline]
-    pub fn from_small(small: Small, limit: &Limit) -> Self {
-        let Small { large, figure } = small;
-        let at = Timestamp::from_micros(large);
-        let state = match limit {
-            Limit::Rate(rate) => {
-                State::Rate(RateState { full_at: at, part: figure, quota: rate.quota(), period: rate.period() })
-            }
-            Limit::Window(window) => State::Window(WindowState { start: at, used: figure, period: window.period() }),
-            Limit::Estimate(estimate) => State::Estimate(EstimateState {
-                start: Timestamp::from_micros(figure.saturating_mul(estimate.period().micros())),
-                current: large >> 32,
-                previous: large & u64::from(u32::MAX),
-                period: estimate.period(),
-            }),
-            Limit::Log(_) | Limit::Concurrency(_) | Limit::Never => State::Empty,
-        };
-        Self { state, blocked_until: Timestamp::EPOCH }
-    }
-
     /// The first moment from which this balance says the same as none. Also its time to live in a store.
     #[must_use]
     pub fn silent_from(&self) -> Timestamp {
@@ -160,14 +76,14 @@ impl Balance {
     /// new keys would most like to see forgotten.
     #[must_use]
     pub fn is_protected(&self, limit: &Limit, now: Timestamp) -> bool {
-        let look = self.look(limit, 0, now);
+        let look = self.peek(limit, 0, now);
         self.is_blocked(now) || look.remaining.saturating_mul(2) < limit.capacity()
     }
 
     /// How many millionths of the limit are used at `now`.
     #[must_use]
     pub fn used_share(&self, limit: &Limit, now: Timestamp) -> u64 {
-        let used = limit.capacity().saturating_sub(self.look(limit, 0, now).remaining);
+        let used = limit.capacity().saturating_sub(self.peek(limit, 0, now).remaining);
         let share = u128::from(used).saturating_mul(1_000_000).checked_div(u128::from(limit.capacity()));
         share.and_then(|share| u64::try_from(share).ok()).unwrap_or(0)
     }
@@ -177,7 +93,13 @@ impl Balance {
         self.blocked_until = self.blocked_until.max(until);
     }
 
-    /// Puts the state into the limit's terms at `now`; says whether that changed it.
+    /// Puts the state into the limit's terms at `now` and looks at it; says whether that changed it.
+    #[inline]
+    pub fn look(&mut self, limit: &Limit, cost: u64, now: Timestamp) -> (Look, bool) {
+        let brought = self.bring(limit, now);
+        (self.peek(limit, cost, now), brought)
+    }
+
     #[inline]
     pub(crate) fn bring(&mut self, limit: &Limit, now: Timestamp) -> bool {
         limit.bring(&mut self.state, now)
@@ -185,7 +107,7 @@ impl Balance {
 
     /// What `limit` says of `cost` at `now`. The balance must have been brought there.
     #[inline]
-    pub(crate) fn look(&self, limit: &Limit, cost: u64, now: Timestamp) -> Look {
+    pub(crate) fn peek(&self, limit: &Limit, cost: u64, now: Timestamp) -> Look {
         let look = limit.look(&self.state, cost, now);
         if self.blocked_until <= now {
             return look;
@@ -207,22 +129,24 @@ impl Balance {
         }
     }
 
+    /// Whether it is denied at `now`, whatever fits.
+    #[must_use]
     #[inline]
-    pub(crate) fn is_blocked(&self, now: Timestamp) -> bool {
+    pub fn is_blocked(&self, now: Timestamp) -> bool {
         self.blocked_until > now
     }
 
     /// Decides one cost under one limit alone, and charges it if it fits.
     #[inline]
     pub fn check(&mut self, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
-        let brought = self.bring(limit, now);
-        let look = self.look(limit, cost, now);
+        let (look, brought) = self.look(limit, cost, now);
         let mark = (look.fits && cost > 0).then(|| self.charge(limit, cost, now, id));
         Checked { look, mark, changed: brought || mark.is_some() }
     }
 
+    /// Charges, whether or not it fits. The balance must have been brought to `now`.
     #[inline]
-    pub(crate) fn charge(&mut self, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Mark {
+    pub fn charge(&mut self, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Mark {
         limit.charge(&mut self.state, cost, now, id)
     }
 

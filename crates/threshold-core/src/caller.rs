@@ -18,7 +18,7 @@ pub(crate) struct Caller<'a> {
     pub(crate) facts: &'a Facts<'a>,
     pub(crate) ip: Option<IpAddr>,
     /// The addresses that share a budget with this one.
-    group: Option<AddressGroup>,
+    pub(crate) group: Option<AddressGroup>,
     pub(crate) method: Option<Cow<'a, str>>,
     pub(crate) path: Option<Cow<'a, str>>,
     pub(crate) host: Option<Cow<'a, str>>,

@@ -418,9 +418,8 @@ impl Plan<'_> {
 fn ready_if_full(charge: &Charge<'_>, look: &Look, trace: TraceId, now: Timestamp) -> Timestamp {
     let somebody = || {
         let mut balance = Balance::default();
-        balance.bring(charge.limit, now);
         balance.charge(charge.limit, charge.limit.capacity(), now, trace);
-        balance.look(charge.limit, charge.cost.max(1), now).ready_at
+        balance.look(charge.limit, charge.cost.max(1), now).0.ready_at
     };
     let own = match charge.limit {
         Limit::Window(_) | Limit::Log(_) => look.reset_if_charged,

@@ -7,6 +7,8 @@ use std::fmt;
 use std::hash::Hasher as _;
 use std::net::IpAddr;
 
+use arrayvec::ArrayVec;
+
 use crate::limit::{Algorithm, Limit};
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
@@ -97,6 +99,19 @@ impl DigestKey {
         KeyBuilder::new(self)
     }
 
+    /// The digest of one row of bytes that needs no frame, under a key that [`KeyBuilder::derive`] made.
+    #[inline]
+    pub(crate) fn digest(self, bytes: &[u8]) -> Digest {
+        Digest(SipHasher13::new_with_key(&self.0).hash(bytes).as_u128())
+    }
+
+    /// The key of a budget: a rule's secret, laid over the digest of whom it is counted by. Either is as good as random to
+    /// whoever does not know the secret, so two budgets share a key as seldom as two digests are equal.
+    #[inline]
+    pub(crate) fn over(self, identity: Digest) -> Digest {
+        Digest(u128::from_be_bytes(self.0) ^ identity.0)
+    }
+
     /// The short digest that stands for a secret value in what people read: `#` and 16 hexadecimal digits.
     #[must_use]
     pub fn redact(self, value: &str) -> String {
@@ -130,7 +145,7 @@ impl TextKeys {
     #[inline]
     pub fn digest(&self, text: &str) -> Digest {
         // The secret is this limit's own and there is one part only, so it needs no frame.
-        Digest(SipHasher13::new_with_key(&self.0.0).hash(text.as_bytes()).as_u128())
+        self.0.digest(text.as_bytes())
     }
 }
 
@@ -145,6 +160,7 @@ pub(crate) enum Domain {
     CostName = 6,
     Text = 7,
     Ban = 8,
+    CountedBy = 9,
 }
 
 /// What one part of a key is. The numbers are stored: never reuse one.
@@ -181,7 +197,7 @@ impl KeyBuilder {
     const GATHER: usize = 96;
 
     #[inline]
-    fn new(key: DigestKey) -> Self {
+    pub(crate) fn new(key: DigestKey) -> Self {
         Self { key, gathered: [0; Self::GATHER], len: 0, spilt: None }
     }
 
@@ -211,16 +227,8 @@ impl KeyBuilder {
 
     /// An address as its bits under a prefix: the same however it was spelled.
     pub(crate) fn address(&mut self, part: Part, group: AddressGroup) {
-        match group.base {
-            IpAddr::V4(v4) => {
-                self.push(&[part as u8, group.prefix, 4]);
-                self.push(&v4.octets());
-            }
-            IpAddr::V6(v6) => {
-                self.push(&[part as u8, group.prefix, 6]);
-                self.push(&v6.octets());
-            }
-        }
+        self.push(&[part as u8]);
+        self.push(&group.to_bytes());
     }
 
     fn push(&mut self, bytes: &[u8]) {
@@ -264,6 +272,26 @@ impl KeyBuilder {
 pub struct AddressGroup {
     pub(crate) base: IpAddr,
     pub(crate) prefix: u8,
+}
+
+impl AddressGroup {
+    /// The prefix, 4 or 6, and the octets under the prefix.
+    #[inline]
+    pub(crate) fn to_bytes(self) -> ArrayVec<u8, 18> {
+        let mut bytes = ArrayVec::new();
+        // There is room for the longest.
+        let _ = match self.base {
+            IpAddr::V4(v4) => {
+                bytes.extend([self.prefix, 4]);
+                bytes.try_extend_from_slice(&v4.octets())
+            }
+            IpAddr::V6(v6) => {
+                bytes.extend([self.prefix, 6]);
+                bytes.try_extend_from_slice(&v6.octets())
+            }
+        };
+        bytes
+    }
 }
 
 /// The address alone where it is whole, else with its prefix.

@@ -183,8 +183,7 @@ impl Login {
         };
         let counts_address = tried.address.is_some() && device == 0;
         if counts_address {
-            address.bring(&ip, now);
-            let look = address.look(&ip, 1, now);
+            let (look, _) = address.look(&ip, 1, now);
             if !look.fits {
                 return AttemptOutcome::TooMany { until: look.ready_at };
             }

@@ -39,16 +39,40 @@ fn is_spelled(path: &str) -> bool {
     if path == "/" {
         return true;
     }
-    // A dot or a slash behind one of these begins a segment that spelling would change.
-    let mut before = 0;
+    // Two of these behind each other, or one at the end, make a segment that spelling would change.
+    let mut before = PLAIN;
     for &byte in path.as_bytes() {
-        let is_plain = matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' | b'@' | b':' | b'!' | b',');
-        if !is_plain && (!matches!(byte, b'.' | b'/') || matches!(before, b'/' | b'.')) {
+        let kind = KINDS.get(usize::from(byte)).copied().unwrap_or(OTHER);
+        if kind.saturating_add(before) >= OTHER {
             return false;
         }
-        before = byte;
+        before = kind;
     }
-    path.starts_with('/') && !matches!(before, b'/' | b'.')
+    path.starts_with('/') && before == PLAIN
+}
+
+/// What a byte is to [`is_spelled`]: two that divide count as much as one that needs spelling.
+const KINDS: [u8; 256] = kinds();
+const PLAIN: u8 = 0;
+const DIVIDES: u8 = 1;
+const OTHER: u8 = 2;
+
+const fn kinds() -> [u8; 256] {
+    let mut kinds = [OTHER; 256];
+    let mut byte = 0u8;
+    while byte < u8::MAX {
+        let kind = match byte {
+            b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' | b'@' | b':' | b'!' | b',' => PLAIN,
+            b'.' | b'/' => DIVIDES,
+            _ => OTHER,
+        };
+        #[expect(clippy::indexing_slicing, reason = "evaluated when it is compiled, and a byte is never out of range")]
+        {
+            kinds[byte as usize] = kind;
+        }
+        byte = byte.saturating_add(1);
+    }
+    kinds
 }
 
 /// Cuts `scheme://authority` off the front and a query or fragment off the end.

@@ -13,8 +13,8 @@ use crate::key::{Digest, DigestKey, Part, TraceId};
 use crate::ladder::Ladder;
 use crate::limit::Limit;
 use crate::policy::{
-    Banned, CostOf, Disclosure, Layer, Listed, Measure, Measured, Mode, OnMissing, Per, Policy, Rule, SubjectRule,
-    TierSource, Who,
+    Banned, CostOf, Disclosure, Identities, Layer, Listed, Measure, Measured, Mode, OnMissing, Policy, Rule,
+    SubjectRule, TierSource, Who,
 };
 use crate::time::Timestamp;
 
@@ -204,11 +204,12 @@ impl Policy {
         positions: &[Option<usize>; MAX_SUBJECTS],
         met: [bool; Layer::COUNT],
         caller: &Caller<'_>,
+        identities: &mut Identities<'_>,
     ) -> Result<(), PlanError> {
         for (index, rule) in self.rules.iter().enumerate().filter(|(_, rule)| rule.fallback) {
             let alone = met.get(rule.layer as usize) == Some(&false);
             if alone && rule.matches.holds(caller) {
-                self.add_charge(plan, positions, index, rule, caller)?;
+                self.add_charge(plan, positions, (index, rule), caller, identities)?;
             }
         }
         plan.charges.sort_unstable_by_key(|charge| charge.index);
@@ -242,15 +243,14 @@ impl Policy {
         &'p self,
         plan: &mut Plan<'p>,
         positions: &[Option<usize>; MAX_SUBJECTS],
-        index: usize,
-        rule: &'p Rule,
+        (index, rule): (usize, &'p Rule),
         caller: &Caller<'_>,
+        identities: &mut Identities<'_>,
     ) -> Result<(), PlanError> {
         const NEVER: &Limit = &Limit::Never;
         let Some((Measured { limit, cost: counts }, _)) = self.limit_of(rule, caller) else { return Ok(()) };
         let mut limit = limit;
-        let floors = rule.on_missing == OnMissing::Floor;
-        let Some((key, keyed)) = self.key_of(rule, limit, caller, floors) else { return Ok(()) };
+        let Some((key, keyed)) = key_of(rule, limit, identities) else { return Ok(()) };
         if keyed == Keyed::Missing {
             match rule.on_missing {
                 OnMissing::Skip => return Ok(()),
@@ -275,30 +275,18 @@ impl Policy {
         plan.charges.try_push(charge).map_err(|_| PlanError::TooManyRules)
     }
 
-    /// The digest of a rule's key for this caller. What a limit by tier counts, it counts in each category.
-    fn key_of(&self, rule: &Rule, limit: &Limit, caller: &Caller<'_>, floors: bool) -> Option<(Digest, Keyed)> {
-        let mut key = rule.prefix(limit)?.go_on();
-        if rule.is_by_tier() && !rule.per.contains(&Per::Category) {
-            key.text(Part::Category, caller.category);
-        }
-        let keyed = caller.add_parts(&mut key, &rule.per, rule, self, floors);
-        Some((key.finish(), keyed))
-    }
-
     fn missing(&self, rule: &Rule, caller: &Caller<'_>) -> PlanError {
         let absent = rule.per.iter().find(|per| caller.part_text(per, rule, self).is_none());
         PlanError::Missing { rule: rule.name.clone(), field: absent.map_or_else(|| "ip".to_owned(), field_of) }
     }
 
-    fn subject<'p>(&'p self, subject: &'p SubjectRule, caller: &Caller<'_>) -> Option<Subject<'p>> {
+    fn subject<'p>(&'p self, subject: &'p SubjectRule, identities: &mut Identities<'_>) -> Option<Subject<'p>> {
         let ladder = self.ladders.get(subject.ladder)?;
         // A subject has no endpoint, so any rule will do.
-        let any_rule = self.rules.first()?;
-        let mut key = subject.prefix.go_on();
-        if caller.add_parts(&mut key, &subject.per, any_rule, self, subject.floors) == Keyed::Missing {
-            return None;
-        }
-        Some(Subject { key: key.finish(), ladder, layer: subject.layer, disclosure: subject.disclosure })
+        let (identity, keyed) = identities.of(subject.counted, self.rules.first()?)?;
+        let key = subject.prefix.over(identity);
+        let subject = Subject { key, ladder, layer: subject.layer, disclosure: subject.disclosure };
+        (keyed != Keyed::Missing).then_some(subject)
     }
 
     /// The balances and standings that belong to one subject alone, named as operators name it: by layer and key.
@@ -320,18 +308,28 @@ impl Policy {
         for category in names {
             facts.category = Some(category);
             let caller = Caller::new(&facts, self);
+            let mut identities = Identities::new(&caller, self);
             for rule in self.rules.iter().filter(|rule| rule.layer == layer) {
                 let Some((measured, _)) = self.limit_of(rule, &caller) else { continue };
-                if let Some((digest, Keyed::Whole)) = self.key_of(rule, &measured.limit, &caller, false) {
+                if let Some((digest, Keyed::Whole)) = key_of(rule, &measured.limit, &mut identities) {
                     keys.balances.insert(digest, measured.limit);
                 }
             }
         }
         let caller = Caller::new(&facts, self);
+        let mut identities = Identities::new(&caller, self);
         let own = self.subjects.iter().filter(|subject| subject.layer == layer && !subject.per.is_empty());
-        keys.standings = own.filter_map(|subject| self.subject(subject, &caller)).map(|subject| subject.key).collect();
+        keys.standings =
+            own.filter_map(|subject| self.subject(subject, &mut identities)).map(|subject| subject.key).collect();
         keys
     }
+}
+
+/// The key of a rule's budget for a caller, and how much of it the request has.
+#[inline]
+fn key_of(rule: &Rule, limit: &Limit, identities: &mut Identities<'_>) -> Option<(Digest, Keyed)> {
+    let (identity, keyed) = identities.of(rule.counted, rule)?;
+    Some((rule.prefix(limit)?.over(identity), keyed))
 }
 
 impl<'p> Plan<'p> {
@@ -369,9 +367,10 @@ impl<'p> Plan<'p> {
         if self.listed.is_some() {
             return Ok(());
         }
+        let mut identities = Identities::new(&caller, policy);
         let mut positions = [None; MAX_SUBJECTS];
         for (subject, position) in policy.subjects.iter().zip(&mut positions) {
-            if let Some(planned) = policy.subject(subject, &caller) {
+            if let Some(planned) = policy.subject(subject, &mut identities) {
                 *position = Some(self.subjects.len());
                 let _ = self.subjects.try_push(planned);
             }
@@ -389,10 +388,10 @@ impl<'p> Plan<'p> {
             if let Some(met) = met.get_mut(rule.layer as usize) {
                 *met = true;
             }
-            policy.add_charge(self, &positions, index, rule, &caller)?;
+            policy.add_charge(self, &positions, (index, rule), &caller, &mut identities)?;
         }
         if fallbacks {
-            policy.add_fallbacks(self, &positions, met, &caller)?;
+            policy.add_fallbacks(self, &positions, met, &caller, &mut identities)?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ mod bans;
 mod change;
 mod check;
 mod codes;
+mod counted;
 mod expand;
 mod file;
 mod finding;
@@ -27,6 +28,7 @@ use crate::time::Span;
 pub use bans::{Ban, BanSource, Banned, Bans, Who};
 pub use change::Forgotten;
 pub use codes::{CODES, Code};
+pub(crate) use counted::{CountedBy, Identities};
 pub use finding::{Finding, PolicyError, Severity};
 pub use identity::{Identity, IdentitySource, Jwt, Seen};
 pub use lists::{ListEntry, Listed, Lists, Rank};
@@ -53,6 +55,8 @@ pub struct Policy {
     pub(crate) categories: Vec<Category>,
     pub(crate) tiers: Tiers,
     pub(crate) subjects: Vec<SubjectRule>,
+    /// Everything that rules and subjects are counted by.
+    pub(crate) counted: Vec<CountedBy>,
     pub(crate) ladders: Vec<Ladder>,
     identity: Identity,
     lists: Lists,
@@ -101,11 +105,18 @@ impl Policy {
     #[must_use]
     pub fn with_key(mut self, key: DigestKey) -> Self {
         self.key = key;
-        for rule in &mut self.rules {
-            rule.digest_with(key);
-        }
+        self.counted.clear();
+        let mut place = |own| CountedBy::find_or_add(&mut self.counted, own);
         for subject in &mut self.subjects {
             subject.digest_with(key);
+            subject.counted = place(CountedBy::new(subject.per.clone(), false, subject.floors, key));
+        }
+        for rule in &mut self.rules {
+            rule.digest_with(key);
+            // What a limit by tier counts, it counts in each category.
+            let category = rule.is_by_tier() && !rule.per.contains(&Per::Category);
+            let floors = rule.on_missing == OnMissing::Floor;
+            rule.counted = place(CountedBy::new(rule.per.clone(), category, floors, key));
         }
         self
     }

@@ -1,15 +1,16 @@
 //! The one atomic step: all limits charged or none, and the strike in the same breath.
 //!
 //! A store loads the balances of a plan's charges and the standings of its subjects, calls [`settle`] inside its own
-//! lock, transaction or script, and saves what changed. It does not know what a rule is.
+//! lock, transaction or script, and saves what changed. It does not know what a rule is. One that has its balances at
+//! hand lets them be changed where they lie: see [`Balances`].
 
 use arrayvec::ArrayVec;
 
 use crate::balance::Balance;
-use crate::key::Digest;
+use crate::key::{Digest, TraceId};
 use crate::ladder::{Penalty, Rung, Standing, Violation};
 use crate::limit::{Look, Mark};
-use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
+use crate::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
 use crate::time::Timestamp;
 
 /// What settling found and did.
@@ -124,6 +125,58 @@ impl Plan<'_> {
     }
 }
 
+/// The balances of a plan's charges, by their place in it, wherever they lie while it is settled.
+pub trait Balances {
+    /// Puts one into its limit's terms at `now` and looks at it; says whether that changed it.
+    fn look(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool);
+
+    /// Charges one, after a look at the same moment.
+    fn charge(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp, id: TraceId) -> Mark;
+
+    /// Whether one is denied at `now`, whatever fits.
+    fn is_blocked(&self, index: usize, now: Timestamp) -> bool;
+
+    /// Denies one until `until`.
+    fn block(&mut self, index: usize, charge: &Charge<'_>, until: Timestamp);
+
+    /// One by itself, to try things on.
+    fn copied(&self, index: usize) -> Balance;
+}
+
+impl Balances for [Balance] {
+    #[inline]
+    fn look(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool) {
+        match self.get_mut(index) {
+            Some(balance) => balance.look(charge.limit, charge.cost, now),
+            None => Balance::default().look(charge.limit, charge.cost, now),
+        }
+    }
+
+    #[inline]
+    fn charge(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp, id: TraceId) -> Mark {
+        match self.get_mut(index) {
+            Some(balance) => balance.charge(charge.limit, charge.cost, now, id),
+            None => Mark { part: now, amount: 0 },
+        }
+    }
+
+    #[inline]
+    fn is_blocked(&self, index: usize, now: Timestamp) -> bool {
+        self.get(index).is_some_and(|balance| balance.is_blocked(now))
+    }
+
+    #[inline]
+    fn block(&mut self, index: usize, _: &Charge<'_>, until: Timestamp) {
+        if let Some(balance) = self.get_mut(index) {
+            balance.block(until);
+        }
+    }
+
+    fn copied(&self, index: usize) -> Balance {
+        self.get(index).cloned().unwrap_or_default()
+    }
+}
+
 /// Decides and charges: all limits or none. `balances` and `standings` are those of the plan's charges and subjects, in
 /// its order; what must be saved afterwards the outcome says.
 pub fn settle(plan: &Plan<'_>, balances: &mut [Balance], standings: &mut [Standing], now: Timestamp) -> Outcome {
@@ -132,10 +185,11 @@ pub fn settle(plan: &Plan<'_>, balances: &mut [Balance], standings: &mut [Standi
     outcome
 }
 
-/// As [`settle`], into an outcome that is already there: one is some kilobytes, and moving it takes longer than deciding.
-pub fn settle_into(
+/// As [`settle`], on balances that may lie anywhere, into an outcome that is already there: one is some kilobytes, and
+/// moving it takes longer than deciding.
+pub fn settle_into<B: Balances + ?Sized>(
     plan: &Plan<'_>,
-    balances: &mut [Balance],
+    balances: &mut B,
     standings: &mut [Standing],
     now: Timestamp,
     outcome: &mut Outcome,
@@ -148,10 +202,11 @@ pub fn settle_into(
         Verb::Check => Step { plan, balances, standings, now, outcome }.check(),
         Verb::Record => Step { plan, balances, standings, now, outcome }.record(),
         Verb::Peek => {
-            let mut balances: ArrayVec<Balance, MAX_CHARGES> = balances.iter().take(MAX_CHARGES).cloned().collect();
+            let places = 0..plan.charges.len();
+            let mut balances: ArrayVec<Balance, MAX_CHARGES> = places.map(|index| balances.copied(index)).collect();
             let mut standings: ArrayVec<Standing, MAX_SUBJECTS> =
                 standings.iter().take(MAX_SUBJECTS).cloned().collect();
-            Step { plan, balances: &mut balances, standings: &mut standings, now, outcome }.check();
+            Step { plan, balances: &mut balances[..], standings: &mut standings, now, outcome }.check();
             outcome.changed_balances = 0;
             outcome.changed_standings = 0;
         }
@@ -159,15 +214,15 @@ pub fn settle_into(
 }
 
 /// One settle step under way.
-struct Step<'s, 'p> {
+struct Step<'s, 'p, B: ?Sized> {
     plan: &'s Plan<'p>,
-    balances: &'s mut [Balance],
+    balances: &'s mut B,
     standings: &'s mut [Standing],
     now: Timestamp,
     outcome: &'s mut Outcome,
 }
 
-impl Step<'_, '_> {
+impl<B: Balances + ?Sized> Step<'_, '_, B> {
     fn check(mut self) {
         self.look();
         self.find_penalty();
@@ -194,11 +249,11 @@ impl Step<'_, '_> {
     /// Brings every balance to now and looks at it.
     fn look(&mut self) {
         let mut changed = 0;
-        for ((charge, balance), bit) in self.plan.charges.iter().zip(&mut *self.balances).zip(bits()) {
-            if balance.bring(charge.limit, self.now) {
+        for ((index, charge), bit) in self.plan.charges.iter().enumerate().zip(bits()) {
+            let (look, brought) = self.balances.look(index, charge, self.now);
+            if brought {
                 changed |= bit;
             }
-            let look = balance.look(charge.limit, charge.cost, self.now);
             let settled = Settled { look, mark: None, lifted: false, ready_at: look.ready_at };
             let _ = self.outcome.settled.try_push(settled);
         }
@@ -231,7 +286,7 @@ impl Step<'_, '_> {
             let Some(standing) = self.standings.get_mut(subject) else { break };
             let violations = self.plan.charges.iter().enumerate().filter_map(|(index, charge)| {
                 let settled = self.outcome.settled.get(index)?;
-                let blocked = self.balances.get(index).is_some_and(|balance| balance.is_blocked(self.now));
+                let blocked = self.balances.is_blocked(index, self.now);
                 let over = charge.subject == Some(subject) && charge.enforced() && !settled.look.fits && !blocked;
                 over.then_some((index, charge))
             });
@@ -269,14 +324,12 @@ impl Step<'_, '_> {
     /// Denied: nothing is charged. A limit that was gone over now blocks its key, if its rule says so.
     fn deny(&mut self) {
         for (index, charge) in self.plan.charges.iter().enumerate() {
-            let (Some(settled), Some(balance)) = (self.outcome.settled.get_mut(index), self.balances.get_mut(index))
-            else {
-                break;
-            };
-            let over = charge.enforced() && !settled.look.fits && !settled.lifted && !balance.is_blocked(self.now);
-            if let Some(span) = charge.rule.block_for.filter(|_| over && self.plan.punishes) {
+            let Some(settled) = self.outcome.settled.get_mut(index) else { break };
+            let Some(span) = charge.rule.block_for.filter(|_| self.plan.punishes) else { continue };
+            let over = charge.enforced() && !settled.look.fits && !settled.lifted;
+            if over && !self.balances.is_blocked(index, self.now) {
                 let until = self.now.plus(span);
-                balance.block(until);
+                self.balances.block(index, charge, until);
                 settled.ready_at = settled.ready_at.max(until);
                 settled.look.remaining = 0;
                 self.outcome.mark_balance(index);
@@ -292,11 +345,11 @@ impl Step<'_, '_> {
     #[inline]
     fn charge_where(&mut self, is_charged: impl Fn(&Settled) -> bool) {
         let Outcome { settled, changed_balances, .. } = &mut *self.outcome;
-        let charges = self.plan.charges.iter().zip(&mut *self.balances).zip(settled).zip(bits());
-        for (((charge, balance), settled), bit) in charges {
+        let charges = self.plan.charges.iter().enumerate().zip(settled).zip(bits());
+        for (((index, charge), settled), bit) in charges {
             let by_outcome = charge.rule.count.is_some() && !self.plan.outcomes_seen;
             if charge.cost > 0 && !by_outcome && is_charged(settled) {
-                settled.mark = Some(balance.charge(charge.limit, charge.cost, self.now, self.plan.trace));
+                settled.mark = Some(self.balances.charge(index, charge, self.now, self.plan.trace));
                 *changed_balances |= bit;
             }
         }

@@ -86,7 +86,7 @@ impl Estimate {
         EstimateState { start: now.floor_to(self.period), current: 0, previous: 0, period: self.period }
     }
 
-    pub(super) fn bring(&self, state: &mut EstimateState, now: Timestamp) -> bool {
+    pub(crate) fn bring(&self, state: &mut EstimateState, now: Timestamp) -> bool {
         let before = *state;
         if state.period != self.period {
             let used = state.rolled(now).used(now);
@@ -97,7 +97,7 @@ impl Estimate {
         *state != before
     }
 
-    pub(super) fn look(&self, state: &EstimateState, cost: u64, now: Timestamp) -> Look {
+    pub(crate) fn look(&self, state: &EstimateState, cost: u64, now: Timestamp) -> Look {
         let windows = state.rolled(now);
         let used = windows.used(now);
         let remaining = self.quota.saturating_sub(used);
@@ -132,7 +132,7 @@ impl Estimate {
         Span::from_micros(period.saturating_sub(in_view))
     }
 
-    pub(super) fn charge(&self, state: &mut EstimateState, cost: u64, now: Timestamp) -> Mark {
+    pub(crate) fn charge(&self, state: &mut EstimateState, cost: u64, now: Timestamp) -> Mark {
         let mut windows = state.rolled(now);
         let room = self.quota.saturating_mul(2).saturating_sub(windows.used(now));
         let amount = cost.min(room);

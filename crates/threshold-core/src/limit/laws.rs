@@ -306,7 +306,7 @@ impl World {
     fn look_at(&self, cost: u64, now: Timestamp) -> Look {
         let mut balance = self.balance.clone();
         balance.bring(&self.limit, now);
-        balance.look(&self.limit, cost, now)
+        balance.peek(&self.limit, cost, now)
     }
 
     fn act(&mut self, act: Act) {
@@ -388,7 +388,7 @@ impl World {
         let wide = shape.widened();
         let mut balance = self.balance.clone();
         balance.bring(&wide, self.now);
-        wide.capacity() - balance.look(&wide, 0, self.now).remaining
+        wide.capacity() - balance.peek(&wide, 0, self.now).remaining
     }
 }
 

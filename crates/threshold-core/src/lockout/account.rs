@@ -186,8 +186,7 @@ impl Account {
         if let Some(until) = track.locked(login, now) {
             return Err(until);
         }
-        track.budget.bring(&budget, now);
-        let look = track.budget.look(&budget, 1, now);
+        let (look, _) = track.budget.look(&budget, 1, now);
         if !look.fits {
             return Err(Some(look.ready_at));
         }

@@ -191,6 +191,7 @@ impl Loader<'_> {
             categories,
             tiers,
             subjects,
+            counted: Vec::new(),
             ladders: ladders.into_values().collect(),
             lists: self.lists(&file.lists, &identity.address),
             login: file.login.as_ref().map(|login| self.login(login)),

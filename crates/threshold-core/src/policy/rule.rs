@@ -267,6 +267,8 @@ pub struct Rule {
     pub(crate) tag: RuleTag,
     /// The key that the rule's identity makes, one for each algorithm and one for `deny`.
     pub(crate) prefixes: Vec<DigestKey>,
+    /// What it is counted by, as its place among all that the policy counts by.
+    pub(crate) counted: usize,
 }
 
 impl Rule {
@@ -287,7 +289,7 @@ impl Rule {
         self.tag = RuleTag::try_from(begin("").finish().to_u128() >> 96).unwrap_or_default();
     }
 
-    /// The secret under which the parts of this rule's keys are digested.
+    /// The secret that makes a budget of this rule's own out of the digest of whom it is counted by.
     #[inline]
     pub(crate) fn prefix(&self, limit: &Limit) -> Option<DigestKey> {
         let index = limit.algorithm().map_or(Algorithm::ALL.len(), |algorithm| algorithm as usize);
@@ -340,8 +342,10 @@ pub(crate) struct SubjectRule {
     pub(crate) floors: bool,
     /// The strictest of its rules': a penalty tells no more than they do.
     pub(crate) disclosure: Disclosure,
-    /// The key of what it is, ready for the parts of a key.
+    /// The key of what it is, to be laid over the digest of whom it is.
     pub(crate) prefix: DigestKey,
+    /// What it is counted by, as its place among all that the policy counts by.
+    pub(crate) counted: usize,
 }
 
 impl SubjectRule {

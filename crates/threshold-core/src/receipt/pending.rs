@@ -157,7 +157,7 @@ mod tests {
             stored.extend(receipt.keys().zip(own));
         }
         assert!(take(&mut pending).is_none(), "what was taken out is gone");
-        let looks = plan.charges().iter().map(|charge| stored[&charge.key()].look(charge.limit, 0, now));
+        let looks = plan.charges().iter().map(|charge| stored[&charge.key()].peek(charge.limit, 0, now));
         assert_eq!(looks.map(|look| look.remaining).collect::<Vec<_>>(), expect);
     }
 

@@ -21,13 +21,14 @@ use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOut
 use threshold_core::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, SubjectKeys, Verb};
 use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
 use threshold_core::{
-    Balance, Digest, DigestKey, Limit, Outcome, Plan, Receipt, Reservation, Span, Timestamp, TraceId, settle_into,
+    Balance, Balances as _, Digest, DigestKey, Limit, Outcome, Plan, Receipt, Reservation, Span, Timestamp, TraceId,
+    settle_into,
 };
 
 use super::{Keep, LocalStore, Saving, StoreError};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
-use locked::{Balances, Keys, Locked, Places, shard_of};
+use locked::{Locked, shard_of};
 use reservations::Reservations;
 use side::{Side, Worth, worth_until};
 use table::Shard;
@@ -119,7 +120,12 @@ impl MemoryStore {
     /// Asks for the memory of these keys, and waits for none of it.
     #[inline]
     pub(crate) fn expect_keys(&self, keys: impl Iterator<Item = Digest>) {
-        let touch = |key| self.shard(key).map_or(0, |shard| lock(shard).touch(key));
+        let touch = |key| {
+            self.shard(key).map_or(0, |shard| {
+                let shard = lock(shard);
+                shard.touch(shard.home(key))
+            })
+        };
         black_box(keys.map(touch).fold(0, std::ops::BitXor::bitxor));
     }
 
@@ -147,24 +153,21 @@ impl MemoryStore {
         self.shards.get(usize::from(shard_of(key, self.shards.len())))
     }
 
-    /// Makes room for those keys of a plan that are not here yet; a peek only asks whether there would be any. Where a shard has room for no more, another key stands
-    /// in: that of the caller's prefix, and where there is no room for that either, the one key of the rule.
+    /// Makes room for those keys of a plan that are not here yet; a peek only asks whether there would be any. Where a
+    /// shard has room for no more, another key stands in: that of the caller's prefix, and where there is no room for
+    /// that either, the one key of the rule.
     #[cold]
-    fn make_room<'s>(
-        &'s self,
-        plan: &Plan<'_>,
-        keys: &mut Keys,
-        locked: &mut Locked<'s>,
-        places: &mut Places,
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
+    fn make_room(&self, plan: &Plan<'_>, locked: &mut Locked<'_>, now: Timestamp) -> Result<(), StoreError> {
         let mut stands_in = [StandsIn::Nobody; MAX_CHARGES];
         loop {
             let mut crowded: ArrayVec<usize, MAX_CHARGES> = ArrayVec::new();
-            for (index, ((key, stands_in), place)) in keys.iter().zip(&stands_in).zip(places.iter()).enumerate() {
-                let Some(shard) = locked.shard(index).filter(|_| place.is_none()) else { continue };
+            for (index, stands_in) in stands_in.iter().enumerate().take(plan.charges().len()) {
+                let Some(key) = locked.seats.get(index).filter(|seat| !seat.known).map(|seat| seat.key) else {
+                    continue;
+                };
+                let Some(shard) = locked.shard(index) else { continue };
                 let looks = plan.verb() == Verb::Peek;
-                let has_room = if looks { shard.has_room(*key, now) } else { shard.make_room(*key, now) }
+                let has_room = if looks { shard.has_room(key, now) } else { shard.make_room(key, now) }
                     || match stands_in {
                         StandsIn::Nobody => false,
                         StandsIn::Prefix => shard.has_spare_slots(),
@@ -177,16 +180,16 @@ impl MemoryStore {
             }
             if crowded.is_empty() {
                 // What had to go may have moved others.
-                locked.places(keys, places);
+                locked.find();
                 return Ok(());
             }
             for index in crowded {
-                let (Some(key), Some(stands_in), Some(charge)) =
-                    (keys.get_mut(index), stands_in.get_mut(index), plan.charges().get(index))
+                let (Some(seat), Some(stands_in), Some(charge)) =
+                    (locked.seats.get_mut(index), stands_in.get_mut(index), plan.charges().get(index))
                 else {
                     continue;
                 };
-                (*key, *stands_in) = match (self.when_full, *stands_in) {
+                (seat.key, *stands_in) = match (self.when_full, *stands_in) {
                     (WhenFull::Deny, _) | (_, StandsIn::Rule) => return Err(StoreError::Full),
                     (WhenFull::Fold, StandsIn::Nobody) => (plan.folded_key(charge), StandsIn::Prefix),
                     (WhenFull::Shared, _) | (WhenFull::Fold, StandsIn::Prefix) => {
@@ -194,8 +197,7 @@ impl MemoryStore {
                     }
                 };
             }
-            locked.lock(&self.shards, keys);
-            locked.places(keys, places);
+            locked.renew();
         }
     }
 
@@ -206,12 +208,10 @@ impl MemoryStore {
         now: Timestamp,
         change: impl FnOnce(&mut [Balance]) -> T,
     ) -> T {
-        let keys: Keys = charges.iter().map(|(key, _)| *key).collect();
-        let mut locked = Locked::default();
-        locked.lock(&self.shards, &keys);
-        let (mut places, mut balances) = (Places::new(), Balances::new());
-        locked.places(&keys, &mut places);
-        locked.lend(&places, &mut balances);
+        let mut locked = Locked::new(&self.shards, now);
+        locked.take(charges.iter().map(|(key, _)| *key));
+        let mut balances: ArrayVec<Balance, MAX_CHARGES> =
+            (0..charges.len()).map(|index| locked.copied(index)).collect();
         let result = change(&mut balances);
         for (index, ((key, limit), balance)) in charges.iter().zip(balances).enumerate() {
             if let Some(shard) = locked.shard(index) {
@@ -309,27 +309,17 @@ impl LocalStore for MemoryStore {
 
     fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         self.expire_reservations(now);
-        let (mut keys, mut places, mut balances) = (Keys::new(), Places::new(), Balances::new());
-        for charge in plan.charges() {
-            let _ = keys.try_push(charge.key());
+        let mut balances = Locked::new(&self.shards, now);
+        balances.take(plan.charges().iter().map(Charge::key));
+        if balances.seats.iter().any(|seat| !seat.known) {
+            self.make_room(plan, &mut balances, now)?;
         }
-        let mut locked = Locked::default();
-        locked.lock(&self.shards, &keys);
-        locked.places(&keys, &mut places);
-        if places.iter().any(Option::is_none) {
-            self.make_room(plan, &mut keys, &mut locked, &mut places, now)?;
-        }
-        locked.lend(&places, &mut balances);
         if plan.subjects().is_empty() {
             settle_into(plan, &mut balances, &mut [], now, outcome);
         } else {
             self.with_standings(plan, now, outcome, |standings, outcome| {
                 settle_into(plan, &mut balances, standings, now, outcome);
             });
-        }
-        let known = keys.iter().zip(&places).zip(&mut balances);
-        for (index, (charge, ((key, place), balance))) in plan.charges().iter().zip(known).enumerate() {
-            locked.put_back((index, *key, *place), charge.limit(), balance, outcome.balance_changed(index), now);
         }
         Ok(())
     }
@@ -456,7 +446,7 @@ impl MemoryStore {
     fn has_room_for(&self, key: Digest, now: Timestamp) -> bool {
         self.shard(key).is_some_and(|shard| {
             let mut shard = lock(shard);
-            shard.place(key).is_some() || shard.make_room(key, now) || shard.has_spare_slots()
+            shard.has(key) || shard.make_room(key, now) || shard.has_spare_slots()
         })
     }
 

@@ -107,6 +107,7 @@ impl Loader<'_> {
             allow: self.allowances(file),
             tag: 0,
             prefixes: Vec::new(),
+            counted: 0,
         };
         rule.digest_with(UNKEYED);
         Some(rule)
@@ -303,6 +304,7 @@ impl Loader<'_> {
                     floors,
                     disclosure,
                     prefix,
+                    counted: 0,
                 });
                 context.subjects.len().saturating_sub(1)
             }

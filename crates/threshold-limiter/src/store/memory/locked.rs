@@ -1,51 +1,100 @@
-//! The shards of several keys, locked at once and in one order.
+//! The balances of several keys: their shards locked at once and in one order, changed where they lie.
 
 use std::hint::black_box;
 
 use arrayvec::ArrayVec;
-use threshold_core::plan::MAX_CHARGES;
-use threshold_core::{Balance, Digest, Limit, Timestamp};
+use threshold_core::balance::Small;
+use threshold_core::limit::{Look, Mark};
+use threshold_core::plan::{Charge, MAX_CHARGES};
+use threshold_core::{Balance, Balances, Digest, Limit, Timestamp, TraceId};
 
 use super::lock;
 use super::table::Shard;
 use crate::sync::{Mutex, MutexGuard};
 
-/// The keys of one step.
-pub(super) type Keys = ArrayVec<Digest, MAX_CHARGES>;
-/// Where they are; `None` where there is no such key.
-pub(super) type Places = ArrayVec<Option<usize>, MAX_CHARGES>;
-/// What is known of them.
-pub(super) type Balances = ArrayVec<Balance, MAX_CHARGES>;
-
-/// Locked shards; each key knows which is its own.
-#[derive(Debug, Default)]
+/// Keys with their shards locked.
+#[derive(Debug)]
 pub(super) struct Locked<'s> {
+    shards: &'s [Mutex<Shard>],
     guards: ArrayVec<MutexGuard<'s, Shard>, MAX_CHARGES>,
-    of: [u8; MAX_CHARGES],
+    pub(super) seats: ArrayVec<Seat, MAX_CHARGES>,
+    now: Timestamp,
+}
+
+/// One key, and where its balance is.
+#[derive(Debug)]
+pub(super) struct Seat {
+    pub(super) key: Digest,
+    /// Which of the guards is its shard's.
+    guard: u8,
+    /// Where in the shard the key is, or else where looking for it begins.
+    at: usize,
+    /// Whether it is there.
+    pub(super) known: bool,
+    /// What a look found, if that is small, under the limit of this number.
+    small: Option<(u64, Small)>,
 }
 
 impl<'s> Locked<'s> {
-    /// Locks the shards of these keys, each once, in ascending order: two plans never wait for each other in a circle.
-    /// Whatever was locked before is unlocked first.
-    pub(super) fn lock(&mut self, shards: &'s [Mutex<Shard>], keys: &[Digest]) {
+    /// Nothing locked yet: this is more than a kilobyte, and moving it would cost as much as locking.
+    #[inline]
+    pub(super) fn new(shards: &'s [Mutex<Shard>], now: Timestamp) -> Self {
+        Self { shards, guards: ArrayVec::new(), seats: ArrayVec::new(), now }
+    }
+
+    /// Locks the shards of these keys and finds the keys there.
+    #[inline]
+    pub(super) fn take(&mut self, keys: impl Iterator<Item = Digest>) {
+        for key in keys {
+            let _ = self.seats.try_push(Seat { key, guard: 0, at: 0, known: false, small: None });
+        }
+        self.renew();
+    }
+
+    /// Does so again for keys that are others now. Whatever was locked before is unlocked first.
+    pub(super) fn renew(&mut self) {
+        self.lock();
+        self.find();
+    }
+
+    /// Locks each shard once, in ascending order: two plans never wait for each other in a circle.
+    fn lock(&mut self) {
         self.guards.clear();
         // A shard and, below it, which key: sorted by the one, they still tell the other.
-        let mut order = [0u16; MAX_CHARGES];
-        for ((key, index), place) in keys.iter().zip(0u16..).zip(&mut order) {
-            *place = u16::from(shard_of(*key, shards.len())) << 8 | index;
+        let mut order: ArrayVec<u16, MAX_CHARGES> = ArrayVec::new();
+        for (seat, index) in self.seats.iter().zip(0u16..) {
+            let _ = order.try_push(u16::from(shard_of(seat.key, self.shards.len())) << 8 | index);
         }
-        let order = order.get_mut(..keys.len()).unwrap_or_default();
         order.sort_unstable();
         let mut last = None;
         for [shard, index] in order.iter().map(|place| place.to_be_bytes()) {
             if last != Some(shard)
-                && let Some(mutex) = shards.get(usize::from(shard))
+                && let Some(mutex) = self.shards.get(usize::from(shard))
             {
                 let _ = self.guards.try_push(lock(mutex));
                 last = Some(shard);
             }
-            if let Some(of) = self.of.get_mut(usize::from(index)) {
-                *of = u8::try_from(self.guards.len().saturating_sub(1)).unwrap_or(u8::MAX);
+            if let Some(seat) = self.seats.get_mut(usize::from(index)) {
+                seat.guard = u8::try_from(self.guards.len().saturating_sub(1)).unwrap_or(u8::MAX);
+            }
+        }
+    }
+
+    /// Finds the keys. The memory of all of them is asked for before any is waited for.
+    pub(super) fn find(&mut self) {
+        let mut touched = 0;
+        for seat in &mut self.seats {
+            if let Some(shard) = self.guards.get(usize::from(seat.guard)) {
+                seat.at = shard.home(seat.key);
+                touched ^= shard.touch(seat.at);
+            }
+        }
+        black_box(touched);
+        for seat in &mut self.seats {
+            if let Some(shard) = self.guards.get(usize::from(seat.guard)) {
+                let found = shard.find_from(seat.at, seat.key);
+                seat.known = found.is_ok();
+                seat.at = found.unwrap_or_else(|free| free);
             }
         }
     }
@@ -53,47 +102,78 @@ impl<'s> Locked<'s> {
     /// The shard of the `index`th key.
     #[inline]
     pub(super) fn shard(&mut self, index: usize) -> Option<&mut Shard> {
-        let guard = self.guards.get_mut(usize::from(*self.of.get(index)?))?;
+        let guard = self.guards.get_mut(usize::from(self.seats.get(index)?.guard))?;
         Some(&mut **guard)
     }
 
-    /// Where these keys are. The memory of all of them is asked for before any is waited for.
-    pub(super) fn places(&self, keys: &[Digest], places: &mut Places) {
-        let own = |index: usize| self.of.get(index).and_then(|of| self.guards.get(usize::from(*of)));
-        let touch = |(index, key): (usize, &Digest)| own(index).map_or(0, |shard| shard.touch(*key));
-        black_box(keys.iter().enumerate().map(touch).fold(0, std::ops::BitXor::bitxor));
-        places.clear();
-        for (index, key) in keys.iter().enumerate() {
-            let _ = places.try_push(own(index).and_then(|shard| shard.place(*key)));
+    /// The `index`th key, if it is there, and its shard.
+    #[inline]
+    fn known(&mut self, index: usize) -> Option<(&mut Shard, &mut Seat)> {
+        let seat = self.seats.get_mut(index).filter(|seat| seat.known)?;
+        let guard = self.guards.get_mut(usize::from(seat.guard))?;
+        Some((&mut **guard, seat))
+    }
+
+    /// What becomes of a key that was not here.
+    #[inline(never)]
+    fn begin<T>(&mut self, index: usize, limit: &Limit, change: impl FnOnce(&mut Balance) -> T) -> T {
+        let mut balance = Balance::default();
+        let changed = change(&mut balance);
+        let now = self.now;
+        if let Some(key) = self.seats.get(index).map(|seat| seat.key)
+            && let Some(shard) = self.shard(index)
+        {
+            shard.keep(key, limit, balance, now);
+        }
+        changed
+    }
+}
+
+impl Balances for Locked<'_> {
+    #[inline]
+    fn look(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool) {
+        let (limit, cost) = (charge.limit(), charge.cost());
+        let Some((shard, seat)) = self.known(index) else { return Balance::default().look(limit, cost, now) };
+        seat.small = shard.small(seat.at, limit);
+        match seat.small.and_then(|(_, small)| small.look(limit, cost, now)) {
+            Some(look) => (look, false),
+            None => {
+                seat.small = None;
+                shard.with_whole(seat.at, limit, |balance| balance.look(limit, cost, now))
+            }
         }
     }
 
-    /// Lends what is known of keys at these places, to be [put back](Self::put_back) one by one.
     #[inline]
-    pub(super) fn lend(&mut self, places: &[Option<usize>], balances: &mut Balances) {
-        for (place, of) in places.iter().zip(&self.of) {
-            let shard = self.guards.get_mut(usize::from(*of));
-            let known = shard.zip(*place).map(|(shard, place)| shard.lend(place));
-            let _ = balances.try_push(known.unwrap_or_default());
+    fn charge(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp, id: TraceId) -> Mark {
+        let (limit, cost) = (charge.limit(), charge.cost());
+        let Some((shard, seat)) = self.known(index) else {
+            return self.begin(index, limit, |balance| balance.charge(limit, cost, now, id));
+        };
+        if let Some((number, small)) = seat.small
+            && let Some((small, mark)) = small.charge(limit, cost, now)
+            && shard.set_small(seat.at, number, small)
+        {
+            return mark;
+        }
+        shard.with_whole(seat.at, limit, |balance| balance.charge(limit, cost, now, id))
+    }
+
+    fn is_blocked(&self, index: usize, now: Timestamp) -> bool {
+        let Some(seat) = self.seats.get(index).filter(|seat| seat.known) else { return false };
+        self.guards.get(usize::from(seat.guard)).is_some_and(|shard| shard.is_blocked(seat.at, now))
+    }
+
+    fn block(&mut self, index: usize, charge: &Charge<'_>, until: Timestamp) {
+        match self.known(index) {
+            Some((shard, seat)) => shard.with_whole(seat.at, charge.limit(), |balance| balance.block(until)),
+            None => self.begin(index, charge.limit(), |balance| balance.block(until)),
         }
     }
 
-    /// Puts back the balance of the `index`th key.
-    #[inline]
-    pub(super) fn put_back(
-        &mut self,
-        (index, key, place): (usize, Digest, Option<usize>),
-        limit: &Limit,
-        balance: &mut Balance,
-        changed: bool,
-        now: Timestamp,
-    ) {
-        let Some(shard) = self.shard(index) else { return };
-        match place {
-            Some(place) => shard.put_back(place, limit, balance, changed),
-            None if changed => shard.keep(key, limit, std::mem::take(balance), now),
-            None => {}
-        }
+    fn copied(&self, index: usize) -> Balance {
+        let Some(seat) = self.seats.get(index).filter(|seat| seat.known) else { return Balance::default() };
+        self.guards.get(usize::from(seat.guard)).map(|shard| shard.copied(seat.at)).unwrap_or_default()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Balances that outgrow a slot: logs, sub-windows, holds, and whatever is blocked.
 
+use threshold_core::balance::Small;
 use threshold_core::{Balance, Limit};
 
 /// A balance kept whole, with the limit it is under.
@@ -27,13 +28,20 @@ impl Slab {
         self.entries.get(usize::try_from(number).ok()?)?.as_deref()
     }
 
-    /// Lends a balance until it is [replaced](Self::replace).
-    pub(super) fn lend(&mut self, number: u32) -> Balance {
+    /// Changes a balance, under this limit from now on. Also says what it is in two numbers, if it has become that small.
+    pub(super) fn change<T>(
+        &mut self,
+        number: u32,
+        limit: &Limit,
+        change: impl FnOnce(&mut Balance) -> T,
+    ) -> (T, Option<Small>) {
         let entry = usize::try_from(number).ok().and_then(|at| self.entries.get_mut(at)).and_then(Option::as_mut);
-        let Some(large) = entry else { return Balance::default() };
-        let balance = std::mem::take(&mut large.balance);
-        self.bytes = self.bytes.saturating_sub(balance.heap_bytes());
-        balance
+        let Some(large) = entry else { return (change(&mut Balance::default()), None) };
+        let before = bytes_of(large);
+        let changed = change(&mut large.balance);
+        large.limit = *limit;
+        self.bytes = self.bytes.saturating_sub(before).saturating_add(bytes_of(large));
+        (changed, large.balance.to_small(limit))
     }
 
     pub(super) fn insert(&mut self, limit: Limit, balance: Balance) -> Option<u32> {
@@ -48,15 +56,6 @@ impl Slab {
         let number = u32::try_from(self.entries.len()).ok()?;
         self.entries.push(Some(large));
         Some(number)
-    }
-
-    pub(super) fn replace(&mut self, number: u32, limit: Limit, balance: Balance) {
-        let entry = usize::try_from(number).ok().and_then(|at| self.entries.get_mut(at)).and_then(Option::as_mut);
-        if let Some(large) = entry {
-            let before = bytes_of(large);
-            **large = Large { limit, balance };
-            self.bytes = self.bytes.saturating_sub(before).saturating_add(bytes_of(large));
-        }
     }
 
     pub(super) fn remove(&mut self, number: u32) {

@@ -79,9 +79,15 @@ impl Slots {
     /// The slot a key is in, or the empty one where its probe ends.
     #[inline]
     pub(super) fn find(&self, key: Digest) -> Result<usize, usize> {
+        self.find_from(self.home(key), key)
+    }
+
+    /// The same, where the key's home is known.
+    #[inline]
+    pub(super) fn find_from(&self, home: usize, key: Digest) -> Result<usize, usize> {
         let [high, low] = words(key);
         let slots = self.all();
-        let mut place = self.home(key);
+        let mut place = home;
         loop {
             match slots.get(place) {
                 Some([_, _, _, 0]) => return Err(place),

@@ -9,7 +9,7 @@ use threshold_core::limit::Look;
 use threshold_core::{Balance, Digest, Limit, Timestamp, TraceId};
 
 use super::slab::{Large, Slab};
-use super::slots::{Slot, Slots, words};
+use super::slots::{EMPTY, Slot, Slots, words};
 
 /// Slots for each three keys: at three quarters full a probe looks at two or three of them.
 const SLOTS_FOR_THREE: usize = 4;
@@ -82,73 +82,105 @@ impl Shard {
             .saturating_add(self.limits.capacity().saturating_mul(size_of::<Limit>()))
     }
 
-    /// Reads where a key's probe begins and waits for nothing: what several keys need is then on its way together.
+    /// Where looking for a key begins.
     #[inline]
-    pub(super) fn touch(&self, key: Digest) -> u64 {
-        self.slots.get(self.slots.home(key)).map_or(0, |[_, _, _, last]| *last)
+    pub(super) fn home(&self, key: Digest) -> usize {
+        self.slots.home(key)
     }
 
-    /// The slot a key is in, until a key goes: those behind it then move.
+    /// Reads a slot and waits for nothing: what several keys need is then on its way together.
     #[inline]
-    pub(super) fn place(&self, key: Digest) -> Option<usize> {
-        self.slots.find(key).ok()
+    pub(super) fn touch(&self, home: usize) -> u64 {
+        self.slots.get(home).map_or(0, |[_, _, _, last]| *last)
     }
 
-    /// The balance in a slot. A large one is lent, not copied: [`put_back`](Self::put_back) must follow.
+    /// The slot a key is in, or the empty one where looking for it ends. Good until a key goes: those behind it then move.
     #[inline]
-    pub(super) fn lend(&mut self, place: usize) -> Balance {
-        let Some(slot) = self.slots.get(place) else { return Balance::default() };
-        match parts(slot[3]) {
-            (LARGE, _, number) => self.large.lend(u32::try_from(number).unwrap_or(u32::MAX)),
-            _ => self.unpack(slot),
+    pub(super) fn find_from(&self, home: usize, key: Digest) -> Result<usize, usize> {
+        self.slots.find_from(home, key)
+    }
+
+    /// Whether a key is here.
+    pub(super) fn has(&self, key: Digest) -> bool {
+        self.slots.find(key).is_ok()
+    }
+
+    /// Whether the balance in a slot is denied at `now`, whatever fits. A small one never is.
+    pub(super) fn is_blocked(&self, place: usize, now: Timestamp) -> bool {
+        self.large(place).is_some_and(|large| large.balance.is_blocked(now))
+    }
+
+    /// A balance in a slot, by itself.
+    pub(super) fn copied(&self, place: usize) -> Balance {
+        match self.large(place) {
+            Some(large) => large.balance.clone(),
+            None => self.slots.get(place).map(|slot| self.unpack(slot)).unwrap_or_default(),
         }
     }
 
-    /// Puts back what was lent. What has not changed and is small is where it was.
-    #[inline]
-    pub(super) fn put_back(&mut self, place: usize, limit: &Limit, balance: &mut Balance, changed: bool) {
-        let Some(slot) = self.slots.get(place) else { return };
-        let (kind, number, _) = parts(slot[3]);
-        if kind == SMALL && !changed {
-            return;
+    /// Changes the balance in a slot as a whole, under this limit from now on.
+    pub(super) fn with_whole<T>(&mut self, place: usize, limit: &Limit, change: impl FnOnce(&mut Balance) -> T) -> T {
+        let slot = self.slots.get(place).copied().unwrap_or(EMPTY);
+        let (kind, _, number) = parts(slot[3]);
+        if kind != LARGE {
+            let mut balance = self.unpack(&slot);
+            let changed = change(&mut balance);
+            if let Some(words) = self.pack(limit, balance) {
+                self.slots.set_words(place, words);
+            }
+            return changed;
         }
-        // Nearly always it is small, under the limit it was under before.
-        if kind == SMALL
-            && self.limit(number) == Some(limit)
-            && let Some(words) = balance.to_small(limit).and_then(|small| packed(small, number))
-        {
-            return self.slots.set_words(place, words);
+        let number = u32::try_from(number).unwrap_or(u32::MAX);
+        let (changed, small) = self.large.change(number, limit, change);
+        // What shrinks to a slot's size, as a pause that is over does, goes back into its slot.
+        if let Some(words) = small.and_then(|small| packed(small, self.number(limit)?)) {
+            self.large.remove(number);
+            self.slots.set_words(place, words);
         }
-        self.overwrite(place, limit, std::mem::take(balance));
+        changed
     }
 
-    /// Decides one cost on one key. A small balance is found once, and changed where it lies.
+    /// The small balance in a slot under this limit, and the limit's number: nearly all are.
+    #[inline]
+    pub(super) fn small(&self, place: usize, limit: &Limit) -> Option<(u64, Small)> {
+        let slot = self.slots.get(place)?;
+        let (kind, number, figure) = parts(slot[3]);
+        let own = kind == SMALL && self.limit(number) == Some(limit);
+        own.then_some((number, Small { large: slot[2], figure }))
+    }
+
+    /// Changes a small balance under the limit of this number; says whether it still fits its slot.
+    #[inline]
+    pub(super) fn set_small(&mut self, place: usize, number: u64, small: Small) -> bool {
+        let words = packed(small, number);
+        if let Some(words) = words {
+            self.slots.set_words(place, words);
+        }
+        words.is_some()
+    }
+
+    fn large(&self, place: usize) -> Option<&Large> {
+        let (kind, _, number) = parts(self.slots.get(place)?[3]);
+        if kind == LARGE { self.large.get(u32::try_from(number).ok()?) } else { None }
+    }
+
+    /// Decides one cost on one key.
     #[inline]
     pub(super) fn check(&mut self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
         let Ok(place) = self.slots.find(key) else { return self.check_new(key, limit, cost, now, id) };
-        if let Some(checked) = self.check_in_place(place, limit, cost, now) {
-            return checked;
+        if let Some((number, small)) = self.small(place, limit)
+            && let Some(look) = small.look(limit, cost, now)
+        {
+            if !look.fits || cost == 0 {
+                return Checked { look, mark: None, changed: false };
+            }
+            if let Some((small, mark)) = small.charge(limit, cost, now)
+                && self.set_small(place, number, small)
+            {
+                return Checked { look, mark: Some(mark), changed: true };
+            }
         }
-        let mut balance = self.lend(place);
-        let checked = balance.check(limit, cost, now, id);
-        self.put_back(place, limit, &mut balance, checked.changed);
-        checked
-    }
-
-    /// The same for a small balance under the same limit as before: nearly all of them.
-    #[inline]
-    fn check_in_place(&mut self, place: usize, limit: &Limit, cost: u64, now: Timestamp) -> Option<Checked> {
-        let slot = self.slots.get(place)?;
-        let (kind, number, figure) = parts(slot[3]);
-        if kind != SMALL || self.limit(number) != Some(limit) {
-            return None;
-        }
-        let mut small = Small { large: slot[2], figure };
-        let checked = small.check(limit, cost, now)?;
-        if checked.changed {
-            self.slots.set_words(place, packed(small, number)?);
-        }
-        Some(checked)
+        self.with_whole(place, limit, |balance| balance.check(limit, cost, now, id))
     }
 
     #[cold]
@@ -206,10 +238,10 @@ impl Shard {
     }
 
     /// Keeps a balance. One that says nothing is dropped instead.
-    pub(super) fn keep(&mut self, key: Digest, limit: &Limit, mut balance: Balance, now: Timestamp) {
+    pub(super) fn keep(&mut self, key: Digest, limit: &Limit, balance: Balance, now: Timestamp) {
         match self.slots.find(key) {
             Ok(place) if balance.silent_from() <= now => self.take_out(place),
-            Ok(place) => self.put_back(place, limit, &mut balance, true),
+            Ok(place) => self.with_whole(place, limit, |own| *own = balance),
             Err(_) if balance.silent_from() <= now => {}
             Err(_) => self.add(key, limit, balance),
         }
@@ -320,36 +352,12 @@ impl Shard {
         Some(number)
     }
 
-    #[cold]
-    fn overwrite(&mut self, place: usize, limit: &Limit, balance: Balance) {
-        let Some(slot) = self.slots.get(place) else { return };
-        let (kind, _, figure) = parts(slot[3]);
-        let number = u32::try_from(figure).unwrap_or(u32::MAX);
-        let small = balance.to_small(limit).and_then(|small| packed(small, self.number(limit)?));
-        match small {
-            None if kind == LARGE => self.large.replace(number, *limit, balance),
-            Some(words) => {
-                if kind == LARGE {
-                    self.large.remove(number);
-                }
-                self.slots.set_words(place, words);
-            }
-            None => {
-                if let Some(words) = self.pack_large(limit, balance) {
-                    self.slots.set_words(place, words);
-                }
-            }
-        }
-    }
-
     fn pack(&mut self, limit: &Limit, balance: Balance) -> Option<[u64; 2]> {
         let small = balance.to_small(limit).and_then(|small| packed(small, self.number(limit)?));
-        small.or_else(|| self.pack_large(limit, balance))
-    }
-
-    fn pack_large(&mut self, limit: &Limit, balance: Balance) -> Option<[u64; 2]> {
-        let number = self.large.insert(*limit, balance)?;
-        Some([0, joined(LARGE, 0, u64::from(number))])
+        small.or_else(|| {
+            let number = self.large.insert(*limit, balance)?;
+            Some([0, joined(LARGE, 0, u64::from(number))])
+        })
     }
 
     #[inline]

@@ -1,0 +1,175 @@
+//! What budgets are counted by: once for all rules that count by the same things, and digested once for each request.
+
+use crate::caller::{Caller, Keyed};
+use crate::key::{Digest, DigestKey, Domain, KeyBuilder, Part};
+use crate::policy::{Per, Policy, Rule};
+
+/// The most entries whose digests are remembered within one request. Policies count by fewer things.
+pub(crate) const REMEMBERED: usize = 8;
+
+/// One combination of things that budgets are counted by.
+#[derive(Debug, Clone)]
+pub(crate) struct CountedBy {
+    per: Vec<Per>,
+    /// Whether the category counts too, as it does for limits by tier.
+    category: bool,
+    /// Whether every rule that counts by this finds the same in a request. An endpoint is found by the rule's own patterns.
+    shared: bool,
+    /// Whether the address stands in for what a request does not have.
+    floors: bool,
+    /// The secret of this combination, so that a single part needs no frame.
+    secret: DigestKey,
+    /// The secret for an address that stands in for a single part.
+    floor: DigestKey,
+}
+
+impl CountedBy {
+    pub(crate) fn new(per: Vec<Per>, category: bool, floors: bool, key: DigestKey) -> Self {
+        let mut builder = key.begin(Domain::CountedBy);
+        for per in &per {
+            builder.text(Part::Identity, &per.to_string());
+        }
+        if category {
+            builder.text(Part::Category, "");
+        }
+        let secret = builder.derive();
+        builder.text(Part::Floor, "");
+        let shared = !per.contains(&Per::Endpoint);
+        Self { per, category, shared, floors, secret, floor: builder.derive() }
+    }
+
+    /// The place of a combination among those known, where it is put if it is new.
+    pub(crate) fn find_or_add(all: &mut Vec<Self>, own: Self) -> usize {
+        let same = |other: &Self| (&other.per, other.category, other.floors) == (&own.per, own.category, own.floors);
+        all.iter().position(same).unwrap_or_else(|| {
+            all.push(own);
+            all.len().saturating_sub(1)
+        })
+    }
+
+    /// The digest of what a request has of it.
+    fn digest(&self, caller: &Caller<'_>, rule: &Rule, policy: &Policy) -> (Digest, Keyed) {
+        match (self.per.as_slice(), self.category) {
+            ([], false) => (self.secret.digest(b""), Keyed::Whole),
+            ([Per::Ip], false) => match caller.group {
+                Some(group) => (self.secret.digest(&group.to_bytes()), Keyed::Whole),
+                None => (self.secret.digest(b""), Keyed::Missing),
+            },
+            ([Per::Tenant], false) => self.digest_one(caller.tenant, caller),
+            ([Per::User], false) => self.digest_one(caller.user, caller),
+            _ => self.digest_all(caller, rule, policy),
+        }
+    }
+
+    #[inline]
+    fn digest_one(&self, value: Option<&str>, caller: &Caller<'_>) -> (Digest, Keyed) {
+        match (value, caller.group) {
+            (Some(value), _) => (self.secret.digest(value.as_bytes()), Keyed::Whole),
+            (None, Some(group)) if self.floors => (self.floor.digest(&group.to_bytes()), Keyed::Floored),
+            (None, _) => (self.secret.digest(b""), Keyed::Missing),
+        }
+    }
+
+    fn digest_all(&self, caller: &Caller<'_>, rule: &Rule, policy: &Policy) -> (Digest, Keyed) {
+        let mut key = KeyBuilder::new(self.secret);
+        if self.category {
+            key.text(Part::Category, caller.category);
+        }
+        let keyed = caller.add_parts(&mut key, &self.per, rule, policy, self.floors);
+        (key.finish(), keyed)
+    }
+}
+
+/// What a request has of each combination, digested when first asked for.
+#[derive(Debug)]
+pub(crate) struct Identities<'c> {
+    caller: &'c Caller<'c>,
+    policy: &'c Policy,
+    known: u8,
+    digests: [(Digest, Keyed); REMEMBERED],
+}
+
+impl<'c> Identities<'c> {
+    #[inline]
+    pub(crate) fn new(caller: &'c Caller<'c>, policy: &'c Policy) -> Self {
+        Self { caller, policy, known: 0, digests: [(Digest::from_u128(0), Keyed::Missing); REMEMBERED] }
+    }
+
+    /// The digest of a combination for this rule, and how much of it the request has.
+    #[inline]
+    pub(crate) fn of(&mut self, place: usize, rule: &Rule) -> Option<(Digest, Keyed)> {
+        let bit = u32::try_from(place).ok().and_then(|place| 1u8.checked_shl(place)).unwrap_or(0);
+        if self.known & bit != 0 {
+            return self.digests.get(place).copied();
+        }
+        let counted = self.policy.counted.get(place)?;
+        let digest = counted.digest(self.caller, rule, self.policy);
+        if let Some(remembered) = self.digests.get_mut(place)
+            && counted.shared
+        {
+            *remembered = digest;
+            self.known |= bit;
+        }
+        Some(digest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::facts::Facts;
+    use crate::key::DigestKey;
+    use proptest::prelude::*;
+
+    /// Rules that count by all sorts of combinations, some of them by the same.
+    fn policy() -> Policy {
+        let pers =
+            ["'ip'", "'tenant'", "'user'", "'user'", "'tenant', 'user'", "'user', 'tenant'", "'fact:a'", "'fact:b'"];
+        let rules = pers.iter().enumerate().map(|(index, per)| {
+            format!("[[rule]]\nname = 'r{index}'\nlayer = 'user'\nper = [{per}]\nlimit = '5/min'\n")
+        });
+        let text: String = rules.collect();
+        Policy::parse(&text, &|_| None).unwrap().with_key(DigestKey::new([3; 16]))
+    }
+
+    fn name() -> impl Strategy<Value = Option<String>> {
+        // The last one is spelled like the bytes of an address.
+        let address = Just("\u{20}\u{4}\u{a}\u{0}\u{0}\u{1}".to_owned());
+        prop::option::of(prop_oneof![3 => "[ab:\u{0}]{1,3}", 1 => address])
+    }
+
+    proptest! {
+        /// Two charges share a key only if they are the same rule's and are counted by the same. Woken by digesting an
+        /// address that stands in under the same secret as a name, and by not laying the rule's own secret over it.
+        #[test]
+        fn every_rule_and_identity_has_a_key_of_its_own(
+            people in prop::collection::vec((name(), name(), name(), 0u8..3), 1..6),
+        ) {
+            let policy = policy();
+            let mut seen = BTreeMap::new();
+            for (tenant, user, fact, host) in &people {
+                let facts = [("a", fact.as_deref().unwrap_or("")), ("b", fact.as_deref().unwrap_or(""))];
+                let ip = std::net::IpAddr::from([10, 0, 0, *host]);
+                let asked = Facts {
+                    ip: Some(ip), tenant: tenant.as_deref(), user: user.as_deref(), facts: &facts, ..Facts::default()
+                };
+                for charge in policy.plan(&asked).unwrap().charges() {
+                    let caller = Caller::new(&asked, &policy);
+                    let part = |per| caller.part_text(per, charge.rule, &policy).ok_or(ip);
+                    let meant = (charge.index, charge.rule.per.iter().map(part).collect::<Vec<_>>());
+                    let known = seen.entry(charge.key).or_insert_with(|| meant.clone());
+                    prop_assert_eq!(known, &meant);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_rules_count_by_alike_is_digested_once() {
+        let policy = policy();
+        let places: Vec<usize> = policy.rules.iter().map(|rule| rule.counted).collect();
+        assert_eq!(places, [0, 1, 2, 2, 3, 4, 5, 6]);
+    }
+}
