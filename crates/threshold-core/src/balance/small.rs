@@ -106,16 +106,16 @@ impl Small {
     #[must_use]
     #[inline(always)]
     pub fn look(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<Look> {
-        #[inline(always)]
-        fn look<A: Compact>(algorithm: &A, small: Small, cost: u64, now: Timestamp) -> Option<Look> {
-            let mut state = algorithm.unpack(small);
-            if algorithm.bring(&mut state, now) { None } else { Some(algorithm.look(&state, cost, now)) }
-        }
+        // Buckets are what most limits are. Were the others inlined too, none would have registers enough.
+        if let Limit::Rate(rate) = limit { look(rate, self, cost, now) } else { self.look_apart(limit, cost, now) }
+    }
+
+    #[inline(never)]
+    fn look_apart(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<Look> {
         match limit {
-            Limit::Rate(rate) => look(rate, self, cost, now),
             Limit::Window(window) => look(window, self, cost, now),
             Limit::Estimate(estimate) => look(estimate, self, cost, now),
-            Limit::Log(_) | Limit::Concurrency(_) | Limit::Never => None,
+            Limit::Rate(_) | Limit::Log(_) | Limit::Concurrency(_) | Limit::Never => None,
         }
     }
 
@@ -124,19 +124,30 @@ impl Small {
     #[must_use]
     #[inline(always)]
     pub fn charge(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<(Self, Mark)> {
-        #[inline(always)]
-        fn charge<A: Compact>(algorithm: &A, small: Small, cost: u64, now: Timestamp) -> Option<(Small, Mark)> {
-            let mut state = algorithm.unpack(small);
-            let mark = algorithm.charge(&mut state, cost, now);
-            Some((algorithm.pack(&state)?, mark))
-        }
+        if let Limit::Rate(rate) = limit { charge(rate, self, cost, now) } else { self.charge_apart(limit, cost, now) }
+    }
+
+    #[inline(never)]
+    fn charge_apart(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<(Self, Mark)> {
         match limit {
-            Limit::Rate(rate) => charge(rate, self, cost, now),
             Limit::Window(window) => charge(window, self, cost, now),
             Limit::Estimate(estimate) => charge(estimate, self, cost, now),
-            Limit::Log(_) | Limit::Concurrency(_) | Limit::Never => None,
+            Limit::Rate(_) | Limit::Log(_) | Limit::Concurrency(_) | Limit::Never => None,
         }
     }
+}
+
+#[inline(always)]
+fn look<A: Compact>(algorithm: &A, small: Small, cost: u64, now: Timestamp) -> Option<Look> {
+    let mut state = algorithm.unpack(small);
+    if algorithm.bring(&mut state, now) { None } else { Some(algorithm.look(&state, cost, now)) }
+}
+
+#[inline(always)]
+fn charge<A: Compact>(algorithm: &A, small: Small, cost: u64, now: Timestamp) -> Option<(Small, Mark)> {
+    let mut state = algorithm.unpack(small);
+    let mark = algorithm.charge(&mut state, cost, now);
+    Some((algorithm.pack(&state)?, mark))
 }
 
 impl Balance {

@@ -183,6 +183,7 @@ impl Rate {
     }
 
     /// The same for a state in other figures, one with a fraction, and one far ahead.
+    #[inline(never)]
     fn bring_from_afar(&self, state: &mut RateState, in_terms: bool, now: Timestamp) -> bool {
         let before = *state;
         if !in_terms {
@@ -234,6 +235,7 @@ impl Rate {
         }
     }
 
+    #[inline(never)]
     fn look_exactly(&self, state: &RateState, cost: u64, now: Timestamp) -> Look {
         let terms = self.terms;
         let capacity = terms.cost(self.burst);
@@ -266,6 +268,11 @@ impl Rate {
             state.full_at = full_at;
             return Mark { part: now, amount: cost };
         }
+        self.charge_exactly(state, cost, now)
+    }
+
+    #[inline(never)]
+    fn charge_exactly(&self, state: &mut RateState, cost: u64, now: Timestamp) -> Mark {
         let terms = self.terms;
         let start = terms.moment(now, 0);
         let backlog = terms.moment(state.full_at, state.part).saturating_sub(start);

@@ -114,8 +114,25 @@ impl<'s> Locked<'s> {
         Some((&mut **guard, seat))
     }
 
-    /// What becomes of a key that was not here.
     #[inline(never)]
+    fn look_whole(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool) {
+        let (limit, cost) = (charge.limit(), charge.cost());
+        match self.known(index) {
+            Some((shard, seat)) => shard.with_whole(seat.at, limit, |balance| balance.look(limit, cost, now)),
+            None => Balance::default().look(limit, cost, now),
+        }
+    }
+
+    #[inline(never)]
+    fn charge_whole(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp, id: TraceId) -> Mark {
+        let (limit, cost) = (charge.limit(), charge.cost());
+        match self.known(index) {
+            Some((shard, seat)) => shard.with_whole(seat.at, limit, |balance| balance.charge(limit, cost, now, id)),
+            None => self.begin(index, limit, |balance| balance.charge(limit, cost, now, id)),
+        }
+    }
+
+    /// What becomes of a key that was not here.
     fn begin<T>(&mut self, index: usize, limit: &Limit, change: impl FnOnce(&mut Balance) -> T) -> T {
         let mut balance = Balance::default();
         let changed = change(&mut balance);
@@ -133,30 +150,27 @@ impl Balances for Locked<'_> {
     #[inline]
     fn look(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool) {
         let (limit, cost) = (charge.limit(), charge.cost());
-        let Some((shard, seat)) = self.known(index) else { return Balance::default().look(limit, cost, now) };
-        seat.small = shard.small(seat.at, limit);
-        match seat.small.and_then(|(_, small)| small.look(limit, cost, now)) {
-            Some(look) => (look, false),
-            None => {
-                seat.small = None;
-                shard.with_whole(seat.at, limit, |balance| balance.look(limit, cost, now))
-            }
+        if let Some((shard, seat)) = self.known(index)
+            && let Some((number, small)) = shard.small(seat.at, limit)
+            && let Some(look) = small.look(limit, cost, now)
+        {
+            seat.small = Some((number, small));
+            return (look, false);
         }
+        self.look_whole(index, charge, now)
     }
 
     #[inline]
     fn charge(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp, id: TraceId) -> Mark {
         let (limit, cost) = (charge.limit(), charge.cost());
-        let Some((shard, seat)) = self.known(index) else {
-            return self.begin(index, limit, |balance| balance.charge(limit, cost, now, id));
-        };
-        if let Some((number, small)) = seat.small
+        if let Some((shard, seat)) = self.known(index)
+            && let Some((number, small)) = seat.small
             && let Some((small, mark)) = small.charge(limit, cost, now)
             && shard.set_small(seat.at, number, small)
         {
             return mark;
         }
-        shard.with_whole(seat.at, limit, |balance| balance.charge(limit, cost, now, id))
+        self.charge_whole(index, charge, now, id)
     }
 
     fn is_blocked(&self, index: usize, now: Timestamp) -> bool {
