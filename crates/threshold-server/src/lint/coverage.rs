@@ -32,15 +32,17 @@ pub(super) fn by_log(policy: &Policy, logs: &[PathBuf]) -> anyhow::Result<Vec<Fi
     let mut feed = Feed::open(logs, Fields::default(), Span::ZERO)?;
     // For each endpoint whether it is covered, and how often it is asked for.
     let mut endpoints: BTreeMap<(String, String, String), (bool, u64)> = BTreeMap::new();
-    while let Some(request) = feed.next_request() {
-        let (Some(method), Some(path)) = (request.method, request.path) else { continue };
-        let host = request.host.unwrap_or_default();
-        let key = (spell_method(method).into_owned(), spell_path(path).into_owned(), host.to_owned());
-        if let Some((_, count)) = endpoints.get_mut(&key) {
-            *count = count.saturating_add(1);
-        } else if endpoints.len() < MOST_ENDPOINTS {
-            let covered = is_covered(policy, method, path, request.host);
-            endpoints.insert(key, (covered, 1));
+    while let Some(second) = feed.next_second() {
+        for request in second {
+            let (Some(method), Some(path)) = (request.method, request.path) else { continue };
+            let host = request.host.unwrap_or_default();
+            let key = (spell_method(method).into_owned(), spell_path(path).into_owned(), host.to_owned());
+            if let Some((_, count)) = endpoints.get_mut(&key) {
+                *count = count.saturating_add(1);
+            } else if endpoints.len() < MOST_ENDPOINTS {
+                let covered = is_covered(policy, method, path, request.host);
+                endpoints.insert(key, (covered, 1));
+            }
         }
     }
     let counts = feed.finish();
