@@ -1,11 +1,11 @@
-//! What a benchmark found, as a table to read and a plot to look at.
+//! What benchmarks share: the program that they measure, and what they found as a table to read and a plot to look at.
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use plotters::style::RGBColor;
 
 /// Colours that stay apart for most eyes (Okabe and Ito), Threshold's first.
@@ -38,6 +38,19 @@ impl Spread {
         let median = f64::midpoint(at(middle / 2), at(middle.div_ceil(2)));
         Self { median, min: at(0), max: at(middle) }
     }
+}
+
+/// The program `threshold`: the one at `THRESHOLD_BIN`, else built from this repository, so that none that is old is
+/// measured.
+pub fn program() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("THRESHOLD_BIN") {
+        return Ok(path.into());
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.args(["build", "--release", "-p", "threshold-server"]).current_dir(&root).env_remove("CARGO_TARGET_DIR");
+    ensure!(build.status().context("cannot start cargo")?.success(), "threshold does not build");
+    Ok(root.join("target/release/threshold"))
 }
 
 /// Prints a text, and writes it and a plot to `bench/results/NAME.md` and `NAME.svg`.

@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::rc::Rc;
 
 use anyhow::{Context as _, Result, bail};
+use findings::program;
 
 use crate::KEYS;
 use crate::process::Running;
@@ -106,20 +107,6 @@ fn threshold(folder: &Path) -> Result<Running> {
         command.arg("serve").arg(policy).args(["--no-db", "--http", &address.to_string()]);
         command
     })
-}
-
-/// The program at `THRESHOLD_BIN`, else built from this repository.
-fn program() -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os("THRESHOLD_BIN") {
-        return Ok(path.into());
-    }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut build = Command::new("cargo");
-    build.args(["build", "--release", "-p", "threshold-server"]).current_dir(&root).env_remove("CARGO_TARGET_DIR");
-    if !build.status()?.success() {
-        bail!("threshold does not build");
-    }
-    Ok(root.join("target/release/threshold"))
 }
 
 /// Installed beside the benchmark's own build, from its registry.

@@ -1,7 +1,7 @@
 //! How fast `threshold replay` goes through a combined log under four layers, beside a bare parse of the same file, and
 //! how much memory that takes.
 //!
-//! `THRESHOLD` names the program, `../target/release/threshold` unless said; `LINES` how many lines the log has.
+//! `THRESHOLD_BIN` names the program, built from this repository unless said; `LINES` how many lines the log has.
 
 mod bare;
 mod log;
@@ -49,8 +49,7 @@ algorithm = "fixed-window"
 
 fn main() -> anyhow::Result<()> {
     let lines: u64 = std::env::var("LINES").map_or(Ok(2_000_000), |lines| lines.parse())?;
-    let program =
-        std::env::var_os("THRESHOLD").map_or_else(|| PathBuf::from("../target/release/threshold"), PathBuf::from);
+    let program = findings::program()?;
     let folder = std::env::temp_dir().join(format!("threshold-bench-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
     let result = measure(&folder, &program, lines);
@@ -65,6 +64,7 @@ fn measure(folder: &Path, program: &Path, lines: u64) -> anyhow::Result<()> {
     out.flush()?;
     std::fs::write(&policy, POLICY)?;
     let bytes = std::fs::metadata(&log)?.len();
+    println!("{}", findings::machine());
     println!("{lines} lines of the combined format, {} MB, four layers", bytes / 1_000_000);
     let mut bare = Duration::MAX;
     let mut rehearsed = Duration::MAX;
@@ -97,7 +97,7 @@ fn replay(program: &Path, policy: &Path, log: &Path, lines: u64) -> anyhow::Resu
         .args(["--json", "--tenant-field", "ident"])
         .stdout(Stdio::from(out))
         .spawn()
-        .with_context(|| format!("cannot start {}; build it with cargo build --release", program.display()))?;
+        .with_context(|| format!("cannot start {}", program.display()))?;
     let status = PathBuf::from(format!("/proc/{}/status", child.id()));
     let mut peak = 0;
     while child.try_wait()?.is_none() {

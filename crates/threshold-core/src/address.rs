@@ -45,6 +45,10 @@ pub fn canonical(address: IpAddr) -> IpAddr {
 /// Anything that is not one address, plainly written, is refused: zone ids, octal octets, names, blanks inside.
 #[must_use]
 pub fn parse_address(text: &str) -> Option<IpAddr> {
+    // By far the most are this.
+    if let Ok(v4) = text.parse::<Ipv4Addr>() {
+        return Some(v4.into());
+    }
     let text = text.trim();
     if let Some(rest) = text.strip_prefix('[') {
         let (address, port) = rest.split_once(']')?;

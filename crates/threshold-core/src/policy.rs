@@ -27,7 +27,7 @@ use crate::time::Span;
 
 pub use bans::{Ban, BanSource, Banned, Bans, Who};
 pub use change::Forgotten;
-pub use codes::{CODES, Code};
+pub use codes::{CODES, Code, Place};
 pub(crate) use counted::{CountedBy, Identities};
 pub use finding::{Finding, PolicyError, Severity};
 pub use identity::{Identity, IdentitySource, Jwt, Seen};
@@ -51,6 +51,8 @@ pub const MAX_FILE: usize = 4 << 20;
 /// Who may cross, how often, and what happens when they do not keep to it.
 #[derive(Debug, Clone)]
 pub struct Policy {
+    /// The findings of no rule that are meant, each with its reason.
+    allow: Vec<(Box<str>, Box<str>)>,
     pub(crate) rules: Vec<Rule>,
     pub(crate) categories: Vec<Category>,
     pub(crate) tiers: Tiers,
@@ -147,6 +149,16 @@ impl Policy {
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// Whether a finding is said to be meant: in the rule that it is about, else at the top of the policy.
+    #[must_use]
+    pub fn allows(&self, code: &str, rule: Option<&str>) -> bool {
+        let allow = match rule {
+            Some(name) => self.rules.iter().find(|rule| rule.name.as_ref() == name).map(|rule| &rule.allow),
+            None => Some(&self.allow),
+        };
+        allow.is_some_and(|allow| allow.iter().any(|(own, _)| own.as_ref() == code))
     }
 
     /// The rules, in the order in which they are met: by layer, then as in the file.

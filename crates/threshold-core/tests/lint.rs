@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
 use threshold_core::Policy;
-use threshold_core::policy::{CODES, Severity};
+use threshold_core::policy::{CODES, Place, Severity};
 
 /// The codes that are found, each with the text it points at.
 #[track_caller]
@@ -125,6 +125,32 @@ fn an_allowance_names_a_finding() {
     let with = |allow: &str| rule("r", "[\"ip\"]", &format!("limit = \"1/min\"\nallow = [\"{allow}\"]"));
     check(&with("canot-bind: meant"), &["unknown-allowance \"canot-bind: meant\""]);
     check(&with("cannot-bind: meant"), &[]);
+    check(&with("shared-ban: meant"), &["unknown-allowance \"shared-ban: meant\""]);
+    check(&with("high-ceiling: meant"), &["unknown-allowance \"high-ceiling: meant\""]);
+    check(&with("forgets: meant"), &[]);
+    let top = |allow: &str| format!("allow = [\"{allow}\"]\n{}", by_address("1/min"));
+    check(&top("cannot-bind: meant"), &["unknown-allowance \"cannot-bind: meant\""]);
+    check(&top("uncovered-path: meant"), &[]);
+    check(&top("forgets: meant"), &[]);
+    check("allow = \"uncovered-path\"\n", &["bad-value \"uncovered-path\""]);
+}
+
+#[test]
+fn what_belongs_to_no_rule_is_allowed_at_the_top() {
+    // A limit by tier, so that the tiers matter, and every table below the rule: a rule ends where they begin.
+    let rule = rule("tenant", "[\"tenant\"]", "limit = \"tier\"\nallow = [\"forgets: meant\"]");
+    let policy = rule
+        + "[identity]\ntenant = \"header:x\"\n[tiers.free]\nmails = \"5/h\"\n[login]\nceiling = 200\n\
+           [[category]]\nname = \"all\"\n";
+    let all = ["never-believed", "tier-without-category", "unknown-category", "high-ceiling", "matches-all"];
+    let found = |source: &str| -> Vec<&str> {
+        Policy::review(source, &|_| None).findings.iter().map(|finding| finding.code).collect()
+    };
+    assert_eq!(found(&policy), all);
+    for code in all {
+        let rest: Vec<&str> = all.into_iter().filter(|other| *other != code).collect();
+        assert_eq!(found(&format!("allow = [\"{code}: meant\"]\n{policy}")), rest, "{code}");
+    }
 }
 
 #[test]
@@ -159,8 +185,15 @@ fn the_page_lists_every_code() {
          code, its place, the\nreason and what to write instead. It exits with 0 if there are none, with 2 on errors, and \
          with 1 on warnings under\n`--deny warnings`. The presets pass that.\n\nA warning that is meant is silenced in its \
          own rule, with the reason:\n\n```toml\nallow = [\"shared-below-clients: one campus, and everybody knows \
-         everybody\"]\n```\n\n`--against OLD` adds what a change forgets, `--log LOG` and `--openapi FILE` add the \
-         requests that no rule limits.\n",
+         everybody\"]\n```\n\nOne that belongs to no rule is silenced by the same line at the top of the policy, above \
+         all tables:\n",
+    );
+    let of_no_rule = CODES.iter().filter(|code| code.severity == Severity::Warning && code.place != Place::Rule);
+    let names: Vec<String> = of_no_rule.map(|code| format!("`{}`", code.name)).collect();
+    page.push_str(&names.chunks(5).map(|line| line.join(", ")).collect::<Vec<_>>().join(",\n"));
+    page.push_str(
+        " (if its rule is gone). An error cannot be silenced.\n\n`--against OLD` adds what a change forgets, `--log LOG` and \
+         `--openapi FILE` (JSON or YAML) add the requests that no rule\nlimits.\n",
     );
     for (severity, title) in [(Severity::Error, "Errors"), (Severity::Warning, "Warnings")] {
         page.push_str(&format!("\n## {title}\n\n| code | found | why it matters | what to do |\n|---|---|---|---|\n"));

@@ -141,7 +141,7 @@ pub(crate) struct LintArgs {
     /// An access log: say which of its requests no rule limits; may be repeated
     #[arg(long, value_name = "LOG")]
     pub(crate) log: Vec<PathBuf>,
-    /// An OpenAPI document in JSON: say which of its operations no rule limits
+    /// An OpenAPI document, JSON or YAML: say which of its operations no rule limits
     #[arg(long, value_name = "FILE")]
     pub(crate) openapi: Option<PathBuf>,
 }

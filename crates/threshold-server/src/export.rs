@@ -43,7 +43,12 @@ pub(crate) enum Edge {
 pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<Report> {
     let source = Source::read(&args.policy)?;
     let policy = source.policy()?;
-    let exported = Exported::new(&policy);
+    let mut exported = Exported::new(&policy);
+    exported.leave_out(match args.edge {
+        Edge::Terraform => terraform::cannot,
+        Edge::Nginx => nginx::cannot,
+        Edge::Haproxy => haproxy::cannot,
+    });
     if exported.rules.is_empty() {
         let reasons: Vec<String> = exported.left_out.iter().map(|(name, why)| format!("\n  {name}: {why}")).collect();
         bail!("{} has no rule of the layer \"edge\" that an edge can count by itself{}", source.name, reasons.concat());
@@ -59,7 +64,7 @@ pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<Report> {
 /// The rules that an edge can count, and those that none can.
 struct Exported<'p> {
     rules: Vec<EdgeRule<'p>>,
-    left_out: Vec<(&'p str, String)>,
+    left_out: Vec<(&'p str, &'static str)>,
 }
 
 /// One rule as edges see it: so many requests of one address in a time.
@@ -91,10 +96,19 @@ impl<'p> Exported<'p> {
                     }
                     rules.push(rule);
                 }
-                Err(why) => left_out.push((rule.name.as_ref(), why.to_owned())),
+                Err(why) => left_out.push((rule.name.as_ref(), why)),
             }
         }
         Self { rules, left_out }
+    }
+
+    /// Leaves out what one edge cannot count.
+    fn leave_out(&mut self, cannot: fn(&EdgeRule<'_>) -> Option<&'static str>) {
+        self.rules.retain(|rule| {
+            let why = cannot(rule);
+            self.left_out.extend(why.map(|why| (rule.rule.name.as_ref(), why)));
+            why.is_none()
+        });
     }
 
     /// What the file begins with, as comments.
@@ -112,12 +126,22 @@ impl<'p> Exported<'p> {
 
 impl<'p> EdgeRule<'p> {
     fn new(rule: &'p Rule) -> Result<Self, &'static str> {
-        let limit = rule.fixed_limit().ok_or("its limit is not the same for everyone")?;
+        let Some(limit) = rule.fixed_limit() else {
+            return Err(if rule.is_by_tier() { "its limit is not the same for everyone" } else { "it has no limit" });
+        };
         if rule.mode == Mode::Observe {
             return Err("it only observes");
         }
-        if rule.counts() != Some(&CostOf::Requests) || rule.count.is_some() || rule.fallback {
-            return Err("it does not count every request it meets");
+        match rule.counts() {
+            Some(CostOf::Bytes) => return Err("it counts bytes, and edges count requests"),
+            Some(CostOf::Named(_)) => return Err("it counts a cost that only the application knows"),
+            Some(CostOf::Requests) | None => {}
+        }
+        if rule.count.is_some() {
+            return Err("it counts by outcome, which is known only afterwards");
+        }
+        if rule.fallback {
+            return Err("it is a fallback, and edges do not know the other rules of its layer");
         }
         let prefix = match rule.per.as_slice() {
             [Per::Ip] => None,
@@ -134,6 +158,9 @@ impl<'p> EdgeRule<'p> {
             || !matches.fact.is_empty()
         {
             return Err("it matches by more than method, host and path");
+        }
+        if !matches.method.iter().all(|method| method.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'-')) {
+            return Err("it matches a method that no request has");
         }
         let shapes = |patterns: &[threshold_core::policy::Pattern], between| {
             patterns.iter().map(|pattern| Shape::of(pattern.as_str(), between)).collect()

@@ -1,6 +1,7 @@
 //! `threshold lint`: everything there is to say about a policy, with file, line and column.
 
 mod coverage;
+mod openapi;
 
 use threshold_core::policy::{Finding, Policy, Review, Severity};
 
@@ -16,10 +17,12 @@ pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
             let old = Source::read(old)?.policy()?;
             findings.extend(forgotten(policy, &old, &rule_names));
         }
-        findings.extend(coverage::by_log(policy, &args.log)?);
+        let mut open = coverage::by_log(policy, &args.log)?;
         if let Some(document) = &args.openapi {
-            findings.extend(coverage::by_openapi(policy, document)?);
+            open.extend(coverage::by_openapi(policy, document)?);
         }
+        open.retain(|finding| !policy.allows(finding.code, None));
+        findings.extend(open);
     }
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
     let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
@@ -42,7 +45,9 @@ fn forgotten<'f>(
     old: &'f Policy,
     names: &'f [(Box<str>, std::ops::Range<usize>)],
 ) -> impl Iterator<Item = Finding> + 'f {
-    policy.forgets(old).into_iter().map(|forgotten| {
+    let unmeant = policy.forgets(old).into_iter();
+    let unmeant = unmeant.filter(|forgotten| !policy.allows("forgets", forgotten.rule.as_deref()));
+    unmeant.map(|forgotten| {
         let own = forgotten.rule.and_then(|rule| names.iter().find(|(name, _)| *name == rule));
         let span = own.map_or(0..0, |(_, span)| span.clone());
         let help = "a rule is known by name, per and algorithm; keep them, or change when little is lost";

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
     let other_policy = other.as_ref().map(Source::policy).transpose()?;
     let feed = Feed::open(&args.log.logs, args.log.fields()?, args.log.reorder)?;
     let (tally, comparison, counts) = rehearse(feed, &policy, other_policy.as_ref(), args.top);
-    anyhow::ensure!(tally.requests > 0, report::nothing_read(&counts));
+    anyhow::ensure!(tally.requests > 0, report::nothing_read(&counts, "request"));
     let replayed = Replayed {
         policy: &policy,
         name: &source.name,
@@ -62,14 +62,19 @@ fn rehearse<'p>(
 ) -> (Tally, Option<Comparison>, LineCounts) {
     let mut rehearsal = Rehearsal::new(policy, top);
     let mut beside = other.map(|other| (Rehearsal::new(other, top), Comparison::new(policy, other)));
-    while let Some((request, coming)) = feed.next_two() {
-        let judged = rehearsal.decide(&request, coming.as_ref());
-        if let Some((other, comparison)) = &mut beside {
-            let judged_by_other = other.decide(&request, coming.as_ref());
-            let (name, other_name) = (rehearsal.tally.last_touched(), other.tally.last_touched());
-            comparison.add((&judged, name), (&judged_by_other, other_name), request.at.micros);
+    while let Some(mut second) = feed.next_second() {
+        let mut next = second.next();
+        while let Some(request) = next {
+            let coming = second.next();
+            let judged = rehearsal.decide(&request, coming.as_ref());
+            if let Some((other, comparison)) = &mut beside {
+                let judged_by_other = other.decide(&request, coming.as_ref());
+                let (name, other_name) = (rehearsal.tally.last_touched(), other.tally.last_touched());
+                comparison.add((&judged, name), (&judged_by_other, other_name), request.at.micros);
+            }
+            next = coming;
         }
     }
     let comparison = beside.map(|(_, comparison)| comparison);
-    (rehearsal.tally, comparison, feed.finish())
+    (rehearsal.tally.finish(), comparison, feed.finish())
 }

@@ -45,8 +45,8 @@ pub(crate) fn run(args: &SuggestArgs) -> anyhow::Result<Report> {
 
 fn each_request(args: &SuggestArgs, mut each: impl FnMut(&crate::traffic::Request<'_>)) -> anyhow::Result<LineCounts> {
     let mut feed = Feed::open(&args.log.logs, args.log.fields()?, args.log.reorder)?;
-    while let Some(request) = feed.next_request() {
-        each(&request);
+    while let Some(second) = feed.next_second() {
+        second.for_each(|request| each(&request));
     }
     Ok(feed.finish())
 }

@@ -1,5 +1,6 @@
 //! Recorded traffic: access logs in the formats that servers write, as requests in the order of their own clock.
 
+mod batch;
 mod fields;
 mod input;
 mod json;
@@ -49,11 +50,19 @@ pub(crate) struct Request<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unreadable(pub(crate) &'static str);
 
+/// As `str::split_once` by an ASCII character, several times as fast: of each line of a log this is asked six times.
+fn split_once(text: &str, byte: u8) -> Option<(&str, &str)> {
+    let at = memchr::memchr(byte, text.as_bytes())?;
+    // The byte itself is one character, so there is one behind it.
+    Some((text.get(..at)?, text.get(at.saturating_add(1)..)?))
+}
+
 /// Splits the line of a request, `GET /path HTTP/1.1`. What a scanner sent instead of one has neither method nor path.
 fn request_line(text: &str) -> (Option<&str>, Option<&str>) {
-    let Some((method, rest)) = text.split_once(' ') else { return (None, None) };
-    let path = match rest.rsplit_once(' ') {
-        Some((path, protocol)) if protocol.starts_with("HTTP/") => path,
+    let Some((method, rest)) = split_once(text, b' ') else { return (None, None) };
+    let last = memchr::memrchr(b' ', rest.as_bytes()).and_then(|at| rest.split_at_checked(at));
+    let path = match last {
+        Some((path, protocol)) if protocol.starts_with(" HTTP/") => path,
         _ => rest,
     };
     let is_method = !method.is_empty() && method.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'-');

@@ -10,12 +10,25 @@ pub struct Code {
     /// Whether a policy with it can be used. A few codes are a warning in one place and an error in another; this is the
     /// milder.
     pub severity: Severity,
+    /// Where it is allowed, if it is a warning and is meant.
+    pub place: Place,
     /// What is found.
     pub says: &'static str,
     /// Why it matters.
     pub why: &'static str,
     /// What to do about it.
     pub fix: &'static str,
+}
+
+/// Where `allow` silences a warning: where the finding belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// In the rule that it is about.
+    Rule,
+    /// At the top of the policy: it is about no rule.
+    Policy,
+    /// In the rule that it is about, or at the top of the policy where that rule is gone.
+    Either,
 }
 
 impl Code {
@@ -26,11 +39,20 @@ impl Code {
     }
 }
 
+macro_rules! place {
+    () => {
+        Place::Rule
+    };
+    ($place:ident) => {
+        Place::$place
+    };
+}
+
 macro_rules! codes {
-    ($($severity:ident $name:literal: $says:literal, $why:literal, $fix:literal;)+) => {
+    ($($severity:ident $name:literal $(of $place:ident)?: $says:literal, $why:literal, $fix:literal;)+) => {
         /// Every code, in the order in which a policy is read: errors of the text first, doubts of a reviewer last.
         pub const CODES: &[Code] = &[$(
-            Code { name: $name, severity: Severity::$severity, says: $says, why: $why, fix: $fix }
+            Code { name: $name, severity: Severity::$severity, place: place!($($place)?), says: $says, why: $why, fix: $fix }
         ),+];
     };
 }
@@ -98,20 +120,20 @@ codes! {
         "the limit would not limit", "add a rung that denies";
     Warning "never-matches": "a rule that no request can meet",
         "it looks like protection and is none", "correct what it matches, or remove it";
-    Warning "matches-all": "a category that takes every request",
+    Warning "matches-all" of Policy: "a category that takes every request",
         "the categories after it get none", "give it a path, a method or a host";
-    Warning "unknown-category": "a limit for a category that does not exist",
+    Warning "unknown-category" of Policy: "a limit for a category that does not exist",
         "it limits nothing", "add it as `[[category]]`";
-    Warning "tier-without-category": "a tier that says nothing of some category",
+    Warning "tier-without-category" of Policy: "a tier that says nothing of some category",
         "such requests are not limited", "add a limit, or write `\"unlimited\"`";
-    Warning "never-believed": "an identity from a header, where no peer is trusted",
+    Warning "never-believed" of Policy: "an identity from a header, where no peer is trusted",
         "it is never believed, so never there", "list the proxy under `trusted_proxies`";
-    Warning "trusts-everyone": "trusted proxies that cover a whole address space",
+    Warning "trusts-everyone" of Policy: "trusted proxies that cover a whole address space",
         "every client may then say who it is", "list the proxies' own addresses";
-    Warning "high-ceiling": "a login ceiling above 100",
+    Warning "high-ceiling" of Policy: "a login ceiling above 100",
         "NIST SP 800-63B allows 100 failures in a row", "write 100 or less";
-    Warning "unknown-allowance": "`allow` names a finding that does not exist",
-        "it silences nothing, and hides that it does not", "write a code of this page";
+    Warning "unknown-allowance": "`allow` names a finding that does not exist, an error, or one that belongs elsewhere",
+        "it silences nothing, and hides that it does not", "write a warning of this page, in the place that it belongs to";
     Warning "client-chosen-key": "a budget counted only by what the client itself chooses",
         "whoever sends another value gets another budget, so the limit stops nobody who means harm",
         "add `\"ip\"` to `per`, or a rule by address that meets the same requests";
@@ -133,9 +155,9 @@ codes! {
     Warning "double-burst": "a bucket that lets through twice its limit",
         "whoever has been idle gets the burst and the rate together",
         "write a smaller burst, or `algorithm = \"sliding-window\"`";
-    Warning "uncovered-path": "requests that no rule limits, in a log or an OpenAPI document (`--log`, `--openapi`)",
+    Warning "uncovered-path" of Policy: "requests that no rule limits, in a log or an OpenAPI document (`--log`, `--openapi`)",
         "what is not limited is where abuse goes", "add a rule that meets them, or a fallback";
-    Warning "forgets": "a change that forgets what was used or who is punished (`--against OLD`)",
+    Warning "forgets" of Either: "a change that forgets what was used or who is punished (`--against OLD`)",
         "a rule is known by name, `per` and algorithm: under new ones everybody begins anew, also who was banned",
         "keep them, or change the policy when little is lost";
 }

@@ -114,6 +114,8 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Table<V> {
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(title = "Threshold policy"))]
 pub(crate) struct PolicyFile {
+    /// Findings of no rule that are meant: `"CODE: reason"`.
+    pub(crate) allow: Option<Texts>,
     /// How a request's caller is found.
     pub(crate) identity: IdentityFile,
     /// Limits by tier and category: `[tiers.free] requests = "100/min"`.

@@ -11,7 +11,7 @@ use super::file::{MatchFile, PolicyFile, Text, Texts};
 use super::finding::{Finding, Severity};
 use super::rule::{Layer, Match, Rule, SubjectRule};
 use super::tiers::{Categories, Own, Tiers};
-use super::{Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Policy, Review, check, reviewer};
+use super::{Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, check, reviewer};
 use crate::key::DigestKey;
 use crate::limit::{NotationError, Quota, parse_span};
 use crate::time::Span;
@@ -183,10 +183,10 @@ impl Loader<'_> {
         if self.findings.iter().all(|finding| finding.severity != Severity::Error) {
             reviewer::review(self, file, &identity, &rules);
         }
-        self.drop_allowed(file, &rules);
         // Stable: within a layer the order of the file stays.
         rules.sort_by_key(|(rule, _)| rule.layer);
-        Policy {
+        let policy = Policy {
+            allow: self.allowances(file.allow.as_ref()),
             rules: rules.into_iter().map(|(rule, _)| rule).collect(),
             categories,
             tiers,
@@ -201,8 +201,9 @@ impl Loader<'_> {
             identity,
             key: REHEARSAL_KEY,
             generation: 0,
-        }
-        .with_key(REHEARSAL_KEY)
+        };
+        self.drop_allowed(file, &policy);
+        policy.with_key(REHEARSAL_KEY)
     }
 
     pub(super) fn span(&mut self, text: &Text) -> Option<Span> {
@@ -213,15 +214,20 @@ impl Loader<'_> {
         text.value.parse().map_err(|error| self.notation("bad-limit", text, &error)).ok()
     }
 
-    /// Drops the warnings that their rule says are meant. A rule reaches from its header to the next one's.
-    fn drop_allowed(&mut self, file: &PolicyFile, rules: &[(Rule, Range<usize>)]) {
+    /// Drops the warnings that are said to be meant, each in its own place. A rule reaches from its header to the next
+    /// one's; what stands in the tables between them is about no rule.
+    fn drop_allowed(&mut self, file: &PolicyFile, policy: &Policy) {
         let mut starts: Vec<usize> = file.rule.iter().map(|rule| rule.span.start).collect();
         starts.push(usize::MAX);
         self.findings.retain(|finding| {
+            let of_policy = Code::named(finding.code).is_some_and(|code| code.place == Place::Policy);
             let at = starts.partition_point(|start| *start <= finding.span.start).checked_sub(1);
-            let own = at.and_then(|at| file.rule.get(at)).map(|located| located.value.name.value.as_str());
-            let rule = rules.iter().find(|(rule, _)| Some(rule.name.as_ref()) == own);
-            let meant = rule.is_some_and(|(rule, _)| rule.allow.iter().any(|(code, _)| code.as_ref() == finding.code));
+            let rule = at.and_then(|at| file.rule.get(at)).map(|located| located.value.name.value.as_str());
+            let meant = if of_policy {
+                policy.allows(finding.code, None)
+            } else {
+                rule.is_some_and(|rule| policy.allows(finding.code, Some(rule)))
+            };
             finding.severity == Severity::Error || !meant
         });
     }

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use super::codes::Code;
-use super::file::{PolicyFile, RuleFile};
+use super::codes::{Code, Place};
+use super::file::{PolicyFile, RuleFile, Texts};
+use super::finding::Severity;
 use super::load::Loader;
 use super::rule::{Consistency, CostOf, Match, Measure, Measured, Mode, OnMissing, Per, Rule};
 use super::{Identity, Pattern};
@@ -21,15 +22,10 @@ const ACCOUNT_WORDS: [&str; 5] = ["account", "username", "user", "email", "login
 type Placed = (Rule, Range<usize>);
 
 pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Identity, rules: &[Placed]) {
+    allowances(loader, file.allow.as_ref(), Place::Policy);
     for located in &file.rule {
         let written = &located.value;
-        for text in written.allow.iter().flat_map(|texts| &texts.items) {
-            let code = text.value.split(':').next().unwrap_or_default().trim();
-            if Code::named(code).is_none() {
-                let message = format!("no finding is called \"{code}\"");
-                loader.warning("unknown-allowance", text.span.clone(), message, "docs/lint.md lists them all");
-            }
-        }
+        allowances(loader, written.allow.as_ref(), Place::Rule);
         let Some((rule, _)) = rules.iter().find(|(rule, _)| rule.name.as_ref() == written.name.value) else { continue };
         before_login(loader, written, rule);
         if rule.mode == Mode::Enforce {
@@ -42,6 +38,25 @@ pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Iden
         client_chosen(loader, identity, rules, rule, span);
         cannot_bind(loader, rules, rule, span);
         shared_below_clients(loader, rules, rule, span);
+    }
+}
+
+/// Allowances that silence nothing where they stand.
+fn allowances(loader: &mut Loader<'_>, allow: Option<&Texts>, place: Place) {
+    for text in allow.iter().flat_map(|texts| &texts.items) {
+        let name = text.value.split(':').next().unwrap_or_default().trim();
+        let (message, help) = match Code::named(name) {
+            None => (format!("no finding is called \"{name}\""), "docs/lint.md lists them all"),
+            Some(code) if code.severity == Severity::Error => {
+                (format!("\"{name}\" is an error, and cannot be allowed"), "correct what it is about")
+            }
+            Some(code) if code.place == place || code.place == Place::Either => continue,
+            Some(_) if place == Place::Policy => {
+                (format!("\"{name}\" is about a rule"), "write it in that rule, where others do not hide behind it")
+            }
+            Some(_) => (format!("\"{name}\" is about no rule"), "write it at the top of the policy, above all tables"),
+        };
+        loader.warning("unknown-allowance", text.span.clone(), message, help);
     }
 }
 

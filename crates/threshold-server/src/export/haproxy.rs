@@ -2,15 +2,23 @@
 
 use std::fmt::Write as _;
 
+use threshold_core::Span;
 use threshold_core::policy::Policy;
 
 use super::shape::Shape;
-use super::{EdgeRule, Exported};
+use super::{EdgeRule, Exported, is_whole_seconds};
 
 /// How many tables one request can be counted in, unless a newer HAProxy is told otherwise.
 const SLOTS: usize = 3;
+/// The longest time it knows.
+const LONGEST: Span = Span::from_millis(2_147_483_647);
 /// What every section wants.
 const PLAIN: &str = "    mode http\n    timeout connect 5s\n    timeout client 30s\n    timeout server 30s\n";
+
+/// Why HAProxy cannot count a rule.
+pub(super) fn cannot(rule: &EdgeRule<'_>) -> Option<&'static str> {
+    (rule.period > LONGEST).then_some("HAProxy counts over 24.8 days at most")
+}
 
 pub(super) fn write(exported: &Exported<'_>, policy: &Policy) -> String {
     let mut comments = vec![
@@ -37,10 +45,10 @@ pub(super) fn write(exported: &Exported<'_>, policy: &Policy) -> String {
     // Rules must not come to backends, and whatever follows without a name of its own takes the last section.
     let _ = write!(out, "\ndefaults threshold_plain\n{PLAIN}");
     for rule in &exported.rules {
-        let seconds = rule.seconds();
+        let period = period(rule);
         let _ = write!(
             out,
-            "\nbackend threshold_{}\n    stick-table type ipv6 size 1m expire {seconds}s store http_req_rate({seconds}s)\n",
+            "\nbackend threshold_{}\n    stick-table type ipv6 size 1m expire {period} store http_req_rate({period})\n",
             rule.identifier
         );
     }
@@ -71,6 +79,15 @@ fn section(rule: &EdgeRule<'_>, slot: usize, ipv6_prefix: u8, out: &mut String) 
         quoted(&body),
         rule.timeout(),
     );
+}
+
+/// A rule's period as HAProxy writes times. It counts in milliseconds, as policies do.
+fn period(rule: &EdgeRule<'_>) -> String {
+    if is_whole_seconds(rule.period) {
+        format!("{}s", rule.period.secs_ceil())
+    } else {
+        format!("{}ms", rule.period.millis_ceil())
+    }
 }
 
 /// The access lists of a rule, by name; all of them must hold.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use threshold_core::Span;
 use threshold_core::policy::Policy;
 
 use super::shape::Shape;
@@ -9,6 +10,14 @@ use super::{EdgeRule, Exported};
 
 /// How much memory a zone has: some 160,000 addresses.
 const ZONE: &str = "10m";
+
+/// Why nginx cannot count a rule.
+pub(super) fn cannot(rule: &EdgeRule<'_>) -> Option<&'static str> {
+    if rule.prefix.is_some() {
+        return Some("nginx counts by single addresses");
+    }
+    rate(rule).is_none().then_some("nginx counts no slower than one in a minute")
+}
 
 pub(super) fn write(exported: &Exported<'_>, policy: &Policy) -> String {
     let (mut zones, mut limits, mut comments) = (String::new(), String::new(), Vec::new());
@@ -19,14 +28,7 @@ pub(super) fn write(exported: &Exported<'_>, policy: &Policy) -> String {
     );
     comments.push("addresses, keeps nobody out longer than that takes, and its own page is the answer.".to_owned());
     for rule in &exported.rules {
-        if rule.prefix.is_some() {
-            comments.push(format!("Left out: {}: nginx counts by single addresses.", rule.rule.name));
-            continue;
-        }
-        let Some(rate) = rate(rule) else {
-            comments.push(format!("Left out: {}: nginx counts no slower than one in a minute.", rule.rule.name));
-            continue;
-        };
+        let Some(rate) = rate(rule) else { continue };
         if let Some(slower) = rate.slower {
             comments.push(format!(
                 "{}: nginx counts in whole requests, so {slower} instead of {:?}.",
@@ -58,13 +60,16 @@ struct Rate {
 
 /// Whole requests in a second or a minute. Where the limit is neither, the next slower; where that is none, nothing.
 fn rate(rule: &EdgeRule<'_>) -> Option<Rate> {
-    let seconds = rule.seconds().max(1);
-    if rule.quota.checked_rem(seconds) == Some(0) {
-        return Some(Rate { text: format!("{}r/s", rule.quota.checked_div(seconds)?), slower: None });
+    let period = u128::from(rule.period.micros());
+    let within = |span: Span| {
+        let requests = u128::from(rule.quota).saturating_mul(u128::from(span.micros()));
+        Some((requests.checked_div(period)?, requests.checked_rem(period)? == 0))
+    };
+    let (each, exact) = within(Span::from_secs(1))?;
+    if exact {
+        return Some(Rate { text: format!("{each}r/s"), slower: None });
     }
-    let in_minutes = rule.quota.saturating_mul(60);
-    let each = in_minutes.checked_div(seconds).filter(|each| *each > 0)?;
-    let exact = in_minutes.checked_rem(seconds) == Some(0);
+    let (each, exact) = within(Span::MINUTE).filter(|(each, _)| *each > 0)?;
     let text = format!("{each}r/m");
     Some(Rate { slower: (!exact).then(|| format!("{each} in a minute")), text })
 }

@@ -25,18 +25,13 @@ struct Ruled {
     expression: String,
 }
 
+/// Why Cloudflare cannot count a rule at all. What could be written otherwise is an error instead.
+pub(super) fn cannot(rule: &EdgeRule<'_>) -> Option<&'static str> {
+    rule.prefix.map(|_| "Cloudflare counts by single addresses")
+}
+
 pub(super) fn write(exported: &Exported<'_>, provider: u8) -> anyhow::Result<String> {
-    let (mut rules, mut left_out) = (Vec::new(), Vec::new());
-    for rule in &exported.rules {
-        if rule.prefix.is_some() {
-            left_out.push(format!("Left out: {}: Cloudflare counts by single addresses.", rule.rule.name));
-            continue;
-        }
-        rules.push(ruled(rule)?);
-    }
-    if rules.is_empty() {
-        bail!("Cloudflare can count none of the policy's edge rules by itself");
-    }
+    let rules = exported.rules.iter().map(ruled).collect::<anyhow::Result<Vec<Ruled>>>()?;
     let mut comments: Vec<String> = vec![
         format!(
             "For version {provider} of the provider cloudflare/cloudflare; threshold export --provider writes the other."
@@ -47,7 +42,6 @@ pub(super) fn write(exported: &Exported<'_>, provider: u8) -> anyhow::Result<Str
         "Paths are compared as they come: switch on URL normalization, or upper case and %2e dodge these rules."
             .to_owned(),
     ];
-    comments.append(&mut left_out);
     if rules.iter().any(|rule| rule.period == DAY) {
         comments.push("A period of a day is not on every plan: an hour is the longest that is documented.".to_owned());
     }

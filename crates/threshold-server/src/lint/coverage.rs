@@ -4,23 +4,17 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
-use serde_json::Value;
 use threshold_core::path::{spell_method, spell_path};
 use threshold_core::policy::{Finding, Policy, Severity};
 use threshold_core::{Facts, Span};
 
-use crate::source::read_text;
+use super::openapi::{self, Document};
 use crate::traffic::{Feed, Fields};
 
 /// How many endpoints are told one by one.
 const SHOWN: usize = 10;
 /// How many different endpoints of a log are looked at; a log with more repeats itself.
 const MOST_ENDPOINTS: usize = 100_000;
-/// The largest OpenAPI document, in bytes.
-const MAX_DOCUMENT: usize = 64 << 20;
-/// The keys of a path that are operations.
-const METHODS: [&str; 8] = ["get", "put", "post", "delete", "options", "head", "patch", "trace"];
 /// An address of nobody's, for the rules that want one.
 const SOMEBODY: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
@@ -32,15 +26,17 @@ pub(super) fn by_log(policy: &Policy, logs: &[PathBuf]) -> anyhow::Result<Vec<Fi
     let mut feed = Feed::open(logs, Fields::default(), Span::ZERO)?;
     // For each endpoint whether it is covered, and how often it is asked for.
     let mut endpoints: BTreeMap<(String, String, String), (bool, u64)> = BTreeMap::new();
-    while let Some(request) = feed.next_request() {
-        let (Some(method), Some(path)) = (request.method, request.path) else { continue };
-        let host = request.host.unwrap_or_default();
-        let key = (spell_method(method).into_owned(), spell_path(path).into_owned(), host.to_owned());
-        if let Some((_, count)) = endpoints.get_mut(&key) {
-            *count = count.saturating_add(1);
-        } else if endpoints.len() < MOST_ENDPOINTS {
-            let covered = is_covered(policy, method, path, request.host);
-            endpoints.insert(key, (covered, 1));
+    while let Some(second) = feed.next_second() {
+        for request in second {
+            let (Some(method), Some(path)) = (request.method, request.path) else { continue };
+            let host = request.host.unwrap_or_default();
+            let key = (spell_method(method).into_owned(), spell_path(path).into_owned(), host.to_owned());
+            if let Some((_, count)) = endpoints.get_mut(&key) {
+                *count = count.saturating_add(1);
+            } else if endpoints.len() < MOST_ENDPOINTS {
+                let covered = is_covered(policy, method, path, request.host);
+                endpoints.insert(key, (covered, 1));
+            }
         }
     }
     let counts = feed.finish();
@@ -54,40 +50,10 @@ pub(super) fn by_log(policy: &Policy, logs: &[PathBuf]) -> anyhow::Result<Vec<Fi
 
 /// The operations of an OpenAPI document that no rule limits.
 pub(super) fn by_openapi(policy: &Policy, path: &Path) -> anyhow::Result<Vec<Finding>> {
-    let text = read_text(path, MAX_DOCUMENT)?;
-    let document: Value = serde_json::from_str(&text)
-        .with_context(|| format!("{} is no JSON; convert a document in YAML first", path.display()))?;
-    let paths = document.get("paths").and_then(Value::as_object);
-    let paths = paths.with_context(|| format!("{} has no \"paths\": it is no OpenAPI document", path.display()))?;
-    let (host, base) = server(&document);
-    let mut open = Vec::new();
-    for (template, item) in paths {
-        let whole = format!("{base}{template}");
-        for method in METHODS.iter().filter(|method| item.get(**method).is_some()) {
-            if !is_covered(policy, method, &sample(&whole), host) {
-                open.push(format!("no rule limits {} {whole}", method.to_uppercase()));
-            }
-        }
-    }
-    Ok(findings(open.into_iter()))
-}
-
-/// Host and base path of the first server that a document names.
-fn server(document: &Value) -> (Option<&str>, &str) {
-    let url = document.pointer("/servers/0/url").and_then(Value::as_str).unwrap_or_default().trim_end_matches('/');
-    match url.split_once("://") {
-        None => (None, url),
-        Some((_, rest)) => match rest.find('/').and_then(|at| rest.split_at_checked(at)) {
-            Some((host, base)) => (Some(host), base),
-            None => (Some(rest), ""),
-        },
-    }
-}
-
-/// A path that a template describes.
-fn sample(template: &str) -> String {
-    let segment = |segment: &str| if segment.contains('{') { "x".to_owned() } else { segment.to_owned() };
-    template.split('/').map(segment).collect::<Vec<_>>().join("/")
+    let document = Document::read(path)?;
+    let covered = |(method, path): &(&str, String)| is_covered(policy, method, &openapi::sample(path), document.host());
+    let open: Vec<(&str, String)> = document.operations()?.filter(|operation| !covered(operation)).collect();
+    Ok(findings(open.into_iter().map(|(method, path)| format!("no rule limits {} {path}", method.to_uppercase()))))
 }
 
 /// Whether any rule limits such a request of somebody who is signed in.

@@ -55,17 +55,19 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
         from: 0,
         until: 0,
     };
-    while let Some(request) = feed.next_request() {
-        clock.set(Timestamp::from_micros(request.at.micros));
-        for _ in 0..=request.repeated {
-            logins.one(&limiter, &request, prefix)?;
+    while let Some(second) = feed.next_second() {
+        for request in second {
+            clock.set(Timestamp::from_micros(request.at.micros));
+            for _ in 0..=request.repeated {
+                logins.one(&limiter, &request, prefix)?;
+            }
         }
     }
     let counts = feed.finish();
     if logins.attempts == 0 {
         let others = counts.others;
         anyhow::ensure!(others == 0, "none of the log's {} lines is about a login", counts.lines);
-        anyhow::bail!(nothing_read(&counts));
+        anyhow::bail!(nothing_read(&counts, "login"));
     }
     let text = if args.json {
         let mut text = serde_json::to_string_pretty(&logins.json(&counts, args.top))?;

@@ -66,7 +66,7 @@ impl Replayed<'_> {
         let tally = self.tally;
         let _ = writeln!(
             out,
-            "<p>{} requests from {} until {}.</p>",
+            "<p>{} requests from <time>{}</time> until <time>{}</time>.</p>",
             grouped(tally.requests),
             moment(tally.from),
             moment(tally.until)
@@ -189,31 +189,43 @@ fn section(out: &mut String, title: &str, body: &str) {
     let _ = write!(out, "<section>\n<h2>{title}</h2>\n{body}</section>\n");
 }
 
-/// Colours have names, so that the dark and the printed page differ only in what the names mean.
+/// Colours have names, so that the dark page differs from the others only in what the names mean. What scales with a plot
+/// is written larger where plots are small.
 const STYLE: &str = "
-:root{--paper:#fff;--ink:#1c2430;--faint:#667085;--line:#d9dee7;--calm:#9db2d6;--c0:#c4320a;--c1:#175cd3;--c2:#6941c6;\
---c3:#027a48;--c4:#b54708;--c5:#99154b;--c6:#667085;--heat:23,92,211;--stop:196,50,10}
-@media (prefers-color-scheme:dark){:root{--paper:#12161d;--ink:#e6e9ef;--faint:#98a2b3;--line:#2c3442;--calm:#475a7d;\
---c0:#ff7a52;--c1:#6ea8ff;--c2:#b497ff;--c3:#4ade9a;--c4:#f5a524;--c5:#ff7fb0;--c6:#98a2b3;--heat:110,168,255;\
---stop:255,122,82}}
+:root{--paper:#fff;--ink:#1c2430;--faint:#5d6675;--line:#d9dee7;--calm:#9db2d6;--c0:#c4320a;--c1:#175cd3;--c2:#6941c6;\
+--c3:#027a48;--c4:#a37000;--c5:#c11574;--c6:#667085;--heat:23,92,211;--stop:196,50,10}
+@media screen and (prefers-color-scheme:dark){:root{--paper:#12161d;--ink:#e6e9ef;--faint:#98a2b3;--line:#2c3442;\
+--calm:#5a70a0;--c0:#ff7a52;--c1:#6ea8ff;--c2:#b497ff;--c3:#4ade9a;--c4:#f5c542;--c5:#ff7fb0;--c6:#98a2b3;\
+--heat:110,168,255;--stop:255,122,82}}
 *{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
+body{margin:0;background:var(--paper);color:var(--ink);font:1rem/1.5 system-ui,sans-serif}
 main{max-width:68rem;margin:0 auto;padding:1.5rem}
-h1{font-size:1.5rem;margin:0}h2{font-size:1.1rem;margin:2rem 0 .5rem}h3{font-size:1rem;margin:1rem 0 .25rem}
+h1{font-size:1.5rem;margin:0;overflow-wrap:anywhere}h2{font-size:1.1rem;margin:2rem 0 .5rem}
+h3{font-size:1rem;margin:1rem 0 .25rem;overflow-wrap:anywhere}time{white-space:nowrap}li{overflow-wrap:anywhere}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(9rem,1fr));gap:.75rem;margin:1rem 0}
 .cards div{border:1px solid var(--line);border-radius:.5rem;padding:.5rem .75rem}
 dt{color:var(--faint)}dd{margin:0;font-size:1.25rem;font-variant-numeric:tabular-nums}
 small{display:block;font-size:.8rem;color:var(--faint)}
-svg{width:100%;min-width:38rem;height:auto;display:block}.grid svg{min-width:0}
-svg text{font:11px system-ui,sans-serif;fill:var(--ink)}svg .faint{fill:var(--faint)}svg .line{stroke:var(--line)}
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(18rem,1fr));gap:1rem}
-.grid h3{overflow-wrap:anywhere}
+svg{width:100%;height:auto;display:block}
+svg text{font:14px system-ui,sans-serif;fill:var(--ink)}svg .faint{fill:var(--faint)}
+.grid svg text{font-size:26px}
+.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(18rem,1fr));gap:1rem;align-items:end}
+.axis{margin:.5rem 0 .15rem;font-size:.8rem;color:var(--faint)}.ends{display:flex;justify-content:space-between}
 .key{display:flex;flex-wrap:wrap;gap:.25rem 1rem;margin:.25rem 0;font-size:.85rem}
 .key i{display:inline-block;width:.8rem;height:.8rem;border-radius:.15rem;margin-right:.35rem;vertical-align:-.1rem}
+.bars{list-style:none;margin:0;padding:0;font-size:.85rem;font-variant-numeric:tabular-nums}
+.bars li{display:grid;grid-template-columns:16rem 1fr;align-items:center;padding:.1rem 0}
+.bars span{padding-right:.75rem}
+.bars b{display:flex;align-items:center;gap:.5rem;font-weight:400}
+.bars i{height:1rem;min-width:1px;background:var(--c0)}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.9rem}
 section{overflow-x:auto}
 th,td{text-align:right;padding:.2rem .5rem;border-bottom:1px solid var(--line)}
-th:nth-child(-n+3),td:nth-child(-n+3){text-align:left}
-@media print{:root{--paper:#fff;--ink:#000;--faint:#444;--line:#bbb}main{max-width:none;padding:0}\
-section{break-inside:avoid}svg{min-width:0}body{font-size:11px;-webkit-print-color-adjust:exact;print-color-adjust:exact}}
+th:nth-child(-n+3),td:nth-child(-n+3){text-align:left}td:nth-child(2){min-width:9rem;overflow-wrap:anywhere}
+@media screen and (max-width:45rem){main{padding:1rem}svg text{font-size:25px}table{font-size:.75rem}th,td{padding:.2rem .3rem}\
+td:nth-child(2){min-width:6rem}.bars li{grid-template-columns:1fr}}
+@media print{html{font-size:11px}:root{--ink:#000;--faint:#444;--line:#bbb}main{max-width:none;padding:0}\
+section{overflow:visible;break-inside:avoid}h2,h3{break-after:avoid}svg,.grid div,li,tr{break-inside:avoid}\
+.cards{grid-template-columns:repeat(6,1fr)}.grid{grid-template-columns:1fr 1fr}.bars li{grid-template-columns:14rem 1fr}\
+body{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
 ";

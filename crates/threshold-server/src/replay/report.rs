@@ -23,12 +23,12 @@ pub(super) struct Replayed<'r> {
     pub(super) top: usize,
 }
 
-/// Why a run has nothing to say.
-pub(super) fn nothing_read(counts: &LineCounts) -> String {
+/// Why a run has nothing to say, that looked for requests or logins.
+pub(super) fn nothing_read(counts: &LineCounts, wanted: &str) -> String {
     let mut text = match (counts.lines, counts.problems.is_empty()) {
         (0, true) => "the log is empty".to_owned(),
         (0, false) => "nothing of the log could be read".to_owned(),
-        (lines, _) => format!("none of the log's {lines} lines is a request"),
+        (lines, _) => format!("none of the log's {lines} lines is a {wanted}"),
     };
     text.push_str(&unreadable_lines(counts));
     text
@@ -76,7 +76,10 @@ pub(super) fn unreadable_lines(counts: &LineCounts) -> String {
         let _ = write!(text, "\n  {}", printable(problem));
     }
     for bad in &counts.shown {
-        let _ = write!(text, "\n  {}:{}: {}: {}", printable(&bad.log), bad.number, bad.why, bad.text);
+        let _ = write!(text, "\n  {}:{}: {}", printable(&bad.log), bad.number, bad.why);
+        if !bad.text.is_empty() {
+            let _ = write!(text, ": {}", bad.text);
+        }
     }
     let more = counts.unreadable.saturating_sub(u64::try_from(counts.shown.len()).unwrap_or(0));
     if more > 0 {

@@ -21,16 +21,32 @@ impl<V> Sample<V> {
     /// The value of a key, new or known; `None` for keys outside the sample.
     #[inline]
     pub(crate) fn entry(&mut self, key: u64, new: impl FnOnce() -> V) -> Option<&mut V> {
-        if key.trailing_zeros() < self.level {
+        if !self.takes(key) {
             return None;
         }
         while self.values.len() >= self.most && !self.values.contains_key(&key) {
             self.halve();
-            if key.trailing_zeros() < self.level {
+            if !self.takes(key) {
                 return None;
             }
         }
         Some(self.values.entry(key).or_insert_with(new))
+    }
+
+    /// Whether this key is of the sample. Most of those that are not are told without a look at the table.
+    #[inline]
+    pub(crate) fn takes(&self, key: u64) -> bool {
+        key.trailing_zeros() >= self.level
+    }
+
+    /// Changes the value of a key, new or known, if it is of the sample.
+    #[inline]
+    pub(crate) fn change(&mut self, key: u64, new: impl FnOnce() -> V, change: impl FnOnce(&mut V)) {
+        if let Some(known) = self.values.get_mut(&key) {
+            change(known);
+        } else if let Some(value) = self.entry(key, new) {
+            change(value);
+        }
     }
 
     #[cold]

@@ -1,7 +1,6 @@
 //! What became of all requests: counts by verdict, rule and subject, over time and through the week.
 
 use std::fmt::Write as _;
-use std::hash::Hasher as _;
 use std::net::IpAddr;
 
 use siphasher::sip::SipHasher13;
@@ -19,6 +18,9 @@ use crate::traffic::Moment;
 const MOST_SUBJECTS: usize = 1 << 19;
 /// Keys of rules whose fullest moment is kept.
 const MOST_KEYS: usize = 1 << 16;
+/// Requests whose subjects and keys are counted together. Each count is a look into a table far larger than a processor's
+/// caches: one behind the other, many of them are on their way at once.
+const TOGETHER: usize = 256;
 /// The layers by name, in their order.
 pub(super) const LAYERS: [Layer; 5] = [Layer::Global, Layer::Edge, Layer::Tenant, Layer::User, Layer::Endpoint];
 
@@ -99,6 +101,9 @@ pub(crate) struct Tally {
     pub(super) until: u64,
     /// Whether any request came with its size.
     pub(super) saw_bytes: bool,
+    /// What is still to be counted among subjects, by kind, and among peaks.
+    seen: [Vec<(u64, bool)>; 3],
+    filled: Vec<(u64, Peak)>,
     ipv6_prefix: u8,
     top: usize,
     name: String,
@@ -121,6 +126,8 @@ impl Tally {
             from: 0,
             until: 0,
             saw_bytes: false,
+            seen: [const { Vec::new() }; 3],
+            filled: Vec::new(),
             ipv6_prefix: policy.identity().ipv6_prefix,
             top,
             name: String::new(),
@@ -166,6 +173,33 @@ impl Tally {
         if touched {
             self.touch(decision, judged, facts, at.micros);
         }
+        if self.seen.iter().any(|seen| seen.len() >= TOGETHER) || self.filled.len() >= TOGETHER {
+            self.count_seen();
+        }
+    }
+
+    /// Counts what is still to be counted: nothing is whole before this.
+    pub(super) fn finish(mut self) -> Self {
+        self.count_seen();
+        self
+    }
+
+    fn count_seen(&mut self) {
+        for (seen, subjects) in self.seen.iter_mut().zip(&mut self.subjects) {
+            for (digest, touched) in seen.drain(..) {
+                subjects.change(digest, Subject::default, |subject| subject.touched |= touched);
+            }
+        }
+        for (digest, found) in self.filled.drain(..) {
+            self.peaks.change(
+                digest,
+                || found,
+                |peak| {
+                    peak.used = peak.used.max(found.used);
+                    peak.full |= found.full;
+                },
+            );
+        }
     }
 
     /// What each rule found, whether or not it was the one that bound.
@@ -175,13 +209,11 @@ impl Tally {
                 bump(&mut rule.met);
                 rule.full = rule.full.saturating_add(u64::from(!reading.allowed));
             }
-            let capacity = charge.limit().capacity();
-            let used = capacity.saturating_sub(reading.remaining);
             let digest = u64::try_from(charge.key().to_u128() >> 64).unwrap_or(0);
-            let new = || Peak { rule: reading.rule, used: 0, capacity, full: false };
-            if let Some(peak) = self.peaks.entry(digest, new) {
-                peak.used = peak.used.max(used);
-                peak.full |= !reading.allowed;
+            if self.peaks.takes(digest) {
+                let capacity = charge.limit().capacity();
+                let used = capacity.saturating_sub(reading.remaining);
+                self.filled.push((digest, Peak { rule: reading.rule, used, capacity, full: !reading.allowed }));
             }
         }
     }
@@ -189,10 +221,8 @@ impl Tally {
     fn count_subjects(&mut self, facts: &Facts<'_>, touched: bool) {
         let address = facts.ip.map(|ip| address_digest(ip, self.ipv6_prefix));
         let digests = [address, facts.user.map(name_digest), facts.tenant.map(name_digest)];
-        for (digest, subjects) in digests.into_iter().zip(&mut self.subjects) {
-            if let Some(subject) = digest.and_then(|digest| subjects.entry(digest, Subject::default)) {
-                subject.touched |= touched;
-            }
+        for (digest, seen) in digests.into_iter().zip(&mut self.seen) {
+            seen.extend(digest.map(|digest| (digest, touched)));
         }
     }
 
@@ -265,19 +295,15 @@ fn bump(count: &mut u64) {
 
 /// The same for every address of one group.
 pub(super) fn address_digest(ip: IpAddr, ipv6_prefix: u8) -> u64 {
-    let mut hasher = SipHasher13::new();
     match ip.to_canonical() {
-        IpAddr::V4(v4) => hasher.write_u32(v4.to_bits()),
+        IpAddr::V4(v4) => SipHasher13::new().hash(&v4.octets()),
         IpAddr::V6(v6) => {
             let beyond = 128_u32.saturating_sub(u32::from(ipv6_prefix));
-            hasher.write_u128(v6.to_bits().checked_shr(beyond).unwrap_or(0));
+            SipHasher13::new().hash(&v6.to_bits().checked_shr(beyond).unwrap_or(0).to_be_bytes())
         }
     }
-    hasher.finish()
 }
 
 pub(super) fn name_digest(name: &str) -> u64 {
-    let mut hasher = SipHasher13::new();
-    hasher.write(name.as_bytes());
-    hasher.finish()
+    SipHasher13::new().hash(name.as_bytes())
 }

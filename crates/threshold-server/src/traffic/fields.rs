@@ -81,19 +81,19 @@ impl Field {
 /// How the fields of a log are found.
 #[derive(Debug, Clone)]
 pub(crate) struct Fields {
-    given: Vec<(Field, String)>,
+    pub(super) columns: Columns,
     /// Every name that is looked for, sorted, with its field and its rank among the names of that field.
     names: Vec<(String, Field, u8)>,
 }
 
 impl Default for Fields {
     fn default() -> Self {
-        Self::new(Vec::new())
+        Self::new(&[])
     }
 }
 
 impl Fields {
-    fn new(given: Vec<(Field, String)>) -> Self {
+    fn new(given: &[(Field, String)]) -> Self {
         let mut names: Vec<(String, Field, u8)> = Vec::new();
         for (_, field, well_known) in Field::ALL {
             match given.iter().find(|(own, _)| *own == field) {
@@ -105,7 +105,7 @@ impl Fields {
             }
         }
         names.sort_by(|one, other| one.0.cmp(&other.0));
-        Self { given, names }
+        Self { columns: Columns::new(given), names }
     }
 
     /// From `--field NAME=FIELD`, `--user-field` and `--tenant-field`.
@@ -128,7 +128,7 @@ impl Fields {
                 bail!("the field {field:?} is given twice");
             }
         }
-        Ok(Self::new(given))
+        Ok(Self::new(&given))
     }
 
     /// Every field that a JSON key is, with its rank: a user's name may be the account too.
@@ -144,10 +144,34 @@ impl Fields {
         let below = |name: &str| name.strip_prefix(key).is_some_and(|rest| rest.starts_with('.'));
         self.names.iter().skip(start).take_while(|(name, _, _)| name.starts_with(key)).any(|(name, _, _)| below(name))
     }
+}
 
-    /// Which column of a text log a field is: `host`, `ident` or `user`. Unless said, the user is `user`.
-    pub(super) fn text_column(&self, field: Field) -> Option<&str> {
-        let given = self.given.iter().find(|(own, _)| *own == field).map(|(_, name)| name.as_str());
-        given.or((field == Field::User).then_some("user"))
+/// Which column of a text log says who is calling. Unless said, the user is `user`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Columns {
+    pub(super) user: Option<Column>,
+    pub(super) tenant: Option<Column>,
+    pub(super) tier: Option<Column>,
+}
+
+/// A column of a text log that may be a name.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Column {
+    Host,
+    Ident,
+    User,
+}
+
+impl Columns {
+    fn new(given: &[(Field, String)]) -> Self {
+        let column = |field: Field| match given.iter().find(|(own, _)| *own == field)?.1.as_str() {
+            "host" => Some(Column::Host),
+            "ident" => Some(Column::Ident),
+            "user" => Some(Column::User),
+            _ => None,
+        };
+        let is_given = given.iter().any(|(field, _)| *field == Field::User);
+        let user = if is_given { column(Field::User) } else { Some(Column::User) };
+        Self { user, tenant: column(Field::Tenant), tier: column(Field::Tier) }
     }
 }

@@ -12,6 +12,8 @@ use super::Progress;
 const LONGEST_LINE: usize = 128 << 10;
 /// What a gzip file begins with.
 const GZIP: &[u8] = &[0x1f, 0x8b];
+/// What some programs put in front of UTF-8.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// What a Zstandard frame begins with.
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
@@ -54,6 +56,8 @@ pub(crate) struct Lines {
     /// Whether the line that is under way was too long, and its rest is passed over.
     skipping: bool,
     over: bool,
+    /// The line that is under way, if its bytes are not all text.
+    mended: String,
     /// What ended the file before its end.
     pub(crate) problem: Option<String>,
 }
@@ -62,6 +66,8 @@ pub(crate) struct Lines {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line<'a> {
     Text(&'a str),
+    /// With a sign in the place of every byte that is no text: what clients send is logged as it came by some servers.
+    Mended(&'a str),
     Bad(&'static str),
 }
 
@@ -76,7 +82,18 @@ enum Cut {
 impl Lines {
     pub(super) fn new(name: String, reader: Box<dyn Read>) -> Self {
         let buffer = vec![0; LONGEST_LINE].into_boxed_slice();
-        Self { name, reader, buffer, start: 0, end: 0, number: 0, skipping: false, over: false, problem: None }
+        Self {
+            name,
+            reader,
+            buffer,
+            start: 0,
+            end: 0,
+            number: 0,
+            skipping: false,
+            over: false,
+            mended: String::new(),
+            problem: None,
+        }
     }
 
     /// The next line, without its end; `None` when there are no more.
@@ -102,7 +119,15 @@ impl Lines {
                     self.number = self.number.saturating_add(1);
                     let bytes = self.buffer.get(from..from.saturating_add(length)).unwrap_or_default();
                     let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
-                    return Some(std::str::from_utf8(bytes).map_or(Line::Bad("it is not UTF-8 text"), Line::Text));
+                    let mark = if self.number == 1 { BYTE_ORDER_MARK } else { b"" };
+                    let bytes = bytes.strip_prefix(mark).unwrap_or(bytes);
+                    return Some(match std::str::from_utf8(bytes) {
+                        Ok(text) => Line::Text(text),
+                        Err(_) => {
+                            self.mended = String::from_utf8_lossy(bytes).into_owned();
+                            Line::Mended(&self.mended)
+                        }
+                    });
                 }
             }
         }
@@ -171,6 +196,7 @@ mod tests {
         while let Some(line) = lines.next_line() {
             all.push(match line {
                 Line::Text(text) => Ok(text.to_owned()),
+                Line::Mended(text) => Ok(format!("mended {text}")),
                 Line::Bad(why) => Err(why),
             });
         }
@@ -184,7 +210,12 @@ mod tests {
             let text = |text: &str| lines(text.as_bytes().to_vec(), slow);
             assert_eq!(text(""), []);
             assert_eq!(text("a\r\n\nb"), [Ok("a".to_owned()), Ok(String::new()), Ok("b".to_owned())]);
-            assert_eq!(lines(b"a\n\xff\xfe\nb\n".to_vec(), slow).get(1), Some(&Err("it is not UTF-8 text")));
+            assert_eq!(
+                lines(b"a\n\xff\xe9b\nb\n".to_vec(), slow).get(1),
+                Some(&Ok("mended \u{fffd}\u{fffd}b".to_owned()))
+            );
+            // A byte order mark is no part of the first line, and is of any other.
+            assert_eq!(text("\u{feff}a\n\u{feff}b"), [Ok("a".to_owned()), Ok("\u{feff}b".to_owned())]);
         }
     }
 

@@ -25,6 +25,8 @@ impl Moment {
 pub(crate) struct MomentReader {
     /// `17/May/2015`, and the seconds at its midnight.
     day: ([u8; 11], u64),
+    /// The last time that was read, and what it said: a busy server writes many lines in one second.
+    last: Option<([u8; 26], Moment)>,
 }
 
 const MONTHS: [&[u8]; 12] =
@@ -33,6 +35,18 @@ const MONTHS: [&[u8]; 12] =
 impl MomentReader {
     /// `17/May/2015:10:05:03 +0200`, as access logs have it.
     pub(crate) fn common(&mut self, text: &str) -> Option<Moment> {
+        let whole = text.as_bytes().first_chunk::<26>().filter(|_| text.len() == 26);
+        if let (Some(whole), Some((last, moment))) = (whole, &self.last)
+            && whole == last
+        {
+            return Some(*moment);
+        }
+        let moment = self.read_common(text)?;
+        self.last = whole.map(|whole| (*whole, moment));
+        Some(moment)
+    }
+
+    fn read_common(&mut self, text: &str) -> Option<Moment> {
         let (day, rest) = text.as_bytes().split_first_chunk::<11>()?;
         let [b':', h1, h2, b':', m1, m2, b':', s1, s2, zone @ ..] = rest else { return None };
         if self.day.0 != *day {
@@ -53,7 +67,8 @@ impl MomentReader {
         Some(Moment { micros: secs.checked_mul(1_000_000)?, offset })
     }
 
-    /// Any time that a log may hold as text: the one above, or RFC 3339 with or without a zone; without one it is UTC.
+    /// Any time that a log may hold as text: the one above, RFC 3339 with or without a zone, or an HTTP date; without a
+    /// zone it is UTC.
     pub(crate) fn text(&mut self, text: &str) -> Option<Moment> {
         let text = text.trim_matches(['[', ']']);
         if let Some(moment) = self.common(text) {
@@ -65,7 +80,11 @@ impl MomentReader {
         if let Ok(timestamp) = text.parse::<Timestamp>() {
             return Some(Moment { micros: micros(timestamp)?, offset: written_offset(text) });
         }
-        let civil: jiff::civil::DateTime = text.replace('/', "-").parse().ok()?;
+        if let Ok(zoned) = jiff::fmt::rfc2822::parse(text) {
+            return Some(Moment { micros: micros(zoned.timestamp())?, offset: zoned.offset().seconds() });
+        }
+        let civil = text.strip_suffix(" UTC").or(text.strip_suffix(" GMT")).unwrap_or(text);
+        let civil: jiff::civil::DateTime = civil.replace('/', "-").parse().ok()?;
         Some(Moment { micros: micros(civil.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp())?, offset: 0 })
     }
 }
@@ -142,6 +161,9 @@ mod tests {
         check("17/May/2015:04:35:03 -0530", Some((secs * 1_000_000, -19_800)));
         check("2015-05-17T10:05:03Z", Some((secs * 1_000_000, 0)));
         check("2015-05-17T12:05:03.25+02:00", Some((secs * 1_000_000 + 250_000, 7_200)));
+        check("2015-05-17 10:05:03.25 UTC", Some((secs * 1_000_000 + 250_000, 0)));
+        check("Sun, 17 May 2015 10:05:03 GMT", Some((secs * 1_000_000, 0)));
+        check("Sun, 17 May 2015 12:05:03 +0200", Some((secs * 1_000_000, 7_200)));
         check("2015-05-17 10:05:03", Some((secs * 1_000_000, 0)));
         check("1431857103", Some((secs * 1_000_000, 0)));
         check("1431857103.5", Some((secs * 1_000_000 + 500_000, 0)));

@@ -2,12 +2,12 @@
 //! back in their place.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use threshold_core::Span;
 
-use super::{Fields, Line, Lines, Moment, MomentReader, Progress, Request, Scalars, Unreadable, login, open, text};
+use super::batch::Batch;
+use super::{Fields, Line, Lines, MomentReader, Progress, Request, Scalars, Unreadable, login, open, text};
 
 /// The most lines that wait for their turn.
 const MOST_HELD: usize = 65_536;
@@ -52,127 +52,14 @@ pub(crate) enum Form {
 
 /// All requests of some logs, in order.
 pub(crate) struct Feed {
-    form: Form,
     sources: Vec<Source>,
-    fields: Fields,
+    reading: Reading,
+    held: Held,
     window: u64,
-    /// Requests that wait for their turn, by their second.
-    held: BTreeMap<u64, Batch>,
-    held_requests: usize,
-    held_text: usize,
-    /// The second whose turn it is, in order, and how many of its requests have been given out.
+    /// The second whose turn it was last.
     due: Batch,
-    given: usize,
-    /// A batch that can be used again.
-    spare: Batch,
-    /// The newest time that was read, and the last that was given out.
-    newest: u64,
+    /// The last time that was given out.
     last: u64,
-    progress: Progress,
-    pub(crate) counts: LineCounts,
-}
-
-/// A log, and its next request if there is one.
-struct Source {
-    lines: Lines,
-    moments: MomentReader,
-    head: Batch,
-}
-
-impl Source {
-    fn head(&self) -> Option<&Record> {
-        self.head.records.first()
-    }
-}
-
-/// Which of a request's texts.
-#[derive(Clone, Copy)]
-enum Part {
-    Method,
-    Path,
-    Host,
-    User,
-    Tenant,
-    Tier,
-}
-
-impl Part {
-    const ALL: [Self; 6] = [Self::Method, Self::Path, Self::Host, Self::User, Self::Tenant, Self::Tier];
-
-    fn of<'a>(self, request: &Request<'a>) -> Option<&'a str> {
-        match self {
-            Self::Method => request.method,
-            Self::Path => request.path,
-            Self::Host => request.host,
-            Self::User => request.user,
-            Self::Tenant => request.tenant,
-            Self::Tier => request.tier,
-        }
-    }
-}
-
-/// Requests that outlive their lines, side by side in memory: they are read in the order in which they were written.
-#[derive(Default)]
-struct Batch {
-    records: Vec<Record>,
-    text: String,
-}
-
-/// One request of a batch.
-#[derive(Clone, Copy)]
-struct Record {
-    at: Moment,
-    ip: Option<IpAddr>,
-    status: Option<u16>,
-    bytes: Option<u64>,
-    repeated: u64,
-    /// Where each part is in the batch's text; what is not there ends before it begins.
-    parts: [(u32, u32); Part::ALL.len()],
-}
-
-const NOT_THERE: (u32, u32) = (1, 0);
-
-impl Batch {
-    fn push(&mut self, request: &Request<'_>) {
-        let mut parts = [NOT_THERE; Part::ALL.len()];
-        for (part, slot) in Part::ALL.into_iter().zip(&mut parts) {
-            if let Some(value) = part.of(request) {
-                let start = self.text.len();
-                self.text.push_str(value);
-                // A batch holds far less than fits; what did not would be as good as not logged.
-                let place = u32::try_from(start).ok().zip(u32::try_from(self.text.len()).ok());
-                *slot = place.unwrap_or(NOT_THERE);
-            }
-        }
-        let Request { at, ip, status, bytes, repeated, .. } = *request;
-        self.records.push(Record { at, ip, status, bytes, repeated, parts });
-    }
-
-    fn get(&self, index: usize) -> Option<Request<'_>> {
-        let record = self.records.get(index)?;
-        let part = |part: Part| {
-            let (start, end) = *record.parts.get(part as usize)?;
-            self.text.get(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
-        };
-        Some(Request {
-            at: record.at,
-            ip: record.ip,
-            method: part(Part::Method),
-            path: part(Part::Path),
-            host: part(Part::Host),
-            user: part(Part::User),
-            tenant: part(Part::Tenant),
-            tier: part(Part::Tier),
-            status: record.status,
-            bytes: record.bytes,
-            repeated: record.repeated,
-        })
-    }
-
-    fn clear(&mut self) {
-        self.records.clear();
-        self.text.clear();
-    }
 }
 
 impl Feed {
@@ -190,142 +77,170 @@ impl Feed {
     }
 
     fn new(form: Form, lines: Vec<Lines>, fields: Fields, window: Span, progress: Progress) -> Self {
-        let sources = lines
+        let mut reading = Reading { form, fields, progress, counts: LineCounts::default() };
+        let mut sources: Vec<Source> = lines
             .into_iter()
             .map(|lines| Source { lines, moments: MomentReader::default(), head: Batch::default() })
             .collect();
-        let mut feed = Self {
-            form,
-            sources,
-            fields,
-            window: window.micros(),
-            held: BTreeMap::new(),
-            held_requests: 0,
-            held_text: 0,
-            due: Batch::default(),
-            given: 0,
-            spare: Batch::default(),
-            newest: 0,
-            last: 0,
-            progress,
-            counts: LineCounts::default(),
-        };
-        for index in 0..feed.sources.len() {
-            feed.read_head(index);
+        // One log alone needs no head: there is no other to compare it with.
+        if sources.len() > 1 {
+            sources.iter_mut().for_each(|source| source.read_head(&mut reading));
         }
-        feed
+        Self { sources, reading, held: Held::default(), window: window.micros(), due: Batch::default(), last: 0 }
     }
 
-    /// The next request. Its time is never before that of the one before it.
-    pub(crate) fn next_request(&mut self) -> Option<Request<'_>> {
-        self.next_two().map(|(request, _)| request)
-    }
-
-    /// The next request, and the one after it if that is known already; its time may still be moved.
-    pub(crate) fn next_two(&mut self) -> Option<(Request<'_>, Option<Request<'_>>)> {
-        while self.given >= self.due.records.len() {
-            let full = self.held_requests >= MOST_HELD || self.held_text >= MOST_TEXT;
-            let first = self.held.first_key_value().map(|(second, _)| *second);
-            if full || first.is_some_and(|second| self.is_over(second)) || !self.take_earliest_head() {
-                self.bring_due()?;
+    /// The requests of the next second that has any, in order. No time is ever before that of the request before it.
+    pub(crate) fn next_second(&mut self) -> Option<impl Iterator<Item = Request<'_>>> {
+        while !self.held.is_due(self.window) && self.read_one() {}
+        self.held.take_first(&mut self.due)?;
+        let Self { due, last, reading, .. } = self;
+        Some(due.iter().map(move |mut request| {
+            if request.at.micros < *last {
+                reading.counts.late = reading.counts.late.saturating_add(1);
+                request.at.micros = *last;
             }
-        }
-        let index = self.given;
-        self.given = index.saturating_add(1);
-        let mut request = self.due.get(index)?;
-        if request.at.micros < self.last {
-            self.counts.late = self.counts.late.saturating_add(1);
-            request.at.micros = self.last;
-        }
-        self.last = request.at.micros;
-        Some((request, self.due.get(self.given)))
-    }
-
-    /// Whether nothing of this second is waited for any more.
-    fn is_over(&self, second: u64) -> bool {
-        let end = second.saturating_add(1).saturating_mul(SECOND);
-        end.saturating_add(self.window) <= self.newest
-    }
-
-    /// Makes the earliest second that waits the one whose turn it is.
-    fn bring_due(&mut self) -> Option<()> {
-        let (_, mut batch) = self.held.pop_first()?;
-        self.held_requests = self.held_requests.saturating_sub(batch.records.len());
-        self.held_text = self.held_text.saturating_sub(batch.text.len());
-        // Stable, so that equal times keep the order of the log; and quick where they are in order already.
-        batch.records.sort_by_key(|record| record.at.micros);
-        self.spare = std::mem::replace(&mut self.due, batch);
-        self.spare.clear();
-        self.given = 0;
-        Some(())
+            *last = request.at.micros;
+            request
+        }))
     }
 
     /// Ends the run: what was counted, and what went wrong.
     pub(crate) fn finish(mut self) -> LineCounts {
-        self.progress.finish();
-        self.counts.problems.extend(self.sources.iter_mut().filter_map(|source| source.lines.problem.take()));
-        self.counts
+        self.reading.progress.finish();
+        let mut counts = self.reading.counts;
+        counts.problems.extend(self.sources.iter_mut().filter_map(|source| source.lines.problem.take()));
+        counts
     }
 
     /// Moves the earliest of the logs' next requests to those that wait; says whether there was one.
-    fn take_earliest_head(&mut self) -> bool {
+    fn read_one(&mut self) -> bool {
+        let held = &mut self.held;
+        if let [only] = self.sources.as_mut_slice() {
+            return only.read(&mut self.reading, |request| held.hold(request));
+        }
         let heads = self.sources.iter().enumerate();
-        let heads = heads.filter_map(|(index, source)| Some((source.head()?.at.micros, index)));
-        let Some((at, index)) = heads.min() else { return false };
-        let Some(request) = self.sources.get(index).and_then(|source| source.head.get(0)) else { return false };
-        self.newest = self.newest.max(at);
-        let second = at.checked_div(SECOND).unwrap_or(0);
-        let batch = self.held.entry(second).or_insert_with(|| std::mem::take(&mut self.spare));
-        let before = batch.text.len();
-        batch.push(&request);
-        self.held_text = self.held_text.saturating_add(batch.text.len().saturating_sub(before));
-        self.held_requests = self.held_requests.saturating_add(1);
-        self.read_head(index);
+        let heads = heads.filter_map(|(index, source)| Some((source.head.first()?.at.micros, index)));
+        let Some(source) = heads.min().and_then(|(_, index)| self.sources.get_mut(index)) else { return false };
+        if let Some(request) = source.head.first() {
+            held.hold(&request);
+        }
+        source.read_head(&mut self.reading);
         true
     }
+}
 
-    /// Reads a log on to its next request.
-    fn read_head(&mut self, index: usize) {
-        let Some(Source { lines, moments, head }) = self.sources.get_mut(index) else { return };
-        let counts = &mut self.counts;
+/// Requests that wait for their turn.
+#[derive(Default)]
+struct Held {
+    seconds: BTreeMap<u64, Batch>,
+    requests: usize,
+    text: usize,
+    /// The newest time that was read.
+    newest: u64,
+    /// A batch that can be used again.
+    spare: Batch,
+}
+
+impl Held {
+    #[inline]
+    fn hold(&mut self, request: &Request<'_>) {
+        self.newest = self.newest.max(request.at.micros);
+        let second = request.at.micros.checked_div(SECOND).unwrap_or(0);
+        let batch = self.seconds.entry(second).or_insert_with(|| std::mem::take(&mut self.spare));
+        self.text = self.text.saturating_add(batch.push(request));
+        self.requests = self.requests.saturating_add(1);
+    }
+
+    /// Whether the turn of the earliest second has come: nothing of it is waited for any more, or there is no more room.
+    fn is_due(&self, window: u64) -> bool {
+        let full = self.requests >= MOST_HELD || self.text >= MOST_TEXT;
+        let over = |second: u64| {
+            let end = second.saturating_add(1).saturating_mul(SECOND);
+            end.saturating_add(window) <= self.newest
+        };
+        full || self.seconds.first_key_value().is_some_and(|(second, _)| over(*second))
+    }
+
+    /// Puts the earliest second in the place of the one whose turn it was.
+    fn take_first(&mut self, due: &mut Batch) -> Option<()> {
+        let (_, mut batch) = self.seconds.pop_first()?;
+        self.requests = self.requests.saturating_sub(batch.len());
+        self.text = self.text.saturating_sub(batch.text_len());
+        batch.sort();
+        self.spare = std::mem::replace(due, batch);
+        self.spare.clear();
+        Some(())
+    }
+}
+
+/// How lines are read, and what became of them.
+struct Reading {
+    form: Form,
+    fields: Fields,
+    progress: Progress,
+    counts: LineCounts,
+}
+
+/// A log, and among several its next request, if there is one.
+struct Source {
+    lines: Lines,
+    moments: MomentReader,
+    head: Batch,
+}
+
+impl Source {
+    fn read_head(&mut self, reading: &mut Reading) {
+        let mut head = std::mem::take(&mut self.head);
         head.clear();
-        while let Some(line) = lines.next_line() {
+        self.read(reading, |request| {
+            head.push(request);
+        });
+        self.head = head;
+    }
+
+    /// Reads on to the next request and hands it over; says whether there was one.
+    fn read(&mut self, reading: &mut Reading, mut take: impl FnMut(&Request<'_>)) -> bool {
+        let Reading { form, fields, progress, counts } = reading;
+        while let Some(line) = self.lines.next_line() {
             counts.lines = counts.lines.saturating_add(1);
-            self.progress.lines(counts.lines);
+            progress.lines(counts.lines);
             let (text, read) = match line {
                 Line::Bad(why) => ("", Err(Unreadable(why))),
-                Line::Text(text) => (text, read_into(text, self.form, &self.fields, moments, head)),
-            };
-            let why = match read {
-                Ok(true) => return,
-                Ok(false) => {
-                    counts.others = counts.others.saturating_add(1);
-                    continue;
+                Line::Text(text) => (text, read_line(text, *form, fields, &mut self.moments, &mut take)),
+                Line::Mended(text) => {
+                    let read = read_line(text, *form, fields, &mut self.moments, &mut take);
+                    (text, read.map_err(|_| Unreadable("it is not UTF-8 text")))
                 }
-                Err(Unreadable(why)) => why,
             };
-            let text = shown(text);
-            let number = lines.number;
-            counts.unreadable = counts.unreadable.saturating_add(1);
-            if counts.shown.len() < SHOWN {
-                counts.shown.push(BadLine { log: lines.name.clone(), number, why, text });
+            match read {
+                Ok(true) => return true,
+                Ok(false) => counts.others = counts.others.saturating_add(1),
+                Err(Unreadable(why)) => {
+                    counts.unreadable = counts.unreadable.saturating_add(1);
+                    if counts.shown.len() < SHOWN {
+                        let text = shown(text);
+                        let (log, number) = (self.lines.name.clone(), self.lines.number);
+                        counts.shown.push(BadLine { log, number, why, text });
+                    }
+                }
             }
         }
+        false
     }
 }
 
 /// Reads a line of any format; says whether it is about what is looked for. An object is JSON, and nothing else begins
 /// like one.
-fn read_into(
+fn read_line(
     line: &str,
     form: Form,
     fields: &Fields,
     moments: &mut MomentReader,
-    head: &mut Batch,
+    take: &mut impl FnMut(&Request<'_>),
 ) -> Result<bool, Unreadable> {
     if line.trim_start().starts_with('{') {
         let scalars = Scalars::read(line, fields)?;
-        head.push(&match form {
+        take(&match form {
             Form::Requests => scalars.request(moments)?,
             Form::Logins => login::event(&scalars, moments)?,
         });
@@ -336,7 +251,7 @@ fn read_into(
         Form::Logins => login::parse(line, moments)?,
     };
     if let Some(request) = &read {
-        head.push(request);
+        take(request);
     }
     Ok(read.is_some())
 }
@@ -371,10 +286,12 @@ mod tests {
     fn paths(mut feed: Feed) -> (Vec<String>, LineCounts) {
         let mut paths = Vec::new();
         let mut last = 0;
-        while let Some(request) = feed.next_request() {
-            assert!(request.at.micros >= last, "time runs backwards");
-            last = request.at.micros;
-            paths.push(request.path.unwrap().to_owned());
+        while let Some(second) = feed.next_second() {
+            for request in second {
+                assert!(request.at.micros >= last, "time runs backwards");
+                last = request.at.micros;
+                paths.push(request.path.unwrap().to_owned());
+            }
         }
         (paths, feed.finish())
     }
@@ -420,9 +337,9 @@ mod tests {
         let text = log(&[1]).repeat(MOST_HELD * 2);
         let mut feed = feed(&[&text], 3_600);
         let mut count = 0;
-        while feed.next_request().is_some() {
-            assert!(feed.held_requests + feed.due.records.len() <= MOST_HELD * 2);
-            count += 1;
+        while let Some(in_second) = feed.next_second().map(Iterator::count) {
+            count += in_second;
+            assert!(feed.held.requests + feed.due.len() <= MOST_HELD * 2);
         }
         assert_eq!(count, MOST_HELD * 2);
     }

@@ -2,26 +2,27 @@
 
 use threshold_core::address::parse_address;
 
-use super::{Field, Fields, MomentReader, Request, Unreadable, request_line};
+use super::fields::Column;
+use super::{Fields, MomentReader, Request, Unreadable, request_line, split_once};
 
-/// Reads `[host] ip ident user [time] "request" status bytes …`; what follows is not looked at.
+/// Reads `[host] ip ident user [time] "request" status bytes …`; what follows is not looked at. What a server's own format
+/// leaves out after the address, or puts in before the request, does no harm.
 pub(super) fn parse<'a>(line: &'a str, fields: &Fields, moments: &mut MomentReader) -> Result<Request<'a>, Unreadable> {
-    if line.trim().is_empty() {
-        return Err(Unreadable("it is empty"));
-    }
-    let (who, rest) = line.split_once(" [").ok_or(Unreadable("no [time]"))?;
-    let (time, rest) = rest.split_once(']').ok_or(Unreadable("no [time]"))?;
+    let Some((who, rest)) = until_time(line) else {
+        return Err(Unreadable(if line.trim().is_empty() { "it is empty" } else { "no [time]" }));
+    };
+    let (time, rest) = split_once(rest, b']').ok_or(Unreadable("no [time]"))?;
     let at = moments.common(time).or_else(|| moments.text(time)).ok_or(Unreadable("no time that can be read"))?;
     let who = Who::read(who).ok_or(Unreadable("no address"))?;
-    let quoted = rest.strip_prefix(" \"").ok_or(Unreadable("no \"request\""))?;
+    let (_, quoted) = split_once(rest, b'"').ok_or(Unreadable("no \"request\""))?;
     let (request, rest) = until_quote(quoted).ok_or(Unreadable("no end of the \"request\""))?;
     let (method, path) = request_line(request);
-    let status = rest.trim_start().split(' ').next().and_then(|status| status.parse().ok());
-    let named = |field: Field| match fields.text_column(field) {
-        Some("host") => who.host,
-        Some("ident") => known(who.ident),
-        Some("user") => known(who.user),
-        _ => None,
+    let rest = rest.trim_ascii_start();
+    let status = split_once(rest, b' ').map_or(rest, |(status, _)| status).parse().ok();
+    let named = |column: Option<Column>| match column? {
+        Column::Host => who.host,
+        Column::Ident => known(who.ident),
+        Column::User => known(who.user),
     };
     Ok(Request {
         at,
@@ -29,9 +30,9 @@ pub(super) fn parse<'a>(line: &'a str, fields: &Fields, moments: &mut MomentRead
         method,
         path,
         host: who.host,
-        user: named(Field::User),
-        tenant: named(Field::Tenant),
-        tier: named(Field::Tier),
+        user: named(fields.columns.user),
+        tenant: named(fields.columns.tenant),
+        tier: named(fields.columns.tier),
         status,
         bytes: None,
         repeated: 0,
@@ -48,22 +49,30 @@ struct Who<'a> {
 
 impl<'a> Who<'a> {
     fn read(text: &'a str) -> Option<Self> {
-        let (first, rest) = text.split_once(' ')?;
+        let (first, rest) = split_once(text, b' ').unwrap_or((text, ""));
         let (host, ip, rest) = match parse_address(first) {
             Some(ip) => (None, ip, rest),
             None => {
-                let (second, rest) = rest.split_once(' ')?;
+                let (second, rest) = split_once(rest, b' ')?;
                 (Some(first), parse_address(second)?, rest)
             }
         };
         // A user's name may hold blanks; the identity before it does not.
-        let (ident, user) = rest.split_once(' ').unwrap_or((rest, ""));
+        let (ident, user) = split_once(rest, b' ').unwrap_or((rest, ""));
         Some(Self { host, ip, ident, user })
     }
 }
 
 fn known(value: &str) -> Option<&str> {
     Some(value).filter(|value| !value.is_empty() && *value != "-")
+}
+
+/// What stands before ` [`, and what follows it.
+fn until_time(line: &str) -> Option<(&str, &str)> {
+    memchr::memchr_iter(b'[', line.as_bytes()).find_map(|at| {
+        let (before, rest) = line.split_at_checked(at)?;
+        Some((before.strip_suffix(' ')?, rest.strip_prefix('[')?))
+    })
 }
 
 /// The text up to the next quote that is not escaped, and what follows it.
@@ -103,6 +112,9 @@ mod tests {
         assert_eq!((request.method, request.path, request.status), (None, None, Some(400)));
         let request = read(r#"203.0.113.7 - a b [17/May/2015:10:05:03 +0000] "GET /a b c HTTP/1.0" 200 0"#).unwrap();
         assert_eq!((request.user, request.path), (Some("a b"), Some("/a b c")));
+        let request =
+            read(r#"203.0.113.7 [17/May/2015:10:05:03 +0000] www.example.com 0.004 "GET /a HTTP/1.1" 200"#).unwrap();
+        assert_eq!((request.user, request.path, request.status), (None, Some("/a"), Some(200)));
     }
 
     #[test]

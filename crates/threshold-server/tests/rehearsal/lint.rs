@@ -17,6 +17,8 @@ fn what_no_rule_limits_is_found_in_a_log() {
     let all =
         Scratch::new("all.toml", format!("{LOGIN_ONLY}[[rule]]\nname = \"all\"\nper = [\"ip\"]\nlimit = \"9/s\"\n"));
     assert_eq!(threshold(&["lint", all.path(), "--log", log.path(), "--deny", "warnings"]).code, 0);
+    let meant = Scratch::new("meant.toml", format!("allow = [\"uncovered-path: the cache's\"]\n{LOGIN_ONLY}"));
+    assert_eq!(threshold(&["lint", meant.path(), "--log", log.path(), "--deny", "warnings"]).code, 0);
     let empty = Scratch::new("empty.log", "");
     let run = threshold(&["lint", policy.path(), "--log", empty.path()]);
     assert!(run.code == 2 && run.err.contains("no line of the log is a request"), "{}", run.err);
@@ -32,11 +34,49 @@ fn what_no_rule_limits_is_found_in_an_openapi_document() {
     assert_eq!(run.code, 1, "{}", run.err);
     assert!(run.out.contains("GET /v1/users/{id}") && run.out.contains("DELETE /v1/users/{id}"), "{}", run.out);
     assert!(!run.out.contains("POST") && run.out.contains("2 warnings"), "{}", run.out);
-    for (text, expect) in [("openapi: 3.1.0", "no JSON"), ("{}", "no \"paths\"")] {
+    let broken = [
+        ("{\"paths\": ", "no JSON"),
+        ("openapi: 3.1.0", "no \"paths\""),
+        ("a: [1", "neither JSON nor YAML"),
+        ("", "paths"),
+    ];
+    for (text, expect) in broken {
         let broken = Scratch::new("broken.json", text);
         let run = threshold(&["lint", policy.path(), "--openapi", broken.path()]);
-        assert!(run.code == 2 && run.err.contains(expect), "{}", run.err);
+        assert!(run.code == 2 && run.err.contains(expect), "{text}: {}", run.err);
     }
+}
+
+/// A bomb of aliases, each nine times the one before: a few lines that would be 3 GB.
+fn bomb() -> String {
+    let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x]\n");
+    for level in 1..10 {
+        let before = format!("*a{}", level - 1);
+        text.push_str(&format!("a{level}: &a{level} [{}]\n", [before.as_str(); 9].join(", ")));
+    }
+    text + "paths: {}\n"
+}
+
+#[test]
+fn an_openapi_document_in_yaml_says_the_same() {
+    let policy = Scratch::new("api.toml", LOGIN_ONLY.replace("/login", "/v1/login"));
+    let document = "# ours\nopenapi: '3.0.3'\nservers:\n  - url: https://api.example.com/v1\npaths:\n  /login:\n    \
+                    post: &op\n      responses:\n        200: {description: ok}\n        default: {description: no}\n  \
+                    /users/{id}:\n    get: *op\n    delete:\n      responses: {}\n";
+    let check = |document: &str, expect: &str| {
+        let document = Scratch::new("api.yaml", document);
+        let run = threshold(&["lint", policy.path(), "--openapi", document.path(), "--deny", "warnings"]);
+        assert_eq!(run.code, 1, "{}", run.err);
+        assert!(run.out.contains(expect) && run.out.contains("DELETE /v1/users/{id}"), "{}", run.out);
+        assert!(!run.out.contains("POST") && run.out.contains("2 warnings"), "{}", run.out);
+    };
+    check(document, "GET /v1/users/{id}");
+    let older =
+        document.replace("servers:\n  - url: https://api.example.com/v1\n", "host: api.example.com\nbasePath: /v1\n");
+    check(&older.replace("openapi: '3.0.3'", "swagger: '2.0'"), "GET /v1/users/{id}");
+    let bomb = Scratch::new("bomb.yaml", bomb());
+    let run = threshold(&["lint", policy.path(), "--openapi", bomb.path()]);
+    assert!(run.code == 2 && run.err.contains("neither JSON nor YAML"), "{}", run.err);
 }
 
 #[test]
@@ -47,7 +87,12 @@ fn what_a_change_forgets_is_told_where_it_was_changed() {
     assert_eq!(run.code, 1, "{}", run.err);
     assert!(run.out.contains(":2:8: warning[forgets]") && run.out.contains("everybody begins anew"), "{}", run.out);
     assert_eq!(threshold(&["lint", old.path(), "--against", old.path(), "--deny", "warnings"]).code, 0);
+    let meant =
+        Scratch::new("meant.toml", format!("{}allow = [\"forgets: at night\"]\n", LOGIN_ONLY.replace("5/min", "5/h")));
+    assert_eq!(threshold(&["lint", meant.path(), "--against", old.path(), "--deny", "warnings"]).code, 0);
     let gone = Scratch::new("gone.toml", "");
     let run = threshold(&["lint", gone.path(), "--against", old.path()]);
     assert!(run.code == 0 && run.out.contains("\"login\" is gone"), "{}", run.out);
+    let meant = Scratch::new("meant.toml", "allow = \"forgets: nobody logs in here any more\"\n");
+    assert_eq!(threshold(&["lint", meant.path(), "--against", old.path(), "--deny", "warnings"]).code, 0);
 }

@@ -151,6 +151,28 @@ fn what_cannot_be_read_is_told_and_stops_nothing() {
     assert!(run.code == 2 && run.err.contains("/no/such/access.log"), "{}", run.err);
 }
 
+/// A mark in front, line ends of another system, an agent and a path in Latin-1, a line of a megabyte, and bytes of nothing.
+#[test]
+fn what_is_not_quite_text_is_read_all_the_same() {
+    let policy = Scratch::new("bytes.toml", SIMPLE);
+    let line = |path: &[u8], agent: &[u8]| {
+        let before = b"192.0.2.1 - - [17/May/2015:10:05:03 +0000] \"GET /";
+        [before, path, b" HTTP/1.1\" 200 1 \"-\" \"", agent, b"\"\r\n"].concat()
+    };
+    let mut log = "\u{feff}".as_bytes().to_vec();
+    log.extend(line(b"", b"curl"));
+    log.extend(line(b"", b"caf\xe9"));
+    log.extend(line(b"caf\xe9", b"\0"));
+    log.extend(line(&[b'x'; 1 << 20], b""));
+    log.extend(b"\xff\xfe\0\n");
+    let answer = threshold_with(&["replay", policy.path(), "-", "--json"], &log).json();
+    let figure = |name: &str| answer[name].as_u64().unwrap();
+    assert_eq!((figure("lines"), figure("requests"), figure("unreadable")), (5, 3, 2), "{answer}");
+    let text = threshold_with(&["replay", policy.path(), "-"], &log).out;
+    assert!(text.contains("<stdin>:4: the line is longer than 128 KiB\n"), "{text}");
+    assert!(text.contains("<stdin>:5: it is not UTF-8 text: \u{fffd}"), "{text}");
+}
+
 #[test]
 fn a_truncated_gzip_is_counted_as_far_as_it_goes() {
     let policy = Scratch::new("cut.toml", SIMPLE);

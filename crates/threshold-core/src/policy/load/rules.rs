@@ -9,7 +9,7 @@ use crate::ladder::{Ladder, Rung, StrikeMode};
 use crate::limit::{Algorithm, Anchor, Limit, Options, Quota, Unit};
 use crate::policy::file::{
     AlgorithmName, AnchorName, ConsistencyName, DisclosureName, LayerName, LogName, ModeName, OnMissingName,
-    OnStoreErrorName, RuleFile, StrikeName, Text,
+    OnStoreErrorName, RuleFile, StrikeName, Text, Texts,
 };
 use crate::policy::rule::{
     Consistency, CostOf, Disclosure, Layer, LogMode, Measure, Measured, Mode, OnMissing, OnStoreError, Per, Rule,
@@ -104,7 +104,7 @@ impl Loader<'_> {
             body: text(&file.body),
             period: text(&file.period),
             log: file.log.as_ref().map_or(LogMode::Sampled, |name| name.value.into()),
-            allow: self.allowances(file),
+            allow: self.allowances(file.allow.as_ref()),
             tag: 0,
             prefixes: Vec::new(),
             counted: 0,
@@ -233,9 +233,10 @@ impl Loader<'_> {
         status.value
     }
 
-    fn allowances(&mut self, file: &RuleFile) -> Vec<(Box<str>, Box<str>)> {
+    /// The findings that are meant, each with its reason.
+    pub(super) fn allowances(&mut self, allow: Option<&Texts>) -> Vec<(Box<str>, Box<str>)> {
         let mut allowances = Vec::new();
-        for text in file.allow.iter().flat_map(|texts| &texts.items) {
+        for text in allow.iter().flat_map(|texts| &texts.items) {
             match text.value.split_once(':').map(|(code, reason)| (code.trim(), reason.trim())) {
                 Some((code, reason)) if !code.is_empty() && !reason.is_empty() => {
                     allowances.push((code.into(), reason.into()));

@@ -60,42 +60,39 @@ struct Column {
 pub(super) fn over_time(replayed: &Replayed<'_>) -> String {
     let colours = Colours::new(replayed);
     let columns = columns(replayed, &colours);
-    let (upper, lower, gap) = (140.0, 140.0, 30.0);
     let most = columns.iter().map(|column| column.requests).max().unwrap_or(0);
     let most_stopped = columns.iter().map(|column| column.stopped.iter().sum()).max().unwrap_or(0);
-    let mut out = begin(upper + lower + gap + 20.0, "requests and stopped requests over time");
-    label(&mut out, (0.0, 12.0), "start", &format!("requests, at most {} a column", grouped(most)));
-    let second = upper + gap;
-    let what = format!("stopped, at most {} a column", grouped(most_stopped));
-    label(&mut out, (0.0, second + 2.0), "start", &what);
+    let height = 130.0;
+    let mut requests = begin(height, "requests over time");
+    let mut stopped = begin(height, "stopped requests over time");
     let width = WIDTH / number(u64::try_from(columns.len().max(1)).unwrap_or(1));
+    let bar = (width - 0.5).max(0.3);
     let mut x = 0.0;
     for column in &columns {
         let at = moment(column.at.saturating_mul(1_000_000));
-        let height = part(column.requests, most, upper - 18.0);
+        let tall = part(column.requests, most, height);
         let title = format!("{at}: {} requests", grouped(column.requests));
-        rect(&mut out, (x, upper - height), ((width - 0.5).max(0.3), height), "var(--calm)", &title);
-        let mut y = second + lower;
+        rect(&mut requests, (x, height - tall), (bar, tall), "var(--calm)", &title);
+        let mut y = height;
         for (colour, count) in column.stopped.iter().enumerate().filter(|(_, count)| **count > 0) {
-            let height = part(*count, most_stopped, lower - 8.0);
-            y -= height;
+            let tall = part(*count, most_stopped, height);
+            y -= tall;
             let title = format!("{at}: {} stopped by {}", grouped(*count), colours.name(colour));
-            rect(&mut out, (x, y), ((width - 0.5).max(0.3), height), &colour_of(colour), &title);
+            rect(&mut stopped, (x, y), (bar, tall), &colour_of(colour), &title);
         }
         x += width;
     }
-    let foot = second + lower + 14.0;
-    for (edge, anchor, x) in [(columns.first(), "start", 0.0), (columns.last(), "end", WIDTH)] {
-        label(
-            &mut out,
-            (x, foot),
-            anchor,
-            &edge.map(|column| moment(column.at.saturating_mul(1_000_000))).unwrap_or_default(),
-        );
-    }
-    out.push_str("</svg>\n");
-    out.push_str(&colours.key());
-    out
+    let edge = |column: Option<&Column>| column.map(|own| moment(own.at.saturating_mul(1_000_000))).unwrap_or_default();
+    format!(
+        "<p class=\"axis\">requests, at most {} a column</p>\n{requests}</svg>\n\
+         <p class=\"axis\">stopped, at most {} a column</p>\n{stopped}</svg>\n\
+         <p class=\"axis ends\"><time>{}</time><time>{}</time></p>\n{}",
+        grouped(most),
+        grouped(most_stopped),
+        edge(columns.first()),
+        edge(columns.last()),
+        colours.key()
+    )
 }
 
 fn columns(replayed: &Replayed<'_>, colours: &Colours) -> Vec<Column> {
@@ -217,18 +214,14 @@ fn histogram(bins: &[u64], name: &str) -> String {
         let title = format!("{name}: {} subjects", grouped(*count));
         rect(&mut out, (x + 4.0, height - tall), (width - 8.0, tall), fill, &title);
         let middle = x + width / 2.0;
-        let style = "style=\"font-size:26px\"";
         if *count > 0 {
             let y = height - tall - 8.0;
-            let _ = writeln!(
-                out,
-                "<text {style} x=\"{middle:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>",
-                grouped(*count)
-            );
+            let _ =
+                writeln!(out, "<text x=\"{middle:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>", grouped(*count));
         }
         let _ = writeln!(
             out,
-            "<text {style} class=\"faint\" x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{name}</text>",
+            "<text class=\"faint\" x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{name}</text>",
             height + 30.0
         );
         x += width;
@@ -237,30 +230,27 @@ fn histogram(bins: &[u64], name: &str) -> String {
     out
 }
 
-/// One bar for each subject, with when it was touched.
+/// One bar for each subject, with when it was touched. Not a picture: names stay readable at any width.
 pub(super) fn subjects(rows: &[(String, u64, String)]) -> String {
     if rows.is_empty() {
         return "<p>Nobody was touched.</p>\n".to_owned();
     }
-    let row = 24.0;
     let most = rows.iter().map(|(_, count, _)| *count).max().unwrap_or(0);
-    let mut out = begin(row * number(u64::try_from(rows.len()).unwrap_or(0)), "most affected subjects");
-    let mut y = 0.0;
+    let mut out = String::from("<ul class=\"bars\">\n");
     for (name, count, when) in rows {
-        let shown: String = name.chars().take(40).collect();
-        let _ = writeln!(out, "<text x=\"0\" y=\"{:.1}\">{}</text>", y + 15.0, escaped(&shown));
-        let width = part(*count, most, WIDTH - 380.0).max(1.0);
-        rect(
-            &mut out,
-            (290.0, y + 3.0),
-            (width, row - 8.0),
-            "var(--c0)",
-            &format!("{name}: {}, {when}", grouped(*count)),
+        let shown: String = name.chars().take(60).collect();
+        let _ = writeln!(
+            out,
+            "<li title=\"{}: {}, {}\"><span>{}</span><b><i style=\"width:{:.1}%\"></i>{}</b></li>",
+            escaped(name),
+            grouped(*count),
+            escaped(when),
+            escaped(&shown),
+            part(*count, most, 85.0),
+            grouped(*count)
         );
-        let _ = writeln!(out, "<text x=\"{:.1}\" y=\"{:.1}\">{}</text>", 298.0 + width, y + 15.0, grouped(*count));
-        y += row;
     }
-    out.push_str("</svg>\n");
+    out.push_str("</ul>\n");
     out
 }
 
@@ -275,28 +265,28 @@ pub(super) fn week(replayed: &Replayed<'_>) -> String {
 }
 
 fn heat(week: &[[Hour; 24]; 7], what: &str, colour: &str, of: impl Fn(&Hour) -> u64) -> String {
-    let (cell, left, top) = (36.0, 48.0, 22.0);
+    let (cell, tall, left, top) = (37.0, 28.0, 60.0, 32.0);
     let most = week.iter().flatten().map(&of).max().unwrap_or(0);
     let mut out = format!("<h3>{what}</h3>\n");
-    out.push_str(&begin(top + cell * 0.6 * 7.0 + 4.0, &format!("{what} by hour and weekday")));
+    out.push_str(&begin(top + tall * 7.0, &format!("{what} by hour and weekday")));
     let mut x = left;
     for hour in 0..24 {
-        label(&mut out, (x + cell / 2.0, 14.0), "middle", &format!("{hour:02}"));
+        label(&mut out, (x + cell / 2.0, 22.0), "middle", &format!("{hour:02}"));
         x += cell;
     }
     let mut y = top;
     for (day, name) in week.iter().zip(DAYS) {
-        label(&mut out, (0.0, y + 15.0), "start", name);
+        label(&mut out, (0.0, y + 20.0), "start", name);
         let mut x = left;
         for (hour, own) in day.iter().enumerate() {
             let count = of(own);
             let strength = if count == 0 { 0.04 } else { 0.12 + part(count, most, 0.88) };
             let fill = format!("rgba(var({colour}),{strength:.2})");
             let title = format!("{name} {hour:02}:00: {} {what}", grouped(count));
-            rect(&mut out, (x + 1.0, y + 1.0), (cell - 2.0, cell * 0.6 - 2.0), &fill, &title);
+            rect(&mut out, (x + 1.0, y + 1.0), (cell - 2.0, tall - 2.0), &fill, &title);
             x += cell;
         }
-        y += cell * 0.6;
+        y += tall;
     }
     out.push_str("</svg>\n");
     out
