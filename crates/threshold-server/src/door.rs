@@ -6,6 +6,8 @@ mod forward_auth;
 pub(crate) mod health;
 mod http;
 mod login;
+#[cfg(test)]
+mod observed;
 mod sent;
 #[cfg(test)]
 mod serving;
