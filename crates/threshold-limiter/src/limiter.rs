@@ -4,6 +4,7 @@ mod asynchronous;
 mod failure;
 mod login;
 mod many;
+mod under;
 #[cfg(feature = "wait")]
 mod wait;
 
@@ -27,7 +28,7 @@ use crate::sync::Mutex;
 
 pub use login::LoginError;
 #[cfg(feature = "wait")]
-pub use wait::MOST_WAITERS;
+pub use wait::{MOST_WAITERS, Waited};
 
 /// Decides for every request whether it may cross.
 pub struct Limiter<S = MemoryStore, C = SystemClock> {
@@ -199,9 +200,7 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Where the request cannot be decided as asked: the caller's mistake, never a reason to try again later.
     pub fn check(&self, facts: &Facts<'_>) -> Result<Decision, PlanError> {
-        let mut decision = Decision::default();
-        self.decide(Verb::Check, facts, &mut decision, |_, _, _, _| ())?;
-        Ok(decision)
+        self.decide_now(Verb::Check, facts)
     }
 
     /// As [`check`](Self::check), with a receipt of what was charged.
@@ -217,9 +216,7 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `check`.
     pub fn peek(&self, facts: &Facts<'_>) -> Result<Decision, PlanError> {
-        let mut decision = Decision::default();
-        self.decide(Verb::Peek, facts, &mut decision, |_, _, _, _| ())?;
-        Ok(decision)
+        self.decide_now(Verb::Peek, facts)
     }
 
     /// Charges after the fact. Never denies; what does not fit becomes debt.
@@ -244,19 +241,7 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// As for `check`.
     pub fn reserve(&self, facts: &Facts<'_>, ttl: Span, on_expire: OnExpire) -> Result<Reserved, PlanError> {
         let mut decision = Decision::default();
-        let reservation = self.decide(Verb::Check, facts, &mut decision, |plan, outcome, decision, now| {
-            let outcome = outcome.filter(|_| decision.allowed())?;
-            match self.store.reserve(plan.holding(outcome, now), ttl, on_expire, now) {
-                Ok(reservation) => Some(reservation),
-                Err(error) => {
-                    let holding = plan.holding(outcome, now);
-                    self.store.give_back(&holding, now);
-                    self.made_room(holding.keys());
-                    *decision = self.decide_without_store(plan, error, now);
-                    None
-                }
-            }
-        })?;
+        let reservation = self.reserve_under(&self.policy.load(), facts, (ttl, on_expire), &mut decision)?;
         Ok(Reserved { decision, reservation })
     }
 
@@ -295,42 +280,19 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         self.made_room(keys.all());
     }
 
-    fn decide_with_receipt(&self, verb: Verb, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
-        let mut decision = Decision::default();
-        let receipt = self.decide(verb, facts, &mut decision, |plan, outcome, _, now| plan.receipt(outcome?, now))?;
-        Ok((decision, receipt))
-    }
-
-    /// Plans, settles and decides; `finish` takes what it needs before the plan goes, and has the last word.
-    fn decide<T>(
-        &self,
-        verb: Verb,
-        facts: &Facts<'_>,
-        decision: &mut Decision,
-        finish: impl FnOnce(&Plan<'_>, Option<&Outcome>, &mut Decision, Timestamp) -> T,
-    ) -> Result<T, PlanError> {
+    fn decide_now(&self, verb: Verb, facts: &Facts<'_>) -> Result<Decision, PlanError> {
         let policy: Guard<Arc<Policy>> = self.policy.load();
-        let facts = traced(facts);
-        let mut plan = Plan::new(&policy, verb);
-        plan.fill(&facts)?;
-        let mut outcome = Outcome::default();
-        let (settled, now) = self.settle(&plan, &mut outcome, decision);
-        let finished = finish(&plan, settled.then_some(&outcome), decision, now);
-        self.tell(&facts, decision, &policy);
-        Ok(finished)
+        let mut decision = Decision::default();
+        self.decide(&mut Plan::new(&policy, verb), facts, &mut decision, |_, _, _, _| ())?;
+        Ok(decision)
     }
 
-    /// Settles a plan, and says what that comes to. Where the store failed, the outcome says nothing: that comes first.
-    pub(crate) fn settle(&self, plan: &Plan<'_>, outcome: &mut Outcome, decision: &mut Decision) -> (bool, Timestamp) {
-        let now = self.clock.now();
-        match self.store.settle(plan, now, outcome) {
-            Ok(()) => plan.decide_into(outcome, now, decision),
-            Err(error) => {
-                *decision = self.decide_without_store(plan, error, now);
-                return (false, now);
-            }
-        }
-        (true, now)
+    fn decide_with_receipt(&self, verb: Verb, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
+        let policy: Guard<Arc<Policy>> = self.policy.load();
+        let mut decision = Decision::default();
+        let receipt = |plan: &Plan<'_>, outcome: Option<&Outcome>, _: &mut Decision, now| plan.receipt(outcome?, now);
+        let receipt = self.decide(&mut Plan::new(&policy, verb), facts, &mut decision, receipt)?;
+        Ok((decision, receipt))
     }
 }
 

@@ -19,6 +19,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use threshold_core::Timestamp;
 use threshold_core::policy::Layer;
+use threshold_limiter::limiter::Waited;
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{Clock, Decision, Facts, Limiter, Observer, PlanError, Policy, Verdict};
 use tokio::runtime::{Builder, Runtime};
@@ -416,8 +417,8 @@ async fn room_that_is_made_before_its_time_is_noticed() {
 #[tokio::test(start_paused = true)]
 async fn what_is_held_is_waited_for_and_a_refund_lets_the_next_in_at_once() {
     let limiter = limiter(&rule("at once", "[]", "limit = \"1\"\nalgorithm = \"concurrency\"\nttl = \"1h\""));
-    let (first, receipt) = limiter.wait_with_receipt(&user("a"), HOUR).await.unwrap();
-    assert!(first.allowed());
+    let Waited { decision, receipt, .. } = limiter.wait_with_receipt(&user("a"), HOUR).await.unwrap();
+    assert!(decision.allowed());
     let (start, b) = (Instant::now(), user("b"));
     let ends = async {
         sleep(Duration::from_millis(10_300)).await;
@@ -429,6 +430,24 @@ async fn what_is_held_is_waited_for_and_a_refund_lets_the_next_in_at_once() {
     assert!(start.elapsed() < Duration::from_millis(10_302));
     let (start, denied) = (Instant::now(), limiter.wait(&b, MINUTE).await.unwrap());
     assert!(!denied.allowed() && start.elapsed() >= MINUTE);
+}
+
+/// Who waits is told by the policy that decided in the end, not by the one it came under.
+///
+/// Woken by: taking the policy once, before the loop, in `wait_with_receipt`.
+#[tokio::test(start_paused = true)]
+async fn the_policy_that_decided_is_told() {
+    let limiter = limiter(&rule("old", "[]", "limit = \"1/h\""));
+    assert!(limiter.check(&user("a")).unwrap().allowed());
+    let b = user("b");
+    let change = async {
+        sleep(Duration::from_secs(1)).await;
+        limiter.swap(Policy::parse(&rule("new", "[]", "limit = \"1/h\""), &|_| None).unwrap())
+    };
+    let (waited, generation) = tokio::join!(limiter.wait_with_receipt(&b, 2 * HOUR), change);
+    let Waited { decision, policy, .. } = waited.unwrap();
+    assert_eq!((decision.generation, policy.generation()), (generation, generation));
+    assert_eq!(decision.rule(&policy).unwrap().name.as_ref(), "new");
 }
 
 /// Counts what it is told.

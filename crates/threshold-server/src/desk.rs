@@ -1,4 +1,4 @@
-//! Where the doors have requests decided: under one policy each, by the limiter's store and clock.
+//! Where the doors have requests decided: by the limiter, under one policy each, and what they hand out with it.
 
 mod keeping;
 mod settings;
@@ -7,16 +7,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwapOption;
 use threshold_core::decision::Degraded;
+use threshold_core::explain::Explained;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
 use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
-use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Span, Timestamp, TraceId};
+use threshold_core::{Decision, Facts, PlanError, Receipt, Span, TraceId};
 use threshold_limiter::journal::{Journal, STRIKE_WAIT, Unsaved};
-use threshold_limiter::store::LocalStore as _;
+use threshold_limiter::limiter::Waited;
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::{Clock, Limiter, Observer as _};
+use threshold_limiter::{Clock, Limiter};
 
 use crate::log::{Denials, Samples};
 use keeping::Names;
@@ -30,10 +30,6 @@ type ServerLimiter = Limiter<MemoryStore, Arc<dyn Clock>>;
 /// in force meanwhile, and the items of a list are all decided under the same one.
 pub(crate) struct Desk {
     pub(crate) limiter: Arc<ServerLimiter>,
-    /// The policy that was in force before this one.
-    replaced: ArcSwapOption<Policy>,
-    denials: Arc<Denials>,
-    names: Arc<Names>,
     logins: Samples,
     settings: Settings,
     /// Where what must not be forgotten is written down, if anywhere.
@@ -41,7 +37,7 @@ pub(crate) struct Desk {
 }
 
 /// A decision, and what its door may hand out with it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Decided {
     pub(crate) decision: Decision,
     /// What was charged, signed.
@@ -65,20 +61,21 @@ impl Desk {
 
     fn around(limiter: ServerLimiter, base: Policy, journal: Option<Arc<Journal>>) -> Self {
         let settings = Settings::new(base);
-        let (denials, names) = (Arc::new(Denials::default()), Arc::new(Names(limiter.bans())));
-        let limiter = limiter.observed_by(Arc::clone(&denials) as _).observed_by(Arc::clone(&names) as _);
-        Self {
-            limiter: Arc::new(limiter),
-            replaced: ArcSwapOption::empty(),
-            denials,
-            names,
-            logins: Samples::default(),
-            settings,
-            journal,
-        }
+        let names = Names(limiter.bans());
+        let limiter = limiter.observed_by(Arc::new(Denials::default())).observed_by(Arc::new(names));
+        Self { limiter: Arc::new(limiter), logins: Samples::default(), settings, journal }
     }
 
-    /// Decides a request, and charges it unless it only looks.
+    /// Tells this observer too.
+    #[cfg(test)]
+    pub(crate) fn observed_by(mut self, observer: Arc<dyn threshold_limiter::Observer>) -> Self {
+        let limiter = Arc::into_inner(self.limiter).expect("no door has it yet");
+        self.limiter = Arc::new(limiter.observed_by(observer));
+        self
+    }
+
+    /// Decides a request, and charges it unless it only looks. What comes of it is read where it is made: a decision is
+    /// some kilobytes, and moving it about takes as long as writing it down.
     pub(crate) fn decide<T>(
         &self,
         policy: &Policy,
@@ -86,12 +83,10 @@ impl Desk {
         facts: &Facts<'_>,
         read: impl FnOnce(&Decided) -> T,
     ) -> Result<T, PlanError> {
-        let hand_out = |decided: &mut Decided, plan: &Plan<'_>, outcome: &Outcome, now: Timestamp| {
-            if verb != Verb::Peek {
-                decided.receipt = plan.receipt(outcome, now).map(|receipt| self.limiter.sign(&receipt));
-            }
-        };
-        self.settle(policy, verb, facts, hand_out, read)
+        let mut decided = Decided::default();
+        let sign = |receipt: &Receipt| self.limiter.sign(receipt);
+        decided.receipt = self.limiter.decide_under(policy, verb, facts, &mut decided.decision, sign)?;
+        Ok(read(&decided))
     }
 
     /// Decides and charges a request whose true cost is not known yet.
@@ -99,14 +94,24 @@ impl Desk {
         &self,
         policy: &Policy,
         facts: &Facts<'_>,
-        held: Held,
+        Held { ttl, on_expire }: Held,
         read: impl FnOnce(&Decided) -> T,
     ) -> Result<T, PlanError> {
-        let hand_out = |decided: &mut Decided, plan: &Plan<'_>, outcome: &Outcome, now: Timestamp| {
-            let holding = plan.holding(outcome, now);
-            decided.reservation = self.limiter.store().reserve(holding, held.ttl, held.on_expire, now).ok();
-        };
-        self.settle(policy, Verb::Check, facts, hand_out, read)
+        let mut decided = Decided::default();
+        decided.reservation = self.limiter.reserve_under(policy, facts, (ttl, on_expire), &mut decided.decision)?;
+        Ok(read(&decided))
+    }
+
+    /// What a check would answer, and why.
+    pub(crate) fn explain<T>(
+        &self,
+        policy: &Policy,
+        facts: &Facts<'_>,
+        read: impl FnOnce(&[Explained<'_>], &Decided) -> T,
+    ) -> Result<T, PlanError> {
+        self.limiter.explain_under(policy, facts, |rules, decision| {
+            read(rules, &Decided { decision: decision.clone(), ..Decided::default() })
+        })
     }
 
     /// As [`decide`](Self::decide). A request that strikes is answered once that is on disk, or by then, marked as degraded.
@@ -188,13 +193,7 @@ impl Desk {
         at_most: Duration,
         read: impl FnOnce(&Decided, &Policy) -> T,
     ) -> Result<T, PlanError> {
-        let (decision, receipt) = self.limiter.wait_with_receipt(facts, at_most).await?;
-        let current = self.limiter.policy();
-        // It was in force a moment ago: it is this one, or the one that has just been replaced.
-        let policy = match self.replaced.load_full() {
-            Some(replaced) if replaced.generation() == decision.generation => replaced,
-            _ => current,
-        };
+        let Waited { decision, receipt, policy } = self.limiter.wait_with_receipt(facts, at_most).await?;
         let receipt = receipt.map(|receipt| self.limiter.sign(&receipt));
         Ok(read(&Decided { decision, receipt, reservation: None }, &policy))
     }
@@ -205,38 +204,6 @@ impl Desk {
 
     pub(crate) fn release(&self, id: TraceId) -> Result<(), UnknownReservation> {
         self.limiter.release(id)
-    }
-
-    /// Plans, settles and decides; `hand_out` says what an allowed request is given along. What comes of it is read where
-    /// it is made: a decision is some kilobytes, and moving it about takes as long as writing it down.
-    fn settle<T>(
-        &self,
-        policy: &Policy,
-        verb: Verb,
-        facts: &Facts<'_>,
-        hand_out: impl FnOnce(&mut Decided, &Plan<'_>, &Outcome, Timestamp),
-        read: impl FnOnce(&Decided) -> T,
-    ) -> Result<T, PlanError> {
-        let mut plan = Plan::new(policy, verb);
-        plan.fill(facts)?;
-        let now = self.limiter.now();
-        let mut outcome = Outcome::default();
-        let settled = self.limiter.store().settle(&plan, now, &mut outcome).is_ok();
-        let mut decided = Decided { decision: Decision::default(), receipt: None, reservation: None };
-        if settled {
-            plan.decide_into(&outcome, now, &mut decided.decision);
-        } else {
-            // Memory fails in one way only: it is full, and then denies what is new.
-            decided.decision = plan.decide_blind(false, Degraded::StoreFull, now);
-        }
-        if settled && decided.decision.allowed() {
-            hand_out(&mut decided, &plan, &outcome, now);
-        }
-        if verb == Verb::Check {
-            self.names.decided(facts, &decided.decision, policy);
-            self.denials.decided(facts, &decided.decision, policy);
-        }
-        Ok(read(&decided))
     }
 }
 

@@ -6,11 +6,14 @@ mod forward_auth;
 pub(crate) mod health;
 mod http;
 mod login;
+#[cfg(test)]
+mod observed;
 mod sent;
 #[cfg(test)]
 mod serving;
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -25,6 +28,7 @@ use axum::routing::future::RouteFuture;
 use hyper::body::Incoming;
 use pin_project_lite::pin_project;
 use serde::Serialize;
+use threshold_limiter::tower::PeerAddr;
 use tower_service::Service as _;
 
 use crate::desk::Desk;
@@ -75,12 +79,13 @@ impl Doors {
         Self { router: router(Arc::clone(&app)), app }
     }
 
-    /// Answers a request. Forward auth does not go through the router: it is asked for every request of a whole site, and
-    /// finding the way took longer than deciding.
-    pub(crate) fn call(&self, request: Request<Incoming>) -> Answering {
+    /// Answers a request from `peer`. Forward auth does not go through the router: it is asked for every request of a whole
+    /// site, and finding the way took longer than deciding.
+    pub(crate) fn call(&self, peer: SocketAddr, mut request: Request<Incoming>) -> Answering {
         if request.uri().path() == forward_auth::PATH {
-            return forward_auth::answer(&self.app, request.into_parts().0);
+            return forward_auth::answer(&self.app, peer, request.into_parts().0);
         }
+        request.extensions_mut().insert(PeerAddr(peer));
         // A router is always ready.
         Answering::Routed { future: self.router.clone().call(request) }
     }
@@ -91,7 +96,7 @@ pin_project! {
     #[project = AnsweringProjected]
     pub(crate) enum Answering {
         Now { response: Option<Response> },
-        Later { future: Pin<Box<dyn Future<Output = Response> + Send>> },
+        Proxied { #[pin] future: forward_auth::Proxied },
         Routed { #[pin] future: RouteFuture<Infallible> },
     }
 }
@@ -108,7 +113,7 @@ impl Future for Answering {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project() {
             AnsweringProjected::Now { response } => Poll::Ready(Ok(response.take().expect("it is polled once"))),
-            AnsweringProjected::Later { future } => future.as_mut().poll(cx).map(Ok),
+            AnsweringProjected::Proxied { future } => future.poll(cx).map(Ok),
             AnsweringProjected::Routed { future } => future.poll(cx),
         }
     }

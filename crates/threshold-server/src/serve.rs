@@ -28,6 +28,7 @@ use crate::reload::Reloader;
 use crate::source::Source;
 pub(crate) use address::{Address, Listener};
 pub(crate) use connection::Front;
+pub(crate) use tls::Certificates;
 pub(crate) use tokens::{Shown, Tokens};
 
 /// Files that are open beside connections: the policy, logs, the runtime's own.
@@ -42,7 +43,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     let policy = source.policy()?;
     let tokens = Tokens::from_environment()?;
     let tls = match (&args.tls_cert, &args.tls_key) {
-        (Some(cert), Some(key)) => Some(tls::acceptor(cert, key)?),
+        (Some(cert), Some(key)) => Some(Certificates::read(cert, key).map(|(own, files)| (Arc::new(own), files))?),
         _ => None,
     };
     let bounds = Bounds {
@@ -59,10 +60,16 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         announce(&listener, tls.is_some(), &source, &policy, &tokens, args)?;
         let app = Arc::new(App::new(desk, tokens, bounds));
         keep::start(&app, args.save_counters, damage);
-        let front = Front { listener, tls, doors: Doors::new(Arc::clone(&app)), bounds };
+        let acceptor = tls.as_ref().map(|(certificates, _)| certificates.acceptor()).transpose()?;
+        let front = Front { listener, tls: acceptor, doors: Doors::new(Arc::clone(&app)), bounds };
+        let mut reloader = Reloader::new(Arc::clone(&app));
         // The starter policy, and one that was piped in, have no file that could change.
-        let watched = args.policy.clone().filter(|path| path.as_os_str() != "-");
-        let reloader = watched.map(|path| Reloader::new(path, source.text, Arc::clone(&app)));
+        if let Some(path) = args.policy.clone().filter(|path| path.as_os_str() != "-") {
+            reloader.watch_policy(path, source.text);
+        }
+        if let Some((certificates, files)) = tls {
+            reloader.watch_certificate(certificates, files);
+        }
         serve(front, Arc::clone(&app), reloader, signals, duration(args.drain)).await;
         app.desk.close();
         anyhow::Ok(())
@@ -73,18 +80,16 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
 }
 
 /// Serves until SIGTERM or SIGINT, then drains.
-async fn serve(front: Front, app: Arc<App>, mut reloader: Option<Reloader>, mut signals: Signals, drain: Duration) {
+async fn serve(front: Front, app: Arc<App>, mut reloader: Reloader, mut signals: Signals, drain: Duration) {
     let (stop, stopped) = watch::channel(false);
     let mut server = tokio::spawn(front.serve(stopped, drain));
     loop {
         tokio::select! {
             signal = signals.next() => match signal {
-                Signal::Reload => if let Some(reloader) = &mut reloader {
-                    reloader.now().await;
-                },
+                Signal::Reload => reloader.now().await,
                 Signal::Stop => break,
             },
-            () = Reloader::look(&mut reloader) => {}
+            () = reloader.look() => {}
             _ = &mut server => return,
         }
     }

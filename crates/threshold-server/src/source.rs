@@ -15,8 +15,13 @@ pub(crate) struct Source {
 impl Source {
     /// Reads a policy file, or standard input for `-`.
     pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
+        Self::from_bytes(path, read_bytes(path, MAX_FILE)?)
+    }
+
+    /// What was read of a policy file.
+    pub(crate) fn from_bytes(path: &Path, bytes: Vec<u8>) -> anyhow::Result<Self> {
         let name = if path.as_os_str() == "-" { "<stdin>".to_owned() } else { path.display().to_string() };
-        Ok(Self { text: read_text(path, MAX_FILE)?, name })
+        Ok(Self { text: text_of(path, bytes)?, name })
     }
 
     /// Everything there is to say about the policy. Variables come from the environment.
@@ -39,6 +44,11 @@ impl Source {
 
 /// Reads a text file of a bounded size.
 pub(crate) fn read_text(path: &Path, at_most: usize) -> anyhow::Result<String> {
+    text_of(path, read_bytes(path, at_most)?)
+}
+
+/// Reads a file of a bounded size.
+pub(crate) fn read_bytes(path: &Path, at_most: usize) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let limit = u64::try_from(at_most)?.saturating_add(1);
     let reading = if path.as_os_str() == "-" {
@@ -50,6 +60,10 @@ pub(crate) fn read_text(path: &Path, at_most: usize) -> anyhow::Result<String> {
     if bytes.len() > at_most {
         bail!("{} is larger than {at_most} bytes", path.display());
     }
+    Ok(bytes)
+}
+
+fn text_of(path: &Path, bytes: Vec<u8>) -> anyhow::Result<String> {
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         anyhow::anyhow!("{} is not UTF-8 text: byte {at} is no character", path.display())

@@ -29,6 +29,18 @@ const TICK: Duration = Duration::from_millis(1);
 /// As good as forever, and a moment that a timer can still name.
 const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 
+/// What somebody who has waited is told.
+#[derive(Debug)]
+pub struct Waited {
+    /// What becomes of the request.
+    pub decision: Decision,
+    /// What was charged: [`refund`](Limiter::refund) it to give back a place in a concurrency limit, and the next in line
+    /// looks at once.
+    pub receipt: Option<Receipt>,
+    /// The policy that decided in the end. It may have changed while this waited, and since.
+    pub policy: Arc<Policy>,
+}
+
 /// What one try came to.
 struct Tried {
     decision: Decision,
@@ -92,22 +104,17 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Panics
     /// Outside of a tokio runtime with a timer.
     pub async fn wait(&self, facts: &Facts<'_>, at_most: Duration) -> Result<Decision, PlanError> {
-        Ok(self.wait_with_receipt(facts, at_most).await?.0)
+        Ok(self.wait_with_receipt(facts, at_most).await?.decision)
     }
 
-    /// As [`wait`](Self::wait), with a receipt of what was charged: [`refund`](Self::refund) it to give back a place in
-    /// a concurrency limit, and the next in line looks at once.
+    /// As [`wait`](Self::wait), with a receipt of what was charged, and the policy that says by which rules.
     ///
     /// # Errors
     /// As for `wait`.
     ///
     /// # Panics
     /// As `wait` does.
-    pub async fn wait_with_receipt(
-        &self,
-        facts: &Facts<'_>,
-        at_most: Duration,
-    ) -> Result<(Decision, Option<Receipt>), PlanError> {
+    pub async fn wait_with_receipt(&self, facts: &Facts<'_>, at_most: Duration) -> Result<Waited, PlanError> {
         let arrived = Instant::now();
         let deadline = arrived.checked_add(at_most.min(FOREVER).saturating_add(TICK)).unwrap_or(arrived);
         let facts = traced(facts);
@@ -125,7 +132,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             };
             let Some(again) = again.filter(|_| now < deadline) else {
                 self.tell(&facts, &tried.decision, &policy);
-                return Ok((tried.decision, tried.receipt));
+                return Ok(Waited { decision: tried.decision, receipt: tried.receipt, policy });
             };
             drop((tried, policy));
             // Rung or not: it looks again.

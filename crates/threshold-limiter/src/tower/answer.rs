@@ -12,9 +12,6 @@ const INVALID_ARGUMENT: u8 = 3;
 const RESOURCE_EXHAUSTED: u8 = 8;
 const UNAVAILABLE: u8 = 14;
 
-/// Header fields, ready to be set.
-pub(super) type Fields = Vec<(HeaderName, HeaderValue)>;
-
 /// How a client reads a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
@@ -37,10 +34,15 @@ impl Form {
 }
 
 /// The fields of any answer.
-pub(super) fn fields(decision: &Decision, policy: &Policy) -> Fields {
-    let fields = header_fields(decision, policy).into_iter();
-    let ready = fields.filter_map(|(name, value)| Some((field_name(name)?, HeaderValue::try_from(value).ok()?)));
-    ready.collect()
+pub(super) fn fields(decision: &Decision, policy: &Policy) -> HeaderMap {
+    let fields = header_fields(decision, policy);
+    let mut headers = HeaderMap::with_capacity(fields.len());
+    for (name, value) in fields {
+        if let (Some(name), Ok(value)) = (field_name(name), HeaderValue::try_from(value)) {
+            headers.append(name, value);
+        }
+    }
+    headers
 }
 
 /// The names that core gives, which need not be read letter by letter for each answer.
@@ -56,9 +58,15 @@ fn field_name(name: &'static str) -> Option<HeaderName> {
 }
 
 /// Sets fields, except those that are there: what is closer to the answer knows better, a second limiter for instance.
-pub(super) fn add_fields(headers: &mut HeaderMap, fields: Fields) {
+pub(super) fn add_fields(headers: &mut HeaderMap, mut fields: HeaderMap) {
+    if headers.is_empty() {
+        *headers = fields;
+        return;
+    }
     headers.reserve(fields.len());
-    for (name, value) in fields {
+    for (name, value) in fields.drain() {
+        // A second line under one name has none; there is no such field.
+        let Some(name) = name else { continue };
         if name == SET_COOKIE {
             headers.append(name, value);
         } else {
@@ -177,11 +185,11 @@ mod tests {
             .into_iter()
             .chain([(SET_COOKIE, HeaderValue::from_static("a=1"))])
             .collect();
-        let more = vec![
+        let more = [
             (HeaderName::from_static("ratelimit"), HeaderValue::from_static("ours")),
             (SET_COOKIE, HeaderValue::from_static("b=2")),
         ];
-        add_fields(&mut headers, more);
+        add_fields(&mut headers, more.into_iter().collect());
         assert_eq!(headers["ratelimit"], "own");
         assert_eq!(headers.get_all(SET_COOKIE).iter().count(), 2);
     }

@@ -1,5 +1,6 @@
 //! A request → facts: who is calling, as far as the policy says where to look or the application knows better.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -55,23 +56,23 @@ impl Learned {
     }
 }
 
-/// What a request asks, apart from its body. Everything is owned, and cheap to clone: a body that streams outlives it.
+/// What a request asks, apart from its body: borrowed from it while it is decided, and owned where it is needed longer.
 #[derive(Debug, Clone)]
-pub(super) struct Asked {
+pub(super) struct Asked<'r> {
     ip: Option<IpAddr>,
-    method: Method,
-    uri: Uri,
-    host: Option<HeaderValue>,
-    headers: Vec<(HeaderName, HeaderValue)>,
+    method: Cow<'r, Method>,
+    uri: Cow<'r, Uri>,
+    host: Option<Cow<'r, HeaderValue>>,
+    headers: Vec<(HeaderName, Cow<'r, HeaderValue>)>,
     who: Identified,
     /// Its bytes, as far as they are known before it has streamed.
     pub(super) bytes: Option<u64>,
     pub(super) trace: TraceId,
 }
 
-impl Asked {
+impl<'r> Asked<'r> {
     pub(super) fn new(
-        parts: &Parts,
+        parts: &'r Parts,
         size: &SizeHint,
         learned: &Learned,
         peer: Option<SocketAddr>,
@@ -79,14 +80,14 @@ impl Asked {
     ) -> Self {
         let identity = learned.policy.identity();
         let lines = Lines(&parts.headers);
-        let counted = learned.headers.iter().filter_map(|name| Some((name.clone(), parts.headers.get(name)?.clone())));
+        let counted = |name: &HeaderName| Some((name.clone(), Cow::Borrowed(parts.headers.get(name)?)));
         let known = || size.exact().or_else(|| content_length(&parts.headers));
         let mut asked = Self {
             ip: peer.map(|peer| identity.address.resolve(peer.ip(), &lines)),
-            method: parts.method.clone(),
-            uri: parts.uri.clone(),
-            host: parts.headers.get(HOST).cloned(),
-            headers: counted.collect(),
+            method: Cow::Borrowed(&parts.method),
+            uri: Cow::Borrowed(&parts.uri),
+            host: parts.headers.get(HOST).map(Cow::Borrowed),
+            headers: learned.headers.iter().filter_map(counted).collect(),
             who,
             bytes: if learned.counts_bytes { known() } else { None },
             trace: TraceId::default(),
@@ -105,6 +106,21 @@ impl Asked {
         let tier = find(asked.who.tier.as_ref(), identity.tier.as_ref());
         (asked.who.tenant, asked.who.user, asked.who.tier) = (tenant, user, tier);
         asked
+    }
+
+    /// The same, for longer than the request lasts.
+    pub(super) fn into_owned(self) -> Asked<'static> {
+        let owned = |(name, value): (HeaderName, Cow<'_, HeaderValue>)| (name, Cow::Owned(value.into_owned()));
+        Asked {
+            ip: self.ip,
+            method: Cow::Owned(self.method.into_owned()),
+            uri: Cow::Owned(self.uri.into_owned()),
+            host: self.host.map(|host| Cow::Owned(host.into_owned())),
+            headers: self.headers.into_iter().map(owned).collect(),
+            who: self.who,
+            bytes: self.bytes,
+            trace: self.trace,
+        }
     }
 
     /// The facts of the request.
@@ -145,7 +161,7 @@ impl Asked {
 
     /// The authority of an absolute URI, which is HTTP/2's `:authority` too, goes before `Host` (RFC 9112, 3.2.2).
     fn host(&self) -> Option<&str> {
-        self.uri.host().or_else(|| self.host.as_ref().map(readable))
+        self.uri.host().or_else(|| self.host.as_deref().map(readable))
     }
 }
 

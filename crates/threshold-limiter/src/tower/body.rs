@@ -59,7 +59,7 @@ impl<B: Body> Body for RequestBody<B> {
 /// The bytes of one request, recorded when this is dropped.
 pub(super) struct Count {
     pub(super) limiter: Arc<dyn AnyLimiter>,
-    pub(super) asked: Asked,
+    pub(super) asked: Asked<'static>,
     pub(super) seen: u64,
 }
 

@@ -1,15 +1,16 @@
 //! One request at the gate: it crosses, waits and then crosses, or is refused.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Response;
 use http::request::Parts;
+use http::{HeaderMap, Response};
 use http_body::SizeHint;
 use threshold_core::{Decision, Facts, Span};
 
-use super::answer::{self, Fields, Form};
+use super::answer::{self, Form};
 use super::asked::{Asked, Learned};
 use super::body::Count;
 use super::layer::Door;
@@ -46,7 +47,7 @@ impl std::fmt::Debug for Strike {
 /// A request that crosses: what its answer says, and what it gives back in the end.
 #[derive(Debug)]
 pub(super) struct Crossing {
-    pub(super) fields: Fields,
+    pub(super) fields: HeaderMap,
     pub(super) tab: Option<Box<Tab>>,
     /// What its answer waits for.
     pub(super) strike: Strike,
@@ -72,46 +73,47 @@ pub(super) enum Waited {
 /// A request, and the policy it is decided under.
 #[derive(Debug)]
 struct Request {
-    asked: Asked,
+    asked: Asked<'static>,
     learned: Arc<Learned>,
     form: Form,
 }
 
-/// Decides on a request.
-pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, size: &SizeHint) -> Gate {
+/// Decides on a request that comes from `peer`.
+pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAddr>, size: &SizeHint) -> Gate {
     // A door whose answers are elsewhere has nothing behind it that could be another.
     if door.answers == Answers::Seen && !first_time(door, parts) {
         return Gate::Passed;
     }
     let learned = door.learned();
-    let mut asked = Asked::new(parts, size, &learned, door.peer(parts), door.identify(parts));
-    let form = Form::of(&parts.headers);
+    let mut asked = Asked::new(parts, size, &learned, peer, door.identify(parts));
     let mut decision = Decision::default();
     let admit = |facts: &Facts<'_>| door.limiter.admit(&learned.policy, facts, door.answers, &mut decision);
     let Admitted { pending, if_full } = match asked.facts(admit) {
         Ok(admitted) => admitted,
-        Err(error) => return Gate::Refused(answer::impossible(&error, form), Strike::default()),
+        Err(error) => {
+            return Gate::Refused(answer::impossible(&error, Form::of(&parts.headers)), Strike::default());
+        }
     };
     asked.trace = decision.trace;
     let struck = !decision.escalations.is_empty();
     let strike = Strike(struck.then(|| door.limiter.saving()).flatten());
     let mut tab = pending.map(|pending| Box::new(Tab::new(Arc::clone(&door.limiter), pending)));
-    let request = Request { asked, learned, form };
     if !decision.allowed() {
-        return Gate::Refused(request.denied(&decision), strike);
+        return Gate::Refused(denied(&asked, &decision, &learned, Form::of(&parts.headers)), strike);
     }
-    let fields = answer::fields(&decision, &request.learned.policy);
-    let streams = request.learned.counts_bytes && size.exact().is_none();
-    let count =
-        streams.then(|| Box::new(Count { limiter: Arc::clone(&door.limiter), asked: request.asked.clone(), seen: 0 }));
+    let fields = answer::fields(&decision, &learned.policy);
+    let streams = learned.counts_bytes && size.exact().is_none();
+    let count = streams
+        .then(|| Box::new(Count { limiter: Arc::clone(&door.limiter), asked: asked.clone().into_owned(), seen: 0 }));
     if decision.delay == Span::ZERO {
         return Gate::Open(Crossing { fields, tab, strike }.left_to(door.answers), count);
     }
+    let form = Form::of(&parts.headers);
     let Some(place) = door.pool.enter() else {
         if let Some(tab) = tab {
             tab.withdraw();
         }
-        return Gate::Refused(request.denied(if_full.as_deref().unwrap_or(&decision)), strike);
+        return Gate::Refused(denied(&asked, if_full.as_deref().unwrap_or(&decision), &learned, form), strike);
     };
     // Who waits occupies nothing. The hold was taken for an instant only, to ask whether there is any point in waiting;
     // it is taken again, alone, when the wait is over. All other limits are charged once, when the request comes.
@@ -124,7 +126,7 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, size: &SizeHint) -> Ga
             delay: Duration::from_micros(decision.delay.micros()),
             place: Some(place),
             crossing: Crossing { fields, tab, strike },
-            holds: holds.then_some(request),
+            holds: holds.then(|| Request { asked: asked.into_owned(), learned, form }),
             door: Arc::clone(door),
         }),
         count,
@@ -177,7 +179,7 @@ impl Slowed {
                 }
                 return Waited::Crosses(crossing.left_to(door.answers));
             }
-            Ok(_) => request.denied(&decision),
+            Ok(_) => denied(&request.asked, &decision, &request.learned, request.form),
             Err(error) => answer::impossible(&error, request.form),
         };
         if let Some(tab) = crossing.tab {
@@ -187,8 +189,6 @@ impl Slowed {
     }
 }
 
-impl Request {
-    fn denied(&self, decision: &Decision) -> Response<Bytes> {
-        self.asked.facts(|facts| answer::denial(decision, &self.learned.policy, facts, self.form))
-    }
+fn denied(asked: &Asked<'_>, decision: &Decision, learned: &Learned, form: Form) -> Response<Bytes> {
+    asked.facts(|facts| answer::denial(decision, &learned.policy, facts, form))
 }

@@ -1,9 +1,11 @@
 //! The service: decides on each request before the one inside sees it.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::request::Parts;
 use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
@@ -24,6 +26,47 @@ impl<S> ThresholdService<S> {
     pub(super) fn new(inner: S, door: Arc<Door>) -> Self {
         Self { inner, door }
     }
+
+    /// As [`call`](Service::call), for whoever knows the address at the other end of the connection and need not put it
+    /// into the request: an extension there costs every request a map of its own.
+    pub fn call_from<ReqBody>(
+        &mut self,
+        peer: Option<SocketAddr>,
+        request: Request<ReqBody>,
+    ) -> ResponseFuture<S, ReqBody>
+    where
+        S: Service<Request<RequestBody<ReqBody>>> + Clone,
+        ReqBody: Body,
+    {
+        let (parts, body) = request.into_parts();
+        self.decided(peer, parts, body)
+    }
+
+    fn decided<ReqBody>(
+        &mut self,
+        peer: Option<SocketAddr>,
+        mut parts: Parts,
+        body: ReqBody,
+    ) -> ResponseFuture<S, ReqBody>
+    where
+        S: Service<Request<RequestBody<ReqBody>>> + Clone,
+        ReqBody: Body,
+    {
+        let gate = gate::decide(&self.door, &mut parts, peer, &body.size_hint());
+        let wrapped = |count| Request::from_parts(parts, RequestBody::new(body, count));
+        match gate {
+            Gate::Passed => ResponseFuture::passing(self.inner.call(wrapped(None))),
+            Gate::Open(mut crossing, count) => {
+                if let Some(tab) = &mut crossing.tab {
+                    tab.call();
+                }
+                ResponseFuture::crossing(self.inner.call(wrapped(count)), crossing)
+            }
+            // The clone is made ready when the wait is over: whatever room this one has is not kept from others.
+            Gate::Slow(slowed, count) => ResponseFuture::waiting(self.inner.clone(), wrapped(count), slowed),
+            Gate::Refused(response, strike) => ResponseFuture::refused(response, strike),
+        }
+    }
 }
 
 impl<S, ReqBody, ResBody> Service<Request<ReqBody>> for ThresholdService<S>
@@ -41,20 +84,8 @@ where
     }
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
-        let (mut parts, body) = request.into_parts();
-        let gate = gate::decide(&self.door, &mut parts, &body.size_hint());
-        let wrapped = |count| Request::from_parts(parts, RequestBody::new(body, count));
-        match gate {
-            Gate::Passed => ResponseFuture::passing(self.inner.call(wrapped(None))),
-            Gate::Open(mut crossing, count) => {
-                if let Some(tab) = &mut crossing.tab {
-                    tab.call();
-                }
-                ResponseFuture::crossing(self.inner.call(wrapped(count)), crossing)
-            }
-            // The clone is made ready when the wait is over: whatever room this one has is not kept from others.
-            Gate::Slow(slowed, count) => ResponseFuture::waiting(self.inner.clone(), wrapped(count), slowed),
-            Gate::Refused(response, strike) => ResponseFuture::refused(response, strike),
-        }
+        let (parts, body) = request.into_parts();
+        let peer = self.door.peer(&parts);
+        self.decided(peer, parts, body)
     }
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use threshold_core::plan::Verb;
 use threshold_core::receipt::Pending;
-use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy, Receipt, Span};
+use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy, Receipt, Span, Timestamp};
 
 use crate::clock::Clock;
-use crate::limiter::{Limiter, traced};
+use crate::limiter::Limiter;
 use crate::store::{LocalStore, Saving};
 
 /// A limiter as the layer needs it, whatever its store and its clock.
@@ -53,16 +53,13 @@ pub(super) struct Admitted {
     pub(super) if_full: Option<Box<Decision>>,
 }
 
-impl<S: LocalStore, C: Clock> Limiter<S, C> {
-    fn settle_pending(&self, plan: &Plan<'_>, decision: &mut Decision) -> Admitted {
-        let mut outcome = Outcome::default();
-        let (settled, now) = self.settle(plan, &mut outcome, decision);
+impl Admitted {
+    fn of(plan: &Plan<'_>, outcome: Option<&Outcome>, decision: &Decision, now: Timestamp) -> Self {
         let slowed = decision.delay > Span::ZERO;
-        if !settled || !decision.allowed() || !(slowed || plan.ends_later()) {
-            return Admitted::default();
-        }
-        let pending = Some(Box::new(plan.pending(&outcome, now)));
-        Admitted { pending, if_full: slowed.then(|| Box::new(plan.decide_as_full(&outcome, now))) }
+        let ends_later = decision.allowed() && (slowed || plan.ends_later());
+        let Some(outcome) = outcome.filter(|_| ends_later) else { return Self::default() };
+        let pending = Some(Box::new(plan.pending(outcome, now)));
+        Self { pending, if_full: slowed.then(|| Box::new(plan.decide_as_full(outcome, now))) }
     }
 }
 
@@ -78,19 +75,20 @@ impl<S: LocalStore, C: Clock> AnyLimiter for Limiter<S, C> {
         answers: Answers,
         decision: &mut Decision,
     ) -> Result<Admitted, PlanError> {
-        let facts = traced(facts);
         let mut plan = match answers {
             Answers::Seen => Plan::new(policy, Verb::Check).seeing_outcomes(),
             Answers::Unseen => Plan::new(policy, Verb::Check),
         };
-        plan.fill(&facts)?;
-        let admitted = self.settle_pending(&plan, decision);
-        self.tell(&facts, decision, policy);
-        Ok(admitted)
+        self.decide(&mut plan, facts, decision, |plan, outcome, decision, now| {
+            Admitted::of(plan, outcome, decision, now)
+        })
     }
 
     fn hold(&self, policy: &Policy, facts: &Facts<'_>, decision: &mut Decision) -> Result<Admitted, PlanError> {
-        let admitted = self.settle_pending(&policy.plan(facts)?.seeing_outcomes().only_holds(), decision);
+        let plan = policy.plan(facts)?.seeing_outcomes().only_holds();
+        let mut outcome = Outcome::default();
+        let (settled, now) = self.settle(&plan, &mut outcome, decision);
+        let admitted = Admitted::of(&plan, settled.then_some(&outcome), decision, now);
         // Observers have heard that the request may cross; only that it may not after all is news.
         if !decision.allowed() {
             self.tell(facts, decision, policy);

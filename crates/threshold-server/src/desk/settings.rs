@@ -127,7 +127,6 @@ impl Desk {
     }
 
     fn put_in_force(&self, given: &Given) -> u64 {
-        self.replaced.store(Some(self.limiter.policy()));
         self.limiter.swap(given.effective())
     }
 }

@@ -10,7 +10,7 @@ mod original;
 use std::convert::Infallible;
 use std::fmt;
 use std::future::{Ready, ready};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -23,7 +23,8 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, Empty};
-use threshold_limiter::tower::{PeerAddr, RequestBody, ResponseBody, ThresholdLayer, ThresholdService};
+use pin_project_lite::pin_project;
+use threshold_limiter::tower::{RequestBody, ResponseBody, ResponseFuture, ThresholdLayer, ThresholdService};
 use tower_service::Service;
 
 use super::{Answering, ApiError, App};
@@ -66,21 +67,23 @@ impl fmt::Debug for ForwardAuth {
 }
 
 /// Answers a proxy. Any method will do: Traefik can be told to ask with its client's.
-pub(super) fn answer(app: &App, parts: Parts) -> Answering {
-    ask(app, parts).unwrap_or_else(|error| {
-        app.forward_auth.tell(&error, &app.desk);
-        Answering::now(error.into_response())
-    })
+pub(super) fn answer(app: &App, peer: SocketAddr, parts: Parts) -> Answering {
+    match ask(app, peer, parts) {
+        Ok(future) => Answering::Proxied { future },
+        Err(error) => {
+            app.forward_auth.tell(&error, &app.desk);
+            Answering::now(error.into_response())
+        }
+    }
 }
 
-fn ask(app: &App, mut parts: Parts) -> Result<Answering, ApiError> {
+fn ask(app: &App, peer: SocketAddr, mut parts: Parts) -> Result<Proxied, ApiError> {
     if !app.tokens.admit_proxy(parts.headers.get(TOKEN)) {
         let message = "send X-Threshold-Token and a token of this server";
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
     }
-    let peer = parts.extensions.get::<PeerAddr>().map(|peer| peer.0.ip().to_canonical());
     let deny = Deny::asked(parts.uri.query());
-    let length = if is_trusted(app, peer) {
+    let length = if is_trusted(app, peer.ip().to_canonical()) {
         original::put_in_place(&mut parts)?
     } else {
         app.forward_auth.warn(&app.desk);
@@ -89,22 +92,30 @@ fn ask(app: &App, mut parts: Parts) -> Result<Answering, ApiError> {
     // gRPC's refusals are 200 with a code, and to a proxy 200 means that the request may cross.
     parts.headers.remove(CONTENT_TYPE);
     let asked = http::Request::from_parts(parts, Announced(length));
-    let mut told = Box::pin(app.forward_auth.gate.clone().call(asked));
-    // Only shadow bans are waited for. Whoever polls it next brings the waker that counts.
-    if let Poll::Ready(Ok(response)) = told.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        return Ok(Answering::now(deny.word(response)));
+    Ok(Proxied { told: app.forward_auth.gate.clone().call_from(Some(peer), asked), deny })
+}
+
+pin_project! {
+    /// What the gate says, worded for the proxy. Only shadow bans and strikes make it wait.
+    pub(super) struct Proxied {
+        #[pin]
+        told: ResponseFuture<Crosses, Announced>,
+        deny: Deny,
     }
-    let later = async move {
-        let Ok(response) = told.await;
-        deny.word(response)
-    };
-    Ok(Answering::Later { future: Box::pin(later) })
+}
+
+impl Future for Proxied {
+    type Output = Response;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Response> {
+        let this = self.project();
+        this.told.poll(cx).map(|Ok(response)| this.deny.word(response))
+    }
 }
 
 /// Whoever is not trusted cannot ask for others: the request is then the peer's own, whatever it says of anybody.
-fn is_trusted(app: &App, peer: Option<IpAddr>) -> bool {
-    let policy = app.desk.limiter.policy();
-    peer.is_some_and(|peer| policy.identity().address.trusts(peer))
+fn is_trusted(app: &App, peer: IpAddr) -> bool {
+    app.desk.limiter.policy().identity().address.trusts(peer)
 }
 
 impl ForwardAuth {
@@ -255,11 +266,11 @@ mod tests {
 
     /// Asks for a user, and says how long the answer took.
     async fn ask(app: &App, user: &str) -> (Response, Duration) {
-        let peer = PeerAddr(([127, 0, 0, 1], 4711).into());
+        let peer = SocketAddr::from(([127, 0, 0, 1], 4711));
         let request = http::Request::get("/auth").header("x-original-method", "GET").header("x-original-uri", "/");
-        let (parts, ()) = request.header("x-user", user).extension(peer).body(()).unwrap().into_parts();
+        let (parts, ()) = request.header("x-user", user).body(()).unwrap().into_parts();
         let before = tokio::time::Instant::now();
-        let Ok(response) = answer(app, parts).await;
+        let Ok(response) = answer(app, peer, parts).await;
         (response, before.elapsed())
     }
 

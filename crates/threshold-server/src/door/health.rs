@@ -19,20 +19,22 @@ use super::{App, json};
 pub(crate) struct Health {
     draining: AtomicBool,
     /// Why the policy is not the one that it should be, if it is not.
-    trouble: ArcSwapOption<String>,
+    policy: ArcSwapOption<String>,
+    /// The same of the certificate.
+    certificate: ArcSwapOption<String>,
     /// What is wrong with the journal, if anything is.
     journal: ArcSwapOption<String>,
 }
 
 impl Health {
-    /// From now on it does less than it should.
-    pub(crate) fn degrade(&self, reason: String) {
-        self.trouble.store(Some(Arc::new(reason)));
+    /// How it stands with the policy: what is wrong, or nothing.
+    pub(crate) fn policy(&self, trouble: Option<String>) {
+        self.policy.store(trouble.map(Arc::new));
     }
 
-    /// All is well again.
-    pub(crate) fn recover(&self) {
-        self.trouble.store(None);
+    /// How it stands with the certificate: what is wrong, or nothing.
+    pub(crate) fn certificate(&self, trouble: Option<String>) {
+        self.certificate.store(trouble.map(Arc::new));
     }
 
     /// How it stands with the journal: what is wrong, or nothing.
@@ -70,7 +72,8 @@ async fn ready(State(app): State<Arc<App>>) -> Response {
     if app.health.draining.load(Ordering::Relaxed) {
         return json(StatusCode::SERVICE_UNAVAILABLE, &HealthBody { status: "draining", reason: None });
     }
-    let troubles = [app.health.trouble.load(), app.health.journal.load()];
+    let health = &app.health;
+    let troubles = [health.policy.load(), health.certificate.load(), health.journal.load()];
     let reasons: Vec<&str> = troubles.iter().filter_map(|reason| Some(reason.as_ref()?.as_str())).collect();
     let status = if reasons.is_empty() { "ok" } else { "degraded" };
     let reason = (!reasons.is_empty()).then(|| reasons.join("; "));

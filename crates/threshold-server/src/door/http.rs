@@ -108,8 +108,8 @@ async fn explain(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
     let policy = app.desk.limiter.policy();
     let lists = request.lists();
     let facts = request.facts(&lists, new_trace());
-    let explained = app.desk.decide(&policy, Verb::Peek, &facts, |decided| {
-        live_json(&policy, &facts, &decided.decision, &Answer::new(decided, &policy).to_json())
+    let explained = app.desk.explain(&policy, &facts, |rules, decided| {
+        live_json(&policy, &facts, rules, &decided.decision, &Answer::new(decided, &policy).to_json())
     })?;
     Ok(of_generation(json(StatusCode::OK, &explained), policy.generation()))
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use threshold_core::Policy;
-use threshold_limiter::ManualClock;
+use threshold_limiter::{ManualClock, Observer};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
@@ -23,6 +23,7 @@ pub(super) use client::Client;
 pub(super) struct Serving {
     runtime: Runtime,
     pub(super) clock: Arc<ManualClock>,
+    observer: Option<Arc<dyn Observer>>,
     served: Option<Served>,
 }
 
@@ -35,7 +36,12 @@ struct Served {
 
 impl Serving {
     pub(super) fn new() -> Self {
-        Self { runtime: Runtime::new().unwrap(), clock: Arc::default(), served: None }
+        Self { runtime: Runtime::new().unwrap(), clock: Arc::default(), observer: None, served: None }
+    }
+
+    /// One whose decisions somebody hears of.
+    pub(super) fn observed_by(observer: Arc<dyn Observer>) -> Self {
+        Self { observer: Some(observer), ..Self::new() }
     }
 
     /// As [`threshold_core::case::Player::load`].
@@ -57,7 +63,10 @@ impl Serving {
 
     fn serve(&self, policy: Policy) -> Served {
         let bounds = Bounds { connections: 4, body: 1 << 20, patience: Duration::from_secs(30) };
-        let desk = Desk::new(policy, Arc::clone(&self.clock) as _);
+        let mut desk = Desk::new(policy, Arc::clone(&self.clock) as _);
+        if let Some(observer) = &self.observer {
+            desk = desk.observed_by(Arc::clone(observer));
+        }
         let app = Arc::new(App::new(desk, Tokens::default(), bounds));
         let address: Address = "127.0.0.1:0".parse().unwrap();
         let listener = self.runtime.block_on(address.listen(false)).unwrap();

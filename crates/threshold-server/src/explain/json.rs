@@ -31,8 +31,13 @@ pub(super) fn rehearsed_json(
 }
 
 /// Of a request to a server that is running. `answer` is the decision as the door writes it.
-pub(crate) fn live_json(policy: &Policy, facts: &Facts<'_>, decision: &Decision, answer: &[u8]) -> Value {
-    let rules = policy.explain(facts);
+pub(crate) fn live_json(
+    policy: &Policy,
+    facts: &Facts<'_>,
+    rules: &[Explained<'_>],
+    decision: &Decision,
+    answer: &[u8],
+) -> Value {
     let rules = rules.iter().map(|explained| {
         let own = reading(explained, Some(decision));
         // What this request would take is still there before it.

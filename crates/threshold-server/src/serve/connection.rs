@@ -11,7 +11,6 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use threshold_limiter::tower::PeerAddr;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
@@ -44,7 +43,7 @@ impl Front {
         let Self { listener, tls, doors, bounds } = self;
         let room = Arc::new(Semaphore::new(bounds.connections));
         let graceful = GracefulShutdown::new();
-        let addressed = |peer| Addressed { doors: doors.clone(), peer: PeerAddr(peer) };
+        let addressed = |peer| Addressed { doors: doors.clone(), peer };
         loop {
             // Who finds no room waits in the system's queue, where it costs this process nothing.
             let place = tokio::select! {
@@ -90,10 +89,10 @@ async fn accept(listener: &Listener) -> std::io::Result<Accepted> {
     }
 }
 
-/// The doors, with the address at the other end of the connection in every request.
+/// The doors, and the address at the other end of the connection.
 struct Addressed {
     doors: Doors,
-    peer: PeerAddr,
+    peer: SocketAddr,
 }
 
 impl hyper::service::Service<Request<Incoming>> for Addressed {
@@ -101,9 +100,8 @@ impl hyper::service::Service<Request<Incoming>> for Addressed {
     type Error = Infallible;
     type Future = Answering;
 
-    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        request.extensions_mut().insert(self.peer);
-        self.doors.call(request)
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        self.doors.call(self.peer, request)
     }
 }
 
