@@ -301,6 +301,11 @@ impl Policy {
         Some(Subject { key: key.finish(), ladder, layer: subject.layer, disclosure: subject.disclosure })
     }
 
+    /// Everyone whom this caller is punished as.
+    pub(crate) fn subjects_of<'p>(&'p self, caller: &Caller<'_>) -> impl Iterator<Item = Subject<'p>> {
+        self.subjects.iter().filter_map(|subject| self.subject(subject, caller))
+    }
+
     /// The balances and standings that belong to one subject alone, named as operators name it: by layer and key.
     ///
     /// A rule's budget belongs to the subject where the key gives everything the rule counts by; a wider or narrower
