@@ -35,7 +35,7 @@ pub(crate) struct Desk {
     denials: Arc<Denials>,
     names: Arc<Names>,
     logins: Samples,
-    settings: Settings,
+    settings: Arc<Settings>,
     /// Where what must not be forgotten is written down, if anywhere.
     pub(crate) journal: Option<Arc<Journal>>,
 }
@@ -64,7 +64,7 @@ impl Desk {
     }
 
     fn around(limiter: ServerLimiter, base: Policy, journal: Option<Arc<Journal>>) -> Self {
-        let settings = Settings::new(base);
+        let settings = Arc::new(Settings::new(base));
         let (denials, names) = (Arc::new(Denials::default()), Arc::new(Names(limiter.bans())));
         let limiter = limiter.observed_by(Arc::clone(&denials) as _).observed_by(Arc::clone(&names) as _);
         Self {
