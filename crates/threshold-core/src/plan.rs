@@ -289,6 +289,12 @@ impl Policy {
         (keyed != Keyed::Missing).then_some(subject)
     }
 
+    /// Everyone whom this caller is punished as.
+    pub(crate) fn subjects_of<'p: 'c, 'c>(&'p self, caller: &'c Caller<'c>) -> impl Iterator<Item = Subject<'p>> {
+        let mut identities = Identities::new(caller, self);
+        self.subjects.iter().filter_map(move |subject| self.subject(subject, &mut identities))
+    }
+
     /// The balances and standings that belong to one subject alone, named as operators name it: by layer and key.
     ///
     /// A rule's budget belongs to the subject where the key gives everything the rule counts by; a wider or narrower
