@@ -85,18 +85,19 @@ impl Plan<'_> {
             self.charges.iter().zip(&outcome.settled).filter(|(_, settled)| settled.look.fits || settled.mark.is_some())
         {
             let mark = settled.mark.unwrap_or(Mark { part: now, amount: 0 });
-            let _ = charged.try_push(self.charged(charge, mark));
+            let _ = charged.try_push(self.charged(charge, mark, outcome));
         }
         Receipt { id: self.trace, generation: self.policy.generation, at: now, charged }
     }
 
-    fn charged(&self, charge: &Charge<'_>, mark: Mark) -> Charged {
+    fn charged(&self, charge: &Charge<'_>, mark: Mark, outcome: &Outcome) -> Charged {
         let unit = match charge.counts {
             CostOf::Requests => CostTag::REQUESTS,
             CostOf::Bytes => CostTag::BYTES,
             CostOf::Named(name) => CostTag::named(self.policy.key, name),
         };
-        Charged { key: charge.key, rule: charge.rule.tag, limit: *charge.limit, unit, mark }
+        let key = outcome.charged_key(charge.key);
+        Charged { key, rule: charge.rule.tag, limit: *charge.limit, unit, mark }
     }
 }
 

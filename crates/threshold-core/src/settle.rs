@@ -26,6 +26,8 @@ pub struct Outcome {
     pub(crate) escalations: ArrayVec<Escalation, MAX_SUBJECTS>,
     /// Whether an allowed request is to be delayed.
     pub(crate) shadowed: bool,
+    /// Keys in whose place others were charged, with those.
+    stood_in: ArrayVec<(Digest, Digest), MAX_CHARGES>,
     changed_balances: u16,
     changed_standings: u8,
 }
@@ -84,6 +86,17 @@ impl Outcome {
         self.changed_balances != 0 || self.changed_standings != 0
     }
 
+    /// Says that another key was charged in place of `key`, because the store had no room for that one. What is given back
+    /// later is then given back where it was taken.
+    pub fn stands_in(&mut self, key: Digest, other: Digest) {
+        let _ = self.stood_in.try_push((key, other));
+    }
+
+    /// The key that was charged where the plan says `key`.
+    pub(crate) fn charged_key(&self, key: Digest) -> Digest {
+        self.stood_in.iter().find(|(own, _)| *own == key).map_or(key, |(_, other)| *other)
+    }
+
     /// The strikes this request added.
     #[must_use]
     pub fn escalations(&self) -> &[Escalation] {
@@ -93,6 +106,7 @@ impl Outcome {
     fn clear(&mut self) {
         self.settled.clear();
         self.escalations.clear();
+        self.stood_in.clear();
         self.penalty = None;
         self.denied_until = Timestamp::EPOCH;
         self.shadowed = false;

@@ -114,6 +114,27 @@ fn only_protected_keys_left_means_folding() {
     assert!(elsewhere >= 2);
 }
 
+/// What was charged to a prefix because there was no room for the key itself is given back to the prefix. Woken by naming
+/// the key itself on the receipt.
+#[test]
+fn what_a_stand_in_was_charged_is_given_back_to_it() {
+    let limiter = Limiter::with_clock(policy("per = [\"user\"]\nlimit = \"2/h\"", "fold"), clock());
+    for key in 0..3 * MAX_KEYS {
+        let name = format!("full {key}");
+        let facts = Facts { user: Some(&name), ip: Some("198.51.100.1".parse().unwrap()), ..Facts::default() };
+        let _ = (limiter.check(&facts), limiter.check(&facts));
+    }
+    let folded = limiter.store().usage().counts.folded;
+    for key in 0..1_000 {
+        let name = format!("new {key}");
+        let facts = Facts { user: Some(&name), ip: Some("203.0.113.7".parse().unwrap()), ..Facts::default() };
+        let (decision, receipt) = limiter.check_with_receipt(&facts).unwrap();
+        assert!(decision.allowed(), "{key}");
+        assert!(limiter.refund(&receipt.unwrap()));
+    }
+    assert!(limiter.store().usage().counts.folded > folded);
+}
+
 #[test]
 fn a_full_store_denies_new_keys_where_the_policy_says_so() {
     let limiter = Limiter::with_clock(policy("per = [\"user\"]\nlimit = \"2/h\"", "deny"), clock());

@@ -165,13 +165,14 @@ impl MemoryStore {
                 let Some(key) = locked.seats.get(index).filter(|seat| !seat.known).map(|seat| seat.key) else {
                     continue;
                 };
+                let others = locked.new_before(index);
                 let Some(shard) = locked.shard(index) else { continue };
                 let looks = plan.verb() == Verb::Peek;
                 let has_room = if looks { shard.has_room(key, now) } else { shard.make_room(key, now) }
                     || match stands_in {
                         StandsIn::Nobody => false,
-                        StandsIn::Prefix => shard.has_spare_slots(),
-                        StandsIn::Rule => shard.has_a_spare_slot(),
+                        StandsIn::Prefix => shard.has_spare_slots(others),
+                        StandsIn::Rule => shard.has_a_spare_slot(others),
                     };
                 if !has_room {
                     shard.counts.folded = shard.counts.folded.saturating_add(1);
@@ -311,7 +312,8 @@ impl LocalStore for MemoryStore {
         self.expire_reservations(now);
         let mut balances = Locked::new(&self.shards, now);
         balances.take(plan.charges().iter().map(Charge::key));
-        if balances.seats.iter().any(|seat| !seat.known) {
+        let new = balances.seats.iter().any(|seat| !seat.known);
+        if new {
             self.make_room(plan, &mut balances, now)?;
         }
         if plan.subjects().is_empty() {
@@ -320,6 +322,13 @@ impl LocalStore for MemoryStore {
             self.with_standings(plan, now, outcome, |standings, outcome| {
                 settle_into(plan, &mut balances, standings, now, outcome);
             });
+        }
+        if new {
+            for (charge, seat) in plan.charges().iter().zip(&balances.seats) {
+                if seat.key != charge.key() {
+                    outcome.stands_in(charge.key(), seat.key);
+                }
+            }
         }
         Ok(())
     }
@@ -446,7 +455,7 @@ impl MemoryStore {
     fn has_room_for(&self, key: Digest, now: Timestamp) -> bool {
         self.shard(key).is_some_and(|shard| {
             let mut shard = lock(shard);
-            shard.has(key) || shard.make_room(key, now) || shard.has_spare_slots()
+            shard.has(key) || shard.make_room(key, now) || shard.has_spare_slots(0)
         })
     }
 

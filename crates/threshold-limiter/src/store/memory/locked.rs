@@ -99,6 +99,12 @@ impl<'s> Locked<'s> {
         }
     }
 
+    /// How many keys before the `index`th are new to the same shard.
+    pub(super) fn new_before(&self, index: usize) -> usize {
+        let Some(own) = self.seats.get(index) else { return 0 };
+        self.seats.iter().take(index).filter(|seat| !seat.known && seat.guard == own.guard).count()
+    }
+
     /// The shard of the `index`th key.
     #[inline]
     pub(super) fn shard(&mut self, index: usize) -> Option<&mut Shard> {

@@ -202,22 +202,23 @@ impl Shard {
         self.used >= self.most || self.large.bytes() > self.most.saturating_mul(LARGE_BYTES)
     }
 
-    /// Whether the key of a prefix may be added beyond the bound: into half of the slots that are left over.
-    pub(super) fn has_spare_slots(&self) -> bool {
+    /// Whether the key of a prefix may be added beyond the bound, after so many others that are to come: into half of the
+    /// slots that are left over.
+    pub(super) fn has_spare_slots(&self, others: usize) -> bool {
         let over = self.slots.len().saturating_sub(self.most);
-        self.used < self.most.saturating_add(over.checked_div(2).unwrap_or(0))
+        self.used.saturating_add(others) < self.most.saturating_add(over.checked_div(2).unwrap_or(0))
     }
 
     /// Whether the key of a whole rule may be added beyond the bound; there are few of them. One slot always stays empty,
     /// for that is where a probe ends.
-    pub(super) fn has_a_spare_slot(&self) -> bool {
-        self.used.saturating_add(1) < self.slots.len()
+    pub(super) fn has_a_spare_slot(&self, others: usize) -> bool {
+        self.used.saturating_add(others).saturating_add(1) < self.slots.len()
     }
 
     /// Adds a key that is not here. The caller has made room.
     pub(super) fn add(&mut self, key: Digest, limit: &Limit, balance: Balance) {
         let Err(free) = self.slots.find(key) else { return };
-        if !self.has_a_spare_slot() {
+        if !self.has_a_spare_slot(0) {
             return;
         }
         if let Some([large, last]) = self.pack(limit, balance) {
