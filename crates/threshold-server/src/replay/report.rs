@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 use threshold_core::Verdict;
 use threshold_core::limit::Limit;
-use threshold_core::policy::{Mode, Policy, Rule};
+use threshold_core::policy::{Mode, Per, Policy, Rule};
 
 use super::compare::{Comparison, Difference};
 use super::tally::{LAYERS, Penalised, Tally};
@@ -278,6 +278,21 @@ impl Replayed<'_> {
             let note = "The log has no sizes of requests, so limits in bytes were never charged; name the field with \
                         --field bytes=NAME.";
             notes.push(note.to_owned());
+        }
+        if self.tally.without_address > 0 {
+            notes.push(format!(
+                "{} requests have no address, and rules by address refuse such; name the field with --field ip=NAME.",
+                grouped(self.tally.without_address)
+            ));
+        }
+        let [_, users, tenants] = &self.tally.subjects;
+        for (per, what, seen) in [(Per::User, "user", users), (Per::Tenant, "tenant", tenants)] {
+            if rules.iter().any(|rule| rule.per.contains(&per)) && seen.values().next().is_none() {
+                notes.push(format!(
+                    "The log names no {what}s, so rules by {what} met nobody, or counted by address; name the field with \
+                     --{what}-field NAME."
+                ));
+            }
         }
         notes
     }

@@ -101,6 +101,8 @@ pub(crate) struct Tally {
     pub(super) until: u64,
     /// Whether any request came with its size.
     pub(super) saw_bytes: bool,
+    /// Requests that came without an address.
+    pub(super) without_address: u64,
     /// What is still to be counted among subjects, by kind, and among peaks.
     seen: [Vec<(u64, bool)>; 3],
     filled: Vec<(u64, Peak)>,
@@ -126,6 +128,7 @@ impl Tally {
             from: 0,
             until: 0,
             saw_bytes: false,
+            without_address: 0,
             seen: [const { Vec::new() }; 3],
             filled: Vec::new(),
             ipv6_prefix: policy.identity().ipv6_prefix,
@@ -158,6 +161,7 @@ impl Tally {
         }
         self.until = at.micros;
         self.saw_bytes |= facts.bytes.is_some();
+        self.without_address = self.without_address.saturating_add(u64::from(facts.ip.is_none()));
         bump(&mut self.requests);
         if let Some(count) = self.verdicts.get_mut(judged.verdict as usize) {
             bump(count);
@@ -221,8 +225,8 @@ impl Tally {
     fn count_subjects(&mut self, facts: &Facts<'_>, touched: bool) {
         let address = facts.ip.map(|ip| address_digest(ip, self.ipv6_prefix));
         let digests = [address, facts.user.map(name_digest), facts.tenant.map(name_digest)];
-        for (digest, seen) in digests.into_iter().zip(&mut self.seen) {
-            seen.extend(digest.map(|digest| (digest, touched)));
+        for ((digest, seen), subjects) in digests.into_iter().zip(&mut self.seen).zip(&self.subjects) {
+            seen.extend(digest.filter(|digest| subjects.takes(*digest)).map(|digest| (digest, touched)));
         }
     }
 

@@ -101,6 +101,12 @@ fn users_and_tenants_come_from_the_fields_that_are_named() {
     let more: Vec<&str> = args.into_iter().chain(["--tenant-field", "org"]).collect();
     let answer = threshold_with(&more, line.repeat(3).as_bytes()).json();
     assert_eq!((&answer["denied"], &answer["worst"][0]["subject"]), (&2.into(), &"acme".into()));
+    // Without the fields everybody is nobody, which must not look like a verdict on the traffic.
+    let nobody = line.replace("client", "wherefrom").repeat(3);
+    let text = threshold_with(&["replay", policy.path(), "-"], nobody.as_bytes()).out;
+    for note in ["3 requests have no address", "names no users", "--tenant-field NAME"] {
+        assert!(text.contains(note), "{note} is missing:\n{text}");
+    }
     let run = threshold_with(&["replay", policy.path(), "-", "--field", "adress=x"], b"");
     assert!(run.code == 2 && run.err.contains("\"adress\""), "{}", run.err);
 }
