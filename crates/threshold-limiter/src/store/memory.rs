@@ -51,7 +51,7 @@ const SPREAD: usize = 4;
 /// A bounded table in this process.
 #[derive(Debug)]
 pub struct MemoryStore {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Shard]>,
     standings: Box<[Mutex<Side<Digest, Standing>>]>,
     accounts: Mutex<Side<Digest, Account>>,
     reservations: Mutex<Reservations>,
@@ -99,7 +99,7 @@ impl MemoryStore {
         let side =
             usize::try_from(memory.max_keys.checked_div(SIDE_TABLE).unwrap_or(0)).unwrap_or(usize::MAX).max(1_024);
         Self {
-            shards: (0..shards).map(|_| Mutex::new(Shard::new(most))).collect(),
+            shards: (0..shards).map(|_| Shard::new(most)).collect(),
             standings: (0..SIDE_SHARDS).map(|_| Mutex::new(Side::new(side.div_ceil(SIDE_SHARDS)))).collect(),
             accounts: Mutex::new(Side::new(side)),
             reservations: Mutex::new(Reservations::new(side)),
@@ -114,18 +114,13 @@ impl MemoryStore {
     #[inline]
     pub fn check_one(&self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
         let Some(shard) = self.shard(key) else { return Balance::default().check(limit, cost, now, id) };
-        lock(shard).check(key, limit, cost, now, id)
+        shard.open().check(key, limit, cost, now, id)
     }
 
     /// Asks for the memory of these keys, and waits for none of it.
     #[inline]
     pub(crate) fn expect_keys(&self, keys: impl Iterator<Item = Digest>) {
-        let touch = |key| {
-            self.shard(key).map_or(0, |shard| {
-                let shard = lock(shard);
-                shard.touch(shard.home(key))
-            })
-        };
+        let touch = |key| self.shard(key).map_or(0, |shard| shard.touch(key));
         black_box(keys.map(touch).fold(0, std::ops::BitXor::bitxor));
     }
 
@@ -134,14 +129,14 @@ impl MemoryStore {
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         for shard in &self.shards {
-            let shard = lock(shard);
+            let shard = shard.open();
             usage.keys = usage.keys.saturating_add(shard.len());
             usage.bytes = usage.bytes.saturating_add(shard.bytes());
             let counts = &mut usage.counts;
-            counts.dropped = counts.dropped.saturating_add(shard.counts.dropped);
-            counts.evicted = counts.evicted.saturating_add(shard.counts.evicted);
-            counts.folded = counts.folded.saturating_add(shard.counts.folded);
-            counts.most_moved = counts.most_moved.max(shard.counts.most_moved);
+            counts.dropped = counts.dropped.saturating_add(shard.kept.counts.dropped);
+            counts.evicted = counts.evicted.saturating_add(shard.kept.counts.evicted);
+            counts.folded = counts.folded.saturating_add(shard.kept.counts.folded);
+            counts.most_moved = counts.most_moved.max(shard.kept.counts.most_moved);
         }
         usage.subjects = self.standings.iter().map(|side| lock(side).len()).sum();
         usage.accounts = lock(&self.accounts).len();
@@ -149,7 +144,7 @@ impl MemoryStore {
     }
 
     /// The shard of one key.
-    fn shard(&self, key: Digest) -> Option<&Mutex<Shard>> {
+    fn shard(&self, key: Digest) -> Option<&Shard> {
         self.shards.get(usize::from(shard_of(key, self.shards.len())))
     }
 
@@ -175,7 +170,7 @@ impl MemoryStore {
                         StandsIn::Rule => shard.has_a_spare_slot(others),
                     };
                 if !has_room {
-                    shard.counts.folded = shard.counts.folded.saturating_add(1);
+                    shard.kept.counts.folded = shard.kept.counts.folded.saturating_add(1);
                     let _ = crowded.try_push(index);
                 }
             }
@@ -388,7 +383,7 @@ impl LocalStore for MemoryStore {
     fn forgive(&self, keys: &SubjectKeys) {
         for key in keys.balances.keys() {
             if let Some(shard) = self.shard(*key) {
-                lock(shard).remove(*key);
+                shard.open().remove(*key);
             }
         }
         for key in &keys.standings {
@@ -454,7 +449,7 @@ impl MemoryStore {
     /// Whether a key is here or can be; what had to go for it is gone afterwards.
     fn has_room_for(&self, key: Digest, now: Timestamp) -> bool {
         self.shard(key).is_some_and(|shard| {
-            let mut shard = lock(shard);
+            let mut shard = shard.open();
             shard.has(key) || shard.make_room(key, now) || shard.has_spare_slots(0)
         })
     }

@@ -31,7 +31,7 @@ impl MemoryStore {
     /// Takes back what was used.
     pub fn restore_balance(&self, key: Digest, limit: &Limit, balance: Balance, now: Timestamp) {
         if let Some(shard) = self.shard(key) {
-            let mut shard = lock(shard);
+            let mut shard = shard.open();
             if shard.make_room(key, now) {
                 shard.keep(key, limit, balance, now);
             }
@@ -41,7 +41,7 @@ impl MemoryStore {
     /// Shows every balance that says anything, shard by shard: requests go on meanwhile.
     pub fn each_balance(&self, now: Timestamp, mut show: impl FnMut(Digest, &Limit, &Balance)) {
         for shard in &self.shards {
-            lock(shard).each(now, &mut show);
+            shard.open().each(now, &mut show);
         }
     }
 

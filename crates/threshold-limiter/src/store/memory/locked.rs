@@ -8,15 +8,13 @@ use threshold_core::limit::{Look, Mark};
 use threshold_core::plan::{Charge, MAX_CHARGES};
 use threshold_core::{Balance, Balances, Digest, Limit, Timestamp, TraceId};
 
-use super::lock;
-use super::table::Shard;
-use crate::sync::{Mutex, MutexGuard};
+use super::table::{Open, Shard};
 
 /// Keys with their shards locked.
 #[derive(Debug)]
 pub(super) struct Locked<'s> {
-    shards: &'s [Mutex<Shard>],
-    guards: ArrayVec<MutexGuard<'s, Shard>, MAX_CHARGES>,
+    shards: &'s [Shard],
+    open: ArrayVec<Open<'s>, MAX_CHARGES>,
     pub(super) seats: ArrayVec<Seat, MAX_CHARGES>,
     now: Timestamp,
 }
@@ -25,8 +23,8 @@ pub(super) struct Locked<'s> {
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) key: Digest,
-    /// Which of the guards is its shard's.
-    guard: u8,
+    /// Which of the open shards is its own.
+    shard: u8,
     /// Where in the shard the key is, or else where looking for it begins.
     at: usize,
     /// Whether it is there.
@@ -38,15 +36,15 @@ pub(super) struct Seat {
 impl<'s> Locked<'s> {
     /// Nothing locked yet: this is more than a kilobyte, and moving it would cost as much as locking.
     #[inline]
-    pub(super) fn new(shards: &'s [Mutex<Shard>], now: Timestamp) -> Self {
-        Self { shards, guards: ArrayVec::new(), seats: ArrayVec::new(), now }
+    pub(super) fn new(shards: &'s [Shard], now: Timestamp) -> Self {
+        Self { shards, open: ArrayVec::new(), seats: ArrayVec::new(), now }
     }
 
     /// Locks the shards of these keys and finds the keys there.
     #[inline]
     pub(super) fn take(&mut self, keys: impl Iterator<Item = Digest>) {
         for key in keys {
-            let _ = self.seats.try_push(Seat { key, guard: 0, at: 0, known: false, small: None });
+            let _ = self.seats.try_push(Seat { key, shard: 0, at: 0, known: false, small: None });
         }
         self.renew();
     }
@@ -59,7 +57,7 @@ impl<'s> Locked<'s> {
 
     /// Locks each shard once, in ascending order: two plans never wait for each other in a circle.
     fn lock(&mut self) {
-        self.guards.clear();
+        self.open.clear();
         // A shard and, below it, which key: sorted by the one, they still tell the other.
         let mut order: ArrayVec<u16, MAX_CHARGES> = ArrayVec::new();
         for (seat, index) in self.seats.iter().zip(0u16..) {
@@ -69,13 +67,13 @@ impl<'s> Locked<'s> {
         let mut last = None;
         for [shard, index] in order.iter().map(|place| place.to_be_bytes()) {
             if last != Some(shard)
-                && let Some(mutex) = self.shards.get(usize::from(shard))
+                && let Some(own) = self.shards.get(usize::from(shard))
             {
-                let _ = self.guards.try_push(lock(mutex));
+                let _ = self.open.try_push(own.open());
                 last = Some(shard);
             }
             if let Some(seat) = self.seats.get_mut(usize::from(index)) {
-                seat.guard = u8::try_from(self.guards.len().saturating_sub(1)).unwrap_or(u8::MAX);
+                seat.shard = u8::try_from(self.open.len().saturating_sub(1)).unwrap_or(u8::MAX);
             }
         }
     }
@@ -84,14 +82,14 @@ impl<'s> Locked<'s> {
     pub(super) fn find(&mut self) {
         let mut touched = 0;
         for seat in &mut self.seats {
-            if let Some(shard) = self.guards.get(usize::from(seat.guard)) {
+            if let Some(shard) = self.open.get(usize::from(seat.shard)) {
                 seat.at = shard.home(seat.key);
                 touched ^= shard.touch(seat.at);
             }
         }
         black_box(touched);
         for seat in &mut self.seats {
-            if let Some(shard) = self.guards.get(usize::from(seat.guard)) {
+            if let Some(shard) = self.open.get(usize::from(seat.shard)) {
                 let found = shard.find_from(seat.at, seat.key);
                 seat.known = found.is_ok();
                 seat.at = found.unwrap_or_else(|free| free);
@@ -102,22 +100,20 @@ impl<'s> Locked<'s> {
     /// How many keys before the `index`th are new to the same shard.
     pub(super) fn new_before(&self, index: usize) -> usize {
         let Some(own) = self.seats.get(index) else { return 0 };
-        self.seats.iter().take(index).filter(|seat| !seat.known && seat.guard == own.guard).count()
+        self.seats.iter().take(index).filter(|seat| !seat.known && seat.shard == own.shard).count()
     }
 
     /// The shard of the `index`th key.
     #[inline]
-    pub(super) fn shard(&mut self, index: usize) -> Option<&mut Shard> {
-        let guard = self.guards.get_mut(usize::from(self.seats.get(index)?.guard))?;
-        Some(&mut **guard)
+    pub(super) fn shard(&mut self, index: usize) -> Option<&mut Open<'s>> {
+        self.open.get_mut(usize::from(self.seats.get(index)?.shard))
     }
 
     /// The `index`th key, if it is there, and its shard.
     #[inline]
-    fn known(&mut self, index: usize) -> Option<(&mut Shard, &mut Seat)> {
+    fn known(&mut self, index: usize) -> Option<(&mut Open<'s>, &mut Seat)> {
         let seat = self.seats.get_mut(index).filter(|seat| seat.known)?;
-        let guard = self.guards.get_mut(usize::from(seat.guard))?;
-        Some((&mut **guard, seat))
+        Some((self.open.get_mut(usize::from(seat.shard))?, seat))
     }
 
     #[inline(never)]
@@ -181,7 +177,7 @@ impl Balances for Locked<'_> {
 
     fn is_blocked(&self, index: usize, now: Timestamp) -> bool {
         let Some(seat) = self.seats.get(index).filter(|seat| seat.known) else { return false };
-        self.guards.get(usize::from(seat.guard)).is_some_and(|shard| shard.is_blocked(seat.at, now))
+        self.open.get(usize::from(seat.shard)).is_some_and(|shard| shard.is_blocked(seat.at, now))
     }
 
     fn block(&mut self, index: usize, charge: &Charge<'_>, until: Timestamp) {
@@ -193,7 +189,7 @@ impl Balances for Locked<'_> {
 
     fn copied(&self, index: usize) -> Balance {
         let Some(seat) = self.seats.get(index).filter(|seat| seat.known) else { return Balance::default() };
-        self.guards.get(usize::from(seat.guard)).map(|shard| shard.copied(seat.at)).unwrap_or_default()
+        self.open.get(usize::from(seat.shard)).map(|shard| shard.copied(seat.at)).unwrap_or_default()
     }
 }
 

@@ -1,5 +1,8 @@
 //! The slots of one shard: a digest and two words each, found by linear probing.
 
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
 use threshold_core::Digest;
 
 /// Digest (two words), a large figure, and a word that is 0 where the slot is empty.
@@ -11,10 +14,12 @@ const LINE: usize = 8;
 const WORDS: usize = 4;
 
 /// Slots that never grow. There is always an empty one, for that is where a probe ends: the owner sees to it.
+///
+/// They are atomic so that anybody may [ask for](Self::touch) one. All else is for whoever holds the lock, which orders it.
 #[derive(Debug)]
 pub(super) struct Slots {
     /// Plain words, because those are made zeroed without being touched.
-    words: Vec<u64>,
+    words: Box<[AtomicU64]>,
     /// Where the first cache line begins.
     start: usize,
     len: usize,
@@ -22,15 +27,13 @@ pub(super) struct Slots {
 
 impl Slots {
     pub(super) fn new(len: usize) -> Self {
-        let needed = len.saturating_mul(WORDS);
-        let mut words = vec![0u64; needed.saturating_add(LINE)];
+        let words: Box<[AtomicU64]> = bytemuck::zeroed_slice_box(len.saturating_mul(WORDS).saturating_add(LINE));
         let start = words.as_ptr().align_offset(LINE.saturating_mul(size_of::<u64>())).min(LINE);
-        words.truncate(start.saturating_add(needed));
         Self { words, start, len }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.words.capacity().saturating_mul(size_of::<u64>())
+        size_of_val(&*self.words)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -38,32 +41,39 @@ impl Slots {
     }
 
     #[inline]
-    fn all(&self) -> &[Slot] {
-        self.words.get(self.start..).unwrap_or_default().as_chunks().0
+    fn slot(&self, place: usize) -> Option<&[AtomicU64; WORDS]> {
+        if place >= self.len {
+            return None;
+        }
+        self.words.get(self.start.wrapping_add(place.wrapping_mul(WORDS))..)?.first_chunk()
+    }
+
+    /// Asks for the memory of a slot and waits for nothing: what several need is then on its way together.
+    #[inline]
+    pub(super) fn touch(&self, place: usize) -> u64 {
+        self.slot(place).map_or(0, |[_, _, _, last]| last.load(Relaxed))
     }
 
     #[inline]
-    fn all_mut(&mut self) -> &mut [Slot] {
-        self.words.get_mut(self.start..).unwrap_or_default().as_chunks_mut().0
+    pub(super) fn get(&self, place: usize) -> Option<Slot> {
+        self.slot(place).map(|slot| slot.each_ref().map(|word| word.load(Relaxed)))
     }
 
     #[inline]
-    pub(super) fn get(&self, place: usize) -> Option<&Slot> {
-        self.all().get(place)
-    }
-
-    #[inline]
-    pub(super) fn set(&mut self, place: usize, slot: Slot) {
-        if let Some(own) = self.all_mut().get_mut(place) {
-            *own = slot;
+    pub(super) fn set(&self, place: usize, slot: Slot) {
+        if let Some(own) = self.slot(place) {
+            for (own, word) in own.iter().zip(slot) {
+                own.store(word, Relaxed);
+            }
         }
     }
 
     /// Changes what a slot says and leaves whose it is.
     #[inline]
-    pub(super) fn set_words(&mut self, place: usize, [large, last]: [u64; 2]) {
-        if let Some([_, _, own_large, own_last]) = self.all_mut().get_mut(place) {
-            (*own_large, *own_last) = (large, last);
+    pub(super) fn set_words(&self, place: usize, [large, last]: [u64; 2]) {
+        if let Some([_, _, own_large, own_last]) = self.slot(place) {
+            own_large.store(large, Relaxed);
+            own_last.store(last, Relaxed);
         }
     }
 
@@ -86,12 +96,13 @@ impl Slots {
     #[inline]
     pub(super) fn find_from(&self, home: usize, key: Digest) -> Result<usize, usize> {
         let [high, low] = words(key);
-        let slots = self.all();
         let mut place = home;
         loop {
-            match slots.get(place) {
-                Some([_, _, _, 0]) => return Err(place),
-                Some([own_high, own_low, ..]) if (*own_high, *own_low) == (high, low) => return Ok(place),
+            match self.slot(place) {
+                Some([_, _, _, last]) if last.load(Relaxed) == 0 => return Err(place),
+                Some([own_high, own_low, ..]) if (own_high.load(Relaxed), own_low.load(Relaxed)) == (high, low) => {
+                    return Ok(place);
+                }
                 Some(_) => place = place.saturating_add(1),
                 None => place = 0,
             }
@@ -104,11 +115,11 @@ impl Slots {
     }
 
     /// Empties a slot and shifts back those behind it that would not be found across the gap. Says how many.
-    pub(super) fn close(&mut self, place: usize) -> u64 {
+    pub(super) fn close(&self, place: usize) -> u64 {
         let mut gap = place;
         let mut moved: u64 = 0;
         let mut next = self.after(gap);
-        while let Some(slot) = self.get(next).copied().filter(|slot| slot[3] != 0) {
+        while let Some(slot) = self.get(next).filter(|slot| slot[3] != 0) {
             let home = self.home(digest(&slot));
             // Whether the gap lies between this key's home and where it is, going round.
             let wanders = if gap <= next { home <= gap || home > next } else { home <= gap && home > next };

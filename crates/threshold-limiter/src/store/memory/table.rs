@@ -8,8 +8,10 @@ use threshold_core::balance::{Checked, Small};
 use threshold_core::limit::Look;
 use threshold_core::{Balance, Digest, Limit, Timestamp, TraceId};
 
+use super::lock;
 use super::slab::{Large, Slab};
 use super::slots::{EMPTY, Slot, Slots, words};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Slots for each three keys: at three quarters full a probe looks at two or three of them.
 const SLOTS_FOR_THREE: usize = 4;
@@ -41,10 +43,17 @@ pub struct Counts {
     pub most_moved: u64,
 }
 
-/// One shard.
+/// One shard. Its slots lie outside of its lock, so that they can be asked for without it; only whoever has
+/// [opened](Self::open) it reads or changes them.
 #[derive(Debug)]
 pub(super) struct Shard {
+    kept: Mutex<Kept>,
     slots: Slots,
+}
+
+/// What a shard keeps beside its slots.
+#[derive(Debug)]
+pub(super) struct Kept {
     used: usize,
     most: usize,
     /// Every limit that a small balance here is under, by its number.
@@ -55,31 +64,45 @@ pub(super) struct Shard {
     pub(super) counts: Counts,
 }
 
+/// A shard that is one's own for as long as this lives.
+#[derive(Debug)]
+pub(super) struct Open<'s> {
+    slots: &'s Slots,
+    pub(super) kept: MutexGuard<'s, Kept>,
+}
+
 impl Shard {
     /// A shard for `most` keys.
     pub(super) fn new(most: usize) -> Self {
         let most = most.max(8);
-        let slots = most.saturating_mul(SLOTS_FOR_THREE).div_ceil(3).saturating_add(1);
-        Self {
-            slots: Slots::new(slots),
-            used: 0,
-            most,
-            limits: Vec::new(),
-            large: Slab::default(),
-            hand: 0,
-            counts: Counts::default(),
-        }
+        let slots = Slots::new(most.saturating_mul(SLOTS_FOR_THREE).div_ceil(3).saturating_add(1));
+        let (limits, large, counts) = (Vec::new(), Slab::default(), Counts::default());
+        Self { kept: Mutex::new(Kept { used: 0, most, limits, large, hand: 0, counts }), slots }
     }
 
+    /// Waits until nobody else has it.
+    #[inline]
+    pub(super) fn open(&self) -> Open<'_> {
+        Open { slots: &self.slots, kept: lock(&self.kept) }
+    }
+
+    /// Asks for the memory of a key and waits for nothing: what several keys need is then on its way together.
+    #[inline]
+    pub(super) fn touch(&self, key: Digest) -> u64 {
+        self.slots.touch(self.slots.home(key))
+    }
+}
+
+impl Open<'_> {
     pub(super) fn len(&self) -> usize {
-        self.used
+        self.kept.used
     }
 
     pub(super) fn bytes(&self) -> usize {
         self.slots
             .bytes()
-            .saturating_add(self.large.bytes())
-            .saturating_add(self.limits.capacity().saturating_mul(size_of::<Limit>()))
+            .saturating_add(self.kept.large.bytes())
+            .saturating_add(self.kept.limits.capacity().saturating_mul(size_of::<Limit>()))
     }
 
     /// Where looking for a key begins.
@@ -88,10 +111,10 @@ impl Shard {
         self.slots.home(key)
     }
 
-    /// Reads a slot and waits for nothing: what several keys need is then on its way together.
+    /// Asks for the memory of a slot and waits for nothing.
     #[inline]
     pub(super) fn touch(&self, home: usize) -> u64 {
-        self.slots.get(home).map_or(0, |[_, _, _, last]| *last)
+        self.slots.touch(home)
     }
 
     /// The slot a key is in, or the empty one where looking for it ends. Good until a key goes: those behind it then move.
@@ -114,13 +137,13 @@ impl Shard {
     pub(super) fn copied(&self, place: usize) -> Balance {
         match self.large(place) {
             Some(large) => large.balance.clone(),
-            None => self.slots.get(place).map(|slot| self.unpack(slot)).unwrap_or_default(),
+            None => self.slots.get(place).map(|slot| self.unpack(&slot)).unwrap_or_default(),
         }
     }
 
     /// Changes the balance in a slot as a whole, under this limit from now on.
     pub(super) fn with_whole<T>(&mut self, place: usize, limit: &Limit, change: impl FnOnce(&mut Balance) -> T) -> T {
-        let slot = self.slots.get(place).copied().unwrap_or(EMPTY);
+        let slot = self.slots.get(place).unwrap_or(EMPTY);
         let (kind, _, number) = parts(slot[3]);
         if kind != LARGE {
             let mut balance = self.unpack(&slot);
@@ -131,10 +154,10 @@ impl Shard {
             return changed;
         }
         let number = u32::try_from(number).unwrap_or(u32::MAX);
-        let (changed, small) = self.large.change(number, limit, change);
+        let (changed, small) = self.kept.large.change(number, limit, change);
         // What shrinks to a slot's size, as a pause that is over does, goes back into its slot.
         if let Some(words) = small.and_then(|small| packed(small, self.number(limit)?)) {
-            self.large.remove(number);
+            self.kept.large.remove(number);
             self.slots.set_words(place, words);
         }
         changed
@@ -161,7 +184,7 @@ impl Shard {
 
     fn large(&self, place: usize) -> Option<&Large> {
         let (kind, _, number) = parts(self.slots.get(place)?[3]);
-        if kind == LARGE { self.large.get(u32::try_from(number).ok()?) } else { None }
+        if kind == LARGE { self.kept.large.get(u32::try_from(number).ok()?) } else { None }
     }
 
     /// Decides one cost on one key.
@@ -199,20 +222,20 @@ impl Shard {
     }
 
     fn is_full(&self) -> bool {
-        self.used >= self.most || self.large.bytes() > self.most.saturating_mul(LARGE_BYTES)
+        self.kept.used >= self.kept.most || self.kept.large.bytes() > self.kept.most.saturating_mul(LARGE_BYTES)
     }
 
     /// Whether the key of a prefix may be added beyond the bound, after so many others that are to come: into half of the
     /// slots that are left over.
     pub(super) fn has_spare_slots(&self, others: usize) -> bool {
-        let over = self.slots.len().saturating_sub(self.most);
-        self.used.saturating_add(others) < self.most.saturating_add(over.checked_div(2).unwrap_or(0))
+        let over = self.slots.len().saturating_sub(self.kept.most);
+        self.kept.used.saturating_add(others) < self.kept.most.saturating_add(over.checked_div(2).unwrap_or(0))
     }
 
     /// Whether the key of a whole rule may be added beyond the bound; there are few of them. One slot always stays empty,
     /// for that is where a probe ends.
     pub(super) fn has_a_spare_slot(&self, others: usize) -> bool {
-        self.used.saturating_add(others).saturating_add(1) < self.slots.len()
+        self.kept.used.saturating_add(others).saturating_add(1) < self.slots.len()
     }
 
     /// Adds a key that is not here. The caller has made room.
@@ -224,7 +247,7 @@ impl Shard {
         if let Some([large, last]) = self.pack(limit, balance) {
             let [high, low] = words(key);
             self.slots.set(free, [high, low, large, last]);
-            self.used = self.used.saturating_add(1);
+            self.kept.used = self.kept.used.saturating_add(1);
         }
     }
 
@@ -255,13 +278,13 @@ impl Shard {
             let key = Digest::from_u128(u128::from(slot[0]) << 64 | u128::from(slot[1]));
             let (kind, number, figure) = parts(slot[3]);
             if kind == LARGE {
-                if let Some(Large { limit, balance }) = self.large.get(u32::try_from(figure).unwrap_or(u32::MAX))
+                if let Some(Large { limit, balance }) = self.kept.large.get(u32::try_from(figure).unwrap_or(u32::MAX))
                     && balance.silent_from() > now
                 {
                     show(key, limit, balance);
                 }
             } else if let Some(limit) = self.limit(number) {
-                let balance = self.unpack(slot);
+                let balance = self.unpack(&slot);
                 if balance.silent_from() > now {
                     show(key, limit, &balance);
                 }
@@ -278,20 +301,20 @@ impl Shard {
     /// Takes a slot out, shifting back those behind it that would not be found across the gap.
     fn take_out(&mut self, place: usize) {
         if let Some((LARGE, _, number)) = self.slots.get(place).map(|slot| parts(slot[3])) {
-            self.large.remove(u32::try_from(number).unwrap_or(u32::MAX));
+            self.kept.large.remove(u32::try_from(number).unwrap_or(u32::MAX));
         }
         let moved = self.slots.close(place);
-        self.used = self.used.saturating_sub(1);
-        self.counts.most_moved = self.counts.most_moved.max(moved);
+        self.kept.used = self.kept.used.saturating_sub(1);
+        self.kept.counts.most_moved = self.kept.counts.most_moved.max(moved);
     }
 
     /// Makes one key go.
     fn free_one(&mut self, near: Digest, now: Timestamp) -> bool {
         let (found, hand) = self.dispensable(near, now);
-        self.hand = hand;
+        self.kept.hand = hand;
         let Some((place, used)) = found else { return false };
         self.take_out(place);
-        let counted = if used.is_some() { &mut self.counts.evicted } else { &mut self.counts.dropped };
+        let counted = if used.is_some() { &mut self.kept.counts.evicted } else { &mut self.kept.counts.dropped };
         *counted = counted.saturating_add(1);
         true
     }
@@ -300,12 +323,12 @@ impl Shard {
     /// protected one. Also where the search ended.
     fn dispensable(&self, near: Digest, now: Timestamp) -> (Option<(usize, Option<u64>)>, usize) {
         let mut least: Option<(u64, usize)> = None;
-        let mut at = self.hand;
-        for start in [self.slots.home(near), self.hand] {
+        let mut at = self.kept.hand;
+        for start in [self.slots.home(near), self.kept.hand] {
             at = start;
             for _ in 0..SEARCH.min(self.slots.len()) {
                 match self.worth(at, now) {
-                    Worth::Nothing => return (Some((at, None)), self.hand),
+                    Worth::Nothing => return (Some((at, None)), self.kept.hand),
                     Worth::Share(used) if least.is_none_or(|(known, _)| used < known) => least = Some((used, at)),
                     Worth::Share(_) | Worth::Protected | Worth::Empty => {}
                 }
@@ -320,13 +343,13 @@ impl Shard {
         let (kind, number, figure) = parts(slot[3]);
         let small;
         let (limit, balance) = if kind == LARGE {
-            match self.large.get(u32::try_from(figure).unwrap_or(u32::MAX)) {
+            match self.kept.large.get(u32::try_from(figure).unwrap_or(u32::MAX)) {
                 Some(Large { limit, balance }) => (limit, balance),
                 None => return Worth::Nothing,
             }
         } else {
             let Some(limit) = self.limit(number) else { return Worth::Nothing };
-            small = self.unpack(slot);
+            small = self.unpack(&slot);
             (limit, &small)
         };
         if balance.silent_from() <= now {
@@ -340,23 +363,23 @@ impl Shard {
 
     #[inline]
     fn limit(&self, number: u64) -> Option<&Limit> {
-        self.limits.get(usize::try_from(number).ok()?)
+        self.kept.limits.get(usize::try_from(number).ok()?)
     }
 
     /// The number of a limit, given to it now if it has none; `None` once there are too many.
     fn number(&mut self, limit: &Limit) -> Option<u64> {
-        if let Some(number) = self.limits.iter().position(|own| own == limit) {
+        if let Some(number) = self.kept.limits.iter().position(|own| own == limit) {
             return u64::try_from(number).ok();
         }
-        let number = u64::try_from(self.limits.len()).ok().filter(|number| number >> LIMIT_BITS == 0)?;
-        self.limits.push(*limit);
+        let number = u64::try_from(self.kept.limits.len()).ok().filter(|number| number >> LIMIT_BITS == 0)?;
+        self.kept.limits.push(*limit);
         Some(number)
     }
 
     fn pack(&mut self, limit: &Limit, balance: Balance) -> Option<[u64; 2]> {
         let small = balance.to_small(limit).and_then(|small| packed(small, self.number(limit)?));
         small.or_else(|| {
-            let number = self.large.insert(*limit, balance)?;
+            let number = self.kept.large.insert(*limit, balance)?;
             Some([0, joined(LARGE, 0, u64::from(number))])
         })
     }
