@@ -115,6 +115,9 @@ fn load_policy(path: &Path, bytes: Result<Vec<u8>, String>, app: &App) {
             let generation = app.desk.swap(policy);
             app.health.policy(None);
             tracing::info!(policy = name, rules, generation, "a new policy is in force");
+            if rules == 0 {
+                tracing::warn!(policy = name, "the policy has no rules: nobody is limited");
+            }
         }
         Err(error) => {
             app.health.policy(Some(format!("the policy file is not in force: {error}")));
