@@ -85,7 +85,7 @@ impl Watched {
         match &self.kind {
             Kind::Policy => {
                 let [path] = self.paths.as_slice() else { return };
-                let text = files.map(|files| files.concat());
+                let text = files.map(<[Vec<u8>]>::concat);
                 load_policy(path, text, app);
             }
             Kind::Certificate(certificates) => {
