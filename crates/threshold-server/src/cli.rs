@@ -304,8 +304,8 @@ pub(crate) struct RestoreArgs {
 }
 
 fn span(text: &str) -> Result<Span, String> {
-    let span = parse_span(text).map_err(|error| error.to_string())?;
-    if span == Span::ZERO { Err("write a time above 0, as in 30s".to_owned()) } else { Ok(span) }
+    let span = parse_span(text).ok().filter(|span| *span > Span::ZERO);
+    span.ok_or_else(|| "write a time above 0, as in 30s or 5min".to_owned())
 }
 
 pub(crate) fn pair(text: &str) -> Result<(String, String), String> {

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use threshold_core::policy::{LogMode, Policy};
 use threshold_core::{Decision, Facts, Timestamp};
 use threshold_limiter::Observer;
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -21,7 +21,7 @@ pub(crate) fn start(form: LogForm) -> anyhow::Result<()> {
     let wanted = std::env::var("THRESHOLD_LOG").ok().filter(|text| !text.trim().is_empty());
     let targets: Targets = match wanted {
         None => Targets::new().with_default(tracing::Level::INFO),
-        Some(text) => text.parse().map_err(|error| anyhow::anyhow!("THRESHOLD_LOG: {error}"))?,
+        Some(text) => wanted_targets(&text)?,
     };
     let registry = tracing_subscriber::registry().with(targets);
     match form {
@@ -32,6 +32,17 @@ pub(crate) fn start(form: LogForm) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// A word that is no level would be taken for a part of the program, and everything else be silent.
+fn wanted_targets(text: &str) -> anyhow::Result<Targets> {
+    if let Some(word) = text.split(',').find(|word| !word.contains('=') && word.trim().parse::<LevelFilter>().is_err())
+    {
+        anyhow::bail!(
+            "THRESHOLD_LOG: \"{word}\" is no level; write error, warn, info, debug, trace or off, or PART=LEVEL"
+        );
+    }
+    text.parse().map_err(|error| anyhow::anyhow!("THRESHOLD_LOG: {error}"))
 }
 
 /// Which denials become a line: each one of a rule that says so, of all others a few in a second.
@@ -110,6 +121,16 @@ impl Samples {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_word_that_is_no_level_is_not_silence() {
+        for fine in ["warn", "INFO", "off", "info,threshold::reload=debug", "threshold=trace, warn"] {
+            assert!(wanted_targets(fine).is_ok(), "{fine}");
+        }
+        for wrong in ["loud", "info,verbose", "threshold", "threshold=loud"] {
+            assert!(wanted_targets(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn ten_denials_a_second_are_logged_and_the_others_counted() {

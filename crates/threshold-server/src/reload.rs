@@ -85,7 +85,7 @@ impl Watched {
         match &self.kind {
             Kind::Policy => {
                 let [path] = self.paths.as_slice() else { return };
-                let text = files.map(|files| files.concat());
+                let text = files.map(<[Vec<u8>]>::concat);
                 load_policy(path, text, app);
             }
             Kind::Certificate(certificates) => {
@@ -115,6 +115,9 @@ fn load_policy(path: &Path, bytes: Result<Vec<u8>, String>, app: &App) {
             let generation = app.desk.swap(policy);
             app.health.policy(None);
             tracing::info!(policy = name, rules, generation, "a new policy is in force");
+            if rules == 0 {
+                tracing::warn!(policy = name, "the policy has no rules: nobody is limited");
+            }
         }
         Err(error) => {
             app.health.policy(Some(format!("the policy file is not in force: {error}")));

@@ -42,6 +42,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     };
     let policy = source.policy()?;
     let tokens = Tokens::from_environment()?;
+    if args.tls_cert.is_some() && matches!(args.http, Address::Unix(_)) {
+        anyhow::bail!("a socket in the file system speaks no TLS: leave out --tls-cert and --tls-key");
+    }
     let tls = match (&args.tls_cert, &args.tls_key) {
         (Some(cert), Some(key)) => Some(Certificates::read(cert, key).map(|(own, files)| (Arc::new(own), files))?),
         _ => None,

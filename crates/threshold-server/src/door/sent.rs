@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN};
+use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN};
 use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt as _;
@@ -46,6 +46,7 @@ impl FromRequest<Arc<App>> for Sent {
         let headers = request.headers();
         Caller::of(headers, app)?;
         heard(headers, app, true)?;
+        is_plain(headers)?;
         let bounds = app.bounds;
         let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         if announced.is_some_and(|length: usize| length > bounds.body) {
@@ -105,6 +106,17 @@ fn is_json(headers: &HeaderMap) -> Result<(), ApiError> {
         return Ok(());
     }
     let message = "a page must send Content-Type: application/json";
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
+}
+
+/// A compressed body would be as large as somebody likes once it is unpacked, and one request is a line.
+fn is_plain(headers: &HeaderMap) -> Result<(), ApiError> {
+    let coded =
+        headers.get_all(CONTENT_ENCODING).iter().any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"));
+    if !coded {
+        return Ok(());
+    }
+    let message = "send the body as it is, without Content-Encoding";
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
 }
 

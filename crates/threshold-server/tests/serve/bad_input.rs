@@ -57,6 +57,8 @@ fn facts() {
         bad(&long, "path"),
         bad(&many, "facts"),
         ("/v1/check", r#"{"ip": "203.0.113.7", "cost": 1001}"#, "cost_exceeds_limit", Some("cost")),
+        ("/v1/check", r#"{"ip": "203.0.113.7", "cost": 1e400}"#, "bad_request", Some("cost")),
+        ("/v1/check", r#"{"ip": "203.0.113.7", "costs": {"tokens": -1e999}}"#, "bad_request", Some("costs.tokens")),
         ("/v1/peek", r#"{"ip": "203.0.113.7", "cost": 1001}"#, "cost_exceeds_limit", Some("cost")),
         (
             "/v1/reserve",
@@ -173,7 +175,7 @@ fn what_is_there_and_how_it_is_asked() {
     let page = ("sec-fetch-site", "cross-site");
     type Fields<'a> = &'a [(&'a str, &'a str)];
     let rebound = ("host", "evil.example:8080");
-    let cases: [(&str, &str, Fields<'_>, u16, &str); 8] = [
+    let cases: [(&str, &str, Fields<'_>, u16, &str); 10] = [
         ("GET", "/nowhere", &[], 404, "not_found"),
         ("POST", "/v1/checks", &[json_type], 404, "not_found"),
         ("GET", "/v1/check", &[], 405, "method_not_allowed"),
@@ -181,6 +183,8 @@ fn what_is_there_and_how_it_is_asked() {
         ("POST", "/v1/check", &[("origin", "https://example.com")], 415, "unsupported_media_type"),
         ("POST", "/v1/check", &[page, ("content-type", "text/plain")], 415, "unsupported_media_type"),
         ("POST", "/v1/limit", &[page, ("content-type", "application/jsonp")], 415, "unsupported_media_type"),
+        ("POST", "/v1/check", &[("content-encoding", "gzip")], 415, "unsupported_media_type"),
+        ("POST", "/v1/limit", &[("content-encoding", "identity, br")], 415, "unsupported_media_type"),
         // A name that somebody else's page was given, and that now points here.
         ("POST", "/v1/check", &[page, json_type, rebound], 403, "forbidden"),
     ];
@@ -191,8 +195,12 @@ fn what_is_there_and_how_it_is_asked() {
         assert_eq!(answer.header("allow").is_some(), status == 405);
     }
     // A page that says what it sends was allowed to; whoever is no page need not say.
-    let fine: [Fields<'_>; 3] =
-        [&[page, ("content-type", "Application/JSON; charset=utf-8")], &[], &[("content-type", "text/plain")]];
+    let fine: [Fields<'_>; 4] = [
+        &[page, ("content-type", "Application/JSON; charset=utf-8")],
+        &[],
+        &[("content-type", "text/plain")],
+        &[("content-encoding", "Identity")],
+    ];
     for fields in fine {
         assert_eq!(client.send("POST", "/v1/check", fields, r#"{"ip": "203.0.113.7"}"#).unwrap().status, 200);
     }

@@ -139,6 +139,12 @@ fn tls_by_a_certificate_and_its_key() {
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(2) && error.contains(told), "{error}");
     }
+    // Nobody shall believe that a socket is encrypted.
+    let socket = format!("unix:{}", cert_file.path().with_extension("sock").display());
+    let args = ["--http", &socket, "--tls-cert", cert_path, "--tls-key", key_path];
+    let output = Start { args: &args, ..Start::default() }.command().output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && error.contains("speaks no TLS"), "{error}");
     let half = Start { args: &["--tls-cert", cert_path], ..Start::default() }.command().output().unwrap();
     assert_eq!(half.status.code(), Some(2));
 }

@@ -115,7 +115,7 @@ impl Calls<'_> {
             (403, "A page called the server by a name that is not its own"),
             (408, "The body came too slowly"),
             (413, "The body is too large"),
-            (415, "A page did not say that it sends JSON"),
+            (415, "The body is compressed, or a page did not say that it sends JSON"),
         ];
         for (status, description) in common {
             responses.insert(status.to_string(), json!({"description": description, "content": content(&error)}));
