@@ -11,7 +11,7 @@ use crate::decision::Decision;
 use crate::facts::Facts;
 use crate::key::{Digest, DigestKey, TraceId};
 use crate::ladder::Standing;
-use crate::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
+use crate::lockout::{Account, Attempt, AttemptOutcome, Login, Refusal, ResultOutcome, Try, UnknownAttempt};
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, PlanError, SubjectKeys, Verb};
 use crate::policy::Policy;
 use crate::receipt::{ActualCost, OnExpire, Receipt, Reservation, UnknownReservation};
@@ -153,6 +153,11 @@ impl Ledger {
     pub fn forgive(&mut self, keys: &SubjectKeys) {
         self.balances.retain(|key, _| !keys.balances.contains_key(key));
         self.standings.retain(|key, _| !keys.standings.contains(key));
+    }
+
+    /// What bars a login, if anything does.
+    pub fn login_barred(&mut self, bars: &[Plan<'_>], now: Timestamp) -> Option<Refusal> {
+        bars.iter().find_map(|bar| Refusal::barring(&bar.decide(&self.settle(bar, now), now)))
     }
 
     /// Before a secret is checked.

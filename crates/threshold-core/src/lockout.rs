@@ -5,6 +5,7 @@
 //! logged in before have counters of their own.
 
 mod account;
+mod barred;
 mod device;
 mod exchange;
 

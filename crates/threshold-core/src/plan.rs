@@ -289,6 +289,13 @@ impl Policy {
         (keyed != Keyed::Missing).then_some(subject)
     }
 
+    /// Everyone whom this caller is punished as.
+    pub(crate) fn subjects_of(&self, caller: &Caller<'_>) -> ArrayVec<Subject<'_>, MAX_SUBJECTS> {
+        let mut identities = Identities::new(caller, self);
+        let subjects = self.subjects.iter().take(MAX_SUBJECTS);
+        subjects.filter_map(|subject| self.subject(subject, &mut identities)).collect()
+    }
+
     /// The balances and standings that belong to one subject alone, named as operators name it: by layer and key.
     ///
     /// A rule's budget belongs to the subject where the key gives everything the rule counts by; a wider or narrower

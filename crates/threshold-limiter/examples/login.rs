@@ -41,7 +41,7 @@ async fn login(
     let (account, password) = (text("account"), text("password"));
     let cookies = headers.get_all(header::COOKIE).iter().flat_map(|line| line.to_str().unwrap_or_default().split("; "));
     let device = cookies.filter_map(|cookie| cookie.strip_prefix("__Host-device=")).next();
-    let request = LoginRequest { account: Some(&account), ip: Some(peer.ip()), factor: None, device };
+    let request = LoginRequest { account: Some(&account), ip: Some(peer.ip()), device, ..LoginRequest::default() };
     let attempt = match own.limiter.login_attempt(&request).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)? {
         Attempted::Allowed(attempt) => attempt,
         Attempted::Refused(refusal) => {

@@ -4,13 +4,15 @@
 
 use std::sync::{Arc, Mutex};
 
+use threshold_core::policy::{Ban, ListEntry};
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{
     Account, ActualCost, Attempt, AttemptOutcome, Digest, DigestKey, EndError, Login, OnExpire, Outcome, Plan, Receipt,
     ResultOutcome, Span, StoreError, SubjectKeys, Timestamp, TraceId, Try,
 };
 use threshold_limiter::{
-    Attempted, Degraded, Facts, Layer, Limiter, LoginError, LoginRequest, ManualClock, Policy, Secret, Store, Verdict,
+    Attempted, Degraded, Facts, Layer, Limiter, LoginError, LoginRequest, ManualClock, Policy, Refusal, RefusedBy,
+    Secret, Store, Verdict,
 };
 use tokio::task::yield_now;
 
@@ -250,7 +252,8 @@ async fn a_reservation_whose_answer_is_lost_gives_its_charge_back_once() {
     }
 }
 
-const ADA: LoginRequest<'static> = LoginRequest { account: Some("ada"), ip: None, factor: None, device: None };
+const ADA: LoginRequest<'static> =
+    LoginRequest { account: Some("ada"), ip: None, factor: None, device: None, user: None, tenant: None };
 
 /// Tries a login that fails; whether the secret was checked.
 async fn fails(world: &World) -> Result<bool, LoginError> {
@@ -280,6 +283,35 @@ async fn a_login_is_closed_while_the_store_is_away_unless_the_policy_says_otherw
     assert!(told.allowed && told.device.is_none(), "nobody knows whose device it would be");
     open.cut(StoreError::Full);
     assert_eq!(fails(&open).await, Err(LoginError::Store(StoreError::Full)));
+}
+
+/// Bans and lists are known without the store. Penalties are not: then the login itself decides, as its mode says.
+///
+/// Woken by: `decide_blind` not asked in `barring`; and its error passed on whatever the mode.
+#[tokio::test]
+async fn no_mode_opens_a_login_to_whoever_is_banned() {
+    for mode in ["open", "closed", "local"] {
+        let punished = rule("ladder = \"strict\"");
+        let lists = "[lists]\ndeny = [\"user:mallory\"]";
+        let world = World::new(&format!("{lists}\n[login]\non_store_error = \"{mode}\"\n{punished}"));
+        world.cut(DEAD);
+        let mallory = LoginRequest { account: Some("mallory"), ..ADA };
+        let refused = world.limiter.login_attempt_async(&mallory).await.unwrap();
+        assert_eq!(refused, Attempted::Refused(Refusal { by: RefusedBy::Ban, retry_after: None }), "{mode}");
+        let whom = ListEntry::named(Layer::Tenant, "closed").unwrap();
+        let until = world.limiter.now().plus(Span::HOUR);
+        let ban = Ban { whom, reason: "r".into(), by: "b".into(), from: Timestamp::EPOCH, until };
+        world.limiter.bans().set(ban.whom.ban_id(world.limiter.key()), ban, Timestamp::EPOCH).unwrap();
+        let theirs = LoginRequest { tenant: Some("closed"), ..ADA };
+        let refused = world.limiter.login_attempt_async(&theirs).await.unwrap();
+        assert_eq!(
+            refused,
+            Attempted::Refused(Refusal { by: RefusedBy::Ban, retry_after: Some(Span::HOUR) }),
+            "{mode}"
+        );
+        let other = world.limiter.login_attempt_async(&ADA).await;
+        assert_eq!(other.is_ok(), mode != "closed", "{mode}");
+    }
 }
 
 #[tokio::test]

@@ -224,7 +224,14 @@ impl Played {
     fn attempt(&self, args: &Value) -> Value {
         let part = |name: &str| args[name].as_str();
         let (account, ip) = (part("account"), part("ip").map(|text| parse_address(text).unwrap()));
-        let request = LoginRequest { account, ip, factor: part("factor"), device: part("device") };
+        let request = LoginRequest {
+            account,
+            ip,
+            factor: part("factor"),
+            device: part("device"),
+            user: part("user"),
+            tenant: part("tenant"),
+        };
         let attempted = match self.way {
             Way::Direct => self.limiter().login_attempt(&request),
             Way::Awaited => at_once(self.limiter().login_attempt_async(&request)),

@@ -74,6 +74,8 @@ struct AttemptArgs {
     ip: Option<String>,
     factor: Option<String>,
     device: Option<String>,
+    user: Option<String>,
+    tenant: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -244,10 +246,17 @@ impl LedgerPlayer {
             Some(text) => Some(parse_address(text).ok_or_else(|| format!("\"{text}\" is not an address"))?),
         };
         let (account, factor) = (args.account.as_deref(), args.factor.as_deref());
-        let request = LoginRequest { account, ip, factor, device: args.device.as_deref() };
+        let (device, user, tenant) = (args.device.as_deref(), args.user.as_deref(), args.tenant.as_deref());
+        let request = LoginRequest { account, ip, factor, device, user, tenant };
         let id = self.id();
-        let tried = request.tried(policy, &self.secret, id);
-        Ok(match self.ledger.login_attempt(login, &tried, now).told(&self.secret, now) {
+        let told = match self.ledger.login_barred(&request.bars(policy, id), now) {
+            Some(refusal) => Attempted::Refused(refusal),
+            None => {
+                let tried = request.tried(policy, &self.secret, id);
+                self.ledger.login_attempt(login, &tried, now).told(&self.secret, now)
+            }
+        };
+        Ok(match told {
             Attempted::Allowed(attempt) => json!({"allowed": true, "attempt": attempt}),
             Attempted::Refused(refusal) => {
                 let wait = refusal.retry_after.map(Span::secs_ceil);

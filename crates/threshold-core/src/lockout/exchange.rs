@@ -22,6 +22,10 @@ pub struct LoginRequest<'a> {
     pub factor: Option<&'a str>,
     /// The device token that came with it. One that is not ours is as good as none.
     pub device: Option<&'a str>,
+    /// Whose account it is, as bans and penalties name them; the account's own name, unless said.
+    pub user: Option<&'a str>,
+    /// The tenant whose login it is.
+    pub tenant: Option<&'a str>,
 }
 
 /// Names, addresses and tokens reach no log.
@@ -85,7 +89,7 @@ impl fmt::Debug for Attempted {
 pub struct Refusal {
     /// Why.
     pub by: RefusedBy,
-    /// When it is worth trying again; `None` at the ceiling, where only a reset or a pardon helps.
+    /// When it is worth trying again; `None` at the ceiling, where only a reset or a pardon helps, and under a ban for good.
     pub retry_after: Option<Span>,
 }
 
@@ -98,6 +102,10 @@ pub enum RefusedBy {
     Lock,
     /// The account has seen so many failures in a row that unknown devices are refused.
     Ceiling,
+    /// A ban, or a deny list: of the address, the tenant or the user.
+    Ban,
+    /// A cool-down of the address, the tenant or the user.
+    CoolDown,
 }
 
 impl Refusal {
@@ -105,7 +113,8 @@ impl Refusal {
     #[must_use]
     pub const fn code(&self) -> &'static str {
         match self.by {
-            RefusedBy::Address => "too_many_requests",
+            RefusedBy::Address | RefusedBy::CoolDown => "too_many_requests",
+            RefusedBy::Ban => "banned",
             RefusedBy::Lock | RefusedBy::Ceiling => "account_locked",
         }
     }
@@ -114,7 +123,8 @@ impl Refusal {
     #[must_use]
     pub const fn message(&self) -> &'static str {
         match self.by {
-            RefusedBy::Address => "Too many authentication attempts. Please try again later.",
+            RefusedBy::Address | RefusedBy::CoolDown => "Too many authentication attempts. Please try again later.",
+            RefusedBy::Ban => "Access is denied.",
             RefusedBy::Lock | RefusedBy::Ceiling => "Too many failed attempts. Account temporarily locked.",
         }
     }

@@ -2,8 +2,11 @@
 
 use std::fmt;
 
-use threshold_core::lockout::{Account, Attempt, Attempted, Login, LoginRequest, LoginResult, Try, account_digest};
-use threshold_core::{Digest, Policy, Timestamp};
+use threshold_core::lockout::{
+    Account, Attempt, Attempted, Login, LoginRequest, LoginResult, Refusal, Try, account_digest,
+};
+use threshold_core::policy::OnStoreError;
+use threshold_core::{Digest, Outcome, Plan, Policy, Timestamp};
 
 use super::{Limiter, random_id};
 use crate::clock::Clock;
@@ -55,7 +58,8 @@ impl From<EndError> for LoginError {
 }
 
 impl<S: LocalStore, C: Clock> Limiter<S, C> {
-    /// Before the secret is checked: whether it may be. Counts as a failure until the result says otherwise.
+    /// Before the secret is checked: whether it may be. Counts as a failure until the result says otherwise. Whoever is
+    /// banned, deny-listed or cooling down is refused and not counted: they cannot lock anybody.
     ///
     /// ```
     /// use threshold_limiter::{Attempted, Limiter, LoginRequest, Policy};
@@ -77,6 +81,13 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     pub fn login_attempt(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
         let policy = self.policy();
         let (login, tried, now) = self.tried(&policy, request)?;
+        for bar in request.bars(&policy, tried.id) {
+            let mut outcome = Outcome::default();
+            let settled = LocalStore::settle(&self.store, &bar, now, &mut outcome);
+            if let Some(refusal) = barring(login, &bar, settled.map(|()| outcome), now)? {
+                return Ok(Attempted::Refused(refusal));
+            }
+        }
         let outcome = LocalStore::login_attempt(&self.store, login, &tried, now);
         let outcome = outcome.or_else(|error| self.attempt_without_store(&policy, login, &tried, error, now))?;
         Ok(outcome.told(&self.secret, now))
@@ -125,6 +136,13 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub async fn login_attempt_async(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
         let policy = self.policy();
         let (login, tried, now) = self.tried(&policy, request)?;
+        for bar in request.bars(&policy, tried.id) {
+            let mut outcome = Outcome::default();
+            let settled = self.store.settle(&bar, now, &mut outcome).await;
+            if let Some(refusal) = barring(login, &bar, settled.map(|()| outcome), now)? {
+                return Ok(Attempted::Refused(refusal));
+            }
+        }
         let outcome = self.store.login_attempt(login, &tried, now).await;
         let outcome = outcome.or_else(|error| self.attempt_without_store(&policy, login, &tried, error, now))?;
         Ok(outcome.told(&self.secret, now))
@@ -178,5 +196,22 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 
     fn account_key(&self, account: &str) -> Result<Digest, LoginError> {
         account_digest(self.key, account).ok_or(LoginError::NoAccount)
+    }
+}
+
+/// Whether somebody may not even try. Bans and lists hold without the store; penalties are the store's to know, and without
+/// it they are asked for no more than the login itself.
+fn barring(
+    login: &Login,
+    bar: &Plan<'_>,
+    settled: Result<Outcome, StoreError>,
+    now: Timestamp,
+) -> Result<Option<Refusal>, StoreError> {
+    match settled {
+        Ok(outcome) => Ok(Refusal::barring(&bar.decide(&outcome, now))),
+        Err(error) => match Refusal::barring(&bar.decide_blind(true, error.into(), now)) {
+            None if error == StoreError::Full || login.on_store_error == OnStoreError::Closed => Err(error),
+            known => Ok(known),
+        },
     }
 }

@@ -37,6 +37,12 @@ pub(super) struct AttemptBody<'a> {
     /// The device token that the client showed.
     #[serde(borrow)]
     device: Option<Text<'a>>,
+    /// Whose account it is, as bans and penalties name them; the account's own name, unless said.
+    #[serde(borrow)]
+    user: Option<Text<'a>>,
+    /// The tenant whose login it is.
+    #[serde(borrow)]
+    tenant: Option<Text<'a>>,
 }
 
 /// How a login went.
@@ -61,13 +67,13 @@ pub(super) struct LoginBody {
     /// What to tell the result with.
     #[serde(skip_serializing_if = "Option::is_none")]
     attempt: Option<String>,
-    /// For how many seconds the account is locked for this client.
+    /// For how many seconds this client is kept from trying.
     #[serde(skip_serializing_if = "Option::is_none")]
     lockout_remaining: Option<u64>,
     /// By what this device is known from now on, for a cookie that is `__Host-`, `HttpOnly`, `Secure` and `SameSite=Lax`.
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<String>,
-    /// Why not: `too_many_requests` or `account_locked`.
+    /// Why not: `too_many_requests`, `account_locked` or `banned`.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'static str>,
     /// The same, for people.
@@ -80,7 +86,7 @@ pub(super) fn routes() -> Router<Arc<App>> {
 }
 
 async fn attempt(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
-    let AttemptBody { account, ip, factor, device } = read(&body)?;
+    let AttemptBody { account, ip, factor, device, user, tenant } = read(&body)?;
     if account.as_ref().is_some_and(|account| account.as_str().trim().is_empty()) {
         return Err(ApiError::bad("account", "an account has a name; leave it out where a login names none"));
     }
@@ -89,6 +95,8 @@ async fn attempt(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
         ip: Some(ip.0),
         factor: factor.as_ref().map(Text::as_str),
         device: device.as_ref().map(Text::as_str),
+        user: user.as_ref().map(Text::as_str),
+        tenant: tenant.as_ref().map(Text::as_str),
     };
     let refusal = match app.desk.limiter.login_attempt(&request)? {
         Attempted::Allowed(attempt) => {
@@ -102,7 +110,7 @@ async fn attempt(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
     }
     let wait = refusal.retry_after.map(seconds);
     let body = LoginBody {
-        lockout_remaining: wait.filter(|_| refusal.by == RefusedBy::Lock),
+        lockout_remaining: wait,
         error: Some(refusal.code()),
         message: Some(refusal.message()),
         ..LoginBody::default()

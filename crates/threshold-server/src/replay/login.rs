@@ -24,8 +24,9 @@ const MOST_SUBJECTS: usize = 1 << 18;
 struct Logins {
     attempts: u64,
     succeeded: u64,
-    /// Attempts that would not have reached the secret, by what held them: the address' budget, a lock, the ceiling.
-    held: [u64; 3],
+    /// Attempts that would not have reached the secret, by what held them: the address' budget, a lock, the ceiling, a deny
+    /// list.
+    held: [u64; 4],
     /// Of those, the ones that were let in at the time: people, most likely.
     held_successes: u64,
     accounts: Sample<Subject>,
@@ -47,7 +48,7 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
     let mut logins = Logins {
         attempts: 0,
         succeeded: 0,
-        held: [0; 3],
+        held: [0; 4],
         held_successes: 0,
         accounts: Sample::new(MOST_SUBJECTS),
         addresses: Sample::new(MOST_SUBJECTS),
@@ -104,12 +105,17 @@ impl Logins {
                 if let Some(count) = self.held.get_mut(refusal.by as usize) {
                     bump(count);
                 }
-                if refusal.by == RefusedBy::Address {
-                    touched.1 = true;
-                    self.worst.add(Kind::Ip, &address, None, Verdict::Deny, micros);
-                } else {
-                    touched.0 = true;
-                    self.worst.add(Kind::User, account, None, Verdict::Deny, micros);
+                match refusal.by {
+                    RefusedBy::Address => {
+                        touched.1 = true;
+                        self.worst.add(Kind::Ip, &address, None, Verdict::Deny, micros);
+                    }
+                    RefusedBy::Lock | RefusedBy::Ceiling => {
+                        touched.0 = true;
+                        self.worst.add(Kind::User, account, None, Verdict::Deny, micros);
+                    }
+                    // Whom a list denies, its author knows.
+                    RefusedBy::Ban | RefusedBy::CoolDown => {}
                 }
             }
             Attempted::Allowed(token) => {
@@ -132,7 +138,7 @@ impl Logins {
         let mut out = String::new();
         let _ = writeln!(out, "{} on {} logins", printable(name), grouped(self.attempts));
         let _ = writeln!(out, "from {} until {}\n", moment(self.from), moment(self.until));
-        let [address, lock, ceiling] = self.held;
+        let [address, lock, ceiling, list] = self.held;
         let reached = self.attempts.saturating_sub(self.all_held());
         for (what, figure) in [
             ("succeeded in the log", self.succeeded),
@@ -140,6 +146,7 @@ impl Logins {
             ("held by the address' budget", address),
             ("held by an account's lock", lock),
             ("held at the ceiling", ceiling),
+            ("held by a deny list", list),
             ("held, and let in at the time", self.held_successes),
         ] {
             let _ = writeln!(out, "  {what:<28} {:>12}  {:>9}", grouped(figure), share(figure, self.attempts));
@@ -183,7 +190,7 @@ impl Logins {
     }
 
     fn json(&self, counts: &LineCounts, top: usize) -> Value {
-        let [address, lock, ceiling] = self.held;
+        let [address, lock, ceiling, list] = self.held;
         let worst = |wanted: Kind| {
             let all = self.worst.top(usize::MAX);
             let own = all.into_iter().filter(|(kind, _, _)| *kind == wanted).take(top);
@@ -202,6 +209,7 @@ impl Logins {
             "heldByAddress": address,
             "heldByLock": lock,
             "heldAtCeiling": ceiling,
+            "heldByList": list,
             "heldSuccesses": self.held_successes,
             "accounts": self.accounts.count(|_| true),
             "accountsLocked": self.accounts.count(|subject| subject.touched),

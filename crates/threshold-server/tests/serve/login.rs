@@ -106,6 +106,43 @@ fn a_thousand_parallel_guesses_reach_the_verifier_three_times() {
     assert!((1..=3).contains(&reached), "{reached} guesses reached the verifier");
 }
 
+/// Somebody who is banned and goes on guessing neither reaches the verifier nor locks the account they guess at.
+#[test]
+fn whoever_is_banned_does_not_get_to_try_and_locks_nobody() {
+    let folder = Scratch::folder();
+    let server = start(folder.path());
+    let ban = |layer: &str, key: &str, length: Option<u64>| {
+        let body = json!({"layer": layer, "key": key, "reason": "guesses", "durationSec": length}).to_string();
+        server.connect().post("/v1/bans", &body).unwrap().json()["id"].as_str().unwrap().to_owned()
+    };
+    let address = ban("edge", "203.0.113.0/24", Some(3_600));
+    for _ in 0..40 {
+        let refused = attempt(&server, "ada", "203.0.113.7", None);
+        assert_eq!((refused.status, refused.json()["error"].as_str()), (429, Some("banned")), "{}", refused.body);
+        assert_eq!((refused.json()["allowed"].as_bool(), refused.json().get("attempt")), (Some(false), None));
+        let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+        assert!((3_500..=3_600).contains(&wait), "{wait}");
+        assert!(!refused.body.contains("guesses"), "the reason is for operators");
+    }
+    let account = server.connect().send("GET", "/v1/subjects/account/ada", &[], "").unwrap().json();
+    assert_eq!((&account["failures"], &account["lockedUntil"]), (&json!(0), &json!(null)));
+    let elsewhere = attempt(&server, "ada", "198.51.100.7", None);
+    assert_eq!(elsewhere.status, 200);
+    let user = ban("user", "ada", None);
+    let refused = attempt(&server, " ADA ", "198.51.100.7", None);
+    assert_eq!((refused.json()["error"].as_str(), refused.header("retry-after")), (Some("banned"), None));
+    // What was under way has its result all the same.
+    let device = result(&server, &elsewhere, true).json()["device"].as_str().unwrap().to_owned();
+    assert_eq!(attempt(&server, "ada", "198.51.100.7", Some(&device)).json()["error"], "banned");
+    ban("tenant", "closed", None);
+    let body = json!({"account": "bob", "ip": "198.51.100.7", "tenant": "closed"}).to_string();
+    assert_eq!(server.connect().post("/v1/login/attempt", &body).unwrap().json()["error"], "banned");
+    for id in [address, user] {
+        assert_eq!(server.connect().send("DELETE", &format!("/v1/bans/{id}"), &[], "").unwrap().status, 200);
+    }
+    assert_eq!(attempt(&server, "ada", "203.0.113.7", None).status, 200);
+}
+
 #[test]
 fn bad_logins_are_told_what_is_wrong() {
     let folder = Scratch::folder();
