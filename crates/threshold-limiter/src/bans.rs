@@ -115,6 +115,16 @@ impl BanBook {
         pages.by_id.iter().filter(|(_, ban)| ban.until > now).map(|(id, ban)| (*id, ban.clone())).collect()
     }
 
+    /// Shows every ban, by its number. Nothing else is looked up or changed meanwhile.
+    pub fn each(&self, mut show: impl FnMut(Digest, &Ban)) {
+        self.read().by_id.iter().for_each(|(id, ban)| show(*id, ban));
+    }
+
+    /// Shows whom ladders have banned, by their subjects, in the same way.
+    pub fn each_named(&self, mut show: impl FnMut(Digest, &Ban)) {
+        self.read().named.iter().for_each(|(subject, ban)| show(*subject, ban));
+    }
+
     /// One ban that holds at `now`.
     #[must_use]
     pub fn one(&self, id: Digest, now: Timestamp) -> Option<Ban> {

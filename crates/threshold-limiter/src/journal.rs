@@ -4,6 +4,7 @@
 //! of one subject are one row. One thread takes all that was noted, writes it in one transaction, waits for the disk, and
 //! then says so. Whoever owes somebody an answer that must not be forgotten waits for that, and nobody else does.
 
+mod anew;
 mod counters;
 mod file;
 mod queue;
@@ -26,13 +27,15 @@ use threshold_core::{Digest, Standing};
 use tokio::sync::watch;
 
 use crate::store::{Keep, Saving};
+pub use anew::Repair;
 pub use counters::{load_counters, save_counters};
 use file::JournalFile;
 use queue::Queue;
-pub use restore::{Restored, restore};
+pub use restore::{Restored, restore, rows_in_memory};
 pub use rows::{AuditLine, Kind, Row};
 pub use salvage::Damage;
 pub use secret::{installation_secret, secret_path};
+use writer::Source;
 
 /// How long a request that strikes waits for the disk: long enough for one group of writes on a disk that is well, short
 /// enough that nobody notices on one that is not.
@@ -42,6 +45,7 @@ pub const STRIKE_WAIT: Duration = Duration::from_millis(10);
 pub struct Journal {
     queue: Arc<Queue>,
     path: PathBuf,
+    source: Source,
     writer: Mutex<Option<JoinHandle<()>>>,
     /// Held for as long as the journal is open: two processes that both decide from memory would overwrite each other.
     _lock: std::fs::File,
@@ -119,9 +123,10 @@ impl Journal {
     pub fn open(path: &Path, fingerprint: u32) -> Result<(Self, Kept), JournalError> {
         let lock = file::lock(path)?;
         let (file, kept) = JournalFile::open(path, fingerprint)?;
-        let queue = Arc::new(Queue::default());
-        let writer = writer::start(file, Arc::clone(&queue)).map_err(|error| JournalError::Io(path.into(), error))?;
-        Ok((Self { queue, path: path.into(), writer: Mutex::new(Some(writer)), _lock: lock }, kept))
+        let (queue, source) = (Arc::new(Queue::default()), Source::default());
+        let writer = writer::start(file, Arc::clone(&queue), Arc::clone(&source));
+        let writer = Mutex::new(Some(writer.map_err(|error| JournalError::Io(path.into(), error))?));
+        Ok((Self { queue, path: path.into(), source, writer, _lock: lock }, kept))
     }
 
     /// Reads what a journal holds, and changes nothing: for when no server runs.
@@ -147,6 +152,13 @@ impl Journal {
     pub fn replace(from: &Path, journal: &Path) -> Result<Option<PathBuf>, JournalError> {
         let _lock = file::lock(journal)?;
         salvage::replace(from, journal)
+    }
+
+    /// Who is asked for everything that the journal should hold, where its file is found damaged and must be written anew:
+    /// [`rows_in_memory`], and whatever else was noted. `None` is for when that cannot be said any more. It is asked from the
+    /// journal's own thread, and set once.
+    pub fn written_anew_from(&self, everything: impl Fn() -> Option<Vec<Row>> + Send + Sync + 'static) {
+        let _ = self.source.set(Box::new(everything));
     }
 
     /// Where it is.
@@ -184,11 +196,24 @@ impl Journal {
         self.queue.troubles()
     }
 
+    /// What was found damaged while the journal was in use and is whole again, whenever that happens.
+    #[must_use]
+    pub fn repairs(&self) -> watch::Receiver<Option<Arc<Repair>>> {
+        self.queue.repairs()
+    }
+
+    /// For how long the oldest change has waited that is not on disk; `None` while all of them are.
+    #[must_use]
+    pub fn behind(&self) -> Option<Duration> {
+        self.queue.behind()
+    }
+
     /// Writes what is left, and ends. Says whether all of it is on disk.
     pub fn close(&self) -> bool {
         self.queue.stop();
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(writer) = writer {
+        // Whoever asks memory for all of it may be the last to hold it, and so the one who ends the journal.
+        if let Some(writer) = writer.filter(|writer| writer.thread().id() != std::thread::current().id()) {
             let _ = writer.join();
         }
         self.queue.is_clean()

@@ -31,7 +31,7 @@ type ServerLimiter = Limiter<MemoryStore, Arc<dyn Clock>>;
 pub(crate) struct Desk {
     pub(crate) limiter: Arc<ServerLimiter>,
     logins: Samples,
-    settings: Settings,
+    settings: Arc<Settings>,
     /// Where what must not be forgotten is written down, if anywhere.
     pub(crate) journal: Option<Arc<Journal>>,
 }
@@ -60,7 +60,7 @@ impl Desk {
     }
 
     fn around(limiter: ServerLimiter, base: Policy, journal: Option<Arc<Journal>>) -> Self {
-        let settings = Settings::new(base);
+        let settings = Arc::new(Settings::new(base));
         let names = Names(limiter.bans());
         let limiter = limiter.observed_by(Arc::new(Denials::default())).observed_by(Arc::new(names));
         Self { limiter: Arc::new(limiter), logins: Samples::default(), settings, journal }

@@ -4,10 +4,12 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension as _, Transaction, TransactionBehavior, params};
 
+use super::anew::{Fault, Left};
 use super::queue::Batch;
 use super::rows::{Kind, Row, Total, row_sum};
 use super::salvage::{self, Found};
@@ -34,20 +36,27 @@ const TABLES: &str = "
 /// An open file, and the sum of what is in it.
 #[derive(Debug)]
 pub(super) struct JournalFile {
-    connection: Connection,
-    total: Total,
+    pub(super) path: PathBuf,
+    pub(super) fingerprint: u32,
+    /// `None` from when it is found damaged until it is whole again.
+    pub(super) connection: Option<Connection>,
+    pub(super) total: Total,
+    pub(super) left: Left,
+    /// What was put aside last, and when.
+    pub(super) aside: Option<(Instant, PathBuf)>,
 }
 
 impl JournalFile {
     pub(super) fn open(path: &Path, fingerprint: u32) -> Result<(Self, Kept), JournalError> {
         let sqlite = |error| JournalError::Sqlite(path.into(), error);
+        salvage::finish(path)?;
         let is_new = std::fs::metadata(path).map_or(0, |metadata| metadata.len()) == 0;
         create(path).map_err(|error| JournalError::Io(path.into(), error))?;
         if is_new {
             let mut connection = connect(path).map_err(sqlite)?;
-            let total = make(&mut connection, fingerprint, &[]).map_err(sqlite)?;
+            let (total, _) = make(&mut connection, fingerprint, &[], None).map_err(sqlite)?;
             settle_in(path).map_err(|error| JournalError::Io(path.into(), error))?;
-            return Ok((Self { connection, total }, Kept { is_new, ..Kept::default() }));
+            return Ok((Self::new(path, fingerprint, connection, total)?, Kept { is_new, ..Kept::default() }));
         }
         // Whoever opens a log and closes it again has put it away.
         let log_fault = wal::fault(path);
@@ -71,24 +80,38 @@ impl JournalFile {
                     return Err(JournalError::OtherSecret(path.into()));
                 }
                 let kept = Kept { rows: found.rows, ..Kept::default() };
-                Ok((Self { connection, total: found.total }, kept))
+                Ok((Self::new(path, fingerprint, connection, found.total)?, kept))
             }
             other => {
                 let aside = aside.map_or_else(|| salvage::put_aside(path, "damaged"), Ok);
                 let aside = aside.map_err(|error| JournalError::Io(path.into(), error))?;
-                drop(other);
-                let kept = salvage::rebuild(path, fingerprint, found, &aside)?;
+                let kept = salvage::rebuild(path, fingerprint, found, other, &aside)?;
                 let connection = connect(path).map_err(sqlite)?;
                 let total = stated(&connection).map_err(sqlite)?;
-                Ok((Self { connection, total }, kept))
+                Ok((Self::new(path, fingerprint, connection, total)?, kept))
             }
         }
     }
 
-    /// Writes a batch, and returns when it is on disk.
-    pub(super) fn write(&mut self, batch: &Batch) -> rusqlite::Result<()> {
+    fn new(path: &Path, fingerprint: u32, connection: Connection, total: Total) -> Result<Self, JournalError> {
+        let left = Left::now(path).map_err(|error| JournalError::Io(path.into(), error))?;
+        Ok(Self { path: path.into(), fingerprint, connection: Some(connection), total, left, aside: None })
+    }
+
+    /// Writes a batch, and returns when it is on disk; an empty one only looks whether the file is still as it was left.
+    pub(super) fn write(&mut self, batch: &Batch) -> Result<(), Fault> {
+        self.look_again()?;
+        if !batch.is_empty() {
+            self.commit(batch)?;
+            self.left = Left::now(&self.path)?;
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, batch: &Batch) -> rusqlite::Result<()> {
         let mut total = self.total;
-        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let connection = self.connection.as_mut().expect("look_again has opened it, or said why not");
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         for ((kind, key), value) in &batch.changes {
             put(&transaction, &mut total, *kind, key, value.as_deref())?;
         }
@@ -107,8 +130,14 @@ impl JournalFile {
     }
 }
 
-/// Makes the tables and fills in what there is already.
-pub(super) fn make(connection: &mut Connection, fingerprint: u32, rows: &[Row]) -> rusqlite::Result<Total> {
+/// Makes the tables and fills in what there is already, and what can be read of a damaged file's audit: how many lines those
+/// are is returned too.
+pub(super) fn make(
+    connection: &mut Connection,
+    fingerprint: u32,
+    rows: &[Row],
+    damaged: Option<&Connection>,
+) -> rusqlite::Result<(Total, usize)> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     transaction.execute_batch(TABLES)?;
     transaction.pragma_update(None, "user_version", VERSION)?;
@@ -121,8 +150,9 @@ pub(super) fn make(connection: &mut Connection, fingerprint: u32, rows: &[Row]) 
         put(&transaction, &mut total, row.kind, &row.key, row.value.as_deref())?;
     }
     state(&transaction, total)?;
+    let lines = damaged.map_or(Ok(0), |damaged| salvage::copy_audit(damaged, &transaction))?;
     transaction.commit()?;
-    Ok(total)
+    Ok((total, lines))
 }
 
 /// What the file says of itself is a row of its own in the sum of all.
@@ -185,8 +215,15 @@ pub(super) fn connect(path: &Path) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
+/// Closes a file, and leaves it and its log as they are.
+pub(super) fn let_go(connection: Option<Connection>) {
+    if let Some(connection) = connection {
+        let _ = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+    }
+}
+
 /// Whether an error says that the file is not what was written, and not that it cannot be reached just now.
-fn is_damage(error: &rusqlite::Error) -> bool {
+pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     !matches!(
         error.sqlite_error_code(),
         Some(
@@ -195,6 +232,9 @@ fn is_damage(error: &rusqlite::Error) -> bool {
                 | ErrorCode::DiskFull
                 | ErrorCode::OutOfMemory
                 | ErrorCode::PermissionDenied
+                | ErrorCode::ReadOnly
+                | ErrorCode::CannotOpen
+                | ErrorCode::FileLockingProtocolFailed
                 | ErrorCode::SystemIoFailure
         )
     )

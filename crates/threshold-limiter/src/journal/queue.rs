@@ -2,15 +2,18 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use super::Unsaved;
+use super::anew::Repair;
 use super::rows::{AuditLine, Kind};
 
 /// The most lines of the audit that wait for a disk. Operators are people: so many are never meant.
 const MOST_LINES: usize = 10_000;
+/// How often the file is looked at while nothing is written.
+const LOOK: Duration = Duration::from_secs(1);
 /// A wait as short as this is not worth while when the disk is in trouble already.
 const SHORT: Duration = Duration::from_millis(100);
 
@@ -24,11 +27,15 @@ pub(super) struct Batch {
     pub(super) lines: Vec<AuditLine>,
     /// The number of the last change in it.
     pub(super) up_to: u64,
+    /// When the first of them was made.
+    since: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
 struct Waiting {
     batch: Batch,
+    /// Since when what is being written now has waited.
+    under_way: Option<Instant>,
     stopping: bool,
 }
 
@@ -40,6 +47,7 @@ pub(super) struct Queue {
     /// Every change up to this one is on disk.
     written: watch::Sender<u64>,
     trouble: watch::Sender<Option<Arc<str>>>,
+    repair: watch::Sender<Option<Arc<Repair>>>,
 }
 
 impl Default for Queue {
@@ -49,6 +57,7 @@ impl Default for Queue {
             more: Condvar::new(),
             written: watch::Sender::new(0),
             trouble: watch::Sender::new(None),
+            repair: watch::Sender::new(None),
         }
     }
 }
@@ -87,6 +96,16 @@ impl Queue {
         self.trouble.subscribe()
     }
 
+    pub(super) fn repairs(&self) -> watch::Receiver<Option<Arc<Repair>>> {
+        self.repair.subscribe()
+    }
+
+    /// For how long the oldest change has waited that is not on disk.
+    pub(super) fn behind(&self) -> Option<Duration> {
+        let waiting = self.lock();
+        waiting.under_way.or(waiting.batch.since).map(|since| since.elapsed())
+    }
+
     /// Ends the writer once nothing is left.
     pub(super) fn stop(&self) {
         self.lock().stopping = true;
@@ -97,23 +116,37 @@ impl Queue {
         *self.written.borrow() >= self.lock().batch.up_to
     }
 
-    /// Everything that waits, as soon as anything does; `None` at the end.
+    /// Everything that waits, as soon as anything does; nothing, where nothing has come for a while; `None` at the end.
     pub(super) fn take(&self) -> Option<Batch> {
-        let mut waiting = self.lock();
-        while waiting.batch.is_empty() {
-            if waiting.stopping {
-                return None;
-            }
-            waiting = self.more.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        let idle = |waiting: &mut Waiting| waiting.batch.is_empty() && !waiting.stopping;
+        let waited = self.more.wait_timeout_while(self.lock(), LOOK, idle);
+        let (mut waiting, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waiting.batch.is_empty() && waiting.stopping {
+            return None;
         }
         let up_to = waiting.batch.up_to;
-        Some(std::mem::replace(&mut waiting.batch, Batch { up_to, ..Batch::default() }))
+        let batch = std::mem::replace(&mut waiting.batch, Batch { up_to, ..Batch::default() });
+        waiting.under_way = batch.since;
+        Some(batch)
     }
 
     /// A batch is on disk.
     pub(super) fn wrote(&self, up_to: u64) {
+        self.lock().under_way = None;
         self.written.send_replace(up_to);
         self.trouble.send_if_modified(|trouble| trouble.take().is_some());
+    }
+
+    /// Something is wrong, until the next batch is on disk, unless something is already.
+    pub(super) fn troubled(&self, reason: &str) {
+        if self.trouble.borrow().is_none() {
+            self.trouble.send_replace(Some(reason.into()));
+        }
+    }
+
+    /// The file was damaged, and is whole again.
+    pub(super) fn repaired(&self, repair: Repair) {
+        self.repair.send_replace(Some(Arc::new(repair)));
     }
 
     /// A batch could not be written: it waits again, under whatever has come since. Says whether the end is near.
@@ -124,14 +157,16 @@ impl Queue {
         }
         let newer = std::mem::replace(&mut waiting.batch.lines, batch.lines);
         waiting.batch.lines.extend(newer);
+        waiting.batch.since = batch.since.or(waiting.batch.since);
+        waiting.under_way = None;
         let stopping = waiting.stopping;
         drop(waiting);
         self.trouble.send_if_modified(|trouble| {
-            let new = trouble.is_none();
-            if new {
+            let is_other = trouble.as_deref() != Some(reason);
+            if is_other {
                 *trouble = Some(reason.into());
             }
-            new
+            is_other
         });
         stopping
     }
@@ -144,6 +179,7 @@ impl Queue {
 
     fn count(&self, mut waiting: MutexGuard<'_, Waiting>) {
         waiting.batch.up_to = waiting.batch.up_to.saturating_add(1);
+        waiting.batch.since.get_or_insert_with(Instant::now);
         drop(waiting);
         self.more.notify_one();
     }
@@ -154,7 +190,7 @@ impl Queue {
 }
 
 impl Batch {
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.lines.is_empty()
     }
 }

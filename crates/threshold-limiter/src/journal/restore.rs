@@ -75,6 +75,21 @@ pub fn restore(
     restored
 }
 
+/// Everything that a store and its bans hold, as rows: what a journal would have to hold had it been written anew. Requests
+/// go on meanwhile; what they change is noted, and written after it.
+#[must_use]
+pub fn rows_in_memory(store: &MemoryStore, bans: &BanBook) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let mut add = |kind, key: Digest, value| {
+        rows.push(Row { kind, key: key.to_u128().to_be_bytes().to_vec(), value: Some(value) });
+    };
+    store.each_standing(|key, standing| add(Kind::Standing, key, standing.to_bytes()));
+    store.each_account(|key, account| add(Kind::Account, key, account.to_bytes()));
+    bans.each(|key, ban| add(Kind::Ban, key, ban.to_bytes()));
+    bans.each_named(|key, ban| add(Kind::Named, key, ban.to_bytes()));
+    rows
+}
+
 enum Known {
     Standing(Standing),
     Account(Box<Account>),

@@ -5,11 +5,14 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rusqlite::Connection;
+use rusqlite::{Connection, Transaction, params};
 
-use super::file::{VERSION, about_sum, beside, connect, make, meta, settle_in, stated};
+use super::file::{VERSION, about_sum, beside, connect, let_go, make, meta, settle_in, stated};
 use super::rows::{Kind, Row, Total, row_sum};
 use super::{JournalError, Kept};
+
+/// What a file is called, beside the one whose place it is about to take.
+const NEXT: &str = ".next";
 
 /// What was wrong with a file, and what became of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,6 +147,11 @@ impl Found {
         }
     }
 
+    /// The rows that are as they were written.
+    pub(super) fn whole(&self) -> Vec<Row> {
+        self.rows.iter().filter(|row| row.value.is_some()).cloned().collect()
+    }
+
     fn damage(&self, aside: &Path) -> Option<Damage> {
         let kept = self.rows.iter().filter(|row| row.value.is_some()).count();
         // The file's word about itself is one of the rows that it counts.
@@ -167,23 +175,61 @@ pub(super) fn sound(path: &Path) -> Result<(), JournalError> {
     }
 }
 
-/// Puts a new file with all that could be read in the place of a damaged one, of which `aside` is a copy. Until the new
-/// one is whole, the damaged one stays where it is: whenever this is interrupted, it is found again.
-pub(super) fn rebuild(path: &Path, fingerprint: u32, found: Found, aside: &Path) -> Result<Kept, JournalError> {
-    let io = |error| JournalError::Io(path.into(), error);
-    let next = beside(path, ".next");
-    let whole: Vec<Row> = found.rows.iter().filter(|row| row.value.is_some()).cloned().collect();
-    remove(&next).map_err(io)?;
-    build(&next, fingerprint, &whole).map_err(|error| JournalError::Sqlite(next.clone(), error))?;
-    put_in_place(&next, path).map_err(io)?;
+/// Puts a new file with all that could be read in the place of a damaged one, of which `aside` is a copy.
+pub(super) fn rebuild(
+    path: &Path,
+    fingerprint: u32,
+    found: Found,
+    damaged: Option<Connection>,
+    aside: &Path,
+) -> Result<Kept, JournalError> {
+    put_anew(path, fingerprint, &found.whole(), damaged)?;
     let damage = found.damage(aside);
     Ok(Kept { rows: found.rows, damage, is_new: false })
+}
+
+/// Puts a new file with these rows in the place of a damaged one, and with every line of its audit that can be read; returns
+/// how many those are. Until the new one is whole, the damaged one stays where it is: whenever this is interrupted, one of
+/// them is found again.
+pub(super) fn put_anew(
+    path: &Path,
+    fingerprint: u32,
+    rows: &[Row],
+    damaged: Option<Connection>,
+) -> Result<usize, JournalError> {
+    let io = |error| JournalError::Io(path.into(), error);
+    let next = beside(path, NEXT);
+    remove(&next).map_err(io)?;
+    let built = build(&next, fingerprint, rows, damaged.as_ref());
+    // Before the new one has its name: whoever closes a file removes the log that goes by it.
+    let_go(damaged);
+    let lines = built.map_err(|error| JournalError::Sqlite(next.clone(), error))?;
+    put_in_place(&next, path).map_err(io)?;
+    Ok(lines)
+}
+
+/// Goes on where [`put_in_place`] was interrupted: a file that is whole was about to take the place of another.
+pub(super) fn finish(path: &Path) -> Result<(), JournalError> {
+    let io = |error| JournalError::Io(path.into(), error);
+    let next = beside(path, NEXT);
+    if !std::fs::exists(&next).map_err(io)? {
+        return Ok(());
+    }
+    let changed = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    // One that was left here before the journal was last written says less than the journal does.
+    if sound(&next).is_ok() && changed(&next) >= changed(path) {
+        return put_in_place(&next, path).map_err(io);
+    }
+    for more in ["", "-wal", "-shm", "-journal"] {
+        remove(&beside(&next, more)).map_err(io)?;
+    }
+    Ok(())
 }
 
 /// Puts a sound copy in the place of a journal.
 pub(super) fn replace(from: &Path, path: &Path) -> Result<Option<PathBuf>, JournalError> {
     let io = |error| JournalError::Io(path.into(), error);
-    let next = beside(path, ".next");
+    let next = beside(path, NEXT);
     remove(&next).map_err(io)?;
     super::file::copy(from, &next)?;
     for more in ["-wal", "-shm"] {
@@ -219,11 +265,37 @@ fn put_in_place(next: &Path, path: &Path) -> std::io::Result<()> {
     settle_in(path)
 }
 
-fn build(path: &Path, fingerprint: u32, rows: &[Row]) -> rusqlite::Result<()> {
+fn build(path: &Path, fingerprint: u32, rows: &[Row], damaged: Option<&Connection>) -> rusqlite::Result<usize> {
     let mut connection = Connection::open(path)?;
     connection.pragma_update(None, "synchronous", "full")?;
-    make(&mut connection, fingerprint, rows)?;
-    connection.close().map_err(|(_, error)| error)
+    let (_, lines) = make(&mut connection, fingerprint, rows, damaged)?;
+    connection.close().map_err(|(_, error)| error)?;
+    Ok(lines)
+}
+
+/// Copies every line of an audit that can be read; returns how many. From the front, and where that ends early from the back.
+pub(super) fn copy_audit(from: &Connection, to: &Transaction<'_>) -> rusqlite::Result<usize> {
+    let mut insert =
+        to.prepare("INSERT OR IGNORE INTO audit (id, at, who, action, about, why) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?;
+    let mut lines = 0usize;
+    for order in ["ASC", "DESC"] {
+        let text = format!("SELECT id, at, who, action, about, why FROM audit ORDER BY id {order}");
+        let Ok(mut select) = from.prepare(&text) else { break };
+        let Ok(mut rows) = select.query([]) else { break };
+        loop {
+            let row = match rows.next() {
+                Ok(Some(row)) => row,
+                Ok(None) => return Ok(lines),
+                Err(_) => break,
+            };
+            let read = |row: &rusqlite::Row<'_>| -> rusqlite::Result<(i64, i64, [String; 4])> {
+                Ok((row.get(0)?, row.get(1)?, [row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?]))
+            };
+            let Ok((id, at, [who, action, about, why])) = read(row) else { continue };
+            lines = lines.saturating_add(insert.execute(params![id, at, who, action, about, why])?);
+        }
+    }
+    Ok(lines)
 }
 
 fn remove(path: &Path) -> std::io::Result<()> {

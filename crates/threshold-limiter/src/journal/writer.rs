@@ -1,12 +1,14 @@
 //! The one thread that writes: it takes all that waits, writes it in one transaction, and tries again where it cannot.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::anew::Fault;
 use super::file::JournalFile;
-use super::queue::Queue;
+use super::queue::{Batch, Queue};
+use super::rows::Row;
 
 /// The first rest after a failure; each further one is twice as long.
 const FIRST_REST: Duration = Duration::from_millis(50);
@@ -15,21 +17,24 @@ const LONGEST_REST: Duration = Duration::from_secs(2);
 /// How often it is tried at the end of the process.
 const LAST_TRIES: u32 = 3;
 
-pub(super) fn start(file: JournalFile, queue: Arc<Queue>) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name("journal".to_owned()).spawn(move || write_all(file, &queue))
+/// Says everything that the journal should hold, where there is anybody to ask.
+pub(super) type Source = Arc<OnceLock<Box<dyn Fn() -> Option<Vec<Row>> + Send + Sync>>>;
+
+pub(super) fn start(file: JournalFile, queue: Arc<Queue>, source: Source) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name("journal".to_owned()).spawn(move || write_all(file, &queue, &source))
 }
 
-fn write_all(mut file: JournalFile, queue: &Queue) {
+fn write_all(mut file: JournalFile, queue: &Queue, source: &Source) {
     let mut rest = FIRST_REST;
     let mut last_tries = 0u32;
     while let Some(batch) = queue.take() {
-        match file.write(&batch) {
+        match write(&mut file, &batch, queue, source) {
             Ok(()) => {
                 queue.wrote(batch.up_to);
                 rest = FIRST_REST;
             }
-            Err(error) => {
-                if queue.failed(batch, &error.to_string()) {
+            Err(fault) => {
+                if queue.failed(batch, &fault.to_string()) {
                     last_tries = last_tries.saturating_add(1);
                     if last_tries >= LAST_TRIES {
                         return;
@@ -42,5 +47,20 @@ fn write_all(mut file: JournalFile, queue: &Queue) {
                 rest = rest.saturating_mul(2).min(LONGEST_REST);
             }
         }
+    }
+}
+
+/// Writes a batch; into a new file, where the old one is found damaged.
+fn write(file: &mut JournalFile, batch: &Batch, queue: &Queue, source: &Source) -> Result<(), Fault> {
+    match file.write(batch) {
+        Err(Fault::Damaged(reason)) => {
+            // It is told before it is mended: that may take a while, or fail.
+            queue.troubled(&reason);
+            let repair = file.write_anew(&reason, source.get().and_then(|everything| everything()));
+            let failed = |error| Fault::Cannot(format!("{reason}, and it cannot be written anew: {error}"));
+            queue.repaired(repair.map_err(failed)?);
+            file.write(batch)
+        }
+        other => other,
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use threshold_core::policy::{Ban, Policy};
 use threshold_core::{Decision, Facts};
 use threshold_limiter::journal::{
-    Journal, JournalError, Kept, Restored, installation_secret, load_counters, restore, save_counters,
+    Journal, JournalError, Kept, Restored, installation_secret, load_counters, restore, rows_in_memory, save_counters,
 };
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{BanBook, Clock, Limiter, Observer};
@@ -36,6 +36,14 @@ impl Desk {
         let limiter = Limiter::with_bans(policy, store, clock, (key, secret), bans);
         let desk = Self::around(limiter, base, Some(Arc::clone(&journal)));
         desk.restore_settings(&journal, &kept, now);
+        // The limiter's store has the journal: held the other way too, neither would ever end.
+        let (limiter, settings) = (Arc::downgrade(&desk.limiter), Arc::clone(&desk.settings));
+        journal.written_anew_from(move || {
+            let limiter = limiter.upgrade()?;
+            let mut rows = rows_in_memory(limiter.store(), &limiter.bans());
+            rows.extend(settings.rows());
+            Some(rows)
+        });
         Ok((desk, damage))
     }
 

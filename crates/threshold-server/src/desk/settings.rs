@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use threshold_core::Timestamp;
 use threshold_core::policy::{Owner, Policy, Setting, SettingError};
-use threshold_limiter::journal::{Journal, Kept, Kind};
+use threshold_limiter::journal::{Journal, Kept, Kind, Row};
 
 use super::Desk;
 
@@ -34,6 +34,16 @@ pub(crate) enum Refused {
 impl Settings {
     pub(super) fn new(base: Policy) -> Self {
         Self(Mutex::new(Given { base, all: BTreeMap::new() }))
+    }
+
+    /// All of it, as the journal holds it.
+    pub(super) fn rows(&self) -> Vec<Row> {
+        let row = |((owner, name), setting): (&(Owner, String), &Setting)| Row {
+            kind: kind(*owner),
+            key: name.clone().into_bytes(),
+            value: Some(setting.to_bytes()),
+        };
+        self.lock().all.iter().map(row).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Given> {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{MissedTickBehavior, interval};
+use threshold_limiter::journal::Journal;
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::door::App;
 
@@ -11,6 +12,12 @@ use crate::door::App;
 const SWEEP: Duration = Duration::from_secs(60);
 /// How often it is looked whether what somebody was given is over: it ends so much late at most.
 const SETTINGS: Duration = Duration::from_millis(500);
+/// How often it is looked whether the disk keeps up.
+const LOOK: Duration = Duration::from_millis(250);
+/// A write that takes longer than this is one of a disk in trouble: one that is well takes milliseconds.
+const SLOW: Duration = Duration::from_secs(1);
+/// How long it stays said that the journal was damaged and is whole again: longer than whoever watches looks away.
+const REPAIRED: Duration = Duration::from_secs(60);
 /// How often counters are saved, where that is asked for.
 const SAVE: Duration = Duration::from_secs(1);
 
@@ -18,18 +25,7 @@ const SAVE: Duration = Duration::from_secs(1);
 pub(super) fn start(app: &Arc<App>, save_counters: bool, damage: Option<String>) {
     app.health.journal(damage.clone());
     if let Some(journal) = &app.desk.journal {
-        let (app, mut troubles) = (Arc::clone(app), journal.troubles());
-        tokio::spawn(async move {
-            while troubles.changed().await.is_ok() {
-                let trouble = troubles.borrow_and_update().clone();
-                match &trouble {
-                    Some(error) => tracing::error!(%error, "the journal cannot be written; decisions go on without it"),
-                    None => tracing::info!("the journal is written again, and nothing is missing in it"),
-                }
-                let trouble = trouble.map(|error| format!("the journal cannot be written: {error}"));
-                app.health.journal(trouble.or_else(|| damage.clone()));
-            }
-        });
+        tokio::spawn(watch(Arc::clone(app), Arc::clone(journal), damage));
     }
     if save_counters {
         let app = Arc::clone(app);
@@ -39,6 +35,47 @@ pub(super) fn start(app: &Arc<App>, save_counters: bool, damage: Option<String>)
     every(SETTINGS, move || settings.desk.end_settings(settings.desk.limiter.now()));
     let app = Arc::clone(app);
     every(SWEEP, move || app.desk.limiter.bans().sweep(app.desk.limiter.now()));
+}
+
+/// Tells of everything that is wrong with the journal, as it comes and goes.
+async fn watch(app: Arc<App>, journal: Arc<Journal>, damage: Option<String>) {
+    let (mut troubles, mut repairs) = (journal.troubles(), journal.repairs());
+    let mut ticks = interval(LOOK);
+    let (mut is_slow, mut repaired) = (false, None::<(Instant, String)>);
+    loop {
+        tokio::select! {
+            changed = troubles.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                match &*troubles.borrow_and_update() {
+                    Some(error) => tracing::error!(%error, "the journal cannot be written; decisions go on without it"),
+                    None => tracing::info!("the journal is written again, and nothing is missing in it"),
+                }
+            }
+            Ok(()) = repairs.changed() => {
+                if let Some(repair) = &*repairs.borrow_and_update() {
+                    tracing::error!("{repair}");
+                    repaired = Some((Instant::now(), repair.to_string()));
+                }
+            }
+            _ = ticks.tick() => {}
+        }
+        let trouble = troubles.borrow().as_ref().map(|error| format!("the journal cannot be written: {error}"));
+        let slow = journal.behind().filter(|behind| *behind >= SLOW && trouble.is_none());
+        match (slow, is_slow) {
+            (Some(_), false) => tracing::warn!("the disk is slow; what must be on it before it is answered waits"),
+            (None, true) => tracing::info!("the disk is no longer slow"),
+            _ => {}
+        }
+        is_slow = slow.is_some();
+        let slow = slow.map(|behind| {
+            format!("the journal is slow: what was changed {} s ago is not on disk yet", behind.as_secs())
+        });
+        let recent = repaired.as_ref().filter(|(since, _)| since.elapsed() < REPAIRED);
+        let recent = recent.map(|(_, repair)| repair.clone());
+        app.health.journal(trouble.or(slow).or(recent).or_else(|| damage.clone()));
+    }
 }
 
 /// Does something again and again, where nobody has to wait for it.

@@ -13,6 +13,7 @@ mod api;
 mod bad_input;
 mod client;
 mod crash;
+mod disk;
 mod forward_auth;
 mod limits;
 mod login;

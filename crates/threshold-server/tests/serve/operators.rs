@@ -31,7 +31,7 @@ fn start(folder: &Path, variables: &[(&str, &str)]) -> Server {
     let policy = folder.join("policy.toml");
     std::fs::write(&policy, POLICY).unwrap();
     let db = folder.join("threshold.db");
-    Start { policy: Some(&policy), args: &["--db", db.to_str().unwrap()], variables }.server()
+    Start { policy: Some(&policy), args: &["--db", db.to_str().unwrap()], variables, ..Start::default() }.server()
 }
 
 fn ban(client: &mut Client<TcpStream>, body: &Value) -> Answer {

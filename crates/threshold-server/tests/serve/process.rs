@@ -57,12 +57,15 @@ pub(crate) struct Start<'a> {
     pub(crate) variables: &'a [(&'a str, &'a str)],
     /// The text of the policy; the starter policy without one.
     pub(crate) policy: Option<&'a Path>,
+    /// What the program is started by, if by anything but the test: it must become the program.
+    pub(crate) before: &'a [&'a str],
 }
 
 impl Start<'_> {
     pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_threshold"));
-        command.arg("serve").args(self.policy);
+        let mut words = self.before.iter().copied().chain([env!("CARGO_BIN_EXE_threshold")]);
+        let mut command = Command::new(words.next().unwrap());
+        command.args(words).arg("serve").args(self.policy);
         if !self.args.contains(&"--http") {
             command.args(["--http", "127.0.0.1:0"]);
         }

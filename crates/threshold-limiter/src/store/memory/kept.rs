@@ -45,6 +45,18 @@ impl MemoryStore {
         }
     }
 
+    /// Shows how it stands with every subject, shard by shard.
+    pub fn each_standing(&self, mut show: impl FnMut(Digest, &Standing)) {
+        for side in &self.standings {
+            lock(side).entries().iter().for_each(|(key, standing)| show(*key, standing));
+        }
+    }
+
+    /// Shows every account. Logins wait meanwhile.
+    pub fn each_account(&self, mut show: impl FnMut(Digest, &Account)) {
+        lock(&self.accounts).entries().iter().for_each(|(key, account)| show(*key, account));
+    }
+
     /// How it stands with a subject.
     pub fn standing(&self, key: Digest) -> Option<Standing> {
         lock(self.standings.get(self.standing_shard(key))?).get(key).cloned()

@@ -1,0 +1,311 @@
+//! The journal on a disk in trouble, for real: full, read-only, slow, failing, or with a file that somebody damages. Decisions
+//! go on, nobody is told that something is on disk that is not, and it recovers without a restart.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use super::process::{Scratch, Server, Start};
+
+const POLICY: &str = r#"
+[login]
+locks = { 2 = "1h" }
+
+[[rule]]
+name = "posts"
+per = ["user"]
+limit = "1/day"
+ladder = "strict"
+strike = "request"
+on_missing = "skip"
+"#;
+
+/// A small disk of its own, in a mount namespace that only its holder and the servers on it are in. It needs `unshare` and
+/// user namespaces, or root; and goes with the test.
+struct Disk {
+    holder: Child,
+    folder: Scratch,
+}
+
+impl Disk {
+    fn of_size(size: &str) -> Self {
+        let folder = Scratch::folder();
+        let script = format!("mount -t tmpfs -o size={size} tmpfs \"$0\" && echo mounted && exec cat");
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--map-root-user", "--mount", "sh", "-c", &script]).arg(folder.path());
+        let mut holder = unshare.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(holder.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!(said.trim(), "mounted", "a mount namespace cannot be had here (unshare --map-root-user --mount)");
+        Self { holder, folder }
+    }
+
+    fn db(&self) -> PathBuf {
+        self.folder.path().join("threshold.db")
+    }
+
+    /// What a command begins with that is to see the disk.
+    fn inside(&self) -> Vec<String> {
+        let holder = self.holder.id().to_string();
+        ["nsenter", "--target", &holder, "--user", "--mount", "--preserve-credentials", "--"].map(str::to_owned).into()
+    }
+
+    /// Runs a line of shell where the disk is, as `$0`. Says whether it went well.
+    fn run(&self, line: &str) -> bool {
+        let inside = self.inside();
+        let (program, words) = inside.split_first().unwrap();
+        let mut command = Command::new(program);
+        command.args(words).args(["sh", "-c", line]).arg(self.folder.path()).stderr(Stdio::null());
+        command.status().unwrap().success()
+    }
+
+    fn server(&self, policy: &Path) -> Server {
+        let (inside, db) = (self.inside(), self.db());
+        let before: Vec<&str> = inside.iter().map(String::as_str).collect();
+        Start { policy: Some(policy), args: &["--db", db.to_str().unwrap()], before: &before, ..Start::default() }
+            .server()
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // It reads until its input ends.
+        drop(self.holder.stdin.take());
+        let _ = self.holder.wait();
+    }
+}
+
+fn get(server: &Server, path: &str) -> Value {
+    server.connect().send("GET", path, &[], "").unwrap().json()
+}
+
+fn post(server: &Server, path: &str, body: &Value) -> (u16, Value) {
+    let answer = server.connect().post(path, &body.to_string()).unwrap();
+    (answer.status, answer.json())
+}
+
+fn ban(server: &Server, user: &str) -> u16 {
+    let (status, told) = post(server, "/v1/bans", &json!({"layer": "user", "key": user, "reason": "test"}));
+    if status != 200 {
+        assert_eq!((status, &told["error"]), (503, &json!("not_saved")), "{told}");
+    }
+    status
+}
+
+/// Goes over the limit; whether the strike was on disk when that was answered.
+fn strike(server: &Server, user: &str) -> bool {
+    let told: Vec<Value> = (0..2).map(|_| post(server, "/v1/check", &json!({"user": user})).1).collect();
+    assert_eq!((&told[0]["allowed"], &told[1]["allowed"]), (&json!(true), &json!(false)), "{told:?}");
+    if told[1]["degraded"] == true {
+        assert_eq!(told[1]["degradedReason"], "journal");
+    }
+    told[1]["degraded"] == false
+}
+
+/// Fails a login; the status of the answer to its result.
+fn guess(server: &Server, account: &str) -> u16 {
+    let (status, told) = post(server, "/v1/login/attempt", &json!({"account": account, "ip": "203.0.113.7"}));
+    assert_eq!(status, 200, "{told}");
+    post(server, "/v1/login/result", &json!({"attempt": told["attempt"], "success": false})).0
+}
+
+fn until_ready(server: &Server, says: impl Fn(&Value) -> bool) -> Value {
+    loop {
+        let ready = get(server, "/readyz");
+        if says(&ready) {
+            return ready;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// In trouble: it is said, nothing is acknowledged that is not on disk, and decisions go on and hold what was changed.
+fn check_degraded(server: &Server, reason: &str) {
+    assert_eq!(ban(server, "meanwhile"), 503);
+    let ready = get(server, "/readyz");
+    assert_eq!(ready["status"], "degraded");
+    assert!(ready["reason"].as_str().unwrap().contains(reason), "{ready}");
+    while !server.wait_for_log("the journal cannot be written").contains(reason) {}
+    assert!(!strike(server, "striker"), "a strike was said to be on a disk that is not written to");
+    assert_eq!(guess(server, "victim"), 503);
+    assert_eq!(post(server, "/v1/check", &json!({"user": "meanwhile"})).1["banned"], true);
+    assert_eq!(post(server, "/v1/check", &json!({"user": "somebody"})).1["degraded"], false);
+}
+
+/// Well again: it is said, what comes is acknowledged, and after `kill -9` everything is there.
+fn check_recovered(server: Server, start: impl Fn() -> Server) {
+    until_ready(&server, |ready| ready["status"] == "ok");
+    server.wait_for_log("the journal is written again");
+    assert_eq!((ban(&server, "afterwards"), guess(&server, "victim")), (200, 200));
+    server.signal("KILL");
+    drop(server);
+    let server = start();
+    assert_eq!(get(&server, "/readyz")["status"], "ok");
+    for user in ["before", "meanwhile", "afterwards"] {
+        assert_eq!(post(&server, "/v1/check", &json!({"user": user})).1["banned"], true, "{user}");
+    }
+    assert_eq!(get(&server, "/v1/subjects/user/striker")["strikes"], 1);
+    assert_eq!(get(&server, "/v1/subjects/account/victim")["failures"], 2);
+}
+
+fn policy() -> Scratch {
+    Scratch::file("policy.toml", POLICY)
+}
+
+#[test]
+fn a_full_disk() {
+    let (disk, policy) = (Disk::of_size("1m"), policy());
+    let server = disk.server(policy.path());
+    assert_eq!(ban(&server, "before"), 200);
+    assert!(!disk.run("cat /dev/zero > $0/filler"), "a disk of a megabyte is full some time");
+    check_degraded(&server, "database or disk is full");
+    assert!(disk.run("rm $0/filler"));
+    check_recovered(server, || disk.server(policy.path()));
+}
+
+/// A file system that is mounted over the journal's and cannot be written to, until it is gone again.
+#[test]
+fn a_read_only_disk() {
+    let (disk, policy) = (Disk::of_size("1m"), policy());
+    let server = disk.server(policy.path());
+    assert_eq!(ban(&server, "before"), 200);
+    assert!(disk.run("mount -t tmpfs -o ro tmpfs $0"));
+    check_degraded(&server, "Read-only file system");
+    assert!(disk.run("umount $0"));
+    check_recovered(server, || disk.server(policy.path()));
+    // A start on such a disk says what is wrong, and does not pretend.
+    assert!(disk.run("mount -o remount,ro $0"));
+    let (inside, db) = (disk.inside(), disk.db());
+    let before: Vec<&str> = inside.iter().map(String::as_str).collect();
+    let args = ["--db", db.to_str().unwrap()];
+    let refused = Start { policy: Some(policy.path()), args: &args, before: &before, ..Start::default() }.command();
+    let refused = { refused }.output().unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && said.contains("Read-only file system"), "{said}");
+}
+
+/// A server whose disk is told what to do by a file.
+struct Ordered {
+    folder: Scratch,
+    policy: Scratch,
+}
+
+impl Ordered {
+    fn new() -> Self {
+        let ordered = Self { folder: Scratch::folder(), policy: policy() };
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/serve/disk/fsync.c");
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(ordered.path("fsync.so")).arg(source);
+        assert!(cc.status().unwrap().success(), "the C compiler that Rust links with is missing");
+        ordered.order("ok");
+        ordered
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn order(&self, order: &str) {
+        let next = self.path("order.next");
+        std::fs::write(&next, order).unwrap();
+        std::fs::rename(next, self.path("order")).unwrap();
+    }
+
+    fn server(&self) -> Server {
+        let (db, library, order) = (self.path("threshold.db"), self.path("fsync.so"), self.path("order"));
+        let variables = [("LD_PRELOAD", library.to_str().unwrap()), ("THRESHOLD_FSYNC", order.to_str().unwrap())];
+        let args = ["--db", db.to_str().unwrap()];
+        Start { policy: Some(self.policy.path()), args: &args, variables: &variables, ..Start::default() }.server()
+    }
+}
+
+#[test]
+fn a_disk_that_fails() {
+    let disk = Ordered::new();
+    let server = disk.server();
+    assert_eq!(ban(&server, "before"), 200);
+    disk.order("fail");
+    check_degraded(&server, "disk I/O error");
+    disk.order("ok");
+    check_recovered(server, || disk.server());
+}
+
+/// A write that does not come back: nobody who needs no disk waits for it, and nobody is told that it has.
+#[test]
+fn a_disk_that_is_slow() {
+    let disk = Ordered::new();
+    let server = disk.server();
+    assert_eq!(ban(&server, "before"), 200);
+    disk.order("hold");
+    assert!(!strike(&server, "striker"));
+    let ready = until_ready(&server, |ready| ready["status"] == "degraded");
+    assert!(ready["reason"].as_str().unwrap().contains("the journal is slow"), "{ready}");
+    server.wait_for_log("the disk is slow");
+    assert_eq!((ban(&server, "meanwhile"), guess(&server, "victim")), (503, 503));
+    for number in 0..100 {
+        let told = post(&server, "/v1/check", &json!({"user": format!("u{number}")})).1;
+        assert_eq!((&told["allowed"], &told["degraded"]), (&json!(true), &json!(false)));
+    }
+    disk.order("ok");
+    server.wait_for_log("the disk is no longer slow");
+    assert_eq!(ban(&server, "afterwards"), 200);
+    assert_eq!(guess(&server, "victim"), 200);
+    server.signal("KILL");
+    drop(server);
+    let server = disk.server();
+    assert_eq!(get(&server, "/v1/subjects/user/striker")["strikes"], 1);
+    assert_eq!(get(&server, "/v1/subjects/account/victim")["failures"], 2);
+    for user in ["before", "meanwhile", "afterwards"] {
+        assert_eq!(post(&server, "/v1/check", &json!({"user": user})).1["banned"], true, "{user}");
+    }
+}
+
+/// Somebody overwrites the file while the server runs: it is found before anything is asked for, said, and mended.
+#[test]
+fn a_file_that_is_damaged_while_the_server_runs() {
+    let (folder, policy) = (Scratch::folder(), policy());
+    let db = folder.path().join("threshold.db");
+    let start =
+        || Start { policy: Some(policy.path()), args: &["--db", db.to_str().unwrap()], ..Start::default() }.server();
+    let server = start();
+    for user in ["before", "meanwhile"] {
+        assert_eq!(ban(&server, user), 200);
+    }
+    strike(&server, "striker");
+    assert_eq!(guess(&server, "victim"), 200);
+    let given = json!({"times": 10, "reason": "test"});
+    assert_eq!(
+        server
+            .connect()
+            .send("PUT", "/v1/users/u1", &[("content-type", "application/json")], &given.to_string())
+            .unwrap()
+            .status,
+        200
+    );
+    for (file, text) in [("threshold.db", "no database"), ("threshold.db-wal", "no log")] {
+        let path = folder.path().join(file);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes.iter_mut().zip(text.bytes().cycle()).skip(100).for_each(|(byte, other)| *byte = other);
+        std::fs::write(&path, &bytes).unwrap();
+    }
+    let said = server.wait_for_log("is written anew from memory");
+    assert!(said.contains("threshold.db.damaged-"), "{said}");
+    // It stays said for a while, for whoever looks now and then.
+    let ready = until_ready(&server, |ready| ready["reason"].as_str().is_some_and(|reason| reason.contains("anew")));
+    assert_eq!(ready["status"], "degraded");
+    assert_eq!((ban(&server, "afterwards"), guess(&server, "victim")), (200, 200));
+    server.signal("KILL");
+    drop(server);
+    let server = start();
+    assert_eq!(get(&server, "/readyz")["status"], "ok");
+    for user in ["before", "meanwhile", "afterwards"] {
+        assert_eq!(post(&server, "/v1/check", &json!({"user": user})).1["banned"], true, "{user}");
+    }
+    assert_eq!(get(&server, "/v1/subjects/user/striker")["strikes"], 1);
+    assert_eq!(get(&server, "/v1/subjects/account/victim")["failures"], 2);
+    assert_eq!(get(&server, "/v1/users/u1")["times"], 10);
+    let asides = std::fs::read_dir(folder.path()).unwrap().filter_map(Result::ok);
+    assert!(asides.map(|entry| entry.file_name().into_string().unwrap()).any(|name| name.contains("damaged-")));
+}
