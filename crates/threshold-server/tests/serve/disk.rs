@@ -176,7 +176,7 @@ fn a_read_only_disk() {
     assert!(disk.run("umount $0"));
     check_recovered(server, || disk.server(policy.path()));
     // A start on such a disk says what is wrong, and does not pretend.
-    assert!(disk.run("mount -o remount,ro $0"));
+    assert!(disk.run("mount -o remount,bind,ro $0"));
     let (inside, db) = (disk.inside(), disk.db());
     let before: Vec<&str> = inside.iter().map(String::as_str).collect();
     let args = ["--db", db.to_str().unwrap()];
