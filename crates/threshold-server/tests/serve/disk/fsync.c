@@ -1,4 +1,5 @@
-// A disk that is slow, or fails, as the file THRESHOLD_FSYNC says: "hold" until it says something else, "fail", or "ok".
+// A disk that is slow, or fails, as the file THRESHOLD_FSYNC says: "hold" until it says something else, "slow" for a second,
+// "fail", or "ok".
 // Preloaded, it stands between a program and the two calls that make a disk write.
 #define _GNU_SOURCE
 #include <errno.h>
@@ -22,6 +23,8 @@ static char order(void) {
 static int after_orders(long call, int file) {
   const struct timespec moment = {.tv_nsec = 5000000};
   while (order() == 'h') nanosleep(&moment, NULL);
+  const struct timespec second = {.tv_sec = 1};
+  if (order() == 's') nanosleep(&second, NULL);
   if (order() == 'f') {
     errno = EIO;
     return -1;
