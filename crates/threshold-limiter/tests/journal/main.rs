@@ -3,8 +3,10 @@
 #![cfg(feature = "sqlite")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
+mod anew;
+mod damage;
+
 use std::future::Future as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,8 +18,8 @@ use threshold_core::policy::{Ban, Layer, ListEntry};
 use threshold_core::{Digest, Policy, Secret, Standing, Timestamp};
 use threshold_limiter::bans::BanBook;
 use threshold_limiter::journal::{
-    AuditLine, Journal, JournalError, Kept, Kind, Repair, Restored, installation_secret, load_counters, restore,
-    rows_in_memory, save_counters, secret_path,
+    Journal, JournalError, Kept, Kind, Restored, installation_secret, load_counters, restore, save_counters,
+    secret_path,
 };
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{Keep, Saving};
@@ -231,135 +233,6 @@ fn a_disk_that_cannot_be_written_to_is_said_and_recovers_without_a_restart() {
     assert!(world.is_banned("eve") && world.is_banned("bob"));
 }
 
-/// Waits until the journal has found damage and mended it.
-fn repaired(journal: &Journal) -> Arc<Repair> {
-    let mut repairs = journal.repairs();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    let repaired = runtime.block_on(async { tokio::time::timeout(SECOND, repairs.wait_for(Option::is_some)).await });
-    repaired.unwrap().unwrap().clone().unwrap()
-}
-
-/// What somebody can do to a file while it is in use.
-fn harms() -> [(&'static str, fn(&Path)); 6] {
-    fn log(path: &Path) -> PathBuf {
-        path.with_extension("db-wal")
-    }
-    fn scribble(path: &Path) {
-        let mut bytes = std::fs::read(path).unwrap();
-        bytes.iter_mut().skip(3_000).for_each(|byte| *byte ^= 0x55);
-        // In place: the file stays the same one.
-        std::fs::OpenOptions::new().write(true).open(path).unwrap().write_all(&bytes).unwrap();
-    }
-    [
-        ("changed", scribble),
-        ("cut short", |path| std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(3_000).unwrap()),
-        ("emptied", |path| std::fs::write(path, "").unwrap()),
-        ("deleted", |path| std::fs::remove_file(path).unwrap()),
-        ("with another log", |path| scribble(&log(path))),
-        ("replaced", |path| {
-            std::fs::write(path.with_extension("other"), "somebody's notes").unwrap();
-            std::fs::rename(path.with_extension("other"), path).unwrap();
-        }),
-    ]
-}
-
-/// Whatever is done to the file while it is in use: it is noticed by itself, told, kept, and written anew from memory; what
-/// was acknowledged before and what comes after is all there.
-///
-/// Woken by: no `look_again` in `write`; not asking memory in `write_anew`; not putting aside in `set_aside`.
-#[test]
-fn a_file_that_is_damaged_while_in_use_is_written_anew_from_memory() {
-    for (what, harm) in harms() {
-        let scratch = Scratch::new();
-        let (journal, _) = Journal::open(&scratch.db(), secret().fingerprint()).unwrap();
-        let journal = Arc::new(journal);
-        let memory = Arc::new(BanBook::default().kept_by(Arc::<Journal>::clone(&journal)));
-        let store = Arc::new(MemoryStore::new(Policy::parse(POLICY, &|_| None).unwrap().memory()));
-        let source = (Arc::downgrade(&store), Arc::downgrade(&memory));
-        journal.written_anew_from(move || Some(rows_in_memory(&*source.0.upgrade()?, &*source.1.upgrade()?)));
-        let ban = |name: &str| {
-            let whom = ListEntry::named(Layer::User, name).unwrap();
-            let ban = Ban { whom, reason: "r".into(), by: "b".into(), from: START, until: Timestamp::MAX };
-            memory.set(ban.whom.ban_id(secret().digest_key()), ban, START).unwrap();
-        };
-        (0..100).for_each(|number| ban(&format!("mallory{number}")));
-        let line = |about: &str| AuditLine {
-            at: START,
-            who: "ops".into(),
-            action: "ban",
-            about: about.into(),
-            why: "test".into(),
-        };
-        journal.audit(line("before")).unwrap();
-        assert!(saved(&journal, SECOND));
-        harm(&scratch.db());
-        // Nothing is written, and it is found all the same.
-        let repair = repaired(&journal);
-        assert_eq!(repair.rows, 100, "{what}: {repair}");
-        assert_eq!(repair.aside.is_none(), what == "deleted", "{what}: {repair}");
-        assert!(repair.aside.as_ref().is_none_or(|aside| aside.exists()), "{what}: {repair}");
-        ban("later");
-        journal.audit(line("after")).unwrap();
-        assert!(saved(&journal, SECOND), "{what}");
-        assert!(journal.troubles().borrow().is_none(), "{what}");
-        let copy = scratch.0.join("copy.db");
-        Journal::copy(&scratch.db(), &copy).unwrap();
-        let kept = Journal::read(&copy).unwrap();
-        assert_eq!((kept.rows.len(), kept.damage), (101, None), "{what}");
-        let lines = rusqlite::Connection::open(&copy).unwrap();
-        let lines: i64 = lines.query_row("SELECT count(*) FROM audit", [], |row| row.get(0)).unwrap();
-        assert_eq!(usize::try_from(lines).unwrap(), repair.lines + 1, "{what}: {repair}");
-    }
-}
-
-/// Where nobody can be asked what memory holds, what can be read is kept. A line of the audit that somebody has written by
-/// hand is no damage; a row is.
-#[test]
-fn without_memory_to_ask_what_can_be_read_is_kept() {
-    let scratch = Scratch::new();
-    let world = world(&scratch.db(), START);
-    for number in 0..40 {
-        world.ban(Layer::User, &format!("mallory{number}"), Timestamp::MAX);
-    }
-    assert!(saved(&world.journal, SECOND));
-    let other = rusqlite::Connection::open(scratch.db()).unwrap();
-    other.execute("INSERT INTO audit (at, who, action, about, why) VALUES (1, 'by hand', '', '', '')", []).unwrap();
-    world.ban(Layer::User, "after somebody else's line", Timestamp::MAX);
-    assert!(saved(&world.journal, SECOND));
-    assert!(world.journal.repairs().borrow().is_none());
-    other.execute("UPDATE record SET sum = sum + 1 WHERE key = (SELECT min(key) FROM record)", []).unwrap();
-    drop(other);
-    let repair = repaired(&world.journal);
-    assert_eq!((repair.rows, repair.lines), (40, 1), "{repair}");
-}
-
-/// A start that was interrupted while it put a whole file in the place of a damaged one: the log of the damaged one is gone,
-/// and what is left of it looks sound. The whole one is what counts.
-///
-/// Woken by: no `finish` in `open`.
-#[test]
-fn a_file_that_was_about_to_take_the_journals_place_takes_it() {
-    let scratch = Scratch::new();
-    let next = scratch.0.join("threshold.db.next");
-    let rows = |path: &Path| Journal::open(path, secret().fingerprint()).unwrap().1.rows.len();
-    world(&scratch.db(), START).ban(Layer::User, "mallory", Timestamp::MAX);
-    let earlier = std::fs::read(scratch.db()).unwrap();
-    world(&scratch.db(), START).ban(Layer::User, "eve", Timestamp::MAX);
-    std::fs::rename(scratch.db(), &next).unwrap();
-    std::fs::write(scratch.db(), &earlier).unwrap();
-    let file = std::fs::OpenOptions::new().write(true).open(scratch.db()).unwrap();
-    file.set_modified(std::time::UNIX_EPOCH).unwrap();
-    assert_eq!(rows(&scratch.db()), 2);
-    assert!(!next.exists());
-    // One that is not whole, or is older than the journal, is nobody's successor.
-    for left in [&b"half a file"[..], &earlier] {
-        std::fs::write(&next, left).unwrap();
-        std::fs::OpenOptions::new().write(true).open(&next).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
-        assert_eq!(rows(&scratch.db()), 2);
-        assert!(!next.exists());
-    }
-}
-
 #[test]
 fn counters_come_back_once() {
     let scratch = Scratch::new();
@@ -377,126 +250,6 @@ fn counters_come_back_once() {
     // Counters of another secret are about nobody.
     save_counters(store, &scratch.db(), 9, START).unwrap();
     assert_eq!(load_counters(&MemoryStore::new(world.limiter.policy().memory()), &scratch.db(), 8, START).unwrap(), 0);
-}
-
-/// Every how many bytes one is changed; `./test long` changes far more.
-fn step(usual: usize) -> usize {
-    let factor: usize = std::env::var("THRESHOLD_LAW_FACTOR").map_or(1, |factor| factor.parse().unwrap());
-    usual.checked_div(factor).unwrap_or(usual).max(1)
-}
-
-/// Bytes all over the file are changed in turn. It opens without a panic; and where a ban is not there any more, damage is
-/// said.
-#[test]
-fn no_changed_byte_clears_a_ban_in_silence() {
-    let scratch = Scratch::new();
-    {
-        let world = world(&scratch.db(), START);
-        for number in 0..20 {
-            assert!(world.strike(&format!("eve{number}"), 6));
-            world.lock(&format!("victim{number}"));
-            world.ban(Layer::User, &format!("mallory{number}"), Timestamp::MAX);
-        }
-        assert!(world.journal.close());
-    }
-    let whole = std::fs::read(scratch.db()).unwrap();
-    let original = Journal::read(&scratch.db()).unwrap().rows;
-    assert!(original.len() >= 60);
-    let step = step(193);
-    let (mut noticed, mut salvaged) = (0, 0);
-    for at in (0..whole.len()).step_by(step) {
-        let mut bytes = whole.clone();
-        bytes[at] ^= 1 << (at % 8);
-        let copy = Scratch::new();
-        std::fs::write(copy.db(), &bytes).unwrap();
-        match Journal::open(&copy.db(), secret().fingerprint()) {
-            Ok((journal, kept)) => {
-                let sound = kept.rows == original;
-                assert!(sound || kept.damage.is_some(), "byte {at}: rows are gone and nobody said so");
-                if let Some(damage) = &kept.damage {
-                    noticed += 1;
-                    assert_eq!(std::fs::read(&damage.aside).unwrap().len(), whole.len(), "byte {at}");
-                    salvaged += usize::from(damage.kept + 1 >= original.len());
-                    // What could be read is in the new file, which is whole.
-                    drop(journal);
-                    let again = Journal::read(&copy.db()).unwrap();
-                    assert!(again.damage.is_none(), "byte {at}: {:?}", again.damage);
-                    assert_eq!(again.rows.len(), damage.kept);
-                }
-            }
-            Err(error) => panic!("byte {at}: {error}"),
-        }
-    }
-    assert!(noticed > 10 && salvaged > 5, "{noticed} noticed, {salvaged} salvaged");
-}
-
-/// The same for the write-ahead log that a kill leaves behind: whatever was committed before the last write is there, or
-/// damage is said.
-#[test]
-fn no_changed_byte_of_the_log_clears_a_ban_in_silence() {
-    let scratch = Scratch::new();
-    let world = world(&scratch.db(), START);
-    for number in 0..6 {
-        world.ban(Layer::User, &format!("mallory{number}"), Timestamp::MAX);
-        assert!(saved(&world.journal, SECOND));
-    }
-    let log_of = |path: &Path| path.with_extension("db-wal");
-    // As another process would find them, had this one been killed.
-    let (file, log) = (std::fs::read(scratch.db()).unwrap(), std::fs::read(log_of(&scratch.db())).unwrap());
-    assert!(log.len() > 6 * 4_096);
-    let mut noticed = 0;
-    for at in (0..log.len()).step_by(step(397)) {
-        let mut bytes = log.clone();
-        bytes[at] ^= 1 << (at % 8);
-        let copy = Scratch::new();
-        std::fs::write(copy.db(), &file).unwrap();
-        std::fs::write(log_of(&copy.db()), &bytes).unwrap();
-        let (_, kept) = Journal::open(&copy.db(), secret().fingerprint()).unwrap();
-        // The last of them may have been under way.
-        assert!(kept.rows.len() >= 5 || kept.damage.is_some(), "byte {at}: {} rows", kept.rows.len());
-        if let Some(damage) = kept.damage {
-            noticed += 1;
-            assert_eq!(
-                std::fs::read(
-                    damage.aside.with_file_name(format!("{}-wal", damage.aside.file_name().unwrap().to_str().unwrap()))
-                )
-                .unwrap(),
-                bytes
-            );
-        }
-    }
-    assert!(noticed > 10, "{noticed}");
-    // Untouched, nothing is wrong with it.
-    let copy = Scratch::new();
-    std::fs::write(copy.db(), &file).unwrap();
-    std::fs::write(log_of(&copy.db()), &log).unwrap();
-    let (_, kept) = Journal::open(&copy.db(), secret().fingerprint()).unwrap();
-    assert!(kept.damage.is_none() && kept.rows.len() == 6);
-}
-
-/// A row whose value cannot be read keeps its subject out; one whose key is known fails closed.
-#[test]
-fn whoever_a_row_is_about_that_cannot_be_read_is_kept_out() {
-    let scratch = Scratch::new();
-    {
-        let world = world(&scratch.db(), START);
-        assert!(!world.strike("bob", 3));
-        world.lock("victim");
-        assert!(world.journal.close());
-    }
-    let raw = rusqlite::Connection::open(scratch.db()).unwrap();
-    raw.execute("UPDATE record SET value = zeroblob(4)", []).unwrap();
-    drop(raw);
-    let world = world(&scratch.db(), START);
-    assert_eq!(world.restored.unreadable, 2);
-    assert!(world.kept.damage.is_some());
-    assert!(world.is_banned("bob"));
-    assert!(world.is_locked("victim"));
-    assert!(saved(&world.journal, SECOND));
-    drop(world);
-    let world = self::world(&scratch.db(), START);
-    assert!(world.kept.damage.is_none());
-    assert!(world.is_banned("bob") && world.is_locked("victim"));
 }
 
 #[test]

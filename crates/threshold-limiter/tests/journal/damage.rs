@@ -1,0 +1,129 @@
+//! A file that is found damaged at a start: nothing in it is lost in silence.
+
+use std::path::Path;
+
+use threshold_core::Timestamp;
+use threshold_core::policy::Layer;
+use threshold_limiter::journal::Journal;
+
+use super::{SECOND, START, Scratch, saved, secret, world};
+
+/// Every how many bytes one is changed; `./test long` changes far more.
+fn step(usual: usize) -> usize {
+    let factor: usize = std::env::var("THRESHOLD_LAW_FACTOR").map_or(1, |factor| factor.parse().unwrap());
+    usual.checked_div(factor).unwrap_or(usual).max(1)
+}
+
+/// Bytes all over the file are changed in turn. It opens without a panic; and where a ban is not there any more, damage is
+/// said.
+#[test]
+fn no_changed_byte_clears_a_ban_in_silence() {
+    let scratch = Scratch::new();
+    {
+        let world = world(&scratch.db(), START);
+        for number in 0..20 {
+            assert!(world.strike(&format!("eve{number}"), 6));
+            world.lock(&format!("victim{number}"));
+            world.ban(Layer::User, &format!("mallory{number}"), Timestamp::MAX);
+        }
+        assert!(world.journal.close());
+    }
+    let whole = std::fs::read(scratch.db()).unwrap();
+    let original = Journal::read(&scratch.db()).unwrap().rows;
+    assert!(original.len() >= 60);
+    let step = step(193);
+    let (mut noticed, mut salvaged) = (0, 0);
+    for at in (0..whole.len()).step_by(step) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (at % 8);
+        let copy = Scratch::new();
+        std::fs::write(copy.db(), &bytes).unwrap();
+        match Journal::open(&copy.db(), secret().fingerprint()) {
+            Ok((journal, kept)) => {
+                let sound = kept.rows == original;
+                assert!(sound || kept.damage.is_some(), "byte {at}: rows are gone and nobody said so");
+                if let Some(damage) = &kept.damage {
+                    noticed += 1;
+                    assert_eq!(std::fs::read(&damage.aside).unwrap().len(), whole.len(), "byte {at}");
+                    salvaged += usize::from(damage.kept + 1 >= original.len());
+                    // What could be read is in the new file, which is whole.
+                    drop(journal);
+                    let again = Journal::read(&copy.db()).unwrap();
+                    assert!(again.damage.is_none(), "byte {at}: {:?}", again.damage);
+                    assert_eq!(again.rows.len(), damage.kept);
+                }
+            }
+            Err(error) => panic!("byte {at}: {error}"),
+        }
+    }
+    assert!(noticed > 10 && salvaged > 5, "{noticed} noticed, {salvaged} salvaged");
+}
+
+/// The same for the write-ahead log that a kill leaves behind: whatever was committed before the last write is there, or
+/// damage is said.
+#[test]
+fn no_changed_byte_of_the_log_clears_a_ban_in_silence() {
+    let scratch = Scratch::new();
+    let world = world(&scratch.db(), START);
+    for number in 0..6 {
+        world.ban(Layer::User, &format!("mallory{number}"), Timestamp::MAX);
+        assert!(saved(&world.journal, SECOND));
+    }
+    let log_of = |path: &Path| path.with_extension("db-wal");
+    // As another process would find them, had this one been killed.
+    let (file, log) = (std::fs::read(scratch.db()).unwrap(), std::fs::read(log_of(&scratch.db())).unwrap());
+    assert!(log.len() > 6 * 4_096);
+    let mut noticed = 0;
+    for at in (0..log.len()).step_by(step(397)) {
+        let mut bytes = log.clone();
+        bytes[at] ^= 1 << (at % 8);
+        let copy = Scratch::new();
+        std::fs::write(copy.db(), &file).unwrap();
+        std::fs::write(log_of(&copy.db()), &bytes).unwrap();
+        let (_, kept) = Journal::open(&copy.db(), secret().fingerprint()).unwrap();
+        // The last of them may have been under way.
+        assert!(kept.rows.len() >= 5 || kept.damage.is_some(), "byte {at}: {} rows", kept.rows.len());
+        if let Some(damage) = kept.damage {
+            noticed += 1;
+            assert_eq!(
+                std::fs::read(
+                    damage.aside.with_file_name(format!("{}-wal", damage.aside.file_name().unwrap().to_str().unwrap()))
+                )
+                .unwrap(),
+                bytes
+            );
+        }
+    }
+    assert!(noticed > 10, "{noticed}");
+    // Untouched, nothing is wrong with it.
+    let copy = Scratch::new();
+    std::fs::write(copy.db(), &file).unwrap();
+    std::fs::write(log_of(&copy.db()), &log).unwrap();
+    let (_, kept) = Journal::open(&copy.db(), secret().fingerprint()).unwrap();
+    assert!(kept.damage.is_none() && kept.rows.len() == 6);
+}
+
+/// A row whose value cannot be read keeps its subject out; one whose key is known fails closed.
+#[test]
+fn whoever_a_row_is_about_that_cannot_be_read_is_kept_out() {
+    let scratch = Scratch::new();
+    {
+        let world = world(&scratch.db(), START);
+        assert!(!world.strike("bob", 3));
+        world.lock("victim");
+        assert!(world.journal.close());
+    }
+    let raw = rusqlite::Connection::open(scratch.db()).unwrap();
+    raw.execute("UPDATE record SET value = zeroblob(4)", []).unwrap();
+    drop(raw);
+    let world = world(&scratch.db(), START);
+    assert_eq!(world.restored.unreadable, 2);
+    assert!(world.kept.damage.is_some());
+    assert!(world.is_banned("bob"));
+    assert!(world.is_locked("victim"));
+    assert!(saved(&world.journal, SECOND));
+    drop(world);
+    let world = self::world(&scratch.db(), START);
+    assert!(world.kept.damage.is_none());
+    assert!(world.is_banned("bob") && world.is_locked("victim"));
+}
