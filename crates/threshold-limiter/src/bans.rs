@@ -55,12 +55,7 @@ impl BanBook {
     /// Where there is room for no more.
     pub fn set(&self, id: Digest, ban: Ban, now: Timestamp) -> Result<(), TooManyBans> {
         let mut pages = self.write();
-        if pages.by_id.len() >= MOST_BANS && !pages.by_id.contains_key(&id) {
-            self.sweep_pages(&mut pages, now);
-            if pages.by_id.len() >= MOST_BANS {
-                return Err(TooManyBans);
-            }
-        }
+        self.make_room_in(&mut pages, id, now)?;
         pages.bans.insert(&ban.whom, ban.until);
         if let Some(keeper) = &self.keeper {
             keeper.ban(id, Some(&ban));
@@ -68,6 +63,14 @@ impl BanBook {
         pages.by_id.insert(id, ban);
         self.any.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Finds out whether a ban of this number could be set; what is over goes for it.
+    ///
+    /// # Errors
+    /// Where there is room for no more.
+    pub fn make_room(&self, id: Digest, now: Timestamp) -> Result<(), TooManyBans> {
+        self.make_room_in(&mut self.write(), id, now)
     }
 
     /// Ends a ban. Returns it, if there was one.
@@ -142,6 +145,16 @@ impl BanBook {
             self.sweep_pages(&mut pages, now);
             self.any.store(!pages.by_id.is_empty(), Ordering::Release);
         }
+    }
+
+    fn make_room_in(&self, pages: &mut Pages, id: Digest, now: Timestamp) -> Result<(), TooManyBans> {
+        if pages.by_id.len() >= MOST_BANS && !pages.by_id.contains_key(&id) {
+            self.sweep_pages(pages, now);
+            if pages.by_id.len() >= MOST_BANS {
+                return Err(TooManyBans);
+            }
+        }
+        Ok(())
     }
 
     fn sweep_pages(&self, pages: &mut Pages, now: Timestamp) {

@@ -251,6 +251,9 @@ pub(crate) enum BansCommand {
         /// For how long, as in 24h; for good unless said
         #[arg(long = "for", value_name = "TIME", value_parser = span)]
         length: Option<Span>,
+        /// Answer in JSON
+        #[arg(long)]
+        json: bool,
     },
     /// End a ban
     Lift {

@@ -29,13 +29,17 @@ pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Report> {
                 }
                 other => other?,
             };
-            if *json { format!("{:#}\n", Value::Array(bans)) } else { table(&bans) }
+            match bans.as_slice() {
+                bans if *json => format!("{:#}\n", Value::from(bans)),
+                [] => "nobody is banned\n".to_owned(),
+                bans => table(bans),
+            }
         }
-        BansCommand::Add { layer, key, reason, length } => {
+        BansCommand::Add { layer, key, reason, length, json } => {
             let seconds = length.map(Span::secs_ceil);
             let body = json!({"layer": layer, "key": key, "reason": reason, "durationSec": seconds});
             let ban = Api::new(&args.server).call("POST", "/v1/bans", Some(&body))?;
-            table(&[ban])
+            if *json { format!("{ban:#}\n") } else { table(&[ban]) }
         }
         BansCommand::Lift { id, reason } => {
             let path = format!("/v1/bans/{}{}", encoded(id), because(reason.as_deref()));
@@ -59,10 +63,21 @@ pub(crate) fn subject(args: &SubjectArgs) -> anyhow::Result<Report> {
     }
     let mut text = String::new();
     for (name, value) in subject.as_object().into_iter().flatten() {
-        let value = if name.ends_with("Until") { moment(value) } else { shown(value) };
+        let value = match value {
+            Value::Object(_) => ban_in_words(value),
+            value if name.ends_with("Until") => moment(value),
+            value => shown(value),
+        };
         let _ = writeln!(text, "{name:<14} {value}");
     }
     Ok(Report { text, code: 0 })
+}
+
+fn ban_in_words(ban: &Value) -> String {
+    let field = |name: &str| ban.get(name).unwrap_or(&Value::Null);
+    let until = field("until");
+    let until = if until.is_null() { "for good".to_owned() } else { format!("until {}", moment(until)) };
+    format!("{until}, by {}: {} ({})", shown(field("by")), shown(field("reason")), shown(field("id")))
 }
 
 fn all_bans(args: &ServerArgs) -> anyhow::Result<Vec<Value>> {
@@ -113,15 +128,27 @@ fn bans_in_file(path: &Path) -> anyhow::Result<Vec<Value>> {
     Ok(bans)
 }
 
-/// One line for each ban, under a headline.
+/// One line for each ban, under a headline. Why is last: it is as long as it is.
 fn table(bans: &[Value]) -> String {
-    let mut text = format!("{:<32}  {:<6}  {:<20}  {:<24}  {:<20}  REASON\n", "ID", "LAYER", "UNTIL", "KEY", "BY");
-    for ban in bans {
+    const HEADLINE: [&str; 6] = ["ID", "LAYER", "UNTIL", "KEY", "BY", "REASON"];
+    let line = |ban: &Value| {
         let field = |name: &str| ban.get(name).unwrap_or(&Value::Null);
-        let [id, layer, key, by, reason] = ["id", "layer", "key", "by", "reason"].map(|name| shown(field(name)));
         let until = field("until");
         let until = if until.is_null() { "for good".to_owned() } else { moment(until) };
-        let _ = writeln!(text, "{id:<32}  {layer:<6}  {until:<20}  {key:<24}  {by:<20}  {reason}");
+        let [id, layer, key, by, reason] = ["id", "layer", "key", "by", "reason"].map(|name| shown(field(name)));
+        [id, layer, until, key, by, reason]
+    };
+    let lines: Vec<[String; 6]> = std::iter::once(HEADLINE.map(str::to_owned)).chain(bans.iter().map(line)).collect();
+    let mut text = String::new();
+    for line in &lines {
+        for (column, cell) in line.iter().take(5).enumerate() {
+            let lengths = lines.iter().filter_map(|other| other.get(column)).map(|other| other.chars().count());
+            // One who has a very long name does not push everybody else's line off the screen.
+            let width = lengths.max().unwrap_or(0).min(40);
+            let _ = write!(text, "{cell:<width$}  ");
+        }
+        let [.., reason] = line;
+        let _ = writeln!(text, "{reason}");
     }
     text
 }
@@ -130,9 +157,21 @@ fn table(bans: &[Value]) -> String {
 fn shown(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => text.escape_debug().to_string(),
+        Value::String(text) => harmless(text),
         other => other.to_string(),
     }
+}
+
+/// A text without anything that a terminal obeys. Quotes are only quotes.
+fn harmless(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c {
+            '"' | '\'' => out.push(c),
+            c => out.extend(c.escape_debug()),
+        }
+    }
+    out
 }
 
 fn moment(value: &Value) -> String {

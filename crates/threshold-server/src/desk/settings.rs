@@ -52,6 +52,13 @@ impl Settings {
 }
 
 impl Given {
+    fn refuses(&self, key: &(Owner, String), setting: &Setting) -> Option<Refused> {
+        if self.all.len() >= MOST_SETTINGS && !self.all.contains_key(key) {
+            return Some(Refused::TooMany);
+        }
+        self.base.clone().give(key.0, &key.1, setting).err().map(Refused::Wrong)
+    }
+
     /// The policy with everything that holds. What does not fit any more, after a change of the file, is said and left out.
     fn effective(&self) -> Policy {
         let mut policy = self.base.clone();
@@ -78,14 +85,18 @@ impl Desk {
         self.settings.lock().all.get(&(owner, name.to_owned())).filter(|setting| setting.until > now).cloned()
     }
 
+    /// Why somebody could not be given something, if they could not.
+    pub(crate) fn refuses(&self, owner: Owner, name: &str, setting: &Setting) -> Option<Refused> {
+        self.settings.lock().refuses(&(owner, name.to_owned()), setting)
+    }
+
     /// Gives somebody something instead of whatever they were given before; an empty setting takes it all back.
     pub(crate) fn give(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), Refused> {
         let mut given = self.settings.lock();
         let key = (owner, name.to_owned());
-        if given.all.len() >= MOST_SETTINGS && !given.all.contains_key(&key) {
-            return Err(Refused::TooMany);
+        if let Some(refused) = given.refuses(&key, setting) {
+            return Err(refused);
         }
-        given.base.clone().give(owner, name, setting).map_err(Refused::Wrong)?;
         if setting.is_empty() {
             given.all.remove(&key);
         } else {

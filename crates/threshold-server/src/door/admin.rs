@@ -17,12 +17,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_core::policy::{Ban, ListEntry, Policy};
 use threshold_core::{Digest, Span, Timestamp};
+use threshold_limiter::bans::TooManyBans;
 use threshold_limiter::journal::AuditLine;
 
 use super::http::{LayerName, Text, Whole, read, trace_id};
 use super::sent::Sent;
 use super::{ApiError, App, json};
-pub(super) use operator::Guesses;
+pub(super) use operator::{GUESS_AGAIN_AFTER, Guesses};
 use operator::{Operator, Query, Reader};
 pub(super) use settings::{NewSetting, SettingBody};
 pub(super) use subjects::SubjectBody;
@@ -132,9 +133,10 @@ async fn add(operator: Operator, State(app): State<Arc<App>>, Sent(body): Sent) 
     let id = whom.ban_id(limiter.key());
     let by = operator.0.as_str().into();
     let ban = Ban { whom, reason: reason.as_str().into(), by, from: now, until };
+    let full = |error: TooManyBans| ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_bans", error.to_string());
+    limiter.bans().make_room(id, now).map_err(full)?;
     audit(&app, &operator, "ban", &ban.whom.key(), &reason)?;
-    let set = limiter.bans().set(id, ban.clone(), now);
-    set.map_err(|error| ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_bans", error.to_string()))?;
+    limiter.bans().set(id, ban.clone(), now).map_err(full)?;
     saved(&app).await?;
     Ok(json(StatusCode::OK, &BanBody::new(id, Some(&ban), until, &policy)))
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use axum::response::{IntoResponse, Response};
-use http::header::{CONNECTION, WWW_AUTHENTICATE};
+use http::header::{CONNECTION, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -101,6 +101,10 @@ impl IntoResponse for ApiError {
         match self.status {
             StatusCode::UNAUTHORIZED => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"threshold\""));
+            }
+            // Tokens that were guessed at; nothing else is refused for coming too often.
+            StatusCode::TOO_MANY_REQUESTS => {
+                headers.insert(RETRY_AFTER, HeaderValue::from_static(super::admin::GUESS_AGAIN_AFTER));
             }
             // What is left of such a body is not worth reading.
             StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE => {

@@ -13,6 +13,7 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
+use super::harmless;
 use crate::cli::ServerArgs;
 
 /// How long the server may take. A change waits for the disk for five seconds.
@@ -61,8 +62,15 @@ impl Api {
         let (status, body) = answered.with_context(|| format!("{} does not answer", self.server))??;
         let answer: Value = serde_json::from_slice(&body).context("the server's answer is no JSON")?;
         if !status.is_success() {
-            let message = answer.get("message").and_then(Value::as_str).unwrap_or("the server refused");
-            bail!("{} ({status})", message.escape_debug());
+            let message = match answer.get("message").and_then(Value::as_str) {
+                _ if status == StatusCode::UNAUTHORIZED => {
+                    let shown = if self.token.is_some() { "does not know this token" } else { "wants a token" };
+                    format!("{} {shown}: set THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN for looking", self.server)
+                }
+                Some(message) => harmless(message),
+                None => "the server refused".to_owned(),
+            };
+            bail!("{message} ({status})");
         }
         Ok(answer)
     }

@@ -168,10 +168,16 @@ fn a_token_for_looking_changes_nothing_and_guessing_ends_soon() {
     assert_eq!(set.status, 200, "{}", set.body);
     let by = set.json()["by"].as_str().unwrap().to_owned();
     assert!(by.starts_with("operator #") && !by.contains("boss"), "{by}");
+    // Whoever shows no token at all does not guess.
+    let without: Vec<u16> =
+        (0..12).map(|_| server.connect().send("GET", "/v1/bans", &[], "").unwrap().status).collect();
+    assert_eq!(without, [401; 12]);
     let statuses: Vec<u16> = (0..12).map(|_| send("GET", "/v1/bans", "caller-token", "").status).collect();
     assert!(statuses.starts_with(&[401; 10]) && statuses.ends_with(&[429]), "{statuses:?}");
     // The right one is not heard either: else guessing would go on.
-    assert_eq!(send("GET", "/v1/bans", "boss-token", "").status, 429);
+    let unheard = send("GET", "/v1/bans", "boss-token", "");
+    assert_eq!((unheard.status, unheard.header("retry-after")), (429, Some("6")));
+    server.wait_for_log("too many wrong tokens for operators");
     assert_eq!(send("POST", "/v1/check", "caller-token", "{}").status, 200);
 }
 
@@ -240,6 +246,14 @@ fn what_a_user_is_given_holds_until_it_ends() {
         let (status, told) = put("/v1/users/u3", body);
         assert_eq!((status, told["field"].as_str()), (400, Some(field)), "{told}");
     }
+    // What was refused is nobody's doing.
+    let audit = rusqlite::Connection::open(folder.path().join("threshold.db")).unwrap();
+    let lines: Vec<String> = {
+        let mut select = audit.prepare("SELECT about FROM audit ORDER BY id").unwrap();
+        select.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+    };
+    assert_eq!(lines, ["user u1", "user u2"]);
+    drop(audit);
     let limit = |client: &mut Client<TcpStream>, user: &str| {
         let facts = json!({"user": user}).to_string();
         client.post("/v1/peek", &facts).unwrap().json()["limit"].as_u64().unwrap()

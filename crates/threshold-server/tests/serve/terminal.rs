@@ -75,3 +75,43 @@ fn bans_are_set_listed_and_lifted_from_a_terminal() {
     assert!(lines[0].0.starts_with("operator #"), "{lines:?}");
     assert_eq!((&*lines[0].1, &*lines[0].2, &*lines[0].3), ("ban", "198.51.100.0/24", "scrapers & more"));
 }
+
+/// At three in the morning: nobody is banned, the token is wrong or was left at home, the server is not there.
+#[test]
+fn what_goes_wrong_at_a_terminal_is_told_in_words() {
+    let folder = Scratch::folder();
+    let db = folder.path().join("threshold.db");
+    let server = start(&db);
+    let place = server.place.clone();
+    assert_eq!(threshold(&place, &["bans", "list"]).unwrap(), "nobody is banned\n");
+    assert_eq!(threshold(&place, &["bans", "list", "--json"]).unwrap(), "[]\n");
+    let ban = threshold(&place, &["bans", "add", "user", "it's \"x\"", "--reason", "don't", "--json"]).unwrap();
+    let ban: serde_json::Value = serde_json::from_str(&ban).unwrap();
+    assert_eq!((&ban["key"], &ban["reason"]), (&json!("it's \"x\""), &json!("don't")));
+    let listed = threshold(&place, &["bans", "list"]).unwrap();
+    assert!(listed.contains("it's \"x\"") && listed.contains("don't"), "{listed}");
+    let columns: Vec<Option<usize>> =
+        listed.lines().zip(["REASON", "don't"]).map(|(line, word)| line.find(word)).collect();
+    assert_eq!(columns[0], columns[1], "{listed}");
+    let subject = threshold(&place, &["subject", "user", "it's \"x\""]).unwrap();
+    assert!(subject.contains("for good, by operator #") && subject.contains(": don't ("), "{subject}");
+    for (token, said) in [(None, "wants a token"), (Some("wrong"), "does not know this token")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_threshold"));
+        command
+            .args(["bans", "list", "--server", &place])
+            .env_clear()
+            .envs(token.map(|token| ("THRESHOLD_ADMIN_TOKEN", token)));
+        let output = command.output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), error.contains(said)), (Some(2), true), "{error}");
+        assert!(error.contains("THRESHOLD_ADMIN_TOKEN") && !error.contains("wrong"), "{error}");
+    }
+    let refused = threshold(&place, &["bans", "add", "edge", "10.0.0.0/33", "--reason", "r"]).unwrap_err();
+    assert!(refused.contains("\"10.0.0.0/33\" is not an address or a CIDR"), "{refused}");
+    drop(server);
+    let gone = threshold(&place, &["bans", "add", "user", "u", "--reason", "r"]).unwrap_err();
+    assert!(gone.contains(&format!("no server answers at {place}")), "{gone}");
+    let nowhere = folder.path().join("nothing.db");
+    let gone = threshold(&place, &["bans", "list", "--db", nowhere.to_str().unwrap()]).unwrap_err();
+    assert!(gone.contains("no server answers"), "{gone}");
+}

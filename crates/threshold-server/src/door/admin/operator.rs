@@ -17,6 +17,8 @@ use crate::serve::Shown;
 
 /// The wrong tokens that one address may show. A person mistypes; a program tries.
 const GUESSES: &str = "10/min";
+/// When the next one is heard, in seconds: ten in a minute are one in six seconds.
+pub(in crate::door) const GUESS_AGAIN_AFTER: &str = "6";
 /// The most addresses whose wrong tokens are counted at once.
 const GUESSERS: u64 = 10_000;
 
@@ -84,11 +86,24 @@ fn admit(parts: &Parts, app: &App) -> Result<Shown, ApiError> {
     }
     match app.tokens.operator(parts.headers.get(AUTHORIZATION)) {
         Shown::Nothing => {
-            app.guesses.count(&peer);
+            // Whoever shows none does not guess.
+            if parts.headers.contains_key(AUTHORIZATION) {
+                app.guesses.count(&peer);
+                tell_guesses(app, &peer);
+            }
             let message = "send Authorization: Bearer and an operator's token (THRESHOLD_ADMIN_TOKEN)";
             Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message))
         }
         shown => Ok(shown),
+    }
+}
+
+/// Says that an address guesses at tokens, once it is no longer heard.
+fn tell_guesses(app: &App, peer: &str) {
+    if app.guesses.spent(peer) {
+        let policy = app.desk.limiter.policy();
+        let ip = if policy.identity().log_identifiers { peer.to_owned() } else { policy.key().redact(peer) };
+        tracing::warn!(ip, "too many wrong tokens for operators; this address is not heard for a while");
     }
 }
 

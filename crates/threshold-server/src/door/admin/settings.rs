@@ -103,15 +103,21 @@ async fn set(app: &App, operator: &Operator, owner: Owner, id: String, body: &[u
     let id = name(id)?;
     let setting = new.meant(&operator.0, app.desk.limiter.now())?;
     let about = format!("{} {id}", if owner == Owner::User { "user" } else { "tenant" });
+    // What is refused is no change, and is not written down as one.
+    app.desk.refuses(owner, &id, &setting).map_or(Ok(()), |refused| Err(told(refused)))?;
     audit(app, operator, if setting.is_empty() { "take-back" } else { "give" }, &about, &setting.reason)?;
-    app.desk.give(owner, &id, &setting).map_err(|refused| match refused {
+    app.desk.give(owner, &id, &setting).map_err(told)?;
+    saved(app).await?;
+    Ok(json(StatusCode::OK, &SettingBody::new(id, Some(&setting).filter(|setting| !setting.is_empty()))))
+}
+
+fn told(refused: Refused) -> ApiError {
+    match refused {
         Refused::Wrong(error) => ApiError::bad(error.field, error.message),
         Refused::TooMany => {
             ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_settings", "there are too many settings already")
         }
-    })?;
-    saved(app).await?;
-    Ok(json(StatusCode::OK, &SettingBody::new(id, Some(&setting).filter(|setting| !setting.is_empty()))))
+    }
 }
 
 impl NewSetting<'_> {
