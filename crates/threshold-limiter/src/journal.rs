@@ -47,8 +47,6 @@ pub struct Journal {
     path: PathBuf,
     source: Source,
     writer: Mutex<Option<JoinHandle<()>>>,
-    /// Held for as long as the journal is open: two processes that both decide from memory would overwrite each other.
-    _lock: std::fs::File,
 }
 
 /// What a journal held when it was opened.
@@ -121,12 +119,11 @@ impl Journal {
     /// # Errors
     /// Where the file cannot be used at all, is in use, or belongs to another installation.
     pub fn open(path: &Path, fingerprint: u32) -> Result<(Self, Kept), JournalError> {
-        let lock = file::lock(path)?;
         let (file, kept) = JournalFile::open(path, fingerprint)?;
         let (queue, source) = (Arc::new(Queue::default()), Source::default());
         let writer = writer::start(file, Arc::clone(&queue), Arc::clone(&source));
         let writer = Mutex::new(Some(writer.map_err(|error| JournalError::Io(path.into(), error))?));
-        Ok((Self { queue, path: path.into(), source, writer, _lock: lock }, kept))
+        Ok((Self { queue, path: path.into(), source, writer }, kept))
     }
 
     /// Reads what a journal holds, and changes nothing: for when no server runs.

@@ -9,14 +9,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::JournalError;
-use super::file::{JournalFile, beside, connect, is_damage, let_go, stated};
+use super::file::{JournalFile, LOCK, beside, connect, is_damage, let_go, lock, stated};
 use super::rows::Row;
 use super::salvage::{self, Found};
 use super::wal;
 
-/// How long a damaged file that was put aside stands for whatever is damaged after it: a disk that damages everything must
-/// not be filled with copies.
-const ASIDE_FOR: Duration = Duration::from_secs(3_600);
+/// How often a damaged file is kept at most: a disk that damages everything must not be filled with copies.
+const ASIDE_EVERY: Duration = Duration::from_secs(3_600);
 
 /// Why something could not be written.
 #[derive(Debug)]
@@ -56,20 +55,18 @@ pub struct Repair {
     pub rows: usize,
     /// Lines of the audit that could still be read.
     pub lines: usize,
-    /// Where the damaged file is; `None` where there was none any more.
+    /// Where the damaged file is; `None` where there was none any more, and where another was kept within the hour.
     pub aside: Option<PathBuf>,
 }
 
 impl fmt::Display for Repair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { reason, rows, lines, aside } = self;
-        write!(
-            f,
-            "the journal was damaged ({reason}) and is written anew from memory: {rows} rows, and {lines} lines of "
-        )?;
+        write!(f, "the journal was damaged ({reason}) and is written anew from memory: {rows} rows, ")?;
+        write!(f, "and {lines} lines of the audit that could be read; ")?;
         match aside {
-            Some(aside) => write!(f, "the audit that could be read; the damaged file is {}", aside.display()),
-            None => f.write_str("the audit; nothing was left of the file"),
+            Some(aside) => write!(f, "the damaged file is {}", aside.display()),
+            None => f.write_str("of the damaged file nothing was kept"),
         }
     }
 }
@@ -118,6 +115,7 @@ impl JournalFile {
     /// Finds out whether somebody else has been at the files since the last write. SQLite would not: it has what it read
     /// before, and goes on writing to a file that was deleted.
     pub(super) fn look_again(&mut self) -> Result<(), Fault> {
+        self.lock_again()?;
         let now = Left::now(&self.path)?;
         if now == self.left {
             // It was away, and has come back as it was.
@@ -162,19 +160,26 @@ impl JournalFile {
         self.total = stated(&connection).map_err(sqlite)?;
         self.connection = Some(connection);
         self.left = Left::now(&self.path).map_err(|error| JournalError::Io(self.path.clone(), error))?;
-        let aside = self.aside.as_ref().map(|(_, aside)| aside.clone());
-        Ok(Repair { reason: reason.to_owned(), rows: rows.len(), lines, aside })
+        Ok(Repair { reason: reason.to_owned(), rows: rows.len(), lines, aside: self.aside.take() })
+    }
+
+    /// Whoever deletes the lock does not mean to let somebody else in.
+    fn lock_again(&mut self) -> Result<(), Fault> {
+        let held = Stamp::of(&self.lock.metadata()?).identity;
+        let there = std::fs::metadata(beside(&self.path, LOCK)).ok().map(|metadata| Stamp::of(&metadata).identity);
+        if there != Some(held) {
+            self.lock = lock(&self.path).map_err(|error| Fault::Cannot(error.to_string()))?;
+        }
+        Ok(())
     }
 
     /// Once for each time that it is damaged, however often it takes to mend that.
     fn set_aside(&mut self) -> Result<(), JournalError> {
-        let is_recent = self.aside.as_ref().is_some_and(|(since, _)| since.elapsed() < ASIDE_FOR);
-        if !is_recent {
-            self.aside = None;
-            let io = |error| JournalError::Io(self.path.clone(), error);
-            if std::fs::exists(&self.path).map_err(io)? {
-                self.aside = Some((Instant::now(), salvage::put_aside(&self.path, "damaged").map_err(io)?));
-            }
+        let is_recent = self.put_aside.is_some_and(|since| since.elapsed() < ASIDE_EVERY);
+        let io = |error| JournalError::Io(self.path.clone(), error);
+        if self.aside.is_none() && !is_recent && std::fs::exists(&self.path).map_err(io)? {
+            self.aside = Some(salvage::put_aside(&self.path, "damaged").map_err(io)?);
+            self.put_aside = Some(Instant::now());
         }
         Ok(())
     }

@@ -21,6 +21,9 @@ pub(super) const VERSION: i64 = 1;
 /// Who else may have the file open is somebody who copies it, and that takes a moment.
 const BUSY: Duration = Duration::from_millis(100);
 
+/// What the lock of a journal is called, beside it.
+pub(super) const LOCK: &str = ".lock";
+
 const TABLES: &str = "
     CREATE TABLE meta (name TEXT PRIMARY KEY NOT NULL, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
     CREATE TABLE record (
@@ -42,13 +45,18 @@ pub(super) struct JournalFile {
     pub(super) connection: Option<Connection>,
     pub(super) total: Total,
     pub(super) left: Left,
-    /// What was put aside last, and when.
-    pub(super) aside: Option<(Instant, PathBuf)>,
+    /// Held for as long as the file is open: two processes that both decide from memory would overwrite each other.
+    pub(super) lock: File,
+    /// What was put aside of a file that is not whole again yet.
+    pub(super) aside: Option<PathBuf>,
+    /// When something was put aside last.
+    pub(super) put_aside: Option<Instant>,
 }
 
 impl JournalFile {
     pub(super) fn open(path: &Path, fingerprint: u32) -> Result<(Self, Kept), JournalError> {
         let sqlite = |error| JournalError::Sqlite(path.into(), error);
+        let lock = lock(path)?;
         salvage::finish(path)?;
         let is_new = std::fs::metadata(path).map_or(0, |metadata| metadata.len()) == 0;
         create(path).map_err(|error| JournalError::Io(path.into(), error))?;
@@ -56,7 +64,7 @@ impl JournalFile {
             let mut connection = connect(path).map_err(sqlite)?;
             let (total, _) = make(&mut connection, fingerprint, &[], None).map_err(sqlite)?;
             settle_in(path).map_err(|error| JournalError::Io(path.into(), error))?;
-            return Ok((Self::new(path, fingerprint, connection, total)?, Kept { is_new, ..Kept::default() }));
+            return Ok((Self::new(path, fingerprint, lock, connection, total)?, Kept { is_new, ..Kept::default() }));
         }
         // Whoever opens a log and closes it again has put it away.
         let log_fault = wal::fault(path);
@@ -80,7 +88,7 @@ impl JournalFile {
                     return Err(JournalError::OtherSecret(path.into()));
                 }
                 let kept = Kept { rows: found.rows, ..Kept::default() };
-                Ok((Self::new(path, fingerprint, connection, found.total)?, kept))
+                Ok((Self::new(path, fingerprint, lock, connection, found.total)?, kept))
             }
             other => {
                 let aside = aside.map_or_else(|| salvage::put_aside(path, "damaged"), Ok);
@@ -88,14 +96,21 @@ impl JournalFile {
                 let kept = salvage::rebuild(path, fingerprint, found, other, &aside)?;
                 let connection = connect(path).map_err(sqlite)?;
                 let total = stated(&connection).map_err(sqlite)?;
-                Ok((Self::new(path, fingerprint, connection, total)?, kept))
+                Ok((Self::new(path, fingerprint, lock, connection, total)?, kept))
             }
         }
     }
 
-    fn new(path: &Path, fingerprint: u32, connection: Connection, total: Total) -> Result<Self, JournalError> {
+    fn new(
+        path: &Path,
+        fingerprint: u32,
+        lock: File,
+        connection: Connection,
+        total: Total,
+    ) -> Result<Self, JournalError> {
         let left = Left::now(path).map_err(|error| JournalError::Io(path.into(), error))?;
-        Ok(Self { path: path.into(), fingerprint, connection: Some(connection), total, left, aside: None })
+        let connection = Some(connection);
+        Ok(Self { path: path.into(), fingerprint, connection, total, left, lock, aside: None, put_aside: None })
     }
 
     /// Writes a batch, and returns when it is on disk; an empty one only looks whether the file is still as it was left.
@@ -253,7 +268,7 @@ pub(super) fn settle_in(path: &Path) -> io::Result<()> {
 
 /// Takes the lock of a journal. It is a file of its own: SQLite's own locks would be let go with it.
 pub(super) fn lock(path: &Path) -> Result<File, JournalError> {
-    let lock = beside(path, ".lock");
+    let lock = beside(path, LOCK);
     let io = |error| JournalError::Io(lock.clone(), error);
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock).map_err(io)?;
     match file.try_lock() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use threshold_core::policy::{Ban, Layer, ListEntry};
 use threshold_core::{Policy, Timestamp};
 use threshold_limiter::bans::BanBook;
-use threshold_limiter::journal::{AuditLine, Journal, Repair, rows_in_memory};
+use threshold_limiter::journal::{AuditLine, Journal, JournalError, Repair, rows_in_memory};
 use threshold_limiter::store::memory::MemoryStore;
 
 use super::{POLICY, SECOND, START, Scratch, saved, secret, world};
@@ -37,7 +37,11 @@ fn harms() -> [(&'static str, Harm); 6] {
         ("changed", scribble),
         ("cut short", |path| std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(3_000).unwrap()),
         ("emptied", |path| std::fs::write(path, "").unwrap()),
-        ("deleted", |path| std::fs::remove_file(path).unwrap()),
+        ("deleted", |path| {
+            for more in ["db", "db-wal", "db-shm", "db.lock"] {
+                std::fs::remove_file(path.with_extension(more)).unwrap();
+            }
+        }),
         ("with another log", |path| scribble(&log(path))),
         ("replaced", |path| {
             std::fs::write(path.with_extension("other"), "somebody's notes").unwrap();
@@ -81,6 +85,7 @@ fn a_file_that_is_damaged_while_in_use_is_written_anew_from_memory() {
         assert_eq!(repair.rows, 100, "{what}: {repair}");
         assert_eq!(repair.aside.is_none(), what == "deleted", "{what}: {repair}");
         assert!(repair.aside.as_ref().is_none_or(|aside| aside.exists()), "{what}: {repair}");
+        assert!(matches!(Journal::open(&scratch.db(), secret().fingerprint()), Err(JournalError::InUse(_))), "{what}");
         ban("later");
         journal.audit(line("after")).unwrap();
         assert!(saved(&journal, SECOND), "{what}");

@@ -44,6 +44,14 @@ async fn watch(app: Arc<App>, journal: Arc<Journal>, damage: Option<String>) {
     let (mut is_slow, mut repaired) = (false, None::<(Instant, String)>);
     loop {
         tokio::select! {
+            // What was mended is told before that all is well.
+            biased;
+            Ok(()) = repairs.changed() => {
+                if let Some(repair) = &*repairs.borrow_and_update() {
+                    tracing::error!("{repair}");
+                    repaired = Some((Instant::now(), repair.to_string()));
+                }
+            }
             changed = troubles.changed() => {
                 if changed.is_err() {
                     return;
@@ -51,12 +59,6 @@ async fn watch(app: Arc<App>, journal: Arc<Journal>, damage: Option<String>) {
                 match &*troubles.borrow_and_update() {
                     Some(error) => tracing::error!(%error, "the journal cannot be written; decisions go on without it"),
                     None => tracing::info!("the journal is written again, and nothing is missing in it"),
-                }
-            }
-            Ok(()) = repairs.changed() => {
-                if let Some(repair) = &*repairs.borrow_and_update() {
-                    tracing::error!("{repair}");
-                    repaired = Some((Instant::now(), repair.to_string()));
                 }
             }
             _ = ticks.tick() => {}
