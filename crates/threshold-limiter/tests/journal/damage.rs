@@ -127,3 +127,24 @@ fn whoever_a_row_is_about_that_cannot_be_read_is_kept_out() {
     assert!(world.kept.damage.is_none());
     assert!(world.is_banned("bob") && world.is_locked("victim"));
 }
+
+/// A row that is gone from a page which is sound, as after an old page was put back: only the sum over all rows knows.
+///
+/// Woken by: no comparison with what is stated in `look`.
+#[test]
+fn a_row_that_is_gone_without_a_trace_is_missed() {
+    let scratch = Scratch::new();
+    {
+        let world = world(&scratch.db(), START);
+        for number in 0..5 {
+            world.ban(Layer::User, &format!("mallory{number}"), Timestamp::MAX);
+        }
+        assert!(world.journal.close());
+    }
+    let other = rusqlite::Connection::open(scratch.db()).unwrap();
+    assert_eq!(other.execute("DELETE FROM record WHERE key = (SELECT min(key) FROM record)", []).unwrap(), 1);
+    drop(other);
+    let (_, kept) = Journal::open(&scratch.db(), secret().fingerprint()).unwrap();
+    let damage = kept.damage.unwrap();
+    assert_eq!((kept.rows.len(), damage.kept, damage.lost), (4, 4, Some(1)), "{damage}");
+}
