@@ -290,9 +290,10 @@ impl Policy {
     }
 
     /// Everyone whom this caller is punished as.
-    pub(crate) fn subjects_of<'p: 'c, 'c>(&'p self, caller: &'c Caller<'c>) -> impl Iterator<Item = Subject<'p>> {
+    pub(crate) fn subjects_of(&self, caller: &Caller<'_>) -> ArrayVec<Subject<'_>, MAX_SUBJECTS> {
         let mut identities = Identities::new(caller, self);
-        self.subjects.iter().filter_map(move |subject| self.subject(subject, &mut identities))
+        let subjects = self.subjects.iter().take(MAX_SUBJECTS);
+        subjects.filter_map(|subject| self.subject(subject, &mut identities)).collect()
     }
 
     /// The balances and standings that belong to one subject alone, named as operators name it: by layer and key.

@@ -228,6 +228,19 @@ mod tests {
         assert_eq!(book.find(who, None), None);
     }
 
+    /// Woken by: `forget` leaving whom it was on among those who are looked up.
+    #[test]
+    fn one_ban_is_lifted_and_another_stays() {
+        let book = BanBook::default();
+        for key in ["203.0.113.7", "198.51.100.7"] {
+            let (id, ban) = ban(key, 20);
+            book.set(id, ban, Timestamp::EPOCH).unwrap();
+        }
+        book.lift(ban("203.0.113.7", 0).0).unwrap();
+        let found = |ip: &str| book.find(Who { ip: ip.parse().ok(), ..Who::default() }, None).is_some();
+        assert_eq!((found("203.0.113.7"), found("198.51.100.7")), (false, true));
+    }
+
     /// A scan of as many would take a million comparisons for each of these; a walk down the prefixes takes at most 32.
     #[test]
     fn among_a_hundred_thousand_blocks_the_right_one_is_found() {

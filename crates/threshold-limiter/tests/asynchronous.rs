@@ -287,15 +287,17 @@ async fn a_login_is_closed_while_the_store_is_away_unless_the_policy_says_otherw
 
 /// Bans and lists are known without the store. Penalties are not: then the login itself decides, as its mode says.
 ///
-/// Woken by: `decide_blind` not asked in `barring`; and its error passed on whatever the mode.
+/// Woken by: `decide_blind` not asked in `barring`; its error passed on whatever the mode; and bars in any order.
 #[tokio::test]
 async fn no_mode_opens_a_login_to_whoever_is_banned() {
     for mode in ["open", "closed", "local"] {
-        let punished = rule("ladder = \"strict\"");
+        let edge = "[[rule]]\nname = \"e\"\nlayer = \"edge\"\nper = [\"ip\"]\nlimit = \"2/h\"\n";
+        let punished = rule("ladder = \"strict\"") + edge + "ladder = \"gentle\"";
         let lists = "[lists]\ndeny = [\"user:mallory\"]";
         let world = World::new(&format!("{lists}\n[login]\non_store_error = \"{mode}\"\n{punished}"));
         world.cut(DEAD);
-        let mallory = LoginRequest { account: Some("mallory"), ..ADA };
+        // The address has a standing that nobody can be asked for; the user's ban is known all the same.
+        let mallory = LoginRequest { account: Some("mallory"), ip: "203.0.113.7".parse().ok(), ..ADA };
         let refused = world.limiter.login_attempt_async(&mallory).await.unwrap();
         assert_eq!(refused, Attempted::Refused(Refusal { by: RefusedBy::Ban, retry_after: None }), "{mode}");
         let whom = ListEntry::named(Layer::Tenant, "closed").unwrap();
@@ -312,6 +314,22 @@ async fn no_mode_opens_a_login_to_whoever_is_banned() {
         let other = world.limiter.login_attempt_async(&ADA).await;
         assert_eq!(other.is_ok(), mode != "closed", "{mode}");
     }
+}
+
+/// A store that comes back between two questions of one login: whether there is a penalty, nobody has said.
+///
+/// Woken by: going on in `barring` though the login is closed.
+#[tokio::test]
+async fn a_login_that_is_closed_waits_for_no_half_of_an_answer() {
+    let world = World::new(&format!("[login]\n{}", rule("ladder = \"strict\"")));
+    world.cut(DEAD);
+    let mends = async {
+        yield_now().await;
+        world.mend();
+    };
+    let (told, ()) = tokio::join!(biased; world.limiter.login_attempt_async(&ADA), mends);
+    assert_eq!(told, Err(LoginError::Store(DEAD)));
+    assert!(world.limiter.login_attempt_async(&ADA).await.unwrap().token().is_some());
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use crate::caller::Caller;
 use crate::decision::{Decision, Verdict};
 use crate::facts::Facts;
 use crate::key::TraceId;
-use crate::plan::{MAX_SUBJECTS, Plan, Verb};
+use crate::plan::{Plan, Verb};
 use crate::policy::{Listed, Policy, Who};
 
 impl LoginRequest<'_> {
@@ -73,7 +73,7 @@ fn bar<'p>(policy: &'p Policy, who: Who<'_>, caller: &Caller<'_>, id: TraceId) -
     plan.trace = id;
     (plan.listed, plan.ban) = policy.listing(who);
     if plan.listed.is_none() {
-        plan.subjects.extend(policy.subjects_of(caller).take(MAX_SUBJECTS));
+        plan.subjects = policy.subjects_of(caller);
     }
     plan
 }

@@ -148,3 +148,33 @@ fn a_row_that_is_gone_without_a_trace_is_missed() {
     let damage = kept.damage.unwrap();
     assert_eq!((kept.rows.len(), damage.kept, damage.lost), (4, 4, Some(1)), "{damage}");
 }
+
+/// A page that is gone hides its own rows, and not those behind it.
+///
+/// Woken by: reading from the front alone in `look_at_rows`.
+#[test]
+fn a_page_in_the_middle_hides_no_more_than_itself() {
+    const ROWS: usize = 1_000;
+    const PAGE: usize = 4_096;
+    let scratch = Scratch::new();
+    {
+        let world = world(&scratch.db(), START);
+        for number in 0..ROWS {
+            world.ban(Layer::User, &format!("mallory{number}"), Timestamp::MAX);
+        }
+        assert!(world.journal.close());
+    }
+    let whole = std::fs::read(scratch.db()).unwrap();
+    let pages = whole.len() / PAGE;
+    let hides_much = |page: &usize| {
+        let mut bytes = whole.clone();
+        bytes[page * PAGE..(page + 1) * PAGE].fill(0xff);
+        let copy = Scratch::new();
+        std::fs::write(copy.db(), &bytes).unwrap();
+        let (_, kept) = Journal::open(&copy.db(), secret().fingerprint()).unwrap();
+        kept.rows.len() + 2 * PAGE / 60 < ROWS
+    };
+    let much = (0..pages).filter(hides_much).count();
+    // The schema, and what stands above the pages of rows.
+    assert!(pages > 20 && much <= 3, "{much} of {pages} pages hide much");
+}

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use threshold_core::lockout::Account;
 use threshold_core::policy::{Ban, Layer, ListEntry};
-use threshold_core::{Digest, Policy, Secret, Standing, Timestamp};
+use threshold_core::{Digest, Policy, Secret, Span, Standing, Timestamp};
 use threshold_limiter::bans::BanBook;
 use threshold_limiter::journal::{
     Journal, JournalError, Kept, Kind, Restored, installation_secret, load_counters, restore, save_counters,
@@ -187,6 +187,22 @@ fn what_is_over_is_not_put_back_and_leaves_the_file() {
         assert!(world.journal.close());
     }
     assert!(Journal::read(&scratch.db()).unwrap().rows.is_empty());
+}
+
+/// Nobody has to sweep it away first.
+///
+/// Woken by: not asking when in `Plan::banned`.
+#[test]
+fn a_ban_ends_to_the_microsecond() {
+    let scratch = Scratch::new();
+    let until = START.plus(Span::HOUR);
+    let banned_at = |now| {
+        let world = world(&scratch.db(), now);
+        world.ban(Layer::User, "mallory", until);
+        (world.is_banned("mallory"), world.is_locked("mallory"))
+    };
+    assert_eq!(banned_at(until.minus(Span::from_micros(1))), (true, true));
+    assert_eq!(banned_at(until), (false, false));
 }
 
 #[test]

@@ -4,10 +4,11 @@
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::process::{Scratch, Server, Start};
+use super::process::{PATIENCE, Scratch, Server, Start};
 
 const POLICY: &str = r#"
 [login]
@@ -111,12 +112,15 @@ fn guess(server: &Server, account: &str) -> u16 {
     post(server, "/v1/login/result", &json!({"attempt": told["attempt"], "success": false})).0
 }
 
+/// Looks until the server says so; it fails, and does not hang, where that never comes.
 fn until_ready(server: &Server, says: impl Fn(&Value) -> bool) -> Value {
+    let begun = Instant::now();
     loop {
         let ready = get(server, "/readyz");
         if says(&ready) {
             return ready;
         }
+        assert!(begun.elapsed() < PATIENCE, "it still says {ready}");
         std::thread::yield_now();
     }
 }

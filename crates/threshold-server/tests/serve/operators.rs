@@ -192,6 +192,11 @@ fn a_subject_is_forgiven_and_an_account_pardoned() {
     assert_eq!(check(client, &json!({"user": "eve"}))["banned"], true);
     assert_eq!(client.send("DELETE", "/v1/subjects/user/eve?reason=sorry", &[], "").unwrap().status, 200);
     assert_eq!(check(client, &json!({"user": "eve"}))["remaining"], 1);
+    // Nothing of her is left, not even the name.
+    let journal = rusqlite::Connection::open(folder.path().join("threshold.db")).unwrap();
+    let left: i64 = journal.query_row("SELECT count(*) FROM record", [], |row| row.get(0)).unwrap();
+    assert_eq!(left, 0);
+    drop(journal);
     for number in 0..3 {
         let body = json!({"account": "ada", "ip": format!("203.0.113.{number}")}).to_string();
         let attempt = client.post("/v1/login/attempt", &body).unwrap().json();
@@ -246,13 +251,14 @@ fn what_a_user_is_given_holds_until_it_ends() {
         let (status, told) = put("/v1/users/u3", body);
         assert_eq!((status, told["field"].as_str()), (400, Some(field)), "{told}");
     }
-    // What was refused is nobody's doing.
+    // What was refused is nobody's doing. A call that waits for the disk waits for all that came before it.
+    assert_eq!(server.connect().send("DELETE", "/v1/subjects/user/u3", &[], "").unwrap().status, 200);
     let audit = rusqlite::Connection::open(folder.path().join("threshold.db")).unwrap();
     let lines: Vec<String> = {
         let mut select = audit.prepare("SELECT about FROM audit ORDER BY id").unwrap();
         select.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
     };
-    assert_eq!(lines, ["user u1", "user u2"]);
+    assert_eq!(lines, ["user u1", "user u2", "user u3"]);
     drop(audit);
     let limit = |client: &mut Client<TcpStream>, user: &str| {
         let facts = json!({"user": user}).to_string();

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::client::Client;
 
 /// Far longer than any answer takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A policy under which almost everything can be tried.
 pub(crate) const POLICY: &str = r#"
