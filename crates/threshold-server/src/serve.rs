@@ -55,7 +55,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         patience: duration(args.client_timeout),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let closed = runtime.block_on(async {
         let listener = args.http.listen(tokens.ask_callers()).await?;
         // Before anything is printed: who reads the line may send a signal at once.
         let signals = Signals::new()?;
@@ -74,12 +74,22 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
             reloader.watch_certificate(certificates, files);
         }
         serve(front, Arc::clone(&app), reloader, signals, duration(args.drain)).await;
-        app.desk.close();
-        anyhow::Ok(())
+        anyhow::Ok(close(app, duration(args.drain)).await)
     })?;
     // What is still under way after the drain has had its time.
     runtime.shutdown_background();
-    Ok(Report { text: String::new(), code: 0 })
+    Ok(Report { text: String::new(), code: u8::from(!closed) })
+}
+
+/// Ends the journal, and says whether it did. A disk that does not answer gets as long as requests did: who stops a server at
+/// such an hour must not have to kill it.
+async fn close(app: Arc<App>, at_most: Duration) -> bool {
+    let closing = tokio::task::spawn_blocking(move || app.desk.close());
+    let closed = tokio::time::timeout(at_most, closing).await.is_ok();
+    if !closed {
+        tracing::error!("the disk did not answer in time: what was used since the start is not written down");
+    }
+    closed
 }
 
 /// Serves until SIGTERM or SIGINT, then drains.

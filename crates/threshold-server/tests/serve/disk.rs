@@ -218,9 +218,13 @@ impl Ordered {
     }
 
     fn server(&self) -> Server {
+        self.server_with(&[])
+    }
+
+    fn server_with(&self, more: &[&str]) -> Server {
         let (db, library, order) = (self.path("threshold.db"), self.path("fsync.so"), self.path("order"));
         let variables = [("LD_PRELOAD", library.to_str().unwrap()), ("THRESHOLD_FSYNC", order.to_str().unwrap())];
-        let args = ["--db", db.to_str().unwrap()];
+        let args = [&["--db", db.to_str().unwrap()], more].concat();
         Start { policy: Some(self.policy.path()), args: &args, variables: &variables, ..Start::default() }.server()
     }
 }
@@ -264,6 +268,20 @@ fn a_disk_that_is_slow() {
     for user in ["before", "meanwhile", "afterwards"] {
         assert_eq!(post(&server, "/v1/check", &json!({"user": user})).1["banned"], true, "{user}");
     }
+}
+
+/// A disk that never answers again does not keep a server from ending. Woken by waiting for `Desk::close` without a bound.
+#[test]
+fn a_server_ends_though_its_disk_hangs() {
+    let disk = Ordered::new();
+    let server = disk.server_with(&["--drain", "1s"]);
+    assert_eq!(ban(&server, "before"), 200);
+    disk.order("hold");
+    assert!(!strike(&server, "striker"));
+    server.signal("TERM");
+    let (status, log) = server.wait();
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains("the disk did not answer"), "{log}");
 }
 
 /// Somebody overwrites the file while the server runs: it is found before anything is asked for, said, and mended.
