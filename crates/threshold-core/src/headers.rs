@@ -1,7 +1,7 @@
 //! Decision → what a client reads: header fields and the body of a denial. Nothing here tells a shadow ban.
 
 use serde_json::{Map, Value, json};
-use sfv::{KeyRef, ListSerializer, RefBareItem, StringRef};
+use sfv::{ItemSerializer, KeyRef, ListSerializer, RefBareItem, StringRef};
 
 use crate::caller::Caller;
 use crate::decision::{Decision, Reading};
@@ -60,9 +60,8 @@ fn x_rate_limit(decision: &Decision, fields: &mut Vec<Field>) {
 /// `RateLimit` and `RateLimit-Policy` in the form of drafts 08 to 11, listing every enforced limit that may be told.
 fn rate_limit(decision: &Decision, policy: &Policy, fields: &mut Vec<Field>) {
     let room = || String::with_capacity(decision.readings.len().saturating_mul(USUAL_ITEM));
-    let (mut limits_text, mut policies_text) = (room(), room());
+    let (mut limits_text, mut policies) = (room(), room());
     let mut limits = ListSerializer::with_buffer(&mut limits_text);
-    let mut policies = ListSerializer::with_buffer(&mut policies_text);
     for reading in decision.readings.iter().filter(|reading| reading.enforced) {
         let Some(rule) = policy.rules().get(reading.rule).filter(|rule| rule.disclosure == Disclosure::Full) else {
             continue;
@@ -72,19 +71,47 @@ fn rate_limit(decision: &Decision, policy: &Policy, fields: &mut Vec<Field>) {
         if let Some(seconds) = effective_window(reading, decision.at) {
             let _ = limit.parameter(key("t"), integer(seconds));
         }
-        let policy = policies.bare_item(name).parameter(key("q"), integer(reading.limit));
-        let policy = match unit(rule, reading) {
-            Some(unit) => policy.parameter(key("qu"), StringRef::constant(unit)),
-            None => policy,
-        };
-        if let Some(period) = period(rule, reading) {
-            let _ = policy.parameter(key("w"), integer(period.secs_ceil().max(1)));
+        if !policies.is_empty() {
+            policies.push_str(", ");
+        }
+        match &rule.told {
+            Some(told) if told.limit == reading.limit && told.period == reading.period => policies.push_str(&told.item),
+            _ => policies.extend(policy_item(rule, reading.limit, reading.unit, reading.period)),
         }
     }
-    if limits.finish().is_some() && policies.finish().is_some() {
+    if limits.finish().is_some() {
         fields.push(("RateLimit", limits_text));
-        fields.push(("RateLimit-Policy", policies_text));
+        fields.push(("RateLimit-Policy", policies));
     }
+}
+
+/// What `RateLimit-Policy` says of a rule's limit: written once, since most limits are the same for everyone.
+#[derive(Debug, Clone)]
+pub(crate) struct Told {
+    limit: u64,
+    period: Span,
+    item: Box<str>,
+}
+
+impl Told {
+    /// What is told of a rule whose limit does not depend on who asks.
+    pub(crate) fn of(rule: &Rule) -> Option<Self> {
+        let (limit, counts) = (rule.fixed_limit()?, rule.counts()?);
+        let item = policy_item(rule, limit.quota(), counts.unit(), limit.period())?.into();
+        Some(Self { limit: limit.quota(), period: limit.period(), item })
+    }
+}
+
+fn policy_item(rule: &Rule, limit: u64, counted: Unit, window: Span) -> Option<String> {
+    let name = StringRef::from_str(&rule.name).ok()?;
+    let mut item = ItemSerializer::new().bare_item(name).parameter(key("q"), integer(limit));
+    if let Some(unit) = unit(rule, counted) {
+        item = item.parameter(key("qu"), StringRef::constant(unit));
+    }
+    if !matches!(rule.fixed_limit(), Some(Limit::Concurrency(_) | Limit::Never)) {
+        item = item.parameter(key("w"), integer(window.secs_ceil().max(1)));
+    }
+    Some(item.finish())
 }
 
 fn key(name: &'static str) -> &'static KeyRef {
@@ -104,19 +131,11 @@ fn effective_window(reading: &Reading, now: Timestamp) -> Option<u64> {
 }
 
 /// `qu`: what is counted, where it is not requests.
-fn unit(rule: &Rule, reading: &Reading) -> Option<&'static str> {
-    match (reading.unit, rule.fixed_limit()) {
+fn unit(rule: &Rule, counted: Unit) -> Option<&'static str> {
+    match (counted, rule.fixed_limit()) {
         (_, Some(Limit::Concurrency(_))) => Some("concurrent-requests"),
         (Unit::Bytes, _) => Some("content-bytes"),
         (Unit::Count, _) => None,
-    }
-}
-
-/// `w`: the window, where the limit has one.
-fn period(rule: &Rule, reading: &Reading) -> Option<Span> {
-    match rule.fixed_limit() {
-        Some(Limit::Concurrency(_) | Limit::Never) => None,
-        _ => Some(reading.period),
     }
 }
 
@@ -282,4 +301,35 @@ fn prose(rule: &Rule, reading: &Reading) -> String {
 pub fn iso_8601(unix_seconds: u64) -> Option<String> {
     let seconds = i64::try_from(unix_seconds).ok()?;
     jiff::Timestamp::from_second(seconds).ok().map(|moment| moment.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::balance::Balance;
+    use crate::settle::settle;
+
+    /// What was written ahead is told of the limit it was written for, and of no other: somebody may have ten times as much.
+    /// Woken by telling it whatever the reading says.
+    #[test]
+    fn a_limit_of_ones_own_is_told_as_it_is() {
+        let text = "[[rule]]\nname = 'a b'\nper = []\nlimit = '5/min'\n[[rule]]\nname = 'c'\nper = []\nlimit = '7MB/h'\n\
+                    [[rule]]\nname = 'd'\nper = []\nlimit = '2'\nalgorithm = 'concurrency'\n";
+        let policy = Policy::parse(text, &|_| None).unwrap();
+        let facts = Facts { bytes: Some(1), ..Facts::default() };
+        let plan = policy.plan(&facts).unwrap();
+        let now = Timestamp::from_secs(1_767_225_630);
+        let outcome = settle(&plan, &mut vec![Balance::default(); 3], &mut [], now);
+        let mut decision = plan.decide(&outcome, now);
+        let told = |decision: &Decision| {
+            let fields = header_fields(decision, &policy);
+            fields.into_iter().find(|(name, _)| *name == "RateLimit-Policy").unwrap().1
+        };
+        let rest = "\"c\";q=7000000;qu=\"content-bytes\";w=3600, \"d\";q=2;qu=\"concurrent-requests\"";
+        assert_eq!(told(&decision), format!("\"a b\";q=5;w=60, {rest}"));
+        decision.readings[0].limit = 50;
+        assert_eq!(told(&decision), format!("\"a b\";q=50;w=60, {rest}"));
+        decision.readings[0].period = Span::HOUR;
+        assert_eq!(told(&decision), format!("\"a b\";q=50;w=3600, {rest}"));
+    }
 }

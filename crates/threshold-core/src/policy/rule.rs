@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::caller::Caller;
+use crate::headers::Told;
 use crate::key::{DigestKey, Domain, Part};
 use crate::ladder::{RuleTag, StrikeMode};
 use crate::limit::{Algorithm, Limit, Unit};
@@ -269,6 +270,8 @@ pub struct Rule {
     pub(crate) prefixes: Vec<DigestKey>,
     /// What it is counted by, as its place among all that the policy counts by.
     pub(crate) counted: usize,
+    /// What clients are told of its limit, where that is the same for everyone.
+    pub(crate) told: Option<Told>,
 }
 
 impl Rule {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{Loader, is_token, layer_of};
+use crate::headers::Told;
 use crate::key::DigestKey;
 use crate::ladder::{Ladder, Rung, StrikeMode};
 use crate::limit::{Algorithm, Anchor, Limit, Options, Quota, Unit};
@@ -108,8 +109,10 @@ impl Loader<'_> {
             tag: 0,
             prefixes: Vec::new(),
             counted: 0,
+            told: None,
         };
         rule.digest_with(UNKEYED);
+        rule.told = Told::of(&rule);
         Some(rule)
     }
 
