@@ -133,8 +133,9 @@ impl Queue {
     /// A batch is on disk.
     pub(super) fn wrote(&self, up_to: u64) {
         self.lock().under_way = None;
-        self.written.send_replace(up_to);
+        // First this: whoever waits for the disk then finds that it is well.
         self.trouble.send_if_modified(|trouble| trouble.take().is_some());
+        self.written.send_replace(up_to);
     }
 
     /// Something is wrong, until the next batch is on disk, unless something is already.

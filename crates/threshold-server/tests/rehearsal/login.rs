@@ -49,7 +49,7 @@ fn an_address_that_sprays_is_held_and_so_is_who_shares_it() {
 /// Whoever a list denies is held by it, and locks nobody: of three tries on root two count.
 #[test]
 fn whoever_is_deny_listed_locks_nobody() {
-    let policy = Scratch::new("denied.toml", &format!("{POLICY}\n[lists]\ndeny = [\"192.0.2.0/24\", \"user:eve\"]\n"));
+    let policy = Scratch::new("denied.toml", format!("{POLICY}\n[lists]\ndeny = [\"192.0.2.0/24\", \"user:eve\"]\n"));
     let tries = [("root", "192.0.2.1"), ("root", "198.51.100.1"), ("root", "198.51.100.1"), ("Eve", "198.51.100.1")];
     let log: String = (0..).zip(tries).map(|(n, (account, ip))| sshd(n, "Failed", account, ip)).collect();
     let answer = threshold_with(&["replay", policy.path(), "-", "--login", "--json"], log.as_bytes()).json();
