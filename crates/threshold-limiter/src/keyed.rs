@@ -1,13 +1,21 @@
 //! One limit by keys of your own, without a policy.
 
+mod hash;
+mod lines;
+mod table;
+
+use std::hint::black_box;
+
 use arrayvec::ArrayVec;
 use threshold_core::key::TextKeys;
-use threshold_core::limit::Look;
+use threshold_core::limit::{Look, PackedRate};
 use threshold_core::policy::{Memory, WhenFull};
-use threshold_core::{Digest, DigestKey, Limit, TraceId};
+use threshold_core::{Digest, DigestKey, Limit, Timestamp, TraceId};
 
 use crate::clock::{Clock, SystemClock};
-use crate::store::memory::MemoryStore;
+use crate::store::memory::{Checked, MemoryStore, Usage};
+use hash::{Hashed, KeyHash};
+use table::Table;
 
 /// How many keys are asked for before the first is decided: as many misses as a core of today keeps under way.
 const BATCH: usize = 16;
@@ -25,14 +33,21 @@ const BATCH: usize = 16;
 /// ```
 #[derive(Debug)]
 pub struct KeyLimiter<C = SystemClock> {
-    limit: Limit,
-    keys: TextKeys,
-    store: MemoryStore,
+    balances: Balances,
     clock: C,
 }
 
+/// Where balances are kept.
+#[derive(Debug)]
+enum Balances {
+    /// Token buckets, nearly all of them.
+    Packed { hash: KeyHash, table: Table },
+    /// Whatever does not fit a slot of 16 bytes.
+    Any { limit: Limit, keys: TextKeys, store: MemoryStore },
+}
+
 impl KeyLimiter {
-    /// A limit for at most `max_keys` keys at once, on the system's clock.
+    /// A limit with room for `max_keys` keys at once, on the system's clock.
     #[must_use]
     pub fn new(limit: Limit, max_keys: u64) -> Self {
         Self::with_clock(limit, max_keys, SystemClock::new())
@@ -43,15 +58,24 @@ impl<C: Clock> KeyLimiter<C> {
     /// A limit on a clock of your own.
     #[must_use]
     pub fn with_clock(limit: Limit, max_keys: u64, clock: C) -> Self {
-        let keys = TextKeys::new(DigestKey::new(crate::random()), &limit);
-        let store = MemoryStore::new(Memory { max_keys, when_full: WhenFull::Deny });
-        Self { limit, keys, store, clock }
+        let balances = Balances::new(limit, max_keys, clock.now());
+        Self { balances, clock }
     }
 
     /// Whether `cost` fits under this key now; if it does, it is charged.
     #[inline]
     pub fn check(&self, key: &str, cost: u64) -> Look {
-        self.store.check_one(self.keys.digest(key), &self.limit, cost, self.clock.now(), self.id()).look
+        match &self.balances {
+            Balances::Packed { hash, table } => {
+                let key = hash.hash(key);
+                // The clock is read while the slot is on its way from memory.
+                black_box(table.touch(key));
+                table.check(key, cost, self.clock.now())
+            }
+            Balances::Any { limit, keys, store } => {
+                check_any(limit, store, keys.digest(key), cost, self.clock.now()).look
+            }
+        }
     }
 
     /// Decides the same cost under several keys, one after the other. With many keys this is faster than
@@ -75,25 +99,53 @@ impl<C: Clock> KeyLimiter<C> {
         looks.clear();
         looks.reserve(keys.len());
         for batch in keys.chunks(BATCH) {
-            let digests: ArrayVec<Digest, BATCH> = batch.iter().map(|key| self.keys.digest(key)).collect();
-            self.store.expect_keys(digests.iter().copied());
-            let now = self.clock.now();
-            let look = |digest| self.store.check_one(digest, &self.limit, cost, now, self.id()).look;
-            looks.extend(digests.into_iter().map(look));
+            match &self.balances {
+                Balances::Packed { hash, table } => {
+                    let hashed: ArrayVec<Hashed, BATCH> = batch.iter().map(|key| hash.hash(key)).collect();
+                    black_box(hashed.iter().fold(0, |all, key| all ^ table.touch(*key)));
+                    let now = self.clock.now();
+                    looks.extend(hashed.into_iter().map(|key| table.check(key, cost, now)));
+                }
+                Balances::Any { limit, keys, store } => {
+                    let digests: ArrayVec<Digest, BATCH> = batch.iter().map(|key| keys.digest(key)).collect();
+                    store.expect_keys(digests.iter().copied());
+                    let now = self.clock.now();
+                    looks.extend(digests.into_iter().map(|key| check_any(limit, store, key, cost, now).look));
+                }
+            }
         }
     }
 
-    /// What a charge is known by where it is kept one by one.
-    #[inline]
-    fn id(&self) -> TraceId {
-        match self.limit {
-            Limit::Concurrency(_) => TraceId::from_u128(u128::from_ne_bytes(crate::random())),
-            _ => TraceId::default(),
+    /// What is held, and what was done to stay within bounds. Goes through the whole table.
+    pub fn usage(&self) -> Usage {
+        match &self.balances {
+            Balances::Packed { table, .. } => table.usage(),
+            Balances::Any { store, .. } => store.usage(),
         }
     }
+}
 
-    /// The store.
-    pub fn store(&self) -> &MemoryStore {
-        &self.store
+impl Balances {
+    fn new(limit: Limit, max_keys: u64, now: Timestamp) -> Self {
+        let table = match limit {
+            Limit::Rate(rate) => PackedRate::new(rate, now).and_then(|rate| Table::new(rate, max_keys)),
+            _ => None,
+        };
+        if let Some(table) = table {
+            return Self::Packed { hash: KeyHash::new(&limit), table };
+        }
+        let keys = TextKeys::new(DigestKey::new(crate::random()), &limit);
+        Self::Any { limit, keys, store: MemoryStore::new(Memory { max_keys, when_full: WhenFull::Deny }) }
     }
+}
+
+/// Not part of those who call it: for the others it would be in the way.
+#[inline(never)]
+fn check_any(limit: &Limit, store: &MemoryStore, key: Digest, cost: u64, now: Timestamp) -> Checked {
+    // What a charge is known by where it is kept one by one.
+    let id = match limit {
+        Limit::Concurrency(_) => TraceId::from_u128(u128::from_ne_bytes(crate::random())),
+        _ => TraceId::default(),
+    };
+    store.check_one(key, limit, cost, now, id)
 }

@@ -1,10 +1,30 @@
-//! One limit by keys of one's own: many keys at once are decided as each alone would be.
+//! One limit by keys of one's own: each key is counted exactly, many at once as each alone, and never more than there is
+//! room for.
+
+#![expect(
+    clippy::arithmetic_side_effects,
+    clippy::unwrap_used,
+    reason = "a test that overflows or unwraps nothing should fail loudly, on the line where it does"
+)]
 
 use std::sync::Arc;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use threshold_limiter::{Algorithm, KeyLimiter, Limit, Look, ManualClock, Span, Timestamp};
+use threshold_limiter::threshold_core::Balance;
+use threshold_limiter::{Algorithm, KeyLimiter, Limit, Look, ManualClock, Span, Timestamp, TraceId};
+
+const START: Timestamp = Timestamp::from_secs(1_767_225_600);
+
+/// Rates of one word, whole and with a fraction; one with too large a denominator for that; and other algorithms.
+const LIMITS: [(&str, Algorithm); 6] = [
+    ("3/min", Algorithm::TokenBucket),
+    ("7/min burst 2", Algorithm::TokenBucket),
+    ("2053/s burst 4", Algorithm::TokenBucket),
+    ("3/min", Algorithm::FixedWindow),
+    ("3/min", Algorithm::SlidingEstimate),
+    ("3/min", Algorithm::SlidingLog),
+];
 
 const ALGORITHMS: [Algorithm; 6] = [
     Algorithm::TokenBucket,
@@ -27,7 +47,7 @@ proptest! {
         algorithm in prop::sample::select(&ALGORITHMS[..]),
         batches in vec((vec(0..12u8, 0..70), 0..3u64, 0..40u64), 1..5),
     ) {
-        let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
+        let clock = Arc::new(ManualClock::new(START));
         let text = if algorithm == Algorithm::Concurrency { "3" } else { "3/min" };
         let limit = Limit::parse(text, Some(algorithm)).unwrap();
         let limiter = || KeyLimiter::with_clock(limit, 1_000, Arc::clone(&clock));
@@ -41,6 +61,100 @@ proptest! {
             prop_assert_eq!(&looks, &expect);
             clock.advance(Span::from_secs(seconds));
         }
-        prop_assert_eq!(together.store().usage().keys, alone.store().usage().keys);
+        prop_assert_eq!(together.usage().keys, alone.usage().keys);
     }
+
+    /// Whatever is asked for, under whichever key, and however the clock moves: each key is answered as a balance of its own.
+    /// There are as many keys as a line has slots, so that none need go wherever they meet.
+    ///
+    /// Woken by: one tag for all keys in `KeyHash::hash`; `next` for `state` in `Table::decide`; another first state in
+    /// `Table::check_new`; and taking what says nothing before what is unused, in `Table::room`: a clock that steps back
+    /// then finds it forgotten.
+    #[test]
+    fn each_key_is_a_balance_of_its_own(
+        limit in prop::sample::select(&LIMITS[..]),
+        steps in vec((0..4usize, 0..5u64, any::<bool>(), 0..90u64), 1..60),
+    ) {
+        let clock = Arc::new(ManualClock::new(START));
+        let limit = Limit::parse(limit.0, Some(limit.1)).unwrap();
+        let limiter = KeyLimiter::with_clock(limit, 100, Arc::clone(&clock));
+        let mut balances = vec![Balance::default(); 4];
+        let mut now = START;
+        for (key, cost, back, seconds) in steps {
+            let span = Span::from_secs(seconds);
+            now = if back { now.minus(span) } else { now.plus(span) };
+            clock.set(now);
+            let expect = balances[key].check(&limit, cost, now, TraceId::default()).look;
+            prop_assert_eq!(limiter.check(&format!("k{key}"), cost), expect);
+        }
+    }
+}
+
+fn limiter(limit: &str, keys: u64) -> (KeyLimiter<Arc<ManualClock>>, Arc<ManualClock>) {
+    let clock = Arc::new(ManualClock::new(START));
+    let limit = Limit::parse(limit, Some(Algorithm::TokenBucket)).unwrap();
+    (KeyLimiter::with_clock(limit, keys, Arc::clone(&clock)), clock)
+}
+
+fn admitted(limiter: &KeyLimiter<Arc<ManualClock>>, keys: impl Iterator<Item = u64>) -> usize {
+    keys.filter(|key| limiter.check(&format!("key {key}"), 1).fits).count()
+}
+
+/// As many keys as it was made for are all counted, and none of them makes another go.
+///
+/// Woken by: a `PROBE` of 2.
+#[test]
+fn there_is_room_for_all_keys_it_was_made_for() {
+    for keys in [1, 10, 1_000, 20_000] {
+        let (limiter, _) = limiter("2/day", keys);
+        let count = usize::try_from(keys).unwrap();
+        let rounds = [0; 4].map(|_| admitted(&limiter, 0..keys));
+        assert_eq!(rounds, [count, count, 0, 0]);
+        let usage = limiter.usage();
+        assert_eq!((usage.keys, usage.counts.evicted, usage.counts.dropped), (count, 0, 0));
+        assert!(usage.bytes <= 64 * count.max(4), "{} bytes for {count}", usage.bytes);
+    }
+}
+
+/// The attack on a login limiter that forgot at random (CVE-2024-21662): ten times as many keys as there is room for, while
+/// a thousand are over their limit. All of them still are afterwards, and no memory was added.
+///
+/// Woken by: the most used for the least used in `Table::room`, with `is_protected` left out.
+#[test]
+fn a_flood_forgets_nobody_who_is_over_the_limit() {
+    const KEYS: u64 = 10_000;
+    let (limiter, _) = limiter("5/h", KEYS);
+    assert_eq!((0..6).map(|_| admitted(&limiter, 0..1_000)).sum::<usize>(), 5_000);
+    let before = limiter.usage().bytes;
+    assert_eq!(admitted(&limiter, KEYS..11 * KEYS), 100_000);
+    assert_eq!(admitted(&limiter, 0..1_000), 0);
+    let usage = limiter.usage();
+    assert_eq!(usage.bytes, before);
+    assert!(usage.counts.evicted > 50_000, "{usage:?}");
+}
+
+/// Where nobody may go, who is new is denied, and let in once others have nothing to say any more.
+///
+/// Woken by: `full: false` in `Table::check_new`; and leaving out `is_protected` in `Table::room`.
+#[test]
+fn full_of_keys_over_their_limit_it_denies_who_is_new() {
+    let (limiter, clock) = limiter("1/min", 1);
+    assert_eq!(admitted(&limiter, 0..8), 8);
+    assert_eq!(admitted(&limiter, 0..20), 0);
+    let look = limiter.check("key 8", 1);
+    assert_eq!((look.fits, look.remaining), (false, 1));
+    clock.advance(Span::MINUTE);
+    assert_eq!(admitted(&limiter, 8..16), 8);
+    assert_eq!(limiter.usage().counts.dropped, 8);
+    assert_eq!(limiter.usage().counts.evicted, 0);
+}
+
+/// Who only looks, and whoever is denied at once, is not kept.
+#[test]
+fn what_changes_nothing_keeps_nothing() {
+    let (limiter, _) = limiter("2/min", 100);
+    assert!(limiter.check("a", 0).fits);
+    assert!(!limiter.check("b", 3).fits);
+    assert!(!limiter.check("c", u64::MAX).fits);
+    assert_eq!(limiter.usage().keys, 0);
 }

@@ -22,8 +22,8 @@ use threshold_core::policy::Per;
 use threshold_limiter::store::Digest;
 use threshold_limiter::store::memory::{Memory, MemoryStore, WhenFull};
 use threshold_limiter::{
-    ActualCost, Attempted, Decision, DigestKey, Facts, Limit, Limiter, LoginRequest, ManualClock, OnExpire, Policy,
-    Secret, Span, Timestamp, TraceId,
+    ActualCost, Algorithm, Attempted, Decision, DigestKey, Facts, KeyLimiter, Limit, Limiter, LoginRequest,
+    ManualClock, OnExpire, Policy, Secret, Span, Timestamp, TraceId,
 };
 
 type Watched = Limiter<MemoryStore, Arc<ManualClock>>;
@@ -153,6 +153,56 @@ fn one_limit_alone_is_counted_exactly() {
             askers.into_iter().map(|asker| asker.join().unwrap()).sum()
         });
         assert_eq!((before, after), (3, 1));
+    });
+}
+
+/// A token bucket by key with eight slots, and a clock that stands still.
+fn eight_slots() -> KeyLimiter<ManualClock> {
+    KeyLimiter::with_clock(Limit::parse("4/day", Some(Algorithm::TokenBucket)).unwrap(), 1, ManualClock::new(START))
+}
+
+/// One new key, brought by three threads at once, is added once and counted exactly, while a fourth adds others.
+///
+/// Woken by: leaving out `find` in `Table::check_new`; and a slot that is `LOCKED` and has no tag yet as the end of a
+/// search, in `Table::find_further`.
+#[test]
+fn a_new_key_is_added_once() {
+    in_many_orders(2_000, || {
+        let limiter = &eight_slots();
+        let admitted: usize = thread::scope(|scope| {
+            let ask = || (0..2).filter(|_| limiter.check("new", 1).fits).count();
+            let askers: Vec<_> = (0..3).map(|_| scope.spawn(ask)).collect();
+            for other in 0..5 {
+                assert!(limiter.check(&format!("other {other}"), 1).fits);
+            }
+            askers.into_iter().map(|asker| asker.join().unwrap()).sum()
+        });
+        assert_eq!((admitted, limiter.usage().keys), (4, 6));
+    });
+}
+
+/// Seven slots are kept by keys that must not go, and two others take the eighth from each other, with states that are
+/// alike. What is charged to either is what it was admitted, or less where it had to go in between: never what belongs to
+/// the other. And nobody of the seven is charged.
+///
+/// Woken by: `word` for `word.wrapping_add(1)` in `Table::take`; the new state stored before the tag; and the tag read
+/// before the state in `Table::decide`, with the same.
+#[test]
+fn a_charge_meets_no_stranger() {
+    in_many_orders(4_000, || {
+        let limiter = &eight_slots();
+        for kept in 0..7 {
+            assert!(limiter.check(&format!("kept {kept}"), 3).fits);
+        }
+        let admitted: Vec<u64> = thread::scope(|scope| {
+            let ask = |name| move || (0..2).filter(|_| limiter.check(name, 1).fits).count() as u64;
+            let askers: Vec<_> = ["one", "two", "one", "two"].map(|name| scope.spawn(ask(name))).into_iter().collect();
+            askers.into_iter().map(|asker| asker.join().unwrap()).collect()
+        });
+        let used = |name: &str| 4 - limiter.check(name, 0).remaining;
+        assert!(used("one") <= admitted[0] + admitted[2] && used("two") <= admitted[1] + admitted[3]);
+        assert!((used("one") > 0) != (used("two") > 0));
+        assert!((0..7).all(|kept| used(&format!("kept {kept}")) == 3));
     });
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use threshold_core::Timestamp;
-use threshold_limiter::{Decision, Facts, Limiter, ManualClock, Policy, Verdict};
+use threshold_limiter::{Algorithm, Decision, Facts, KeyLimiter, Limit, Limiter, ManualClock, Policy, Span, Verdict};
 
 const THREADS: u64 = 16;
 
@@ -162,5 +162,83 @@ fn a_receipt_is_refunded_once() {
         let first = count(1, |_| receipts.iter().filter(|receipt| limiter.refund(receipt)).count() > 0);
         assert!(first >= 1);
         assert_eq!(limiter.peek(&facts).unwrap().readings[0].remaining, 99);
+    }
+}
+
+/// A token bucket by key, and its clock.
+fn key_limiter(limit: &str, keys: u64) -> (KeyLimiter<Arc<ManualClock>>, Arc<ManualClock>) {
+    let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
+    let limit = Limit::parse(limit, Some(Algorithm::TokenBucket)).unwrap();
+    (KeyLimiter::with_clock(limit, keys, Arc::clone(&clock)), clock)
+}
+
+/// Each round is a new key, which all threads bring at once.
+///
+/// Woken by: a store for the `compare_exchange` in `Table::decide`.
+#[test]
+fn a_key_admits_exactly_its_limit() {
+    let (limiter, _) = key_limiter("100/day", 2_000);
+    for round in 0..2_000 {
+        let key = format!("key {round}");
+        assert_eq!(count(7, |_| limiter.check(&key, 1).fits), 100);
+    }
+}
+
+/// All threads bring the same new keys at once, into a table that is no larger than it must be: none is there twice.
+///
+/// Woken by: leaving out `find` in `Table::check_new`.
+#[test]
+fn a_new_key_is_added_once() {
+    for _ in 0..40 {
+        let (limiter, _) = key_limiter("3/day", 200);
+        let keys: Vec<String> = (0..200).map(|key| format!("key {key}")).collect();
+        let admitted = AtomicU64::new(0);
+        count(1, |_| {
+            let fits = keys.iter().filter(|key| limiter.check(key, 1).fits).count();
+            admitted.fetch_add(fits as u64, Ordering::Relaxed) == 0
+        });
+        assert_eq!((admitted.into_inner(), limiter.usage().keys), (600, 200));
+    }
+}
+
+/// Two keys that are more than half used are asked for by all threads while these crowd eight slots with others, of which
+/// one must go for each that comes: the two are counted exactly.
+///
+/// Woken by: the most used for the least used in `Table::room`, with `is_protected` left out.
+#[test]
+fn slots_that_change_hands_cost_nobody_else_anything() {
+    for round in 0..100 {
+        let (limiter, _) = key_limiter("20/day", 1);
+        for _ in 0..11 {
+            assert!(limiter.check("one", 1).fits && limiter.check("two", 1).fits);
+        }
+        let step = AtomicU64::new(0);
+        let admitted = count(20, |thread| {
+            let stranger = format!("stranger {}", step.fetch_add(1, Ordering::Relaxed) % 40);
+            limiter.check(&stranger, 1);
+            limiter.check(if thread % 2 == 0 { "one" } else { "two" }, 1).fits
+        });
+        assert_eq!(admitted, 2 * 9, "round {round}");
+        assert!(limiter.usage().counts.evicted > 0);
+    }
+}
+
+/// Every second all eight slots are free again, and three times as many keys as there are slots race for them: eight get
+/// one each, once, and nobody is counted twice.
+///
+/// Woken by: `true` for whatever the first `compare_exchange` in `Table::take` says.
+#[test]
+fn a_slot_that_says_nothing_is_handed_on_once() {
+    let (limiter, clock) = key_limiter("1/s burst 1", 1);
+    let keys: Vec<String> = (0..24).map(|key| format!("key {key}")).collect();
+    for second in 0..500 {
+        let admitted = AtomicU64::new(0);
+        count(1, |thread| {
+            let (before, after) = keys.split_at(usize::try_from(thread).unwrap());
+            let fits = after.iter().chain(before).filter(|key| limiter.check(key, 1).fits).count();
+            admitted.fetch_add(fits as u64, Ordering::Relaxed) == 0
+        });
+        assert_eq!(admitted.into_inner(), 8, "second {second}");
+        clock.advance(Span::SECOND);
     }
 }

@@ -5,8 +5,12 @@
 //! microseconds and a fraction over the reduced denominator of `W / L`, so that nothing is rounded: a full
 //! burst always fits, no refill is lost however fast the rate, and the bound `burst + L` is exact.
 
+mod packed;
+
 use super::{LimitError, Look, MAX_QUOTA, Mark, check_figures};
 use crate::time::{Span, Timestamp};
+
+pub use packed::{PackedRate, Ticks};
 
 /// The longest a bucket may take to fill from empty. With [`super::MAX_QUOTA`] it keeps every product below
 /// within 128 bits.
