@@ -161,23 +161,50 @@ fn eight_slots() -> KeyLimiter<ManualClock> {
     KeyLimiter::with_clock(Limit::parse("4/day", Some(Algorithm::TokenBucket)).unwrap(), 1, ManualClock::new(START))
 }
 
-/// One new key, brought by three threads at once, is added once and counted exactly, while a fourth adds others.
+/// One new key, brought by two threads at once, is added once and counted exactly, while a third adds another. Six slots are
+/// taken already, by keys of one set of names or the other, so that in some of them both want the last slot of one line:
+/// whoever comes second goes on to the next.
 ///
-/// Woken by: leaving out `find` in `Table::check_new`; and a slot that is `LOCKED` and has no tag yet as the end of a
-/// search, in `Table::find_further`.
+/// Woken by: leaving out `find` in `Table::check_new`; and passing by slots that are `LOCKED` in `Table::room`, with a slot
+/// without a tag, instead of one without a state, as the end of a search in `Table::find_further`.
 #[test]
 fn a_new_key_is_added_once() {
-    in_many_orders(2_000, || {
-        let limiter = &eight_slots();
-        let admitted: usize = thread::scope(|scope| {
-            let ask = || (0..2).filter(|_| limiter.check("new", 1).fits).count();
-            let askers: Vec<_> = (0..3).map(|_| scope.spawn(ask)).collect();
-            for other in 0..5 {
-                assert!(limiter.check(&format!("other {other}"), 1).fits);
+    for set in 0..12 {
+        in_many_orders(200, move || {
+            let limiter = &eight_slots();
+            for kept in 0..6 {
+                assert!(limiter.check(&format!("{set} {kept}"), 3).fits);
             }
-            askers.into_iter().map(|asker| asker.join().unwrap()).sum()
+            let admitted: usize = thread::scope(|scope| {
+                let ask = || (0..3).filter(|_| limiter.check("new", 1).fits).count();
+                let (one, two) = (scope.spawn(ask), scope.spawn(ask));
+                assert!(limiter.check("other", 1).fits);
+                one.join().unwrap() + two.join().unwrap()
+            });
+            assert_eq!((admitted, limiter.usage().keys), (4, 8));
         });
-        assert_eq!((admitted, limiter.usage().keys), (4, 6));
+    }
+}
+
+/// A key has a slot with room for three more, loses it to another and takes it back, while somebody asks for three: whenever
+/// that is, they fit. The other has used more, and nobody is denied for what a stranger used.
+///
+/// Woken by: passing by slots that are `LOCKED` in `Table::room`; the new state stored before the tag in `Table::take`; and
+/// the tag read before the state in `Table::decide`.
+#[test]
+fn nobody_is_denied_for_what_a_stranger_used() {
+    in_many_orders(4_000, || {
+        let limiter = &eight_slots();
+        for kept in 0..7 {
+            assert!(limiter.check(&format!("kept {kept}"), 3).fits);
+        }
+        assert!(limiter.check("one", 1).fits);
+        thread::scope(|scope| {
+            let asks_for_three = scope.spawn(|| limiter.check("one", 3).fits);
+            limiter.check("two", 2);
+            limiter.check("one", 1);
+            assert!(asks_for_three.join().unwrap());
+        });
     });
 }
 
@@ -186,7 +213,7 @@ fn a_new_key_is_added_once() {
 /// the other. And nobody of the seven is charged.
 ///
 /// Woken by: `word` for `word.wrapping_add(1)` in `Table::take`; the new state stored before the tag; and the tag read
-/// before the state in `Table::decide`, with the same.
+/// before the state in `Table::decide`.
 #[test]
 fn a_charge_meets_no_stranger() {
     in_many_orders(4_000, || {

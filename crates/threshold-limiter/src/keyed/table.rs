@@ -87,7 +87,7 @@ impl Table {
             Some(state) => Met { state, full: false },
             None => self.check_new(key, cost, now),
         };
-        // Only here, where a caller who asks for `fits` alone can do without the rest.
+        // Only here, where whoever asks for `fits` alone can do without the rest.
         let look = self.rate.look(met.state, cost, now);
         Look { fits: look.fits && !met.full, ..look }
     }
@@ -136,8 +136,8 @@ impl Table {
     #[inline(always)]
     fn decide(&self, slot: Slot<'_>, tag: u64, cost: u64, now: Timestamp) -> Option<Ticks> {
         loop {
-            let word = slot.state.load(Acquire);
-            if word == LOCKED || slot.tag.load(Acquire) != tag {
+            let word = settled(slot);
+            if slot.tag.load(Acquire) != tag {
                 return None;
             }
             let state = self.state(word);
@@ -154,7 +154,7 @@ impl Table {
         }
     }
 
-    /// The same for a key that was not found, or whose slot is changing hands.
+    /// The same for a key that was not found, or has just lost its slot.
     #[cold]
     #[inline(never)]
     fn check_new(&self, key: Hashed, cost: u64, now: Timestamp) -> Met {
@@ -163,12 +163,11 @@ impl Table {
         let mut counts = self.lock(key);
         loop {
             if let Some(slot) = self.find(key) {
-                if let Some(state) = self.decide(slot, key.tag, cost, now) {
-                    return Met { state, full: false };
+                match self.decide(slot, key.tag, cost, now) {
+                    Some(state) => return Met { state, full: false },
+                    // Another key has just taken its slot.
+                    None => continue,
                 }
-                // Another key is taking its slot, and is not done yet.
-                yield_now();
-                continue;
             }
             if next == fresh {
                 return Met { state: fresh, full: false };
@@ -192,8 +191,7 @@ impl Table {
         for line in self.lines.probe(key.place) {
             let mut silent = None;
             for slot in slots(line) {
-                match slot.state.load(Acquire) {
-                    LOCKED => {}
+                match settled(slot) {
                     word @ 0 => return Some(Room { slot, word }),
                     word if self.rate.is_silent(self.state(word), now) => silent = Some(Room { slot, word }),
                     word if least.is_none_or(|least| word < least.word) => least = Some(Room { slot, word }),
@@ -235,5 +233,18 @@ impl Table {
     fn word(&self, Ticks(state): Ticks, generation: u64) -> u64 {
         let lowest = !(u64::MAX << self.generation_bits);
         state << self.generation_bits | generation & lowest
+    }
+}
+
+/// The state of a slot, once it is not changing hands.
+#[inline(always)]
+fn settled(slot: Slot<'_>) -> u64 {
+    loop {
+        let word = slot.state.load(Acquire);
+        if word != LOCKED {
+            return word;
+        }
+        // Whoever has it needs two stores more, and no lock.
+        yield_now();
     }
 }
