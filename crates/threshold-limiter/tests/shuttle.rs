@@ -90,7 +90,7 @@ fn shard(policy: &Policy, facts: &Facts<'_>, index: usize) -> u128 {
 fn standing_shard(policy: &Policy, facts: &Facts<'_>, index: usize) -> u128 {
     let keys: Vec<u128> =
         policy.plan(facts).unwrap().subjects().iter().map(Subject::key).map(Digest::to_u128).collect();
-    keys[index] >> 122
+    keys[index] & 63
 }
 
 /// What is left of each limit that a request would meet.

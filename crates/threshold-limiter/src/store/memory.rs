@@ -239,8 +239,9 @@ impl MemoryStore {
         refunded.get(id).is_none() && refunded.insert(id, until, |until| worth_until(*until, now, Worth::Protected))
     }
 
+    /// Not by the bits that choose the shard of a balance: a subject's keys share them.
     fn standing_shard(&self, key: Digest) -> usize {
-        usize::try_from(key.to_u128() >> 122).unwrap_or(0)
+        usize::try_from(key.to_u128() & 63).unwrap_or(0)
     }
 
     /// Lends the subjects' standings to a step, locked for as long as it takes: a strike and a charge are one step.
