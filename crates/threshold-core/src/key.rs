@@ -197,7 +197,7 @@ impl KeyBuilder {
     const GATHER: usize = 96;
 
     #[inline]
-    pub(crate) fn new(key: DigestKey) -> Self {
+    fn new(key: DigestKey) -> Self {
         Self { key, gathered: [0; Self::GATHER], len: 0, spilt: None }
     }
 

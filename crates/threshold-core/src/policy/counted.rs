@@ -1,7 +1,7 @@
 //! What budgets are counted by: once for all rules that count by the same things, and digested once for each request.
 
 use crate::caller::{Caller, Keyed};
-use crate::key::{Digest, DigestKey, Domain, KeyBuilder, Part};
+use crate::key::{Digest, DigestKey, Domain, Part};
 use crate::policy::{Per, Policy, Rule};
 
 /// The most entries whose digests are remembered within one request. Policies count by fewer things.
@@ -71,7 +71,7 @@ impl CountedBy {
     }
 
     fn digest_all(&self, caller: &Caller<'_>, rule: &Rule, policy: &Policy) -> (Digest, Keyed) {
-        let mut key = KeyBuilder::new(self.secret);
+        let mut key = self.secret.go_on();
         if self.category {
             key.text(Part::Category, caller.category);
         }

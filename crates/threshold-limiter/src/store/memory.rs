@@ -133,10 +133,10 @@ impl MemoryStore {
             usage.keys = usage.keys.saturating_add(shard.len());
             usage.bytes = usage.bytes.saturating_add(shard.bytes());
             let counts = &mut usage.counts;
-            counts.dropped = counts.dropped.saturating_add(shard.kept.counts.dropped);
-            counts.evicted = counts.evicted.saturating_add(shard.kept.counts.evicted);
-            counts.folded = counts.folded.saturating_add(shard.kept.counts.folded);
-            counts.most_moved = counts.most_moved.max(shard.kept.counts.most_moved);
+            counts.dropped = counts.dropped.saturating_add(shard.inside.counts.dropped);
+            counts.evicted = counts.evicted.saturating_add(shard.inside.counts.evicted);
+            counts.folded = counts.folded.saturating_add(shard.inside.counts.folded);
+            counts.most_moved = counts.most_moved.max(shard.inside.counts.most_moved);
         }
         usage.subjects = self.standings.iter().map(|side| lock(side).len()).sum();
         usage.accounts = lock(&self.accounts).len();
@@ -170,7 +170,7 @@ impl MemoryStore {
                         StandsIn::Rule => shard.has_a_spare_slot(others),
                     };
                 if !has_room {
-                    shard.kept.counts.folded = shard.kept.counts.folded.saturating_add(1);
+                    shard.inside.counts.folded = shard.inside.counts.folded.saturating_add(1);
                     let _ = crowded.try_push(index);
                 }
             }

@@ -4,7 +4,7 @@ mod plots;
 
 use std::fmt::Write as _;
 
-use threshold_core::{DigestKey, Verdict};
+use threshold_core::DigestKey;
 
 use super::report::{Replayed, grouped, limit_text, moment, share};
 use super::worst::Kind;
@@ -86,15 +86,7 @@ impl Replayed<'_> {
     fn cards(&self, out: &mut String) {
         let tally = self.tally;
         out.push_str("<dl class=\"cards\">\n");
-        let verdicts = [
-            ("allowed", Verdict::Allow),
-            ("warned", Verdict::Warn),
-            ("slowed", Verdict::Slow),
-            ("denied", Verdict::Deny),
-            ("banned", Verdict::Ban),
-        ];
-        for (name, verdict) in verdicts {
-            let count = tally.of(verdict);
+        for (name, count) in tally.by_verdict() {
             let part = share(count, tally.requests);
             let _ = writeln!(out, "<div><dt>{name}</dt><dd>{}<small>{part}</small></dd></div>", grouped(count));
         }

@@ -109,15 +109,7 @@ impl Replayed<'_> {
         let mut out = String::new();
         let _ = writeln!(out, "{} on {} requests", printable(self.name), grouped(tally.requests));
         let _ = writeln!(out, "from {} until {}\n", moment(tally.from), moment(tally.until));
-        let verdicts = [
-            ("allowed", Verdict::Allow),
-            ("warned", Verdict::Warn),
-            ("slowed", Verdict::Slow),
-            ("denied", Verdict::Deny),
-            ("banned", Verdict::Ban),
-        ];
-        for (name, verdict) in verdicts {
-            let count = tally.of(verdict);
+        for (name, count) in tally.by_verdict() {
             let _ = writeln!(out, "  {name:<8} {:>12}  {:>9}", grouped(count), share(count, tally.requests));
         }
         self.touched_lines(&mut out);

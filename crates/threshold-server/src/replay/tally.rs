@@ -137,6 +137,18 @@ impl Tally {
         }
     }
 
+    /// How many requests got each verdict, by what is said of them.
+    pub(super) fn by_verdict(&self) -> [(&'static str, u64); 5] {
+        [
+            ("allowed", Verdict::Allow),
+            ("warned", Verdict::Warn),
+            ("slowed", Verdict::Slow),
+            ("denied", Verdict::Deny),
+            ("banned", Verdict::Ban),
+        ]
+        .map(|(name, verdict)| (name, self.of(verdict)))
+    }
+
     /// How many requests got this verdict.
     pub(super) fn of(&self, verdict: Verdict) -> u64 {
         self.verdicts.get(verdict as usize).copied().unwrap_or(0)

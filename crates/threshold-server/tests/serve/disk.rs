@@ -146,10 +146,8 @@ fn check_degraded(server: &Server, reason: &str) {
     assert_eq!(post(server, "/v1/check", &json!({"user": "somebody"})).1["degraded"], false);
 }
 
-/// Well again: it is said, what comes is acknowledged, and after `kill -9` everything is there.
-fn check_recovered(server: Server, start: impl Fn() -> Server) {
-    until_ready(&server, |ready| ready["status"] == "ok");
-    server.wait_for_log("the journal is written again");
+/// What comes is acknowledged, and after `kill -9` everything is there.
+fn check_all_there(server: Server, start: impl Fn() -> Server) -> Server {
     guess(&server, "victim");
     ban_for_sure(&server, "afterwards");
     server.signal("KILL");
@@ -161,6 +159,14 @@ fn check_recovered(server: Server, start: impl Fn() -> Server) {
     }
     assert_eq!(get(&server, "/v1/subjects/user/striker")["strikes"], 1);
     assert_eq!(get(&server, "/v1/subjects/account/victim")["failures"], 2);
+    server
+}
+
+/// Well again: it is said, what comes is acknowledged, and everything is there.
+fn check_recovered(server: Server, start: impl Fn() -> Server) {
+    until_ready(&server, |ready| ready["status"] == "ok");
+    server.wait_for_log("the journal is written again");
+    check_all_there(server, start);
 }
 
 fn policy() -> Scratch {
@@ -326,17 +332,7 @@ fn a_file_that_is_damaged_while_the_server_runs() {
     // It stays said for a while, for whoever looks now and then.
     let ready = until_ready(&server, |ready| ready["reason"].as_str().is_some_and(|reason| reason.contains("anew")));
     assert_eq!(ready["status"], "degraded");
-    guess(&server, "victim");
-    ban_for_sure(&server, "afterwards");
-    server.signal("KILL");
-    drop(server);
-    let server = start();
-    assert_eq!(get(&server, "/readyz")["status"], "ok");
-    for user in ["before", "meanwhile", "afterwards"] {
-        assert_eq!(post(&server, "/v1/check", &json!({"user": user})).1["banned"], true, "{user}");
-    }
-    assert_eq!(get(&server, "/v1/subjects/user/striker")["strikes"], 1);
-    assert_eq!(get(&server, "/v1/subjects/account/victim")["failures"], 2);
+    let server = check_all_there(server, start);
     assert_eq!(get(&server, "/v1/users/u1")["times"], 10);
     let asides = std::fs::read_dir(folder.path()).unwrap().filter_map(Result::ok);
     assert!(asides.map(|entry| entry.file_name().into_string().unwrap()).any(|name| name.contains("damaged-")));

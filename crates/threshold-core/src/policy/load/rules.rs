@@ -111,7 +111,6 @@ impl Loader<'_> {
             counted: 0,
             told: None,
         };
-        rule.digest_with(UNKEYED);
         rule.told = Told::of(&rule);
         Some(rule)
     }

@@ -3,12 +3,11 @@
 use std::hint::black_box;
 
 use arrayvec::ArrayVec;
-use threshold_core::balance::Small;
 use threshold_core::limit::{Look, Mark};
 use threshold_core::plan::{Charge, MAX_CHARGES};
 use threshold_core::{Balance, Balances, Digest, Limit, Timestamp, TraceId};
 
-use super::table::{Open, Shard};
+use super::table::{Open, Seen, Shard};
 
 /// Keys with their shards locked.
 #[derive(Debug)]
@@ -29,8 +28,8 @@ pub(super) struct Seat {
     at: usize,
     /// Whether it is there.
     pub(super) known: bool,
-    /// What a look found, if that is small, under the limit of this number.
-    small: Option<(u64, Small)>,
+    /// What a look found there, if it could look in place.
+    seen: Option<Seen>,
 }
 
 impl<'s> Locked<'s> {
@@ -44,7 +43,7 @@ impl<'s> Locked<'s> {
     #[inline]
     pub(super) fn take(&mut self, keys: impl Iterator<Item = Digest>) {
         for key in keys {
-            let _ = self.seats.try_push(Seat { key, shard: 0, at: 0, known: false, small: None });
+            let _ = self.seats.try_push(Seat { key, shard: 0, at: 0, known: false, seen: None });
         }
         self.renew();
     }
@@ -153,10 +152,9 @@ impl Balances for Locked<'_> {
     fn look(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool) {
         let (limit, cost) = (charge.limit(), charge.cost());
         if let Some((shard, seat)) = self.known(index)
-            && let Some((number, small)) = shard.small(seat.at, limit)
-            && let Some(look) = small.look(limit, cost, now)
+            && let Some((seen, look)) = shard.look_in_place(seat.at, limit, cost, now)
         {
-            seat.small = Some((number, small));
+            seat.seen = Some(seen);
             return (look, false);
         }
         self.look_whole(index, charge, now)
@@ -166,9 +164,8 @@ impl Balances for Locked<'_> {
     fn charge(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp, id: TraceId) -> Mark {
         let (limit, cost) = (charge.limit(), charge.cost());
         if let Some((shard, seat)) = self.known(index)
-            && let Some((number, small)) = seat.small
-            && let Some((small, mark)) = small.charge(limit, cost, now)
-            && shard.set_small(seat.at, number, small)
+            && let Some(seen) = seat.seen
+            && let Some(mark) = shard.charge_in_place(seat.at, seen, limit, cost, now)
         {
             return mark;
         }

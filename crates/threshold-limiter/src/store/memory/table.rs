@@ -5,7 +5,7 @@
 //! few that follow it.
 
 use threshold_core::balance::{Checked, Small};
-use threshold_core::limit::Look;
+use threshold_core::limit::{Look, Mark};
 use threshold_core::{Balance, Digest, Limit, Timestamp, TraceId};
 
 use super::lock;
@@ -47,13 +47,13 @@ pub struct Counts {
 /// [opened](Self::open) it reads or changes them.
 #[derive(Debug)]
 pub(super) struct Shard {
-    kept: Mutex<Kept>,
+    inside: Mutex<Inside>,
     slots: Slots,
 }
 
-/// What a shard keeps beside its slots.
+/// What is inside of a shard's lock.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct Inside {
     used: usize,
     most: usize,
     /// Every limit that a small balance here is under, by its number.
@@ -64,11 +64,18 @@ pub(super) struct Kept {
     pub(super) counts: Counts,
 }
 
+/// A small balance as a look has found it in a slot, and the number of its limit.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Seen {
+    number: u64,
+    small: Small,
+}
+
 /// A shard that is one's own for as long as this lives.
 #[derive(Debug)]
 pub(super) struct Open<'s> {
     slots: &'s Slots,
-    pub(super) kept: MutexGuard<'s, Kept>,
+    pub(super) inside: MutexGuard<'s, Inside>,
 }
 
 impl Shard {
@@ -77,13 +84,13 @@ impl Shard {
         let most = most.max(8);
         let slots = Slots::new(most.saturating_mul(SLOTS_FOR_THREE).div_ceil(3).saturating_add(1));
         let (limits, large, counts) = (Vec::new(), Slab::default(), Counts::default());
-        Self { kept: Mutex::new(Kept { used: 0, most, limits, large, hand: 0, counts }), slots }
+        Self { inside: Mutex::new(Inside { used: 0, most, limits, large, hand: 0, counts }), slots }
     }
 
     /// Waits until nobody else has it.
     #[inline]
     pub(super) fn open(&self) -> Open<'_> {
-        Open { slots: &self.slots, kept: lock(&self.kept) }
+        Open { slots: &self.slots, inside: lock(&self.inside) }
     }
 
     /// Asks for the memory of a key and waits for nothing: what several keys need is then on its way together.
@@ -95,14 +102,14 @@ impl Shard {
 
 impl Open<'_> {
     pub(super) fn len(&self) -> usize {
-        self.kept.used
+        self.inside.used
     }
 
     pub(super) fn bytes(&self) -> usize {
         self.slots
             .bytes()
-            .saturating_add(self.kept.large.bytes())
-            .saturating_add(self.kept.limits.capacity().saturating_mul(size_of::<Limit>()))
+            .saturating_add(self.inside.large.bytes())
+            .saturating_add(self.inside.limits.capacity().saturating_mul(size_of::<Limit>()))
     }
 
     /// Where looking for a key begins.
@@ -154,52 +161,57 @@ impl Open<'_> {
             return changed;
         }
         let number = u32::try_from(number).unwrap_or(u32::MAX);
-        let (changed, small) = self.kept.large.change(number, limit, change);
+        let (changed, small) = self.inside.large.change(number, limit, change);
         // What shrinks to a slot's size, as a pause that is over does, goes back into its slot.
         if let Some(words) = small.and_then(|small| packed(small, self.number(limit)?)) {
-            self.kept.large.remove(number);
+            self.inside.large.remove(number);
             self.slots.set_words(place, words);
         }
         changed
     }
 
-    /// The small balance in a slot under this limit, and the limit's number: nearly all are.
+    /// Looks at the balance in a slot where it lies, if it is small and under this limit, as nearly all are, and looking
+    /// does not change it.
     #[inline]
-    pub(super) fn small(&self, place: usize, limit: &Limit) -> Option<(u64, Small)> {
+    pub(super) fn look_in_place(&self, place: usize, limit: &Limit, cost: u64, now: Timestamp) -> Option<(Seen, Look)> {
         let slot = self.slots.get(place)?;
         let (kind, number, figure) = parts(slot[3]);
-        let own = kind == SMALL && self.limit(number) == Some(limit);
-        own.then_some((number, Small { large: slot[2], figure }))
+        if kind != SMALL || self.limit(number) != Some(limit) {
+            return None;
+        }
+        let small = Small { large: slot[2], figure };
+        Some((Seen { number, small }, small.look(limit, cost, now)?))
     }
 
-    /// Changes a small balance under the limit of this number; says whether it still fits its slot.
+    /// Charges what a look at the same moment has seen in a slot. `None`, and nothing changed, if it would outgrow that.
     #[inline]
-    pub(super) fn set_small(&mut self, place: usize, number: u64, small: Small) -> bool {
-        let words = packed(small, number);
-        if let Some(words) = words {
-            self.slots.set_words(place, words);
-        }
-        words.is_some()
+    pub(super) fn charge_in_place(
+        &mut self,
+        place: usize,
+        seen: Seen,
+        limit: &Limit,
+        cost: u64,
+        now: Timestamp,
+    ) -> Option<Mark> {
+        let (small, mark) = seen.small.charge(limit, cost, now)?;
+        self.slots.set_words(place, packed(small, seen.number)?);
+        Some(mark)
     }
 
     fn large(&self, place: usize) -> Option<&Large> {
         let (kind, _, number) = parts(self.slots.get(place)?[3]);
-        if kind == LARGE { self.kept.large.get(u32::try_from(number).ok()?) } else { None }
+        if kind == LARGE { self.inside.large.get(u32::try_from(number).ok()?) } else { None }
     }
 
     /// Decides one cost on one key.
     #[inline]
     pub(super) fn check(&mut self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
         let Ok(place) = self.slots.find(key) else { return self.check_new(key, limit, cost, now, id) };
-        if let Some((number, small)) = self.small(place, limit)
-            && let Some(look) = small.look(limit, cost, now)
-        {
+        if let Some((seen, look)) = self.look_in_place(place, limit, cost, now) {
             if !look.fits || cost == 0 {
                 return Checked { look, mark: None, changed: false };
             }
-            if let Some((small, mark)) = small.charge(limit, cost, now)
-                && self.set_small(place, number, small)
-            {
+            if let Some(mark) = self.charge_in_place(place, seen, limit, cost, now) {
                 return Checked { look, mark: Some(mark), changed: true };
             }
         }
@@ -222,20 +234,20 @@ impl Open<'_> {
     }
 
     fn is_full(&self) -> bool {
-        self.kept.used >= self.kept.most || self.kept.large.bytes() > self.kept.most.saturating_mul(LARGE_BYTES)
+        self.inside.used >= self.inside.most || self.inside.large.bytes() > self.inside.most.saturating_mul(LARGE_BYTES)
     }
 
     /// Whether the key of a prefix may be added beyond the bound, after so many others that are to come: into half of the
     /// slots that are left over.
     pub(super) fn has_spare_slots(&self, others: usize) -> bool {
-        let over = self.slots.len().saturating_sub(self.kept.most);
-        self.kept.used.saturating_add(others) < self.kept.most.saturating_add(over.checked_div(2).unwrap_or(0))
+        let over = self.slots.len().saturating_sub(self.inside.most);
+        self.inside.used.saturating_add(others) < self.inside.most.saturating_add(over.checked_div(2).unwrap_or(0))
     }
 
     /// Whether the key of a whole rule may be added beyond the bound; there are few of them. One slot always stays empty,
     /// for that is where a probe ends.
     pub(super) fn has_a_spare_slot(&self, others: usize) -> bool {
-        self.kept.used.saturating_add(others).saturating_add(1) < self.slots.len()
+        self.inside.used.saturating_add(others).saturating_add(1) < self.slots.len()
     }
 
     /// Adds a key that is not here. The caller has made room.
@@ -247,7 +259,7 @@ impl Open<'_> {
         if let Some([large, last]) = self.pack(limit, balance) {
             let [high, low] = words(key);
             self.slots.set(free, [high, low, large, last]);
-            self.kept.used = self.kept.used.saturating_add(1);
+            self.inside.used = self.inside.used.saturating_add(1);
         }
     }
 
@@ -278,7 +290,7 @@ impl Open<'_> {
             let key = Digest::from_u128(u128::from(slot[0]) << 64 | u128::from(slot[1]));
             let (kind, number, figure) = parts(slot[3]);
             if kind == LARGE {
-                if let Some(Large { limit, balance }) = self.kept.large.get(u32::try_from(figure).unwrap_or(u32::MAX))
+                if let Some(Large { limit, balance }) = self.inside.large.get(u32::try_from(figure).unwrap_or(u32::MAX))
                     && balance.silent_from() > now
                 {
                     show(key, limit, balance);
@@ -301,20 +313,20 @@ impl Open<'_> {
     /// Takes a slot out, shifting back those behind it that would not be found across the gap.
     fn take_out(&mut self, place: usize) {
         if let Some((LARGE, _, number)) = self.slots.get(place).map(|slot| parts(slot[3])) {
-            self.kept.large.remove(u32::try_from(number).unwrap_or(u32::MAX));
+            self.inside.large.remove(u32::try_from(number).unwrap_or(u32::MAX));
         }
         let moved = self.slots.close(place);
-        self.kept.used = self.kept.used.saturating_sub(1);
-        self.kept.counts.most_moved = self.kept.counts.most_moved.max(moved);
+        self.inside.used = self.inside.used.saturating_sub(1);
+        self.inside.counts.most_moved = self.inside.counts.most_moved.max(moved);
     }
 
     /// Makes one key go.
     fn free_one(&mut self, near: Digest, now: Timestamp) -> bool {
         let (found, hand) = self.dispensable(near, now);
-        self.kept.hand = hand;
+        self.inside.hand = hand;
         let Some((place, used)) = found else { return false };
         self.take_out(place);
-        let counted = if used.is_some() { &mut self.kept.counts.evicted } else { &mut self.kept.counts.dropped };
+        let counted = if used.is_some() { &mut self.inside.counts.evicted } else { &mut self.inside.counts.dropped };
         *counted = counted.saturating_add(1);
         true
     }
@@ -323,12 +335,12 @@ impl Open<'_> {
     /// protected one. Also where the search ended.
     fn dispensable(&self, near: Digest, now: Timestamp) -> (Option<(usize, Option<u64>)>, usize) {
         let mut least: Option<(u64, usize)> = None;
-        let mut at = self.kept.hand;
-        for start in [self.slots.home(near), self.kept.hand] {
+        let mut at = self.inside.hand;
+        for start in [self.slots.home(near), self.inside.hand] {
             at = start;
             for _ in 0..SEARCH.min(self.slots.len()) {
                 match self.worth(at, now) {
-                    Worth::Nothing => return (Some((at, None)), self.kept.hand),
+                    Worth::Nothing => return (Some((at, None)), self.inside.hand),
                     Worth::Share(used) if least.is_none_or(|(known, _)| used < known) => least = Some((used, at)),
                     Worth::Share(_) | Worth::Protected | Worth::Empty => {}
                 }
@@ -343,7 +355,7 @@ impl Open<'_> {
         let (kind, number, figure) = parts(slot[3]);
         let small;
         let (limit, balance) = if kind == LARGE {
-            match self.kept.large.get(u32::try_from(figure).unwrap_or(u32::MAX)) {
+            match self.inside.large.get(u32::try_from(figure).unwrap_or(u32::MAX)) {
                 Some(Large { limit, balance }) => (limit, balance),
                 None => return Worth::Nothing,
             }
@@ -363,23 +375,23 @@ impl Open<'_> {
 
     #[inline]
     fn limit(&self, number: u64) -> Option<&Limit> {
-        self.kept.limits.get(usize::try_from(number).ok()?)
+        self.inside.limits.get(usize::try_from(number).ok()?)
     }
 
     /// The number of a limit, given to it now if it has none; `None` once there are too many.
     fn number(&mut self, limit: &Limit) -> Option<u64> {
-        if let Some(number) = self.kept.limits.iter().position(|own| own == limit) {
+        if let Some(number) = self.inside.limits.iter().position(|own| own == limit) {
             return u64::try_from(number).ok();
         }
-        let number = u64::try_from(self.kept.limits.len()).ok().filter(|number| number >> LIMIT_BITS == 0)?;
-        self.kept.limits.push(*limit);
+        let number = u64::try_from(self.inside.limits.len()).ok().filter(|number| number >> LIMIT_BITS == 0)?;
+        self.inside.limits.push(*limit);
         Some(number)
     }
 
     fn pack(&mut self, limit: &Limit, balance: Balance) -> Option<[u64; 2]> {
         let small = balance.to_small(limit).and_then(|small| packed(small, self.number(limit)?));
         small.or_else(|| {
-            let number = self.kept.large.insert(*limit, balance)?;
+            let number = self.inside.large.insert(*limit, balance)?;
             Some([0, joined(LARGE, 0, u64::from(number))])
         })
     }
