@@ -30,6 +30,15 @@ impl Digest {
     pub const fn to_u128(self) -> u128 {
         self.0
     }
+
+    /// The two halves. The first 16 bits of the one and the first 32 of the other are the same for all budgets that are
+    /// counted by the same identity, whatever their rules: a store that goes by those finds them side by side.
+    #[must_use]
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "a half is what is left of it")]
+    pub const fn halves(self) -> [u64; 2] {
+        [(self.0 >> 64) as u64, self.0 as u64]
+    }
 }
 
 impl fmt::Debug for Digest {
@@ -107,9 +116,13 @@ impl DigestKey {
 
     /// The key of a budget: a rule's secret, laid over the digest of whom it is counted by. Either is as good as random to
     /// whoever does not know the secret, so two budgets share a key as seldom as two digests are equal.
+    ///
+    /// Both halves begin as the identity's do, so that a store can keep together what belongs to one: see
+    /// [`Digest::halves`].
     #[inline]
     pub(crate) fn over(self, identity: Digest) -> Digest {
-        Digest(u128::from_be_bytes(self.0) ^ identity.0)
+        const BEGINNINGS: u128 = 0xffff_0000_0000_0000_ffff_ffff_0000_0000;
+        Digest((u128::from_be_bytes(self.0) & !BEGINNINGS) ^ identity.0)
     }
 
     /// The short digest that stands for a secret value in what people read: `#` and 16 hexadecimal digits.

@@ -109,7 +109,7 @@ impl fmt::Display for Algorithm {
 }
 
 /// One limit, ready to be asked: an algorithm with its figures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Eq)]
 pub enum Limit {
     /// `token-bucket`.
     Rate(Rate),
@@ -123,6 +123,14 @@ pub enum Limit {
     Concurrency(Concurrency),
     /// `deny = true`: nothing ever fits.
     Never,
+}
+
+/// A table asks this of every balance it charges, and nearly all are buckets.
+impl PartialEq for Limit {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        if let (Self::Rate(own), Self::Rate(other)) = (self, other) { own == other } else { self.is_otherwise(other) }
+    }
 }
 
 /// How a quota is counted, beyond its figures.
@@ -217,6 +225,18 @@ pub struct Mark {
 }
 
 impl Limit {
+    #[inline(never)]
+    fn is_otherwise(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Window(own), Self::Window(other)) => own == other,
+            (Self::Log(own), Self::Log(other)) => own == other,
+            (Self::Estimate(own), Self::Estimate(other)) => own == other,
+            (Self::Concurrency(own), Self::Concurrency(other)) => own == other,
+            (Self::Never, Self::Never) => true,
+            _ => false,
+        }
+    }
+
     /// The algorithm's name; `None` for `Never`.
     #[must_use]
     pub const fn algorithm(&self) -> Option<Algorithm> {

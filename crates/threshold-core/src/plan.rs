@@ -198,6 +198,7 @@ impl Policy {
     }
 
     /// Adds the fallbacks of layers in which nothing else was met, and puts all charges back in order.
+    #[inline(never)]
     fn add_fallbacks<'p>(
         &'p self,
         plan: &mut Plan<'p>,
@@ -220,7 +221,17 @@ impl Policy {
         self.rules.iter().any(|rule| rule.layer == layer && !rule.fallback && rule.matches.holds(caller))
     }
 
+    /// The limit of a rule for this caller; `None` is unlimited.
+    #[inline]
+    fn measured<'p>(&'p self, rule: &'p Rule, caller: &Caller<'_>) -> Option<&'p Measured> {
+        match &rule.measure {
+            Measure::Fixed(measured) if !self.tiers.any_scaled => Some(measured),
+            _ => self.limit_of(rule, caller).map(|(measured, _)| measured),
+        }
+    }
+
     /// The limit of a rule for this caller, and where one by tier was found; `None` is unlimited.
+    #[inline(never)]
     pub(crate) fn limit_of<'p>(
         &'p self,
         rule: &'p Rule,
@@ -239,6 +250,7 @@ impl Policy {
         }
     }
 
+    #[inline(always)]
     fn add_charge<'p>(
         &'p self,
         plan: &mut Plan<'p>,
@@ -248,7 +260,7 @@ impl Policy {
         identities: &mut Identities<'_>,
     ) -> Result<(), PlanError> {
         const NEVER: &Limit = &Limit::Never;
-        let Some((Measured { limit, cost: counts }, _)) = self.limit_of(rule, caller) else { return Ok(()) };
+        let Some(Measured { limit, cost: counts }) = self.measured(rule, caller) else { return Ok(()) };
         let mut limit = limit;
         let Some((key, keyed)) = key_of(rule, limit, identities) else { return Ok(()) };
         if keyed == Keyed::Missing {
@@ -263,18 +275,14 @@ impl Policy {
         let cost = counts.of(caller.facts);
         let hopeless = cost > limit.capacity() && !matches!(limit, Limit::Never);
         if hopeless && rule.mode == Mode::Enforce && plan.verb != Verb::Record {
-            return Err(PlanError::CostExceedsLimit {
-                rule: rule.name.clone(),
-                cost,
-                capacity: limit.capacity(),
-                cost_of: counts.clone(),
-            });
+            return Err(exceeds(rule, cost, limit, counts));
         }
         let subject = rule.subject.and_then(|subject| positions.get(subject).copied().flatten());
         let charge = Charge { key, limit, counts, cost, rule, index, subject };
         plan.charges.try_push(charge).map_err(|_| PlanError::TooManyRules)
     }
 
+    #[cold]
     fn missing(&self, rule: &Rule, caller: &Caller<'_>) -> PlanError {
         let absent = rule.per.iter().find(|per| caller.part_text(per, rule, self).is_none());
         PlanError::Missing { rule: rule.name.clone(), field: absent.map_or_else(|| "ip".to_owned(), field_of) }
@@ -332,6 +340,12 @@ impl Policy {
     }
 }
 
+#[cold]
+fn exceeds(rule: &Rule, cost: u64, limit: &Limit, counts: &CostOf) -> PlanError {
+    let capacity = limit.capacity();
+    PlanError::CostExceedsLimit { rule: rule.name.clone(), cost, capacity, cost_of: counts.clone() }
+}
+
 /// The key of a rule's budget for a caller, and how much of it the request has.
 #[inline]
 fn key_of(rule: &Rule, limit: &Limit, identities: &mut Identities<'_>) -> Option<(Digest, Keyed)> {
@@ -362,6 +376,15 @@ impl<'p> Plan<'p> {
     /// # Errors
     /// As for [`Policy::plan_for`].
     pub fn fill(&mut self, facts: &Facts<'_>) -> Result<(), PlanError> {
+        self.fill_expecting(facts, |_| ())
+    }
+
+    /// As [`fill`](Self::fill). Before most of the work is done, `expect` hears whose budgets will be needed: of digests
+    /// that begin as their keys do (see [`Digest::halves`]).
+    ///
+    /// # Errors
+    /// As for [`Policy::plan_for`].
+    pub fn fill_expecting(&mut self, facts: &Facts<'_>, mut expect: impl FnMut(Digest)) -> Result<(), PlanError> {
         let policy = self.policy;
         let caller = Caller::new(facts, policy);
         self.charges.clear();
@@ -375,6 +398,7 @@ impl<'p> Plan<'p> {
             return Ok(());
         }
         let mut identities = Identities::new(&caller, policy);
+        identities.digest_common(&mut expect);
         let mut positions = [None; MAX_SUBJECTS];
         for (subject, position) in policy.subjects.iter().zip(&mut positions) {
             if let Some(planned) = policy.subject(subject, &mut identities) {
@@ -385,7 +409,7 @@ impl<'p> Plan<'p> {
         let mut met: [bool; Layer::COUNT] = [false; Layer::COUNT];
         let mut fallbacks = false;
         for (index, rule) in policy.rules.iter().enumerate() {
-            if !rule.matches.holds(&caller) {
+            if !rule.common && !rule.matches.holds(&caller) {
                 continue;
             }
             if rule.fallback {
@@ -395,12 +419,26 @@ impl<'p> Plan<'p> {
             if let Some(met) = met.get_mut(rule.layer as usize) {
                 *met = true;
             }
+            let expected = identities.knows(rule.counted);
             policy.add_charge(self, &positions, (index, rule), &caller, &mut identities)?;
+            if let Some(charge) = self.charges.last()
+                && !expected
+            {
+                expect(charge.key);
+            }
         }
         if fallbacks {
             policy.add_fallbacks(self, &positions, met, &caller, &mut identities)?;
         }
         Ok(())
+    }
+
+    /// Gives the decision an id, if the facts gave it none.
+    #[inline]
+    pub fn identify(&mut self, draw: impl FnOnce() -> TraceId) {
+        if self.trace == TraceId::default() {
+            self.trace = draw();
+        }
     }
 
     /// Whose budget a charge falls to when a store has no room left for keys of its own: everyone of its rule behind the

@@ -118,7 +118,9 @@ impl Policy {
             // What a limit by tier counts, it counts in each category.
             let category = rule.is_by_tier() && !rule.per.contains(&Per::Category);
             let floors = rule.on_missing == OnMissing::Floor;
-            rule.counted = place(CountedBy::new(rule.per.clone(), category, floors, key));
+            let counted = CountedBy::new(rule.per.clone(), category, floors, key);
+            rule.common = rule.matches.is_everything() && !rule.fallback;
+            rule.counted = place(counted.common(rule.common));
         }
         self
     }

@@ -35,13 +35,12 @@ pub struct Outcome {
 /// What happened to one charge.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settled {
+    /// What was found, with a block that begins now counted in.
     pub(crate) look: Look,
     /// What was charged, if anything was.
     pub(crate) mark: Option<Mark>,
     /// Denied, but let through by a rung that only warns.
     pub(crate) lifted: bool,
-    /// When the cost fits, with `block_for` counted in.
-    pub(crate) ready_at: Timestamp,
 }
 
 /// One strike, for logs and events.
@@ -115,8 +114,7 @@ impl Outcome {
     }
 
     fn mark_balance(&mut self, index: usize) {
-        let bit = u32::try_from(index).ok().and_then(|index| 1u16.checked_shl(index));
-        self.changed_balances |= bit.unwrap_or(0);
+        self.changed_balances |= bit(index);
     }
 
     fn mark_standing(&mut self, index: usize) {
@@ -135,12 +133,19 @@ impl Plan<'_> {
             penalised.is_none() && short
         });
         let standing = penalised.map(|subject| (subject.key, outcome.denied_until));
-        standing.into_iter().chain(full.map(|(charge, settled)| (charge.key, settled.ready_at)))
+        standing.into_iter().chain(full.map(|(charge, settled)| (charge.key, settled.look.ready_at)))
     }
 }
 
 /// The balances of a plan's charges, by their place in it, wherever they lie while it is settled.
 pub trait Balances {
+    /// Looks at one, where that is quickly done and cannot change it.
+    // Beside `look`, and not a part of it: where two ways to a look meet, all of it is copied.
+    fn glance(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> Option<Look> {
+        let _ = (index, charge, now);
+        None
+    }
+
     /// Puts one into its limit's terms at `now` and looks at it; says whether that changed it.
     fn look(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool);
 
@@ -238,16 +243,16 @@ struct Step<'s, 'p, B: ?Sized> {
 
 impl<B: Balances + ?Sized> Step<'_, '_, B> {
     fn check(mut self) {
-        self.look();
+        let mut denied = self.look();
         self.find_penalty();
         if self.outcome.penalty.is_some() {
             return;
         }
-        if self.denied() && self.plan.punishes {
+        if denied && self.plan.punishes {
             self.strike();
+            denied = self.denied() || self.outcome.escalations.iter().any(|strike| !strike.rung.allows());
         }
-        let refused = self.denied() || self.outcome.escalations.iter().any(|strike| !strike.rung.allows());
-        if refused {
+        if denied {
             self.deny();
         } else {
             self.charge();
@@ -260,18 +265,23 @@ impl<B: Balances + ?Sized> Step<'_, '_, B> {
         self.charge_where(|_| true);
     }
 
-    /// Brings every balance to now and looks at it.
-    fn look(&mut self) {
-        let mut changed = 0;
-        for ((index, charge), bit) in self.plan.charges.iter().enumerate().zip(bits()) {
-            let (look, brought) = self.balances.look(index, charge, self.now);
-            if brought {
-                changed |= bit;
+    /// Brings every balance to now and looks at it. Says whether an enforced limit denies.
+    fn look(&mut self) -> bool {
+        let mut denied = false;
+        for (index, charge) in self.plan.charges.iter().enumerate() {
+            if let Some(look) = self.balances.glance(index, charge, self.now) {
+                denied |= charge.enforced() && !look.fits;
+                let _ = self.outcome.settled.try_push(Settled { look, mark: None, lifted: false });
+                continue;
             }
-            let settled = Settled { look, mark: None, lifted: false, ready_at: look.ready_at };
-            let _ = self.outcome.settled.try_push(settled);
+            let (look, brought) = self.balances.look(index, charge, self.now);
+            denied |= charge.enforced() && !look.fits;
+            let _ = self.outcome.settled.try_push(Settled { look, mark: None, lifted: false });
+            if brought {
+                self.outcome.mark_balance(index);
+            }
         }
-        self.outcome.changed_balances |= changed;
+        denied
     }
 
     fn find_penalty(&mut self) {
@@ -307,7 +317,7 @@ impl<B: Balances + ?Sized> Step<'_, '_, B> {
             let now = self.now;
             let (mut struck, mut noticed) = (None, false);
             for (index, charge) in violations {
-                let told = self.outcome.settled.get(index).map_or(now, |settled| settled.ready_at);
+                let told = self.outcome.settled.get(index).map_or(now, |settled| settled.look.ready_at);
                 let violation =
                     Violation { rule: charge.rule.tag, mode: charge.rule.strike, window: charge.limit.period(), told };
                 if struck.is_none() && standing.counts(&violation, now) {
@@ -344,7 +354,7 @@ impl<B: Balances + ?Sized> Step<'_, '_, B> {
             if over && !self.balances.is_blocked(index, self.now) {
                 let until = self.now.plus(span);
                 self.balances.block(index, charge, until);
-                settled.ready_at = settled.ready_at.max(until);
+                settled.look.ready_at = settled.look.ready_at.max(until);
                 settled.look.remaining = 0;
                 self.outcome.mark_balance(index);
             }
@@ -358,19 +368,19 @@ impl<B: Balances + ?Sized> Step<'_, '_, B> {
 
     #[inline]
     fn charge_where(&mut self, is_charged: impl Fn(&Settled) -> bool) {
-        let Outcome { settled, changed_balances, .. } = &mut *self.outcome;
-        let charges = self.plan.charges.iter().enumerate().zip(settled).zip(bits());
-        for (((index, charge), settled), bit) in charges {
+        let mut changed = 0;
+        for (index, (charge, settled)) in self.plan.charges.iter().zip(&mut self.outcome.settled).enumerate() {
             let by_outcome = charge.rule.count.is_some() && !self.plan.outcomes_seen;
             if charge.cost > 0 && !by_outcome && is_charged(settled) {
                 settled.mark = Some(self.balances.charge(index, charge, self.now, self.plan.trace));
-                *changed_balances |= bit;
+                changed |= bit(index);
             }
         }
+        self.outcome.changed_balances |= changed;
     }
 }
 
-/// The bit of each charge.
-fn bits() -> impl Iterator<Item = u16> {
-    std::iter::successors(Some(1u16), |bit| bit.checked_shl(1))
+/// The bit of a charge.
+fn bit(index: usize) -> u16 {
+    u32::try_from(index).ok().and_then(|index| 1u16.checked_shl(index)).unwrap_or(0)
 }

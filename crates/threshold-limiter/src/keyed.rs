@@ -4,8 +4,6 @@ mod hash;
 mod lines;
 mod table;
 
-use std::hint::black_box;
-
 use arrayvec::ArrayVec;
 use threshold_core::key::TextKeys;
 use threshold_core::limit::{Look, PackedRate};
@@ -13,6 +11,7 @@ use threshold_core::policy::{Memory, WhenFull};
 use threshold_core::{Digest, DigestKey, Limit, Timestamp, TraceId};
 
 use crate::clock::{Clock, SystemClock};
+use crate::store::LocalStore as _;
 use crate::store::memory::{Checked, MemoryStore, Usage};
 use hash::{Hashed, KeyHash};
 use table::Table;
@@ -70,7 +69,7 @@ impl<C: Clock> KeyLimiter<C> {
             Balances::Packed { hash, table } => {
                 let key = hash.hash(key);
                 // The clock is read while the slot is on its way from memory.
-                black_box(table.touch(key));
+                table.expect(key);
                 table.check(key, cost, self.clock.now())
             }
             Balances::Any { limit, keys, store } => {
@@ -103,13 +102,13 @@ impl<C: Clock> KeyLimiter<C> {
             match &self.balances {
                 Balances::Packed { hash, table } => {
                     let hashed: ArrayVec<Hashed, BATCH> = batch.iter().map(|key| hash.hash(key)).collect();
-                    black_box(hashed.iter().fold(0, |all, key| all ^ table.touch(*key)));
+                    hashed.iter().for_each(|key| table.expect(*key));
                     let now = self.clock.now();
                     looks.extend(hashed.into_iter().map(|key| table.check(key, cost, now)));
                 }
                 Balances::Any { limit, keys, store } => {
                     let digests: ArrayVec<Digest, BATCH> = batch.iter().map(|key| keys.digest(key)).collect();
-                    store.expect_keys(digests.iter().copied());
+                    digests.iter().for_each(|key| store.expect(*key));
                     let now = self.clock.now();
                     looks.extend(digests.into_iter().map(|key| check_any(limit, store, key, cost, now).look));
                 }

@@ -20,6 +20,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod ahead;
 pub mod bans;
 pub mod clock;
 #[cfg(feature = "sqlite")]

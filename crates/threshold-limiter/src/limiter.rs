@@ -180,8 +180,12 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 
     pub(crate) fn tell(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+        if self.observers.is_empty() {
+            return;
+        }
+        let facts = Facts { trace: decision.trace, ..*facts };
         for observer in &self.observers {
-            observer.decided(facts, decision, policy);
+            observer.decided(&facts, decision, policy);
         }
     }
 
@@ -282,9 +286,13 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
 
     fn decide_now(&self, verb: Verb, facts: &Facts<'_>) -> Result<Decision, PlanError> {
         let policy: Guard<Arc<Policy>> = self.policy.load();
-        let mut decision = Decision::default();
-        self.decide(&mut Plan::new(&policy, verb), facts, &mut decision, |_, _, _, _| ())?;
-        Ok(decision)
+        let mut answer = Ok(Decision::default());
+        if let Ok(decision) = &mut answer
+            && let Err(error) = self.decide(&mut Plan::new(&policy, verb), facts, decision, |_, _, _, _| ())
+        {
+            answer = Err(error);
+        }
+        answer
     }
 
     fn decide_with_receipt(&self, verb: Verb, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {

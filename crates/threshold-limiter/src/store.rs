@@ -91,9 +91,10 @@ impl From<UnknownAttempt> for EndError {
 
 /// A store in this process: it answers at once, and fails at nothing but for want of room.
 pub trait LocalStore: Send + Sync {
-    /// Says that a plan is about to be settled. A store may fetch what it will need; nothing else may come of it.
-    fn expect(&self, plan: &Plan<'_>) {
-        let _ = plan;
+    /// Says that a plan with this key is about to be settled. A store may fetch what it will need; nothing else may come
+    /// of it.
+    fn expect(&self, key: Digest) {
+        let _ = key;
     }
 
     /// Settles a plan in one step, into an outcome that is already there.

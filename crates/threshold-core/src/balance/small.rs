@@ -101,21 +101,24 @@ impl Compact for Estimate {
 }
 
 impl Small {
+    /// As [`look`](Self::look), for buckets that have no fraction and owe nothing, which most are.
+    #[must_use]
+    #[inline(always)]
+    pub fn glance(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<Look> {
+        let Limit::Rate(rate) = limit else { return None };
+        rate.look_whole(Timestamp::from_micros(self.large), cost, now)
+    }
+
     /// As [`Balance::look`] on a balance that lies in a table under this very limit. `None` where looking would change
     /// it, or it is kept whole.
     #[must_use]
-    #[inline(always)]
-    pub fn look(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<Look> {
-        // Buckets are what most limits are. Were the others inlined too, none would have registers enough.
-        if let Limit::Rate(rate) = limit { look(rate, self, cost, now) } else { self.look_apart(limit, cost, now) }
-    }
-
     #[inline(never)]
-    fn look_apart(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<Look> {
+    pub fn look(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<Look> {
         match limit {
+            Limit::Rate(rate) => look(rate, self, cost, now),
             Limit::Window(window) => look(window, self, cost, now),
             Limit::Estimate(estimate) => look(estimate, self, cost, now),
-            Limit::Rate(_) | Limit::Log(_) | Limit::Concurrency(_) | Limit::Never => None,
+            Limit::Log(_) | Limit::Concurrency(_) | Limit::Never => None,
         }
     }
 
@@ -124,26 +127,30 @@ impl Small {
     #[must_use]
     #[inline(always)]
     pub fn charge(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<(Self, Mark)> {
-        if let Limit::Rate(rate) = limit { charge(rate, self, cost, now) } else { self.charge_apart(limit, cost, now) }
+        if let Limit::Rate(rate) = limit
+            && let Some(full_at) = rate.charged_whole(Timestamp::from_micros(self.large), cost, now)
+        {
+            return Some((Self { large: full_at.micros(), figure: 0 }, Mark { part: now, amount: cost }));
+        }
+        self.charge_apart(limit, cost, now)
     }
 
     #[inline(never)]
     fn charge_apart(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<(Self, Mark)> {
         match limit {
+            Limit::Rate(rate) => charge(rate, self, cost, now),
             Limit::Window(window) => charge(window, self, cost, now),
             Limit::Estimate(estimate) => charge(estimate, self, cost, now),
-            Limit::Rate(_) | Limit::Log(_) | Limit::Concurrency(_) | Limit::Never => None,
+            Limit::Log(_) | Limit::Concurrency(_) | Limit::Never => None,
         }
     }
 }
 
-#[inline(always)]
 fn look<A: Compact>(algorithm: &A, small: Small, cost: u64, now: Timestamp) -> Option<Look> {
     let mut state = algorithm.unpack(small);
     if algorithm.bring(&mut state, now) { None } else { Some(algorithm.look(&state, cost, now)) }
 }
 
-#[inline(always)]
 fn charge<A: Compact>(algorithm: &A, small: Small, cost: u64, now: Timestamp) -> Option<(Small, Mark)> {
     let mut state = algorithm.unpack(small);
     let mark = algorithm.charge(&mut state, cost, now);

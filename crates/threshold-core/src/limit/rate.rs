@@ -216,15 +216,21 @@ impl Rate {
 
     #[inline]
     pub(crate) fn look(&self, state: &RateState, cost: u64, now: Timestamp) -> Look {
-        let step = self.terms.step;
-        let backlog = state.full_at.since(now).micros();
-        // Mostly nothing has a fraction and everything fits 64 bits: a third of the work.
-        let after = cost.checked_mul(step).and_then(|cost| cost.checked_add(backlog));
-        let (Some(capacity), Some(after)) = (self.whole_capacity, after) else {
-            return self.look_exactly(state, cost, now);
-        };
+        self.look_whole(state.full_at, cost, now).unwrap_or_else(|| self.look_exactly(state, cost, now))
+    }
+
+    /// The same where nothing has a fraction, nothing is owed and everything fits 64 bits, as nearly always: a third of the
+    /// work. `None` where that is not so.
+    #[inline(always)]
+    pub(crate) fn look_whole(&self, full_at: Timestamp, cost: u64, now: Timestamp) -> Option<Look> {
+        let (step, capacity) = (self.terms.step, self.whole_capacity?);
+        let backlog = full_at.since(now).micros();
+        let after = cost.checked_mul(step)?.checked_add(backlog)?;
+        if backlog > capacity {
+            return None;
+        }
         let later = |micros: u64| now.plus(Span::from_micros(micros));
-        Look {
+        Some(Look {
             fits: after <= capacity,
             remaining: capacity.saturating_sub(backlog).checked_div(step).unwrap_or(0),
             ready_at: if after <= capacity {
@@ -236,7 +242,7 @@ impl Rate {
             },
             reset_if_charged: Some(later(after)),
             reset_if_not: Some(later(backlog)),
-        }
+        })
     }
 
     #[inline(never)]
@@ -268,7 +274,7 @@ impl Rate {
 
     #[inline(always)]
     pub(crate) fn charge(&self, state: &mut RateState, cost: u64, now: Timestamp) -> Mark {
-        if let Some(full_at) = self.charged_whole(state, cost, now) {
+        if let Some(full_at) = self.charged_whole(state.full_at, cost, now) {
             state.full_at = full_at;
             return Mark { part: now, amount: cost };
         }
@@ -289,8 +295,8 @@ impl Rate {
 
     /// When the bucket is full again after a charge, where nothing has a fraction and the whole cost fits.
     #[inline(always)]
-    fn charged_whole(&self, state: &RateState, cost: u64, now: Timestamp) -> Option<Timestamp> {
-        let backlog = state.full_at.since(now).micros();
+    pub(crate) fn charged_whole(&self, full_at: Timestamp, cost: u64, now: Timestamp) -> Option<Timestamp> {
+        let backlog = full_at.since(now).micros();
         let after = backlog.checked_add(cost.checked_mul(self.terms.step)?)?;
         (after <= self.whole_capacity?).then(|| now.plus(Span::from_micros(after)))
     }

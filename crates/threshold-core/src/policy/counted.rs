@@ -17,6 +17,8 @@ pub(crate) struct CountedBy {
     shared: bool,
     /// Whether the address stands in for what a request does not have.
     floors: bool,
+    /// Whether a rule that every request meets counts by this.
+    common: bool,
     /// The secret of this combination, so that a single part needs no frame.
     secret: DigestKey,
     /// The secret for an address that stands in for a single part.
@@ -35,16 +37,26 @@ impl CountedBy {
         let secret = builder.derive();
         builder.text(Part::Floor, "");
         let shared = !per.contains(&Per::Endpoint);
-        Self { per, category, shared, floors, secret, floor: builder.derive() }
+        Self { per, category, shared, floors, common: false, secret, floor: builder.derive() }
+    }
+
+    /// The same combination as a rule counts by it that every request meets, or only some.
+    pub(crate) fn common(mut self, common: bool) -> Self {
+        self.common = common;
+        self
     }
 
     /// The place of a combination among those known, where it is put if it is new.
     pub(crate) fn find_or_add(all: &mut Vec<Self>, own: Self) -> usize {
         let same = |other: &Self| (&other.per, other.category, other.floors) == (&own.per, own.category, own.floors);
-        all.iter().position(same).unwrap_or_else(|| {
-            all.push(own);
-            all.len().saturating_sub(1)
-        })
+        if let Some(place) = all.iter().position(same) {
+            if let Some(known) = all.get_mut(place) {
+                known.common |= own.common;
+            }
+            return place;
+        }
+        all.push(own);
+        all.len().saturating_sub(1)
     }
 
     /// The digest of what a request has of it.
@@ -95,11 +107,31 @@ impl<'c> Identities<'c> {
         Self { caller, policy, known: 0, digests: [(Digest::from_u128(0), Keyed::Missing); REMEMBERED] }
     }
 
+    /// Digests what nearly every request is counted by, before anything else is done: `expect` then hears of it early.
+    pub(crate) fn digest_common(&mut self, mut expect: impl FnMut(Digest)) {
+        let Some(rule) = self.policy.rules.first() else { return };
+        for (place, counted) in self.policy.counted.iter().enumerate().take(REMEMBERED) {
+            if counted.common && counted.shared {
+                self.of(place, rule);
+            }
+        }
+        for (place, (digest, _)) in self.digests.iter().enumerate() {
+            if self.knows(place) {
+                expect(*digest);
+            }
+        }
+    }
+
+    /// Whether a combination was digested before.
+    #[inline]
+    pub(crate) fn knows(&self, place: usize) -> bool {
+        self.known & bit(place) != 0
+    }
+
     /// The digest of a combination for this rule, and how much of it the request has.
     #[inline]
     pub(crate) fn of(&mut self, place: usize, rule: &Rule) -> Option<(Digest, Keyed)> {
-        let bit = u32::try_from(place).ok().and_then(|place| 1u8.checked_shl(place)).unwrap_or(0);
-        if self.known & bit != 0 {
+        if self.knows(place) {
             return self.digests.get(place).copied();
         }
         let counted = self.policy.counted.get(place)?;
@@ -108,10 +140,16 @@ impl<'c> Identities<'c> {
             && counted.shared
         {
             *remembered = digest;
-            self.known |= bit;
+            self.known |= bit(place);
         }
         Some(digest)
     }
+}
+
+/// The bit of a combination that is remembered; none for the others.
+#[inline]
+fn bit(place: usize) -> u8 {
+    u32::try_from(place).ok().and_then(|place| 1u8.checked_shl(place)).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -270,6 +270,8 @@ pub struct Rule {
     pub(crate) prefixes: Vec<DigestKey>,
     /// What it is counted by, as its place among all that the policy counts by.
     pub(crate) counted: usize,
+    /// Whether every request meets it.
+    pub(crate) common: bool,
     /// What clients are told of its limit, where that is the same for everyone.
     pub(crate) told: Option<Told>,
 }

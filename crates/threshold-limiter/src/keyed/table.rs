@@ -27,6 +27,7 @@ use threshold_core::limit::{Look, PackedRate, Ticks};
 
 use super::hash::Hashed;
 use super::lines::{Line, Lines, Slot, find, slots};
+use crate::ahead::ask_for;
 use crate::store::memory::{Counts, Usage};
 use crate::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::sync::{Mutex, MutexGuard, yield_now};
@@ -92,10 +93,12 @@ impl Table {
         Look { fits: look.fits && !met.full, ..look }
     }
 
-    /// Reads where a key's probe begins and waits for nothing: what several keys need is then on its way together.
+    /// Asks for the memory where a key's probe begins.
     #[inline]
-    pub(super) fn touch(&self, key: Hashed) -> u64 {
-        self.lines.home(key.place).map_or(0, |[first, ..]| first.load(Relaxed))
+    pub(super) fn expect(&self, key: Hashed) {
+        if let Some(line) = self.lines.home(key.place) {
+            ask_for(line);
+        }
     }
 
     /// What is held. Goes through the whole table.

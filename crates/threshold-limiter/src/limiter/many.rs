@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 use threshold_core::plan::Verb;
 use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy};
 
-use super::{Limiter, traced};
+use super::{Limiter, random_id};
 use crate::clock::Clock;
 use crate::store::LocalStore;
 
@@ -16,21 +16,9 @@ use crate::store::LocalStore;
 const AHEAD: usize = 16;
 
 /// A request that was planned, and what became of that.
-struct Planned<'f, 'p> {
-    facts: Facts<'f>,
+struct Planned<'p> {
     plan: Plan<'p>,
     fits: Result<(), PlanError>,
-}
-
-impl<'f, 'p> Planned<'f, 'p> {
-    fn new(policy: &'p Policy) -> Self {
-        Self { facts: Facts::default(), plan: Plan::new(policy, Verb::Check), fits: Ok(()) }
-    }
-
-    fn fill(&mut self, facts: &Facts<'f>) {
-        self.facts = traced(facts);
-        self.fits = self.plan.fill(&self.facts);
-    }
 }
 
 impl<S: LocalStore, C: Clock> Limiter<S, C> {
@@ -45,26 +33,29 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// As [`check_many`](Self::check_many), in place of whatever is in `decisions`, whose memory is used again.
     pub fn check_many_into(&self, requests: &[Facts<'_>], decisions: &mut Vec<Result<Decision, PlanError>>) {
         let policy: Guard<Arc<Policy>> = self.policy.load();
-        let mut ahead: ArrayVec<Planned<'_, '_>, AHEAD> = ArrayVec::new();
+        let mut ahead: ArrayVec<Planned<'_>, AHEAD> = ArrayVec::new();
         let mut outcome = Outcome::default();
         decisions.clear();
         decisions.reserve(requests.len());
         for batch in requests.chunks(AHEAD) {
             while ahead.len() < batch.len() {
-                ahead.push(Planned::new(&policy));
+                ahead.push(Planned { plan: Plan::new(&policy, Verb::Check), fits: Ok(()) });
             }
             ahead.truncate(batch.len());
             for (planned, facts) in ahead.iter_mut().zip(batch) {
-                planned.fill(facts);
+                planned.fits = planned.plan.fill(facts);
+                planned.plan.identify(random_id);
             }
-            for planned in ahead.iter().filter(|planned| planned.fits.is_ok()) {
-                self.store.expect(&planned.plan);
+            // All at once, and not one by one while they are planned: a processor finds the pages of several in the time
+            // that it takes for one.
+            for charge in ahead.iter().flat_map(|planned| planned.plan.charges()) {
+                self.store.expect(charge.key());
             }
-            for planned in &mut ahead {
+            for (planned, facts) in ahead.iter_mut().zip(batch) {
                 decisions.push(std::mem::replace(&mut planned.fits, Ok(())).map(|()| Decision::default()));
                 if let Some(Ok(decision)) = decisions.last_mut() {
                     self.settle(&planned.plan, &mut outcome, decision);
-                    self.tell(&planned.facts, decision, &policy);
+                    self.tell(facts, decision, &policy);
                 }
             }
         }

@@ -7,7 +7,7 @@ use threshold_core::policy::Policy;
 use threshold_core::receipt::OnExpire;
 use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Receipt, Span, Timestamp, TraceId};
 
-use super::{Limiter, traced};
+use super::{Limiter, random_id, traced};
 use crate::clock::Clock;
 use crate::store::LocalStore;
 
@@ -87,13 +87,20 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         decision: &mut Decision,
         finish: impl FnOnce(&Plan<'_>, Option<&Outcome>, &mut Decision, Timestamp) -> T,
     ) -> Result<T, PlanError> {
-        let facts = traced(facts);
-        plan.fill(&facts)?;
+        self.plan(plan, facts)?;
         let mut outcome = Outcome::default();
         let (settled, now) = self.settle(plan, &mut outcome, decision);
         let finished = finish(plan, settled.then_some(&outcome), decision, now);
-        self.tell(&facts, decision, plan.policy());
+        self.tell(facts, decision, plan.policy());
         Ok(finished)
+    }
+
+    /// Plans a request, and has the store fetch what it will need while there is still something else to do.
+    #[inline]
+    pub(crate) fn plan(&self, plan: &mut Plan<'_>, facts: &Facts<'_>) -> Result<(), PlanError> {
+        plan.fill_expecting(facts, |key| self.store.expect(key))?;
+        plan.identify(random_id);
+        Ok(())
     }
 
     /// Settles a plan, and says what that comes to. Where the store failed, the outcome says nothing: that comes first.

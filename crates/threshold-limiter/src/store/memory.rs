@@ -5,6 +5,7 @@
 //! ban, a strike or a lock out.
 
 mod kept;
+mod limits;
 mod locked;
 mod reservations;
 mod side;
@@ -12,7 +13,6 @@ mod slab;
 mod slots;
 mod table;
 
-use std::hint::black_box;
 use std::sync::{Arc, PoisonError};
 
 use arrayvec::ArrayVec;
@@ -28,7 +28,8 @@ use threshold_core::{
 use super::{Keep, LocalStore, Saving, StoreError};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
-use locked::{Locked, shard_of};
+use limits::Limits;
+use locked::{Locked, Seat, shard_of};
 use reservations::Reservations;
 use side::{Side, Worth, worth_until};
 use table::Shard;
@@ -52,6 +53,7 @@ const SPREAD: usize = 4;
 #[derive(Debug)]
 pub struct MemoryStore {
     shards: Box<[Shard]>,
+    limits: Arc<Limits>,
     standings: Box<[Mutex<Side<Digest, Standing>>]>,
     accounts: Mutex<Side<Digest, Account>>,
     reservations: Mutex<Reservations>,
@@ -98,8 +100,10 @@ impl MemoryStore {
         let most = share.saturating_add(share.isqrt().saturating_mul(SPREAD));
         let side =
             usize::try_from(memory.max_keys.checked_div(SIDE_TABLE).unwrap_or(0)).unwrap_or(usize::MAX).max(1_024);
+        let limits = Arc::<Limits>::default();
         Self {
-            shards: (0..shards).map(|_| Shard::new(most)).collect(),
+            shards: (0..shards).map(|_| Shard::new(most, Arc::clone(&limits))).collect(),
+            limits,
             standings: (0..SIDE_SHARDS).map(|_| Mutex::new(Side::new(side.div_ceil(SIDE_SHARDS)))).collect(),
             accounts: Mutex::new(Side::new(side)),
             reservations: Mutex::new(Reservations::new(side)),
@@ -117,17 +121,10 @@ impl MemoryStore {
         shard.open().check(key, limit, cost, now, id)
     }
 
-    /// Asks for the memory of these keys, and waits for none of it.
-    #[inline]
-    pub(crate) fn expect_keys(&self, keys: impl Iterator<Item = Digest>) {
-        let touch = |key| self.shard(key).map_or(0, |shard| shard.touch(key));
-        black_box(keys.map(touch).fold(0, std::ops::BitXor::bitxor));
-    }
-
     /// What is held.
     #[must_use]
     pub fn usage(&self) -> Usage {
-        let mut usage = Usage::default();
+        let mut usage = Usage { bytes: self.limits.bytes(), ..Usage::default() };
         for shard in &self.shards {
             let shard = shard.open();
             usage.keys = usage.keys.saturating_add(shard.len());
@@ -157,7 +154,7 @@ impl MemoryStore {
         loop {
             let mut crowded: ArrayVec<usize, MAX_CHARGES> = ArrayVec::new();
             for (index, stands_in) in stands_in.iter().enumerate().take(plan.charges().len()) {
-                let Some(key) = locked.seats.get(index).filter(|seat| !seat.known).map(|seat| seat.key) else {
+                let Some(key) = locked.seats.get(index).filter(|seat| seat.is_new()).map(|seat| seat.key) else {
                     continue;
                 };
                 let others = locked.new_before(index);
@@ -204,7 +201,7 @@ impl MemoryStore {
         now: Timestamp,
         change: impl FnOnce(&mut [Balance]) -> T,
     ) -> T {
-        let mut locked = Locked::new(&self.shards, now);
+        let mut locked = Locked::new(&self.shards, &self.limits, now);
         locked.take(charges.iter().map(|(key, _)| *key));
         let mut balances: ArrayVec<Balance, MAX_CHARGES> =
             (0..charges.len()).map(|index| locked.copied(index)).collect();
@@ -300,15 +297,18 @@ fn account_worth(account: &Account, login: &Login, now: Timestamp) -> Worth {
 }
 
 impl LocalStore for MemoryStore {
-    fn expect(&self, plan: &Plan<'_>) {
-        self.expect_keys(plan.charges().iter().map(Charge::key));
+    #[inline]
+    fn expect(&self, key: Digest) {
+        if let Some(shard) = self.shard(key) {
+            shard.expect(key);
+        }
     }
 
     fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         self.expire_reservations(now);
-        let mut balances = Locked::new(&self.shards, now);
+        let mut balances = Locked::new(&self.shards, &self.limits, now);
         balances.take(plan.charges().iter().map(Charge::key));
-        let new = balances.seats.iter().any(|seat| !seat.known);
+        let new = balances.seats.iter().any(Seat::is_new);
         if new {
             self.make_room(plan, &mut balances, now)?;
         }

@@ -100,8 +100,8 @@ impl<'p> Rehearsal<'p> {
     fn plan_ahead(&mut self, coming: &Request<'_>) {
         let found = self.names.find(coming);
         let fits = self.coming.fill(&facts(coming, &found, self.number.saturating_add(1)));
-        if fits.is_ok() {
-            self.store.expect(&self.coming);
+        for charge in self.coming.charges() {
+            self.store.expect(charge.key());
         }
         self.planned = Some(fits);
     }

@@ -109,6 +109,7 @@ impl Loader<'_> {
             tag: 0,
             prefixes: Vec::new(),
             counted: 0,
+            common: false,
             told: None,
         };
         rule.told = Told::of(&rule);

@@ -1,12 +1,12 @@
 //! The balances of several keys: their shards locked at once and in one order, changed where they lie.
 
-use std::hint::black_box;
-
 use arrayvec::ArrayVec;
 use threshold_core::limit::{Look, Mark};
 use threshold_core::plan::{Charge, MAX_CHARGES};
 use threshold_core::{Balance, Balances, Digest, Limit, Timestamp, TraceId};
 
+use super::limits::Limits;
+use super::slots::Says;
 use super::table::{Open, Seen, Shard};
 
 /// Keys with their shards locked.
@@ -14,36 +14,44 @@ use super::table::{Open, Seen, Shard};
 pub(super) struct Locked<'s> {
     shards: &'s [Shard],
     open: ArrayVec<Open<'s>, MAX_CHARGES>,
-    pub(super) seats: ArrayVec<Seat, MAX_CHARGES>,
+    pub(super) seats: ArrayVec<Seat<'s>, MAX_CHARGES>,
+    limits: &'s Limits,
     now: Timestamp,
 }
 
 /// One key, and where its balance is.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct Seat<'s> {
     pub(super) key: Digest,
     /// Which of the open shards is its own.
     shard: u8,
-    /// Where in the shard the key is, or else where looking for it begins.
+    /// Where in the shard the key is, or else the empty slot where looking for it ended.
     at: usize,
-    /// Whether it is there.
-    pub(super) known: bool,
+    /// What its slot says, if it is there.
+    slot: Option<Says<'s>>,
     /// What a look found there, if it could look in place.
     seen: Option<Seen>,
+}
+
+impl Seat<'_> {
+    /// Whether the key is not in its shard.
+    pub(super) fn is_new(&self) -> bool {
+        self.slot.is_none()
+    }
 }
 
 impl<'s> Locked<'s> {
     /// Nothing locked yet: this is more than a kilobyte, and moving it would cost as much as locking.
     #[inline]
-    pub(super) fn new(shards: &'s [Shard], now: Timestamp) -> Self {
-        Self { shards, open: ArrayVec::new(), seats: ArrayVec::new(), now }
+    pub(super) fn new(shards: &'s [Shard], limits: &'s Limits, now: Timestamp) -> Self {
+        Self { shards, open: ArrayVec::new(), seats: ArrayVec::new(), limits, now }
     }
 
     /// Locks the shards of these keys and finds the keys there.
     #[inline]
     pub(super) fn take(&mut self, keys: impl Iterator<Item = Digest>) {
         for key in keys {
-            let _ = self.seats.try_push(Seat { key, shard: 0, at: 0, known: false, seen: None });
+            let _ = self.seats.try_push(Seat { key, shard: 0, at: 0, slot: None, seen: None });
         }
         self.renew();
     }
@@ -54,8 +62,34 @@ impl<'s> Locked<'s> {
         self.find();
     }
 
-    /// Locks each shard once, in ascending order: two plans never wait for each other in a circle.
+    /// Locks each shard once.
     fn lock(&mut self) {
+        self.open.clear();
+        if !self.lock_unless_held() {
+            self.lock_in_order();
+        }
+    }
+
+    /// Locks the shards in the order in which the keys come, if nobody holds one of them, and waits for none.
+    fn lock_unless_held(&mut self) -> bool {
+        let mut places: ArrayVec<u8, MAX_CHARGES> = ArrayVec::new();
+        for seat in &mut self.seats {
+            let place = shard_of(seat.key, self.shards.len());
+            let open = places.iter().position(|other| *other == place).unwrap_or(places.len());
+            if open == places.len() {
+                let Some(own) = self.shards.get(usize::from(place)).and_then(Shard::open_unless_held) else {
+                    return false;
+                };
+                let _ = (places.try_push(place), self.open.try_push(own));
+            }
+            seat.shard = u8::try_from(open).unwrap_or(u8::MAX);
+        }
+        true
+    }
+
+    /// Locks the shards in ascending order, and waits for them: two plans never wait for each other in a circle.
+    #[cold]
+    fn lock_in_order(&mut self) {
         self.open.clear();
         // A shard and, below it, which key: sorted by the one, they still tell the other.
         let mut order: ArrayVec<u16, MAX_CHARGES> = ArrayVec::new();
@@ -77,21 +111,11 @@ impl<'s> Locked<'s> {
         }
     }
 
-    /// Finds the keys. The memory of all of them is asked for before any is waited for.
+    /// Finds the keys.
     pub(super) fn find(&mut self) {
-        let mut touched = 0;
         for seat in &mut self.seats {
             if let Some(shard) = self.open.get(usize::from(seat.shard)) {
-                seat.at = shard.home(seat.key);
-                touched ^= shard.touch(seat.at);
-            }
-        }
-        black_box(touched);
-        for seat in &mut self.seats {
-            if let Some(shard) = self.open.get(usize::from(seat.shard)) {
-                let found = shard.find_from(seat.at, seat.key);
-                seat.known = found.is_ok();
-                seat.at = found.unwrap_or_else(|free| free);
+                (seat.at, seat.slot) = shard.probe(seat.key);
             }
         }
     }
@@ -99,7 +123,7 @@ impl<'s> Locked<'s> {
     /// How many keys before the `index`th are new to the same shard.
     pub(super) fn new_before(&self, index: usize) -> usize {
         let Some(own) = self.seats.get(index) else { return 0 };
-        self.seats.iter().take(index).filter(|seat| !seat.known && seat.shard == own.shard).count()
+        self.seats.iter().take(index).filter(|seat| seat.is_new() && seat.shard == own.shard).count()
     }
 
     /// The shard of the `index`th key.
@@ -110,18 +134,9 @@ impl<'s> Locked<'s> {
 
     /// The `index`th key, if it is there, and its shard.
     #[inline]
-    fn known(&mut self, index: usize) -> Option<(&mut Open<'s>, &mut Seat)> {
-        let seat = self.seats.get_mut(index).filter(|seat| seat.known)?;
+    fn known(&mut self, index: usize) -> Option<(&mut Open<'s>, &mut Seat<'s>)> {
+        let seat = self.seats.get_mut(index).filter(|seat| !seat.is_new())?;
         Some((self.open.get_mut(usize::from(seat.shard))?, seat))
-    }
-
-    #[inline(never)]
-    fn look_whole(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool) {
-        let (limit, cost) = (charge.limit(), charge.cost());
-        match self.known(index) {
-            Some((shard, seat)) => shard.with_whole(seat.at, limit, |balance| balance.look(limit, cost, now)),
-            None => Balance::default().look(limit, cost, now),
-        }
     }
 
     #[inline(never)]
@@ -148,24 +163,35 @@ impl<'s> Locked<'s> {
 }
 
 impl Balances for Locked<'_> {
-    #[inline]
+    #[inline(always)]
+    fn glance(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> Option<Look> {
+        let seat = self.seats.get_mut(index)?;
+        let seen = Seen::at(seat.slot?, charge.limit(), self.limits)?;
+        let look = seen.small.glance(charge.limit(), charge.cost(), now)?;
+        seat.seen = Some(seen);
+        Some(look)
+    }
+
+    #[inline(never)]
     fn look(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool) {
         let (limit, cost) = (charge.limit(), charge.cost());
-        if let Some((shard, seat)) = self.known(index)
-            && let Some((seen, look)) = shard.look_in_place(seat.at, limit, cost, now)
+        let limits = self.limits;
+        let Some((shard, seat)) = self.known(index) else { return Balance::default().look(limit, cost, now) };
+        if let Some(slot) = seat.slot
+            && let Some(seen) = Seen::at(slot, limit, limits)
+            && let Some(look) = seen.small.look(limit, cost, now)
         {
             seat.seen = Some(seen);
             return (look, false);
         }
-        self.look_whole(index, charge, now)
+        shard.with_whole(seat.at, limit, |balance| balance.look(limit, cost, now))
     }
 
     #[inline]
     fn charge(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp, id: TraceId) -> Mark {
         let (limit, cost) = (charge.limit(), charge.cost());
-        if let Some((shard, seat)) = self.known(index)
-            && let Some(seen) = seat.seen
-            && let Some(mark) = shard.charge_in_place(seat.at, seen, limit, cost, now)
+        if let Some(Seat { slot: Some(slot), seen: Some(seen), .. }) = self.seats.get(index)
+            && let Some(mark) = seen.charge(*slot, limit, cost, now)
         {
             return mark;
         }
@@ -173,7 +199,7 @@ impl Balances for Locked<'_> {
     }
 
     fn is_blocked(&self, index: usize, now: Timestamp) -> bool {
-        let Some(seat) = self.seats.get(index).filter(|seat| seat.known) else { return false };
+        let Some(seat) = self.seats.get(index).filter(|seat| !seat.is_new()) else { return false };
         self.open.get(usize::from(seat.shard)).is_some_and(|shard| shard.is_blocked(seat.at, now))
     }
 
@@ -185,7 +211,7 @@ impl Balances for Locked<'_> {
     }
 
     fn copied(&self, index: usize) -> Balance {
-        let Some(seat) = self.seats.get(index).filter(|seat| seat.known) else { return Balance::default() };
+        let Some(seat) = self.seats.get(index).filter(|seat| !seat.is_new()) else { return Balance::default() };
         self.open.get(usize::from(seat.shard)).map(|shard| shard.copied(seat.at)).unwrap_or_default()
     }
 }
@@ -194,5 +220,6 @@ impl Balances for Locked<'_> {
 pub(super) fn shard_of(key: Digest, shards: usize) -> u8 {
     // There are a power of two of them, at most 256.
     let last = u8::try_from(shards.saturating_sub(1)).unwrap_or(u8::MAX);
-    u8::try_from(key.to_u128() >> 120).unwrap_or(0) & last
+    let [high, _] = key.halves();
+    u8::try_from(high >> 56).unwrap_or(0) & last
 }

@@ -5,6 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use threshold_core::Digest;
 
+use crate::ahead::ask_for;
+
 /// Digest (two words), a large figure, and a word that is 0 where the slot is empty.
 pub(super) type Slot = [u64; 4];
 
@@ -15,7 +17,7 @@ const WORDS: usize = 4;
 
 /// Slots that never grow. There is always an empty one, for that is where a probe ends: the owner sees to it.
 ///
-/// They are atomic so that anybody may [ask for](Self::touch) one. All else is for whoever holds the lock, which orders it.
+/// They are atomic so that anybody may [ask for](Self::expect) one. All else is for whoever holds the lock, which orders it.
 #[derive(Debug)]
 pub(super) struct Slots {
     /// Plain words, because those are made zeroed without being touched.
@@ -23,6 +25,26 @@ pub(super) struct Slots {
     /// Where the first cache line begins.
     start: usize,
     len: usize,
+}
+
+/// The words of a slot that say what is in it, for whoever holds the lock: good until a key goes, for then others move.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Says<'s> {
+    large: &'s AtomicU64,
+    last: &'s AtomicU64,
+}
+
+impl Says<'_> {
+    #[inline]
+    pub(super) fn get(self) -> [u64; 2] {
+        [self.large.load(Relaxed), self.last.load(Relaxed)]
+    }
+
+    #[inline]
+    pub(super) fn set(self, [large, last]: [u64; 2]) {
+        self.large.store(large, Relaxed);
+        self.last.store(last, Relaxed);
+    }
 }
 
 impl Slots {
@@ -41,17 +63,27 @@ impl Slots {
     }
 
     #[inline]
+    fn all(&self) -> &[[AtomicU64; WORDS]] {
+        let (slots, _) = self.words.get(self.start..).unwrap_or_default().as_chunks();
+        slots.get(..self.len).unwrap_or_default()
+    }
+
+    /// Behind the last there may be another, which stays empty.
+    #[inline]
     fn slot(&self, place: usize) -> Option<&[AtomicU64; WORDS]> {
-        if place >= self.len {
-            return None;
-        }
         self.words.get(self.start.wrapping_add(place.wrapping_mul(WORDS))..)?.first_chunk()
     }
 
-    /// Asks for the memory of a slot and waits for nothing: what several need is then on its way together.
+    /// Asks for the memory where the probe for a key begins, and for as much behind it: few probes go further.
     #[inline]
-    pub(super) fn touch(&self, place: usize) -> u64 {
-        self.slot(place).map_or(0, |[_, _, _, last]| last.load(Relaxed))
+    pub(super) fn expect(&self, key: Digest) {
+        let home = self.home(key);
+        let slots = self.all();
+        for place in [home, home.wrapping_add(LINE / WORDS)] {
+            if let Some(slot) = slots.get(place) {
+                ask_for(slot);
+            }
+        }
     }
 
     #[inline]
@@ -70,40 +102,43 @@ impl Slots {
 
     /// Changes what a slot says and leaves whose it is.
     #[inline]
-    pub(super) fn set_words(&self, place: usize, [large, last]: [u64; 2]) {
-        if let Some([_, _, own_large, own_last]) = self.slot(place) {
-            own_large.store(large, Relaxed);
-            own_last.store(last, Relaxed);
+    pub(super) fn set_words(&self, place: usize, words: [u64; 2]) {
+        if let Some([_, _, large, last]) = self.slot(place) {
+            Says { large, last }.set(words);
         }
     }
 
-    /// Where the probe for a key begins: as far along as its lower half is along all numbers.
+    /// Where the probe for a key begins: with a cache line, as far along as its lower half is along all numbers.
     #[inline]
     pub(super) fn home(&self, key: Digest) -> usize {
-        let [_, low] = words(key);
+        let [_, low] = key.halves();
         // A product of two 64-bit numbers; it never wraps.
         let at = u128::from(low).wrapping_mul(self.len as u128) >> 64;
-        usize::try_from(at).unwrap_or(0)
+        usize::try_from(at).unwrap_or(0) & !(LINE / WORDS - 1)
     }
 
     /// The slot a key is in, or the empty one where its probe ends.
     #[inline]
     pub(super) fn find(&self, key: Digest) -> Result<usize, usize> {
-        self.find_from(self.home(key), key)
+        let (place, found) = self.probe(key);
+        found.map(|_| place).ok_or(place)
     }
 
-    /// The same, where the key's home is known.
+    /// Where a key's probe ends, and what its slot says if it is there.
     #[inline]
-    pub(super) fn find_from(&self, home: usize, key: Digest) -> Result<usize, usize> {
-        let [high, low] = words(key);
-        let mut place = home;
+    pub(super) fn probe(&self, key: Digest) -> (usize, Option<Says<'_>>) {
+        let [high, low] = key.halves();
+        let slots = self.all();
+        let mut place = self.home(key);
         loop {
-            match self.slot(place) {
-                Some([_, _, _, last]) if last.load(Relaxed) == 0 => return Err(place),
-                Some([own_high, own_low, ..]) if (own_high.load(Relaxed), own_low.load(Relaxed)) == (high, low) => {
-                    return Ok(place);
+            match slots.get(place) {
+                Some([_, _, _, last]) if last.load(Relaxed) == 0 => return (place, None),
+                Some([own_high, own_low, large, last])
+                    if (own_low.load(Relaxed), own_high.load(Relaxed)) == (low, high) =>
+                {
+                    return (place, Some(Says { large, last }));
                 }
-                Some(_) => place = place.saturating_add(1),
+                Some(_) => place = place.wrapping_add(1),
                 None => place = 0,
             }
         }
@@ -133,13 +168,6 @@ impl Slots {
         self.set(gap, EMPTY);
         moved
     }
-}
-
-/// A digest as two words. The first chooses the shard, the second the slot.
-#[inline]
-pub(super) fn words(key: Digest) -> [u64; 2] {
-    let half = |bits: u128| u64::try_from(bits & u128::from(u64::MAX)).unwrap_or(0);
-    [half(key.to_u128() >> 64), half(key.to_u128())]
 }
 
 fn digest(slot: &Slot) -> Digest {

@@ -4,17 +4,22 @@
 //! and nothing ever stops to grow. Keys are found by linear probing; one that must go is taken out by shifting back the
 //! few that follow it.
 
+use std::sync::{Arc, TryLockError};
+
 use threshold_core::balance::{Checked, Small};
 use threshold_core::limit::{Look, Mark};
 use threshold_core::{Balance, Digest, Limit, Timestamp, TraceId};
 
+use super::limits::{Limits, NUMBER_BITS};
 use super::lock;
 use super::slab::{Large, Slab};
-use super::slots::{EMPTY, Slot, Slots, words};
+use super::slots::{EMPTY, Says, Slot, Slots};
 use crate::sync::{Mutex, MutexGuard};
 
-/// Slots for each three keys: at three quarters full a probe looks at two or three of them.
-const SLOTS_FOR_THREE: usize = 4;
+/// Slots for each three keys. A probe looks at one or two of them then, and one in a dozen leaves what was asked for ahead.
+const SLOTS_FOR_THREE: usize = 5;
+/// The share of its keys by which a full shard may be overrun by the keys of prefixes, as a divisor.
+const PREFIX_SHARE: usize = 6;
 /// How many slots are looked at for one that may go.
 const SEARCH: usize = 64;
 /// Bytes of large balances for each key a shard is made for.
@@ -24,11 +29,8 @@ const LARGE_BYTES: usize = 256;
 const KIND_BITS: u32 = 2;
 const SMALL: u64 = 1;
 const LARGE: u64 = 2;
-/// The bits of a limit's number, above the kind. A thousand limits are more than policies have; whoever makes up a new
-/// one for each key finds its balances in the slab, and the search for a number stays short.
-const LIMIT_BITS: u32 = 10;
-/// What is left of the word for a figure.
-const FIGURE_BITS: u32 = u64::BITS - KIND_BITS - LIMIT_BITS;
+/// What is left of the word for a figure, above the kind and the number of a limit.
+const FIGURE_BITS: u32 = u64::BITS - KIND_BITS - NUMBER_BITS;
 
 /// What a shard has done to stay within its bounds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -49,6 +51,7 @@ pub struct Counts {
 pub(super) struct Shard {
     inside: Mutex<Inside>,
     slots: Slots,
+    limits: Arc<Limits>,
 }
 
 /// What is inside of a shard's lock.
@@ -56,78 +59,93 @@ pub(super) struct Shard {
 pub(super) struct Inside {
     used: usize,
     most: usize,
-    /// Every limit that a small balance here is under, by its number.
-    limits: Vec<Limit>,
     large: Slab,
     /// Where the search for one that may go went on last.
     hand: usize,
     pub(super) counts: Counts,
 }
 
-/// A small balance as a look has found it in a slot, and the number of its limit.
+/// A small balance as it was found in a slot, and the number of its limit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen {
     number: u64,
-    small: Small,
+    pub(super) small: Small,
+}
+
+impl Seen {
+    /// The balance in a slot, if it is small and under this limit, as nearly all are.
+    #[inline(always)]
+    pub(super) fn at(slot: Says<'_>, limit: &Limit, limits: &Limits) -> Option<Self> {
+        let [large, last] = slot.get();
+        let (kind, number, figure) = parts(last);
+        let own = kind == SMALL && limits.get(number) == Some(limit);
+        own.then_some(Self { number, small: Small { large, figure } })
+    }
+
+    /// Charges it where it lies, after a look at the same moment. `None`, and nothing changed, if it would outgrow its slot.
+    #[inline(always)]
+    pub(super) fn charge(self, slot: Says<'_>, limit: &Limit, cost: u64, now: Timestamp) -> Option<Mark> {
+        let (small, mark) = self.small.charge(limit, cost, now)?;
+        slot.set(packed(small, self.number)?);
+        Some(mark)
+    }
 }
 
 /// A shard that is one's own for as long as this lives.
 #[derive(Debug)]
 pub(super) struct Open<'s> {
     slots: &'s Slots,
+    limits: &'s Limits,
     pub(super) inside: MutexGuard<'s, Inside>,
 }
 
 impl Shard {
     /// A shard for `most` keys.
-    pub(super) fn new(most: usize) -> Self {
+    pub(super) fn new(most: usize, limits: Arc<Limits>) -> Self {
         let most = most.max(8);
         let slots = Slots::new(most.saturating_mul(SLOTS_FOR_THREE).div_ceil(3).saturating_add(1));
-        let (limits, large, counts) = (Vec::new(), Slab::default(), Counts::default());
-        Self { inside: Mutex::new(Inside { used: 0, most, limits, large, hand: 0, counts }), slots }
+        let (large, counts) = (Slab::default(), Counts::default());
+        Self { inside: Mutex::new(Inside { used: 0, most, large, hand: 0, counts }), slots, limits }
     }
 
     /// Waits until nobody else has it.
     #[inline]
     pub(super) fn open(&self) -> Open<'_> {
-        Open { slots: &self.slots, inside: lock(&self.inside) }
+        Open { slots: &self.slots, limits: &self.limits, inside: lock(&self.inside) }
+    }
+
+    /// As [`open`](Self::open), unless somebody else has it.
+    #[inline]
+    pub(super) fn open_unless_held(&self) -> Option<Open<'_>> {
+        let inside = match self.inside.try_lock() {
+            Ok(inside) => inside,
+            Err(TryLockError::Poisoned(inside)) => inside.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Open { slots: &self.slots, limits: &self.limits, inside })
     }
 
     /// Asks for the memory of a key and waits for nothing: what several keys need is then on its way together.
     #[inline]
-    pub(super) fn touch(&self, key: Digest) -> u64 {
-        self.slots.touch(self.slots.home(key))
+    pub(super) fn expect(&self, key: Digest) {
+        self.slots.expect(key);
     }
 }
 
-impl Open<'_> {
+impl<'s> Open<'s> {
     pub(super) fn len(&self) -> usize {
         self.inside.used
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.slots
-            .bytes()
-            .saturating_add(self.inside.large.bytes())
-            .saturating_add(self.inside.limits.capacity().saturating_mul(size_of::<Limit>()))
+        self.slots.bytes().saturating_add(self.inside.large.bytes())
     }
 
-    /// Where looking for a key begins.
+    /// The slot a key is in and what that says, or the empty one where looking for it ends. Good until a key goes: those
+    /// behind it then move.
     #[inline]
-    pub(super) fn home(&self, key: Digest) -> usize {
-        self.slots.home(key)
-    }
-
-    /// Asks for the memory of a slot and waits for nothing.
-    #[inline]
-    pub(super) fn touch(&self, home: usize) -> u64 {
-        self.slots.touch(home)
-    }
-
-    /// The slot a key is in, or the empty one where looking for it ends. Good until a key goes: those behind it then move.
-    #[inline]
-    pub(super) fn find_from(&self, home: usize, key: Digest) -> Result<usize, usize> {
-        self.slots.find_from(home, key)
+    pub(super) fn probe(&self, key: Digest) -> (usize, Option<Says<'s>>) {
+        self.slots.probe(key)
     }
 
     /// Whether a key is here.
@@ -163,39 +181,11 @@ impl Open<'_> {
         let number = u32::try_from(number).unwrap_or(u32::MAX);
         let (changed, small) = self.inside.large.change(number, limit, change);
         // What shrinks to a slot's size, as a pause that is over does, goes back into its slot.
-        if let Some(words) = small.and_then(|small| packed(small, self.number(limit)?)) {
+        if let Some(words) = small.and_then(|small| packed(small, self.limits.number(limit)?)) {
             self.inside.large.remove(number);
             self.slots.set_words(place, words);
         }
         changed
-    }
-
-    /// Looks at the balance in a slot where it lies, if it is small and under this limit, as nearly all are, and looking
-    /// does not change it.
-    #[inline]
-    pub(super) fn look_in_place(&self, place: usize, limit: &Limit, cost: u64, now: Timestamp) -> Option<(Seen, Look)> {
-        let slot = self.slots.get(place)?;
-        let (kind, number, figure) = parts(slot[3]);
-        if kind != SMALL || self.limit(number) != Some(limit) {
-            return None;
-        }
-        let small = Small { large: slot[2], figure };
-        Some((Seen { number, small }, small.look(limit, cost, now)?))
-    }
-
-    /// Charges what a look at the same moment has seen in a slot. `None`, and nothing changed, if it would outgrow that.
-    #[inline]
-    pub(super) fn charge_in_place(
-        &mut self,
-        place: usize,
-        seen: Seen,
-        limit: &Limit,
-        cost: u64,
-        now: Timestamp,
-    ) -> Option<Mark> {
-        let (small, mark) = seen.small.charge(limit, cost, now)?;
-        self.slots.set_words(place, packed(small, seen.number)?);
-        Some(mark)
     }
 
     fn large(&self, place: usize) -> Option<&Large> {
@@ -206,12 +196,14 @@ impl Open<'_> {
     /// Decides one cost on one key.
     #[inline]
     pub(super) fn check(&mut self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
-        let Ok(place) = self.slots.find(key) else { return self.check_new(key, limit, cost, now, id) };
-        if let Some((seen, look)) = self.look_in_place(place, limit, cost, now) {
+        let (place, Some(slot)) = self.slots.probe(key) else { return self.check_new(key, limit, cost, now, id) };
+        if let Some(seen) = Seen::at(slot, limit, self.limits)
+            && let Some(look) = seen.small.glance(limit, cost, now).or_else(|| seen.small.look(limit, cost, now))
+        {
             if !look.fits || cost == 0 {
                 return Checked { look, mark: None, changed: false };
             }
-            if let Some(mark) = self.charge_in_place(place, seen, limit, cost, now) {
+            if let Some(mark) = seen.charge(slot, limit, cost, now) {
                 return Checked { look, mark: Some(mark), changed: true };
             }
         }
@@ -237,11 +229,10 @@ impl Open<'_> {
         self.inside.used >= self.inside.most || self.inside.large.bytes() > self.inside.most.saturating_mul(LARGE_BYTES)
     }
 
-    /// Whether the key of a prefix may be added beyond the bound, after so many others that are to come: into half of the
-    /// slots that are left over.
+    /// Whether the key of a prefix may be added beyond the bound, after so many others that are to come: by a share of it.
     pub(super) fn has_spare_slots(&self, others: usize) -> bool {
-        let over = self.slots.len().saturating_sub(self.inside.most);
-        self.inside.used.saturating_add(others) < self.inside.most.saturating_add(over.checked_div(2).unwrap_or(0))
+        let most = self.inside.most;
+        self.inside.used.saturating_add(others) < most.saturating_add(most.checked_div(PREFIX_SHARE).unwrap_or(0))
     }
 
     /// Whether the key of a whole rule may be added beyond the bound; there are few of them. One slot always stays empty,
@@ -257,7 +248,7 @@ impl Open<'_> {
             return;
         }
         if let Some([large, last]) = self.pack(limit, balance) {
-            let [high, low] = words(key);
+            let [high, low] = key.halves();
             self.slots.set(free, [high, low, large, last]);
             self.inside.used = self.inside.used.saturating_add(1);
         }
@@ -295,7 +286,7 @@ impl Open<'_> {
                 {
                     show(key, limit, balance);
                 }
-            } else if let Some(limit) = self.limit(number) {
+            } else if let Some(limit) = self.limits.get(number) {
                 let balance = self.unpack(&slot);
                 if balance.silent_from() > now {
                     show(key, limit, &balance);
@@ -360,7 +351,7 @@ impl Open<'_> {
                 None => return Worth::Nothing,
             }
         } else {
-            let Some(limit) = self.limit(number) else { return Worth::Nothing };
+            let Some(limit) = self.limits.get(number) else { return Worth::Nothing };
             small = self.unpack(&slot);
             (limit, &small)
         };
@@ -373,23 +364,8 @@ impl Open<'_> {
         }
     }
 
-    #[inline]
-    fn limit(&self, number: u64) -> Option<&Limit> {
-        self.inside.limits.get(usize::try_from(number).ok()?)
-    }
-
-    /// The number of a limit, given to it now if it has none; `None` once there are too many.
-    fn number(&mut self, limit: &Limit) -> Option<u64> {
-        if let Some(number) = self.inside.limits.iter().position(|own| own == limit) {
-            return u64::try_from(number).ok();
-        }
-        let number = u64::try_from(self.inside.limits.len()).ok().filter(|number| number >> LIMIT_BITS == 0)?;
-        self.inside.limits.push(*limit);
-        Some(number)
-    }
-
     fn pack(&mut self, limit: &Limit, balance: Balance) -> Option<[u64; 2]> {
-        let small = balance.to_small(limit).and_then(|small| packed(small, self.number(limit)?));
+        let small = balance.to_small(limit).and_then(|small| packed(small, self.limits.number(limit)?));
         small.or_else(|| {
             let number = self.inside.large.insert(*limit, balance)?;
             Some([0, joined(LARGE, 0, u64::from(number))])
@@ -399,7 +375,7 @@ impl Open<'_> {
     #[inline]
     fn unpack(&self, slot: &Slot) -> Balance {
         let (_, number, figure) = parts(slot[3]);
-        let Some(limit) = self.limit(number) else { return Balance::default() };
+        let Some(limit) = self.limits.get(number) else { return Balance::default() };
         Balance::from_small(Small { large: slot[2], figure }, limit)
     }
 }
@@ -423,13 +399,13 @@ enum Worth {
 
 #[inline]
 fn joined(kind: u64, number: u64, figure: u64) -> u64 {
-    figure << (KIND_BITS + LIMIT_BITS) | number << KIND_BITS | kind
+    figure << (KIND_BITS + NUMBER_BITS) | number << KIND_BITS | kind
 }
 
 /// Kind, number of the limit, figure.
 #[inline]
 fn parts(last: u64) -> (u64, u64, u64) {
     let kind = last & ((1 << KIND_BITS) - 1);
-    let number = (last >> KIND_BITS) & ((1 << LIMIT_BITS) - 1);
-    (kind, number, last >> (KIND_BITS + LIMIT_BITS))
+    let number = (last >> KIND_BITS) & ((1 << NUMBER_BITS) - 1);
+    (kind, number, last >> (KIND_BITS + NUMBER_BITS))
 }
