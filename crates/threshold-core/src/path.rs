@@ -41,7 +41,8 @@ fn plainly_spelled(path: &str) -> Option<&str> {
     let mut length = path.len();
     for (at, &byte) in path.as_bytes().iter().enumerate() {
         let kind = KINDS.get(usize::from(byte)).copied().unwrap_or(OTHER);
-        if kind.saturating_add(before) >= OTHER {
+        // At most twice `OTHER`.
+        if kind.wrapping_add(before) >= OTHER {
             if !matches!(byte, b'?' | b'#') {
                 return None;
             }

@@ -255,11 +255,16 @@ fn crossed(policy: &Policy) -> ([String; 2], [String; 2]) {
         |user: &str, tenant: &str, index| shard(policy, &Facts { path: Some("/r"), ..request(user, tenant, 1) }, index);
     let standing = |user: &str, tenant: &str, index| standing_shard(policy, &request(user, tenant, 1), index);
     let place = |user: &str, tenant: &str, index| budget(user, tenant, index) << 8 | standing(user, tenant, index);
-    let (of_user, of_tenant) = (place("ada", "acme", 0), place("ada", "acme", 1));
-    assert!(of_user >> 8 != of_tenant >> 8 && of_user & 63 != of_tenant & 63);
-    let user = names("u", |name| place(name, "acme", 0), of_tenant, 1).remove(0);
+    let of_user = place("ada", "acme", 0);
+    let apart = |name: &String| {
+        let of_tenant = place("ada", name, 1);
+        of_user >> 8 != of_tenant >> 8 && of_user & 63 != of_tenant & 63
+    };
+    let acme = (0..).map(|number| format!("acme{number}")).find(apart).unwrap();
+    let of_tenant = place("ada", &acme, 1);
+    let user = names("u", |name| place(name, &acme, 0), of_tenant, 1).remove(0);
     let tenant = names("t", |name| place("ada", name, 1), of_user, 1).remove(0);
-    (["ada".to_owned(), user], ["acme".to_owned(), tenant])
+    (["ada".to_owned(), user], [acme, tenant])
 }
 
 /// A path, which user, and which tenant.
@@ -269,7 +274,7 @@ type Ask = (&'static str, usize, usize);
 /// opposite orders. Nobody waits for ever; whoever looks finds two limits that are charged together charged alike; what
 /// was charged to each limit in the end is what the decisions say; and every strike is one request's.
 ///
-/// Woken by: an order of locks that depends on the plan, in `Locked::lock` and in `with_standings`; letting go of the
+/// Woken by: an order of locks that depends on the plan, in `Locked::lock_in_order` and in `with_standings`; letting go of the
 /// standings before they are put back; and letting go of the shards between two `put_back`s.
 #[test]
 fn plans_that_overlap_are_settled_whole() {

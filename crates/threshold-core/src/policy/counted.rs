@@ -204,6 +204,28 @@ mod tests {
         }
     }
 
+    /// Woken by laying a rule's secret over all of the digest, and by leaving more of that than the beginnings.
+    #[test]
+    fn keys_of_one_identity_begin_alike_and_go_on_differently() {
+        let policy = policy();
+        let mut expected = Vec::new();
+        let mut plan = crate::plan::Plan::new(&policy, crate::plan::Verb::Check);
+        let facts = Facts { ip: Some([10, 0, 0, 1].into()), tenant: Some("t"), user: Some("u"), ..Facts::default() };
+        plan.fill_expecting(&facts, |digest| expected.push(digest)).unwrap();
+        let beginnings = |digest: Digest| digest.halves().map(|half| half >> 32);
+        let begins = |digest: Digest| (beginnings(digest)[0] >> 16, beginnings(digest)[1]);
+        let (keys, users): (Vec<Digest>, Vec<usize>) =
+            plan.charges().iter().map(|charge| (charge.key, charge.rule.counted)).unzip();
+        assert_eq!(users[2], users[3]);
+        assert_eq!(begins(keys[2]), begins(keys[3]));
+        let [high, low] = keys[2].halves();
+        let [other_high, other_low] = keys[3].halves();
+        assert!(high << 16 != other_high << 16 && low << 32 != other_low << 32);
+        // Whoever fetches ahead hears of every one of them.
+        assert!(keys.iter().all(|key| expected.iter().any(|digest| begins(*digest) == begins(*key))));
+        assert!(begins(keys[0]) != begins(keys[1]) && begins(keys[1]) != begins(keys[2]));
+    }
+
     #[test]
     fn what_rules_count_by_alike_is_digested_once() {
         let policy = policy();
