@@ -1,7 +1,7 @@
 //! Decision → what a client reads: header fields and the body of a denial. Nothing here tells a shadow ban.
 
 use serde_json::{Map, Value, json};
-use sfv::{ItemSerializer, KeyRef, ListSerializer, RefBareItem, StringRef};
+use sfv::{ItemSerializer, KeyRef, RefBareItem, StringRef};
 
 use crate::caller::Caller;
 use crate::decision::{Decision, Reading};
@@ -52,54 +52,66 @@ pub fn header_fields(decision: &Decision, policy: &Policy) -> Vec<Field> {
 
 fn x_rate_limit(decision: &Decision, fields: &mut Vec<Field>) {
     let Some(reading) = decision.bound_by() else { return };
-    fields.push(("X-RateLimit-Limit", reading.limit.to_string()));
-    fields.push(("X-RateLimit-Remaining", reading.remaining.to_string()));
-    fields.extend(decision.reset_at().map(|reset| ("X-RateLimit-Reset", reset.to_string())));
+    let number = |value: u64| itoa::Buffer::new().format(value).to_owned();
+    fields.push(("X-RateLimit-Limit", number(reading.limit)));
+    fields.push(("X-RateLimit-Remaining", number(reading.remaining)));
+    fields.extend(decision.reset_at().map(|reset| ("X-RateLimit-Reset", number(reset))));
 }
 
 /// `RateLimit` and `RateLimit-Policy` in the form of drafts 08 to 11, listing every enforced limit that may be told.
 fn rate_limit(decision: &Decision, policy: &Policy, fields: &mut Vec<Field>) {
     let room = || String::with_capacity(decision.readings.len().saturating_mul(USUAL_ITEM));
-    let (mut limits_text, mut policies) = (room(), room());
-    let mut limits = ListSerializer::with_buffer(&mut limits_text);
+    let (mut limits, mut policies) = (room(), room());
     for reading in decision.readings.iter().filter(|reading| reading.enforced) {
-        let Some(rule) = policy.rules().get(reading.rule).filter(|rule| rule.disclosure == Disclosure::Full) else {
-            continue;
-        };
-        let Ok(name) = StringRef::from_str(&rule.name) else { continue };
-        let limit = limits.bare_item(name).parameter(key("r"), integer(reading.remaining));
-        if let Some(seconds) = effective_window(reading, decision.at) {
-            let _ = limit.parameter(key("t"), integer(seconds));
-        }
-        if !policies.is_empty() {
+        let rule = policy.rules().get(reading.rule).filter(|rule| rule.disclosure == Disclosure::Full);
+        let Some((rule, told)) = rule.and_then(|rule| Some((rule, rule.told.as_ref()?))) else { continue };
+        if !limits.is_empty() {
+            limits.push_str(", ");
             policies.push_str(", ");
         }
-        match &rule.told {
-            Some(told) if told.limit == reading.limit && told.period == reading.period => policies.push_str(&told.item),
+        limits.push_str(&told.name);
+        push_integer(&mut limits, ";r=", reading.remaining);
+        if let Some(seconds) = effective_window(reading, decision.at) {
+            push_integer(&mut limits, ";t=", seconds);
+        }
+        match &told.policy {
+            Some((limit, period, item)) if (*limit, *period) == (reading.limit, reading.period) => {
+                policies.push_str(item);
+            }
             _ => policies.extend(policy_item(rule, reading.limit, reading.unit, reading.period)),
         }
     }
-    if limits.finish().is_some() {
-        fields.push(("RateLimit", limits_text));
+    if !limits.is_empty() {
+        fields.push(("RateLimit", limits));
         fields.push(("RateLimit-Policy", policies));
     }
 }
 
-/// What `RateLimit-Policy` says of a rule's limit: written once, since most limits are the same for everyone.
+/// What clients are told of a rule that is the same in every answer, written as structured fields when its policy is read.
 #[derive(Debug, Clone)]
 pub(crate) struct Told {
-    limit: u64,
-    period: Span,
-    item: Box<str>,
+    name: Box<str>,
+    /// Its item of `RateLimit-Policy` for this quota and period, where those do not depend on who asks.
+    policy: Option<(u64, Span, Box<str>)>,
 }
 
 impl Told {
-    /// What is told of a rule whose limit does not depend on who asks.
+    /// Nothing, where the rule has a name that no structured field can have.
     pub(crate) fn of(rule: &Rule) -> Option<Self> {
-        let (limit, counts) = (rule.fixed_limit()?, rule.counts()?);
-        let item = policy_item(rule, limit.quota(), counts.unit(), limit.period())?.into();
-        Some(Self { limit: limit.quota(), period: limit.period(), item })
+        let name = ItemSerializer::new().bare_item(StringRef::from_str(&rule.name).ok()?).finish().into();
+        let fixed = rule.fixed_limit().zip(rule.counts());
+        let policy = fixed.and_then(|(limit, counts)| {
+            let item = policy_item(rule, limit.quota(), counts.unit(), limit.period())?;
+            Some((limit.quota(), limit.period(), item.into()))
+        });
+        Some(Self { name, policy })
     }
+}
+
+/// A parameter whose value is another in every answer.
+fn push_integer(out: &mut String, key: &str, value: u64) {
+    out.push_str(key);
+    out.push_str(itoa::Buffer::new().format(clamped(value)));
 }
 
 fn policy_item(rule: &Rule, limit: u64, counted: Unit, window: Span) -> Option<String> {
@@ -119,9 +131,13 @@ fn key(name: &'static str) -> &'static KeyRef {
 }
 
 /// A structured integer has at most 15 digits.
+fn clamped(value: u64) -> u64 {
+    value.min(MAX_QUOTA)
+}
+
 fn integer(value: u64) -> RefBareItem<'static> {
-    let clamped = i64::try_from(value.min(MAX_QUOTA)).unwrap_or(0);
-    RefBareItem::Integer(sfv::Integer::try_from(clamped).unwrap_or(sfv::Integer::ZERO))
+    let value = i64::try_from(clamped(value)).unwrap_or(0);
+    RefBareItem::Integer(sfv::Integer::try_from(value).unwrap_or(sfv::Integer::ZERO))
 }
 
 /// `t`: the seconds within which no more than what remains can be used.
