@@ -101,12 +101,16 @@ impl Compact for Estimate {
 }
 
 impl Small {
-    /// As [`look`](Self::look), for buckets that have no fraction and owe nothing, which most are.
+    /// [`look`](Self::look) and [`charge`](Self::charge) in one, for buckets that have no fraction and owe nothing, which
+    /// most are. The charge counts only if it fits.
     #[must_use]
     #[inline(always)]
-    pub fn glance(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<Look> {
+    pub fn glance(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<(Look, Self, Mark)> {
         let Limit::Rate(rate) = limit else { return None };
-        rate.look_whole(Timestamp::from_micros(self.large), cost, now)
+        let look = rate.look_whole(Timestamp::from_micros(self.large), cost, now)?;
+        // A bucket's state is when it is full again.
+        let charged = Self { large: look.reset_if_charged?.micros(), figure: 0 };
+        Some((look, charged, Mark { part: now, amount: cost }))
     }
 
     /// As [`Balance::look`] on a balance that lies in a table under this very limit. `None` where looking would change
@@ -125,18 +129,8 @@ impl Small {
     /// As [`Balance::charge`], after [`look`](Self::look) at the same moment. `None` where what comes of it must be kept
     /// whole.
     #[must_use]
-    #[inline(always)]
-    pub fn charge(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<(Self, Mark)> {
-        if let Limit::Rate(rate) = limit
-            && let Some(full_at) = rate.charged_whole(Timestamp::from_micros(self.large), cost, now)
-        {
-            return Some((Self { large: full_at.micros(), figure: 0 }, Mark { part: now, amount: cost }));
-        }
-        self.charge_apart(limit, cost, now)
-    }
-
     #[inline(never)]
-    fn charge_apart(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<(Self, Mark)> {
+    pub fn charge(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<(Self, Mark)> {
         match limit {
             Limit::Rate(rate) => charge(rate, self, cost, now),
             Limit::Window(window) => charge(window, self, cost, now),

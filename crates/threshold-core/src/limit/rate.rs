@@ -295,7 +295,7 @@ impl Rate {
 
     /// When the bucket is full again after a charge, where nothing has a fraction and the whole cost fits.
     #[inline(always)]
-    pub(crate) fn charged_whole(&self, full_at: Timestamp, cost: u64, now: Timestamp) -> Option<Timestamp> {
+    fn charged_whole(&self, full_at: Timestamp, cost: u64, now: Timestamp) -> Option<Timestamp> {
         let backlog = full_at.since(now).micros();
         let after = backlog.checked_add(cost.checked_mul(self.terms.step)?)?;
         (after <= self.whole_capacity?).then(|| now.plus(Span::from_micros(after)))

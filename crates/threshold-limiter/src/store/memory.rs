@@ -28,7 +28,6 @@ use threshold_core::{
 use super::{Keep, LocalStore, Saving, StoreError};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
-use limits::Limits;
 use locked::{Locked, Seat, shard_of};
 use reservations::Reservations;
 use side::{Side, Worth, worth_until};
@@ -53,7 +52,6 @@ const SPREAD: usize = 4;
 #[derive(Debug)]
 pub struct MemoryStore {
     shards: Box<[Shard]>,
-    limits: Arc<Limits>,
     standings: Box<[Mutex<Side<Digest, Standing>>]>,
     accounts: Mutex<Side<Digest, Account>>,
     reservations: Mutex<Reservations>,
@@ -100,10 +98,8 @@ impl MemoryStore {
         let most = share.saturating_add(share.isqrt().saturating_mul(SPREAD));
         let side =
             usize::try_from(memory.max_keys.checked_div(SIDE_TABLE).unwrap_or(0)).unwrap_or(usize::MAX).max(1_024);
-        let limits = Arc::<Limits>::default();
         Self {
-            shards: (0..shards).map(|_| Shard::new(most, Arc::clone(&limits))).collect(),
-            limits,
+            shards: Shard::many(shards, most),
             standings: (0..SIDE_SHARDS).map(|_| Mutex::new(Side::new(side.div_ceil(SIDE_SHARDS)))).collect(),
             accounts: Mutex::new(Side::new(side)),
             reservations: Mutex::new(Reservations::new(side)),
@@ -124,7 +120,8 @@ impl MemoryStore {
     /// What is held.
     #[must_use]
     pub fn usage(&self) -> Usage {
-        let mut usage = Usage { bytes: self.limits.bytes(), ..Usage::default() };
+        let mut usage =
+            Usage { bytes: self.shards.first().map_or(0, |shard| shard.limits().bytes()), ..Usage::default() };
         for shard in &self.shards {
             let shard = shard.open();
             usage.keys = usage.keys.saturating_add(shard.len());
@@ -201,7 +198,7 @@ impl MemoryStore {
         now: Timestamp,
         change: impl FnOnce(&mut [Balance]) -> T,
     ) -> T {
-        let mut locked = Locked::new(&self.shards, &self.limits, now);
+        let mut locked = Locked::new(&self.shards, now);
         locked.take(charges.iter().map(|(key, _)| *key));
         let mut balances: ArrayVec<Balance, MAX_CHARGES> =
             (0..charges.len()).map(|index| locked.copied(index)).collect();
@@ -306,7 +303,7 @@ impl LocalStore for MemoryStore {
 
     fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         self.expire_reservations(now);
-        let mut balances = Locked::new(&self.shards, &self.limits, now);
+        let mut balances = Locked::new(&self.shards, now);
         balances.take(plan.charges().iter().map(Charge::key));
         let new = balances.seats.iter().any(Seat::is_new);
         if new {

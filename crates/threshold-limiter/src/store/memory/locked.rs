@@ -7,7 +7,7 @@ use threshold_core::{Balance, Balances, Digest, Limit, Timestamp, TraceId};
 
 use super::limits::Limits;
 use super::slots::Says;
-use super::table::{Open, Seen, Shard};
+use super::table::{Charged, Open, Seen, Shard};
 
 /// Keys with their shards locked.
 #[derive(Debug)]
@@ -15,7 +15,8 @@ pub(super) struct Locked<'s> {
     shards: &'s [Shard],
     open: ArrayVec<Open<'s>, MAX_CHARGES>,
     pub(super) seats: ArrayVec<Seat<'s>, MAX_CHARGES>,
-    limits: &'s Limits,
+    /// Of all shards.
+    limits: Option<&'s Limits>,
     now: Timestamp,
 }
 
@@ -29,8 +30,8 @@ pub(super) struct Seat<'s> {
     at: usize,
     /// What its slot says, if it is there.
     slot: Option<Says<'s>>,
-    /// What a look found there, if it could look in place.
-    seen: Option<Seen>,
+    /// What a look said to write for a charge, if it could.
+    charged: Option<Charged>,
 }
 
 impl Seat<'_> {
@@ -43,7 +44,8 @@ impl Seat<'_> {
 impl<'s> Locked<'s> {
     /// Nothing locked yet: this is more than a kilobyte, and moving it would cost as much as locking.
     #[inline]
-    pub(super) fn new(shards: &'s [Shard], limits: &'s Limits, now: Timestamp) -> Self {
+    pub(super) fn new(shards: &'s [Shard], now: Timestamp) -> Self {
+        let limits = shards.first().map(Shard::limits);
         Self { shards, open: ArrayVec::new(), seats: ArrayVec::new(), limits, now }
     }
 
@@ -51,7 +53,7 @@ impl<'s> Locked<'s> {
     #[inline]
     pub(super) fn take(&mut self, keys: impl Iterator<Item = Digest>) {
         for key in keys {
-            let _ = self.seats.try_push(Seat { key, shard: 0, at: 0, slot: None, seen: None });
+            let _ = self.seats.try_push(Seat { key, shard: 0, at: 0, slot: None, charged: None });
         }
         self.renew();
     }
@@ -166,9 +168,9 @@ impl Balances for Locked<'_> {
     #[inline(always)]
     fn glance(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> Option<Look> {
         let seat = self.seats.get_mut(index)?;
-        let seen = Seen::at(seat.slot?, charge.limit(), self.limits)?;
-        let look = seen.small.glance(charge.limit(), charge.cost(), now)?;
-        seat.seen = Some(seen);
+        let seen = Seen::at(seat.slot?, charge.limit(), self.limits?)?;
+        let (look, charged) = seen.glance(charge.limit(), charge.cost(), now)?;
+        seat.charged = look.fits.then_some(charged);
         Some(look)
     }
 
@@ -177,11 +179,11 @@ impl Balances for Locked<'_> {
         let (limit, cost) = (charge.limit(), charge.cost());
         let limits = self.limits;
         let Some((shard, seat)) = self.known(index) else { return Balance::default().look(limit, cost, now) };
-        if let Some(slot) = seat.slot
+        if let (Some(slot), Some(limits)) = (seat.slot, limits)
             && let Some(seen) = Seen::at(slot, limit, limits)
-            && let Some(look) = seen.small.look(limit, cost, now)
+            && let Some((look, charged)) = seen.look(limit, cost, now)
         {
-            seat.seen = Some(seen);
+            seat.charged = charged;
             return (look, false);
         }
         shard.with_whole(seat.at, limit, |balance| balance.look(limit, cost, now))
@@ -189,11 +191,9 @@ impl Balances for Locked<'_> {
 
     #[inline]
     fn charge(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp, id: TraceId) -> Mark {
-        let (limit, cost) = (charge.limit(), charge.cost());
-        if let Some(Seat { slot: Some(slot), seen: Some(seen), .. }) = self.seats.get(index)
-            && let Some(mark) = seen.charge(*slot, limit, cost, now)
-        {
-            return mark;
+        if let Some(Seat { slot: Some(slot), charged: Some(Charged { words, mark }), .. }) = self.seats.get(index) {
+            slot.set(*words);
+            return *mark;
         }
         self.charge_whole(index, charge, now, id)
     }

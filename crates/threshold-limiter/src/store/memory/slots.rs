@@ -1,5 +1,6 @@
 //! The slots of one shard: a digest and two words each, found by linear probing.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -20,11 +21,18 @@ const WORDS: usize = 4;
 /// They are atomic so that anybody may [ask for](Self::expect) one. All else is for whoever holds the lock, which orders it.
 #[derive(Debug)]
 pub(super) struct Slots {
-    /// Plain words, because those are made zeroed without being touched.
-    words: Box<[AtomicU64]>,
-    /// Where the first cache line begins.
+    memory: Arc<Memory>,
+    /// Where the first of them begins.
     start: usize,
     len: usize,
+}
+
+/// The memory of all shards of a table, in one piece: a system can back that with larger pages, of which it has to look up
+/// fewer.
+#[derive(Debug)]
+struct Memory {
+    /// Plain words, because those are made zeroed without being touched.
+    words: Box<[AtomicU64]>,
 }
 
 /// The words of a slot that say what is in it, for whoever holds the lock: good until a key goes, for then others move.
@@ -48,14 +56,22 @@ impl Says<'_> {
 }
 
 impl Slots {
-    pub(super) fn new(len: usize) -> Self {
-        let words: Box<[AtomicU64]> = bytemuck::zeroed_slice_box(len.saturating_mul(WORDS).saturating_add(LINE));
-        let start = words.as_ptr().align_offset(LINE.saturating_mul(size_of::<u64>())).min(LINE);
-        Self { words, start, len }
+    /// At least `len` slots for each of so many shards.
+    pub(super) fn for_shards(shards: usize, len: usize) -> impl Iterator<Item = Self> {
+        // Every shard begins with a cache line.
+        let len = len.next_multiple_of(LINE / WORDS);
+        let each = len.saturating_mul(WORDS);
+        let words: Box<[AtomicU64]> = bytemuck::zeroed_slice_box(each.saturating_mul(shards).saturating_add(LINE));
+        let first = words.as_ptr().align_offset(LINE.saturating_mul(size_of::<u64>())).min(LINE);
+        let memory = Arc::new(Memory { words });
+        (0..shards).map(move |shard| {
+            let start = first.saturating_add(shard.saturating_mul(each));
+            Self { memory: Arc::clone(&memory), start, len }
+        })
     }
 
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.words)
+        self.len.saturating_mul(size_of::<Slot>())
     }
 
     pub(super) fn len(&self) -> usize {
@@ -64,14 +80,13 @@ impl Slots {
 
     #[inline]
     fn all(&self) -> &[[AtomicU64; WORDS]] {
-        let (slots, _) = self.words.get(self.start..).unwrap_or_default().as_chunks();
+        let (slots, _) = self.memory.words.get(self.start..).unwrap_or_default().as_chunks();
         slots.get(..self.len).unwrap_or_default()
     }
 
-    /// Behind the last there may be another, which stays empty.
     #[inline]
     fn slot(&self, place: usize) -> Option<&[AtomicU64; WORDS]> {
-        self.words.get(self.start.wrapping_add(place.wrapping_mul(WORDS))..)?.first_chunk()
+        self.all().get(place)
     }
 
     /// Asks for the memory where the probe for a key begins, and for as much behind it: few probes go further.

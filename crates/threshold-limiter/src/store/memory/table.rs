@@ -69,7 +69,7 @@ pub(super) struct Inside {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen {
     number: u64,
-    pub(super) small: Small,
+    small: Small,
 }
 
 impl Seen {
@@ -82,13 +82,26 @@ impl Seen {
         own.then_some(Self { number, small: Small { large, figure } })
     }
 
-    /// Charges it where it lies, after a look at the same moment. `None`, and nothing changed, if it would outgrow its slot.
+    /// What a look finds, and what to write for a charge, where that is quickly said: see [`Small::glance`].
     #[inline(always)]
-    pub(super) fn charge(self, slot: Says<'_>, limit: &Limit, cost: u64, now: Timestamp) -> Option<Mark> {
-        let (small, mark) = self.small.charge(limit, cost, now)?;
-        slot.set(packed(small, self.number)?);
-        Some(mark)
+    pub(super) fn glance(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<(Look, Charged)> {
+        let (look, charged, mark) = self.small.glance(limit, cost, now)?;
+        Some((look, Charged { words: packed(charged, self.number)?, mark }))
     }
+
+    /// The same for all others, unless a look changes them. The charge is none if it would outgrow the slot.
+    pub(super) fn look(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<(Look, Option<Charged>)> {
+        let look = self.small.look(limit, cost, now)?;
+        let charged = self.small.charge(limit, cost, now);
+        Some((look, charged.and_then(|(small, mark)| Some(Charged { words: packed(small, self.number)?, mark }))))
+    }
+}
+
+/// What a slot says once a cost is charged, and what that wrote.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Charged {
+    pub(super) words: [u64; 2],
+    pub(super) mark: Mark,
 }
 
 /// A shard that is one's own for as long as this lives.
@@ -100,12 +113,22 @@ pub(super) struct Open<'s> {
 }
 
 impl Shard {
-    /// A shard for `most` keys.
-    pub(super) fn new(most: usize, limits: Arc<Limits>) -> Self {
+    /// So many shards for `most` keys each.
+    pub(super) fn many(shards: usize, most: usize) -> Box<[Self]> {
         let most = most.max(8);
-        let slots = Slots::new(most.saturating_mul(SLOTS_FOR_THREE).div_ceil(3).saturating_add(1));
-        let (large, counts) = (Slab::default(), Counts::default());
-        Self { inside: Mutex::new(Inside { used: 0, most, large, hand: 0, counts }), slots, limits }
+        let limits = Arc::<Limits>::default();
+        let all = Slots::for_shards(shards, most.saturating_mul(SLOTS_FOR_THREE).div_ceil(3).saturating_add(1));
+        let shard = |slots| {
+            let (large, counts) = (Slab::default(), Counts::default());
+            let inside = Mutex::new(Inside { used: 0, most, large, hand: 0, counts });
+            Self { inside, slots, limits: Arc::clone(&limits) }
+        };
+        all.map(shard).collect()
+    }
+
+    /// Every limit that a small balance here is under, or in any other shard.
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// Waits until nobody else has it.
@@ -197,15 +220,17 @@ impl<'s> Open<'s> {
     #[inline]
     pub(super) fn check(&mut self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
         let (place, Some(slot)) = self.slots.probe(key) else { return self.check_new(key, limit, cost, now, id) };
-        if let Some(seen) = Seen::at(slot, limit, self.limits)
-            && let Some(look) = seen.small.glance(limit, cost, now).or_else(|| seen.small.look(limit, cost, now))
-        {
-            if !look.fits || cost == 0 {
-                return Checked { look, mark: None, changed: false };
-            }
-            if let Some(mark) = seen.charge(slot, limit, cost, now) {
+        let found = Seen::at(slot, limit, self.limits).and_then(|seen| {
+            let glance = seen.glance(limit, cost, now).map(|(look, charged)| (look, Some(charged)));
+            glance.or_else(|| seen.look(limit, cost, now))
+        });
+        match found {
+            Some((look, _)) if !look.fits || cost == 0 => return Checked { look, mark: None, changed: false },
+            Some((look, Some(Charged { words, mark }))) => {
+                slot.set(words);
                 return Checked { look, mark: Some(mark), changed: true };
             }
+            Some((_, None)) | None => {}
         }
         self.with_whole(place, limit, |balance| balance.check(limit, cost, now, id))
     }
