@@ -57,7 +57,8 @@ const BROAD: [Step; 12] = [
     Ask(Check, User::A, 1),
     Ask(Check, User::B, 2),
     Ask(Peek, User::A, 1),
-    Ask(Record, User::A, 2),
+    // More than a budget can owe.
+    Ask(Record, User::A, 5),
     RefundLast,
     Reserve(User::A, 2, OnExpire::Release),
     Commit(1),
@@ -239,7 +240,8 @@ fn play_all(policy: &Policy, steps: &[Step], length: u32) -> u64 {
     played
 }
 
-/// Woken by: in `MemoryStore`, a `keep` that drops what still says something; a `put_back` of changed balances alone; a
+/// Woken by: in `Locked::glance`, a charge kept that does not fit; in `MemoryStore`, a `keep` that drops what still says
+/// something; a `put_back` of changed balances alone; a
 /// refund that is not remembered; a reservation that expires as if charged; and `expire_reservations` left out of `settle`
 /// or of `refund`.
 fn check(algorithm: &str) {
