@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::{Context as _, Result};
-use threshold_limiter::{Facts, Limiter, Policy};
+use threshold_limiter::{Decision, Facts, Limiter, Policy};
 
 use crate::contenders::{Answer, NEAR, far};
 
@@ -80,6 +80,14 @@ impl Layers {
     pub fn check(&self, visits: std::ops::Range<usize>) -> usize {
         let allowed =
             |request: &&Request| self.limiter.check(&request.facts()).is_ok_and(|decision| decision.allowed());
+        self.requests[visits].iter().filter(allowed).count()
+    }
+
+    /// The same into one decision, which is used again.
+    pub fn check_into(&self, visits: std::ops::Range<usize>) -> usize {
+        let mut decision = Decision::default();
+        let allowed =
+            |request: &&Request| self.limiter.check_into(&request.facts(), &mut decision).is_ok() && decision.allowed();
         self.requests[visits].iter().filter(allowed).count()
     }
 

@@ -175,6 +175,7 @@ fn layered(settings: &Settings, report: &mut Report) -> Result<()> {
         }
         for (how, allocations) in [
             ("check", counted(|| layers.check(0..CHUNK)).1.allocations),
+            ("check_into", counted(|| layers.check_into(0..CHUNK)).1.allocations),
             ("check_many", counted(|| layers.check_many(0..CHUNK)).1.allocations),
         ] {
             let name = format!("heap allocations a decision, four layers, {how}, {}", report::word(answer));
@@ -188,9 +189,10 @@ fn layered(settings: &Settings, report: &mut Report) -> Result<()> {
             }
             let batches = "threshold, one limit, check_many of 64".to_owned();
             entries.push(Entry { name: batches, run: Box::new(|range| batched.check_batches(&keys[range])) });
-            let (one, many) = ("threshold, four layers, check", "threshold, four layers, check_many of 64");
-            entries.push(Entry { name: one.to_owned(), run: Box::new(|range| layers.check(range)) });
-            entries.push(Entry { name: many.to_owned(), run: Box::new(|range| layers.check_many(range)) });
+            let four = |how: &str| format!("threshold, four layers, {how}");
+            entries.push(Entry { name: four("check"), run: Box::new(|range| layers.check(range)) });
+            entries.push(Entry { name: four("check_into"), run: Box::new(|range| layers.check_into(range)) });
+            entries.push(Entry { name: four("check_many of 64"), run: Box::new(|range| layers.check_many(range)) });
             let series: Vec<Series> = rounds::run(&entries, Pace { threads, ..settings.pace });
             report.layers.push(Row { scenario: "four layers".to_owned(), answer, threads, series });
         }

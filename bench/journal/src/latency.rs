@@ -65,8 +65,12 @@ pub(super) fn report(folder: &Path) -> Result<()> {
             figures.entry(disk).or_default().push([next()?, next()?, next()?]);
         }
     }
-    println!("Decisions of one thread while another strikes 1,000 times a second, {rounds} rounds of {ROUND:?} by turns:\n");
-    println!("| journal | p50 ns | p99 ns | p99.9 ns | p99 to that without, in the same round |\n|---|---|---|---|---|");
+    println!(
+        "Decisions of one thread while another strikes 1,000 times a second, {rounds} rounds of {ROUND:?} by turns:\n"
+    );
+    println!(
+        "| journal | p50 ns | p99 ns | p99.9 ns | p99 to that without, in the same round |\n|---|---|---|---|---|"
+    );
     for (disk, name) in DISKS.into_iter().zip(["none", "the disk as it is", "each write takes a second"]) {
         let (own, none) = (&figures[disk], &figures["none"]);
         let median = |at: usize| Spread::of(own.iter().map(|figures| figures[at])).median;

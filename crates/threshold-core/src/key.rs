@@ -295,8 +295,8 @@ impl AddressGroup {
         // There is room for the longest.
         let _ = match self.base {
             IpAddr::V4(v4) => {
-                bytes.extend([self.prefix, 4]);
-                bytes.try_extend_from_slice(&v4.octets())
+                let [a, b, c, d] = v4.octets();
+                bytes.try_extend_from_slice(&[self.prefix, 4, a, b, c, d])
             }
             IpAddr::V6(v6) => {
                 bytes.extend([self.prefix, 6]);

@@ -207,6 +207,29 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         self.decide_now(Verb::Check, facts)
     }
 
+    /// As [`check`](Self::check), in place of whatever is in `decision`: one is more than a kilobyte, and whoever decides
+    /// much need not have it copied each time. After an error, it says nothing.
+    ///
+    /// ```
+    /// # use threshold_limiter::{Decision, Facts, Limiter, Policy};
+    /// let policy = Policy::parse("[[rule]]\nname = 'user'\nper = ['user']\nlimit = '2/min'", &|_| None)?;
+    /// let limiter = Limiter::new(policy);
+    /// let mut decision = Decision::default();
+    /// let mut allowed = Vec::new();
+    /// for user in ["u1", "u1", "u1", "u2"] {
+    ///     limiter.check_into(&Facts { user: Some(user), ..Facts::default() }, &mut decision)?;
+    ///     allowed.push(decision.allowed());
+    /// }
+    /// assert_eq!(allowed, [true, true, false, true]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for `check`.
+    pub fn check_into(&self, facts: &Facts<'_>, decision: &mut Decision) -> Result<(), PlanError> {
+        self.decide(&mut Plan::new(&self.policy.load(), Verb::Check), facts, decision, |_, _, _, _| ())
+    }
+
     /// As [`check`](Self::check), with a receipt of what was charged.
     ///
     /// # Errors
@@ -286,13 +309,9 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
 
     fn decide_now(&self, verb: Verb, facts: &Facts<'_>) -> Result<Decision, PlanError> {
         let policy: Guard<Arc<Policy>> = self.policy.load();
-        let mut answer = Ok(Decision::default());
-        if let Ok(decision) = &mut answer
-            && let Err(error) = self.decide(&mut Plan::new(&policy, verb), facts, decision, |_, _, _, _| ())
-        {
-            answer = Err(error);
-        }
-        answer
+        let mut decision = Decision::default();
+        self.decide(&mut Plan::new(&policy, verb), facts, &mut decision, |_, _, _, _| ())?;
+        Ok(decision)
     }
 
     fn decide_with_receipt(&self, verb: Verb, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {

@@ -60,6 +60,9 @@ impl Tiers {
         given: Option<&'t str>,
         default: Option<&'t str>,
     ) -> Option<&'t str> {
+        if self.tiers.is_empty() {
+            return given;
+        }
         let own = user.and_then(|user| self.users.get(user)).and_then(|own| own.tier.as_deref());
         let owners = tenant.and_then(|tenant| self.tenants.get(tenant)).and_then(|own| own.tier.as_deref());
         let mut tiers = [own, owners, given, default].into_iter().flatten();
