@@ -15,6 +15,8 @@ pub(super) const EMPTY: Slot = [0; 4];
 /// Words of a cache line. A slot never lies across two of them.
 const LINE: usize = 8;
 const WORDS: usize = 4;
+/// Words of the larger pages that systems have.
+const LARGE_PAGE: usize = (2 << 20) / size_of::<u64>();
 
 /// Slots that never grow. There is always an empty one, for that is where a probe ends: the owner sees to it.
 ///
@@ -27,12 +29,21 @@ pub(super) struct Slots {
     len: usize,
 }
 
-/// The memory of all shards of a table, in one piece: a system can back that with larger pages, of which it has to look up
-/// fewer.
+/// A piece of memory.
 #[derive(Debug)]
 struct Memory {
     /// Plain words, because those are made zeroed without being touched.
     words: Box<[AtomicU64]>,
+    /// Where the first cache line begins.
+    first: usize,
+}
+
+impl Memory {
+    fn new(words: usize) -> Self {
+        let words: Box<[AtomicU64]> = bytemuck::zeroed_slice_box(words.saturating_add(LINE));
+        let first = words.as_ptr().align_offset(LINE.saturating_mul(size_of::<u64>())).min(LINE);
+        Self { words, first }
+    }
 }
 
 /// The words of a slot that say what is in it, for whoever holds the lock: good until a key goes, for then others move.
@@ -56,17 +67,20 @@ impl Says<'_> {
 }
 
 impl Slots {
-    /// At least `len` slots for each of so many shards.
+    /// At least `len` slots for each of so many shards. Small ones share a piece of memory: a system can back that with
+    /// larger pages, of which it has to look up fewer.
     pub(super) fn for_shards(shards: usize, len: usize) -> impl Iterator<Item = Self> {
         // Every shard begins with a cache line.
         let len = len.next_multiple_of(LINE / WORDS);
         let each = len.saturating_mul(WORDS);
-        let words: Box<[AtomicU64]> = bytemuck::zeroed_slice_box(each.saturating_mul(shards).saturating_add(LINE));
-        let first = words.as_ptr().align_offset(LINE.saturating_mul(size_of::<u64>())).min(LINE);
-        let memory = Arc::new(Memory { words });
+        let shared = (each <= LARGE_PAGE).then(|| Arc::new(Memory::new(each.saturating_mul(shards))));
         (0..shards).map(move |shard| {
-            let start = first.saturating_add(shard.saturating_mul(each));
-            Self { memory: Arc::clone(&memory), start, len }
+            let (memory, before) = match &shared {
+                Some(memory) => (Arc::clone(memory), shard.saturating_mul(each)),
+                None => (Arc::new(Memory::new(each)), 0),
+            };
+            let start = memory.first.saturating_add(before);
+            Self { memory, start, len }
         })
     }
 
