@@ -241,9 +241,8 @@ fn play_all(policy: &Policy, steps: &[Step], length: u32) -> u64 {
 }
 
 /// Woken by: in `Locked::glance`, a charge kept that does not fit; in `MemoryStore`, a `keep` that drops what still says
-/// something; a `put_back` of changed balances alone; a
-/// refund that is not remembered; a reservation that expires as if charged; and `expire_reservations` left out of `settle`
-/// or of `refund`.
+/// something; a `put_back` of changed balances alone; a refund that is not remembered; a reservation that expires as if
+/// charged; and `expire_reservations` left out of `settle` or of `refund`.
 fn check(algorithm: &str) {
     let policy = policy(algorithm);
     let (broad, deep) = if option_env!("THRESHOLD_LAW_FACTOR").is_some() {

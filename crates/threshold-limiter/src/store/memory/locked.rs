@@ -1,4 +1,4 @@
-//! The balances of several keys: their shards locked at once and in one order, changed where they lie.
+//! The balances of several keys: their shards locked together, changed where they lie.
 
 use arrayvec::ArrayVec;
 use threshold_core::limit::{Look, Mark};
