@@ -30,28 +30,43 @@ pub(crate) struct Caller<'a> {
 
 impl<'a> Caller<'a> {
     pub(crate) fn new(facts: &'a Facts<'a>, policy: &'a Policy) -> Self {
-        let known = |value: Option<&'a str>| value.filter(|value| !value.is_empty());
+        let mut caller = Self::named(facts, policy);
+        caller.spell(policy);
+        caller
+    }
+
+    /// Who is calling, and not yet what for: everything but [`spell`](Self::spell) adds.
+    #[inline]
+    pub(crate) fn named(facts: &'a Facts<'a>, policy: &Policy) -> Self {
         let ip = facts.ip.map(|ip| ip.to_canonical());
-        let mut caller = Self {
+        Self {
             facts,
             ip,
             group: ip.map(|ip| AddressGroup::of(ip, policy.identity().ipv6_prefix)),
-            method: known(facts.method).map(spell_method),
-            path: known(facts.path).map(spell_path),
-            host: known(facts.host).map(spell_host),
+            method: None,
+            path: None,
+            host: None,
             tenant: known(facts.tenant),
             user: known(facts.user),
-            tier: known(facts.tier),
+            tier: None,
             category: DEFAULT_CATEGORY,
-        };
-        let found = known(facts.category)
-            .or_else(|| policy.categories.iter().find(|own| own.matches.holds(&caller)).map(|own| own.name.as_ref()));
-        if let Some(category) = found {
-            caller.category = category;
         }
-        caller.tier =
-            policy.tiers.tier_of(caller.user, caller.tenant, caller.tier, policy.identity().default_tier.as_deref());
-        caller
+    }
+
+    /// Adds the method, the path and the host, each in its one spelling, and the category and the tier.
+    pub(crate) fn spell(&mut self, policy: &'a Policy) {
+        let facts = self.facts;
+        self.method = known(facts.method).map(spell_method);
+        self.path = known(facts.path).map(spell_path);
+        self.host = known(facts.host).map(spell_host);
+        self.tier = known(facts.tier);
+        let found = known(facts.category)
+            .or_else(|| policy.categories.iter().find(|own| own.matches.holds(self)).map(|own| own.name.as_ref()));
+        if let Some(category) = found {
+            self.category = category;
+        }
+        let default = policy.identity().default_tier.as_deref();
+        self.tier = policy.tiers.tier_of(self.user, self.tenant, self.tier, default);
     }
 
     /// `METHOD:/pattern`: what the caller gave, else the first pattern of this rule or of an endpoint rule that the path
@@ -157,6 +172,11 @@ impl<'a> Caller<'a> {
         }
         keyed
     }
+}
+
+/// An empty text says nothing.
+fn known(value: Option<&str>) -> Option<&str> {
+    value.filter(|value| !value.is_empty())
 }
 
 /// How much of a key the request could give.

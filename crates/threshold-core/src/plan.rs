@@ -13,7 +13,7 @@ use crate::key::{Digest, DigestKey, Part, TraceId};
 use crate::ladder::Ladder;
 use crate::limit::Limit;
 use crate::policy::{
-    Banned, CostOf, Disclosure, Identities, Layer, Listed, Measure, Measured, Mode, OnMissing, Policy, Rule,
+    Banned, CostOf, Disclosure, Identities, Known, Layer, Listed, Measure, Measured, Mode, OnMissing, Policy, Rule,
     SubjectRule, TierSource, Who,
 };
 use crate::time::Timestamp;
@@ -299,7 +299,8 @@ impl Policy {
 
     /// Everyone whom this caller is punished as.
     pub(crate) fn subjects_of(&self, caller: &Caller<'_>) -> ArrayVec<Subject<'_>, MAX_SUBJECTS> {
-        let mut identities = Identities::new(caller, self);
+        let mut known = Known::nothing();
+        let mut identities = Identities::new(&mut known, caller, self);
         let subjects = self.subjects.iter().take(MAX_SUBJECTS);
         subjects.filter_map(|subject| self.subject(subject, &mut identities)).collect()
     }
@@ -323,7 +324,8 @@ impl Policy {
         for category in names {
             facts.category = Some(category);
             let caller = Caller::new(&facts, self);
-            let mut identities = Identities::new(&caller, self);
+            let mut known = Known::nothing();
+            let mut identities = Identities::new(&mut known, &caller, self);
             for rule in self.rules.iter().filter(|rule| rule.layer == layer) {
                 let Some((measured, _)) = self.limit_of(rule, &caller) else { continue };
                 if let Some((digest, Keyed::Whole)) = key_of(rule, &measured.limit, &mut identities) {
@@ -332,7 +334,8 @@ impl Policy {
             }
         }
         let caller = Caller::new(&facts, self);
-        let mut identities = Identities::new(&caller, self);
+        let mut known = Known::nothing();
+        let mut identities = Identities::new(&mut known, &caller, self);
         let own = self.subjects.iter().filter(|subject| subject.layer == layer && !subject.per.is_empty());
         keys.standings =
             own.filter_map(|subject| self.subject(subject, &mut identities)).map(|subject| subject.key).collect();
@@ -386,7 +389,9 @@ impl<'p> Plan<'p> {
     /// As for [`Policy::plan_for`].
     pub fn fill_expecting(&mut self, facts: &Facts<'_>, mut expect: impl FnMut(Digest)) -> Result<(), PlanError> {
         let policy = self.policy;
-        let caller = Caller::new(facts, policy);
+        let mut caller = Caller::named(facts, policy);
+        let mut known = Known::early(&caller, policy, &mut expect);
+        caller.spell(policy);
         self.charges.clear();
         self.subjects.clear();
         (self.trace, self.ip) = (facts.trace, caller.ip);
@@ -397,8 +402,7 @@ impl<'p> Plan<'p> {
         if self.listed.is_some() {
             return Ok(());
         }
-        let mut identities = Identities::new(&caller, policy);
-        identities.digest_common(&mut expect);
+        let mut identities = Identities::new(&mut known, &caller, policy);
         let mut positions = [None; MAX_SUBJECTS];
         for (subject, position) in policy.subjects.iter().zip(&mut positions) {
             if let Some(planned) = policy.subject(subject, &mut identities) {

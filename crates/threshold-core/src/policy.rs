@@ -28,7 +28,7 @@ use crate::time::Span;
 pub use bans::{Ban, BanSource, Banned, Bans, Who};
 pub use change::Forgotten;
 pub use codes::{CODES, Code, Place};
-pub(crate) use counted::{CountedBy, Identities};
+pub(crate) use counted::{CountedBy, Identities, Known};
 pub use finding::{Finding, PolicyError, Severity};
 pub use identity::{Identity, IdentitySource, Jwt, Seen};
 pub use lists::{ListEntry, Listed, Lists, Rank};
