@@ -35,7 +35,7 @@ impl<'a> Caller<'a> {
         caller
     }
 
-    /// Who is calling, and not yet what for: everything but [`spell`](Self::spell) adds.
+    /// Who is calling, and not yet what for: everything but what [`spell`](Self::spell) adds.
     #[inline]
     pub(crate) fn named(facts: &'a Facts<'a>, policy: &Policy) -> Self {
         let ip = facts.ip.map(|ip| ip.to_canonical());

@@ -272,7 +272,7 @@ pub struct Rule {
     pub(crate) counted: usize,
     /// Whether every request meets it.
     pub(crate) common: bool,
-    /// What clients are told of its limit, where that is the same for everyone.
+    /// What clients are told of it that is the same in every answer; nothing, if its name cannot be told.
     pub(crate) told: Option<Told>,
 }
 

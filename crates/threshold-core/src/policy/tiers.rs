@@ -60,6 +60,7 @@ impl Tiers {
         given: Option<&'t str>,
         default: Option<&'t str>,
     ) -> Option<&'t str> {
+        // Most policies have none, and then only what is said counts.
         if self.tiers.is_empty() {
             return given;
         }

@@ -23,7 +23,7 @@ const LARGE_PAGE: usize = (2 << 20) / size_of::<u64>();
 /// They are atomic so that anybody may [ask for](Self::expect) one. All else is for whoever holds the lock, which orders it.
 #[derive(Debug)]
 pub(super) struct Slots {
-    memory: Arc<Memory>,
+    piece: Arc<Piece>,
     /// Where the first of them begins.
     start: usize,
     len: usize,
@@ -31,14 +31,14 @@ pub(super) struct Slots {
 
 /// A piece of memory.
 #[derive(Debug)]
-struct Memory {
+struct Piece {
     /// Plain words, because those are made zeroed without being touched.
     words: Box<[AtomicU64]>,
     /// Where the first cache line begins.
     first: usize,
 }
 
-impl Memory {
+impl Piece {
     fn new(words: usize) -> Self {
         let words: Box<[AtomicU64]> = bytemuck::zeroed_slice_box(words.saturating_add(LINE));
         let first = words.as_ptr().align_offset(LINE.saturating_mul(size_of::<u64>())).min(LINE);
@@ -73,14 +73,14 @@ impl Slots {
         // Every shard begins with a cache line.
         let len = len.next_multiple_of(LINE / WORDS);
         let each = len.saturating_mul(WORDS);
-        let shared = (each <= LARGE_PAGE).then(|| Arc::new(Memory::new(each.saturating_mul(shards))));
+        let shared = (each <= LARGE_PAGE).then(|| Arc::new(Piece::new(each.saturating_mul(shards))));
         (0..shards).map(move |shard| {
-            let (memory, before) = match &shared {
-                Some(memory) => (Arc::clone(memory), shard.saturating_mul(each)),
-                None => (Arc::new(Memory::new(each)), 0),
+            let (piece, before) = match &shared {
+                Some(piece) => (Arc::clone(piece), shard.saturating_mul(each)),
+                None => (Arc::new(Piece::new(each)), 0),
             };
-            let start = memory.first.saturating_add(before);
-            Self { memory, start, len }
+            let start = piece.first.saturating_add(before);
+            Self { piece, start, len }
         })
     }
 
@@ -94,7 +94,7 @@ impl Slots {
 
     #[inline]
     fn all(&self) -> &[[AtomicU64; WORDS]] {
-        let (slots, _) = self.memory.words.get(self.start..).unwrap_or_default().as_chunks();
+        let (slots, _) = self.piece.words.get(self.start..).unwrap_or_default().as_chunks();
         slots.get(..self.len).unwrap_or_default()
     }
 
