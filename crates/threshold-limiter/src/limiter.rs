@@ -208,7 +208,7 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     }
 
     /// As [`check`](Self::check), in place of whatever is in `decision`: one is more than a kilobyte, and whoever decides
-    /// much need not have it copied each time. After an error, it says nothing.
+    /// much need not have it copied each time. After an error it is what it was before, and answers nothing.
     ///
     /// ```
     /// # use threshold_limiter::{Decision, Facts, Limiter, Policy};
