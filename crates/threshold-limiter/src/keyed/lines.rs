@@ -111,7 +111,7 @@ fn prime_from(number: usize) -> usize {
 /// Memory that nobody has touched yet costs nothing.
 #[cfg(not(shuttle))]
 fn zeroed(len: usize) -> Box<[AtomicU64]> {
-    bytemuck::zeroed_slice_box(len)
+    <[AtomicU64] as zerocopy::FromZeros>::new_box_zeroed_with_elems(len).expect("memory for the table")
 }
 
 #[cfg(shuttle)]

@@ -7,6 +7,7 @@
 mod kept;
 mod limits;
 mod locked;
+mod piece;
 mod reservations;
 mod side;
 mod slab;
@@ -31,7 +32,7 @@ use crate::sync::{Mutex, MutexGuard};
 use locked::{Locked, Seat, shard_of};
 use reservations::Reservations;
 use side::{Side, Worth, worth_until};
-use table::Shard;
+use table::{Shard, Table};
 
 pub use table::Counts;
 pub use threshold_core::balance::Checked;
@@ -51,7 +52,7 @@ const SPREAD: usize = 4;
 /// A bounded table in this process.
 #[derive(Debug)]
 pub struct MemoryStore {
-    shards: Box<[Shard]>,
+    table: Table,
     standings: Box<[Mutex<Side<Digest, Standing>>]>,
     accounts: Mutex<Side<Digest, Account>>,
     reservations: Mutex<Reservations>,
@@ -99,7 +100,7 @@ impl MemoryStore {
         let side =
             usize::try_from(memory.max_keys.checked_div(SIDE_TABLE).unwrap_or(0)).unwrap_or(usize::MAX).max(1_024);
         Self {
-            shards: Shard::many(shards, most),
+            table: Table::of(shards, most),
             standings: (0..SIDE_SHARDS).map(|_| Mutex::new(Side::new(side.div_ceil(SIDE_SHARDS)))).collect(),
             accounts: Mutex::new(Side::new(side)),
             reservations: Mutex::new(Reservations::new(side)),
@@ -120,9 +121,9 @@ impl MemoryStore {
     /// What is held.
     #[must_use]
     pub fn usage(&self) -> Usage {
-        let mut usage =
-            Usage { bytes: self.shards.first().map_or(0, |shard| shard.limits().bytes()), ..Usage::default() };
-        for shard in &self.shards {
+        let shards = self.table.shards();
+        let mut usage = Usage { bytes: shards.first().map_or(0, |shard| shard.limits().bytes()), ..Usage::default() };
+        for shard in shards {
             let shard = shard.open();
             usage.keys = usage.keys.saturating_add(shard.len());
             usage.bytes = usage.bytes.saturating_add(shard.bytes());
@@ -138,8 +139,10 @@ impl MemoryStore {
     }
 
     /// The shard of one key.
-    fn shard(&self, key: Digest) -> Option<&Shard> {
-        self.shards.get(usize::from(shard_of(key, self.shards.len())))
+    #[inline]
+    fn shard(&self, key: Digest) -> Option<&Shard<'_>> {
+        let shards = self.table.shards();
+        shards.get(usize::from(shard_of(key, shards.len())))
     }
 
     /// Makes room for those keys of a plan that are not here yet; a peek only asks whether there would be any. Where a
@@ -198,7 +201,7 @@ impl MemoryStore {
         now: Timestamp,
         change: impl FnOnce(&mut [Balance]) -> T,
     ) -> T {
-        let mut locked = Locked::new(&self.shards, now);
+        let mut locked = Locked::new(self.table.shards(), now);
         locked.take(charges.iter().map(|(key, _)| *key));
         let mut balances: ArrayVec<Balance, MAX_CHARGES> =
             (0..charges.len()).map(|index| locked.copied(index)).collect();
@@ -303,7 +306,7 @@ impl LocalStore for MemoryStore {
 
     fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         self.expire_reservations(now);
-        let mut balances = Locked::new(&self.shards, now);
+        let mut balances = Locked::new(self.table.shards(), now);
         balances.take(plan.charges().iter().map(Charge::key));
         let new = balances.seats.iter().any(Seat::is_new);
         if new {

@@ -40,7 +40,7 @@ impl MemoryStore {
 
     /// Shows every balance that says anything, shard by shard: requests go on meanwhile.
     pub fn each_balance(&self, now: Timestamp, mut show: impl FnMut(Digest, &Limit, &Balance)) {
-        for shard in &self.shards {
+        for shard in self.table.shards() {
             shard.open().each(now, &mut show);
         }
     }

@@ -12,7 +12,7 @@ use super::table::{Charged, Open, Seen, Shard};
 /// Keys with their shards locked.
 #[derive(Debug)]
 pub(super) struct Locked<'s> {
-    shards: &'s [Shard],
+    shards: &'s [Shard<'s>],
     open: ArrayVec<Open<'s>, MAX_CHARGES>,
     pub(super) seats: ArrayVec<Seat<'s>, MAX_CHARGES>,
     /// Of all shards.
@@ -44,7 +44,7 @@ impl Seat<'_> {
 impl<'s> Locked<'s> {
     /// Nothing locked yet: this is more than a kilobyte, and moving it would cost as much as locking.
     #[inline]
-    pub(super) fn new(shards: &'s [Shard], now: Timestamp) -> Self {
+    pub(super) fn new(shards: &'s [Shard<'s>], now: Timestamp) -> Self {
         let limits = shards.first().map(Shard::limits);
         Self { shards, open: ArrayVec::new(), seats: ArrayVec::new(), limits, now }
     }

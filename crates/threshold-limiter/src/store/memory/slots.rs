@@ -1,50 +1,25 @@
 //! The slots of one shard: a digest and two words each, found by linear probing.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use threshold_core::Digest;
 
+use super::piece::{LINE, WORDS};
 use crate::ahead::ask_for;
 
 /// Digest (two words), a large figure, and a word that is 0 where the slot is empty.
-pub(super) type Slot = [u64; 4];
+pub(super) type Slot = [u64; WORDS];
 
-pub(super) const EMPTY: Slot = [0; 4];
-/// Words of a cache line. A slot never lies across two of them.
-const LINE: usize = 8;
-const WORDS: usize = 4;
-/// Words of the larger pages that systems have.
-const LARGE_PAGE: usize = (2 << 20) / size_of::<u64>();
+pub(super) const EMPTY: Slot = [0; WORDS];
+/// Slots of a cache line. None lies across two of them.
+pub(super) const SLOTS_A_LINE: usize = LINE / size_of::<Slot>();
 
 /// Slots that never grow. There is always an empty one, for that is where a probe ends: the owner sees to it.
 ///
 /// They are atomic so that anybody may [ask for](Self::expect) one. All else is for whoever holds the lock, which orders it.
-#[derive(Debug)]
-pub(super) struct Slots {
-    piece: Arc<Piece>,
-    /// Where the first of them begins.
-    start: usize,
-    len: usize,
-}
-
-/// A piece of memory.
-#[derive(Debug)]
-struct Piece {
-    /// Plain words, because those are made zeroed without being touched.
-    words: Box<[AtomicU64]>,
-    /// Where the first cache line begins.
-    first: usize,
-}
-
-impl Piece {
-    fn new(words: usize) -> Self {
-        let words: Box<[AtomicU64]> = bytemuck::zeroed_slice_box(words.saturating_add(LINE));
-        let first = words.as_ptr().align_offset(LINE.saturating_mul(size_of::<u64>())).min(LINE);
-        Self { words, first }
-    }
-}
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Slots<'p>(&'p [[AtomicU64; WORDS]]);
 
 /// The words of a slot that say what is in it, for whoever holds the lock: good until a key goes, for then others move.
 #[derive(Debug, Clone, Copy)]
@@ -66,62 +41,43 @@ impl Says<'_> {
     }
 }
 
-impl Slots {
-    /// At least `len` slots for each of so many shards. Small ones share a piece of memory: a system can back that with
-    /// larger pages, of which it has to look up fewer.
-    pub(super) fn for_shards(shards: usize, len: usize) -> impl Iterator<Item = Self> {
-        // Every shard begins with a cache line.
-        let len = len.next_multiple_of(LINE / WORDS);
-        let each = len.saturating_mul(WORDS);
-        let shared = (each <= LARGE_PAGE).then(|| Arc::new(Piece::new(each.saturating_mul(shards))));
-        (0..shards).map(move |shard| {
-            let (piece, before) = match &shared {
-                Some(piece) => (Arc::clone(piece), shard.saturating_mul(each)),
-                None => (Arc::new(Piece::new(each)), 0),
-            };
-            let start = piece.first.saturating_add(before);
-            Self { piece, start, len }
-        })
+impl<'p> Slots<'p> {
+    /// These, of which the first begins with a cache line.
+    pub(super) const fn new(slots: &'p [[AtomicU64; WORDS]]) -> Self {
+        Self(slots)
     }
 
-    pub(super) fn bytes(&self) -> usize {
-        self.len.saturating_mul(size_of::<Slot>())
+    pub(super) fn bytes(self) -> usize {
+        size_of_val(self.0)
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.len
+    pub(super) fn len(self) -> usize {
+        self.0.len()
     }
 
     #[inline]
-    fn all(&self) -> &[[AtomicU64; WORDS]] {
-        let (slots, _) = self.piece.words.get(self.start..).unwrap_or_default().as_chunks();
-        slots.get(..self.len).unwrap_or_default()
-    }
-
-    #[inline]
-    fn slot(&self, place: usize) -> Option<&[AtomicU64; WORDS]> {
-        self.all().get(place)
+    fn slot(self, place: usize) -> Option<&'p [AtomicU64; WORDS]> {
+        self.0.get(place)
     }
 
     /// Asks for the memory where the probe for a key begins, and for as much behind it: few probes go further.
     #[inline]
-    pub(super) fn expect(&self, key: Digest) {
+    pub(super) fn expect(self, key: Digest) {
         let home = self.home(key);
-        let slots = self.all();
-        for place in [home, home.wrapping_add(LINE / WORDS)] {
-            if let Some(slot) = slots.get(place) {
+        for place in [home, home.wrapping_add(SLOTS_A_LINE)] {
+            if let Some(slot) = self.slot(place) {
                 ask_for(slot);
             }
         }
     }
 
     #[inline]
-    pub(super) fn get(&self, place: usize) -> Option<Slot> {
+    pub(super) fn get(self, place: usize) -> Option<Slot> {
         self.slot(place).map(|slot| slot.each_ref().map(|word| word.load(Relaxed)))
     }
 
     #[inline]
-    pub(super) fn set(&self, place: usize, slot: Slot) {
+    pub(super) fn set(self, place: usize, slot: Slot) {
         if let Some(own) = self.slot(place) {
             for (own, word) in own.iter().zip(slot) {
                 own.store(word, Relaxed);
@@ -131,7 +87,7 @@ impl Slots {
 
     /// Changes what a slot says and leaves whose it is.
     #[inline]
-    pub(super) fn set_words(&self, place: usize, words: [u64; 2]) {
+    pub(super) fn set_words(self, place: usize, words: [u64; 2]) {
         if let Some([_, _, large, last]) = self.slot(place) {
             Says { large, last }.set(words);
         }
@@ -139,28 +95,27 @@ impl Slots {
 
     /// Where the probe for a key begins: with a cache line, as far along as its lower half is along all numbers.
     #[inline]
-    pub(super) fn home(&self, key: Digest) -> usize {
+    pub(super) fn home(self, key: Digest) -> usize {
         let [_, low] = key.halves();
         // A product of two 64-bit numbers; it never wraps.
-        let at = u128::from(low).wrapping_mul(self.len as u128) >> 64;
-        usize::try_from(at).unwrap_or(0) & !(LINE / WORDS - 1)
+        let at = u128::from(low).wrapping_mul(self.len() as u128) >> 64;
+        usize::try_from(at).unwrap_or(0) & !(SLOTS_A_LINE - 1)
     }
 
     /// The slot a key is in, or the empty one where its probe ends.
     #[inline]
-    pub(super) fn find(&self, key: Digest) -> Result<usize, usize> {
+    pub(super) fn find(self, key: Digest) -> Result<usize, usize> {
         let (place, found) = self.probe(key);
         found.map(|_| place).ok_or(place)
     }
 
     /// Where a key's probe ends, and what its slot says if it is there.
     #[inline]
-    pub(super) fn probe(&self, key: Digest) -> (usize, Option<Says<'_>>) {
+    pub(super) fn probe(self, key: Digest) -> (usize, Option<Says<'p>>) {
         let [high, low] = key.halves();
-        let slots = self.all();
         let mut place = self.home(key);
         loop {
-            match slots.get(place) {
+            match self.slot(place) {
                 Some([_, _, _, last]) if last.load(Relaxed) == 0 => return (place, None),
                 Some([own_high, own_low, large, last])
                     if (own_low.load(Relaxed), own_high.load(Relaxed)) == (low, high) =>
@@ -173,13 +128,13 @@ impl Slots {
         }
     }
 
-    pub(super) fn after(&self, place: usize) -> usize {
+    pub(super) fn after(self, place: usize) -> usize {
         let next = place.saturating_add(1);
-        if next < self.len { next } else { 0 }
+        if next < self.len() { next } else { 0 }
     }
 
     /// Empties a slot and shifts back those behind it that would not be found across the gap. Says how many.
-    pub(super) fn close(&self, place: usize) -> u64 {
+    pub(super) fn close(self, place: usize) -> u64 {
         let mut gap = place;
         let mut moved: u64 = 0;
         let mut next = self.after(gap);

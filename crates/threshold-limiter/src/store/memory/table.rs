@@ -1,19 +1,21 @@
 //! One shard of the table: fixed slots found by a digest, and a slab for balances that outgrow them.
 //!
-//! Slots are 32 bytes: the digest and two words. They are made once, zeroed, so that pages nobody touched cost nothing
-//! and nothing ever stops to grow. Keys are found by linear probing; one that must go is taken out by shifting back the
-//! few that follow it.
+//! Slots are 32 bytes: the digest and two words. They are made once, zeroed, so that nothing ever stops to grow. Keys are
+//! found by linear probing; one that must go is taken out by shifting back the few that follow it.
 
+use std::fmt;
 use std::sync::{Arc, TryLockError};
 
+use self_cell::{MutBorrow, self_cell};
 use threshold_core::balance::{Checked, Small};
 use threshold_core::limit::{Look, Mark};
 use threshold_core::{Balance, Digest, Limit, Timestamp, TraceId};
 
 use super::limits::{Limits, NUMBER_BITS};
 use super::lock;
+use super::piece::Piece;
 use super::slab::{Large, Slab};
-use super::slots::{EMPTY, Says, Slot, Slots};
+use super::slots::{EMPTY, SLOTS_A_LINE, Says, Slot, Slots};
 use crate::sync::{Mutex, MutexGuard};
 
 /// Slots for each three keys. A probe looks at one or two of them then, and one in ten leaves what was asked for ahead.
@@ -45,14 +47,26 @@ pub struct Counts {
     pub most_moved: u64,
 }
 
+self_cell! {
+    /// All shards of a table, and the memory in which their slots lie.
+    pub(super) struct Table {
+        owner: MutBorrow<Piece>,
+        #[covariant]
+        dependent: Shards,
+    }
+}
+
+/// The shards of a table.
+pub(super) type Shards<'p> = Box<[Shard<'p>]>;
+
 /// One shard. Its slots lie outside of its lock, so that they can be asked for without it; only whoever has
 /// [opened](Self::open) it reads or changes them.
 // What every decision reads of it is in one cache line, and in none of another's.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(super) struct Shard {
+pub(super) struct Shard<'p> {
     inside: Mutex<Inside>,
-    slots: Slots,
+    slots: Slots<'p>,
     limits: Arc<Limits>,
 }
 
@@ -109,25 +123,43 @@ pub(super) struct Charged {
 /// A shard that is one's own for as long as this lives.
 #[derive(Debug)]
 pub(super) struct Open<'s> {
-    slots: &'s Slots,
+    slots: Slots<'s>,
     limits: &'s Limits,
     pub(super) inside: MutexGuard<'s, Inside>,
 }
 
-impl Shard {
+impl Table {
     /// So many shards for `most` keys each.
-    pub(super) fn many(shards: usize, most: usize) -> Box<[Self]> {
+    pub(super) fn of(shards: usize, most: usize) -> Self {
         let most = most.max(8);
-        let limits = Arc::<Limits>::default();
-        let all = Slots::for_shards(shards, most.saturating_mul(SLOTS_FOR_THREE).div_ceil(3).saturating_add(1));
-        let shard = |slots| {
-            let (large, counts) = (Slab::default(), Counts::default());
-            let inside = Mutex::new(Inside { used: 0, most, large, hand: 0, counts });
-            Self { inside, slots, limits: Arc::clone(&limits) }
-        };
-        all.map(shard).collect()
+        // Each begins with a cache line.
+        let slots = most.saturating_mul(SLOTS_FOR_THREE).div_ceil(3).saturating_add(1).next_multiple_of(SLOTS_A_LINE);
+        let all = slots.saturating_mul(shards);
+        Self::new(MutBorrow::new(Piece::new(all)), |piece| {
+            let limits = Arc::<Limits>::default();
+            let shard = |slots| {
+                let (large, counts) = (Slab::default(), Counts::default());
+                let inside = Mutex::new(Inside { used: 0, most, large, hand: 0, counts });
+                Shard { inside, slots: Slots::new(slots), limits: Arc::clone(&limits) }
+            };
+            piece.borrow_mut().slots(all).chunks_exact(slots).map(shard).collect()
+        })
     }
 
+    /// Its shards.
+    #[inline]
+    pub(super) fn shards(&self) -> &[Shard<'_>] {
+        self.borrow_dependent()
+    }
+}
+
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table").field("shards", &self.shards().len()).finish_non_exhaustive()
+    }
+}
+
+impl Shard<'_> {
     /// Every limit that a small balance here is under, or in any other shard.
     pub(super) fn limits(&self) -> &Limits {
         &self.limits
@@ -136,7 +168,7 @@ impl Shard {
     /// Waits until nobody else has it.
     #[inline]
     pub(super) fn open(&self) -> Open<'_> {
-        Open { slots: &self.slots, limits: &self.limits, inside: lock(&self.inside) }
+        Open { slots: self.slots, limits: &self.limits, inside: lock(&self.inside) }
     }
 
     /// As [`open`](Self::open), unless somebody else has it.
@@ -147,7 +179,7 @@ impl Shard {
             Err(TryLockError::Poisoned(inside)) => inside.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        Some(Open { slots: &self.slots, limits: &self.limits, inside })
+        Some(Open { slots: self.slots, limits: &self.limits, inside })
     }
 
     /// Asks for the memory of a key and waits for nothing: what several keys need is then on its way together.
