@@ -1,12 +1,11 @@
 //! A request as rules see it: one spelling for everything, and the parts of its keys.
 
-use std::borrow::Cow;
 use std::net::IpAddr;
 
-use crate::address::AddressGroup;
+use crate::address::{AddressGroup, canonical};
 use crate::facts::Facts;
 use crate::key::{KeyBuilder, Part};
-use crate::path::{spell_host, spell_method, spell_path};
+use crate::path::{HOST, METHOD, PATH, Spelled};
 use crate::policy::{CostOf, Layer, Per, Policy, Rule};
 
 /// The category of a request that no `[[category]]` matches.
@@ -16,12 +15,10 @@ pub(crate) const DEFAULT_CATEGORY: &str = "requests";
 #[derive(Debug)]
 pub(crate) struct Caller<'a> {
     pub(crate) facts: &'a Facts<'a>,
-    pub(crate) ip: Option<IpAddr>,
-    /// The addresses that share a budget with this one.
-    pub(crate) group: Option<AddressGroup>,
-    pub(crate) method: Option<Cow<'a, str>>,
-    pub(crate) path: Option<Cow<'a, str>>,
-    pub(crate) host: Option<Cow<'a, str>>,
+    ipv6_prefix: u8,
+    pub(crate) method: Spelled<'a>,
+    pub(crate) path: Spelled<'a>,
+    pub(crate) host: Spelled<'a>,
     pub(crate) tenant: Option<&'a str>,
     pub(crate) user: Option<&'a str>,
     pub(crate) tier: Option<&'a str>,
@@ -38,14 +35,12 @@ impl<'a> Caller<'a> {
     /// Who is calling, and not yet what for: everything but what [`spell`](Self::spell) adds.
     #[inline]
     pub(crate) fn named(facts: &'a Facts<'a>, policy: &Policy) -> Self {
-        let ip = facts.ip.map(|ip| ip.to_canonical());
         Self {
             facts,
-            ip,
-            group: ip.map(|ip| AddressGroup::of(ip, policy.identity().ipv6_prefix)),
-            method: None,
-            path: None,
-            host: None,
+            ipv6_prefix: policy.identity().ipv6_prefix,
+            method: Spelled::default(),
+            path: Spelled::default(),
+            host: Spelled::default(),
             tenant: known(facts.tenant),
             user: known(facts.user),
             tier: None,
@@ -53,12 +48,23 @@ impl<'a> Caller<'a> {
         }
     }
 
+    /// The address in its one form.
+    pub(crate) fn ip(&self) -> Option<IpAddr> {
+        self.facts.ip.map(canonical)
+    }
+
+    /// The addresses that share a budget with this one.
+    #[inline]
+    pub(crate) fn group(&self) -> Option<AddressGroup> {
+        self.facts.ip.map(|ip| AddressGroup::of(ip, self.ipv6_prefix))
+    }
+
     /// Adds the method, the path and the host, each in its one spelling, and the category and the tier.
     pub(crate) fn spell(&mut self, policy: &'a Policy) {
         let facts = self.facts;
-        self.method = known(facts.method).map(spell_method);
-        self.path = known(facts.path).map(spell_path);
-        self.host = known(facts.host).map(spell_host);
+        self.method.set(known(facts.method), METHOD);
+        self.path.set(known(facts.path), PATH);
+        self.host.set(known(facts.host), HOST);
         self.tier = known(facts.tier);
         let found = known(facts.category)
             .or_else(|| policy.categories.iter().find(|own| own.matches.holds(self)).map(|own| own.name.as_ref()));
@@ -76,7 +82,7 @@ impl<'a> Caller<'a> {
         if let Some(given) = self.facts.endpoint.filter(|given| !given.is_empty()) {
             return Some((None, given));
         }
-        let path = self.path.as_deref()?;
+        let path = self.path.get()?;
         let own = std::iter::once(rule);
         let endpoints = policy.rules.iter().filter(|other| other.layer == Layer::Endpoint);
         let pattern = own
@@ -84,15 +90,14 @@ impl<'a> Caller<'a> {
             .flat_map(|rule| &rule.matches.path)
             .find(|pattern| pattern.matches(path))
             .map_or(path, |pattern| pattern.as_str());
-        Some((Some(self.method.as_deref().unwrap_or("*")), pattern))
+        Some((Some(self.method.get().unwrap_or("*")), pattern))
     }
 
     /// One part of a key, as text for people; `None` if the request does not have it.
     pub(crate) fn part_text(&self, per: &Per, rule: &Rule, policy: &Policy) -> Option<String> {
-        let prefix = policy.identity().ipv6_prefix;
         match per {
-            Per::Ip => self.group.map(|group| group.to_string()),
-            Per::IpPrefix(wide) => self.ip.map(|ip| AddressGroup::wider(ip, *wide, prefix).to_string()),
+            Per::Ip => self.group().map(|group| group.to_string()),
+            Per::IpPrefix(wide) => self.facts.ip.map(|ip| AddressGroup::wider(ip, *wide, self.ipv6_prefix).to_string()),
             Per::Tenant => self.tenant.map(|name| shown(policy, policy.identity().secret_tenant, name)),
             Per::User => self.user.map(|name| shown(policy, policy.identity().secret_user, name)),
             Per::Tier => self.tier.map(str::to_owned),
@@ -101,8 +106,8 @@ impl<'a> Caller<'a> {
                 Some(method) => format!("{method}:{path}"),
                 None => path.to_owned(),
             }),
-            Per::Method => self.method.as_deref().map(str::to_owned),
-            Per::Host => self.host.as_deref().map(str::to_owned),
+            Per::Method => self.method.get().map(str::to_owned),
+            Per::Host => self.host.get().map(str::to_owned),
             Per::Header(name) => {
                 let secret = matches!(name.as_ref(), "authorization" | "cookie" | "proxy-authorization");
                 self.facts.header(name).map(|value| shown(policy, secret, value))
@@ -117,14 +122,13 @@ impl<'a> Caller<'a> {
     fn add_part(&self, key: &mut KeyBuilder, per: &Per, rule: &Rule, policy: &Policy) -> bool {
         let (part, value) = match per {
             Per::Ip => {
-                if let Some(group) = self.group {
-                    key.address(Part::Address, group);
-                }
-                return self.group.is_some();
+                let Some(group) = self.group() else { return false };
+                key.address(Part::Address, group);
+                return true;
             }
             Per::IpPrefix(wide) => {
-                let Some(ip) = self.ip else { return false };
-                key.address(Part::Address, AddressGroup::wider(ip, *wide, policy.identity().ipv6_prefix));
+                let Some(ip) = self.facts.ip else { return false };
+                key.address(Part::Address, AddressGroup::wider(ip, *wide, self.ipv6_prefix));
                 return true;
             }
             Per::Endpoint => {
@@ -136,8 +140,8 @@ impl<'a> Caller<'a> {
             Per::User => (Part::User, self.user),
             Per::Tier => (Part::Tier, self.tier),
             Per::Category => (Part::Category, Some(self.category)),
-            Per::Method => (Part::Method, self.method.as_deref()),
-            Per::Host => (Part::Host, self.host.as_deref()),
+            Per::Method => (Part::Method, self.method.get()),
+            Per::Host => (Part::Host, self.host.get()),
             Per::Header(name) => (Part::Header, self.facts.header(name)),
             Per::Fact(name) => (Part::Fact, self.facts.fact(name)),
         };
@@ -162,7 +166,7 @@ impl<'a> Caller<'a> {
             if self.add_part(key, per, rule, policy) {
                 continue;
             }
-            match self.group.filter(|_| floors) {
+            match self.group().filter(|_| floors) {
                 Some(group) => {
                     key.address(Part::Floor, group);
                     keyed = Keyed::Floored;

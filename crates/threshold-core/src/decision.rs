@@ -78,22 +78,38 @@ pub struct Reading {
     pub cost: u64,
     /// Whether it was charged, and so whether the figures are those after its charge. A peek says what a check would.
     pub charged: bool,
-    /// When there is more, or all, again.
-    pub reset_at: Option<Timestamp>,
-    /// If not allowed: when this cost fits; `None` if it never will.
-    pub ready_at: Option<Timestamp>,
+    /// When there is more, or all, again; `Timestamp::MAX` is never.
+    pub(crate) resets: Timestamp,
+    /// If not allowed: when this cost fits; likewise. If allowed, never.
+    pub(crate) ready: Timestamp,
 }
 
 impl Reading {
+    /// When there is more, or all, again; `None` where there is no such moment.
+    #[must_use]
+    pub fn resets(&self) -> Option<Timestamp> {
+        unless_never(self.resets)
+    }
+
+    /// If not allowed: when this cost fits; `None` if it never will.
+    #[must_use]
+    pub fn ready_at(&self) -> Option<Timestamp> {
+        unless_never(self.ready)
+    }
+
     /// `resetAt` in Unix seconds, for a decision made at `at`.
     #[must_use]
     pub fn reset_at(&self, at: Timestamp) -> Option<u64> {
         if self.allowed {
-            self.reset_at.map(Timestamp::secs_ceil)
+            self.resets().map(Timestamp::secs_ceil)
         } else {
-            self.ready_at.map(|ready| told_reset(ready, at))
+            self.ready_at().map(|ready| told_reset(ready, at))
         }
     }
+}
+
+fn unless_never(moment: Timestamp) -> Option<Timestamp> {
+    Some(moment).filter(|moment| *moment < Timestamp::MAX)
 }
 
 /// The moment a client is told to come back: now and the whole seconds of its wait.
@@ -216,7 +232,7 @@ impl Decision {
     #[must_use]
     pub fn reset_at(&self) -> Option<u64> {
         if self.allowed() {
-            return self.bound_by()?.reset_at.map(Timestamp::secs_ceil);
+            return self.bound_by()?.resets().map(Timestamp::secs_ceil);
         }
         self.ready_at.map(|ready| told_reset(ready, self.at))
     }
@@ -286,7 +302,7 @@ impl Plan<'_> {
         let banned = harsh.clone().any(|strike| strike.rung.ban.is_some());
         decision.verdict = if banned { Verdict::Ban } else { Verdict::Deny };
         decision.binding = longest_wait(decision, harsh.map(|strike| strike.charge));
-        let waits = decision.bound_by().map_or(Some(now), |reading| reading.ready_at.or(allowed_now(reading, now)));
+        let waits = decision.bound_by().map_or(Some(now), |reading| reading.ready_at().or(allowed_now(reading, now)));
         decision.ready_at = waits.map(|ready| ready.max(penalty_ends.unwrap_or(now)));
     }
 
@@ -342,7 +358,7 @@ impl Plan<'_> {
         decision.verdict = Verdict::Deny;
         decision.binding = tightest;
         // Where no limit is met at all, there is nothing to wait for but the others.
-        decision.ready_at = decision.bound_by().map_or(Some(now.plus(Span::SECOND)), |reading| reading.ready_at);
+        decision.ready_at = decision.bound_by().map_or(Some(now.plus(Span::SECOND)), Reading::ready_at);
         let bound = tightest.and_then(|binding| self.charges.get(binding));
         decision.disclosure = bound.map_or(Disclosure::Full, |charge| charge.rule.disclosure);
         decision
@@ -386,8 +402,8 @@ impl Plan<'_> {
                 unit: charge.counts.unit(),
                 cost: charge.cost,
                 charged: mark.is_some(),
-                reset_at: if mark.is_some() { look.reset_if_charged } else { look.reset_if_not },
-                ready_at: (!allowed && look.ready_at < Timestamp::MAX).then_some(look.ready_at),
+                resets: if mark.is_some() { look.reset_if_charged } else { look.reset_if_not },
+                ready: if allowed { Timestamp::MAX } else { look.ready_at },
             });
         }
         denied
@@ -402,7 +418,7 @@ impl Plan<'_> {
             Penalty::Ban(_) => Verdict::Ban,
         };
         let denying = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed);
-        let limits = denying.map(|reading| reading.ready_at.unwrap_or(Timestamp::MAX)).max();
+        let limits = denying.map(|reading| reading.ready).max();
         decision.ready_at =
             Some(limits.map_or(until, |ready| ready.max(until))).filter(|ready| *ready < Timestamp::MAX);
     }
@@ -423,7 +439,7 @@ fn ready_if_full(charge: &Charge<'_>, look: &Look, trace: TraceId, now: Timestam
         balance.look(charge.limit, charge.cost.max(1), now).0.ready_at
     };
     let own = match charge.limit {
-        Limit::Window(_) | Limit::Log(_) => look.reset_if_charged,
+        Limit::Window(_) | Limit::Log(_) => Some(look.reset_if_charged),
         Limit::Rate(_) | Limit::Estimate(_) | Limit::Concurrency(_) | Limit::Never => None,
     };
     own.unwrap_or_else(somebody)
@@ -438,7 +454,7 @@ fn allowed_now(reading: &Reading, now: Timestamp) -> Option<Timestamp> {
 /// none that denies, the limit that struck.
 fn longest_wait(decision: &Decision, mut struck: impl Iterator<Item = usize>) -> Option<usize> {
     let denying = decision.readings.iter().enumerate().filter(|(_, reading)| reading.enforced && !reading.allowed);
-    let wait = |reading: &Reading| reading.ready_at.unwrap_or(Timestamp::MAX);
+    let wait = |reading: &Reading| reading.ready;
     let mut longest: Option<(usize, Timestamp)> = None;
     for (index, reading) in denying {
         if longest.is_none_or(|(_, known)| wait(reading) > known) {

@@ -142,7 +142,7 @@ fn integer(value: u64) -> RefBareItem<'static> {
 
 /// `t`: the seconds within which no more than what remains can be used.
 fn effective_window(reading: &Reading, now: Timestamp) -> Option<u64> {
-    let end = if reading.allowed { reading.reset_at } else { reading.ready_at };
+    let end = if reading.allowed { reading.resets() } else { reading.ready_at() };
     end.map(|end| end.since(now).secs_ceil().max(1))
 }
 

@@ -208,10 +208,10 @@ pub struct Look {
     pub remaining: u64,
     /// When this cost fits if nobody else comes; `Timestamp::MAX` if it never will.
     pub ready_at: Timestamp,
-    /// `resetAt` if this cost is charged now; `None` where the algorithm has none.
-    pub reset_if_charged: Option<Timestamp>,
-    /// `resetAt` if nothing is charged.
-    pub reset_if_not: Option<Timestamp>,
+    /// `resetAt` if this cost is charged now; `Timestamp::MAX` where the algorithm has none.
+    pub reset_if_charged: Timestamp,
+    /// `resetAt` if nothing is charged; likewise.
+    pub reset_if_not: Timestamp,
 }
 
 /// What a charge wrote: enough to give exactly that back, and nothing else.
@@ -394,7 +394,8 @@ impl Limit {
             (Self::Concurrency(limit), State::Holds(state)) => limit.look(state, cost, now),
             (Self::Concurrency(limit), _) => limit.look(&HoldsState::default(), cost, now),
             (Self::Never, _) => {
-                Look { fits: false, remaining: 0, ready_at: Timestamp::MAX, reset_if_charged: None, reset_if_not: None }
+                let never = Timestamp::MAX;
+                Look { fits: false, remaining: 0, ready_at: never, reset_if_charged: never, reset_if_not: never }
             }
         }
     }

@@ -9,9 +9,11 @@ use std::borrow::Cow;
 /// letters are lower case. An escaped slash stays escaped: it does not separate. Spelling twice changes nothing.
 #[must_use]
 pub fn spell_path(path: &str) -> Cow<'_, str> {
-    if let Some(spelled) = plainly_spelled(path) {
-        return Cow::Borrowed(spelled);
-    }
+    PATH.spell(path)
+}
+
+#[inline(never)]
+fn path_anew(path: &str) -> String {
     let decoded = decode(strip_origin(path));
     let mut segments: Vec<&str> = Vec::new();
     for segment in decoded.split('/') {
@@ -31,11 +33,12 @@ pub fn spell_path(path: &str) -> Cow<'_, str> {
     if spelled.is_empty() {
         spelled.push('/');
     }
-    Cow::Owned(spelled)
+    spelled
 }
 
-/// A path that is plainly its own spelling already, without its query. Most are, and cost no allocation.
-fn plainly_spelled(path: &str) -> Option<&str> {
+/// A path that is plainly its own spelling already, without its query.
+#[inline]
+fn plain_path(path: &str) -> Option<&str> {
     // Two of these behind each other, or one at the end, make a segment that spelling would change.
     let mut before = PLAIN;
     let mut length = path.len();
@@ -55,7 +58,7 @@ fn plainly_spelled(path: &str) -> Option<&str> {
     (spelled == "/" || spelled.starts_with('/') && before == PLAIN).then_some(spelled)
 }
 
-/// What a byte is to [`plainly_spelled`]: two that divide count as much as one that needs spelling.
+/// What a byte is to [`plain_path`]: two that divide count as much as one that needs spelling.
 const KINDS: [u8; 256] = kinds();
 const PLAIN: u8 = 0;
 const DIVIDES: u8 = 1;
@@ -145,33 +148,97 @@ fn push_escape(out: &mut String, value: u8) {
 /// The one spelling of a host: lower case, without port and trailing dot.
 #[must_use]
 pub fn spell_host(host: &str) -> Cow<'_, str> {
+    HOST.spell(host)
+}
+
+fn host_anew(host: &str) -> String {
+    name_of(host).to_ascii_lowercase()
+}
+
+fn plain_host(host: &str) -> Option<&str> {
+    let name = name_of(host);
+    (!name.bytes().any(|byte| byte.is_ascii_uppercase())).then_some(name)
+}
+
+/// A host without its port and trailing dot.
+fn name_of(host: &str) -> &str {
     let host = host.trim();
     let name = if host.starts_with('[') {
         host.split_inclusive(']').next().unwrap_or(host)
     } else {
         host.split(':').next().unwrap_or(host)
     };
-    let name = name.trim_end_matches('.');
-    if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        Cow::Owned(name.to_ascii_lowercase())
-    } else {
-        Cow::Borrowed(name)
-    }
+    name.trim_end_matches('.')
 }
 
 /// The one spelling of a method: upper case, and `HEAD` is `GET`, since it asks for the same work.
 #[must_use]
 pub fn spell_method(method: &str) -> Cow<'_, str> {
+    METHOD.spell(method)
+}
+
+fn method_anew(method: &str) -> String {
+    method.trim().to_ascii_uppercase()
+}
+
+#[inline]
+fn plain_method(method: &str) -> Option<&str> {
     if matches!(method, "GET" | "POST" | "PUT" | "PATCH" | "DELETE" | "OPTIONS") {
-        return Cow::Borrowed(method);
+        return Some(method);
     }
+    plain_other(method)
+}
+
+#[inline(never)]
+fn plain_other(method: &str) -> Option<&str> {
     let method = method.trim();
     if method.eq_ignore_ascii_case("HEAD") {
-        Cow::Borrowed("GET")
-    } else if method.bytes().any(|byte| byte.is_ascii_lowercase()) {
-        Cow::Owned(method.to_ascii_uppercase())
-    } else {
-        Cow::Borrowed(method)
+        return Some("GET");
+    }
+    (!method.bytes().any(|byte| byte.is_ascii_lowercase())).then_some(method)
+}
+
+/// How a kind of text is spelled.
+#[derive(Clone, Copy)]
+pub(crate) struct Spelling {
+    /// The one spelling, if it is a part of the text as it came. Mostly it is, and costs no allocation.
+    plain: fn(&str) -> Option<&str>,
+    /// The one spelling of all others.
+    anew: fn(&str) -> String,
+}
+
+pub(crate) const METHOD: Spelling = Spelling { plain: plain_method, anew: method_anew };
+pub(crate) const PATH: Spelling = Spelling { plain: plain_path, anew: path_anew };
+pub(crate) const HOST: Spelling = Spelling { plain: plain_host, anew: host_anew };
+
+impl Spelling {
+    fn spell(self, text: &str) -> Cow<'_, str> {
+        (self.plain)(text).map_or_else(|| Cow::Owned((self.anew)(text)), Cow::Borrowed)
+    }
+}
+
+/// A text in its one spelling, if there is one.
+// No `Cow`: that is put together in one place and copied to another, which every request waits for.
+#[derive(Debug, Default)]
+pub(crate) struct Spelled<'a> {
+    plain: Option<&'a str>,
+    anew: Option<String>,
+}
+
+impl<'a> Spelled<'a> {
+    /// Spells a text.
+    #[inline(always)]
+    pub(crate) fn set(&mut self, text: Option<&'a str>, spelling: Spelling) {
+        let Some(text) = text else { return };
+        self.plain = (spelling.plain)(text);
+        if self.plain.is_none() {
+            self.anew = Some((spelling.anew)(text));
+        }
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> Option<&str> {
+        self.plain.or(self.anew.as_deref())
     }
 }
 

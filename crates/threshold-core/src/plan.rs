@@ -273,7 +273,8 @@ impl Policy {
             }
         }
         let cost = counts.of(caller.facts);
-        let hopeless = cost > limit.capacity() && !matches!(limit, Limit::Never);
+        // Whatever fits anything fits one, and nearly all cost no more.
+        let hopeless = cost > 1 && cost > limit.capacity() && !matches!(limit, Limit::Never);
         if hopeless && rule.mode == Mode::Enforce && plan.verb != Verb::Record {
             return Err(exceeds(rule, cost, limit, counts));
         }
@@ -390,12 +391,13 @@ impl<'p> Plan<'p> {
     pub fn fill_expecting(&mut self, facts: &Facts<'_>, mut expect: impl FnMut(Digest)) -> Result<(), PlanError> {
         let policy = self.policy;
         let mut caller = Caller::named(facts, policy);
-        let mut known = Known::early(&caller, policy, &mut expect);
+        let mut known = Known::nothing();
+        known.learn(&caller, policy, &mut expect);
         caller.spell(policy);
         self.charges.clear();
         self.subjects.clear();
-        (self.trace, self.ip) = (facts.trace, caller.ip);
-        let (listed, ban) = policy.listing(Who { ip: caller.ip, user: caller.user, tenant: caller.tenant });
+        (self.trace, self.ip) = (facts.trace, facts.ip);
+        let (listed, ban) = policy.listing(|| Who { ip: caller.ip(), user: caller.user, tenant: caller.tenant });
         // What has happened is recorded, whoever did it: a record never denies.
         self.ban = ban.filter(|_| self.verb != Verb::Record);
         self.listed = listed.filter(|listed| self.verb != Verb::Record || *listed == Listed::Allow);
@@ -450,7 +452,7 @@ impl<'p> Plan<'p> {
     #[must_use]
     pub fn folded_key(&self, charge: &Charge<'_>) -> Digest {
         let Some(mut key) = charge.rule.prefix(charge.limit).map(DigestKey::go_on) else { return charge.key };
-        match self.ip {
+        match self.ip.map(|ip| ip.to_canonical()) {
             Some(ip @ IpAddr::V4(_)) => key.address(Part::Folded, AddressGroup::wider(ip, 24, 64)),
             Some(ip @ IpAddr::V6(_)) => key.address(Part::Folded, AddressGroup::wider(ip, 48, 48)),
             None => return self.shared_key(charge),

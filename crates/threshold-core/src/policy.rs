@@ -28,7 +28,7 @@ use crate::time::Span;
 pub use bans::{Ban, BanSource, Banned, Bans, Who};
 pub use change::Forgotten;
 pub use codes::{CODES, Code, Place};
-pub(crate) use counted::{CountedBy, Identities, Known};
+pub(crate) use counted::{CountedBy, Identities, Known, REMEMBERED};
 pub use finding::{Finding, PolicyError, Severity};
 pub use identity::{Identity, IdentitySource, Jwt, Seen};
 pub use lists::{ListEntry, Listed, Lists, Rank};
@@ -59,6 +59,8 @@ pub struct Policy {
     pub(crate) subjects: Vec<SubjectRule>,
     /// Everything that rules and subjects are counted by.
     pub(crate) counted: Vec<CountedBy>,
+    /// Which of them are digested before anything else is done.
+    pub(crate) early: Vec<usize>,
     pub(crate) ladders: Vec<Ladder>,
     identity: Identity,
     lists: Lists,
@@ -122,6 +124,8 @@ impl Policy {
             rule.common = rule.matches.is_everything() && !rule.fallback;
             rule.counted = place(counted.common(rule.common));
         }
+        let counted = self.counted.iter().enumerate().take(REMEMBERED);
+        self.early = counted.filter(|(_, counted)| counted.is_early()).map(|(place, _)| place).collect();
         self
     }
 
@@ -133,7 +137,17 @@ impl Policy {
     }
 
     /// What the lists say of somebody, and a ban that they meet. An allowance that is narrower than a ban lifts it.
-    pub(crate) fn listing(&self, who: Who<'_>) -> (Option<Listed>, Option<Banned>) {
+    #[inline]
+    pub(crate) fn listing<'w>(&self, who: impl FnOnce() -> Who<'w>) -> (Option<Listed>, Option<Banned>) {
+        // Mostly nobody is listed or banned, and then nobody need be named.
+        if self.lists.is_empty() && self.bans.as_ref().is_none_or(|bans| bans.is_empty()) {
+            return (None, None);
+        }
+        self.listing_of(who())
+    }
+
+    #[inline(never)]
+    fn listing_of(&self, who: Who<'_>) -> (Option<Listed>, Option<Banned>) {
         let listed = self.lists.find_ranked(who);
         let allowed = listed.filter(|(_, listed)| *listed == Listed::Allow).map(|(rank, _)| rank);
         let ban = self.bans.as_ref().and_then(|bans| bans.find(who, allowed));

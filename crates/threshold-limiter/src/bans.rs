@@ -186,11 +186,11 @@ impl BanBook {
 }
 
 impl BanSource for BanBook {
-    #[inline]
+    fn is_empty(&self) -> bool {
+        !self.any.load(Ordering::Acquire)
+    }
+
     fn find(&self, who: Who<'_>, allowed: Option<Rank>) -> Option<Banned> {
-        if !self.any.load(Ordering::Acquire) {
-            return None;
-        }
         self.read().bans.find(who, allowed)
     }
 }

@@ -109,7 +109,7 @@ impl Small {
         let Limit::Rate(rate) = limit else { return None };
         let look = rate.look_whole(Timestamp::from_micros(self.large), cost, now)?;
         // A bucket's state is when it is full again.
-        let charged = Self { large: look.reset_if_charged?.micros(), figure: 0 };
+        let charged = Self { large: look.reset_if_charged.micros(), figure: 0 };
         Some((look, charged, Mark { part: now, amount: cost }))
     }
 

@@ -109,7 +109,7 @@ pub fn decision_json(decision: &Decision, policy: &Policy, receipt: Option<&str>
         .iter()
         .map(|reading| {
             let rule = policy.rules().get(reading.rule);
-            let wait = reading.ready_at.map(|ready| ready.since(decision.at));
+            let wait = reading.ready_at().map(|ready| ready.since(decision.at));
             let mut limit = Map::new();
             limit.insert("rule".to_owned(), json!(rule.map(|rule| rule.name.as_ref())));
             limit.insert("layer".to_owned(), json!(rule.map(|rule| rule.layer.name())));

@@ -102,8 +102,8 @@ impl Concurrency {
             fits,
             remaining,
             ready_at: if fits { now } else { self.ready_at(holds, used, cost) },
-            reset_if_charged: None,
-            reset_if_not: None,
+            reset_if_charged: Timestamp::MAX,
+            reset_if_not: Timestamp::MAX,
         }
     }
 

@@ -107,8 +107,8 @@ impl Estimate {
             fits,
             remaining,
             ready_at: if fits { now } else { self.ready_at(&windows, cost) },
-            reset_if_charged: Some(end),
-            reset_if_not: Some(end),
+            reset_if_charged: end,
+            reset_if_not: end,
         }
     }
 

@@ -163,8 +163,8 @@ impl Log {
             fits,
             remaining,
             ready_at: if fits { now } else { self.ready_at(entries, used, cost) },
-            reset_if_charged: Some(oldest_leaves.unwrap_or_else(|| self.kept_at(now).plus(self.period))),
-            reset_if_not: Some(oldest_leaves.unwrap_or(now)),
+            reset_if_charged: oldest_leaves.unwrap_or_else(|| self.kept_at(now).plus(self.period)),
+            reset_if_not: oldest_leaves.unwrap_or(now),
         }
     }
 

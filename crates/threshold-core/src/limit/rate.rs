@@ -240,8 +240,8 @@ impl Rate {
             } else {
                 later(after.saturating_sub(capacity))
             },
-            reset_if_charged: Some(later(after)),
-            reset_if_not: Some(later(backlog)),
+            reset_if_charged: later(after),
+            reset_if_not: later(backlog),
         })
     }
 
@@ -267,8 +267,8 @@ impl Rate {
             } else {
                 later(after.saturating_sub(capacity))
             },
-            reset_if_charged: Some(later(after)),
-            reset_if_not: Some(later(backlog)),
+            reset_if_charged: later(after),
+            reset_if_not: later(backlog),
         }
     }
 

@@ -130,8 +130,8 @@ impl Window {
             } else {
                 window.end()
             },
-            reset_if_charged: Some(if opened { window.end() } else { now.plus(self.period) }),
-            reset_if_not: Some(if opened { window.end() } else { now }),
+            reset_if_charged: if opened { window.end() } else { now.plus(self.period) },
+            reset_if_not: if opened { window.end() } else { now },
         }
     }
 

@@ -22,7 +22,7 @@ impl LoginRequest<'_> {
     pub fn bars<'p>(&self, policy: &'p Policy, id: TraceId) -> Vec<Plan<'p>> {
         let facts = Facts { ip: self.ip, tenant: self.tenant, trace: id, ..Facts::default() };
         let caller = Caller::new(&facts, policy);
-        let known = Who { ip: caller.ip, user: None, tenant: caller.tenant };
+        let known = Who { ip: caller.ip(), user: None, tenant: caller.tenant };
         let mut bars = vec![bar(policy, known, &caller, id)];
         let exempt = bars.iter().any(|plan| plan.listed == Some(Listed::Allow));
         for name in self.names() {
@@ -71,7 +71,7 @@ impl Refusal {
 fn bar<'p>(policy: &'p Policy, who: Who<'_>, caller: &Caller<'_>, id: TraceId) -> Plan<'p> {
     let mut plan = Plan::new(policy, Verb::Peek);
     plan.trace = id;
-    (plan.listed, plan.ban) = policy.listing(who);
+    (plan.listed, plan.ban) = policy.listing(|| who);
     if plan.listed.is_none() {
         plan.subjects = policy.subjects_of(caller);
     }

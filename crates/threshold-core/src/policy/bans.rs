@@ -9,7 +9,6 @@ use prefix_trie::PrefixMap;
 
 use super::lists::{ListEntry, Rank};
 use super::{Layer, Policy, check};
-use crate::address::AddressGroup;
 use crate::caller::Caller;
 use crate::codec::{BytesError, Reader, Writer};
 use crate::decision::{Decision, Verdict};
@@ -50,6 +49,9 @@ pub struct Banned {
 
 /// Where a policy asks for bans: they change from one request to the next, and the policy does not.
 pub trait BanSource: fmt::Debug + Send + Sync {
+    /// Whether nobody is banned.
+    fn is_empty(&self) -> bool;
+
     /// Of the bans that this request meets and that are no wider than `allowed`, the one that ends last.
     fn find(&self, who: Who<'_>, allowed: Option<Rank>) -> Option<Banned>;
 }
@@ -138,7 +140,7 @@ impl Policy {
             Layer::Global | Layer::Edge | Layer::Endpoint => None,
         };
         named.or_else(|| {
-            let group = AddressGroup::of(caller.ip?, identity.ipv6_prefix);
+            let group = caller.group()?;
             IpNet::new(group.base, group.prefix).ok().map(ListEntry::Address)
         })
     }

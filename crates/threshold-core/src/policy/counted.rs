@@ -63,26 +63,34 @@ impl CountedBy {
         all.len().saturating_sub(1)
     }
 
-    /// The digest of what a request has of it.
-    fn digest(&self, caller: &Caller<'_>, rule: &Rule, policy: &Policy) -> (Digest, Keyed) {
-        match (self.per.as_slice(), self.category) {
+    /// Whether it is worth digesting before anything else is done, and can be.
+    pub(crate) fn is_early(&self) -> bool {
+        self.common && self.named
+    }
+
+    /// Digests what a request has of it.
+    // Into where it stays: what was just written by halves and is then read as a whole, a processor waits for.
+    fn digest(&self, caller: &Caller<'_>, rule: &Rule, policy: &Policy, into: &mut (Digest, Keyed)) {
+        *into = match (self.per.as_slice(), self.category) {
             ([], false) => (self.secret.digest(b""), Keyed::Whole),
-            ([Per::Ip], false) => match caller.group {
+            ([Per::Ip], false) => match caller.group() {
                 Some(group) => (self.secret.digest(&group.to_bytes()), Keyed::Whole),
                 None => (self.secret.digest(b""), Keyed::Missing),
             },
             ([Per::Tenant], false) => self.digest_one(caller.tenant, caller),
             ([Per::User], false) => self.digest_one(caller.user, caller),
             _ => self.digest_all(caller, rule, policy),
-        }
+        };
     }
 
     #[inline]
     fn digest_one(&self, value: Option<&str>, caller: &Caller<'_>) -> (Digest, Keyed) {
-        match (value, caller.group) {
-            (Some(value), _) => (self.secret.digest(value.as_bytes()), Keyed::Whole),
-            (None, Some(group)) if self.floors => (self.floor.digest(&group.to_bytes()), Keyed::Floored),
-            (None, _) => (self.secret.digest(b""), Keyed::Missing),
+        if let Some(value) = value {
+            return (self.secret.digest(value.as_bytes()), Keyed::Whole);
+        }
+        match caller.group() {
+            Some(group) if self.floors => (self.floor.digest(&group.to_bytes()), Keyed::Floored),
+            _ => (self.secret.digest(b""), Keyed::Missing),
         }
     }
 
@@ -120,22 +128,20 @@ impl Known {
     /// Digests what nearly every request is counted by, before anything else is done: `expect` then hears of it early. Of
     /// the caller no more need be known than who is calling.
     #[inline]
-    pub(crate) fn early(caller: &Caller<'_>, policy: &Policy, mut expect: impl FnMut(Digest)) -> Self {
-        let mut known = Self::nothing();
-        let Some(rule) = policy.rules.first() else { return known };
-        for ((counted, digest), place) in policy.counted.iter().zip(&mut known.digests).zip(0usize..) {
-            if counted.common && counted.named {
-                *digest = counted.digest(caller, rule, policy);
-                known.bits |= bit(place);
+    pub(crate) fn learn(&mut self, caller: &Caller<'_>, policy: &Policy, mut expect: impl FnMut(Digest)) {
+        let Some(rule) = policy.rules.first() else { return };
+        for &place in &policy.early {
+            if let (Some(counted), Some(digest)) = (policy.counted.get(place), self.digests.get_mut(place)) {
+                counted.digest(caller, rule, policy, digest);
+                self.bits |= bit(place);
             }
         }
         // All at once: a processor finds several pages in the time that it takes for one.
-        for (place, (digest, _)) in known.digests.iter().enumerate() {
-            if known.has(place) {
+        for &place in &policy.early {
+            if let Some((digest, _)) = self.digests.get(place) {
                 expect(*digest);
             }
         }
-        known
     }
 
     #[inline]
@@ -163,7 +169,8 @@ impl<'c> Identities<'c> {
             return self.known.digests.get(place).copied();
         }
         let counted = self.policy.counted.get(place)?;
-        let digest = counted.digest(self.caller, rule, self.policy);
+        let mut digest = (Digest::from_u128(0), Keyed::Missing);
+        counted.digest(self.caller, rule, self.policy, &mut digest);
         if let Some(remembered) = self.known.digests.get_mut(place)
             && counted.shared
         {

@@ -79,6 +79,8 @@ pub struct Lists {
     v6: PrefixMap<Ipv6Net, Listed>,
     users: BTreeMap<Box<str>, Listed>,
     tenants: BTreeMap<Box<str>, Listed>,
+    /// Whether anybody is listed.
+    any: bool,
 }
 
 impl Lists {
@@ -87,6 +89,7 @@ impl Lists {
         fn stricter(old: Option<Listed>, new: Listed) -> Listed {
             if old == Some(Listed::Deny) { Listed::Deny } else { new }
         }
+        self.any = true;
         match entry {
             ListEntry::Address(IpNet::V4(net)) => {
                 let listed = stricter(self.v4.get(&net).copied(), listed);
@@ -109,8 +112,9 @@ impl Lists {
 
     /// Whether nobody is listed.
     #[must_use]
+    #[inline]
     pub fn is_empty(&self) -> bool {
-        self.v4.is_empty() && self.v6.is_empty() && self.users.is_empty() && self.tenants.is_empty()
+        !self.any
     }
 
     /// What the lists say: the narrowest entry wins, a user before an address before a tenant.

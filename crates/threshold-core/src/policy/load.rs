@@ -192,6 +192,7 @@ impl Loader<'_> {
             tiers,
             subjects,
             counted: Vec::new(),
+            early: Vec::new(),
             ladders: ladders.into_values().collect(),
             lists: self.lists(&file.lists, &identity.address),
             login: file.login.as_ref().map(|login| self.login(login)),

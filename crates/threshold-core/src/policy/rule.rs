@@ -428,9 +428,9 @@ impl Match {
         let key = self.first_mismatch(caller)?;
         let patterns = |patterns: &[Pattern]| list(patterns.iter().map(Pattern::as_str));
         let (wanted, found) = match key {
-            "method" => (list(self.method.iter().map(AsRef::as_ref)), caller.method.as_deref()),
-            "path" => (patterns(&self.path), caller.path.as_deref()),
-            "host" => (patterns(&self.host), caller.host.as_deref()),
+            "method" => (list(self.method.iter().map(AsRef::as_ref)), caller.method.get()),
+            "path" => (patterns(&self.path), caller.path.get()),
+            "host" => (patterns(&self.host), caller.host.get()),
             "category" => (list(self.category.iter().map(AsRef::as_ref)), Some(caller.category)),
             "tenant" => (patterns(&self.tenant), caller.tenant),
             "tier" => (patterns(&self.tier), caller.tier),
@@ -453,13 +453,13 @@ impl Match {
             value.is_some_and(|value| patterns.iter().any(|pattern| pattern.matches(value)))
         };
         let one_of = |names: &[Box<str>], value: &str| names.iter().any(|name| name.as_ref() == value);
-        if !self.method.is_empty() && !caller.method.as_deref().is_some_and(|method| one_of(&self.method, method)) {
+        if !self.method.is_empty() && !caller.method.get().is_some_and(|method| one_of(&self.method, method)) {
             Some("method")
         } else if !self.category.is_empty() && !one_of(&self.category, caller.category) {
             Some("category")
-        } else if !self.path.is_empty() && !any(&self.path, caller.path.as_deref()) {
+        } else if !self.path.is_empty() && !any(&self.path, caller.path.get()) {
             Some("path")
-        } else if !self.host.is_empty() && !any(&self.host, caller.host.as_deref()) {
+        } else if !self.host.is_empty() && !any(&self.host, caller.host.get()) {
             Some("host")
         } else if !self.tenant.is_empty() && !any(&self.tenant, caller.tenant) {
             Some("tenant")

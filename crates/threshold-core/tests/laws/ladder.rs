@@ -136,7 +136,7 @@ impl Model {
         let struck = first.map(|rule| (rule, self.strike(steps, rule, now)));
         let lifted = struck.filter(|(_, rung)| rung.allows()).map(|(rule, _)| rule);
         for reading in &over {
-            let (rule, told) = (reading.rule, reading.ready_at.unwrap());
+            let (rule, told) = (reading.rule, reading.ready_at().unwrap());
             let runs = self.waiting[rule].is_some_and(|(_, until)| now < until);
             if lifted != Some(rule) {
                 self.denied[rule].push((now, told));
@@ -262,7 +262,7 @@ proptest! {
                     prop_assert_eq!(decision.escalations.len(), 1);
                 }
                 if !strike.is_some_and(|strike| strike.rung.allows()) {
-                    denied[reading.rule].push((now, reading.ready_at.unwrap()));
+                    denied[reading.rule].push((now, reading.ready_at().unwrap()));
                 }
             }
         }

@@ -24,7 +24,7 @@ fn rank(policy: &Policy, reading: &Reading) -> (Layer, usize) {
 /// The reading whose figures must be shown, by trying them all.
 fn must_bind(decision: &Decision, policy: &Policy) -> Option<usize> {
     let enforced = decision.readings.iter().enumerate().filter(|(_, reading)| reading.enforced);
-    let wait = |reading: &Reading| reading.ready_at.unwrap_or(Timestamp::MAX);
+    let wait = |reading: &Reading| reading.ready_at().unwrap_or(Timestamp::MAX);
     let further = |reading: &Reading| {
         (0..=reading.remaining).take_while(|n| (n + 1) * reading.cost.max(1) <= reading.remaining).count()
     };

@@ -270,7 +270,7 @@ impl World {
 /// A decision without the figures that a further rule adds to it: what the caller notices.
 pub(crate) fn noticed(decision: &Decision, policy: &Policy) -> String {
     let figures = |reading: &Reading| {
-        (reading.allowed, reading.limit, reading.remaining, reading.reset_at, reading.ready_at, reading.charged)
+        (reading.allowed, reading.limit, reading.remaining, reading.resets(), reading.ready_at(), reading.charged)
     };
     let bound = decision.bound_by().map(figures);
     let name = decision.rule(policy).map(|rule| rule.name.clone());

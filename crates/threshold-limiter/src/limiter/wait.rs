@@ -190,7 +190,7 @@ fn could_fit(plan: &Plan<'_>, decision: &Decision, left: Duration) -> bool {
     if decision.penalty.is_some() || denying.peek().is_none() {
         return in_time(decision.ready_at);
     }
-    denying.all(|(charge, reading)| held(charge) || in_time(reading.ready_at))
+    denying.all(|(charge, reading)| held(charge) || in_time(reading.ready_at()))
 }
 
 /// Takes its place for what has denied it, just now or before, but only where others lose less than [`LOOK_AGAIN`] by it.

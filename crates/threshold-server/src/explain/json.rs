@@ -78,7 +78,7 @@ fn rule_json(explained: &Explained<'_>, decision: Option<&Decision>, limit: &Val
         "after": own.map(|own| own.remaining),
         "allowed": own.map(|own| own.allowed),
         "binding": bound.is_some_and(|bound| bound.rule == explained.index),
-        "passesAt": own.and_then(|own| own.ready_at).map(Timestamp::secs_ceil),
+        "passesAt": own.and_then(Reading::ready_at).map(Timestamp::secs_ceil),
     })
 }
 

@@ -75,10 +75,8 @@ impl PackedRate {
                 Some(after) if cost <= self.rate.burst => self.later(now, after.saturating_sub(self.capacity)),
                 _ => Timestamp::MAX,
             },
-            reset_if_charged: Some(
-                after.map_or_else(|| self.much_later(now, backlog, cost), |after| self.later(now, after)),
-            ),
-            reset_if_not: Some(self.later(now, backlog)),
+            reset_if_charged: after.map_or_else(|| self.much_later(now, backlog, cost), |after| self.later(now, after)),
+            reset_if_not: self.later(now, backlog),
         }
     }
 

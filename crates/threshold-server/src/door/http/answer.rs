@@ -133,7 +133,7 @@ impl Limits<'_> {
             limit: reading.limit,
             remaining: reading.remaining,
             reset_at: reading.reset_at(self.decision.at),
-            retry_after: reading.ready_at.map(|ready| ready.since(self.decision.at).secs_ceil()),
+            retry_after: reading.ready_at().map(|ready| ready.since(self.decision.at).secs_ceil()),
         }
     }
 }
