@@ -108,10 +108,9 @@ impl DigestKey {
         KeyBuilder::new(self)
     }
 
-    /// The digest of one row of bytes that needs no frame, under a key that [`KeyBuilder::derive`] made.
-    #[inline]
-    pub(crate) fn digest(self, bytes: &[u8]) -> Digest {
-        Digest(SipHasher13::new_with_key(&self.0).hash(bytes).as_u128())
+    /// Makes ready to digest rows of bytes that need no frame, under a key that [`KeyBuilder::derive`] made.
+    pub(crate) fn digester(self) -> Digester {
+        Digester(SipHasher13::new_with_key(&self.0))
     }
 
     /// The key of a budget: a rule's secret, laid over the digest of whom it is counted by. Either is as good as random to
@@ -140,9 +139,26 @@ impl fmt::Debug for DigestKey {
     }
 }
 
+/// A secret with its first steps done, which are the same for everything that is digested under it.
+#[derive(Clone, Copy)]
+pub(crate) struct Digester(SipHasher13);
+
+impl Digester {
+    #[inline]
+    pub(crate) fn digest(&self, bytes: &[u8]) -> Digest {
+        Digest(self.0.hash(bytes).as_u128())
+    }
+}
+
+impl fmt::Debug for Digester {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Digester(secret)")
+    }
+}
+
 /// The keys of one limit that stands alone, by whatever text its caller counts by.
 #[derive(Debug, Clone, Copy)]
-pub struct TextKeys(DigestKey);
+pub struct TextKeys(Digester);
 
 impl TextKeys {
     /// The keys of a limit of this algorithm. Each algorithm has keys of its own, as the rules of a policy do.
@@ -150,7 +166,7 @@ impl TextKeys {
     pub fn new(key: DigestKey, limit: &Limit) -> Self {
         let mut builder = key.begin(Domain::Text);
         builder.text(Part::Identity, limit.algorithm().map_or("never", Algorithm::name));
-        Self(builder.derive())
+        Self(builder.derive().digester())
     }
 
     /// The digest of one key.

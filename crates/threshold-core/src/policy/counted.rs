@@ -1,7 +1,7 @@
 //! What budgets are counted by: once for all rules that count by the same things, and digested once for each request.
 
 use crate::caller::{Caller, Keyed};
-use crate::key::{Digest, DigestKey, Domain, Part};
+use crate::key::{Digest, DigestKey, Digester, Domain, Part};
 use crate::policy::{Per, Policy, Rule};
 
 /// The most entries whose digests are remembered within one request. Policies count by fewer things.
@@ -21,10 +21,22 @@ pub(crate) struct CountedBy {
     common: bool,
     /// Whether it takes nothing but [who is calling](Caller::named).
     named: bool,
-    /// The secret of this combination, so that a single part needs no frame.
+    /// What is digested without a frame, for the secret is this combination's own.
+    alone: Option<Alone>,
     secret: DigestKey,
+    /// The same secret, made ready.
+    ready: Digester,
     /// The secret for an address that stands in for a single part.
-    floor: DigestKey,
+    floor: Digester,
+}
+
+/// What most budgets are counted by: a single part, or none.
+#[derive(Debug, Clone, Copy)]
+enum Alone {
+    Nothing,
+    Address,
+    Tenant,
+    User,
 }
 
 impl CountedBy {
@@ -41,7 +53,15 @@ impl CountedBy {
         let shared = !per.contains(&Per::Endpoint);
         let spelled = |per: &Per| matches!(per, Per::Tier | Per::Category | Per::Endpoint | Per::Method | Per::Host);
         let named = !category && !per.iter().any(spelled);
-        Self { per, category, shared, floors, common: false, named, secret, floor: builder.derive() }
+        let alone = match (per.as_slice(), category) {
+            ([], false) => Some(Alone::Nothing),
+            ([Per::Ip], false) => Some(Alone::Address),
+            ([Per::Tenant], false) => Some(Alone::Tenant),
+            ([Per::User], false) => Some(Alone::User),
+            _ => None,
+        };
+        let (ready, floor) = (secret.digester(), builder.derive().digester());
+        Self { per, category, shared, floors, common: false, named, alone, secret, ready, floor }
     }
 
     /// The same combination as a rule counts by it that every request meets, or only some.
@@ -71,26 +91,26 @@ impl CountedBy {
     /// Digests what a request has of it.
     // Into where it stays: what was just written by halves and is then read as a whole, a processor waits for.
     fn digest(&self, caller: &Caller<'_>, rule: &Rule, policy: &Policy, into: &mut (Digest, Keyed)) {
-        *into = match (self.per.as_slice(), self.category) {
-            ([], false) => (self.secret.digest(b""), Keyed::Whole),
-            ([Per::Ip], false) => match caller.group() {
-                Some(group) => (self.secret.digest(&group.to_bytes()), Keyed::Whole),
-                None => (self.secret.digest(b""), Keyed::Missing),
+        *into = match self.alone {
+            Some(Alone::User) => self.digest_one(caller.user, caller),
+            Some(Alone::Tenant) => self.digest_one(caller.tenant, caller),
+            Some(Alone::Address) => match caller.group() {
+                Some(group) => (self.ready.digest(&group.to_bytes()), Keyed::Whole),
+                None => (self.ready.digest(b""), Keyed::Missing),
             },
-            ([Per::Tenant], false) => self.digest_one(caller.tenant, caller),
-            ([Per::User], false) => self.digest_one(caller.user, caller),
-            _ => self.digest_all(caller, rule, policy),
+            Some(Alone::Nothing) => (self.ready.digest(b""), Keyed::Whole),
+            None => self.digest_all(caller, rule, policy),
         };
     }
 
     #[inline]
     fn digest_one(&self, value: Option<&str>, caller: &Caller<'_>) -> (Digest, Keyed) {
         if let Some(value) = value {
-            return (self.secret.digest(value.as_bytes()), Keyed::Whole);
+            return (self.ready.digest(value.as_bytes()), Keyed::Whole);
         }
         match caller.group() {
             Some(group) if self.floors => (self.floor.digest(&group.to_bytes()), Keyed::Floored),
-            _ => (self.secret.digest(b""), Keyed::Missing),
+            _ => (self.ready.digest(b""), Keyed::Missing),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Many requests at once: some are planned ahead, and the memory of all of them is asked for before any is waited for.
+//! Many requests at once: each is planned, and its memory asked for, before the one ahead of it is settled.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use arrayvec::ArrayVec;
 use threshold_core::plan::Verb;
 use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy};
 
-use super::{Limiter, random_id};
+use super::Limiter;
 use crate::clock::Clock;
 use crate::store::LocalStore;
 
-/// How many are planned ahead. A processor waits for some ten lines of memory at once, and each request needs a few; so
-/// many plans still fit into its nearest cache.
-const AHEAD: usize = 16;
+/// How many are planned ahead: memory that was asked for when one of them was planned is there when it is settled. More would
+/// only take room in the processor's nearest cache.
+const AHEAD: usize = 2;
 
 /// A request that was planned, and what became of that.
 struct Planned<'p> {
@@ -23,7 +23,7 @@ struct Planned<'p> {
 
 impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// Decides several requests, one after the other, under one policy. With many keys this is faster than
-    /// [`check`](Self::check) for each: the table's memory is asked for sixteen requests at a time.
+    /// [`check`](Self::check) for each: each is planned, and its memory asked for, while the one before is decided.
     pub fn check_many(&self, requests: &[Facts<'_>]) -> Vec<Result<Decision, PlanError>> {
         let mut decisions = Vec::new();
         self.check_many_into(requests, &mut decisions);
@@ -33,30 +33,28 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// As [`check_many`](Self::check_many), in place of whatever is in `decisions`, whose memory is used again.
     pub fn check_many_into(&self, requests: &[Facts<'_>], decisions: &mut Vec<Result<Decision, PlanError>>) {
         let policy: Guard<Arc<Policy>> = self.policy.load();
-        let mut ahead: ArrayVec<Planned<'_>, AHEAD> = ArrayVec::new();
         let mut outcome = Outcome::default();
         decisions.clear();
         decisions.reserve(requests.len());
-        for batch in requests.chunks(AHEAD) {
-            while ahead.len() < batch.len() {
-                ahead.push(Planned { plan: Plan::new(&policy, Verb::Check), fits: Ok(()) });
+        let mut planned: ArrayVec<Planned<'_>, AHEAD> = ArrayVec::new();
+        let mut coming = requests.iter();
+        for facts in coming.by_ref().take(AHEAD) {
+            let mut plan = Plan::new(&policy, Verb::Check);
+            let fits = self.plan(&mut plan, facts);
+            planned.push(Planned { plan, fits });
+        }
+        // Each place in turn: what was planned there is settled, and the next is planned in its stead.
+        let mut turn: usize = 0;
+        for facts in requests {
+            let Some(Planned { plan, fits }) = planned.get_mut(turn) else { break };
+            turn = turn.wrapping_add(1) % AHEAD;
+            decisions.push(std::mem::replace(fits, Ok(())).map(|()| Decision::default()));
+            if let Some(Ok(decision)) = decisions.last_mut() {
+                self.settle(plan, &mut outcome, decision);
+                self.tell(facts, decision, &policy);
             }
-            ahead.truncate(batch.len());
-            for (planned, facts) in ahead.iter_mut().zip(batch) {
-                planned.fits = planned.plan.fill(facts);
-                planned.plan.identify(random_id);
-            }
-            // All at once, and not one by one while they are planned: a processor finds the pages of several in the time
-            // that it takes for one.
-            for charge in ahead.iter().flat_map(|planned| planned.plan.charges()) {
-                self.store.expect(charge.key());
-            }
-            for (planned, facts) in ahead.iter_mut().zip(batch) {
-                decisions.push(std::mem::replace(&mut planned.fits, Ok(())).map(|()| Decision::default()));
-                if let Some(Ok(decision)) = decisions.last_mut() {
-                    self.settle(&planned.plan, &mut outcome, decision);
-                    self.tell(facts, decision, &policy);
-                }
+            if let Some(facts) = coming.next() {
+                *fits = self.plan(plan, facts);
             }
         }
     }

@@ -18,7 +18,7 @@ use super::slab::{Large, Slab};
 use super::slots::{EMPTY, SLOTS_A_LINE, Says, Slot, Slots};
 use crate::sync::{Mutex, MutexGuard};
 
-/// Slots for each three keys. A probe looks at one or two of them then, and one in ten leaves what was asked for ahead.
+/// Slots for each three keys. A probe looks at one or two of them then, and few leave the lines that were asked for ahead.
 const SLOTS_FOR_THREE: usize = 5;
 /// The share of its keys by which a full shard may be overrun by the keys of prefixes, as a divisor.
 const PREFIX_SHARE: usize = 6;
