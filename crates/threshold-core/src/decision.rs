@@ -260,8 +260,36 @@ impl Plan<'_> {
 
     /// As [`decide`](Self::decide), into a decision that is already there: moving one takes as long as making it.
     pub fn decide_into(&self, outcome: &Outcome, now: Timestamp, decision: &mut Decision) {
-        self.begin(now, decision);
+        self.prepare(decision);
+        self.conclude(outcome, now, decision);
+    }
+
+    /// The first half of [`decide_into`](Self::decide_into), before the store is asked: what is said of every limit whatever
+    /// is left of it. While that is written, memory that was asked for arrives.
+    pub fn prepare(&self, decision: &mut Decision) {
+        self.begin(decision);
+        for charge in &self.charges {
+            let _ = decision.readings.try_push(Reading {
+                rule: charge.index,
+                enforced: charge.enforced(),
+                allowed: false,
+                limit: charge.limit.quota(),
+                period: charge.limit.period(),
+                remaining: 0,
+                unit: charge.counts.unit(),
+                cost: charge.cost,
+                charged: false,
+                resets: Timestamp::MAX,
+                ready: Timestamp::MAX,
+            });
+        }
+    }
+
+    /// The second half, of a decision that was [prepared](Self::prepare) by this plan.
+    pub fn conclude(&self, outcome: &Outcome, now: Timestamp, decision: &mut Decision) {
+        decision.at = now;
         if let Some(ban) = self.banned(now) {
+            decision.readings.clear();
             return ban.tell(decision);
         }
         match self.listed {
@@ -320,7 +348,8 @@ impl Plan<'_> {
     /// The decision when the store failed and the policy is open or closed. Lists need no store and still hold.
     pub fn decide_blind(&self, open: bool, reason: Degraded, now: Timestamp) -> Decision {
         let mut decision = Decision::default();
-        self.begin(now, &mut decision);
+        self.begin(&mut decision);
+        decision.at = now;
         decision.degraded = Some(reason);
         if let Some(ban) = self.banned(now) {
             ban.tell(&mut decision);
@@ -353,7 +382,8 @@ impl Plan<'_> {
             }
         }
         let mut decision = Decision::default();
-        self.begin(now, &mut decision);
+        self.prepare(&mut decision);
+        decision.at = now;
         self.read(&uncharged, &mut decision);
         decision.verdict = Verdict::Deny;
         decision.binding = tightest;
@@ -366,12 +396,11 @@ impl Plan<'_> {
 
     /// What every decision begins with, in place of whatever was decided here before.
     #[inline]
-    fn begin(&self, now: Timestamp, decision: &mut Decision) {
+    fn begin(&self, decision: &mut Decision) {
         let Decision { readings, escalations, .. } = decision;
         readings.clear();
         escalations.clear();
         decision.verdict = Verdict::Allow;
-        decision.at = now;
         decision.trace = self.trace;
         decision.generation = self.policy.generation;
         decision.binding = None;
@@ -384,27 +413,19 @@ impl Plan<'_> {
         decision.degraded = None;
     }
 
-    /// Reads every limit; says whether an enforced one denies.
+    /// Adds to every reading what is left of its limit; says whether an enforced one denies.
     fn read(&self, outcome: &Outcome, decision: &mut Decision) -> bool {
         let mut denied = false;
-        for (charge, settled) in self.charges.iter().zip(&outcome.settled) {
+        for (reading, settled) in decision.readings.iter_mut().zip(&outcome.settled) {
             let Settled { look, mark, lifted } = settled;
-            let allowed = look.fits || self.verb == Verb::Record;
-            denied |= charge.enforced() && !allowed && !lifted;
-            let charged = mark.map_or(0, |mark| mark.amount);
-            let _ = decision.readings.try_push(Reading {
-                rule: charge.index,
-                enforced: charge.enforced(),
-                allowed,
-                limit: charge.limit.quota(),
-                period: charge.limit.period(),
-                remaining: look.remaining.saturating_sub(charged),
-                unit: charge.counts.unit(),
-                cost: charge.cost,
-                charged: mark.is_some(),
-                resets: if mark.is_some() { look.reset_if_charged } else { look.reset_if_not },
-                ready: if allowed { Timestamp::MAX } else { look.ready_at },
-            });
+            reading.allowed = look.fits || self.verb == Verb::Record;
+            denied |= reading.enforced && !reading.allowed && !lifted;
+            (reading.remaining, reading.resets) = match mark {
+                Some(mark) => (look.remaining.saturating_sub(mark.amount), look.reset_if_charged),
+                None => (look.remaining, look.reset_if_not),
+            };
+            reading.charged = mark.is_some();
+            reading.ready = if reading.allowed { Timestamp::MAX } else { look.ready_at };
         }
         denied
     }

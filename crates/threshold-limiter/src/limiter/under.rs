@@ -105,9 +105,10 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
 
     /// Settles a plan, and says what that comes to. Where the store failed, the outcome says nothing: that comes first.
     pub(crate) fn settle(&self, plan: &Plan<'_>, outcome: &mut Outcome, decision: &mut Decision) -> (bool, Timestamp) {
+        plan.prepare(decision);
         let now = self.clock.now();
         match self.store.settle(plan, now, outcome) {
-            Ok(()) => plan.decide_into(outcome, now, decision),
+            Ok(()) => plan.conclude(outcome, now, decision),
             Err(error) => {
                 *decision = self.decide_without_store(plan, error, now);
                 return (false, now);
