@@ -509,6 +509,7 @@ mod tests {
     use super::*;
     use crate::facts::Facts;
     use crate::headers::{BodyForm, denial_body, header_fields};
+    use crate::policy::{BanSource, Banned, Rank, Who};
     use crate::settle::settle;
 
     /// Everything a client reads of a denial.
@@ -540,6 +541,36 @@ mod tests {
         let genuine = plan.decide(&settle(&plan, &mut balances, &mut [], now), now);
         assert_eq!(genuine.verdict, Verdict::Deny);
         assert_eq!(read(&refused, &policy, &facts), read(&genuine, &policy, &facts), "{rule}");
+    }
+
+    /// Everybody is banned, until a moment.
+    #[derive(Debug)]
+    struct Everybody(Timestamp);
+
+    impl BanSource for Everybody {
+        fn is_empty(&self) -> bool {
+            false
+        }
+
+        fn find(&self, _: Who<'_>, _: Option<Rank>) -> Option<Banned> {
+            Some(Banned { until: self.0, layer: Layer::User })
+        }
+    }
+
+    /// Woken by leaving out `readings.clear()` in `conclude`, and `readings.clear()` in `begin`.
+    #[test]
+    fn a_ban_tells_of_no_limit_and_nothing_is_left_of_an_earlier_decision() {
+        let policy = Policy::parse("[[rule]]\nname = 'r'\nper = ['user']\nlimit = '3/min'\n", &|_| None).unwrap();
+        let (now, later) = (Timestamp::from_secs(1_767_225_630), Timestamp::from_secs(1_767_225_640));
+        let policy = policy.with_bans(std::sync::Arc::new(Everybody(later)));
+        let plan = policy.plan(&Facts { user: Some("u1"), ..Facts::default() }).unwrap();
+        let mut balances = [Balance::default()];
+        let mut decision = Decision::default();
+        let (allow, ban) = ((later, Verdict::Allow, 1), (now, Verdict::Ban, 0));
+        for (at, verdict, limits) in [allow, allow, ban, allow] {
+            plan.decide_into(&settle(&plan, &mut balances, &mut [], at), at, &mut decision);
+            assert_eq!((decision.verdict, decision.readings.len(), decision.at), (verdict, limits, at));
+        }
     }
 
     #[test]
