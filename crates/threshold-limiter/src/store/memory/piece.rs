@@ -8,19 +8,17 @@ use zerocopy::{FromBytes, IntoBytes as _};
 pub(super) const WORDS: usize = 4;
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
-/// The sizes of tables that are taken whole at the start, in large pages where the system has them. Whoever has a smaller one
-/// mostly uses little of it, and of small pages only those are there that have been touched. To take a larger one would hold
-/// up the start.
+/// The size from which on memory is mapped. Whoever has a smaller table mostly uses little of it.
 #[cfg(target_os = "linux")]
-const TAKEN_WHOLE: std::ops::RangeInclusive<usize> = 64 << 20..=1 << 30;
+const MAPPED: usize = 64 << 20;
+/// The largest table that is taken whole at the start; to take a larger one would hold that up.
+#[cfg(target_os = "linux")]
+const TAKEN_WHOLE: usize = 1 << 30;
 
-/// A piece of memory that is zero throughout, made once.
+/// A piece of memory that is zero throughout, made once. The system gives it as it is touched, unless it is taken whole.
 #[derive(Debug)]
 pub(super) enum Piece {
-    /// The system gives it as it is touched.
     Heap(Box<[u64]>),
-    /// It is all there, so no decision ever waits for the system to find a page. To find its way to one of many small pages
-    /// takes a processor longer than anything else that is done for a key, hence the large ones.
     #[cfg(target_os = "linux")]
     Mapped(memmap2::MmapMut),
 }
@@ -30,14 +28,27 @@ impl Piece {
     pub(super) fn new(slots: usize) -> Self {
         let bytes = slots.saturating_mul(size_of::<[AtomicU64; WORDS]>()).saturating_add(LINE);
         #[cfg(target_os = "linux")]
-        if TAKEN_WHOLE.contains(&bytes)
-            && let Ok(map) = memmap2::MmapMut::map_anon(bytes)
+        if bytes >= MAPPED
+            && let Some(map) = Self::map(bytes)
         {
-            // No more than hints: what a system does not know of, it leaves out.
-            let _ = (map.advise(memmap2::Advice::HugePage), map.advise(memmap2::Advice::PopulateWrite));
             return Self::Mapped(map);
         }
         Self::Heap(vec![0; bytes.div_ceil(size_of::<u64>())].into_boxed_slice())
+    }
+
+    /// Maps memory, and takes it whole if it is not too much: then no decision ever waits for the system to find a page. In
+    /// large pages, where the system has them: to find its way to one of many small ones takes a processor longer than
+    /// anything else that is done for a key.
+    #[cfg(target_os = "linux")]
+    fn map(bytes: usize) -> Option<memmap2::MmapMut> {
+        use memmap2::Advice::{HugePage, PopulateWrite};
+        // Whatever is never touched need not be there: a table may be made larger than the machine.
+        let map = memmap2::MmapOptions::new().len(bytes).no_reserve_swap().map_anon().ok()?;
+        if bytes <= TAKEN_WHOLE {
+            // No more than hints: what a system does not know of, it leaves out.
+            let _ = (map.advise(HugePage), map.advise(PopulateWrite));
+        }
+        Some(map)
     }
 
     /// The slots, of which there were as many to be when this was made. The first begins with a cache line.
@@ -60,10 +71,12 @@ mod tests {
 
     use super::*;
 
-    /// A small piece, and on Linux one that is taken whole. Woken by leaving out `LINE` in `new`, and by a `start` of 0.
+    /// Small pieces, and on Linux one that is taken whole and one that is larger than machines are. Woken by leaving out `LINE`
+    /// in `new`, by a `start` of 0, and by leaving out `no_reserve_swap`.
     #[test]
     fn slots_are_zero_and_never_lie_across_cache_lines() {
-        for count in [2, 10, 4 << 20] {
+        let larger = if cfg!(target_os = "linux") { 1 << 34 } else { 16 };
+        for count in [2, 10, 4 << 20, larger] {
             let mut piece = Piece::new(count);
             let slots = piece.slots(count);
             assert_eq!(slots.len(), count);
