@@ -88,13 +88,13 @@ impl Reading {
     /// When there is more, or all, again; `None` where there is no such moment.
     #[must_use]
     pub fn resets(&self) -> Option<Timestamp> {
-        unless_never(self.resets)
+        self.resets.unless_never()
     }
 
     /// If not allowed: when this cost fits; `None` if it never will.
     #[must_use]
     pub fn ready_at(&self) -> Option<Timestamp> {
-        unless_never(self.ready)
+        self.ready.unless_never()
     }
 
     /// `resetAt` in Unix seconds, for a decision made at `at`.
@@ -106,10 +106,6 @@ impl Reading {
             self.ready_at().map(|ready| told_reset(ready, at))
         }
     }
-}
-
-fn unless_never(moment: Timestamp) -> Option<Timestamp> {
-    Some(moment).filter(|moment| *moment < Timestamp::MAX)
 }
 
 /// The moment a client is told to come back: now and the whole seconds of its wait.
@@ -440,8 +436,7 @@ impl Plan<'_> {
         };
         let denying = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed);
         let limits = denying.map(|reading| reading.ready).max();
-        decision.ready_at =
-            Some(limits.map_or(until, |ready| ready.max(until))).filter(|ready| *ready < Timestamp::MAX);
+        decision.ready_at = limits.map_or(until, |ready| ready.max(until)).unless_never();
     }
 
     /// When the penalty of a strike ends.

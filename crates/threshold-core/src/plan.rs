@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
 
-use crate::address::AddressGroup;
+use crate::address::{AddressGroup, canonical};
 use crate::caller::{Caller, DEFAULT_CATEGORY, Keyed, field_of};
 use crate::facts::Facts;
 use crate::key::{Digest, DigestKey, Part, TraceId};
@@ -452,7 +452,7 @@ impl<'p> Plan<'p> {
     #[must_use]
     pub fn folded_key(&self, charge: &Charge<'_>) -> Digest {
         let Some(mut key) = charge.rule.prefix(charge.limit).map(DigestKey::go_on) else { return charge.key };
-        match self.ip.map(|ip| ip.to_canonical()) {
+        match self.ip.map(canonical) {
             Some(ip @ IpAddr::V4(_)) => key.address(Part::Folded, AddressGroup::wider(ip, 24, 64)),
             Some(ip @ IpAddr::V6(_)) => key.address(Part::Folded, AddressGroup::wider(ip, 48, 48)),
             None => return self.shared_key(charge),

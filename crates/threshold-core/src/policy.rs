@@ -150,7 +150,8 @@ impl Policy {
     fn listing_of(&self, who: Who<'_>) -> (Option<Listed>, Option<Banned>) {
         let listed = self.lists.find_ranked(who);
         let allowed = listed.filter(|(_, listed)| *listed == Listed::Allow).map(|(rank, _)| rank);
-        let ban = self.bans.as_ref().and_then(|bans| bans.find(who, allowed));
+        let bans = self.bans.as_ref().filter(|bans| !bans.is_empty());
+        let ban = bans.and_then(|bans| bans.find(who, allowed));
         (listed.map(|(_, listed)| listed), ban)
     }
 

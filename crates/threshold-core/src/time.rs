@@ -57,6 +57,12 @@ impl Timestamp {
         Self(self.0.saturating_sub(span.0))
     }
 
+    /// This moment, unless it is the end of time: that never comes.
+    #[must_use]
+    pub fn unless_never(self) -> Option<Self> {
+        (self < Self::MAX).then_some(self)
+    }
+
     /// The start of the clock-aligned window of this length that holds this moment.
     pub(crate) const fn floor_to(self, window: Span) -> Self {
         match self.0.checked_rem(window.0) {

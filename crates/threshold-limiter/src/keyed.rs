@@ -144,7 +144,7 @@ impl Balances {
 fn check_any(limit: &Limit, store: &MemoryStore, key: Digest, cost: u64, now: Timestamp) -> Checked {
     // What a charge is known by where it is kept one by one.
     let id = match limit {
-        Limit::Concurrency(_) => TraceId::from_u128(u128::from_ne_bytes(crate::random())),
+        Limit::Concurrency(_) => crate::random_id(),
         _ => TraceId::default(),
     };
     store.check_one(key, limit, cost, now, id)

@@ -59,3 +59,11 @@ fn random<const N: usize>() -> [u8; N] {
     rand::rng().fill_bytes(&mut bytes);
     bytes
 }
+
+/// An id nobody can guess.
+fn random_id() -> TraceId {
+    use rand::Rng as _;
+    // Two words are drawn faster than as many bytes.
+    let mut rng = rand::rng();
+    TraceId::from_u128(u128::from(rng.next_u64()) << 64 | u128::from(rng.next_u64()))
+}

@@ -22,6 +22,7 @@ use threshold_core::{
 use crate::bans::BanBook;
 use crate::clock::{Clock, SystemClock};
 use crate::observer::Observer;
+use crate::random_id;
 use crate::store::memory::MemoryStore;
 use crate::store::{LocalStore, Store};
 use crate::sync::Mutex;
@@ -327,13 +328,6 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
 pub(crate) fn traced<'f>(facts: &Facts<'f>) -> Facts<'f> {
     let trace = if facts.trace == TraceId::default() { random_id() } else { facts.trace };
     Facts { trace, ..*facts }
-}
-
-fn random_id() -> TraceId {
-    use rand::Rng as _;
-    // Two words are drawn faster than as many bytes.
-    let mut rng = rand::rng();
-    TraceId::from_u128(u128::from(rng.next_u64()) << 64 | u128::from(rng.next_u64()))
 }
 
 impl<S: std::fmt::Debug, C: std::fmt::Debug> std::fmt::Debug for Limiter<S, C> {

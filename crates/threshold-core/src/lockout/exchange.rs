@@ -171,7 +171,7 @@ impl fmt::Debug for LoginResult {
 impl ResultOutcome {
     /// What the caller is told, with a signed token where its device is known now.
     pub fn told(self, secret: &Secret, now: Timestamp) -> LoginResult {
-        let locked = self.locked_until.filter(|until| *until < Timestamp::MAX);
+        let locked = self.locked_until.and_then(Timestamp::unless_never);
         LoginResult {
             allowed: self.allowed,
             lockout_remaining: locked.map(|until| until.since(now)),

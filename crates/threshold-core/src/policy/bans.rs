@@ -72,7 +72,7 @@ impl Banned {
     pub(crate) fn tell(self, decision: &mut Decision) {
         decision.verdict = Verdict::Ban;
         decision.penalty = Some(self.layer);
-        decision.ready_at = Some(self.until).filter(|until| *until < Timestamp::MAX);
+        decision.ready_at = self.until.unless_never();
     }
 }
 

@@ -8,8 +8,9 @@ use threshold_core::lockout::{
 use threshold_core::policy::OnStoreError;
 use threshold_core::{Digest, Outcome, Plan, Policy, Timestamp};
 
-use super::{Limiter, random_id};
+use super::Limiter;
 use crate::clock::Clock;
+use crate::random_id;
 use crate::store::{EndError, LocalStore, Store, StoreError};
 
 /// Why a login could not be decided, or an account not be changed.

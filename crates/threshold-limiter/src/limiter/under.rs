@@ -7,8 +7,9 @@ use threshold_core::policy::Policy;
 use threshold_core::receipt::OnExpire;
 use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Receipt, Span, Timestamp, TraceId};
 
-use super::{Limiter, random_id, traced};
+use super::{Limiter, traced};
 use crate::clock::Clock;
+use crate::random_id;
 use crate::store::LocalStore;
 
 impl<S: LocalStore, C: Clock> Limiter<S, C> {

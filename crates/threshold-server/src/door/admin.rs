@@ -185,7 +185,7 @@ impl BanBody {
             reason: ban.map(|ban| ban.reason.to_string()).unwrap_or_default(),
             by: ban.map_or_else(|| "ladder".to_owned(), |ban| ban.by.to_string()),
             from: ban.map_or(0, |ban| ban.from.micros().checked_div(1_000_000).unwrap_or(0)),
-            until: (until < Timestamp::MAX).then(|| until.secs_ceil()),
+            until: until.unless_never().map(Timestamp::secs_ceil),
         }
     }
 }

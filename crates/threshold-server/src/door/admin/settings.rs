@@ -154,7 +154,7 @@ impl SettingBody {
             tier: setting.tier.as_ref().map(ToString::to_string),
             limits: setting.limits.iter().map(|(name, limit)| (name.to_string(), limit.to_string())).collect(),
             times: setting.times,
-            until: (setting.until < Timestamp::MAX).then(|| setting.until.secs_ceil()),
+            until: setting.until.unless_never().map(Timestamp::secs_ceil),
             from: Some(setting.from.micros().checked_div(1_000_000).unwrap_or(0)),
             by: Some(setting.by.to_string()),
             reason: Some(setting.reason.to_string()),

@@ -135,7 +135,7 @@ fn account(app: &App, layer: String, key: String) -> SubjectBody {
         layer,
         key,
         failures: Some(account.failures()),
-        locked_until: locked.filter(|until| *until < Timestamp::MAX).map(Timestamp::secs_ceil),
+        locked_until: locked.and_then(Timestamp::unless_never).map(Timestamp::secs_ceil),
         at_ceiling: Some(locked == Some(Timestamp::MAX)),
         ..SubjectBody::default()
     }

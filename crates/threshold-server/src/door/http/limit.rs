@@ -63,7 +63,7 @@ impl LimitAnswer {
         let remaining = look.remaining.saturating_sub(charged);
         if look.fits {
             let reset = if charged > 0 { look.reset_if_charged } else { look.reset_if_not };
-            let reset_at = Some(reset).filter(|reset| *reset < Timestamp::MAX).map(Timestamp::secs_ceil);
+            let reset_at = reset.unless_never().map(Timestamp::secs_ceil);
             return Self { allowed: true, remaining, reset_at, retry_after: None, algorithm };
         }
         // A store with no room for a new key has no time for it either: the next second may.
