@@ -1,5 +1,14 @@
 //! Variables in strings: `${NAME}`, `${NAME:-default}`, and `$$` for a dollar sign.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// A value that is replaced in messages wherever it occurs is at least this long. A shorter one is replaced only where it
+/// stands in quotes: it could be a part of any word.
+const LONG_VALUE: usize = 6;
+/// The most characters of a text that a message repeats.
+const MAX_SHOWN: usize = 80;
+
 /// A variable that cannot be filled in.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct VariableError {
@@ -7,62 +16,155 @@ pub(crate) struct VariableError {
     pub(crate) help: String,
 }
 
-/// Fills in every variable of a text. With `digits_only`, a value must be a plain number: in a limit, a variable may
-/// change the figures, not the meaning.
-pub(crate) fn expand(
-    text: &str,
-    variable: &dyn Fn(&str) -> Option<String>,
-    digits_only: bool,
-) -> Result<Option<String>, VariableError> {
-    if !text.contains('$') {
-        return Ok(None);
-    }
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('$') {
-        out.push_str(before);
-        if let Some(after) = after.strip_prefix('$') {
-            out.push('$');
-            rest = after;
-        } else if let Some(after) = after.strip_prefix('{') {
-            let Some((inside, after)) = after.split_once('}') else {
-                return Err(wrong(
-                    "a variable that begins with ${ ends with }",
-                    "write \"${NAME}\" or \"${NAME:-20}\"",
-                ));
-            };
-            out.push_str(&value(inside, variable, digits_only)?);
-            rest = after;
-        } else {
-            return Err(wrong("a lone $", "write \"$$\" for a dollar sign, or \"${NAME}\" for a variable"));
-        }
-    }
-    out.push_str(rest);
-    Ok(Some(out))
+/// Fills in the variables of all strings of one policy.
+pub(crate) struct Expander<'v> {
+    variable: &'v dyn Fn(&str) -> Option<String>,
+    /// The bytes that all expanded strings together may still grow to; nothing is expanded once they are exceeded.
+    room: Option<usize>,
+    values: Values,
 }
 
-fn value(inside: &str, variable: &dyn Fn(&str) -> Option<String>, digits_only: bool) -> Result<String, VariableError> {
-    let (name, default) = match inside.split_once(":-") {
-        Some((name, default)) => (name, Some(default)),
-        None => (inside, None),
-    };
-    let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
-        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-    if !is_name {
-        let message = format!("\"{name}\" is not the name of a variable");
-        return Err(wrong(&message, "write \"${NAME}\" or \"${NAME:-20}\""));
+/// The strings that had variables, and the values that no message may repeat.
+#[derive(Debug, Default)]
+pub(crate) struct Values {
+    /// Each such string: its place in the file, and its text before the variables were filled in.
+    written: Vec<(Range<usize>, String)>,
+    /// What a value was written as.
+    hidden: BTreeMap<String, String>,
+}
+
+impl<'v> Expander<'v> {
+    /// `room` bounds the bytes of all expanded strings together.
+    pub(crate) fn new(variable: &'v dyn Fn(&str) -> Option<String>, room: usize) -> Self {
+        Self { variable, room: Some(room), values: Values::default() }
     }
-    let value = variable(name).filter(|value| !value.is_empty()).or_else(|| default.map(str::to_owned));
-    let Some(value) = value else {
-        let help = format!("set {name}, or give it a default: \"${{{name}:-…}}\"");
-        return Err(wrong(&format!("the variable {name} is not set"), &help));
-    };
-    if digits_only && (value.is_empty() || !value.bytes().all(|byte| byte.is_ascii_digit())) {
-        // The value itself may be a secret that landed in the wrong variable: it is not repeated.
-        let message = format!("the variable {name} must be digits in a limit");
-        return Err(wrong(&message, &format!("set {name} to a whole number")));
+
+    pub(crate) fn into_values(self) -> Values {
+        self.values
     }
-    Ok(value)
+
+    /// Fills in every variable of the text at `span`. With `digits_only`, a value must be a plain number: in a limit, a
+    /// variable may change the figures, not the meaning.
+    pub(crate) fn expand(
+        &mut self,
+        text: &str,
+        span: Range<usize>,
+        digits_only: bool,
+    ) -> Result<Option<String>, VariableError> {
+        let Some(room) = self.room.filter(|_| text.contains('$')) else { return Ok(None) };
+        let mut out = String::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once('$') {
+            out.push_str(before);
+            if let Some(after) = after.strip_prefix('$') {
+                out.push('$');
+                rest = after;
+            } else if let Some(after) = after.strip_prefix('{') {
+                let Some((inside, after)) = after.split_once('}') else {
+                    return Err(wrong(
+                        "a variable that begins with ${ ends with }",
+                        "write \"${NAME}\" or \"${NAME:-20}\"",
+                    ));
+                };
+                let (name, value) = self.value(inside, digits_only)?;
+                if out.len().saturating_add(value.len()) > room {
+                    self.room = None;
+                    let message = format!("the variable {name} makes the policy too large");
+                    let most = super::MAX_FILE;
+                    let help = format!("all strings with variables may be {most} bytes together: use a shorter value");
+                    return Err(wrong(&message, &help));
+                }
+                out.push_str(&value);
+                rest = after;
+            } else {
+                return Err(wrong("a lone $", "write \"$$\" for a dollar sign, or \"${NAME}\" for a variable"));
+            }
+        }
+        out.push_str(rest);
+        self.room = Some(room.saturating_sub(out.len()));
+        self.values.hide(&out, text);
+        self.values.written.push((span, text.to_owned()));
+        Ok(Some(out))
+    }
+
+    /// The name of a variable, and its value.
+    fn value<'t>(&mut self, inside: &'t str, digits_only: bool) -> Result<(&'t str, String), VariableError> {
+        let (name, default) = match inside.split_once(":-") {
+            Some((name, default)) => (name, Some(default)),
+            None => (inside, None),
+        };
+        let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        if !is_name {
+            // What stands there may be a part of a password with "${" in it: it is not repeated.
+            let message = "the name of a variable is letters, digits and _, and begins with no digit";
+            return Err(wrong(message, "write \"${NAME}\" or \"${NAME:-20}\""));
+        }
+        let set = (self.variable)(name).filter(|value| !value.is_empty());
+        if let Some(value) = &set {
+            self.values.hide(value, &format!("${{{name}}}"));
+        }
+        let Some(value) = set.or_else(|| default.map(str::to_owned)) else {
+            let help = format!("set {name}, or give it a default: \"${{{name}:-…}}\"");
+            return Err(wrong(&format!("the variable {name} is not set"), &help));
+        };
+        if digits_only && (value.is_empty() || !value.bytes().all(|byte| byte.is_ascii_digit())) {
+            // The value itself may be a secret that landed in the wrong variable: it is not repeated.
+            let message = format!("the variable {name} must be digits in a limit");
+            return Err(wrong(&message, &format!("set {name} to a whole number")));
+        }
+        Ok((name, value))
+    }
+}
+
+impl Values {
+    fn hide(&mut self, value: &str, written: &str) {
+        if !value.is_empty() && value != written {
+            self.hidden.entry(value.to_owned()).or_insert_with(|| shown(written));
+        }
+    }
+
+    /// The text, as written, of the string that holds this place, if variables were filled in there.
+    pub(crate) fn written_at(&self, place: &Range<usize>) -> Option<String> {
+        let inside = |span: &Range<usize>| span.start <= place.start && place.end <= span.end;
+        self.written.iter().find(|(span, _)| inside(span)).map(|(_, written)| shown(written))
+    }
+
+    /// A message with variables in the place of their values.
+    pub(crate) fn unexpanded(&self, message: &str) -> String {
+        // The longest first: a value may be a part of another.
+        let mut hidden: Vec<(&String, &String)> = self.hidden.iter().collect();
+        hidden.sort_by_key(|(value, _)| std::cmp::Reverse(value.len()));
+        hidden.into_iter().fold(message.to_owned(), |text, (value, written)| {
+            if value.len() >= LONG_VALUE {
+                replaced(&text, value, written)
+            } else {
+                replaced(&text, &format!("\"{value}\""), &format!("\"{written}\""))
+            }
+        })
+    }
+}
+
+/// Replaces every occurrence, in upper or lower case: names of headers and paths are spelled in one case.
+fn replaced(text: &str, value: &str, with: &str) -> String {
+    let (lower, value) = (text.to_ascii_lowercase(), value.to_ascii_lowercase());
+    let mut out = String::with_capacity(text.len());
+    let mut from = 0;
+    for (at, found) in lower.match_indices(&value) {
+        out.push_str(text.get(from..at).unwrap_or_default());
+        out.push_str(with);
+        from = at.saturating_add(found.len());
+    }
+    out.push_str(text.get(from..).unwrap_or_default());
+    out
+}
+
+/// The beginning of a text that a message repeats.
+fn shown(text: &str) -> String {
+    match text.char_indices().nth(MAX_SHOWN) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+    }
 }
 
 fn wrong(message: &str, help: &str) -> VariableError {
@@ -85,7 +187,8 @@ mod tests {
     #[test]
     fn variables_are_filled_in() {
         let check = |text: &str, expect: &str| {
-            let full = expand(text, &lookup, false).unwrap().unwrap_or_else(|| text.to_owned());
+            let full = Expander::new(&lookup, 100).expand(text, 0..0, false).unwrap();
+            let full = full.unwrap_or_else(|| text.to_owned());
             assert_eq!(full, expect);
         };
         check("plain", "plain");
@@ -101,16 +204,52 @@ mod tests {
     #[test]
     fn what_cannot_be_filled_in_is_named() {
         let check = |text: &str, digits, expect: &str| {
-            let error = expand(text, &lookup, digits).unwrap_err();
+            let error = Expander::new(&lookup, 100).expand(text, 0..0, digits).unwrap_err();
             assert!(error.message.contains(expect), "{text}: {}", error.message);
         };
         check("${NONE}", false, "NONE is not set");
         check("${EMPTY}", false, "EMPTY is not set");
         check("${MAX", false, "ends with }");
         check("costs $5", false, "lone $");
-        check("${a b}", false, "not the name");
-        check("${}", false, "not the name");
+        check("${a b}", false, "the name of a variable is");
+        check("${}", false, "the name of a variable is");
         check("${WORD}/min", true, "WORD must be digits");
         check("${NONE:-x}/min", true, "NONE must be digits");
+    }
+
+    /// A file of 4 MiB with a long variable in each string would grow to gigabytes.
+    #[test]
+    fn all_strings_together_have_a_bound() {
+        let lookup = |_: &str| Some("x".repeat(40));
+        let mut expander = Expander::new(&lookup, 100);
+        assert!(expander.expand("${A}", 0..0, false).is_ok_and(|full| full.is_some()));
+        assert!(expander.expand("${A}${A}", 0..0, false).is_err_and(|error| error.message.contains("A makes")));
+        // One error is enough to refuse the policy, and the next string gets no room either.
+        assert_eq!(expander.expand("${A}", 0..0, false), Ok(None));
+        let mut exact = Expander::new(&lookup, 80);
+        assert!(exact.expand("${A}", 0..0, false).is_ok_and(|full| full.is_some()));
+        assert!(exact.expand("${A}", 0..0, false).is_ok_and(|full| full.is_some()));
+        assert!(exact.expand("${A}", 0..0, false).is_err());
+    }
+
+    #[test]
+    fn messages_show_variables_and_not_their_values() {
+        let lookup = |name: &str| match name {
+            "LONG" => Some("Hunter2-Hunter3".to_owned()),
+            "PART" => Some("Hunter2".to_owned()),
+            "SHORT" => Some("the".to_owned()),
+            _ => None,
+        };
+        let mut expander = Expander::new(&lookup, 1_000);
+        for (place, text) in ["${LONG}", "${PART}", "${SHORT}", "a-${SHORT}", "${NONE:-default}"].iter().enumerate() {
+            expander.expand(text, place..place, false).unwrap();
+        }
+        let values = expander.into_values();
+        let check = |message: &str, expect: &str| assert_eq!(values.unexpanded(message), expect);
+        check("no tier is called \"Hunter2-Hunter3\"", "no tier is called \"${LONG}\"");
+        check("the header hunter2 is not verified", "the header ${PART} is not verified");
+        check("two rules are called \"a-the\", not \"the\"", "two rules are called \"a-${SHORT}\", not \"${SHORT}\"");
+        check("unknown \"default\" in per", "unknown \"${NONE:-default}\" in per");
+        check("nothing to hide", "nothing to hide");
     }
 }

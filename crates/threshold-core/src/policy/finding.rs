@@ -46,6 +46,22 @@ impl Finding {
             Severity::Warning => "warning",
             Severity::Error => "error",
         };
+        let mut out = format!("{file}:{line}:{column}: {word}[{}]: {}\n", self.code, printable(&self.message));
+        let number = line.to_string();
+        let gutter = " ".repeat(number.len());
+        if is_secret(source, self.span.start) {
+            out.push_str(&format!("{gutter} = lines of [identity.jwt] are not shown\n"));
+        } else {
+            out.push_str(&self.underlined(source, (line, column), &gutter));
+        }
+        if !self.help.is_empty() {
+            out.push_str(&format!("{gutter} = {}\n", printable(&self.help)));
+        }
+        out
+    }
+
+    /// The line of the source, with the text underlined.
+    fn underlined(&self, source: &str, (line, column): (usize, usize), gutter: &str) -> String {
         let text = source.lines().nth(line.saturating_sub(1)).unwrap_or_default();
         let indent = column.saturating_sub(1);
         let under = source
@@ -54,16 +70,60 @@ impl Finding {
             .clamp(1, text.chars().count().saturating_sub(indent).max(1));
         // Tabs stay tabs, so that the underline stands below its text at any tab width.
         let pad: String = text.chars().take(indent).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
-        let number = line.to_string();
-        let gutter = " ".repeat(number.len());
-        let mut out = format!("{file}:{line}:{column}: {word}[{}]: {}\n", self.code, printable(&self.message));
-        out.push_str(&format!("{gutter} |\n{number} | {}\n", printable(text)));
-        out.push_str(&format!("{gutter} | {pad}{}\n", "^".repeat(under)));
-        if !self.help.is_empty() {
-            out.push_str(&format!("{gutter} = {}\n", printable(&self.help)));
-        }
-        out
+        let under = "^".repeat(under);
+        format!("{gutter} |\n{line} | {}\n{gutter} | {pad}{under}\n", printable(text))
     }
+}
+
+/// Whether the line at this byte of the source may hold the key that tokens are verified with: no message shows it. The
+/// source may be broken anywhere, so this looks at lines alone, and rather hides too many than too few.
+pub(super) fn is_secret(source: &str, at: usize) -> bool {
+    let before = source.get(..at.min(source.len())).unwrap_or(source);
+    let line = before.matches('\n').count();
+    let mut lines = SecretLines::default();
+    source.split('\n').take(line.saturating_add(1)).map(|text| lines.next(text)).last().unwrap_or(false)
+}
+
+/// What is known of `[identity.jwt]` after each line.
+#[derive(Default)]
+struct SecretLines {
+    /// Its table is open.
+    in_table: bool,
+    /// An inline table of its is open, and this many braces deep.
+    braces: usize,
+    /// A string of its over several lines is open, and ends with this.
+    string: Option<&'static str>,
+}
+
+impl SecretLines {
+    /// Whether the next line is one of its.
+    fn next(&mut self, line: &str) -> bool {
+        if let Some(end) = self.string {
+            self.string = Some(end).filter(|end| line.matches(end).count().is_multiple_of(2));
+            return true;
+        }
+        if line.trim_start().starts_with('[') {
+            *self = Self { in_table: names_jwt(line), ..Self::default() };
+        }
+        let names_key = line.trim_start().strip_prefix("key").is_some_and(|rest| rest.trim_start().starts_with('='));
+        let is_own = self.in_table || self.braces > 0 || names_jwt(line) || names_key;
+        if is_own {
+            let count = |c: char| line.matches(c).count();
+            self.braces = self.braces.saturating_add(count('{')).saturating_sub(count('}'));
+            let opens = |quotes: &str| !line.matches(quotes).count().is_multiple_of(2);
+            self.string = ["\"\"\"", "'''"].into_iter().find(|quotes| opens(quotes));
+        }
+        is_own
+    }
+}
+
+/// Whether a line names `jwt` as a key: in a header, before a dot, or before an equals sign.
+fn names_jwt(line: &str) -> bool {
+    let after = line.split("jwt").skip(1);
+    let mut after = after.map(|rest| rest.trim_start_matches(['"', '\'', ' ', '\t']));
+    // A header may lack its end.
+    let is_header = line.trim_start().starts_with('[');
+    after.any(|rest| (rest.is_empty() && is_header) || rest.starts_with(['.', '=', ']']))
 }
 
 /// Control characters cannot reach a terminal: a policy may come from someone else.

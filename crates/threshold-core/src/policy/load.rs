@@ -6,12 +6,12 @@ use serde::Deserialize as _;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::expand::expand;
+use super::expand::{Expander, Values};
 use super::file::{MatchFile, PolicyFile, Text, Texts};
 use super::finding::{Finding, Severity};
 use super::rule::{Layer, Match, Rule, SubjectRule};
 use super::tiers::{Categories, Own, Tiers};
-use super::{Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, check, reviewer};
+use super::{Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, check, finding, reviewer};
 use crate::key::DigestKey;
 use crate::limit::{NotationError, Quota, parse_span};
 use crate::time::Span;
@@ -24,12 +24,12 @@ mod tables;
 const REHEARSAL_KEY: DigestKey = DigestKey::new(*b"threshold/policy");
 
 pub(super) fn review(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Review {
-    let mut loader = Loader { source, findings: Vec::new() };
+    let mut loader = Loader { source, findings: Vec::new(), values: Values::default() };
     let file = loader.read(variable);
     let policy = file.as_ref().map(|file| loader.policy(file));
     let rules = file.iter().flat_map(|file| &file.rule).map(|rule| &rule.value.name);
     let rule_names = rules.map(|name| (name.value.as_str().into(), name.span.clone())).collect();
-    let mut findings = loader.findings;
+    let mut findings = loader.without_values();
     findings.sort_by_key(|finding| finding.span.start);
     let usable = findings.iter().all(|finding| finding.severity != Severity::Error);
     Review { policy: policy.filter(|_| usable), findings, rule_names }
@@ -39,9 +39,27 @@ pub(super) fn review(source: &str, variable: &dyn Fn(&str) -> Option<String>) ->
 pub(super) struct Loader<'s> {
     source: &'s str,
     findings: Vec<Finding>,
+    /// What variables were filled in.
+    values: Values,
 }
 
 impl Loader<'_> {
+    /// The findings with variables as they are written: a value may be a secret that landed in the wrong place, and
+    /// messages reach logs and terminals.
+    fn without_values(self) -> Vec<Finding> {
+        let Self { mut findings, values, .. } = self;
+        // Findings about variables name them, and repeat no value.
+        for finding in findings.iter_mut().filter(|finding| finding.code != "bad-variable") {
+            let code = values.written_at(&finding.span).zip(Code::named(finding.code));
+            (finding.message, finding.help) = match code {
+                // A message about this very string may repeat any part of it.
+                Some((written, code)) => (format!("{}: \"{written}\"", code.says), code.fix.to_owned()),
+                None => (values.unexpanded(&finding.message), values.unexpanded(&finding.help)),
+            };
+        }
+        findings
+    }
+
     pub(super) fn error(&mut self, code: &'static str, span: Range<usize>, message: impl Into<String>, help: &str) {
         self.find(Severity::Error, code, span, message.into(), help);
     }
@@ -80,7 +98,9 @@ impl Loader<'_> {
         if !self.findings.is_empty() {
             return None;
         }
-        self.expand_table(table.get_mut(), variable, false, 0);
+        let mut expander = Expander::new(variable, MAX_FILE);
+        self.expand_table(table.get_mut(), &mut expander, false, 0);
+        self.values = expander.into_values();
         if !self.findings.is_empty() {
             return None;
         }
@@ -96,7 +116,9 @@ impl Loader<'_> {
     fn toml_error(&mut self, error: &toml::de::Error) {
         let span = error.span().unwrap_or(0..0);
         let message = error.message();
+        let is_secret = finding::is_secret(self.source, span.start);
         let Some((name, known)) = unknown_name(message) else {
+            let message = if is_secret { "this cannot be read" } else { message };
             return self.error("syntax", span, message.to_owned(), "");
         };
         let close = known
@@ -110,45 +132,40 @@ impl Loader<'_> {
         };
         let what = if message.starts_with("unknown variant") { "value" } else { "key" };
         let code = if what == "key" { "unknown-key" } else { "bad-value" };
-        self.error(code, span, format!("unknown {what} \"{name}\""), &help);
+        let message = if is_secret { format!("unknown {what}") } else { format!("unknown {what} \"{name}\"") };
+        self.error(code, span, message, &help);
     }
 
-    fn expand_table(
-        &mut self,
-        table: &mut DeTable<'_>,
-        variable: &dyn Fn(&str) -> Option<String>,
-        in_limits: bool,
-        depth: usize,
-    ) {
+    fn expand_table(&mut self, table: &mut DeTable<'_>, expander: &mut Expander<'_>, in_limits: bool, depth: usize) {
         for (key, value) in table.iter_mut() {
             let name = key.get_ref().as_ref();
             let limits = in_limits || matches!((depth, name), (0, "tiers" | "tenants" | "users"));
             let is_limit = limits && name != "tier" || matches!(name, "limit" | "account" | "ip");
-            self.expand_value(value, variable, limits, is_limit, depth);
+            self.expand_value(value, expander, limits, is_limit, depth);
         }
     }
 
     fn expand_value(
         &mut self,
         value: &mut Spanned<DeValue<'_>>,
-        variable: &dyn Fn(&str) -> Option<String>,
+        expander: &mut Expander<'_>,
         in_limits: bool,
         is_limit: bool,
         depth: usize,
     ) {
         let span = value.span();
         match value.get_mut() {
-            DeValue::String(text) => match expand(text, variable, is_limit) {
+            DeValue::String(text) => match expander.expand(text, span.clone(), is_limit) {
                 Ok(Some(expanded)) => *text = expanded.into(),
                 Ok(None) => {}
                 Err(error) => self.error("bad-variable", span, error.message, &error.help),
             },
             DeValue::Array(items) => {
                 for item in items.iter_mut() {
-                    self.expand_value(item, variable, in_limits, is_limit, depth);
+                    self.expand_value(item, expander, in_limits, is_limit, depth);
                 }
             }
-            DeValue::Table(table) => self.expand_table(table, variable, in_limits, depth.saturating_add(1)),
+            DeValue::Table(table) => self.expand_table(table, expander, in_limits, depth.saturating_add(1)),
             _ => {}
         }
     }
