@@ -184,6 +184,12 @@ impl Policy {
         &self.rules
     }
 
+    /// Whether it has neither rules nor `[login]`: such a policy limits nobody, whatever else it holds.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty() && self.login.is_none()
+    }
+
     /// The header fields that rules count by, in lower case, each once.
     #[must_use]
     pub fn header_names(&self) -> BTreeSet<&str> {

@@ -132,7 +132,8 @@ fn an_allowance_names_a_finding() {
     check(&top("cannot-bind: meant"), &["unknown-allowance \"cannot-bind: meant\""]);
     check(&top("uncovered-path: meant"), &[]);
     check(&top("forgets: meant"), &[]);
-    check("allow = \"uncovered-path\"\n", &["bad-value \"uncovered-path\""]);
+    let without_reason = format!("allow = \"uncovered-path\"\n{}", by_address("1/min"));
+    check(&without_reason, &["bad-value \"uncovered-path\""]);
 }
 
 #[test]
@@ -151,6 +152,15 @@ fn what_belongs_to_no_rule_is_allowed_at_the_top() {
         let rest: Vec<&str> = all.into_iter().filter(|other| *other != code).collect();
         assert_eq!(found(&format!("allow = [\"{code}: meant\"]\n{policy}")), rest, "{code}");
     }
+}
+
+#[test]
+fn a_policy_that_limits_nobody_is_doubted() {
+    check("", &["no-rules "]);
+    check("# [[rule]]\n[lists]\ndeny = [\"203.0.113.0/24\"]\n", &["no-rules "]);
+    check("allow = [\"no-rules: limits come later\"]\n", &[]);
+    check("[login]\n", &[]);
+    check(&by_address("1/min"), &[]);
 }
 
 #[test]

@@ -66,8 +66,9 @@ codes! {
         "a misspelt key would silently do nothing", "write the key that is suggested";
     Error "bad-value": "a value that its key cannot have",
         "a rule would not mean what was written", "write one of the values that are listed";
-    Error "bad-variable": "a `${NAME}` that is unset, or not digits in a limit",
-        "a limit must not depend on a forgotten variable", "set it, or give a default: `${NAME:-20}`";
+    Error "bad-variable": "a `${NAME}` that is unset, not digits in a limit, or too long",
+        "a limit must not depend on a forgotten variable, nor a server's memory on a long one",
+        "set it, or give a default: `${NAME:-20}`";
     Error "bad-name": "a rule's name that headers cannot carry",
         "names are shown to clients in `RateLimit` fields", "use up to 64 printable ASCII characters";
     Error "bad-limit": "a limit that cannot be read",
@@ -120,6 +121,9 @@ codes! {
         "the limit would not limit", "add a rung that denies";
     Warning "never-matches": "a rule that no request can meet",
         "it looks like protection and is none", "correct what it matches, or remove it";
+    Warning "no-rules" of Policy: "a policy without rules and without `[login]`",
+        "it limits nobody; a file that was emptied or cut by mistake looks like this",
+        "add a `[[rule]]`; a server starts with such a policy only under `--allow-empty`";
     Warning "matches-all" of Policy: "a category that takes every request",
         "the categories after it get none", "give it a path, a method or a host";
     Warning "unknown-category" of Policy: "a limit for a category that does not exist",

@@ -23,6 +23,10 @@ type Placed = (Rule, Range<usize>);
 
 pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Identity, rules: &[Placed]) {
     allowances(loader, file.allow.as_ref(), Place::Policy);
+    if file.rule.is_empty() && file.login.is_none() {
+        let help = "add a [[rule]]; a server takes such a policy only with --allow-empty";
+        loader.warning("no-rules", 0..0, "the policy has no rules and no [login]: it limits nobody", help);
+    }
     for located in &file.rule {
         let written = &located.value;
         allowances(loader, written.allow.as_ref(), Place::Rule);
