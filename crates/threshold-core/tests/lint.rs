@@ -43,6 +43,75 @@ fn a_key_that_the_client_chooses_needs_an_address_beside_it() {
 }
 
 #[test]
+fn a_header_that_a_proxy_passes_on_is_doubted() {
+    let identity =
+        |rest: &str| format!("[identity]\ntrusted_proxies = [\"10.0.0.0/8\"]\n{rest}\n{}", by_address("5/min"));
+    check(&identity("client_ip = \"x-forwarded-for\""), &[]);
+    check(&identity("client_ip = \"peer\""), &[]);
+    check(&identity("client_ip = \"forwarded\""), &["passed-on \"forwarded\""]);
+    let both = "client_ip = [\"CF-Connecting-IP\", \"x-forwarded-for\"]";
+    check(&identity(both), &["passed-on \"CF-Connecting-IP\""]);
+    check(&identity("user = \"header:x-user\""), &["passed-on \"header:x-user\""]);
+    check(&identity("tenant = \"cookie:shop\""), &["passed-on \"cookie:shop\""]);
+    check(&identity("tier = \"header:x-tier\""), &["passed-on \"header:x-tier\""]);
+    check(&identity("tenant = \"host:{tenant}.example.com\""), &[]);
+    let meant = format!("allow = [\"passed-on: the gateway removes it\"]\n{}", identity("user = \"header:x-user\""));
+    check(&meant, &[]);
+    // Nobody is believed, so nothing can be smuggled.
+    check(&format!("[identity]\nclient_ip = \"x-real-ip\"\n{}", by_address("5/min")), &[]);
+}
+
+#[test]
+fn an_ipv6_network_is_no_narrower_than_what_one_client_has() {
+    let identity = |prefix: u8| format!("[identity]\nipv6_prefix = {prefix}\n{}", by_address("5/min"));
+    check(&identity(64), &[]);
+    check(&identity(65), &["narrow-ipv6 65"]);
+    check(&format!("allow = [\"narrow-ipv6: a lab\"]\n{}", identity(128)), &[]);
+    let single = rule("single", "[\"ip/128\"]", "limit = \"5/min\"");
+    check(&single, &["client-chosen-key \"single\""]);
+    check(&rule("net", "[\"ip/64\"]", "limit = \"5/min\""), &[]);
+    check(&(single + &rule("net", "[\"ip/48\"]", "limit = \"50/min\"")), &[]);
+}
+
+/// A victim's session cookie, or its name in a cookie, was enough to have the victim banned.
+#[test]
+fn what_clients_send_themselves_is_no_identity_for_a_ladder() {
+    let with = |source: &str| {
+        let identity = format!("[identity]\ntrusted_proxies = [\"10.0.0.0/8\"]\nuser = \"{source}\"\n");
+        let users = rule("posts", "[\"user\"]", "limit = \"10/h\"\nladder = \"graduated\"");
+        format!("allow = [\"passed-on: it is set\"]\n{identity}{users}{}", by_address("50/min"))
+    };
+    check(&with("header:x-user"), &[]);
+    for source in ["cookie:sid", "header:Authorization", "header:cookie", "path:/u/{user}/**"] {
+        check(&with(source), &["unverified-ladder \"graduated\""]);
+    }
+    let chosen = with("cookie:sid").replace("ladder = \"graduated\"\n", "").replace("\"ip\"", "\"tier\"");
+    check(&chosen, &["client-chosen-key \"posts\""]);
+}
+
+#[test]
+fn a_rule_that_limits_nobody_does_not_stand_in_for_the_fallback() {
+    let layer = "layer = \"user\"\nlimit = \"10/min\"\n";
+    let posts = |rest: &str| rule("posts", "[\"user\"]", &format!("{layer}match = {{ path = \"/posts\" }}\n{rest}"));
+    let fallback = |per: &str, rest: &str| rule("rest", per, &format!("{layer}fallback = true\n{rest}"));
+    let skip = "on_missing = \"skip\"";
+    check(&(posts(skip) + &fallback("[\"ip\"]", "")), &["fallback-off \"posts\""]);
+    check(&(posts(skip) + &fallback("[\"user\"]", "")), &["fallback-off \"posts\""]);
+    check(&(posts("") + &fallback("[\"ip\"]", "")), &[]);
+    // The fallback would skip them too, so nothing is lost.
+    check(&(posts(skip) + &fallback("[\"user\"]", skip)), &[]);
+    check(&(posts(skip) + &fallback("[\"tenant\"]", skip)), &["fallback-off \"posts\""]);
+    // Another layer's fallback is not concerned, nor one that is never met together with it.
+    check(&(posts(skip) + &fallback("[\"ip\"]", "").replace("\"user\"", "\"edge\"")), &[]);
+    check(&(posts(skip) + &fallback("[\"ip\"]", "match = { path = \"/other\" }")), &[]);
+    // Another rule of the layer takes them.
+    let also = rule("also", "[\"ip\"]", &format!("{layer}match = {{ path = \"/posts\" }}"));
+    check(&(posts(skip) + &also + &fallback("[\"ip\"]", "")), &[]);
+    check(&(posts("mode = \"observe\"") + &fallback("[\"ip\"]", "")), &["fallback-off \"posts\""]);
+    check(&(posts("mode = \"observe\"\nallow = [\"fallback-off: a trial\"]") + &fallback("[\"ip\"]", "")), &[]);
+}
+
+#[test]
 fn a_limit_behind_a_tighter_one_cannot_bind() {
     let two = |one: &str, other: &str| {
         rule("one", "[\"ip\"]", &format!("limit = {one}")) + &rule("two", "[\"ip\"]", &format!("limit = {other}"))

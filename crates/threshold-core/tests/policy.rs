@@ -51,6 +51,20 @@ fn a_misspelt_key_is_answered_with_the_right_one() {
     assert!(help(&rule("quux = 1")).starts_with("known here: "));
 }
 
+/// A header that cannot exist is never found, and the proxy's address was charged for all its clients.
+#[test]
+fn what_names_no_header_is_no_source() {
+    let identity = |line: &str| format!("[identity]\ntrusted_proxies = [\"10.0.0.0/8\"]\n{line}\n");
+    for name in ["\"\"", "\"cf connecting ip\"", "\"cf-connecting-ip:\"", "\"x-forwarded-for, x-real-ip\"", "\"é\""] {
+        check(&identity(&format!("client_ip = {name}")), &[&format!("bad-value {name}")]);
+        check(&identity(&format!("client_ip = [\"peer\", {name}]")), &[&format!("bad-value {name}")]);
+    }
+    check(&identity("client_ip = []"), &["bad-value []"]);
+    check(&identity("user = \"header:x user\""), &["bad-value \"header:x user\""]);
+    check(&identity("user = \"cookie:s;id\""), &["bad-value \"cookie:s;id\""]);
+    check(&identity("user = \"cookie:connect.sid\""), &["passed-on \"cookie:connect.sid\""]);
+}
+
 #[test]
 fn a_limit_is_pointed_at_by_the_character() {
     check(&rule("limit = \"10 per fortnight\""), &["bad-limit per"]);
@@ -160,7 +174,7 @@ fn lists_cover_no_more_than_is_meant() {
 
 #[test]
 fn identity_says_where_names_come_from() {
-    check("[identity]\ntrusted_proxies = [\"10.0.0.0/8\"]\nuser = \"header:x-user\"", &[]);
+    check("[identity]\ntrusted_proxies = [\"10.0.0.0/8\"]\nuser = \"header:x-user\"", &["passed-on \"header:x-user\""]);
     check("[identity]\nuser = \"header:x-user\"", &["never-believed \"header:x-user\""]);
     check("[identity]\nuser = \"claim:sub\"", &["no-jwt \"claim:sub\""]);
     check("[identity]\nuser = \"claim:sub\"\n[identity.jwt]\nalg = \"HS256\"\nkey = \"${SET}\"", &[]);

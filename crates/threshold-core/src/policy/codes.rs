@@ -134,6 +134,12 @@ codes! {
         "it is never believed, so never there", "list the proxy under `trusted_proxies`";
     Warning "trusts-everyone" of Policy: "trusted proxies that cover a whole address space",
         "every client may then say who it is", "list the proxies' own addresses";
+    Warning "passed-on" of Policy: "an address or a name from a header that a proxy passes on as its client sent it",
+        "most proxies set `X-Forwarded-For` and hand every other header on: whoever sends the header chooses what it says",
+        "have your proxy set or remove it (`threshold export nginx-auth`, `caddy-auth` and `traefik-auth` write that), and say \
+         in `allow` which proxy does";
+    Warning "narrow-ipv6" of Policy: "an `ipv6_prefix` above 64",
+        "an IPv6 client usually has a /64 or more, so it can take a new budget for each request", "write 64, or less";
     Warning "high-ceiling" of Policy: "a login ceiling above 100",
         "NIST SP 800-63B allows 100 failures in a row", "write 100 or less";
     Warning "unknown-allowance": "`allow` names a finding that does not exist, an error, or one that belongs elsewhere",
@@ -141,6 +147,10 @@ codes! {
     Warning "client-chosen-key": "a budget counted only by what the client itself chooses",
         "whoever sends another value gets another budget, so the limit stops nobody who means harm",
         "add `\"ip\"` to `per`, or a rule by address that meets the same requests";
+    Warning "fallback-off": "a rule that switches its layer's fallback off for requests that it does not limit itself",
+        "a fallback applies only where no other rule of its layer matches; a rule with `on_missing = \"skip\"` that matches \
+         leaves anonymous requests without any limit of that layer, and a rule that observes leaves all of them",
+        "write `on_missing = \"floor\"`, or add a rule by address that matches the same requests";
     Warning "cannot-bind": "a limit that another, tighter one always reaches first",
         "it looks like protection and is never felt; whoever loosens the other will be surprised by it",
         "remove it, or make it tighter than the other";

@@ -79,11 +79,13 @@ impl IdentitySource {
         }
     }
 
-    /// Whether nobody but its owner can claim such a name.
-    pub(crate) const fn is_verified(&self) -> bool {
+    /// Whether nobody but its owner can claim such a name. A trusted proxy sets headers itself, except those in which
+    /// clients sign in: these, and cookies, are passed on as the client wrote them.
+    pub(crate) fn is_verified(&self) -> bool {
         match self {
-            Self::Header(_) | Self::Cookie(_) | Self::Claim(_) => true,
-            Self::Host(_) | Self::Path(_) => false,
+            Self::Header(name) => !matches!(name.as_ref(), "authorization" | "cookie"),
+            Self::Claim(_) => true,
+            Self::Cookie(_) | Self::Host(_) | Self::Path(_) => false,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! A reviewer's doubts: policies that can be used, and do not protect as they seem to.
 
+mod believed;
+
 use std::ops::Range;
 
 use super::codes::{Code, Place};
@@ -27,6 +29,7 @@ pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Iden
         let help = "add a [[rule]]; a server takes such a policy only with --allow-empty";
         loader.warning("no-rules", 0..0, "the policy has no rules and no [login]: it limits nobody", help);
     }
+    believed::passed_on(loader, &file.identity, identity);
     for located in &file.rule {
         let written = &located.value;
         allowances(loader, written.allow.as_ref(), Place::Rule);
@@ -37,6 +40,9 @@ pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Iden
             burst(loader, written, rule);
             store_windows(loader, written, rule);
         }
+    }
+    for (rule, span) in rules {
+        fallback_off(loader, rules, rule, span);
     }
     for (rule, span) in rules.iter().filter(|(rule, _)| rule.mode == Mode::Enforce) {
         client_chosen(loader, identity, rules, rule, span);
@@ -140,19 +146,21 @@ fn is_client_chosen(per: &Per, identity: &Identity) -> bool {
         Per::Header(_) | Per::Host | Per::Method | Per::Endpoint => true,
         Per::User => weak(&identity.user),
         Per::Tenant => weak(&identity.tenant),
-        Per::Ip | Per::IpPrefix(_) | Per::Tier | Per::Category | Per::Fact(_) => false,
+        // A client with a /64 has all the networks within it.
+        Per::IpPrefix(prefix) => *prefix > 64,
+        Per::Ip | Per::Tier | Per::Category | Per::Fact(_) => false,
     }
 }
 
 fn client_chosen(loader: &mut Loader<'_>, identity: &Identity, rules: &[Placed], rule: &Rule, span: &Range<usize>) {
     let Some(first) = rule.per.iter().find(|per| is_client_chosen(per, identity)) else { return };
-    let bounded = rule.per.iter().any(|per| matches!(per, Per::Ip | Per::IpPrefix(_) | Per::Fact(_)))
-        || rule.per.iter().any(|per| matches!(per, Per::User | Per::Tenant) && !is_client_chosen(per, identity));
+    let bounds = |per: &Per| matches!(per, Per::Ip | Per::IpPrefix(_) | Per::Fact(_) | Per::User | Per::Tenant);
+    let bounded = rule.per.iter().any(|per| bounds(per) && !is_client_chosen(per, identity));
     // A pattern without wildcards is one endpoint, whatever the client writes.
     let one_endpoint = !rule.matches.path.is_empty()
         && rule.per.iter().all(|per| matches!(per, Per::Endpoint | Per::Method | Per::Category | Per::Tier));
     let stands_behind = |other: &Rule| {
-        let by_address = other.per.iter().all(|per| matches!(per, Per::Ip | Per::IpPrefix(_)));
+        let by_address = other.per.iter().all(|per| matches!(per, Per::Ip | Per::IpPrefix(..=64)));
         other.mode == Mode::Enforce && by_address && covers(&other.matches, &rule.matches)
     };
     if bounded || one_endpoint || rules.iter().any(|(other, _)| stands_behind(other)) {
@@ -161,6 +169,53 @@ fn client_chosen(loader: &mut Loader<'_>, identity: &Identity, rules: &[Placed],
     let message = format!("\"{}\" counts by {first}, which the client itself chooses", rule.name);
     let help = "whoever sends another value gets another budget; add \"ip\" to per, or a rule by address beside it";
     loader.warning("client-chosen-key", span.clone(), message, help);
+}
+
+/// A rule that matches switches its layer's fallback off, also where it does not limit the request itself.
+fn fallback_off(loader: &mut Loader<'_>, rules: &[Placed], rule: &Rule, span: &Range<usize>) {
+    let observes = rule.mode == Mode::Observe;
+    if rule.fallback || !(observes || skips_somebody(rule)) {
+        return;
+    }
+    let overlaps = |other: &Rule| covers(&other.matches, &rule.matches) || covers(&rule.matches, &other.matches);
+    // A fallback that skips the same requests is not missed.
+    let missed = |other: &Rule| {
+        let skips_alike = skips_somebody(other) && (observes || rule.per.iter().all(|per| other.per.contains(per)));
+        other.fallback && other.layer == rule.layer && other.mode == Mode::Enforce && overlaps(other) && !skips_alike
+    };
+    let limits_too = |other: &Rule| {
+        !other.fallback
+            && other.layer == rule.layer
+            && other.mode == Mode::Enforce
+            && !skips_somebody(other)
+            && covers(&other.matches, &rule.matches)
+    };
+    let Some((fallback, _)) = rules.iter().find(|(other, _)| missed(other)) else { return };
+    if rules.iter().any(|(other, _)| limits_too(other)) {
+        return;
+    }
+    let (message, help) = if observes {
+        let message = format!("\"{}\" only observes, and switches the fallback \"{}\" off", rule.name, fallback.name);
+        (message, "a fallback applies only where no other rule of its layer matches; add an enforced rule beside it")
+    } else {
+        let message = format!(
+            "\"{}\" skips requests without {}, and switches the fallback \"{}\" off for them",
+            rule.name,
+            rule.per.iter().filter(|per| may_be_missing(per)).map(ToString::to_string).collect::<Vec<_>>().join(" or "),
+            fallback.name
+        );
+        (message, "they meet no limit of this layer; write on_missing = \"floor\", or add a rule by address beside it")
+    };
+    loader.warning("fallback-off", span.clone(), message, help);
+}
+
+/// Whether there are requests that match a rule and are not limited by it.
+fn skips_somebody(rule: &Rule) -> bool {
+    rule.on_missing == OnMissing::Skip && rule.per.iter().any(may_be_missing)
+}
+
+fn may_be_missing(per: &Per) -> bool {
+    matches!(per, Per::Tenant | Per::User | Per::Tier | Per::Header(_) | Per::Fact(_))
 }
 
 /// Whether every request that `narrow` meets is met by `wide`; patterns count as equal or not.

@@ -2,9 +2,9 @@
 
 use ipnet::IpNet;
 
-use super::Loader;
+use super::{Loader, is_token};
 use crate::address::{AddressSource, ClientAddress};
-use crate::policy::file::{IdentityFile, JwtFile, Text};
+use crate::policy::file::{IdentityFile, JwtFile, Located, Text, Texts};
 use crate::policy::lists::parse_net;
 use crate::policy::{Identity, IdentitySource, Jwt, Kind, Pattern};
 
@@ -14,10 +14,10 @@ impl Loader<'_> {
         let trusted: Vec<IpNet> = trusted.filter_map(|text| self.proxy(text)).collect();
         let sources = match &file.client_ip {
             None => vec![AddressSource::Peer],
-            Some(texts) => texts.items.iter().map(|text| address_source(&text.value)).collect(),
+            Some(texts) => self.address_sources(texts),
         };
-        if let Some(prefix) = file.ipv6_prefix.as_ref().filter(|prefix| !(32..=128).contains(&prefix.value)) {
-            self.error("bad-value", prefix.span.clone(), "ipv6_prefix is between 32 and 128", "64 suits most");
+        if let Some(prefix) = &file.ipv6_prefix {
+            self.ipv6_prefix(prefix);
         }
         let mut source = |text: &Option<Text>| text.as_ref().and_then(|text| self.identity_source(text));
         let (tenant, user, tier) = (source(&file.tenant), source(&file.user), source(&file.tier));
@@ -51,6 +51,27 @@ impl Loader<'_> {
             self.warning("trusts-everyone", text.span.clone(), message, "name the addresses of your proxies");
         }
         net
+    }
+
+    fn address_sources(&mut self, texts: &Texts) -> Vec<AddressSource> {
+        let help = "write \"peer\", \"x-forwarded-for\", \"forwarded\" or a header's name";
+        if texts.items.is_empty() {
+            self.error("bad-value", texts.span.clone(), "client_ip names no source of an address", help);
+        }
+        for text in texts.items.iter().filter(|text| !is_token(&text.value)) {
+            let message = format!("\"{}\" cannot be the name of a header", text.value);
+            self.error("bad-value", text.span.clone(), message, help);
+        }
+        texts.items.iter().map(|text| address_source(&text.value)).collect()
+    }
+
+    fn ipv6_prefix(&mut self, prefix: &Located<u8>) {
+        if !(32..=128).contains(&prefix.value) {
+            self.error("bad-value", prefix.span.clone(), "ipv6_prefix is between 32 and 128", "64 suits most");
+        } else if prefix.value > 64 {
+            let message = format!("a client with a /64 has a budget for each of its /{} networks", prefix.value);
+            self.warning("narrow-ipv6", prefix.span.clone(), message, "write 64, or less");
+        }
     }
 
     /// Whether a source of names can ever give one.
@@ -88,6 +109,16 @@ impl Loader<'_> {
             self.error("bad-value", text.span.clone(), format!("\"{}\" is no source of a name", text.value), help);
             return None;
         };
+        let named = match kind {
+            "header" => is_token(name),
+            "cookie" => is_cookie_name(name),
+            _ => true,
+        };
+        if !named {
+            let message = format!("\"{name}\" cannot be the name of a {kind}");
+            self.error("bad-value", text.span.clone(), message, help);
+            return None;
+        }
         let kind = match kind {
             "header" => return Some(IdentitySource::Header(name.to_ascii_lowercase().into())),
             "cookie" => return Some(IdentitySource::Cookie(name.into())),
@@ -140,6 +171,12 @@ impl Loader<'_> {
             aud: text(&file.aud),
         })
     }
+}
+
+/// A token of RFC 9110, which the name of a cookie is (RFC 6265, 4.1.1).
+fn is_cookie_name(text: &str) -> bool {
+    let mark = |byte: u8| b"!#$%&'*+-.^_`|~".contains(&byte);
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || mark(byte))
 }
 
 fn address_source(text: &str) -> AddressSource {

@@ -365,7 +365,12 @@ impl Loader<'_> {
 fn unverified(identity: &[Per], source: &Identity) -> Option<String> {
     let weak = |name: &str, from: &Option<IdentitySource>| {
         let from = from.as_ref().filter(|from| !from.is_verified())?;
-        let kind = if matches!(from, IdentitySource::Host(_)) { "host" } else { "path" };
+        let kind = match from {
+            IdentitySource::Header(header) => format!("header {header}"),
+            IdentitySource::Cookie(cookie) => format!("cookie {cookie}"),
+            IdentitySource::Host(_) => "host".to_owned(),
+            IdentitySource::Path(_) | IdentitySource::Claim(_) => "path".to_owned(),
+        };
         Some(format!("the {name} is taken from the {kind}, which anyone can write"))
     };
     identity.iter().find_map(|per| match per {
