@@ -1,5 +1,7 @@
 //! Whose address: the client's, behind the proxies that are trusted and no others.
 
+mod forwarded;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
@@ -24,12 +26,19 @@ pub enum AddressSource {
 
 /// The field lines of a request, by lower-case name, in the order in which they came.
 pub trait Headers {
-    /// Every line of the field `name`.
-    fn lines<'a>(&'a self, name: &'a str) -> impl DoubleEndedIterator<Item = &'a str>;
+    /// Every line of the field `name`. Lines are bytes and need not be UTF-8: one bad byte spoils the hop or the value
+    /// it is in, and no other.
+    fn lines<'a>(&'a self, name: &'a str) -> impl DoubleEndedIterator<Item = &'a [u8]>;
 }
 
 impl Headers for [(&str, &str)] {
-    fn lines<'a>(&'a self, name: &'a str) -> impl DoubleEndedIterator<Item = &'a str> {
+    fn lines<'a>(&'a self, name: &'a str) -> impl DoubleEndedIterator<Item = &'a [u8]> {
+        self.iter().filter(move |(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_bytes())
+    }
+}
+
+impl Headers for [(&str, &[u8])] {
+    fn lines<'a>(&'a self, name: &'a str) -> impl DoubleEndedIterator<Item = &'a [u8]> {
         self.iter().filter(move |(field, _)| field.eq_ignore_ascii_case(name)).map(|(_, value)| *value)
     }
 }
@@ -61,6 +70,11 @@ pub fn parse_address(text: &str) -> Option<IpAddr> {
         _ => text,
     };
     address.parse().ok().map(canonical)
+}
+
+/// As [`parse_address`], of bytes.
+fn address_in(bytes: &[u8]) -> Option<IpAddr> {
+    std::str::from_utf8(bytes).ok().and_then(parse_address)
 }
 
 fn is_port(text: &str) -> bool {
@@ -139,69 +153,33 @@ impl ClientAddress {
         match source {
             AddressSource::Peer => Some(peer),
             AddressSource::XForwardedFor => {
-                let mut hops = headers
-                    .lines("x-forwarded-for")
-                    .rev()
-                    .flat_map(|line| line.rsplit(','))
-                    .map(parse_address)
-                    .peekable();
-                hops.peek()?;
-                Some(self.walk(peer, hops))
+                let lines = headers.lines("x-forwarded-for").rev();
+                self.walk(peer, lines.flat_map(|line| line.rsplit(|byte| *byte == b',')).map(address_in))
             }
-            AddressSource::Forwarded => {
-                let elements: Vec<&str> = headers.lines("forwarded").flat_map(forwarded_elements).collect();
-                if elements.is_empty() {
-                    return None;
-                }
-                Some(self.walk(peer, elements.into_iter().rev().map(forwarded_for)))
-            }
+            AddressSource::Forwarded => self.walk(peer, headers.lines("forwarded").rev().flat_map(forwarded::hops)),
             AddressSource::Header(name) => {
                 let mut lines = headers.lines(name);
                 let only = lines.next()?;
-                if lines.next().is_some() { None } else { parse_address(only) }
+                if lines.next().is_some() { None } else { address_in(only) }
             }
         }
     }
 
     /// From the nearest hop outwards: past those that are trusted, to the first that is not. A hop that cannot
-    /// be read ends the walk at the last one that was trusted; what lies beyond it may be forged.
-    fn walk(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> IpAddr {
+    /// be read ends the walk at the last one that was trusted; what lies beyond it may be forged. `None` without hops.
+    fn walk(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> Option<IpAddr> {
+        let mut hops = hops.take(MAX_HOPS).peekable();
+        hops.peek()?;
         let mut last = peer;
-        for hop in hops.take(MAX_HOPS) {
+        for hop in hops {
             match hop {
-                None => return last,
+                None => return Some(last),
                 Some(hop) if self.trusts(hop) => last = hop,
-                Some(client) => return client,
+                Some(client) => return Some(client),
             }
         }
-        last
+        Some(last)
     }
-}
-
-/// Splits a `Forwarded` line at its commas, except those in quotes.
-fn forwarded_elements(line: &str) -> impl Iterator<Item = &str> {
-    let mut quoted = false;
-    let mut escaped = false;
-    line.split(move |c: char| {
-        let separates = c == ',' && !quoted;
-        match c {
-            _ if escaped => escaped = false,
-            '\\' if quoted => escaped = true,
-            '"' => quoted = !quoted,
-            _ => {}
-        }
-        separates
-    })
-}
-
-/// The address in the `for` parameter of one element; `None` for `unknown`, hidden or unreadable ones.
-fn forwarded_for(element: &str) -> Option<IpAddr> {
-    let value = element.split(';').find_map(|pair| {
-        let (name, value) = pair.split_once('=')?;
-        name.trim().eq_ignore_ascii_case("for").then_some(value.trim())
-    })?;
-    let bare = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(value);
-    parse_address(bare)
 }
 
 #[cfg(test)]
@@ -220,7 +198,14 @@ mod tests {
 
     #[track_caller]
     fn check(source: AddressSource, peer: &str, headers: &[(&str, &str)], expect: &str) {
-        assert_eq!(client(source).resolve(address(peer), headers), address(expect));
+        assert_eq!(client(source).resolve(address(peer), headers), address(expect), "{headers:?}");
+    }
+
+    #[track_caller]
+    fn check_bytes(source: AddressSource, lines: &[&[u8]], expect: &str) {
+        let name = if source == AddressSource::Forwarded { "forwarded" } else { "x-forwarded-for" };
+        let headers: Vec<(&str, &[u8])> = lines.iter().map(|line| (name, *line)).collect();
+        assert_eq!(client(source).resolve(address("127.0.0.1"), &headers[..]), address(expect), "{headers:?}");
     }
 
     #[test]
@@ -258,17 +243,96 @@ mod tests {
         walk(&[&format!("6.6.6.6,{long}")], "10.0.0.5");
     }
 
+    /// `X-Forwarded-For: \xff` in front of what the proxy appended had the proxy's own address charged.
+    #[test]
+    fn a_byte_that_is_no_text_spoils_its_own_hop_only() {
+        let walk = |lines: &[&[u8]], expect: &str| check_bytes(AddressSource::XForwardedFor, lines, expect);
+        walk(&[b"\xff, 203.0.113.7"], "203.0.113.7");
+        walk(&[b"6.6.6.6, \xff, 10.0.0.9"], "10.0.0.9");
+        walk(&[b"\xff", b"203.0.113.7, 10.0.0.1"], "203.0.113.7");
+        walk(&[b"203.0.113.7, 10.0.0.1", b"\xff\xfe"], "127.0.0.1");
+        walk(&[b"203.0.113.7\xff"], "127.0.0.1");
+        let walk = |lines: &[&[u8]], expect: &str| check_bytes(AddressSource::Forwarded, lines, expect);
+        walk(&[b"for=\xff, for=203.0.113.7"], "203.0.113.7");
+        walk(&[b"for=\xff;x=\", for=203.0.113.7"], "203.0.113.7");
+        // Allowed in quotes (RFC 9110, obs-text).
+        walk(&[b"for=203.0.113.7;host=\"caf\xe9\""], "203.0.113.7");
+    }
+
     #[test]
     fn forwarded_is_read_as_rfc_7239_writes_it() {
         let walk =
             |line: &str, expect: &str| check(AddressSource::Forwarded, "127.0.0.1", &[("forwarded", line)], expect);
         walk("for=192.0.2.60;proto=http;by=203.0.113.43", "192.0.2.60");
         walk("For=\"[2001:db8:cafe::17]:4711\"", "2001:db8:cafe::17");
+        walk("fOR=\"[2001:db8:cafe::17]\"", "2001:db8:cafe::17");
+        walk("for=\"192.0.2.60:4823\"", "192.0.2.60");
+        walk("for=\"[::ffff:188.0.2.128]:49428\"", "188.0.2.128");
         walk("for=6.6.6.6, for=203.0.113.7, for=10.0.0.1", "203.0.113.7");
         walk("for=6.6.6.6, for=_hidden, for=10.0.0.1", "10.0.0.1");
+        walk("for=6.6.6.6, for=\"_hidden\", for=10.0.0.1", "10.0.0.1");
         walk("for=6.6.6.6, for=unknown", "127.0.0.1");
+        walk("for=6.6.6.6, for=\"unknown:80\"", "127.0.0.1");
         walk("for=6.6.6.6;x=\"a,b\", for=203.0.113.7;x=\"a\\\",b\"", "203.0.113.7");
-        walk("proto=https", "127.0.0.1");
+        walk("by=1::1;host=myhost; proto=https ; for = 203.0.113.7 ;", "203.0.113.7");
+        walk(";;for=203.0.113.7;secure", "203.0.113.7");
+        // A quoted pair stands for its second character.
+        walk("for=\"203\\.0.113\\.7\"", "203.0.113.7");
+        walk("for=\"\\[2001:db8::1\\]:4711\"", "2001:db8::1");
+        walk("for=203.0.113.7;x=\"\\\\\"", "203.0.113.7");
+        // Unquoted, as some proxies write it.
+        walk("for=[2001:db8:cafe::17]:4711", "2001:db8:cafe::17");
+        walk("for=2001:db8::2;proto=https", "2001:db8::2");
+        for unreadable in [
+            "proto=https",
+            "for=",
+            "for=\"\"",
+            "for=192.0.2.999",
+            "for=\"fe80::1%eth0\"",
+            "for=203.0.113.7;for=203.0.113.7",
+            "for=203.0.113.7;for=6.6.6.6",
+            "for=\"[2001:db8::1\"]",
+            "for=\"203.0.113.7\"x",
+            "for=20\"3.0.113.7\"",
+            "for=1.1.1.\\1",
+            "for=203.0.113.7;\"a\"=b",
+            "",
+            ",",
+            "for=6.6.6.6,",
+        ] {
+            walk(unreadable, "127.0.0.1");
+        }
+    }
+
+    /// Behind a proxy that appends on the same line, an open quote made the client whoever it said it was.
+    #[test]
+    fn quotes_hide_nothing_that_a_proxy_wrote() {
+        let walk = |line: &str, expect: &str| check_bytes(AddressSource::Forwarded, &[line.as_bytes()], expect);
+        walk("for=1.1.1.1;x=\", for=203.0.113.7", "203.0.113.7");
+        walk("for=1.1.1.1;x=\", for=\"[2001:db8::7]:80\"", "2001:db8::7");
+        walk("for=1.1.1.1;x=\"\\, for=203.0.113.7", "203.0.113.7");
+        walk("for=1.1.1.1;x=\"\\\", for=203.0.113.7", "203.0.113.7");
+        walk("for=1.1.1.1;x=\", for=203.0.113.7;host=\"a\"", "203.0.113.7");
+        walk("for=1.1.1.1;x=\", for=203.0.113.7;host=\"a, b\"", "203.0.113.7");
+        walk("\", for=203.0.113.7", "203.0.113.7");
+        // An escaped quote of the proxy's closes the client's open one for whoever reads from the left.
+        walk("for=1.1.1.1;x=\", for=203.0.113.7;host=\"q\\\"r\"", "203.0.113.7");
+        // What a client has a proxy quote is quoted, also on a line with an open quote.
+        walk("for=1.1.1.1;x=\", for=203.0.113.7;host=\"h, for=6.6.6.6;z=\"", "203.0.113.7");
+        // A semicolon in quotes separates nothing.
+        walk("host=\"x;for=6.6.6.6;y\";for=203.0.113.7", "203.0.113.7");
+        walk("for=203.0.113.7;host=\"x;for=6.6.6.6;y\"", "203.0.113.7");
+        walk("host=\"x;for=6.6.6.6;y\"", "127.0.0.1");
+        // On a line with unbalanced quotes nothing but its end is believed, and the lines before it are not reached.
+        walk("for=1.1.1.1, for=2.2.2.2;x=\", for=3.3.3.3, for=10.0.0.1", "10.0.0.1");
+        walk("for=1.1.1.1;x=\"\\\", for=3.3.3.3, for=10.0.0.1", "10.0.0.1");
+        walk("for=1.1.1.1;x=\"", "127.0.0.1");
+        walk("for=\"1.1.1.1", "127.0.0.1");
+        let lines = |lines: &[&[u8]], expect: &str| check_bytes(AddressSource::Forwarded, lines, expect);
+        lines(&[b"for=6.6.6.6", b"for=1.1.1.1;x=\", for=10.0.0.1"], "10.0.0.1");
+        lines(&[b"for=1.1.1.1;x=\"", b"for=203.0.113.7, for=10.0.0.1"], "203.0.113.7");
+        lines(&[b"for=1.1.1.1;x=\"", b"for=10.0.0.1"], "10.0.0.1");
+        lines(&[b"for=6.6.6.6", b"for=203.0.113.7", b"for=10.0.0.1"], "203.0.113.7");
     }
 
     #[test]
@@ -338,6 +402,20 @@ mod tests {
             let mapped = |octets: [u8; 4]| AddressGroup::of(Ipv4Addr::from(octets).to_ipv6_mapped().into(), prefix);
             prop_assert_eq!(plain(a), mapped(a));
             prop_assert_eq!(a == b, mapped(a) == plain(b));
+        }
+
+        /// Whatever a client sends, the proxy's own element behind it is the one that counts. Splitting from the left
+        /// wakes this, as does a `;` that separates in quotes.
+        #[test]
+        fn what_a_proxy_appends_is_what_counts(
+            sent in proptest::collection::vec(prop::sample::select(&b"\",;\\=for1. x\xff"[..]), 0..24),
+            host in proptest::collection::vec(prop::sample::select(&b"\",;\\=for1. x\xff"[..]), 0..12),
+        ) {
+            let escaped = host.iter().flat_map(|byte| [b'\\', *byte]);
+            let appended = b", for=203.0.113.7;host=\"".iter().copied().chain(escaped).chain(*b"\"");
+            let line: Vec<u8> = sent.into_iter().chain(appended).collect();
+            let found = client(AddressSource::Forwarded).resolve(address("127.0.0.1"), &[("forwarded", &line[..])][..]);
+            prop_assert_eq!(found, address("203.0.113.7"));
         }
 
         #[test]

@@ -30,7 +30,7 @@ pub struct Facts<'a> {
     pub endpoint: Option<&'a str>,
     /// The caller's own facts, by name.
     pub facts: &'a [(&'a str, &'a str)],
-    /// The header fields that rules count by, by lower-case name.
+    /// The header fields that rules count by, by lower-case name. One that is given twice counts as missing.
     pub headers: &'a [(&'a str, &'a str)],
     /// What the request costs in requests; 1 unless said, and 0 only looks.
     pub cost: Option<u64>,
@@ -48,7 +48,9 @@ impl<'a> Facts<'a> {
     }
 
     pub(crate) fn header(&self, name: &str) -> Option<&'a str> {
-        lookup(self.headers, name)
+        // Two lines mean that somebody wrote one and a proxy added its own: which is whose, nobody knows.
+        let mut others = self.headers.iter().filter(|(own, _)| *own == name).skip(1);
+        if others.next().is_some() { None } else { lookup(self.headers, name) }
     }
 
     pub(crate) fn named_cost(&self, name: &str) -> u64 {

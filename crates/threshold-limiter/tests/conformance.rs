@@ -121,8 +121,8 @@ impl Played {
     fn client(&self, args: &Value) -> Value {
         let mut args = args.as_object().unwrap().clone();
         let form = BodyForm::accepted(args.remove("accept").as_ref().and_then(Value::as_str).unwrap_or_default());
-        let facts = facts_of(&Value::Object(args));
         let (policy, limiter) = (self.limiter().policy(), self.limiter());
+        let facts = facts_of(&Value::Object(args)).resolved(&policy).unwrap();
         let asked = facts.with(TraceId::default(), |facts| {
             let decision = match self.way {
                 Way::Direct => limiter.check(facts),

@@ -175,15 +175,93 @@ async fn a_spoofed_address_changes_nothing_and_a_trusted_one_counts() {
     assert_eq!(status(&app, PROXY, &[("x-forwarded-for", "9.9.9.9, 1.1.1.1")]).await, 429);
 }
 
+/// A byte that is no text had the proxy's own address charged.
 #[tokio::test]
 async fn a_line_that_is_no_text_does_not_bring_a_forged_one_forward() {
     let app = World::new(TWO_AN_HOUR).hello();
-    for (number, expect) in [(1, 200), (2, 200), (3, 429)] {
+    let forged = |number: u8, client: &str| {
         let mut request = request(PROXY, "/x", &[("x-forwarded-for", &format!("6.6.6.{number}"))]);
-        let unreadable = http::HeaderValue::from_bytes(b"\xff, 203.0.113.7").unwrap();
-        request.headers_mut().append("x-forwarded-for", unreadable);
-        assert_eq!(send(&app, request).await.status().as_u16(), expect);
+        let line = [b"\xff, ", client.as_bytes()].concat();
+        request.headers_mut().append("x-forwarded-for", http::HeaderValue::from_bytes(&line).unwrap());
+        request
+    };
+    for (number, expect) in [(1, 200), (2, 200), (3, 429)] {
+        assert_eq!(send(&app, forged(number, "203.0.113.7")).await.status().as_u16(), expect);
     }
+    assert_eq!(send(&app, forged(4, "203.0.113.8")).await.status().as_u16(), 200, "another client has its own budget");
+}
+
+const ONE_HOST: &str = r#"
+    [[rule]]
+    name = "api"
+    per = ["ip"]
+    match = { host = "api.example.com" }
+    limit = "1/h"
+"#;
+
+/// An absolute URI dodged a rule by host, where the application reads `Host`.
+#[tokio::test]
+async fn a_uri_and_a_host_field_that_differ_are_refused() {
+    let app = World::new(ONE_HOST).hello();
+    let answer = |uri: &'static str, hosts: &'static [&'static str]| {
+        let fields: Vec<(&str, &str)> = hosts.iter().map(|host| ("host", *host)).collect();
+        send(&app, request(CLIENT, uri, &fields))
+    };
+    assert_eq!(answer("/x", &["api.example.com"]).await.status(), StatusCode::OK);
+    let same: [(&str, &[&str]); 4] = [
+        ("http://api.example.com/x", &["api.example.com"]),
+        ("http://API.example.com./x", &["api.EXAMPLE.com:80"]),
+        ("https://api.example.com:443/x", &["api.example.com"]),
+        ("https://api.example.com/x", &[]),
+    ];
+    for (uri, hosts) in same {
+        assert_eq!(answer(uri, hosts).await.status(), StatusCode::TOO_MANY_REQUESTS, "{uri} {hosts:?}");
+    }
+    let differ: [(&str, &[&str]); 4] = [
+        ("http://other.example.com/x", &["api.example.com"]),
+        ("http://api.example.com/x", &["other.example.com"]),
+        ("http://other.example.com/x", &[""]),
+        ("/x", &["other.example.com", "api.example.com"]),
+    ];
+    for (uri, hosts) in differ {
+        let response = answer(uri, hosts).await;
+        assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{uri} {hosts:?}");
+        assert_eq!(field(response.headers(), "cache-control"), Some("no-store"));
+        let body = json(response).await;
+        assert_eq!((&body["error"], &body["field"]), (&"bad_request".into(), &"host".into()));
+    }
+    let fields = [("host", "api.example.com"), ("accept", "application/problem+json")];
+    let problem = send(&app, request(CLIENT, "http://other/x", &fields)).await;
+    assert_eq!(field(problem.headers(), "content-type"), Some("application/problem+json"));
+    assert_eq!(json(problem).await["status"], 400);
+    let fields = [("host", "api.example.com"), ("content-type", "application/grpc")];
+    let grpc = send(&app, request(CLIENT, "http://other/x", &fields)).await;
+    assert_eq!(field(grpc.headers(), "grpc-status"), Some("3"));
+}
+
+/// The same on the wire, where the request line is what makes the URI.
+#[tokio::test]
+async fn a_request_line_with_another_host_is_refused() {
+    let world = World::new(ONE_HOST);
+    let layer = world.layer().peer(|_| CLIENT.parse().ok());
+    let app = Router::new().fallback(|| async { "hello" }).layer(layer);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = tokio::spawn(async move { axum::serve(listener, app).await });
+    let cases = [
+        ("GET http://other/x HTTP/1.1\r\nHost: api.example.com\r\n", "400"),
+        ("GET /x HTTP/1.1\r\nHost: other\r\nHost: api.example.com\r\n", "400"),
+        ("GET http://api.example.com/x HTTP/1.1\r\nHost: api.example.com\r\n", "200"),
+        ("GET /x HTTP/1.1\r\nHost: api.example.com\r\n", "429"),
+    ];
+    for (head, expect) in cases {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(format!("{head}Connection: close\r\n\r\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(answer.split(' ').nth(1), Some(expect), "{head}{answer}");
+    }
+    server.abort();
 }
 
 #[tokio::test]
@@ -251,6 +329,9 @@ async fn rules_count_by_header_fields_under_the_policy_in_force() {
     assert_eq!(status(&app, CLIENT, &[("X-Api-Key", "k1")]).await, 200);
     assert_eq!(status(&app, CLIENT, &[("X-Api-Key", "k1")]).await, 429);
     assert_eq!(status(&app, CLIENT, &[("X-Api-Key", "k2")]).await, 200);
+    // In two lines it is missing, and the address stands in for it.
+    assert_eq!(status(&app, CLIENT, &[("X-Api-Key", "k3"), ("X-Api-Key", "k1")]).await, 200);
+    assert_eq!(status(&app, CLIENT, &[("X-Api-Key", "k4"), ("X-Api-Key", "k4")]).await, 429);
     world.limiter.swap(Policy::parse(&rule("x-other"), &|_| None).unwrap());
     for (key, expect) in [("o1", 200), ("o1", 429), ("o2", 200)] {
         assert_eq!(status(&app, CLIENT, &[("x-other", key), ("x-api-key", "k1")]).await, expect);

@@ -159,6 +159,10 @@ impl LedgerPlayer {
         let accept = facts.remove("accept");
         let form = BodyForm::accepted(accept.as_ref().and_then(Value::as_str).unwrap_or_default());
         let facts: FactsBody = serde_json::from_value(Value::Object(facts)).map_err(|error| error.to_string())?;
+        let facts = match facts.resolved(policy) {
+            Err(error) => return Ok(error),
+            Ok(facts) => facts,
+        };
         let checked = match self.checked(policy, Verb::Check, &facts, now) {
             Err(error) => return Ok(error),
             Ok(checked) => checked,

@@ -1,18 +1,19 @@
 //! The JSON of facts and decisions, as the HTTP API and the cases write it.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::address::parse_address;
+use crate::address::{Headers as _, parse_address};
 use crate::decision::Decision;
 use crate::explain::Explained;
 use crate::facts::Facts;
 use crate::key::TraceId;
 use crate::limit::{Algorithm, Limit};
 use crate::plan::PlanError;
-use crate::policy::{CostOf, Layer, Policy};
+use crate::policy::{CostOf, IdentitySource, Layer, Policy, Seen};
 
 /// The facts of a request as written. Every field is optional, and unknown ones are errors.
 #[derive(Debug, Default, Deserialize)]
@@ -32,14 +33,55 @@ pub struct FactsBody {
     headers: BTreeMap<String, String>,
     endpoint: Option<String>,
     category: Option<String>,
+    lines: Option<Vec<(String, String)>>,
 }
 
+/// Whose header lines those of a case are.
+const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
 impl FactsBody {
+    /// The same facts, with what the policy finds in `lines`: header fields as a peer on loopback sends them. Each
+    /// character of a value is one byte, so that lines need not be UTF-8.
+    ///
+    /// # Errors
+    /// Where a value has a character that is no byte.
+    pub fn resolved(mut self, policy: &Policy) -> Result<Self, Value> {
+        let Some(lines) = self.lines.take() else { return Ok(self) };
+        let lines: Option<Vec<(&str, Vec<u8>)>> =
+            lines.iter().map(|(name, value)| Some((name.as_str(), latin_1(value)?))).collect();
+        let Some(lines) = lines else {
+            return Err(error_json("bad_request", "a character of a line is one byte, up to U+00FF", "lines"));
+        };
+        let lines: Vec<(&str, &[u8])> = lines.iter().map(|(name, value)| (*name, value.as_slice())).collect();
+        let identity = policy.identity();
+        let seen = Seen {
+            trusted: identity.address.trusts(PEER),
+            headers: Some(&lines[..]),
+            host: self.host.as_deref(),
+            path: self.path.as_deref(),
+        };
+        let find = |source: Option<&IdentitySource>| source.and_then(|source| source.find(&seen));
+        let (tenant, user, tier) =
+            (find(identity.tenant.as_ref()), find(identity.user.as_ref()), find(identity.tier.as_ref()));
+        self.ip = Some(identity.address.resolve(PEER, &lines[..]).to_string());
+        (self.tenant, self.user, self.tier) = (tenant, user, tier);
+        for name in policy.header_names() {
+            let mut values = lines[..].lines(name).map(std::str::from_utf8);
+            if let (Some(Ok(value)), None) = (values.next(), values.next()) {
+                self.headers.insert(name.to_string(), value.to_owned());
+            }
+        }
+        Ok(self)
+    }
+
     /// Hands the facts to `then`.
     ///
     /// # Errors
-    /// Where the address is none, with the field.
+    /// Where the address is none, and where there are [lines](Self::resolved) that nobody has read; with the field.
     pub fn with<T>(&self, trace: TraceId, then: impl FnOnce(&Facts<'_>) -> T) -> Result<T, Value> {
+        if self.lines.is_some() {
+            return Err(error_json("bad_request", "lines belong to a client's call", "lines"));
+        }
         let ip = match self.ip.as_deref().map(|text| (text, parse_address(text))) {
             None => None,
             Some((_, Some(ip))) => Some(ip),
@@ -72,6 +114,12 @@ impl FactsBody {
             trace,
         }))
     }
+}
+
+/// A text as bytes, one for each character; `None` if a character is none.
+#[must_use]
+pub fn latin_1(text: &str) -> Option<Vec<u8>> {
+    text.chars().map(|character| u8::try_from(character).ok()).collect()
 }
 
 /// An error of the API.

@@ -54,14 +54,15 @@ impl IdentitySource {
                 // Two lines mean that somebody wrote one and a proxy added its own: which is whose, nobody knows.
                 let mut lines = seen.headers.filter(|_| seen.trusted)?.lines(name);
                 let only = lines.next()?;
-                lines.next().is_none().then(|| only.trim().to_owned())
+                if lines.next().is_some() { None } else { text_of(only) }
             }
             Self::Cookie(name) => {
                 let lines = seen.headers.filter(|_| seen.trusted)?.lines("cookie");
-                lines.flat_map(|line| line.split(';')).find_map(|pair| {
-                    let (own, value) = pair.split_once('=')?;
-                    (own.trim() == name.as_ref()).then(|| value.trim().trim_matches('"').to_owned())
-                })
+                let pairs = lines.flat_map(|line| line.split(|byte| *byte == b';'));
+                let mut values = pairs.filter_map(|pair| cookie_value(pair, name));
+                let first = values.next()?;
+                // Of two that differ, applications take the first or the last: nobody knows which is meant.
+                if values.all(|other| other == first) { text_of(first) } else { None }
             }
             Self::Host(pattern) => capture(pattern, &spell_host(seen.host?)),
             Self::Path(pattern) => capture(pattern, &spell_path(seen.path?)),
@@ -124,6 +125,20 @@ pub struct Seen<'r, H: ?Sized> {
     pub path: Option<&'r str>,
 }
 
+/// A value as text; `None` if it is none.
+fn text_of(value: &[u8]) -> Option<String> {
+    std::str::from_utf8(value).ok().map(|text| text.trim().to_owned())
+}
+
+/// The value of a cookie, if it has this name.
+fn cookie_value<'l>(pair: &'l [u8], name: &str) -> Option<&'l [u8]> {
+    let at = pair.iter().position(|byte| *byte == b'=')?;
+    let (own, value) = pair.split_at(at);
+    let value = value.strip_prefix(b"=")?.trim_ascii();
+    let bare = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\"")).unwrap_or(value);
+    (own.trim_ascii() == name.as_bytes()).then_some(bare)
+}
+
 fn capture(pattern: &Pattern, text: &str) -> Option<String> {
     pattern.captures(text)?.first().map(|kept| (*kept).to_owned())
 }
@@ -156,5 +171,26 @@ mod tests {
         let path = Pattern::parse("/t/{tenant}/**", Kind::Path).unwrap();
         check(IdentitySource::Path(path), false, Some("acme"));
         check(IdentitySource::Claim("sub".into()), true, None);
+    }
+
+    #[test]
+    fn of_two_cookies_that_differ_neither_counts() {
+        let find = |lines: &[&[u8]]| {
+            let headers: Vec<(&str, &[u8])> = lines.iter().map(|line| ("cookie", *line)).collect();
+            let seen = Seen { trusted: true, headers: Some(&headers[..]), host: None, path: None };
+            IdentitySource::Cookie("sid".into()).find(&seen)
+        };
+        let s3 = Some("s3".to_owned());
+        assert_eq!(find(&[b"sid=s3"]), s3);
+        assert_eq!(find(&[b"sid=s3; sid=\"s3\""]), s3);
+        assert_eq!(find(&[b"sid=s3", b"a=1;sid=s3 "]), s3);
+        assert_eq!(find(&[b"sid=s3; sid=s4"]), None);
+        assert_eq!(find(&[b"sid=s3", b"sid=s4"]), None);
+        assert_eq!(find(&[b"sid=s3; sid="]), None);
+        assert_eq!(find(&[b"sid=s3; sid=\xff"]), None);
+        // A byte elsewhere in the line spoils nothing, and a name is a name in this case only.
+        assert_eq!(find(&[b"a=\xff; sid=s3"]), s3);
+        assert_eq!(find(&[b"SID=s4; sid=s3"]), s3);
+        assert_eq!(find(&[b"sid=\xff"]), None);
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use serde_json::{Map, Value, json};
-use threshold_core::case::{Case, CaseFile, ClientDoor, Lines, Played, play_at_door};
+use threshold_core::case::{Case, CaseFile, ClientDoor, Lines, Played, latin_1, play_at_door};
 
 /// How many cases are played at once. Shadow bans are waited out, and they need not be waited out one after the other.
 const AT_ONCE: usize = 8;
@@ -36,6 +36,13 @@ pub(crate) fn told(status: u16, headers: &[(String, String)], body: &str) -> Val
     let text = Some(body).filter(|body| !body.is_empty());
     let body = text.map(|text| serde_json::from_str(text).unwrap_or_else(|_| json!(text)));
     json!({"status": status, "headers": headers, "body": body})
+}
+
+/// The header lines that a call sends as they are.
+pub(crate) fn lines(facts: &Map<String, Value>) -> Vec<(String, Vec<u8>)> {
+    let lines: Vec<(String, String)> =
+        facts.get("lines").map(|lines| serde_json::from_value(lines.clone()).unwrap()).unwrap_or_default();
+    lines.into_iter().map(|(name, value)| (name, latin_1(&value).unwrap())).collect()
 }
 
 /// Plays all of them at doors that `make` makes. Every case agrees with core or is left out for one of `reasons`; at least

@@ -7,6 +7,8 @@ use threshold_core::headers::{BodyForm, denial_body, error_name, header_fields};
 use threshold_core::policy::CostOf;
 use threshold_core::{Decision, Facts, PlanError, Policy};
 
+use super::asked::BadRequest;
+
 /// The codes of gRPC that a refusal may have.
 const INVALID_ARGUMENT: u8 = 3;
 const RESOURCE_EXHAUSTED: u8 = 8;
@@ -104,7 +106,7 @@ pub(super) fn impossible(error: &PlanError, form: Form) -> Response<Bytes> {
         PlanError::Missing { .. } => (429, RESOURCE_EXHAUSTED, "rate_limited", "Too many requests"),
         PlanError::TooManyRules => (503, UNAVAILABLE, "unavailable", "Temporarily unavailable"),
     };
-    let mut response = match form {
+    let response = match form {
         Form::Grpc => grpc(code, title),
         Form::Http(BodyForm::Json) => http(status, "application/json", format!("{{\"error\":\"{name}\"}}")),
         Form::Http(BodyForm::Problem) => http(
@@ -113,6 +115,29 @@ pub(super) fn impossible(error: &PlanError, form: Form) -> Response<Bytes> {
             format!("{{\"type\":\"about:blank\",\"title\":\"{title}\",\"status\":{status}}}"),
         ),
     };
+    not_stored(response)
+}
+
+/// The answer to a request that can be read in two ways.
+pub(super) fn bad_request(bad: BadRequest, form: Form) -> Response<Bytes> {
+    let BadRequest { field, message } = bad;
+    let response = match form {
+        Form::Grpc => grpc(INVALID_ARGUMENT, message),
+        Form::Http(BodyForm::Json) => http(
+            400,
+            "application/json",
+            format!("{{\"error\":\"bad_request\",\"message\":\"{message}\",\"field\":\"{field}\"}}"),
+        ),
+        Form::Http(BodyForm::Problem) => http(
+            400,
+            "application/problem+json",
+            format!("{{\"type\":\"about:blank\",\"title\":\"Bad request\",\"status\":400,\"detail\":\"{message}\"}}"),
+        ),
+    };
+    not_stored(response)
+}
+
+fn not_stored(mut response: Response<Bytes>) -> Response<Bytes> {
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }

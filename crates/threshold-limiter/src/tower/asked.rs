@@ -9,6 +9,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use http_body::SizeHint;
 use threshold_core::address::Headers;
+use threshold_core::path::spell_host;
 use threshold_core::policy::{IdentitySource, Seen};
 use threshold_core::{Facts, Policy, TraceId};
 
@@ -77,17 +78,24 @@ impl<'r> Asked<'r> {
         learned: &Learned,
         peer: Option<SocketAddr>,
         who: Identified,
-    ) -> Self {
+    ) -> Result<Self, BadRequest> {
+        one_host(parts)?;
         let identity = learned.policy.identity();
         let lines = Lines(&parts.headers);
-        let counted = |name: &HeaderName| Some((name.clone(), Cow::Borrowed(parts.headers.get(name)?)));
+        // Core takes a field that comes twice for a missing one; a third line changes nothing.
+        let counted = |name| parts.headers.get_all(name).iter().take(2).map(move |line| (name, line));
         let known = || size.exact().or_else(|| content_length(&parts.headers));
         let mut asked = Self {
             ip: peer.map(|peer| identity.address.resolve(peer.ip(), &lines)),
             method: Cow::Borrowed(&parts.method),
             uri: Cow::Borrowed(&parts.uri),
             host: parts.headers.get(HOST).map(Cow::Borrowed),
-            headers: learned.headers.iter().filter_map(counted).collect(),
+            headers: learned
+                .headers
+                .iter()
+                .flat_map(counted)
+                .map(|(name, line)| (name.clone(), Cow::Borrowed(line)))
+                .collect(),
             who,
             bytes: if learned.counts_bytes { known() } else { None },
             trace: TraceId::default(),
@@ -105,7 +113,7 @@ impl<'r> Asked<'r> {
         let user = find(asked.who.user.as_ref(), identity.user.as_ref());
         let tier = find(asked.who.tier.as_ref(), identity.tier.as_ref());
         (asked.who.tenant, asked.who.user, asked.who.tier) = (tenant, user, tier);
-        asked
+        Ok(asked)
     }
 
     /// The same, for longer than the request lasts.
@@ -165,6 +173,32 @@ impl<'r> Asked<'r> {
     }
 }
 
+/// Why a request is refused before any limit is asked: applications could read it in two ways, and rules would be matched
+/// by one of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct BadRequest {
+    /// The header field.
+    pub(super) field: &'static str,
+    pub(super) message: &'static str,
+}
+
+/// Whether all that a request says of its host agrees: the authority of an absolute URI, or HTTP/2's `:authority`, and
+/// `Host`. An application may read either.
+fn one_host(parts: &Parts) -> Result<(), BadRequest> {
+    let bad = |message| BadRequest { field: "host", message };
+    let mut lines = parts.headers.get_all(HOST).iter();
+    let (only, more) = (lines.next(), lines.next());
+    if more.is_some() {
+        return Err(bad("more than one Host field"));
+    }
+    match (parts.uri.host(), only) {
+        (Some(authority), Some(host)) if spell_host(authority) != spell_host(readable(host)) => {
+            Err(bad("the authority of the request and its Host field differ"))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
@@ -178,8 +212,7 @@ fn readable(value: &HeaderValue) -> &str {
 struct Lines<'r>(&'r HeaderMap);
 
 impl Headers for Lines<'_> {
-    fn lines<'a>(&'a self, name: &'a str) -> impl DoubleEndedIterator<Item = &'a str> {
-        // A line that is no text still counts as one: leaving it out would bring what was forged behind it forward.
-        self.0.get_all(name).iter().map(readable)
+    fn lines<'a>(&'a self, name: &'a str) -> impl DoubleEndedIterator<Item = &'a [u8]> {
+        self.0.get_all(name).iter().map(HeaderValue::as_bytes)
     }
 }

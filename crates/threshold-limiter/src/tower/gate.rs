@@ -85,7 +85,10 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAdd
         return Gate::Passed;
     }
     let learned = door.learned();
-    let mut asked = Asked::new(parts, size, &learned, peer, door.identify(parts));
+    let mut asked = match Asked::new(parts, size, &learned, peer, door.identify(parts)) {
+        Ok(asked) => asked,
+        Err(bad) => return Gate::Refused(answer::bad_request(bad, Form::of(&parts.headers)), Strike::default()),
+    };
     let mut decision = Decision::default();
     let admit = |facts: &Facts<'_>| door.limiter.admit(&learned.policy, facts, door.answers, &mut decision);
     let Admitted { pending, if_full } = match asked.facts(admit) {

@@ -36,8 +36,18 @@ impl<S: Read + Write> Client<S> {
 
     /// Sends a head with these fields and no others, not even a host.
     pub(crate) fn ask(&mut self, method: &str, path: &str, fields: &[(String, String)]) -> io::Result<Answer> {
-        let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        self.write(&format!("{method} {path} HTTP/1.1\r\n{fields}\r\n"))?;
+        let bytes = |(name, value): &(String, String)| (name.clone(), value.clone().into_bytes());
+        self.ask_bytes(method, path, &fields.iter().map(bytes).collect::<Vec<_>>())
+    }
+
+    /// The same, with values that need not be UTF-8.
+    pub(crate) fn ask_bytes(&mut self, method: &str, path: &str, fields: &[(String, Vec<u8>)]) -> io::Result<Answer> {
+        let mut head = format!("{method} {path} HTTP/1.1\r\n").into_bytes();
+        for (name, value) in fields {
+            head.extend_from_slice(&[name.as_bytes(), b": ", value, b"\r\n"].concat());
+        }
+        head.extend_from_slice(b"\r\n");
+        self.0.get_mut().write_all(&head)?;
         if method == "HEAD" { self.read_head() } else { self.read() }
     }
 

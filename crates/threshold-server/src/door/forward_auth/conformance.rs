@@ -27,6 +27,10 @@ const LEFT_OUT: [&str; 5] = [
 
 impl ClientDoor for Serving {
     fn policy(&self, text: &str) -> String {
+        // A case that sends header lines says itself where callers are found.
+        if text.contains("trusted_proxies") {
+            return text.to_owned();
+        }
         match text.split_once("[identity]\n") {
             Some((before, after)) => format!("{before}[identity]\n{IDENTITY}{after}"),
             None => format!("{text}\n[identity]\n{IDENTITY}"),
@@ -41,8 +45,9 @@ impl ClientDoor for Serving {
         let mut facts = facts.clone();
         facts.entry("method").or_insert(json!("GET"));
         facts.entry("path").or_insert(json!("/"));
-        // Whoever asks has an address.
-        let ip = facts.entry("ip").or_insert(json!("127.0.0.1"));
+        // Whoever asks has an address, said by itself or in its lines.
+        let in_lines = facts.contains_key("lines");
+        let ip = if in_lines { &mut json!("127.0.0.1") } else { facts.entry("ip").or_insert(json!("127.0.0.1")) };
         if ip.as_str().and_then(parse_address).is_none() {
             return Err(LEFT_OUT[3]);
         }
@@ -75,12 +80,14 @@ impl ClientDoor for Serving {
         for (name, value) in facts.get("headers").and_then(Value::as_object).into_iter().flatten() {
             fields.push((name.clone(), text(value)));
         }
-        let answer = self.client().ask("GET", "/auth", &fields).map_err(|error| error.to_string())?;
+        let fields = fields.into_iter().map(|(name, value)| (name, value.into_bytes()));
+        let fields: Vec<_> = fields.chain(vectors::lines(facts)).collect();
+        let answer = self.client().ask_bytes("GET", "/auth", &fields).map_err(|error| error.to_string())?;
         Ok(vectors::told(answer.status, &answer.headers, &answer.body))
     }
 }
 
 #[test]
 fn forward_auth_answers_every_vector_that_a_proxy_can_ask() {
-    vectors::play_all(Serving::new, &LEFT_OUT, 183);
+    vectors::play_all(Serving::new, &LEFT_OUT, 191);
 }

@@ -28,8 +28,13 @@ pub(super) fn put_in_place(parts: &mut Parts) -> Result<u64, ApiError> {
     let headers = &parts.headers;
     let method = METHOD.required(headers)?;
     let method = Method::from_bytes(method.as_bytes()).map_err(|_| METHOD.bad("this is no method"))?;
-    let uri = uri(URI.required(headers)?.as_bytes())?;
+    let (authority, uri) = uri(URI.required(headers)?.as_bytes())?;
     let host = HOSTS.find(headers, |a, b| spell(a) == spell(b))?.cloned();
+    if let (Some(authority), Some(host)) = (authority, &host)
+        && spell(host).is_none_or(|host| spell_bytes(authority) != Some(host))
+    {
+        return Err(HOSTS.bad("the host of the URI is another: applications may read either"));
+    }
     let length = length(headers)?;
     (parts.method, parts.uri) = (method, uri);
     match host {
@@ -84,25 +89,30 @@ fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h He
 }
 
 fn spell(host: &HeaderValue) -> Option<String> {
-    std::str::from_utf8(host.as_bytes()).ok().map(|host| spell_host(host).into_owned())
+    spell_bytes(host.as_bytes())
+}
+
+fn spell_bytes(host: &[u8]) -> Option<String> {
+    std::str::from_utf8(host).ok().map(|host| spell_host(host).into_owned())
 }
 
 /// A path and a query as the client wrote them. Of a whole URI, which a client may write too, the host is not taken: the
-/// proxy tells by itself whom it serves.
-fn uri(text: &[u8]) -> Result<Uri, ApiError> {
-    let path = match text.first() {
-        Some(b'/' | b'*') => text,
-        _ => after_authority(text).ok_or_else(|| URI.bad("a URI begins with a slash"))?,
+/// proxy tells by itself whom it serves. It is returned, to be compared with that.
+fn uri(text: &[u8]) -> Result<(Option<&[u8]>, Uri), ApiError> {
+    let (host, path) = match text.first() {
+        Some(b'/' | b'*') => (None, text),
+        _ => split_authority(text).ok_or_else(|| URI.bad("a URI begins with a slash"))?,
     };
     let path = PathAndQuery::from_maybe_shared(escaped(path));
-    path.map(Uri::from).map_err(|_| URI.bad("this is no URI"))
+    path.map(|path| (host, Uri::from(path))).map_err(|_| URI.bad("this is no URI"))
 }
 
-fn after_authority(text: &[u8]) -> Option<&[u8]> {
+/// The host of a whole URI, and its path.
+fn split_authority(text: &[u8]) -> Option<(Option<&[u8]>, &[u8])> {
     let scheme = text.windows(3).position(|three| three == b"://")?;
     let rest = text.get(scheme.checked_add(3)?..)?;
-    let path = rest.iter().position(|byte| *byte == b'/')?;
-    rest.get(path..)
+    let (authority, path) = rest.split_at_checked(rest.iter().position(|byte| *byte == b'/')?)?;
+    Some((authority.rsplit(|byte| *byte == b'@').next(), path))
 }
 
 /// Proxies let bytes pass that a URI cannot have. Such a request is decided all the same, so they are escaped.
@@ -202,6 +212,20 @@ mod tests {
         refused(&[method, ("X-Original-URI", "evil.example")], "x-original-uri");
         for wrong in ["-1", "1e3", "99999999999999999999999", "+1"] {
             refused(&[method, uri, ("X-Original-Content-Length", wrong)], "x-original-content-length");
+        }
+    }
+
+    #[test]
+    fn a_whole_uri_and_the_host_agree() {
+        let asked = |uri: &str, host: &str| {
+            asked(&[("X-Original-Method", "GET"), ("X-Original-URI", uri), ("X-Original-Host", host)])
+        };
+        for uri in ["http://example.com/x", "HTTP://me@Example.COM.:80/x"] {
+            let (parts, _) = asked(uri, "example.com").unwrap();
+            assert_eq!((parts.uri.path(), &parts.headers[HOST]), ("/x", &HeaderValue::from_static("example.com")));
+        }
+        for uri in ["http://evil.example/x", "http://example.com@evil.example/x", "http://\u{e9}/x"] {
+            assert_eq!(asked(uri, "example.com").unwrap_err().body.field(), Some("x-original-host"), "{uri}");
         }
     }
 

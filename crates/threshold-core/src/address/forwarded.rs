@@ -1,0 +1,157 @@
+//! The `Forwarded` field (RFC 7239), read from the right.
+//!
+//! A proxy appends its element behind what its client sent, often on the same line. Read from the right, the elements of
+//! trusted proxies are complete before anything that a client wrote is looked at: an open quote further left cannot
+//! swallow them.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+
+use super::address_in;
+
+/// The addresses of one line, nearest hop first; `None` for a hop that cannot be read.
+///
+/// On a line with unbalanced quotes only the last element is believed. A `None` follows it, so that nobody reads on.
+pub(super) fn hops(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
+    let balanced = is_balanced(line);
+    let mut rest = Some(line);
+    let mut is_first = true;
+    std::iter::from_fn(move || {
+        let line = rest?;
+        if !balanced && !is_first {
+            rest = None;
+            return Some(None);
+        }
+        is_first = false;
+        let split = split_last(line);
+        rest = split.before;
+        Some(address_of(split.element))
+    })
+}
+
+/// Whether every quote is closed, whichever end the line is read from. The two can differ: behind an open quote, the
+/// escaped quotes of a later string look like plain ones to whoever reads from the left.
+fn is_balanced(line: &[u8]) -> bool {
+    let mut quoted = false;
+    let mut bytes = line.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'\\' if quoted => drop(bytes.next()),
+            b'"' => quoted = !quoted,
+            _ => {}
+        }
+    }
+    let mut elements = std::iter::successors(Some(split_last(line)), |split| split.before.map(split_last));
+    !quoted && elements.all(|split| split.closed)
+}
+
+/// The last element of a line, as read from the right.
+#[derive(Debug, Clone, Copy)]
+struct Split<'l> {
+    /// What stands before its comma, if there is one.
+    before: Option<&'l [u8]>,
+    element: &'l [u8],
+    /// Whether all its quotes are closed.
+    closed: bool,
+}
+
+/// Splits the last element off, at the last comma outside quotes.
+fn split_last(line: &[u8]) -> Split<'_> {
+    let mut quoted = false;
+    for (at, byte) in line.iter().enumerate().rev() {
+        match byte {
+            b'"' if !quoted => quoted = true,
+            b'"' => quoted = is_escaped(line, at),
+            b',' if !quoted => {
+                let (before, rest) = line.split_at(at);
+                return Split { before: Some(before), element: rest.get(1..).unwrap_or_default(), closed: true };
+            }
+            _ => {}
+        }
+    }
+    Split { before: None, element: line, closed: !quoted }
+}
+
+/// Whether an odd number of backslashes stands before a byte.
+fn is_escaped(line: &[u8], at: usize) -> bool {
+    let before = line.get(..at).unwrap_or_default();
+    !before.iter().rev().take_while(|byte| **byte == b'\\').count().is_multiple_of(2)
+}
+
+/// The address in the `for` parameter of an element; `None` if it is missing, given twice, `unknown`, obfuscated or
+/// unreadable.
+fn address_of(element: &[u8]) -> Option<IpAddr> {
+    let mut found = None;
+    for pair in pairs(element) {
+        let (name, value) = pair?;
+        if name.eq_ignore_ascii_case(b"for") && found.replace(value).is_some() {
+            return None;
+        }
+    }
+    address_in(&found?)
+}
+
+/// A parameter: its name and its value.
+type Pair<'l> = (&'l [u8], Cow<'l, [u8]>);
+
+/// The parameters of an element, up to the first that cannot be read, which is `None`.
+fn pairs(element: &[u8]) -> impl Iterator<Item = Option<Pair<'_>>> {
+    let mut rest = Some(element);
+    std::iter::from_fn(move || {
+        let text = rest?.trim_ascii();
+        if text.is_empty() {
+            rest = None;
+            return None;
+        }
+        let read = read_pair(text);
+        rest = read.as_ref().and_then(|(_, rest)| *rest);
+        Some(read.map(|(pair, _)| pair))
+    })
+}
+
+/// Reads a parameter; returns it and what follows its semicolon.
+fn read_pair(text: &[u8]) -> Option<(Pair<'_>, Option<&[u8]>)> {
+    let end = text.iter().position(|byte| matches!(byte, b'=' | b';' | b'"')).unwrap_or(text.len());
+    let (name, rest) = text.split_at(end);
+    let Some(value) = rest.strip_prefix(b"=") else {
+        // A name alone says nothing; a quote has no place in one.
+        let next = rest.strip_prefix(b";");
+        return (rest.is_empty() || next.is_some()).then_some(((name, Cow::Borrowed(&[])), next));
+    };
+    let value = value.trim_ascii_start();
+    let (value, rest) = match value.strip_prefix(b"\"") {
+        Some(quoted) => read_quoted(quoted)?,
+        None => {
+            let end = value.iter().position(|byte| *byte == b';').unwrap_or(value.len());
+            let (plain, rest) = value.split_at(end);
+            (!plain.contains(&b'"')).then(|| (Cow::Borrowed(plain.trim_ascii()), rest))?
+        }
+    };
+    let rest = rest.trim_ascii_start();
+    let next = rest.strip_prefix(b";");
+    (rest.is_empty() || next.is_some()).then_some(((name.trim_ascii(), value), next))
+}
+
+/// Reads a quoted string behind its opening quote, without its escapes; returns what follows the closing one.
+fn read_quoted(text: &[u8]) -> Option<(Cow<'_, [u8]>, &[u8])> {
+    let mut plain = Cow::Borrowed(&[][..]);
+    let mut from = 0;
+    let mut bytes = text.iter().enumerate();
+    while let Some((at, byte)) = bytes.next() {
+        let piece = || text.get(from..at);
+        match byte {
+            b'\\' => {
+                plain.to_mut().extend_from_slice(piece()?);
+                // The next byte stands for itself.
+                from = bytes.next()?.0;
+            }
+            b'"' if from == 0 => return Some((Cow::Borrowed(piece()?), text.get(at.checked_add(1)?..)?)),
+            b'"' => {
+                plain.to_mut().extend_from_slice(piece()?);
+                return Some((plain, text.get(at.checked_add(1)?..)?));
+            }
+            _ => {}
+        }
+    }
+    None
+}
