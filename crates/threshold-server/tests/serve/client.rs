@@ -64,16 +64,43 @@ impl<S: Read + Write> Client<S> {
     }
 
     pub(crate) fn write(&mut self, text: &str) -> io::Result<()> {
-        self.0.get_mut().write_all(text.as_bytes())
+        self.write_bytes(text.as_bytes())
+    }
+
+    pub(crate) fn write_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.0.get_mut().write_all(bytes)
     }
 
     pub(crate) fn read(&mut self) -> io::Result<Answer> {
-        let mut answer = self.read_head()?;
-        let length: usize = answer.header("content-length").map_or(0, |value| value.parse().unwrap_or(0));
-        let mut body = vec![0; length];
-        self.0.read_exact(&mut body)?;
+        let (mut answer, body) = self.read_bytes()?;
         answer.body = String::from_utf8(body).map_err(io::Error::other)?;
         Ok(answer)
+    }
+
+    /// Reads an answer whose body may be no text, and leaves it out of the answer.
+    pub(crate) fn read_bytes(&mut self) -> io::Result<(Answer, Vec<u8>)> {
+        let answer = self.read_head()?;
+        if answer.header("transfer-encoding") == Some("chunked") {
+            return Ok((answer, self.read_chunks()?));
+        }
+        let length = answer.header("content-length").map_or(0, |value| value.parse().unwrap_or(0));
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body)?;
+        Ok((answer, body))
+    }
+
+    fn read_chunks(&mut self) -> io::Result<Vec<u8>> {
+        let mut body = Vec::new();
+        loop {
+            let length = usize::from_str_radix(&self.line()?, 16).map_err(io::Error::other)?;
+            let mut chunk = vec![0; length];
+            self.0.read_exact(&mut chunk)?;
+            self.line()?;
+            if chunk.is_empty() {
+                return Ok(body);
+            }
+            body.append(&mut chunk);
+        }
     }
 
     fn read_head(&mut self) -> io::Result<Answer> {
@@ -90,11 +117,11 @@ impl<S: Read + Write> Client<S> {
     }
 
     fn line(&mut self) -> io::Result<String> {
-        let mut line = String::new();
-        if self.0.read_line(&mut line)? == 0 {
+        let mut line = Vec::new();
+        if self.0.read_until(b'\n', &mut line)? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        Ok(line.trim_end().to_owned())
+        Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
     }
 }
 

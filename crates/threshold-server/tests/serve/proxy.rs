@@ -27,20 +27,33 @@ impl Proxy {
     /// Starts one that asks `threshold` and passes on to `origin`.
     pub(crate) fn start(kind: Kind, threshold: &str, origin: &str) -> Self {
         // Between finding a free port and taking it another process may be faster: then there is another.
-        (0..5).find_map(|_| Self::try_start(kind, threshold, origin, &[])).expect("a proxy finds a port")
+        let start = || Self::try_start(kind, threshold, origin, &|_, text| text);
+        (0..5).find_map(|_| start()).expect("a proxy finds a port")
+    }
+
+    /// Starts an nginx whose files, each with its name, were edited.
+    pub(crate) fn edited(threshold: &str, origin: &str, edit: &dyn Fn(&str, String) -> String) -> Self {
+        let start = || Self::try_start(Kind::Nginx, threshold, origin, edit);
+        (0..5).find_map(|_| start()).expect("a proxy finds a port")
     }
 
     /// The same nginx with some lines of threshold.conf no longer commented out.
     pub(crate) fn uncommented(&self, lines: &[&str]) -> Self {
-        let start = || Self::try_start(Kind::Nginx, &self.threshold, &self.origin, lines);
-        (0..5).find_map(|_| start()).expect("a proxy finds a port")
+        let open = |line: &str| match line.trim_start().strip_prefix('#') {
+            Some(code) if lines.iter().any(|wanted| code.starts_with(wanted)) => code.to_owned(),
+            _ => line.to_owned(),
+        };
+        Self::edited(&self.threshold, &self.origin, &|file, text| match file {
+            "threshold.conf" => text.lines().map(open).collect::<Vec<_>>().join("\n"),
+            _ => text,
+        })
     }
 
-    fn try_start(kind: Kind, threshold: &str, origin: &str, lines: &[&str]) -> Option<Self> {
+    fn try_start(kind: Kind, threshold: &str, origin: &str, edit: &dyn Fn(&str, String) -> String) -> Option<Self> {
         let folder = Scratch::folder();
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
         let mut command = match kind {
-            Kind::Nginx => nginx(folder.path(), threshold, origin, port, lines),
+            Kind::Nginx => nginx(folder.path(), threshold, origin, port, edit),
             Kind::Caddy => caddy(folder.path(), threshold, origin, port),
         };
         let errors = std::fs::File::create(folder.path().join("errors")).unwrap();
@@ -83,7 +96,7 @@ fn deployed(file: &str, replaced: &[(&str, &str)]) -> String {
     text
 }
 
-fn nginx(folder: &Path, threshold: &str, origin: &str, port: u16, lines: &[&str]) -> Command {
+fn nginx(folder: &Path, threshold: &str, origin: &str, port: u16, edit: &dyn Fn(&str, String) -> String) -> Command {
     // Debian's nginx keeps these where only root may write.
     let places: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .iter()
@@ -100,13 +113,9 @@ fn nginx(folder: &Path, threshold: &str, origin: &str, port: u16, lines: &[&str]
         ],
     );
     let own = deployed("nginx/threshold.conf", &[]);
-    let open = |line: &str| match line.trim_start().strip_prefix('#') {
-        Some(code) if lines.iter().any(|wanted| code.starts_with(wanted)) => code.to_owned(),
-        _ => line.to_owned(),
-    };
-    let own: Vec<String> = own.lines().map(open).collect();
-    std::fs::write(folder.join("nginx.conf"), main).unwrap();
-    std::fs::write(folder.join("threshold.conf"), own.join("\n")).unwrap();
+    for (file, text) in [("nginx.conf", main), ("threshold.conf", own)] {
+        std::fs::write(folder.join(file), edit(file, text)).unwrap();
+    }
     let mut command = Command::new("nginx");
     let pid = folder.join("pid");
     // One process: with a master, its workers would outlive it.
