@@ -171,6 +171,13 @@ fn name_of(host: &str) -> &str {
     name.trim_end_matches('.')
 }
 
+/// Whether a text can be a method: a token of RFC 9110, in any case.
+#[must_use]
+pub fn is_method(text: &str) -> bool {
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !text.is_empty() && text.bytes().all(is_token)
+}
+
 /// The one spelling of a method: upper case, and `HEAD` is `GET`, since it asks for the same work.
 #[must_use]
 pub fn spell_method(method: &str) -> Cow<'_, str> {
@@ -331,6 +338,18 @@ mod tests {
         fn no_path_panics(path: String) {
             let once = spell_path(&path).into_owned();
             prop_assert_eq!(spell_path(&once), once.as_str());
+        }
+    }
+
+    #[test]
+    fn a_method_is_a_token() {
+        for fine in ["GET", "get", "M-SEARCH", "X!#$%&'*+.^_`|~9"] {
+            assert!(is_method(fine), "{fine}");
+        }
+        for wrong in
+            ["", " ", " GET", "GET ", "GET /", "GET:/", "GE\tT", "G\u{202e}T", "P\u{d6}ST", "\"GET\"", "G\0T", "a,b"]
+        {
+            assert!(!is_method(wrong), "{wrong:?}");
         }
     }
 

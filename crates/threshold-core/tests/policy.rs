@@ -113,6 +113,11 @@ fn rules_that_are_never_met_are_found() {
     check(&with("method = []"), &["never-matches []"]);
     check(&with("path = \"/a/../b\""), &["bad-pattern \"/a/../b\""]);
     check(&with("path = \"api\""), &["bad-pattern \"api\""]);
+    for method in ["", "POST PUT", "POST,PUT", " POST", "POST:/api", "GET\u{202e}"] {
+        check(&with(&format!("method = [\"PUT\", \"{method}\"]")), &[&format!("bad-method \"{method}\"")]);
+    }
+    check("[[category]]\nname = \"a\"\nmethod = \"GET /\"\n", &["bad-method \"GET /\""]);
+    check(&with("method = [\"post\", \"M-SEARCH\"]"), &[]);
     let shadowed = format!(
         "{}\n[[rule]]\nname = \"f\"\nper = [\"user\"]\nlimit = \"1/h\"\nfallback = true",
         rule("limit = \"1/h\"")

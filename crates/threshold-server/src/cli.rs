@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use threshold_core::Span;
 use threshold_core::limit::parse_span;
+use threshold_core::path::is_method;
 
 use crate::serve::Address;
 
@@ -156,7 +157,7 @@ pub(crate) struct ExplainArgs {
     /// The policy file, or - for standard input
     pub(crate) policy: PathBuf,
     /// The method of the request
-    #[arg(long)]
+    #[arg(long, value_parser = method)]
     pub(crate) method: Option<String>,
     /// Its path, in any spelling
     #[arg(long)]
@@ -306,6 +307,10 @@ pub(crate) struct RestoreArgs {
 fn span(text: &str) -> Result<Span, String> {
     let span = parse_span(text).ok().filter(|span| *span > Span::ZERO);
     span.ok_or_else(|| "write a time above 0, as in 30s or 5min".to_owned())
+}
+
+fn method(text: &str) -> Result<String, String> {
+    if is_method(text) { Ok(text.to_owned()) } else { Err("write a method, as in GET or POST".to_owned()) }
 }
 
 pub(crate) fn pair(text: &str) -> Result<(String, String), String> {

@@ -149,6 +149,10 @@ fn explain_says_what_cannot_be_decided() {
     assert!(run.out.contains("needs user"), "{}", run.out);
     let run = threshold_with(&["explain", "-", "--user", "u1", "--cost", "11"], policy, &[]);
     assert!(run.code == 2 && run.out.contains("never fits"), "{}", run.out);
+    for method in ["", "GET /", "POST:/api", "a\nb"] {
+        let run = threshold_with(&["explain", "-", "--user", "u1", "--method", method], policy, &[]);
+        assert!(run.code == 2 && run.err.contains("--method"), "{}", run.err);
+    }
 }
 
 #[test]

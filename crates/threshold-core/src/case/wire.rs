@@ -12,6 +12,7 @@ use crate::explain::Explained;
 use crate::facts::Facts;
 use crate::key::TraceId;
 use crate::limit::{Algorithm, Limit};
+use crate::path::is_method;
 use crate::plan::PlanError;
 use crate::policy::{CostOf, IdentitySource, Layer, Policy, Seen};
 
@@ -77,7 +78,8 @@ impl FactsBody {
     /// Hands the facts to `then`.
     ///
     /// # Errors
-    /// Where the address is none, and where there are [lines](Self::resolved) that nobody has read; with the field.
+    /// Where the address or the method is none, and where there are [lines](Self::resolved) that nobody has read; with the
+    /// field.
     pub fn with<T>(&self, trace: TraceId, then: impl FnOnce(&Facts<'_>) -> T) -> Result<T, Value> {
         if self.lines.is_some() {
             return Err(error_json("bad_request", "lines belong to a client's call", "lines"));
@@ -89,6 +91,10 @@ impl FactsBody {
                 return Err(error_json("bad_request", &format!("\"{text}\" is not an address"), "ip"));
             }
         };
+        // An empty text is as good as none, for every fact.
+        if let Some(method) = self.method.as_deref().filter(|text| !text.is_empty() && !is_method(text)) {
+            return Err(error_json("bad_request", &format!("\"{method}\" is not a method"), "method"));
+        }
         let pairs = |map: &'_ BTreeMap<String, String>| -> Vec<(String, String)> {
             map.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
         };

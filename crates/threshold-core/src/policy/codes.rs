@@ -79,6 +79,8 @@ codes! {
         "somebody would be punished otherwise than was meant", "join `warn`, `deny`, `shadow`, `cooldown D`, `ban D` by `+`";
     Error "bad-pattern": "a pattern that cannot be read, or that no request's one spelling can meet",
         "the rule would never be met", "`*` is one segment, `**` anything, `{x}` a segment that is kept";
+    Error "bad-method": "a method that no request can have",
+        "the rule would never be met", "write a word such as `\"POST\"`, and several as a list";
     Error "no-per": "a rule without `per`",
         "whose budget it is must be said, also where it is everyone's", "write `per = [\"ip\"]`, or `per = []` for one budget";
     Error "no-limit": "a rule without a limit",

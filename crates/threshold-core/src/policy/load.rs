@@ -14,6 +14,7 @@ use super::tiers::{Categories, Own, Tiers};
 use super::{Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, check, finding, reviewer};
 use crate::key::DigestKey;
 use crate::limit::{NotationError, Quota, parse_span};
+use crate::path::{is_method, spell_method};
 use crate::time::Span;
 
 mod identity;
@@ -256,13 +257,26 @@ impl Loader<'_> {
             .map(|category| Category {
                 name: category.name.value.as_str().into(),
                 matches: Match {
-                    method: methods(category.method.as_ref()),
+                    method: self.methods(category.method.as_ref()),
                     path: self.patterns(category.path.as_ref(), Kind::Path),
                     host: self.patterns(category.host.as_ref(), Kind::Host),
                     ..Match::default()
                 },
             })
             .collect()
+    }
+
+    fn methods(&mut self, texts: Option<&Texts>) -> Vec<Box<str>> {
+        let mut methods = Vec::new();
+        for text in texts.iter().flat_map(|texts| &texts.items) {
+            if !is_method(&text.value) {
+                let message = format!("\"{}\" cannot be a method", text.value.escape_debug());
+                let help = "a method is a word such as POST; write several as a list";
+                self.error("bad-method", text.span.clone(), message, help);
+            }
+            methods.push(spell_method(&text.value).into());
+        }
+        methods
     }
 
     pub(super) fn patterns(&mut self, texts: Option<&Texts>, kind: Kind) -> Vec<Pattern> {
@@ -284,7 +298,7 @@ impl Loader<'_> {
             texts.iter().flat_map(|texts| &texts.items).map(|text| text.value.as_str().into()).collect()
         };
         Match {
-            method: methods(file.method.as_ref()),
+            method: self.methods(file.method.as_ref()),
             path: self.patterns(file.path.as_ref(), Kind::Path),
             host: self.patterns(file.host.as_ref(), Kind::Host),
             category: names(&file.category),
@@ -354,11 +368,6 @@ fn unknown_name(message: &str) -> Option<(&str, Vec<&str>)> {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let name = quoted.next()?;
     Some((name, quoted.collect()))
-}
-
-fn methods(texts: Option<&Texts>) -> Vec<Box<str>> {
-    let texts = texts.iter().flat_map(|texts| &texts.items);
-    texts.map(|text| crate::path::spell_method(&text.value).into()).collect()
 }
 
 /// Whether a text can be the name of a header or a cookie.

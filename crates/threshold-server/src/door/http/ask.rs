@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer};
 use serde_path_to_error::{Path, Segment};
 use threshold_core::address::parse_address;
 use threshold_core::limit::Algorithm;
+use threshold_core::path::is_method;
 use threshold_core::policy::Layer;
 use threshold_core::receipt::OnExpire;
 use threshold_core::{Facts, TraceId};
@@ -41,9 +42,9 @@ pub(super) struct RequestBody<'a> {
     /// The tenant's plan.
     #[serde(borrow)]
     tier: Option<Text<'a>>,
-    /// The method, in any case.
+    /// The method, in any case: a token of RFC 9110.
     #[serde(borrow)]
-    method: Option<Text<'a>>,
+    method: Option<Method<'a>>,
     /// The path, in any spelling.
     #[serde(borrow)]
     path: Option<Text<'a>>,
@@ -157,6 +158,10 @@ pub(super) struct HeaderPairs<'a>(Pairs<'a, Text<'a>>);
 #[derive(Debug, Clone, Copy)]
 pub(in crate::door) struct Address(pub(in crate::door) IpAddr);
 
+/// A method, or an empty text, which is as good as none.
+#[derive(Debug)]
+pub(super) struct Method<'a>(Text<'a>);
+
 /// Between 1 and 128 characters.
 #[derive(Debug)]
 pub(super) struct RequestId<'a>(pub(super) Cow<'a, str>);
@@ -253,7 +258,7 @@ impl RequestBody<'_> {
         Facts {
             ip: self.ip.map(|address| address.0),
             host: text(&self.host),
-            method: text(&self.method),
+            method: self.method.as_ref().map(|method| method.0.as_str()),
             path: text(&self.path),
             tenant: text(&self.tenant),
             user: text(&self.user),
@@ -364,6 +369,17 @@ impl<'de: 'a, 'a> Deserialize<'de> for HeaderPairs<'a> {
 impl<'de> Deserialize<'de> for Address {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         parsed(deserializer, parse_address, |text| format!("\"{text}\" is not an address")).map(Self)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Method<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Text::deserialize(deserializer)?;
+        if text.as_str().is_empty() || is_method(text.as_str()) {
+            return Ok(Self(text));
+        }
+        let shown = text.as_str().escape_debug();
+        Err(D::Error::custom(format!("\"{shown}\" is not a method: write a word such as POST")))
     }
 }
 

@@ -7,7 +7,7 @@ use threshold_core::Verdict;
 use threshold_core::limit::Algorithm;
 use threshold_core::policy::Layer;
 
-use super::ask::{Address, AlgorithmName, Asked, HeaderPairs, LayerName, MAX_ITEMS, RequestBody, RequestId};
+use super::ask::{Address, AlgorithmName, Asked, HeaderPairs, LayerName, MAX_ITEMS, Method, RequestBody, RequestId};
 use super::text::{MAX_PAIRS, MAX_TEXT, MAX_WHOLE, Pairs, Text, Whole};
 
 pub(super) const LAYERS: [Layer; 5] = [Layer::Global, Layer::Edge, Layer::Tenant, Layer::User, Layer::Endpoint];
@@ -42,6 +42,11 @@ macro_rules! inline_schema {
 }
 
 inline_schema!(Text<'_>, _g => json_schema!({"type": "string", "maxLength": MAX_TEXT}));
+inline_schema!(Method<'_>, _g => json_schema!({
+    "type": "string",
+    "maxLength": MAX_TEXT,
+    "pattern": "^[!#$%&'*+.^_`|~0-9A-Za-z-]*$",
+}));
 inline_schema!(RequestId<'_>, _g => json_schema!({"type": "string", "minLength": 1, "maxLength": 128}));
 inline_schema!(Whole, _g => json_schema!({"type": "integer", "minimum": 0, "maximum": MAX_WHOLE}));
 inline_schema!(Address, _g => json_schema!({"type": "string", "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}));
