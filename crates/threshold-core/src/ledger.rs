@@ -14,7 +14,7 @@ use crate::ladder::Standing;
 use crate::lockout::{Account, Attempt, AttemptOutcome, Login, Refusal, ResultOutcome, Try, UnknownAttempt};
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, PlanError, SubjectKeys, Verb};
 use crate::policy::Policy;
-use crate::receipt::{ActualCost, OnExpire, Receipt, Reservation, UnknownReservation};
+use crate::receipt::{ActualCost, CommitError, OnExpire, Receipt, Reservation, UnknownReservation};
 use crate::settle::{Outcome, settle};
 use crate::time::{Span, Timestamp};
 
@@ -113,14 +113,14 @@ impl Ledger {
     /// Ends a reservation with what it really cost.
     ///
     /// # Errors
-    /// Where there is no such reservation, or no longer.
+    /// Where there is no such reservation, or no longer, or where it was committed with another cost.
     pub fn commit(
         &mut self,
         id: TraceId,
         actual: &ActualCost<'_>,
         key: DigestKey,
         now: Timestamp,
-    ) -> Result<(), UnknownReservation> {
+    ) -> Result<(), CommitError> {
         self.expire_reservations(now);
         let mut reservation = self.reservations.get(&id).cloned().ok_or(UnknownReservation)?;
         let keys = reservation.keys().collect();

@@ -16,7 +16,7 @@ use crate::settle::Outcome;
 use crate::time::Timestamp;
 
 pub use pending::Pending;
-pub use reservation::{MAX_RESERVATION, OnExpire, Reservation, UnknownReservation};
+pub use reservation::{CommitError, MAX_RESERVATION, OnExpire, Reservation, UnknownReservation};
 
 /// The version of the bytes below.
 const VERSION: u8 = 1;

@@ -33,8 +33,10 @@ async fn send(State(own): State<Gateway>, RawQuery(mode): RawQuery, Json(mail): 
         let held = limiter.reserve(&facts, Span::MINUTE, OnExpire::Charge).expect(DECIDABLE);
         admit(limiter, &held.decision)?;
         let sent = send();
-        let end = |id| if sent.is_ok() { limiter.commit(id, &ActualCost::default()) } else { limiter.release(id) };
-        let _ended = held.reservation.map(end);
+        let _ended = held.reservation.map(|id| match &sent {
+            Ok(_) => limiter.commit(id, &ActualCost::default()).is_ok(),
+            Err(_) => limiter.release(id).is_ok(),
+        });
         sent.map(|_| held.decision)?
     } else {
         // Simpler, but two mails at the same moment may both find the last place free.

@@ -46,7 +46,7 @@ pub use threshold_core::explain::Explained;
 pub use threshold_core::limit::{Algorithm, LimitError, Look};
 pub use threshold_core::lockout::{Attempted, LoginRequest, LoginResult, Refusal, RefusedBy};
 pub use threshold_core::policy::Layer;
-pub use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
+pub use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
 pub use threshold_core::{
     BytesError, Decision, DigestKey, Facts, Limit, PlanError, Policy, PolicyError, Reading, Receipt, Secret, Span,
     Timestamp, TraceId, Verdict,

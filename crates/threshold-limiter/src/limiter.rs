@@ -14,7 +14,7 @@ use arc_swap::{ArcSwap, Guard};
 use threshold_core::explain::Explained;
 use threshold_core::plan::Verb;
 use threshold_core::policy::{Layer, Policy};
-use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
+use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
 use threshold_core::{
     BytesError, Decision, Digest, DigestKey, Facts, Outcome, Plan, PlanError, Receipt, Secret, Span, Timestamp, TraceId,
 };
@@ -276,8 +276,8 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// Ends a reservation with what it really cost: less is given back, more is recorded.
     ///
     /// # Errors
-    /// Where there is no such reservation, or no longer.
-    pub fn commit(&self, reservation: TraceId, actual: &ActualCost<'_>) -> Result<(), UnknownReservation> {
+    /// Where there is no such reservation, or no longer, or where it was committed with another cost.
+    pub fn commit(&self, reservation: TraceId, actual: &ActualCost<'_>) -> Result<(), CommitError> {
         let keys = self.store.commit(reservation, actual, self.key, self.clock.now())?;
         self.made_room(keys);
         Ok(())

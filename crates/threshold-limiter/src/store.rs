@@ -11,7 +11,7 @@ use threshold_core::decision::Degraded;
 // Whoever writes a store needs the words that its signatures are made of.
 pub use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
 pub use threshold_core::plan::SubjectKeys;
-pub use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
+pub use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
 pub use threshold_core::{Digest, DigestKey, Outcome, Plan, Receipt, Span, Timestamp, TraceId};
 
 pub use keep::{Keep, Saving};
@@ -56,6 +56,8 @@ impl From<StoreError> for Degraded {
 pub enum EndError {
     /// There is none such, or no longer.
     Unknown,
+    /// A reservation that was committed before, with another cost, which stays.
+    OtherCost,
     /// The store could not answer.
     Store(StoreError),
 }
@@ -64,6 +66,7 @@ impl fmt::Display for EndError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => f.write_str("there is none such, or no longer"),
+            Self::OtherCost => CommitError::OtherCost.fmt(f),
             Self::Store(error) => error.fmt(f),
         }
     }
@@ -80,6 +83,15 @@ impl From<StoreError> for EndError {
 impl From<UnknownReservation> for EndError {
     fn from(_: UnknownReservation) -> Self {
         Self::Unknown
+    }
+}
+
+impl From<CommitError> for EndError {
+    fn from(error: CommitError) -> Self {
+        match error {
+            CommitError::OtherCost => Self::OtherCost,
+            _ => Self::Unknown,
+        }
     }
 }
 
@@ -119,14 +131,14 @@ pub trait LocalStore: Send + Sync {
     /// Ends a reservation with what it really cost. Returns the keys it was charged to: there may be room under them now.
     ///
     /// # Errors
-    /// Where there is no such reservation, or no longer.
+    /// Where there is no such reservation, or no longer, or where it was committed with another cost.
     fn commit(
         &self,
         id: TraceId,
         actual: &ActualCost<'_>,
         key: DigestKey,
         now: Timestamp,
-    ) -> Result<Vec<Digest>, UnknownReservation>;
+    ) -> Result<Vec<Digest>, CommitError>;
 
     /// Ends a reservation without any cost. Returns the keys it was charged to, as [`commit`](Self::commit) does.
     ///

@@ -25,6 +25,7 @@ use threshold_core::headers::{BodyForm, denial_body, header_fields};
 use threshold_core::policy::Layer;
 use threshold_core::receipt::{ActualCost, OnExpire};
 use threshold_core::{Decision, Receipt, Span, Timestamp};
+use threshold_limiter::store::EndError;
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{
     Attempted, Facts, Limiter, LoginError, LoginRequest, ManualClock, PlanError, Policy, Reserved,
@@ -179,13 +180,17 @@ impl Played {
             args.get("costs").map_or_else(BTreeMap::new, |costs| serde_json::from_value(costs.clone()).unwrap());
         let costs: Vec<(&str, u64)> = costs.iter().map(|(name, cost)| (name.as_str(), *cost)).collect();
         let actual = ActualCost { cost: args["cost"].as_u64(), bytes: args["bytes"].as_u64(), costs: &costs };
-        let ended = id.is_ok_and(|id| match (verb, self.way) {
-            ("commit", Way::Direct) => self.limiter().commit(id, &actual).is_ok(),
-            ("commit", Way::Awaited) => at_once(self.limiter().commit_async(id, &actual)).is_ok(),
-            (_, Way::Direct) => self.limiter().release(id).is_ok(),
-            (_, Way::Awaited) => at_once(self.limiter().release_async(id)).is_ok(),
+        let ended = id.map_err(|_| EndError::Unknown).and_then(|id| match (verb, self.way) {
+            ("commit", Way::Direct) => self.limiter().commit(id, &actual).map_err(EndError::from),
+            ("commit", Way::Awaited) => at_once(self.limiter().commit_async(id, &actual)),
+            (_, Way::Direct) => self.limiter().release(id).map_err(EndError::from),
+            (_, Way::Awaited) => at_once(self.limiter().release_async(id)),
         });
-        if ended { json!({"ok": true}) } else { error_json("unknown_reservation", "none such", "reservation") }
+        match ended {
+            Ok(()) => json!({"ok": true}),
+            Err(EndError::OtherCost) => error_json("already_committed", "another cost", "reservation"),
+            Err(_) => error_json("unknown_reservation", "none such", "reservation"),
+        }
     }
 
     fn refund(&self, args: &Value) -> Value {

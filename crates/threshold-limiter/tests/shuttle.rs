@@ -354,7 +354,6 @@ fn a_reservation_ends_once() {
             match (commits, released) {
                 ([true, false], false) => assert_eq!(used, 1),
                 ([false, true], false) => assert_eq!(used, 7),
-                ([true, true], false) => assert!(used == 1 || used == 7, "{used} used"),
                 ([false, false], true) => assert_eq!(used, 0),
                 ([false, false], false) => assert_eq!(used, if on_expire == OnExpire::Charge { 4 } else { 0 }),
                 both => panic!("committed and released: {both:?}"),

@@ -11,7 +11,7 @@ use threshold_core::decision::Degraded;
 use threshold_core::explain::Explained;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
-use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
+use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
 use threshold_core::{Decision, Facts, PlanError, Receipt, Span, TraceId};
 use threshold_limiter::journal::{Journal, STRIKE_WAIT, Unsaved};
 use threshold_limiter::limiter::Waited;
@@ -198,7 +198,7 @@ impl Desk {
         Ok(read(&Decided { decision, receipt, reservation: None }, &policy))
     }
 
-    pub(crate) fn commit(&self, id: TraceId, actual: &ActualCost<'_>) -> Result<(), UnknownReservation> {
+    pub(crate) fn commit(&self, id: TraceId, actual: &ActualCost<'_>) -> Result<(), CommitError> {
         self.limiter.commit(id, actual)
     }
 

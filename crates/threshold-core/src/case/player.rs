@@ -14,7 +14,7 @@ use crate::ledger::{Checked, Ledger};
 use crate::lockout::{Attempt, Attempted, Login, LoginRequest, account_digest};
 use crate::plan::Verb;
 use crate::policy::{Layer, Policy};
-use crate::receipt::{ActualCost, OnExpire, Receipt};
+use crate::receipt::{ActualCost, CommitError, OnExpire, Receipt, UnknownReservation};
 use crate::secret::Secret;
 use crate::time::{Span, Timestamp};
 
@@ -216,12 +216,12 @@ impl LedgerPlayer {
         let costs: Vec<(&str, u64)> = args.costs.iter().map(|(name, cost)| (name.as_str(), *cost)).collect();
         let actual = ActualCost { cost: args.cost, bytes: args.bytes, costs: &costs };
         let ended = reservation_id(&args.reservation).map(|id| self.ledger.commit(id, &actual, policy.key(), now));
-        ended_json(ended.is_some_and(|ended| ended.is_ok()))
+        ended_json(ended.unwrap_or(Err(CommitError::Unknown)))
     }
 
     fn release(&mut self, args: &EndArgs, now: Timestamp) -> Value {
         let ended = reservation_id(&args.reservation).map(|id| self.ledger.release(id, now));
-        ended_json(ended.is_some_and(|ended| ended.is_ok()))
+        ended_json(ended.unwrap_or(Err(UnknownReservation)).map_err(CommitError::from))
     }
 
     fn refund(&mut self, args: &Value, now: Timestamp) -> Result<Value, String> {
@@ -313,12 +313,14 @@ fn reservation_id(text: &str) -> Option<TraceId> {
     u128::from_str_radix(text, 16).ok().map(TraceId::from_u128)
 }
 
-fn ended_json(ended: bool) -> Value {
-    if ended {
-        json!({"ok": true})
-    } else {
-        error_json("unknown_reservation", "there is no such reservation, or no longer", "reservation")
-    }
+/// The answer of the API to a commit or a release.
+fn ended_json(ended: Result<(), CommitError>) -> Value {
+    let name = match ended {
+        Ok(()) => return json!({"ok": true}),
+        Err(CommitError::OtherCost) => "already_committed",
+        Err(_) => "unknown_reservation",
+    };
+    error_json(name, &ended.err().map(|error| error.to_string()).unwrap_or_default(), "reservation")
 }
 
 fn explain(policy: &Policy, facts: &FactsBody) -> Value {

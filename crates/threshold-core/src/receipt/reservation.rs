@@ -1,10 +1,13 @@
 //! Reservation: a charge made before its true cost is known.
 
+use arrayvec::ArrayVec;
+
 use super::{ActualCost, Receipt, VERSION};
 use crate::balance::Balance;
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::{Digest, DigestKey, TraceId};
 use crate::limit::Limit;
+use crate::plan::MAX_CHARGES;
 use crate::time::{Span, Timestamp};
 
 /// The longest a reservation may be held.
@@ -21,12 +24,16 @@ pub enum OnExpire {
 }
 
 /// How a reservation stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Stage {
     Open,
-    Committed,
+    /// With what each charge really cost; not known of one that an earlier version committed.
+    Committed(Option<Amounts>),
     Released,
 }
+
+/// One amount for each charge of a receipt.
+type Amounts = ArrayVec<u64, MAX_CHARGES>;
 
 /// There is no such reservation, or no longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +46,33 @@ impl std::fmt::Display for UnknownReservation {
 }
 
 impl std::error::Error for UnknownReservation {}
+
+/// Why a reservation was not committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CommitError {
+    /// The reservation is unknown, or has already ended otherwise.
+    Unknown,
+    /// It was committed before, with another cost, which stays.
+    OtherCost,
+}
+
+impl std::fmt::Display for CommitError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unknown => UnknownReservation.fmt(f),
+            Self::OtherCost => f.write_str("the reservation was already committed with another cost, which stays"),
+        }
+    }
+}
+
+impl std::error::Error for CommitError {}
+
+impl From<UnknownReservation> for CommitError {
+    fn from(_: UnknownReservation) -> Self {
+        Self::Unknown
+    }
+}
 
 /// A charge made before its true cost is known: one record, ended by a commit, a release, or its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,31 +131,33 @@ impl Reservation {
         self.receipt.void_from()
     }
 
-    /// Ends it with what it really cost: less is given back, more is recorded. Repeating it changes nothing.
+    /// Ends it with what it really cost: less is given back, more is recorded. Repeating it with the same cost changes
+    /// nothing.
     ///
     /// # Errors
-    /// Where it has expired, or was released.
+    /// Where it has expired, was released, or was committed with another cost.
     pub fn commit(
         &mut self,
         actual: &ActualCost<'_>,
         key: DigestKey,
         balances: &mut [Balance],
         now: Timestamp,
-    ) -> Result<(), UnknownReservation> {
-        match self.stage {
-            Stage::Committed => return Ok(()),
-            Stage::Released => return Err(UnknownReservation),
-            Stage::Open if now >= self.expires => return Err(UnknownReservation),
-            Stage::Open => self.stage = Stage::Committed,
+    ) -> Result<(), CommitError> {
+        let amounts = self.amounts(actual, key);
+        match &self.stage {
+            Stage::Committed(before) if before.as_ref().is_none_or(|before| *before == amounts) => return Ok(()),
+            Stage::Committed(_) => return Err(CommitError::OtherCost),
+            Stage::Released => return Err(CommitError::Unknown),
+            Stage::Open if now >= self.expires => return Err(CommitError::Unknown),
+            Stage::Open => self.stage = Stage::Committed(Some(amounts.clone())),
         }
-        for (charged, balance) in self.receipt.charged.iter().zip(balances) {
+        for ((charged, actual), balance) in self.receipt.charged.iter().zip(amounts).zip(balances) {
             let reserved = charged.mark.amount;
             if matches!(charged.limit, Limit::Concurrency(_)) {
                 // What was in flight has landed.
                 charged.give_back(reserved, self.receipt.at, balance, now, self.receipt.id);
                 continue;
             }
-            let actual = charged.actual(actual, key).unwrap_or(reserved);
             if let Some(more) = actual.checked_sub(reserved).filter(|more| *more > 0) {
                 // Not brought to the receipt's limit: that may hold no more, and its terms could forget what was used.
                 let limit = charged.limit.in_terms_of(&balance.state);
@@ -134,6 +170,17 @@ impl Reservation {
         Ok(())
     }
 
+    /// What each charge costs after all. A hold costs what it held: it ends, whatever the request cost.
+    fn amounts(&self, actual: &ActualCost<'_>, key: DigestKey) -> Amounts {
+        let charges = self.receipt.charged.iter();
+        charges
+            .map(|charged| match charged.limit {
+                Limit::Concurrency(_) => charged.mark.amount,
+                _ => charged.actual(actual, key).unwrap_or(charged.mark.amount),
+            })
+            .collect()
+    }
+
     /// Ends it without any cost. Repeating it changes nothing.
     ///
     /// # Errors
@@ -141,7 +188,7 @@ impl Reservation {
     pub fn release(&mut self, balances: &mut [Balance], now: Timestamp) -> Result<(), UnknownReservation> {
         match self.stage {
             Stage::Released => return Ok(()),
-            Stage::Committed => return Err(UnknownReservation),
+            Stage::Committed(_) => return Err(UnknownReservation),
             Stage::Open if now >= self.expires => return Err(UnknownReservation),
             Stage::Open => self.stage = Stage::Released,
         }
@@ -166,12 +213,16 @@ impl Reservation {
         let mut out = Writer::new(VERSION);
         out.byte(match self.stage {
             Stage::Open => 0,
-            Stage::Committed => 1,
+            Stage::Committed(None) => 1,
             Stage::Released => 2,
+            Stage::Committed(Some(_)) => 3,
         });
         out.byte(u8::from(self.on_expire == OnExpire::Release));
         out.number(self.expires.micros());
         self.receipt.write(&mut out);
+        if let Stage::Committed(Some(amounts)) = &self.stage {
+            amounts.iter().for_each(|amount| out.number(*amount));
+        }
         out.finish()
     }
 
@@ -181,10 +232,11 @@ impl Reservation {
     /// On another version, and on bytes no reservation has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
         let mut from = Reader::new(bytes, VERSION)?;
-        let stage = match from.byte()? {
+        let mut stage = match from.byte()? {
             0 => Stage::Open,
-            1 => Stage::Committed,
+            1 => Stage::Committed(None),
             2 => Stage::Released,
+            3 => Stage::Committed(Some(Amounts::new())),
             _ => return Err(BytesError::Malformed("reservation")),
         };
         let on_expire = match from.byte()? {
@@ -194,6 +246,11 @@ impl Reservation {
         };
         let expires = Timestamp::from_micros(from.number()?);
         let receipt = Receipt::read(&mut from)?;
+        if let Stage::Committed(Some(amounts)) = &mut stage {
+            for _ in &receipt.charged {
+                amounts.push(from.number()?);
+            }
+        }
         from.finish()?;
         Ok(Self { receipt, expires, on_expire, stage })
     }

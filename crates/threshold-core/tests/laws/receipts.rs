@@ -9,7 +9,7 @@ use threshold_core::limit::Algorithm;
 use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Device, Factor, Login, Try};
 use threshold_core::plan::Verb;
 use threshold_core::policy::Layer;
-use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
+use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
 use threshold_core::secret::Purpose;
 use threshold_core::{BytesError, Digest, Facts, Receipt, Reservation, Secret, Span, Standing, Timestamp, TraceId};
 
@@ -65,6 +65,8 @@ struct Deal {
     /// What is left of it, by rule.
     net: Vec<u64>,
     stage: Stage,
+    /// What it was committed at.
+    committed: u64,
 }
 
 /// A world with all that its one caller was ever charged.
@@ -88,7 +90,7 @@ impl Books {
             assert_eq!(id, receipt.id());
         }
         let net = vec![cost; self.rules.len()];
-        self.deals.push(Deal { receipt, at: self.world.now, cost, net, stage });
+        self.deals.push(Deal { receipt, at: self.world.now, cost, net, stage, committed: 0 });
     }
 
     /// Reservations whose time is up have ended, as was chosen.
@@ -139,13 +141,21 @@ impl Books {
                     Stage::Held(until, _) => {
                         assert_eq!(answer, Ok(()));
                         deal.stage = Stage::Ended(until, true);
+                        deal.committed = actual;
                         for (net, rule) in deal.net.iter_mut().zip(&self.rules) {
                             let landed = rule.algorithm == Algorithm::Concurrency;
                             *net = actual.min(deal.cost).saturating_mul(u64::from(!landed));
                         }
                     }
-                    Stage::Ended(_, true) => assert_eq!(answer, Ok(())),
-                    _ => assert_eq!(answer, Err(UnknownReservation)),
+                    // A hold costs nothing more or less by being committed.
+                    Stage::Ended(_, true)
+                        if actual == deal.committed
+                            || self.rules.iter().all(|rule| rule.algorithm == Algorithm::Concurrency) =>
+                    {
+                        assert_eq!(answer, Ok(()));
+                    }
+                    Stage::Ended(_, true) => assert_eq!(answer, Err(CommitError::OtherCost)),
+                    _ => assert_eq!(answer, Err(CommitError::Unknown)),
                 }
             }
             (_, stage) => {
@@ -311,6 +321,10 @@ proptest! {
         }
         let room = room_at(&mut held, count, now);
         prop_assert_eq!(held.ledger.commit(id, &cost, key, now), Ok(()));
+        let other = ActualCost { cost: Some(actual + 1), ..ActualCost::default() };
+        let told = held.ledger.commit(id, &other, key, now);
+        let holds_only = rules.iter().all(|rule| rule.algorithm == Algorithm::Concurrency);
+        prop_assert_eq!(told, if holds_only { Ok(()) } else { Err(CommitError::OtherCost) });
         prop_assert_eq!(held.ledger.release(id, now), Err(UnknownReservation));
         prop_assert_eq!(&room_at(&mut held, count, now), &room);
         let mut at = now;
@@ -368,7 +382,7 @@ proptest! {
             prop_assert_eq!(held.ledger.release(id, now), Ok(()));
         } else {
             let (key, cost) = (held.policy.key(), ActualCost::default());
-            prop_assert_eq!(held.ledger.commit(id, &cost, key, now), Err(UnknownReservation));
+            prop_assert_eq!(held.ledger.commit(id, &cost, key, now), Err(CommitError::Unknown));
             prop_assert_eq!(held.ledger.release(id, now), Err(UnknownReservation));
         }
         let released = now;
@@ -582,11 +596,11 @@ proptest! {
             let mut reservation = Reservation::new(receipt, Span::from_secs(ttl), OnExpire::Release);
             let mut balances: Vec<_> = reservation.keys().map(|key| shelf.balances[&key].clone()).collect();
             let ended = match stage {
-                0 => Ok(()),
-                1 => reservation.commit(&ActualCost::default(), world.policy.key(), &mut balances, world.now),
-                _ => reservation.release(&mut balances, world.now),
+                0 => true,
+                1 => reservation.commit(&ActualCost::default(), world.policy.key(), &mut balances, world.now).is_ok(),
+                _ => reservation.release(&mut balances, world.now).is_ok(),
             };
-            prop_assert_eq!(ended, Ok(()));
+            prop_assert!(ended);
             reads_back(&reservation, Reservation::to_bytes, Reservation::from_bytes, &damage)?;
         }
         for standing in shelf.standings.values().chain([&Standing::default()]) {

@@ -102,7 +102,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// As [`commit`](Self::commit), on any store.
     ///
     /// # Errors
-    /// Where there is no such reservation, or no longer, or where the store cannot answer.
+    /// Where there is no such reservation, or no longer, where it was committed with another cost, or where the store cannot
+    /// answer.
     pub async fn commit_async(&self, reservation: TraceId, actual: &ActualCost<'_>) -> Result<(), EndError> {
         let keys = self.store.commit(reservation, actual, self.key, self.clock.now()).await?;
         self.made_room(keys);

@@ -52,7 +52,7 @@ impl From<StoreError> for LoginError {
 impl From<EndError> for LoginError {
     fn from(error: EndError) -> Self {
         match error {
-            EndError::Unknown => Self::UnknownAttempt,
+            EndError::Unknown | EndError::OtherCost => Self::UnknownAttempt,
             EndError::Store(error) => Self::Store(error),
         }
     }

@@ -20,7 +20,7 @@ use arrayvec::ArrayVec;
 use threshold_core::ladder::Standing;
 use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
 use threshold_core::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, SubjectKeys, Verb};
-use threshold_core::receipt::{ActualCost, OnExpire, UnknownReservation};
+use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
 use threshold_core::{
     Balance, Balances as _, Digest, DigestKey, Limit, Outcome, Plan, Receipt, Reservation, Span, Timestamp, TraceId,
     settle_into,
@@ -363,7 +363,7 @@ impl LocalStore for MemoryStore {
         actual: &ActualCost<'_>,
         key: DigestKey,
         now: Timestamp,
-    ) -> Result<Vec<Digest>, UnknownReservation> {
+    ) -> Result<Vec<Digest>, CommitError> {
         self.end(id, now, |reservation, balances| reservation.commit(actual, key, balances, now))
     }
 
@@ -455,12 +455,12 @@ impl MemoryStore {
         })
     }
 
-    fn end(
+    fn end<E: From<UnknownReservation>>(
         &self,
         id: TraceId,
         now: Timestamp,
-        end: impl FnOnce(&mut Reservation, &mut [Balance]) -> Result<(), UnknownReservation>,
-    ) -> Result<Vec<Digest>, UnknownReservation> {
+        end: impl FnOnce(&mut Reservation, &mut [Balance]) -> Result<(), E>,
+    ) -> Result<Vec<Digest>, E> {
         self.expire_reservations(now);
         let mut reservations = lock(&self.reservations);
         let mut reservation = reservations.get(id).cloned().ok_or(UnknownReservation)?;

@@ -25,7 +25,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
-use threshold_core::receipt::{ActualCost, MAX_RESERVATION};
+use threshold_core::receipt::{ActualCost, CommitError, MAX_RESERVATION, UnknownReservation};
 use threshold_core::{Span, TraceId};
 
 use super::sent::{Caller, Sent};
@@ -131,12 +131,14 @@ async fn commit(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respons
     let CommitBody { reservation, cost, bytes, costs } = read(&body)?;
     let costs = Pairs::costs(costs.as_ref());
     let actual = ActualCost { cost: cost.map(Whole::number), bytes: bytes.map(Whole::number), costs: &costs };
-    ended(trace_id(reservation.as_str()).is_some_and(|id| app.desk.commit(id, &actual).is_ok()))
+    let id = trace_id(reservation.as_str()).ok_or(CommitError::Unknown);
+    ended(id.and_then(|id| app.desk.commit(id, &actual)))
 }
 
 async fn release(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
     let ReleaseBody { reservation } = read(&body)?;
-    ended(trace_id(reservation.as_str()).is_some_and(|id| app.desk.release(id).is_ok()))
+    let id = trace_id(reservation.as_str()).ok_or(UnknownReservation);
+    ended(id.and_then(|id| app.desk.release(id)).map_err(CommitError::from))
 }
 
 async fn refund(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
@@ -312,12 +314,13 @@ pub(super) fn trace_id(text: &str) -> Option<TraceId> {
     hex.then(|| u128::from_str_radix(text, 16).ok()).flatten().map(TraceId::from_u128)
 }
 
-fn ended(ended: bool) -> Result<Response, ApiError> {
-    if ended {
-        return Ok(json(StatusCode::OK, &DoneBody { ok: true, first: None }));
-    }
-    let message = "there is no such reservation, or no longer";
-    Err(ApiError::new(StatusCode::NOT_FOUND, "unknown_reservation", message).about(Some("reservation".to_owned())))
+fn ended(ended: Result<(), CommitError>) -> Result<Response, ApiError> {
+    let Err(error) = ended else { return Ok(json(StatusCode::OK, &DoneBody { ok: true, first: None })) };
+    let (status, name) = match error {
+        CommitError::OtherCost => (StatusCode::CONFLICT, "already_committed"),
+        _ => (StatusCode::NOT_FOUND, "unknown_reservation"),
+    };
+    Err(ApiError::new(status, name, error.to_string()).about(Some("reservation".to_owned())))
 }
 
 fn of_generation(mut response: Response, generation: u64) -> Response {

@@ -91,6 +91,14 @@ fn a_reservation_is_committed_or_released_and_repeating_that_answers_alike() {
         assert_eq!(ask(client, "/v1/commit", &commit), json!({"ok": true}));
         assert_eq!(left(client), 850);
     }
+    // Another cost, or none, which would leave all that was reserved.
+    for commit in [json!({"reservation": first, "costs": {"tokens": 151}}), json!({"reservation": first})] {
+        let answer = client.post("/v1/commit", &commit.to_string()).unwrap();
+        let told = answer.json();
+        assert_eq!((answer.status, &told["error"]), (409, &json!("already_committed")), "{told}");
+        assert_eq!(told["field"], "reservation");
+        assert_eq!(left(client), 850);
+    }
     let second = ask(client, "/v1/reserve", &tokens(850))["reservation"].clone();
     assert_eq!(left(client), 0);
     for _ in 0..2 {

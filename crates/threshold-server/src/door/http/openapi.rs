@@ -82,7 +82,10 @@ fn paths(generator: &mut SchemaGenerator) -> Value {
     add("/v1/record", calls.post("record", "Charge after the fact; never denies", &asked, &decisions, &[503]));
     add("/v1/explain", calls.post("explain", "Say which rules a request meets, and why", &request, &explained, &[503]));
     add("/v1/reserve", calls.post("reserve", "Charge before the true cost is known", &reserve, &decision, &[503]));
-    add("/v1/commit", calls.post_of::<CommitBody<'_>>("commit", "End a reservation with its true cost", &done, &[404]));
+    add(
+        "/v1/commit",
+        calls.post_of::<CommitBody<'_>>("commit", "End a reservation with its true cost", &done, &[404, 409]),
+    );
     add("/v1/release", calls.post_of::<ReleaseBody<'_>>("release", "End a reservation without cost", &done, &[404]));
     add("/v1/refund", calls.post_of::<RefundBody<'_>>("refund", "Give back what a receipt was charged", &done, &[]));
     add("/v1/pause", calls.post_of::<PauseBody<'_>>("pause", "Deny a subject for a while", &done, &[]));
@@ -123,6 +126,10 @@ impl Calls<'_> {
         if errors.contains(&404) {
             let unknown = json!({"description": "There is no such reservation", "content": content(&error)});
             responses.insert("404".to_owned(), unknown);
+        }
+        if errors.contains(&409) {
+            let other = json!({"description": "It was committed with another cost", "content": content(&error)});
+            responses.insert("409".to_owned(), other);
         }
         if errors.contains(&503) {
             let either = json!({"anyOf": [answer, error]});
