@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use threshold_core::Timestamp;
-use threshold_core::policy::Layer;
+use threshold_core::policy::{Ban, Layer, ListEntry};
+use threshold_core::{Span, Timestamp};
 use threshold_limiter::limiter::Waited;
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{Clock, Decision, Facts, Limiter, Observer, PlanError, Policy, Verdict};
@@ -335,7 +335,7 @@ async fn a_long_wait_of_ones_own_holds_up_nobody_else() {
 
 #[tokio::test(start_paused = true)]
 async fn one_more_than_may_wait_is_denied_at_once() {
-    let limiter = limiter(&rule("r", "[\"user\"]", "limit = \"1/min\"")).most_waiters(2);
+    let limiter = limiter(&rule("r", "[\"user\"]", "limit = \"1/min\"")).most_waiters(2).most_waiters_per_key(2);
     assert!(limiter.check(&user("a")).unwrap().allowed());
     let (a, start) = (user("a"), Instant::now());
     let mut first = Box::pin(limiter.wait(&a, HOUR));
@@ -351,6 +351,47 @@ async fn one_more_than_may_wait_is_denied_at_once() {
     let (second, third) = tokio::join!(second, limiter.wait(&a, HOUR));
     assert!(second.unwrap().at < third.unwrap().at, "there was a place again, behind the second");
     assert_eq!(limiter.waiting(), 0);
+}
+
+/// One user, or one who is shut out, fills the queue of one budget; others still find a place in theirs.
+///
+/// Woken by: leaving out `keys.iter().all(has_room)` in `begin_to_wait`.
+#[tokio::test(start_paused = true)]
+async fn those_who_wait_for_one_budget_leave_places_for_others() {
+    let limiter = limiter(&rule("r", "[\"user\"]", "limit = \"1/min\"")).most_waiters(8);
+    let (a, b, start) = (user("a"), user("b"), Instant::now());
+    assert!(limiter.check(&a).unwrap().allowed() && limiter.check(&b).unwrap().allowed());
+    let mut crowd: Vec<_> = (0..2).map(|_| Box::pin(limiter.wait(&a, HOUR))).collect();
+    for waiter in &mut crowd {
+        assert!(waits(waiter).await);
+    }
+    for _ in 0..10 {
+        let denied = limiter.wait(&a, HOUR).await.unwrap();
+        assert_eq!((denied.verdict, Instant::now()), (Verdict::Deny, start));
+    }
+    assert_eq!(limiter.waiting(), 2, "a quarter of eight");
+    let mut other = Box::pin(limiter.wait(&b, HOUR));
+    assert!(waits(&mut other).await);
+    drop(crowd.pop());
+    let mut next = Box::pin(limiter.wait(&a, HOUR));
+    assert!(waits(&mut next).await);
+}
+
+/// Woken by: leaving out `.chain(ban)` in `stand`.
+#[tokio::test(start_paused = true)]
+async fn those_who_wait_for_a_ban_to_end_leave_places_for_others() {
+    let limiter = limiter(&rule("r", "[\"user\"]", "limit = \"1/min\"")).most_waiters(8);
+    let whom = ListEntry::named(Layer::User, "a").unwrap();
+    let until = limiter.now().plus(Span::from_secs(30));
+    let ban = Ban { whom: whom.clone(), reason: "r".into(), by: "b".into(), from: limiter.now(), until };
+    limiter.bans().set(whom.ban_id(limiter.key()), ban, limiter.now()).unwrap();
+    let a = user("a");
+    let mut crowd: Vec<_> = (0..2).map(|_| Box::pin(limiter.wait(&a, MINUTE))).collect();
+    for waiter in &mut crowd {
+        assert!(waits(waiter).await);
+    }
+    assert_eq!(limiter.wait(&a, MINUTE).await.unwrap().verdict, Verdict::Ban);
+    assert_eq!(limiter.waiting(), 2);
 }
 
 const LADDER: &str = "limit = \"1/10s\"\nladder = \"graduated\"\nstrike = \"request\"\nblock_for = \"1h\"";

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use threshold_core::plan::{Charge, Verb};
-use threshold_core::{Decision, Facts, Limit, Outcome, Plan, PlanError, Policy, Receipt, Span, Timestamp};
+use threshold_core::{Decision, Digest, Facts, Limit, Outcome, Plan, PlanError, Policy, Receipt, Span, Timestamp};
 use tokio::time::{Instant, timeout_at};
 
 use super::asynchronous::Answered;
@@ -26,6 +26,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Timers count in milliseconds, and the limiter's clock and the timer's are not read at the same moment. Without this
 /// grace, somebody who waits exactly as long as was told could miss the moment by a hair.
 const TICK: Duration = Duration::from_millis(1);
+/// What they wait for whom no budget has denied: the end of an operator's ban. They have their places together.
+const END_OF_A_BAN: Digest = Digest::from_u128(0);
 /// As good as forever, and a moment that a timer can still name.
 const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 
@@ -66,13 +68,22 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self
     }
 
+    /// Lets so many wait for one budget; a quarter of [`most_waiters`](Self::most_waiters) unless said, so that those who
+    /// wait for one budget leave places for those who wait for another. Whoever comes beyond is denied at once.
+    #[must_use]
+    pub fn most_waiters_per_key(mut self, most: usize) -> Self {
+        self.waiters.most_per_key = Some(most);
+        self
+    }
+
     /// How many are waiting.
     pub fn waiting(&self) -> usize {
         self.waiters.waiting()
     }
 
     /// Waits until the request fits and charges it, for `at_most` so long. The denial comes at once where it is known
-    /// that the request cannot fit by then, or where too many wait already, and else when the time is up.
+    /// that the request cannot fit by then, or where too many wait already, in all or for the same budget, and else when
+    /// the time is up.
     ///
     /// Whoever waits for the same budget is served in the order in which they came, so that a large cost is not starved
     /// by small ones. A plain `check` does not queue. Going over a limit by waiting is no offence: it neither strikes nor
@@ -201,7 +212,9 @@ fn stand(place: &mut Place<'_>, plan: &Plan<'_>, outcome: &Outcome, now: Timesta
     let last = plan.denied_by(outcome).map(|(_, ready)| ready).max().unwrap_or(now);
     let soon = |ready: Timestamp| duration(last.since(ready)) <= LOOK_AGAIN;
     let keep = |key| soon(now) && plan.contested().any(|own| own == key);
-    place.stand(keep, plan.denied_by(outcome).filter(|(_, ready)| soon(*ready)).map(|(key, _)| key))
+    let mut denied_by = plan.denied_by(outcome).filter(|(_, ready)| soon(*ready)).map(|(key, _)| key).peekable();
+    let ban = denied_by.peek().is_none().then_some(END_OF_A_BAN);
+    place.stand(keep, denied_by.chain(ban))
 }
 
 fn duration(span: Span) -> Duration {

@@ -20,6 +20,8 @@ type Ticket = u64;
 /// Everyone who waits in one limiter.
 pub(crate) struct Waiters {
     pub(super) most: usize,
+    /// The most who begin to wait for one key; a quarter of `most` unless said.
+    pub(super) most_per_key: Option<usize>,
     tickets: AtomicU64,
     /// As many as there are bells, for those who only ask whether anybody waits.
     waiting: AtomicUsize,
@@ -59,6 +61,7 @@ impl Default for Waiters {
     fn default() -> Self {
         Self {
             most: super::MOST_WAITERS,
+            most_per_key: None,
             tickets: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             queues: Mutex::default(),
@@ -86,6 +89,11 @@ impl Waiters {
 
     pub(super) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Acquire)
+    }
+
+    /// How many may begin to wait for one key.
+    fn per_key(&self) -> usize {
+        self.most_per_key.unwrap_or_else(|| self.most.div_ceil(4))
     }
 
     /// Lets whoever is first for one of these keys look again.
@@ -145,7 +153,7 @@ impl Place<'_> {
         if ahead.is_empty() {
             return Turn::Own;
         }
-        if !self.begin_to_wait(&mut queues) {
+        if !self.begin_to_wait(&mut queues, &ahead) {
             return Turn::NoRoom;
         }
         // Nobody knows how long those ahead will take, so nothing else is kept meanwhile.
@@ -157,17 +165,18 @@ impl Place<'_> {
     /// Stands for what has denied it, just now or before if it is to be kept, and for nothing else. Says whether there
     /// is room to wait.
     pub(super) fn stand(&mut self, keep: impl Fn(Digest) -> bool, denied_by: impl Iterator<Item = Digest>) -> bool {
-        let mut queues = self.waiters.lock();
-        if !self.begin_to_wait(&mut queues) {
-            return false;
-        }
-        self.denied_by.retain(|key| keep(*key));
+        let mut keys: Vec<Digest> = self.denied_by.iter().copied().filter(|key| keep(*key)).collect();
         for key in denied_by {
-            if !self.denied_by.contains(&key) {
-                self.denied_by.push(key);
+            if !keys.contains(&key) {
+                keys.push(key);
             }
         }
-        self.stand_for(&mut queues, self.denied_by.clone());
+        let mut queues = self.waiters.lock();
+        if !self.begin_to_wait(&mut queues, &keys) {
+            return false;
+        }
+        self.denied_by.clone_from(&keys);
+        self.stand_for(&mut queues, keys);
         true
     }
 
@@ -176,8 +185,12 @@ impl Place<'_> {
         self.bell.notified().await;
     }
 
-    fn begin_to_wait(&mut self, queues: &mut Queues) -> bool {
-        if !self.waits && queues.bells.len() < self.waiters.most {
+    /// Takes a place among those who wait, where there is one in all and in the queue of each of these keys. Whoever waits
+    /// already has one, and may change queues.
+    fn begin_to_wait(&mut self, queues: &mut Queues, keys: &[Digest]) -> bool {
+        let per_key = self.waiters.per_key();
+        let has_room = |key| queues.standing.get(key).map_or(0, BTreeSet::len) < per_key;
+        if !self.waits && queues.bells.len() < self.waiters.most && keys.iter().all(has_room) {
             queues.bells.insert(self.ticket, Arc::clone(&self.bell));
             self.waiters.waiting.store(queues.bells.len(), Ordering::Release);
             self.waits = true;
@@ -228,16 +241,18 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// No more wait than may, nobody stands who does not wait, no queue is empty, the first of all who wait is
-        /// behind nobody; and when all have left, nothing remains.
+        /// No more wait than may, nobody begins to wait in a queue that is full, nobody stands who does not wait, no queue
+        /// is empty, the first of all who wait is behind nobody; and when all have left, nothing remains.
         ///
-        /// Woken by: leaving out `self.standing.remove(&key)` in `Queues::leave`; and `<=` for `<` in `begin_to_wait`.
+        /// Woken by: leaving out `self.standing.remove(&key)` in `Queues::leave`; and `<=` for either `<` in
+        /// `begin_to_wait`.
         #[test]
         fn nothing_remains_of_those_who_left(steps in vec((0..6usize, 0..3u8, 0..1u8 << KEYS), 0..60)) {
-            let waiters = Waiters { most: 4, ..Waiters::default() };
+            let waiters = Waiters { most: 4, most_per_key: Some(2), ..Waiters::default() };
             let mut places: Vec<Place<'_>> = (0..6).map(|_| waiters.arrive()).collect();
             for (who, act, mask) in steps {
                 let place = &mut places[who];
+                let waited = place.waits && act > 0;
                 match act {
                     0 => drop(std::mem::replace(place, waiters.arrive())),
                     1 => drop(place.turn(keys(mask))),
@@ -249,6 +264,8 @@ mod tests {
                 let standing = queues.standing.values();
                 prop_assert!(standing.clone().all(|queue| !queue.is_empty()));
                 prop_assert!(standing.flatten().all(|ticket| queues.bells.contains_key(ticket)));
+                let begun = places[who].stands_for.iter().filter(|_| !waited);
+                prop_assert!(begun.into_iter().all(|key| queues.standing[key].len() <= 2));
                 let first = queues.bells.keys().next().copied();
                 drop(queues);
                 let first = places.iter_mut().find(|place| place.waits && Some(place.ticket) == first);
