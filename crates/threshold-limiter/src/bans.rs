@@ -1,6 +1,7 @@
 //! Bans that operators set while the limiter runs: looked up for every request, changed for a few.
 
 use std::collections::BTreeMap;
+use std::ops::{Bound, ControlFlow};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -114,8 +115,20 @@ impl BanBook {
     /// The bans that hold at `now`, by their numbers.
     #[must_use]
     pub fn all(&self, now: Timestamp) -> Vec<(Digest, Ban)> {
+        let mut all = Vec::new();
+        self.walk(None, now, |id, ban| {
+            all.push((id, ban.clone()));
+            ControlFlow::Continue(())
+        });
+        all
+    }
+
+    /// Shows the bans that hold at `now` in the order of their numbers, from the first after `after`, until `show` stops:
+    /// a page costs no more than what it shows. No ban is changed meanwhile.
+    pub fn walk(&self, after: Option<Digest>, now: Timestamp, mut show: impl FnMut(Digest, &Ban) -> ControlFlow<()>) {
         let pages = self.read();
-        pages.by_id.iter().filter(|(_, ban)| ban.until > now).map(|(id, ban)| (*id, ban.clone())).collect()
+        let mut bans = pages.by_id.range(beyond(after)).filter(|(_, ban)| ban.until > now);
+        let _ = bans.try_for_each(|(id, ban)| show(*id, ban));
     }
 
     /// Shows every ban, by its number. Nothing else is looked up or changed meanwhile.
@@ -185,6 +198,11 @@ impl BanBook {
     }
 }
 
+/// Everything after a number; everything without one.
+pub(crate) fn beyond(after: Option<Digest>) -> (Bound<Digest>, Bound<Digest>) {
+    (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded)
+}
+
 impl BanSource for BanBook {
     fn is_empty(&self) -> bool {
         !self.any.load(Ordering::Acquire)
@@ -239,6 +257,36 @@ mod tests {
         book.lift(ban("203.0.113.7", 0).0).unwrap();
         let found = |ip: &str| book.find(Who { ip: ip.parse().ok(), ..Who::default() }, None).is_some();
         assert_eq!((found("203.0.113.7"), found("198.51.100.7")), (false, true));
+    }
+
+    /// A page is as long as it is read, however many bans there are, and begins where the one before it ended.
+    ///
+    /// Woken by: `Bound::Included` in `beyond`.
+    #[test]
+    fn a_page_is_walked_and_no_more() {
+        let book = BanBook::default();
+        let now = Timestamp::from_secs(10);
+        for number in 0..1_000u32 {
+            let until = if number % 10 == 0 { 10 } else { 20 };
+            let (id, ban) = ban(&std::net::Ipv4Addr::from_bits(0x0b00_0000 + number).to_string(), until);
+            book.set(id, ban, Timestamp::EPOCH).unwrap();
+        }
+        let (mut listed, mut shown, mut after) = (Vec::new(), 0, None);
+        loop {
+            let mut page = Vec::new();
+            book.walk(after, now, |id, _| {
+                page.push(id);
+                shown += 1;
+                if page.len() == 7 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            after = page.last().copied();
+            listed.extend_from_slice(&page);
+            if page.len() < 7 {
+                break;
+            }
+        }
+        assert_eq!((listed.len(), shown), (900, 900));
+        assert_eq!(listed, book.all(now).into_iter().map(|(id, _)| id).collect::<Vec<_>>());
     }
 
     /// A scan of as many would take a million comparisons for each of these; a walk down the prefixes takes at most 32.

@@ -14,6 +14,7 @@ mod slab;
 mod slots;
 mod table;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 
 use arrayvec::ArrayVec;
@@ -54,6 +55,8 @@ const SPREAD: usize = 4;
 pub struct MemoryStore {
     table: Table,
     standings: Box<[Mutex<Side<Digest, Standing>>]>,
+    /// Whom ladders have banned, and until when, in order. Taken while a shard of `standings` is held, never before.
+    banned: Mutex<BTreeMap<Digest, Timestamp>>,
     accounts: Mutex<Side<Digest, Account>>,
     reservations: Mutex<Reservations>,
     /// When the next reservation expires, in microseconds.
@@ -102,6 +105,7 @@ impl MemoryStore {
         Self {
             table: Table::of(shards, most),
             standings: (0..SIDE_SHARDS).map(|_| Mutex::new(Side::new(side.div_ceil(SIDE_SHARDS)))).collect(),
+            banned: Mutex::default(),
             accounts: Mutex::new(Side::new(side)),
             reservations: Mutex::new(Reservations::new(side)),
             next_expiry: AtomicU64::new(u64::MAX),
@@ -391,6 +395,7 @@ impl LocalStore for MemoryStore {
             if let Some(side) = self.standings.get(self.standing_shard(*key)) {
                 let mut side = lock(side);
                 side.remove(*key);
+                self.note_ban(*key, None);
                 if let Some(keeper) = &self.keeper {
                     keeper.standing(*key, None);
                 }

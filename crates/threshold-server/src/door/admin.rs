@@ -5,6 +5,7 @@ mod operator;
 mod settings;
 mod subjects;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ use threshold_core::policy::{Ban, ListEntry, Policy};
 use threshold_core::{Digest, Span, Timestamp};
 use threshold_limiter::bans::TooManyBans;
 use threshold_limiter::journal::AuditLine;
+use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::{Clock, Limiter};
 
 use super::http::{LayerName, Text, Whole, read, trace_id};
 use super::sent::Sent;
@@ -97,23 +100,37 @@ async fn list(_: Reader, State(app): State<Arc<App>>, query: Query) -> Result<Re
         limit.ok_or_else(|| ApiError::bad("limit", format!("limit is between 1 and {}", BANS_LISTED.1)))
     })?;
     let after = query.take("after").map(|id| ban_id(&id)).transpose()?;
-    let limiter = &app.desk.limiter;
-    let (policy, now) = (limiter.policy(), limiter.now());
-    let mut bans: Vec<(Digest, Option<Ban>, Timestamp)> = limiter
-        .bans()
-        .all(now)
-        .into_iter()
-        .map(|(id, ban)| {
-            let until = ban.until;
-            (id, Some(ban), until)
-        })
-        .collect();
-    let by_ladders = limiter.store().banned(now).into_iter();
-    bans.extend(by_ladders.map(|(id, until)| (id, limiter.bans().named(id), until)));
-    bans.sort_unstable_by_key(|(id, ..)| *id);
-    let listed = bans.into_iter().filter(|(id, ..)| after.is_none_or(|after| *id > after)).take(limit);
+    let policy = app.desk.limiter.policy();
+    let listed = page(&app.desk.limiter, after, limit).into_iter();
     let listed: Vec<BanBody> = listed.map(|(id, ban, until)| BanBody::new(id, ban.as_ref(), until, &policy)).collect();
     Ok(json(StatusCode::OK, &listed))
+}
+
+/// The bans after a number, operators' and ladders' in one order, at most `limit` of them. A page is read from each of the
+/// two, however many there are.
+fn page<C: Clock>(
+    limiter: &Limiter<MemoryStore, C>,
+    after: Option<Digest>,
+    limit: usize,
+) -> Vec<(Digest, Option<Ban>, Timestamp)> {
+    let now = limiter.now();
+    let mut bans = Vec::new();
+    let more = |read: usize| if read < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+    limiter.bans().walk(after, now, |id, ban| {
+        bans.push((id, Some(ban.clone()), ban.until));
+        more(bans.len())
+    });
+    let of_operators = bans.len();
+    limiter.store().walk_banned(after, now, |id, until| {
+        bans.push((id, None, until));
+        more(bans.len().saturating_sub(of_operators))
+    });
+    bans.sort_unstable_by_key(|(id, ..)| *id);
+    bans.truncate(limit);
+    for (id, ban, _) in bans.iter_mut().filter(|(_, ban, _)| ban.is_none()) {
+        *ban = limiter.bans().named(*id);
+    }
+    bans
 }
 
 async fn add(operator: Operator, State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
@@ -226,4 +243,60 @@ fn ban_id(text: &str) -> Result<Digest, ApiError> {
 
 fn hexadecimal(id: Digest) -> String {
     format!("{:032x}", id.to_u128())
+}
+
+#[cfg(test)]
+mod tests {
+    use threshold_core::Facts;
+    use threshold_core::policy::Layer;
+    use threshold_limiter::ManualClock;
+
+    use super::*;
+
+    const POLICY: &str = "
+        [ladders.l]
+        rungs = ['ban 1h']
+        [[rule]]
+        name = 'r'
+        per = ['user']
+        limit = '1/h'
+        ladder = 'l'
+        strike = 'request'
+    ";
+
+    /// Operators' bans and ladders' are one list, in pages of any length.
+    ///
+    /// Woken by: `read <= limit` in `page`; and by leaving out `truncate`, `after` or the sorting there.
+    #[test]
+    fn pages_of_any_length_list_every_ban_once_and_in_order() {
+        let policy = Policy::parse(POLICY, &|_| None).unwrap();
+        let limiter = Limiter::with_clock(policy, Arc::new(ManualClock::default()));
+        for number in 0..20 {
+            let whom = ListEntry::named(Layer::User, &format!("by hand {number}")).unwrap();
+            let id = whom.ban_id(limiter.key());
+            let until = if number < 5 { limiter.now() } else { Timestamp::MAX };
+            let ban = Ban { whom, reason: "r".into(), by: "b".into(), from: limiter.now(), until };
+            limiter.bans().set(id, ban, limiter.now()).unwrap();
+            for _ in 0..2 {
+                let _ = limiter.check(&Facts { user: Some(&format!("u{number}")), ..Facts::default() }).unwrap();
+            }
+        }
+        let whole = page(&limiter, None, 1_000);
+        assert_eq!(whole.len(), 35);
+        assert!(whole.is_sorted_by_key(|(id, ..)| *id));
+        assert_eq!(whole.iter().filter(|(_, ban, _)| ban.is_none()).count(), 20);
+        for limit in [1, 2, 7, 34, 35, 36] {
+            let mut listed = Vec::new();
+            loop {
+                let next = page(&limiter, listed.last().map(|(id, ..): &(Digest, _, _)| *id), limit);
+                let more = next.len() == limit;
+                assert!(next.len() <= limit);
+                listed.extend(next);
+                if !more {
+                    break;
+                }
+            }
+            assert_eq!(listed, whole, "in pages of {limit}");
+        }
+    }
 }

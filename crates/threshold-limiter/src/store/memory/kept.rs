@@ -1,5 +1,6 @@
 //! What a store in memory hands to its keeper, and takes back after a restart.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use threshold_core::lockout::Account;
@@ -7,6 +8,7 @@ use threshold_core::{Balance, Digest, Limit, Standing, Timestamp};
 
 use super::side::{Put, Side, Worth};
 use super::{MemoryStore, lock, standing_worth};
+use crate::bans::beyond;
 use crate::store::Keep;
 
 impl MemoryStore {
@@ -67,16 +69,36 @@ impl MemoryStore {
         lock(&self.accounts).get(key).cloned()
     }
 
-    /// Everyone whom a ladder has banned, and until when.
-    #[must_use]
-    pub fn banned(&self, now: Timestamp) -> Vec<(Digest, Timestamp)> {
-        let mut banned = Vec::new();
-        for side in &self.standings {
-            let side = lock(side);
-            let own = side.entries().iter().filter_map(|(key, standing)| Some((*key, standing.banned_until()?)));
-            banned.extend(own.filter(|(_, until)| *until > now));
+    /// Shows whom ladders have banned and until when, in the order of their subjects, from the first after `after`, until
+    /// `show` stops: a page costs no more than what it shows.
+    pub fn walk_banned(
+        &self,
+        after: Option<Digest>,
+        now: Timestamp,
+        mut show: impl FnMut(Digest, Timestamp) -> ControlFlow<()>,
+    ) {
+        let mut banned = lock(&self.banned);
+        let mut over = Vec::new();
+        for (key, until) in banned.range(beyond(after)) {
+            if *until <= now {
+                over.push(*key);
+            } else if show(*key, *until).is_break() {
+                break;
+            }
         }
-        banned
+        // So that the next walk does not meet them again.
+        for key in over {
+            banned.remove(&key);
+        }
+    }
+
+    /// Notes until when a subject is banned, if it is. Its shard of the standings is held.
+    pub(super) fn note_ban(&self, key: Digest, standing: Option<&Standing>) {
+        let mut banned = lock(&self.banned);
+        match standing.and_then(Standing::banned_until) {
+            Some(until) => drop(banned.insert(key, until)),
+            None => drop(banned.remove(&key)),
+        }
     }
 
     /// Forgets how it stands with a subject. Says whether anything was known.
@@ -85,6 +107,7 @@ impl MemoryStore {
         let mut side = lock(side);
         let known = side.get(key).is_some();
         side.remove(key);
+        self.note_ban(key, None);
         if let Some(keeper) = &self.keeper {
             keeper.standing(key, None);
         }
@@ -98,7 +121,15 @@ impl MemoryStore {
         standing: Standing,
         now: Timestamp,
     ) -> bool {
+        let banned = |side: &Side<Digest, Standing>| side.get(key).and_then(Standing::banned_until);
+        let before = banned(side);
         let put = side.put(key, standing, |other| standing_worth(other, now));
+        if banned(side) != before {
+            self.note_ban(key, side.get(key));
+        }
+        if let Put::InPlaceOf(gone) = put {
+            self.note_ban(gone, None);
+        }
         if let Some(keeper) = &self.keeper {
             if put != Put::NoRoom {
                 keeper.standing(key, side.get(key));
@@ -139,5 +170,90 @@ impl MemoryStore {
         if let Some(keeper) = &self.keeper {
             keeper.account(key, accounts.get(key));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use threshold_core::policy::Layer;
+    use threshold_core::{Facts, Span};
+
+    use super::*;
+    use crate::{Limiter, ManualClock, Policy};
+
+    const POLICY: &str = "
+        [memory]
+        max_keys = 1000
+        [ladders.l]
+        rungs = ['ban 1h', 'ban 2h']
+        [[rule]]
+        name = 'r'
+        per = ['user']
+        limit = '1/h'
+        ladder = 'l'
+        strike = 'request'
+    ";
+
+    /// Whom a walk in steps of `step` meets.
+    fn walked(store: &MemoryStore, now: Timestamp, step: usize) -> Vec<(Digest, Timestamp)> {
+        let mut all: Vec<(Digest, Timestamp)> = Vec::new();
+        loop {
+            let (before, end) = (all.len(), all.len().saturating_add(step));
+            store.walk_banned(all.last().map(|(key, _)| *key), now, |key, until| {
+                all.push((key, until));
+                if all.len() < end { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            });
+            assert!(all.len() <= end, "a walk goes on after it was stopped");
+            if all.len() == before {
+                return all;
+            }
+        }
+    }
+
+    /// Woken by: leaving out any `note_ban`; and `*until <= now` in `walk_banned`.
+    #[test]
+    fn those_who_are_banned_are_in_order_as_their_standings_say() {
+        let clock = Arc::new(ManualClock::default());
+        clock.set(Timestamp::from_secs(1_767_225_600));
+        let limiter = Limiter::with_clock(Policy::parse(POLICY, &|_| None).unwrap(), Arc::clone(&clock));
+        let store = limiter.store();
+        let agree = |expect: usize| {
+            let now = limiter.now();
+            let mut scanned = Vec::new();
+            store.each_standing(|key, standing| scanned.extend(standing.banned_until().map(|until| (key, until))));
+            scanned.retain(|(_, until)| *until > now);
+            scanned.sort_unstable();
+            assert_eq!((walked(store, now, 7), scanned.len()), (scanned, expect));
+        };
+        let strike = |user: &str| {
+            for _ in 0..2 {
+                let _ = limiter.check(&Facts { user: Some(user), ..Facts::default() }).unwrap();
+            }
+        };
+        agree(0);
+        for number in 0..100 {
+            strike(&number.to_string());
+        }
+        agree(100);
+        limiter.forgive(Layer::User, "7");
+        let keys = limiter.policy().keys_of(Layer::User, "8");
+        let standing = keys.standings.iter().next().copied().unwrap();
+        let kept = store.standing(standing).unwrap();
+        assert!(store.forget_standing(standing));
+        agree(98);
+        assert!(store.restore_standing(standing, kept, limiter.now()));
+        agree(99);
+        clock.advance(Span::HOUR);
+        agree(0);
+        // A second ban is a longer one, and those who were banned once go when there is no room.
+        strike("9");
+        agree(1);
+        for number in 0..2_000 {
+            strike(&format!("new {number}"));
+        }
+        let now = limiter.now();
+        agree(walked(store, now, 1_000_000).len());
+        let indexed = lock(&store.banned).len();
+        assert!(indexed <= store.usage().subjects, "{indexed} are remembered for nothing");
     }
 }
