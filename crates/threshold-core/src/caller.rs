@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::address::{AddressGroup, canonical};
 use crate::facts::Facts;
 use crate::key::{KeyBuilder, Part};
-use crate::path::{HOST, METHOD, PATH, Spelled};
+use crate::path::{HOST, METHOD, OddPaths, PATH, PathError, Readings, Spelled, read, spell_path};
 use crate::policy::{CostOf, Layer, Per, Policy, Rule};
 
 /// The category of a request that no `[[category]]` matches.
@@ -23,6 +23,19 @@ pub(crate) struct Caller<'a> {
     pub(crate) user: Option<&'a str>,
     pub(crate) tier: Option<&'a str>,
     pub(crate) category: &'a str,
+    /// What an ordinary path does not have.
+    odd: Option<Box<Odd<'a>>>,
+}
+
+/// The other readings of a path.
+#[derive(Debug, Default)]
+struct Odd<'a> {
+    /// The path as it was spelled and resolved, while another reading stands in its place.
+    resolved: Option<Spelled<'a>>,
+    /// The readings that have not been looked at.
+    others: Vec<String>,
+    /// Why the path is not matched at all.
+    error: Option<PathError>,
 }
 
 impl<'a> Caller<'a> {
@@ -45,6 +58,7 @@ impl<'a> Caller<'a> {
             user: known(facts.user),
             tier: None,
             category: DEFAULT_CATEGORY,
+            odd: None,
         }
     }
 
@@ -64,32 +78,82 @@ impl<'a> Caller<'a> {
         let facts = self.facts;
         self.method.set(known(facts.method), METHOD);
         self.path.set(known(facts.path), PATH);
+        if self.path.was_spelled() || facts.route.is_some() {
+            self.read_path(policy);
+        }
         self.host.set(known(facts.host), HOST);
         self.tier = known(facts.tier);
-        let found = known(facts.category)
-            .or_else(|| policy.categories.iter().find(|own| own.matches.holds(self)).map(|own| own.name.as_ref()));
-        if let Some(category) = found {
-            self.category = category;
-        }
+        self.categorize(policy);
         let default = policy.identity().default_tier.as_deref();
         self.tier = policy.tiers.tier_of(self.user, self.tenant, self.tier, default);
     }
 
-    /// `METHOD:/pattern`: what the caller gave, else the first pattern of this rule or of an endpoint rule that the path
-    /// meets, else the path itself.
+    /// Finds the category of the present reading.
+    fn categorize(&mut self, policy: &'a Policy) {
+        let found = known(self.facts.category)
+            .or_else(|| policy.categories.iter().find(|own| own.matches.holds(self)).map(|own| own.name.as_ref()));
+        self.category = found.unwrap_or(DEFAULT_CATEGORY);
+    }
+
+    /// Finds what else the path may be read as.
+    #[cold]
+    fn read_path(&mut self, policy: &Policy) {
+        let (Some(path), Some(spelled)) = (known(self.facts.path), self.path.get()) else { return };
+        let odd_paths = if self.facts.from_client { policy.identity().odd_paths } else { OddPaths::Match };
+        let readings = if self.path.was_spelled() { read(path, spelled, odd_paths) } else { Ok(Readings::of(spelled)) };
+        let readings = readings.and_then(|mut readings| match known(self.facts.route) {
+            Some(route) if !follows(spelled, route) => readings.add(spell_path(route).into_owned()).map(|()| readings),
+            _ => Ok(readings),
+        });
+        let odd = match readings {
+            Ok(readings) => Odd { others: readings.into_others().collect(), ..Odd::default() },
+            Err(error) => Odd { error: Some(error), ..Odd::default() },
+        };
+        if odd.error.is_some() || !odd.others.is_empty() {
+            self.odd = Some(Box::new(odd));
+        }
+    }
+
+    /// Why the path is not matched at all.
+    #[inline]
+    pub(crate) fn path_error(&self) -> Option<PathError> {
+        self.odd.as_ref().and_then(|odd| odd.error)
+    }
+
+    /// Whether the path has other readings than its one spelling.
+    #[inline]
+    pub(crate) fn has_other_readings(&self) -> bool {
+        self.odd.is_some()
+    }
+
+    /// Puts the next reading of the path in the place of the present one, with the category that it falls into. Says
+    /// whether there is one.
+    pub(crate) fn read_next(&mut self, policy: &'a Policy) -> bool {
+        let Some(odd) = &mut self.odd else { return false };
+        let Some(next) = odd.others.pop() else { return false };
+        let present = std::mem::replace(&mut self.path, Spelled::of(next));
+        odd.resolved.get_or_insert(present);
+        self.categorize(policy);
+        true
+    }
+
+    /// The path as it was spelled and resolved, whichever reading is the present one.
+    fn resolved(&self) -> Option<&str> {
+        self.odd.as_ref().and_then(|odd| odd.resolved.as_ref()).unwrap_or(&self.path).get()
+    }
+
+    /// `METHOD:/pattern`: what the caller gave, else the first pattern of this rule that the present reading of the path
+    /// meets, else the first of an endpoint rule that the resolved path meets, else the resolved path itself.
     #[inline(never)]
     pub(crate) fn endpoint<'e>(&'e self, rule: &'e Rule, policy: &'e Policy) -> Option<(Option<&'e str>, &'e str)> {
         if let Some(given) = self.facts.endpoint.filter(|given| !given.is_empty()) {
             return Some((None, given));
         }
-        let path = self.path.get()?;
-        let own = std::iter::once(rule);
+        let (present, path) = (self.path.get()?, self.resolved()?);
+        let own = rule.matches.path.iter().find(|pattern| pattern.matches(present));
         let endpoints = policy.rules.iter().filter(|other| other.layer == Layer::Endpoint);
-        let pattern = own
-            .chain(endpoints)
-            .flat_map(|rule| &rule.matches.path)
-            .find(|pattern| pattern.matches(path))
-            .map_or(path, |pattern| pattern.as_str());
+        let other = || endpoints.flat_map(|rule| &rule.matches.path).find(|pattern| pattern.matches(path));
+        let pattern = own.or_else(other).map_or(path, |pattern| pattern.as_str());
         Some((Some(self.method.get().unwrap_or("*")), pattern))
     }
 
@@ -178,6 +242,21 @@ impl<'a> Caller<'a> {
     }
 }
 
+/// Whether a path is one that a route plainly stands for, so that the route says nothing new.
+fn follows(path: &str, route: &str) -> bool {
+    let mut segments = path.split('/');
+    for part in route.trim_end_matches('/').split('/') {
+        if part.starts_with("{*") {
+            return segments.next().is_some();
+        }
+        let same = |segment: &str| part.contains('{') || part.eq_ignore_ascii_case(segment);
+        if !segments.next().is_some_and(same) {
+            return false;
+        }
+    }
+    segments.next().is_none()
+}
+
 /// An empty text says nothing.
 fn known(value: Option<&str>) -> Option<&str> {
     value.filter(|value| !value.is_empty())
@@ -213,5 +292,98 @@ pub(crate) fn field_of(per: &Per) -> String {
         Per::Endpoint => "path".to_owned(),
         Per::Fact(name) => format!("facts.{name}"),
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::key::Digest;
+    use crate::plan::PlanError;
+    use proptest::prelude::*;
+
+    const POLICY: &str = "
+        [identity]
+        default_tier = 't'
+        [tiers.t]
+        requests = '100/min'
+        special = '10/min'
+        [[category]]
+        name = 'special'
+        path = '/a/b/**'
+        [[rule]]
+        name = 'tier'
+        per = ['ip']
+        limit = 'tier'
+        [[rule]]
+        name = 'a'
+        per = ['ip']
+        match = { path = '/a' }
+        limit = '5/min'
+        [[rule]]
+        name = 'under-b'
+        per = ['ip', 'endpoint']
+        match = { path = ['/b/*', '/a/b'] }
+        limit = '5/min'
+        [[rule]]
+        name = 'others'
+        layer = 'edge'
+        per = ['ip', 'category']
+        match = { path = '/**' }
+        limit = '5/min'
+        fallback = true
+    ";
+
+    fn charges(policy: &Policy, path: &str, route: Option<&str>) -> Result<BTreeSet<(usize, Digest)>, PlanError> {
+        let facts = Facts { ip: Some([10, 0, 0, 1].into()), path: Some(path), route, ..Facts::default() };
+        let plan = policy.plan(&facts)?;
+        let charges: BTreeSet<_> = plan.charges().iter().map(|charge| (charge.index, charge.key)).collect();
+        assert_eq!(charges.len(), plan.charges().len(), "each budget once");
+        assert_eq!(policy.explain(&facts).iter().filter(|rule| rule.limit.is_some()).count(), charges.len(), "{path}");
+        Ok(charges)
+    }
+
+    proptest! {
+        /// A request is charged what each of its readings would be charged, and nothing else. Woken by keeping the digest of
+        /// one reading's category for the next, and by one fallback for all readings.
+        #[test]
+        fn a_path_is_charged_for_each_of_its_readings(path in "/([ab/.;]|%2f|%5c|%0a|/\\.\\./){0,8}") {
+            let policy = Policy::parse(POLICY, &|_| None).unwrap();
+            let Ok(readings) = read(&path, &spell_path(&path), OddPaths::Match) else {
+                prop_assert!(matches!(charges(&policy, &path, None), Err(PlanError::Path(_))));
+                return Ok(());
+            };
+            let found = charges(&policy, &path, None).unwrap();
+            let mut each = BTreeSet::new();
+            let mut all_plain = true;
+            for reading in readings.all() {
+                let alone = read(reading, reading, OddPaths::Match).is_ok_and(|own| own.all().len() == 1);
+                all_plain &= alone;
+                if alone {
+                    each.extend(charges(&policy, reading, None).unwrap());
+                }
+            }
+            prop_assert!(found.is_superset(&each), "{} as {:?}", path, readings);
+            prop_assert!(!all_plain || found == each, "{} as {:?}", path, readings);
+        }
+    }
+
+    #[test]
+    fn a_route_is_a_reading_where_it_says_something_new() {
+        let policy = Policy::parse(POLICY, &|_| None).unwrap();
+        let check = |path: &str, route: &str, same_as: &[&str]| {
+            let found = charges(&policy, path, Some(route)).unwrap();
+            let each = same_as.iter().flat_map(|path| charges(&policy, path, None).unwrap());
+            assert_eq!(found, each.collect(), "{path} on {route}");
+        };
+        check("/b/7", "/b/{id}", &["/b/7"]);
+        check("/b/7", "/{*rest}", &["/b/7"]);
+        check("/a", "/a", &["/a"]);
+        check("/a", "/A/", &["/a"]);
+        // A router that is nested hands on what follows its prefix.
+        check("/b", "/a/b", &["/b", "/a/b"]);
+        check("/x", "/a", &["/x", "/a"]);
     }
 }

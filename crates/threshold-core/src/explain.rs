@@ -13,6 +13,8 @@ use crate::policy::{Measured, Mismatch, OnMissing, Per, Policy, Rule, TierSource
 pub enum Why {
     /// It applies.
     Met,
+    /// It applies to another reading of the path.
+    MetAs(String),
     /// One of its keys does not hold.
     NotMet(Mismatch),
     /// Another rule of its layer was met.
@@ -27,6 +29,7 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Met => f.write_str("met"),
+            Self::MetAs(reading) => write!(f, "met, with the path read as {reading}"),
             Self::NotMet(mismatch) => mismatch.fmt(f),
             Self::NotFallback => f.write_str("a fallback, and another rule of its layer is met"),
             Self::Unlimited => f.write_str("met, and unlimited"),
@@ -42,6 +45,8 @@ pub struct Explained<'p> {
     pub rule: &'p Rule,
     /// Its place in the policy.
     pub index: usize,
+    /// Which of the charges of this rule it is: a path that can be read in several ways may be charged more than once.
+    pub nth: usize,
     /// Whether it applies, or why not.
     pub why: Why,
     /// Whose budget, in words: `tenant=t1,category=writes`.
@@ -68,13 +73,23 @@ impl Policy {
     /// Which rules a request meets, by which keys, and why not the others.
     #[must_use]
     pub fn explain(&self, facts: &Facts<'_>) -> Vec<Explained<'_>> {
-        let caller = Caller::new(facts, self);
-        self.rules.iter().enumerate().map(|(index, rule)| self.explain_rule(index, rule, &caller)).collect()
+        let mut caller = Caller::new(facts, self);
+        let explain = |caller: &Caller<'_>| {
+            let rules = self.rules.iter().enumerate();
+            rules.map(|(index, rule)| self.explain_rule(index, rule, caller)).collect::<Vec<_>>()
+        };
+        let mut all = explain(&caller);
+        while caller.read_next(self) {
+            for other in explain(&caller).into_iter().filter(|other| other.limit.is_some()) {
+                add_reading(&mut all, other, caller.path.get().unwrap_or_default());
+            }
+        }
+        all
     }
 
     fn explain_rule<'p>(&'p self, index: usize, rule: &'p Rule, caller: &Caller<'_>) -> Explained<'p> {
         let (why, unit) = (Why::Met, Unit::Count);
-        let mut explained = Explained { rule, index, why, key: None, limit: None, from: None, unit, cost: 0 };
+        let mut explained = Explained { rule, index, nth: 0, why, key: None, limit: None, from: None, unit, cost: 0 };
         if let Some(mismatch) = rule.matches.mismatch(caller) {
             explained.why = Why::NotMet(mismatch);
             return explained;
@@ -125,6 +140,23 @@ impl Policy {
     pub fn category_of(&self, facts: &Facts<'_>) -> String {
         Caller::new(facts, self).category.to_owned()
     }
+}
+
+/// Adds a rule as another reading of the path meets it, unless it is charged the same already.
+fn add_reading<'p>(all: &mut Vec<Explained<'p>>, mut other: Explained<'p>, reading: &str) {
+    other.why = Why::MetAs(reading.to_owned());
+    let own = |explained: &&mut Explained<'p>| explained.index == other.index;
+    if let Some(unmet) = all.iter_mut().filter(own).find(|explained| explained.limit.is_none()) {
+        *unmet = other;
+        return;
+    }
+    let charged = all.iter().filter(|explained| explained.index == other.index);
+    if charged.clone().any(|explained| explained.key == other.key) {
+        return;
+    }
+    other.nth = charged.count();
+    let after = all.iter().rposition(|explained| explained.index == other.index).unwrap_or(all.len());
+    all.insert(after.saturating_add(1).min(all.len()), other);
 }
 
 /// Keeps the words for keys injective: what separates parts is escaped inside them.

@@ -18,6 +18,10 @@ pub struct Facts<'a> {
     pub method: Option<&'a str>,
     /// The path, in any spelling.
     pub path: Option<&'a str>,
+    /// The route that the application's router has found for the path, `/users/{id}`: one more reading of it.
+    pub route: Option<&'a str>,
+    /// Whether the path is as a client sent it, at a door that answers the client: `odd_paths` is then obeyed.
+    pub from_client: bool,
     /// Whose customer this is.
     pub tenant: Option<&'a str>,
     /// Who is calling.

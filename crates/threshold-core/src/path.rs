@@ -1,6 +1,11 @@
 //! One spelling for each path, host and method, so that none of them can dodge a rule.
 
+mod readings;
+
 use std::borrow::Cow;
+
+pub use readings::{MAX_PATH, MAX_READINGS, OddPaths, PathError};
+pub(crate) use readings::{Readings, read};
 
 /// The one spelling of a path, whatever form it came in.
 ///
@@ -25,20 +30,29 @@ fn path_anew(path: &str) -> String {
             plain => segments.push(plain),
         }
     }
-    let mut spelled = String::with_capacity(decoded.len().saturating_add(1));
-    for segment in &segments {
-        spelled.push('/');
-        spelled.push_str(segment);
+    joined(&segments)
+}
+
+/// Segments as one path.
+fn joined(segments: &[&str]) -> String {
+    let length = segments.iter().map(|segment| segment.len().saturating_add(1)).sum::<usize>();
+    let mut path = String::with_capacity(length.max(1));
+    for segment in segments {
+        path.push('/');
+        path.push_str(segment);
     }
-    if spelled.is_empty() {
-        spelled.push('/');
+    if path.is_empty() {
+        path.push('/');
     }
-    spelled
+    path
 }
 
 /// A path that is plainly its own spelling already, without its query.
 #[inline]
 fn plain_path(path: &str) -> Option<&str> {
+    if path.len() > MAX_PATH {
+        return None;
+    }
     // Two of these behind each other, or one at the end, make a segment that spelling would change.
     let mut before = PLAIN;
     let mut length = path.len();
@@ -46,7 +60,7 @@ fn plain_path(path: &str) -> Option<&str> {
         let kind = KINDS.get(usize::from(byte)).copied().unwrap_or(OTHER);
         // At most twice `OTHER`.
         if kind.wrapping_add(before) >= OTHER {
-            if !matches!(byte, b'?' | b'#') {
+            if byte != b'?' {
                 return None;
             }
             length = at;
@@ -84,30 +98,22 @@ const fn kinds() -> [u8; 256] {
 
 /// Cuts `scheme://authority` off the front and a query or fragment off the end.
 fn strip_origin(path: &str) -> &str {
-    let path = match path.split_once("://") {
+    strip_authority(path).split(['?', '#']).next().unwrap_or_default()
+}
+
+fn strip_authority(path: &str) -> &str {
+    match path.split_once("://") {
         Some((scheme, rest)) if !scheme.contains(['/', '?', '#']) => {
             rest.find(['/', '?', '#', '\\']).and_then(|at| rest.get(at..)).unwrap_or_default()
         }
         _ => path,
-    };
-    path.split(['?', '#']).next().unwrap_or_default()
+    }
 }
 
 /// Undoes escapes of printable ASCII and makes the rest lower-case escapes.
 fn decode(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
-    let mut bytes = path.bytes();
-    while let Some(byte) = bytes.next() {
-        let (value, escaped) = match byte {
-            b'%' => match escape(bytes.as_slice_pair()) {
-                Some(value) => {
-                    bytes.nth(1);
-                    (value, true)
-                }
-                None => (b'%', true),
-            },
-            other => (other, false),
-        };
+    for (value, escaped) in decoded(path) {
         match value {
             b'\\' => out.push('/'),
             // These mean something else when they are not escaped.
@@ -117,6 +123,21 @@ fn decode(path: &str) -> String {
         }
     }
     out
+}
+
+/// Each byte that a path stands for, and whether it is escaped. A `%` that begins no escape is an escaped one.
+fn decoded(path: &str) -> impl Iterator<Item = (u8, bool)> {
+    let mut bytes = path.bytes();
+    std::iter::from_fn(move || match bytes.next()? {
+        b'%' => match escape(bytes.as_slice_pair()) {
+            Some(value) => {
+                bytes.nth(1);
+                Some((value, true))
+            }
+            None => Some((b'%', true)),
+        },
+        other => Some((other, false)),
+    })
 }
 
 /// The next two bytes of an iterator, without taking them.
@@ -246,6 +267,17 @@ impl<'a> Spelled<'a> {
     #[inline]
     pub(crate) fn get(&self) -> Option<&str> {
         self.plain.or(self.anew.as_deref())
+    }
+
+    /// Whether the text came in a form that had to be spelled.
+    #[inline]
+    pub(crate) fn was_spelled(&self) -> bool {
+        self.anew.is_some()
+    }
+
+    /// A text that is in its one spelling already.
+    pub(crate) fn of(text: String) -> Self {
+        Self { plain: None, anew: Some(text) }
     }
 }
 

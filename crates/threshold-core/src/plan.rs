@@ -12,6 +12,7 @@ use crate::facts::Facts;
 use crate::key::{Digest, DigestKey, Part, TraceId};
 use crate::ladder::Ladder;
 use crate::limit::Limit;
+use crate::path::PathError;
 use crate::policy::{
     Banned, CostOf, Disclosure, Identities, Known, Layer, Listed, Measure, Measured, Mode, OnMissing, Policy, Rule,
     SubjectRule, TierSource, Who,
@@ -160,6 +161,8 @@ pub enum PlanError {
     },
     /// More rules are met than a plan holds.
     TooManyRules,
+    /// The path is not matched.
+    Path(PathError),
 }
 
 impl fmt::Display for PlanError {
@@ -172,6 +175,7 @@ impl fmt::Display for PlanError {
                 write!(f, "rule \"{rule}\" needs {field}, or an ip to stand in for it")
             }
             Self::TooManyRules => write!(f, "the request meets more than {MAX_CHARGES} rules"),
+            Self::Path(error) => error.fmt(f),
         }
     }
 }
@@ -394,6 +398,9 @@ impl<'p> Plan<'p> {
         let mut known = Known::nothing();
         known.learn(&caller, policy, &mut expect);
         caller.spell(policy);
+        if let Some(error) = caller.path_error() {
+            return Err(PlanError::Path(error));
+        }
         self.charges.clear();
         self.subjects.clear();
         (self.trace, self.ip) = (facts.trace, facts.ip);
@@ -412,10 +419,27 @@ impl<'p> Plan<'p> {
                 let _ = self.subjects.try_push(planned);
             }
         }
+        self.meet_rules(&positions, &caller, &mut identities, &mut expect)?;
+        if caller.has_other_readings() {
+            self.meet_rules_of_other_readings(&positions, &mut caller, &mut known, &mut expect)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the charges of all rules that the present reading of the path meets.
+    #[inline(always)]
+    fn meet_rules(
+        &mut self,
+        positions: &[Option<usize>; MAX_SUBJECTS],
+        caller: &Caller<'_>,
+        identities: &mut Identities<'_>,
+        mut expect: impl FnMut(Digest),
+    ) -> Result<(), PlanError> {
+        let policy = self.policy;
         let mut met: [bool; Layer::COUNT] = [false; Layer::COUNT];
         let mut fallbacks = false;
         for (index, rule) in policy.rules.iter().enumerate() {
-            if !rule.common && !rule.matches.holds(&caller) {
+            if !rule.common && !rule.matches.holds(caller) {
                 continue;
             }
             if rule.fallback {
@@ -426,7 +450,7 @@ impl<'p> Plan<'p> {
                 *met = true;
             }
             let expected = identities.knows(rule.counted);
-            policy.add_charge(self, &positions, (index, rule), &caller, &mut identities)?;
+            policy.add_charge(self, positions, (index, rule), caller, identities)?;
             if let Some(charge) = self.charges.last()
                 && !expected
             {
@@ -434,8 +458,38 @@ impl<'p> Plan<'p> {
             }
         }
         if fallbacks {
-            policy.add_fallbacks(self, &positions, met, &caller, &mut identities)?;
+            policy.add_fallbacks(self, positions, met, caller, identities)?;
         }
+        Ok(())
+    }
+
+    /// Adds the charges of all rules that other readings of the path meet, each budget once.
+    #[cold]
+    fn meet_rules_of_other_readings<'a>(
+        &mut self,
+        positions: &[Option<usize>; MAX_SUBJECTS],
+        caller: &mut Caller<'a>,
+        known: &mut Known,
+        mut expect: impl FnMut(Digest),
+    ) -> Result<(), PlanError>
+    where
+        'p: 'a,
+    {
+        let policy = self.policy;
+        while caller.read_next(policy) {
+            known.forget_what_was_asked(policy);
+            let mut other = Plan::new(policy, self.verb);
+            let mut identities = Identities::new(known, caller, policy);
+            other.meet_rules(positions, caller, &mut identities, &mut expect)?;
+            for charge in other.charges {
+                if !self.charges.iter().any(|own| (own.index, own.key) == (charge.index, charge.key)) {
+                    let full = |_| PlanError::Path(PathError::TooManyReadings);
+                    self.charges.try_push(charge).map_err(full)?;
+                }
+            }
+        }
+        // Stable: several charges of one rule stay in the order of the readings.
+        self.charges.sort_by_key(|charge| charge.index);
         Ok(())
     }
 

@@ -59,6 +59,8 @@ impl<'a> Owned<'a> {
             host: args.host.as_deref(),
             method: args.method.as_deref(),
             path: args.path.as_deref(),
+            route: None,
+            from_client: false,
             tenant: args.tenant.as_deref(),
             user: args.user.as_deref(),
             tier: args.tier.as_deref(),

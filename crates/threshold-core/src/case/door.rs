@@ -129,6 +129,9 @@ fn agree(expected: &Value, answer: &Value) -> Result<(), String> {
     };
     // What cannot be decided is an error to callers of the API, and a status to clients.
     if let Some(error) = expected.get("error") {
+        if let Some(status) = expected.get("status") {
+            return same("status", status.clone(), part(answer, "/status"));
+        }
         let status = match (error.as_str(), expected.get("field").and_then(Value::as_str)) {
             (Some("cost_exceeds_limit"), Some("bytes")) => 413,
             (Some("cost_exceeds_limit"), _) => 400,

@@ -12,7 +12,8 @@ use crate::headers::{BodyForm, denial_body, header_fields};
 use crate::key::{Digest, TraceId};
 use crate::ledger::{Checked, Ledger};
 use crate::lockout::{Attempt, Attempted, Login, LoginRequest, account_digest};
-use crate::plan::Verb;
+use crate::path::PathError;
+use crate::plan::{PlanError, Verb};
 use crate::policy::{Layer, Policy};
 use crate::receipt::{ActualCost, CommitError, OnExpire, Receipt, UnknownReservation};
 use crate::secret::Secret;
@@ -159,13 +160,18 @@ impl LedgerPlayer {
         let accept = facts.remove("accept");
         let form = BodyForm::accepted(accept.as_ref().and_then(Value::as_str).unwrap_or_default());
         let facts: FactsBody = serde_json::from_value(Value::Object(facts)).map_err(|error| error.to_string())?;
-        let facts = match facts.resolved(policy) {
+        let mut facts = match facts.resolved(policy) {
             Err(error) => return Ok(error),
             Ok(facts) => facts,
         };
-        let checked = match self.checked(policy, Verb::Check, &facts, now) {
+        facts.from_client = true;
+        let id = self.id();
+        let checked = facts.with(id, |facts| self.ledger.decide(policy, Verb::Check, facts, now));
+        let checked = match checked {
             Err(error) => return Ok(error),
-            Ok(checked) => checked,
+            Ok(Err(PlanError::Path(error))) => return Ok(path_error_json(error)),
+            Ok(Err(error)) => return Ok(plan_error_json(&error)),
+            Ok(Ok(checked)) => checked,
         };
         let decision = &checked.decision;
         let mut headers = Map::new();
@@ -298,6 +304,12 @@ impl LedgerPlayer {
         }
         Ok(json!({"ok": true}))
     }
+}
+
+/// What a client reads whose path is not matched.
+fn path_error_json(error: PathError) -> Value {
+    let status = if error == PathError::TooLong { 414 } else { 400 };
+    json!({"allowed": false, "status": status, "error": "bad_request", "field": "path", "message": error.to_string()})
 }
 
 fn login(policy: &Policy) -> Result<&Login, String> {

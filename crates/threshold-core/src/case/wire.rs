@@ -35,6 +35,9 @@ pub struct FactsBody {
     endpoint: Option<String>,
     category: Option<String>,
     lines: Option<Vec<(String, String)>>,
+    /// Whether a client's door is asked.
+    #[serde(skip)]
+    pub(super) from_client: bool,
 }
 
 /// Whose header lines those of a case are.
@@ -107,6 +110,8 @@ impl FactsBody {
             host: self.host.as_deref(),
             method: self.method.as_deref(),
             path: self.path.as_deref(),
+            route: None,
+            from_client: self.from_client,
             tenant: self.tenant.as_deref(),
             user: self.user.as_deref(),
             tier: self.tier.as_deref(),
@@ -148,6 +153,7 @@ pub fn plan_error_json(error: &PlanError) -> Value {
         ),
         PlanError::Missing { field, .. } => ("bad_request", field.clone()),
         PlanError::TooManyRules => ("too_many_rules", String::new()),
+        PlanError::Path(_) => ("bad_request", "path".to_owned()),
     };
     error_json(name, &error.to_string(), &field)
 }

@@ -164,6 +164,15 @@ impl Known {
         }
     }
 
+    /// Forgets all that takes more than who is calling.
+    pub(crate) fn forget_what_was_asked(&mut self, policy: &Policy) {
+        for (place, counted) in policy.counted.iter().enumerate().take(REMEMBERED) {
+            if !counted.named {
+                self.bits &= !bit(place);
+            }
+        }
+    }
+
     #[inline]
     fn has(&self, place: usize) -> bool {
         self.bits & bit(place) != 0

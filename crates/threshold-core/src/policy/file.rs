@@ -165,6 +165,9 @@ pub(crate) struct IdentityFile {
     pub(crate) log_identifiers: bool,
     /// How `claim:` tokens are verified.
     pub(crate) jwt: Option<JwtFile>,
+    /// What doors that face clients do with dot segments, backslashes and control characters in a path: answer 400, or
+    /// match every reading (refuse).
+    pub(crate) odd_paths: Option<Located<OddPathsName>>,
 }
 
 /// How `claim:` tokens are verified. Nothing is fetched.
@@ -419,6 +422,10 @@ names!(
 names!(
     /// How denials are logged.
     LogName { Sampled, Each }
+);
+names!(
+    /// What to do with paths that servers read differently.
+    OddPathsName { Refuse, Match }
 );
 names!(
     /// What to do with new keys when only protected ones are left.

@@ -1,8 +1,10 @@
 //! Who is calling: where tenant, user and tier are found in a request.
 
+use std::borrow::Cow;
+
 use super::Pattern;
 use crate::address::{ClientAddress, Headers};
-use crate::path::{spell_host, spell_path};
+use crate::path::{OddPaths, PathError, read, spell_host, spell_path};
 
 /// How callers are found.
 #[derive(Debug, Clone, Default)]
@@ -27,6 +29,8 @@ pub struct Identity {
     pub log_identifiers: bool,
     /// How `claim:` tokens are verified.
     pub jwt: Option<Jwt>,
+    /// What doors that face clients do with odd paths.
+    pub odd_paths: OddPaths,
 }
 
 /// Where a name is found in a request.
@@ -65,10 +69,19 @@ impl IdentitySource {
                 if values.all(|other| other == first) { text_of(first) } else { None }
             }
             Self::Host(pattern) => capture(pattern, &spell_host(seen.host?)),
-            Self::Path(pattern) => capture(pattern, &spell_path(seen.path?)),
+            Self::Path(pattern) => capture_from_path(pattern, seen.path?).ok()?,
             Self::Claim(_) => None,
         };
         found.filter(|name| !name.is_empty())
+    }
+
+    /// Why the path of a request names nobody: servers may read different names from it, or it cannot be read.
+    #[must_use]
+    pub fn path_error(&self, path: &str) -> Option<PathError> {
+        match self {
+            Self::Path(pattern) => capture_from_path(pattern, path).err(),
+            Self::Header(_) | Self::Cookie(_) | Self::Host(_) | Self::Claim(_) => None,
+        }
     }
 
     /// Whether names of this source are secrets by themselves.
@@ -139,6 +152,16 @@ fn cookie_value<'l>(pair: &'l [u8], name: &str) -> Option<&'l [u8]> {
     (own.trim_ascii() == name.as_bytes()).then_some(bare)
 }
 
+/// The name that all readings of a path agree on, as far as they have one.
+fn capture_from_path(pattern: &Pattern, path: &str) -> Result<Option<String>, PathError> {
+    let spelled = spell_path(path);
+    let Cow::Owned(spelled) = spelled else { return Ok(capture(pattern, &spelled)) };
+    let readings = read(path, &spelled, OddPaths::Match)?;
+    let mut names = readings.all().iter().filter_map(|reading| capture(pattern, reading));
+    let first = names.next();
+    if names.all(|name| Some(&name) == first.as_ref()) { Ok(first) } else { Err(PathError::AmbiguousIdentity) }
+}
+
 fn capture(pattern: &Pattern, text: &str) -> Option<String> {
     pattern.captures(text)?.first().map(|kept| (*kept).to_owned())
 }
@@ -155,7 +178,7 @@ mod tests {
             trusted,
             headers: Some(&headers[..]),
             host: Some("Acme.example.com:443"),
-            path: Some("//T/./acme/x"),
+            path: Some("//T//Acme/x/"),
         };
         let check = |source: IdentitySource, trusted, expect: Option<&str>| {
             assert_eq!(source.find(&seen(trusted)).as_deref(), expect, "{source:?}");
@@ -192,5 +215,23 @@ mod tests {
         assert_eq!(find(&[b"a=\xff; sid=s3"]), s3);
         assert_eq!(find(&[b"SID=s4; sid=s3"]), s3);
         assert_eq!(find(&[b"sid=\xff"]), None);
+    }
+
+    #[test]
+    fn a_path_names_nobody_where_its_readings_disagree() {
+        let source = IdentitySource::Path(Pattern::parse("/t/{tenant}/**", Kind::Path).unwrap());
+        let check = |path: &str, expect: Result<Option<&str>, PathError>| {
+            let headers: Option<&[(&str, &str)]> = None;
+            let seen = Seen { trusted: false, headers, host: None, path: Some(path) };
+            assert_eq!(source.find(&seen).as_deref(), expect.unwrap_or_default(), "{path}");
+            assert_eq!(source.path_error(path), expect.err(), "{path}");
+        };
+        check("/t/acme/x", Ok(Some("acme")));
+        check("/t%2facme/x", Ok(Some("acme")));
+        check("/health/../t/acme/x", Ok(Some("acme")));
+        check("/health", Ok(None));
+        check("/t/acme/../../t/evil/x", Err(PathError::AmbiguousIdentity));
+        check("/t/acme%2f..%2fevil/x", Err(PathError::AmbiguousIdentity));
+        check("/t/acme%5cevil/x", Err(PathError::AmbiguousIdentity));
     }
 }

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, SET_COOKIE};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use threshold_core::headers::{BodyForm, denial_body, error_name, header_fields};
+use threshold_core::path::PathError;
 use threshold_core::policy::CostOf;
 use threshold_core::{Decision, Facts, PlanError, Policy};
 
@@ -105,6 +106,8 @@ pub(super) fn impossible(error: &PlanError, form: Form) -> Response<Bytes> {
         }
         PlanError::Missing { .. } => (429, RESOURCE_EXHAUSTED, "rate_limited", "Too many requests"),
         PlanError::TooManyRules => (503, UNAVAILABLE, "unavailable", "Temporarily unavailable"),
+        PlanError::Path(PathError::TooLong) => (414, INVALID_ARGUMENT, "uri_too_long", "The path is too long"),
+        PlanError::Path(_) => (400, INVALID_ARGUMENT, "bad_request", "Servers may read the path in different ways"),
     };
     let response = match form {
         Form::Grpc => grpc(code, title),

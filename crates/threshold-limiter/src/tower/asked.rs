@@ -143,6 +143,8 @@ impl<'r> Asked<'r> {
             host: self.host(),
             method: Some(self.method.as_str()),
             path: Some(self.uri.path()),
+            route: None,
+            from_client: true,
             tenant: who.tenant.as_deref(),
             user: who.user.as_deref(),
             tier: who.tier.as_deref(),

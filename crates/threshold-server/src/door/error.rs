@@ -90,6 +90,7 @@ impl From<PlanError> for ApiError {
             PlanError::Missing { field, .. } => Self::bad(field, message),
             // The policy's mistake, which its caller cannot mend.
             PlanError::TooManyRules => Self::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_rules", message),
+            PlanError::Path(_) => Self::bad("path", message),
         }
     }
 }

@@ -59,7 +59,8 @@ pub(crate) fn live_json(
 
 /// The reading of a rule, if the decision has one.
 fn reading<'d>(explained: &Explained<'_>, decision: Option<&'d Decision>) -> Option<&'d Reading> {
-    decision.and_then(|decision| decision.readings.iter().find(|own| own.rule == explained.index))
+    let mut own = decision?.readings.iter().filter(|own| own.rule == explained.index);
+    own.nth(explained.nth)
 }
 
 fn rule_json(explained: &Explained<'_>, decision: Option<&Decision>, limit: &Value, before: Option<u64>) -> Value {
@@ -77,7 +78,7 @@ fn rule_json(explained: &Explained<'_>, decision: Option<&Decision>, limit: &Val
         "before": before,
         "after": own.map(|own| own.remaining),
         "allowed": own.map(|own| own.allowed),
-        "binding": bound.is_some_and(|bound| bound.rule == explained.index),
+        "binding": own.zip(bound).is_some_and(|(own, bound)| std::ptr::eq(own, bound)),
         "passesAt": own.and_then(Reading::ready_at).map(Timestamp::secs_ceil),
     })
 }

@@ -123,7 +123,7 @@ impl<'p> Rehearsal<'p> {
             PlanError::CostExceedsLimit { rule, .. } | PlanError::Missing { rule, .. } => {
                 rules.iter().position(|own| own.name == *rule)
             }
-            PlanError::TooManyRules => None,
+            PlanError::TooManyRules | PlanError::Path(_) => None,
         };
         Judged { verdict: Verdict::Deny, reason: reason.unwrap_or(rules.len()), kind: Kind::Ip }
     }
@@ -163,6 +163,8 @@ fn facts<'a>(request: &Request<'a>, found: &'a Found, number: u128) -> Facts<'a>
         host: request.host,
         method: request.method,
         path: request.path,
+        route: None,
+        from_client: false,
         tenant: request.tenant.or(found.tenant.as_deref()),
         user: request.user.or(found.user.as_deref()),
         tier: request.tier.or(found.tier.as_deref()),

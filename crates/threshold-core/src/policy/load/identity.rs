@@ -4,7 +4,8 @@ use ipnet::IpNet;
 
 use super::{Loader, is_token};
 use crate::address::{AddressSource, ClientAddress};
-use crate::policy::file::{IdentityFile, JwtFile, Located, Text, Texts};
+use crate::path::OddPaths;
+use crate::policy::file::{IdentityFile, JwtFile, Located, OddPathsName, Text, Texts};
 use crate::policy::lists::parse_net;
 use crate::policy::{Identity, IdentitySource, Jwt, Kind, Pattern};
 
@@ -38,6 +39,10 @@ impl Loader<'_> {
             default_tier: file.default_tier.as_ref().map(|text| text.value.as_str().into()),
             log_identifiers: file.log_identifiers,
             jwt: file.jwt.as_ref().and_then(|jwt| self.jwt(jwt)),
+            odd_paths: match file.odd_paths.as_ref().map(|odd| odd.value) {
+                None | Some(OddPathsName::Refuse) => OddPaths::Refuse,
+                Some(OddPathsName::Match) => OddPaths::Match,
+            },
         }
     }
 

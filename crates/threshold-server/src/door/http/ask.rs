@@ -260,6 +260,8 @@ impl RequestBody<'_> {
             host: text(&self.host),
             method: self.method.as_ref().map(|method| method.0.as_str()),
             path: text(&self.path),
+            route: None,
+            from_client: false,
             tenant: text(&self.tenant),
             user: text(&self.user),
             tier: text(&self.tier),

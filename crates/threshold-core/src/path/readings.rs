@@ -1,0 +1,475 @@
+//! The readings of a path: everything that routers may take it for, where they differ.
+//!
+//! One server resolves `..` and the next matches it as it stands; one decodes `%2f` before it matches and the next after.
+//! A rule that holds for one reading alone is dodged by a spelling that the application reads in another way. So a path
+//! has every reading that a combination of these differences gives, and a request meets the rules of all of them.
+
+use std::fmt;
+
+use super::{decoded, joined, push_escape, strip_authority};
+
+/// The longest path that is matched, in bytes: as long as the longest line of a header that nginx takes by default.
+pub const MAX_PATH: usize = 8 << 10;
+/// The most readings of one path.
+pub const MAX_READINGS: usize = 8;
+/// The most differences between routers that are combined. Five of them in one path are 32 combinations, and nobody's.
+const MAX_DIFFERENCES: usize = 4;
+
+/// Why a path is not matched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PathError {
+    /// It is longer than [`MAX_PATH`].
+    TooLong,
+    /// It has more than [`MAX_READINGS`] readings.
+    TooManyReadings,
+    /// It has a `.` or `..` segment, and `odd_paths` says to refuse it.
+    DotSegment,
+    /// It has a backslash, and `odd_paths` says to refuse it.
+    Backslash,
+    /// It has a control character, and `odd_paths` says to refuse it.
+    ControlCharacter,
+    /// It has a number sign that is not encoded, and `odd_paths` says to refuse it.
+    NumberSign,
+    /// Two of its readings name different callers.
+    AmbiguousIdentity,
+}
+
+impl fmt::Display for PathError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLong => write!(f, "the path is longer than {MAX_PATH} bytes"),
+            Self::TooManyReadings => write!(f, "servers may read the path in more than {MAX_READINGS} ways"),
+            Self::DotSegment => f.write_str("the path has a dot segment, . or .."),
+            Self::Backslash => f.write_str("the path has a backslash"),
+            Self::ControlCharacter => f.write_str("the path has a control character"),
+            Self::NumberSign => f.write_str("the path has a number sign that is not encoded"),
+            Self::AmbiguousIdentity => f.write_str("servers may read different callers from the path"),
+        }
+    }
+}
+
+impl std::error::Error for PathError {}
+
+/// The readings of a path besides its one spelling, which comes first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Readings(Vec<String>);
+
+impl Readings {
+    /// The one reading of an ordinary path.
+    pub(crate) fn of(spelled: &str) -> Self {
+        Self(vec![spelled.to_owned()])
+    }
+
+    /// One more reading, unless it is known.
+    pub(crate) fn add(&mut self, reading: String) -> Result<(), PathError> {
+        if self.0.contains(&reading) {
+            return Ok(());
+        }
+        if self.0.len() >= MAX_READINGS {
+            return Err(PathError::TooManyReadings);
+        }
+        self.0.push(reading);
+        Ok(())
+    }
+
+    /// All of them, the one spelling first.
+    pub(crate) fn all(&self) -> &[String] {
+        &self.0
+    }
+
+    /// All but the one spelling, the last first.
+    pub(crate) fn into_others(self) -> impl Iterator<Item = String> {
+        self.0.into_iter().skip(1).rev()
+    }
+
+    /// As it reads to a router, and without the controls at its end: `$` in a regular expression matches before a line
+    /// feed, and some servers trim.
+    fn add_trimmed(&mut self, reading: String) -> Result<(), PathError> {
+        let trimmed = trim_controls(&reading);
+        let trimmed = (trimmed.len() < reading.len()).then(|| trimmed.to_owned());
+        self.add(reading)?;
+        trimmed.map_or(Ok(()), |trimmed| self.add(trimmed))
+    }
+}
+
+/// What is done with paths that have dot segments, backslashes or control characters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OddPaths {
+    /// Doors that face clients answer 400.
+    #[default]
+    Refuse,
+    /// They meet the rules of all their readings.
+    Match,
+}
+
+/// All readings of a path whose one spelling is `spelled`.
+pub(crate) fn read(path: &str, spelled: &str, odd: OddPaths) -> Result<Readings, PathError> {
+    if path.len() > MAX_PATH {
+        return Err(PathError::TooLong);
+    }
+    let mut readings = Readings::of(spelled);
+    let path = strip_authority(path).split('?').next().unwrap_or_default();
+    let signs: Vec<Sign> = decoded(path).map(|(value, escaped)| Sign::of(value, escaped)).collect();
+    let survey = Survey::of(&signs);
+    if let Some(error) = survey.oddity().filter(|_| odd == OddPaths::Refuse) {
+        return Err(error);
+    }
+    let differences = survey.differences();
+    if differences.len() > MAX_DIFFERENCES {
+        return Err(PathError::TooManyReadings);
+    }
+    if differences.is_empty() && !survey.controls {
+        return Ok(readings);
+    }
+    for combination in 0u32..1 << differences.len() {
+        let mut router = Router::default();
+        for (bit, difference) in differences.iter().enumerate() {
+            if combination >> bit & 1 == 1 {
+                difference(&mut router);
+            }
+        }
+        router.read(&signs, &mut readings)?;
+    }
+    Ok(readings)
+}
+
+/// One character of a path, as far as routers differ on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sign {
+    /// Itself to everybody.
+    Plain(u8),
+    /// Encoded, and so to everybody.
+    Escaped(u8),
+    Slash,
+    EscapedSlash,
+    Backslash {
+        escaped: bool,
+    },
+    /// `#`, or `#` or `?` encoded: the path may end here.
+    Mark {
+        value: u8,
+        escaped: bool,
+    },
+}
+
+impl Sign {
+    fn of(value: u8, escaped: bool) -> Self {
+        match value {
+            b'/' if escaped => Self::EscapedSlash,
+            b'/' => Self::Slash,
+            b'\\' => Self::Backslash { escaped },
+            b'#' | b'?' => Self::Mark { value, escaped },
+            b'%' | b';' if escaped => Self::Escaped(value),
+            0x21..=0x7e => Self::Plain(value.to_ascii_lowercase()),
+            _ => Self::Escaped(value),
+        }
+    }
+}
+
+/// How a router reads a path; by default, as its one spelling says.
+#[derive(Debug, Clone, Copy)]
+struct Router {
+    /// `%2f` separates.
+    decodes_slash: bool,
+    /// `\` separates.
+    takes_backslash: bool,
+    /// What follows `;` in a segment is not part of it.
+    drops_parameters: bool,
+    /// The path ends at an encoded `#` or `?`, rather than at a plain `#`.
+    decodes_marks: bool,
+    /// `//host/path` names a host.
+    takes_authority: bool,
+    /// Empty segments vanish before `..` takes one back.
+    merges_slashes: bool,
+    /// `.` and `..` are resolved.
+    resolves: bool,
+}
+
+impl Default for Router {
+    fn default() -> Self {
+        Self {
+            decodes_slash: false,
+            takes_backslash: true,
+            drops_parameters: true,
+            decodes_marks: false,
+            takes_authority: false,
+            merges_slashes: true,
+            resolves: true,
+        }
+    }
+}
+
+impl Router {
+    /// Adds what this router takes a path for, and where it may stop at a dot segment: a router that matches prefixes
+    /// hands on what follows, whatever that is.
+    fn read(self, signs: &[Sign], readings: &mut Readings) -> Result<(), PathError> {
+        let text = self.text(signs);
+        let mut segments: Vec<&str> = Vec::new();
+        for segment in self.path_of(&text).split('/') {
+            let name = if self.drops_parameters { before_parameters(segment) } else { segment };
+            match name {
+                "" if self.merges_slashes => {}
+                "." | ".." if self.resolves => {
+                    readings.add_trimmed(path_of_segments(&segments))?;
+                    if name == ".." {
+                        segments.pop();
+                    }
+                }
+                _ => segments.push(name),
+            }
+        }
+        readings.add_trimmed(path_of_segments(&segments))
+    }
+
+    /// The path with its separators decided.
+    fn text(self, signs: &[Sign]) -> String {
+        let mut text = String::with_capacity(signs.len());
+        for sign in signs {
+            match *sign {
+                Sign::Plain(value) => text.push(char::from(value)),
+                Sign::Escaped(value) => push_escape(&mut text, value),
+                Sign::Slash => text.push('/'),
+                Sign::EscapedSlash if self.decodes_slash => text.push('/'),
+                Sign::EscapedSlash => push_escape(&mut text, b'/'),
+                Sign::Backslash { .. } if self.takes_backslash => text.push('/'),
+                Sign::Backslash { .. } => push_escape(&mut text, b'\\'),
+                Sign::Mark { escaped, .. } if escaped == self.decodes_marks => break,
+                Sign::Mark { value, .. } => push_escape(&mut text, value),
+            }
+        }
+        text
+    }
+
+    /// What follows the first slash, or the host.
+    fn path_of(self, text: &str) -> &str {
+        match text.strip_prefix("//") {
+            Some(named) if self.takes_authority => named.split_once('/').map_or("", |(_, path)| path),
+            _ => text.strip_prefix('/').unwrap_or(text),
+        }
+    }
+}
+
+/// What of a path routers may differ on.
+#[derive(Debug)]
+struct Survey {
+    escaped_slash: bool,
+    backslash: bool,
+    raw_backslash: bool,
+    parameters: bool,
+    mark: bool,
+    raw_mark: bool,
+    controls: bool,
+    authority: bool,
+    empty_segments: bool,
+    dot_segments: bool,
+}
+
+impl Survey {
+    fn of(signs: &[Sign]) -> Self {
+        let any = |matches: fn(&Sign) -> bool| signs.iter().any(matches);
+        // As a router reads it that separates wherever one can; a mark ends a segment as `;` does.
+        let widest = Router { decodes_slash: true, ..Router::default() };
+        let ended = |sign: &Sign| if matches!(sign, Sign::Mark { .. }) { Sign::Plain(b';') } else { *sign };
+        let text = widest.text(&signs.iter().map(ended).collect::<Vec<_>>());
+        Self {
+            escaped_slash: any(|sign| *sign == Sign::EscapedSlash),
+            backslash: any(|sign| matches!(sign, Sign::Backslash { .. })),
+            raw_backslash: any(|sign| *sign == Sign::Backslash { escaped: false }),
+            parameters: any(|sign| *sign == Sign::Plain(b';')),
+            mark: any(|sign| matches!(sign, Sign::Mark { .. })),
+            raw_mark: any(|sign| matches!(sign, Sign::Mark { escaped: false, .. })),
+            controls: any(|sign| matches!(sign, Sign::Escaped(0..=0x1f | 0x7f))),
+            authority: text.starts_with("//"),
+            empty_segments: text.contains("//") || text.contains("/;"),
+            dot_segments: text.split('/').any(|segment| matches!(before_parameters(segment), "." | "..")),
+        }
+    }
+
+    /// Why the path is refused where odd ones are.
+    fn oddity(&self) -> Option<PathError> {
+        let found = [
+            (self.dot_segments, PathError::DotSegment),
+            (self.raw_backslash, PathError::Backslash),
+            (self.controls, PathError::ControlCharacter),
+            (self.raw_mark, PathError::NumberSign),
+        ];
+        found.into_iter().find_map(|(odd, error)| odd.then_some(error))
+    }
+
+    /// What a router may do otherwise than the one spelling says, as far as it matters here.
+    fn differences(&self) -> Vec<fn(&mut Router)> {
+        let differences: [(bool, fn(&mut Router)); 7] = [
+            (self.escaped_slash, |router| router.decodes_slash = true),
+            (self.backslash, |router| router.takes_backslash = false),
+            (self.parameters, |router| router.drops_parameters = false),
+            (self.mark, |router| router.decodes_marks = true),
+            (self.authority, |router| router.takes_authority = true),
+            (self.dot_segments && self.empty_segments, |router| router.merges_slashes = false),
+            (self.dot_segments, |router| router.resolves = false),
+        ];
+        differences.into_iter().filter(|(matters, _)| *matters).map(|(_, difference)| difference).collect()
+    }
+}
+
+fn before_parameters(segment: &str) -> &str {
+    segment.split(';').next().unwrap_or_default()
+}
+
+/// A path without its empty segments.
+fn path_of_segments(segments: &[&str]) -> String {
+    let named: Vec<&str> = segments.iter().copied().filter(|segment| !segment.is_empty()).collect();
+    joined(&named)
+}
+
+/// A path without the encoded controls and blanks at its end, and the slashes before them.
+fn trim_controls(path: &str) -> &str {
+    let mut rest = path;
+    while let Some((before, escape)) = rest.len().checked_sub(3).and_then(|at| rest.split_at_checked(at)) {
+        let Some(digits) = escape.strip_prefix('%') else { break };
+        let control = u8::from_str_radix(digits, 16).is_ok_and(|value| value <= b' ' || value == 0x7f);
+        if !control {
+            break;
+        }
+        rest = before.trim_end_matches('/');
+    }
+    if rest.is_empty() { "/" } else { rest }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::path::spell_path;
+    use proptest::prelude::*;
+
+    fn readings(path: &str) -> Result<Vec<String>, PathError> {
+        read(path, &spell_path(path), OddPaths::Match).map(|readings| readings.0)
+    }
+
+    #[track_caller]
+    fn check(path: &str, expect: &[&str]) {
+        let mut found = readings(path).unwrap();
+        assert_eq!(found[0], spell_path(path), "{path}: the one spelling comes first");
+        found.sort();
+        let mut expect = expect.to_vec();
+        expect.sort_unstable();
+        assert_eq!(found, expect, "{path}");
+    }
+
+    #[test]
+    fn an_ordinary_path_has_one_reading() {
+        for path in ["/", "/api/login", "/API/Login/", "/a%20b/caf\u{e9}", "/a//b", "/a.b/..c", "/%7euser?x=/../#y"] {
+            assert_eq!(readings(path).unwrap(), [spell_path(path)], "{path}");
+        }
+    }
+
+    /// With rule `/api/login` used up, each of these still reached the login behind the server that is named.
+    #[test]
+    fn spellings_that_got_past_are_read_as_the_login() {
+        let got_past = [
+            ("/api%2flogin", "Flask, Django, FastAPI, nginx with a URI in proxy_pass"),
+            ("/api%2Flogin%0a", "FastAPI"),
+            ("/api/login%0a", "FastAPI"),
+            ("/api/login/../../health", "Express app.use, axum nest"),
+            ("/api/login/%2e%2e/%2E./health", "Express app.use, axum nest"),
+            ("/api/login/..;/health", "Express app.use"),
+            ("/api/login\\..\\health", "Express app.use"),
+            ("/api/login%5c..%5chealth", "Express app.use"),
+            ("/x\\y/../api/login", "nginx with a URI in proxy_pass"),
+            ("/api//../login", "URL parsers that keep empty segments"),
+            ("//anyhost/api/login", "new URL(path, base)"),
+            ("/api/login%3fx", "nginx with $uri in proxy_pass"),
+            ("/api/login%23x", "nginx with $uri in proxy_pass"),
+            ("/api/login/%00", "servers that end strings at NUL"),
+        ];
+        for (path, server) in got_past {
+            let readings = readings(path).unwrap();
+            assert!(readings.iter().any(|reading| reading == "/api/login"), "{path} ({server}): {readings:?}");
+        }
+    }
+
+    #[test]
+    fn a_path_has_the_readings_that_routers_give_it_and_no_others() {
+        check("/a%2fb", &["/a%2fb", "/a/b"]);
+        check("/a%252fb", &["/a%252fb"]);
+        check("/a%5cb", &["/a/b", "/a%5cb"]);
+        check("/a;x/b", &["/a/b", "/a;x/b"]);
+        check("/a%3bx", &["/a%3bx"]);
+        check("/a%0a", &["/a%0a", "/a"]);
+        check("/a%0a/%20/", &["/a%0a/%20", "/a"]);
+        check("/%00", &["/%00", "/"]);
+        check("/a%20", &["/a%20"]);
+        check("/a/../b", &["/b", "/a", "/a/../b"]);
+        check("/a/./b", &["/a/b", "/a", "/a/./b"]);
+        check("/..", &["/", "/.."]);
+        check("/x/../a/b/../../c", &["/c", "/x", "/a/b", "/a", "/x/../a/b/../../c"]);
+        check("/a//../b", &["/b", "/a", "/a/b", "/a/../b"]);
+        check("//a/b", &["/a/b", "/b"]);
+        check("/a#/../b", &["/a", "/b", "/a%23", "/a%23/../b"]);
+        check("/a%23b", &["/a%23b", "/a"]);
+    }
+
+    #[test]
+    fn a_path_with_too_many_readings_or_bytes_is_refused() {
+        assert_eq!(readings("/a/../b/../c/../d/../e/../f/../g/../h"), Err(PathError::TooManyReadings));
+        assert_eq!(readings("//a%2fb;c\\d%23e"), Err(PathError::TooManyReadings));
+        let long = |length: usize| format!("/{}", "a".repeat(length - 1));
+        assert_eq!(readings(&long(MAX_PATH + 1)), Err(PathError::TooLong));
+        assert!(readings(&long(MAX_PATH)).is_ok());
+    }
+
+    #[test]
+    fn odd_paths_are_refused_for_what_they_have() {
+        let check = |path: &str, expect: Option<PathError>| {
+            assert_eq!(read(path, &spell_path(path), OddPaths::Refuse).err(), expect, "{path}");
+        };
+        for path in
+            ["/a/../b", "/a/./b", "/a/%2e%2e/b", "/a/..;/b", "/a%2f..%2fb", "/a%5c..%5cb", "/..%23", "/.", "/a/..?b"]
+        {
+            check(path, Some(PathError::DotSegment));
+        }
+        check("/a\\b", Some(PathError::Backslash));
+        for path in ["/a%0a", "/a%00b", "/%7f", "/a\u{1}"] {
+            check(path, Some(PathError::ControlCharacter));
+        }
+        check("/a#b", Some(PathError::NumberSign));
+        for path in
+            ["/a%5cb", "/a%2fb", "/a;b", "/a..b/...", "/.well-known/x", "//a//b/", "/a%23b", "/a%20b", "/a?/../b#c"]
+        {
+            check(path, None);
+        }
+    }
+
+    proptest! {
+        /// A reading is a path in its one spelling, but for the characters that it leaves as they are. Woken by adding
+        /// segments with their trailing slash.
+        #[test]
+        fn readings_are_bounded_and_distinct(path in "/([ab/.;#\\\\]|%2[eEfF3]|%5c|%0a|%00|%3f){0,16}") {
+            let spelled = spell_path(&path);
+            if let Ok(found) = readings(&path) {
+                prop_assert_eq!(&found[0], &spelled);
+                prop_assert!(found.len() <= MAX_READINGS);
+                for (index, reading) in found.iter().enumerate() {
+                    prop_assert!(reading.starts_with('/') && !reading.contains("//"), "{} read as {}", path, reading);
+                    prop_assert!(reading == "/" || !reading.ends_with('/'), "{} read as {}", path, reading);
+                    prop_assert!(!found[..index].contains(reading));
+                }
+            }
+        }
+
+        /// What is refused for nothing has no reading with a dot segment, whatever a router does to it.
+        #[test]
+        fn a_path_that_is_not_odd_has_no_dot_segments(path in "/([ab/.;#\\\\]|%2[eEfF3]|%5c|%3f){0,16}") {
+            if let Ok(found) = read(&path, &spell_path(&path), OddPaths::Refuse) {
+                let dots = |reading: &String| reading.split('/').any(|segment| segment == "." || segment == "..");
+                prop_assert!(!found.0.iter().any(dots), "{} is read as {:?}", path, found);
+            }
+        }
+
+        #[test]
+        fn no_path_panics(path: String, refuses: bool) {
+            let odd = if refuses { OddPaths::Refuse } else { OddPaths::Match };
+            let _ = read(&path, &spell_path(&path), odd);
+        }
+    }
+}
