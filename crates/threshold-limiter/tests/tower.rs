@@ -264,6 +264,80 @@ async fn a_request_line_with_another_host_is_refused() {
     server.abort();
 }
 
+/// Rule `/api/login` was used up, and the login still ran: axum's `nest` matches the prefix of a path that resolves to
+/// another one.
+#[tokio::test]
+async fn odd_paths_are_refused_or_matched_by_all_their_readings() {
+    const LOGIN: &str = r#"
+        [[rule]]
+        name = "login"
+        per = ["ip"]
+        match = { path = "/api/login" }
+        limit = "1/h"
+    "#;
+    let odd = ["/api/login/../../health", "/api/login/%2e%2e/x", "/api/x/..;/login", "/api\\login", "/api/login%0a"];
+    let refusing = World::new(LOGIN);
+    let app = refusing.hello();
+    for path in odd {
+        let answer = send(&app, request(CLIENT, path, &[])).await;
+        assert_eq!(answer.status(), 400, "{path}");
+        assert_eq!(field(answer.headers(), "cache-control"), Some("no-store"));
+        assert_eq!(json(answer).await["error"], "bad_request");
+    }
+    assert_eq!(send(&app, request(CLIENT, "/api%2flogin", &[])).await.status(), 200, "nothing was charged before");
+    assert_eq!(send(&app, request(CLIENT, "/api/login", &[])).await.status(), 429);
+    let matching = World::new(&format!("[identity]\nodd_paths = \"match\"\n{LOGIN}"));
+    let app = matching.hello();
+    assert_eq!(send(&app, request(CLIENT, "/api/login", &[])).await.status(), 200);
+    for path in odd {
+        assert_eq!(send(&app, request(CLIENT, path, &[])).await.status(), 429, "{path}");
+    }
+    let long = |length: usize| format!("/{}", "a".repeat(length - 1));
+    assert_eq!(send(&app, request(CLIENT, &long(8192), &[])).await.status(), 200);
+    assert_eq!(send(&app, request(CLIENT, &long(8193), &[])).await.status(), 414);
+}
+
+/// Inside of `nest` the prefix is cut off, so that a rule for the whole path did not hold there.
+#[cfg(feature = "axum")]
+#[tokio::test]
+async fn the_route_that_axum_matched_is_a_reading() {
+    let world = World::new(
+        r#"
+        [[rule]]
+        name = "login"
+        per = ["ip"]
+        match = { path = "/api/login" }
+        limit = "1/h"
+        "#,
+    );
+    let inner = Router::new().route("/login", get(|| async { "hello" })).route("/{id}", get(|| async { "hello" }));
+    let app = Router::new().nest("/api", inner.layer(world.layer()));
+    assert_eq!(send(&app, request(CLIENT, "/api/login", &[])).await.status(), 200);
+    assert_eq!(send(&app, request(CLIENT, "/api/login", &[])).await.status(), 429);
+    assert_eq!(send(&app, request(CLIENT, "/api/7", &[])).await.status(), 200);
+}
+
+#[tokio::test]
+async fn a_path_that_names_two_tenants_is_refused() {
+    let world = World::new(
+        r#"
+        [identity]
+        tenant = "path:/t/{tenant}/**"
+        odd_paths = "match"
+        [[rule]]
+        name = "tenant"
+        per = ["tenant"]
+        limit = "1/h"
+        "#,
+    );
+    let app = world.hello();
+    assert_eq!(send(&app, request(CLIENT, "/t/acme/../../t/evil/x", &[])).await.status(), 400);
+    assert_eq!(send(&app, request(CLIENT, "/t/acme%5cevil/x", &[])).await.status(), 400);
+    assert_eq!(send(&app, request(CLIENT, "/t%2facme/x", &[])).await.status(), 200);
+    assert_eq!(send(&app, request(CLIENT, "/t/acme/x", &[])).await.status(), 429);
+    assert_eq!(send(&app, request(CLIENT, "/t/evil/x", &[])).await.status(), 200);
+}
+
 #[tokio::test]
 async fn names_come_from_trusted_peers_or_from_the_application() {
     let rule = "[[rule]]\nname = \"user\"\nper = [\"user\"]\nlimit = \"1/h\"\n";

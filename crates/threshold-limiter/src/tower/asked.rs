@@ -9,7 +9,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use http_body::SizeHint;
 use threshold_core::address::Headers;
-use threshold_core::path::spell_host;
+use threshold_core::path::{PathError, spell_host};
 use threshold_core::policy::{IdentitySource, Seen};
 use threshold_core::{Facts, Policy, TraceId};
 
@@ -63,6 +63,8 @@ pub(super) struct Asked<'r> {
     ip: Option<IpAddr>,
     method: Cow<'r, Method>,
     uri: Cow<'r, Uri>,
+    /// The route that the application's router has matched, where it is known.
+    route: Option<Cow<'r, str>>,
     host: Option<Cow<'r, HeaderValue>>,
     headers: Vec<(HeaderName, Cow<'r, HeaderValue>)>,
     who: Identified,
@@ -89,6 +91,7 @@ impl<'r> Asked<'r> {
             ip: peer.map(|peer| identity.address.resolve(peer.ip(), &lines)),
             method: Cow::Borrowed(&parts.method),
             uri: Cow::Borrowed(&parts.uri),
+            route: route(parts).map(Cow::Borrowed),
             host: parts.headers.get(HOST).map(Cow::Borrowed),
             headers: learned
                 .headers
@@ -106,12 +109,14 @@ impl<'r> Asked<'r> {
             host: asked.host(),
             path: Some(asked.uri.path()),
         };
-        let find = |given: Option<&String>, source: Option<&IdentitySource>| {
-            given.cloned().or_else(|| source.and_then(|source| source.find(&seen)))
+        let find = |given: Option<&String>, source: Option<&IdentitySource>| match (given, source) {
+            (Some(given), _) => Ok(Some(given.clone())),
+            (None, Some(source)) => found(source, &seen, asked.uri.path()),
+            (None, None) => Ok(None),
         };
-        let tenant = find(asked.who.tenant.as_ref(), identity.tenant.as_ref());
-        let user = find(asked.who.user.as_ref(), identity.user.as_ref());
-        let tier = find(asked.who.tier.as_ref(), identity.tier.as_ref());
+        let tenant = find(asked.who.tenant.as_ref(), identity.tenant.as_ref())?;
+        let user = find(asked.who.user.as_ref(), identity.user.as_ref())?;
+        let tier = find(asked.who.tier.as_ref(), identity.tier.as_ref())?;
         (asked.who.tenant, asked.who.user, asked.who.tier) = (tenant, user, tier);
         Ok(asked)
     }
@@ -123,6 +128,7 @@ impl<'r> Asked<'r> {
             ip: self.ip,
             method: Cow::Owned(self.method.into_owned()),
             uri: Cow::Owned(self.uri.into_owned()),
+            route: self.route.map(|route| Cow::Owned(route.into_owned())),
             host: self.host.map(|host| Cow::Owned(host.into_owned())),
             headers: self.headers.into_iter().map(owned).collect(),
             who: self.who,
@@ -143,7 +149,7 @@ impl<'r> Asked<'r> {
             host: self.host(),
             method: Some(self.method.as_str()),
             path: Some(self.uri.path()),
-            route: None,
+            route: self.route.as_deref(),
             from_client: true,
             tenant: who.tenant.as_deref(),
             user: who.user.as_deref(),
@@ -182,6 +188,26 @@ pub(super) struct BadRequest {
     /// The header field.
     pub(super) field: &'static str,
     pub(super) message: &'static str,
+}
+
+/// The name that a source gives, unless servers may read different ones from the path.
+fn found(source: &IdentitySource, seen: &Seen<'_, Lines<'_>>, path: &str) -> Result<Option<String>, BadRequest> {
+    let name = source.find(seen);
+    if name.is_none() && source.path_error(path) == Some(PathError::AmbiguousIdentity) {
+        return Err(BadRequest { field: "path", message: "servers may read different callers from the path" });
+    }
+    Ok(name)
+}
+
+/// The route that axum's router has matched.
+#[cfg(feature = "axum")]
+fn route(parts: &Parts) -> Option<&str> {
+    parts.extensions.get::<axum::extract::MatchedPath>().map(axum::extract::MatchedPath::as_str)
+}
+
+#[cfg(not(feature = "axum"))]
+fn route(_: &Parts) -> Option<&str> {
+    None
 }
 
 /// Whether all that a request says of its host agrees: the authority of an absolute URI, or HTTP/2's `:authority`, and
