@@ -12,7 +12,8 @@ use super::{decoded, joined, push_escape, strip_authority};
 pub const MAX_PATH: usize = 8 << 10;
 /// The most readings of one path.
 pub const MAX_READINGS: usize = 8;
-/// The most differences between routers that are combined. Five of them in one path are 32 combinations, and nobody's.
+/// The most differences between routers that are combined, apart from dot segments. Four of them in one path are 16
+/// combinations, and nobody's.
 const MAX_DIFFERENCES: usize = 4;
 
 /// Why a path is not matched.
@@ -119,9 +120,10 @@ pub(crate) fn read(path: &str, spelled: &str, odd: OddPaths) -> Result<Readings,
     if differences.len() > MAX_DIFFERENCES {
         return Err(PathError::TooManyReadings);
     }
-    if differences.is_empty() && !survey.controls {
+    if differences.is_empty() && !survey.dot_segments && !survey.controls {
         return Ok(readings);
     }
+    let dots = if survey.dot_segments { Dots::ALL.as_slice() } else { std::slice::from_ref(&Dots::RESOLVED) };
     for combination in 0u32..1 << differences.len() {
         let mut router = Router::default();
         for (bit, difference) in differences.iter().enumerate() {
@@ -129,7 +131,9 @@ pub(crate) fn read(path: &str, spelled: &str, odd: OddPaths) -> Result<Readings,
                 difference(&mut router);
             }
         }
-        router.read(&signs, &mut readings)?;
+        for dots in dots {
+            Router { dots: *dots, ..router }.read(&signs, &mut readings)?;
+        }
     }
     Ok(readings)
 }
@@ -182,8 +186,22 @@ struct Router {
     takes_authority: bool,
     /// Empty segments vanish before `..` takes one back.
     merges_slashes: bool,
-    /// `.` and `..` are resolved.
-    resolves: bool,
+    dots: Dots,
+}
+
+/// What a router does with dot segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Dots {
+    /// `.` and `..` are resolved, below this many segments: an application that is mounted at `/api` or `/api/v1` may
+    /// resolve what follows by itself.
+    Resolved { below: usize },
+    /// They are segments like any other.
+    Kept,
+}
+
+impl Dots {
+    const RESOLVED: Self = Self::Resolved { below: 0 };
+    const ALL: [Self; 4] = [Self::RESOLVED, Self::Resolved { below: 1 }, Self::Resolved { below: 2 }, Self::Kept];
 }
 
 impl Default for Router {
@@ -195,7 +213,7 @@ impl Default for Router {
             decodes_marks: false,
             takes_authority: false,
             merges_slashes: true,
-            resolves: true,
+            dots: Dots::RESOLVED,
         }
     }
 }
@@ -208,11 +226,11 @@ impl Router {
         let mut segments: Vec<&str> = Vec::new();
         for segment in self.path_of(&text).split('/') {
             let name = if self.drops_parameters { before_parameters(segment) } else { segment };
-            match name {
-                "" if self.merges_slashes => {}
-                "." | ".." if self.resolves => {
+            match (name, self.dots) {
+                ("", _) if self.merges_slashes => {}
+                ("." | "..", Dots::Resolved { below }) => {
                     readings.add_trimmed(path_of_segments(&segments))?;
-                    if name == ".." {
+                    if name == ".." && segments.len() > below {
                         segments.pop();
                     }
                 }
@@ -249,6 +267,9 @@ impl Router {
         }
     }
 }
+
+/// What a router does otherwise than the one spelling says.
+type Difference = fn(&mut Router);
 
 /// What of a path routers may differ on.
 #[derive(Debug)]
@@ -298,15 +319,14 @@ impl Survey {
     }
 
     /// What a router may do otherwise than the one spelling says, as far as it matters here.
-    fn differences(&self) -> Vec<fn(&mut Router)> {
-        let differences: [(bool, fn(&mut Router)); 7] = [
+    fn differences(&self) -> Vec<Difference> {
+        let differences: [(bool, Difference); 6] = [
             (self.escaped_slash, |router| router.decodes_slash = true),
             (self.backslash, |router| router.takes_backslash = false),
             (self.parameters, |router| router.drops_parameters = false),
             (self.mark, |router| router.decodes_marks = true),
             (self.authority, |router| router.takes_authority = true),
             (self.dot_segments && self.empty_segments, |router| router.merges_slashes = false),
-            (self.dot_segments, |router| router.resolves = false),
         ];
         differences.into_iter().filter(|(matters, _)| *matters).map(|(_, difference)| difference).collect()
     }
@@ -377,6 +397,8 @@ mod tests {
             ("/api/login%5c..%5chealth", "Express app.use"),
             ("/x\\y/../api/login", "nginx with a URI in proxy_pass"),
             ("/api//../login", "URL parsers that keep empty segments"),
+            ("/api/./../login", "axum with a catch-all that resolves what it captured"),
+            ("/api/x/../../login", "axum with a catch-all that resolves what it captured"),
             ("//anyhost/api/login", "new URL(path, base)"),
             ("/api/login%3fx", "nginx with $uri in proxy_pass"),
             ("/api/login%23x", "nginx with $uri in proxy_pass"),
@@ -399,19 +421,19 @@ mod tests {
         check("/a%0a/%20/", &["/a%0a/%20", "/a"]);
         check("/%00", &["/%00", "/"]);
         check("/a%20", &["/a%20"]);
-        check("/a/../b", &["/b", "/a", "/a/../b"]);
+        check("/a/../b", &["/b", "/a", "/a/b", "/a/../b"]);
+        check("/a/x/../../b", &["/b", "/a/x", "/a", "/a/b", "/a/x/b", "/a/x/../../b"]);
         check("/a/./b", &["/a/b", "/a", "/a/./b"]);
         check("/..", &["/", "/.."]);
-        check("/x/../a/b/../../c", &["/c", "/x", "/a/b", "/a", "/x/../a/b/../../c"]);
         check("/a//../b", &["/b", "/a", "/a/b", "/a/../b"]);
         check("//a/b", &["/a/b", "/b"]);
-        check("/a#/../b", &["/a", "/b", "/a%23", "/a%23/../b"]);
+        check("/a#/../b", &["/a", "/b", "/a%23", "/a%23/b", "/a%23/../b"]);
         check("/a%23b", &["/a%23b", "/a"]);
     }
 
     #[test]
     fn a_path_with_too_many_readings_or_bytes_is_refused() {
-        assert_eq!(readings("/a/../b/../c/../d/../e/../f/../g/../h"), Err(PathError::TooManyReadings));
+        assert_eq!(readings("/x/../a/b/../../c"), Err(PathError::TooManyReadings));
         assert_eq!(readings("//a%2fb;c\\d%23e"), Err(PathError::TooManyReadings));
         let long = |length: usize| format!("/{}", "a".repeat(length - 1));
         assert_eq!(readings(&long(MAX_PATH + 1)), Err(PathError::TooLong));

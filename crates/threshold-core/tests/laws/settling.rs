@@ -350,7 +350,7 @@ fn survive(policy: &Policy, ledger: &mut Ledger, stranger: &Stranger) {
         method: text(1),
         path: text(2),
         route: text(8),
-        from_client: stranger.trace % 2 == 0,
+        from_client: stranger.trace.is_multiple_of(2),
         tenant: text(3),
         user: text(4),
         tier: text(5),

@@ -118,7 +118,7 @@ fn split_authority(text: &[u8]) -> Option<(Option<&[u8]>, &[u8])> {
 /// Proxies let bytes pass that a URI cannot have. Such a request is decided all the same, so they are escaped. A number
 /// sign is escaped too: what follows it would be dropped here, and some applications read on.
 fn escaped(text: &[u8]) -> bytes::Bytes {
-    let strange = |byte: &u8| matches!(byte, 0..=0x20 | b'#' | b'<' | b'>' | b'^' | b'`' | 0x7f..);
+    let strange = |byte: &u8| matches!(byte, 0..=0x20 | b'"' | b'#' | b'<' | b'>' | b'^' | b'`' | 0x7f..);
     if !text.iter().any(strange) {
         return bytes::Bytes::copy_from_slice(text);
     }
@@ -194,6 +194,7 @@ mod tests {
         path("http://evil.example/x?y", "/x");
         path("*", "*");
         path("/a<b>\\c d#e", "/a%3Cb%3E\\c%20d%23e");
+        path("/a\"b?c=\"d\"", "/a%22b");
         path("/caf\u{e9}", "/caf%C3%A9");
     }
 
