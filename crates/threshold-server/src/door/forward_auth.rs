@@ -6,6 +6,7 @@
 #[cfg(test)]
 mod conformance;
 mod original;
+mod repeats;
 
 use std::convert::Infallible;
 use std::fmt;
@@ -24,12 +25,14 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, Empty};
 use pin_project_lite::pin_project;
+use threshold_core::Timestamp;
 use threshold_limiter::tower::{RequestBody, ResponseBody, ResponseFuture, ThresholdLayer, ThresholdService};
 use tower_service::Service;
 
 use super::{Answering, ApiError, App};
 use crate::desk::Desk;
 use crate::log::Samples;
+use repeats::{Question, Repeats};
 
 /// Where proxies ask.
 pub(super) const PATH: &str = "/auth";
@@ -48,6 +51,8 @@ const MAX_CARRIED: usize = 8 << 10;
 /// What the door keeps between requests.
 pub(super) struct ForwardAuth {
     gate: ThresholdService<Crosses>,
+    /// What was answered to requests that proxies may ask for again.
+    repeats: Arc<Repeats>,
     /// Which proxies that were turned away become a line of the log.
     refusals: Samples,
 }
@@ -56,7 +61,7 @@ impl ForwardAuth {
     pub(super) fn new(desk: &Desk) -> Self {
         use tower_layer::Layer as _;
         let layer = ThresholdLayer::new(Arc::clone(&desk.limiter)).answered_elsewhere();
-        Self { gate: layer.layer(Crosses), refusals: Samples::default() }
+        Self { gate: layer.layer(Crosses), repeats: Arc::default(), refusals: Samples::default() }
     }
 }
 
@@ -68,31 +73,50 @@ impl fmt::Debug for ForwardAuth {
 
 /// Answers a proxy. Any method will do: Traefik can be told to ask with its client's.
 pub(super) fn answer(app: &App, peer: SocketAddr, parts: Parts) -> Answering {
-    match ask(app, peer, parts) {
-        Ok(future) => Answering::Proxied { future },
+    let deny = Deny::asked(parts.uri.query());
+    match ask(app, peer, parts, deny) {
+        Ok(answering) => answering,
         Err(error) => {
             app.forward_auth.tell(&error, &app.desk);
-            Answering::now(error.into_response())
+            Answering::now(deny.refuse(error))
         }
     }
 }
 
-fn ask(app: &App, peer: SocketAddr, mut parts: Parts) -> Result<Proxied, ApiError> {
+fn ask(app: &App, peer: SocketAddr, mut parts: Parts, deny: Deny) -> Result<Answering, ApiError> {
     if !app.tokens.admit_proxy(parts.headers.get(TOKEN)) {
         let message = "send X-Threshold-Token and a token of this server";
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
     }
-    let deny = Deny::asked(parts.uri.query());
+    let mut question = None;
     let length = if is_trusted(app, peer.ip().to_canonical()) {
-        original::put_in_place(&mut parts)?
+        let length = original::put_in_place(&mut parts)?;
+        question = app.forward_auth.repeats.question(peer.ip().to_canonical(), &parts, length)?;
+        length
     } else {
         app.forward_auth.warn(&app.desk);
         0
     };
+    let now = || app.desk.limiter.now();
+    if let Some(fields) = question.and_then(|question| app.forward_auth.repeats.find(question, now())) {
+        let mut response = Response::new(Body::empty());
+        *response.headers_mut() = fields;
+        return Ok(Answering::now(response));
+    }
     // gRPC's refusals are 200 with a code, and to a proxy 200 means that the request may cross.
     parts.headers.remove(CONTENT_TYPE);
     let asked = http::Request::from_parts(parts, Announced(length));
-    Ok(Proxied { told: app.forward_auth.gate.clone().call_from(Some(peer), asked), deny })
+    let told = app.forward_auth.gate.clone().call_from(Some(peer), asked);
+    let repeated =
+        question.map(|question| Repeated { question, now: now(), repeats: Arc::clone(&app.forward_auth.repeats) });
+    Ok(Answering::Proxied { future: Proxied { told, deny, repeated } })
+}
+
+/// A question that the proxy may ask again.
+struct Repeated {
+    question: Question,
+    now: Timestamp,
+    repeats: Arc<Repeats>,
 }
 
 pin_project! {
@@ -101,6 +125,7 @@ pin_project! {
         #[pin]
         told: ResponseFuture<Crosses, Announced>,
         deny: Deny,
+        repeated: Option<Repeated>,
     }
 }
 
@@ -109,7 +134,14 @@ impl Future for Proxied {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Response> {
         let this = self.project();
-        this.told.poll(cx).map(|Ok(response)| this.deny.word(response))
+        this.told.poll(cx).map(|Ok(response)| {
+            if let Some(Repeated { question, now, repeats }) = this.repeated.take()
+                && response.status() == StatusCode::OK
+            {
+                repeats.remember(question, now, response.headers());
+            }
+            this.deny.word(response)
+        })
     }
 }
 
@@ -164,18 +196,28 @@ impl Deny {
             (Self::Forbidden, _) => forbidden(response),
         }
     }
+
+    /// What a proxy is told that asked for something impossible. Its client may be the one to blame, and shall then read
+    /// why; but a token is the proxy's own, and nginx hands on 401 by itself.
+    fn refuse(self, error: ApiError) -> Response {
+        let response = error.into_response();
+        match (self, response.status()) {
+            (Self::Whole, _) | (_, StatusCode::UNAUTHORIZED) => response,
+            (Self::Forbidden, _) => forbidden(response),
+        }
+    }
 }
 
 /// What the gate answers.
 type Told = http::Response<ResponseBody<Empty<Bytes>>>;
 
 /// The same denial for a proxy that passes on 403 alone.
-fn forbidden(response: Told) -> Response {
+fn forbidden<B: http_body::Body<Data = Bytes>>(response: http::Response<B>) -> Response {
     let (mut parts, body) = response.into_parts();
     // A refusal is one frame, which is there.
     let text = match pin!(body.collect()).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(text)) => text.to_bytes(),
-        Poll::Pending => Bytes::new(),
+        Poll::Ready(Err(_)) | Poll::Pending => Bytes::new(),
     };
     let headers = &mut parts.headers;
     headers.insert(STATUS, HeaderValue::from(parts.status.as_u16()));

@@ -124,6 +124,51 @@ fn for_nginx_a_denial_is_a_403_that_carries_the_answer() {
     assert_eq!(ask(&server, "/auth?q=1&lang=en", &nginx("/")).status, 429);
 }
 
+/// nginx asks again for one request after each internal redirect, and each time was charged.
+#[test]
+fn a_request_that_its_proxy_names_is_counted_once() {
+    let (server, _policy) = Server::with(POLICY);
+    let named = |path: &'static str, id: &str| {
+        ask(&server, "/auth?deny=403", &[&nginx(path)[..], &[("x-threshold-request-id", id)]].concat())
+    };
+    let first = named("/", "0123456789abcdef0123456789abcdef");
+    assert_eq!((first.status, first.header("x-ratelimit-remaining")), (200, Some("1")));
+    for _ in 0..3 {
+        let again = named("/", "0123456789abcdef0123456789abcdef");
+        assert_eq!((again.status, again.header("ratelimit")), (200, first.header("ratelimit")));
+        assert_eq!(again.header("x-ratelimit-remaining"), Some("1"));
+    }
+    // Another request, or another question under the same id, is counted.
+    assert_eq!(named("/other", "0123456789abcdef0123456789abcdef").header("x-ratelimit-remaining"), Some("0"));
+    assert_eq!(named("/", "fedcba9876543210fedcba9876543210").status, 403);
+    // The first may still be asked for again: it is on its way through the proxy.
+    assert_eq!(named("/", "0123456789abcdef0123456789abcdef").status, 200);
+    // A denial is decided each time.
+    assert_eq!(named("/", "fedcba9876543210fedcba9876543210").status, 403);
+}
+
+#[test]
+fn an_id_is_believed_of_trusted_peers_only_and_must_be_one() {
+    let (server, _policy) = Server::with(POLICY);
+    let id = ("x-threshold-request-id", "0123456789abcdef");
+    let statuses = [(); 4].map(|()| traefik(&server, [127, 0, 0, 2], "203.0.113.7", &[id]).status);
+    assert_eq!(statuses, [200, 200, 429, 429]);
+    let twice = ask(&server, "/auth", &[&nginx("/")[..], &[id, id]].concat());
+    assert_eq!((twice.status, &twice.json()["field"]), (400, &"x-threshold-request-id".into()));
+}
+
+/// nginx hands on 401 and 403 and makes 500 of anything else, so whoever asked for something odd read a server's error.
+#[test]
+fn for_nginx_what_cannot_be_asked_is_a_403_that_carries_the_answer_too() {
+    let (server, _policy) = Server::with(POLICY);
+    let odd = [("x-original-method", "GET"), ("x-original-uri", "nowhere"), ("x-forwarded-for", "203.0.113.7")];
+    let answer = ask(&server, "/auth?deny=403", &odd);
+    assert_eq!((answer.status, answer.header("x-threshold-status")), (403, Some("400")));
+    assert_eq!(answer.header("x-threshold-body"), Some(answer.body.as_str()));
+    assert_eq!((answer.header("x-threshold-form"), &answer.json()["error"]), (Some("json"), &"bad_request".into()));
+    assert_eq!(ask(&server, "/auth", &odd).status, 400);
+}
+
 #[test]
 fn what_is_held_is_held_to_the_end_of_its_time_and_outcomes_are_not_counted() {
     let (server, _policy) = Server::with(POLICY);

@@ -79,7 +79,7 @@ impl Told {
 }
 
 /// The only line of a field; an empty one says nothing.
-fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h HeaderValue>, ApiError> {
+pub(super) fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h HeaderValue>, ApiError> {
     let mut lines = headers.get_all(name).iter();
     let only = lines.next().filter(|line| !line.is_empty());
     match lines.next() {
