@@ -1,5 +1,7 @@
-//! `threshold export`: the edge rules of a policy, in the language of an edge that counts by itself.
+//! `threshold export`: the edge rules of a policy, in the language of an edge that counts by itself, and the configuration
+//! of a proxy that asks Threshold.
 
+mod auth;
 mod haproxy;
 mod nginx;
 mod shape;
@@ -20,46 +22,89 @@ use shape::Shape;
 
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
-    /// Which edge
+    /// For which edge or proxy
     #[arg(value_enum)]
-    pub(crate) edge: Edge,
+    pub(crate) target: Target,
     /// The policy file, or - for standard input
     pub(crate) policy: PathBuf,
-    /// The major version of Cloudflare's Terraform provider
-    #[arg(long, default_value = "4", value_parser = clap::value_parser!(u8).range(4..=5))]
-    pub(crate) provider: u8,
+    /// terraform: the major version of Cloudflare's provider; 4 unless said
+    #[arg(long, value_parser = clap::value_parser!(u8).range(4..=5))]
+    pub(crate) provider: Option<u8>,
+    /// terraform: the name of the resource; threshold_edge unless said
+    #[arg(long, value_name = "NAME", value_parser = terraform::resource_name)]
+    pub(crate) name: Option<String>,
+    /// terraform: the host that rules for all requests are limited to, and the hosts whose names contain it
+    #[arg(long, value_name = "HOST", value_parser = terraform::host_name)]
+    pub(crate) host: Option<String>,
+    /// nginx-auth: the lines for a location that sets headers of its own
+    #[arg(long)]
+    pub(crate) location: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Edge {
+pub(crate) enum Target {
     /// Cloudflare's rate limiting rules, as Terraform
     Terraform,
     /// For the http block of nginx
     Nginx,
     /// A named defaults section of HAProxy, and its tables
     Haproxy,
+    /// nginx asking Threshold for every request, for a server block
+    NginxAuth,
+    /// Caddy asking Threshold for every request
+    CaddyAuth,
+    /// Traefik asking Threshold for every request, for its file provider
+    TraefikAuth,
 }
 
 pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<Report> {
+    args.check()?;
     let source = Source::read(&args.policy)?;
     let policy = source.policy()?;
-    let mut exported = Exported::new(&policy);
-    exported.leave_out(match args.edge {
-        Edge::Terraform => terraform::cannot,
-        Edge::Nginx => nginx::cannot,
-        Edge::Haproxy => haproxy::cannot,
-    });
+    let asking = |proxy| Ok(Report { text: auth::write(proxy, &policy, &source.name)?, code: 0 });
+    match args.target {
+        Target::Terraform => edge(args, &source, &policy, terraform::cannot),
+        Target::Nginx => edge(args, &source, &policy, nginx::cannot),
+        Target::Haproxy => edge(args, &source, &policy, haproxy::cannot),
+        Target::NginxAuth if args.location => asking(auth::Proxy::NginxLocation),
+        Target::NginxAuth => asking(auth::Proxy::Nginx),
+        Target::CaddyAuth => asking(auth::Proxy::Caddy),
+        Target::TraefikAuth => asking(auth::Proxy::Traefik),
+    }
+}
+
+impl ExportArgs {
+    /// An option that says nothing here is a mistake.
+    fn check(&self) -> anyhow::Result<()> {
+        let terraform = [self.provider.is_some(), self.name.is_some(), self.host.is_some()];
+        if terraform.contains(&true) && self.target != Target::Terraform {
+            bail!("--provider, --name and --host are for threshold export terraform");
+        }
+        if self.location && self.target != Target::NginxAuth {
+            bail!("--location is for threshold export nginx-auth");
+        }
+        Ok(())
+    }
+}
+
+/// The edge rules, except what that edge cannot count.
+fn edge(args: &ExportArgs, source: &Source, policy: &Policy, cannot: Cannot) -> anyhow::Result<Report> {
+    let mut exported = Exported::new(policy);
+    exported.leave_out(cannot);
     if exported.rules.is_empty() {
         let reasons: Vec<String> = exported.left_out.iter().map(|(name, why)| format!("\n  {name}: {why}")).collect();
         bail!("{} has no rule of the layer \"edge\" that an edge can count by itself{}", source.name, reasons.concat());
     }
-    let text = match args.edge {
-        Edge::Terraform => terraform::write(&exported, args.provider)?,
-        Edge::Nginx => nginx::write(&exported, &policy),
-        Edge::Haproxy => haproxy::write(&exported, &policy),
+    let text = match args.target {
+        Target::Haproxy => haproxy::write(&exported, policy),
+        Target::Nginx => nginx::write(&exported, policy),
+        _ => terraform::write(&exported, args)?,
     };
     Ok(Report { text, code: 0 })
 }
+
+/// Why an edge cannot count a rule.
+type Cannot = fn(&EdgeRule<'_>) -> Option<&'static str>;
 
 /// The rules that an edge can count, and those that none can.
 struct Exported<'p> {
@@ -103,7 +148,7 @@ impl<'p> Exported<'p> {
     }
 
     /// Leaves out what one edge cannot count.
-    fn leave_out(&mut self, cannot: fn(&EdgeRule<'_>) -> Option<&'static str>) {
+    fn leave_out(&mut self, cannot: Cannot) {
         self.rules.retain(|rule| {
             let why = cannot(rule);
             self.left_out.extend(why.map(|why| (rule.rule.name.as_ref(), why)));

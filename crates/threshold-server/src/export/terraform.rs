@@ -5,13 +5,15 @@ use std::fmt::Write as _;
 use anyhow::bail;
 
 use super::shape::Shape;
-use super::{EdgeRule, Exported, is_whole_seconds};
+use super::{EdgeRule, ExportArgs, Exported, is_whole_seconds};
 
 /// The periods, in seconds, that Cloudflare's documentation lists, and the day that its larger plans have.
 const PERIODS: [u64; 7] = [10, 60, 120, 300, 600, 3_600, 86_400];
 /// How long it can keep an address out.
 const TIMEOUTS: [u64; 7] = [10, 60, 120, 300, 600, 3_600, 86_400];
 const DAY: u64 = 86_400;
+/// What the resource is called unless said.
+const RESOURCE: &str = "threshold_edge";
 
 /// One rule, in Cloudflare's words.
 struct Ruled {
@@ -30,8 +32,25 @@ pub(super) fn cannot(rule: &EdgeRule<'_>) -> Option<&'static str> {
     rule.prefix.map(|_| "Cloudflare counts by single addresses")
 }
 
-pub(super) fn write(exported: &Exported<'_>, provider: u8) -> anyhow::Result<String> {
-    let rules = exported.rules.iter().map(ruled).collect::<anyhow::Result<Vec<Ruled>>>()?;
+/// An identifier of HCL, as the name of a resource.
+pub(super) fn resource_name(text: &str) -> Result<String, String> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
+    let begins = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');
+    let named = plain && begins;
+    named.then(|| text.to_owned()).ok_or_else(|| "write letters, digits, _ and -, and no digit first".to_owned())
+}
+
+/// A host, or a part of one.
+pub(super) fn host_name(text: &str) -> Result<String, String> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'));
+    let named = plain && !text.is_empty();
+    named.then(|| text.to_ascii_lowercase()).ok_or_else(|| "write a host, as in example.com".to_owned())
+}
+
+pub(super) fn write(exported: &Exported<'_>, args: &ExportArgs) -> anyhow::Result<String> {
+    let provider = args.provider.unwrap_or(4);
+    let host = args.host.as_deref();
+    let rules = exported.rules.iter().map(|rule| ruled(rule, host)).collect::<anyhow::Result<Vec<Ruled>>>()?;
     let mut comments: Vec<String> = vec![
         format!(
             "For version {provider} of the provider cloudflare/cloudflare; threshold export --provider writes the other."
@@ -47,7 +66,8 @@ pub(super) fn write(exported: &Exported<'_>, provider: u8) -> anyhow::Result<Str
     }
     let mut out = exported.comments(&comments);
     out.push_str("\nvariable \"zone_id\" {\n  type = string\n}\n\n");
-    out.push_str("resource \"cloudflare_ruleset\" \"threshold_edge\" {\n  zone_id     = var.zone_id\n");
+    let name = args.name.as_deref().unwrap_or(RESOURCE);
+    let _ = writeln!(out, "resource \"cloudflare_ruleset\" \"{name}\" {{\n  zone_id     = var.zone_id");
     out.push_str("  name        = \"Threshold edge\"\n  description = \"The edge rules of a Threshold policy\"\n");
     out.push_str("  kind        = \"zone\"\n  phase       = \"http_ratelimit\"\n");
     match provider {
@@ -62,7 +82,7 @@ pub(super) fn write(exported: &Exported<'_>, provider: u8) -> anyhow::Result<Str
     Ok(out)
 }
 
-fn ruled(rule: &EdgeRule<'_>) -> anyhow::Result<Ruled> {
+fn ruled(rule: &EdgeRule<'_>, host: Option<&str>) -> anyhow::Result<Ruled> {
     let (body, content_type) = rule.body();
     let (period, timeout) = (rule.seconds(), rule.timeout());
     let name = &rule.rule.name;
@@ -90,7 +110,7 @@ fn ruled(rule: &EdgeRule<'_>) -> anyhow::Result<Ruled> {
         period,
         requests: rule.quota,
         timeout,
-        expression: expression(rule)?,
+        expression: expression(rule, host)?,
     })
 }
 
@@ -102,7 +122,9 @@ fn near(wanted: u64, known: &[u64]) -> String {
     named.join(" and ")
 }
 
-fn expression(rule: &EdgeRule<'_>) -> anyhow::Result<String> {
+/// Which requests a rule counts. One that counts all of them counts those of the host that was given, since a zone has
+/// other hosts too.
+fn expression(rule: &EdgeRule<'_>, host: Option<&str>) -> anyhow::Result<String> {
     let mut parts = Vec::new();
     let methods: Vec<String> = rule.rule.matches.method.iter().map(|method| methods_of(method)).collect();
     if !methods.is_empty() {
@@ -119,7 +141,11 @@ fn expression(rule: &EdgeRule<'_>) -> anyhow::Result<String> {
     let many = parts.len() > 1;
     let part = |part: String| if many && part.contains(" or ") { format!("({part})") } else { part };
     let all: Vec<String> = parts.into_iter().map(part).collect();
-    Ok(if all.is_empty() { "true".to_owned() } else { format!("({})", all.join(" and ")) })
+    Ok(match (all.is_empty(), host) {
+        (false, _) => format!("({})", all.join(" and ")),
+        (true, Some(host)) => format!("(http.host contains \"{}\")", inside(host)),
+        (true, None) => "true".to_owned(),
+    })
 }
 
 /// `GET` stands for `HEAD` too.

@@ -216,8 +216,8 @@ fn plain(value: &Value) -> Value {
     }
 }
 
-#[test]
-fn terraform_is_read_as_the_four_edge_rules() {
+/// Each with its own expression; the first is for all requests, and its own is given.
+fn four_edge_rules(general: &str) -> Vec<Value> {
     let rule = |error: &str, retry: u64, period: u64, requests: u64, timeout: u64, expression: &str| {
         json!({
             "action": "block",
@@ -231,8 +231,8 @@ fn terraform_is_read_as_the_four_edge_rules() {
         })
     };
     let path = "http.request.uri.path contains";
-    let expected = vec![
-        rule("rate_limited", 60, 60, 1_000, 60, "true"),
+    vec![
+        rule("rate_limited", 60, 60, 1_000, 60, general),
         rule(
             "auth_rate_limited",
             300,
@@ -250,7 +250,27 @@ fn terraform_is_read_as_the_four_edge_rules() {
             &format!("({path} \"/api/upload\" or {path} \"/api/images\")"),
         ),
         rule("ai_rate_limited", 86_400, 86_400, 500, 3_600, &format!("({path} \"/api/ai/\" or {path} \"/api/wisp/\")")),
-    ];
+    ]
+}
+
+/// What a parser reads as the rules of one resource.
+fn rules_of(text: &str, resource: &str) -> Vec<Value> {
+    let read = plain(&parsed(text));
+    let ruleset = &read["resource"]["cloudflare_ruleset"][resource];
+    assert_eq!((&ruleset["phase"], &ruleset["kind"]), (&"http_ratelimit".into(), &"zone".into()), "{read}");
+    let own = |rule: &Value| {
+        let response = &rule["action_parameters"]["response"];
+        assert_eq!((&response["status_code"], &response["content_type"]), (&429.into(), &"application/json".into()));
+        json!({
+            "action": rule["action"], "enabled": rule["enabled"], "content": response["content"],
+            "ratelimit": rule["ratelimit"], "expression": rule["expression"],
+        })
+    };
+    ruleset["rules"].as_array().unwrap().iter().map(own).collect()
+}
+
+#[test]
+fn terraform_is_read_as_the_four_edge_rules() {
     let policy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies/grove.toml");
     for provider in ["4", "5"] {
         let output = Command::new(env!("CARGO_BIN_EXE_threshold"))
@@ -258,25 +278,12 @@ fn terraform_is_read_as_the_four_edge_rules() {
             .arg(&policy)
             .output()
             .unwrap();
-        let read = plain(&parsed(&String::from_utf8(output.stdout).unwrap()));
-        let ruleset = &read["resource"]["cloudflare_ruleset"]["threshold_edge"];
-        assert_eq!((&ruleset["phase"], &ruleset["kind"]), (&"http_ratelimit".into(), &"zone".into()), "{read}");
-        let found: Vec<Value> = ruleset["rules"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|rule| {
-                let response = &rule["action_parameters"]["response"];
-                assert_eq!(
-                    (&response["status_code"], &response["content_type"]),
-                    (&429.into(), &"application/json".into())
-                );
-                json!({
-                    "action": rule["action"], "enabled": rule["enabled"], "content": response["content"],
-                    "ratelimit": rule["ratelimit"], "expression": rule["expression"],
-                })
-            })
-            .collect();
-        assert_eq!(found, expected, "provider {provider}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(rules_of(&text, "threshold_edge"), four_edge_rules("true"), "provider {provider}");
     }
+    // As it is shipped, for one host.
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/terraform/rate_limiting.tf");
+    let text = std::fs::read_to_string(shipped).unwrap();
+    let general = "(http.host contains \"grove.place\")";
+    assert_eq!(rules_of(&text, "grove_rate_limiting"), four_edge_rules(general));
 }

@@ -1,6 +1,10 @@
 //! `threshold export`: what it refuses, and what it says of what it leaves out. That the edges understand the rest is
 //! tried on the edges themselves.
 
+use std::path::Path;
+
+use serde_json::Value;
+
 use crate::running::{Scratch, threshold};
 
 fn policy(rest: &str) -> Scratch {
@@ -89,4 +93,162 @@ fn what_an_edge_leaves_out_is_said() {
         Scratch::new("t.toml", "[[rule]]\nname = \"t\"\nlayer = \"edge\"\nper = [\"tenant\"]\nlimit = \"1/min\"\n");
     let run = threshold(&["export", "haproxy", tenant.path()]);
     assert!(run.code == 2 && run.err.contains("does not count by address"), "{}", run.err);
+}
+
+/// The files in `deploy/` that are written from a preset, and how.
+const SHIPPED: [(&str, &str, &[&str]); 5] = [
+    ("nginx/threshold.conf", "starter", &["nginx-auth"]),
+    ("nginx/threshold_location.conf", "starter", &["nginx-auth", "--location"]),
+    ("caddy/Caddyfile", "starter", &["caddy-auth"]),
+    ("traefik/dynamic.yml", "starter", &["traefik-auth"]),
+    ("terraform/rate_limiting.tf", "grove", &["terraform", "--name", "grove_rate_limiting", "--host", "grove.place"]),
+];
+
+/// After a change of what is exported, run this test with `UPDATE_DEPLOY=1` to write the files again.
+#[test]
+fn the_files_in_deploy_are_what_is_exported() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for (file, preset, args) in SHIPPED {
+        let policy = root.join(format!("policies/{preset}.toml"));
+        let run = threshold(&[&["export"], args, &[policy.to_str().unwrap()]].concat());
+        assert_eq!(run.code, 0, "{}", run.err);
+        let path = root.join("deploy").join(file);
+        if std::env::var_os("UPDATE_DEPLOY").is_some() {
+            std::fs::write(&path, &run.out).unwrap();
+        }
+        let shipped = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(shipped == run.out, "deploy/{file} is not what is exported; run with UPDATE_DEPLOY=1");
+    }
+}
+
+fn identity(lines: &str) -> Scratch {
+    let rule = "[[rule]]\nname = \"r\"\nper = [\"ip\"]\nlimit = \"9/min\"\n";
+    Scratch::new("auth.toml", format!("[identity]\n{lines}\n{rule}"))
+}
+
+#[test]
+fn what_a_proxy_cannot_say_is_an_error_that_names_what_it_can() {
+    let trusted = "trusted_proxies = [\"127.0.0.1\"]\n";
+    let check = |proxy: &str, lines: &str, expect: &[&str]| {
+        let run = threshold(&["export", proxy, identity(lines).path()]);
+        assert!(run.code == 2 && run.out.is_empty(), "{proxy} {lines}: {}", run.out);
+        for text in expect {
+            assert!(run.err.contains(text), "{proxy} {lines}: {}", run.err);
+        }
+    };
+    for proxy in ["nginx-auth", "caddy-auth", "traefik-auth"] {
+        check(proxy, "client_ip = \"x-forwarded-for\"", &["trusts no proxy", "trusted_proxies"]);
+        check(proxy, trusted, &["from the peer", "client_ip = \"x-forwarded-for\""]);
+        let peer_first = format!("{trusted}client_ip = [\"peer\", \"x-forwarded-for\"]");
+        check(proxy, &peer_first, &["from the peer"]);
+        check(proxy, &format!("{trusted}client_ip = \"forwarded\""), &["from forwarded", "x-forwarded-for"]);
+    }
+    check("traefik-auth", &format!("{trusted}client_ip = \"x-real-ip\""), &["from x-real-ip"]);
+}
+
+#[test]
+fn an_option_that_says_nothing_is_an_error() {
+    let policy = policy("limit = \"10/min\"");
+    for (target, option) in [
+        ("nginx", &["--host", "example.com"][..]),
+        ("haproxy", &["--name", "x"]),
+        ("caddy-auth", &["--provider", "5"]),
+        ("nginx", &["--location"]),
+        ("traefik-auth", &["--location"]),
+    ] {
+        let run = threshold(&[&["export", target, policy.path()], option].concat());
+        assert!(run.code == 2 && run.out.is_empty() && run.err.contains("threshold export"), "{target}: {}", run.err);
+    }
+    for (option, value) in [("--name", "9lives"), ("--name", "a b"), ("--name", ""), ("--host", "a\"b"), ("--host", "")]
+    {
+        let run = threshold(&["export", "terraform", policy.path(), option, value]);
+        assert!(run.code == 2 && run.out.is_empty() && run.err.contains("write"), "{option} {value}: {}", run.err);
+    }
+}
+
+#[test]
+fn a_host_narrows_the_rules_for_all_requests_alone() {
+    let two = policy(
+        "limit = \"10/min\"\n[[rule]]\nname = \"api\"\nper = [\"ip\"]\nlimit = \"5/min\"\nmatch = { path = \"/api/**\" }",
+    );
+    let text = threshold(&["export", "terraform", two.path(), "--host", "Example.com", "--name", "edge"]).out;
+    assert!(text.contains("resource \"cloudflare_ruleset\" \"edge\" {"), "{text}");
+    assert_eq!(text.matches(r#""(http.host contains \"example.com\")""#).count(), 1, "{text}");
+    assert_eq!(text.matches("http.host").count(), 1, "{text}");
+}
+
+/// Everything that this policy believes, and that it takes for a name though it is the client's own.
+const BELIEVES: &str = "trusted_proxies = [\"127.0.0.1\"]\nclient_ip = [\"cf-connecting-ip\", \"true-client-ip\",                         \"x-forwarded-for\"]\nuser = \"header:X-User\"\ntenant = \"cookie:shop\"\ntier = \"header:x-plan\"";
+/// What no client may send to either, whatever the policy.
+const REMOVED: [&str; 14] = [
+    "Forwarded",
+    "X-Forwarded-Method",
+    "X-Forwarded-Uri",
+    "X-Original-Method",
+    "X-Original-URI",
+    "X-Original-Host",
+    "X-Original-Content-Length",
+    "X-Threshold-Request-Id",
+    "X-Threshold-Token",
+    "CF-Connecting-IP",
+    "True-Client-IP",
+    "X-User",
+    "X-Plan",
+    "X-Forwarded-Host",
+];
+
+/// The headers that nginx sets within a block, with their values.
+fn set_by_nginx(block: &str) -> Vec<(&str, &str)> {
+    let lines = block.lines().filter_map(|line| line.trim().strip_prefix("proxy_set_header "));
+    lines.filter_map(|line| line.split_once(';')?.0.split_once(' ')).collect()
+}
+
+#[test]
+fn nginx_sets_or_removes_all_that_is_believed() {
+    let policy = identity(BELIEVES);
+    let text = threshold(&["export", "nginx-auth", policy.path()]).out;
+    let (server, rest) = text.split_once("location = /_threshold {").unwrap();
+    let (ask, _) = rest.split_once("\n}\n").unwrap();
+    let location = threshold(&["export", "nginx-auth", "--location", policy.path()]).out;
+    assert_eq!(set_by_nginx(server), set_by_nginx(&location));
+    for header in REMOVED.into_iter().chain(["X-Forwarded-For"]) {
+        assert!(set_by_nginx(server).contains(&(header, "\"\"")), "{header}: {server}");
+        assert_eq!(set_by_nginx(ask).iter().filter(|(own, _)| *own == header).count(), 1, "{header}: {ask}");
+    }
+    assert!(set_by_nginx(ask).contains(&("Cookie", "\"\"")) && !server.contains("Cookie \"\""), "{ask}");
+    for (header, value) in [
+        ("Host", "127.0.0.1:8080"),
+        ("X-Forwarded-For", "$remote_addr"),
+        ("X-Threshold-Request-Id", "$request_id"),
+        ("X-Original-URI", "$request_uri"),
+    ] {
+        assert!(set_by_nginx(ask).contains(&(header, value)), "{header}: {ask}");
+    }
+    // Without x-forwarded-for, the first that the policy reads says it.
+    let real = identity("trusted_proxies = [\"127.0.0.1\"]\nclient_ip = [\"forwarded\", \"x-real-ip\"]");
+    let text = threshold(&["export", "nginx-auth", real.path()]).out;
+    assert!(text.contains("    proxy_set_header X-Real-IP $remote_addr;\n"), "{text}");
+    assert!(text.contains("proxy_set_header X-Real-IP \"\";\n"), "{text}");
+}
+
+#[test]
+fn traefik_removes_all_that_is_believed() {
+    let policy = identity(BELIEVES);
+    let text = threshold(&["export", "traefik-auth", policy.path()]).out;
+    let file: Value = serde_saphyr::from_str(&text).unwrap();
+    let middlewares = &file["http"]["middlewares"];
+    assert_eq!(
+        middlewares["threshold"]["chain"]["middlewares"],
+        serde_json::json!(["threshold-clean", "threshold-ask", "threshold-done"])
+    );
+    let cleaned = &middlewares["threshold-clean"]["headers"]["customRequestHeaders"];
+    // This one Traefik writes itself, and so does it with X-Forwarded-For.
+    for header in REMOVED.into_iter().filter(|header| *header != "X-Forwarded-Host") {
+        assert_eq!(cleaned[header], "", "{header}: {text}");
+    }
+    let ask = &middlewares["threshold-ask"]["forwardAuth"];
+    assert_eq!(ask["trustForwardHeader"], false);
+    // Threshold is told nothing else: not the cookie that the policy takes for a tenant.
+    assert_eq!(ask["authRequestHeaders"], serde_json::json!(["Accept", "X-Threshold-Token", "X-User", "X-Plan"]));
+    assert!(text.contains("takes the tenant from Cookie"), "{text}");
 }

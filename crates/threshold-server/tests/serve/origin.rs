@@ -2,8 +2,8 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 /// A server in this process that goes when its test does.
@@ -17,6 +17,8 @@ pub(crate) struct Origin {
 struct Shared {
     stopped: AtomicBool,
     seen: AtomicU32,
+    /// The head of the last request, as it came.
+    head: Mutex<String>,
 }
 
 impl Origin {
@@ -40,6 +42,11 @@ impl Origin {
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The head of the last request that it has seen, in lower case.
+    pub(crate) fn head(&self) -> String {
+        self.shared.head.lock().unwrap().clone()
     }
 
     /// How many requests it has seen.
@@ -68,6 +75,7 @@ fn serve(stream: &TcpStream, shared: &Shared) -> std::io::Result<()> {
     }
     shared.seen.fetch_add(1, Ordering::SeqCst);
     let lower = head.to_ascii_lowercase();
+    shared.head.lock().unwrap().clone_from(&lower);
     if lower.contains("upgrade: websocket") {
         { stream }
             .write_all(b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n")?;

@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use super::client::{Answer, Client};
 use super::origin::{Origin, connect_from};
-use super::process::{Scratch, Server};
-use super::proxy::{Kind, Proxy};
+use super::process::{PATIENCE, Scratch, Server};
+use super::proxy::{Files, Kind, Proxy, Setup};
 
 const POLICY: &str = r#"
 [identity]
@@ -69,11 +69,28 @@ struct Site {
 }
 
 impl Site {
+    /// The policy above behind the files in `deploy/`.
     fn new(kind: Kind) -> Self {
+        Self::edited(kind, &[])
+    }
+
+    /// The same with some of their lines replaced.
+    fn edited(kind: Kind, edits: &[(&str, &str)]) -> Self {
         let (server, policy) = Server::with(POLICY);
+        Self::start(kind, server, policy, Files::Shipped, edits)
+    }
+
+    /// Another policy behind what is exported for it.
+    fn exported(kind: Kind, policy: &str, edits: &[(&str, &str)]) -> Self {
+        let (server, file) = Server::with(policy);
+        let path = file.path().to_owned();
+        Self::start(kind, server, file, Files::Exported(&path), edits)
+    }
+
+    fn start(kind: Kind, server: Server, policy: Scratch, files: Files<'_>, edits: &[(&str, &str)]) -> Self {
         let origin = Origin::start();
-        let threshold = server.place.strip_prefix("http://").unwrap().to_owned();
-        let proxy = Proxy::start(kind, &threshold, &origin.address().to_string());
+        let (threshold, app) = (server.place.strip_prefix("http://").unwrap(), origin.address().to_string());
+        let proxy = Setup { kind, threshold, origin: &app, files, edits, rewrite: None }.start();
         Self { proxy, server: Some(server), origin, _policy: policy }
     }
 
@@ -249,20 +266,315 @@ fn without_threshold_nobody_crosses() {
 
 #[test]
 fn nginx_leaves_out_what_is_told_to_and_can_be_told_to_open() {
-    let mut site = Site::new(Kind::Nginx);
+    let site = Site::new(Kind::Nginx);
     let health = site.get(CLIENT, "/health", &[]);
     assert_eq!((health.status, health.header("x-ratelimit-limit")), (200, None));
+    assert_eq!(health.body, "GET /health ");
+    // An application that reads paths in another way must not be asked for more through it.
+    for odd in ["/api/login/../../health", "/health?path=/api/login", "/api/login/%2e%2e/%2e%2e/health", "//health"] {
+        let seen = site.origin.seen();
+        let answer = site.get(CLIENT, odd, &[("x-user", "somebody")]);
+        assert_eq!((answer.status, answer.body.as_str()), (200, "GET /health "), "{odd}");
+        assert!(site.origin.seen() == seen + 1 && !site.origin.head().contains("x-user"), "{}", site.origin.head());
+    }
     // Neither of its inner locations is there for clients.
     for inner in ["/_threshold", "/_threshold_denied/answer.json"] {
         assert_eq!(site.get(CLIENT, inner, &[]).status, 404);
     }
-    site.proxy = site.proxy.uncommented(&[
-        "error_page 502 504",
-        "location @threshold_away",
-        "    auth_request off;",
-        "    return 204",
-        "}",
-    ]);
+    // The lines that the file has for it, no longer commented out.
+    let lines =
+        ["#error_page 502 504", "#location @threshold_away", "#    auth_request off;", "#    return 204;", "#}"];
+    let open = |line: &str| match lines.iter().any(|wanted| line.trim_start().starts_with(wanted)) {
+        true => line.replacen('#', "", 1),
+        false => line.to_owned(),
+    };
+    let rewrite = |_: &str, text: String| text.lines().map(open).collect::<Vec<_>>().join("\n");
+    let mut site = site;
+    let threshold = site.server.as_ref().unwrap().place.strip_prefix("http://").unwrap().to_owned();
+    site.proxy = Proxy::edited(&threshold, &site.origin.address().to_string(), &rewrite);
     site.server = None;
     assert_eq!(site.get(CLIENT, "/page/1", &[]).status, 200);
+}
+
+/// Everything that `grove` believes: a client wrote itself a new address for each request, and a larger plan.
+#[test]
+fn behind_the_exported_files_nobody_rotates_addresses_or_raises_a_tier() {
+    let grove = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../policies/grove.toml")).unwrap();
+    // The operator's own authentication says which tenant it is.
+    let nginx = [("#proxy_set_header X-Tenant $remote_user;", "proxy_set_header X-Tenant t1;")];
+    let caddy = [("#request_header X-Tenant {http.auth.user.id}", "request_header X-Tenant t1")];
+    for (kind, edits) in [(Kind::Nginx, nginx), (Kind::Caddy, caddy)] {
+        let site = Site::exported(kind, &grove, &edits);
+        let post = |path: &str, number: usize| {
+            let address = format!("203.0.113.{number}");
+            let (user, tenant) = (format!("u{number}"), format!("t{}", number + 2));
+            let fields = [
+                ("cf-connecting-ip", address.as_str()),
+                ("x-forwarded-for", address.as_str()),
+                ("forwarded", "for=198.51.100.1"),
+                ("x-user", user.as_str()),
+                ("x-tenant", tenant.as_str()),
+                ("x-tier", "evergreen"),
+                ("x-threshold-request-id", "0123456789abcdef"),
+                ("x-threshold-token", "a guess"),
+            ];
+            let answer = site.client(CLIENT).send("POST", path, &fields, "").unwrap();
+            let head = site.origin.head();
+            for (name, value) in fields {
+                assert!(!head.contains(&format!("\n{name}: {value}")), "{kind:?}: the application was told {head}");
+            }
+            answer
+        };
+        // Three sign-ups a day from one address.
+        let statuses: Vec<u16> = (0..5).map(|number| post("/api/signup", number).status).collect();
+        assert_eq!(statuses, [200, 200, 200, 429, 429], "{kind:?}");
+        // Ten uploads a day for a tenant that has no other tier.
+        let statuses: Vec<u16> = (0..12).map(|number| post("/api/uploads", number).status).collect();
+        assert_eq!(statuses, [[200; 10].as_slice(), &[429, 429]].concat(), "{kind:?}");
+        assert!(site.origin.head().contains("\nx-tenant: t1") == (kind == Kind::Caddy), "{}", site.origin.head());
+    }
+}
+
+/// A policy that finds its callers in headers that proxies treat in other ways.
+#[test]
+fn what_a_policy_believes_is_set_or_removed_whatever_it_is_called() {
+    const OTHER: &str = r#"
+        [identity]
+        trusted_proxies = ["127.0.0.1/32"]
+        client_ip = ["x-real-ip", "forwarded"]
+        user = "cookie:sid"
+        tenant = "header:authorization"
+        tier = "header:X_Plan-name"
+        default_tier = "free"
+        [tiers.free]
+        requests = "2/h"
+        [tiers.large]
+        requests = "100/h"
+        [[rule]]
+        name = "address"
+        layer = "edge"
+        per = ["ip"]
+        limit = "tier"
+        algorithm = "sliding-log"
+        [[rule]]
+        name = "user"
+        per = ["user"]
+        limit = "1/h"
+        match = { path = "/users" }
+        algorithm = "sliding-log"
+        on_missing = "skip"
+        status = 418
+        [[rule]]
+        name = "key"
+        per = ["header:x-key", "ip"]
+        limit = "1/h"
+        match = { path = "/keys" }
+        algorithm = "sliding-log"
+        layer = "endpoint"
+        status = 418
+    "#;
+    for kind in [Kind::Nginx, Kind::Caddy] {
+        let site = Site::exported(kind, OTHER, &[]);
+        let get = |ip: [u8; 4], path: &str, number: u8| {
+            let address = format!("203.0.113.{number}");
+            let (cookie, token) = (format!("sid=s{number}; a=b"), format!("Bearer {number}"));
+            let fields = [
+                ("x-real-ip", address.as_str()),
+                ("x-forwarded-for", address.as_str()),
+                ("cookie", cookie.as_str()),
+                ("authorization", token.as_str()),
+                ("x_plan-name", "large"),
+            ];
+            let answer = site.get(ip, path, &fields);
+            (answer.status, site.origin.head())
+        };
+        let statuses: Vec<u16> = (0..4).map(|number| get(CLIENT, "/", number).0).collect();
+        assert_eq!(statuses, [200, 200, 429, 429], "{kind:?}");
+        // Another client has another address, and its application still reads who it says it is.
+        let (status, head) = get([127, 0, 0, 3], "/users", 1);
+        assert_eq!(status, 200);
+        assert!(head.contains("authorization: bearer 1") && head.contains("cookie: sid=s1; a=b"), "{head}");
+        assert!(!head.contains("203.0.113.1") && !head.contains("large"), "{head}");
+        // The cookie is the client's own word: no user is counted, so none is denied.
+        assert_eq!(get([127, 0, 0, 3], "/users", 1).0, 200);
+        // A key is counted as the client sends it, and the rule's own status comes through.
+        let key = |value| site.get([127, 0, 0, 4], "/keys", &[("x-key", value)]).status;
+        assert_eq!((key("a"), key("a")), (200, 418), "{kind:?}");
+    }
+}
+
+/// Each internal redirect of nginx asks again, and each time was charged.
+#[test]
+fn nginx_counts_a_request_once_however_often_it_redirects_it() {
+    let files = Scratch::folder();
+    for name in ["index.html", "missing.html"] {
+        std::fs::write(files.path().join(name), name).unwrap();
+    }
+    std::fs::create_dir(files.path().join("page")).unwrap();
+    std::fs::write(files.path().join("page/index.html"), "page").unwrap();
+    let locations = format!(
+        "root {};\n        index index.html;\n        error_page 404 /page/missing.html;\n\
+         error_page 403 = /_threshold_denied/answer.$threshold_form;\n\
+         location = /page/missing.html {{ try_files /missing.html =410; }}\n\
+         location /page/tried/ {{ try_files $uri /page/also/ /page/index.html @app; }}\n\
+         location @app {{ proxy_pass http://app; }}\n\
+         location /page/app/ {{ try_files $uri @app; }}\n\
+         location /page/ {{ }}\n        location / {{\n",
+        files.path().display()
+    );
+    let site = Site::edited(Kind::Nginx, &[("location / {\n", &locations)]);
+    let mut next = 2_u8;
+    let mut check = |path: &str, status: u16, body: &str| {
+        // Each path is another client's.
+        next += 1;
+        for left in ["2", "1", "0"] {
+            let answer = site.get([127, 0, 0, next], path, &[]);
+            assert_eq!(
+                (answer.status, answer.header("x-ratelimit-remaining")),
+                (status, Some(left)),
+                "{path}: {answer:?}"
+            );
+            assert_eq!(answer.body, body, "{path}");
+        }
+        is_denied_by("address", &site.get([127, 0, 0, next], path, &[]));
+    };
+    check("/page/", 200, "page");
+    check("/page/index.html", 200, "page");
+    check("/page/tried/x", 200, "page");
+    check("/page/app/x?y", 200, "GET /page/app/x?y ");
+    check("/page/nowhere", 404, "missing.html");
+}
+
+/// What a client sends under the id's name is not what nginx names the request by.
+#[test]
+fn a_client_cannot_name_its_requests() {
+    each(|site| {
+        let id = [("x-threshold-request-id", "0123456789abcdef0123456789abcdef")];
+        let statuses = [(); 5].map(|()| site.get(CLIENT, "/page/1", &id).status);
+        assert_eq!(statuses, [200, 200, 200, 429, 429]);
+    });
+}
+
+/// Who is signed in is known to `auth_basic`, which nginx checks before it asks: a wrong password is nobody's request.
+#[test]
+fn nginx_tells_whom_its_own_authentication_has_verified() {
+    const USERS: &str = r#"
+        [identity]
+        trusted_proxies = ["127.0.0.1/32"]
+        client_ip = "x-forwarded-for"
+        user = "header:x-user"
+        [[rule]]
+        name = "user"
+        per = ["user"]
+        limit = "2/h"
+        algorithm = "sliding-log"
+    "#;
+    let folder = Scratch::folder();
+    let passwords = folder.path().join("passwords");
+    std::fs::write(&passwords, "ada:{PLAIN}lovelace\n").unwrap();
+    let basic = format!("include threshold.conf;\nauth_basic here;\nauth_basic_user_file {};\n", passwords.display());
+    let edits = [
+        ("include threshold.conf;\n", basic.as_str()),
+        ("#proxy_set_header X-User $remote_user;", "proxy_set_header X-User $remote_user;"),
+        ("proxy_set_header Host $host;", "proxy_set_header Host $host; proxy_set_header X-User $remote_user;"),
+    ];
+    let site = Site::exported(Kind::Nginx, USERS, &edits);
+    let get = |ip: u8, credentials: &str| {
+        let fields = [("authorization", credentials), ("x-user", "eve")];
+        let answer = site.get([127, 0, 0, ip], "/", &fields);
+        (answer.status, answer.header("x-ratelimit-remaining").map(str::to_owned))
+    };
+    let (right, wrong) = ("Basic YWRhOmxvdmVsYWNl", "Basic YWRhOmd1ZXNz");
+    assert_eq!(get(2, wrong), (401, None));
+    assert_eq!(get(2, right), (200, Some("1".to_owned())));
+    assert_eq!(site.origin.head().matches("\nx-user: ").count(), 1, "{}", site.origin.head());
+    assert!(site.origin.head().contains("\nx-user: ada"), "{}", site.origin.head());
+    assert_eq!(get(3, right), (200, Some("0".to_owned())));
+    assert_eq!(get(4, wrong), (401, None));
+    assert_eq!(get(5, right).0, 429);
+}
+
+/// A Threshold that hangs held every request behind Caddy for as long as it hung.
+#[test]
+fn a_stopped_threshold_is_not_waited_for() {
+    for (kind, statuses) in [(Kind::Nginx, [500, 500]), (Kind::Caddy, [502, 504])] {
+        let site = Site::new(kind);
+        assert_eq!(site.get(CLIENT, "/page/1", &[]).status, 200);
+        let server = site.server.as_ref().unwrap();
+        server.signal("STOP");
+        let stream = connect_from(CLIENT, site.proxy.address);
+        // Without a bound of its own the proxy would wait for ever, and this test with it.
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let answer = Client::new(stream).send("GET", "/page/1", &[], "");
+        server.signal("CONT");
+        let answer = answer.unwrap();
+        assert!(statuses.contains(&answer.status), "{kind:?}: {answer:?}");
+    }
+}
+
+/// Whatever status Threshold answers with, the client reads: one that nginx does not know would be a 500.
+#[test]
+fn every_status_comes_through() {
+    const STATUSES: &str = r#"
+        [identity]
+        trusted_proxies = ["127.0.0.1/32"]
+        client_ip = "x-forwarded-for"
+        [[rule]]
+        name = "gone"
+        per = ["ip"]
+        deny = true
+        match = { path = "/gone" }
+        status = 410
+        [[rule]]
+        name = "forbidden"
+        per = ["ip"]
+        deny = true
+        match = { path = "/forbidden" }
+        status = 403
+        [[rule]]
+        name = "away"
+        per = ["ip"]
+        deny = true
+        match = { path = "/away" }
+        status = 503
+        [[rule]]
+        name = "bytes"
+        per = ["ip"]
+        limit = "9B/h"
+        match = { path = "/bytes" }
+    "#;
+    for kind in [Kind::Nginx, Kind::Caddy] {
+        let site = Site::exported(kind, STATUSES, &[]);
+        for (path, body, status) in
+            [("/gone", "", 410), ("/forbidden", "", 403), ("/away", "", 503), ("/bytes", "0123456789", 413)]
+        {
+            let answer = site.client(CLIENT).send("POST", path, &[], body).unwrap();
+            assert_eq!(
+                (answer.status, answer.header("content-type")),
+                (status, Some("application/json")),
+                "{kind:?} {path}"
+            );
+            assert!(answer.json()["error"].is_string(), "{answer:?}");
+        }
+    }
+}
+
+/// What the README says to write into a `server` is enough, and protects the application too.
+#[test]
+fn the_readmes_nginx_lines_work_when_copied() {
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
+    let (lines, _) = readme.split_once("```nginx\n").unwrap().1.split_once("```").unwrap();
+    let shipped =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/nginx/nginx.conf")).unwrap();
+    let at = shipped.find("        include threshold.conf;").unwrap();
+    let own = shipped.get(at..).unwrap();
+    let site =
+        Site::edited(Kind::Nginx, &[(own, &format!("{lines}location / {{ proxy_pass http://app; }}\n}}\n}}\n"))]);
+    for _ in 0..3 {
+        let forged = [("x-user", "somebody"), ("x-forwarded-for", "203.0.113.7")];
+        assert_eq!(site.get(CLIENT, "/page/1", &forged).body, "GET /page/1 ");
+        let head = site.origin.head();
+        assert!(!head.contains("somebody") && !head.contains("203.0.113.7"), "{head}");
+    }
+    is_denied_by("address", &site.get(CLIENT, "/page/1", &[]));
 }

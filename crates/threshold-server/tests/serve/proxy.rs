@@ -1,4 +1,5 @@
-//! A proxy in a process of its own, configured by the files in `deploy/`: only ports and places are replaced.
+//! A proxy in a process of its own, configured by the files in `deploy/` or by what `threshold export` writes for a policy:
+//! only ports, places and what a test says are replaced.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -14,47 +15,58 @@ pub(crate) enum Kind {
     Caddy,
 }
 
+/// Whose configuration a proxy runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Files<'p> {
+    /// The files in `deploy/`.
+    Shipped,
+    /// What is exported from this policy.
+    Exported(&'p Path),
+}
+
+/// What becomes of a file, by its name and text.
+type Rewrite<'a> = &'a dyn Fn(&str, String) -> String;
+
+/// How a proxy is started.
+#[derive(Clone)]
+pub(crate) struct Setup<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) threshold: &'a str,
+    pub(crate) origin: &'a str,
+    pub(crate) files: Files<'a>,
+    /// What is replaced in the configuration; each must be there once.
+    pub(crate) edits: &'a [(&'a str, &'a str)],
+    /// What is changed in nginx's files in any other way.
+    pub(crate) rewrite: Option<Rewrite<'a>>,
+}
+
 /// A proxy that goes when its test does.
 pub(crate) struct Proxy {
     child: Child,
     pub(crate) address: SocketAddr,
     folder: Scratch,
-    threshold: String,
-    origin: String,
 }
 
 impl Proxy {
-    /// Starts one that asks `threshold` and passes on to `origin`.
-    pub(crate) fn start(kind: Kind, threshold: &str, origin: &str) -> Self {
+    /// Starts an nginx whose shipped files, each with its name, were edited.
+    pub(crate) fn edited(threshold: &str, origin: &str, rewrite: Rewrite<'_>) -> Self {
+        let (kind, files) = (Kind::Nginx, Files::Shipped);
+        Setup { kind, threshold, origin, files, edits: &[], rewrite: Some(rewrite) }.start()
+    }
+}
+
+impl Setup<'_> {
+    pub(crate) fn start(&self) -> Proxy {
         // Between finding a free port and taking it another process may be faster: then there is another.
-        let start = || Self::try_start(kind, threshold, origin, &|_, text| text);
-        (0..5).find_map(|_| start()).expect("a proxy finds a port")
+        (0..5).find_map(|_| self.try_start()).expect("a proxy finds a port")
     }
 
-    /// Starts an nginx whose files, each with its name, were edited.
-    pub(crate) fn edited(threshold: &str, origin: &str, edit: &dyn Fn(&str, String) -> String) -> Self {
-        let start = || Self::try_start(Kind::Nginx, threshold, origin, edit);
-        (0..5).find_map(|_| start()).expect("a proxy finds a port")
-    }
-
-    /// The same nginx with some lines of threshold.conf no longer commented out.
-    pub(crate) fn uncommented(&self, lines: &[&str]) -> Self {
-        let open = |line: &str| match line.trim_start().strip_prefix('#') {
-            Some(code) if lines.iter().any(|wanted| code.starts_with(wanted)) => code.to_owned(),
-            _ => line.to_owned(),
-        };
-        Self::edited(&self.threshold, &self.origin, &|file, text| match file {
-            "threshold.conf" => text.lines().map(open).collect::<Vec<_>>().join("\n"),
-            _ => text,
-        })
-    }
-
-    fn try_start(kind: Kind, threshold: &str, origin: &str, edit: &dyn Fn(&str, String) -> String) -> Option<Self> {
+    fn try_start(&self) -> Option<Proxy> {
         let folder = Scratch::folder();
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-        let mut command = match kind {
-            Kind::Nginx => nginx(folder.path(), threshold, origin, port, edit),
-            Kind::Caddy => caddy(folder.path(), threshold, origin, port),
+        let mut command = match self.kind {
+            Kind::Nginx => self.nginx(folder.path(), port),
+            Kind::Caddy => self.caddy(folder.path(), port),
         };
         let errors = std::fs::File::create(folder.path().join("errors")).unwrap();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
@@ -66,12 +78,72 @@ impl Proxy {
         while TcpStream::connect(address).is_err() {
             if let Some(status) = child.try_wait().unwrap() {
                 let errors = std::fs::read_to_string(folder.path().join("errors")).unwrap();
-                assert!(errors.contains("in use"), "{kind:?} ended with {status}: {errors}");
+                assert!(errors.contains("in use"), "{:?} ended with {status}: {errors}", self.kind);
                 return None;
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Some(Self { child, address, folder, threshold: threshold.to_owned(), origin: origin.to_owned() })
+        Some(Proxy { child, address, folder })
+    }
+
+    fn nginx(&self, folder: &Path, port: u16) -> Command {
+        // Debian's nginx keeps these where only root may write.
+        let places: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .iter()
+            .map(|name| format!("    {name}_temp_path {}/{name};\n", folder.display()))
+            .collect();
+        let mut texts = [
+            ("nginx.conf", shipped("nginx/nginx.conf")),
+            ("threshold.conf", self.written("nginx/threshold.conf", &["nginx-auth"])),
+            ("threshold_location.conf", self.written("nginx/threshold_location.conf", &["nginx-auth", "--location"])),
+        ];
+        let listen = format!("listen 127.0.0.1:{port};");
+        let own = [
+            ("http {\n", format!("http {{\n    access_log off;\n{places}")),
+            ("server 127.0.0.1:8080", format!("server {}", self.threshold)),
+            ("Host 127.0.0.1:8080", format!("Host {}", self.threshold)),
+            ("127.0.0.1:3000", self.origin.to_owned()),
+            ("listen 80;", listen),
+        ];
+        let own = own.iter().map(|(old, new)| (*old, new.as_str()));
+        replace(&mut texts, own.chain(self.edits.iter().copied()));
+        for (name, text) in texts {
+            let text = self.rewrite.map_or_else(|| text.clone(), |rewrite| rewrite(name, text.clone()));
+            std::fs::write(folder.join(name), text).unwrap();
+        }
+        let mut command = Command::new("nginx");
+        let pid = folder.join("pid");
+        // One process: with a master, its workers would outlive it.
+        command.arg("-p").arg(folder).arg("-c").arg(folder.join("nginx.conf")).args(["-e", "stderr"]);
+        command.arg("-g").arg(format!("daemon off; master_process off; pid {};", pid.display()));
+        command
+    }
+
+    fn caddy(&self, folder: &Path, port: u16) -> Command {
+        let site = format!(":{port} {{\n\tbind 127.0.0.1\n");
+        let own = [(":80 {\n", site.as_str()), ("127.0.0.1:8080", self.threshold), ("127.0.0.1:3000", self.origin)];
+        let mut texts = [("Caddyfile", self.written("caddy/Caddyfile", &["caddy-auth"]))];
+        replace(&mut texts, own.into_iter().chain(self.edits.iter().copied()));
+        let [(_, text)] = texts;
+        let file = folder.join("Caddyfile");
+        std::fs::write(&file, format!("{{\n\tadmin off\n\tauto_https off\n}}\n{text}")).unwrap();
+        let mut command = Command::new("caddy");
+        command.args(["run", "--adapter", "caddyfile", "--config"]).arg(&file);
+        command.env("HOME", folder).env("XDG_CONFIG_HOME", folder).env("XDG_DATA_HOME", folder);
+        command
+    }
+
+    /// A configuration as it is shipped, or as it is exported.
+    fn written(&self, file: &str, export: &[&str]) -> String {
+        match self.files {
+            Files::Shipped => shipped(file),
+            Files::Exported(policy) => {
+                let mut command = Command::new(env!("CARGO_BIN_EXE_threshold"));
+                let output = command.arg("export").args(export).arg(policy).output().unwrap();
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                String::from_utf8(output.stdout).unwrap()
+            }
+        }
     }
 }
 
@@ -85,53 +157,14 @@ impl Drop for Proxy {
     }
 }
 
-/// A file of `deploy/` with replacements, each of which must be there once.
-fn deployed(file: &str, replaced: &[(&str, &str)]) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(file);
-    let mut text = std::fs::read_to_string(path).unwrap();
-    for (old, new) in replaced {
-        assert_eq!(text.matches(old).count(), 1, "{file}: {old}");
-        text = text.replace(old, new);
-    }
-    text
+fn shipped(file: &str) -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(file)).unwrap()
 }
 
-fn nginx(folder: &Path, threshold: &str, origin: &str, port: u16, edit: &dyn Fn(&str, String) -> String) -> Command {
-    // Debian's nginx keeps these where only root may write.
-    let places: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-        .iter()
-        .map(|name| format!("    {name}_temp_path {}/{name};\n", folder.display()))
-        .collect();
-    let listen = format!("listen 127.0.0.1:{port};");
-    let main = deployed(
-        "nginx/nginx.conf",
-        &[
-            ("http {\n", &format!("http {{\n    access_log off;\n{places}")),
-            ("127.0.0.1:8080", threshold),
-            ("127.0.0.1:3000", origin),
-            ("listen 80;", &listen),
-        ],
-    );
-    let own = deployed("nginx/threshold.conf", &[]);
-    for (file, text) in [("nginx.conf", main), ("threshold.conf", own)] {
-        std::fs::write(folder.join(file), edit(file, text)).unwrap();
+/// Replaces what must be there once in one of the files.
+fn replace<'e>(texts: &mut [(&str, String)], edits: impl Iterator<Item = (&'e str, &'e str)>) {
+    for (old, new) in edits {
+        assert_eq!(texts.iter().map(|(_, text)| text.matches(old).count()).sum::<usize>(), 1, "{old}");
+        texts.iter_mut().for_each(|(_, text)| *text = text.replace(old, new));
     }
-    let mut command = Command::new("nginx");
-    let pid = folder.join("pid");
-    // One process: with a master, its workers would outlive it.
-    command.arg("-p").arg(folder).arg("-c").arg(folder.join("nginx.conf")).args(["-e", "stderr"]);
-    command.arg("-g").arg(format!("daemon off; master_process off; pid {};", pid.display()));
-    command
-}
-
-fn caddy(folder: &Path, threshold: &str, origin: &str, port: u16) -> Command {
-    let site = format!(":{port} {{\n\tbind 127.0.0.1\n");
-    let replaced = [(":80 {\n", site.as_str()), ("127.0.0.1:8080", threshold), ("127.0.0.1:3000", origin)];
-    let text = deployed("caddy/Caddyfile", &replaced);
-    let file = folder.join("Caddyfile");
-    std::fs::write(&file, format!("{{\n\tadmin off\n\tauto_https off\n}}\n{text}")).unwrap();
-    let mut command = Command::new("caddy");
-    command.args(["run", "--adapter", "caddyfile", "--config"]).arg(&file);
-    command.env("HOME", folder).env("XDG_CONFIG_HOME", folder).env("XDG_DATA_HOME", folder);
-    command
 }
