@@ -40,7 +40,7 @@ fn what_no_edge_can_count_is_an_error_that_says_why() {
             ("limit = \"50/min\"\nfallback = true", "fallback"),
             ("limit = \"unlimited\"", "no limit"),
             ("limit = \"5\"\nalgorithm = \"concurrency\"", "over a time"),
-            ("limit = \"5/min\"\nmatch = { method = \"GET;x\" }", "method that no request has"),
+            ("limit = \"5/min\"\nmatch = { method = \"GET.x\" }", "method that no request has"),
             ("limit = \"5/min\"\nmatch = { tenant = \"a\" }", "more than method, host and path"),
         ] {
             let run = threshold(&["export", edge, policy(rest).path()]);

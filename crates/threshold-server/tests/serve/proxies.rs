@@ -188,8 +188,18 @@ fn rules_by_method_path_and_host_see_the_clients_own_in_any_spelling() {
     each(|site| {
         let post = |path| site.client(CLIENT).send("POST", path, &[], "name=a").unwrap();
         assert_eq!(post("/api/login").body, "POST /api/login name=a");
-        for path in ["/api/login", "//api/./login", "/API/login/", "/api/%6cogin?x=1", "/x/../api/login"] {
+        for path in ["/api/login", "//api//login", "/API/login/", "/api/%6cogin?x=1"] {
             is_denied_by("login", &post(path));
+        }
+        // What servers read differently is refused, and its client reads why.
+        for path in ["//api/./login", "/x/../api/login", "/api/login%0a"] {
+            let answer = post(path);
+            assert_eq!(
+                (answer.status, answer.header("content-type")),
+                (400, Some("application/json")),
+                "{path}: {answer:?}"
+            );
+            assert_eq!(answer.json()["error"], "bad_request");
         }
         assert_eq!(site.get(CLIENT, "/api/login", &[]).status, 200);
         let mut client = site.client(CLIENT);
@@ -494,6 +504,15 @@ fn nginx_tells_whom_its_own_authentication_has_verified() {
     assert_eq!(get(5, right).0, 429);
 }
 
+/// Whether every thread of a process has stopped. A signal is sent before it is obeyed.
+fn is_stopped(pid: u32) -> bool {
+    let mut threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads.all(|thread| {
+        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+    })
+}
+
 /// A Threshold that hangs held every request behind Caddy for as long as it hung.
 #[test]
 fn a_stopped_threshold_is_not_waited_for() {
@@ -502,6 +521,9 @@ fn a_stopped_threshold_is_not_waited_for() {
         assert_eq!(site.get(CLIENT, "/page/1", &[]).status, 200);
         let server = site.server.as_ref().unwrap();
         server.signal("STOP");
+        while !is_stopped(server.pid()) {
+            std::thread::yield_now();
+        }
         let stream = connect_from(CLIENT, site.proxy.address);
         // Without a bound of its own the proxy would wait for ever, and this test with it.
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
