@@ -600,3 +600,47 @@ fn the_readmes_nginx_lines_work_when_copied() {
     }
     is_denied_by("address", &site.get(CLIENT, "/page/1", &[]));
 }
+
+/// What a proxy asks, as an application in Threshold's place sees it.
+#[test]
+fn threshold_is_asked_by_its_own_name_and_of_the_clients_request_alone() {
+    for kind in [Kind::Nginx, Kind::Caddy] {
+        let (threshold, app) = (Origin::start(), Origin::start());
+        let (at, to) = (threshold.address().to_string(), app.address().to_string());
+        let proxy =
+            Setup { kind, threshold: &at, origin: &to, files: Files::Shipped, edits: &[], rewrite: None }.start();
+        let forged = [
+            ("host", "shop.example.com"),
+            ("cookie", "a=b"),
+            ("x-user", "somebody"),
+            ("x-threshold-token", "a guess"),
+            ("x-forwarded-for", "203.0.113.7"),
+            ("x-forwarded-host", "admin.example.com"),
+            ("forwarded", "for=203.0.113.7"),
+            ("connection", "x-forwarded-for, x-forwarded-uri, x-original-uri"),
+        ];
+        let answer = Client::new(connect_from(CLIENT, proxy.address)).send("PUT", "/a//b?c", &forged, "12345").unwrap();
+        assert_eq!(answer.body, "PUT /a//b?c 12345", "{kind:?}");
+        let (asked, passed) = (threshold.head(), app.head());
+        assert_eq!(asked.matches("\nhost: ").count(), 1, "{asked}");
+        for expect in [
+            format!("\nhost: {at}\r"),
+            "\nx-forwarded-for: 127.0.0.2\r".to_owned(),
+            "-uri: /a//b?c\r".to_owned(),
+            "-method: put\r".to_owned(),
+            "-host: shop.example.com\r".to_owned(),
+            "\nx-original-content-length: 5\r".to_owned(),
+        ] {
+            assert_eq!(asked.matches(&expect).count(), 1, "{kind:?} {expect}: {asked}");
+        }
+        for head in [&asked, &passed] {
+            for forged in ["somebody", "a guess", "203.0.113.7", "admin.example.com"] {
+                assert!(!head.contains(forged), "{kind:?}: {head}");
+            }
+        }
+        assert!(!asked.contains("\ncookie:") && passed.contains("\ncookie: a=b\r"), "{asked}{passed}");
+        let named = asked.lines().filter_map(|line| line.strip_prefix("x-threshold-request-id: "));
+        let lengths: Vec<usize> = named.map(str::len).collect();
+        assert_eq!(lengths, if kind == Kind::Nginx { vec![32] } else { vec![] }, "{asked}");
+    }
+}
