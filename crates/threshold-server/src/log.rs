@@ -1,5 +1,7 @@
 //! Log lines: how they are written, and which denials become one.
 
+mod queue;
+
 use std::sync::Mutex;
 
 use threshold_core::policy::{LogMode, Policy};
@@ -11,27 +13,36 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::cli::LogForm;
+pub(crate) use queue::FlushOnDrop;
+use queue::Queue;
 
 /// The most of a kind that are logged in one second: enough to see who is being turned away, too few to fill a disk
 /// by asking for it.
 const SAMPLES: u32 = 10;
 
-/// Sends log lines to standard error. `THRESHOLD_LOG` says which: `warn`, or `info,threshold::reload=debug`.
-pub(crate) fn start(form: LogForm) -> anyhow::Result<()> {
+/// Sends log lines to standard error, through a queue. `THRESHOLD_LOG` says which: `warn`, or
+/// `info,threshold::reload=debug`. What is returned waits for the last lines when it is dropped.
+pub(crate) fn start(form: LogForm) -> anyhow::Result<FlushOnDrop> {
     let wanted = std::env::var("THRESHOLD_LOG").ok().filter(|text| !text.trim().is_empty());
     let targets: Targets = match wanted {
         None => Targets::new().with_default(tracing::Level::INFO),
         Some(text) => wanted_targets(&text)?,
     };
+    let (queue, flush) = Queue::to_stderr()?;
     let registry = tracing_subscriber::registry().with(targets);
     match form {
-        LogForm::Text => registry.with(fmt::layer().with_ansi(false).with_writer(std::io::stderr)).try_init()?,
+        LogForm::Text => registry.with(fmt::layer().with_ansi(false).with_writer(queue)).try_init()?,
         LogForm::Json => {
             let layer = fmt::layer().json().flatten_event(true).with_current_span(false).with_span_list(false);
-            registry.with(layer.with_writer(std::io::stderr)).try_init()?;
+            registry.with(layer.with_writer(queue)).try_init()?;
         }
     }
-    Ok(())
+    // The default hook writes to standard error itself, and would wait for its reader.
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string);
+        tracing::error!(place, "panic: {}", panic.payload_as_str().unwrap_or("no message"));
+    }));
+    Ok(flush)
 }
 
 /// A word that is no level would be taken for a part of the program, and everything else be silent.

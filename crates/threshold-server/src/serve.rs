@@ -35,7 +35,7 @@ pub(crate) use tokens::{Shown, Tokens};
 const OTHER_FILES: u64 = 64;
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
-    log::start(args.log)?;
+    let _flush = log::start(args.log)?;
     let source = match &args.policy {
         Some(path) => Source::read(path)?,
         None => starter(),

@@ -26,4 +26,5 @@ mod reload;
 mod shadow;
 mod sockets;
 mod terminal;
+mod stalled_log;
 mod tokens;

@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
@@ -46,6 +46,8 @@ pub(crate) struct Server {
     child: Child,
     /// Where it says it listens: `http://127.0.0.1:40123`.
     pub(crate) place: String,
+    /// Whatever it still prints has a reader as long as it runs.
+    _out: BufReader<ChildStdout>,
     log: Option<Receiver<String>>,
     reader: Option<JoinHandle<()>>,
 }
@@ -78,6 +80,20 @@ impl Start<'_> {
     }
 
     pub(crate) fn server(&self) -> Server {
+        let (mut server, stderr) = self.unread();
+        let (send, log) = channel();
+        let errors = BufReader::new(stderr);
+        let reader = std::thread::spawn(move || {
+            for line in errors.lines().map_while(Result::ok) {
+                let _ = send.send(line);
+            }
+        });
+        (server.log, server.reader) = (Some(log), Some(reader));
+        server
+    }
+
+    /// A server whose log nobody reads, unless somebody reads what is returned beside it.
+    pub(crate) fn unread(&self) -> (Server, ChildStderr) {
         let mut child = self.command().spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut said = String::new();
@@ -94,16 +110,8 @@ impl Start<'_> {
                 break place.trim().to_owned();
             }
         };
-        let (send, log) = channel();
-        let errors = BufReader::new(child.stderr.take().unwrap());
-        let reader = std::thread::spawn(move || {
-            for line in errors.lines().map_while(Result::ok) {
-                let _ = send.send(line);
-            }
-            // Whatever it still prints has a reader as long as it runs.
-            drop(out);
-        });
-        Server { child, place, log: Some(log), reader: Some(reader) }
+        let stderr = child.stderr.take().unwrap();
+        (Server { child, place, _out: out, log: None, reader: None }, stderr)
     }
 }
 
@@ -141,13 +149,24 @@ impl Server {
     /// Waits for a line of the log that holds this text.
     pub(crate) fn wait_for_log(&self, text: &str) -> String {
         let log = self.log.as_ref().unwrap();
-        log.iter().find(|line| line.contains(text)).unwrap_or_else(|| panic!("the log ended without \"{text}\""))
+        loop {
+            match log.recv_timeout(PATIENCE) {
+                Ok(line) if line.contains(text) => return line,
+                Ok(_) => {}
+                Err(error) => panic!("no line with \"{text}\": {error}"),
+            }
+        }
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
     }
 
     /// Waits for the end; returns how it ended and the rest of the log.
     pub(crate) fn wait(mut self) -> (ExitStatus, String) {
         let status = self.child.wait().unwrap();
-        let rest: Vec<String> = self.log.take().unwrap().iter().collect();
+        let rest: Vec<String> = self.log.take().iter().flat_map(Receiver::iter).collect();
         (status, rest.join("\n"))
     }
 }

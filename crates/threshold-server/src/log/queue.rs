@@ -1,0 +1,212 @@
+//! A bounded queue in front of standard error, emptied by a thread of its own: a reader that stalls stops nobody who logs.
+
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+use tracing_subscriber::fmt::MakeWriter;
+
+/// The bytes that may wait to be written: some thousand lines. As many again may be in the hands of the writer.
+const ROOM: usize = 1 << 20;
+/// How long the end of the process waits for the last lines to be written.
+const FLUSH: Duration = Duration::from_secs(1);
+/// How long to wait before a full pipe that does not block is tried again.
+const FULL: Duration = Duration::from_millis(10);
+
+/// Where lines are put.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Queue(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    waiting: Mutex<Waiting>,
+    /// There are lines to write.
+    filled: Condvar,
+    /// All lines are written.
+    emptied: Condvar,
+    /// The thread that writes. Its own lines are always taken: they tell of those that were not.
+    writer: OnceLock<ThreadId>,
+}
+
+/// What waits to be written.
+#[derive(Debug, Default)]
+struct Waiting {
+    lines: Vec<u8>,
+    count: u64,
+    is_writing: bool,
+    /// Lines that did not fit or could not be written, and that nobody was told of yet.
+    dropped: u64,
+}
+
+/// Waits, for a bounded time, until all lines are written.
+#[derive(Debug)]
+#[must_use = "dropped at once, it waits for nothing"]
+pub(crate) struct FlushOnDrop(Queue);
+
+impl Queue {
+    /// A queue that a thread empties to standard error.
+    pub(super) fn to_stderr() -> io::Result<(Self, FlushOnDrop)> {
+        // A descriptor of its own: the lock of `io::stderr` would be held for as long as the reader stalls.
+        let stderr = std::fs::File::from(io::stderr().as_fd().try_clone_to_owned()?);
+        let queue = Self::default();
+        let writer = queue.clone();
+        std::thread::Builder::new().name("log".to_owned()).spawn(move || writer.write_to(stderr))?;
+        Ok((queue.clone(), FlushOnDrop(queue)))
+    }
+
+    fn push(&self, line: &[u8]) {
+        let mut waiting = self.lock();
+        let is_full = waiting.lines.len().saturating_add(line.len()) > ROOM;
+        if is_full && self.0.writer.get() != Some(&std::thread::current().id()) {
+            waiting.dropped = waiting.dropped.saturating_add(1);
+            return;
+        }
+        waiting.lines.extend_from_slice(line);
+        waiting.count = waiting.count.saturating_add(1);
+        drop(waiting);
+        self.0.filled.notify_one();
+    }
+
+    /// Writes lines as they come, for as long as the process lives.
+    fn write_to(&self, mut out: impl Write) {
+        let _ = self.0.writer.set(std::thread::current().id());
+        let mut lines = Vec::new();
+        loop {
+            let count = self.take(&mut lines);
+            let written = write_all(&mut out, &lines);
+            let dropped = self.written(count, written.is_ok());
+            if dropped > 0 {
+                // As an error, since errors may be among them. It is written behind the lines that came before them.
+                tracing::error!(dropped, "log lines were dropped, because standard error was not read in time");
+            }
+        }
+    }
+
+    /// Waits for lines, and takes them all.
+    fn take(&self, lines: &mut Vec<u8>) -> u64 {
+        lines.clear();
+        let mut waiting = self.lock();
+        while waiting.lines.is_empty() {
+            self.0.emptied.notify_all();
+            waiting = self.0.filled.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+        waiting.is_writing = true;
+        std::mem::swap(&mut waiting.lines, lines);
+        std::mem::take(&mut waiting.count)
+    }
+
+    /// Notes that lines were written, or could not be. Returns how many dropped lines are to be reported: none where
+    /// writing fails, since the report would fail as well.
+    fn written(&self, count: u64, is_ok: bool) -> u64 {
+        let mut waiting = self.lock();
+        waiting.is_writing = false;
+        if is_ok {
+            return std::mem::take(&mut waiting.dropped);
+        }
+        waiting.dropped = waiting.dropped.saturating_add(count);
+        0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Writes everything. A pipe that its other users have made non-blocking is waited for all the same.
+fn write_all(out: &mut impl Write, mut lines: &[u8]) -> io::Result<()> {
+    while !lines.is_empty() {
+        match out.write(lines) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(written) => lines = lines.get(written..).unwrap_or_default(),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(FULL),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+impl Drop for FlushOnDrop {
+    fn drop(&mut self) {
+        let Queue(shared) = &self.0;
+        let waiting = shared.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy = |waiting: &mut Waiting| waiting.is_writing || !waiting.lines.is_empty();
+        // Whatever is not written by then has a reader that does not read.
+        drop(shared.emptied.wait_timeout_while(waiting, FLUSH, busy));
+    }
+}
+
+impl<'a> MakeWriter<'a> for Queue {
+    type Writer = Line<'a>;
+
+    fn make_writer(&'a self) -> Line<'a> {
+        Line(self)
+    }
+}
+
+/// A line on its way into the queue: tracing writes it whole.
+#[derive(Debug)]
+pub(super) struct Line<'a>(&'a Queue);
+
+impl Write for Line<'_> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_dropped_and_counted() {
+        let queue = Queue::default();
+        let line = vec![b'x'; ROOM / 4];
+        for _ in 0..7 {
+            queue.push(&line);
+        }
+        let mut lines = Vec::new();
+        assert_eq!((queue.take(&mut lines), lines.len()), (4, ROOM));
+        // While these are being written, others may wait.
+        queue.push(b"more\n");
+        assert_eq!(queue.written(4, true), 3);
+        assert_eq!((queue.take(&mut lines), lines.as_slice()), (1, b"more\n".as_slice()));
+        assert_eq!(queue.written(1, true), 0, "they are reported once");
+        queue.push(b"lost\n");
+        assert_eq!(queue.take(&mut lines), 1);
+        assert_eq!(queue.written(1, false), 0, "a report would be lost as well");
+        queue.push(b"written\n");
+        assert_eq!(queue.take(&mut lines), 1);
+        assert_eq!(queue.written(1, true), 1);
+    }
+
+    #[test]
+    fn a_writer_that_takes_a_little_gets_it_all() {
+        /// Takes three bytes at a time, and every other time none.
+        struct Slow(Vec<u8>, bool);
+        impl Write for Slow {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.1 = !self.1;
+                if self.1 {
+                    return Err(ErrorKind::WouldBlock.into());
+                }
+                let taken = bytes.len().min(3);
+                self.0.extend_from_slice(&bytes[..taken]);
+                Ok(taken)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut slow = Slow(Vec::new(), false);
+        write_all(&mut slow, b"0123456789").unwrap();
+        assert_eq!(slow.0, b"0123456789");
+    }
+}
