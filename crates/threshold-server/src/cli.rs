@@ -9,6 +9,7 @@ use threshold_core::Span;
 use threshold_core::limit::parse_span;
 use threshold_core::path::is_method;
 
+use crate::door::HostName;
 use crate::serve::Address;
 
 /// Decides, for every request, whether its caller may cross.
@@ -59,6 +60,13 @@ pub(crate) struct ServeArgs {
     /// Where to listen: HOST:PORT, or unix:PATH
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
     pub(crate) http: Address,
+    /// Another name that requests may call the server by, in Host and Origin; may be repeated. Without tokens only its
+    /// address and localhost are accepted, so that no page in a browser can call it by a name of its own
+    #[arg(long, value_name = "NAME")]
+    pub(crate) allow_host: Vec<HostName>,
+    /// Accept a policy without rules, which limits nobody, at the start and on a reload
+    #[arg(long)]
+    pub(crate) allow_empty: bool,
     /// The journal: bans, strikes, locks and settings, written down so that they outlive the process
     #[arg(long, value_name = "FILE", default_value = "threshold.db")]
     pub(crate) db: PathBuf,
@@ -93,7 +101,7 @@ pub(crate) struct ServeArgs {
 
 const SERVE_HELP: &str = "\
 Tokens come from the environment, where no list of processes shows them: THRESHOLD_TOKEN for callers, \
-THRESHOLD_ADMIN_TOKEN for operators, THRESHOLD_READ_TOKEN for operators who only look, each one or several, by commas or spaces. An address that other machines reach is \
+THRESHOLD_ADMIN_TOKEN for operators, THRESHOLD_READ_TOKEN for operators who only look, each one or several, by commas or spaces, each of at least 16 characters. An address that other machines reach is \
 refused without THRESHOLD_TOKEN. THRESHOLD_LOG says how much is logged: error, warn, info (the default), debug.
 
 SIGHUP, or a change of the file, loads the policy anew; a bad one is reported, and the old one stays. SIGTERM stops \

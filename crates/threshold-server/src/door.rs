@@ -3,7 +3,9 @@
 mod admin;
 pub(crate) mod error;
 mod forward_auth;
+mod guesses;
 pub(crate) mod health;
+mod hosts;
 mod http;
 mod login;
 #[cfg(test)]
@@ -23,7 +25,7 @@ use ::http::header::CONTENT_TYPE;
 use ::http::{HeaderValue, Request, StatusCode};
 use axum::Router;
 use axum::body::Body;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::future::RouteFuture;
 use hyper::body::Incoming;
 use pin_project_lite::pin_project;
@@ -32,9 +34,11 @@ use threshold_limiter::tower::PeerAddr;
 use tower_service::Service as _;
 
 use crate::desk::Desk;
+use crate::log::Samples;
 use crate::serve::Tokens;
 pub(crate) use error::ApiError;
-pub(crate) use health::Health;
+pub(crate) use health::{Health, Trouble};
+pub(crate) use hosts::{HostName, Hosts};
 
 /// What every door is given.
 #[derive(Debug)]
@@ -44,7 +48,9 @@ pub(crate) struct App {
     pub(crate) health: Health,
     pub(crate) bounds: Bounds,
     once: http::Once,
-    guesses: admin::Guesses,
+    guesses: guesses::Guesses,
+    /// Which requests that were refused for their headers become a line of the log.
+    refused: Samples,
     forward_auth: forward_auth::ForwardAuth,
 }
 
@@ -62,8 +68,8 @@ pub(crate) struct Bounds {
 impl App {
     pub(crate) fn new(desk: Desk, tokens: Tokens, bounds: Bounds) -> Self {
         let forward_auth = forward_auth::ForwardAuth::new(&desk);
-        let (health, once, guesses) = (Health::default(), http::Once::default(), admin::Guesses::default());
-        Self { desk, tokens, health, bounds, once, guesses, forward_auth }
+        let (health, once, guesses) = (Health::default(), http::Once::default(), guesses::Guesses::default());
+        Self { desk, tokens, health, bounds, once, guesses, refused: Samples::default(), forward_auth }
     }
 }
 
@@ -71,17 +77,25 @@ impl App {
 #[derive(Debug, Clone)]
 pub(crate) struct Doors {
     app: Arc<App>,
+    hosts: Hosts,
     router: Router,
 }
 
 impl Doors {
-    pub(crate) fn new(app: Arc<App>) -> Self {
-        Self { router: router(Arc::clone(&app)), app }
+    /// `hosts` are the names by which requests may call.
+    pub(crate) fn new(app: Arc<App>, hosts: Hosts) -> Self {
+        Self { router: router(Arc::clone(&app)), hosts, app }
     }
 
     /// Answers a request from `peer`. Forward auth does not go through the router: it is asked for every request of a whole
     /// site, and finding the way took longer than deciding.
     pub(crate) fn call(&self, peer: SocketAddr, mut request: Request<Incoming>) -> Answering {
+        if let Err(refusal) = self.hosts.check(request.version(), request.uri(), request.headers()) {
+            if let Some(left_out) = self.app.refused.take(self.app.desk.limiter.now()) {
+                refusal.tell(left_out);
+            }
+            return Answering::now(ApiError::from(refusal).into_response());
+        }
         if request.uri().path() == forward_auth::PATH {
             return forward_auth::answer(&self.app, peer, request.into_parts().0);
         }
@@ -96,6 +110,7 @@ pin_project! {
     #[project = AnsweringProjected]
     pub(crate) enum Answering {
         Now { response: Option<Response> },
+        Late { future: Pin<Box<dyn Future<Output = Response> + Send>> },
         Proxied { #[pin] future: forward_auth::Proxied },
         Routed { #[pin] future: RouteFuture<Infallible> },
     }
@@ -113,6 +128,7 @@ impl Future for Answering {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project() {
             AnsweringProjected::Now { response } => Poll::Ready(Ok(response.take().expect("it is polled once"))),
+            AnsweringProjected::Late { future } => future.as_mut().poll(cx).map(Ok),
             AnsweringProjected::Proxied { future } => future.poll(cx).map(Ok),
             AnsweringProjected::Routed { future } => future.poll(cx),
         }

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::door::App;
+use threshold_core::policy::{Finding, Policy};
+
+use crate::door::{App, Trouble};
 use crate::serve::Certificates;
 use crate::source::Source;
 use watch::{Contents, Found, Watch};
@@ -15,9 +17,14 @@ use watch::{Contents, Found, Watch};
 /// How often files are looked at. A change must be there twice, so it is in force a second after it was written.
 const EVERY: Duration = Duration::from_millis(500);
 
+/// How many errors of a policy are told to everyone.
+const MOST_CODES: usize = 3;
+
 /// Watches the files that a server was started with.
 pub(crate) struct Reloader {
     app: Arc<App>,
+    /// Whether a policy that limits nobody may be put in force.
+    allow_empty: bool,
     watched: Vec<Watched>,
 }
 
@@ -34,9 +41,9 @@ enum Kind {
 }
 
 impl Reloader {
-    /// Watches nothing yet.
-    pub(crate) fn new(app: Arc<App>) -> Self {
-        Self { app, watched: Vec::new() }
+    /// Watches nothing yet. `allow_empty` says whether a policy that limits nobody may be put in force.
+    pub(crate) fn new(app: Arc<App>, allow_empty: bool) -> Self {
+        Self { app, allow_empty, watched: Vec::new() }
     }
 
     /// Watches a policy, of which this is in force.
@@ -47,6 +54,7 @@ impl Reloader {
 
     /// Watches the files of a certificate and its key, of which these are in force.
     pub(crate) fn watch_certificate(&mut self, certificates: Arc<Certificates>, files: [Vec<u8>; 2]) {
+        certificates.tell_validity(SystemTime::now(), &self.app.health);
         let (paths, watch) = (certificates.paths().to_vec(), Watch::new(&Ok(files.into())));
         self.watched.push(Watched { paths, watch, kind: Kind::Certificate(certificates) });
     }
@@ -61,7 +69,10 @@ impl Reloader {
             if let Ok(Some(found)) = found
                 && let Some(contents) = watched.watch.take(found, SystemTime::now())
             {
-                watched.load(&contents, &self.app);
+                watched.load(&contents, &self.app, self.allow_empty);
+            }
+            if let Kind::Certificate(certificates) = &watched.kind {
+                certificates.tell_validity(SystemTime::now(), &self.app.health);
             }
         }
     }
@@ -72,7 +83,7 @@ impl Reloader {
             let paths = watched.paths.clone();
             if let Ok(contents) = tokio::task::spawn_blocking(move || watch::read(&paths)).await {
                 watched.watch = Watch::new(&contents);
-                watched.load(&contents, &self.app);
+                watched.load(&contents, &self.app, self.allow_empty);
             }
         }
     }
@@ -80,48 +91,77 @@ impl Reloader {
 
 impl Watched {
     /// Puts what was read in force, or says why not.
-    fn load(&self, contents: &Contents, app: &App) {
+    fn load(&self, contents: &Contents, app: &App, allow_empty: bool) {
         let files = contents.as_deref().map_err(Clone::clone);
         match &self.kind {
             Kind::Policy => {
                 let [path] = self.paths.as_slice() else { return };
                 let text = files.map(<[Vec<u8>]>::concat);
-                load_policy(path, text, app);
+                load_policy(path, text, app, allow_empty);
             }
             Kind::Certificate(certificates) => {
                 let loaded = files.and_then(|files| certificates.load(files).map_err(|error| format!("{error:#}")));
+                let trouble = loaded.as_ref().err().map(|error| format!("the certificate is not in force: {error}"));
+                app.health.certificate(trouble.map(|full| Trouble::hiding(full, &self.paths)));
+                certificates.tell_validity(SystemTime::now(), &app.health);
                 match &loaded {
                     Ok(()) => tracing::info!(certificate = %certificates, "a new certificate is in force"),
                     Err(error) => tracing::error!(certificate = %certificates, "the old certificate stays: {error}"),
                 }
-                app.health.certificate(loaded.err().map(|error| format!("the certificate is not in force: {error}")));
             }
         }
     }
 }
 
-fn load_policy(path: &Path, bytes: Result<Vec<u8>, String>, app: &App) {
+fn load_policy(path: &Path, bytes: Result<Vec<u8>, String>, app: &App, allow_empty: bool) {
     let name = path.display().to_string();
-    let parsed = bytes.and_then(|bytes| {
-        let policy = Source::from_bytes(path, bytes).and_then(|source| source.policy());
-        policy.map_err(|error| format!("{error:#}"))
-    });
-    match parsed {
+    match usable(path, bytes, &app.desk.limiter.policy(), allow_empty) {
         Ok(policy) => {
             if policy.memory() != app.desk.limiter.policy().memory() {
                 tracing::warn!(policy = name, "[memory] changed: that takes effect when the server starts again");
             }
-            let rules = policy.rules().len();
+            let (rules, is_empty) = (policy.rules().len(), policy.is_empty());
             let generation = app.desk.swap(policy);
             app.health.policy(None);
             tracing::info!(policy = name, rules, generation, "a new policy is in force");
-            if rules == 0 {
+            if is_empty {
                 tracing::warn!(policy = name, "the policy has no rules: nobody is limited");
             }
         }
-        Err(error) => {
-            app.health.policy(Some(format!("the policy file is not in force: {error}")));
-            tracing::error!(policy = name, "the old policy stays in force: {error}");
+        Err(Trouble { open, full }) => {
+            let said = |text: &str| format!("the policy file is not in force: {text}");
+            app.health.policy(Some(Trouble { open: said(&open), full: said(&full) }));
+            tracing::error!(policy = name, "the old policy stays in force: {full}");
         }
     }
+}
+
+/// A policy that may take the place of the one in force, or why it may not.
+fn usable(
+    path: &Path,
+    bytes: Result<Vec<u8>, String>,
+    in_force: &Policy,
+    allow_empty: bool,
+) -> Result<Policy, Trouble> {
+    let bytes = bytes.map_err(|error| Trouble::hiding(error, &[path]))?;
+    let source = Source::from_bytes(path, bytes).map_err(|error| Trouble::hiding(format!("{error:#}"), &[path]))?;
+    let policy = source.policy_or_errors().map_err(|errors| {
+        let full = format!("the policy cannot be used\n{}", source.render(&errors));
+        Trouble { open: codes(&errors, &source.text), full }
+    })?;
+    // A file that was emptied or cut is a policy, too. One for logins alone never had rules.
+    let loses_rules = policy.rules().is_empty() && !in_force.rules().is_empty();
+    if (policy.is_empty() || loses_rules) && !allow_empty {
+        let text = "no-rules: it would limit nobody any more (--allow-empty accepts that)".to_owned();
+        return Err(Trouble { open: text.clone(), full: text });
+    }
+    Ok(policy)
+}
+
+/// What errors there are and in which lines, and nothing that the file says there.
+fn codes(errors: &[Finding], source: &str) -> String {
+    let codes = errors.iter().take(MOST_CODES).map(|error| format!("{} in line {}", error.code, error.place(source).0));
+    let more = errors.len().saturating_sub(MOST_CODES);
+    let more = (more > 0).then(|| format!("{more} more"));
+    codes.chain(more).collect::<Vec<_>>().join(", ")
 }

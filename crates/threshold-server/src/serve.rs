@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use crate::Report;
 use crate::cli::ServeArgs;
 use crate::desk::Desk;
-use crate::door::{App, Bounds, Doors};
+use crate::door::{App, Bounds, Doors, Hosts};
 use crate::init::PRESETS;
 use crate::log;
 use crate::reload::Reloader;
@@ -41,7 +41,11 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         None => starter(),
     };
     let policy = source.policy()?;
+    if policy.is_empty() && !args.allow_empty {
+        anyhow::bail!("{} has no rules and no [login], and limits nobody: --allow-empty accepts that", source.name);
+    }
     let tokens = Tokens::from_environment()?;
+    let hosts = hosts(args, &tokens);
     if args.tls_cert.is_some() && matches!(args.http, Address::Unix(_)) {
         anyhow::bail!("a socket in the file system speaks no TLS: leave out --tls-cert and --tls-key");
     }
@@ -64,8 +68,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         let app = Arc::new(App::new(desk, tokens, bounds));
         keep::start(&app, args.save_counters, damage);
         let acceptor = tls.as_ref().map(|(certificates, _)| certificates.acceptor()).transpose()?;
-        let front = Front { listener, tls: acceptor, doors: Doors::new(Arc::clone(&app)), bounds };
-        let mut reloader = Reloader::new(Arc::clone(&app));
+        let front = Front { listener, tls: acceptor, doors: Doors::new(Arc::clone(&app), hosts), bounds };
+        let mut reloader = Reloader::new(Arc::clone(&app), args.allow_empty);
         // The starter policy, and one that was piped in, have no file that could change.
         if let Some(path) = args.policy.clone().filter(|path| path.as_os_str() != "-") {
             reloader.watch_policy(path, source.text);
@@ -157,6 +161,17 @@ impl Signals {
             _ = interrupt.recv() => {}
         }
     }
+}
+
+/// The names by which requests may call: where no token is asked for, those of this server alone.
+fn hosts(args: &ServeArgs, tokens: &Tokens) -> Hosts {
+    if !tokens.ask_callers() && matches!(args.http, Address::Tcp(_)) {
+        return Hosts::Own(args.allow_host.as_slice().into());
+    }
+    if !args.allow_host.is_empty() {
+        tracing::warn!("--allow-host changes nothing: with a token, or on a socket, every Host is accepted");
+    }
+    Hosts::Any
 }
 
 /// A desk with its journal, or in memory alone.

@@ -31,9 +31,15 @@ impl Source {
 
     /// The policy, or all its errors as one.
     pub(crate) fn policy(&self) -> anyhow::Result<Policy> {
-        let Review { policy, findings, .. } = self.review();
-        let errors: Vec<Finding> = findings.into_iter().filter(|finding| finding.severity == Severity::Error).collect();
-        policy.ok_or_else(|| anyhow::anyhow!("the policy cannot be used\n{}", self.render(&errors)))
+        let errors = |errors: Vec<Finding>| anyhow::anyhow!("the policy cannot be used\n{}", self.render(&errors));
+        self.policy_or_errors().map_err(errors)
+    }
+
+    /// The policy, or all its errors, of which there is at least one.
+    pub(crate) fn policy_or_errors(&self) -> Result<Policy, Vec<Finding>> {
+        let Review { policy, mut findings, .. } = self.review();
+        findings.retain(|finding| finding.severity == Severity::Error);
+        policy.ok_or(findings)
     }
 
     /// Findings as a person reads them.

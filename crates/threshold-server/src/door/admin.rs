@@ -26,7 +26,6 @@ use threshold_limiter::{Clock, Limiter};
 use super::http::{LayerName, Text, Whole, read, trace_id};
 use super::sent::Sent;
 use super::{ApiError, App, json};
-pub(super) use operator::{GUESS_AGAIN_AFTER, Guesses};
 use operator::{Operator, Query, Reader};
 pub(super) use settings::{NewSetting, SettingBody};
 pub(super) use subjects::SubjectBody;

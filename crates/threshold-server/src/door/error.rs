@@ -105,7 +105,7 @@ impl IntoResponse for ApiError {
             }
             // Tokens that were guessed at; nothing else is refused for coming too often.
             StatusCode::TOO_MANY_REQUESTS => {
-                headers.insert(RETRY_AFTER, HeaderValue::from_static(super::admin::GUESS_AGAIN_AFTER));
+                headers.insert(RETRY_AFTER, HeaderValue::from_static(super::guesses::GUESS_AGAIN_AFTER));
             }
             // What is left of such a body is not worth reading.
             StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE => {

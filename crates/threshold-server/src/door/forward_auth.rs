@@ -71,9 +71,20 @@ impl fmt::Debug for ForwardAuth {
     }
 }
 
+/// Whether a request here describes another one, as proxies do.
+pub(super) fn describes_a_request(headers: &HeaderMap) -> bool {
+    original::is_described(headers)
+}
+
 /// Answers a proxy. Any method will do: Traefik can be told to ask with its client's.
-pub(super) fn answer(app: &App, peer: SocketAddr, parts: Parts) -> Answering {
+pub(super) fn answer(app: &Arc<App>, peer: SocketAddr, parts: Parts) -> Answering {
     let deny = Deny::asked(parts.uri.query());
+    let token = parts.headers.get(TOKEN);
+    if !app.tokens.admit_proxy(token) {
+        let is_wrong = token.is_some();
+        let app = Arc::clone(app);
+        return Answering::Late { future: Box::pin(async move { deny.refuse(unauthorized(&app, peer, is_wrong).await) }) };
+    }
     match ask(app, peer, parts, deny) {
         Ok(answering) => answering,
         Err(error) => {
@@ -83,11 +94,16 @@ pub(super) fn answer(app: &App, peer: SocketAddr, parts: Parts) -> Answering {
     }
 }
 
+/// Turns a proxy away that showed no token, or a wrong one, which is counted.
+async fn unauthorized(app: &App, peer: SocketAddr, is_wrong: bool) -> ApiError {
+    let counted = if is_wrong { app.guesses.caller(Some(peer.ip()), app).await } else { Ok(()) };
+    let message = "send X-Threshold-Token and a token of this server";
+    let error = counted.err().unwrap_or(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
+    app.forward_auth.tell(&error, &app.desk);
+    error
+}
+
 fn ask(app: &App, peer: SocketAddr, mut parts: Parts, deny: Deny) -> Result<Answering, ApiError> {
-    if !app.tokens.admit_proxy(parts.headers.get(TOKEN)) {
-        let message = "send X-Threshold-Token and a token of this server";
-        return Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
-    }
     let mut question = None;
     let length = if is_trusted(app, peer.ip().to_canonical()) {
         let length = original::put_in_place(&mut parts)?;
@@ -307,7 +323,7 @@ mod tests {
     "#;
 
     /// Asks for a user, and says how long the answer took.
-    async fn ask(app: &App, user: &str) -> (Response, Duration) {
+    async fn ask(app: &Arc<App>, user: &str) -> (Response, Duration) {
         let peer = SocketAddr::from(([127, 0, 0, 1], 4711));
         let request = http::Request::get("/auth").header("x-original-method", "GET").header("x-original-uri", "/");
         let (parts, ()) = request.header("x-user", user).body(()).unwrap().into_parts();
@@ -322,7 +338,7 @@ mod tests {
         let clock = Arc::new(ManualClock::new(start));
         let policy = Policy::parse(SHADOWED, &|_| None).unwrap();
         let bounds = Bounds { connections: 1, body: 1, patience: Duration::MAX };
-        let app = App::new(Desk::new(policy, Arc::clone(&clock) as _), Tokens::default(), bounds);
+        let app = Arc::new(App::new(Desk::new(policy, Arc::clone(&clock) as _), Tokens::default(), bounds));
         for status in [200, 429] {
             let (response, waited) = ask(&app, "shadowed").await;
             assert_eq!((response.status().as_u16(), waited), (status, Duration::ZERO));

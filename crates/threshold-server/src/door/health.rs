@@ -1,16 +1,21 @@
-//! Whether the server lives, and whether it does all that it should. Open to everyone.
+//! Whether the server lives, and whether it does all that it should. Open to everyone; details are for those with a token.
 
+use std::convert::Infallible;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwapOption;
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{FromRequestParts, State};
 use axum::response::Response;
 use axum::routing::get;
 use http::StatusCode;
+use http::header::AUTHORIZATION;
+use http::request::Parts;
 use schemars::JsonSchema;
 use serde::Serialize;
+use threshold_limiter::tower::PeerAddr;
 
 use super::{App, json};
 
@@ -19,26 +24,51 @@ use super::{App, json};
 pub(crate) struct Health {
     draining: AtomicBool,
     /// Why the policy is not the one that it should be, if it is not.
-    policy: ArcSwapOption<String>,
+    policy: ArcSwapOption<Trouble>,
     /// The same of the certificate.
-    certificate: ArcSwapOption<String>,
+    certificate: ArcSwapOption<Trouble>,
+    /// Why clients do not accept the certificate in force, if they do not.
+    validity: ArcSwapOption<Trouble>,
     /// What is wrong with the journal, if anything is.
-    journal: ArcSwapOption<String>,
+    journal: ArcSwapOption<Trouble>,
+}
+
+/// What is wrong, in two versions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Trouble {
+    /// For everyone: it names no files, and quotes none.
+    pub(crate) open: String,
+    /// For the log, and for those who show a token.
+    pub(crate) full: String,
+}
+
+impl Trouble {
+    /// The same for everyone, but for the paths of these files.
+    pub(crate) fn hiding(full: String, paths: &[impl AsRef<Path>]) -> Self {
+        let paths = paths.iter().map(|path| path.as_ref().display().to_string()).filter(|path| !path.is_empty());
+        let open = paths.fold(full.clone(), |text, path| text.replace(&path, "the file"));
+        Self { open, full }
+    }
 }
 
 impl Health {
     /// How it stands with the policy: what is wrong, or nothing.
-    pub(crate) fn policy(&self, trouble: Option<String>) {
+    pub(crate) fn policy(&self, trouble: Option<Trouble>) {
         self.policy.store(trouble.map(Arc::new));
     }
 
     /// How it stands with the certificate: what is wrong, or nothing.
-    pub(crate) fn certificate(&self, trouble: Option<String>) {
+    pub(crate) fn certificate(&self, trouble: Option<Trouble>) {
         self.certificate.store(trouble.map(Arc::new));
     }
 
+    /// Whether clients accept the certificate in force: why they do not, or nothing.
+    pub(crate) fn validity(&self, trouble: Option<Trouble>) {
+        self.validity.store(trouble.map(Arc::new));
+    }
+
     /// How it stands with the journal: what is wrong, or nothing.
-    pub(crate) fn journal(&self, trouble: Option<String>) {
+    pub(crate) fn journal(&self, trouble: Option<Trouble>) {
         self.journal.store(trouble.map(Arc::new));
     }
 
@@ -54,9 +84,33 @@ impl Health {
 pub(crate) struct HealthBody {
     #[schemars(extend("enum" = ["ok", "degraded", "draining"]))]
     status: &'static str,
-    /// Why it is degraded.
+    /// Why it is degraded; with a token in full.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
+}
+
+/// Who asks how the server stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asker {
+    Anyone,
+    /// Somebody with a token of this server.
+    Known,
+}
+
+impl FromRequestParts<Arc<App>> for Asker {
+    type Rejection = Infallible;
+
+    /// A wrong token is counted here as everywhere, and otherwise the same as none: this path is open.
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Infallible> {
+        let shown = parts.headers.get(AUTHORIZATION).filter(|_| app.tokens.are_some());
+        let Some(shown) = shown else { return Ok(Self::Anyone) };
+        if app.tokens.know_any(shown) {
+            return Ok(Self::Known);
+        }
+        let peer = parts.extensions.get::<PeerAddr>().map(|peer| peer.0.ip());
+        let _ = app.guesses.caller(peer, app).await;
+        Ok(Self::Anyone)
+    }
 }
 
 pub(super) fn routes() -> Router<Arc<App>> {
@@ -68,13 +122,17 @@ async fn alive() -> Response {
 }
 
 /// Degraded is still 200: it decides by the last good policy, and taking it out of service would help nobody.
-async fn ready(State(app): State<Arc<App>>) -> Response {
+async fn ready(State(app): State<Arc<App>>, asker: Asker) -> Response {
     if app.health.draining.load(Ordering::Relaxed) {
         return json(StatusCode::SERVICE_UNAVAILABLE, &HealthBody { status: "draining", reason: None });
     }
     let health = &app.health;
-    let troubles = [health.policy.load(), health.certificate.load(), health.journal.load()];
-    let reasons: Vec<&str> = troubles.iter().filter_map(|reason| Some(reason.as_ref()?.as_str())).collect();
+    let troubles = [&health.policy, &health.certificate, &health.validity, &health.journal].map(ArcSwapOption::load);
+    let told = |trouble: &Arc<Trouble>| match asker {
+        Asker::Anyone => trouble.open.clone(),
+        Asker::Known => trouble.full.clone(),
+    };
+    let reasons: Vec<String> = troubles.iter().filter_map(|trouble| trouble.as_ref().map(told)).collect();
     let status = if reasons.is_empty() { "ok" } else { "degraded" };
     let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
     json(StatusCode::OK, &HealthBody { status, reason })

@@ -1,15 +1,15 @@
 //! What a caller sent: nothing is read of a request before its token, its type and its size are known.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN};
+use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN};
 use http::request::Parts;
-use http::{HeaderMap, StatusCode};
+use http::{Extensions, HeaderMap, StatusCode};
 use http_body_util::BodyExt as _;
+use threshold_limiter::tower::PeerAddr;
 
 use super::{ApiError, App};
 
@@ -22,9 +22,15 @@ pub(super) struct Caller;
 pub(super) struct Sent(pub(super) Bytes);
 
 impl Caller {
-    fn of(headers: &HeaderMap, app: &App) -> Result<Self, ApiError> {
-        if app.tokens.admit_caller(headers.get(AUTHORIZATION)) {
+    async fn of(headers: &HeaderMap, extensions: &Extensions, app: &App) -> Result<Self, ApiError> {
+        let shown = headers.get(AUTHORIZATION);
+        if app.tokens.admit_caller(shown) {
             return Ok(Self);
+        }
+        // Whoever shows none does not guess.
+        if shown.is_some() {
+            let peer = extensions.get::<PeerAddr>().map(|peer| peer.0.ip());
+            app.guesses.caller(peer, app).await?;
         }
         let message = "send Authorization: Bearer and a token of this server";
         Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message))
@@ -35,7 +41,7 @@ impl FromRequestParts<Arc<App>> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        Self::of(&parts.headers, app)
+        Self::of(&parts.headers, &parts.extensions, app).await
     }
 }
 
@@ -44,8 +50,8 @@ impl FromRequest<Arc<App>> for Sent {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let headers = request.headers();
-        Caller::of(headers, app)?;
-        heard(headers, app, true)?;
+        Caller::of(headers, request.extensions(), app).await?;
+        is_json_if_from_a_page(headers)?;
         is_plain(headers)?;
         let bounds = app.bounds;
         let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
@@ -59,15 +65,9 @@ impl FromRequest<Arc<App>> for Sent {
     }
 }
 
-/// A page that somebody looks at is heard only where it was meant to be.
-pub(super) fn heard(headers: &HeaderMap, app: &App, with_body: bool) -> Result<(), ApiError> {
-    if is_from_a_page(headers) {
-        if with_body {
-            is_json(headers)?;
-        }
-        is_meant(headers, app)?;
-    }
-    Ok(())
+/// Guards against CSRF: what a page sends must be JSON by its type.
+pub(super) fn is_json_if_from_a_page(headers: &HeaderMap) -> Result<(), ApiError> {
+    if is_from_a_page(headers) { is_json(headers) } else { Ok(()) }
 }
 
 /// A body from its first to its last byte. Most come in one piece, which is handed on as it is.
@@ -118,19 +118,6 @@ fn is_plain(headers: &HeaderMap) -> Result<(), ApiError> {
     }
     let message = "send the body as it is, without Content-Encoding";
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
-}
-
-/// A page whose own name was made to point at this machine may send any type. It calls the server by that name, though;
-/// where a token is asked for, it has none.
-fn is_meant(headers: &HeaderMap, app: &App) -> Result<(), ApiError> {
-    let host = headers.get(HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
-    let name = name.map_or(host, |(name, _)| name).trim_start_matches('[').trim_end_matches(']');
-    if app.tokens.ask_callers() || name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok() {
-        return Ok(());
-    }
-    let message = "a page calls this server by its address or as localhost, unless it shows a token";
-    Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message))
 }
 
 fn too_large(most: usize) -> ApiError {

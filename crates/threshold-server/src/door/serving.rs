@@ -10,7 +10,7 @@ use threshold_limiter::{ManualClock, Observer};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use super::{App, Bounds, Doors};
+use super::{App, Bounds, Doors, Hosts};
 use crate::desk::Desk;
 use crate::serve::{Address, Front, Listener, Tokens};
 
@@ -72,7 +72,8 @@ impl Serving {
         let listener = self.runtime.block_on(address.listen(false)).unwrap();
         let Listener::Tcp(tcp) = &listener else { panic!("an address is no path") };
         let address = tcp.local_addr().unwrap();
-        let front = Front { listener, tls: None, doors: Doors::new(Arc::clone(&app)), bounds };
+        let hosts = Hosts::Own([].into());
+        let front = Front { listener, tls: None, doors: Doors::new(Arc::clone(&app), hosts), bounds };
         let (stop, stopped) = watch::channel(false);
         self.runtime.spawn(front.serve(stopped, Duration::ZERO));
         Served { app, client: Client::new(TcpStream::connect(address).unwrap()), _stop: stop }

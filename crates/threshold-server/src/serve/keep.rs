@@ -6,7 +6,7 @@ use std::time::Duration;
 use threshold_limiter::journal::Journal;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::door::App;
+use crate::door::{App, Trouble};
 
 /// How often bans that are over are taken out; nothing depends on it but memory.
 const SWEEP: Duration = Duration::from_secs(60);
@@ -23,8 +23,8 @@ const SAVE: Duration = Duration::from_secs(1);
 
 /// Starts it all. `damage` is what was wrong with the journal when it was opened: that stays said until the next start.
 pub(super) fn start(app: &Arc<App>, save_counters: bool, damage: Option<String>) {
-    app.health.journal(damage.clone());
     if let Some(journal) = &app.desk.journal {
+        app.health.journal(damage.clone().map(|damage| Trouble::hiding(damage, &[journal.path()])));
         tokio::spawn(watch(Arc::clone(app), Arc::clone(journal), damage));
     }
     if save_counters {
@@ -76,7 +76,8 @@ async fn watch(app: Arc<App>, journal: Arc<Journal>, damage: Option<String>) {
         });
         let recent = repaired.as_ref().filter(|(since, _)| since.elapsed() < REPAIRED);
         let recent = recent.map(|(_, repair)| repair.clone());
-        app.health.journal(trouble.or(slow).or(recent).or_else(|| damage.clone()));
+        let told = trouble.or(slow).or(recent).or_else(|| damage.clone());
+        app.health.journal(told.map(|told| Trouble::hiding(told, &[journal.path()])));
     }
 }
 

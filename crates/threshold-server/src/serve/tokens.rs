@@ -4,6 +4,9 @@ use anyhow::bail;
 use http::HeaderValue;
 use subtle::{Choice, ConstantTimeEq as _};
 
+/// The shortest token, in characters: of 16 at random, nobody tries all.
+const SHORTEST: usize = 16;
+
 /// The tokens of callers and of operators.
 #[derive(Default)]
 pub(crate) struct Tokens {
@@ -27,7 +30,7 @@ pub(crate) enum Shown {
 }
 
 impl Tokens {
-    /// Reads `THRESHOLD_TOKEN` and `THRESHOLD_ADMIN_TOKEN`.
+    /// Reads `THRESHOLD_TOKEN`, `THRESHOLD_ADMIN_TOKEN` and `THRESHOLD_READ_TOKEN`.
     pub(crate) fn from_environment() -> anyhow::Result<Self> {
         let read = |name: &str| match std::env::var(name) {
             Ok(text) => list(name, &text),
@@ -56,13 +59,24 @@ impl Tokens {
         !self.ask_callers() || token.is_some_and(|token| self.know(token.as_bytes().trim_ascii()))
     }
 
+    /// Whether there are any tokens, of whomever.
+    pub(crate) fn are_some(&self) -> bool {
+        !(self.callers.is_empty() && self.operators.is_empty() && self.readers.is_empty())
+    }
+
+    /// Whether this `Authorization` has any token of this server: of a caller, an operator, or one who looks.
+    pub(crate) fn know_any(&self, authorization: &HeaderValue) -> bool {
+        let all = self.callers.iter().chain(&self.operators).chain(&self.readers);
+        bearer(authorization).is_some_and(|shown| is_one_of(all, shown))
+    }
+
     fn know(&self, shown: &[u8]) -> bool {
         is_one_of(self.callers.iter().chain(&self.operators), shown)
     }
 
     /// What a request with this `Authorization` may do as an operator. A caller's token opens nothing here.
     pub(crate) fn operator(&self, authorization: Option<&HeaderValue>) -> Shown {
-        if self.callers.is_empty() && self.operators.is_empty() && self.readers.is_empty() {
+        if !self.are_some() {
             return Shown::Open;
         }
         let Some(shown) = authorization.and_then(bearer) else { return Shown::Nothing };
@@ -99,6 +113,11 @@ fn list(name: &str, text: &str) -> anyhow::Result<Vec<Box<str>>> {
     if tokens.iter().any(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
         bail!("{name} has a token that no header can carry; use letters, digits and signs of ASCII");
     }
+    if tokens.iter().any(|token| token.len() < SHORTEST) {
+        bail!(
+            "{name} has a token of fewer than {SHORTEST} characters, which can be guessed: make one with `openssl rand -hex 32`"
+        );
+    }
     Ok(tokens)
 }
 
@@ -115,31 +134,50 @@ mod tests {
 
     #[test]
     fn a_caller_shows_one_of_the_tokens() {
+        const A: &str = "a-caller-token-1";
         check("", "", None, true);
-        check("", "boss", None, true);
-        check("a1", "", None, false);
-        check("a1", "", Some("Bearer a1"), true);
-        check("a1", "", Some("bearer  a1 "), true);
-        check("a1, b2\nc3", "", Some("Bearer c3"), true);
-        check("a1", "boss", Some("Bearer boss"), true);
-        for wrong in ["Bearer a", "Bearer a11", "Bearer ", "Bearer", "Basic a1", "a1", "Bearer a1,b2"] {
-            check("a1,b2", "", Some(wrong), false);
+        check("", "boss-token-12345", None, true);
+        check(A, "", None, false);
+        check(A, "", Some("Bearer a-caller-token-1"), true);
+        check(A, "", Some("bearer  a-caller-token-1 "), true);
+        check("a-caller-token-1, b-caller-token-2\nc-caller-token-3", "", Some("Bearer c-caller-token-3"), true);
+        check(A, "boss-token-12345", Some("Bearer boss-token-12345"), true);
+        for wrong in [
+            "Bearer a-caller-token-",
+            "Bearer a-caller-token-11",
+            "Bearer ",
+            "Bearer",
+            "Basic a-caller-token-1",
+            "a-caller-token-1",
+            "Bearer a-caller-token-1,b-caller-token-2",
+        ] {
+            check("a-caller-token-1,b-caller-token-2", "", Some(wrong), false);
         }
     }
 
     #[test]
     fn an_operator_shows_an_operators_token_and_a_caller_never_is_one() {
         let read = |text| list("TOKEN", text).unwrap();
-        let tokens = Tokens { callers: read("a1"), operators: read("boss"), readers: read("eye") };
+        let tokens = Tokens {
+            callers: read("a-caller-token-1"),
+            operators: read("boss-token-12345"),
+            readers: read("eye-token-123456"),
+        };
         let shown = |tokens: &Tokens, text| tokens.operator(Some(&HeaderValue::from_static(text)));
-        assert!(shown(&tokens, "Bearer boss") == Shown::Operator("boss".to_owned()));
-        assert!(shown(&tokens, "Bearer eye") == Shown::Reader);
-        for wrong in ["Bearer a1", "Bearer bos", "Bearer boss1", "Bearer", "boss"] {
+        assert!(shown(&tokens, "Bearer boss-token-12345") == Shown::Operator("boss-token-12345".to_owned()));
+        assert!(shown(&tokens, "Bearer eye-token-123456") == Shown::Reader);
+        for wrong in [
+            "Bearer a-caller-token-1",
+            "Bearer boss-token-1234",
+            "Bearer boss-token-123451",
+            "Bearer",
+            "boss-token-12345",
+        ] {
             assert!(shown(&tokens, wrong) == Shown::Nothing, "{wrong}");
         }
         assert!(tokens.operator(None) == Shown::Nothing);
-        let only_callers = Tokens { callers: read("a1"), ..Tokens::default() };
-        assert!(shown(&only_callers, "Bearer a1") == Shown::Nothing);
+        let only_callers = Tokens { callers: read("a-caller-token-1"), ..Tokens::default() };
+        assert!(shown(&only_callers, "Bearer a-caller-token-1") == Shown::Nothing);
         assert!(Tokens::default().operator(None) == Shown::Open);
     }
 
@@ -147,5 +185,15 @@ mod tests {
     fn a_token_that_no_header_carries_is_refused_without_being_told() {
         let error = list("THRESHOLD_TOKEN", "caf\u{e9}-s3cret").unwrap_err().to_string();
         assert!(error.contains("THRESHOLD_TOKEN") && !error.contains("s3cret"), "{error}");
+    }
+
+    #[test]
+    fn a_short_token_is_refused_without_being_told() {
+        assert_eq!(list("THRESHOLD_TOKEN", "0123456789abcdef").unwrap().len(), 1);
+        for short in ["0123456789abcde", "0123456789abcdef, x9", "x9 0123456789abcdef"] {
+            let error = list("THRESHOLD_READ_TOKEN", short).unwrap_err().to_string();
+            assert!(error.contains("THRESHOLD_READ_TOKEN") && error.contains("16"), "{error}");
+            assert!(!error.contains("0123") && !error.contains("x9"), "{error}");
+        }
     }
 }

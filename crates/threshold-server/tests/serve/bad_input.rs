@@ -182,12 +182,13 @@ fn what_is_there_and_how_it_is_asked() {
     let page = ("sec-fetch-site", "cross-site");
     type Fields<'a> = &'a [(&'a str, &'a str)];
     let rebound = ("host", "evil.example:8080");
-    let cases: [(&str, &str, Fields<'_>, u16, &str); 10] = [
+    let cases: [(&str, &str, Fields<'_>, u16, &str); 11] = [
         ("GET", "/nowhere", &[], 404, "not_found"),
         ("POST", "/v1/checks", &[json_type], 404, "not_found"),
         ("GET", "/v1/check", &[], 405, "method_not_allowed"),
         ("DELETE", "/healthz", &[], 405, "method_not_allowed"),
-        ("POST", "/v1/check", &[("origin", "https://example.com")], 415, "unsupported_media_type"),
+        ("POST", "/v1/check", &[("origin", "https://example.com")], 403, "forbidden"),
+        ("POST", "/v1/check", &[("origin", "http://localhost:3000")], 415, "unsupported_media_type"),
         ("POST", "/v1/check", &[page, ("content-type", "text/plain")], 415, "unsupported_media_type"),
         ("POST", "/v1/limit", &[page, ("content-type", "application/jsonp")], 415, "unsupported_media_type"),
         ("POST", "/v1/check", &[("content-encoding", "gzip")], 415, "unsupported_media_type"),

@@ -34,7 +34,7 @@ impl<S: Read + Write> Client<S> {
         self.read()
     }
 
-    /// Sends a head with these fields and no others, not even a host.
+    /// Sends a head with these fields and no others, but for a host where there is none.
     pub(crate) fn ask(&mut self, method: &str, path: &str, fields: &[(String, String)]) -> io::Result<Answer> {
         let bytes = |(name, value): &(String, String)| (name.clone(), value.clone().into_bytes());
         self.ask_bytes(method, path, &fields.iter().map(bytes).collect::<Vec<_>>())
@@ -42,7 +42,8 @@ impl<S: Read + Write> Client<S> {
 
     /// The same, with values that need not be UTF-8.
     pub(crate) fn ask_bytes(&mut self, method: &str, path: &str, fields: &[(String, Vec<u8>)]) -> io::Result<Answer> {
-        let mut head = format!("{method} {path} HTTP/1.1\r\n").into_bytes();
+        let host = if fields.iter().any(|(name, _)| name == "host") { "" } else { "host: localhost\r\n" };
+        let mut head = format!("{method} {path} HTTP/1.1\r\n{host}").into_bytes();
         for (name, value) in fields {
             head.extend_from_slice(&[name.as_bytes(), b": ", value, b"\r\n"].concat());
         }
@@ -53,7 +54,7 @@ impl<S: Read + Write> Client<S> {
 
     /// Asks for the head of an answer alone.
     pub(crate) fn send_head(&mut self, path: &str) -> io::Result<Answer> {
-        self.write(&format!("HEAD {path} HTTP/1.1\r\nhost: t\r\n\r\n"))?;
+        self.write(&format!("HEAD {path} HTTP/1.1\r\nhost: localhost\r\n\r\n"))?;
         self.read_head()
     }
 

@@ -183,13 +183,13 @@ fn what_is_held_is_held_to_the_end_of_its_time_and_outcomes_are_not_counted() {
 #[test]
 fn a_proxy_shows_its_token_apart_from_its_clients() {
     let policy = Scratch::file("policy.toml", POLICY);
-    let variables = [("THRESHOLD_TOKEN", "t0ken")];
+    let variables = [("THRESHOLD_TOKEN", "t0ken-0123456789")];
     let server = Start { policy: Some(policy.path()), variables: &variables, ..Start::default() }.server();
     let asked = |field: (&str, &str)| ask(&server, "/auth", &[&nginx("/")[..], &[field]].concat()).status;
-    assert_eq!(asked(("x-threshold-token", "t0ken")), 200);
-    assert_eq!(asked(("x-threshold-token", "token")), 401);
+    assert_eq!(asked(("x-threshold-token", "t0ken-0123456789")), 200);
+    assert_eq!(asked(("x-threshold-token", "token-0123456789")), 401);
     // This one is the client's.
-    assert_eq!(asked(("authorization", "Bearer t0ken")), 401);
+    assert_eq!(asked(("authorization", "Bearer t0ken-0123456789")), 401);
 }
 
 #[test]

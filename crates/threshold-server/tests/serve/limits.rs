@@ -36,7 +36,7 @@ fn who_sends_nothing_or_half_a_head_is_closed() {
     let server = impatient();
     assert_eq!(read_to_close(server.stream()), "");
     let mut half = server.stream();
-    half.write_all(b"POST /v1/check HTTP/1.1\r\nhost: t\r\n").unwrap();
+    half.write_all(b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\n").unwrap();
     read_to_close(half);
     // Sending a little now and then does not help: the time is for the whole head.
     let mut slow = server.stream();
@@ -51,7 +51,7 @@ fn who_sends_nothing_or_half_a_head_is_closed() {
     drip.join().unwrap();
     // Nor does being silent after a good request.
     let mut idle = server.stream();
-    idle.write_all(b"GET /healthz HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();
+    idle.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
     assert!(read_to_close(idle).starts_with("HTTP/1.1 200"));
 }
 
@@ -59,7 +59,8 @@ fn who_sends_nothing_or_half_a_head_is_closed() {
 fn who_sends_half_a_body_is_told_and_closed() {
     let server = impatient();
     let mut half = server.stream();
-    let head = "POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{";
+    let head =
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{";
     half.write_all(head.as_bytes()).unwrap();
     let answer = read_to_close(half);
     assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("\"timeout\""), "{answer}");
@@ -70,7 +71,7 @@ fn who_sends_half_a_body_is_told_and_closed() {
 fn who_does_not_read_is_closed() {
     let server = Start { args: &["--client-timeout", "300ms", "--max-connections", "1"], ..Start::default() }.server();
     let mut deaf = server.stream();
-    let asked = "GET /openapi.json HTTP/1.1\r\nhost: t\r\n\r\n".repeat(64);
+    let asked = "GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(64);
     while deaf.write_all(asked.as_bytes()).is_ok() {}
     assert_eq!(server.connect().send("GET", "/healthz", &[], "").unwrap().status, 200);
 }
@@ -80,7 +81,7 @@ fn what_is_too_large_is_refused_before_it_is_read() {
     let server = Start { args: &["--max-body", "2048"], ..Start::default() }.server();
     let announced = server.stream();
     let mut writing = announced.try_clone().unwrap();
-    let head = "POST /v1/check HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n";
+    let head = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
     write!(writing, "{head}content-length: 2049\r\n\r\n").unwrap();
     let answer = read_to_close(announced);
     assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("\"too_large\""), "{answer}");
@@ -100,7 +101,7 @@ fn what_is_too_large_is_refused_before_it_is_read() {
     assert_eq!(server.connect().post("/v1/check", &padded).unwrap().status, 200);
     for field in [format!("x: {}\r\n", "y".repeat(20_000)), "x: y\r\n".repeat(101)] {
         let mut large = server.stream();
-        let _ = write!(large, "GET /healthz HTTP/1.1\r\nhost: t\r\n{field}\r\n");
+        let _ = write!(large, "GET /healthz HTTP/1.1\r\nhost: localhost\r\n{field}\r\n");
         let answer = read_to_close(large);
         assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
     }
@@ -168,7 +169,7 @@ fn being_read(server: &Server) -> Client<TcpStream> {
     let mut client = server.connect();
     let length = GOOD.len();
     let fields = format!("content-type: application/json\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n");
-    client.write(&format!("POST /v1/check HTTP/1.1\r\nhost: t\r\n{fields}\r\n")).unwrap();
+    client.write(&format!("POST /v1/check HTTP/1.1\r\nhost: localhost\r\n{fields}\r\n")).unwrap();
     assert_eq!(client.read().unwrap().status, 100);
     client
 }

@@ -146,9 +146,9 @@ fn nobody_bans_a_proxy_this_machine_or_everyone() {
 fn a_token_for_looking_changes_nothing_and_guessing_ends_soon() {
     let folder = Scratch::folder();
     let variables = [
-        ("THRESHOLD_TOKEN", "caller-token"),
-        ("THRESHOLD_ADMIN_TOKEN", "boss-token"),
-        ("THRESHOLD_READ_TOKEN", "eye-token"),
+        ("THRESHOLD_TOKEN", "caller-token-0123"),
+        ("THRESHOLD_ADMIN_TOKEN", "boss-token-012345"),
+        ("THRESHOLD_READ_TOKEN", "eye-token-0123456"),
     ];
     let server = start(folder.path(), &variables);
     let client = &mut server.connect();
@@ -158,13 +158,13 @@ fn a_token_for_looking_changes_nothing_and_guessing_ends_soon() {
         client.send(method, path, &fields, body).unwrap()
     };
     let body = json!({"layer": "user", "key": "mallory", "reason": "fraud"}).to_string();
-    assert_eq!(send("GET", "/v1/bans", "eye-token", "").status, 200);
-    assert_eq!(send("GET", "/v1/subjects/user/mallory", "eye-token", "").status, 200);
-    assert_eq!(send("POST", "/v1/bans", "eye-token", &body).status, 403);
-    assert_eq!(send("DELETE", "/v1/subjects/user/mallory", "eye-token", "").status, 403);
+    assert_eq!(send("GET", "/v1/bans", "eye-token-0123456", "").status, 200);
+    assert_eq!(send("GET", "/v1/subjects/user/mallory", "eye-token-0123456", "").status, 200);
+    assert_eq!(send("POST", "/v1/bans", "eye-token-0123456", &body).status, 403);
+    assert_eq!(send("DELETE", "/v1/subjects/user/mallory", "eye-token-0123456", "").status, 403);
     // A token for looking is no caller's.
-    assert_eq!(send("POST", "/v1/check", "eye-token", "{}").status, 401);
-    let set = send("POST", "/v1/bans", "boss-token", &body);
+    assert_eq!(send("POST", "/v1/check", "eye-token-0123456", "{}").status, 401);
+    let set = send("POST", "/v1/bans", "boss-token-012345", &body);
     assert_eq!(set.status, 200, "{}", set.body);
     let by = set.json()["by"].as_str().unwrap().to_owned();
     assert!(by.starts_with("operator #") && !by.contains("boss"), "{by}");
@@ -172,13 +172,13 @@ fn a_token_for_looking_changes_nothing_and_guessing_ends_soon() {
     let without: Vec<u16> =
         (0..12).map(|_| server.connect().send("GET", "/v1/bans", &[], "").unwrap().status).collect();
     assert_eq!(without, [401; 12]);
-    let statuses: Vec<u16> = (0..12).map(|_| send("GET", "/v1/bans", "caller-token", "").status).collect();
+    let statuses: Vec<u16> = (0..12).map(|_| send("GET", "/v1/bans", "caller-token-0123", "").status).collect();
     assert!(statuses.starts_with(&[401; 10]) && statuses.ends_with(&[429]), "{statuses:?}");
     // The right one is not heard either: else guessing would go on.
-    let unheard = send("GET", "/v1/bans", "boss-token", "");
+    let unheard = send("GET", "/v1/bans", "boss-token-012345", "");
     assert_eq!((unheard.status, unheard.header("retry-after")), (429, Some("6")));
     server.wait_for_log("too many wrong tokens for operators");
-    assert_eq!(send("POST", "/v1/check", "caller-token", "{}").status, 200);
+    assert_eq!(send("POST", "/v1/check", "caller-token-0123", "{}").status, 200);
 }
 
 #[test]
@@ -219,10 +219,16 @@ fn a_page_of_another_site_is_not_heard() {
     let client = &mut server.connect();
     let body = json!({"layer": "user", "key": "mallory", "reason": "fraud"}).to_string();
     let origin = ("origin", "https://evil.example");
-    assert_eq!(client.send("POST", "/v1/bans", &[origin, ("content-type", "text/plain")], &body).unwrap().status, 415);
-    for (method, path) in [("GET", "/v1/bans"), ("DELETE", "/v1/subjects/user/eve")] {
-        assert_eq!(client.send(method, path, &[origin], "").unwrap().status, 403);
+    // A page of the same machine may call, and is no operator.
+    for origin in [origin, ("origin", "http://localhost:3000")] {
+        let json = ("content-type", "application/json");
+        assert_eq!(client.send("POST", "/v1/bans", &[origin, json], &body).unwrap().status, 403);
+        for (method, path) in [("GET", "/v1/bans"), ("DELETE", "/v1/subjects/user/eve")] {
+            assert_eq!(client.send(method, path, &[origin], "").unwrap().status, 403);
+        }
     }
+    let local = [("origin", "http://localhost:3000"), ("content-type", "text/plain")];
+    assert_eq!(client.send("POST", "/v1/bans", &local, &body).unwrap().status, 415);
     assert_eq!(client.send("GET", "/v1/bans", &[], "").unwrap().json(), json!([]));
 }
 

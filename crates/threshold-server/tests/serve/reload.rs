@@ -104,7 +104,7 @@ fn a_bad_file_is_reported_and_the_old_policy_stays() {
     assert!(place.contains("policy.toml:4:13: error[bad-limit]"), "{place}");
     let stands = ready(&server);
     assert_eq!(stands["status"], "degraded");
-    assert!(stands["reason"].as_str().unwrap().contains("policy.toml:4:13"), "{stands}");
+    assert_eq!(stands["reason"], "the policy file is not in force: bad-limit in line 4");
     assert_eq!(check(), (1, 1));
     // A good one heals.
     file.replace(&numbered(3));
@@ -112,6 +112,110 @@ fn a_bad_file_is_reported_and_the_old_policy_stays() {
     server.wait_for_log("a new policy is in force");
     assert_eq!(ready(&server), json!({"status": "ok"}));
     assert_eq!(check(), (3, 2));
+}
+
+/// A file that was emptied, or cut, is a policy that limits nobody: the old one stays.
+///
+/// Broken once by: leaving out the check in `usable`.
+#[test]
+fn an_emptied_file_removes_no_limits() {
+    let (server, file) = Server::with(&numbered(1));
+    let check = || named(&server.connect().post("/v1/check", r#"{"ip": "203.0.113.7", "user": "u1"}"#).unwrap());
+    let cut = numbered(2);
+    let cut = cut.split("[[rule]]").next().unwrap();
+    for empty in ["", "# [[rule]]\n", cut, "[lists]\ndeny = [\"203.0.113.9\"]\n", "[login]\n"] {
+        file.replace(empty);
+        server.signal("HUP");
+        let line = server.wait_for_log("the old policy stays in force");
+        assert!(line.contains("no-rules") && line.contains("--allow-empty"), "{line}");
+        let stands = ready(&server);
+        assert_eq!(stands["status"], "degraded");
+        assert!(stands["reason"].as_str().unwrap().contains("no-rules"), "{stands}");
+        assert_eq!(check(), (1, 1));
+    }
+    file.replace(&numbered(2));
+    server.signal("HUP");
+    server.wait_for_log("a new policy is in force");
+    assert_eq!(ready(&server), json!({"status": "ok"}));
+    assert_eq!(check(), (2, 2));
+}
+
+#[test]
+fn an_empty_policy_must_be_meant() {
+    for empty in ["", "# [[rule]]\n", "[identity]\nuser = \"header:x-user\"\n"] {
+        let file = Scratch::file("policy.toml", empty);
+        let output = Start { policy: Some(file.path()), ..Start::default() }.command().output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && error.contains("--allow-empty"), "{error}");
+        let server = Start { policy: Some(file.path()), args: &["--allow-empty"], ..Start::default() }.server();
+        assert_eq!(server.connect().post("/v1/check", "{}").unwrap().json()["allowed"], true);
+        file.replace(&numbered(1));
+        server.signal("HUP");
+        server.wait_for_log("a new policy is in force");
+        file.replace(empty);
+        server.signal("HUP");
+        server.wait_for_log("a new policy is in force");
+        assert_eq!(ready(&server), json!({"status": "ok"}));
+    }
+    // Logins alone are something to limit.
+    let (server, file) = Server::with("[login]\n");
+    file.replace("[login]\naccount = \"3/15min\"\n");
+    server.signal("HUP");
+    server.wait_for_log("a new policy is in force");
+    file.replace("");
+    server.signal("HUP");
+    server.wait_for_log("the old policy stays in force");
+}
+
+/// Whoever has no token learns which error is in which line, and nothing of the file, its path, or the environment.
+///
+/// Broken once by: telling everyone `full` in `ready`.
+#[test]
+fn readyz_discloses_nothing_without_a_token() {
+    let tokens = [
+        ("THRESHOLD_TOKEN", "caller-token-0123"),
+        ("THRESHOLD_ADMIN_TOKEN", "boss-token-012345"),
+        ("THRESHOLD_READ_TOKEN", "eye-token-0123456"),
+        ("SECRET", "hunter2 swordfish"),
+    ];
+    let file = Scratch::file("policy.toml", &numbered(1));
+    let server = Start { policy: Some(file.path()), variables: &tokens, ..Start::default() }.server();
+    let reason = |token: Option<&str>| {
+        let bearer = token.map(|token| format!("Bearer {token}"));
+        let fields: Vec<(&str, &str)> = bearer.iter().map(|bearer| ("authorization", bearer.as_str())).collect();
+        let answer = server.connect().send("GET", "/readyz", &fields, "").unwrap();
+        assert_eq!(answer.status, 200);
+        answer.json()["reason"].as_str().unwrap().to_owned()
+    };
+    let folder = file.path().parent().unwrap().display().to_string();
+    let jwt = "[identity.jwt]\nalg = \"HS256\"\nkey = \"hunter2\n";
+    for (broken, open, full) in [
+        (jwt, "syntax in line 3", "policy.toml:3:"),
+        ("[identity]\ntrusted_proxies = [\"${SECRET}\"]\n", "bad-value in line 2", "\"${SECRET}\""),
+        ("[memory]\nmax_keys = \"${SECRET}\"\n", "syntax in line 2", "${SECRET}"),
+        ("swordfish = 1\n", "unknown-key in line 1", "swordfish"),
+        ("a = 1\n\n[x]\n\n[y]\n[z]\n[z]\n", "syntax in line 7", "error[syntax]"),
+    ] {
+        file.replace(broken);
+        server.signal("HUP");
+        server.wait_for_log("the old policy stays in force");
+        for anonymous in [None, Some("no-token-of-this-server")] {
+            assert_eq!(reason(anonymous), format!("the policy file is not in force: {open}"));
+        }
+        for (_, token) in &tokens[..3] {
+            let told = reason(Some(token));
+            assert!(told.contains(full) && told.contains(&folder), "{told}");
+            assert!(!told.contains("hunter2"), "{told}");
+        }
+    }
+    std::fs::remove_file(file.path()).unwrap();
+    server.signal("HUP");
+    server.wait_for_log("the old policy stays in force");
+    let (open, full) = (reason(None), reason(Some("eye-token-0123456")));
+    assert!(open.contains("cannot read the file") && !open.contains(&folder), "{open}");
+    assert!(full.contains(&folder), "{full}");
+    server.signal("TERM");
+    assert!(!server.wait().1.contains("hunter2"));
 }
 
 #[test]

@@ -5,10 +5,13 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use rcgen::{Certificate, CertifiedKey, generate_simple_self_signed};
+use rcgen::{Certificate, CertificateParams, CertifiedKey, KeyPair, date_time_ymd, generate_simple_self_signed};
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{
+    ClientConfig, ClientConnection, DigitallySignedStruct, Error, RootCertStore, SignatureScheme, StreamOwned,
+};
 
 use super::client::Client;
 use super::process::{Scratch, Start};
@@ -71,6 +74,57 @@ fn trusting(cert: &Certificate, address: &str) -> Client<StreamOwned<ClientConne
     Client::new(StreamOwned::new(session, TcpStream::connect(address).unwrap()))
 }
 
+/// A connection of somebody who believes everything.
+fn believing(address: &str) -> Client<StreamOwned<ClientConnection, TcpStream>> {
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Believes))
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let session = ClientConnection::new(Arc::new(config), name).unwrap();
+    Client::new(StreamOwned::new(session, TcpStream::connect(address).unwrap()))
+}
+
+#[derive(Debug)]
+struct Believes;
+
+impl ServerCertVerifier for Believes {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        ring::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
 /// A renewed certificate is in force for the connections to come, by a signal or by itself; those that are open stay. A pair
 /// that does not belong together changes nothing, and is told.
 ///
@@ -108,6 +162,38 @@ fn a_renewed_certificate_needs_no_restart() {
     cert_file.replace(&newest.cert.pem());
     server.wait_for_log("a new certificate is in force");
     assert!(checks(&newest.cert) && !checks(&new.cert));
+}
+
+/// Clients refuse a certificate that has expired, and the server says so before they complain.
+///
+/// Broken once by: leaving out `tell_validity` in `watch_certificate`, in `look`, and in `load`.
+#[test]
+fn an_expired_certificate_warns() {
+    let key = KeyPair::generate().unwrap();
+    let made = |from: i32, until: i32| {
+        let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+        (params.not_before, params.not_after) = (date_time_ymd(from, 1, 1), date_time_ymd(until, 1, 1));
+        params.self_signed(&key).unwrap().pem()
+    };
+    let (good, expired, early) = (made(2020, 4000), made(2019, 2020), made(3000, 4000));
+    let cert_file = Scratch::file("cert.pem", &expired);
+    let key_file = Scratch::file("key.pem", &key.serialize_pem());
+    let (cert_path, key_path) = (cert_file.path().to_str().unwrap(), key_file.path().to_str().unwrap());
+    let server = Start { args: &["--tls-cert", cert_path, "--tls-key", key_path], ..Start::default() }.server();
+    let line = server.wait_for_log("the certificate expired at 2020-01-01");
+    assert!(line.contains("WARN"), "{line}");
+    let address = server.place.strip_prefix("https://").unwrap().to_owned();
+    let stands = || believing(&address).send("GET", "/readyz", &[], "").unwrap().json();
+    assert_eq!(stands()["status"], "degraded");
+    assert!(stands()["reason"].as_str().unwrap().contains("expired at 2020-01-01"));
+    cert_file.replace(&good);
+    server.signal("HUP");
+    server.wait_for_log("a new certificate is in force");
+    assert_eq!(stands()["status"], "ok");
+    // A chain is as good as the worst of it.
+    cert_file.replace(&format!("{good}{early}"));
+    server.signal("HUP");
+    server.wait_for_log("the certificate is not valid before 3000-01-01");
 }
 
 #[test]

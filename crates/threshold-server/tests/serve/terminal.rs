@@ -13,7 +13,7 @@ fn threshold(server: &str, args: &[&str]) -> Result<String, String> {
         .args(args)
         .env_clear()
         .env("THRESHOLD_SERVER", server)
-        .env("THRESHOLD_ADMIN_TOKEN", "boss-token")
+        .env("THRESHOLD_ADMIN_TOKEN", "boss-token-012345")
         .output()
         .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -21,7 +21,7 @@ fn threshold(server: &str, args: &[&str]) -> Result<String, String> {
 }
 
 fn start(db: &Path) -> Server {
-    let variables = &[("THRESHOLD_TOKEN", "caller-token"), ("THRESHOLD_ADMIN_TOKEN", "boss-token")];
+    let variables = &[("THRESHOLD_TOKEN", "caller-token-0123"), ("THRESHOLD_ADMIN_TOKEN", "boss-token-012345")];
     Start { args: &["--db", db.to_str().unwrap()], variables, ..Start::default() }.server()
 }
 
@@ -61,7 +61,7 @@ fn bans_are_set_listed_and_lifted_from_a_terminal() {
     assert!(restored.contains("before"), "{restored}");
     assert_eq!(run(&["bans", "list", "--db", db_text]).unwrap().lines().count(), 3);
     let server = start(&db);
-    let fields = [("authorization", "Bearer caller-token"), ("content-type", "application/json")];
+    let fields = [("authorization", "Bearer caller-token-0123"), ("content-type", "application/json")];
     let body = json!({"ip": "198.51.100.7"}).to_string();
     let told = server.connect().send("POST", "/v1/check", &fields, &body).unwrap().json();
     assert_eq!(told["banned"], true);

@@ -1,7 +1,6 @@
 //! Who is an operator: by a token that few have, and that nobody may guess at for long.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
@@ -9,22 +8,10 @@ use http::header::{AUTHORIZATION, HOST, ORIGIN};
 use http::request::Parts;
 use http::{HeaderMap, Method, StatusCode};
 use threshold_limiter::tower::PeerAddr;
-use threshold_limiter::{KeyLimiter, Limit};
 
-use crate::door::sent::heard;
+use crate::door::sent::is_json_if_from_a_page;
 use crate::door::{ApiError, App};
 use crate::serve::Shown;
-
-/// The wrong tokens that one address may show. A person mistypes; a program tries.
-const GUESSES: &str = "10/min";
-/// When the next one is heard, in seconds: ten in a minute are one in six seconds.
-pub(in crate::door) const GUESS_AGAIN_AFTER: &str = "6";
-/// The most addresses whose wrong tokens are counted at once.
-const GUESSERS: u64 = 10_000;
-
-/// How often each address has shown a wrong token.
-#[derive(Debug)]
-pub(in crate::door) struct Guesses(KeyLimiter);
 
 /// Somebody who may look; whoever may change may look too.
 #[derive(Debug)]
@@ -33,22 +20,6 @@ pub(super) struct Reader;
 /// Somebody who may change things, by the name that is written down.
 #[derive(Debug)]
 pub(super) struct Operator(pub(super) String);
-
-impl Default for Guesses {
-    fn default() -> Self {
-        Self(KeyLimiter::new(Limit::parse(GUESSES, None).expect("the limit is possible"), GUESSERS))
-    }
-}
-
-impl Guesses {
-    fn spent(&self, peer: &str) -> bool {
-        self.0.check(peer, 0).remaining == 0
-    }
-
-    fn count(&self, peer: &str) {
-        let _ = self.0.check(peer, 1);
-    }
-}
 
 impl FromRequestParts<Arc<App>> for Reader {
     type Rejection = ApiError;
@@ -73,14 +44,15 @@ impl FromRequestParts<Arc<App>> for Operator {
 }
 
 fn admit(parts: &Parts, app: &App) -> Result<Shown, ApiError> {
-    heard(&parts.headers, app, parts.method == Method::POST || parts.method == Method::PUT)?;
+    if parts.method == Method::POST || parts.method == Method::PUT {
+        is_json_if_from_a_page(&parts.headers)?;
+    }
     if !is_own_page(&parts.headers) {
         let message = "a page of another site cannot be an operator";
         return Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", message));
     }
-    let peer = parts.extensions.get::<PeerAddr>().map(|peer| peer.0.ip().to_canonical());
-    let peer = peer.map_or_else(String::new, |ip: IpAddr| ip.to_string());
-    if app.guesses.spent(&peer) {
+    let peer = parts.extensions.get::<PeerAddr>().map(|peer| peer.0.ip());
+    if app.guesses.bar_operators(peer) {
         let message = "too many wrong tokens from this address";
         return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", message));
     }
@@ -88,22 +60,12 @@ fn admit(parts: &Parts, app: &App) -> Result<Shown, ApiError> {
         Shown::Nothing => {
             // Whoever shows none does not guess.
             if parts.headers.contains_key(AUTHORIZATION) {
-                app.guesses.count(&peer);
-                tell_guesses(app, &peer);
+                app.guesses.count_operator(peer, app);
             }
             let message = "send Authorization: Bearer and an operator's token (THRESHOLD_ADMIN_TOKEN)";
             Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message))
         }
         shown => Ok(shown),
-    }
-}
-
-/// Says that an address guesses at tokens, once it is no longer heard.
-fn tell_guesses(app: &App, peer: &str) {
-    if app.guesses.spent(peer) {
-        let policy = app.desk.limiter.policy();
-        let ip = if policy.identity().log_identifiers { peer.to_owned() } else { policy.key().redact(peer) };
-        tracing::warn!(ip, "too many wrong tokens for operators; this address is not heard for a while");
     }
 }
 

@@ -22,6 +22,11 @@ static HOSTS: Told = Told::new("x-original-host", "x-forwarded-host");
 /// The length of the client's body. Proxies leave the body out when they ask, and its length with it.
 static LENGTH: HeaderName = HeaderName::from_static("x-original-content-length");
 
+/// Whether a proxy describes its client's request here. Browsers let no page of another site send these fields unasked.
+pub(super) fn is_described(headers: &HeaderMap) -> bool {
+    [&METHOD, &URI].iter().any(|told| headers.contains_key(&told.original) || headers.contains_key(&told.forwarded))
+}
+
 /// Puts the method, the path and the host of the client's request in the place of the proxy's. Returns the bytes of its
 /// body, as far as they were told.
 pub(super) fn put_in_place(parts: &mut Parts) -> Result<u64, ApiError> {

@@ -115,10 +115,11 @@ impl Calls<'_> {
         let common = [
             (400, "What is wrong, and in which field"),
             (401, "A token is missing or wrong"),
-            (403, "A page called the server by a name that is not its own"),
+            (403, "Host or Origin is no name of this server"),
             (408, "The body came too slowly"),
             (413, "The body is too large"),
             (415, "The body is compressed, or a page did not say that it sends JSON"),
+            (429, "Too many wrong tokens came at once"),
         ];
         for (status, description) in common {
             responses.insert(status.to_string(), json!({"description": description, "content": content(&error)}));
@@ -147,12 +148,14 @@ impl Calls<'_> {
 
     fn health(&mut self, id: &str, summary: &str) -> Value {
         let health = self.generator.subschema_for::<HealthBody>().to_value();
+        let error = self.generator.subschema_for::<ErrorBody>().to_value();
         json!({"get": {
             "operationId": id,
             "summary": summary,
             "security": [],
             "responses": {
                 "200": {"description": "It does, perhaps with less than it should", "content": content(&health)},
+                "403": {"description": "Host or Origin is no name of this server", "content": content(&error)},
                 "503": {"description": "It is about to stop", "content": content(&health)},
             },
         }})

@@ -10,7 +10,7 @@ use crate::door::login::{AttemptBody, LoginBody, ResultBody};
 
 const GUESSED: (u16, &str) = (429, "Too many wrong tokens came from this address");
 const UNSAVED: (u16, &str) = (503, "The change is not on disk yet");
-const LOOKS_ONLY: (u16, &str) = (403, "The token is for looking only, or a page called the server by another name");
+const LOOKS_ONLY: (u16, &str) = (403, "The token is for looking only, or Host or Origin is no name of this server");
 
 /// One operation.
 struct Call<'a> {
@@ -180,7 +180,7 @@ impl Of<'_> {
         let common = [
             (400, "What is wrong, and in which field"),
             (401, "A token is missing or wrong"),
-            (403, "A page called the server by a name that is not its own"),
+            (403, "Host or Origin is no name of this server"),
             (408, "The body came too slowly"),
             (413, "The body is too large"),
             (415, "A page did not say that it sends JSON"),

@@ -1,0 +1,160 @@
+//! Wrong tokens: counted by the address they come from, on every path, and answered late where there were many.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use http::StatusCode;
+use threshold_core::address::AddressGroup;
+use threshold_limiter::{KeyLimiter, Limit};
+use tokio::sync::Semaphore;
+
+use super::{ApiError, App};
+use crate::log::Samples;
+
+/// The wrong tokens that one address may show before it is answered late, or, as an operator, not at all. A person
+/// mistypes; a program tries.
+const GUESSES: &str = "10/min";
+/// When an operator may try again, in seconds: ten in a minute are one in six seconds.
+pub(super) const GUESS_AGAIN_AFTER: &str = "6";
+/// The most addresses whose wrong tokens are counted at once.
+const GUESSERS: u64 = 10_000;
+/// Whoever has an IPv6 address has a whole /64 of them.
+const IPV6_PREFIX: u8 = 64;
+/// How long a late answer waits.
+const LATE: Duration = Duration::from_secs(1);
+/// The most answers that wait at once.
+const MOST_LATE: usize = 256;
+
+/// How often each address has shown a wrong token.
+#[derive(Debug)]
+pub(super) struct Guesses {
+    /// Those of callers and of operators are counted apart: many callers share a proxy, and one with a wrong token must
+    /// not keep operators out.
+    callers: KeyLimiter,
+    operators: KeyLimiter,
+    late: Semaphore,
+    logged: Samples,
+}
+
+impl Default for Guesses {
+    fn default() -> Self {
+        let limiter = || KeyLimiter::new(Limit::parse(GUESSES, None).expect("the limit is possible"), GUESSERS);
+        Self { callers: limiter(), operators: limiter(), late: Semaphore::new(MOST_LATE), logged: Samples::default() }
+    }
+}
+
+impl Guesses {
+    /// Whether an address has shown so many wrong operators' tokens that it is not heard for a while.
+    pub(super) fn bar_operators(&self, peer: Option<IpAddr>) -> bool {
+        self.operators.check(&source(peer), 0).remaining == 0
+    }
+
+    /// Counts a wrong token of somebody who wants to be an operator.
+    pub(super) fn count_operator(&self, peer: Option<IpAddr>, app: &App) {
+        let source = source(peer);
+        let _ = self.operators.check(&source, 1);
+        if self.bar_operators(peer) {
+            self.tell(&source, "too many wrong tokens for operators; this address is not heard for a while", app);
+        }
+    }
+
+    /// Counts a wrong token of a caller; the answer waits if there were many. Right ones are never kept waiting, nor
+    /// refused: whoever shares an address with somebody who guesses is still served.
+    pub(super) async fn caller(&self, peer: Option<IpAddr>, app: &App) -> Result<(), ApiError> {
+        let source = source(peer);
+        if self.callers.check(&source, 1).fits {
+            return Ok(());
+        }
+        self.tell(&source, "too many wrong tokens from this address; they are answered late", app);
+        let Ok(_place) = self.late.try_acquire() else {
+            let message = "too many wrong tokens";
+            return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", message));
+        };
+        tokio::time::sleep(LATE).await;
+        Ok(())
+    }
+
+    /// Says so in the log, a few times a second at most.
+    fn tell(&self, source: &str, message: &str, app: &App) {
+        let Some(left_out) = self.logged.take(app.desk.limiter.now()) else { return };
+        let policy = app.desk.limiter.policy();
+        let ip = if policy.identity().log_identifiers { source.to_owned() } else { policy.key().redact(source) };
+        tracing::warn!(ip, left_out, "{message}");
+    }
+}
+
+/// Whom a connection is counted as.
+fn source(peer: Option<IpAddr>) -> String {
+    peer.map_or_else(String::new, |ip| AddressGroup::of(ip, IPV6_PREFIX).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use threshold_core::Policy;
+    use threshold_limiter::SystemClock;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::desk::Desk;
+    use crate::door::Bounds;
+    use crate::serve::Tokens;
+
+    fn app() -> App {
+        let policy = Policy::parse("", &|_| None).unwrap();
+        let bounds = Bounds { connections: 1, body: 1, patience: Duration::MAX };
+        App::new(Desk::new(policy, Arc::new(SystemClock::new())), Tokens::default(), bounds)
+    }
+
+    /// How long the answer to a wrong token waits.
+    async fn guess(app: &App, from: &str) -> Duration {
+        let before = Instant::now();
+        app.guesses.caller(Some(from.parse().unwrap()), app).await.unwrap();
+        before.elapsed()
+    }
+
+    /// Broken once by: leaving out the sleep; and by a prefix of 128.
+    #[tokio::test(start_paused = true)]
+    async fn after_ten_a_minute_wrong_tokens_are_answered_late() {
+        let app = app();
+        for (first, sibling, stranger) in [
+            ("203.0.113.7", "::ffff:203.0.113.7", "203.0.113.8"),
+            ("2001:db8::1", "2001:db8::ffff:1", "2001:db8:0:1::1"),
+        ] {
+            for _ in 0..10 {
+                assert_eq!(guess(&app, first).await, Duration::ZERO);
+            }
+            assert_eq!(guess(&app, first).await, LATE);
+            assert_eq!(guess(&app, sibling).await, LATE);
+            assert_eq!(guess(&app, stranger).await, Duration::ZERO);
+        }
+        // An operator who comes from the same address is heard.
+        assert!(!app.guesses.bar_operators(Some("203.0.113.7".parse().unwrap())));
+    }
+
+    /// Broken once by: waiting for a place instead of trying to take one.
+    #[tokio::test(start_paused = true)]
+    async fn so_many_answers_wait_at_once_and_no_more() {
+        let app = Arc::new(app());
+        for _ in 0..10 {
+            guess(&app, "203.0.113.7").await;
+        }
+        let waiting: Vec<_> = (0..MOST_LATE)
+            .map(|_| {
+                let app = Arc::clone(&app);
+                tokio::spawn(async move { guess(&app, "203.0.113.7").await })
+            })
+            .collect();
+        while app.guesses.late.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let before = Instant::now();
+        let refused = app.guesses.caller(Some("203.0.113.7".parse().unwrap()), &app).await.unwrap_err();
+        assert_eq!((refused.status, before.elapsed()), (StatusCode::TOO_MANY_REQUESTS, Duration::ZERO));
+        for waited in waiting {
+            assert_eq!(waited.await.unwrap(), LATE);
+        }
+        assert_eq!(guess(&app, "203.0.113.7").await, LATE);
+    }
+}

@@ -1,0 +1,244 @@
+//! Guards a server without tokens against DNS rebinding: requests must name it by its address or by one of its names.
+
+use std::net::IpAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use http::header::{HOST, ORIGIN};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri, Version};
+
+use super::{ApiError, forward_auth};
+
+/// The most characters of a header that a log line repeats.
+const MAX_LOGGED: usize = 80;
+
+/// The names by which requests may call a listener.
+#[derive(Debug, Clone)]
+pub(crate) enum Hosts {
+    /// Any: callers show a token, which no page has, or come through a socket, which no page can open.
+    Any,
+    /// This machine's loopback addresses, `localhost`, and these.
+    Own(Arc<[HostName]>),
+}
+
+/// A name or an address that `--allow-host` allows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HostName(String);
+
+impl FromStr for HostName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_name = |name: &str| {
+            !name.is_empty()
+                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+        };
+        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+        if let Ok(ip) = bare.parse::<IpAddr>() {
+            return Ok(Self(ip.to_canonical().to_string()));
+        }
+        if is_name(text) {
+            return Ok(Self(text.trim_end_matches('.').to_ascii_lowercase()));
+        }
+        Err("write a name or an address, without a scheme, a port or wildcards".to_owned())
+    }
+}
+
+/// Why a request is refused before anything is done with it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// HTTP/1.1 does not allow it.
+    Bad(&'static str),
+    /// A header names another server, or a page of one.
+    Misdirected { header: &'static str, value: String },
+}
+
+impl Hosts {
+    /// Refuses requests that HTTP forbids, and those for another name than this server's.
+    pub(super) fn check(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
+        let mut hosts = headers.get_all(HOST).iter();
+        let host = hosts.next();
+        if host.is_none() && version >= Version::HTTP_11 {
+            return Err(Refusal::Bad("HTTP/1.1 requires a Host header"));
+        }
+        if hosts.next().is_some() {
+            return Err(Refusal::Bad("there is more than one Host header"));
+        }
+        let Self::Own(names) = self else { return Ok(()) };
+        let target = uri.authority().map(|target| target.as_str().as_bytes());
+        // A request without any is no browser's: HTTP/1.0.
+        let named = host.map(HeaderValue::as_bytes).into_iter().chain(target);
+        if let Some(other) = { named }.find(|named| !is_own(host_of(named), names)) {
+            return Err(Refusal::misdirected("Host", other));
+        }
+        // The Origin that a proxy passes on is its client's. No page of another site can send the headers by which a
+        // proxy describes a request: its browser would ask this server first.
+        if uri.path() == forward_auth::PATH && forward_auth::describes_a_request(headers) {
+            return Ok(());
+        }
+        let mut origins = headers.get_all(ORIGIN).iter().map(HeaderValue::as_bytes);
+        match origins.find(|origin| !is_own(host_of_origin(origin), names)) {
+            None => Ok(()),
+            Some(origin) => Err(Refusal::misdirected("Origin", origin)),
+        }
+    }
+}
+
+impl Refusal {
+    fn misdirected(header: &'static str, value: &[u8]) -> Self {
+        let value = String::from_utf8_lossy(value).chars().take(MAX_LOGGED).collect();
+        Self::Misdirected { header, value }
+    }
+
+    /// Says so in the log, too: what a proxy is told, its operator may never see.
+    pub(super) fn tell(&self, left_out: u64) {
+        match self {
+            Self::Bad(message) => tracing::debug!(left_out, "refused: {message}"),
+            Self::Misdirected { header, value } => {
+                tracing::warn!(header, ?value, left_out, "refused: not a name of this server (--allow-host)");
+            }
+        }
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Bad(message) => Self::new(StatusCode::BAD_REQUEST, "bad_request", message),
+            Refusal::Misdirected { header, .. } => {
+                let message = format!(
+                    "{header} is neither an address of this machine, nor localhost, nor a name that the server was \
+                     started with (--allow-host NAME)"
+                );
+                Self::new(StatusCode::FORBIDDEN, "forbidden", message)
+            }
+        }
+    }
+}
+
+fn is_own(host: Option<&str>, names: &[HostName]) -> bool {
+    let Some(host) = host else { return false };
+    if let Ok(ip) = host.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
+        return ip.is_loopback() || names.iter().any(|name| name.0.parse() == Ok(ip));
+    }
+    let host = host.strip_suffix('.').unwrap_or(host);
+    host.eq_ignore_ascii_case("localhost") || names.iter().any(|name| name.0.eq_ignore_ascii_case(host))
+}
+
+/// The host of `HOST[:PORT]`. Which port it is does not matter: a tunnel may have another.
+fn host_of(authority: &[u8]) -> Option<&str> {
+    let authority = std::str::from_utf8(authority).ok()?;
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(rest) => rest.split_once(']')?,
+        None => authority.split_at(authority.find(':').unwrap_or(authority.len())),
+    };
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    (port.is_empty() || port.strip_prefix(':').is_some_and(is_port)).then_some(host)
+}
+
+/// The host of `SCHEME://HOST[:PORT]`; `null` has none.
+fn host_of_origin(origin: &[u8]) -> Option<&str> {
+    let origin = std::str::from_utf8(origin).ok()?;
+    let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"))?;
+    host_of(authority.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(hosts: &Hosts, uri: &str, fields: &[(&'static str, &'static str)]) -> Result<(), Refusal> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        hosts.check(Version::HTTP_11, &uri.parse().unwrap(), &headers)
+    }
+
+    fn own(names: &[&str]) -> Hosts {
+        Hosts::Own(names.iter().map(|name| name.parse().unwrap()).collect())
+    }
+
+    #[track_caller]
+    fn refused(hosts: &Hosts, uri: &str, fields: &[(&'static str, &'static str)], because: &str) {
+        match check(hosts, uri, fields) {
+            Err(Refusal::Misdirected { header, .. }) => assert_eq!(header, because),
+            other => panic!("{fields:?}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_server_is_called_by_its_own_names() {
+        let (bare, named) = (own(&[]), own(&["threshold.internal.", "Box", "10.0.0.5", "[fd00::1]"]));
+        for host in
+            ["127.0.0.1", "127.9.9.9:8080", "[::1]:80", "[::1]", "localhost", "LocalHost.:9", "[::ffff:127.0.0.1]"]
+        {
+            assert_eq!(check(&bare, "/", &[("host", host)]), Ok(()), "{host}");
+        }
+        for host in ["threshold.internal", "THRESHOLD.internal:80", "box.", "10.0.0.5:1", "[FD00:0::1]:1"] {
+            assert_eq!(check(&named, "/", &[("host", host)]), Ok(()), "{host}");
+            refused(&bare, "/", &[("host", host)], "Host");
+        }
+        let others = [
+            "evil.example",
+            "localhost.evil.example",
+            "evil.example:8080",
+            "127.0.0.1.evil.example",
+            "0.0.0.0",
+            "10.0.0.6",
+            "[::]",
+            "::1",
+            "[::1",
+            "localhost:x",
+            "localhost:80:80",
+            "user@localhost",
+            "",
+            "127.1",
+            "localhost/",
+        ];
+        for host in others {
+            refused(&named, "/", &[("host", host)], "Host");
+            assert_eq!(check(&Hosts::Any, "/", &[("host", host)]), Ok(()), "{host}");
+        }
+        refused(&named, "http://evil.example/", &[("host", "localhost")], "Host");
+    }
+
+    #[test]
+    fn a_page_is_one_of_its_own_names() {
+        let hosts = own(&["box"]);
+        let page = |origin| [("host", "localhost"), ("origin", origin)];
+        for origin in ["http://localhost:3000", "https://box", "http://127.0.0.1", "http://[::1]:8080"] {
+            assert_eq!(check(&hosts, "/v1/check", &page(origin)), Ok(()), "{origin}");
+        }
+        for origin in ["https://evil.example", "null", "", "localhost", "file://localhost", "http://box.evil.example"] {
+            refused(&hosts, "/v1/check", &page(origin), "Origin");
+            refused(&hosts, "/auth", &page(origin), "Origin");
+            assert_eq!(check(&Hosts::Any, "/", &page(origin)), Ok(()), "{origin}");
+        }
+        let two = [("host", "localhost"), ("origin", "http://localhost"), ("origin", "https://evil.example")];
+        refused(&hosts, "/", &two, "Origin");
+        // A proxy passes on its client's.
+        let proxied = [("host", "localhost"), ("origin", "https://evil.example"), ("x-original-uri", "/")];
+        assert_eq!(check(&hosts, "/auth?deny=403", &proxied), Ok(()));
+        refused(&hosts, "/v1/check", &proxied, "Origin");
+        let rebound = [("host", "evil.example"), ("x-original-uri", "/")];
+        refused(&hosts, "/auth", &rebound, "Host");
+    }
+
+    #[test]
+    fn there_is_one_host() {
+        for hosts in [Hosts::Any, own(&[])] {
+            assert!(matches!(check(&hosts, "/", &[]), Err(Refusal::Bad(_))));
+            let two = [("host", "localhost"), ("host", "localhost")];
+            assert!(matches!(check(&hosts, "/", &two), Err(Refusal::Bad(_))));
+            assert_eq!(hosts.check(Version::HTTP_10, &Uri::from_static("/"), &HeaderMap::new()), Ok(()));
+        }
+    }
+
+    #[test]
+    fn what_is_no_name_cannot_be_allowed() {
+        for wrong in ["", "*", "*.example.com", "http://box", "box:8080", "[::1]:80", "a b", "caf\u{e9}"] {
+            assert!(wrong.parse::<HostName>().is_err(), "{wrong}");
+        }
+    }
+}
