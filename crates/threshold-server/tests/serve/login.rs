@@ -159,7 +159,7 @@ fn bad_logins_are_told_what_is_wrong() {
     check("/v1/login/attempt", r#"{"account":"a","ip":"10.0.0.1","password":"x"}"#, 400, Some("password"));
     check("/v1/login/result", r#"{"attempt":"forged","success":true}"#, 400, Some("attempt"));
     check("/v1/login/result", r#"{"attempt":"x"}"#, 400, Some("success"));
-    let (server, _policy) = Server::with("");
+    let (server, _policy) = Server::with(super::process::POLICY);
     let answer = server.connect().post("/v1/login/attempt", r#"{"account":"a","ip":"10.0.0.1"}"#).unwrap();
     assert_eq!((answer.status, answer.json()["error"].as_str()), (400, Some("bad_request")));
 }
