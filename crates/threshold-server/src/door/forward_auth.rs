@@ -83,7 +83,9 @@ pub(super) fn answer(app: &Arc<App>, peer: SocketAddr, parts: Parts) -> Answerin
     if !app.tokens.admit_proxy(token) {
         let is_wrong = token.is_some();
         let app = Arc::clone(app);
-        return Answering::Late { future: Box::pin(async move { deny.refuse(unauthorized(&app, peer, is_wrong).await) }) };
+        return Answering::Late {
+            future: Box::pin(async move { deny.refuse(unauthorized(&app, peer, is_wrong).await) }),
+        };
     }
     match ask(app, peer, parts, deny) {
         Ok(answering) => answering,
@@ -96,9 +98,12 @@ pub(super) fn answer(app: &Arc<App>, peer: SocketAddr, parts: Parts) -> Answerin
 
 /// Turns a proxy away that showed no token, or a wrong one, which is counted.
 async fn unauthorized(app: &App, peer: SocketAddr, is_wrong: bool) -> ApiError {
-    let counted = if is_wrong { app.guesses.caller(Some(peer.ip()), app).await } else { Ok(()) };
+    if is_wrong {
+        // The proxy's client has guessed nothing: it never reads 429 for it.
+        let _ = app.guesses.caller(Some(peer.ip()), app).await;
+    }
     let message = "send X-Threshold-Token and a token of this server";
-    let error = counted.err().unwrap_or(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
+    let error = ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message);
     app.forward_auth.tell(&error, &app.desk);
     error
 }
