@@ -41,7 +41,7 @@
 //!     "#,
 //!     &|_| None,
 //! )?;
-//! let facts = Facts { user: Some("u1"), method: Some("POST"), path: Some("//api/./posts/"), ..Facts::default() };
+//! let facts = Facts { user: Some("u1"), method: Some("POST"), path: Some("/API//posts/"), ..Facts::default() };
 //! let mut ledger = Ledger::default();
 //! let now = Timestamp::from_secs(1_767_225_600);
 //! for expected in [true, true, false] {

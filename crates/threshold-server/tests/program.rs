@@ -136,9 +136,14 @@ fn explain_lists_every_layer_with_its_key() {
     for layer in ["edge", "tenant", "user", "endpoint"] {
         assert!(run.out.lines().any(|line| line.trim_start().starts_with(layer)), "{layer}");
     }
-    let disguised: Vec<&str> =
-        args.iter().map(|arg| if *arg == "/api/posts" { "//api/./posts/" } else { arg }).collect();
-    assert_eq!(threshold(&disguised).out, run.out);
+    let spelled = |path: &'static str| {
+        let args: Vec<&str> = args.iter().map(|arg| if *arg == "/api/posts" { path } else { arg }).collect();
+        threshold(&args).out
+    };
+    assert_eq!(spelled("/API//%70osts/"), run.out);
+    // Read in several ways, it meets the rules of each.
+    let odd = spelled("/api%2fposts");
+    assert!(odd.contains("POST:/api/posts") && odd.contains("user=u1"), "{odd}");
 }
 
 #[test]

@@ -93,6 +93,9 @@ fn what_a_change_forgets_is_told_where_it_was_changed() {
     let gone = Scratch::new("gone.toml", "");
     let run = threshold(&["lint", gone.path(), "--against", old.path()]);
     assert!(run.code == 0 && run.out.contains("\"login\" is gone"), "{}", run.out);
-    let meant = Scratch::new("meant.toml", "allow = \"forgets: nobody logs in here any more\"\n");
+    let meant = Scratch::new(
+        "meant.toml",
+        "allow = [\"forgets: nobody logs in here any more\", \"no-rules: the edge limits\"]\n",
+    );
     assert_eq!(threshold(&["lint", meant.path(), "--against", old.path(), "--deny", "warnings"]).code, 0);
 }
