@@ -550,6 +550,10 @@ mod tests {
         fn find(&self, _: Who<'_>, _: Option<Rank>) -> Option<Banned> {
             Some(Banned { until: self.0, layer: Layer::User })
         }
+
+        fn spellings(&self, _: &str) -> Vec<Box<str>> {
+            Vec::new()
+        }
     }
 
     /// Woken by leaving out `readings.clear()` in `conclude`, and `readings.clear()` in `begin`.

@@ -8,10 +8,13 @@ mod account;
 mod barred;
 mod device;
 mod exchange;
+mod known;
+mod name;
+mod track;
 
-use caseless::Caseless as _;
-use unicode_normalization::UnicodeNormalization as _;
+use std::net::IpAddr;
 
+use crate::address::canonical;
 use crate::balance::Balance;
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::{AddressGroup, Digest, DigestKey, Domain, Part, TraceId};
@@ -23,6 +26,7 @@ use crate::time::{Span, Timestamp};
 pub use account::Account;
 pub use device::{Device, MAX_DEVICES};
 pub use exchange::{Attempted, LoginRequest, LoginResult, Refusal, RefusedBy};
+pub use name::{Spellings, account_digest, canonical_account};
 
 /// An attempt without a result for this long has failed.
 pub const RESULT_WITHIN: Span = Span::MINUTE;
@@ -79,12 +83,42 @@ pub struct Try {
     pub account: Option<Digest>,
     /// The address's digest; `None` where the address is allow-listed, which skips its budget and nothing else.
     pub address: Option<Digest>,
+    /// Where the attempt is counted by a store that has no room for its address or its account.
+    pub wider: Wider,
     /// Which secret.
     pub factor: Factor,
     /// The device token that came with it, if it opened.
     pub device: Option<Device>,
     /// The id of the attempt.
     pub id: TraceId,
+}
+
+/// What stands in for an address, or for an account's name, that a store has no room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wider {
+    /// Everyone behind the same /24 or /48; `None` where the address is not known.
+    pub prefix: Option<Digest>,
+    /// Everyone.
+    pub all: Digest,
+}
+
+impl Wider {
+    /// Of an attempt from this address.
+    #[must_use]
+    pub fn of(key: DigestKey, ip: Option<IpAddr>) -> Self {
+        let group = ip.map(|ip| match canonical(ip) {
+            v4 @ IpAddr::V4(_) => AddressGroup::wider(v4, 24, 64),
+            v6 @ IpAddr::V6(_) => AddressGroup::wider(v6, 48, 48),
+        });
+        let prefix = group.map(|group| {
+            let mut digest = key.begin(Domain::LoginAddress);
+            digest.address(Part::Folded, group);
+            digest.finish()
+        });
+        let mut all = key.begin(Domain::LoginAddress);
+        all.text(Part::Folded, "");
+        Self { prefix, all: all.finish() }
+    }
 }
 
 /// What an attempt is told.
@@ -114,6 +148,8 @@ pub struct Attempt {
     pub account: Option<Digest>,
     /// The address it came from.
     pub address: Option<Digest>,
+    /// Under what it is counted in place of its account, by a store that had no room for that.
+    pub folded: Option<Digest>,
     pub(crate) factor: Factor,
     /// The known device it came from; 0 for any other.
     pub(crate) device: u64,
@@ -143,21 +179,6 @@ impl std::fmt::Display for UnknownAttempt {
 }
 
 impl std::error::Error for UnknownAttempt {}
-
-/// The one spelling of an account's name: trimmed, compatibility forms and case folded.
-#[must_use]
-pub fn canonical_account(name: &str) -> String {
-    name.trim().nfkc().default_case_fold().nfkc().collect::<String>().trim().to_owned()
-}
-
-/// The digest of an account, however its name is spelled; `None` for an empty name.
-#[must_use]
-pub fn account_digest(key: DigestKey, name: &str) -> Option<Digest> {
-    let name = canonical_account(name);
-    let mut digest = key.begin(Domain::Account);
-    digest.text(Part::User, &name);
-    (!name.is_empty()).then(|| digest.finish())
-}
 
 /// The digest of an address's login budget.
 #[must_use]
@@ -200,6 +221,7 @@ impl Login {
             id: tried.id,
             account: tried.account,
             address: tried.address.filter(|_| counts_address),
+            folded: None,
             factor: tried.factor,
             device,
             at: now,
@@ -221,10 +243,11 @@ impl Login {
     ) -> Result<ResultOutcome, UnknownAttempt> {
         let mut outcome = ResultOutcome { allowed: true, locked_until: None, device: None };
         match (attempt.account, account) {
-            (Some(digest), Some(account)) => {
+            (Some(_), Some(account)) => {
                 outcome.locked_until = account.end(self, attempt, success, now)?;
-                if success {
-                    outcome.device = Some(account.welcome(digest, attempt.device, nonce, now));
+                // What stands in for many accounts knows the devices of none.
+                if success && attempt.folded.is_none() {
+                    outcome.device = account.welcome(attempt, nonce, now);
                 }
             }
             (Some(_), None) => return Err(UnknownAttempt),
@@ -236,6 +259,12 @@ impl Login {
             address.give_back(Mark { part: attempt.at, amount: 1 }, now, attempt.id);
         }
         Ok(outcome)
+    }
+
+    /// The same for what stands in for many accounts: it has no ceiling, since nobody could lift it.
+    #[must_use]
+    pub fn without_ceiling(&self) -> Self {
+        Self { ceiling: u32::MAX, ..self.clone() }
     }
 
     /// How long the `failures`th failure in a row locks. Thresholds are floors: between two of them the lower holds.
@@ -250,7 +279,7 @@ impl Attempt {
     pub fn to_token(&self, secret: &Secret) -> String {
         let mut out = Writer::new(VERSION);
         out.wide(self.id.to_u128());
-        for digest in [self.account, self.address] {
+        for digest in [self.account, self.address, self.folded] {
             out.byte(u8::from(digest.is_some()));
             out.wide(digest.map_or(0, Digest::to_u128));
         }
@@ -278,11 +307,11 @@ impl Attempt {
                 _ => Err(WRONG),
             }
         };
-        let (account, address) = (digest()?, digest()?);
+        let (account, address, folded) = (digest()?, digest()?, digest()?);
         let factor = Factor(u32::try_from(from.number()?).map_err(|_| WRONG)?);
         let device = from.number()?;
         let at = Timestamp::from_micros(from.number()?);
         from.finish()?;
-        Ok(Self { id, account, address, factor, device, at })
+        Ok(Self { id, account, address, folded, factor, device, at })
     }
 }

@@ -155,6 +155,13 @@ impl Policy {
         (listed.map(|(_, listed)| listed), ban)
     }
 
+    /// Users who are denied or banned, as they are written, whose name in its one spelling is this.
+    pub(crate) fn spellings(&self, folded: &str) -> Vec<Box<str>> {
+        let mut names: Vec<Box<str>> = self.lists.spellings(folded).map(Box::from).collect();
+        names.extend(self.bans.iter().flat_map(|bans| bans.spellings(folded)));
+        names
+    }
+
     /// The same policy, as the `generation`th that a process has used.
     #[must_use]
     pub fn with_generation(mut self, generation: u64) -> Self {

@@ -5,7 +5,8 @@ use std::ops::{Bound, ControlFlow};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use threshold_core::policy::{Ban, BanSource, Banned, Bans, Rank, Who};
+use threshold_core::lockout::Spellings;
+use threshold_core::policy::{Ban, BanSource, Banned, Bans, ListEntry, Rank, Who};
 use threshold_core::{Digest, Timestamp};
 
 use crate::store::Keep;
@@ -28,6 +29,27 @@ struct Pages {
     bans: Bans,
     /// Whom ladders have banned, by the subject. Their standings say until when; these say who it is.
     named: BTreeMap<Digest, Ban>,
+    /// Of users whom ladders have banned.
+    spellings: Spellings,
+}
+
+impl Pages {
+    fn insert_named(&mut self, subject: Digest, ban: Ban) {
+        self.remove_named(subject);
+        if let ListEntry::User(user) = &ban.whom {
+            self.spellings.insert(user);
+        }
+        self.named.insert(subject, ban);
+    }
+
+    /// Says whether there was one.
+    fn remove_named(&mut self, subject: Digest) -> bool {
+        let Some(ban) = self.named.remove(&subject) else { return false };
+        if let ListEntry::User(user) = &ban.whom {
+            self.spellings.remove(user);
+        }
+        true
+    }
 }
 
 /// There is room for no more bans.
@@ -93,7 +115,7 @@ impl BanBook {
             if let Some(keeper) = &self.keeper {
                 keeper.named(subject, Some(&ban));
             }
-            pages.named.insert(subject, ban);
+            pages.insert_named(subject, ban);
         }
     }
 
@@ -105,7 +127,7 @@ impl BanBook {
 
     /// Forgets the name of a subject.
     pub fn forget_name(&self, subject: Digest) {
-        if self.write().named.remove(&subject).is_some()
+        if self.write().remove_named(subject)
             && let Some(keeper) = &self.keeper
         {
             keeper.named(subject, None);
@@ -175,7 +197,9 @@ impl BanBook {
         for (id, ban) in over {
             self.forget(pages, id, &ban);
         }
-        for (subject, _) in pages.named.extract_if(.., |_, ban| ban.until <= now) {
+        let over = pages.named.iter().filter(|(_, ban)| ban.until <= now);
+        for subject in over.map(|(subject, _)| *subject).collect::<Vec<_>>() {
+            pages.remove_named(subject);
             if let Some(keeper) = &self.keeper {
                 keeper.named(subject, None);
             }
@@ -211,13 +235,18 @@ impl BanSource for BanBook {
     fn find(&self, who: Who<'_>, allowed: Option<Rank>) -> Option<Banned> {
         self.read().bans.find(who, allowed)
     }
+
+    fn spellings(&self, folded: &str) -> Vec<Box<str>> {
+        let pages = self.read();
+        pages.bans.spellings(folded).chain(pages.spellings.of(folded)).map(Box::from).collect()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use threshold_core::DigestKey;
-    use threshold_core::policy::{Layer, ListEntry};
+    use threshold_core::policy::Layer;
 
     const KEY: DigestKey = DigestKey::new([7; 16]);
 

@@ -1,104 +1,30 @@
 //! What is known of one account's logins: failures in a row, locks, attempts under way, known devices.
 
-use super::device::{Device, KNOWN_FOR, MAX_DEVICES};
-use super::{Attempt, Factor, Login, RESULT_WITHIN, UnknownAttempt};
-use crate::balance::Balance;
+use super::device::{Device, MAX_DEVICES};
+use super::known::{KnownDevice, nonce_of};
+use super::track::Track;
+use super::{Attempt, Factor, Login, UnknownAttempt};
 use crate::codec::{BytesError, Reader, Writer};
-use crate::key::{Digest, TraceId};
-use crate::limit::{Limit, MAX_LOG, Mark};
-use crate::time::{Span, Timestamp};
+use crate::key::TraceId;
+use crate::limit::{Limit, Mark};
+use crate::time::Timestamp;
 
 /// The version of the bytes below.
 const VERSION: u8 = 1;
-/// The most counters of one account: a few factors for unknown devices, and for each known one.
+/// The most counters of one account: a few factors for unknown devices and for each known one, and those of devices that
+/// were forgotten while an attempt of theirs was under way.
 const MAX_TRACKS: usize = 64;
 /// The factors with counters of their own; any further ones share the last. Their names are the host's, not the caller's.
 const MAX_FACTORS: usize = 4;
-/// Failures below the ceiling are forgotten this long after the last one. Without an end, every name ever guessed would
-/// be kept for good.
-const FORGOTTEN_AFTER: Span = Span::from_secs(30 * 86_400);
 
 /// The stored state of one account.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Account {
     /// Counts resets: device tokens of an older credential are no longer known.
     credential: u32,
-    devices: Vec<(u64, Timestamp)>,
+    /// The one that logged in last is the last.
+    devices: Vec<KnownDevice>,
     tracks: Vec<Track>,
-}
-
-/// The counters of one factor and one device; device 0 is every device that is not known.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Track {
-    factor: Factor,
-    device: u64,
-    failures: u32,
-    locked_until: Timestamp,
-    /// When the last failure was.
-    last: Timestamp,
-    /// Attempts under way, the oldest first.
-    in_flight: Vec<(TraceId, Timestamp)>,
-    budget: Balance,
-}
-
-impl Track {
-    fn new(factor: Factor, device: u64) -> Self {
-        Self {
-            factor,
-            device,
-            failures: 0,
-            locked_until: Timestamp::EPOCH,
-            last: Timestamp::EPOCH,
-            in_flight: Vec::new(),
-            budget: Balance::default(),
-        }
-    }
-
-    fn fail(&mut self, login: &Login, at: Timestamp) {
-        self.failures = self.failures.saturating_add(1);
-        self.last = self.last.max(at);
-        if let Some(span) = login.lock(self.failures) {
-            self.locked_until = self.locked_until.max(at.plus(span));
-        }
-    }
-
-    /// Attempts whose time is up have failed, and old failures are forgotten.
-    fn bring(&mut self, login: &Login, now: Timestamp) {
-        let late = self.in_flight.partition_point(|(_, at)| at.plus(RESULT_WITHIN) <= now);
-        for (_, at) in self.in_flight.drain(..late).collect::<Vec<_>>() {
-            self.fail(login, at.plus(RESULT_WITHIN));
-        }
-        if self.failures < login.ceiling && self.last.plus(FORGOTTEN_AFTER) <= now {
-            self.failures = 0;
-        }
-    }
-
-    /// Until when nothing may be tried, with everything under way counted as failed. `Some(None)` is for good.
-    fn locked(&self, login: &Login, now: Timestamp) -> Option<Option<Timestamp>> {
-        let flying = u32::try_from(self.in_flight.len()).unwrap_or(u32::MAX);
-        let failures = self.failures.saturating_add(flying);
-        if self.failures >= login.ceiling {
-            return Some(None);
-        }
-        // Where the next one would pass the ceiling, those under way are waited for.
-        let at_ceiling = (failures >= login.ceiling).then_some(RESULT_WITHIN);
-        let newest = self.in_flight.last().map(|(_, at)| *at);
-        let virtually = newest.and_then(|at| login.lock(failures).max(at_ceiling).map(|span| at.plus(span)));
-        let until = self.locked_until.max(virtually.unwrap_or_default());
-        (until > now).then_some(Some(until))
-    }
-
-    /// The first moment from which this says the same as none.
-    fn silent_from(&self, ceiling_reached: bool) -> Timestamp {
-        let flying =
-            self.in_flight.last().map_or(Timestamp::EPOCH, |(_, at)| at.plus(RESULT_WITHIN).plus(FORGOTTEN_AFTER));
-        let counted = match self.failures {
-            0 => Timestamp::EPOCH,
-            _ if ceiling_reached => Timestamp::MAX,
-            _ => self.last.plus(FORGOTTEN_AFTER),
-        };
-        self.budget.silent_from().max(self.locked_until).max(counted).max(flying)
-    }
 }
 
 impl Account {
@@ -113,62 +39,80 @@ impl Account {
     /// Whether a device token is of this account, of its present credential, and not too old.
     #[must_use]
     pub fn knows(&self, device: &Device, now: Timestamp) -> bool {
-        let listed = self.devices.contains(&(device.nonce, device.issued));
-        listed && device.nonce != 0 && device.credential == self.credential && now < device.issued.plus(KNOWN_FOR)
+        self.device_of(device, now).is_some()
     }
 
-    /// The number of a known device, or 0. One that has guessed up to the ceiling is in the wrong hands: it is an unknown
-    /// one from now on.
+    /// The last moment at which any device is known; `None` where none is.
+    #[must_use]
+    pub fn devices_known_until(&self) -> Option<Timestamp> {
+        self.devices.iter().map(KnownDevice::known_until).max()
+    }
+
+    /// The number of a known device, or 0. Showing a token ends those that were issued before it. A device that has
+    /// failed up to the ceiling is in the wrong hands: it is an unknown one from now on.
     pub(super) fn recognise(&mut self, login: &Login, device: &Device, now: Timestamp) -> u64 {
-        if !self.knows(device, now) {
-            return 0;
-        }
-        let own = self.tracks.iter_mut().filter(|track| track.device == device.nonce);
-        let worn_out = own.fold(false, |worn_out, track| {
+        let Some(at) = self.device_of(device, now) else { return 0 };
+        let Some(known) = self.devices.get_mut(at) else { return 0 };
+        known.show(device);
+        let id = known.id;
+        let own = self.tracks.iter_mut().filter(|track| track.device == id);
+        let at_ceiling = own.fold(false, |at_ceiling, track| {
             track.bring(login, now);
-            worn_out || track.failures >= login.ceiling
+            at_ceiling || track.failures >= login.ceiling
         });
-        if worn_out {
-            self.devices.retain(|(nonce, _)| *nonce != device.nonce);
-            self.tracks.retain(|track| track.device != device.nonce);
+        if at_ceiling {
+            self.devices.remove(at);
+            self.drop_idle_tracks();
             return 0;
         }
-        device.nonce
+        let has_track = self.tracks.iter().any(|track| track.device == id);
+        // Every track holds attempts under way: without room for counters of its own, it is counted as an unknown device.
+        if has_track || self.tracks.len() < MAX_TRACKS { id } else { 0 }
     }
 
     /// The failures in a row of unknown devices, the most of any factor.
     #[must_use]
-    pub fn failures(&self) -> u32 {
-        self.tracks.iter().filter(|track| track.device == 0).map(|track| track.failures).max().unwrap_or(0)
+    pub fn failures(&self, now: Timestamp) -> u32 {
+        let unknown = self.tracks.iter().filter(|track| track.device == 0);
+        unknown.map(|track| track.failures_at(now)).max().unwrap_or(0)
     }
 
-    /// Until when unknown devices are locked at `now`; `Timestamp::MAX` at the ceiling.
+    /// Until when unknown devices are kept from trying at `now`, by a lock or by the account's budget; `Timestamp::MAX` at
+    /// the ceiling.
     #[must_use]
     pub fn locked_until(&self, login: &Login, now: Timestamp) -> Option<Timestamp> {
         let unknown = self.tracks.iter().filter(|track| track.device == 0);
-        unknown.filter_map(|track| track.locked(login, now)).map(|until| until.unwrap_or(Timestamp::MAX)).max()
+        unknown.filter_map(|track| track.locked(login, now)).max()
+    }
+
+    /// Whether any attempt waits for its result at `now`.
+    #[must_use]
+    pub fn is_under_way(&self, now: Timestamp) -> bool {
+        self.tracks.iter().any(|track| track.is_under_way(now))
     }
 
     /// The first moment from which this account says the same as none. A ceiling stays until it is lifted.
     #[must_use]
     pub fn silent_from(&self, login: &Login) -> Timestamp {
         let tracks = self.tracks.iter().map(|track| track.silent_from(track.failures >= login.ceiling)).max();
-        let devices = self.devices.iter().map(|(_, issued)| issued.plus(KNOWN_FOR)).max();
         // A reset must be remembered for as long as a token of the credential before it could still be shown.
         let reset = if self.credential > 0 { Timestamp::MAX } else { Timestamp::EPOCH };
-        tracks.unwrap_or_default().max(devices.unwrap_or_default()).max(reset)
+        tracks.unwrap_or_default().max(self.devices_known_until().unwrap_or_default()).max(reset)
     }
 
-    /// After a reset of the secret: nothing is locked, and devices must log in anew.
+    /// After a reset of the secret: nothing is locked, and devices must log in anew. Attempts under way were made with the
+    /// old secret, and are forgotten.
     pub fn reset(&mut self) {
         self.credential = self.credential.saturating_add(1);
         self.devices.clear();
         self.tracks.clear();
     }
 
-    /// An operator's pardon: nothing is locked, and known devices stay known.
+    /// An operator's pardon: nothing is locked, and known devices stay known. It covers the attempts under way too: they
+    /// may still succeed, and count for nothing if they do not.
     pub fn lift(&mut self) {
-        self.tracks.clear();
+        self.tracks.iter_mut().for_each(Track::lift);
+        self.tracks.retain(|track| !track.under_way.is_empty());
     }
 
     /// Counts an attempt; refused with the time until which it is locked, `None` being for good.
@@ -183,19 +127,16 @@ impl Account {
         let budget = Limit::Log(login.account);
         let track = self.track(factor, device);
         track.bring(login, now);
+        let _ = track.budget.look(&budget, 1, now);
         if let Some(until) = track.locked(login, now) {
-            return Err(until);
-        }
-        let (look, _) = track.budget.look(&budget, 1, now);
-        if !look.fits {
-            return Err(Some(look.ready_at));
+            return Err(until.unless_never());
         }
         track.budget.charge(&budget, 1, now, id);
-        track.in_flight.push((id, now));
+        track.begin(id, now);
         Ok(())
     }
 
-    /// Ends an attempt. Returns until when its kind of device is locked now.
+    /// Ends an attempt. Returns until when its kind of device is locked now; `Timestamp::MAX` at the ceiling.
     pub(super) fn end(
         &mut self,
         login: &Login,
@@ -203,49 +144,72 @@ impl Account {
         success: bool,
         now: Timestamp,
     ) -> Result<Option<Timestamp>, UnknownAttempt> {
-        let own = |track: &&mut Track| {
-            track.device == attempt.device && track.in_flight.iter().any(|(id, _)| *id == attempt.id)
-        };
+        let own = |track: &&mut Track| track.device == attempt.device && track.has(attempt.id);
         let track = self.tracks.iter_mut().find(own).ok_or(UnknownAttempt)?;
         track.bring(login, now);
-        let at = track.in_flight.iter().position(|(id, _)| *id == attempt.id).ok_or(UnknownAttempt)?;
-        track.in_flight.remove(at);
-        if success {
-            track.failures = 0;
-            track.locked_until = Timestamp::EPOCH;
+        let counted = track.end(attempt.id).ok_or(UnknownAttempt)?;
+        let locked = match (success, counted) {
+            (true, _) => {
+                track.forget_failures();
+                None
+            }
+            (false, true) => {
+                track.fail(login, now);
+                track.locked(login, now)
+            }
+            (false, false) => track.locked(login, now),
+        };
+        // A pardon has cleared the budget: what is charged there now, other attempts were charged.
+        if success && counted {
             track.budget.give_back(Mark { part: attempt.at, amount: 1 }, now, attempt.id);
-            return Ok(None);
         }
-        track.fail(login, now);
-        Ok(track.locked(login, now).map(|until| until.unwrap_or(Timestamp::MAX)))
+        self.drop_idle_tracks();
+        Ok(locked)
     }
 
-    /// Makes the device that has just logged in a known one, in place of what it was before.
-    pub(super) fn welcome(&mut self, account: Digest, before: u64, nonce: TraceId, now: Timestamp) -> Device {
-        self.devices.retain(|(known, issued)| *known != before && now < issued.plus(KNOWN_FOR));
-        let nonce = u64::try_from(nonce.to_u128() >> 64).unwrap_or(1).max(1);
+    /// Makes the device that has just logged in a known one. One that was known gets a further token: those it has stay
+    /// good until the new one is shown, since its answer may be lost, or another tab may be logging in with the old one.
+    pub fn welcome(&mut self, attempt: &Attempt, nonce: TraceId, now: Timestamp) -> Option<Device> {
+        let account = attempt.account?;
+        let nonce = nonce_of(nonce);
+        self.devices.retain_mut(|known| known.drop_expired(now));
+        let own = self.devices.iter().position(|known| attempt.device != 0 && known.id == attempt.device);
+        let mut known = match own {
+            Some(at) => self.devices.remove(at),
+            None => KnownDevice::new(nonce),
+        };
+        known.issue(nonce, now);
         if self.devices.len() >= MAX_DEVICES {
             self.devices.remove(0);
         }
-        self.devices.push((nonce, now));
+        self.devices.push(known);
+        self.drop_idle_tracks();
+        Some(Device { account, nonce, issued: now, credential: self.credential })
+    }
+
+    /// Which device a token is of.
+    fn device_of(&self, device: &Device, now: Timestamp) -> Option<usize> {
+        let current = device.nonce != 0 && device.credential == self.credential;
+        self.devices.iter().position(|known| current && known.has(device, now))
+    }
+
+    /// Drops the counters of devices that are not known any more, unless an attempt of theirs is under way.
+    fn drop_idle_tracks(&mut self) {
         let devices = &self.devices;
-        self.tracks.retain(|track| track.device == 0 || devices.iter().any(|(known, _)| *known == track.device));
-        Device { account, nonce, issued: now, credential: self.credential }
+        let is_known = |device: u64| device == 0 || devices.iter().any(|known| known.id == device);
+        self.tracks.retain(|track| is_known(track.device) || !track.under_way.is_empty());
     }
 
     fn track(&mut self, factor: Factor, device: u64) -> &mut Track {
         let mut own = self.tracks.iter().filter(|track| track.device == device);
         let factors = own.clone().count();
+        let full = self.tracks.len() >= MAX_TRACKS;
         let factor = match own.clone().find(|track| track.factor == factor) {
-            None if factors >= MAX_FACTORS => own.next_back().map_or(factor, |track| track.factor),
+            None if factors >= MAX_FACTORS || full => own.next_back().map_or(factor, |track| track.factor),
             _ => factor,
         };
         if let Some(at) = self.tracks.iter().position(|track| track.device == device && track.factor == factor) {
             return self.tracks.get_mut(at).expect("the position was just found");
-        }
-        if self.tracks.len() >= MAX_TRACKS {
-            // Cannot be reached while devices and factors are bounded; if it is, known devices give way first.
-            self.tracks.retain(|track| track.device == 0);
         }
         self.tracks.push(Track::new(factor, device));
         self.tracks.last_mut().expect("a track was just pushed")
@@ -257,23 +221,12 @@ impl Account {
         let mut out = Writer::new(VERSION);
         out.number(u64::from(self.credential));
         out.number(self.devices.len() as u64);
-        for (nonce, issued) in &self.devices {
-            out.number(*nonce);
-            out.number(issued.micros());
+        for known in &self.devices {
+            known.write(&mut out);
         }
         out.number(self.tracks.len() as u64);
         for track in &self.tracks {
-            out.number(u64::from(track.factor.0));
-            out.number(track.device);
-            out.number(u64::from(track.failures));
-            out.number(track.locked_until.micros());
-            out.number(track.last.micros());
-            out.number(track.in_flight.len() as u64);
-            for (id, at) in &track.in_flight {
-                out.wide(id.to_u128());
-                out.number(at.micros());
-            }
-            track.budget.write(&mut out);
+            track.write(&mut out);
         }
         out.finish()
     }
@@ -287,28 +240,12 @@ impl Account {
         let mut from = Reader::new(bytes, VERSION)?;
         let mut account = Self { credential: u32::try_from(from.number()?).map_err(|_| WRONG)?, ..Self::default() };
         for _ in 0..from.count(MAX_DEVICES)? {
-            account.devices.push((from.number()?, Timestamp::from_micros(from.number()?)));
+            account.devices.push(KnownDevice::read(&mut from)?);
         }
-        for _ in 0..from.count(MAX_TRACKS)? {
-            account.tracks.push(read_track(&mut from)?);
+        for _ in 0..from.count(MAX_TRACKS + 1)? {
+            account.tracks.push(Track::read(&mut from)?);
         }
         from.finish()?;
         Ok(account)
     }
-}
-
-fn read_track(from: &mut Reader<'_>) -> Result<Track, BytesError> {
-    const WRONG: BytesError = BytesError::Malformed("account");
-    let most = usize::from(MAX_LOG);
-    let factor = Factor(u32::try_from(from.number()?).map_err(|_| WRONG)?);
-    let mut track = Track::new(factor, from.number()?);
-    track.failures = u32::try_from(from.number()?).map_err(|_| WRONG)?;
-    track.locked_until = Timestamp::from_micros(from.number()?);
-    track.last = Timestamp::from_micros(from.number()?);
-    for _ in 0..from.count(most)? {
-        let flying = (TraceId::from_u128(from.wide()?), Timestamp::from_micros(from.number()?));
-        track.in_flight.push(flying);
-    }
-    track.budget = Balance::read(from)?;
-    Ok(track)
 }

@@ -12,6 +12,9 @@ use crate::key::TraceId;
 use crate::plan::{Plan, Verb};
 use crate::policy::{Listed, Policy, Who};
 
+/// The most spellings of one name that are looked up. There are no more unless somebody makes them up.
+const MAX_SPELLINGS: usize = 64;
+
 impl LoginRequest<'_> {
     /// What may bar this attempt, as plans that charge nothing: settled and decided, each says whether it does
     /// ([`Refusal::barring`]). There are none where nobody is listed, banned or punished.
@@ -25,7 +28,7 @@ impl LoginRequest<'_> {
         let known = Who { ip: caller.ip(), user: None, tenant: caller.tenant };
         let mut bars = vec![bar(policy, known, &caller, id)];
         let exempt = bars.iter().any(|plan| plan.listed == Some(Listed::Allow));
-        for name in self.names() {
+        for name in self.names(policy) {
             let facts = Facts { user: Some(&name), ..facts };
             let caller = Caller::new(&facts, policy);
             let mut plan = bar(policy, Who { user: caller.user, ..Who::default() }, &caller, id);
@@ -40,16 +43,19 @@ impl LoginRequest<'_> {
         bars
     }
 
-    /// What the user may be called: as the door says, else as the account was written, and in its one spelling.
-    fn names(&self) -> Vec<String> {
-        if let Some(user) = self.user.filter(|user| !user.is_empty()) {
-            return vec![user.to_owned()];
+    /// What the user may be called: as the door says, else as the account was written; in its one spelling; and as anybody
+    /// is written who is banned or denied and has the same one spelling.
+    fn names(&self, policy: &Policy) -> Vec<String> {
+        let name = self.user.filter(|user| !user.is_empty()).or(self.account.map(str::trim));
+        let Some(name) = name.filter(|name| !name.is_empty()) else { return Vec::new() };
+        let folded = canonical_account(name);
+        let mut names = vec![name.to_owned()];
+        let others = policy.spellings(&folded).into_iter().map(String::from).take(MAX_SPELLINGS);
+        for other in others.chain([folded]) {
+            if !names.contains(&other) && !other.is_empty() {
+                names.push(other);
+            }
         }
-        let Some(account) = self.account.map(str::trim).filter(|account| !account.is_empty()) else {
-            return Vec::new();
-        };
-        let mut names = vec![account.to_owned(), canonical_account(account)];
-        names.dedup();
         names
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use super::device::Device;
-use super::{Attempt, AttemptOutcome, Factor, ResultOutcome, Try, account_digest, address_digest};
+use super::{Attempt, AttemptOutcome, Factor, ResultOutcome, Try, Wider, account_digest, address_digest};
 use crate::address::AddressGroup;
 use crate::key::TraceId;
 use crate::policy::{Listed, Policy};
@@ -46,6 +46,7 @@ impl LoginRequest<'_> {
         Try {
             account: self.account.and_then(|name| account_digest(key, name)),
             address: group.filter(|_| !exempt).map(|group| address_digest(key, group)),
+            wider: Wider::of(key, self.ip),
             factor: Factor::named(key, self.factor),
             device: self.device.and_then(|token| Device::from_token(token, secret).ok()),
             id,

@@ -14,6 +14,7 @@ use crate::codec::{BytesError, Reader, Writer};
 use crate::decision::{Decision, Verdict};
 use crate::facts::Facts;
 use crate::key::{Digest, DigestKey, Domain, Part};
+use crate::lockout::Spellings;
 use crate::time::Timestamp;
 
 /// The version of a ban's bytes.
@@ -54,6 +55,9 @@ pub trait BanSource: fmt::Debug + Send + Sync {
 
     /// Of the bans that this request meets and that are no wider than `allowed`, the one that ends last.
     fn find(&self, who: Who<'_>, allowed: Option<Rank>) -> Option<Banned>;
+
+    /// Banned users whose name, in its one spelling, is this: their names as they are written, where that is another.
+    fn spellings(&self, folded: &str) -> Vec<Box<str>>;
 }
 
 /// Who is asking, as lists and bans know them.
@@ -205,6 +209,7 @@ pub struct Bans {
     v6: PrefixMap<Ipv6Net, Timestamp>,
     users: BTreeMap<Box<str>, Timestamp>,
     tenants: BTreeMap<Box<str>, Timestamp>,
+    spellings: Spellings,
 }
 
 impl Bans {
@@ -213,7 +218,11 @@ impl Bans {
         match whom {
             ListEntry::Address(IpNet::V4(net)) => drop(self.v4.insert(*net, until)),
             ListEntry::Address(IpNet::V6(net)) => drop(self.v6.insert(*net, until)),
-            ListEntry::User(user) => drop(self.users.insert(user.clone(), until)),
+            ListEntry::User(user) => {
+                if self.users.insert(user.clone(), until).is_none() {
+                    self.spellings.insert(user);
+                }
+            }
             ListEntry::Tenant(tenant) => drop(self.tenants.insert(tenant.clone(), until)),
         }
     }
@@ -223,9 +232,18 @@ impl Bans {
         match whom {
             ListEntry::Address(IpNet::V4(net)) => drop(self.v4.remove(net)),
             ListEntry::Address(IpNet::V6(net)) => drop(self.v6.remove(net)),
-            ListEntry::User(user) => drop(self.users.remove(user)),
+            ListEntry::User(user) => {
+                if self.users.remove(user).is_some() {
+                    self.spellings.remove(user);
+                }
+            }
             ListEntry::Tenant(tenant) => drop(self.tenants.remove(tenant)),
         }
+    }
+
+    /// As [`BanSource::spellings`].
+    pub fn spellings(&self, folded: &str) -> impl Iterator<Item = &str> {
+        self.spellings.of(folded)
     }
 
     /// As [`BanSource::find`]. A ban that is over is found like any other: the request's own moment is not known here, and

@@ -7,6 +7,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 
 use super::bans::Who;
+use crate::lockout::Spellings;
 
 /// What a list says of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +80,8 @@ pub struct Lists {
     v6: PrefixMap<Ipv6Net, Listed>,
     users: BTreeMap<Box<str>, Listed>,
     tenants: BTreeMap<Box<str>, Listed>,
+    /// Of denied users.
+    spellings: Spellings,
     /// Whether anybody is listed.
     any: bool,
 }
@@ -100,6 +103,9 @@ impl Lists {
                 self.v6.insert(net, listed);
             }
             ListEntry::User(user) => {
+                if listed == Listed::Deny {
+                    self.spellings.insert(&user);
+                }
                 let listed = stricter(self.users.get(&user).copied(), listed);
                 self.users.insert(user, listed);
             }
@@ -132,6 +138,11 @@ impl Lists {
         let user = user.and_then(|user| self.users.get(user)).map(|listed| (Rank::User, *listed));
         let tenant = || tenant.and_then(|tenant| self.tenants.get(tenant)).map(|listed| (Rank::Tenant, *listed));
         user.or_else(|| ip.and_then(|ip| self.find_address(ip))).or_else(tenant)
+    }
+
+    /// Denied users who are found at a login by this spelling, as they are written.
+    pub(crate) fn spellings(&self, folded: &str) -> impl Iterator<Item = &str> {
+        self.spellings.of(folded)
     }
 
     fn find_address(&self, ip: IpAddr) -> Option<(Rank, Listed)> {

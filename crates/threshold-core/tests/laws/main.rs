@@ -14,6 +14,7 @@ mod answers;
 mod keys;
 mod ladder;
 mod login;
+mod login_model;
 mod receipts;
 mod settling;
 mod world;

@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use threshold_core::limit::Algorithm;
-use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Device, Factor, Login, Try};
+use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Device, Factor, Login, Try, Wider};
 use threshold_core::plan::Verb;
 use threshold_core::policy::Layer;
 use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
@@ -546,14 +546,18 @@ fn busy_account(steps: &[(Span, u8, bool)], start: Timestamp) -> (Account, Vec<A
         let factor = Factor::named(key, [None, Some("totp")][usize::from(*kind) % 2]);
         let device = devices.last().copied().filter(|_| *kind > 3);
         let id = TraceId::from_u128((index as u128 + 1) << 64 | 7);
-        let tried =
-            Try { account: Some(Digest::from_u128(5)), address: Some(Digest::from_u128(6)), factor, device, id };
+        let (account_key, address_key) = (Some(Digest::from_u128(5)), Some(Digest::from_u128(6)));
+        let wider = Wider::of(key, None);
+        let tried = Try { account: account_key, address: address_key, wider, factor, device, id };
         if let AttemptOutcome::Allowed(attempt) = login.attempt(&tried, Some(&mut account), &mut address, now) {
             attempts.push(attempt);
             if *kind % 3 > 0 {
                 let ended = login.result(&attempt, *success, Some(&mut account), &mut address, id, now).unwrap();
                 devices.extend(ended.device);
             }
+        }
+        if (*kind, *success) == (0, true) {
+            account.lift();
         }
     }
     (account, attempts, devices)
@@ -569,8 +573,8 @@ proptest! {
     /// Receipts, reservations, standings and accounts read back as what they were, and nothing else reads.
     ///
     /// Woken by: leaving out `out.byte(u8::from(self.shadow))` in `Standing::to_bytes`; `from.finish()?` in
-    /// `Reservation::from_bytes`; replacing the error with `true` for `shadow` in `Standing::from_bytes`; and writing `track.last` in place of
-    /// `track.locked_until` in `Account::to_bytes`.
+    /// `Reservation::from_bytes`; replacing the error with `true` for `shadow` in `Standing::from_bytes`; and writing `self.last` in place of
+    /// `self.locked_until`, and leaving out `attempt.counts`, in `Track::write`.
     #[test]
     fn bytes_read_back(
         rules in rules(),

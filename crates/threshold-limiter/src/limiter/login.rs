@@ -78,7 +78,8 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// ```
     ///
     /// # Errors
-    /// Where the policy has no `[login]`, and where the store cannot answer.
+    /// Where the policy has no `[login]`, where an account is named and nothing is left of its name, and where the store
+    /// cannot answer.
     pub fn login_attempt(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
         let policy = self.policy();
         let (login, tried, now) = self.tried(&policy, request)?;
@@ -186,7 +187,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         request: &LoginRequest<'_>,
     ) -> Result<(&'p Login, Try, Timestamp), LoginError> {
         let login = policy.login().ok_or(LoginError::NoLogin)?;
-        Ok((login, request.tried(policy, &self.secret, random_id()), self.clock.now()))
+        let tried = request.tried(policy, &self.secret, random_id());
+        if request.account.is_some() && tried.account.is_none() {
+            return Err(LoginError::NoAccount);
+        }
+        Ok((login, tried, self.clock.now()))
     }
 
     fn ended<'p>(&self, policy: &'p Policy, attempt: &str) -> Result<(&'p Login, Attempt, Timestamp), LoginError> {

@@ -295,7 +295,7 @@ fn standing_worth(standing: &Standing, now: Timestamp) -> Worth {
 fn account_worth(account: &Account, login: &Login, now: Timestamp) -> Worth {
     let otherwise = match account.locked_until(login, now) {
         Some(_) => Worth::Protected,
-        None => Worth::Some(u64::from(account.failures())),
+        None => Worth::Some(u64::from(account.failures(now))),
     };
     worth_until(account.silent_from(login), now, otherwise)
 }

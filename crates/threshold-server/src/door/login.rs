@@ -87,9 +87,6 @@ pub(super) fn routes() -> Router<Arc<App>> {
 
 async fn attempt(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
     let AttemptBody { account, ip, factor, device, user, tenant } = read(&body)?;
-    if account.as_ref().is_some_and(|account| account.as_str().trim().is_empty()) {
-        return Err(ApiError::bad("account", "an account has a name; leave it out where a login names none"));
-    }
     let request = LoginRequest {
         account: account.as_ref().map(Text::as_str),
         ip: Some(ip.0),
@@ -146,6 +143,9 @@ impl From<LoginError> for ApiError {
         let message = error.to_string();
         match error {
             LoginError::NotOurs => Self::bad("attempt", message),
+            LoginError::NoAccount => {
+                Self::bad("account", "an account has a name that can be seen; leave it out where a login names none")
+            }
             LoginError::UnknownAttempt => {
                 Self::new(StatusCode::NOT_FOUND, "unknown_attempt", message).about(Some("attempt".to_owned()))
             }

@@ -143,6 +143,34 @@ fn whoever_is_banned_does_not_get_to_try_and_locks_nobody() {
     assert_eq!(attempt(&server, "ada", "203.0.113.7", None).status, 200);
 }
 
+/// A user's ban is met at the login however the account is typed, whether an operator has set it or a ladder; elsewhere
+/// names are what they are. Woken by: leaving `pages.bans`, or `pages.spellings`, out of `BanBook::spellings`.
+#[test]
+fn a_ban_on_a_user_is_met_at_the_login_in_any_spelling() {
+    let folder = Scratch::folder();
+    let policy = folder.path().join("policy.toml");
+    let rule =
+        "[[rule]]\nname = \"posts\"\nper = [\"user\"]\nlimit = \"1/h\"\nladder = \"strict\"\nstrike = \"request\"\n";
+    std::fs::write(&policy, format!("{POLICY}{rule}")).unwrap();
+    let server = Start { policy: Some(&policy), ..Start::default() }.server();
+    let body = json!({"layer": "user", "key": "Eve", "reason": "stolen cards"}).to_string();
+    let ban = server.connect().post("/v1/bans", &body).unwrap().json()["id"].as_str().unwrap().to_owned();
+    let check = |user: &str| {
+        server.connect().post("/v1/check", &json!({"user": user}).to_string()).unwrap().json()["verdict"].clone()
+    };
+    while check("Mallory") != "ban" {}
+    for account in ["Eve", "eve", " EVE", "e\u{200b}ve", "Mallory", "mallory", "MALLORY"] {
+        let refused = attempt(&server, account, "198.51.100.7", None);
+        assert_eq!(refused.json()["error"], "banned", "{account:?}");
+    }
+    assert_eq!((check("Eve"), check("eve"), check("mallory")), (json!("ban"), json!("allow"), json!("allow")));
+    assert_eq!(server.connect().send("DELETE", &format!("/v1/bans/{ban}"), &[], "").unwrap().status, 200);
+    assert_eq!(server.connect().send("DELETE", "/v1/subjects/user/Mallory", &[], "").unwrap().status, 200);
+    for account in ["EVE", "MALLORY"] {
+        assert_eq!(attempt(&server, account, "198.51.100.7", None).status, 200);
+    }
+}
+
 #[test]
 fn bad_logins_are_told_what_is_wrong() {
     let folder = Scratch::folder();
@@ -156,6 +184,7 @@ fn bad_logins_are_told_what_is_wrong() {
     check("/v1/login/attempt", r#"{"account":"a"}"#, 400, Some("ip"));
     check("/v1/login/attempt", r#"{"account":"a","ip":"here"}"#, 400, Some("ip"));
     check("/v1/login/attempt", r#"{"account":" ","ip":"10.0.0.1"}"#, 400, Some("account"));
+    check("/v1/login/attempt", r#"{"account":"\u200b\ufeff","ip":"10.0.0.1"}"#, 400, Some("account"));
     check("/v1/login/attempt", r#"{"account":"a","ip":"10.0.0.1","password":"x"}"#, 400, Some("password"));
     check("/v1/login/result", r#"{"attempt":"forged","success":true}"#, 400, Some("attempt"));
     check("/v1/login/result", r#"{"attempt":"x"}"#, 400, Some("success"));

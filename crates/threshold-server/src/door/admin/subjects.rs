@@ -134,7 +134,7 @@ fn account(app: &App, layer: String, key: String) -> SubjectBody {
     SubjectBody {
         layer,
         key,
-        failures: Some(account.failures()),
+        failures: Some(account.failures(now)),
         locked_until: locked.and_then(Timestamp::unless_never).map(Timestamp::secs_ceil),
         at_ceiling: Some(locked == Some(Timestamp::MAX)),
         ..SubjectBody::default()

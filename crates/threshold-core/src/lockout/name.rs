@@ -1,0 +1,134 @@
+//! The one spelling of an account's name.
+
+use std::collections::BTreeMap;
+
+use caseless::Caseless as _;
+use unicode_normalization::UnicodeNormalization as _;
+
+use crate::key::{Digest, DigestKey, Domain, Part};
+
+/// The one spelling of an account's name: trimmed, compatibility forms and case folded, and without characters that
+/// nobody sees.
+#[must_use]
+pub fn canonical_account(name: &str) -> String {
+    // First, because what stands around an invisible character may compose.
+    let seen = name.chars().filter(|c| !is_invisible(*c));
+    seen.nfkc().default_case_fold().nfkc().collect::<String>().trim().to_owned()
+}
+
+/// The digest of an account, however its name is spelled; `None` where nothing is left of the name.
+#[must_use]
+pub fn account_digest(key: DigestKey, name: &str) -> Option<Digest> {
+    let name = canonical_account(name);
+    let mut digest = key.begin(Domain::Account);
+    digest.text(Part::User, &name);
+    (!name.is_empty()).then(|| digest.finish())
+}
+
+/// Names that are not written in their one spelling, by that spelling: at a login they are found however they are typed.
+#[derive(Debug, Clone, Default)]
+pub struct Spellings(BTreeMap<Box<str>, BTreeMap<Box<str>, usize>>);
+
+impl Spellings {
+    /// Adds a name. One that was added twice must be removed twice.
+    pub fn insert(&mut self, name: &str) {
+        let folded = canonical_account(name);
+        if folded != name {
+            let count = self.0.entry(folded.into()).or_default().entry(name.into()).or_default();
+            *count = count.saturating_add(1);
+        }
+    }
+
+    /// Removes a name.
+    pub fn remove(&mut self, name: &str) {
+        let folded = canonical_account(name);
+        let Some(names) = self.0.get_mut(folded.as_str()) else { return };
+        if let Some(count) = names.get_mut(name) {
+            *count = count.saturating_sub(1);
+        }
+        names.retain(|_, count| *count > 0);
+        if names.is_empty() {
+            self.0.remove(folded.as_str());
+        }
+    }
+
+    /// The names that have this one spelling.
+    pub fn of(&self, folded: &str) -> impl Iterator<Item = &str> {
+        self.0.get(folded).into_iter().flat_map(BTreeMap::keys).map(AsRef::as_ref)
+    }
+}
+
+/// Whether a character takes no room on a screen: control characters, interlinear annotations, and what Unicode 16 calls
+/// `Default_Ignorable_Code_Point` (zero-width spaces and joiners, directions, fillers, variation selectors, tags).
+/// `NFKC_Casefold` leaves the last out for the same reason.
+fn is_invisible(c: char) -> bool {
+    let ignorable = matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+        | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
+        | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}'
+        | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}');
+    // Line breaks and tabs are space: at the ends they are trimmed, and inside they keep words apart.
+    ignorable || matches!(c, '\u{fff9}'..='\u{fffb}') || c.is_control() && !c.is_whitespace()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Story: names with zero-width characters were accounts of their own, each with its own attempts.
+    #[test]
+    fn characters_that_nobody_sees_make_no_second_account() {
+        let plain = canonical_account("ada@example.com");
+        for invisible in [
+            '\u{ad}',
+            '\u{34f}',
+            '\u{200b}',
+            '\u{200c}',
+            '\u{200d}',
+            '\u{200e}',
+            '\u{202e}',
+            '\u{2060}',
+            '\u{2066}',
+            '\u{3164}',
+            '\u{fe0f}',
+            '\u{feff}',
+            '\u{ffa0}',
+            '\u{fff9}',
+            '\u{e0041}',
+            '\u{0}',
+            '\u{1b}',
+            '\u{7f}',
+            '\u{9b}',
+        ] {
+            for name in [
+                format!("{invisible}Ada@example.com"),
+                format!("a{invisible}{invisible}da@example.com"),
+                format!(" ada@example.com {invisible} "),
+            ] {
+                assert_eq!(canonical_account(&name), plain, "{name:?}");
+            }
+        }
+        assert_eq!(canonical_account("a\u{200b}\u{301}"), canonical_account("á"));
+        assert_eq!(canonical_account("\u{200b}\u{3164} \u{feff}"), "");
+        assert_ne!(canonical_account("a da"), canonical_account("ada"));
+        assert_ne!(canonical_account("a\nda"), canonical_account("ada"));
+    }
+
+    #[test]
+    fn names_are_found_by_their_one_spelling_until_they_are_removed_as_often_as_they_were_added() {
+        let mut spellings = Spellings::default();
+        for name in ["Eve", "EVE", "eve", "Eve", "Adam"] {
+            spellings.insert(name);
+        }
+        let of = |spellings: &Spellings, name| spellings.of(name).map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(of(&spellings, "eve"), ["EVE", "Eve"]);
+        assert_eq!(of(&spellings, "Eve"), [""; 0]);
+        spellings.remove("Eve");
+        assert_eq!(of(&spellings, "eve"), ["EVE", "Eve"]);
+        for name in ["Eve", "Eve", "EVE", "nobody"] {
+            spellings.remove(name);
+        }
+        assert_eq!(of(&spellings, "eve"), [""; 0]);
+        assert_eq!(of(&spellings, "adam"), ["Adam"]);
+    }
+}

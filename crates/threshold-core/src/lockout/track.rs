@@ -1,0 +1,261 @@
+//! The counters of one factor on one kind of device: failures in a row, the lock, the budget, attempts under way.
+
+use super::{Factor, Login, RESULT_WITHIN};
+use crate::balance::Balance;
+use crate::codec::{BytesError, Reader, Writer};
+use crate::key::TraceId;
+use crate::limit::{Limit, MAX_LOG};
+use crate::time::{Span, Timestamp};
+
+/// Failures below the ceiling are forgotten this long after the last one. Without an end, every name ever guessed would
+/// be kept for good.
+const FORGOTTEN_AFTER: Span = Span::from_secs(30 * 86_400);
+/// The most attempts under way at once. Most budgets allow fewer within a minute; one of a thousand a second does not.
+const MAX_UNDER_WAY: usize = MAX_LOG as usize;
+
+/// The counters of one factor and one device; device 0 is every device that is not known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Track {
+    pub(super) factor: Factor,
+    pub(super) device: u64,
+    pub(super) failures: u32,
+    pub(super) locked_until: Timestamp,
+    /// When the last failure was.
+    last: Timestamp,
+    /// Attempts under way, the oldest first.
+    pub(super) under_way: Vec<UnderWay>,
+    pub(super) budget: Balance,
+}
+
+/// An attempt whose result is not known yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct UnderWay {
+    id: TraceId,
+    at: Timestamp,
+    /// Whether it counts as a failure unless it succeeds. One that a pardon covers does not.
+    counts: bool,
+}
+
+impl UnderWay {
+    fn times_out(&self) -> Timestamp {
+        self.at.plus(RESULT_WITHIN)
+    }
+}
+
+impl Track {
+    pub(super) fn new(factor: Factor, device: u64) -> Self {
+        Self {
+            factor,
+            device,
+            failures: 0,
+            locked_until: Timestamp::EPOCH,
+            last: Timestamp::EPOCH,
+            under_way: Vec::new(),
+            budget: Balance::default(),
+        }
+    }
+
+    pub(super) fn fail(&mut self, login: &Login, at: Timestamp) {
+        self.failures = self.failures.saturating_add(1);
+        self.last = self.last.max(at);
+        if let Some(span) = login.lock(self.failures) {
+            self.locked_until = self.locked_until.max(at.plus(span));
+        }
+    }
+
+    /// After a success.
+    pub(super) fn forget_failures(&mut self) {
+        self.failures = 0;
+        self.locked_until = Timestamp::EPOCH;
+    }
+
+    /// Forgets everything but attempts under way, which count for nothing from now on.
+    pub(super) fn lift(&mut self) {
+        self.forget_failures();
+        self.budget = Balance::default();
+        for attempt in &mut self.under_way {
+            attempt.counts = false;
+        }
+    }
+
+    pub(super) fn begin(&mut self, id: TraceId, now: Timestamp) {
+        let at = self.under_way.partition_point(|other| other.at <= now);
+        self.under_way.insert(at, UnderWay { id, at: now, counts: true });
+    }
+
+    pub(super) fn has(&self, id: TraceId) -> bool {
+        self.under_way.iter().any(|attempt| attempt.id == id)
+    }
+
+    /// Takes an attempt out; says whether it counted.
+    pub(super) fn end(&mut self, id: TraceId) -> Option<bool> {
+        let at = self.under_way.iter().position(|attempt| attempt.id == id)?;
+        Some(self.under_way.remove(at).counts)
+    }
+
+    pub(super) fn is_under_way(&self, now: Timestamp) -> bool {
+        self.under_way.last().is_some_and(|newest| newest.times_out() > now)
+    }
+
+    /// Attempts whose time is up have failed, and old failures are forgotten.
+    pub(super) fn bring(&mut self, login: &Login, now: Timestamp) {
+        let late = self.under_way.partition_point(|attempt| attempt.times_out() <= now);
+        for attempt in self.under_way.drain(..late).collect::<Vec<_>>() {
+            if attempt.counts {
+                self.fail(login, attempt.times_out());
+            }
+        }
+        if self.failures < login.ceiling && self.last.plus(FORGOTTEN_AFTER) <= now {
+            self.failures = 0;
+        }
+    }
+
+    /// Failures in a row at `now`, with attempts whose time is up.
+    pub(super) fn failures_at(&self, now: Timestamp) -> u32 {
+        let late = self.under_way.iter().filter(|attempt| attempt.counts && attempt.times_out() <= now).count();
+        self.failures.saturating_add(u32::try_from(late).unwrap_or(u32::MAX))
+    }
+
+    /// Until when nothing may be tried; `Timestamp::MAX` at the ceiling.
+    pub(super) fn locked(&self, login: &Login, now: Timestamp) -> Option<Timestamp> {
+        let until = self.opens_at(login, now);
+        (until > now).then_some(until)
+    }
+
+    /// The first moment at which an attempt is let through, if nobody else comes and whatever is under way fails when its
+    /// time is up; `Timestamp::MAX` at the ceiling.
+    ///
+    /// Attempts under way count as failures from the moment at which they began. Their failure comes later, and locks
+    /// from then on: that is looked ahead for.
+    fn opens_at(&self, login: &Login, now: Timestamp) -> Timestamp {
+        let fits_at = self.budget.peek(&Limit::Log(login.account), 1, now).ready_at;
+        let mut ahead = Ahead::of(self);
+        let mut at = now;
+        loop {
+            ahead.time_out(login, at);
+            if ahead.failures >= login.ceiling {
+                return Timestamp::MAX;
+            }
+            let lock = ahead.locked_until(login, at);
+            let until = lock.max(fits_at);
+            // Whoever is under way may still be right. Only when they have ended is it known whether this is the ceiling.
+            if ahead.may_reach_ceiling(login) || until <= at {
+                return until.max(at);
+            }
+            at = until;
+        }
+    }
+
+    /// The first moment from which this says the same as none.
+    pub(super) fn silent_from(&self, ceiling_reached: bool) -> Timestamp {
+        let newest = self.under_way.last();
+        let under_way = newest.map_or(Timestamp::EPOCH, |attempt| attempt.times_out().plus(FORGOTTEN_AFTER));
+        let counted = match self.failures {
+            0 => Timestamp::EPOCH,
+            _ if ceiling_reached => Timestamp::MAX,
+            _ => self.last.plus(FORGOTTEN_AFTER),
+        };
+        self.budget.silent_from().max(self.locked_until).max(counted).max(under_way)
+    }
+
+    pub(super) fn write(&self, out: &mut Writer) {
+        out.number(u64::from(self.factor.0));
+        out.number(self.device);
+        out.number(u64::from(self.failures));
+        out.number(self.locked_until.micros());
+        out.number(self.last.micros());
+        out.number(self.under_way.len() as u64);
+        for attempt in &self.under_way {
+            out.wide(attempt.id.to_u128());
+            out.number(attempt.at.micros());
+            out.byte(u8::from(attempt.counts));
+        }
+        self.budget.write(out);
+    }
+
+    pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        const WRONG: BytesError = BytesError::Malformed("account");
+        let factor = Factor(u32::try_from(from.number()?).map_err(|_| WRONG)?);
+        let mut track = Self::new(factor, from.number()?);
+        track.failures = u32::try_from(from.number()?).map_err(|_| WRONG)?;
+        track.locked_until = Timestamp::from_micros(from.number()?);
+        track.last = Timestamp::from_micros(from.number()?);
+        for _ in 0..from.count(MAX_UNDER_WAY)? {
+            let id = TraceId::from_u128(from.wide()?);
+            let at = Timestamp::from_micros(from.number()?);
+            let counts = match from.byte()? {
+                0 => false,
+                1 => true,
+                _ => return Err(WRONG),
+            };
+            track.under_way.push(UnderWay { id, at, counts });
+        }
+        track.budget = Balance::read(from)?;
+        Ok(track)
+    }
+}
+
+/// A track as it will be if nothing happens but that attempts time out.
+struct Ahead<'t> {
+    failures: u32,
+    locked_until: Timestamp,
+    last: Timestamp,
+    under_way: &'t [UnderWay],
+    /// How many of those under way count.
+    counting: u32,
+}
+
+impl<'t> Ahead<'t> {
+    fn of(track: &'t Track) -> Self {
+        let under_way = track.under_way.as_slice();
+        let counting = under_way.iter().filter(|attempt| attempt.counts).count();
+        Self {
+            failures: track.failures,
+            locked_until: track.locked_until,
+            last: track.last,
+            under_way,
+            counting: u32::try_from(counting).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// As [`Track::bring`].
+    fn time_out(&mut self, login: &Login, at: Timestamp) {
+        while let Some((oldest, newer)) = self.under_way.split_first().filter(|(oldest, _)| oldest.times_out() <= at) {
+            self.under_way = newer;
+            if !oldest.counts {
+                continue;
+            }
+            self.counting = self.counting.saturating_sub(1);
+            self.failures = self.failures.saturating_add(1);
+            self.last = self.last.max(oldest.times_out());
+            if let Some(span) = login.lock(self.failures) {
+                self.locked_until = self.locked_until.max(oldest.times_out().plus(span));
+            }
+        }
+        if self.failures < login.ceiling && self.last.plus(FORGOTTEN_AFTER) <= at {
+            self.failures = 0;
+        }
+    }
+
+    fn with_under_way(&self) -> u32 {
+        self.failures.saturating_add(self.counting)
+    }
+
+    fn may_reach_ceiling(&self, login: &Login) -> bool {
+        self.counting > 0 && self.with_under_way() >= login.ceiling
+    }
+
+    /// Until when this locks at `at`, before anything else times out.
+    fn locked_until(&self, login: &Login, at: Timestamp) -> Timestamp {
+        // So many may be under way; a further one waits for the oldest.
+        let room = self.under_way.len().checked_sub(MAX_UNDER_WAY).and_then(|over| self.under_way.get(over));
+        let locked = self.locked_until.max(room.map_or(at, UnderWay::times_out));
+        let Some(newest) = self.under_way.iter().rev().find(|attempt| attempt.counts) else { return locked };
+        if self.may_reach_ceiling(login) {
+            return locked.max(newest.times_out());
+        }
+        // The last of those that count so far, under way or failed, locks from its own moment.
+        let last = if self.failures > 0 { self.last.max(newest.at) } else { newest.at };
+        login.lock(self.with_under_way()).map_or(locked, |span| locked.max(last.plus(span)))
+    }
+}
