@@ -24,7 +24,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::observer::Observer;
 use crate::random_id;
 use crate::store::memory::MemoryStore;
-use crate::store::{LocalStore, Store};
+use crate::store::{LocalStore, Store, StoreError};
 use crate::sync::Mutex;
 
 pub use login::LoginError;
@@ -256,10 +256,13 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     }
 
     /// Gives back what a receipt says was charged, once. Says whether this was the first time.
-    pub fn refund(&self, receipt: &Receipt) -> bool {
-        let first = self.store.refund(receipt, self.clock.now());
+    ///
+    /// # Errors
+    /// Where the store has no room to remember it: then nothing is given back, and it can be tried again later.
+    pub fn refund(&self, receipt: &Receipt) -> Result<bool, StoreError> {
+        let first = LocalStore::refund(&self.store, receipt, self.clock.now())?;
         self.made_room(receipt.keys());
-        first
+        Ok(first)
     }
 
     /// Decides and charges a request whose true cost is not known yet. Where there is no room to keep the reservation, the

@@ -9,7 +9,7 @@ use std::future::Future;
 use threshold_core::decision::Degraded;
 
 // Whoever writes a store needs the words that its signatures are made of.
-pub use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
+pub use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt, Wider};
 pub use threshold_core::plan::SubjectKeys;
 pub use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
 pub use threshold_core::{Digest, DigestKey, Outcome, Plan, Receipt, Span, Timestamp, TraceId};
@@ -116,7 +116,10 @@ pub trait LocalStore: Send + Sync {
     fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError>;
 
     /// Gives a charge back, once. Says whether this was the first time.
-    fn refund(&self, receipt: &Receipt, now: Timestamp) -> bool;
+    ///
+    /// # Errors
+    /// Where there is no room to remember it: then nothing is given back, and it can be tried again later.
+    fn refund(&self, receipt: &Receipt, now: Timestamp) -> Result<bool, StoreError>;
 
     /// Gives back what was taken out of a [`Pending`](threshold_core::receipt::Pending), which its owner does once:
     /// there is nothing to remember, and so nothing that could be full.
@@ -265,7 +268,7 @@ impl<S: LocalStore> Store for S {
     }
 
     async fn refund(&self, receipt: &Receipt, now: Timestamp) -> Result<bool, StoreError> {
-        Ok(LocalStore::refund(self, receipt, now))
+        LocalStore::refund(self, receipt, now)
     }
 
     async fn give_back(&self, taken: &Receipt, now: Timestamp) -> Result<(), StoreError> {

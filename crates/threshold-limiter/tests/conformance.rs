@@ -198,7 +198,7 @@ impl Played {
             return error_json("bad_request", "this is no receipt of ours", "receipt");
         };
         let first = match self.way {
-            Way::Direct => self.limiter().refund(&receipt),
+            Way::Direct => self.limiter().refund(&receipt).unwrap(),
             Way::Awaited => at_once(self.limiter().refund_async(&receipt)).unwrap(),
         };
         json!({"ok": true, "first": first})

@@ -185,7 +185,7 @@ impl<'p> Pair<'p> {
 
     fn refund(&mut self, receipt: Option<Receipt>) -> [Told; 2] {
         let Some(receipt) = receipt else { return [Told::Acted(false), Told::Acted(false)] };
-        let mine = self.limiter.refund(&receipt);
+        let mine = self.limiter.refund(&receipt).unwrap();
         [Told::Acted(mine), Told::Acted(self.ledger.refund(&receipt, self.now))]
     }
 }

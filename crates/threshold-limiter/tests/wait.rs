@@ -463,7 +463,7 @@ async fn what_is_held_is_waited_for_and_a_refund_lets_the_next_in_at_once() {
     let (start, b) = (Instant::now(), user("b"));
     let ends = async {
         sleep(Duration::from_millis(10_300)).await;
-        assert!(limiter.refund(&receipt.unwrap()));
+        assert!(limiter.refund(&receipt.unwrap()).unwrap());
     };
     // It would be held for an hour, but nobody knows that it will be.
     let (second, ()) = tokio::join!(limiter.wait(&b, MINUTE), ends);

@@ -4,10 +4,13 @@
 //! limits, then writes all or none. Standings and accounts have tables of their own, so that no flood of keys pushes a
 //! ban, a strike or a lock out.
 
+mod accounts;
 mod kept;
 mod limits;
 mod locked;
+mod login;
 mod piece;
+mod refunds;
 mod reservations;
 mod side;
 mod slab;
@@ -30,8 +33,10 @@ use threshold_core::{
 use super::{Keep, LocalStore, Saving, StoreError};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
+use accounts::Accounts;
 use locked::{Locked, Seat, shard_of};
-use reservations::Reservations;
+use refunds::Refunds;
+use reservations::{AllOpen, Reservations};
 use side::{Side, Worth, worth_until};
 use table::{Shard, Table};
 
@@ -57,12 +62,11 @@ pub struct MemoryStore {
     standings: Box<[Mutex<Side<Digest, Standing>>]>,
     /// Whom ladders have banned, and until when, in order. Taken while a shard of `standings` is held, never before.
     banned: Mutex<BTreeMap<Digest, Timestamp>>,
-    accounts: Mutex<Side<Digest, Account>>,
+    accounts: Mutex<Box<Accounts>>,
     reservations: Mutex<Reservations>,
     /// When the next reservation expires, in microseconds.
     next_expiry: AtomicU64,
-    /// Receipts that were refunded, until refunding them would do nothing anyway.
-    refunded: Mutex<Side<TraceId, Timestamp>>,
+    refunds: Mutex<Refunds>,
     when_full: WhenFull,
     /// Who writes down what must outlive the process, if anybody does.
     keeper: Option<Arc<dyn Keep>>,
@@ -106,10 +110,10 @@ impl MemoryStore {
             table: Table::of(shards, most),
             standings: (0..SIDE_SHARDS).map(|_| Mutex::new(Side::new(side.div_ceil(SIDE_SHARDS)))).collect(),
             banned: Mutex::default(),
-            accounts: Mutex::new(Side::new(side)),
+            accounts: Mutex::new(Box::new(Accounts::new(side, memory.when_full))),
             reservations: Mutex::new(Reservations::new(side)),
             next_expiry: AtomicU64::new(u64::MAX),
-            refunded: Mutex::new(Side::new(side)),
+            refunds: Mutex::new(Refunds::new(side)),
             when_full: memory.when_full,
             keeper: None,
         }
@@ -120,6 +124,13 @@ impl MemoryStore {
     pub fn check_one(&self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
         let Some(shard) = self.shard(key) else { return Balance::default().check(limit, cost, now, id) };
         shard.open().check(key, limit, cost, now, id)
+    }
+
+    /// As [`check_one`](Self::check_one), for limits that callers choose: however many there are, each costs the same, and
+    /// nobody else anything.
+    pub fn check_any(&self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
+        let Some(shard) = self.shard(key) else { return Balance::default().check(limit, cost, now, id) };
+        shard.open().check_carried(key, limit, cost, now, id)
     }
 
     /// What is held.
@@ -138,7 +149,9 @@ impl MemoryStore {
             counts.most_moved = counts.most_moved.max(shard.inside.counts.most_moved);
         }
         usage.subjects = self.standings.iter().map(|side| lock(side).len()).sum();
-        usage.accounts = lock(&self.accounts).len();
+        let accounts = lock(&self.accounts);
+        usage.accounts = accounts.len();
+        usage.counts.folded = usage.counts.folded.saturating_add(accounts.folds());
         usage
     }
 
@@ -227,17 +240,11 @@ impl MemoryStore {
             let Some(mut reservation) = over else { return };
             // Still under the lock, so that nobody commits what is being ended.
             if reservation.gives_back() {
-                self.remember_refund(reservation.id(), reservation.void_from(), now);
+                lock(&self.refunds).end(reservation.id(), reservation.void_from(), now);
             }
             let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = reservation.charges().collect();
             self.with_balances(&charges, now, |balances| reservation.expire(balances, now));
         }
-    }
-
-    /// Remembers that a receipt was refunded. Without room to remember, it counts as refunded: nothing is minted.
-    fn remember_refund(&self, id: TraceId, until: Timestamp, now: Timestamp) -> bool {
-        let mut refunded = lock(&self.refunded);
-        refunded.get(id).is_none() && refunded.insert(id, until, |until| worth_until(*until, now, Worth::Protected))
     }
 
     /// Not by the bits that choose the shard of a balance: a subject's keys share them.
@@ -291,15 +298,6 @@ fn standing_worth(standing: &Standing, now: Timestamp) -> Worth {
     worth_until(standing.silent_from(), now, otherwise)
 }
 
-/// Locks and ceilings are never forgotten; among the rest, those with the fewest failures go first.
-fn account_worth(account: &Account, login: &Login, now: Timestamp) -> Worth {
-    let otherwise = match account.locked_until(login, now) {
-        Some(_) => Worth::Protected,
-        None => Worth::Some(u64::from(account.failures(now))),
-    };
-    worth_until(account.silent_from(login), now, otherwise)
-}
-
 impl LocalStore for MemoryStore {
     #[inline]
     fn expect(&self, key: Digest) {
@@ -333,15 +331,17 @@ impl LocalStore for MemoryStore {
         Ok(())
     }
 
-    fn refund(&self, receipt: &Receipt, now: Timestamp) -> bool {
+    fn refund(&self, receipt: &Receipt, now: Timestamp) -> Result<bool, StoreError> {
         self.expire_reservations(now);
         let reservations = lock(&self.reservations);
-        if reservations.get(receipt.id()).is_some() || !self.remember_refund(receipt.id(), receipt.void_from(), now) {
-            return false;
+        if reservations.get(receipt.id()).is_some()
+            || !lock(&self.refunds).refund(receipt.id(), receipt.void_from(), now)?
+        {
+            return Ok(false);
         }
         let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = receipt.charges().collect();
         self.with_balances(&charges, now, |balances| receipt.refund(balances, now));
-        true
+        Ok(true)
     }
 
     fn give_back(&self, taken: &Receipt, now: Timestamp) {
@@ -354,8 +354,9 @@ impl LocalStore for MemoryStore {
         let reservation = Reservation::new(receipt, ttl, on_expire);
         let id = reservation.id();
         let mut reservations = lock(&self.reservations);
-        if !reservations.insert(reservation) {
-            return Err(StoreError::Full);
+        let gone = reservations.insert(reservation).map_err(|AllOpen| StoreError::Full)?;
+        if let Some(gone) = gone {
+            lock(&self.refunds).end(gone.id(), gone.void_from(), now);
         }
         self.next_expiry.store(reservations.next_expiry().micros(), Ordering::Release);
         Ok(id)
@@ -404,19 +405,7 @@ impl LocalStore for MemoryStore {
     }
 
     fn login_attempt(&self, login: &Login, tried: &Try, now: Timestamp) -> Result<AttemptOutcome, StoreError> {
-        if tried.address.is_some_and(|key| !self.has_room_for(key, now)) {
-            return Err(StoreError::Full);
-        }
-        let mut accounts = lock(&self.accounts);
-        let mut account = tried.account.map(|key| accounts.get(key).cloned().unwrap_or_default());
-        let outcome = self
-            .with_address(login, tried.address, now, |address| login.attempt(tried, account.as_mut(), address, now));
-        if let (Some(key), Some(account)) = (tried.account, account)
-            && !self.put_account(&mut accounts, key, account, |other| account_worth(other, login, now))
-        {
-            return Err(StoreError::Full);
-        }
-        Ok(outcome)
+        self.begin_login(login, tried, now)
     }
 
     fn login_result(
@@ -427,15 +416,7 @@ impl LocalStore for MemoryStore {
         nonce: TraceId,
         now: Timestamp,
     ) -> Result<ResultOutcome, UnknownAttempt> {
-        let mut accounts = lock(&self.accounts);
-        let account = attempt.account.and_then(|key| accounts.get_mut(key));
-        let ended = self.with_address(login, attempt.address, now, |address| {
-            login.result(attempt, success, account, address, nonce, now)
-        });
-        if let (Ok(_), Some(key)) = (&ended, attempt.account) {
-            self.keep_account(&accounts, key);
-        }
-        ended
+        self.end_login(login, attempt, success, nonce, now)
     }
 
     fn saving(&self) -> Option<Saving> {
@@ -444,22 +425,13 @@ impl LocalStore for MemoryStore {
 
     fn change_account(&self, key: Digest, change: fn(&mut Account)) {
         let mut accounts = lock(&self.accounts);
-        if let Some(account) = accounts.get_mut(key) {
-            change(account);
+        if accounts.change(key, change).is_some() {
             self.keep_account(&accounts, key);
         }
     }
 }
 
 impl MemoryStore {
-    /// Whether a key is here or can be; what had to go for it is gone afterwards.
-    fn has_room_for(&self, key: Digest, now: Timestamp) -> bool {
-        self.shard(key).is_some_and(|shard| {
-            let mut shard = shard.open();
-            shard.has(key) || shard.make_room(key, now) || shard.has_spare_slots(0)
-        })
-    }
-
     fn end<E: From<UnknownReservation>>(
         &self,
         id: TraceId,
@@ -471,23 +443,8 @@ impl MemoryStore {
         let mut reservation = reservations.get(id).cloned().ok_or(UnknownReservation)?;
         let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = reservation.charges().collect();
         self.with_balances(&charges, now, |balances| end(&mut reservation, balances))?;
-        reservations.insert(reservation);
+        reservations.update(reservation);
         Ok(charges.iter().map(|(key, _)| *key).collect())
-    }
-
-    fn with_address<T>(
-        &self,
-        login: &Login,
-        address: Option<Digest>,
-        now: Timestamp,
-        change: impl FnOnce(&mut Balance) -> T,
-    ) -> T {
-        let Some(key) = address else { return change(&mut Balance::default()) };
-        let limit = Limit::Log(login.ip);
-        self.with_balances(&[(key, limit)], now, |balances| match balances {
-            [balance, ..] => change(balance),
-            [] => change(&mut Balance::default()),
-        })
     }
 }
 

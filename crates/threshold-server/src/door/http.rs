@@ -146,7 +146,9 @@ async fn refund(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respons
     let limiter = &app.desk.limiter;
     let receipt = limiter.read_receipt(receipt.as_str());
     let receipt = receipt.map_err(|_| ApiError::bad("receipt", "this is no receipt of this server"))?;
-    let first = limiter.refund(&receipt);
+    let first = limiter.refund(&receipt).map_err(|error| {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", format!("nothing was given back: {error}"))
+    })?;
     Ok(json(StatusCode::OK, &DoneBody { ok: true, first: Some(first) }))
 }
 

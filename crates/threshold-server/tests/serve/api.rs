@@ -74,6 +74,35 @@ fn a_receipt_gives_back_once() {
     assert_eq!(ask(client, "/v1/peek", &user("u1"))["remaining"], 2);
 }
 
+/// Story: one caller's refunds filled the table, and everyone else's were answered `"first":false` and lost; one caller's
+/// released reservations stopped everyone else's for an hour.
+#[test]
+fn a_full_table_refuses_refunds_by_503_and_ended_reservations_refuse_nobody() {
+    let rule =
+        "[[rule]]\nname = \"r\"\nlayer = \"global\"\nper = []\nlimit = \"100000/h\"\nalgorithm = \"fixed-window\"\n";
+    let (server, _file) = Server::with(&format!("[memory]\nmax_keys = 1000\n{rule}"));
+    let client = &mut server.connect();
+    let mut refunds = 0;
+    let refused = loop {
+        let receipt = json!({"receipt": ask(client, "/v1/check", &json!({}))["receipt"]}).to_string();
+        let answer = client.post("/v1/refund", &receipt).unwrap();
+        if answer.status != 200 {
+            break answer;
+        }
+        assert_eq!(answer.json(), json!({"ok": true, "first": true}));
+        refunds += 1;
+        assert!(refunds <= 1_024);
+    };
+    assert_eq!((refunds, refused.status, &refused.json()["error"]), (1_024, 503, &json!("unavailable")));
+    assert_eq!(ask(client, "/v1/peek", &json!({"cost": 0}))["remaining"], 99_999, "its charge stays");
+    for _ in 0..1_100 {
+        let reserved = ask(client, "/v1/reserve", &json!({"ttlSec": 3600}));
+        assert_eq!(reserved["allowed"], true, "{reserved}");
+        let ended = ask(client, "/v1/release", &json!({"reservation": reserved["reservation"]}));
+        assert_eq!(ended, json!({"ok": true}));
+    }
+}
+
 #[test]
 fn a_reservation_is_committed_or_released_and_repeating_that_answers_alike() {
     let (server, _file) = Server::with(POLICY);

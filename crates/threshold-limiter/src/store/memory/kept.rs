@@ -3,13 +3,14 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use threshold_core::lockout::Account;
+use threshold_core::lockout::{Account, Login};
 use threshold_core::{Balance, Digest, Limit, Standing, Timestamp};
 
-use super::side::{Put, Side, Worth};
+use super::accounts::Accounts;
+use super::side::{Put, Side};
 use super::{MemoryStore, lock, standing_worth};
 use crate::bans::beyond;
-use crate::store::Keep;
+use crate::store::{Keep, StoreError};
 
 impl MemoryStore {
     /// The same store, which tells this keeper what must outlive the process. What was restored before is not told again.
@@ -27,15 +28,15 @@ impl MemoryStore {
 
     /// Takes back what was known of an account. Says whether there was room; nothing that is here goes for it.
     pub fn restore_account(&self, key: Digest, account: Account) -> bool {
-        self.put_account(&mut lock(&self.accounts), key, account, |_| Worth::Protected)
+        lock(&self.accounts).restore(key, account)
     }
 
     /// Takes back what was used.
     pub fn restore_balance(&self, key: Digest, limit: &Limit, balance: Balance, now: Timestamp) {
         if let Some(shard) = self.shard(key) {
             let mut shard = shard.open();
-            if shard.make_room(key, now) {
-                shard.keep(key, limit, balance, now);
+            if balance.silent_from() > now && shard.make_room(key, now) {
+                shard.restore(key, limit, balance);
             }
         }
     }
@@ -141,32 +142,38 @@ impl MemoryStore {
         put != Put::NoRoom
     }
 
-    /// Keeps an account. Tries that change nothing, as on one that is locked, are not told to the keeper: whoever makes
-    /// them would make the disk work.
+    /// Keeps an account that was tried. Tries that change nothing, as on one that is locked, are neither kept nor told to
+    /// the keeper: whoever makes them would make the disk work.
+    ///
+    /// # Errors
+    /// Where there is no room.
     pub(super) fn put_account(
         &self,
-        accounts: &mut Side<Digest, Account>,
+        accounts: &mut Accounts,
         key: Digest,
         account: Account,
-        worth: impl Fn(&Account) -> Worth,
-    ) -> bool {
+        login: &Login,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         let changed = match accounts.get(key) {
             Some(known) => *known != account,
             None => account != Account::default(),
         };
-        let put = accounts.put(key, account, worth);
-        if let (Some(keeper), true) = (&self.keeper, changed) {
-            if put != Put::NoRoom {
-                keeper.account(key, accounts.get(key));
-            }
-            if let Put::InPlaceOf(gone) = put {
-                keeper.account(gone, None);
-            }
+        if changed {
+            let gone = accounts.put(key, account, login, now)?;
+            self.keep_account(accounts, key);
+            self.keep_gone(gone);
         }
-        put != Put::NoRoom
+        Ok(())
     }
 
-    pub(super) fn keep_account(&self, accounts: &Side<Digest, Account>, key: Digest) {
+    pub(super) fn keep_gone(&self, gone: Option<Digest>) {
+        if let (Some(keeper), Some(gone)) = (&self.keeper, gone) {
+            keeper.account(gone, None);
+        }
+    }
+
+    pub(super) fn keep_account(&self, accounts: &Accounts, key: Digest) {
         if let Some(keeper) = &self.keeper {
             keeper.account(key, accounts.get(key));
         }

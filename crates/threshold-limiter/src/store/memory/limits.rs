@@ -4,24 +4,26 @@ use std::sync::OnceLock;
 
 use threshold_core::Limit;
 
-use super::lock;
-use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 
-/// The bits of a limit's number. A thousand limits are more than policies have; whoever makes up a new one for each key
-/// finds its balances in the slab, and the search for a number stays short.
+/// The bits of a limit's number. A thousand limits are more than policies have; the balances of further ones are in the
+/// slab, with the figures beside them.
 pub(super) const NUMBER_BITS: u32 = 10;
+const NUMBERS: usize = 1 << NUMBER_BITS;
+/// How many numbers are looked at for one limit: so finding none takes no longer when all are given.
+const PROBES: usize = 16;
 
-/// Limits by number, for all shards of a table. A number is given once and for good, so reading waits for nobody.
+/// Limits by number, for all shards of a table. A number is given once and for good, so reading waits for nobody. A limit
+/// is looked for where its figures say, however many others there are.
 #[derive(Debug)]
 pub(super) struct Limits {
     known: Box<[OnceLock<Limit>]>,
-    /// Whoever holds this gives the next number.
-    numbering: Mutex<()>,
+    given: AtomicUsize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { known: (0..1u32 << NUMBER_BITS).map(|_| OnceLock::new()).collect(), numbering: Mutex::new(()) }
+        Self { known: (0..NUMBERS).map(|_| OnceLock::new()).collect(), given: AtomicUsize::new(0) }
     }
 }
 
@@ -35,21 +37,86 @@ impl Limits {
         self.known.get(usize::try_from(number).ok()?)?.get()
     }
 
-    /// The number of a limit, given to it now if it has none; `None` once there are too many.
+    /// The number of a limit, given to it now if it has none; `None` where those it may have are all taken.
     pub(super) fn number(&self, limit: &Limit) -> Option<u64> {
-        self.find(limit).or_else(|| {
-            let _numbering = lock(&self.numbering);
-            // Somebody else may have come first.
-            self.find(limit).or_else(|| {
-                let free = self.known.iter().position(|known| known.get().is_none())?;
-                self.known.get(free)?.set(*limit).ok()?;
-                u64::try_from(free).ok()
-            })
-        })
+        for place in places(limit) {
+            let own = self.known.get(place)?;
+            if own.get().is_none() && own.set(*limit).is_ok() {
+                self.given.fetch_add(1, Ordering::Relaxed);
+            }
+            // Somebody else may have come first, with this limit or another.
+            if own.get() == Some(limit) {
+                return u64::try_from(place).ok();
+            }
+        }
+        None
+    }
+
+    /// The same for a limit that may be nobody's any more, as after a restart: such ones take at most half of the numbers.
+    pub(super) fn number_if_few(&self, limit: &Limit) -> Option<u64> {
+        let few = self.given.load(Ordering::Relaxed) < NUMBERS / 2;
+        if few { self.number(limit) } else { self.find(limit) }
     }
 
     fn find(&self, limit: &Limit) -> Option<u64> {
-        let known = self.known.iter().map_while(OnceLock::get);
-        known.zip(0u64..).find(|(known, _)| *known == limit).map(|(_, number)| number)
+        let mut known = places(limit).map_while(|place| Some((place, self.known.get(place)?.get()?)));
+        known.find(|(_, known)| *known == limit).and_then(|(place, _)| u64::try_from(place).ok())
+    }
+
+    #[cfg(test)]
+    pub(super) fn given(&self) -> usize {
+        self.given.load(Ordering::Relaxed)
+    }
+}
+
+/// Where a limit may be.
+fn places(limit: &Limit) -> impl Iterator<Item = usize> {
+    let algorithm = limit.algorithm().map_or(0, |algorithm| algorithm as u64);
+    let figures = [algorithm, limit.quota(), limit.capacity(), limit.period().micros()];
+    // Policies choose these figures, not callers: spreading them is enough.
+    let hash = figures
+        .into_iter()
+        .fold(0u64, |hash, figure| (hash ^ figure).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29));
+    let first = usize::try_from(hash >> (u64::BITS - NUMBER_BITS)).unwrap_or(0);
+    (0..PROBES).map(move |step| first.wrapping_add(step) & (NUMBERS - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use threshold_core::Span;
+    use threshold_core::limit::{Anchor, Window};
+
+    fn limit(number: u64) -> Limit {
+        Window::new(number.saturating_add(1), Span::MINUTE, Anchor::Clock).map(Limit::Window).unwrap()
+    }
+
+    #[test]
+    fn a_limit_keeps_its_number_and_the_last_numbers_are_nobodys_before() {
+        let limits = Limits::default();
+        let numbers: Vec<_> = (0..2_000).map(|number| limits.number(&limit(number))).collect();
+        let mut given: Vec<_> = numbers.iter().flatten().copied().collect();
+        assert_eq!(given.len(), limits.given());
+        assert!(given.len() > 1_000, "{}", given.len());
+        for (number, known) in (0..).zip(&numbers) {
+            assert_eq!(limits.number(&limit(number)), *known);
+            assert_eq!(known.and_then(|known| limits.get(known).copied()), known.map(|_| limit(number)));
+        }
+        given.sort_unstable();
+        given.dedup();
+        assert_eq!(given.len(), limits.given());
+    }
+
+    /// Story: a restart gave a number to every limit that callers had ever chosen, and the policy's own got none.
+    #[test]
+    fn limits_of_the_past_leave_half_of_the_numbers() {
+        let limits = Limits::default();
+        let known = limits.number(&limit(0));
+        for number in 1..2_000 {
+            let _ = limits.number_if_few(&limit(number));
+        }
+        assert_eq!(limits.given(), NUMBERS / 2);
+        assert_eq!(limits.number_if_few(&limit(0)), known);
+        assert!((3_000..3_100).all(|number| limits.number(&limit(number)).is_some()));
     }
 }

@@ -4,32 +4,61 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use threshold_core::{Reservation, Timestamp, TraceId};
 
-/// Reservations by id and by expiry, bounded.
+/// Reservations by id and by expiry, bounded. One that has ended is kept until it expires, so that ending it again is
+/// answered alike; where there is no room, those go first, the one that ended first before others.
 #[derive(Debug)]
 pub(super) struct Reservations {
-    records: BTreeMap<TraceId, Reservation>,
+    records: BTreeMap<TraceId, Record>,
     queue: BTreeSet<(Timestamp, TraceId)>,
+    ended: BTreeSet<(u64, TraceId)>,
+    /// How many have ended so far.
+    ends: u64,
     most: usize,
 }
 
+#[derive(Debug)]
+struct Record {
+    reservation: Reservation,
+    /// As the how manieth it has ended; `None` while it is open.
+    ended: Option<u64>,
+}
+
+/// There is room for no more: all of them are open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AllOpen;
+
 impl Reservations {
     pub(super) fn new(most: usize) -> Self {
-        Self { records: BTreeMap::new(), queue: BTreeSet::new(), most }
+        Self { records: BTreeMap::new(), queue: BTreeSet::new(), ended: BTreeSet::new(), ends: 0, most }
     }
 
-    /// Keeps a reservation; says whether there was room.
-    pub(super) fn insert(&mut self, reservation: Reservation) -> bool {
+    /// Keeps a new reservation. Returns the one that had to go for it, if one had.
+    pub(super) fn insert(&mut self, reservation: Reservation) -> Result<Option<Reservation>, AllOpen> {
         let id = reservation.id();
-        if self.records.len() >= self.most && !self.records.contains_key(&id) {
-            return false;
-        }
+        let gone = if self.records.len() < self.most || self.records.contains_key(&id) {
+            None
+        } else {
+            let (_, first) = self.ended.first().copied().ok_or(AllOpen)?;
+            self.remove(first)
+        };
         self.queue.insert((reservation.expires(), id));
-        self.records.insert(id, reservation);
-        true
+        self.records.insert(id, Record { reservation, ended: None });
+        Ok(gone)
+    }
+
+    /// Keeps what became of one.
+    pub(super) fn update(&mut self, reservation: Reservation) {
+        let Some(record) = self.records.get_mut(&reservation.id()) else { return };
+        if !reservation.is_open() && record.ended.is_none() {
+            self.ends = self.ends.saturating_add(1);
+            record.ended = Some(self.ends);
+            self.ended.insert((self.ends, reservation.id()));
+        }
+        record.reservation = reservation;
     }
 
     pub(super) fn get(&self, id: TraceId) -> Option<&Reservation> {
-        self.records.get(&id)
+        self.records.get(&id).map(|record| &record.reservation)
     }
 
     /// When the next one expires.
@@ -39,8 +68,16 @@ impl Reservations {
 
     /// Takes out one whose time has come.
     pub(super) fn take_expired(&mut self, now: Timestamp) -> Option<Reservation> {
-        let first = self.queue.first().copied().filter(|(expires, _)| *expires <= now)?;
-        self.queue.remove(&first);
-        self.records.remove(&first.1)
+        let (_, id) = self.queue.first().copied().filter(|(expires, _)| *expires <= now)?;
+        self.remove(id)
+    }
+
+    fn remove(&mut self, id: TraceId) -> Option<Reservation> {
+        let Record { reservation, ended } = self.records.remove(&id)?;
+        self.queue.remove(&(reservation.expires(), id));
+        if let Some(ended) = ended {
+            self.ended.remove(&(ended, id));
+        }
+        Some(reservation)
     }
 }

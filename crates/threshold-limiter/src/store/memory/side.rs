@@ -62,6 +62,15 @@ impl<K: Copy + Eq + Hash, V> Side<K, V> {
         &self.entries
     }
 
+    pub(super) fn is_full(&self) -> bool {
+        self.entries.len() >= self.most
+    }
+
+    /// Whether any of those that are looked at may go. Nothing goes yet.
+    pub(super) fn could_free_one(&self, worth: impl Fn(&V) -> Worth) -> bool {
+        self.dispensable(worth).0.is_some()
+    }
+
     /// Keeps a value; says whether there was room. `worth` judges the others where there was not.
     pub(super) fn insert(&mut self, key: K, value: V, worth: impl Fn(&V) -> Worth) -> bool {
         self.put(key, value, worth) != Put::NoRoom
@@ -73,7 +82,7 @@ impl<K: Copy + Eq + Hash, V> Side<K, V> {
             *own = value;
             return Put::Kept;
         }
-        let gone = if self.entries.len() >= self.most { self.free_one(worth).map(Some) } else { Some(None) };
+        let gone = if self.is_full() { self.free_one(worth).map(|(gone, _)| Some(gone)) } else { Some(None) };
         let Some(gone) = gone else { return Put::NoRoom };
         // By a sixteenth, and not by as much again: there are many of these, and they stay.
         if self.entries.len() == self.entries.capacity() {
@@ -87,12 +96,12 @@ impl<K: Copy + Eq + Hash, V> Side<K, V> {
         gone.map_or(Put::Kept, Put::InPlaceOf)
     }
 
-    pub(super) fn remove(&mut self, key: K) {
-        let Some(at) = self.place(key) else { return };
+    pub(super) fn remove(&mut self, key: K) -> Option<V> {
+        let at = self.place(key)?;
         if let Ok(place) = self.places.find_entry(hash(&key), |own| index(*own) == at) {
             place.remove();
         }
-        self.entries.swap_remove(at);
+        let (_, removed) = self.entries.swap_remove(at);
         // What was last is here now.
         let last = self.entries.len();
         if let Some((moved, _)) = self.entries.get(at)
@@ -100,6 +109,15 @@ impl<K: Copy + Eq + Hash, V> Side<K, V> {
         {
             *place = u32::try_from(at).unwrap_or(u32::MAX);
         }
+        Some(removed)
+    }
+
+    /// Makes one entry go, if one may.
+    pub(super) fn free_one(&mut self, worth: impl Fn(&V) -> Worth) -> Option<(K, V)> {
+        let (least, hand) = self.dispensable(worth);
+        self.hand = hand;
+        let key = least?;
+        Some((key, self.remove(key)?))
     }
 
     fn place(&self, key: K) -> Option<usize> {
@@ -107,23 +125,23 @@ impl<K: Copy + Eq + Hash, V> Side<K, V> {
         self.places.find(hash(&key), is_own).map(|at| index(*at))
     }
 
-    fn free_one(&mut self, worth: impl Fn(&V) -> Worth) -> Option<K> {
+    /// Which entry may go at the least loss, of those that are looked at; and where the next search begins.
+    fn dispensable(&self, worth: impl Fn(&V) -> Worth) -> (Option<K>, usize) {
         let mut least: Option<(Worth, K)> = None;
+        let mut hand = self.hand;
         for _ in 0..SEARCH.min(self.entries.len()) {
-            self.hand = if self.hand < self.entries.len() { self.hand } else { 0 };
-            let Some((key, value)) = self.entries.get(self.hand) else { break };
+            hand = if hand < self.entries.len() { hand } else { 0 };
+            let Some((key, value)) = self.entries.get(hand) else { break };
             let own = worth(value);
             if own < Worth::Protected && least.is_none_or(|(known, _)| own < known) {
                 least = Some((own, *key));
             }
-            self.hand = self.hand.saturating_add(1);
+            hand = hand.saturating_add(1);
             if own == Worth::Nothing {
                 break;
             }
         }
-        let (_, key) = least?;
-        self.remove(key);
-        Some(key)
+        (least.map(|(_, key)| key), hand)
     }
 }
 

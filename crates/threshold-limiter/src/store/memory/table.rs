@@ -225,12 +225,21 @@ impl<'s> Open<'s> {
 
     /// Changes the balance in a slot as a whole, under this limit from now on.
     pub(super) fn with_whole<T>(&mut self, place: usize, limit: &Limit, change: impl FnOnce(&mut Balance) -> T) -> T {
+        self.with_whole_as(place, (limit, Figures::Numbered), change)
+    }
+
+    fn with_whole_as<T>(
+        &mut self,
+        place: usize,
+        (limit, figures): (&Limit, Figures),
+        change: impl FnOnce(&mut Balance) -> T,
+    ) -> T {
         let slot = self.slots.get(place).unwrap_or(EMPTY);
         let (kind, _, number) = parts(slot[3]);
         if kind != LARGE {
             let mut balance = self.unpack(&slot);
             let changed = change(&mut balance);
-            if let Some(words) = self.pack(limit, balance) {
+            if let Some(words) = self.pack(limit, figures, balance) {
                 self.slots.set_words(place, words);
             }
             return changed;
@@ -238,7 +247,7 @@ impl<'s> Open<'s> {
         let number = u32::try_from(number).unwrap_or(u32::MAX);
         let (changed, small) = self.inside.large.change(number, limit, change);
         // What shrinks to a slot's size, as a pause that is over does, goes back into its slot.
-        if let Some(words) = small.and_then(|small| packed(small, self.limits.number(limit)?)) {
+        if let Some(words) = small.and_then(|small| packed(small, self.number(limit, figures)?)) {
             self.inside.large.remove(number);
             self.slots.set_words(place, words);
         }
@@ -253,7 +262,9 @@ impl<'s> Open<'s> {
     /// Decides one cost on one key.
     #[inline]
     pub(super) fn check(&mut self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
-        let (place, Some(slot)) = self.slots.probe(key) else { return self.check_new(key, limit, cost, now, id) };
+        let (place, Some(slot)) = self.slots.probe(key) else {
+            return self.check_new(key, (limit, Figures::Numbered), cost, now, id);
+        };
         let found = Seen::at(slot, limit, self.limits).and_then(|seen| {
             let glance = seen.glance(limit, cost, now).map(|(look, charged)| (look, Some(charged)));
             glance.or_else(|| seen.look(limit, cost, now))
@@ -269,8 +280,32 @@ impl<'s> Open<'s> {
         self.with_whole(place, limit, |balance| balance.check(limit, cost, now, id))
     }
 
+    /// As [`check`](Self::check), with the figures of the limit beside the balance: whoever chooses another limit for each
+    /// key takes no numbers from others.
+    pub(super) fn check_carried(
+        &mut self,
+        key: Digest,
+        limit: &Limit,
+        cost: u64,
+        now: Timestamp,
+        id: TraceId,
+    ) -> Checked {
+        let carried = (limit, Figures::Carried);
+        match self.slots.find(key) {
+            Ok(place) => self.with_whole_as(place, carried, |balance| balance.check(limit, cost, now, id)),
+            Err(_) => self.check_new(key, carried, cost, now, id),
+        }
+    }
+
     #[cold]
-    fn check_new(&mut self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
+    fn check_new(
+        &mut self,
+        key: Digest,
+        (limit, figures): (&Limit, Figures),
+        cost: u64,
+        now: Timestamp,
+        id: TraceId,
+    ) -> Checked {
         let mut balance = Balance::default();
         let checked = balance.check(limit, cost, now, id);
         if !checked.changed {
@@ -280,7 +315,7 @@ impl<'s> Open<'s> {
             let look = Look { fits: false, ..checked.look };
             return Checked { look, mark: None, changed: false };
         }
-        self.add(key, limit, balance);
+        self.add_as(key, (limit, figures), balance);
         checked
     }
 
@@ -302,11 +337,23 @@ impl<'s> Open<'s> {
 
     /// Adds a key that is not here. The caller has made room.
     pub(super) fn add(&mut self, key: Digest, limit: &Limit, balance: Balance) {
+        self.add_as(key, (limit, Figures::Numbered), balance);
+    }
+
+    /// Keeps what was used before a restart; the caller has made room. The limit may be nobody's any more.
+    pub(super) fn restore(&mut self, key: Digest, limit: &Limit, balance: Balance) {
+        match self.slots.find(key) {
+            Ok(place) => self.with_whole_as(place, (limit, Figures::Restored), |own| *own = balance),
+            Err(_) => self.add_as(key, (limit, Figures::Restored), balance),
+        }
+    }
+
+    fn add_as(&mut self, key: Digest, (limit, figures): (&Limit, Figures), balance: Balance) {
         let Err(free) = self.slots.find(key) else { return };
         if !self.has_a_spare_slot(0) {
             return;
         }
-        if let Some([large, last]) = self.pack(limit, balance) {
+        if let Some([large, last]) = self.pack(limit, figures, balance) {
             let [high, low] = key.halves();
             self.slots.set(free, [high, low, large, last]);
             self.inside.used = self.inside.used.saturating_add(1);
@@ -423,8 +470,16 @@ impl<'s> Open<'s> {
         }
     }
 
-    fn pack(&mut self, limit: &Limit, balance: Balance) -> Option<[u64; 2]> {
-        let small = balance.to_small(limit).and_then(|small| packed(small, self.limits.number(limit)?));
+    fn number(&self, limit: &Limit, figures: Figures) -> Option<u64> {
+        match figures {
+            Figures::Numbered => self.limits.number(limit),
+            Figures::Restored => self.limits.number_if_few(limit),
+            Figures::Carried => None,
+        }
+    }
+
+    fn pack(&mut self, limit: &Limit, figures: Figures, balance: Balance) -> Option<[u64; 2]> {
+        let small = balance.to_small(limit).and_then(|small| packed(small, self.number(limit, figures)?));
         small.or_else(|| {
             let number = self.inside.large.insert(*limit, balance)?;
             Some([0, joined(LARGE, 0, u64::from(number))])
@@ -443,6 +498,17 @@ impl<'s> Open<'s> {
 #[inline]
 fn packed(small: Small, number: u64) -> Option<[u64; 2]> {
     (small.figure >> FIGURE_BITS == 0).then(|| [small.large, joined(SMALL, number, small.figure)])
+}
+
+/// Where the figures of a balance's limit are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Figures {
+    /// Among the numbered limits, if the balance is small and there is a number.
+    Numbered,
+    /// Likewise, for a limit that may be nobody's any more.
+    Restored,
+    /// Beside the balance.
+    Carried,
 }
 
 /// What a slot is worth keeping.

@@ -52,7 +52,7 @@ pub(super) fn answer(app: &App, body: &[u8]) -> Result<Response, ApiError> {
     let now = limiter.now();
     // The store is the policy's, and so is its bound; keys of this kind are digested apart from those of rules.
     let key = TextKeys::new(limiter.policy().key(), &limit).digest(asked.key.as_str());
-    let checked = limiter.store().check_one(key, &limit, cost, now, new_trace());
+    let checked = limiter.store().check_any(key, &limit, cost, now, new_trace());
     let other = (served != wanted).then(|| served.name());
     let charged = checked.mark.map_or(0, |mark| mark.amount);
     Ok(json(StatusCode::OK, &LimitAnswer::new(&checked.look, charged, now, other)))
