@@ -59,10 +59,9 @@ fn a_thousand_policies_under_load_lose_no_request() {
                     let (mut last, mut answered) = ((0, 1), 0u64);
                     while !stop.load(Ordering::Relaxed) {
                         let said = named(&client.post("/v1/check", body).expect("a request was lost"));
-                        assert!(
-                            said.0 >= last.0 && (said.0 == last.0) == (said.1 == last.1),
-                            "{last:?}, then {said:?}"
-                        );
+                        // Where the signal comes late, the file is found changed before, and loaded twice.
+                        let is_next = said.0 >= last.0 && (said.1 > last.1 || said == last);
+                        assert!(is_next, "{last:?}, then {said:?}");
                         last = said;
                         newest.fetch_max(said.0, Ordering::Relaxed);
                         answered += 1;
