@@ -64,13 +64,6 @@ impl Pending {
         self.take(|_| true)
     }
 
-    /// Adds what the same request was charged later.
-    pub fn join(&mut self, later: Self) {
-        for charged in later.charged {
-            let _ = self.charged.try_push(charged);
-        }
-    }
-
     fn take(&mut self, which: impl Fn(&Ends) -> bool) -> Option<Receipt> {
         let mut taken = ArrayVec::new();
         self.charged.retain(|(charged, ends)| {

@@ -14,7 +14,7 @@ use tower_service::Service;
 
 use super::answer::add_fields;
 use super::body::{RequestBody, ResponseBody};
-use super::gate::{Crossing, Slowed, Strike, Waited};
+use super::gate::{Crossing, Slowed, Strike};
 
 pin_project! {
     /// The answer of a [`ThresholdService`](super::ThresholdService). Dropped early, it gives back what the request holds.
@@ -126,15 +126,11 @@ where
     S: Service<Request<RequestBody<B>>>,
 {
     fn enter(mut self) -> Stage<S, B> {
-        match self.slowed.cross() {
-            Waited::Crosses(mut crossing) => {
-                if let Some(tab) = &mut crossing.tab {
-                    tab.call();
-                }
-                Stage::Called { future: self.service.call(self.request), crossing: Some(crossing) }
-            }
-            Waited::Refused(response) => Stage::Refused { response: Some(response), strike: Strike::default() },
+        let mut crossing = self.slowed.cross();
+        if let Some(tab) = &mut crossing.tab {
+            tab.call();
         }
+        Stage::Called { future: self.service.call(self.request), crossing: Some(crossing) }
     }
 }
 

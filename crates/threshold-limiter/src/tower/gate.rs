@@ -59,23 +59,7 @@ pub(super) struct Slowed {
     pub(super) delay: Duration,
     place: Option<Place>,
     crossing: Crossing,
-    /// What it is to hold once it crosses, if anything.
-    holds: Option<Request>,
-    door: Arc<Door>,
-}
-
-/// What becomes of a request that has waited.
-pub(super) enum Waited {
-    Crosses(Crossing),
-    Refused(Response<Bytes>),
-}
-
-/// A request, and the policy it is decided under.
-#[derive(Debug)]
-struct Request {
-    asked: Asked<'static>,
-    learned: Arc<Learned>,
-    form: Form,
+    answers: Answers,
 }
 
 /// Decides on a request that comes from `peer`.
@@ -100,7 +84,7 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAdd
     asked.trace = decision.trace;
     let struck = !decision.escalations.is_empty();
     let strike = Strike(struck.then(|| door.limiter.saving()).flatten());
-    let mut tab = pending.map(|pending| Box::new(Tab::new(Arc::clone(&door.limiter), pending)));
+    let tab = pending.map(|pending| Box::new(Tab::new(Arc::clone(&door.limiter), pending)));
     if !decision.allowed() {
         return Gate::Refused(denied(&asked, &decision, &learned, Form::of(&parts.headers)), strike);
     }
@@ -118,19 +102,13 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAdd
         }
         return Gate::Refused(denied(&asked, if_full.as_deref().unwrap_or(&decision), &learned, form), strike);
     };
-    // Who waits occupies nothing. The hold was taken for an instant only, to ask whether there is any point in waiting;
-    // it is taken again, alone, when the wait is over. All other limits are charged once, when the request comes.
-    let holds = tab.as_ref().is_some_and(|tab| tab.has_holds());
-    if let Some(tab) = &mut tab {
-        tab.release_holds();
-    }
+    // What it holds, it holds from now on: it was admitted, and nothing is left to be decided when the wait is over.
     Gate::Slow(
         Box::new(Slowed {
             delay: Duration::from_micros(decision.delay.micros()),
             place: Some(place),
             crossing: Crossing { fields, tab, strike },
-            holds: holds.then(|| Request { asked: asked.into_owned(), learned, form }),
-            door: Arc::clone(door),
+            answers: door.answers,
         }),
         count,
     )
@@ -167,28 +145,9 @@ impl Slowed {
         self.place = None;
     }
 
-    /// Takes what the request holds while it lasts. Where that is no longer there, the request is refused after all, and
-    /// what it was charged is given back.
-    pub(super) fn cross(self) -> Waited {
-        let Self { mut crossing, holds, door, .. } = self;
-        let Some(request) = holds else { return Waited::Crosses(crossing.left_to(door.answers)) };
-        let mut decision = Decision::default();
-        let hold = |facts: &Facts<'_>| door.limiter.hold(&request.learned.policy, facts, &mut decision);
-        let held = request.asked.facts(hold);
-        let refusal = match held {
-            Ok(Admitted { pending, .. }) if decision.allowed() => {
-                if let (Some(tab), Some(pending)) = (&mut crossing.tab, pending) {
-                    tab.hold_again(*pending);
-                }
-                return Waited::Crosses(crossing.left_to(door.answers));
-            }
-            Ok(_) => denied(&request.asked, &decision, &request.learned, request.form),
-            Err(error) => answer::impossible(&error, request.form),
-        };
-        if let Some(tab) = crossing.tab {
-            tab.withdraw();
-        }
-        Waited::Refused(refusal)
+    /// It was admitted when it came, so it crosses.
+    pub(super) fn cross(self) -> Crossing {
+        self.crossing.left_to(self.answers)
     }
 }
 

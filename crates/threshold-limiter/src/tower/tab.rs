@@ -25,9 +25,6 @@ pub(super) trait AnyLimiter: Send + Sync {
         decision: &mut Decision,
     ) -> Result<Admitted, PlanError>;
 
-    /// Takes what a request holds while it lasts, after it has waited.
-    fn hold(&self, policy: &Policy, facts: &Facts<'_>, decision: &mut Decision) -> Result<Admitted, PlanError>;
-
     /// Charges after the fact.
     fn record(&self, facts: &Facts<'_>);
 
@@ -84,18 +81,6 @@ impl<S: LocalStore, C: Clock> AnyLimiter for Limiter<S, C> {
         })
     }
 
-    fn hold(&self, policy: &Policy, facts: &Facts<'_>, decision: &mut Decision) -> Result<Admitted, PlanError> {
-        let plan = policy.plan(facts)?.seeing_outcomes().only_holds();
-        let mut outcome = Outcome::default();
-        let (settled, now) = self.settle(&plan, &mut outcome, decision);
-        let admitted = Admitted::of(&plan, settled.then_some(&outcome), decision, now);
-        // Observers have heard that the request may cross; only that it may not after all is news.
-        if !decision.allowed() {
-            self.tell(facts, decision, policy);
-        }
-        Ok(admitted)
-    }
-
     fn record(&self, facts: &Facts<'_>) {
         // The facts were decided on before, so that there is nothing in them to be refused, and nobody to be told.
         let _ = self.record(facts);
@@ -144,13 +129,9 @@ impl Tab {
         self.give_back(taken.as_ref());
     }
 
-    pub(super) fn release_holds(&mut self) {
+    fn release_holds(&mut self) {
         let taken = self.pending.take_holds();
         self.give_back(taken.as_ref());
-    }
-
-    pub(super) fn hold_again(&mut self, pending: Pending) {
-        self.pending.join(pending);
     }
 
     /// Nobody here will see how the request ends: what was charged stays, and what is held is held to the end of its time.
