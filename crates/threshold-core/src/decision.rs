@@ -9,7 +9,7 @@ use crate::key::TraceId;
 use crate::ladder::Penalty;
 use crate::limit::{Limit, Look, Unit};
 use crate::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
-use crate::policy::{Disclosure, Layer, Listed, OnStoreError, Policy, Rule};
+use crate::policy::{Banned, Disclosure, Layer, Listed, OnStoreError, Policy, Rule};
 use crate::settle::{Escalation, Outcome, Settled};
 use crate::time::{Span, Timestamp};
 
@@ -162,8 +162,10 @@ pub struct Decision {
     pub ready_at: Option<Timestamp>,
     /// How long to wait before answering.
     pub delay: Span,
-    /// Whether the client is warned.
+    /// Whether the client is warned: by this strike, or, on a denial, because earlier ones still count.
     pub warning: bool,
+    /// If it is: by which ladder, and until when.
+    pub warned_by: Option<WarnedBy>,
     /// The layer of the penalty that denied, if one did.
     pub penalty: Option<Layer>,
     /// How much the client is told: what the rule that binds says, or the rules that led to the penalty.
@@ -174,6 +176,15 @@ pub struct Decision {
     pub degraded: Option<Degraded>,
     /// The strikes this request added.
     pub escalations: ArrayVec<Escalation, MAX_SUBJECTS>,
+}
+
+/// Whose warning a client gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WarnedBy {
+    /// The ladder's place in the policy of the decision's generation.
+    pub ladder: usize,
+    /// When the strikes are forgotten.
+    pub until: Timestamp,
 }
 
 /// One that allows and says nothing: a place for [`Plan::decide_into`].
@@ -190,6 +201,7 @@ impl Default for Decision {
             ready_at: None,
             delay: Span::ZERO,
             warning: false,
+            warned_by: None,
             penalty: None,
             disclosure: Disclosure::Full,
             listed: None,
@@ -286,7 +298,7 @@ impl Plan<'_> {
         decision.at = now;
         if let Some(ban) = self.banned(now) {
             decision.readings.clear();
-            return ban.tell(decision);
+            return self.tell_ban(ban, outcome.behind_ban, decision);
         }
         match self.listed {
             Some(Listed::Deny) => {
@@ -298,14 +310,18 @@ impl Plan<'_> {
         }
         let denied_by_limit = self.read(outcome, decision);
         decision.escalations.extend(outcome.escalations.iter().copied());
-        decision.warning = outcome.escalations.iter().any(|strike| strike.rung.warn);
         if let Some((subject, penalty)) = outcome.penalty {
-            return self.penalise(decision, subject, penalty, outcome.denied_until);
+            self.penalise(decision, subject, penalty, outcome.denied_until);
+            return self.warn(outcome, decision);
         }
         if denied_by_limit || outcome.escalations.iter().any(|strike| !strike.rung.allows()) {
             self.refuse(outcome, now, decision);
+            self.warn(outcome, decision);
         } else {
             decision.binding = tightest(decision);
+            let warning = outcome.escalations.iter().find(|strike| strike.rung.warn);
+            decision.warned_by = warning.and_then(|strike| self.warned_by(strike.subject, outcome));
+            decision.warning = warning.is_some();
             decision.verdict = if outcome.shadowed {
                 decision.delay = shadow_delay(self.trace);
                 Verdict::Slow
@@ -317,6 +333,34 @@ impl Plan<'_> {
         }
         let bound = decision.binding.and_then(|binding| self.charges.get(binding));
         decision.disclosure = bound.map_or(Disclosure::Full, |charge| charge.rule.disclosure);
+    }
+
+    /// Warns a client that is denied and not banned while strikes count. Of several ladders, one with a cookie.
+    fn warn(&self, outcome: &Outcome, decision: &mut Decision) {
+        if decision.verdict != Verdict::Deny {
+            return;
+        }
+        let warned = (0..self.subjects.len()).filter_map(|subject| self.warned_by(subject, outcome));
+        let has_no_cookie = |warned: &WarnedBy| {
+            self.policy.ladders.get(warned.ladder).is_none_or(|ladder| ladder.warning_cookie.is_none())
+        };
+        decision.warned_by = warned.min_by_key(has_no_cookie);
+        decision.warning = decision.warned_by.is_some();
+    }
+
+    /// The warning of a subject's ladder, while its strikes count.
+    fn warned_by(&self, subject: usize, outcome: &Outcome) -> Option<WarnedBy> {
+        let until = outcome.warned_until.get(subject).copied().filter(|until| *until > Timestamp::EPOCH)?;
+        Some(WarnedBy { ladder: self.subjects.get(subject)?.ladder_index, until })
+    }
+
+    /// An operator's ban: it, the limits and the penalties behind it must all be over. Whoever is denied by a list as well
+    /// has no moment to come back at, nor has whoever is banned for good.
+    fn tell_ban(&self, ban: Banned, behind: Timestamp, decision: &mut Decision) {
+        decision.verdict = Verdict::Ban;
+        decision.penalty = Some(ban.layer);
+        let is_listed = self.listed == Some(Listed::Deny);
+        decision.ready_at = ban.until.max(behind).unless_never().filter(|_| !is_listed);
     }
 
     /// A limit denies, or a rung that this request has reached.
@@ -348,7 +392,7 @@ impl Plan<'_> {
         decision.at = now;
         decision.degraded = Some(reason);
         if let Some(ban) = self.banned(now) {
-            ban.tell(&mut decision);
+            self.tell_ban(ban, now, &mut decision);
             return decision;
         }
         match self.listed {
@@ -387,6 +431,13 @@ impl Plan<'_> {
         decision.ready_at = decision.bound_by().map_or(Some(now.plus(Span::SECOND)), Reading::ready_at);
         let bound = tightest.and_then(|binding| self.charges.get(binding));
         decision.disclosure = bound.map_or(Disclosure::Full, |charge| charge.rule.disclosure);
+        self.warn(outcome, &mut decision);
+        if tightest.is_some_and(|index| outcome.would_warn(index)) {
+            let subject = bound.and_then(|charge| self.subjects.get(charge.subject?));
+            decision.warned_by =
+                subject.map(|subject| WarnedBy { ladder: subject.ladder_index, until: now.plus(subject.ladder.decay) });
+            decision.warning = decision.warned_by.is_some();
+        }
         decision
     }
 
@@ -403,6 +454,7 @@ impl Plan<'_> {
         decision.ready_at = None;
         decision.delay = Span::ZERO;
         decision.warning = false;
+        decision.warned_by = None;
         decision.penalty = None;
         decision.disclosure = Disclosure::Full;
         decision.listed = self.listed;

@@ -156,12 +156,9 @@ fn unit(rule: &Rule, counted: Unit) -> Option<&'static str> {
 }
 
 fn warning_cookie(decision: &Decision, policy: &Policy) -> Option<Field> {
-    let warned = decision.escalations.iter().find(|strike| strike.rung.warn)?;
-    let reading = decision.readings.get(warned.charge)?;
-    let subject = policy.subjects.get(policy.rules().get(reading.rule)?.subject?)?;
-    let ladder = policy.ladders.get(subject.ladder)?;
-    let name = ladder.warning_cookie.as_ref()?;
-    let seconds = ladder.decay.secs_ceil();
+    let warned = decision.warned_by?;
+    let name = policy.ladders.get(warned.ladder)?.warning_cookie.as_ref()?;
+    let seconds = warned.until.since(decision.at).secs_ceil();
     Some(("Set-Cookie", format!("{name}=1; Path=/; Max-Age={seconds}; SameSite=Lax")))
 }
 

@@ -3,7 +3,9 @@
 mod notices;
 
 use crate::codec::{BytesError, Reader, Writer};
-use crate::limit::{NotationError, parse_span};
+use crate::key::Digest;
+use crate::limit::{Limit, NotationError, parse_span};
+use crate::policy::Rule;
 use crate::time::{Span, Timestamp};
 use notices::{MAX_NOTICES, Notice, Notices};
 
@@ -11,6 +13,9 @@ use notices::{MAX_NOTICES, Notice, Notices};
 const VERSION: u8 = 1;
 /// A request less than this after a denial may have been under way before the client could read it.
 const IN_FLIGHT: Span = Span::SECOND;
+/// The longest wait between two strikes from one rule. Over a daily limit the wait would otherwise last as long as the
+/// usual decay, and nobody would ever reach the second rung.
+const LONGEST_WAIT: Span = Span::HOUR;
 
 /// What happens at one strike.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -125,6 +130,13 @@ impl Ladder {
         Some(Self { decay: Span::DAY, rungs, warning_cookie: None })
     }
 
+    /// Whether the client has been told anything by so many strikes: it was warned or denied. A shadow ban alone tells
+    /// nothing, and nothing may give it away.
+    fn has_told(&self, strikes: u32) -> bool {
+        let climbed = usize::try_from(strikes).unwrap_or(usize::MAX);
+        self.rungs.iter().take(climbed).any(|rung| rung.warn || !rung.allows())
+    }
+
     /// The rung of the `strikes`th strike.
     fn rung(&self, strikes: u32) -> Rung {
         let index = usize::try_from(strikes).unwrap_or(usize::MAX).saturating_sub(1);
@@ -135,7 +147,7 @@ impl Ladder {
 /// Which violations count as strikes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum StrikeMode {
-    /// No sooner than the limit's period after the last one from the same rule.
+    /// No sooner than the limit's period, and at most an hour, after the last one from the same rule.
     #[default]
     Window,
     /// Every one.
@@ -159,12 +171,38 @@ pub(crate) type RuleTag = u32;
 /// A violation, as the settle step sees it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Violation {
-    pub(crate) rule: RuleTag,
-    pub(crate) mode: StrikeMode,
-    /// The limit's period.
-    pub(crate) window: Span,
+    /// What is remembered apart: a rule under one period, or a single budget where the denial of that is what counts.
+    tag: RuleTag,
+    mode: StrikeMode,
+    /// How long after this strike the next one may follow.
+    wait: Span,
     /// When the client is told it may come again.
-    pub(crate) told: Timestamp,
+    told: Timestamp,
+}
+
+impl Violation {
+    /// A request over the limit of this rule, on this key, that is told to come again at `told`.
+    pub(crate) fn new(rule: &Rule, key: Digest, limit: &Limit, told: Timestamp) -> Self {
+        let (mode, period) = (rule.strike, limit.period());
+        let tag = match mode {
+            // Only the budget that was denied was told to wait: another one of the same rule was not.
+            StrikeMode::Ignored => low_bits(key.to_u128()),
+            // A rule by tier has limits of several periods, and a strike on one must not cover the others.
+            StrikeMode::Window | StrikeMode::Request => rule.tag ^ low_bits(u128::from(period.micros())),
+        };
+        Self { tag, mode, wait: period.min(LONGEST_WAIT), told }
+    }
+}
+
+fn low_bits(number: u128) -> RuleTag {
+    RuleTag::try_from(number & u128::from(RuleTag::MAX)).unwrap_or_default()
+}
+
+impl Rule {
+    /// How long after a strike the next one from the same limit may follow; `None` where there is no such wait.
+    pub(crate) fn strike_wait(&self, limit: &Limit) -> Option<Span> {
+        (self.strike == StrikeMode::Window).then(|| limit.period().min(LONGEST_WAIT))
+    }
 }
 
 /// The abuse state of one subject.
@@ -196,6 +234,18 @@ impl Standing {
     #[must_use]
     pub fn is_shadowed(&self, now: Timestamp) -> bool {
         self.shadow && now < self.decays_at
+    }
+
+    /// Until when a denied client is warned, if it is: its strikes count, and it knows of them.
+    pub(crate) fn warned_until(&self, ladder: &Ladder, now: Timestamp) -> Option<Timestamp> {
+        let strikes = self.strikes(now);
+        (strikes > 0 && ladder.has_told(strikes)).then_some(self.decays_at)
+    }
+
+    /// Whether this violation would be a strike that denies or warns, and does not ban.
+    pub(crate) fn would_tell(&self, ladder: &Ladder, violation: &Violation, now: Timestamp) -> bool {
+        let strikes = self.strikes(now).saturating_add(1);
+        self.counts(violation, now) && ladder.has_told(strikes) && ladder.rung(strikes).ban.is_none()
     }
 
     /// The penalty in force at `now`, the harsher first.
@@ -231,7 +281,7 @@ impl Standing {
 
     /// Whether this violation is a strike.
     pub(crate) fn counts(&self, violation: &Violation, now: Timestamp) -> bool {
-        let notice = self.notices.iter().find(|notice| notice.rule == violation.rule && now < notice.until);
+        let notice = self.notices.iter().find(|notice| notice.rule == violation.tag && now < notice.until);
         match violation.mode {
             StrikeMode::Request => true,
             StrikeMode::Window => notice.is_none(),
@@ -256,9 +306,9 @@ impl Standing {
             self.ban_until = self.ban_until.max(now.plus(span));
         }
         match violation.mode {
-            StrikeMode::Window => self.notice(violation.rule, now, now.plus(violation.window)),
+            StrikeMode::Window => self.notice(violation.tag, now, now.plus(violation.wait)),
             // Whom the rung lets through was not told to wait; the denial that was ignored still stands.
-            StrikeMode::Ignored if !rung.allows() => self.notice(violation.rule, now, violation.told),
+            StrikeMode::Ignored if !rung.allows() => self.notice(violation.tag, now, violation.told),
             StrikeMode::Ignored | StrikeMode::Request => {}
         }
         rung
@@ -266,11 +316,11 @@ impl Standing {
 
     /// Remembers that a denial was answered, where a later request would have ignored it. Says whether that is new.
     pub(crate) fn denied(&mut self, violation: &Violation, now: Timestamp) -> bool {
-        let known = self.notices.iter().any(|notice| notice.rule == violation.rule && now < notice.until);
+        let known = self.notices.iter().any(|notice| notice.rule == violation.tag && now < notice.until);
         if violation.mode != StrikeMode::Ignored || known {
             return false;
         }
-        self.notice(violation.rule, now, violation.told);
+        self.notice(violation.tag, now, violation.told);
         true
     }
 

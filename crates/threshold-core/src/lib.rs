@@ -88,5 +88,5 @@ pub use plan::{Plan, PlanError};
 pub use policy::{Policy, PolicyError};
 pub use receipt::{Receipt, Reservation};
 pub use secret::Secret;
-pub use settle::{Balances, Outcome, settle, settle_into};
+pub use settle::{Balances, Outcome, Standings, settle, settle_into};
 pub use time::{Span, Timestamp};

@@ -1,16 +1,17 @@
 //! The charges of one request: which rules it meets, whose budgets they are, and what they cost.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod subject_keys;
+
 use std::fmt;
 use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
 
 use crate::address::{AddressGroup, canonical};
-use crate::caller::{Caller, DEFAULT_CATEGORY, Keyed, field_of};
+use crate::caller::{Caller, Keyed, field_of};
 use crate::facts::Facts;
 use crate::key::{Digest, DigestKey, Part, TraceId};
-use crate::ladder::Ladder;
+use crate::ladder::{Ladder, Violation};
 use crate::limit::Limit;
 use crate::path::PathError;
 use crate::policy::{
@@ -18,6 +19,8 @@ use crate::policy::{
     SubjectRule, TierSource, Who,
 };
 use crate::time::Timestamp;
+
+pub use subject_keys::SubjectKeys;
 
 /// The most charges of one plan.
 pub const MAX_CHARGES: usize = 16;
@@ -97,6 +100,11 @@ impl Charge<'_> {
     pub(crate) fn enforced(&self) -> bool {
         self.rule.mode == Mode::Enforce
     }
+
+    /// Going over this limit, told to come again at `told`.
+    pub(crate) fn violation(&self, told: Timestamp) -> Violation {
+        Violation::new(self.rule, self.key, self.limit, told)
+    }
 }
 
 /// Who is punished for going over.
@@ -104,6 +112,8 @@ impl Charge<'_> {
 pub struct Subject<'p> {
     pub(crate) key: Digest,
     pub(crate) ladder: &'p Ladder,
+    /// The ladder's place in the policy.
+    pub(crate) ladder_index: usize,
     pub(crate) layer: Layer,
     pub(crate) disclosure: Disclosure,
 }
@@ -119,22 +129,6 @@ impl Subject<'_> {
     #[must_use]
     pub fn layer(&self) -> Layer {
         self.layer
-    }
-}
-
-/// What is stored of one subject alone.
-#[derive(Debug, Clone, Default)]
-pub struct SubjectKeys {
-    /// Its budgets, with the limit each is under.
-    pub balances: BTreeMap<Digest, Limit>,
-    /// Its standings.
-    pub standings: BTreeSet<Digest>,
-}
-
-impl SubjectKeys {
-    /// The keys of both.
-    pub fn all(&self) -> impl Iterator<Item = Digest> {
-        self.balances.keys().chain(&self.standings).copied()
     }
 }
 
@@ -298,7 +292,8 @@ impl Policy {
         // A subject has no endpoint, so any rule will do.
         let (identity, keyed) = identities.of(subject.counted, self.rules.first()?)?;
         let key = subject.prefix.over(identity);
-        let subject = Subject { key, ladder, layer: subject.layer, disclosure: subject.disclosure };
+        let SubjectRule { layer, disclosure, ladder: ladder_index, .. } = *subject;
+        let subject = Subject { key, ladder, ladder_index, layer, disclosure };
         (keyed != Keyed::Missing).then_some(subject)
     }
 
@@ -308,43 +303,6 @@ impl Policy {
         let mut identities = Identities::new(&mut known, caller, self);
         let subjects = self.subjects.iter().take(MAX_SUBJECTS);
         subjects.filter_map(|subject| self.subject(subject, &mut identities)).collect()
-    }
-
-    /// The balances and standings that belong to one subject alone, named as operators name it: by layer and key.
-    ///
-    /// A rule's budget belongs to the subject where the key gives everything the rule counts by; a wider or narrower
-    /// budget is shared with others and stays out.
-    #[must_use]
-    pub fn keys_of(&self, layer: Layer, key: &str) -> SubjectKeys {
-        let mut facts = Facts::default();
-        match layer {
-            Layer::Global => {}
-            Layer::Edge => facts.ip = crate::address::parse_address(key),
-            Layer::Tenant => facts.tenant = Some(key),
-            Layer::User => facts.user = Some(key),
-            Layer::Endpoint => facts.endpoint = Some(key),
-        }
-        let mut keys = SubjectKeys::default();
-        let names = self.categories.iter().map(|category| category.name.as_ref()).chain([DEFAULT_CATEGORY]);
-        for category in names {
-            facts.category = Some(category);
-            let caller = Caller::new(&facts, self);
-            let mut known = Known::nothing();
-            let mut identities = Identities::new(&mut known, &caller, self);
-            for rule in self.rules.iter().filter(|rule| rule.layer == layer) {
-                let Some((measured, _)) = self.limit_of(rule, &caller) else { continue };
-                if let Some((digest, Keyed::Whole)) = key_of(rule, &measured.limit, &mut identities) {
-                    keys.balances.insert(digest, measured.limit);
-                }
-            }
-        }
-        let caller = Caller::new(&facts, self);
-        let mut known = Known::nothing();
-        let mut identities = Identities::new(&mut known, &caller, self);
-        let own = self.subjects.iter().filter(|subject| subject.layer == layer && !subject.per.is_empty());
-        keys.standings =
-            own.filter_map(|subject| self.subject(subject, &mut identities)).map(|subject| subject.key).collect();
-        keys
     }
 }
 
@@ -555,17 +513,6 @@ impl<'p> Plan<'p> {
     /// back those whose outcome did not come.
     pub fn seeing_outcomes(mut self) -> Self {
         self.outcomes_seen = true;
-        self
-    }
-
-    /// The same plan for what is held while the request lasts; every other limit is only looked at. For a request that
-    /// was charged when it came and has had to wait since.
-    pub fn only_holds(mut self) -> Self {
-        for charge in &mut self.charges {
-            if !matches!(charge.limit, Limit::Concurrency(_)) {
-                charge.cost = 0;
-            }
-        }
         self
     }
 

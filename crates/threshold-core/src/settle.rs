@@ -26,6 +26,12 @@ pub struct Outcome {
     pub(crate) escalations: ArrayVec<Escalation, MAX_SUBJECTS>,
     /// Whether an allowed request is to be delayed.
     pub(crate) shadowed: bool,
+    /// By subject: until when a denied client is warned, because its strikes count; [`Timestamp::EPOCH`] where it is not.
+    pub(crate) warned_until: [Timestamp; MAX_SUBJECTS],
+    /// If the request is to be delayed, the charges whose denial would have been a strike that the client is told of.
+    pub(crate) would_warn: u16,
+    /// Behind an operator's ban: when the limits have room and the ladders' penalties are over.
+    pub(crate) behind_ban: Timestamp,
     /// Keys in whose place others were charged, with those.
     stood_in: ArrayVec<(Digest, Digest), MAX_CHARGES>,
     changed_balances: u16,
@@ -102,6 +108,11 @@ impl Outcome {
         &self.escalations
     }
 
+    /// Whether a denial by this charge would have been a strike that the client is told of.
+    pub(crate) fn would_warn(&self, index: usize) -> bool {
+        self.would_warn & bit(index) != 0
+    }
+
     fn clear(&mut self) {
         self.settled.clear();
         self.escalations.clear();
@@ -109,6 +120,9 @@ impl Outcome {
         self.penalty = None;
         self.denied_until = Timestamp::EPOCH;
         self.shadowed = false;
+        self.warned_until = [Timestamp::EPOCH; MAX_SUBJECTS];
+        self.would_warn = 0;
+        self.behind_ban = Timestamp::EPOCH;
         self.changed_balances = 0;
         self.changed_standings = 0;
     }
@@ -196,6 +210,50 @@ impl Balances for [Balance] {
     }
 }
 
+/// The standings of a plan's subjects, by their place in it, wherever they are kept.
+pub trait Standings {
+    /// All of them.
+    fn all(&mut self) -> &mut [Standing];
+
+    /// Whether the `index`th can be kept as `standing`. Asked before a strike takes effect, because a strike that would be
+    /// forgotten must not let a request through; after a yes there is room for it when it is saved. A peek saves nothing,
+    /// so for a peek nothing else may be dropped to make that room.
+    fn has_room(&mut self, index: usize, standing: &Standing) -> bool;
+}
+
+/// There is always room in a slice.
+impl Standings for [Standing] {
+    fn all(&mut self) -> &mut [Standing] {
+        self
+    }
+
+    fn has_room(&mut self, _: usize, _: &Standing) -> bool {
+        true
+    }
+}
+
+/// Copies of standings, for a peek; whether there would be room, the originals say.
+struct Copies<'s, S: ?Sized> {
+    standings: ArrayVec<Standing, MAX_SUBJECTS>,
+    originals: &'s mut S,
+}
+
+impl<'s, S: Standings + ?Sized> Copies<'s, S> {
+    fn of(originals: &'s mut S) -> Self {
+        Self { standings: originals.all().iter().take(MAX_SUBJECTS).cloned().collect(), originals }
+    }
+}
+
+impl<S: Standings + ?Sized> Standings for Copies<'_, S> {
+    fn all(&mut self) -> &mut [Standing] {
+        &mut self.standings
+    }
+
+    fn has_room(&mut self, index: usize, standing: &Standing) -> bool {
+        self.originals.has_room(index, standing)
+    }
+}
+
 /// Decides and charges: all limits or none. `balances` and `standings` are those of the plan's charges and subjects, in
 /// its order; what must be saved afterwards the outcome says.
 pub fn settle(plan: &Plan<'_>, balances: &mut [Balance], standings: &mut [Standing], now: Timestamp) -> Outcome {
@@ -204,17 +262,18 @@ pub fn settle(plan: &Plan<'_>, balances: &mut [Balance], standings: &mut [Standi
     outcome
 }
 
-/// As [`settle`], on balances that may lie anywhere, into an outcome that is already there: one is some kilobytes, and
-/// moving it takes longer than deciding.
-pub fn settle_into<B: Balances + ?Sized>(
+/// As [`settle`], on balances and standings that may lie anywhere, into an outcome that is already there: one is some
+/// kilobytes, and moving it takes longer than deciding.
+pub fn settle_into<B: Balances + ?Sized, S: Standings + ?Sized>(
     plan: &Plan<'_>,
     balances: &mut B,
-    standings: &mut [Standing],
+    standings: &mut S,
     now: Timestamp,
     outcome: &mut Outcome,
 ) {
     outcome.clear();
     if plan.banned(now).is_some() {
+        outcome.behind_ban = behind_ban(plan, balances, standings.all(), now);
         return;
     }
     match plan.verb {
@@ -223,8 +282,7 @@ pub fn settle_into<B: Balances + ?Sized>(
         Verb::Peek => {
             let places = 0..plan.charges.len();
             let mut balances: ArrayVec<Balance, MAX_CHARGES> = places.map(|index| balances.copied(index)).collect();
-            let mut standings: ArrayVec<Standing, MAX_SUBJECTS> =
-                standings.iter().take(MAX_SUBJECTS).cloned().collect();
+            let mut standings = Copies::of(standings);
             Step { plan, balances: &mut balances[..], standings: &mut standings, now, outcome }.check();
             outcome.changed_balances = 0;
             outcome.changed_standings = 0;
@@ -232,31 +290,48 @@ pub fn settle_into<B: Balances + ?Sized>(
     }
 }
 
+/// When a request would be let in if it were not for an operator's ban. Nothing is changed: a ban is no violation.
+#[cold]
+fn behind_ban<B: Balances + ?Sized>(
+    plan: &Plan<'_>,
+    balances: &mut B,
+    standings: &[Standing],
+    now: Timestamp,
+) -> Timestamp {
+    let enforced = plan.charges.iter().enumerate().filter(|(_, charge)| charge.enforced());
+    let limits = enforced.map(|(index, charge)| balances.copied(index).look(charge.limit, charge.cost, now).0.ready_at);
+    limits.chain(standings.iter().map(Standing::denied_until)).max().unwrap_or_default()
+}
+
 /// One settle step under way.
-struct Step<'s, 'p, B: ?Sized> {
+struct Step<'s, 'p, B: ?Sized, S: ?Sized> {
     plan: &'s Plan<'p>,
     balances: &'s mut B,
-    standings: &'s mut [Standing],
+    standings: &'s mut S,
     now: Timestamp,
     outcome: &'s mut Outcome,
 }
 
-impl<B: Balances + ?Sized> Step<'_, '_, B> {
+impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     fn check(mut self) {
         let mut denied = self.look();
         self.find_penalty();
         if self.outcome.penalty.is_some() {
-            return;
+            return self.warn();
         }
         if denied && self.plan.punishes {
             self.strike();
             denied = self.denied() || self.outcome.escalations.iter().any(|strike| !strike.rung.allows());
         }
+        self.warn();
         if denied {
             self.deny();
         } else {
             self.charge();
-            self.outcome.shadowed = self.standings.iter().any(|standing| standing.is_shadowed(self.now));
+            self.outcome.shadowed = self.standings.all().iter().any(|standing| standing.is_shadowed(self.now));
+            if self.outcome.shadowed && self.plan.punishes {
+                self.foresee_warnings();
+            }
         }
     }
 
@@ -285,7 +360,7 @@ impl<B: Balances + ?Sized> Step<'_, '_, B> {
     }
 
     fn find_penalty(&mut self) {
-        for (index, standing) in self.standings.iter().enumerate() {
+        for (index, standing) in self.standings.all().iter().enumerate() {
             let Some(penalty) = standing.penalty(self.now) else { continue };
             self.outcome.denied_until = self.outcome.denied_until.max(standing.denied_until());
             let rank = |penalty: Penalty| match penalty {
@@ -307,41 +382,79 @@ impl<B: Balances + ?Sized> Step<'_, '_, B> {
     /// Adds at most one strike to each subject whose limits this request is over.
     fn strike(&mut self) {
         for (subject, planned) in self.plan.subjects.iter().enumerate() {
-            let Some(standing) = self.standings.get_mut(subject) else { break };
-            let violations = self.plan.charges.iter().enumerate().filter_map(|(index, charge)| {
-                let settled = self.outcome.settled.get(index)?;
-                let blocked = self.balances.is_blocked(index, self.now);
-                let over = charge.subject == Some(subject) && charge.enforced() && !settled.look.fits && !blocked;
-                over.then_some((index, charge))
-            });
+            let violations = self.violations(subject);
             let now = self.now;
-            let (mut struck, mut noticed) = (None, false);
-            for (index, charge) in violations {
-                let told = self.outcome.settled.get(index).map_or(now, |settled| settled.look.ready_at);
-                let violation =
-                    Violation { rule: charge.rule.tag, mode: charge.rule.strike, window: charge.limit.period(), told };
-                if struck.is_none() && standing.counts(&violation, now) {
-                    struck = Some((index, standing.strike(planned.ladder, &violation, now)));
-                } else {
-                    noticed |= standing.denied(&violation, now);
+            let Some(standing) = self.standings.all().get(subject) else { break };
+            let counts = violations.iter().find(|(_, violation)| standing.counts(violation, now));
+            let struck = counts.map(|(charge, violation)| {
+                let mut standing = standing.clone();
+                let rung = standing.strike(planned.ladder, violation, now);
+                (*charge, rung, standing)
+            });
+            // A strike that cannot be kept is none: it would warn, and let the request through, every time.
+            let struck = struck.filter(|(_, _, standing)| self.standings.has_room(subject, standing));
+            let lifts = struck.as_ref().is_some_and(|(_, rung, _)| rung.allows());
+            let Some(standing) = self.standings.all().get_mut(subject) else { break };
+            let mut changed = struck.is_some();
+            if let Some((charge, rung, struck)) = struck {
+                *standing = struck;
+                let escalation = Escalation {
+                    subject,
+                    charge,
+                    strikes: standing.strikes(now),
+                    rung,
+                    shadowed: standing.is_shadowed(now),
+                    banned_until: rung.ban.and(standing.banned_until()),
+                };
+                let _ = self.outcome.escalations.try_push(escalation);
+            }
+            for (charge, violation) in &violations {
+                // Whoever is let through is told of no wait.
+                changed |= !lifts && standing.denied(violation, now);
+                if let Some(settled) = self.outcome.settled.get_mut(*charge) {
+                    settled.lifted = lifts;
                 }
             }
-            if struck.is_some() || noticed {
+            if changed {
                 self.outcome.mark_standing(subject);
             }
-            let Some((charge, rung)) = struck else { continue };
-            let escalation = Escalation {
-                subject,
-                charge,
-                strikes: standing.strikes(now),
-                rung,
-                shadowed: standing.is_shadowed(now),
-                banned_until: rung.ban.and(standing.banned_until()),
-            };
-            if let Some(settled) = self.outcome.settled.get_mut(charge) {
-                settled.lifted = rung.allows();
+        }
+    }
+
+    /// The limits of a subject that this request is over, by their charges. What is blocked was gone over before.
+    fn violations(&self, subject: usize) -> ArrayVec<(usize, Violation), MAX_CHARGES> {
+        let charges = self.plan.charges.iter().zip(&self.outcome.settled).enumerate();
+        let over = charges.filter(|(index, (charge, settled))| {
+            let full = charge.subject == Some(subject) && charge.enforced() && !settled.look.fits;
+            full && !self.balances.is_blocked(*index, self.now)
+        });
+        over.map(|(index, (charge, settled))| (index, charge.violation(settled.look.ready_at))).collect()
+    }
+
+    /// Says which subjects have strikes that count, should the request be denied.
+    fn warn(&mut self) {
+        let subjects = self.plan.subjects.iter().zip(self.standings.all());
+        for ((planned, standing), warned) in subjects.zip(&mut self.outcome.warned_until) {
+            if let Some(until) = standing.warned_until(planned.ladder, self.now) {
+                *warned = until;
             }
-            let _ = self.outcome.escalations.try_push(escalation);
+        }
+    }
+
+    /// Says which limits would have warned by denying, should there be no room for this request to wait.
+    #[cold]
+    fn foresee_warnings(&mut self) {
+        for (index, charge) in self.plan.charges.iter().enumerate() {
+            let subject = charge.subject.and_then(|subject| self.plan.subjects.get(subject).zip(Some(subject)));
+            let Some((planned, subject)) = subject else { continue };
+            let told = self
+                .standings
+                .all()
+                .get(subject)
+                .is_some_and(|standing| standing.would_tell(planned.ladder, &charge.violation(self.now), self.now));
+            if told {
+                self.outcome.would_warn |= bit(index);
+            }
         }
     }
 

@@ -2,9 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use threshold_core::{Span, Timestamp};
+use threshold_core::{Decision, Span, Timestamp, Verdict};
+use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{Facts, Limiter, LoginRequest, ManualClock, Policy};
 
 const MAX_KEYS: usize = 10_000;
@@ -214,4 +216,75 @@ fn a_flood_of_names_unlocks_nobody() {
     assert_eq!(attempt("victim"), Ok(None));
     let usage = limiter.store().usage();
     assert!(usage.accounts <= 1_024, "{usage:?}");
+}
+
+/// A limit of one an hour under a ladder that warns once, and then bans for a day.
+fn warned_once(max_keys: usize) -> Limiter<MemoryStore, ManualClock> {
+    let rules = "[ladders.short]\nrungs = [\"warn\", \"ban 24h\"]\n\
+                [ladders.hard]\nrungs = [\"ban 24h\"]\n\
+                [[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"1/h\"\nladder = \"short\"\nstrike = \"request\"\n\
+                match = { path = \"/warned\" }\n\
+                [[rule]]\nname = \"h\"\nper = [\"user\"]\nlimit = \"1/h\"\nladder = \"hard\"\nmatch = { path = \"/hard\" }\n";
+    let text = format!("[memory]\nmax_keys = {max_keys}\n{rules}");
+    Limiter::with_clock(Policy::parse(&text, &|_| None).unwrap(), clock())
+}
+
+fn ask(limiter: &Limiter<MemoryStore, ManualClock>, user: &str, path: &str) -> Decision {
+    let facts = Facts { user: Some(user), path: Some(path), ip: "203.0.113.7".parse().ok(), ..Facts::default() };
+    let foretold = limiter.peek(&facts).unwrap();
+    let told = limiter.check(&facts).unwrap();
+    assert_eq!((foretold.verdict, foretold.ready_at), (told.verdict, told.ready_at), "a peek foretells");
+    told
+}
+
+/// A table full of bans once lost the strike of every newcomer, so that each of their requests was the first one over the
+/// limit and was let through with a warning. Without room for the strike, the limit denies.
+#[test]
+fn a_full_table_of_penalties_warns_nobody_through() {
+    let limiter = warned_once(1_000);
+    for abuser in 0..2_000 {
+        for _ in 0..3 {
+            let _ = ask(&limiter, &format!("abuser {abuser}"), "/warned");
+        }
+    }
+    let subjects = limiter.store().usage().subjects;
+    let mut denied = 0;
+    for newcomer in 0..200 {
+        let name = format!("newcomer {newcomer}");
+        let told: Vec<Decision> = (0..25).map(|_| ask(&limiter, &name, "/warned")).collect();
+        let admitted = told.iter().filter(|decision| decision.allowed()).count();
+        assert!(admitted <= 1, "{name}: {admitted} of 25");
+        denied += usize::from(told.iter().all(|decision| decision.verdict != Verdict::Ban));
+        for decision in told.iter().filter(|decision| decision.verdict == Verdict::Deny) {
+            assert!(decision.escalations.is_empty() && !decision.warning && decision.retry_after() > Some(Span::ZERO));
+        }
+    }
+    assert!(denied > 100, "only {denied} of 200 found no room");
+    assert_eq!(limiter.store().usage().subjects, subjects);
+    // Those who were there before are banned all the same.
+    assert_eq!(ask(&limiter, "abuser 1", "/warned").verdict, Verdict::Ban);
+}
+
+/// Nor does one subject's strike go for another's, or two that take turns would be warned for ever. A penalty does find room
+/// among strikes.
+#[test]
+fn in_a_full_table_of_strikes_nobody_is_warned_twice_and_a_ban_is_kept() {
+    let limiter = warned_once(20_000);
+    let mut warned = BTreeSet::new();
+    for subject in (0..4_000).cycle().take(8_000) {
+        if ask(&limiter, &format!("u{subject}"), "/warned").verdict == Verdict::Warn {
+            assert!(warned.insert(subject), "{subject} was warned twice");
+        }
+    }
+    let subjects = limiter.store().usage().subjects;
+    assert!(warned.len() == subjects && subjects < 3_000, "{} warnings, {subjects} subjects", warned.len());
+    for subject in (0..4_000).filter(|subject| !warned.contains(subject)).take(200) {
+        assert_eq!(ask(&limiter, &format!("u{subject}"), "/warned").verdict, Verdict::Deny);
+    }
+    for abuser in 0..100 {
+        let name = format!("abuser {abuser}");
+        let verdicts: Vec<Verdict> = (0..3).map(|_| ask(&limiter, &name, "/hard").verdict).collect();
+        assert_eq!(verdicts[1..], [Verdict::Ban, Verdict::Ban], "{name}");
+    }
+    assert_eq!(limiter.store().usage().subjects, subjects);
 }

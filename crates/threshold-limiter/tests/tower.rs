@@ -742,7 +742,28 @@ async fn warnings_and_bans_are_told() {
     let banned = ask(&app, PROXY, U1).await;
     assert_eq!(banned.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(field(banned.headers(), "x-ratelimit-banned"), Some("true"));
+    assert_eq!(field(banned.headers(), "x-ratelimit-warning"), None);
     assert_eq!(json(banned).await["error"], "banned");
+}
+
+#[tokio::test]
+async fn a_429_is_a_warning_while_strikes_count() {
+    let ladder = "rungs = [\"warn\", \"ban 1h\"]\ndecay = \"2h\"\nwarning_cookie = \"warned\"";
+    let world = World::new(&SHADOWED.replace("rungs = [\"shadow\", \"deny\"]", ladder));
+    let app = world.hello();
+    for _ in 0..3 {
+        assert_eq!(status(&app, PROXY, U1).await, 200);
+    }
+    world.clock.advance(Span::from_secs(600));
+    let denied = ask(&app, PROXY, U1).await;
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(field(denied.headers(), "x-ratelimit-warning"), Some("true"));
+    let cookie = field(denied.headers(), "set-cookie").unwrap();
+    assert_eq!(cookie, "warned=1; Path=/; Max-Age=6600; SameSite=Lax", "as long as the strike counts");
+    // Nobody else is warned.
+    for expect in [200, 200] {
+        assert_eq!(status(&app, PROXY, &[("x-user", "u2")]).await, expect);
+    }
 }
 
 #[tokio::test]

@@ -1,8 +1,9 @@
 //! Limits by tier and category, and what single tenants and users have of their own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::caller::Caller;
+use crate::limit::Limit;
 use crate::policy::{CostOf, Measured, Per, Shape};
 
 /// One limit by tier, made ready once for each way in which rules count it (their shape); `None` is unlimited.
@@ -102,6 +103,27 @@ impl Tiers {
             || per.contains(&Per::Tenant).then(|| caller.tenant.and_then(|tenant| self.tenants.get(tenant))).flatten();
         let own = users().and_then(|own| own.scaled.as_deref());
         own.or_else(|| tenants().and_then(|own| own.scaled.as_deref()))
+    }
+
+    /// Every category that somebody has a limit for.
+    pub(crate) fn categories(&self) -> BTreeSet<&str> {
+        let owners = self.tenants.values().chain(self.users.values()).map(|own| &own.limits);
+        self.tiers.values().chain(owners).flat_map(Categories::keys).map(AsRef::as_ref).collect()
+    }
+
+    /// The limits of this shape that single tenants and users have of their own.
+    pub(crate) fn owned(&self, shape: usize, category: &str) -> impl Iterator<Item = &Limit> {
+        let owners = self.tenants.values().chain(self.users.values());
+        let tables = owners.flat_map(|own| [Some(&own.limits), own.scaled.as_deref().map(|scaled| &scaled.own)]);
+        let shaped = tables.flatten().filter_map(move |limits| limits.get(category)?.get(shape)?.as_ref());
+        shaped.map(|measured| &measured.limit)
+    }
+
+    /// Every limit of this shape.
+    pub(crate) fn all_of_shape(&self, shape: usize) -> impl Iterator<Item = &Limit> {
+        let owners = self.tenants.values().chain(self.users.values()).map(|own| &own.limits);
+        let shaped = self.tiers.values().chain(owners).flat_map(Categories::values);
+        shaped.filter_map(move |shaped| shaped.get(shape)?.as_ref()).map(|measured| &measured.limit)
     }
 
     /// Whether any limit counts bytes.

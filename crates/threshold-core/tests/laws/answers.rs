@@ -33,18 +33,19 @@ fn items(text: &str, parameter: &str) -> Vec<(String, i64)> {
 proptest! {
     #![proptest_config(crate::cases(256))]
 
-    /// Whoever is shadow banned reads what a clean client in the same place would read, in every header field and body;
-    /// only the answer comes one to three seconds later, and only while the strikes last.
+    /// Whoever is shadow banned reads what a client reads that has as many strikes and no shadow ban, in every header field
+    /// and body; only the answer comes one to three seconds later, and only while the strikes last.
     ///
     /// Woken by: adding a field where `decision.delay` is not zero in `header_fields`; and leaving out `Verdict::Slow` in
     /// `Verdict::allows`.
     #[test]
     fn a_shadow_is_not_seen(rules in rules(), start in start(), trace in trace()) {
         let trap = "\n[[rule]]\nname = \"trap\"\nper = [\"user\"]\nmatch = { path = \"/trap\" }\nlimit = \"1/day\"\n";
-        let ladder = "[ladders.steps]\ndecay = \"40s\"\nrungs = [\"deny + shadow\"]\n";
-        let shadowing = format!("{ladder}{}{trap}ladder = \"steps\"\n", text_of(&rules));
-        let mut dark = World::new(&shadowing, start);
-        let mut clean = World::new(&format!("{ladder}{}{trap}", text_of(&rules)), start);
+        let text = |rung: &str| {
+            let ladder = format!("[ladders.steps]\ndecay = \"40s\"\nwarning_cookie = \"w\"\nrungs = [\"{rung}\"]\n");
+            format!("{ladder}{}{trap}ladder = \"steps\"\n", text_of(&rules))
+        };
+        let (mut dark, mut clean) = (World::new(&text("deny + shadow"), start), World::new(&text("deny"), start));
         let trapped = Who { path: "/trap", ..ALICE };
         let until = start.plus(Span::from_secs(40));
         let both = |dark: &mut World, clean: &mut World, who: Who, cost: u64| {

@@ -48,6 +48,11 @@ impl Steps {
     fn period(&self, rule: usize) -> Span {
         Span::from_millis(self.rules[rule].period)
     }
+
+    /// Whether a client that was struck so often knows of it: a shadow ban alone tells nothing.
+    fn has_told(&self, strikes: u32) -> bool {
+        (1..=strikes).map(|strikes| self.rung(strikes)).any(|rung| rung.warn || !rung.allows())
+    }
 }
 
 fn steps() -> impl Strategy<Value = Steps> {
@@ -134,19 +139,17 @@ impl Model {
         let over: Vec<_> = decision.readings.iter().filter(|reading| !reading.allowed).collect();
         let first = over.iter().map(|reading| reading.rule).find(|rule| self.counts(steps, *rule, now));
         let struck = first.map(|rule| (rule, self.strike(steps, rule, now)));
-        let lifted = struck.filter(|(_, rung)| rung.allows()).map(|(rule, _)| rule);
-        for reading in &over {
+        // All rules count by user and name one ladder: what lifts one limit lifts all.
+        let lifted = struck.is_some_and(|(_, rung)| rung.allows());
+        for reading in over.iter().filter(|_| !lifted) {
             let (rule, told) = (reading.rule, reading.ready_at().unwrap());
             let runs = self.waiting[rule].is_some_and(|(_, until)| now < until);
-            if lifted != Some(rule) {
-                self.denied[rule].push((now, told));
-                if !runs || first == Some(rule) {
-                    self.waiting[rule] = Some((now, told));
-                }
+            self.denied[rule].push((now, told));
+            if !runs || first == Some(rule) {
+                self.waiting[rule] = Some((now, told));
             }
         }
-        let refused =
-            struck.is_some_and(|(_, rung)| !rung.allows()) || over.iter().any(|reading| lifted != Some(reading.rule));
+        let refused = !over.is_empty() && !lifted;
         let verdict = match struck.map(|(_, rung)| rung) {
             Some(rung) if refused && rung.ban.is_some() => Verdict::Ban,
             _ if refused => Verdict::Deny,
@@ -191,12 +194,14 @@ proptest! {
 
     /// A subject stands as a plain account of its deeds says: one strike more at most, on the rung of that strike, the
     /// last rung repeating; all strikes gone, and the shadow with them, `decay` after the last; no strike while a
-    /// penalty is in force; a request let through by a rung that allows, and by no other; and penalties that never
-    /// shorten.
+    /// penalty is in force; a request let through by a rung that allows, and by no other, whichever of its limits are
+    /// full; and penalties that never shorten. Whoever is denied and not banned is warned while strikes count that it
+    /// knows of.
     ///
     /// Woken by: replacing `saturating_sub(1)` with `saturating_sub(0)` in `Ladder::rung`; leaving out
     /// `self.shadow = false` in `Standing::strike`; returning `None` for a cool-down in `Standing::penalty`; and
-    /// replacing `rung.allows()` with `false` for `settled.lifted` in `Step::strike`.
+    /// replacing `lifts` with `false`, or with `lifts && *charge == struck` for `settled.lifted` in `Step::strike`; and
+    /// leaving out `self.warn()` where `Step::check` finds a penalty.
     #[test]
     fn the_ladder_is_climbed_as_told(steps in steps(), start in start(), trace in pushing()) {
         let mut court = Court::new(&steps, start);
@@ -218,7 +223,12 @@ proptest! {
             prop_assert_eq!(after.penalty(now), model.penalty(now));
             prop_assert!(after.banned_until() >= before.banned_until());
             prop_assert!(held.is_none() || (before == after && after.penalty(now) == held));
-            prop_assert_eq!(decision.warning, struck.is_some_and(|(_, rung)| rung.warn));
+            let warned = match verdict {
+                Verdict::Ban => false,
+                Verdict::Deny => steps.has_told(strikes),
+                Verdict::Allow | Verdict::Warn | Verdict::Slow => struck.is_some_and(|(_, rung)| rung.warn),
+            };
+            prop_assert_eq!(decision.warning, warned);
             let gone = model.decays_at.max(now);
             prop_assert_eq!((after.strikes(gone), after.is_shadowed(gone)), (0, false));
             let last = gone.minus(Span::from_micros(1));
@@ -226,11 +236,11 @@ proptest! {
         }
     }
 
-    /// `strike = "window"`: two strikes of one rule are at least its period apart. `request`: every violation is one,
+    /// `strike = "window"`: two strikes of one rule are at least its period apart, which is under an hour here. `request`: every violation is one,
     /// unless another rule has struck for the same request. `ignored`: only in `[denial + 1 s, its retry)` of a denial
     /// that was answered, and never for one that a rung let through.
     ///
-    /// Woken by: replacing `now.plus(violation.window)` with `now` in `Standing::strike`; `StrikeMode::Request => true`
+    /// Woken by: replacing `now.plus(violation.wait)` with `now` in `Standing::strike`; `StrikeMode::Request => true`
     /// with `false`, and `notice.at.plus(IN_FLIGHT)` with `notice.at`, in `Standing::counts`.
     #[test]
     fn only_what_counts_strikes(steps in steps(), start in start(), trace in pushing()) {
@@ -261,7 +271,7 @@ proptest! {
                 } else if steps.modes[reading.rule] == StrikeMode::Request {
                     prop_assert_eq!(decision.escalations.len(), 1);
                 }
-                if !strike.is_some_and(|strike| strike.rung.allows()) {
+                if !decision.allowed() {
                     denied[reading.rule].push((now, reading.ready_at().unwrap()));
                 }
             }
@@ -320,6 +330,32 @@ proptest! {
         }
         for (strikes, path) in (1..).zip(&order) {
             prop_assert_eq!(settle(path), vec![strikes]);
+        }
+    }
+}
+
+/// `strike = "window"` on a limit over more than an hour: strikes are an hour apart, so that a ladder is climbed before its
+/// strikes decay. They once were a day apart, which is when the last one had decayed.
+///
+/// Woken by: leaving out `.min(LONGEST_WAIT)` in `Violation::new`.
+#[test]
+fn a_strike_waits_an_hour_at_most() {
+    for (period, wait) in [("59min", 3_540), ("1h", 3_600), ("61min", 3_600), ("day", 3_600), ("year", 3_600)] {
+        let text = format!(
+            "[ladders.steps]\ndecay = \"400day\"\nrungs = [\"deny\", \"ban 1h\"]\n[[rule]]\nname = \"r0\"\nper = [\"user\"]\n\
+             limit = \"1/{period}\"\nalgorithm = \"token-bucket\"\nladder = \"steps\"\n"
+        );
+        let (policy, mut shelf) = (parsed(&text), Shelf::default());
+        let facts = Facts { cost: Some(1), ..ALICE.facts() };
+        let mut verdict = |micros: u64| {
+            let (plan, now) = (policy.plan(&facts).unwrap(), Timestamp::from_micros(1_750_000_000_000_000 + micros));
+            plan.decide(&shelf.settle(&plan, now), now).verdict
+        };
+        assert_eq!([verdict(0), verdict(0)], [Verdict::Allow, Verdict::Deny]);
+        assert_eq!(verdict(wait * 1_000_000 - 1), Verdict::Deny, "{period}");
+        // Not a moment later: a limit over less than an hour has room again.
+        if period != "59min" && period != "1h" {
+            assert_eq!(verdict(wait * 1_000_000), Verdict::Ban, "{period}");
         }
     }
 }

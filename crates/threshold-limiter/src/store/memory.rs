@@ -15,6 +15,7 @@ mod reservations;
 mod side;
 mod slab;
 mod slots;
+mod standings;
 mod table;
 
 use std::collections::BTreeMap;
@@ -23,7 +24,7 @@ use std::sync::{Arc, PoisonError};
 use arrayvec::ArrayVec;
 use threshold_core::ladder::Standing;
 use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
-use threshold_core::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, SubjectKeys, Verb};
+use threshold_core::plan::{Charge, MAX_CHARGES, SubjectKeys, Verb};
 use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
 use threshold_core::{
     Balance, Balances as _, Digest, DigestKey, Limit, Outcome, Plan, Receipt, Reservation, Span, Timestamp, TraceId,
@@ -38,6 +39,7 @@ use locked::{Locked, Seat, shard_of};
 use refunds::Refunds;
 use reservations::{AllOpen, Reservations};
 use side::{Side, Worth, worth_until};
+use standings::OpenStandings;
 use table::{Shard, Table};
 
 pub use table::Counts;
@@ -251,51 +253,6 @@ impl MemoryStore {
     fn standing_shard(&self, key: Digest) -> usize {
         usize::try_from(key.to_u128() & 63).unwrap_or(0)
     }
-
-    /// Lends the subjects' standings to a step, locked for as long as it takes: a strike and a charge are one step.
-    fn with_standings(
-        &self,
-        plan: &Plan<'_>,
-        now: Timestamp,
-        outcome: &mut Outcome,
-        step: impl FnOnce(&mut [Standing], &mut Outcome),
-    ) {
-        let mut order: ArrayVec<usize, MAX_SUBJECTS> =
-            plan.subjects().iter().map(|subject| self.standing_shard(subject.key())).collect();
-        order.sort_unstable();
-        let mut guards: ArrayVec<(usize, MutexGuard<'_, Side<Digest, Standing>>), MAX_SUBJECTS> = ArrayVec::new();
-        for shard in order {
-            if guards.last().is_none_or(|(last, _)| *last != shard)
-                && let Some(mutex) = self.standings.get(shard)
-            {
-                let _ = guards.try_push((shard, lock(mutex)));
-            }
-        }
-        let mut standings: ArrayVec<Standing, MAX_SUBJECTS> = ArrayVec::new();
-        for subject in plan.subjects() {
-            let own = guards.iter().find(|(shard, _)| *shard == self.standing_shard(subject.key()));
-            let standing = own.and_then(|(_, side)| side.get(subject.key()).cloned());
-            let _ = standings.try_push(standing.unwrap_or_default());
-        }
-        step(&mut standings, outcome);
-        for (index, (subject, standing)) in plan.subjects().iter().zip(standings).enumerate() {
-            let own = guards.iter_mut().find(|(shard, _)| *shard == self.standing_shard(subject.key()));
-            if let Some((_, side)) = own
-                && outcome.standing_changed(index)
-            {
-                self.put_standing(side, subject.key(), standing, now);
-            }
-        }
-    }
-}
-
-/// Penalties are never forgotten; among the rest, those with the fewest strikes go first.
-fn standing_worth(standing: &Standing, now: Timestamp) -> Worth {
-    let otherwise = match standing.penalty(now) {
-        Some(_) => Worth::Protected,
-        None => Worth::Some(u64::from(standing.strikes(now))),
-    };
-    worth_until(standing.silent_from(), now, otherwise)
 }
 
 impl LocalStore for MemoryStore {
@@ -315,11 +272,12 @@ impl LocalStore for MemoryStore {
             self.make_room(plan, &mut balances, now)?;
         }
         if plan.subjects().is_empty() {
-            settle_into(plan, &mut balances, &mut [], now, outcome);
+            let nobody: &mut [Standing] = &mut [];
+            settle_into(plan, &mut balances, nobody, now, outcome);
         } else {
-            self.with_standings(plan, now, outcome, |standings, outcome| {
-                settle_into(plan, &mut balances, standings, now, outcome);
-            });
+            let mut standings = OpenStandings::new(self, plan, now);
+            settle_into(plan, &mut balances, &mut standings, now, outcome);
+            standings.save(outcome);
         }
         if new {
             for (charge, seat) in plan.charges().iter().zip(&balances.seats) {

@@ -301,8 +301,8 @@ impl Loader<'_> {
             None => {
                 let prefix = UNKEYED;
                 context.subjects.push(SubjectRule {
+                    layer: subject_layer(&per, layer),
                     per,
-                    layer,
                     ladder: index,
                     ladder_name,
                     floors,
@@ -358,6 +358,19 @@ impl Loader<'_> {
                 self.warning("shared-ladder", span, message, "count by user where there is one");
             }
         }
+    }
+}
+
+/// What a subject is: a penalty holds for all of its requests, whatever the layer of the rule that it broke first.
+fn subject_layer(per: &[Per], rule: Layer) -> Layer {
+    if per.contains(&Per::User) {
+        Layer::User
+    } else if per.contains(&Per::Tenant) {
+        Layer::Tenant
+    } else if per.iter().any(|per| matches!(per, Per::Ip | Per::IpPrefix(_))) {
+        Layer::Edge
+    } else {
+        rule
     }
 }
 

@@ -8,7 +8,8 @@ use threshold_core::{Balance, Digest, Limit, Standing, Timestamp};
 
 use super::accounts::Accounts;
 use super::side::{Put, Side};
-use super::{MemoryStore, lock, standing_worth};
+use super::standings::standing_worth;
+use super::{MemoryStore, lock};
 use crate::bans::beyond;
 use crate::store::{Keep, StoreError};
 
@@ -124,7 +125,7 @@ impl MemoryStore {
     ) -> bool {
         let banned = |side: &Side<Digest, Standing>| side.get(key).and_then(Standing::banned_until);
         let before = banned(side);
-        let put = side.put(key, standing, |other| standing_worth(other, now));
+        let put = side.put_if_worthier(key, standing, |other| standing_worth(other, now));
         if banned(side) != before {
             self.note_ban(key, side.get(key));
         }

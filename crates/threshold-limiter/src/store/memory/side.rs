@@ -96,6 +96,19 @@ impl<K: Copy + Eq + Hash, V> Side<K, V> {
         gone.map_or(Put::Kept, Put::InPlaceOf)
     }
 
+    /// As [`put`](Self::put), but an entry goes only at no loss, or for one that is worth more.
+    pub(super) fn put_if_worthier(&mut self, key: K, value: V, worth: impl Fn(&V) -> Worth) -> Put<K> {
+        let own = worth(&value);
+        self.put(key, value, |other| worth_beside(worth(other), own))
+    }
+
+    /// Whether [`put_if_worthier`](Self::put_if_worthier) would keep this. Nothing changes.
+    pub(super) fn would_keep(&self, key: K, value: &V, worth: impl Fn(&V) -> Worth) -> bool {
+        let own = worth(value);
+        let may_go = || self.could_free_one(|other| worth_beside(worth(other), own));
+        !self.is_full() || self.place(key).is_some() || may_go()
+    }
+
     pub(super) fn remove(&mut self, key: K) -> Option<V> {
         let at = self.place(key)?;
         if let Ok(place) = self.places.find_entry(hash(&key), |own| index(*own) == at) {
@@ -143,6 +156,11 @@ impl<K: Copy + Eq + Hash, V> Side<K, V> {
         }
         (least.map(|(_, key)| key), hand)
     }
+}
+
+/// What an entry is worth that may go at no loss, or for one that is worth more.
+fn worth_beside(entry: Worth, new: Worth) -> Worth {
+    if entry == Worth::Nothing || entry < new { entry } else { Worth::Protected }
 }
 
 /// What a value is worth that says nothing from a moment on.
@@ -205,6 +223,39 @@ mod tests {
     }
 
     proptest! {
+        /// A full table is asked first and then told: it keeps what it said it would, and never drops anything for what is
+        /// worth no more. Woken by `entry <= new` in
+        /// `worth_beside`.
+        #[test]
+        fn an_entry_goes_for_a_worthier_one_only(
+            values in prop::collection::vec(0u64..4, 8),
+            new in prop::collection::vec((8u32..40, 0u64..4), 1..20),
+        ) {
+            let worth = |value: &u64| match value {
+                0 => Worth::Nothing,
+                3 => Worth::Protected,
+                some => Worth::Some(*some),
+            };
+            let mut side = Side::new(8);
+            for (number, value) in (0u32..).zip(&values) {
+                prop_assert_eq!(side.put_if_worthier(digest(number), *value, worth), Put::Kept);
+            }
+            for (number, value) in new {
+                let before: Vec<(Digest, u64)> = side.entries().to_vec();
+                let known = side.get(digest(number)).is_some();
+                let foretold = side.would_keep(digest(number), &value, worth);
+                let put = side.put_if_worthier(digest(number), value, worth);
+                prop_assert_eq!(foretold, put != Put::NoRoom);
+                prop_assert_eq!(side.get(digest(number)).is_some(), foretold);
+                let least = before.iter().map(|(_, own)| *own).min();
+                prop_assert_eq!(foretold, known || least == Some(0) || least < Some(value));
+                if let Put::InPlaceOf(gone) = put {
+                    let gone = before.iter().find(|(key, _)| *key == gone).map(|(_, own)| *own);
+                    prop_assert!(gone == Some(0) || gone < Some(value));
+                }
+            }
+        }
+
         #[test]
         fn it_is_a_map_that_loses_nothing(steps in prop::collection::vec((0u32..24, any::<Option<u8>>()), 0..200)) {
             let mut side = Side::new(1_000);

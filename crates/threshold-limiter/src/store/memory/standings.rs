@@ -1,0 +1,89 @@
+//! The standings of a plan's subjects, locked for as long as it is settled: a strike and a charge are one step.
+
+use arrayvec::ArrayVec;
+use threshold_core::ladder::Standing;
+use threshold_core::plan::{MAX_SUBJECTS, Subject, Verb};
+use threshold_core::{Digest, Outcome, Plan, Standings, Timestamp};
+
+use super::side::{Side, Worth, worth_until};
+use super::{MemoryStore, lock};
+use crate::sync::MutexGuard;
+
+/// Standings with their shards locked.
+pub(super) struct OpenStandings<'s, 'p> {
+    store: &'s MemoryStore,
+    plan: &'s Plan<'p>,
+    now: Timestamp,
+    /// Each shard once, in ascending order, so that two plans never wait for each other in a circle.
+    shards: ArrayVec<(usize, MutexGuard<'s, Side<Digest, Standing>>), MAX_SUBJECTS>,
+    standings: ArrayVec<Standing, MAX_SUBJECTS>,
+}
+
+impl<'s, 'p> OpenStandings<'s, 'p> {
+    pub(super) fn new(store: &'s MemoryStore, plan: &'s Plan<'p>, now: Timestamp) -> Self {
+        let mut order: ArrayVec<usize, MAX_SUBJECTS> =
+            plan.subjects().iter().map(|subject| store.standing_shard(subject.key())).collect();
+        order.sort_unstable();
+        let mut open = Self { store, plan, now, shards: ArrayVec::new(), standings: ArrayVec::new() };
+        for shard in order {
+            if open.shards.last().is_none_or(|(last, _)| *last != shard)
+                && let Some(mutex) = store.standings.get(shard)
+            {
+                let _ = open.shards.try_push((shard, lock(mutex)));
+            }
+        }
+        for subject in plan.subjects() {
+            let standing = open.shard(subject).and_then(|side| side.get(subject.key()).cloned());
+            let _ = open.standings.try_push(standing.unwrap_or_default());
+        }
+        open
+    }
+
+    /// Keeps what has changed. A strike was given its room before; without any, a remembered denial is forgotten.
+    pub(super) fn save(mut self, outcome: &Outcome) {
+        for (index, standing) in std::mem::take(&mut self.standings).into_iter().enumerate() {
+            if outcome.standing_changed(index) {
+                self.put(index, standing);
+            }
+        }
+    }
+
+    fn put(&mut self, index: usize, standing: Standing) -> bool {
+        let (store, now) = (self.store, self.now);
+        let Some(subject) = self.plan.subjects().get(index) else { return false };
+        self.shard(subject).is_some_and(|side| store.put_standing(side, subject.key(), standing, now))
+    }
+
+    fn shard(&mut self, subject: &Subject<'_>) -> Option<&mut Side<Digest, Standing>> {
+        let shard = self.store.standing_shard(subject.key());
+        self.shards.iter_mut().find(|(own, _)| *own == shard).map(|(_, side)| &mut **side)
+    }
+}
+
+impl Standings for OpenStandings<'_, '_> {
+    fn all(&mut self) -> &mut [Standing] {
+        &mut self.standings
+    }
+
+    /// Kept at once, so that two subjects of one plan are not promised the same place.
+    fn has_room(&mut self, index: usize, standing: &Standing) -> bool {
+        let now = self.now;
+        if self.plan.verb() != Verb::Peek {
+            return self.put(index, standing.clone());
+        }
+        let Some(subject) = self.plan.subjects().get(index) else { return false };
+        let worth = |other: &Standing| standing_worth(other, now);
+        self.shard(subject).is_some_and(|side| side.would_keep(subject.key(), standing, worth))
+    }
+}
+
+/// A penalty is never forgotten before its time, and a strike only for a penalty or for more strikes, as after a restart.
+/// To forget one strike for another would hand out a new warning, and let a request through, each time two subjects take
+/// turns.
+pub(super) fn standing_worth(standing: &Standing, now: Timestamp) -> Worth {
+    let otherwise = match standing.penalty(now) {
+        Some(_) => Worth::Protected,
+        None => Worth::Some(u64::from(standing.strikes(now))),
+    };
+    worth_until(standing.silent_from(), now, otherwise)
+}
