@@ -9,9 +9,9 @@ use prefix_trie::PrefixMap;
 
 use super::lists::{ListEntry, Rank};
 use super::{Layer, Policy, check};
+use crate::address::{AddressGroup, canonical};
 use crate::caller::Caller;
 use crate::codec::{BytesError, Reader, Writer};
-use crate::decision::{Decision, Verdict};
 use crate::facts::Facts;
 use crate::key::{Digest, DigestKey, Domain, Part};
 use crate::lockout::Spellings;
@@ -71,15 +71,6 @@ pub struct Who<'a> {
     pub tenant: Option<&'a str>,
 }
 
-impl Banned {
-    /// Tells a request so. When it is for good there is no moment to come back at.
-    pub(crate) fn tell(self, decision: &mut Decision) {
-        decision.verdict = Verdict::Ban;
-        decision.penalty = Some(self.layer);
-        decision.ready_at = self.until.unless_never();
-    }
-}
-
 impl ListEntry {
     /// As operators name it: an address or block on the edge, a tenant, a user.
     ///
@@ -110,11 +101,12 @@ impl ListEntry {
         }
     }
 
-    /// The key as operators write it: a single address without its prefix.
+    /// The key as operators write it: a single IPv4 address without its prefix. A single IPv6 address keeps it, because
+    /// without one it stands for more (see [`Policy::ban_target`]).
     #[must_use]
     pub fn key(&self) -> String {
         match self {
-            Self::Address(net) if net.prefix_len() == net.max_prefix_len() => net.addr().to_string(),
+            Self::Address(IpNet::V4(net)) if net.prefix_len() == net.max_prefix_len() => net.addr().to_string(),
             Self::Address(net) => net.to_string(),
             Self::User(name) | Self::Tenant(name) => name.to_string(),
         }
@@ -125,7 +117,13 @@ impl ListEntry {
     pub fn ban_id(&self, key: DigestKey) -> Digest {
         let mut digest = key.begin(Domain::Ban);
         digest.text(Part::Identity, self.layer().name());
-        digest.text(Part::Fact, &self.key());
+        // A single address without its prefix: journals have such numbers.
+        match self {
+            Self::Address(net) if net.prefix_len() == net.max_prefix_len() => {
+                digest.text(Part::Fact, &net.addr().to_string());
+            }
+            Self::Address(_) | Self::User(_) | Self::Tenant(_) => digest.text(Part::Fact, &self.key()),
+        }
         digest.finish()
     }
 }
@@ -147,6 +145,20 @@ impl Policy {
             let group = caller.group()?;
             IpNet::new(group.base, group.prefix).ok().map(ListEntry::Address)
         })
+    }
+
+    /// Whom an operator means to ban: as [`ListEntry::named`], except that an IPv6 address alone stands for its
+    /// `ipv6_prefix`, as it does for limits. `ADDR/128` is that one address.
+    ///
+    /// # Errors
+    /// As for `ListEntry::named`.
+    pub fn ban_target(&self, layer: Layer, key: &str) -> Result<ListEntry, String> {
+        let named = ListEntry::named(layer, key)?;
+        let Some(ip @ IpAddr::V6(_)) = key.trim().parse().ok().filter(|_| layer == Layer::Edge).map(canonical) else {
+            return Ok(named);
+        };
+        let group = AddressGroup::of(ip, self.identity().ipv6_prefix);
+        Ok(IpNet::new(group.base, group.prefix).map_or(named, ListEntry::Address))
     }
 
     /// Why this must not be banned, if it must not: whoever stands behind it is not one client.
@@ -343,6 +355,35 @@ mod tests {
         assert!(ListEntry::named(Layer::Endpoint, "GET:/").is_err());
         assert!(ListEntry::named(Layer::Edge, "somewhere").is_err());
         assert!(ListEntry::named(Layer::User, " ").is_err());
+    }
+
+    #[test]
+    fn a_bare_ipv6_address_stands_for_its_prefix_and_a_whole_one_for_itself() {
+        let check = |identity: &str, key: &str, expect: &str| {
+            let policy = Policy::parse(&format!("[identity]\n{identity}"), &|_| None).unwrap();
+            let whom = policy.ban_target(Layer::Edge, key).unwrap();
+            assert_eq!(whom.key(), expect, "{key}");
+            // What is listed can be banned again, and is the same ban.
+            let again = policy.ban_target(Layer::Edge, &whom.key()).unwrap();
+            assert_eq!(again.ban_id(policy.key()), whom.ban_id(policy.key()), "{key}");
+        };
+        check("", "2001:db8:1:2:3::4", "2001:db8:1:2::/64");
+        check("", " 2001:DB8:1:2:3::4 ", "2001:db8:1:2::/64");
+        check("ipv6_prefix = 56", "2001:db8:1:2:3::4", "2001:db8:1::/56");
+        check("", "2001:db8:1:2:3::4/128", "2001:db8:1:2:3::4/128");
+        check("", "2001:db8:1:2:3::4/48", "2001:db8:1::/48");
+        check("", "203.0.113.7", "203.0.113.7");
+        check("", "203.0.113.7/32", "203.0.113.7");
+        check("", "::ffff:203.0.113.7", "203.0.113.7");
+        let policy = Policy::parse("", &|_| None).unwrap();
+        assert_eq!(policy.ban_target(Layer::User, "2001:db8::1"), Ok(ListEntry::User("2001:db8::1".into())));
+        // Those numbers are in journals.
+        let one = ListEntry::named(Layer::Edge, "2001:db8::1/128").unwrap();
+        assert_eq!(one, ListEntry::named(Layer::Edge, "2001:db8::1").unwrap());
+        assert_eq!(
+            format!("{:032x}", one.ban_id(DigestKey::new([7; 16])).to_u128()),
+            "069c55000dc9cc94fcd06cd6d94ab0dd"
+        );
     }
 
     proptest! {

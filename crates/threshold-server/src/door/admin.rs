@@ -63,7 +63,8 @@ pub(super) struct BanBody {
 #[schemars(rename = "NewBan")]
 pub(super) struct NewBan<'a> {
     layer: LayerName,
-    /// An address or CIDR (edge), a tenant, or a user.
+    /// An address or CIDR (edge), a tenant, or a user. An IPv6 address without a prefix stands for the policy's
+    /// `ipv6_prefix`; `ADDR/128` is one address.
     #[serde(borrow)]
     #[schemars(length(min = 1))]
     key: Text<'a>,
@@ -135,9 +136,9 @@ fn page<C: Clock>(
 async fn add(operator: Operator, State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
     let NewBan { layer, key, reason, duration_sec } = read(&body)?;
     let reason = reason_of(reason.as_str())?;
-    let whom = ListEntry::named(layer.0, key.as_str()).map_err(|message| ApiError::bad("key", message))?;
     let limiter = &app.desk.limiter;
     let (policy, now) = (limiter.policy(), limiter.now());
+    let whom = policy.ban_target(layer.0, key.as_str()).map_err(|message| ApiError::bad("key", message))?;
     if let Some(why) = policy.refuses_ban(&whom) {
         return Err(ApiError::bad("key", why));
     }

@@ -116,6 +116,26 @@ fn operators_ban_addresses_tenants_and_users_and_the_narrower_wins() {
     assert_eq!((page.as_array().unwrap().len(), rest.as_array().unwrap().len()), (2, 1));
 }
 
+/// An address of IPv6 was once banned alone, out of the 2^64 that one client has: the next request came from another.
+#[test]
+fn a_bare_ipv6_address_is_banned_with_its_prefix() {
+    let folder = Scratch::folder();
+    let server = start(folder.path(), &[]);
+    let client = &mut server.connect();
+    let banned = |client: &mut Client<TcpStream>, ip: &str| check(client, &json!({"ip": ip}))["banned"] == true;
+    let set = ban(client, &json!({"layer": "edge", "key": "2001:db8:1:2::7", "reason": "scrapes"})).json();
+    assert_eq!(set["key"], "2001:db8:1:2::/64");
+    assert!(banned(client, "2001:db8:1:2::7") && banned(client, "2001:db8:1:2:ffff::8"));
+    assert!(!banned(client, "2001:db8:1:3::7"));
+    let subject = client.send("GET", "/v1/subjects/edge/2001:db8:1:2::9", &[], "").unwrap().json();
+    assert_eq!(subject["ban"]["id"], set["id"]);
+    let one = ban(client, &json!({"layer": "edge", "key": "2001:db8:9::7/128", "reason": "scrapes"})).json();
+    assert_eq!(one["key"], "2001:db8:9::7/128");
+    assert!(banned(client, "2001:db8:9::7") && !banned(client, "2001:db8:9::8"));
+    let subject = client.send("GET", "/v1/subjects/edge/2001:db8:9::7", &[], "").unwrap().json();
+    assert_eq!(subject["ban"]["id"], one["id"]);
+}
+
 #[test]
 fn nobody_bans_a_proxy_this_machine_or_everyone() {
     let folder = Scratch::folder();

@@ -107,7 +107,9 @@ fn subject(app: &App, own: Layer, layer: String, key: String) -> SubjectBody {
     let standings: Vec<Standing> =
         policy.keys_of(own, &key).standings.into_iter().filter_map(|key| limiter.store().standing(key)).collect();
     let later = |until: Option<Timestamp>| until.filter(|until| *until > now).map(Timestamp::secs_ceil);
-    let ban = ListEntry::named(own, &key).ok().and_then(|whom| {
+    // A single IPv6 address is meant by its prefix, and may be banned by itself too.
+    let named = [policy.ban_target(own, &key), ListEntry::named(own, &key)];
+    let ban = named.into_iter().flatten().find_map(|whom| {
         let id = whom.ban_id(limiter.key());
         let ban = limiter.bans().one(id, now)?;
         Some(BanBody::new(id, Some(&ban), ban.until, &policy))
