@@ -190,6 +190,41 @@ fn a_burst_does_not_double_the_limit() {
 }
 
 #[test]
+fn a_ladder_remembers_a_strike_until_the_next_can_follow() {
+    let with = |decay: &str, limit: &str, more: &str| {
+        let ladder = format!("[ladders.l]\ndecay = \"{decay}\"\nrungs = [\"deny\", \"ban 1h\"]\n");
+        ladder + &rule("r", "[\"user\"]", &format!("limit = \"{limit}\"\nladder = \"l\"\n{more}"))
+    };
+    check(&with("1h", "5/day", ""), &["strikes-decay \"r\""]);
+    check(&with("61min", "5/day", ""), &[]);
+    check(&with("24h", "5/day", ""), &[]);
+    check(&with("10min", "5/10min", ""), &["strikes-decay \"r\""]);
+    check(&with("10min", "5/9min", ""), &[]);
+    for strike in ["request", "ignored"] {
+        check(&with("1h", "5/day", &format!("strike = \"{strike}\"")), &[]);
+    }
+    check(&with("1h", "5/day", "mode = \"observe\""), &[]);
+    check(&with("1h", "5/day", "allow = [\"strikes-decay: one warning a day is enough\"]"), &[]);
+    // There is no second rung to reach.
+    check(&with("1h", "5/day", "").replace("[\"deny\", \"ban 1h\"]", "[\"ban 1h\"]"), &[]);
+    let tiers = "[identity]\ndefault_tier = \"t\"\n[tiers.t]\nrequests = \"5/min\"\nuploads = \"5/day\"\n\
+                 [[category]]\nname = \"uploads\"\npath = \"/u\"\n";
+    check(&(tiers.to_owned() + &with("30min", "tier", "")), &["strikes-decay \"r\""]);
+    check(&(tiers.to_owned() + &with("2h", "tier", "")), &[]);
+}
+
+#[test]
+fn a_deny_list_covers_more_than_one_ipv6_address() {
+    let with = |list: &str, entry: &str| format!("[lists]\n{list} = [\"{entry}\"]\n{}", by_address("1/min"));
+    check(&with("deny", "2001:db8::1"), &["one-ipv6-address \"2001:db8::1\""]);
+    for entry in ["2001:db8::/64", "2001:db8::1/128", "203.0.113.7", "::ffff:203.0.113.7", "user:2001:db8::1"] {
+        check(&with("deny", entry), &[]);
+    }
+    check(&with("allow", "2001:db8::1"), &[]);
+    check(&format!("allow = [\"one-ipv6-address: a server\"]\n{}", with("deny", "2001:db8::1")), &[]);
+}
+
+#[test]
 fn an_allowance_names_a_finding() {
     let with = |allow: &str| rule("r", "[\"ip\"]", &format!("limit = \"1/min\"\nallow = [\"{allow}\"]"));
     check(&with("canot-bind: meant"), &["unknown-allowance \"canot-bind: meant\""]);

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::file::PolicyFile;
 use super::lists::{ListEntry, Listed};
 use super::load::Loader;
-use super::rule::{Match, Rule, SubjectRule};
+use super::rule::{Match, Measure, Mode, Rule, SubjectRule};
 use super::{Pattern, Tiers};
 use crate::address::ClientAddress;
 use crate::caller::DEFAULT_CATEGORY;
@@ -88,6 +88,34 @@ pub(super) fn warnings_for_bytes(
                 message,
                 "use a ladder whose rungs all deny, such as \"strict\"",
             );
+        }
+    }
+}
+
+/// Ladders whose strikes are forgotten before the next one can follow, so that nobody climbs them.
+pub(super) fn strikes_outlast_waits(
+    loader: &mut Loader<'_>,
+    tiers: &Tiers,
+    subjects: &[SubjectRule],
+    ladders: &BTreeMap<String, Ladder>,
+    rules: &[(Rule, Range<usize>)],
+) {
+    for (rule, span) in rules.iter().filter(|(rule, _)| rule.mode == Mode::Enforce) {
+        let subject = rule.subject.and_then(|subject| subjects.get(subject));
+        let ladder = subject.and_then(|subject| ladders.get(subject.ladder_name.as_ref()));
+        let Some(ladder) = ladder.filter(|ladder| ladder.rungs.len() > 1) else { continue };
+        let wait = match &rule.measure {
+            Measure::Fixed(measured) => rule.strike_wait(&measured.limit),
+            Measure::Tier(shape) => tiers.all_of_shape(*shape).filter_map(|limit| rule.strike_wait(limit)).max(),
+            Measure::Unlimited => None,
+        };
+        if let Some(wait) = wait.filter(|wait| *wait >= ladder.decay) {
+            let message = format!(
+                "\"{}\" strikes once in {wait} at most, and its ladder forgets strikes after {}",
+                rule.name, ladder.decay
+            );
+            let help = "nobody gets past the first rung: raise decay above the wait, or write strike = \"request\"";
+            loader.warning("strikes-decay", span.clone(), message, help);
         }
     }
 }

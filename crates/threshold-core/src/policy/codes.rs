@@ -121,6 +121,9 @@ codes! {
         "it does nothing there", "add `ladder`, or leave `strike` out";
     Warning "never-denies": "a ladder that never denies, struck by every request",
         "the limit would not limit", "add a rung that denies";
+    Warning "strikes-decay": "a ladder that forgets a strike before the next one can follow",
+        "strikes from one limit are as far apart as its period, at most an hour; nobody gets past the first rung",
+        "raise `decay` above that, or write `strike = \"request\"`";
     Warning "never-matches": "a rule that no request can meet",
         "it looks like protection and is none", "correct what it matches, or remove it";
     Warning "no-rules" of Policy: "a policy without rules and without `[login]`",
@@ -144,6 +147,9 @@ codes! {
         "an IPv6 client usually has a /64 or more, so it can take a new budget for each request", "write 64, or less";
     Warning "high-ceiling" of Policy: "a login ceiling above 100",
         "NIST SP 800-63B allows 100 failures in a row", "write 100 or less";
+    Warning "one-ipv6-address" of Policy: "a deny list with a single IPv6 address that has no prefix",
+        "one client has 2^64 of them, and comes back with another",
+        "write its `/64`, or `/128` if that one is meant";
     Warning "unknown-allowance": "`allow` names a finding that does not exist, an error, or one that belongs elsewhere",
         "it silences nothing, and hides that it does not", "write a warning of this page, in the place that it belongs to";
     Warning "client-chosen-key": "a budget counted only by what the client itself chooses",

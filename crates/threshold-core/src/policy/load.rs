@@ -194,6 +194,7 @@ impl Loader<'_> {
         check::categories(self, file);
         check::tiers(self, file, &tiers, &rules);
         check::warnings_for_bytes(self, &tiers, &subjects, &ladders, &rules);
+        check::strikes_outlast_waits(self, &tiers, &subjects, &ladders, &rules);
         check::unmet(self, file, &tiers, &rules);
         check::subjects(self, &subjects, file);
         check::meetings(self, &rules);

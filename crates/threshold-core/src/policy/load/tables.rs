@@ -1,9 +1,10 @@
 //! Ladders, lists, login, alerts and memory as written → as meant.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use super::{Loader, is_token};
-use crate::address::ClientAddress;
+use crate::address::{ClientAddress, canonical};
 use crate::ladder::{Ladder, Rung};
 use crate::limit::{Log, Quota, Unit};
 use crate::lockout::Login;
@@ -73,6 +74,12 @@ impl Loader<'_> {
                 };
                 if let Some(why) = check::too_wide(&entry, listed, address) {
                     self.error("list-too-wide", text.span.clone(), why, "name the addresses you mean");
+                }
+                let is_bare = matches!(text.value.trim().parse().map(canonical), Ok(IpAddr::V6(_)));
+                if is_bare && listed == Listed::Deny {
+                    let message = format!("\"{}\" is one address of the many that a client has", text.value);
+                    let help = "write its /64, or /128 if that one is meant";
+                    self.warning("one-ipv6-address", text.span.clone(), message, help);
                 }
                 lists.insert(entry, listed);
             }
