@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -278,14 +278,24 @@ impl Played {
     }
 }
 
+/// The vectors, and the cases of the presets with their presets.
+fn files() -> Vec<(PathBuf, Option<String>)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let listed = |folder: PathBuf| std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let vectors = listed(root.join("conformance")).map(|path| (path, None));
+    let presets = listed(root.join("policies/cases")).map(|path| {
+        let preset = root.join("policies").join(path.file_name().unwrap()).with_extension("toml");
+        (path, Some(std::fs::read_to_string(preset).unwrap()))
+    });
+    vectors.chain(presets).collect()
+}
+
 #[track_caller]
 fn check(way: Way) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conformance");
     let (mut failures, mut count) = (Vec::new(), 0);
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
+    for (path, preset) in files() {
         let file: CaseFile = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
-        let shared = file.policy.as_ref().map(Lines::text);
+        let shared = file.policy.as_ref().map(Lines::text).or(preset);
         for case in &file.cases {
             count += 1;
             let mut player = Played { way, clock: Arc::default(), limiter: None };

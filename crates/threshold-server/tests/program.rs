@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What a run printed and how it ended.
@@ -82,6 +82,14 @@ fn every_preset_is_written_and_lints_clean() {
         assert_eq!((linted.code, linted.out.as_str()), (0, "<stdin>: no errors, no warnings\n"), "{name}");
     }
     assert_eq!(threshold(&["init"]).out, threshold(&["init", "starter"]).out);
+}
+
+#[test]
+fn a_preset_passes_its_own_cases() {
+    let policies = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies");
+    let (policy, cases) = (policies.join("grove.toml"), policies.join("cases/grove.json"));
+    let run = threshold(&["test", policy.to_str().unwrap(), cases.to_str().unwrap()]);
+    assert_eq!(run.code, 0, "{}{}", run.out, run.err);
 }
 
 #[test]
