@@ -38,7 +38,7 @@ use accounts::Accounts;
 use locked::{Locked, Seat, shard_of};
 use refunds::Refunds;
 use reservations::{AllOpen, Reservations};
-use side::{Side, Worth, worth_until};
+use side::Side;
 use standings::OpenStandings;
 use table::{Shard, Table};
 
