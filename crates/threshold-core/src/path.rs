@@ -5,7 +5,7 @@ mod readings;
 use std::borrow::Cow;
 
 pub use readings::{MAX_PATH, MAX_READINGS, OddPaths, PathError};
-pub(crate) use readings::{Readings, read};
+pub(crate) use readings::{Readings, may_differ, read};
 
 /// The one spelling of a path, whatever form it came in.
 ///

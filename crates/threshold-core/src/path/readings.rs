@@ -104,6 +104,21 @@ pub enum OddPaths {
     Match,
 }
 
+/// Whether servers may read a path differently, at a glance: a path of letters, digits and single slashes they do not.
+pub(crate) fn may_differ(path: &str) -> bool {
+    let mut before = b'/';
+    for (at, byte) in strip_authority(path).bytes().enumerate() {
+        match byte {
+            b'?' => break,
+            b'%' | b';' | b'\\' | b'#' | 0..=0x1f | 0x7f => return true,
+            b'.' if before == b'/' => return true,
+            b'/' if before == b'/' && at == 1 => return true,
+            _ => before = byte,
+        }
+    }
+    path.len() > MAX_PATH
+}
+
 /// All readings of a path whose one spelling is `spelled`.
 pub(crate) fn read(path: &str, spelled: &str, odd: OddPaths) -> Result<Readings, PathError> {
     if path.len() > MAX_PATH {
@@ -476,6 +491,15 @@ mod tests {
                     prop_assert!(reading == "/" || !reading.ends_with('/'), "{} read as {}", path, reading);
                     prop_assert!(!found[..index].contains(reading));
                 }
+            }
+        }
+
+        /// Woken by not looking at `;`, and by looking for a leading `//` before the host of a whole URI is cut off.
+        #[test]
+        fn a_path_that_is_plain_at_a_glance_has_one_reading(path in "(https?://h)?/?([a-cA /.;#?:]|%2f){0,9}") {
+            if !may_differ(&path) {
+                prop_assert_eq!(readings(&path).map(|found| found.len()), Ok(1));
+                prop_assert!(read(&path, &spell_path(&path), OddPaths::Refuse).is_ok());
             }
         }
 
