@@ -5,13 +5,15 @@ mod small;
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::TraceId;
 use crate::limit::LogState;
-use crate::limit::{EstimateState, HoldsState, Limit, Look, MAX_ENTRIES, MAX_HOLDS, Mark, RateState, WindowState};
+use crate::limit::{
+    EstimateState, HoldsState, Limit, Look, MAX_ENTRIES, MAX_HOLDS, Mark, RateState, RefundedState, WindowState,
+};
 use crate::time::{Span, Timestamp};
 
 pub use small::Small;
 
 /// The version of the bytes below. A reader of another version refuses them; see docs/formats.md.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// What is known of one key under one limit.
 ///
@@ -30,6 +32,8 @@ pub(crate) enum State {
     #[default]
     Empty,
     Rate(RateState),
+    /// Boxed, so that every other balance stays as small as it is.
+    Refunded(Box<RefundedState>),
     Window(WindowState),
     Log(LogState),
     Estimate(EstimateState),
@@ -54,6 +58,7 @@ impl Balance {
         let state = match &self.state {
             State::Empty => Timestamp::EPOCH,
             State::Rate(state) => state.silent_from(),
+            State::Refunded(state) => state.silent_from(),
             State::Window(state) => state.end(),
             State::Log(state) => state.silent_from(),
             State::Estimate(state) => state.silent_from(),
@@ -68,6 +73,7 @@ impl Balance {
         match &self.state {
             State::Log(state) => state.entries.capacity().saturating_mul(size_of::<crate::limit::Entry>()),
             State::Holds(state) => state.holds.capacity().saturating_mul(size_of::<crate::limit::Hold>()),
+            State::Refunded(_) => size_of::<RefundedState>(),
             State::Empty | State::Rate(_) | State::Window(_) | State::Estimate(_) => 0,
         }
     }
@@ -76,16 +82,24 @@ impl Balance {
     /// new keys would most like to see forgotten.
     #[must_use]
     pub fn is_protected(&self, limit: &Limit, now: Timestamp) -> bool {
-        let look = self.peek(limit, 0, now);
-        self.is_blocked(now) || look.remaining.saturating_mul(2) < limit.capacity()
+        self.is_blocked(now) || self.left_to_forget(limit, now).saturating_mul(2) < limit.capacity()
     }
 
     /// How many millionths of the limit are used at `now`.
     #[must_use]
     pub fn used_share(&self, limit: &Limit, now: Timestamp) -> u64 {
-        let used = limit.capacity().saturating_sub(self.peek(limit, 0, now).remaining);
+        let used = limit.capacity().saturating_sub(self.left_to_forget(limit, now));
         let share = u128::from(used).saturating_mul(1_000_000).checked_div(u128::from(limit.capacity()));
         share.and_then(|share| u64::try_from(share).ok()).unwrap_or(0)
+    }
+
+    /// What is left of the limit, for judging what would be lost with this balance. What was given back to a token bucket
+    /// counts as used there: without the balance, other receipts could give it back once more.
+    fn left_to_forget(&self, limit: &Limit, now: Timestamp) -> u64 {
+        match &self.state {
+            State::Refunded(state) => limit.look(&State::Rate(state.at_peak()), 0, now).remaining,
+            _ => self.peek(limit, 0, now).remaining,
+        }
     }
 
     /// Denied until `until`, if that is later than it already is.
@@ -121,6 +135,7 @@ impl Balance {
     pub(crate) fn is_in_terms_of(&self, limit: &Limit) -> bool {
         match (&self.state, limit) {
             (State::Rate(state), Limit::Rate(rate)) => state.is_in_terms_of(rate),
+            (State::Refunded(state), Limit::Rate(rate)) => state.bucket.is_in_terms_of(rate),
             (State::Window(state), Limit::Window(window)) => state.period == window.period(),
             (State::Estimate(state), Limit::Estimate(estimate)) => state.period == estimate.period(),
             (State::Log(state), Limit::Log(log)) => state.period == log.period(),
@@ -154,7 +169,12 @@ impl Balance {
     pub(crate) fn give_back(&mut self, mark: Mark, now: Timestamp, id: TraceId) {
         match &mut self.state {
             State::Empty => {}
-            State::Rate(state) => state.give_back(mark.amount, mark.part, now),
+            State::Rate(state) => {
+                if let Some(refunded) = state.give_back(&mark, now) {
+                    self.state = State::Refunded(Box::new(refunded));
+                }
+            }
+            State::Refunded(state) => state.give_back(&mark, now),
             State::Window(state) => state.give_back(mark.amount, mark.part),
             State::Log(state) => state.give_back(mark.amount, mark.part),
             State::Estimate(state) => state.give_back(mark.amount, mark.part),
@@ -177,10 +197,13 @@ impl Balance {
             State::Empty => out.byte(0),
             State::Rate(state) => {
                 out.byte(1);
-                out.number(state.full_at.micros());
-                out.number(state.part);
-                out.number(state.quota);
-                out.number(state.period.micros());
+                write_rate(state, out);
+            }
+            State::Refunded(state) => {
+                out.byte(6);
+                write_rate(&state.bucket, out);
+                out.wide(state.given);
+                out.wide(state.peak);
             }
             State::Window(state) => {
                 out.byte(2);
@@ -251,10 +274,23 @@ impl Balance {
                 period: Span::from_micros(from.number()?),
             }),
             5 => State::Holds(read_holds(from)?),
+            6 => State::Refunded(Box::new(read_refunded(from)?)),
             _ => return Err(BytesError::Malformed("balance")),
         };
         Ok(Self { state, blocked_until })
     }
+}
+
+fn write_rate(state: &RateState, out: &mut Writer) {
+    out.number(state.full_at.micros());
+    out.number(state.part);
+    out.number(state.quota);
+    out.number(state.period.micros());
+}
+
+fn read_refunded(from: &mut Reader<'_>) -> Result<RefundedState, BytesError> {
+    let state = RefundedState { bucket: read_rate(from)?, given: from.wide()?, peak: from.wide()? };
+    if state.is_sound() { Ok(state) } else { Err(BytesError::Malformed("token bucket")) }
 }
 
 fn read_rate(from: &mut Reader<'_>) -> Result<RateState, BytesError> {

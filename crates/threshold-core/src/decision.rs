@@ -466,7 +466,8 @@ impl Plan<'_> {
         let mut denied = false;
         for (reading, settled) in decision.readings.iter_mut().zip(&outcome.settled) {
             let Settled { look, mark, lifted } = settled;
-            reading.allowed = look.fits || self.verb == Verb::Record;
+            // A record charges what is enforced, whether or not it fits.
+            reading.allowed = look.fits || (self.verb == Verb::Record && reading.enforced);
             denied |= reading.enforced && !reading.allowed && !lifted;
             (reading.remaining, reading.resets) = match mark {
                 Some(mark) => (look.remaining.saturating_sub(mark.amount), look.reset_if_charged),

@@ -219,8 +219,10 @@ impl Ledger {
 
     fn expire_reservations(&mut self, now: Timestamp) {
         let over = |reservation: &&Reservation| reservation.expires() <= now;
-        let ids: Vec<TraceId> = self.reservations.values().filter(over).map(Reservation::id).collect();
-        for id in ids {
+        let mut due: Vec<(Timestamp, TraceId)> =
+            self.reservations.values().filter(over).map(|own| (own.expires(), own.id())).collect();
+        due.sort_unstable();
+        for (_, id) in due {
             let Some(mut reservation) = self.reservations.remove(&id) else { continue };
             if reservation.gives_back() {
                 // What it has given back, its receipt does not give back again.

@@ -19,6 +19,7 @@ mod window;
 mod words;
 
 use std::fmt;
+use std::num::NonZeroU64;
 
 use crate::balance::State;
 use crate::key::TraceId;
@@ -31,8 +32,8 @@ pub(crate) use estimate::EstimateState;
 pub use log::Log;
 pub(crate) use log::{Entry, LogState, MAX_ENTRIES};
 pub use notation::{NotationError, Quota, Unit, parse_span};
-pub(crate) use rate::RateState;
 pub use rate::{PackedRate, Rate, Ticks};
+pub(crate) use rate::{RateState, RefundedState};
 pub(crate) use window::WindowState;
 pub use window::{Anchor, Window};
 pub use words::Words;
@@ -218,10 +219,36 @@ pub struct Look {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mark {
     /// Which part of the state was charged: the window's start, the log entry's or bucket's time, the hold's
-    /// end; for a token bucket, when.
+    /// end; for a token bucket, when it is full again after the charge, plus what was given back before it.
     pub part: Timestamp,
     /// The cost that was charged. Less than was asked only where a debt saturates.
     pub amount: u64,
+    /// What a token bucket's `part` has beyond whole microseconds, plus one. Never 0, so that an `Option<Mark>` is no
+    /// larger than a mark.
+    fraction: NonZeroU64,
+}
+
+impl Mark {
+    /// A charge of `amount` to `part`.
+    #[inline(always)]
+    pub(crate) const fn new(part: Timestamp, amount: u64) -> Self {
+        Self { part, amount, fraction: NonZeroU64::MIN }
+    }
+
+    /// Only so much of the same charge.
+    pub(crate) const fn with_amount(self, amount: u64) -> Self {
+        Self { amount, ..self }
+    }
+
+    /// The same charge, to a part that has a fraction of a microsecond.
+    pub(crate) const fn with_fraction(self, fraction: u64) -> Self {
+        Self { fraction: NonZeroU64::MIN.saturating_add(fraction), ..self }
+    }
+
+    /// What `part` has beyond whole microseconds, over the denominator of the bucket that was charged.
+    pub(crate) const fn fraction(&self) -> u64 {
+        self.fraction.get().saturating_sub(1)
+    }
 }
 
 impl Limit {
@@ -339,6 +366,9 @@ impl Limit {
             (Self::Rate(limit), State::Rate(state)) => {
                 Rate::new(state.quota, state.period, limit.burst()).map(Self::Rate)
             }
+            (Self::Rate(limit), State::Refunded(state)) => {
+                Rate::new(state.bucket.quota, state.bucket.period, limit.burst()).map(Self::Rate)
+            }
             (Self::Window(limit), State::Window(state)) => {
                 Window::new(limit.quota(), state.period, limit.anchor()).map(Self::Window)
             }
@@ -371,6 +401,7 @@ impl Limit {
     pub(crate) fn bring(&self, state: &mut State, now: Timestamp) -> bool {
         match (self, state) {
             (Self::Rate(limit), State::Rate(state)) => limit.bring(state, now),
+            (Self::Rate(limit), state @ State::Refunded(_)) => bring_refunded(limit, state, now),
             (Self::Window(limit), State::Window(state)) => limit.bring(state, now),
             (Self::Log(limit), State::Log(state)) => limit.bring(state, now),
             (Self::Estimate(limit), State::Estimate(state)) => limit.bring(state, now),
@@ -384,6 +415,7 @@ impl Limit {
     pub(crate) fn look(&self, state: &State, cost: u64, now: Timestamp) -> Look {
         match (self, state) {
             (Self::Rate(limit), State::Rate(state)) => limit.look(state, cost, now),
+            (Self::Rate(limit), State::Refunded(state)) => limit.look(&state.bucket, cost, now),
             (Self::Rate(limit), _) => limit.look(&limit.fresh(now), cost, now),
             (Self::Window(limit), State::Window(state)) => limit.look(state, cost, now),
             (Self::Window(limit), _) => limit.look(&limit.fresh(now), cost, now),
@@ -405,7 +437,7 @@ impl Limit {
     pub(crate) fn charge(&self, state: &mut State, cost: u64, now: Timestamp, id: TraceId) -> Mark {
         match self {
             Self::Rate(limit) => {
-                if !matches!(state, State::Rate(_)) {
+                if !matches!(state, State::Rate(_) | State::Refunded(_)) {
                     *state = State::Rate(limit.fresh(now));
                 }
             }
@@ -433,13 +465,27 @@ impl Limit {
         }
         match (self, state) {
             (Self::Rate(limit), State::Rate(state)) => limit.charge(state, cost, now),
+            (Self::Rate(limit), State::Refunded(state)) => state.charge(limit, cost, now),
             (Self::Window(limit), State::Window(state)) => limit.charge(state, cost, now),
             (Self::Log(limit), State::Log(state)) => limit.charge(state, cost, now),
             (Self::Estimate(limit), State::Estimate(state)) => limit.charge(state, cost, now),
             (Self::Concurrency(limit), State::Holds(state)) => limit.charge(state, cost, now, id),
-            _ => Mark { part: now, amount: 0 },
+            _ => Mark::new(now, 0),
         }
     }
+}
+
+/// Brings a bucket that was given back to; it becomes a plain one as soon as that says the same.
+#[cold]
+fn bring_refunded(limit: &Rate, state: &mut State, now: Timestamp) -> bool {
+    let State::Refunded(refunded) = state else { return false };
+    if refunded.silent_from() > now {
+        return refunded.bring(limit, now);
+    }
+    let mut bucket = refunded.bucket;
+    limit.bring(&mut bucket, now);
+    *state = State::Rate(bucket);
+    true
 }
 
 /// Checks the two figures every windowed limit has.

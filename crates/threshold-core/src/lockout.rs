@@ -256,7 +256,7 @@ impl Login {
         }
         outcome.allowed = success || outcome.locked_until.is_none();
         if success && attempt.address.is_some() {
-            address.give_back(Mark { part: attempt.at, amount: 1 }, now, attempt.id);
+            address.give_back(Mark::new(attempt.at, 1), now, attempt.id);
         }
         Ok(outcome)
     }

@@ -12,14 +12,14 @@ use crate::limit::{Limit, Mark};
 use crate::plan::{Charge, MAX_CHARGES, Plan};
 use crate::policy::CostOf;
 use crate::secret::{Purpose, Secret};
-use crate::settle::Outcome;
+use crate::settle::{Outcome, Settled};
 use crate::time::Timestamp;
 
 pub use pending::Pending;
 pub use reservation::{CommitError, MAX_RESERVATION, OnExpire, Reservation, UnknownReservation};
 
 /// The version of the bytes below.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// What one request was charged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +39,9 @@ pub(crate) struct Charged {
     limit: Limit,
     unit: CostTag,
     mark: Mark,
+    /// When a token bucket is full again after this charge, rounded up: from then on the charge has refilled. Other
+    /// algorithms tell by the mark whether a charge still counts; for them this is the end of time.
+    counts_until: Timestamp,
 }
 
 /// What a charge counted: requests, bytes, or the digest of a name.
@@ -84,20 +87,24 @@ impl Plan<'_> {
         for (charge, settled) in
             self.charges.iter().zip(&outcome.settled).filter(|(_, settled)| settled.look.fits || settled.mark.is_some())
         {
-            let mark = settled.mark.unwrap_or(Mark { part: now, amount: 0 });
-            let _ = charged.try_push(self.charged(charge, mark, outcome));
+            let mark = settled.mark.unwrap_or(Mark::new(now, 0));
+            let _ = charged.try_push(self.charged(charge, settled, mark, outcome));
         }
         Receipt { id: self.trace, generation: self.policy.generation, at: now, charged }
     }
 
-    fn charged(&self, charge: &Charge<'_>, mark: Mark, outcome: &Outcome) -> Charged {
+    fn charged(&self, charge: &Charge<'_>, settled: &Settled, mark: Mark, outcome: &Outcome) -> Charged {
         let unit = match charge.counts {
             CostOf::Requests => CostTag::REQUESTS,
             CostOf::Bytes => CostTag::BYTES,
             CostOf::Named(name) => CostTag::named(self.policy.key, name),
         };
         let key = outcome.charged_key(charge.key);
-        Charged { key, rule: charge.rule.tag, limit: *charge.limit, unit, mark }
+        let counts_until = match charge.limit {
+            Limit::Rate(_) => settled.look.reset_if_charged,
+            _ => Timestamp::MAX,
+        };
+        Charged { key, rule: charge.rule.tag, limit: *charge.limit, unit, mark, counts_until }
     }
 }
 
@@ -189,6 +196,10 @@ impl Receipt {
             out.number(charged.unit.0);
             out.number(charged.mark.part.micros());
             out.number(charged.mark.amount);
+            if matches!(charged.limit, Limit::Rate(_)) {
+                out.number(charged.mark.fraction());
+                out.number(charged.counts_until.micros());
+            }
         }
     }
 
@@ -200,27 +211,38 @@ impl Receipt {
             charged: ArrayVec::new(),
         };
         for _ in 0..from.count(MAX_CHARGES)? {
-            let charged = Charged {
-                key: Digest::from_u128(from.wide()?),
-                rule: u32::try_from(from.number()?).map_err(|_| BytesError::Malformed("receipt"))?,
-                limit: Limit::read(from)?,
-                unit: CostTag(from.number()?),
-                mark: Mark { part: Timestamp::from_micros(from.number()?), amount: from.number()? },
-            };
-            let _ = receipt.charged.try_push(charged);
+            let _ = receipt.charged.try_push(Charged::read(from)?);
         }
         Ok(receipt)
     }
 }
 
 impl Charged {
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        let key = Digest::from_u128(from.wide()?);
+        let rule = u32::try_from(from.number()?).map_err(|_| BytesError::Malformed("receipt"))?;
+        let limit = Limit::read(from)?;
+        let unit = CostTag(from.number()?);
+        let mut mark = Mark::new(Timestamp::from_micros(from.number()?), from.number()?);
+        let mut counts_until = Timestamp::MAX;
+        if let Limit::Rate(rate) = &limit {
+            let fraction = from.number()?;
+            if !rate.has_fraction(fraction) {
+                return Err(BytesError::Malformed("receipt"));
+            }
+            mark = mark.with_fraction(fraction);
+            counts_until = Timestamp::from_micros(from.number()?);
+        }
+        Ok(Self { key, rule, limit, unit, mark, counts_until })
+    }
+
     /// Gives `amount` of this charge back. A balance in other figures, or a clock that stands before the charge, cannot
     /// say any more which part of it this was: then there is nothing to give back. A hold is known by its id, whatever
     /// the clock says.
     fn give_back(&self, amount: u64, at: Timestamp, balance: &mut Balance, now: Timestamp, id: TraceId) {
         let tells = now >= at || matches!(self.limit, Limit::Concurrency(_));
-        if tells && balance.is_in_terms_of(&self.limit) {
-            balance.give_back(Mark { amount, ..self.mark }, now, id);
+        if tells && now < self.counts_until && balance.is_in_terms_of(&self.limit) {
+            balance.give_back(self.mark.with_amount(amount), now, id);
         }
     }
 

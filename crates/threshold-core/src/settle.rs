@@ -9,7 +9,7 @@ use arrayvec::ArrayVec;
 use crate::balance::Balance;
 use crate::key::{Digest, TraceId};
 use crate::ladder::{Penalty, Rung, Standing, Violation};
-use crate::limit::{Look, Mark};
+use crate::limit::{Limit, Look, Mark};
 use crate::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
 use crate::time::Timestamp;
 
@@ -189,7 +189,7 @@ impl Balances for [Balance] {
     fn charge(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp, id: TraceId) -> Mark {
         match self.get_mut(index) {
             Some(balance) => balance.charge(charge.limit, charge.cost, now, id),
-            None => Mark { part: now, amount: 0 },
+            None => Mark::new(now, 0),
         }
     }
 
@@ -337,7 +337,14 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
 
     fn record(mut self) {
         self.look();
-        self.charge_where(|_| true);
+        // What is only watched is charged where it has room, as by a check.
+        self.charge_where(|charge, settled| charge.enforced() || settled.look.fits);
+        for (charge, settled) in self.plan.charges.iter().zip(&mut self.outcome.settled) {
+            if let Limit::Rate(rate) = charge.limit {
+                let reset = &mut settled.look.reset_if_charged;
+                *reset = rate.latest_reset(self.now).min(*reset);
+            }
+        }
     }
 
     /// Brings every balance to now and looks at it. Says whether an enforced limit denies.
@@ -476,15 +483,15 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
 
     /// Allowed: every limit with room is charged, watched ones too; a full one that was lifted stays as it is.
     fn charge(&mut self) {
-        self.charge_where(|settled| settled.look.fits);
+        self.charge_where(|_, settled| settled.look.fits);
     }
 
     #[inline]
-    fn charge_where(&mut self, is_charged: impl Fn(&Settled) -> bool) {
+    fn charge_where(&mut self, is_charged: impl Fn(&Charge<'_>, &Settled) -> bool) {
         let mut changed = 0;
         for (index, (charge, settled)) in self.plan.charges.iter().zip(&mut self.outcome.settled).enumerate() {
             let by_outcome = charge.rule.count.is_some() && !self.plan.outcomes_seen;
-            if charge.cost > 0 && !by_outcome && is_charged(settled) {
+            if charge.cost > 0 && !by_outcome && is_charged(charge, settled) {
                 settled.mark = Some(self.balances.charge(index, charge, self.now, self.plan.trace));
                 changed |= bit(index);
             }

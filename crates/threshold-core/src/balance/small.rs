@@ -110,7 +110,7 @@ impl Small {
         let look = rate.look_whole(Timestamp::from_micros(self.large), cost, now)?;
         // A bucket's state is when it is full again.
         let charged = Self { large: look.reset_if_charged.micros(), figure: 0 };
-        Some((look, charged, Mark { part: now, amount: cost }))
+        Some((look, charged, Mark::new(look.reset_if_charged, cost)))
     }
 
     /// As [`Balance::look`] on a balance that lies in a table under this very limit. `None` where looking would change

@@ -130,6 +130,6 @@ impl Concurrency {
         if amount > 0 {
             state.holds.push(Hold { id, cost: amount, expires });
         }
-        Mark { part: expires, amount }
+        Mark::new(expires, amount)
     }
 }

@@ -138,6 +138,6 @@ impl Estimate {
         let amount = cost.min(room);
         windows.current = windows.current.saturating_add(amount);
         *state = windows;
-        Mark { part: windows.start, amount }
+        Mark::new(windows.start, amount)
     }
 }

@@ -200,7 +200,7 @@ impl Log {
             }
             push(&mut state.entries, Entry { time, cost: amount });
         }
-        Mark { part: time, amount }
+        Mark::new(time, amount)
     }
 }
 

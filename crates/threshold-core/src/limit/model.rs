@@ -122,18 +122,66 @@ impl Model {
     fn level(&self, rate: &Rate, now: u128) -> u128 {
         let (quota, deepest) = (u128::from(rate.quota()), 2 * self.capacity());
         let (mut missing, mut last) = (0u128, 0);
-        for (at, event) in &self.events {
+        // Of each charge: its place, what was missing just after it, when, and how much of it is there unless it was given back
+        // out of order.
+        let mut charges: Vec<(usize, u128, u128, u128)> = Vec::new();
+        // What was given back out of order, and by which event.
+        let mut given: Vec<(usize, u128)> = Vec::new();
+        for (place, (at, event)) in self.events.iter().enumerate() {
             missing = missing.saturating_sub((at - last) * quota);
             last = *at;
             match event {
-                Event::Charge { asked, .. } => missing = (missing + asked * self.unit()).min(deepest),
+                Event::Charge { asked, .. } => {
+                    let before = missing;
+                    missing = (missing + asked * self.unit()).min(deepest);
+                    charges.push((place, missing, *at, missing - before));
+                }
                 Event::GiveBack { charge, amount } => {
-                    let refilled = (at - self.events[*charge].0) * quota;
-                    missing = missing.saturating_sub((amount * self.unit()).saturating_sub(refilled));
+                    let index = charges.iter().position(|(own, ..)| own == charge).unwrap();
+                    let (_, after, charged_at, _) = charges[index];
+                    let is_latest = charges[index + 1..].iter().all(|(.., own)| *own == 0);
+                    let since: u128 = given.iter().filter(|(by, _)| by > charge).map(|(_, back)| back).sum();
+                    let left = after.saturating_sub((at - charged_at) * quota + since);
+                    let back = (amount * self.unit()).min(left);
+                    missing -= back;
+                    if is_latest {
+                        charges[index].3 -= back;
+                    } else {
+                        given.push((place, back));
+                    }
                 }
             }
         }
         missing.saturating_sub((now - last) * quota)
+    }
+
+    /// What would be missing from the bucket if nothing had ever been charged but what is left of each charge.
+    pub(super) fn level_without_refunds(&self, now: u64) -> u128 {
+        let mut net: Vec<(u128, u128)> = Vec::new();
+        let mut places = Vec::new();
+        for (place, (at, event)) in self.events.iter().enumerate() {
+            match event {
+                Event::Charge { amount, .. } => {
+                    net.push((*at, *amount));
+                    places.push(place);
+                }
+                Event::GiveBack { charge, amount } => {
+                    net[places.iter().position(|place| place == charge).unwrap()].1 -= amount;
+                }
+            }
+        }
+        let (quota, now) = (u128::from(self.limit.quota()), u128::from(now));
+        let (mut missing, mut last) = (0u128, 0);
+        for (at, amount) in net {
+            missing = missing.saturating_sub((at - last) * quota) + amount * self.unit();
+            last = at;
+        }
+        missing.saturating_sub((now - last) * quota)
+    }
+
+    /// The whole cost that fits while so much is missing.
+    pub(super) fn room_beside(&self, missing: u128) -> u64 {
+        u64::try_from(self.capacity().saturating_sub(missing) / self.unit()).unwrap()
     }
 
     /// What the window holds that the first charge opened; one whose charges all came back opens anew.

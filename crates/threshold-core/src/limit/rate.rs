@@ -6,11 +6,13 @@
 //! burst always fits, no refill is lost however fast the rate, and the bound `burst + L` is exact.
 
 mod packed;
+mod refunded;
 
 use super::{LimitError, Look, MAX_QUOTA, Mark, check_figures};
 use crate::time::{Span, Timestamp};
 
 pub use packed::{PackedRate, Ticks};
+pub(crate) use refunded::RefundedState;
 
 /// The longest a bucket may take to fill from empty. With [`super::MAX_QUOTA`] it keeps every product below
 /// within 128 bits.
@@ -79,6 +81,12 @@ impl Terms {
         }
     }
 
+    /// A moment in whole microseconds, rounded up.
+    fn round_up(self, moment: u128) -> Timestamp {
+        let (at, part) = self.split(moment);
+        if part == 0 { at } else { at.plus(Span::from_micros(1)) }
+    }
+
     fn whole_cost(self, room: u128) -> u64 {
         // Most numbers fit 64 bits, where a division takes a third of the time.
         match u64::try_from(room) {
@@ -113,15 +121,6 @@ impl RateState {
     /// The first moment at which this says the same as no state.
     pub(crate) fn silent_from(&self) -> Timestamp {
         if self.part == 0 { self.full_at } else { self.full_at.plus(Span::from_micros(1)) }
-    }
-
-    /// Gives back a charge made at `charged_at`, less the time since: what has refilled meanwhile was paid.
-    pub(crate) fn give_back(&mut self, amount: u64, charged_at: Timestamp, now: Timestamp) {
-        let terms = Terms::new(self.quota, self.period);
-        let refilled = terms.moment(Timestamp::EPOCH.plus(now.since(charged_at)), 0);
-        let back = terms.cost(amount).saturating_sub(refilled);
-        let full_at = terms.moment(self.full_at, self.part).saturating_sub(back);
-        (self.full_at, self.part) = terms.split(full_at);
     }
 }
 
@@ -161,6 +160,11 @@ impl Rate {
         self.burst
     }
 
+    /// Whether a moment can have this fraction of a microsecond, over the reduced denominator of W / L.
+    pub(crate) const fn has_fraction(&self, fraction: u64) -> bool {
+        fraction < self.terms.parts
+    }
+
     /// How long an empty bucket takes to be full again.
     pub(super) fn fill_time(&self) -> Span {
         let (full, _) = self.terms.split(self.terms.cost(self.burst));
@@ -175,6 +179,11 @@ impl Rate {
     /// The furthest ahead of now a state may lie: a whole burst and as much debt.
     fn deepest(&self) -> u128 {
         self.terms.cost(self.burst).saturating_mul(2)
+    }
+
+    /// The latest that a bucket can be full again, whatever it is charged now: debt saturates there.
+    pub(crate) fn latest_reset(&self, now: Timestamp) -> Timestamp {
+        self.terms.round_up(self.terms.moment(now, 0).saturating_add(self.deepest()))
     }
 
     #[inline]
@@ -253,10 +262,7 @@ impl Rate {
         let backlog = terms.moment(state.full_at, state.part).saturating_sub(start);
         let after = backlog.saturating_add(terms.cost(cost));
         let fits = after <= capacity;
-        let later = |ticks: u128| {
-            let (at, part) = terms.split(start.saturating_add(ticks));
-            if part == 0 { at } else { at.plus(Span::from_micros(1)) }
-        };
+        let later = |ticks: u128| terms.round_up(start.saturating_add(ticks));
         Look {
             fits,
             remaining: terms.whole_cost(capacity.saturating_sub(backlog)),
@@ -276,7 +282,7 @@ impl Rate {
     pub(crate) fn charge(&self, state: &mut RateState, cost: u64, now: Timestamp) -> Mark {
         if let Some(full_at) = self.charged_whole(state.full_at, cost, now) {
             state.full_at = full_at;
-            return Mark { part: now, amount: cost };
+            return Mark::new(full_at, cost);
         }
         self.charge_exactly(state, cost, now)
     }
@@ -290,7 +296,7 @@ impl Rate {
         let wanted = terms.cost(cost);
         let (added, amount) = if wanted <= room { (wanted, cost) } else { (room, terms.whole_cost(room)) };
         (state.full_at, state.part) = terms.split(start.saturating_add(backlog).saturating_add(added));
-        Mark { part: now, amount }
+        Mark::new(state.full_at, amount).with_fraction(state.part)
     }
 
     /// When the bucket is full again after a charge, where nothing has a fraction and the whole cost fits.

@@ -145,6 +145,6 @@ impl Window {
         let amount = cost.min(room);
         window.used = window.used.saturating_add(amount);
         *state = window;
-        Mark { part: window.start, amount }
+        Mark::new(window.start, amount)
     }
 }

@@ -161,7 +161,7 @@ impl Account {
         };
         // A pardon has cleared the budget: what is charged there now, other attempts were charged.
         if success && counted {
-            track.budget.give_back(Mark { part: attempt.at, amount: 1 }, now, attempt.id);
+            track.budget.give_back(Mark::new(attempt.at, 1), now, attempt.id);
         }
         self.drop_idle_tracks();
         Ok(locked)

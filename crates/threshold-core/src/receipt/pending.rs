@@ -97,7 +97,7 @@ impl Plan<'_> {
                 (_, Some(statuses)) => Ends::WithTheAnswer(statuses.clone()),
                 (_, None) => Ends::Already,
             };
-            Some((self.charged(charge, mark, outcome), ends))
+            Some((self.charged(charge, settled, mark, outcome), ends))
         });
         let charged = charged.take(MAX_CHARGES).collect();
         Pending { id: self.trace, generation: self.policy.generation, at: now, charged }

@@ -196,13 +196,15 @@ impl Reservation {
         Ok(())
     }
 
-    /// Ends it if its time has come, giving back what it held if that was chosen. Says whether it has ended.
+    /// Ends it if its time has come, giving back what it held if that was chosen: as of its expiry, however much later it is
+    /// noticed. Nothing may have changed the balances since, and those that expired before it must have been ended. Says
+    /// whether it has ended.
     pub fn expire(&mut self, balances: &mut [Balance], now: Timestamp) -> bool {
         if now < self.expires {
             return false;
         }
         if self.stage == Stage::Open && self.on_expire == OnExpire::Release {
-            self.receipt.refund(balances, now);
+            self.receipt.refund(balances, self.expires);
         }
         true
     }

@@ -233,8 +233,18 @@ impl MemoryStore {
         result
     }
 
-    /// Ends the reservations whose time has come. Costs one load while there are none.
+    /// Ends the reservations whose time has come. Whatever looks at a balance or changes one does this first, so that nobody
+    /// sees a balance in which a release is overdue. Costs one load while there are none.
+    #[inline]
     fn expire_reservations(&self, now: Timestamp) {
+        if self.next_expiry.load(Ordering::Acquire) <= now.micros() {
+            self.expire_due(now);
+        }
+    }
+
+    /// Ends them in the order in which they were due, and as of then.
+    #[cold]
+    fn expire_due(&self, now: Timestamp) {
         while self.next_expiry.load(Ordering::Acquire) <= now.micros() {
             let mut reservations = lock(&self.reservations);
             let over = reservations.take_expired(now);
@@ -303,6 +313,7 @@ impl LocalStore for MemoryStore {
     }
 
     fn give_back(&self, taken: &Receipt, now: Timestamp) {
+        self.expire_reservations(now);
         let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = taken.charges().collect();
         self.with_balances(&charges, now, |balances| taken.refund(balances, now));
     }
@@ -335,6 +346,7 @@ impl LocalStore for MemoryStore {
     }
 
     fn pause(&self, keys: &SubjectKeys, until: Timestamp, now: Timestamp) {
+        self.expire_reservations(now);
         for (key, limit) in &keys.balances {
             self.with_balances(&[(*key, *limit)], now, |balances| {
                 for balance in balances {

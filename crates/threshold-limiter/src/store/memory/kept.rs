@@ -44,6 +44,7 @@ impl MemoryStore {
 
     /// Shows every balance that says anything, shard by shard: requests go on meanwhile.
     pub fn each_balance(&self, now: Timestamp, mut show: impl FnMut(Digest, &Limit, &Balance)) {
+        self.expire_reservations(now);
         for shard in self.table.shards() {
             shard.open().each(now, &mut show);
         }

@@ -1,4 +1,4 @@
-//! Balances that outgrow a slot: logs, sub-windows, holds, and whatever is blocked.
+//! Balances that outgrow a slot: logs, sub-windows, holds, whatever is blocked, and buckets that were given back to.
 
 use threshold_core::balance::Small;
 use threshold_core::{Balance, Limit};
