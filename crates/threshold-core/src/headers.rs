@@ -120,7 +120,8 @@ fn policy_item(rule: &Rule, limit: u64, counted: Unit, window: Span) -> Option<S
     if let Some(unit) = unit(rule, counted) {
         item = item.parameter(key("qu"), StringRef::constant(unit));
     }
-    if !matches!(rule.fixed_limit(), Some(Limit::Concurrency(_) | Limit::Never)) {
+    // A tier may have none of it: then there is no window either.
+    if !window.is_zero() && !matches!(rule.fixed_limit(), Some(Limit::Concurrency(_) | Limit::Never)) {
         item = item.parameter(key("w"), integer(window.secs_ceil().max(1)));
     }
     Some(item.finish())
@@ -304,7 +305,7 @@ fn prose(rule: &Rule, reading: &Reading) -> String {
     match (&rule.period, rule.fixed_limit()) {
         (Some(own), _) => own.to_string(),
         (None, Some(Limit::Concurrency(_))) => format!("{} at once", reading.limit),
-        (None, Some(Limit::Never)) => "never".to_owned(),
+        (None, _) if reading.limit == 0 => "never".to_owned(),
         (None, _) => format!("{} per {}", quantity(reading.limit, reading.unit), any_period(reading.period)),
     }
 }

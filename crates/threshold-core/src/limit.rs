@@ -122,7 +122,7 @@ pub enum Limit {
     Estimate(Estimate),
     /// `concurrency`.
     Concurrency(Concurrency),
-    /// `deny = true`: nothing ever fits.
+    /// `none`, or `deny = true`: nothing ever fits.
     Never,
 }
 
@@ -155,6 +155,7 @@ impl Options {
     pub(crate) fn limit(&self, quota: Quota, named_cost: bool) -> Result<Option<Limit>, LimitError> {
         let (amount, unit, period, burst) = match quota {
             Quota::Unlimited => return Ok(None),
+            Quota::Never => return Ok(Some(Limit::Never)),
             Quota::AtOnce(amount) if self.algorithm == Some(Algorithm::Concurrency) => {
                 return Concurrency::new(amount, self.ttl).map(|limit| Some(Limit::Concurrency(limit)));
             }
@@ -298,7 +299,7 @@ impl Limit {
     #[must_use]
     pub fn notation(&self, unit: Unit) -> String {
         let quota = match self {
-            Self::Never => return "never".to_owned(),
+            Self::Never => Quota::Never,
             Self::Concurrency(concurrency) => Quota::AtOnce(concurrency.quota()),
             Self::Rate(rate) if rate.burst() != rate.quota() => {
                 let burst = Some(rate.burst());

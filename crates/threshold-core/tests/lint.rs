@@ -137,6 +137,41 @@ fn a_limit_behind_a_tighter_one_cannot_bind() {
     check(&(skips + &rule("also", "[\"user\", \"ip\"]", "limit = \"6/min\"")), &[]);
 }
 
+/// A tier with `uploads = "0/day"` let everything through, and nobody was told.
+#[test]
+fn a_limit_of_zero_is_asked_about() {
+    check(&by_address("0/min"), &["zero-limit \"0/min\""]);
+    check(&by_address("0"), &["zero-limit \"0\""]);
+    check(&by_address("0MB/day"), &["zero-limit \"0MB/day\""]);
+    check(&by_address("unlimited"), &[]);
+    check(&by_address("none"), &[]);
+    check(&(by_address("0/min") + "allow = [\"zero-limit: until we know better\"]\n"), &[]);
+    // A variable has no other word for it.
+    check(&by_address("${LIMIT:-0}/min"), &[]);
+    let tier = |limit: &str| {
+        let tiers = format!("[identity]\ndefault_tier = \"free\"\n[tiers.free]\nrequests = \"{limit}\"\n");
+        format!("{tiers}{}", by_address("tier"))
+    };
+    check(&tier("0/day"), &["zero-limit \"0/day\""]);
+    check(&tier("none"), &[]);
+    check(&tier("unlimited"), &[]);
+    check(&format!("allow = [\"zero-limit: free of charge\"]\n{}", tier("0/day")), &[]);
+    let own = "[tenants.acme]\nrequests = \"0\"\n[users.u1]\nrequests = \"0/h\"\n";
+    check(&(tier("5/min") + own), &["zero-limit \"0\"", "zero-limit \"0/h\""]);
+}
+
+#[test]
+fn a_small_estimate_gives_much_less_than_it_says() {
+    let estimate = |limit: &str| by_address(limit) + "algorithm = \"sliding-estimate\"\n";
+    check(&estimate("10/min"), &[]);
+    check(&estimate("9/min"), &["small-estimate \"9/min\""]);
+    check(&(estimate("1/min") + "allow = [\"small-estimate: half will do\"]\n"), &[]);
+    check(&by_address("9/min"), &[]);
+    let tiers = "[identity]\ndefault_tier = \"free\"\n[tiers.free]\nrequests = \"5/min\"\n";
+    check(&format!("{tiers}{}", estimate("tier")), &["small-estimate \"5/min\""]);
+    check(&format!("{tiers}{}", by_address("tier")), &[]);
+}
+
 #[test]
 fn what_everyone_shares_holds_fifty_clients() {
     let all = |limit: &str| rule("all", "[]", &format!("limit = \"{limit}\""));

@@ -82,6 +82,18 @@ impl Estimate {
         self.period
     }
 
+    /// The share of the limit, in percent rounded down, that somebody gets who always asks. The weight of the last window is
+    /// rounded up, so it is at least 1 until that window has left: one less than the limit fits into each. A limit of 1
+    /// fits into every second window.
+    #[must_use]
+    pub const fn share(&self) -> u64 {
+        let each_two = if self.quota == 1 { 1 } else { self.quota.saturating_sub(1).saturating_mul(2) };
+        match each_two.saturating_mul(50).checked_div(self.quota) {
+            Some(share) => share,
+            None => 0,
+        }
+    }
+
     pub(super) fn fresh(&self, now: Timestamp) -> EstimateState {
         EstimateState { start: now.floor_to(self.period), current: 0, previous: 0, period: self.period }
     }
@@ -139,5 +151,32 @@ impl Estimate {
         windows.current = windows.current.saturating_add(amount);
         *state = windows;
         Mark::new(windows.start, amount)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Somebody who asks for one as soon as it fits, for a hundred windows after the first.
+    ///
+    /// Woken by: `self.quota` in place of `self.quota.saturating_sub(1)` in `share`; and `div_ceil` as a division in `weight`.
+    #[test]
+    fn who_always_asks_gets_the_share_that_is_told() {
+        for quota in (1..=12).chain([100]) {
+            let limit = Estimate::new(quota, Span::MINUTE).unwrap();
+            let start = Timestamp::from_secs(1_767_225_600);
+            let (mut state, mut now, mut admitted) = (limit.fresh(start), start, 0u64);
+            let (first, end) = (start.plus(Span::MINUTE), start.plus(Span::from_secs(60 * 101)));
+            loop {
+                now = now.max(limit.look(&state, 1, now).ready_at);
+                if now >= end {
+                    break;
+                }
+                limit.charge(&mut state, 1, now);
+                admitted += u64::from(now >= first);
+            }
+            assert_eq!(admitted / quota, limit.share(), "{quota} a minute");
+        }
     }
 }

@@ -20,6 +20,8 @@ pub enum Unit {
 pub enum Quota {
     /// `unlimited`, `0` or `0/min`.
     Unlimited,
+    /// `none`: nothing ever fits.
+    Never,
     /// `10`: so many at once.
     AtOnce(u64),
     /// `N/period`, perhaps with a burst.
@@ -84,8 +86,10 @@ impl std::str::FromStr for Quota {
     fn from_str(text: &str) -> Result<Self, NotationError> {
         let mut cursor = Cursor { text, at: 0 };
         cursor.spaces();
-        if cursor.rest().trim_end() == "unlimited" {
-            return Ok(Self::Unlimited);
+        match cursor.rest().trim_end() {
+            "unlimited" => return Ok(Self::Unlimited),
+            "none" => return Ok(Self::Never),
+            _ => {}
         }
         let (amount, unit) = cursor.amount("a limit")?;
         cursor.spaces();
@@ -283,6 +287,7 @@ impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Unlimited => f.write_str("unlimited"),
+            Self::Never => f.write_str("none"),
             Self::AtOnce(amount) => write!(f, "{amount}"),
             Self::Per { amount, unit, period, burst } => {
                 write!(f, "{}/{}", Amount(amount, unit), Period(period))?;

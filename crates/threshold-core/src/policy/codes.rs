@@ -27,7 +27,7 @@ pub enum Place {
     Rule,
     /// At the top of the policy: it is about no rule.
     Policy,
-    /// In the rule that it is about, or at the top of the policy where that rule is gone.
+    /// In the rule that it is about, or at the top of the policy where that rule is gone, or it is about a table that is none.
     Either,
 }
 
@@ -177,6 +177,13 @@ codes! {
     Warning "double-burst": "a bucket that lets through twice its limit",
         "whoever has been idle gets the burst and the rate together",
         "write a smaller burst, or `algorithm = \"sliding-window\"`";
+    Warning "zero-limit" of Either: "a limit of 0, which is no limit",
+        "it reads as if it let nothing through, and lets everything through",
+        "write `\"unlimited\"` or `\"none\"`, whichever is meant";
+    Warning "small-estimate" of Either: "a `sliding-estimate` of less than 10",
+        "its weight is rounded up, so that somebody who always asks gets one less than the limit in each window: half of it at 1 and 2, \
+         80 % at 5",
+        "use `sliding-log`, which is exact, or `sliding-window`";
     Warning "uncovered-path" of Policy: "requests that no rule limits, in a log or an OpenAPI document (`--log`, `--openapi`)",
         "what is not limited is where abuse goes", "add a rule that meets them, or a fallback";
     Warning "forgets" of Either: "a change that forgets what was used or who is punished (`--against OLD`)",

@@ -9,11 +9,11 @@ use toml::de::{DeTable, DeValue};
 use super::expand::{Expander, Values};
 use super::file::{MatchFile, PolicyFile, Text, Texts};
 use super::finding::{Finding, Severity};
-use super::rule::{Layer, Match, Rule, SubjectRule};
+use super::rule::{Layer, Match, Measured, Rule, SubjectRule};
 use super::tiers::{Categories, Own, Tiers};
 use super::{Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, check, finding, reviewer};
 use crate::key::DigestKey;
-use crate::limit::{NotationError, Quota, parse_span};
+use crate::limit::{Limit, NotationError, Quota, parse_span};
 use crate::path::{is_method, spell_method};
 use crate::time::Span;
 
@@ -23,6 +23,9 @@ mod tables;
 
 /// The key rules are digested under until a host gives its own.
 const REHEARSAL_KEY: DigestKey = DigestKey::new(*b"threshold/policy");
+
+/// An estimate below this gives less than 90 % of what it says.
+const SMALL_ESTIMATE: u64 = 10;
 
 pub(super) fn review(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Review {
     let mut loader = Loader { source, findings: Vec::new(), values: Values::default() };
@@ -234,19 +237,42 @@ impl Loader<'_> {
         text.value.parse().map_err(|error| self.notation("bad-limit", text, &error)).ok()
     }
 
+    /// Asks which is meant where a limit is written as 0. A variable may say 0: there is no other word for unlimited then.
+    pub(super) fn doubt_zero(&mut self, text: &Text, quota: Quota) {
+        let is_word = text.value.trim() == "unlimited";
+        if quota == Quota::Unlimited && !is_word && self.values.written_at(&text.span).is_none() {
+            let message = format!("\"{}\" is no limit at all", text.value);
+            let help = "write \"unlimited\" if that is meant, or \"none\" to let nothing through";
+            self.warning("zero-limit", text.span.clone(), message, help);
+        }
+    }
+
+    /// Doubts an estimate that gives much less than it says.
+    pub(super) fn doubt_estimate(&mut self, text: &Text, limit: Option<&Limit>) {
+        if let Some(Limit::Estimate(estimate)) = limit
+            && estimate.quota() < SMALL_ESTIMATE
+        {
+            let message = format!("somebody who always asks gets {} % of this estimate", estimate.share());
+            let help = "use sliding-log, which is exact, or sliding-window";
+            self.warning("small-estimate", text.span.clone(), message, help);
+        }
+    }
+
     /// Drops the warnings that are said to be meant, each in its own place. A rule reaches from its header to the next
     /// one's; what stands in the tables between them is about no rule.
     fn drop_allowed(&mut self, file: &PolicyFile, policy: &Policy) {
         let mut starts: Vec<usize> = file.rule.iter().map(|rule| rule.span.start).collect();
         starts.push(usize::MAX);
         self.findings.retain(|finding| {
-            let of_policy = Code::named(finding.code).is_some_and(|code| code.place == Place::Policy);
+            let place = Code::named(finding.code).map(|code| code.place);
             let at = starts.partition_point(|start| *start <= finding.span.start).checked_sub(1);
             let rule = at.and_then(|at| file.rule.get(at)).map(|located| located.value.name.value.as_str());
-            let meant = if of_policy {
-                policy.allows(finding.code, None)
-            } else {
-                rule.is_some_and(|rule| policy.allows(finding.code, Some(rule)))
+            let of_rule = || rule.is_some_and(|rule| policy.allows(finding.code, Some(rule)));
+            let meant = match place {
+                Some(Place::Policy) => policy.allows(finding.code, None),
+                // Found in a rule, or in a table that is none.
+                Some(Place::Either) => of_rule() || policy.allows(finding.code, None),
+                Some(Place::Rule) | None => of_rule(),
             };
             finding.severity == Severity::Error || !meant
         });
@@ -353,9 +379,13 @@ impl Loader<'_> {
         let mut categories = Categories::new();
         for (category, text) in entries {
             let Some(quota) = self.quota(text) else { continue };
+            self.doubt_zero(text, quota);
             let mut refuse = |message| self.error("impossible-limit", text.span.clone(), message, "");
             let shaped = shapes.all().map(|shape| shape.measured(quota).map_err(&mut refuse).ok().flatten());
-            categories.insert(category.value.as_str().into(), shaped.collect());
+            let shaped: Vec<Option<Measured>> = shaped.collect();
+            let estimate = shaped.iter().flatten().map(|own| &own.limit).find(|own| matches!(own, Limit::Estimate(_)));
+            self.doubt_estimate(text, estimate);
+            categories.insert(category.value.as_str().into(), shaped);
         }
         categories
     }

@@ -204,8 +204,12 @@ impl Loader<'_> {
             return Some(Measure::Tier(shapes.index(shape)));
         }
         let quota = self.quota(text)?;
+        self.doubt_zero(text, quota);
         match shape.measured(quota) {
-            Ok(Some(measured)) => Some(Measure::Fixed(measured)),
+            Ok(Some(measured)) => {
+                self.doubt_estimate(text, Some(&measured.limit));
+                Some(Measure::Fixed(measured))
+            }
             Ok(None) => Some(Measure::Unlimited),
             Err(message) => {
                 self.error("impossible-limit", text.span.clone(), message, "");
