@@ -290,6 +290,9 @@ fn one_limit_needs_no_policy() {
         // A changed limit holds from the next request on, and what was used stays used.
         let raised = ask(client, path, &json!({"key": path, "limit": 5, "windowSec": 60, "cost": 0}));
         assert_eq!(raised["remaining"], 3);
+        // The longer name of the same field.
+        let named = ask(client, path, &json!({"key": path, "limit": 5, "windowSeconds": 60, "cost": 0}));
+        assert_eq!(named["remaining"], 3);
     }
     for name in ["token-bucket", "fixed-window", "sliding-window", "sliding-estimate", "sliding-log", "concurrency"] {
         let body = json!({"key": "k", "limit": 10, "windowSec": 3600, "algorithm": name, "cost": 4});

@@ -132,7 +132,7 @@ pub(super) struct PauseBody<'a> {
 /// One limit by a key of your own; no policy is needed.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", expecting = "an object")]
-#[schemars(rename = "Limit")]
+#[schemars(rename = "Limit", extend("oneOf" = [{"required": ["windowSec"]}, {"required": ["windowSeconds"]}]))]
 pub(super) struct LimitBody<'a> {
     /// Whose budget.
     #[serde(borrow)]
@@ -143,7 +143,10 @@ pub(super) struct LimitBody<'a> {
     pub(super) limit: Whole,
     /// How long a window is; for concurrency, how long one that does not end is held.
     #[schemars(range(min = 1, max = 3_153_600_000u64))]
-    pub(super) window_sec: Whole,
+    window_sec: Option<Whole>,
+    /// The same, by its longer name.
+    #[schemars(range(min = 1, max = 3_153_600_000u64))]
+    window_seconds: Option<Whole>,
     /// sliding-log unless said. One over 1,024 is served by sliding-window, and the answer says so.
     pub(super) algorithm: Option<AlgorithmName>,
     /// 1 unless said; 0 only looks.
@@ -239,6 +242,18 @@ pub(super) struct Lists<'r> {
     facts: Vec<(&'r str, &'r str)>,
     headers: Vec<(&'r str, &'r str)>,
     costs: Vec<(&'r str, u64)>,
+}
+
+impl LimitBody<'_> {
+    /// How long a window is in seconds, and the field that says so.
+    pub(super) fn window(&self) -> Result<(u64, &'static str), ApiError> {
+        match (self.window_sec, self.window_seconds) {
+            (Some(seconds), None) => Ok((seconds.number(), "windowSec")),
+            (None, Some(seconds)) => Ok((seconds.number(), "windowSeconds")),
+            (None, None) => Err(ApiError::bad("windowSec", "missing field `windowSec`")),
+            (Some(_), Some(_)) => Err(ApiError::bad("windowSeconds", "windowSec says that already: send one of them")),
+        }
+    }
 }
 
 impl RequestBody<'_> {

@@ -75,15 +75,16 @@ impl LimitAnswer {
 
 /// The limit that was asked for, and the algorithm that serves it.
 fn limit_of(asked: &LimitBody<'_>, wanted: Algorithm) -> Result<(Limit, Algorithm), ApiError> {
-    let (quota, period) = (asked.limit.number(), Span::from_secs(asked.window_sec.number()));
+    let (seconds, field) = asked.window()?;
+    let (quota, period) = (asked.limit.number(), Span::from_secs(seconds));
     if quota == 0 {
         return Err(ApiError::bad("limit", "a limit is at least 1"));
     }
     if period == Span::ZERO {
-        return Err(ApiError::bad("windowSec", "a window is at least one second"));
+        return Err(ApiError::bad(field, "a window is at least one second"));
     }
     if period > threshold_core::limit::MAX_PERIOD {
-        return Err(ApiError::bad("windowSec", "a window is at most a hundred years"));
+        return Err(ApiError::bad(field, "a window is at most a hundred years"));
     }
     let served = match wanted {
         Algorithm::SlidingLog if quota > u64::from(MAX_LOG) => Algorithm::SlidingWindow,
