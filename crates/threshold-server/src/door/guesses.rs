@@ -114,7 +114,7 @@ mod tests {
         before.elapsed()
     }
 
-    /// Broken once by: leaving out the sleep; and by a prefix of 128.
+    /// Broken once by a prefix of 128.
     #[tokio::test(start_paused = true)]
     async fn after_ten_a_minute_wrong_tokens_are_answered_late() {
         let app = app();
@@ -133,7 +133,6 @@ mod tests {
         assert!(!app.guesses.bar_operators(Some("203.0.113.7".parse().unwrap())));
     }
 
-    /// Broken once by: waiting for a place instead of trying to take one.
     #[tokio::test(start_paused = true)]
     async fn so_many_answers_wait_at_once_and_no_more() {
         let app = Arc::new(app());

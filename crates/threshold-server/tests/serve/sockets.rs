@@ -166,7 +166,6 @@ fn a_renewed_certificate_needs_no_restart() {
 
 /// Clients refuse a certificate that has expired, and the server says so before they complain.
 ///
-/// Broken once by: leaving out `tell_validity` in `watch_certificate`, in `look`, and in `load`.
 #[test]
 fn an_expired_certificate_warns() {
     let key = KeyPair::generate().unwrap();
