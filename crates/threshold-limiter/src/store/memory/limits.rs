@@ -1,10 +1,9 @@
 //! The limits that small balances are under, by number: a slot has no room for the figures themselves.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use threshold_core::Limit;
-
-use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// The bits of a limit's number. A thousand limits are more than policies have; the balances of further ones are in the
 /// slab, with the figures beside them.

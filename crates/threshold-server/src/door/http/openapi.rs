@@ -87,7 +87,7 @@ fn paths(generator: &mut SchemaGenerator) -> Value {
         calls.post_of::<CommitBody<'_>>("commit", "End a reservation with its true cost", &done, &[404, 409]),
     );
     add("/v1/release", calls.post_of::<ReleaseBody<'_>>("release", "End a reservation without cost", &done, &[404]));
-    add("/v1/refund", calls.post_of::<RefundBody<'_>>("refund", "Give back what a receipt was charged", &done, &[]));
+    add("/v1/refund", calls.post_of::<RefundBody<'_>>("refund", "Give back what a receipt was charged", &done, &[503]));
     add("/v1/pause", calls.post_of::<PauseBody<'_>>("pause", "Deny a subject for a while", &done, &[]));
     add("/v1/limit", calls.post("limit", "One limit by a key of your own", &limit, &limited, &[]));
     add("/check", calls.post("limitAlias", "The same as /v1/limit", &limit, &limited, &[]));
@@ -134,8 +134,7 @@ impl Calls<'_> {
         }
         if errors.contains(&503) {
             let either = json!({"anyOf": [answer, error]});
-            let closed =
-                json!({"description": "The store failed, and a rule is closed then", "content": content(&either)});
+            let closed = json!({"description": "The store cannot answer, or has no room", "content": content(&either)});
             responses.insert("503".to_owned(), closed);
         }
         json!({"post": {
