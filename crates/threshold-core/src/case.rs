@@ -17,7 +17,7 @@ use crate::time::{Span, Timestamp};
 
 pub use door::{ClientDoor, Played, play_at_door};
 pub use player::LedgerPlayer;
-pub use wire::{FactsBody, decision_json, error_json, explained_json, latin_1, plan_error_json};
+pub use wire::{FactsBody, decision_json, error_json, explained_json, latin_1, path_error_json, plan_error_json};
 
 /// 2026-01-01T00:00:00Z: when a case begins, unless it says otherwise. A whole number of days and hours.
 const START: u64 = 1_767_225_600;

@@ -5,7 +5,7 @@ use std::fmt;
 use arrayvec::ArrayVec;
 
 use crate::balance::Balance;
-use crate::key::TraceId;
+use crate::key::{DigestKey, Domain, Part, TraceId};
 use crate::ladder::Penalty;
 use crate::limit::{Limit, Look, Unit};
 use crate::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
@@ -66,9 +66,9 @@ pub struct Reading {
     pub enforced: bool,
     /// Whether the cost fitted.
     pub allowed: bool,
-    /// L as written.
+    /// L as written, or the burst where that is larger.
     pub limit: u64,
-    /// W as written.
+    /// The time in which `limit` is available again: W as written, or what a larger burst takes to refill.
     pub period: Span,
     /// The whole cost that fits now, after this request's charge.
     pub remaining: u64,
@@ -82,6 +82,10 @@ pub struct Reading {
     pub(crate) resets: Timestamp,
     /// If not allowed: when this cost fits; likewise. If allowed, never.
     pub(crate) ready: Timestamp,
+    /// The capacity of a token bucket; 0 for limits that do not refill smoothly.
+    pub(crate) bucket: u64,
+    /// Whether the limit is on what is under way at once.
+    pub(crate) at_once: bool,
 }
 
 impl Reading {
@@ -95,6 +99,38 @@ impl Reading {
     #[must_use]
     pub fn ready_at(&self) -> Option<Timestamp> {
         self.ready.unless_never()
+    }
+
+    /// When more than `remaining` is available if nobody else comes, for a decision made at `at`: the draft's effective
+    /// window ends then. `None` where no time says it.
+    ///
+    /// Two are not exact: a `sliding-estimate` says the end of its window, and a denial with nothing left says when its own
+    /// cost fits.
+    #[must_use]
+    pub fn more_at(&self, at: Timestamp) -> Option<Timestamp> {
+        let more = match (self.bucket.checked_sub(1), self.resets()?) {
+            // A bucket is full again when all that is missing to it has refilled, unit by unit.
+            (Some(last), full) if self.remaining <= last => {
+                full.minus(self.refills(last.saturating_sub(self.remaining)))
+            }
+            (Some(_), _) => at.plus(self.refills(1)),
+            (None, resets) if resets > at => resets,
+            // Nothing is used: whatever is used now leaves a period later.
+            (None, _) => at.plus(self.period),
+        };
+        match (self.allowed, self.remaining, self.cost) {
+            (true, ..) => Some(more),
+            (false, 0, 0) => self.ready_at().map(|ready| more.max(ready)),
+            (false, 0, _) => self.ready_at(),
+            (false, ..) => Some(self.ready_at().map_or(more, |ready| more.min(ready))),
+        }
+    }
+
+    /// How long `units` take to refill.
+    fn refills(&self, units: u64) -> Span {
+        let micros = u128::from(units).saturating_mul(u128::from(self.period.micros()));
+        let micros = micros.checked_div(u128::from(self.limit)).unwrap_or(0);
+        Span::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
     }
 
     /// `resetAt` in Unix seconds, for a decision made at `at`.
@@ -245,6 +281,22 @@ impl Decision {
         self.ready_at.map(|ready| told_reset(ready, self.at))
     }
 
+    /// Takes over the figures of a later look at the same limits, and the limits that bind by them: what was decided, and
+    /// what it cost, stays.
+    pub fn refresh(&mut self, look: &Self, policy: &Policy) {
+        if look.readings.len() != self.readings.len() {
+            return;
+        }
+        for (own, later) in self.readings.iter_mut().zip(&look.readings) {
+            *own = Reading { cost: own.cost, charged: own.charged, ..*later };
+        }
+        self.at = look.at;
+        if self.allowed() {
+            self.binding = tightest(self);
+            self.disclosure = self.rule(policy).map_or(Disclosure::Full, |rule| rule.disclosure);
+        }
+    }
+
     /// Whether it was denied for want of the store. A strike that is not on disk yet was decided all the same.
     #[must_use]
     pub fn unavailable(&self) -> bool {
@@ -281,14 +333,16 @@ impl Plan<'_> {
                 rule: charge.index,
                 enforced: charge.enforced(),
                 allowed: false,
-                limit: charge.limit.quota(),
-                period: charge.limit.period(),
+                limit: charge.limit.shown_quota(),
+                period: charge.limit.shown_period(),
                 remaining: 0,
                 unit: charge.counts.unit(),
                 cost: charge.cost,
                 charged: false,
                 resets: Timestamp::MAX,
                 ready: Timestamp::MAX,
+                bucket: if let Limit::Rate(rate) = charge.limit { rate.burst() } else { 0 },
+                at_once: matches!(charge.limit, Limit::Concurrency(_)),
             });
         }
     }
@@ -323,7 +377,7 @@ impl Plan<'_> {
             decision.warned_by = warning.and_then(|strike| self.warned_by(strike.subject, outcome));
             decision.warning = warning.is_some();
             decision.verdict = if outcome.shadowed {
-                decision.delay = shadow_delay(self.trace);
+                decision.delay = shadow_delay(self.policy.key(), self.trace);
                 Verdict::Slow
             } else if decision.warning {
                 Verdict::Warn
@@ -544,11 +598,14 @@ fn tightest(decision: &Decision) -> Option<usize> {
     enforced.min_by_key(|(_, reading)| further(reading)).map(|(index, _)| index)
 }
 
-/// Between one and three seconds, as unpredictable as the id of the decision.
-fn shadow_delay(trace: TraceId) -> Span {
+/// Between one and three seconds. Drawn from the id of the decision under the policy's secret: a client may read the id,
+/// and must not be able to tell the delay from it.
+fn shadow_delay(key: DigestKey, trace: TraceId) -> Span {
     let (low, high) = SHADOW_DELAY_MS;
     let width = u128::from(high.saturating_sub(low).saturating_add(1));
-    let spread = u64::try_from(trace.to_u128().checked_rem(width).unwrap_or(0)).unwrap_or(0);
+    let mut drawn = key.begin(Domain::Delay);
+    drawn.bytes(Part::Fact, &trace.to_u128().to_be_bytes());
+    let spread = u64::try_from(drawn.finish().to_u128().checked_rem(width).unwrap_or(0)).unwrap_or(0);
     Span::from_millis(low.saturating_add(spread))
 }
 
@@ -589,6 +646,23 @@ mod tests {
         let genuine = plan.decide(&settle(&plan, &mut balances, &mut [], now), now);
         assert_eq!(genuine.verdict, Verdict::Deny);
         assert_eq!(read(&refused, &policy, &facts), read(&genuine, &policy, &facts), "{rule}");
+    }
+
+    /// Clients may read the id of a decision. Woken by drawing the delay from the id alone.
+    #[test]
+    fn the_id_of_a_decision_does_not_tell_its_delay() {
+        let ids =
+            || (0..64).map(|n: u128| TraceId::from_u128(n.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)));
+        let delays = |key: [u8; 16]| ids().map(|id| shadow_delay(DigestKey::new(key), id)).collect::<Vec<_>>();
+        let (one, other) = (delays([1; 16]), delays([2; 16]));
+        let alike = one.iter().zip(&other).filter(|(one, other)| one == other).count();
+        assert!(alike < 8, "{alike} of 64 delays are the same under another secret");
+        let range = Span::SECOND..=Span::from_secs(3);
+        assert!(one.iter().chain(&other).all(|delay| range.contains(delay)));
+        // All of the range is used: no half of it is empty, which one delay in 2^64 pages would be.
+        assert!(
+            one.iter().any(|delay| *delay < Span::from_secs(2)) && one.iter().any(|delay| *delay > Span::from_secs(2))
+        );
     }
 
     /// Everybody is banned, until a moment.

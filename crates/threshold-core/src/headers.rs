@@ -8,7 +8,7 @@ use crate::decision::{Decision, Reading};
 use crate::facts::Facts;
 use crate::limit::{Limit, MAX_QUOTA, Unit, any_period, quantity};
 use crate::policy::{Disclosure, Layer, Listed, Per, Policy, Rule};
-use crate::time::{Span, Timestamp};
+use crate::time::Span;
 
 /// A header field and its value.
 pub type Field = (&'static str, String);
@@ -71,14 +71,13 @@ fn rate_limit(decision: &Decision, policy: &Policy, fields: &mut Vec<Field>) {
         }
         limits.push_str(&told.name);
         push_integer(&mut limits, ";r=", reading.remaining);
-        if let Some(seconds) = effective_window(reading, decision.at) {
-            push_integer(&mut limits, ";t=", seconds);
+        if let Some(more) = reading.more_at(decision.at) {
+            push_integer(&mut limits, ";t=", more.since(decision.at).secs_ceil().max(1));
         }
+        let figures = Figures::of(reading);
         match &told.policy {
-            Some((limit, period, item)) if (*limit, *period) == (reading.limit, reading.period) => {
-                policies.push_str(item);
-            }
-            _ => policies.extend(policy_item(rule, reading.limit, reading.unit, reading.period)),
+            Some((known, item)) if *known == figures => policies.push_str(item),
+            _ => policies.extend(policy_item(rule, figures)),
         }
     }
     if !limits.is_empty() {
@@ -91,8 +90,23 @@ fn rate_limit(decision: &Decision, policy: &Policy, fields: &mut Vec<Field>) {
 #[derive(Debug, Clone)]
 pub(crate) struct Told {
     name: Box<str>,
-    /// Its item of `RateLimit-Policy` for this quota and period, where those do not depend on who asks.
-    policy: Option<(u64, Span, Box<str>)>,
+    /// Its item of `RateLimit-Policy` for these figures, where they do not depend on who asks.
+    policy: Option<(Figures, Box<str>)>,
+}
+
+/// What an item of `RateLimit-Policy` says of a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Figures {
+    limit: u64,
+    period: Span,
+    unit: Unit,
+    at_once: bool,
+}
+
+impl Figures {
+    fn of(reading: &Reading) -> Self {
+        Self { limit: reading.limit, period: reading.period, unit: reading.unit, at_once: reading.at_once }
+    }
 }
 
 impl Told {
@@ -101,8 +115,13 @@ impl Told {
         let name = ItemSerializer::new().bare_item(StringRef::from_str(&rule.name).ok()?).finish().into();
         let fixed = rule.fixed_limit().zip(rule.counts());
         let policy = fixed.and_then(|(limit, counts)| {
-            let item = policy_item(rule, limit.quota(), counts.unit(), limit.period())?;
-            Some((limit.quota(), limit.period(), item.into()))
+            let figures = Figures {
+                limit: limit.shown_quota(),
+                period: limit.shown_period(),
+                unit: counts.unit(),
+                at_once: matches!(limit, Limit::Concurrency(_)),
+            };
+            Some((figures, policy_item(rule, figures)?.into()))
         });
         Some(Self { name, policy })
     }
@@ -114,15 +133,22 @@ fn push_integer(out: &mut String, key: &str, value: u64) {
     out.push_str(itoa::Buffer::new().format(clamped(value)));
 }
 
-fn policy_item(rule: &Rule, limit: u64, counted: Unit, window: Span) -> Option<String> {
+fn policy_item(rule: &Rule, figures: Figures) -> Option<String> {
+    let Figures { limit, period, unit, at_once } = figures;
     let name = StringRef::from_str(&rule.name).ok()?;
     let mut item = ItemSerializer::new().bare_item(name).parameter(key("q"), integer(limit));
-    if let Some(unit) = unit(rule, counted) {
+    // What is counted, where it is not requests.
+    let unit = match unit {
+        _ if at_once => Some("concurrent-requests"),
+        Unit::Bytes => Some("content-bytes"),
+        Unit::Count => None,
+    };
+    if let Some(unit) = unit {
         item = item.parameter(key("qu"), StringRef::constant(unit));
     }
-    // A tier may have none of it: then there is no window either.
-    if !window.is_zero() && !matches!(rule.fixed_limit(), Some(Limit::Concurrency(_) | Limit::Never)) {
-        item = item.parameter(key("w"), integer(window.secs_ceil().max(1)));
+    // Of what is never allowed there is nothing to wait for.
+    if !at_once && limit > 0 {
+        item = item.parameter(key("w"), integer(period.secs_ceil().max(1)));
     }
     Some(item.finish())
 }
@@ -139,21 +165,6 @@ fn clamped(value: u64) -> u64 {
 fn integer(value: u64) -> RefBareItem<'static> {
     let value = i64::try_from(clamped(value)).unwrap_or(0);
     RefBareItem::Integer(sfv::Integer::try_from(value).unwrap_or(sfv::Integer::ZERO))
-}
-
-/// `t`: the seconds within which no more than what remains can be used.
-fn effective_window(reading: &Reading, now: Timestamp) -> Option<u64> {
-    let end = if reading.allowed { reading.resets() } else { reading.ready_at() };
-    end.map(|end| end.since(now).secs_ceil().max(1))
-}
-
-/// `qu`: what is counted, where it is not requests.
-fn unit(rule: &Rule, counted: Unit) -> Option<&'static str> {
-    match (counted, rule.fixed_limit()) {
-        (_, Some(Limit::Concurrency(_))) => Some("concurrent-requests"),
-        (Unit::Bytes, _) => Some("content-bytes"),
-        (Unit::Count, _) => None,
-    }
 }
 
 fn warning_cookie(decision: &Decision, policy: &Policy) -> Option<Field> {
@@ -302,11 +313,11 @@ fn problem_body(decision: &Decision, policy: &Policy, status: u16) -> Map<String
 
 /// The limit in prose: as the policy says it, else `100 per min`.
 fn prose(rule: &Rule, reading: &Reading) -> String {
-    match (&rule.period, rule.fixed_limit()) {
-        (Some(own), _) => own.to_string(),
-        (None, Some(Limit::Concurrency(_))) => format!("{} at once", reading.limit),
-        (None, _) if reading.limit == 0 => "never".to_owned(),
-        (None, _) => format!("{} per {}", quantity(reading.limit, reading.unit), any_period(reading.period)),
+    match &rule.period {
+        Some(own) => own.to_string(),
+        None if reading.at_once => format!("{} at once", reading.limit),
+        None if reading.limit == 0 => "never".to_owned(),
+        None => format!("{} per {}", quantity(reading.limit, reading.unit), any_period(reading.period)),
     }
 }
 
@@ -322,6 +333,7 @@ mod tests {
     use super::*;
     use crate::balance::Balance;
     use crate::settle::settle;
+    use crate::time::Timestamp;
 
     /// What was written ahead is told of the limit it was written for, and of no other: somebody may have ten times as much.
     /// Woken by telling it whatever the reading says.

@@ -48,7 +48,7 @@ impl fmt::Debug for Digest {
 }
 
 /// The id of one decision, given by the host: 128 bits nobody can guess. Receipts, reservations and holds
-/// carry it, and the delay of a shadow ban is drawn from it.
+/// carry it, and the delay of a shadow ban is drawn from it under a secret.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TraceId(u128);
 
@@ -190,6 +190,7 @@ pub(crate) enum Domain {
     Text = 7,
     Ban = 8,
     CountedBy = 9,
+    Delay = 10,
 }
 
 /// What one part of a key is. The numbers are stored: never reuse one.

@@ -103,6 +103,11 @@ impl Ledger {
         true
     }
 
+    /// Charges anew what a receipt says was charged, as of now.
+    pub fn renew(&mut self, receipt: &mut Receipt, now: Timestamp) {
+        self.with_balances(receipt.keys().collect(), |balances| receipt.renew(balances, now));
+    }
+
     /// Holds what a receipt says was charged.
     pub fn reserve(&mut self, receipt: Receipt, ttl: Span, on_expire: OnExpire) -> TraceId {
         let id = receipt.id();

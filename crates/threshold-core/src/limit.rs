@@ -348,6 +348,27 @@ impl Limit {
         }
     }
 
+    /// The `limit` of an answer: L as written, or the burst where that is larger. So `remaining` never exceeds it.
+    #[must_use]
+    #[inline]
+    pub const fn shown_quota(&self) -> u64 {
+        match self {
+            Self::Rate(rate) if rate.burst() > rate.quota() => rate.burst(),
+            other => other.quota(),
+        }
+    }
+
+    /// The time in which [`shown_quota`](Self::shown_quota) is available again: W as written, or what the burst takes
+    /// to refill where that is larger.
+    #[must_use]
+    #[inline]
+    pub const fn shown_period(&self) -> Span {
+        match self {
+            Self::Rate(rate) => rate.refill(),
+            other => other.period(),
+        }
+    }
+
     /// The most this limit admits in any window of its period, by the bound of its algorithm.
     #[must_use]
     pub const fn bound(&self) -> u64 {
@@ -391,7 +412,7 @@ impl Limit {
     pub(crate) fn memory(&self) -> Span {
         let twice = |span: Span| Span::from_micros(span.micros().saturating_mul(2));
         match self {
-            Self::Rate(rate) => twice(rate.fill_time()),
+            Self::Rate(rate) => twice(rate.refill()),
             other => twice(other.period()),
         }
     }

@@ -516,6 +516,14 @@ impl<'p> Plan<'p> {
         self
     }
 
+    /// The same plan for a look at its limits that asks for nothing and finds nobody punished.
+    pub fn only_limits(mut self) -> Self {
+        self.charges.iter_mut().for_each(|charge| charge.cost = 0);
+        self.subjects.clear();
+        self.ban = None;
+        self
+    }
+
     /// The same plan for a request that may go over a limit unpunished: it adds no strike, so no rung lifts its denial
     /// either, and it begins no block. Penalties and blocks in force hold all the same.
     pub fn without_punishment(mut self) -> Self {

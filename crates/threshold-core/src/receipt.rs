@@ -5,7 +5,7 @@ mod reservation;
 
 use arrayvec::ArrayVec;
 
-use crate::balance::Balance;
+use crate::balance::{Balance, State};
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::{Digest, DigestKey, Domain, Part, TraceId};
 use crate::limit::{Limit, Mark};
@@ -149,6 +149,23 @@ impl Receipt {
         for (charged, balance) in self.charged.iter().zip(balances) {
             charged.give_back(charged.mark.amount, self.at, balance, now, self.id);
         }
+    }
+
+    /// Gives back what was charged and charges it again, as if the request came now. In one step under a store's lock no
+    /// limit has less in view than before, so this needs no room and never fails.
+    pub fn renew(&mut self, balances: &mut [Balance], now: Timestamp) {
+        self.refund(balances, now);
+        for (charged, balance) in self.charged.iter_mut().zip(balances) {
+            // Under other figures it was not given back.
+            if balance.state == State::Empty || balance.is_in_terms_of(&charged.limit) {
+                let (look, _) = balance.look(&charged.limit, charged.mark.amount, now);
+                charged.mark = balance.charge(&charged.limit, charged.mark.amount, now, self.id);
+                if matches!(charged.limit, Limit::Rate(_)) {
+                    charged.counts_until = look.reset_if_charged;
+                }
+            }
+        }
+        self.at = now;
     }
 
     /// The opaque, signed text that callers hold.

@@ -125,6 +125,9 @@ pub trait LocalStore: Send + Sync {
     /// there is nothing to remember, and so nothing that could be full.
     fn give_back(&self, taken: &Receipt, now: Timestamp);
 
+    /// Charges anew what a request was charged when it came, as [`Receipt::renew`] does, in one step.
+    fn renew(&self, charged: &mut Receipt, now: Timestamp);
+
     /// Holds what a receipt says was charged.
     ///
     /// # Errors

@@ -19,7 +19,8 @@ use serde_json::{Map, Value, json};
 use threshold_core::TraceId;
 use threshold_core::address::parse_address;
 use threshold_core::case::{
-    CaseFile, FactsBody, Lines, Player, decision_json, error_json, explained_json, plan_error_json, play,
+    CaseFile, FactsBody, Lines, Player, decision_json, error_json, explained_json, path_error_json, plan_error_json,
+    play,
 };
 use threshold_core::headers::{BodyForm, denial_body, header_fields};
 use threshold_core::policy::Layer;
@@ -123,7 +124,7 @@ impl Played {
         let mut args = args.as_object().unwrap().clone();
         let form = BodyForm::accepted(args.remove("accept").as_ref().and_then(Value::as_str).unwrap_or_default());
         let (policy, limiter) = (self.limiter().policy(), self.limiter());
-        let facts = facts_of(&Value::Object(args)).resolved(&policy).unwrap();
+        let facts = facts_of(&Value::Object(args)).of_a_client(&policy).unwrap();
         let asked = facts.with(TraceId::default(), |facts| {
             let decision = match self.way {
                 Way::Direct => limiter.check(facts),
@@ -133,6 +134,7 @@ impl Played {
         });
         let (body, decision) = match asked {
             Err(error) => return error,
+            Ok(Err(PlanError::Path(error))) => return path_error_json(error),
             Ok(Err(error)) => return plan_error_json(&error),
             Ok(Ok(answer)) => answer,
         };

@@ -26,7 +26,7 @@ use threshold_core::policy::Layer;
 use threshold_core::{Span, Timestamp, Verdict};
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::tower::{Identified, PeerAddr, RequestBody, ThresholdLayer};
-use threshold_limiter::{Facts, Limiter, ManualClock, Policy};
+use threshold_limiter::{Clock, Facts, Limiter, ManualClock, Policy};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::Instant;
 use tower::{Layer as _, Service as _, ServiceExt as _};
@@ -646,6 +646,84 @@ async fn a_shadow_ban_is_waited_out_and_never_told() {
     let before = Instant::now();
     assert_eq!(status(&app, PROXY, U1).await, 429);
     assert_eq!(before.elapsed(), Duration::ZERO);
+}
+
+/// A clock that goes with tokio's: while that is paused it jumps to the end of a wait.
+struct PausedClock(Instant);
+
+impl Clock for PausedClock {
+    fn now(&self) -> Timestamp {
+        START.plus(Span::from_micros(u64::try_from(self.0.elapsed().as_micros()).unwrap()))
+    }
+}
+
+/// The figures of a shadow-banned request were those of its arrival: its reset minus `Date` told how long it had waited.
+#[tokio::test(start_paused = true)]
+async fn the_figures_after_a_wait_are_those_of_the_answer() {
+    let limits = [
+        "limit = '3/min'",
+        "limit = '1/s burst 3'",
+        "limit = '7/min burst 4'",
+        "limit = '3/min burst 2'",
+        "limit = '3/h'\nalgorithm = 'fixed-window'",
+        "limit = '3/h'\nalgorithm = 'fixed-window'\nanchor = 'first'",
+        "limit = '3/min'\nalgorithm = 'sliding-log'",
+        "limit = '3/min'\nalgorithm = 'sliding-window'",
+        "limit = '3/min'\nalgorithm = 'sliding-estimate'",
+    ];
+    for limit in limits {
+        let trap = "per = ['user']\nmatch = { path = '/trap' }\nlimit = '1/day'\nladder = 'quiet'\nstrike = 'request'";
+        let text = format!(
+            "[identity]\ntrusted_proxies = ['10.0.0.0/8']\nuser = 'header:x-user'\n\
+             [ladders.quiet]\nrungs = ['shadow']\n[[rule]]\nname = 'trap'\n{trap}\n\
+             [[rule]]\nname = 'pages'\nmatch = {{ path = '/x' }}\nper = ['user']\n{limit}\n"
+        );
+        let policy = Policy::parse(&text, &|_| None).unwrap();
+        let limiter = Arc::new(Limiter::with_clock(policy, PausedClock(Instant::now())));
+        let layer = ThresholdLayer::new(Arc::clone(&limiter));
+        let app = Router::new().route("/{*path}", any(|| async { "hello" })).layer(layer);
+        for _ in 0..2 {
+            assert_eq!(send(&app, request(PROXY, "/trap", U1)).await.status(), StatusCode::OK);
+        }
+        for gap in [0, 5, 0, 20, 0, 0, 0] {
+            tokio::time::sleep(Duration::from_secs(gap)).await;
+            let before = Instant::now();
+            let shadowed = ask(&app, PROXY, U1).await;
+            let waited = before.elapsed();
+            // A clean client whose requests come when the shadowed one's are answered.
+            let clean = ask(&app, PROXY, &[("x-user", "u2")]).await;
+            assert_eq!(waited >= Duration::from_secs(1), clean.status() == StatusCode::OK, "{limit}: {waited:?}");
+            assert_eq!((shadowed.status(), shadowed.headers()), (clean.status(), clean.headers()), "{limit}");
+        }
+    }
+}
+
+/// A request that a rung lets through over a full limit keeps its warning and its figures, and is not punished again.
+#[tokio::test(start_paused = true)]
+async fn a_wait_strikes_nobody_twice() {
+    let text = "[identity]\ntrusted_proxies = ['10.0.0.0/8']\nuser = 'header:x-user'\n\
+        [ladders.quiet]\nwarning_cookie = 'seen'\nrungs = ['warn + shadow', 'deny + shadow']\n\
+        [[rule]]\nname = 'pages'\nper = ['user']\nlimit = '2/min'\nalgorithm = 'sliding-log'\nladder = 'quiet'\nstrike = 'request'\n\
+        [[rule]]\nname = 'wide'\nper = ['user']\nlimit = '100/h'\nalgorithm = 'sliding-log'\n";
+    let policy = Policy::parse(text, &|_| None).unwrap();
+    let limiter = Arc::new(Limiter::with_clock(policy, PausedClock(Instant::now())));
+    let app = Router::new().route("/x", get(|| async { "hello" })).layer(ThresholdLayer::new(Arc::clone(&limiter)));
+    for _ in 0..2 {
+        assert_eq!(status(&app, PROXY, U1).await, 200);
+    }
+    let before = Instant::now();
+    let lifted = ask(&app, PROXY, U1).await;
+    let waited = before.elapsed();
+    assert!(waited >= Duration::from_secs(1), "{waited:?}");
+    assert_eq!((lifted.status(), field(lifted.headers(), "x-ratelimit-warning")), (StatusCode::OK, Some("true")));
+    assert!(field(lifted.headers(), "set-cookie").unwrap().starts_with("seen=1;"));
+    assert_eq!(field(lifted.headers(), "x-ratelimit-remaining"), Some("0"));
+    // Both limits' oldest requests leave when they do, whatever this one waited. The full one was not charged.
+    let left = |seconds| (Duration::from_secs(seconds) - waited).as_micros().div_ceil(1_000_000);
+    let expect = format!("\"pages\";r=0;t={}, \"wide\";r=97;t={}", left(60), left(3_600));
+    assert_eq!(field(lifted.headers(), "ratelimit"), Some(expect.as_str()));
+    let next = limiter.check(&Facts { user: Some("u1"), ..Facts::default() }).unwrap();
+    assert_eq!(next.escalations.iter().map(|strike| strike.strikes).collect::<Vec<_>>(), [2]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,13 +6,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::Player;
-use super::wire::{FactsBody, decision_json, error_json, explained_json, plan_error_json};
+use super::wire::{FactsBody, decision_json, error_json, explained_json, path_error_json, plan_error_json};
 use crate::address::parse_address;
 use crate::headers::{BodyForm, denial_body, header_fields};
 use crate::key::{Digest, TraceId};
 use crate::ledger::{Checked, Ledger};
 use crate::lockout::{Attempt, Attempted, Login, LoginRequest, account_digest};
-use crate::path::PathError;
 use crate::plan::{PlanError, Verb};
 use crate::policy::{Layer, Policy};
 use crate::receipt::{ActualCost, CommitError, OnExpire, Receipt, UnknownReservation};
@@ -160,11 +159,10 @@ impl LedgerPlayer {
         let accept = facts.remove("accept");
         let form = BodyForm::accepted(accept.as_ref().and_then(Value::as_str).unwrap_or_default());
         let facts: FactsBody = serde_json::from_value(Value::Object(facts)).map_err(|error| error.to_string())?;
-        let mut facts = match facts.resolved(policy) {
+        let facts = match facts.of_a_client(policy) {
             Err(error) => return Ok(error),
             Ok(facts) => facts,
         };
-        facts.from_client = true;
         let id = self.id();
         let checked = facts.with(id, |facts| self.ledger.decide(policy, Verb::Check, facts, now));
         let checked = match checked {
@@ -304,12 +302,6 @@ impl LedgerPlayer {
         }
         Ok(json!({"ok": true}))
     }
-}
-
-/// What a client reads whose path is not matched.
-fn path_error_json(error: PathError) -> Value {
-    let status = if error == PathError::TooLong { 414 } else { 400 };
-    json!({"allowed": false, "status": status, "error": "bad_request", "field": "path", "message": error.to_string()})
 }
 
 fn login(policy: &Policy) -> Result<&Login, String> {

@@ -12,7 +12,7 @@ use crate::explain::Explained;
 use crate::facts::Facts;
 use crate::key::TraceId;
 use crate::limit::{Algorithm, Limit};
-use crate::path::is_method;
+use crate::path::{PathError, is_method};
 use crate::plan::PlanError;
 use crate::policy::{CostOf, IdentitySource, Layer, Policy, Seen};
 
@@ -37,19 +37,20 @@ pub struct FactsBody {
     lines: Option<Vec<(String, String)>>,
     /// Whether a client's door is asked.
     #[serde(skip)]
-    pub(super) from_client: bool,
+    from_client: bool,
 }
 
 /// Whose header lines those of a case are.
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 impl FactsBody {
-    /// The same facts, with what the policy finds in `lines`: header fields as a peer on loopback sends them. Each
-    /// character of a value is one byte, so that lines need not be UTF-8.
+    /// The facts of a client's call, with what the policy finds in `lines`: header fields as a peer on loopback sends
+    /// them. Each character of a value is one byte, so that lines need not be UTF-8.
     ///
     /// # Errors
     /// Where a value has a character that is no byte.
-    pub fn resolved(mut self, policy: &Policy) -> Result<Self, Value> {
+    pub fn of_a_client(mut self, policy: &Policy) -> Result<Self, Value> {
+        self.from_client = true;
         let Some(lines) = self.lines.take() else { return Ok(self) };
         let lines: Option<Vec<(&str, Vec<u8>)>> =
             lines.iter().map(|(name, value)| Some((name.as_str(), latin_1(value)?))).collect();
@@ -81,7 +82,7 @@ impl FactsBody {
     /// Hands the facts to `then`.
     ///
     /// # Errors
-    /// Where the address or the method is none, and where there are [lines](Self::resolved) that nobody has read; with the
+    /// Where the address or the method is none, and where there are [lines](Self::of_a_client) that nobody has read; with the
     /// field.
     pub fn with<T>(&self, trace: TraceId, then: impl FnOnce(&Facts<'_>) -> T) -> Result<T, Value> {
         if self.lines.is_some() {
@@ -158,6 +159,13 @@ pub fn plan_error_json(error: &PlanError) -> Value {
     error_json(name, &error.to_string(), &field)
 }
 
+/// What a client reads whose path is not matched.
+#[must_use]
+pub fn path_error_json(error: PathError) -> Value {
+    let status = if error == PathError::TooLong { 414 } else { 400 };
+    json!({"allowed": false, "status": status, "error": "bad_request", "field": "path", "message": error.to_string()})
+}
+
 /// A decision as the API writes it.
 #[must_use]
 pub fn decision_json(decision: &Decision, policy: &Policy, receipt: Option<&str>) -> Value {
@@ -213,7 +221,7 @@ pub fn explained_json(explained: &[Explained<'_>]) -> Value {
             "matched": explained.limit.is_some(),
             "why": explained.why.to_string(),
             "key": explained.key,
-            "limit": explained.limit.map(Limit::quota),
+            "limit": explained.limit.map(Limit::shown_quota),
             "algorithm": explained.limit.and_then(Limit::algorithm).map(Algorithm::name),
             "cost": explained.cost,
         })

@@ -29,6 +29,8 @@ pub struct Rate {
     terms: Terms,
     /// The time a burst takes to refill, in microseconds, where one unit takes a whole number of them.
     whole_capacity: Option<u64>,
+    /// The same rounded up, but at least the period.
+    refill: Span,
 }
 
 /// The other figures follow from these.
@@ -139,7 +141,10 @@ impl Rate {
             return Err(LimitError("this burst would take more than 1,000 years to refill".to_owned()));
         }
         let whole_capacity = (terms.parts == 1).then(|| burst.checked_mul(terms.step)).flatten();
-        Ok(Self { quota, period, burst, terms, whole_capacity })
+        let (full, part) = terms.split(terms.cost(burst));
+        let full = if part == 0 { full } else { full.plus(Span::from_micros(1)) };
+        let refill = full.since(Timestamp::EPOCH).max(period);
+        Ok(Self { quota, period, burst, terms, whole_capacity, refill })
     }
 
     /// L as written.
@@ -165,10 +170,10 @@ impl Rate {
         fraction < self.terms.parts
     }
 
-    /// How long an empty bucket takes to be full again.
-    pub(super) fn fill_time(&self) -> Span {
-        let (full, _) = self.terms.split(self.terms.cost(self.burst));
-        full.since(Timestamp::EPOCH).max(self.period)
+    /// How long an empty bucket takes to be full again, but at least the period.
+    #[must_use]
+    pub const fn refill(&self) -> Span {
+        self.refill
     }
 
     #[inline]

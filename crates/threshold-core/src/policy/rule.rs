@@ -272,7 +272,8 @@ pub struct Rule {
     pub(crate) counted: usize,
     /// Whether every request meets it.
     pub(crate) common: bool,
-    /// What clients are told of it that is the same in every answer; nothing, if its name cannot be told.
+    /// What clients are told of it that is the same in every answer; nothing, if its name or what it counts cannot be
+    /// told in structured fields.
     pub(crate) told: Option<Told>,
 }
 

@@ -59,6 +59,17 @@ impl Pending {
         })
     }
 
+    /// Has everything charged anew that is not held, by [`Receipt::renew`] in the store.
+    pub fn renew(&mut self, renew: impl FnOnce(&mut Receipt)) {
+        let stays = |(_, ends): &(Charged, Ends)| !matches!(ends, Ends::WithTheRequest);
+        let charged = self.charged.iter().filter(|own| stays(own)).map(|(charged, _)| *charged).collect();
+        let mut receipt = Receipt { id: self.id, generation: self.generation, at: self.at, charged };
+        renew(&mut receipt);
+        self.at = receipt.at;
+        let own = self.charged.iter_mut().filter(|own| stays(own));
+        own.zip(receipt.charged).for_each(|((own, _), renewed)| *own = renewed);
+    }
+
     /// Takes out all that is left: the request is refused after all, and a refusal charges nothing.
     pub fn take_all(&mut self) -> Option<Receipt> {
         self.take(|_| true)

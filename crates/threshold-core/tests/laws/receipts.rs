@@ -405,6 +405,49 @@ proptest! {
 proptest! {
     #![proptest_config(crate::cases(1_500))]
 
+    /// A charge that is renewed frees no room at that moment, and from then on counts as if its request had come then: there
+    /// is no more room, whatever others were charged meanwhile. A window of its own that it opened goes on if others are in
+    /// it.
+    ///
+    /// Woken by: leaving out the `charge` in `Receipt::renew`.
+    #[test]
+    fn a_renewed_charge_came_now(
+        rules in plain_rules(),
+        start in start(),
+        before in past(),
+        meanwhile in past(),
+        cost in 1..3u64,
+        waited in gap(),
+    ) {
+        let count = rules.len();
+        let [mut renewed, mut late] = twins(&rules, start, &before);
+        let Ok(Some(mut receipt)) = renewed.check(ALICE, cost).map(|checked| checked.receipt) else { return Ok(()) };
+        let mut alone = true;
+        for (gap, cost) in meanwhile {
+            renewed.wait(gap);
+            late.wait(gap);
+            if renewed.check(ALICE, cost).is_ok_and(|checked| checked.decision.allowed()) {
+                record(&mut late, cost);
+                alone = false;
+            }
+        }
+        renewed.wait(waited);
+        late.wait(waited);
+        let now = renewed.now;
+        let held = room_at(&mut renewed, count, now);
+        renewed.ledger.renew(&mut receipt, now);
+        record(&mut late, cost);
+        prop_assert!(at_most(&room_at(&mut renewed, count, now), &held));
+        for wait in [Span::ZERO, Span::from_micros(1), Span::SECOND, Span::from_secs(30)] {
+            let at = now.plus(wait);
+            let (one, other) = (room_at(&mut renewed, count, at), room_at(&mut late, count, at));
+            for (index, rule) in rules.iter().enumerate() {
+                let opened = rule.opens_its_own_windows() && !alone;
+                prop_assert!(one[index] <= other[index] || opened, "{rule:?} {} {}", one[index], other[index]);
+            }
+        }
+    }
+
     /// After a change of its limit, a receipt gives back its own charge or nothing, never what others were charged
     /// since: there is no more room than if its request had never been.
     ///

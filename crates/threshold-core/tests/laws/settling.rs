@@ -7,6 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use threshold_core::headers::{BodyForm, denial_body, header_fields};
+use threshold_core::limit::Algorithm;
 use threshold_core::plan::{Charge, Verb};
 use threshold_core::policy::Layer;
 use threshold_core::{Decision, Facts, Ledger, Limit, Policy, Reading, Span, Timestamp, TraceId, Verdict};
@@ -120,6 +121,42 @@ proptest! {
             let seconds = Span::from_secs(decision.retry_after().unwrap().secs_ceil());
             prop_assert!(world.peek_at(&facts, world.now.plus(seconds)).allowed());
             prop_assert_eq!(decision.reset_at(), Some(world.now.plus(seconds).secs_ceil()));
+        }
+    }
+
+    /// `remaining` never exceeds `limit`. At `more_at` more is left than was told, and until then not: what the draft calls
+    /// the effective window. Where a rate has no whole microseconds, it may be a microsecond off; an estimate is one; and
+    /// where nothing is left, a denial says when its own cost fits.
+    ///
+    /// Woken by: replacing `last.saturating_sub(self.remaining)` with `last` in `Reading::more_at`; `resets` with
+    /// `at.plus(self.period)`; and `shown_quota` with `quota` in `Plan::prepare`.
+    #[test]
+    fn more_is_left_when_an_answer_says_so(rules in rules(), start in start(), trace in trace()) {
+        let exact = |rule: &RuleShape| !matches!(rule.algorithm, Algorithm::SlidingEstimate | Algorithm::Concurrency);
+        let mut world = World::new(&text_of(&rules), start);
+        for ask in trace {
+            world.wait(ask.gap);
+            let facts = world.facts(ask.who, ask.cost);
+            let Ok((_, decision)) = world.settle(&facts) else { continue };
+            let look = Facts { cost: Some(0), ..facts };
+            for (index, reading) in decision.readings.iter().enumerate() {
+                prop_assert!(reading.remaining <= reading.limit);
+                let rule = &rules[place(&world.policy.rules()[reading.rule].name)];
+                if !exact(rule) || !reading.enforced {
+                    continue;
+                }
+                let more = reading.more_at(world.now).expect("every limit here has more in time");
+                prop_assert!(more > world.now);
+                prop_assert!(reading.cost == 0 || reading.ready_at().is_none_or(|ready| more <= ready));
+                let left = |world: &mut World, at: Timestamp| world.peek_at(&look, at).readings[index].remaining;
+                if reading.remaining < rule.capacity() {
+                    prop_assert!(left(&mut world, more.plus(Span::from_micros(1))) > reading.remaining, "{reading:?}");
+                }
+                if reading.allowed || reading.remaining > 0 || reading.cost <= 1 {
+                    let just_before = more.minus(Span::from_micros(2));
+                    prop_assert!(just_before < world.now || left(&mut world, just_before) <= reading.remaining, "{reading:?}");
+                }
+            }
         }
     }
 

@@ -318,6 +318,11 @@ impl LocalStore for MemoryStore {
         self.with_balances(&charges, now, |balances| taken.refund(balances, now));
     }
 
+    fn renew(&self, charged: &mut Receipt, now: Timestamp) {
+        let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = charged.charges().collect();
+        self.with_balances(&charges, now, |balances| charged.renew(balances, now));
+    }
+
     fn reserve(&self, receipt: Receipt, ttl: Span, on_expire: OnExpire, now: Timestamp) -> Result<TraceId, StoreError> {
         self.expire_reservations(now);
         let reservation = Reservation::new(receipt, ttl, on_expire);

@@ -58,7 +58,11 @@ pub(super) struct Crossing {
 pub(super) struct Slowed {
     pub(super) delay: Duration,
     place: Option<Place>,
-    crossing: Crossing,
+    tab: Option<Box<Tab>>,
+    strike: Strike,
+    asked: Asked<'static>,
+    learned: Arc<Learned>,
+    decision: Decision,
     answers: Answers,
 }
 
@@ -88,11 +92,11 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAdd
     if !decision.allowed() {
         return Gate::Refused(denied(&asked, &decision, &learned, Form::of(&parts.headers)), strike);
     }
-    let fields = answer::fields(&decision, &learned.policy);
     let streams = learned.counts_bytes && size.exact().is_none();
     let count = streams
         .then(|| Box::new(Count { limiter: Arc::clone(&door.limiter), asked: asked.clone().into_owned(), seen: 0 }));
     if decision.delay == Span::ZERO {
+        let fields = answer::fields(&decision, &learned.policy);
         return Gate::Open(Crossing { fields, tab, strike }.left_to(door.answers), count);
     }
     let form = Form::of(&parts.headers);
@@ -107,7 +111,11 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAdd
         Box::new(Slowed {
             delay: Duration::from_micros(decision.delay.micros()),
             place: Some(place),
-            crossing: Crossing { fields, tab, strike },
+            tab,
+            strike,
+            asked: asked.into_owned(),
+            learned,
+            decision,
             answers: door.answers,
         }),
         count,
@@ -145,9 +153,15 @@ impl Slowed {
         self.place = None;
     }
 
-    /// It was admitted when it came, so it crosses.
+    /// It was admitted when it came, so it crosses. Its charges move to now, and its answer has the figures of now: those
+    /// of its arrival would tell how long it has waited.
     pub(super) fn cross(self) -> Crossing {
-        self.crossing.left_to(self.answers)
+        let Self { mut tab, strike, asked, learned, mut decision, answers, .. } = self;
+        if let Some(tab) = &mut tab {
+            asked.facts(|facts| tab.renew(&learned.policy, facts, &mut decision));
+        }
+        let fields = answer::fields(&decision, &learned.policy);
+        Crossing { fields, tab, strike }.left_to(answers)
     }
 }
 

@@ -25,6 +25,10 @@ pub(super) trait AnyLimiter: Send + Sync {
         decision: &mut Decision,
     ) -> Result<Admitted, PlanError>;
 
+    /// Charges anew what a request was charged when it came, and reads its figures anew: it has waited, and those of its
+    /// arrival would tell how long.
+    fn renew(&self, policy: &Policy, facts: &Facts<'_>, pending: &mut Pending, decision: &mut Decision);
+
     /// Charges after the fact.
     fn record(&self, facts: &Facts<'_>);
 
@@ -81,6 +85,16 @@ impl<S: LocalStore, C: Clock> AnyLimiter for Limiter<S, C> {
         })
     }
 
+    fn renew(&self, policy: &Policy, facts: &Facts<'_>, pending: &mut Pending, decision: &mut Decision) {
+        pending.renew(|charged| self.store().renew(charged, self.now()));
+        // It was planned when it came, under the same policy.
+        let Ok(plan) = policy.plan_for(Verb::Peek, facts) else { return };
+        let mut look = Decision::default();
+        if let (true, _) = self.settle(&plan.only_limits(), &mut Outcome::default(), &mut look) {
+            decision.refresh(&look, policy);
+        }
+    }
+
     fn record(&self, facts: &Facts<'_>) {
         // The facts were decided on before, so that there is nothing in them to be refused, and nobody to be told.
         let _ = self.record(facts);
@@ -132,6 +146,11 @@ impl Tab {
     fn release_holds(&mut self) {
         let taken = self.pending.take_holds();
         self.give_back(taken.as_ref());
+    }
+
+    /// The request has waited: see [`AnyLimiter::renew`].
+    pub(super) fn renew(&mut self, policy: &Policy, facts: &Facts<'_>, decision: &mut Decision) {
+        self.limiter.renew(policy, facts, &mut self.pending, decision);
     }
 
     /// Nobody here will see how the request ends: what was charged stays, and what is held is held to the end of its time.

@@ -42,7 +42,7 @@ pub(crate) fn live_json(
         let own = reading(explained, Some(decision));
         // What this request would take is still there before it.
         let before = own.map(|own| own.remaining.saturating_add(if own.charged { own.cost } else { 0 }));
-        rule_json(explained, Some(decision), &json!(explained.limit.map(Limit::quota)), before)
+        rule_json(explained, Some(decision), &json!(explained.limit.map(Limit::shown_quota)), before)
     });
     let rules: Vec<Value> = rules.collect();
     let penalties: Vec<Value> = decision

@@ -42,14 +42,29 @@ impl<S: Read + Write> Client<S> {
 
     /// The same, with values that need not be UTF-8.
     pub(crate) fn ask_bytes(&mut self, method: &str, path: &str, fields: &[(String, Vec<u8>)]) -> io::Result<Answer> {
+        self.write_head(method, path, fields)?;
+        if method == "HEAD" { self.read_head() } else { self.read() }
+    }
+
+    /// The same of a server whose bodies may never end: one is read only if its length is told.
+    pub(crate) fn ask_endless(&mut self, method: &str, path: &str, fields: &[(String, Vec<u8>)]) -> io::Result<Answer> {
+        self.write_head(method, path, fields)?;
+        let mut answer = self.read_head()?;
+        let length = answer.header("content-length").filter(|_| method != "HEAD");
+        let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap_or(0))];
+        self.0.read_exact(&mut body)?;
+        answer.body = String::from_utf8(body).map_err(io::Error::other)?;
+        Ok(answer)
+    }
+
+    fn write_head(&mut self, method: &str, path: &str, fields: &[(String, Vec<u8>)]) -> io::Result<()> {
         let host = if fields.iter().any(|(name, _)| name == "host") { "" } else { "host: localhost\r\n" };
         let mut head = format!("{method} {path} HTTP/1.1\r\n{host}").into_bytes();
         for (name, value) in fields {
             head.extend_from_slice(&[name.as_bytes(), b": ", value, b"\r\n"].concat());
         }
         head.extend_from_slice(b"\r\n");
-        self.0.get_mut().write_all(&head)?;
-        if method == "HEAD" { self.read_head() } else { self.read() }
+        self.write_bytes(&head)
     }
 
     /// Asks for the head of an answer alone.

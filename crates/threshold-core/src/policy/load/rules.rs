@@ -112,7 +112,9 @@ impl Loader<'_> {
             common: false,
             told: None,
         };
-        rule.told = Told::of(&rule);
+        // The draft has no unit for what only this policy counts: `qu` takes registered names, and without one it would
+        // read as requests.
+        rule.told = if file.cost.is_none() { Told::of(&rule) } else { None };
         Some(rule)
     }
 
