@@ -165,7 +165,6 @@ fn a_renewed_certificate_needs_no_restart() {
 }
 
 /// Clients refuse a certificate that has expired, and the server says so before they complain.
-///
 #[test]
 fn an_expired_certificate_warns() {
     let key = KeyPair::generate().unwrap();

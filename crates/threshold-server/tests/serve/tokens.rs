@@ -99,7 +99,6 @@ fn show(mut client: Client<TcpStream>, path: &str, token: &str) -> u16 {
 
 /// Wrong tokens are counted wherever they are shown, and answered late; the right one is always accepted, since many
 /// callers share a proxy, and an operator from the same address is heard.
-///
 #[test]
 fn wrong_tokens_are_counted_on_every_path_and_right_ones_are_accepted() {
     for path in ["/v1/check", "/v1/refund", "/openapi.json", "/auth", "/readyz"] {
