@@ -176,13 +176,11 @@ pub(crate) struct Violation {
     mode: StrikeMode,
     /// How long after this strike the next one may follow.
     wait: Span,
-    /// When the client is told it may come again.
-    told: Timestamp,
 }
 
 impl Violation {
-    /// A request over the limit of this rule, on this key, that is told to come again at `told`.
-    pub(crate) fn new(rule: &Rule, key: Digest, limit: &Limit, told: Timestamp) -> Self {
+    /// A request over the limit of this rule, on this key.
+    pub(crate) fn new(rule: &Rule, key: Digest, limit: &Limit) -> Self {
         let (mode, period) = (rule.strike, limit.period());
         let tag = match mode {
             // Only the budget that was denied was told to wait: another one of the same rule was not.
@@ -190,7 +188,7 @@ impl Violation {
             // A rule by tier has limits of several periods, and a strike on one must not cover the others.
             StrikeMode::Window | StrikeMode::Request => rule.tag ^ low_bits(u128::from(period.micros())),
         };
-        Self { tag, mode, wait: period.min(LONGEST_WAIT), told }
+        Self { tag, mode, wait: period.min(LONGEST_WAIT) }
     }
 }
 
@@ -305,22 +303,23 @@ impl Standing {
         if let Some(span) = rung.ban {
             self.ban_until = self.ban_until.max(now.plus(span));
         }
-        match violation.mode {
-            StrikeMode::Window => self.notice(violation.tag, now, now.plus(violation.wait)),
-            // Whom the rung lets through was not told to wait; the denial that was ignored still stands.
-            StrikeMode::Ignored if !rung.allows() => self.notice(violation.tag, now, violation.told),
-            StrikeMode::Ignored | StrikeMode::Request => {}
+        if violation.mode == StrikeMode::Window {
+            self.notice(violation.tag, now, now.plus(violation.wait));
         }
         rung
     }
 
-    /// Remembers that a denial was answered, where a later request would have ignored it. Says whether that is new.
-    pub(crate) fn denied(&mut self, violation: &Violation, now: Timestamp) -> bool {
-        let known = self.notices.iter().any(|notice| notice.rule == violation.tag && now < notice.until);
-        if violation.mode != StrikeMode::Ignored || known {
+    /// Remembers that a denial was answered which told the client to wait until `told`, where a later request would ignore it.
+    /// A series counts from its first denial, until one of them is a strike or tells of a longer wait. Whoever was let through
+    /// was told nothing, and the denial before still stands. Says whether anything changed.
+    pub(crate) fn denied(&mut self, violation: &Violation, struck: bool, now: Timestamp, told: Timestamp) -> bool {
+        // Waits are told in whole seconds: less than one more is the same moment, told at another time.
+        let says_it = |notice: &Notice| now < notice.until && told < notice.until.plus(Span::SECOND);
+        let known = self.notices.iter().any(|notice| notice.rule == violation.tag && says_it(&notice));
+        if violation.mode != StrikeMode::Ignored || (known && !struck) {
             return false;
         }
-        self.notice(violation.tag, now, violation.told);
+        self.notice(violation.tag, now, told);
         true
     }
 

@@ -101,9 +101,9 @@ impl Charge<'_> {
         self.rule.mode == Mode::Enforce
     }
 
-    /// Going over this limit, told to come again at `told`.
-    pub(crate) fn violation(&self, told: Timestamp) -> Violation {
-        Violation::new(self.rule, self.key, self.limit, told)
+    /// Going over this limit.
+    pub(crate) fn violation(&self) -> Violation {
+        Violation::new(self.rule, self.key, self.limit)
     }
 }
 

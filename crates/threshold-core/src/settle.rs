@@ -8,10 +8,10 @@ use arrayvec::ArrayVec;
 
 use crate::balance::Balance;
 use crate::key::{Digest, TraceId};
-use crate::ladder::{Penalty, Rung, Standing, Violation};
+use crate::ladder::{Penalty, Rung, Standing, StrikeMode, Violation};
 use crate::limit::{Limit, Look, Mark};
 use crate::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
-use crate::time::Timestamp;
+use crate::time::{Span, Timestamp};
 
 /// What settling found and did.
 #[derive(Debug, Clone, Default)]
@@ -326,6 +326,9 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         self.warn();
         if denied {
             self.deny();
+            if self.plan.punishes {
+                self.remember_denial();
+            }
         } else {
             self.charge();
             self.outcome.shadowed = self.standings.all().iter().any(|standing| standing.is_shadowed(self.now));
@@ -402,7 +405,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
             let struck = struck.filter(|(_, _, standing)| self.standings.has_room(subject, standing));
             let lifts = struck.as_ref().is_some_and(|(_, rung, _)| rung.allows());
             let Some(standing) = self.standings.all().get_mut(subject) else { break };
-            let mut changed = struck.is_some();
+            let changed = struck.is_some();
             if let Some((charge, rung, struck)) = struck {
                 *standing = struck;
                 let escalation = Escalation {
@@ -415,11 +418,11 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
                 };
                 let _ = self.outcome.escalations.try_push(escalation);
             }
-            for (charge, violation) in &violations {
-                // Whoever is let through is told of no wait.
-                changed |= !lifts && standing.denied(violation, now);
+            for (charge, _) in &violations {
+                // No rung lifts a block or a pause.
+                let lifted = lifts && !self.balances.is_blocked(*charge, now);
                 if let Some(settled) = self.outcome.settled.get_mut(*charge) {
-                    settled.lifted = lifts;
+                    settled.lifted = lifted;
                 }
             }
             if changed {
@@ -428,14 +431,44 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         }
     }
 
-    /// The limits of a subject that this request is over, by their charges. What is blocked was gone over before.
+    /// The limits of a subject that this request is over, by their charges. What is blocked was gone over before, and counts
+    /// only where it counts that somebody did not wait.
     fn violations(&self, subject: usize) -> ArrayVec<(usize, Violation), MAX_CHARGES> {
         let charges = self.plan.charges.iter().zip(&self.outcome.settled).enumerate();
         let over = charges.filter(|(index, (charge, settled))| {
             let full = charge.subject == Some(subject) && charge.enforced() && !settled.look.fits;
-            full && !self.balances.is_blocked(*index, self.now)
+            full && (charge.rule.strike == StrikeMode::Ignored || !self.balances.is_blocked(*index, self.now))
         });
-        over.map(|(index, (charge, settled))| (index, charge.violation(settled.look.ready_at))).collect()
+        over.map(|(index, (charge, _))| (index, charge.violation())).collect()
+    }
+
+    /// Remembers until when a denied client was told to wait, where coming sooner is a strike.
+    fn remember_denial(&mut self) {
+        let told = self.told();
+        for subject in 0..self.plan.subjects.len() {
+            let violations = self.violations(subject);
+            let strikes = &self.outcome.escalations;
+            let struck = strikes.iter().find(|strike| strike.subject == subject).map(|strike| strike.charge);
+            let Some(standing) = self.standings.all().get_mut(subject) else { break };
+            let mut changed = false;
+            for (charge, violation) in &violations {
+                changed |= standing.denied(violation, struck == Some(*charge), self.now, told);
+            }
+            if changed {
+                self.outcome.mark_standing(subject);
+            }
+        }
+    }
+
+    /// When a denied client is told to come again, in whole seconds, as [`Plan::decide`] tells it: when the last full limit has
+    /// room. The penalty of a strike may last longer, and while it does nothing strikes.
+    fn told(&self) -> Timestamp {
+        let settled = self.plan.charges.iter().zip(&self.outcome.settled);
+        let full = settled.filter(|(charge, settled)| charge.enforced() && !settled.look.fits);
+        match full.map(|(_, settled)| settled.look.ready_at).max().unwrap_or(self.now) {
+            Timestamp::MAX => Timestamp::MAX,
+            ready => self.now.plus(Span::from_secs(ready.since(self.now).secs_ceil().max(1))),
+        }
     }
 
     /// Says which subjects have strikes that count, should the request be denied.
@@ -458,7 +491,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
                 .standings
                 .all()
                 .get(subject)
-                .is_some_and(|standing| standing.would_tell(planned.ladder, &charge.violation(self.now), self.now));
+                .is_some_and(|standing| standing.would_tell(planned.ladder, &charge.violation(), self.now));
             if told {
                 self.outcome.would_warn |= bit(index);
             }

@@ -141,13 +141,14 @@ impl Model {
         let struck = first.map(|rule| (rule, self.strike(steps, rule, now)));
         // All rules count by user and name one ladder: what lifts one limit lifts all.
         let lifted = struck.is_some_and(|(_, rung)| rung.allows());
-        for reading in over.iter().filter(|_| !lifted) {
-            let (rule, told) = (reading.rule, reading.ready_at().unwrap());
-            let runs = self.waiting[rule].is_some_and(|(_, until)| now < until);
+        for rule in over.iter().filter(|_| !lifted).map(|reading| reading.rule) {
+            let told = sent(decision);
+            let runs = self.waiting[rule].filter(|(_, until)| now < *until && first != Some(rule));
             self.denied[rule].push((now, told));
-            if !runs || first == Some(rule) {
-                self.waiting[rule] = Some((now, told));
-            }
+            self.waiting[rule] = match runs {
+                Some((at, until)) if told < until.plus(Span::SECOND) => Some((at, until)),
+                _ => Some((now, told)),
+            };
         }
         let refused = !over.is_empty() && !lifted;
         let verdict = match struck.map(|(_, rung)| rung) {
@@ -159,6 +160,12 @@ impl Model {
         };
         (verdict, struck)
     }
+}
+
+/// When a denied client was told to come again, by the whole seconds of its Retry-After.
+fn sent(decision: &Decision) -> Timestamp {
+    let seconds = decision.retry_after().unwrap().secs_ceil().max(1);
+    decision.at.plus(Span::from_secs(seconds))
 }
 
 /// One user, one subject, and a shelf.
@@ -237,7 +244,7 @@ proptest! {
     }
 
     /// `strike = "window"`: two strikes of one rule are at least its period apart, which is under an hour here. `request`: every violation is one,
-    /// unless another rule has struck for the same request. `ignored`: only in `[denial + 1 s, its retry)` of a denial
+    /// unless another rule has struck for the same request. `ignored`: only in `[denial + 1 s, its Retry-After)` of a denial
     /// that was answered, and never for one that a rung let through.
     ///
     /// Woken by: replacing `now.plus(violation.wait)` with `now` in `Standing::strike`; `StrikeMode::Request => true`
@@ -272,7 +279,7 @@ proptest! {
                     prop_assert_eq!(decision.escalations.len(), 1);
                 }
                 if !decision.allowed() {
-                    denied[reading.rule].push((now, reading.ready_at().unwrap()));
+                    denied[reading.rule].push((now, sent(&decision)));
                 }
             }
         }
@@ -363,7 +370,7 @@ fn a_strike_waits_an_hour_at_most() {
 /// A warning was once remembered like a denial, with the wait of a request that was let through: whoever had waited as
 /// told, and asked for a little less, was struck for a wait that nobody had told them of.
 ///
-/// Woken by: leaving out `if !rung.allows()` in `Standing::strike`.
+/// Woken by: calling `remember_denial` in `Step::check` whether or not the request is denied.
 #[test]
 fn a_warning_is_no_denial() {
     let text = "[ladders.steps]\nrungs = [\"warn\", \"ban 1h\"]\n[[rule]]\nname = \"r0\"\nper = [\"user\"]\nlimit = \"10/min\"\n\
