@@ -88,6 +88,10 @@ pub(crate) struct ServeArgs {
     /// The most connections at once; more wait to be accepted
     #[arg(long, value_name = "N", default_value = "16384", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) max_connections: u32,
+    /// The most connections of one address, or of one IPv6 /64; more are closed. A quarter of --max-connections unless said;
+    /// the policy's trusted proxies and sockets may have as many as there are
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) max_connections_per_peer: Option<u32>,
     /// The largest body of a request, in bytes
     #[arg(long, value_name = "BYTES", default_value = "1048576", value_parser = clap::value_parser!(u32).range(1_024..=67_108_864))]
     pub(crate) max_body: u32,

@@ -1,6 +1,8 @@
 //! The doors on one router, and what they share.
 
 mod admin;
+#[cfg(test)]
+mod crowd;
 pub(crate) mod error;
 mod forward_auth;
 mod guesses;
@@ -35,7 +37,7 @@ use tower_service::Service as _;
 
 use crate::desk::Desk;
 use crate::log::Samples;
-use crate::serve::Tokens;
+use crate::serve::{Line, Tokens};
 pub(crate) use error::ApiError;
 pub(crate) use health::{Health, Trouble};
 pub(crate) use hosts::{HostName, Hosts};
@@ -59,10 +61,18 @@ pub(crate) struct App {
 pub(crate) struct Bounds {
     /// The most connections at once.
     pub(crate) connections: usize,
+    /// The most connections of one peer that is no trusted proxy.
+    pub(crate) connections_per_peer: usize,
     /// The largest body, in bytes.
     pub(crate) body: usize,
     /// How long a client may keep the server waiting.
     pub(crate) patience: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { connections: 16_384, connections_per_peer: 4_096, body: 1 << 20, patience: Duration::from_secs(30) }
+    }
 }
 
 impl App {
@@ -87,9 +97,14 @@ impl Doors {
         Self { router: router(Arc::clone(&app)), hosts, app }
     }
 
+    /// What all doors share.
+    pub(crate) fn app(&self) -> &App {
+        &self.app
+    }
+
     /// Answers a request from `peer`. Forward auth does not go through the router: it is asked for every request of a whole
     /// site, and finding the way took longer than deciding.
-    pub(crate) fn call(&self, peer: SocketAddr, mut request: Request<Incoming>) -> Answering {
+    pub(crate) fn call(&self, peer: SocketAddr, line: &Line, mut request: Request<Incoming>) -> Answering {
         if let Err(refusal) = self.hosts.check(request.version(), request.uri(), request.headers()) {
             if let Some(left_out) = self.app.refused.take(self.app.desk.limiter.now()) {
                 refusal.tell(left_out);
@@ -100,6 +115,7 @@ impl Doors {
             return forward_auth::answer(&self.app, peer, request.into_parts().0);
         }
         request.extensions_mut().insert(PeerAddr(peer));
+        request.extensions_mut().insert(line.clone());
         // A router is always ready.
         Answering::Routed { future: self.router.clone().call(request) }
     }

@@ -3,6 +3,8 @@
 mod address;
 mod connection;
 mod keep;
+mod line;
+mod peers;
 mod tls;
 mod tokens;
 
@@ -28,6 +30,7 @@ use crate::reload::Reloader;
 use crate::source::Source;
 pub(crate) use address::{Address, Listener};
 pub(crate) use connection::Front;
+pub(crate) use line::Line;
 pub(crate) use tls::Certificates;
 pub(crate) use tokens::{Shown, Tokens};
 
@@ -53,11 +56,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         (Some(cert), Some(key)) => Some(Certificates::read(cert, key).map(|(own, files)| (Arc::new(own), files))?),
         _ => None,
     };
-    let bounds = Bounds {
-        connections: connections(args.max_connections),
-        body: usize::try_from(args.max_body)?,
-        patience: duration(args.client_timeout),
-    };
+    let bounds = bounds(args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let closed = runtime.block_on(async {
         let listener = args.http.listen(tokens.ask_callers()).await?;
@@ -230,6 +229,17 @@ impl Listener {
             Self::Unix(_, file) => format!("unix:{}", file.path().display()),
         })
     }
+}
+
+fn bounds(args: &ServeArgs) -> anyhow::Result<Bounds> {
+    let connections = connections(args.max_connections);
+    let per_peer = args.max_connections_per_peer.map(usize::try_from).transpose()?;
+    Ok(Bounds {
+        connections,
+        connections_per_peer: per_peer.unwrap_or_else(|| connections.div_ceil(4)),
+        body: usize::try_from(args.max_body)?,
+        patience: duration(args.client_timeout),
+    })
 }
 
 /// As many connections as were asked for, as far as the system gives files for them. A shell's usual 1,024 is a default,

@@ -342,7 +342,7 @@ mod tests {
         let start = Timestamp::from_secs(1_767_225_600);
         let clock = Arc::new(ManualClock::new(start));
         let policy = Policy::parse(SHADOWED, &|_| None).unwrap();
-        let bounds = Bounds { connections: 1, body: 1, patience: Duration::MAX };
+        let bounds = Bounds { patience: Duration::MAX, ..Bounds::default() };
         let app = Arc::new(App::new(Desk::new(policy, Arc::clone(&clock) as _), Tokens::default(), bounds));
         for status in [200, 429] {
             let (response, waited) = ask(&app, "shadowed").await;

@@ -103,7 +103,7 @@ mod tests {
 
     fn app() -> App {
         let policy = Policy::parse("", &|_| None).unwrap();
-        let bounds = Bounds { connections: 1, body: 1, patience: Duration::MAX };
+        let bounds = Bounds { patience: Duration::MAX, ..Bounds::default() };
         App::new(Desk::new(policy, Arc::new(SystemClock::new())), Tokens::default(), bounds)
     }
 

@@ -32,6 +32,7 @@ use super::sent::{Caller, Sent};
 use super::{ApiError, App, json, json_bytes};
 use crate::desk::{Decided, Held, new_trace, strikes_wait};
 use crate::explain::live_json;
+use crate::serve::Line;
 use answer::{Answer, USUAL_ANSWER};
 pub(super) use ask::{Address, LayerName, layer_named, read};
 use ask::{Asked, CommitBody, PauseBody, RefundBody, ReleaseBody, RequestBody, read_asked};
@@ -87,10 +88,10 @@ pub(super) fn routes() -> Router<Arc<App>> {
         .route("/openapi.json", get(openapi))
 }
 
-async fn check(State(app): State<Arc<App>>, wait: Wait, Sent(body): Sent) -> Result<Response, ApiError> {
+async fn check(State(app): State<Arc<App>>, line: Line, wait: Wait, Sent(body): Sent) -> Result<Response, ApiError> {
     match wait.0 {
         None => decide(&app, Verb::Check, &body).await,
-        Some(at_most) => wait_for_room(&app, &body, at_most).await,
+        Some(at_most) => line.watch(wait_for_room(&app, &body, at_most)).await,
     }
 }
 

@@ -1,7 +1,7 @@
 //! The doors for their tests: the real ones on a real socket, with the clock in the test's hands.
 
 use std::collections::BTreeMap;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use threshold_core::Policy;
 use threshold_limiter::{ManualClock, Observer};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
 
 use super::{App, Bounds, Doors, Hosts};
 use crate::desk::Desk;
@@ -24,11 +25,13 @@ pub(super) struct Serving {
     runtime: Runtime,
     pub(super) clock: Arc<ManualClock>,
     observer: Option<Arc<dyn Observer>>,
+    pub(super) bounds: Bounds,
     served: Option<Served>,
 }
 
 struct Served {
     app: Arc<App>,
+    address: SocketAddr,
     client: Client<TcpStream>,
     /// Dropped, it ends the server.
     _stop: watch::Sender<bool>,
@@ -36,7 +39,8 @@ struct Served {
 
 impl Serving {
     pub(super) fn new() -> Self {
-        Self { runtime: Runtime::new().unwrap(), clock: Arc::default(), observer: None, served: None }
+        let (runtime, bounds) = (Runtime::new().unwrap(), Bounds::default());
+        Self { runtime, clock: Arc::default(), observer: None, bounds, served: None }
     }
 
     /// One whose decisions somebody hears of.
@@ -61,8 +65,33 @@ impl Serving {
         &mut self.served.as_mut().expect("a case begins with its policy").client
     }
 
+    /// Another connection to it.
+    pub(super) fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.served.as_ref().expect("it serves").address).unwrap()
+    }
+
+    /// What its doors share.
+    pub(super) fn app(&self) -> Arc<App> {
+        Arc::clone(&self.served.as_ref().expect("it serves").app)
+    }
+
+    /// Serves the same doors at another place, too, until what is returned is dropped.
+    pub(super) fn serve_at(
+        &self,
+        address: &str,
+        tls: Option<TlsAcceptor>,
+    ) -> (watch::Sender<bool>, Option<SocketAddr>) {
+        let address: Address = address.parse().unwrap();
+        let listener = self.runtime.block_on(address.listen(false)).unwrap();
+        let at = if let Listener::Tcp(tcp) = &listener { tcp.local_addr().ok() } else { None };
+        let front = Front { listener, tls, doors: Doors::new(self.app(), Hosts::Any), bounds: self.bounds };
+        let (stop, stopped) = watch::channel(false);
+        self.runtime.spawn(front.serve(stopped, Duration::ZERO));
+        (stop, at)
+    }
+
     fn serve(&self, policy: Policy) -> Served {
-        let bounds = Bounds { connections: 4, body: 1 << 20, patience: Duration::from_secs(30) };
+        let bounds = self.bounds;
         let mut desk = Desk::new(policy, Arc::clone(&self.clock) as _);
         if let Some(observer) = &self.observer {
             desk = desk.observed_by(Arc::clone(observer));
@@ -76,6 +105,6 @@ impl Serving {
         let front = Front { listener, tls: None, doors: Doors::new(Arc::clone(&app), hosts), bounds };
         let (stop, stopped) = watch::channel(false);
         self.runtime.spawn(front.serve(stopped, Duration::ZERO));
-        Served { app, client: Client::new(TcpStream::connect(address).unwrap()), _stop: stop }
+        Served { app, address, client: Client::new(TcpStream::connect(address).unwrap()), _stop: stop }
     }
 }

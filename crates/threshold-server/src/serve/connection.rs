@@ -1,7 +1,7 @@
 //! Connections: how many, how large their requests, and how long they may keep the server waiting.
 
 use std::convert::Infallible;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 
 use super::address::Listener;
+use super::line::{Line, Socket, Watched};
+use super::peers::{Exempt, PeerPlace, Peers};
 use crate::door::{Answering, Bounds, Doors};
 
 /// The largest head of a request, in bytes; larger ones get 431.
@@ -42,8 +44,9 @@ impl Front {
     pub(crate) async fn serve(self, mut stop: watch::Receiver<bool>, drain: Duration) -> bool {
         let Self { listener, tls, doors, bounds } = self;
         let room = Arc::new(Semaphore::new(bounds.connections));
+        let peers = Peers::new(bounds.connections_per_peer);
         let graceful = GracefulShutdown::new();
-        let addressed = |peer| Addressed { doors: doors.clone(), peer };
+        let addressed = |peer| Addressed { doors: doors.clone(), peer, line: Line::default() };
         loop {
             // Who finds no room waits in the system's queue, where it costs this process nothing.
             let place = tokio::select! {
@@ -55,13 +58,19 @@ impl Front {
                 accepted = accept(&listener) => accepted,
                 _ = stop.wait_for(|stop| *stop) => break,
             };
-            let connection = Connection { place, watcher: graceful.watcher(), patience: bounds.patience };
+            let connection =
+                Connection { peer_place: None, place, watcher: graceful.watcher(), patience: bounds.patience };
             match accepted {
                 Ok(Accepted::Unix(stream)) => drop(tokio::spawn(connection.serve(stream, addressed(ON_A_SOCKET)))),
-                Ok(Accepted::Tcp(stream, peer)) => match tls.clone() {
-                    None => drop(tokio::spawn(connection.serve(stream, addressed(peer)))),
-                    Some(tls) => drop(tokio::spawn(connection.serve_tls(stream, tls, addressed(peer)))),
-                },
+                Ok(Accepted::Tcp(stream, peer)) => {
+                    // Dropped, the stream is closed: before TLS, and before anything is read.
+                    let Some(peer_place) = admit(&peers, peer.ip(), &doors) else { continue };
+                    let connection = Connection { peer_place: Some(peer_place), ..connection };
+                    match tls.clone() {
+                        None => drop(tokio::spawn(connection.serve(stream, addressed(peer)))),
+                        Some(tls) => drop(tokio::spawn(connection.serve_tls(stream, tls, addressed(peer)))),
+                    }
+                }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(REST).await;
@@ -71,6 +80,23 @@ impl Front {
         drop(listener);
         tokio::time::timeout(drain, graceful.shutdown()).await.is_ok()
     }
+}
+
+/// A place among the connections of one peer, or a line in the log that there is none. A trusted proxy brings the requests of
+/// many clients and may have as many as there are.
+fn admit(peers: &Arc<Peers>, ip: IpAddr, doors: &Doors) -> Option<PeerPlace> {
+    let limiter = &doors.app().desk.limiter;
+    let policy = limiter.policy();
+    let exempt = if policy.identity().address.trusts(ip) { Exempt::Yes } else { Exempt::No };
+    let place = peers.admit(ip, exempt);
+    if place.is_none()
+        && let Some(left_out) = peers.refusals.take(limiter.now())
+    {
+        let ip = ip.to_canonical().to_string();
+        let ip = if policy.identity().log_identifiers { ip } else { policy.key().redact(&ip) };
+        tracing::warn!(ip, most = peers.most(), left_out, "connection closed: its peer has as many as it may");
+    }
+    place
 }
 
 enum Accepted {
@@ -93,6 +119,7 @@ async fn accept(listener: &Listener) -> std::io::Result<Accepted> {
 struct Addressed {
     doors: Doors,
     peer: SocketAddr,
+    line: Line,
 }
 
 impl hyper::service::Service<Request<Incoming>> for Addressed {
@@ -101,12 +128,14 @@ impl hyper::service::Service<Request<Incoming>> for Addressed {
     type Future = Answering;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        self.doors.call(self.peer, request)
+        self.doors.call(self.peer, &self.line, request)
     }
 }
 
-/// One connection's place among all, which it gives back when it ends.
+/// One connection's places, among those of its peer and among all, which it gives back in this order when it ends: whoever
+/// is accepted in its stead may be the same peer's.
 struct Connection {
+    peer_place: Option<PeerPlace>,
     place: OwnedSemaphorePermit,
     watcher: Watcher,
     patience: Duration,
@@ -122,10 +151,10 @@ impl Connection {
         }
     }
 
-    async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S, service: Addressed) {
-        let Self { place, watcher, patience } = self;
+    async fn serve<S: AsyncRead + AsyncWrite + Socket + Unpin + Send + 'static>(self, stream: S, service: Addressed) {
+        let Self { peer_place, place, watcher, patience } = self;
         // hyper's timer is for reading. A client that does not read what it asked for is this one's.
-        let mut stream = TimeoutStream::new(stream);
+        let mut stream = TimeoutStream::new(Watched::new(stream, service.line.clone()));
         stream.set_write_timeout(Some(patience));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -136,6 +165,7 @@ impl Connection {
         if let Err(error) = watcher.watch(connection).await {
             tracing::debug!(%error, "a connection ended early");
         }
+        drop(peer_place);
         drop(place);
     }
 }

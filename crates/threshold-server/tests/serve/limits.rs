@@ -2,12 +2,13 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use serde_json::json;
 
 use super::client::Client;
-use super::process::{POLICY, Server, Start};
+use super::process::{POLICY, Scratch, Server, Start};
 
 const GOOD: &str = r#"{"ip": "203.0.113.7"}"#;
 
@@ -122,6 +123,48 @@ fn beyond_its_bound_connections_wait_for_their_turn() {
     // What it asked is answered now that there is.
     let answer = (0..300).find_map(|_| waiting.read().ok()).expect("room was made");
     assert_eq!(answer.status, 200);
+}
+
+/// One peer took all connections, and nobody else was accepted. It has a quarter of them unless more are allowed, and what it
+/// opens beyond that is closed, until it closes one itself. Proxies that the policy trusts bring many clients, and sockets
+/// have no address.
+///
+/// Woken by: `Exempt::Yes` for everyone in `admit`.
+#[test]
+fn a_peer_has_its_share_of_the_connections() {
+    for args in [&["--max-connections", "8"][..], &["--max-connections", "8", "--max-connections-per-peer", "2"]] {
+        let file = Scratch::file("policy.toml", POLICY);
+        let server = Start { args, policy: Some(file.path()), ..Start::default() }.server();
+        let mut held = [server.connect(), server.connect()];
+        for client in &mut held {
+            assert_eq!(client.post("/v1/check", GOOD).unwrap().status, 200);
+        }
+        for _ in 0..12 {
+            assert_eq!(read_to_close(server.stream()), "");
+        }
+        let line = server.wait_for_log("connection closed");
+        assert!(line.contains("most=2") && !line.contains("127.0.0.1"), "{line}");
+        let [one, mut other] = held;
+        drop(one);
+        let again = (0..500).any(|_| {
+            std::thread::sleep(Duration::from_millis(2));
+            server.connect().post("/v1/check", GOOD).is_ok_and(|answer| answer.status == 200)
+        });
+        assert!(again, "its place is still taken");
+        assert_eq!(other.post("/v1/check", GOOD).unwrap().status, 200);
+    }
+    let trusting = "[identity]\ntrusted_proxies = [\"127.0.0.0/8\"]\n".to_owned() + POLICY;
+    let policy = Scratch::file("policy.toml", &trusting);
+    let socket = policy.path().with_extension("sock");
+    let address = format!("unix:{}", socket.display());
+    let one = ["--max-connections-per-peer", "1"];
+    let server = Start { args: &one, policy: Some(policy.path()), ..Start::default() }.server();
+    let mut many: Vec<_> = (0..3).map(|_| server.connect()).collect();
+    assert!(many.iter_mut().all(|client| client.post("/v1/check", GOOD).unwrap().status == 200));
+    let args = ["--http", &address, "--max-connections-per-peer", "1"];
+    let _server = Start { args: &args, ..Start::default() }.server();
+    let mut many: Vec<_> = (0..3).map(|_| Client::new(UnixStream::connect(&socket).unwrap())).collect();
+    assert!(many.iter_mut().all(|client| client.post("/v1/check", GOOD).unwrap().status == 200));
 }
 
 #[test]

@@ -206,7 +206,7 @@ mod tests {
     /// Whom a walk in steps of `step` meets.
     fn walked(store: &MemoryStore, now: Timestamp, step: usize) -> Vec<(Digest, Timestamp)> {
         let mut all: Vec<(Digest, Timestamp)> = Vec::new();
-        loop {
+        for _ in 0..10_000 {
             let (before, end) = (all.len(), all.len().saturating_add(step));
             store.walk_banned(all.last().map(|(key, _)| *key), now, |key, until| {
                 all.push((key, until));
@@ -217,6 +217,7 @@ mod tests {
                 return all;
             }
         }
+        panic!("a walk meets somebody twice");
     }
 
     /// Woken by: leaving out any `note_ban`; and `*until <= now` in `walk_banned`.
