@@ -9,6 +9,7 @@ mod guesses;
 pub(crate) mod health;
 mod hosts;
 mod http;
+mod large;
 mod login;
 #[cfg(test)]
 mod observed;
@@ -41,6 +42,7 @@ use crate::serve::{Line, Tokens};
 pub(crate) use error::ApiError;
 pub(crate) use health::{Health, Trouble};
 pub(crate) use hosts::{HostName, Hosts};
+use large::LargeAnswers;
 
 /// What every door is given.
 #[derive(Debug)]
@@ -49,6 +51,7 @@ pub(crate) struct App {
     pub(crate) tokens: Tokens,
     pub(crate) health: Health,
     pub(crate) bounds: Bounds,
+    large: LargeAnswers,
     once: http::Once,
     guesses: guesses::Guesses,
     /// Which requests that were refused for their headers become a line of the log.
@@ -67,19 +70,31 @@ pub(crate) struct Bounds {
     pub(crate) body: usize,
     /// How long a client may keep the server waiting.
     pub(crate) patience: Duration,
+    /// The most bytes of large answers that are made or not yet read.
+    pub(crate) answers: usize,
+    /// The most bytes of answers that are remembered for their `requestId`.
+    pub(crate) request_ids: usize,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { connections: 16_384, connections_per_peer: 4_096, body: 1 << 20, patience: Duration::from_secs(30) }
+        Self {
+            connections: 16_384,
+            connections_per_peer: 4_096,
+            body: 1 << 20,
+            patience: Duration::from_secs(30),
+            answers: 64 << 20,
+            request_ids: 64 << 20,
+        }
     }
 }
 
 impl App {
     pub(crate) fn new(desk: Desk, tokens: Tokens, bounds: Bounds) -> Self {
         let forward_auth = forward_auth::ForwardAuth::new(&desk);
-        let (health, once, guesses) = (Health::default(), http::Once::default(), guesses::Guesses::default());
-        Self { desk, tokens, health, bounds, once, guesses, refused: Samples::default(), forward_auth }
+        let (large, once) = (LargeAnswers::new(bounds.answers), http::Once::new(bounds.request_ids));
+        let (health, guesses, refused) = (Health::default(), guesses::Guesses::default(), Samples::default());
+        Self { desk, tokens, health, bounds, large, once, guesses, refused, forward_auth }
     }
 }
 

@@ -239,6 +239,8 @@ fn bounds(args: &ServeArgs) -> anyhow::Result<Bounds> {
         connections_per_peer: per_peer.unwrap_or_else(|| connections.div_ceil(4)),
         body: usize::try_from(args.max_body)?,
         patience: duration(args.client_timeout),
+        request_ids: usize::try_from(args.request_id_memory)?,
+        ..Bounds::default()
     })
 }
 

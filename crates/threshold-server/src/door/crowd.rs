@@ -1,4 +1,4 @@
-//! Clients that leave while they wait, on real sockets.
+//! Clients that leave while they wait, or ask for much and never read, on real sockets.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -134,4 +134,88 @@ fn a_client_that_stays_is_answered() {
     assert_eq!(serving.client().post("/v1/refund", &refund).unwrap().status, 200);
     assert_eq!(client.read().unwrap().json()["allowed"], true);
     assert_eq!(client.read().unwrap().json()["status"], "ok");
+}
+
+/// A repeat of a request waits for the first one as long as that waits, and leaves when its client does.
+///
+/// Woken by: leaving out `line.watch` in `once`.
+#[test]
+fn a_repeat_that_waits_for_the_first_ends_when_its_client_leaves() {
+    let (serving, _receipt) = taken();
+    let body = r#"{"requestId": "r"}"#;
+    let post = |path: &str| {
+        let length = body.len();
+        format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}")
+    };
+    let mut first = serving.connect();
+    first.write_all(post("/v1/check?waitMs=60000").as_bytes()).unwrap();
+    let app = serving.app();
+    until("the first waits", || app.desk.limiter.waiting() == 1);
+    // Every connection holds what the doors share.
+    let before = Arc::strong_count(&app);
+    let mut repeat = Client::new(serving.connect());
+    repeat.write(&format!("{HEALTH}{}{HEALTH}", post("/v1/check"))).unwrap();
+    assert_eq!(repeat.read().unwrap().status, 200);
+    assert!(Arc::strong_count(&app) > before);
+    drop(repeat);
+    until("its connection is gone", || Arc::strong_count(&app) == before);
+    assert_eq!(app.desk.limiter.waiting(), 1, "the first still waits");
+}
+
+/// Fourteen rules that every request meets.
+fn fourteen_rules() -> String {
+    let rule = |number| format!("[[rule]]\nname = 'rule number {number}'\nper = ['user']\nlimit = '100000/h'\n");
+    (0..14).map(rule).collect()
+}
+
+fn list(items: usize) -> String {
+    let body = format!("[{}]", vec![r#"{"user": "u"}"#; items].join(","));
+    let length = body.len();
+    format!("POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}")
+}
+
+/// 300 clients that asked for a thousand decisions each and read nothing took a gigabyte. Now as many are answered as there
+/// is room for, and the others are told so. A socket in the file system holds a fifth of a megabyte, so that what is not read
+/// stays with the server.
+///
+/// Woken by: `Bytes::from(answer)` in `Room::body`, which gives the room back before the answer is read.
+#[test]
+fn answers_that_nobody_reads_take_no_more_than_their_bound() {
+    const MOST: usize = 4 << 20;
+    let mut serving = serving(&fourteen_rules(), Bounds { answers: MOST, ..Bounds::default() });
+    let mut client = Client::new(serving.connect());
+    client.write(&list(200)).unwrap();
+    let size = client.read().unwrap().body.len();
+    let path = socket_path();
+    let stop = serving.serve_at(&format!("unix:{}", path.display()), None);
+    let mut clients: Vec<UnixStream> = (0..12)
+        .map(|_| {
+            let mut client = UnixStream::connect(&path).unwrap();
+            client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            client.write_all(list(200).as_bytes()).unwrap();
+            client
+        })
+        .collect();
+    // Others are served meanwhile.
+    let client = serving.client();
+    assert_eq!(client.post("/v1/check", r#"{"user": "u"}"#).unwrap().json()["allowed"], true);
+    assert_eq!(client.send("GET", "/readyz", &[], "").unwrap().status, 200);
+    let mut begun = |client: &mut UnixStream| {
+        let mut status = [0; 12];
+        client.read_exact(&mut status).unwrap();
+        String::from_utf8(status.to_vec()).unwrap()
+    };
+    let begun: Vec<String> = clients.iter_mut().map(&mut begun).collect();
+    let answered = begun.iter().filter(|status| *status == "HTTP/1.1 200").count();
+    assert!((1..=MOST / size).contains(&answered), "{answered} of {size} bytes wait to be read");
+    assert_eq!(begun.iter().filter(|status| *status == "HTTP/1.1 503").count(), 12 - answered);
+    let app = serving.app();
+    assert!(app.large.free() <= MOST - answered * size);
+    drop(clients);
+    until("all room is back", || app.large.free() == MOST);
+    let mut client = Client::new(serving.connect());
+    client.write(&list(200)).unwrap();
+    assert_eq!(client.read().unwrap().json().as_array().map(Vec::len), Some(200));
+    drop(stop);
+    let _ = std::fs::remove_file(&path);
 }

@@ -68,6 +68,12 @@ impl ErrorBody {
         &self.message
     }
 
+    /// The name of the error.
+    #[cfg(test)]
+    pub(crate) fn name(&self) -> &str {
+        self.error
+    }
+
     /// The field it is about.
     #[cfg(test)]
     pub(crate) fn field(&self) -> Option<&str> {
@@ -106,6 +112,10 @@ impl IntoResponse for ApiError {
             // Tokens that were guessed at; nothing else is refused for coming too often.
             StatusCode::TOO_MANY_REQUESTS => {
                 headers.insert(RETRY_AFTER, HeaderValue::from_static(super::guesses::GUESS_AGAIN_AFTER));
+            }
+            // There is no room just now.
+            StatusCode::SERVICE_UNAVAILABLE if matches!(self.body.error, "busy" | "too_many_request_ids") => {
+                headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
             }
             // What is left of such a body is not worth reading.
             StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE => {

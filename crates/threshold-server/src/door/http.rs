@@ -5,6 +5,8 @@ mod ask;
 #[cfg(test)]
 mod conformance;
 mod limit;
+#[cfg(test)]
+mod lists;
 mod once;
 mod openapi;
 mod schema;
@@ -27,16 +29,18 @@ use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
 use threshold_core::receipt::{ActualCost, CommitError, MAX_RESERVATION, UnknownReservation};
 use threshold_core::{Span, TraceId};
+use tokio::task::yield_now;
 
 use super::sent::{Caller, Sent};
 use super::{ApiError, App, json, json_bytes};
 use crate::desk::{Decided, Held, new_trace, strikes_wait};
 use crate::explain::live_json;
 use crate::serve::Line;
-use answer::{Answer, USUAL_ANSWER};
+use answer::{Answer, USUAL_ANSWER, largest_answer};
 pub(super) use ask::{Address, LayerName, layer_named, read};
-use ask::{Asked, CommitBody, PauseBody, RefundBody, ReleaseBody, RequestBody, read_asked};
+use ask::{Asked, CommitBody, MAX_ITEMS, PauseBody, RefundBody, ReleaseBody, RequestBody, read_asked};
 pub(super) use once::Once;
+use once::Room;
 use text::Pairs;
 pub(super) use text::{Text, Whole};
 
@@ -90,17 +94,17 @@ pub(super) fn routes() -> Router<Arc<App>> {
 
 async fn check(State(app): State<Arc<App>>, line: Line, wait: Wait, Sent(body): Sent) -> Result<Response, ApiError> {
     match wait.0 {
-        None => decide(&app, Verb::Check, &body).await,
-        Some(at_most) => line.watch(wait_for_room(&app, &body, at_most)).await,
+        None => decide(&app, &line, Verb::Check, &body).await,
+        Some(at_most) => line.watch(wait_for_room(&app, &line, &body, at_most)).await,
     }
 }
 
-async fn peek(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
-    decide(&app, Verb::Peek, &body).await
+async fn peek(State(app): State<Arc<App>>, line: Line, Sent(body): Sent) -> Result<Response, ApiError> {
+    decide(&app, &line, Verb::Peek, &body).await
 }
 
-async fn record(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
-    decide(&app, Verb::Record, &body).await
+async fn record(State(app): State<Arc<App>>, line: Line, Sent(body): Sent) -> Result<Response, ApiError> {
+    decide(&app, &line, Verb::Record, &body).await
 }
 
 async fn explain(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
@@ -115,11 +119,11 @@ async fn explain(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
     Ok(of_generation(json(StatusCode::OK, &explained), policy.generation()))
 }
 
-async fn reserve(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+async fn reserve(State(app): State<Arc<App>>, line: Line, Sent(body): Sent) -> Result<Response, ApiError> {
     let request: RequestBody<'_> = read(&body)?;
     let held = held(&request)?;
     let policy = app.desk.limiter.policy();
-    let answered = once(&app, "reserve", &request, async {
+    let answered = once((&app, &line), "reserve", &request, None, async {
         let lists = request.lists();
         let facts = request.facts(&lists, new_trace());
         let read = |decided: &Decided| Answered::new(decided, &policy, "reserve");
@@ -172,26 +176,44 @@ async fn openapi(_: Caller) -> Response {
 }
 
 /// One request or a list of them, under one policy.
-async fn decide(app: &App, verb: Verb, body: &[u8]) -> Result<Response, ApiError> {
+async fn decide(app: &App, line: &Line, verb: Verb, body: &[u8]) -> Result<Response, ApiError> {
+    // Room for a list's answers is there before the list is read: it takes more memory read than sent.
+    let room = match list_bytes(body, &app.desk.limiter.policy()) {
+        None => None,
+        Some(bytes) => Some(line.watch(app.large.room(bytes)).await?),
+    };
     let asked = read_asked(body)?;
     let policy = app.desk.limiter.policy();
-    let answered = match &asked {
-        Asked::One(request) => {
-            request.without_reservation()?;
-            answer(app, verb, request, &policy, strikes_wait()).await?
+    match (&asked, room) {
+        (Asked::Many(requests), Some(room)) => {
+            let Listed { body, closed } = answer_all((app, line), verb, requests, &policy).await?;
+            let response = json_bytes(status(closed), room.body(body, app.bounds.patience));
+            Ok(of_generation(response, policy.generation()))
         }
-        Asked::Many(requests) => answer_all(app, verb, requests, &policy).await?,
-    };
-    Ok(answered.into_response())
+        (Asked::One(request), _) => {
+            request.without_reservation()?;
+            Ok(answer((app, line), verb, request, &policy, strikes_wait(), None).await?.into_response())
+        }
+        (Asked::Many(_), None) => Err(ApiError::bad("", "a list begins with [")),
+    }
+}
+
+/// The most bytes that the answers to a list take, with its requests as they are read; nothing if this is no list. Every
+/// request begins with a brace, and so does whatever else is counted along.
+fn list_bytes(body: &[u8], policy: &Policy) -> Option<usize> {
+    body.iter().find(|byte| !byte.is_ascii_whitespace()).filter(|byte| **byte == b'[')?;
+    let items = memchr::memchr_iter(b'{', body).count().min(MAX_ITEMS);
+    let each = largest_answer(policy).saturating_add(size_of::<RequestBody<'_>>());
+    Some(items.saturating_mul(each).saturating_add(2))
 }
 
 /// A check that waits for room.
-async fn wait_for_room(app: &App, body: &[u8], at_most: Duration) -> Result<Response, ApiError> {
+async fn wait_for_room(app: &App, line: &Line, body: &[u8], at_most: Duration) -> Result<Response, ApiError> {
     let Asked::One(request) = read_asked(body)? else {
         return Err(ApiError::bad("waitMs", "one request can wait, a list cannot"));
     };
     request.without_reservation()?;
-    let answered = once(app, "check", &request, async {
+    let answered = once((app, line), "check", &request, None, async {
         let lists = request.lists();
         let facts = request.facts(&lists, new_trace());
         let read = |decided: &Decided, policy: &Policy| Answered::new(decided, policy, "check");
@@ -201,68 +223,97 @@ async fn wait_for_room(app: &App, body: &[u8], at_most: Duration) -> Result<Resp
 }
 
 async fn answer(
-    app: &App,
+    (app, line): (&App, &Line),
     verb: Verb,
     request: &RequestBody<'_>,
     policy: &Policy,
     by: Instant,
+    room: Option<&mut Room<'_>>,
 ) -> Result<Answered, ApiError> {
-    let name = match verb {
-        Verb::Check => "check",
-        Verb::Peek => "peek",
-        Verb::Record => "record",
-    };
+    let name = name_of(verb);
     let decide = async {
         let lists = request.lists();
         let facts = request.facts(&lists, new_trace());
         let read = |decided: &Decided| Answered::new(decided, policy, name);
         Ok(app.desk.decide_saved(policy, verb, &facts, by, read).await?)
     };
-    once(app, name, request, decide).await
+    // What charges nothing is not remembered.
+    if verb == Verb::Peek {
+        return decide.await;
+    }
+    once((app, line), name, request, room, decide).await
 }
 
-/// A list is refused as a whole before anything of it is charged.
+/// The answers to a list.
+struct Listed {
+    body: Vec<u8>,
+    /// Whether the store failed one of them and the rules are closed then.
+    closed: bool,
+}
+
+/// A list is refused as a whole before anything of it is charged. Others have their turn after each item: a thousand of
+/// them would keep a thread busy for as long as any other request may take.
 async fn answer_all(
-    app: &App,
+    (app, line): (&App, &Line),
     verb: Verb,
     requests: &[RequestBody<'_>],
     policy: &Policy,
-) -> Result<Answered, ApiError> {
+) -> Result<Listed, ApiError> {
     for (index, request) in requests.iter().enumerate() {
-        let lists = request.lists();
-        let planned = policy.plan_for(verb, &request.facts(&lists, TraceId::default())).map(|_| ());
+        let planned = {
+            let lists = request.lists();
+            policy.plan_for(verb, &request.facts(&lists, TraceId::default())).map(|_| ())
+        };
         let fine = request.without_reservation().and(planned.map_err(ApiError::from));
         fine.map_err(|error| error.at(Some(index)))?;
+        yield_now().await;
     }
-    let mut body = Vec::with_capacity(requests.len().saturating_mul(USUAL_ANSWER).saturating_add(2));
-    let (mut charged, mut closed) = (false, false);
+    let ids = requests.iter().filter(|_| verb != Verb::Peek).filter_map(|request| request.request_id.as_ref());
+    let mut room = app.once.room_for(name_of(verb), ids.map(|id| id.0.as_ref()), app.desk.limiter.now())?;
+    let mut listed = Listed { body: Vec::new(), closed: false };
+    listed.body.reserve_exact(requests.len().saturating_mul(USUAL_ANSWER).saturating_add(2));
     // However many of them strike, the list waits no longer than one.
     let by = strikes_wait();
-    body.push(b'[');
+    listed.body.push(b'[');
     for (index, request) in requests.iter().enumerate() {
-        let answered = answer(app, verb, request, policy, by).await.map_err(|error| error.at(Some(index)))?;
-        charged |= answered.charged;
-        closed |= answered.closed;
+        let answered = answer((app, line), verb, request, policy, by, Some(&mut room)).await;
+        let answered = answered.map_err(|error| error.at(Some(index)))?;
+        listed.closed |= answered.closed;
         if index > 0 {
-            body.push(b',');
+            listed.body.push(b',');
         }
-        body.extend_from_slice(&answered.body);
+        listed.body.extend_from_slice(&answered.body);
+        yield_now().await;
     }
-    body.push(b']');
-    Ok(Answered { body: body.into(), charged, closed, generation: policy.generation() })
+    listed.body.push(b']');
+    Ok(listed)
 }
 
 /// Decides, or gives the answer that this request's own id was given before.
 async fn once(
-    app: &App,
+    (app, line): (&App, &Line),
     verb: &'static str,
     request: &RequestBody<'_>,
+    room: Option<&mut Room<'_>>,
     decide: impl Future<Output = Result<Answered, ApiError>>,
 ) -> Result<Answered, ApiError> {
     match &request.request_id {
         None => decide.await,
-        Some(id) => app.once.run(verb, &id.0, || app.desk.limiter.now(), decide).await,
+        // It may be under way elsewhere, and wait there.
+        Some(id) => line.watch(app.once.run(verb, &id.0, || app.desk.limiter.now(), room, decide)).await,
     }
+}
+
+fn name_of(verb: Verb) -> &'static str {
+    match verb {
+        Verb::Check => "check",
+        Verb::Peek => "peek",
+        Verb::Record => "record",
+    }
+}
+
+fn status(closed: bool) -> StatusCode {
+    if closed { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
 }
 
 /// How long a check may wait, from `?waitMs=`.
@@ -298,8 +349,7 @@ impl Answered {
     }
 
     fn into_response(self) -> Response {
-        let status = if self.closed { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
-        of_generation(json_bytes(status, self.body), self.generation)
+        of_generation(json_bytes(status(self.closed), self.body), self.generation)
     }
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::client::Client;
-use super::process::{POLICY, Server, Start};
+use super::process::{POLICY, Scratch, Server, Start};
 
 type Connection = Client<std::net::TcpStream>;
 
@@ -174,6 +174,47 @@ fn explain_says_which_rules_are_met_and_what_is_left() {
     assert_eq!(explained["facts"]["path"], "/api/posts");
     assert_eq!(explained["decision"]["remaining"], 1);
     assert_eq!(ask(client, "/v1/peek", &user("u1"))["remaining"], 1, "explaining charges nothing");
+}
+
+/// A thousand keys and fourteen rules, and the answers of one minute took 1.2 GB. Now they have a bound in bytes: whoever's
+/// answer cannot be remembered is told so and charged nothing, and nobody's is forgotten before its time.
+#[test]
+fn request_ids_that_cannot_be_remembered_are_refused() {
+    let file = Scratch::file("policy.toml", POLICY);
+    let args = ["--request-id-memory", "8388608"];
+    let server = Start { args: &args, policy: Some(file.path()), ..Start::default() }.server();
+    let client = &mut server.connect();
+    let list = |from: u32| {
+        let one = |number| json!({"ip": format!("203.0.{}.{}", number / 200, number % 200), "requestId": format!("id-{number}")});
+        Value::from((from..from + 500).map(one).collect::<Vec<_>>()).to_string()
+    };
+    let first = client.post("/v1/check", &list(0)).unwrap();
+    assert_eq!(first.status, 200);
+    let full =
+        (1..100).map(|number| 500 * number).find(|from| client.post("/v1/check", &list(*from)).unwrap().status != 200);
+    let full = full.expect("there is a bound");
+    assert!(full > 2_000, "{full} small answers fit into 8 MiB");
+    let refused = client.post("/v1/check", &list(full)).unwrap();
+    let told = refused.json();
+    assert_eq!(
+        (refused.status, &told["error"], &told["field"]),
+        (503, &json!("too_many_request_ids"), &json!("requestId"))
+    );
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    // The list that was refused charged nothing, and those that were answered are answered alike.
+    let of_refused = json!({"ip": format!("203.0.{}.{}", full / 200, full % 200)});
+    assert_eq!(ask(client, "/v1/peek", &of_refused)["remaining"], 999);
+    assert_eq!(client.post("/v1/check", &list(0)).unwrap().body, first.body);
+    // Whatever fills the rest, a single request is refused in the same way, and needs no id.
+    let single = |number: u32| {
+        json!({"ip": format!("198.51.{}.1", number / 100), "requestId": format!("single-{number}")}).to_string()
+    };
+    let refused =
+        (0..5_000).map(|number| client.post("/v1/check", &single(number)).unwrap()).find(|answer| answer.status != 200);
+    let refused = refused.expect("there is a bound");
+    assert_eq!((refused.status, &refused.json()["error"]), (503, &json!("too_many_request_ids")));
+    assert_eq!(client.post("/v1/check", r#"{"ip": "192.0.2.1"}"#).unwrap().status, 200);
+    assert_eq!(client.post("/v1/peek", &single(6_000)).unwrap().status, 200, "a peek is not remembered");
 }
 
 #[test]

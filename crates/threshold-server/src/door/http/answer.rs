@@ -2,6 +2,7 @@
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use threshold_core::decision::{Degraded, Reading};
+use threshold_core::plan::MAX_CHARGES;
 use threshold_core::policy::{Layer, Policy};
 use threshold_core::{Decision, Span, TraceId};
 
@@ -11,6 +12,19 @@ use crate::desk::Decided;
 
 /// Bytes that most answers fit into: a decision with a receipt, and half a dozen limits.
 pub(super) const USUAL_ANSWER: usize = 2_048;
+
+/// The most bytes that the figures of one limit take, with its share of the receipt and without its name.
+const LARGEST_READING: usize = 384;
+/// The most bytes that the rest of an answer takes.
+const LARGEST_REST: usize = 1_024;
+
+/// The most bytes that an answer takes under a policy.
+pub(super) fn largest_answer(policy: &Policy) -> usize {
+    let longest = policy.rules().iter().map(|rule| rule.name.len()).max().unwrap_or(0);
+    // A name may be escaped, character by character.
+    let reading = longest.saturating_mul(2).saturating_add(LARGEST_READING);
+    policy.rules().len().min(MAX_CHARGES).saturating_mul(reading).saturating_add(LARGEST_REST)
+}
 
 json_object! {
     /// What a request is told.

@@ -77,7 +77,7 @@ fn bans(paths: &mut Map<String, Value>, of: &mut Of<'_>) {
         parameters: page,
         body: None,
         answer: &all,
-        errors: &[GUESSED],
+        errors: &[GUESSED, (503, "Too many large answers wait to be read")],
         operators: true,
     });
     let post = of.call(&Call {
