@@ -7,6 +7,7 @@ use crate::caller::{Caller, field_of};
 use crate::facts::Facts;
 use crate::limit::{Limit, Unit};
 use crate::policy::{Measured, Mismatch, OnMissing, Per, Policy, Rule, TierSource};
+use crate::text::is_hidden;
 
 /// Why a rule does or does not apply, for `explain`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,14 +160,15 @@ fn add_reading<'p>(all: &mut Vec<Explained<'p>>, mut other: Explained<'p>, readi
     all.insert(after.saturating_add(1).min(all.len()), other);
 }
 
-/// Keeps the words for keys injective: what separates parts is escaped inside them.
+/// Keeps the words for keys injective: what separates parts is escaped inside them, and so is what nobody would see.
 fn escaped(value: &str) -> Cow<'_, str> {
-    if !value.contains([',', '=', '%', '→']) && !value.contains(char::is_control) {
+    let separates = |c: char| matches!(c, ',' | '=' | '%' | '→') || is_hidden(c);
+    if !value.contains(separates) {
         return Cow::Borrowed(value);
     }
     let mut out = String::with_capacity(value.len());
     for c in value.chars() {
-        if matches!(c, ',' | '=' | '%' | '→') || c.is_control() {
+        if separates(c) {
             let mut buffer = [0; 4];
             for byte in c.encode_utf8(&mut buffer).bytes() {
                 out.push_str(&format!("%{byte:02x}"));

@@ -73,6 +73,7 @@ pub mod policy;
 pub mod receipt;
 pub mod secret;
 pub mod settle;
+pub mod text;
 pub mod time;
 
 pub use balance::Balance;

@@ -167,7 +167,7 @@ impl ClientDoor for TowerDoor {
         let fields: Vec<_> = fields.chain(vectors::lines(facts)).collect();
         let serving = self.serving.as_mut().ok_or("no policy is loaded")?;
         let mut client = Client::new(TcpStream::connect(serving.address).unwrap());
-        let answer = client.ask_endless(&method, &path, &fields).map_err(|error| error.to_string())?;
+        let answer = client.ask_bytes(&method, &path, &fields).map_err(|error| error.to_string())?;
         if answer.status == 200 {
             serving.crossed.push(client);
         }

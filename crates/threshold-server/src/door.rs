@@ -33,6 +33,7 @@ use axum::routing::future::RouteFuture;
 use hyper::body::Incoming;
 use pin_project_lite::pin_project;
 use serde::Serialize;
+use threshold_core::text::printable;
 use threshold_limiter::tower::PeerAddr;
 use tower_service::Service as _;
 
@@ -180,9 +181,11 @@ fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// An answer in JSON.
+/// An answer in JSON. It may quote what others have written, and somebody may read it at a terminal: what a terminal would
+/// obey is escaped, which in JSON says the same.
 fn json<T: Serialize>(status: StatusCode, body: &T) -> Response {
-    json_bytes(status, serde_json::to_vec(body).unwrap_or_default())
+    let text = serde_json::to_string(body).unwrap_or_default();
+    json_bytes(status, printable(&text).into_owned())
 }
 
 /// An answer that is JSON already.

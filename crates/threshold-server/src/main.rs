@@ -25,6 +25,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use cli::{Cli, Command};
+use threshold_core::text::printable_lines;
 
 /// What a command prints, and how it ends.
 struct Report {
@@ -51,13 +52,25 @@ fn main() -> ExitCode {
     };
     match report {
         Ok(Report { text, code }) => {
-            // A reader that has seen enough (`| head`) is no error.
-            let _ = std::io::stdout().lock().write_all(text.as_bytes());
+            print(&text);
             ExitCode::from(code)
         }
         Err(error) => {
-            eprintln!("threshold: {error:#}");
+            complain(&format!("{error:#}"));
             ExitCode::from(2)
         }
     }
+}
+
+/// Prints to standard output. Whatever the text quotes, of a log, a policy or a server's answer, a terminal obeys none of
+/// it. JSON stays the same JSON.
+fn print(text: &str) {
+    // A reader that has seen enough (`| head`) is no error.
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(printable_lines(text).as_bytes()).and_then(|()| out.flush());
+}
+
+/// Prints what is wrong to standard error, likewise.
+fn complain(text: &str) {
+    eprintln!("threshold: {}", printable_lines(text));
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use anyhow::bail;
 use serde_json::{Value, json};
 use threshold_core::policy::Ban;
+use threshold_core::text::printable;
 use threshold_core::{Span, Standing};
 use threshold_limiter::journal::{Journal, Kind, Row};
 use threshold_limiter::{Clock as _, SystemClock};
@@ -24,7 +25,7 @@ pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Report> {
         BansCommand::List { json, db } => {
             let bans = match all_bans(&args.server) {
                 Err(error) if error.is::<Unreachable>() && db.exists() => {
-                    eprintln!("threshold: {error}; this is what {} holds", db.display());
+                    crate::complain(&format!("{error}; this is what {} holds", db.display()));
                     bans_in_file(db)?
                 }
                 other => other?,
@@ -101,7 +102,7 @@ fn all_bans(args: &ServerArgs) -> anyhow::Result<Vec<Value>> {
 fn bans_in_file(path: &Path) -> anyhow::Result<Vec<Value>> {
     let kept = Journal::read(path)?;
     if let Some(damage) = &kept.damage {
-        eprintln!("threshold: {damage}");
+        crate::complain(&damage.to_string());
     }
     let now = SystemClock::new().now();
     let read = |row: &Row| Ban::from_bytes(row.value.as_deref()?).ok();
@@ -157,21 +158,9 @@ fn table(bans: &[Value]) -> String {
 fn shown(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => harmless(text),
+        Value::String(text) => printable(text).into_owned(),
         other => other.to_string(),
     }
-}
-
-/// A text without anything that a terminal obeys. Quotes are only quotes.
-fn harmless(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        match c {
-            '"' | '\'' => out.push(c),
-            c => out.extend(c.escape_debug()),
-        }
-    }
-    out
 }
 
 fn moment(value: &Value) -> String {

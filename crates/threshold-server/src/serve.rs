@@ -8,7 +8,6 @@ mod peers;
 mod tls;
 mod tokens;
 
-use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -214,9 +213,7 @@ fn announce(
         env!("CARGO_PKG_VERSION"),
         source.name,
     );
-    // Nobody has to read it.
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
-    let _ = std::io::stdout().lock().flush();
+    crate::print(&text);
     tracing::info!(http = %place, policy = %source.name, rules, "listening");
     Ok(())
 }

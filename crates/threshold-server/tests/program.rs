@@ -6,6 +6,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use threshold_core::text::is_hidden;
+
 /// What a run printed and how it ended.
 struct Run {
     code: i32,
@@ -223,4 +225,49 @@ fn it_describes_itself() {
     }
     let unknown = threshold(&["man", "nonsense"]);
     assert!(unknown.code == 2 && unknown.err.contains("nonsense"), "{}", unknown.err);
+}
+
+/// Turns text around, ends a line, begins a terminal's sequence, and cannot be seen.
+const HIDDEN: &str = "a\u{202e}b\u{2028}c\u{9b}31md\u{200b}e\u{1b}[2Jf";
+/// The same as it is shown.
+const SHOWN: &str = "a\\u202eb\\u2028c\\u009b31md\\u200be\\u001b[2Jf";
+
+/// Whatever the program quotes, of a policy, of cases, of its arguments, a terminal only shows it.
+#[test]
+fn a_terminal_obeys_nothing_that_is_quoted() {
+    let rule = "[[rule]]\nname = 'r'\nper = ['user']\nlimit = '1/h'\n";
+    let policy = Scratch::new("hidden.toml", rule);
+    let hidden = HIDDEN.replace('\u{1b}', "");
+    let broken = Scratch::new("hidden-broken.toml", &format!("{rule}\tnote = '{hidden}' # {hidden}\n"));
+    let case = "{\"cases\":[{\"name\":\"NAME\",\"steps\":[{\"check\":{\"user\":\"NAME\"},\"expect\":{\"limit\":7}}]}]}";
+    let cases = Scratch::new("hidden.json", &case.replace("NAME", &hidden));
+    let runs: [(&[&str], &str); 5] = [
+        (&["lint", broken.path()], "note"),
+        (&["explain", policy.path(), "--user", HIDDEN, "--path", "/x"], SHOWN),
+        (&["explain", policy.path(), "--user", HIDDEN, "--path", "/x", "--json"], SHOWN),
+        (&["test", policy.path(), cases.path()], &SHOWN.replace("\\u001b", "")),
+        (&["lint", HIDDEN], SHOWN),
+    ];
+    for (args, shown) in runs {
+        let run = threshold(args);
+        let text = run.out + &run.err;
+        let found: Vec<char> = text.chars().filter(|c| is_hidden(*c) && !matches!(c, '\n' | '\t')).collect();
+        assert!(found.is_empty() && text.contains(shown), "{args:?}: {found:?} in {text}");
+    }
+    let json = threshold(&["explain", policy.path(), "--user", HIDDEN, "--path", "/x", "--json"]).out;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["facts"]["user"], HIDDEN, "in JSON it is still the same text");
+}
+
+/// The underline stands below what it underlines, though that is shown longer than it is.
+#[test]
+fn an_underline_stands_below_what_is_shown() {
+    let policy =
+        Scratch::new("underline.toml", "[[rule]]\nname = 'r'\nper = ['ip']\nlimit = '1/h'\n\u{202e}\u{2028} = 1\n");
+    let run = threshold(&["lint", policy.path()]);
+    let text = run.out + &run.err;
+    let lines: Vec<&str> = text.lines().collect();
+    let at = lines.iter().position(|line| line.contains("\\u202e\\u2028") && line.contains(" | ")).unwrap();
+    let (source, under) = (lines[at].split_once(" | ").unwrap().1, lines[at + 1].split_once(" | ").unwrap().1);
+    assert!(under.trim_end().len() <= source.len() && under.contains("^^^^^^"), "{text}");
 }

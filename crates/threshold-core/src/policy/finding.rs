@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use crate::text::{printable, printable_lines};
+
 /// Whether a policy with this finding can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
@@ -46,7 +48,8 @@ impl Finding {
             Severity::Warning => "warning",
             Severity::Error => "error",
         };
-        let mut out = format!("{file}:{line}:{column}: {word}[{}]: {}\n", self.code, printable(&self.message));
+        let (file, message) = (printable(file), printable(&self.message));
+        let mut out = format!("{file}:{line}:{column}: {word}[{}]: {message}\n", self.code);
         let number = line.to_string();
         let gutter = " ".repeat(number.len());
         if is_secret(source, self.span.start) {
@@ -68,10 +71,14 @@ impl Finding {
             .get(self.span.start..self.span.end)
             .map_or(1, |span| span.lines().next().unwrap_or_default().chars().count())
             .clamp(1, text.chars().count().saturating_sub(indent).max(1));
-        // Tabs stay tabs, so that the underline stands below its text at any tab width.
-        let pad: String = text.chars().take(indent).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
-        let under = "^".repeat(under);
-        format!("{gutter} |\n{line} | {}\n{gutter} | {pad}{under}\n", printable(text))
+        // As they are shown, where a character may be an escape. Tabs stay tabs, so that the underline stands below its
+        // text at any tab width.
+        let shown = |text: &mut dyn Iterator<Item = char>| printable_lines(&text.collect::<String>()).into_owned();
+        let mut characters = text.chars();
+        let before = shown(&mut characters.by_ref().take(indent));
+        let under = "^".repeat(shown(&mut characters.take(under)).chars().count().max(1));
+        let pad: String = before.chars().map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
+        format!("{gutter} |\n{line} | {}\n{gutter} | {pad}{under}\n", printable_lines(text))
     }
 }
 
@@ -124,11 +131,6 @@ fn names_jwt(line: &str) -> bool {
     // A header may lack its end.
     let is_header = line.trim_start().starts_with('[');
     after.any(|rest| (rest.is_empty() && is_header) || rest.starts_with(['.', '=', ']']))
-}
-
-/// Control characters cannot reach a terminal: a policy may come from someone else.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
 }
 
 /// A policy that cannot be used, with every reason found.

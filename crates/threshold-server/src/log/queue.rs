@@ -1,11 +1,13 @@
 //! A bounded queue in front of standard error, emptied by a thread of its own: a reader that stalls stops nobody who logs.
 
+use std::borrow::Cow;
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use threshold_core::text::printable;
 use tracing_subscriber::fmt::MakeWriter;
 
 /// The bytes that may wait to be written: some thousand lines. As many again may be in the hands of the writer.
@@ -146,13 +148,26 @@ impl<'a> MakeWriter<'a> for Queue {
     }
 }
 
+/// An event as one line of text that a terminal only shows, whatever it quotes: a name may hold anything.
+fn one_line(event: &[u8]) -> Cow<'_, str> {
+    let text = match std::str::from_utf8(event) {
+        Ok(text) => Cow::Borrowed(text),
+        Err(_) => Cow::Owned(String::from_utf8_lossy(event).into_owned()),
+    };
+    let line = text.strip_suffix('\n').unwrap_or(&text);
+    match printable(line) {
+        Cow::Borrowed(_) => text,
+        Cow::Owned(line) => Cow::Owned(line + "\n"),
+    }
+}
+
 /// A line on its way into the queue: tracing writes it whole.
 #[derive(Debug)]
 pub(super) struct Line<'a>(&'a Queue);
 
 impl Write for Line<'_> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.0.push(line);
+        self.0.push(one_line(line).as_bytes());
         Ok(line.len())
     }
 
@@ -185,6 +200,16 @@ mod tests {
         queue.push(b"written\n");
         assert_eq!(queue.take(&mut lines), 1);
         assert_eq!(queue.written(1, true), 1);
+    }
+
+    #[test]
+    fn an_event_is_one_line_that_a_terminal_only_shows() {
+        let check = |event: &str, expect: &str| assert_eq!(one_line(event.as_bytes()), expect);
+        check("a line\n", "a line\n");
+        let json = "{\"user\":\"\u{202e}\u{9b}2J\u{2028}caf\u{e9}\"}\n";
+        check(json, "{\"user\":\"\\u202e\\u009b2J\\u2028caf\u{e9}\"}\n");
+        check("no policy:\nforged line\r\n", "no policy:\\nforged line\\r\n");
+        assert_eq!(one_line(b"\xff\n"), "\u{fffd}\n");
     }
 
     #[test]

@@ -10,10 +10,10 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
+use threshold_core::text::printable;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-use super::harmless;
 use crate::cli::ServerArgs;
 
 /// How long the server may take. A change waits for the disk for five seconds.
@@ -67,7 +67,7 @@ impl Api {
                     let shown = if self.token.is_some() { "does not know this token" } else { "wants a token" };
                     format!("{} {shown}: set THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN for looking", self.server)
                 }
-                Some(message) => harmless(message),
+                Some(message) => printable(message).into_owned(),
                 None => "the server refused".to_owned(),
             };
             bail!("{message} ({status})");

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
+use threshold_core::text::printable;
 use threshold_core::{Timestamp, Verdict};
 use threshold_limiter::{Attempted, Limiter, LoginRequest, ManualClock, RefusedBy};
 
 use super::ReplayArgs;
-use super::report::{grouped, moment, nothing_read, printable, share, unreadable_lines};
+use super::report::{grouped, moment, nothing_read, share, unreadable_lines};
 use super::sample::Sample;
 use super::tally::{Subject, address_digest, name_digest};
 use super::worst::{Kind, Stopped, Worst};

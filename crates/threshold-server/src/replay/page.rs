@@ -5,6 +5,7 @@ mod plots;
 use std::fmt::Write as _;
 
 use threshold_core::DigestKey;
+use threshold_core::text::printable;
 
 use super::report::{Replayed, grouped, limit_text, moment, share};
 use super::worst::Kind;
@@ -15,14 +16,13 @@ const SUBJECTS: usize = 15;
 /// Text that stands for itself in HTML, whatever it holds.
 pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    for c in printable(text).chars() {
         match c {
             '&' => out.push_str("&amp;"),
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            c if c.is_control() => out.push('\u{fffd}'),
             c => out.push(c),
         }
     }

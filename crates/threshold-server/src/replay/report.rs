@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use threshold_core::Verdict;
 use threshold_core::limit::Limit;
 use threshold_core::policy::{Mode, Per, Policy, Rule};
+use threshold_core::text::printable;
 
 use super::compare::{Comparison, Difference};
 use super::tally::{LAYERS, Penalised, Tally};
@@ -63,11 +64,6 @@ pub(crate) fn share(part: u64, whole: u64) -> String {
             if percent < 0.01 { "< 0.01 %".to_owned() } else { format!("{percent:.2} %") }
         }
     }
-}
-
-/// A line fit for a terminal: a log may hold anything.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 pub(super) fn unreadable_lines(counts: &LineCounts) -> String {
@@ -187,7 +183,7 @@ impl Replayed<'_> {
         }
         let _ = writeln!(out, "\nFirst touched:");
         for own in &self.tally.first {
-            let name = printable(&self.shown(own.kind, &own.name));
+            let name = printable(&self.shown(own.kind, &own.name)).into_owned();
             let _ = writeln!(
                 out,
                 "  {}  {:<5} {} {name} by {}",
@@ -199,7 +195,7 @@ impl Replayed<'_> {
         }
         let _ = writeln!(out, "\nTouched most:");
         for (kind, name, own) in self.tally.worst.top(self.top) {
-            let name = printable(&self.shown(kind, name));
+            let name = printable(&self.shown(kind, name)).into_owned();
             let _ = writeln!(
                 out,
                 "  {} {name}: {}, {} to {}",
@@ -232,7 +228,7 @@ impl Replayed<'_> {
                 let _ = writeln!(out, "  {:>10}  by {rule}", grouped(count));
             }
             for (kind, name, own) in difference.subjects.top(self.top) {
-                let name = printable(&self.shown(kind, name));
+                let name = printable(&self.shown(kind, name)).into_owned();
                 let _ = writeln!(out, "  {:>10}  {} {name}", grouped(own.stopped()), kind.name());
             }
         }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use threshold_core::Span;
+use threshold_core::text::printable;
 
 use super::batch::Batch;
 use super::{Fields, Line, Lines, MomentReader, Progress, Request, Scalars, Unreadable, login, open, text};
@@ -258,7 +259,7 @@ fn read_line(
 
 /// The beginning of a line, fit for a terminal.
 fn shown(text: &str) -> String {
-    text.chars().take(60).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    printable(&text.chars().take(60).collect::<String>()).into_owned()
 }
 
 #[cfg(test)]
@@ -328,7 +329,7 @@ mod tests {
         assert_eq!((found.len(), counts.lines, counts.unreadable, counts.shown.len()), (1, 11, 10, SHOWN));
         let first = counts.shown.first().unwrap();
         assert_eq!((first.log.as_str(), first.number, first.text.as_str()), ("a", 2, "nonsense"));
-        assert_eq!(shown("\u{1b}[31m"), "\u{fffd}[31m");
+        assert_eq!(shown("\u{1b}[31m\u{202e}"), "\\u001b[31m\\u202e");
     }
 
     #[test]

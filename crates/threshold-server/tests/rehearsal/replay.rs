@@ -5,6 +5,8 @@ use std::io::Write as _;
 
 use serde_json::Value;
 
+use threshold_core::text::is_hidden;
+
 use crate::logs::{combined_lines, events, json_lines};
 use crate::recount::{POLICY, Recount, recount};
 use crate::running::{Scratch, threshold, threshold_with};
@@ -198,10 +200,22 @@ fn a_truncated_gzip_is_counted_as_far_as_it_goes() {
 
 #[test]
 fn what_a_log_holds_does_not_reach_a_terminal_unchecked() {
-    let policy = Scratch::new("esc.toml", "[[rule]]\nname = \"u\"\nper = [\"user\"]\nlimit = \"1/h\"\n");
-    let line = "{\"time\":1431856800,\"ip\":\"192.0.2.1\",\"user\":\"\\u001b[2Jada\"}\n\u{1b}[31m\n";
-    let run = threshold_with(&["replay", policy.path(), "-"], line.repeat(3).as_bytes());
-    assert!(run.code == 0 && run.out.contains("[2Jada") && !run.out.contains('\u{1b}'), "{}", run.out);
+    let rule = "[[rule]]\nname = \"u\"\nper = [\"user\"]\nlimit = \"1/h\"\n";
+    let policy = Scratch::new("esc.toml", rule);
+    let line = "{\"time\":1431856800,\"ip\":\"192.0.2.1\",\"user\":\"\\u001b[2Jada\u{202e}\u{2028}\u{9b}\"}\n\u{1b}[31m\u{202e}\n";
+    let log = line.repeat(3);
+    let hidden = |text: &str| text.chars().any(|c| is_hidden(c) && !matches!(c, '\n' | '\t'));
+    let run = threshold_with(&["replay", policy.path(), "-"], log.as_bytes());
+    assert!(run.code == 0 && run.out.contains("\\u001b[2Jada\\u202e\\u2028\\u009b"), "{}", run.out);
+    assert!(run.out.contains("\\u001b[31m\\u202e") && !hidden(&run.out), "{}", run.out);
+    let json = threshold_with(&["replay", policy.path(), "-", "--json"], log.as_bytes());
+    assert!(!hidden(&json.out) && json.out.contains("ada\\u202e"), "{}", json.out);
+    json.json();
+    let open = Scratch::new("esc-open.toml", format!("[identity]\nlog_identifiers = true\n{}", rule));
+    let page = Scratch::new("esc.html", "");
+    threshold_with(&["replay", open.path(), "-", "--html", page.path()], log.as_bytes());
+    let page = std::fs::read_to_string(page.path()).unwrap();
+    assert!(!hidden(&page) && page.contains("\\u001b[2Jada\\u202e"), "{page}");
 }
 
 #[test]

@@ -34,20 +34,9 @@ impl<S: Read + Write> Client<S> {
         self.read()
     }
 
-    /// Sends a head with these fields and no others, but for a host where there is none.
-    pub(crate) fn ask(&mut self, method: &str, path: &str, fields: &[(String, String)]) -> io::Result<Answer> {
-        let bytes = |(name, value): &(String, String)| (name.clone(), value.clone().into_bytes());
-        self.ask_bytes(method, path, &fields.iter().map(bytes).collect::<Vec<_>>())
-    }
-
-    /// The same, with values that need not be UTF-8.
+    /// Sends a head with these fields and no others, but for a host where there is none. A body, which may never end, is read
+    /// only if its length is told.
     pub(crate) fn ask_bytes(&mut self, method: &str, path: &str, fields: &[(String, Vec<u8>)]) -> io::Result<Answer> {
-        self.write_head(method, path, fields)?;
-        if method == "HEAD" { self.read_head() } else { self.read() }
-    }
-
-    /// The same of a server whose bodies may never end: one is read only if its length is told.
-    pub(crate) fn ask_endless(&mut self, method: &str, path: &str, fields: &[(String, Vec<u8>)]) -> io::Result<Answer> {
         self.write_head(method, path, fields)?;
         let mut answer = self.read_head()?;
         let length = answer.header("content-length").filter(|_| method != "HEAD");

@@ -52,8 +52,10 @@ fn traefik(server: &Server, from: [u8; 4], client: &str, more: &[(&str, &str)]) 
         ("x-forwarded-uri", "/page?x=1"),
     ];
     let fields = first.iter().chain(more).chain(&own);
-    let fields: Vec<(String, String)> = fields.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    Client::new(connect_from(from, address.parse().unwrap())).ask("GET", "/auth", &fields).unwrap()
+    // Each character is one byte.
+    let bytes = |value: &str| value.chars().map(|c| u8::try_from(c).unwrap()).collect();
+    let fields: Vec<(String, Vec<u8>)> = fields.map(|(name, value)| ((*name).to_owned(), bytes(value))).collect();
+    Client::new(connect_from(from, address.parse().unwrap())).ask_bytes("GET", "/auth", &fields).unwrap()
 }
 
 fn ask(server: &Server, path: &str, fields: &[(&str, &str)]) -> Answer {
@@ -62,6 +64,18 @@ fn ask(server: &Server, path: &str, fields: &[(&str, &str)]) -> Answer {
 
 fn nginx(path: &'static str) -> [(&'static str, &'static str); 3] {
     [("x-original-method", "GET"), ("x-original-uri", path), ("x-forwarded-for", "203.0.113.7")]
+}
+
+/// One byte that is no text had the proxy's own address charged, whoever sent it.
+#[test]
+fn a_byte_that_is_no_text_changes_nobody() {
+    let (server, _policy) = Server::with(POLICY);
+    for (forged, status) in
+        [("\u{ff}, 203.0.113.7", 200), ("\u{ff}\u{fe},203.0.113.7", 200), ("\u{fd}, 203.0.113.7", 429)]
+    {
+        assert_eq!(traefik(&server, TRUSTED, forged, &[]).status, status, "{forged}");
+    }
+    assert_eq!(traefik(&server, TRUSTED, "\u{ff}, 203.0.113.8", &[]).status, 200);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::json;
+use threshold_core::text::is_hidden;
 
 use super::process::{Scratch, Server, Start};
 
@@ -74,6 +75,40 @@ fn bans_are_set_listed_and_lifted_from_a_terminal() {
     assert_eq!(lines.len(), 2, "{lines:?}");
     assert!(lines[0].0.starts_with("operator #"), "{lines:?}");
     assert_eq!((&*lines[0].1, &*lines[0].2, &*lines[0].3), ("ban", "198.51.100.0/24", "scrapers & more"));
+}
+
+/// What somebody has called themselves turns no line around: not in a list, not in the API's JSON, not in a log line.
+#[test]
+fn names_are_shown_and_not_obeyed() {
+    const NAME: &str = "eve\u{202e}\u{2028}\u{9b}2J\u{200b}";
+    const SHOWN: &str = "eve\\u202e\\u2028\\u009b2J\\u200b";
+    let hidden = |text: &str| text.chars().any(|c| is_hidden(c) && !matches!(c, '\n' | '\t'));
+    let rule = "[[rule]]\nname = 'r'\nper = ['user']\nlimit = '1/h'\nlog = 'each'\n";
+    let policy = Scratch::file("policy.toml", &format!("[identity]\nlog_identifiers = true\n{rule}"));
+    for form in ["text", "json"] {
+        let server = Start { policy: Some(policy.path()), args: &["--log", form], ..Start::default() }.server();
+        let mut client = server.connect();
+        for _ in 0..2 {
+            client.post("/v1/check", &json!({"user": NAME, "tenant": NAME}).to_string()).unwrap();
+        }
+        let line = server.wait_for_log("denied");
+        assert!(!hidden(&line) && line.contains("2J"), "{line}");
+        if form == "json" {
+            let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+            assert_eq!((&line["user"], &line["tenant"]), (&json!(NAME), &json!(NAME)));
+        }
+        let ban = json!({"layer": "user", "key": NAME, "reason": NAME}).to_string();
+        let told = client.post("/v1/bans", &ban).unwrap();
+        assert!(told.status == 200 && !hidden(&told.body) && told.json()["key"] == NAME, "{}", told.body);
+        let wrong = client.post("/v1/check", &json!({"ip": NAME}).to_string()).unwrap();
+        assert!(wrong.status == 400 && !hidden(&wrong.body), "{}", wrong.body);
+        let listed = threshold(&server.place, &["bans", "list"]).unwrap();
+        assert!(!hidden(&listed) && listed.contains(SHOWN), "{listed}");
+        let listed = threshold(&server.place, &["bans", "list", "--json"]).unwrap();
+        assert!(!hidden(&listed), "{listed}");
+        let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+        assert_eq!(listed[0]["reason"], NAME);
+    }
 }
 
 /// At three in the morning: nobody is banned, the token is wrong or was left at home, the server is not there.
