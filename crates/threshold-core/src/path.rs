@@ -19,7 +19,7 @@ pub fn spell_path(path: &str) -> Cow<'_, str> {
 
 #[inline(never)]
 fn path_anew(path: &str) -> String {
-    let decoded = decode(strip_origin(path));
+    let decoded = spell_characters(strip_origin(path));
     let mut segments: Vec<&str> = Vec::new();
     for segment in decoded.split('/') {
         match segment.split(';').next().unwrap_or_default() {
@@ -104,14 +104,20 @@ fn strip_origin(path: &str) -> &str {
 fn strip_authority(path: &str) -> &str {
     match path.split_once("://") {
         Some((scheme, rest)) if !scheme.contains(['/', '?', '#']) => {
-            rest.find(['/', '?', '#', '\\']).and_then(|at| rest.get(at..)).unwrap_or_default()
+            match rest.find(['/', '?', '#', '\\']) {
+                // No host: some parsers take the first segment for one, as behind `//`.
+                Some(0) => path.get(scheme.len().saturating_add(1)..).unwrap_or_default(),
+                Some(at) => rest.get(at..).unwrap_or_default(),
+                None => "",
+            }
         }
         _ => path,
     }
 }
 
-/// Undoes escapes of printable ASCII and makes the rest lower-case escapes.
-fn decode(path: &str) -> String {
+/// A part of a path with its characters in their one spelling: escapes of printable ASCII are undone, the rest are
+/// lower-case escapes.
+pub(crate) fn spell_characters(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for (value, escaped) in decoded(path) {
         match value {

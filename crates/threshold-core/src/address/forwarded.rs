@@ -88,7 +88,16 @@ fn address_of(element: &[u8]) -> Option<IpAddr> {
             return None;
         }
     }
-    address_in(&found?)
+    address_in(without_obfuscated_port(&found?))
+}
+
+/// An address without a port that its proxy hides, `:_id`: the address itself is told (RFC 7239, 6).
+fn without_obfuscated_port(node: &[u8]) -> &[u8] {
+    let hidden = |port: &[u8]| port.iter().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(byte));
+    match node.iter().rposition(|byte| *byte == b':').and_then(|at| node.split_at_checked(at)) {
+        Some((address, port)) if port.starts_with(b":_") && port.get(1..).is_some_and(hidden) => address,
+        _ => node,
+    }
 }
 
 /// A parameter: its name and its value.

@@ -110,7 +110,7 @@ pub(crate) fn may_differ(path: &str) -> bool {
     for (at, byte) in strip_authority(path).bytes().enumerate() {
         match byte {
             b'?' => break,
-            b'%' | b';' | b'\\' | b'#' | 0..=0x1f | 0x7f => return true,
+            b'%' | b';' | b'\\' | b'#' | 0..=b' ' | 0x7f => return true,
             b'.' if before == b'/' => return true,
             b'/' if before == b'/' && at == 1 => return true,
             _ => before = byte,
@@ -135,7 +135,7 @@ pub(crate) fn read(path: &str, spelled: &str, odd: OddPaths) -> Result<Readings,
     if differences.len() > MAX_DIFFERENCES {
         return Err(PathError::TooManyReadings);
     }
-    if differences.is_empty() && !survey.dot_segments && !survey.controls {
+    if differences.is_empty() && !survey.dot_segments && !survey.controls && !survey.blanks {
         return Ok(readings);
     }
     let dots = if survey.dot_segments { Dots::ALL.as_slice() } else { std::slice::from_ref(&Dots::RESOLVED) };
@@ -165,6 +165,10 @@ enum Sign {
     Backslash {
         escaped: bool,
     },
+    /// `;`: parameters may begin here, or the path may end.
+    Semicolon {
+        escaped: bool,
+    },
     /// `#`, or `#` or `?` encoded: the path may end here.
     Mark {
         value: u8,
@@ -179,7 +183,8 @@ impl Sign {
             b'/' => Self::Slash,
             b'\\' => Self::Backslash { escaped },
             b'#' | b'?' => Self::Mark { value, escaped },
-            b'%' | b';' if escaped => Self::Escaped(value),
+            b';' => Self::Semicolon { escaped },
+            b'%' if escaped => Self::Escaped(value),
             0x21..=0x7e => Self::Plain(value.to_ascii_lowercase()),
             _ => Self::Escaped(value),
         }
@@ -193,15 +198,29 @@ struct Router {
     decodes_slash: bool,
     /// `\` separates.
     takes_backslash: bool,
-    /// What follows `;` in a segment is not part of it.
-    drops_parameters: bool,
-    /// The path ends at an encoded `#` or `?`, rather than at a plain `#`.
+    parameters: Parameters,
+    /// `%3b` is `;`.
+    decodes_semicolon: bool,
+    /// The path ends at a plain `#`.
+    ends_at_number_sign: bool,
+    /// The path ends at an encoded `#` or `?`.
     decodes_marks: bool,
     /// `//host/path` names a host.
     takes_authority: bool,
     /// Empty segments vanish before `..` takes one back.
     merges_slashes: bool,
     dots: Dots,
+}
+
+/// What a router does with what follows `;`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Parameters {
+    /// It is not part of its segment.
+    Dropped,
+    /// It is a part of its segment like any other.
+    Kept,
+    /// The path ends there.
+    EndPath,
 }
 
 /// What a router does with dot segments.
@@ -224,7 +243,9 @@ impl Default for Router {
         Self {
             decodes_slash: false,
             takes_backslash: true,
-            drops_parameters: true,
+            parameters: Parameters::Dropped,
+            decodes_semicolon: false,
+            ends_at_number_sign: true,
             decodes_marks: false,
             takes_authority: false,
             merges_slashes: true,
@@ -240,7 +261,7 @@ impl Router {
         let text = self.text(signs);
         let mut segments: Vec<&str> = Vec::new();
         for segment in self.path_of(&text).split('/') {
-            let name = if self.drops_parameters { before_parameters(segment) } else { segment };
+            let name = if self.parameters == Parameters::Dropped { before_parameters(segment) } else { segment };
             match (name, self.dots) {
                 ("", _) if self.merges_slashes => {}
                 ("." | "..", Dots::Resolved { below }) => {
@@ -267,19 +288,23 @@ impl Router {
                 Sign::EscapedSlash => push_escape(&mut text, b'/'),
                 Sign::Backslash { .. } if self.takes_backslash => text.push('/'),
                 Sign::Backslash { .. } => push_escape(&mut text, b'\\'),
-                Sign::Mark { escaped, .. } if escaped == self.decodes_marks => break,
+                Sign::Semicolon { escaped: true } if !self.decodes_semicolon => push_escape(&mut text, b';'),
+                Sign::Semicolon { .. } if self.parameters == Parameters::EndPath => break,
+                Sign::Semicolon { .. } => text.push(';'),
+                Sign::Mark { escaped: true, .. } if self.decodes_marks => break,
+                Sign::Mark { escaped: false, .. } if self.ends_at_number_sign => break,
                 Sign::Mark { value, .. } => push_escape(&mut text, value),
             }
         }
         text
     }
 
-    /// What follows the first slash, or the host.
+    /// What follows the first slash, or the host: URL parsers skip any number of slashes before one.
     fn path_of(self, text: &str) -> &str {
-        match text.strip_prefix("//") {
-            Some(named) if self.takes_authority => named.split_once('/').map_or("", |(_, path)| path),
-            _ => text.strip_prefix('/').unwrap_or(text),
+        if self.takes_authority && text.starts_with("//") {
+            return text.trim_start_matches('/').split_once('/').map_or("", |(_, path)| path);
         }
+        text.strip_prefix('/').unwrap_or(text)
     }
 }
 
@@ -293,9 +318,11 @@ struct Survey {
     backslash: bool,
     raw_backslash: bool,
     parameters: bool,
-    mark: bool,
+    escaped_semicolon: bool,
+    escaped_mark: bool,
     raw_mark: bool,
     controls: bool,
+    blanks: bool,
     authority: bool,
     empty_segments: bool,
     dot_segments: bool,
@@ -305,17 +332,22 @@ impl Survey {
     fn of(signs: &[Sign]) -> Self {
         let any = |matches: fn(&Sign) -> bool| signs.iter().any(matches);
         // As a router reads it that separates wherever one can; a mark ends a segment as `;` does.
-        let widest = Router { decodes_slash: true, ..Router::default() };
-        let ended = |sign: &Sign| if matches!(sign, Sign::Mark { .. }) { Sign::Plain(b';') } else { *sign };
+        let widest = Router { decodes_slash: true, decodes_semicolon: true, ..Router::default() };
+        let ended = |sign: &Sign| match sign {
+            Sign::Mark { .. } => Sign::Semicolon { escaped: false },
+            other => *other,
+        };
         let text = widest.text(&signs.iter().map(ended).collect::<Vec<_>>());
         Self {
             escaped_slash: any(|sign| *sign == Sign::EscapedSlash),
             backslash: any(|sign| matches!(sign, Sign::Backslash { .. })),
             raw_backslash: any(|sign| *sign == Sign::Backslash { escaped: false }),
-            parameters: any(|sign| *sign == Sign::Plain(b';')),
-            mark: any(|sign| matches!(sign, Sign::Mark { .. })),
+            parameters: any(|sign| matches!(sign, Sign::Semicolon { .. })),
+            escaped_semicolon: any(|sign| *sign == Sign::Semicolon { escaped: true }),
+            escaped_mark: any(|sign| matches!(sign, Sign::Mark { escaped: true, .. })),
             raw_mark: any(|sign| matches!(sign, Sign::Mark { escaped: false, .. })),
             controls: any(|sign| matches!(sign, Sign::Escaped(0..=0x1f | 0x7f))),
+            blanks: any(|sign| *sign == Sign::Escaped(b' ')),
             authority: text.starts_with("//"),
             empty_segments: text.contains("//") || text.contains("/;"),
             dot_segments: text.split('/').any(|segment| matches!(before_parameters(segment), "." | "..")),
@@ -335,11 +367,14 @@ impl Survey {
 
     /// What a router may do otherwise than the one spelling says, as far as it matters here.
     fn differences(&self) -> Vec<Difference> {
-        let differences: [(bool, Difference); 6] = [
+        let differences: [(bool, Difference); 9] = [
             (self.escaped_slash, |router| router.decodes_slash = true),
             (self.backslash, |router| router.takes_backslash = false),
-            (self.parameters, |router| router.drops_parameters = false),
-            (self.mark, |router| router.decodes_marks = true),
+            (self.parameters, |router| router.parameters = Parameters::Kept),
+            (self.parameters, |router| router.parameters = Parameters::EndPath),
+            (self.escaped_semicolon, |router| router.decodes_semicolon = true),
+            (self.escaped_mark, |router| router.decodes_marks = true),
+            (self.raw_mark, |router| router.ends_at_number_sign = false),
             (self.authority, |router| router.takes_authority = true),
             (self.dot_segments && self.empty_segments, |router| router.merges_slashes = false),
         ];
@@ -415,6 +450,14 @@ mod tests {
             ("/api/./../login", "axum with a catch-all that resolves what it captured"),
             ("/api/x/../../login", "axum with a catch-all that resolves what it captured"),
             ("//anyhost/api/login", "new URL(path, base)"),
+            ("////anyhost/api/login", "new URL(path, base)"),
+            ("///%78/api/login", "new URL(path, base)"),
+            ("http:///anyhost/api/login", "new URL(path, base)"),
+            ("/x%23#/../api/login", "servers that take both as characters"),
+            ("/api/login%3bx", "servlet containers behind nginx with a URI in proxy_pass"),
+            ("/x/..%3b/api/login", "servlet containers behind nginx with a URI in proxy_pass"),
+            ("/api/login;/x/y", "Fastify up to 4"),
+            ("/api/login%20", "nginx with $uri in proxy_pass"),
             ("/api/login%3fx", "nginx with $uri in proxy_pass"),
             ("/api/login%23x", "nginx with $uri in proxy_pass"),
             ("/api/login/%00", "servers that end strings at NUL"),
@@ -430,12 +473,12 @@ mod tests {
         check("/a%2fb", &["/a%2fb", "/a/b"]);
         check("/a%252fb", &["/a%252fb"]);
         check("/a%5cb", &["/a/b", "/a%5cb"]);
-        check("/a;x/b", &["/a/b", "/a;x/b"]);
-        check("/a%3bx", &["/a%3bx"]);
+        check("/a;x/b", &["/a/b", "/a;x/b", "/a"]);
+        check("/a%3bx/b", &["/a%3bx/b", "/a/b", "/a;x/b", "/a"]);
         check("/a%0a", &["/a%0a", "/a"]);
         check("/a%0a/%20/", &["/a%0a/%20", "/a"]);
         check("/%00", &["/%00", "/"]);
-        check("/a%20", &["/a%20"]);
+        check("/a%20", &["/a%20", "/a"]);
         check("/a/../b", &["/b", "/a", "/a/b", "/a/../b"]);
         check("/a/x/../../b", &["/b", "/a/x", "/a", "/a/b", "/a/x/b", "/a/x/../../b"]);
         check("/a/./b", &["/a/b", "/a", "/a/./b"]);

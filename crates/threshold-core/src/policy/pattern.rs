@@ -4,6 +4,8 @@ use std::fmt;
 
 use arrayvec::ArrayVec;
 
+use crate::path::spell_characters;
+
 /// The most captures one pattern may hold.
 const MAX_CAPTURES: usize = 4;
 
@@ -48,15 +50,27 @@ impl Pattern {
         if text.is_empty() {
             return Err("a pattern is not empty".to_owned());
         }
-        if kind == Kind::Path {
-            check_path(&folded)?;
+        match kind {
+            Kind::Path => check_path(&spell_characters(&folded))?,
+            Kind::Host if !folded.is_ascii() => {
+                return Err("a host is ASCII in a request: write its xn-- form".to_owned());
+            }
+            Kind::Host | Kind::Name => {}
         }
         // A trailing slash says nothing in a path that has one spelling.
         let trimmed = match folded.strip_suffix('/') {
             Some(rest) if kind == Kind::Path && !rest.is_empty() => rest,
             _ => &folded,
         };
-        let tokens = tokenize(trimmed, separator)?;
+        let mut tokens = tokenize(trimmed, separator)?;
+        if kind == Kind::Path {
+            // As requests are spelled: a path with other escapes than theirs would never be met.
+            for token in &mut tokens {
+                if let Token::Literal(literal) = token {
+                    *literal = spell_characters(literal).into();
+                }
+            }
+        }
         let captures = tokens.iter().filter(|token| matches!(token, Token::Segment { capture: true, .. })).count();
         if captures > MAX_CAPTURES {
             return Err(format!("a pattern keeps at most {MAX_CAPTURES} captures"));
@@ -445,6 +459,30 @@ mod tests {
         check(Kind::Path, "/*", &["/a"], &["/", "/a/b"]);
         check(Kind::Path, "/", &["/"], &["/a"]);
         check(Kind::Path, "/**/x/**/y", &["/x/y", "/a/x/b/c/y"], &["/x", "/xy"]);
+    }
+
+    /// Requests are spelled before they are matched, and patterns were not: a rule for `/caf%C3%A9` written with an accent,
+    /// or for `/%7Euser`, was never met, and lint was silent.
+    #[test]
+    fn a_pattern_is_spelled_as_requests_are() {
+        let check = |pattern: &str, path: &str| {
+            let spelled = crate::path::spell_path(path);
+            assert!(Pattern::parse(pattern, Kind::Path).unwrap().matches(&spelled), "{pattern} and {path}");
+        };
+        for path in ["/caf\u{e9}/x", "/caf%C3%A9/x", "/%63AF%c3%a9/x"] {
+            check("/caf\u{e9}/**", path);
+            check("/caf%C3%A9/*", path);
+        }
+        check("/admin panel/**", "/admin%20panel/x");
+        check("/%7Euser/**", "/~user/x");
+        check("/api/**/r%2Dx", "/api/a/r-x");
+        check("/foo%2Ehtml", "/foo.html");
+        check("/a%2Fb", "/a%2fb");
+        check("/100%", "/100%25");
+        check("/a%2Ab", "/a*b");
+        assert!(!Pattern::parse("/a%2Ab", Kind::Path).unwrap().matches("/axb"));
+        assert!(Pattern::parse("/a/%2e%2E/b", Kind::Path).is_err());
+        assert!(Pattern::parse("b\u{fc}cher.example", Kind::Host).is_err());
     }
 
     #[test]
