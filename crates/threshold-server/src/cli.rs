@@ -96,7 +96,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "BYTES", default_value = "1048576", value_parser = clap::value_parser!(u32).range(1_024..=67_108_864))]
     pub(crate) max_body: u32,
     /// The most memory for answers to requests with a requestId, in bytes; beyond it such requests are 503
-    #[arg(long, value_name = "BYTES", default_value = "67108864", value_parser = clap::value_parser!(u32).range(8_388_608..))]
+    #[arg(long, value_name = "BYTES", default_value = "134217728", value_parser = clap::value_parser!(u32).range(8_388_608..))]
     pub(crate) request_id_memory: u32,
     /// How long a client may keep the server waiting: for a request's headers or body, for the next request, or to read
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = span)]

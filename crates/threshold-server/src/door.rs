@@ -53,12 +53,17 @@ pub(crate) struct App {
     pub(crate) health: Health,
     pub(crate) bounds: Bounds,
     large: LargeAnswers,
+    /// What operators list has room of its own: they must see whom to ban while callers use up theirs.
+    listed: LargeAnswers,
     once: http::Once,
     guesses: guesses::Guesses,
     /// Which requests that were refused for their headers become a line of the log.
     refused: Samples,
     forward_auth: forward_auth::ForwardAuth,
 }
+
+/// The most bytes of what operators list, as [`Bounds::answers`] for callers.
+const LISTED: usize = 16 << 20;
 
 /// What a client may ask of the server's memory and patience.
 #[derive(Debug, Clone, Copy)]
@@ -85,7 +90,7 @@ impl Default for Bounds {
             body: 1 << 20,
             patience: Duration::from_secs(30),
             answers: 64 << 20,
-            request_ids: 64 << 20,
+            request_ids: 128 << 20,
         }
     }
 }
@@ -93,9 +98,10 @@ impl Default for Bounds {
 impl App {
     pub(crate) fn new(desk: Desk, tokens: Tokens, bounds: Bounds) -> Self {
         let forward_auth = forward_auth::ForwardAuth::new(&desk);
-        let (large, once) = (LargeAnswers::new(bounds.answers), http::Once::new(bounds.request_ids));
+        let (large, listed) = (LargeAnswers::new(bounds.answers), LargeAnswers::new(LISTED));
+        let once = http::Once::new(bounds.request_ids);
         let (health, guesses, refused) = (Health::default(), guesses::Guesses::default(), Samples::default());
-        Self { desk, tokens, health, bounds, large, once, guesses, refused, forward_auth }
+        Self { desk, tokens, health, bounds, large, listed, once, guesses, refused, forward_auth }
     }
 }
 

@@ -104,7 +104,7 @@ async fn list(_: Reader, State(app): State<Arc<App>>, query: Query) -> Result<Re
     let listed = page(&app.desk.limiter, after, limit).into_iter();
     let listed: Vec<BanBody> = listed.map(|(id, ban, until)| BanBody::new(id, ban.as_ref(), until, &policy)).collect();
     let body = serde_json::to_vec(&listed).unwrap_or_default();
-    let room = app.large.room(body.len()).await?;
+    let room = app.listed.room(body.len()).await?;
     Ok(json_bytes(StatusCode::OK, room.body(body, app.bounds.patience)))
 }
 

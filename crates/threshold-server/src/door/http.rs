@@ -194,7 +194,7 @@ async fn decide(app: &App, line: &Line, verb: Verb, body: &[u8]) -> Result<Respo
             request.without_reservation()?;
             Ok(answer((app, line), verb, request, &policy, strikes_wait(), None).await?.into_response())
         }
-        (Asked::Many(_), None) => Err(ApiError::bad("", "a list begins with [")),
+        (Asked::Many(_), None) => Err(ApiError::new(StatusCode::BAD_REQUEST, "bad_request", "a list begins with [")),
     }
 }
 
