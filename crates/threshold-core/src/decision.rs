@@ -118,11 +118,11 @@ impl Reading {
             // Nothing is used: whatever is used now leaves a period later.
             (None, _) => at.plus(self.period),
         };
-        match (self.allowed, self.remaining, self.cost) {
-            (true, ..) => Some(more),
-            (false, 0, 0) => self.ready_at().map(|ready| more.max(ready)),
-            (false, 0, _) => self.ready_at(),
-            (false, ..) => Some(self.ready_at().map_or(more, |ready| more.min(ready))),
+        match (self.allowed, self.remaining) {
+            (true, _) => Some(more),
+            // A block may hide how much there is.
+            (false, 0) => self.ready_at(),
+            (false, _) => Some(self.ready_at().map_or(more, |ready| more.min(ready))),
         }
     }
 
