@@ -175,4 +175,24 @@ mod tests {
         check(|pending| pending.take_uncounted(None), [9, 5, 1]);
         check(Pending::take_all, [10, 5, 2]);
     }
+
+    /// Five requests under way at once took the whole of a bucket by outcome, and left 1 of 5 when none of them was one to be
+    /// counted, 12 s later.
+    #[test]
+    fn what_was_not_counted_by_outcome_is_there_again() {
+        let rule = "[[rule]]\nname = \"failures\"\nper = [\"user\"]\nlimit = \"5/min\"\ncount = \"status:401\"\n";
+        let policy = Policy::parse(rule, &|_| None).unwrap();
+        let start = Timestamp::from_secs(1_767_225_600);
+        let mut balances = vec![Balance::default()];
+        let plan = policy.plan(&Facts { user: Some("u1"), ..Facts::default() }).unwrap().seeing_outcomes();
+        let mut under_way: Vec<Pending> =
+            (0..5).map(|_| plan.pending(&settle(&plan, &mut balances, &mut [], start), start)).collect();
+        let left = |balances: &[Balance], now| balances[0].peek(plan.charges[0].limit, 0, now).remaining;
+        assert_eq!(left(&balances, start), 0);
+        let now = start.plus(crate::time::Span::from_secs(12));
+        for pending in &mut under_way {
+            pending.take_uncounted(Some(200)).unwrap().refund(&mut balances, now);
+        }
+        assert_eq!(left(&balances, now), 5);
+    }
 }
