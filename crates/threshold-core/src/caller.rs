@@ -347,7 +347,7 @@ mod tests {
 
     proptest! {
         /// A request is charged what each of its readings would be charged, and nothing else. Woken by keeping the digest of
-        /// one reading's category for the next, and by one fallback for all readings.
+        /// one reading's category for the next.
         #[test]
         fn a_path_is_charged_for_each_of_its_readings(path in "(/a|/b|%2fa|%2fb|%5cb|/|;|%0a|/\\.\\.){1,5}") {
             let policy = Policy::parse(POLICY, &|_| None).unwrap();

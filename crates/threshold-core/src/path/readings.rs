@@ -521,8 +521,7 @@ mod tests {
     }
 
     proptest! {
-        /// A reading is a path in its one spelling, but for the characters that it leaves as they are. Woken by adding
-        /// segments with their trailing slash.
+        /// A reading is a path in its one spelling, but for the characters that it leaves as they are.
         #[test]
         fn readings_are_bounded_and_distinct(path in "/([ab/.;#\\\\]|%2[eEfF3]|%5c|%0a|%00|%3f){0,16}") {
             let spelled = spell_path(&path);
@@ -537,7 +536,7 @@ mod tests {
             }
         }
 
-        /// Woken by not looking at `;`, and by looking for a leading `//` before the host of a whole URI is cut off.
+        /// Woken by not looking at `;`.
         #[test]
         fn a_path_that_is_plain_at_a_glance_has_one_reading(path in "(https?://h)?/?([a-cA /.;#?:]|%2f){0,9}") {
             if !may_differ(&path) {

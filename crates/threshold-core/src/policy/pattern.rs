@@ -542,8 +542,7 @@ mod tests {
     }
 
     proptest! {
-        /// Woken by not extending the last `*`, by forgetting a `**` behind which a `*` was tried, and by going on in the
-        /// same segment after `/**`.
+        /// Woken by not extending the last `*`, and by forgetting a `**` where it is tried further on.
         #[test]
         fn a_pattern_matches_what_its_definition_matches(
             pattern in "/?(\\*\\*|\\*|\\{x\\}|[ab\u{e9}]|/){1,8}",
