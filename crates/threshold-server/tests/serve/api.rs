@@ -334,6 +334,9 @@ fn one_limit_needs_no_policy() {
         // The longer name of the same field.
         let named = ask(client, path, &json!({"key": path, "limit": 5, "windowSeconds": 60, "cost": 0}));
         assert_eq!(named["remaining"], 3);
+        // A field that is null says the same as one that is not there.
+        let null = json!({"key": path, "limit": 5, "windowSec": 60, "windowSeconds": null, "cost": 0});
+        assert_eq!(ask(client, path, &null)["remaining"], 3);
     }
     for name in ["token-bucket", "fixed-window", "sliding-window", "sliding-estimate", "sliding-log", "concurrency"] {
         let body = json!({"key": "k", "limit": 10, "windowSec": 3600, "algorithm": name, "cost": 4});

@@ -132,7 +132,10 @@ pub(super) struct PauseBody<'a> {
 /// One limit by a key of your own; no policy is needed.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", expecting = "an object")]
-#[schemars(rename = "Limit", extend("oneOf" = [{"required": ["windowSec"]}, {"required": ["windowSeconds"]}]))]
+#[schemars(rename = "Limit", extend("oneOf" = [
+    {"required": ["windowSec"], "properties": {"windowSec": {"type": "integer"}, "windowSeconds": {"type": "null"}}},
+    {"required": ["windowSeconds"], "properties": {"windowSec": {"type": "null"}, "windowSeconds": {"type": "integer"}}},
+]))]
 pub(super) struct LimitBody<'a> {
     /// Whose budget.
     #[serde(borrow)]
