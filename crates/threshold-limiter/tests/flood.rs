@@ -267,9 +267,13 @@ fn a_full_table_of_penalties_warns_nobody_through() {
 
 /// Nor does one subject's strike go for another's, or two that take turns would be warned for ever. A penalty does find room
 /// among strikes.
+///
+/// Each of the table's 64 shards holds 20 subjects here and is offered 62 on average: under the random key of a limiter,
+/// one that stays short of 20 comes once in some hundred million runs. With room for 40, it came once in twelve, and the
+/// first ban in that shard then added a subject.
 #[test]
 fn in_a_full_table_of_strikes_nobody_is_warned_twice_and_a_ban_is_kept() {
-    let limiter = warned_once(20_000);
+    let limiter = warned_once(10_000);
     let mut warned = BTreeSet::new();
     for subject in (0..4_000).cycle().take(8_000) {
         if ask(&limiter, &format!("u{subject}"), "/warned").verdict == Verdict::Warn {
@@ -277,7 +281,7 @@ fn in_a_full_table_of_strikes_nobody_is_warned_twice_and_a_ban_is_kept() {
         }
     }
     let subjects = limiter.store().usage().subjects;
-    assert!(warned.len() == subjects && subjects < 3_000, "{} warnings, {subjects} subjects", warned.len());
+    assert!(warned.len() == subjects && subjects == 64 * 20, "{} warnings, {subjects} subjects", warned.len());
     for subject in (0..4_000).filter(|subject| !warned.contains(subject)).take(200) {
         assert_eq!(ask(&limiter, &format!("u{subject}"), "/warned").verdict, Verdict::Deny);
     }
