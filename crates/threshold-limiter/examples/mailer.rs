@@ -11,7 +11,7 @@ use std::{error::Error, sync::Arc, time::Duration};
 use axum::extract::{RawQuery, State};
 use axum::{Json, Router, http::StatusCode, response::IntoResponse, response::Result, routing::get};
 use serde_json::{Value, json};
-use threshold_limiter::{ActualCost, Decision, Facts, Limiter, OnExpire, Policy, Span};
+use threshold_limiter::{ActualCost, Decision, Facts, Limiter, OnExpire, Policy, Reading, Span};
 
 const POLICY: &str = include_str!("../../../policies/mail-sender.toml");
 const DOMAINS: [&str; 2] = ["a.example", "b.example"];
@@ -44,16 +44,24 @@ async fn send(State(own): State<Gateway>, RawQuery(mode): RawQuery, Json(mail): 
         send()?;
         limiter.record(&facts).expect(DECIDABLE).0
     };
-    tracing::debug!(remaining = counted.bound_by().map(|reading| reading.remaining), "counted");
+    for (name, count, limit) in figures(limiter, &counted, |reading| reading.charged) {
+        tracing::debug!(name, count, limit, "counted");
+    }
     Ok(StatusCode::ACCEPTED)
+}
+
+/// Name, count and limit of some of the limits that a mail met.
+fn figures(limiter: &Limiter, decision: &Decision, these: fn(&Reading) -> bool) -> Vec<(String, u64, u64)> {
+    let policy = limiter.policy();
+    let readings = decision.readings.iter().filter(|reading| these(reading));
+    let named = readings.filter_map(|reading| Some((policy.rules().get(reading.rule)?.name.to_string(), reading)));
+    named.map(|(name, reading)| (name, reading.limit.saturating_sub(reading.remaining), reading.limit)).collect()
 }
 
 fn admit(limiter: &Limiter, decision: &Decision) -> Result<(), impl IntoResponse> {
     let policy = limiter.policy();
-    for reading in decision.readings.iter().filter(|reading| !reading.allowed) {
-        let name = policy.rules().get(reading.rule).map(|rule| &*rule.name);
-        let count = reading.limit.saturating_sub(reading.remaining);
-        tracing::warn!(name, count, limit = reading.limit, "rejected");
+    for (name, count, limit) in figures(limiter, decision, |reading| !reading.allowed) {
+        tracing::warn!(name, count, limit, "rejected");
     }
     let detail = decision.rule(&policy).and_then(|rule| rule.message.as_deref());
     let wait = decision.retry_after().map_or(1, Span::secs_ceil).to_string();

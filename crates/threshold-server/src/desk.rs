@@ -18,7 +18,7 @@ use threshold_limiter::limiter::Waited;
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{Clock, Limiter};
 
-use crate::log::{Denials, Samples};
+use crate::log::{self, Denials, Samples};
 use keeping::Names;
 pub(crate) use settings::Refused;
 use settings::Settings;
@@ -86,6 +86,11 @@ impl Desk {
         let mut decided = Decided::default();
         let sign = |receipt: &Receipt| self.limiter.sign(receipt);
         decided.receipt = self.limiter.decide_under(policy, verb, facts, &mut decided.decision, sign)?;
+        match verb {
+            Verb::Check => log::counted("check", facts, &decided.decision, policy),
+            Verb::Record => log::counted("record", facts, &decided.decision, policy),
+            Verb::Peek => {}
+        }
         Ok(read(&decided))
     }
 
@@ -99,6 +104,7 @@ impl Desk {
     ) -> Result<T, PlanError> {
         let mut decided = Decided::default();
         decided.reservation = self.limiter.reserve_under(policy, facts, (ttl, on_expire), &mut decided.decision)?;
+        log::counted("reserve", facts, &decided.decision, policy);
         Ok(read(&decided))
     }
 
@@ -194,6 +200,7 @@ impl Desk {
         read: impl FnOnce(&Decided, &Policy) -> T,
     ) -> Result<T, PlanError> {
         let Waited { decision, receipt, policy } = self.limiter.wait_with_receipt(facts, at_most).await?;
+        log::counted("check", facts, &decision, &policy);
         let receipt = receipt.map(|receipt| self.limiter.sign(&receipt));
         Ok(read(&Decided { decision, receipt, reservation: None }, &policy))
     }

@@ -2,9 +2,11 @@
 
 mod queue;
 
+use std::fmt::Write as _;
 use std::sync::Mutex;
 
-use threshold_core::policy::{LogMode, Policy};
+use threshold_core::decision::Reading;
+use threshold_core::policy::{LogMode, Policy, Rule};
 use threshold_core::{Decision, Facts, Timestamp};
 use threshold_limiter::Observer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -82,23 +84,18 @@ impl Observer for Denials {
 impl Denials {
     fn log(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
         let rule = decision.rule(policy);
-        let each = rule.is_some_and(|rule| rule.log == LogMode::Each);
+        let is_each = |rule: &Rule| rule.log == LogMode::Each;
+        let each = rule.is_some_and(is_each) || full(decision, policy).any(|(rule, _)| is_each(rule));
         let left_out = if each { Some(0) } else { self.0.take(decision.at) };
         let Some(left_out) = left_out else { return };
-        let identity = policy.identity();
-        let hidden = |value: &str, secret: bool| {
-            if secret || !identity.log_identifiers { policy.key().redact(value) } else { value.to_owned() }
-        };
-        let ip = facts.ip.map(|ip| hidden(&ip.to_canonical().to_string(), false));
-        let user = facts.user.map(|user| hidden(user, identity.secret_user));
-        let tenant = facts
-            .tenant
-            .map(|tenant| if identity.secret_tenant { policy.key().redact(tenant) } else { tenant.to_owned() });
+        let Shown { ip, user, tenant } = Shown::new(facts, policy);
         let bound = decision.bound_by();
         tracing::warn!(
             verdict = decision.verdict.name(),
             rule = rule.map(|rule| rule.name.as_ref()),
+            count = bound.map(count),
             limit = bound.map(|reading| reading.limit),
+            full = full_limits(decision, policy),
             retry_after = decision.retry_after().map(threshold_core::Span::secs_ceil),
             ip,
             user,
@@ -108,6 +105,76 @@ impl Denials {
             left_out,
             "denied"
         );
+    }
+}
+
+/// Writes one line at DEBUG for each limit that a request was charged on. `verb` is what was asked for: `record`, `check`
+/// or `reserve`.
+#[inline]
+pub(crate) fn counted(verb: &'static str, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+    if tracing::enabled!(tracing::Level::DEBUG) {
+        log_counted(verb, facts, decision, policy);
+    }
+}
+
+#[cold]
+fn log_counted(verb: &'static str, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+    let Shown { ip, user, tenant } = Shown::new(facts, policy);
+    let charged = decision.readings.iter().filter(|reading| reading.charged);
+    for (rule, reading) in charged.filter_map(|reading| Some((policy.rules().get(reading.rule)?, reading))) {
+        tracing::debug!(
+            verb,
+            rule = rule.name.as_ref(),
+            count = count(reading),
+            limit = reading.limit,
+            cost = reading.cost,
+            ip,
+            user,
+            tenant,
+            trace_id = %decision.trace,
+            "counted"
+        );
+    }
+}
+
+/// How much of a limit is taken, at most all of it.
+fn count(reading: &Reading) -> u64 {
+    reading.limit.saturating_sub(reading.remaining)
+}
+
+/// The limits that had no room for a request and bind, with their rules.
+fn full<'d>(decision: &'d Decision, policy: &'d Policy) -> impl Iterator<Item = (&'d Rule, &'d Reading)> {
+    let full = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed);
+    full.filter_map(|reading| Some((policy.rules().get(reading.rule)?, reading)))
+}
+
+/// Every full limit with its count: `per-minute 10/10, per-hour 100/100`. `None` if a list, a ban or a penalty denied.
+fn full_limits(decision: &Decision, policy: &Policy) -> Option<String> {
+    let mut text = String::new();
+    for (rule, reading) in full(decision, policy) {
+        let comma = if text.is_empty() { "" } else { ", " };
+        let _ = write!(text, "{comma}{} {}/{}", rule.name, count(reading), reading.limit);
+    }
+    (!text.is_empty()).then_some(text)
+}
+
+/// Who is asking, as log lines show it: users and addresses as digests, unless the policy has `log_identifiers = true`.
+struct Shown {
+    ip: Option<String>,
+    user: Option<String>,
+    tenant: Option<String>,
+}
+
+impl Shown {
+    fn new(facts: &Facts<'_>, policy: &Policy) -> Self {
+        let identity = policy.identity();
+        let shown = |value: &str, hidden: bool| if hidden { policy.key().redact(value) } else { value.to_owned() };
+        let hides = !identity.log_identifiers;
+        Self {
+            ip: facts.ip.map(|ip| shown(&ip.to_canonical().to_string(), hides)),
+            user: facts.user.map(|user| shown(user, hides || identity.secret_user)),
+            tenant: facts.tenant.map(|tenant| shown(tenant, identity.secret_tenant)),
+        }
     }
 }
 

@@ -85,8 +85,9 @@ fn of_two_limits_the_longer_wait_is_told_and_the_log_names_both() {
     let lines = |text: &str| log.lines().filter(|line| line.contains(text)).count();
     assert_eq!(lines("WARN mailer: rejected name=\"per-minute\" count=1 limit=1"), 2, "{log}");
     assert_eq!(lines("WARN mailer: rejected name=\"per-hour\" count=1 limit=1"), 2, "{log}");
-    assert_eq!(lines("DEBUG mailer: counted remaining=0"), 1, "{log}");
-    assert_eq!(lines(""), 5, "{log}");
+    assert_eq!(lines("DEBUG mailer: counted name=\"per-minute\" count=1 limit=1"), 1, "{log}");
+    assert_eq!(lines("DEBUG mailer: counted name=\"per-hour\" count=1 limit=1"), 1, "{log}");
+    assert_eq!(lines(""), 6, "{log}");
 }
 
 /// Both have looked before either has counted.

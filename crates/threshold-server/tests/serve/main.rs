@@ -17,6 +17,7 @@ mod disk;
 mod forward_auth;
 mod hosts;
 mod limits;
+mod logged;
 mod login;
 mod operators;
 mod origin;

@@ -1,0 +1,94 @@
+//! Log lines of decisions: which limits were full, and what was counted.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::process::{Scratch, Server, Start};
+
+fn mail_sender(per_minute: &str, per_hour: &str) -> Server {
+    let policy = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../policies/mail-sender.toml"));
+    let variables = [
+        ("GLOBAL_SEND_RATE_LIMIT_PER_MINUTE", per_minute),
+        ("GLOBAL_SEND_RATE_LIMIT_PER_HOUR", per_hour),
+        ("THRESHOLD_LOG", "threshold::log=debug"),
+    ];
+    Start { policy: Some(policy), args: &["--log", "json"], variables: &variables, ..Start::default() }.server()
+}
+
+/// The lines with this message, in order, after a server has ended.
+fn lines(server: Server, message: &str) -> Vec<Value> {
+    server.signal("TERM");
+    let (_, log) = server.wait();
+    let read = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    read.filter(|line| line["message"] == message).collect()
+}
+
+/// The mail sender's preset promises a WARN line for each rejection with count and limit. The line once had the limit of the
+/// rule that binds and nothing else, and a rule with `log = "each"` that was full beside it counted for nothing.
+#[test]
+fn a_rejection_tells_count_and_limit_of_every_full_limit() {
+    let server = mail_sender("1", "1");
+    let mut client = server.connect();
+    let mail = json!({"method": "POST", "path": "/v1/messages", "user": "ada", "ip": "203.0.113.7"}).to_string();
+    client.post("/v1/record", &mail).unwrap();
+    for _ in 0..15 {
+        assert_eq!(client.post("/v1/peek", &mail).unwrap().json()["allowed"], false);
+    }
+    let denied = lines(server, "denied");
+    assert_eq!(denied.len(), 15);
+    for line in &denied {
+        assert_eq!(line["level"], "WARN");
+        let figures = [&line["rule"], &line["count"], &line["limit"], &line["full"]];
+        assert_eq!(figures, [&json!("per-hour"), &json!(1), &json!(1), &json!("per-minute 1/1, per-hour 1/1")]);
+        let user = line["user"].as_str().unwrap();
+        assert!(user.starts_with('#') && user.len() == 17, "{line}");
+    }
+}
+
+/// Every count is a line at DEBUG for each limit, with what is taken of it; a peek counts nothing, and neither does a denial.
+#[test]
+fn each_record_is_logged_with_rule_count_and_limit() {
+    let server = mail_sender("4", "9");
+    let mut client = server.connect();
+    let mail = |cost: u64| json!({"method": "POST", "path": "/v1/messages", "cost": cost}).to_string();
+    for (path, cost) in [("/v1/record", 1), ("/v1/peek", 1), ("/v1/check", 1), ("/v1/reserve", 1), ("/v1/check", 3)] {
+        client.post(path, &mail(cost)).unwrap();
+    }
+    client.post("/v1/record", &mail(3)).unwrap();
+    let counted = lines(server, "counted").into_iter().map(|line| {
+        assert_eq!(line["level"], "DEBUG");
+        let [verb, rule] = ["verb", "rule"].map(|name| line[name].as_str().unwrap().to_owned());
+        let [count, limit] = ["count", "limit"].map(|name| line[name].as_u64().unwrap());
+        (verb, rule, count, limit)
+    });
+    let expected = [
+        ("record", "per-minute", 1, 4),
+        ("record", "per-hour", 1, 9),
+        ("check", "per-minute", 2, 4),
+        ("check", "per-hour", 2, 9),
+        ("reserve", "per-minute", 3, 4),
+        ("reserve", "per-hour", 3, 9),
+        ("record", "per-minute", 4, 4),
+        ("record", "per-hour", 6, 9),
+    ];
+    let expected = expected.map(|(verb, rule, count, limit)| (verb.to_owned(), rule.to_owned(), count, limit));
+    assert_eq!(counted.collect::<Vec<_>>(), expected);
+}
+
+/// A rule with `log = "each"` is logged each time it is full, also where a rule that is sampled has the longer wait.
+#[test]
+fn a_full_rule_that_logs_each_is_logged_beside_one_that_is_sampled() {
+    let rule = |name: &str, limit: &str, log: &str| {
+        format!("[[rule]]\nname = '{name}'\nper = []\nlimit = '{limit}'\nalgorithm = 'fixed-window'\nlog = '{log}'\n")
+    };
+    let policy = Scratch::file("policy.toml", &(rule("short", "1/h", "each") + &rule("long", "1/day", "sampled")));
+    let server = Start { policy: Some(policy.path()), args: &["--log", "json"], ..Start::default() }.server();
+    let mut client = server.connect();
+    for _ in 0..31 {
+        client.post("/v1/check", "{}").unwrap();
+    }
+    let denied = lines(server, "denied");
+    assert_eq!(denied.len(), 30);
+    assert!(denied.iter().all(|line| line["full"] == "short 1/1, long 1/1"), "{denied:?}");
+}
