@@ -58,7 +58,7 @@ pub(crate) struct App {
     once: http::Once,
     guesses: guesses::Guesses,
     /// Which requests that were refused for their headers become a line of the log.
-    refused: Samples,
+    pub(crate) refused: Samples,
     forward_auth: forward_auth::ForwardAuth,
 }
 

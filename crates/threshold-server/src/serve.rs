@@ -4,6 +4,7 @@ mod address;
 mod connection;
 mod keep;
 mod line;
+mod linger;
 mod peers;
 mod tls;
 mod tokens;

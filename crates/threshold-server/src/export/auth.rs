@@ -26,6 +26,10 @@ const ASKED: [&str; 8] = [
     "x-threshold-request-id",
     "x-threshold-token",
 ];
+/// By these some frameworks choose a route in place of the path, which is then not the path that was decided.
+const REROUTES: [&str; 2] = ["x-original-url", "x-rewrite-url"];
+/// The most dashes and underscores of a name whose other spellings are written out: each of them doubles their number.
+const MAX_SEPARATORS: usize = 8;
 /// What every proxy here sets by itself, or has as a part of the protocol.
 const PROXIES_OWN: [&str; 10] = [
     "x-forwarded-for",
@@ -136,6 +140,11 @@ impl Believed {
         }
         let known = |header: &str| names.iter().chain(&clients).any(|named: &Named| named.header == header);
         let counted = policy.header_names().into_iter().filter(|header| !known(header)).map(str::to_owned).collect();
+        for Named { header, .. } in &names {
+            if header.matches(['-', '_']).count() > MAX_SEPARATORS {
+                bail!("{name} believes {header}, which has too many spellings to remove: use a name with fewer dashes");
+            }
+        }
         let statuses = policy.rules().iter().map(|rule| rule.status).chain(STATUSES).filter(|own| *own != NGINX_CLOSES);
         Ok(Self { address, addresses, names, clients, counted, statuses: statuses.collect() })
     }
@@ -146,7 +155,19 @@ impl Believed {
         let addresses = self.address.iter().chain(&self.addresses).map(String::as_str);
         let addresses = addresses.filter(|header| *header != "forwarded");
         let names = self.names.iter().map(|named| named.header.as_str());
-        ASKED.into_iter().chain(["forwarded"]).chain(addresses).chain(names)
+        ASKED.into_iter().chain(REROUTES).chain(["forwarded"]).chain(addresses).chain(names)
+    }
+
+    /// The spellings with other dashes and underscores of whatever a client must not send. CGI, WSGI and their like take
+    /// `X_User` and `X-User` for the same header.
+    fn respelled(&self) -> Vec<String> {
+        let kept = |name: &str| {
+            let own = PROXIES_OWN.iter().chain(&CLIENTS_OWN).any(|own| *own == name);
+            own || self.removed().any(|own| own == name) || self.counted.iter().any(|own| own == name)
+        };
+        let names = ["x-forwarded-for", "x-forwarded-host"].into_iter().chain(self.removed());
+        let all: BTreeSet<String> = names.flat_map(respell).filter(|name| !kept(name)).collect();
+        all.into_iter().collect()
     }
 
     /// Whether Threshold needs the client's cookies. They may be longer than a head that it reads.
@@ -173,6 +194,17 @@ impl Believed {
         let names: Vec<String> = self.counted.iter().map(|header| shown(header)).collect();
         (!names.is_empty()).then(|| format!("Counted as the client sends them: {}.", names.join(", ")))
     }
+}
+
+/// Every spelling of a name with dashes and underscores in each other's places.
+fn respell(name: &str) -> Vec<String> {
+    let mut spellings = vec![String::new()];
+    for letter in name.chars() {
+        let either: &[char] = if matches!(letter, '-' | '_') { &['-', '_'] } else { &[letter] };
+        spellings =
+            spellings.iter().flat_map(|begun| either.iter().map(move |next| format!("{begun}{next}"))).collect();
+    }
+    spellings
 }
 
 /// The headers that the policy looks for an address in, before it takes the peer's.
@@ -215,7 +247,7 @@ fn add(named: &mut Vec<Named>, header: &str, says: &str) {
 /// A header's name as people write it: `CF-Connecting-IP`.
 fn shown(header: &str) -> String {
     let word = |word: &str| match word {
-        "api" | "cf" | "id" | "ip" | "uri" => word.to_ascii_uppercase(),
+        "api" | "cf" | "id" | "ip" | "uri" | "url" => word.to_ascii_uppercase(),
         // As nginx' own documentation and the others' write it.
         _ => {
             let mut letters = word.chars();
@@ -231,6 +263,10 @@ fn shown(header: &str) -> String {
 
 /// Why Threshold is not told of cookies.
 const NO_COOKIES: &str = "Threshold has no use for cookies, and they may be longer than a head that it reads.";
+
+/// Why names with underscores are removed.
+const RESPELLED: &str =
+    "Applications behind CGI, WSGI and the like read these as the headers above, or as X-Forwarded-For and -Host.";
 
 /// What each file begins with.
 fn written_from(command: &str, lines: &[&str]) -> String {

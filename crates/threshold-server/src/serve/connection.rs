@@ -11,6 +11,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use threshold_core::Policy;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
@@ -18,6 +19,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::address::Listener;
 use super::line::{Line, Socket, Watched};
+use super::linger::Lingering;
 use super::peers::{Exempt, PeerPlace, Peers};
 use crate::door::{Answering, Bounds, Doors};
 
@@ -92,11 +94,25 @@ fn admit(peers: &Arc<Peers>, ip: IpAddr, doors: &Doors) -> Option<PeerPlace> {
     if place.is_none()
         && let Some(left_out) = peers.refusals.take(limiter.now())
     {
-        let ip = ip.to_canonical().to_string();
-        let ip = if policy.identity().log_identifiers { ip } else { policy.key().redact(&ip) };
+        let ip = logged_address(ip, &policy);
         tracing::warn!(ip, most = peers.most(), left_out, "connection closed: its peer has as many as it may");
     }
     place
+}
+
+/// Logs that a request was answered with 431. Its headers are unread, so all that is known is who sent them.
+fn log_large_head(doors: &Doors, ip: IpAddr) {
+    let limiter = &doors.app().desk.limiter;
+    let Some(left_out) = doors.app().refused.take(limiter.now()) else { return };
+    let ip = logged_address(ip, &limiter.policy());
+    let (most_bytes, most_fields) = (MAX_HEAD, MAX_FIELDS);
+    tracing::warn!(status = 431, ip, most_bytes, most_fields, left_out, "request refused: its headers are too large");
+}
+
+/// An address as log lines show it.
+fn logged_address(ip: IpAddr, policy: &Policy) -> String {
+    let ip = ip.to_canonical().to_string();
+    if policy.identity().log_identifiers { ip } else { policy.key().redact(&ip) }
 }
 
 enum Accepted {
@@ -153,8 +169,9 @@ impl Connection {
 
     async fn serve<S: AsyncRead + AsyncWrite + Socket + Unpin + Send + 'static>(self, stream: S, service: Addressed) {
         let Self { peer_place, place, watcher, patience } = self;
+        let (doors, peer) = (service.doors.clone(), service.peer.ip());
         // hyper's timer is for reading. A client that does not read what it asked for is this one's.
-        let mut stream = TimeoutStream::new(Watched::new(stream, service.line.clone()));
+        let mut stream = TimeoutStream::new(Watched::new(Lingering::new(stream), service.line.clone()));
         stream.set_write_timeout(Some(patience));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -162,8 +179,10 @@ impl Connection {
             .max_buf_size(MAX_HEAD)
             .max_headers(MAX_FIELDS)
             .serve_connection(TokioIo::new(Box::pin(stream)), service);
-        if let Err(error) = watcher.watch(connection).await {
-            tracing::debug!(%error, "a connection ended early");
+        match watcher.watch(connection).await {
+            Ok(()) => {}
+            Err(error) if error.is_parse_too_large() => log_large_head(&doors, peer),
+            Err(error) => tracing::debug!(%error, "a connection ended early"),
         }
         drop(peer_place);
         drop(place);

@@ -180,7 +180,9 @@ fn a_host_narrows_the_rules_for_all_requests_alone() {
 /// Everything that this policy believes, and that it takes for a name though it is the client's own.
 const BELIEVES: &str = "trusted_proxies = [\"127.0.0.1\"]\nclient_ip = [\"cf-connecting-ip\", \"true-client-ip\",                         \"x-forwarded-for\"]\nuser = \"header:X-User\"\ntenant = \"cookie:shop\"\ntier = \"header:x-plan\"";
 /// What no client may send to either, whatever the policy.
-const REMOVED: [&str; 14] = [
+const REMOVED: [&str; 16] = [
+    "X-Original-URL",
+    "X-Rewrite-URL",
     "Forwarded",
     "X-Forwarded-Method",
     "X-Forwarded-Uri",
@@ -204,7 +206,7 @@ fn set_by_nginx(block: &str) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn nginx_sets_or_removes_all_that_is_believed() {
+fn nginx_removes_all_that_is_believed_and_asks_with_what_is_needed_alone() {
     let policy = identity(BELIEVES);
     let text = threshold(&["export", "nginx-auth", policy.path()]).out;
     let (server, rest) = text.split_once("location = /_threshold {").unwrap();
@@ -213,22 +215,74 @@ fn nginx_sets_or_removes_all_that_is_believed() {
     assert_eq!(set_by_nginx(server), set_by_nginx(&location));
     for header in REMOVED.into_iter().chain(["X-Forwarded-For"]) {
         assert!(set_by_nginx(server).contains(&(header, "\"\"")), "{header}: {server}");
-        assert_eq!(set_by_nginx(ask).iter().filter(|(own, _)| *own == header).count(), 1, "{header}: {ask}");
     }
-    assert!(set_by_nginx(ask).contains(&("Cookie", "\"\"")) && !server.contains("Cookie \"\""), "{ask}");
-    for (header, value) in [
+    assert!(!server.contains("Cookie \"\""), "{server}");
+    assert!(ask.contains("    proxy_pass_request_headers off;\n"), "{ask}");
+    let expect = [
+        ("Content-Length", "\"\""),
+        ("Connection", "\"\""),
         ("Host", "127.0.0.1:8080"),
-        ("X-Forwarded-For", "$remote_addr"),
-        ("X-Threshold-Request-Id", "$request_id"),
+        ("X-Original-Method", "$request_method"),
         ("X-Original-URI", "$request_uri"),
-    ] {
-        assert!(set_by_nginx(ask).contains(&(header, value)), "{header}: {ask}");
+        ("X-Original-Host", "$host"),
+        ("X-Original-Content-Length", "$content_length"),
+        ("X-Threshold-Request-Id", "$request_id"),
+        ("X-Forwarded-For", "$remote_addr"),
+        ("Accept", "$http_accept"),
+    ];
+    assert_eq!(set_by_nginx(ask), expect, "{ask}");
+    // What the client says of itself is not sent unless the operator wants it.
+    for off in ["#proxy_set_header X-User $remote_user;", "#proxy_set_header Cookie $http_cookie;"] {
+        assert_eq!(ask.matches(off).count(), 1, "{off}: {ask}");
     }
     // Without x-forwarded-for, the first that the policy reads says it.
     let real = identity("trusted_proxies = [\"127.0.0.1\"]\nclient_ip = [\"forwarded\", \"x-real-ip\"]");
     let text = threshold(&["export", "nginx-auth", real.path()]).out;
     assert!(text.contains("    proxy_set_header X-Real-IP $remote_addr;\n"), "{text}");
     assert!(text.contains("proxy_set_header X-Real-IP \"\";\n"), "{text}");
+}
+
+/// A policy that counts by a client's header needs it as it came, in as many lines.
+#[test]
+fn nginx_sends_all_headers_but_the_believed_where_a_rule_counts_by_one() {
+    let rule = "[[rule]]\nname = \"k\"\nper = [\"header:x-key\"]\nlimit = \"9/min\"\n";
+    let policy = identity(&format!("{BELIEVES}\n{rule}"));
+    let text = threshold(&["export", "nginx-auth", policy.path()]).out;
+    let (_, rest) = text.split_once("location = /_threshold {").unwrap();
+    let (ask, _) = rest.split_once("\n}\n").unwrap();
+    assert!(!ask.contains("proxy_pass_request_headers"), "{ask}");
+    for header in REMOVED.into_iter().filter(|header| !["X-Original-URL", "X-Rewrite-URL"].contains(header)) {
+        assert_eq!(set_by_nginx(ask).iter().filter(|(own, _)| *own == header).count(), 1, "{header}: {ask}");
+    }
+    assert!(set_by_nginx(ask).contains(&("Cookie", "\"\"")) && !ask.contains("header X-Key"), "{ask}");
+}
+
+/// Caddy and Traefik pass names with underscores on, and WSGI takes them for those with dashes. nginx drops them itself.
+#[test]
+fn other_spellings_of_what_is_believed_are_removed() {
+    let names = "user = \"header:X-User-Id\"\ntier = \"header:x_plan\"";
+    let policy = identity(&format!("trusted_proxies = [\"127.0.0.1\"]\nclient_ip = \"x-forwarded-for\"\n{names}"));
+    let removed = |target: &str, before: &str, after: &str| {
+        let text = threshold(&["export", target, policy.path()]).out;
+        let lines = text.lines().filter_map(|line| line.trim().strip_prefix(before)?.strip_suffix(after));
+        lines.map(str::to_ascii_lowercase).collect::<Vec<_>>()
+    };
+    let spellings = ["x-user_id", "x_user-id", "x_user_id", "x-plan", "x_forwarded_for", "x-forwarded_host"];
+    for (target, before, after) in [("caddy-auth", "request_header -", ""), ("traefik-auth", "", ": \"\"")] {
+        let removed = removed(target, before, after);
+        for name in spellings {
+            assert_eq!(removed.iter().filter(|own| *own == name).count(), 1, "{target} {name}: {removed:?}");
+        }
+        assert!(!removed.iter().any(|name| name == "x-forwarded-for"), "{target} writes it itself");
+    }
+    let removed = removed("nginx-auth", "proxy_set_header ", " \"\";");
+    assert!(removed.iter().any(|name| name == "x-plan"), "{removed:?}");
+    let long = identity(&format!(
+        "trusted_proxies = [\"127.0.0.1\"]\nuser = \"header:{}x\"\nclient_ip = \"x-forwarded-for\"",
+        "x-".repeat(9)
+    ));
+    let run = threshold(&["export", "caddy-auth", long.path()]);
+    assert!(run.code == 2 && run.err.contains("too many spellings"), "{}", run.err);
 }
 
 #[test]

@@ -24,6 +24,7 @@ mod origin;
 mod process;
 mod proxies;
 mod proxy;
+mod proxy_headers;
 mod reload;
 mod shadow;
 mod sockets;

@@ -58,30 +58,30 @@ all day.
 "#;
 
 /// A client's address. It is not one of the trusted, as every client's should be.
-const CLIENT: [u8; 4] = [127, 0, 0, 2];
+pub(crate) const CLIENT: [u8; 4] = [127, 0, 0, 2];
 
 /// A site: an application, Threshold beside it, and a proxy in front of both.
-struct Site {
-    proxy: Proxy,
-    server: Option<Server>,
-    origin: Origin,
+pub(crate) struct Site {
+    pub(crate) proxy: Proxy,
+    pub(crate) server: Option<Server>,
+    pub(crate) origin: Origin,
     _policy: Scratch,
 }
 
 impl Site {
     /// The policy above behind the files in `deploy/`.
-    fn new(kind: Kind) -> Self {
+    pub(crate) fn new(kind: Kind) -> Self {
         Self::edited(kind, &[])
     }
 
     /// The same with some of their lines replaced.
-    fn edited(kind: Kind, edits: &[(&str, &str)]) -> Self {
+    pub(crate) fn edited(kind: Kind, edits: &[(&str, &str)]) -> Self {
         let (server, policy) = Server::with(POLICY);
         Self::start(kind, server, policy, Files::Shipped, edits)
     }
 
     /// Another policy behind what is exported for it.
-    fn exported(kind: Kind, policy: &str, edits: &[(&str, &str)]) -> Self {
+    pub(crate) fn exported(kind: Kind, policy: &str, edits: &[(&str, &str)]) -> Self {
         let (server, file) = Server::with(policy);
         let path = file.path().to_owned();
         Self::start(kind, server, file, Files::Exported(&path), edits)
@@ -94,11 +94,11 @@ impl Site {
         Self { proxy, server: Some(server), origin, _policy: policy }
     }
 
-    fn client(&self, ip: [u8; 4]) -> Client<std::net::TcpStream> {
+    pub(crate) fn client(&self, ip: [u8; 4]) -> Client<std::net::TcpStream> {
         Client::new(connect_from(ip, self.proxy.address))
     }
 
-    fn get(&self, ip: [u8; 4], path: &str, fields: &[(&str, &str)]) -> Answer {
+    pub(crate) fn get(&self, ip: [u8; 4], path: &str, fields: &[(&str, &str)]) -> Answer {
         self.client(ip).send("GET", path, fields, "").unwrap()
     }
 }

@@ -53,6 +53,11 @@ impl Proxy {
         let (kind, files) = (Kind::Nginx, Files::Shipped);
         Setup { kind, threshold, origin, files, edits: &[], rewrite: Some(rewrite) }.start()
     }
+
+    /// What it has written to standard error.
+    pub(crate) fn errors(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("errors")).unwrap()
+    }
 }
 
 impl Setup<'_> {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{APP, Believed, NO_COOKIES, Named, THRESHOLD, shown, written_from};
+use super::{APP, Believed, NO_COOKIES, Named, RESPELLED, THRESHOLD, shown, written_from};
 
 pub(super) fn write(believed: &Believed) -> String {
     let mut out = written_from(
@@ -17,6 +17,10 @@ pub(super) fn write(believed: &Believed) -> String {
     );
     for header in believed.removed() {
         let _ = writeln!(out, "\trequest_header -{}", shown(header));
+    }
+    let _ = writeln!(out, "\t# {RESPELLED}");
+    for header in believed.respelled() {
+        let _ = writeln!(out, "\trequest_header -{}", shown(&header));
     }
     out.push_str("}\n\n");
     ask(believed, &mut out);

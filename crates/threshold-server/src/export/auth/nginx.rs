@@ -32,11 +32,14 @@ pub(super) fn write(believed: &Believed) -> String {
             "`add_header` or `error_page` must repeat those below, one with a `proxy_set_header` includes threshold_location.conf.",
         ],
     );
-    out.push_str("\nauth_request /_threshold;\n\n# What Threshold answers.\n");
+    out.push_str("\nauth_request /_threshold;\n\n");
+    hash_sizes(believed, &mut out);
+    out.push_str("# What Threshold answers.\n");
     for (variable, header, _) in TOLD {
         let variable = format!("$threshold_{variable}");
         let _ = writeln!(out, "auth_request_set {variable:<20} $upstream_http_{header};");
     }
+    out.push_str("auth_request_set $threshold_answer    $upstream_status;\n");
     out.push_str("\n# What the client is told of it. nginx leaves out a header without a value.\n");
     for (variable, _, told) in TOLD.iter().filter(|(_, _, told)| !told.is_empty()) {
         let variable = format!("$threshold_{variable}");
@@ -71,42 +74,98 @@ pub(super) fn write_location(believed: &Believed) -> String {
 fn toward_application(believed: &Believed, out: &mut String) {
     out.push_str(
         "# What a client sends under these names does not reach the application. To tell it who is calling or where from, set\n\
-         # the header in the location beside these lines: nginx sends no header without a value.\n",
+         # the header in the location beside these lines: nginx sends no header without a value. A name with an underscore\n\
+         # is dropped by nginx itself: leave `underscores_in_headers` off.\n",
     );
-    for header in ["x-forwarded-for", "x-forwarded-host"].into_iter().chain(believed.removed()) {
-        let _ = writeln!(out, "proxy_set_header {} \"\";", shown(header));
+    for header in removed_names(believed) {
+        let _ = writeln!(out, "proxy_set_header {} \"\";", shown(&header));
     }
+}
+
+/// What is removed on the way to the application.
+fn removed_names(believed: &Believed) -> Vec<String> {
+    let written = ["x-forwarded-for", "x-forwarded-host"].into_iter().chain(believed.removed()).map(str::to_owned);
+    let respelled = believed.respelled().into_iter().filter(|name| !name.contains('_'));
+    written.chain(respelled).collect()
+}
+
+/// nginx keeps the names of all `proxy_set_header` of a location in one hash, whose default size is too small for these.
+fn hash_sizes(believed: &Believed, out: &mut String) {
+    let longest = removed_names(believed).iter().map(String::len).max().unwrap_or(0);
+    // A pointer, the length, the name, and the end of the bucket.
+    let bucket = longest.saturating_add(32).next_power_of_two().max(128);
+    let _ = write!(
+        out,
+        "# Room for the names of all headers that are set below, and for some of your own.\n\
+         proxy_headers_hash_max_size 2048;\nproxy_headers_hash_bucket_size {bucket};\n\n"
+    );
 }
 
 /// The location that asks Threshold.
 fn ask(believed: &Believed, out: &mut String) {
     out.push_str(ASK);
+    let none_pass = believed.counted.is_empty();
+    out.push_str(if none_pass { NONE_PASS } else { ALL_PASS });
     let _ = writeln!(out, "    proxy_set_header Host {THRESHOLD};");
     out.push_str(ORIGINAL);
-    let removed = |header: &str, out: &mut String| {
-        let _ = writeln!(out, "    proxy_set_header {} \"\";", shown(header));
-    };
     if let Some(address) = &believed.address {
         let _ = writeln!(out, "    proxy_set_header {} $remote_addr;", shown(address));
     }
-    for header in &believed.addresses {
-        removed(header, out);
-    }
-    for header in ["forwarded", "x-forwarded-host"].into_iter().chain(ASKED).filter(|header| !is_original(header)) {
-        if !believed.addresses.iter().any(|own| own == header) {
-            removed(header, out);
-        }
+    if none_pass {
+        out.push_str(ACCEPT);
+    } else {
+        removed_from_question(believed, out);
     }
     out.push_str("    # If the server asks for a token, write it here:\n    #proxy_set_header X-Threshold-Token \"the token\";\n");
-    if !believed.names.is_empty() {
-        out.push_str(NAMES);
-        if let Some(Named { header, .. }) = believed.names.first() {
-            let _ = writeln!(out, "    #proxy_set_header {} $remote_user;", shown(header));
-        }
+    names(believed, out);
+    if none_pass {
+        clients_own(believed, out);
+    } else {
+        clients_own_passed(believed, out);
     }
-    for Named { header, says } in &believed.names {
-        let _ = writeln!(out, "    proxy_set_header {} \"\"; # the {says}", shown(header));
+    out.push_str(REFUSED);
+    out.push_str("    # Without Threshold, nginx answers 500. To let requests through instead:\n    #error_page 502 504 = @threshold_away;\n}\n");
+}
+
+/// Where all of the client's headers are passed on: those that Threshold would believe are not.
+fn removed_from_question(believed: &Believed, out: &mut String) {
+    let names = believed.names.iter().map(|named| named.header.as_str());
+    let rest = ["forwarded", "x-forwarded-host"].into_iter().chain(ASKED).filter(|header| !is_original(header));
+    let rest = rest.filter(|header| !believed.addresses.iter().any(|own| own == header));
+    for header in believed.addresses.iter().map(String::as_str).chain(rest).chain(names) {
+        let _ = writeln!(out, "    proxy_set_header {} \"\";", shown(header));
     }
+}
+
+/// Where the operator says who is calling.
+fn names(believed: &Believed, out: &mut String) {
+    let Some(Named { header, .. }) = believed.names.first() else { return };
+    let all: Vec<String> = believed.names.iter().map(|own| format!("{} ({})", shown(&own.header), own.says)).collect();
+    let _ = write!(
+        out,
+        "    # Who is calling is not for the client to say. Where you verify it, set what you have verified: {}.\n    \
+         # nginx leaves out a line without a value. With `auth_basic`, for instance, which it checks before it asks here:\n    \
+         #proxy_set_header {} $remote_user;\n",
+        all.join(", "),
+        shown(header)
+    );
+}
+
+/// The client's own headers that the policy takes for a name.
+fn clients_own(believed: &Believed, out: &mut String) {
+    for line in believed.clients_own("switch its line on") {
+        let _ = writeln!(out, "    # {line}");
+    }
+    for Named { header, .. } in &believed.clients {
+        let _ = writeln!(out, "    #proxy_set_header {} $http_{};", shown(header), header.replace('-', "_"));
+    }
+}
+
+/// The same where all of the client's headers are passed on.
+fn clients_own_passed(believed: &Believed, out: &mut String) {
+    let removed = |header: &str, out: &mut String| {
+        let _ = writeln!(out, "    proxy_set_header {} \"\";", shown(header));
+    };
     for line in believed.clients_own("delete the line that removes it") {
         let _ = writeln!(out, "    # {line}");
     }
@@ -120,7 +179,6 @@ fn ask(believed: &Believed, out: &mut String) {
     if let Some(line) = believed.counted_by() {
         let _ = writeln!(out, "    # {line}");
     }
-    out.push_str("    # Without Threshold, nginx answers 500. To let requests through instead:\n    #error_page 502 504 = @threshold_away;\n}\n");
 }
 
 /// Whether nginx itself says this of the request.
@@ -135,7 +193,11 @@ fn denied(believed: &Believed, out: &mut String) {
         let _ = writeln!(out, "    if ($threshold_status = {status}) {{ return {status} $threshold_body; }}");
     }
     out.push_str(
-        "    if ($threshold_status) { return 429 $threshold_body; }\n    # A 403 that was not Threshold's.\n    return 403;\n}\n",
+        "    if ($threshold_status) { return 429 $threshold_body; }\n    \
+         # Those of its HTTP server, which come without a body.\n    \
+         if ($threshold_answer ~ \"431$\") { return 431 \"The headers of this request are too large.\\n\"; }\n    \
+         if ($threshold_answer ~ \"(400|414)$\") { return 400 \"This request cannot be read.\\n\"; }\n    \
+         # A 403 that was not Threshold's.\n    return 403;\n}\n",
     );
 }
 
@@ -153,10 +215,34 @@ location = /_threshold {
     proxy_send_timeout 5s;
     proxy_read_timeout 5s;
     proxy_pass_request_body off;
+";
+
+const NONE_PASS: &str = "    \
+    # Threshold is sent what is set here and nothing else of the client's: it refuses a request with many or large headers.
+    proxy_pass_request_headers off;
+    proxy_set_header Content-Length \"\";
+    proxy_set_header Connection \"\";
+    # Without tokens Threshold answers only to its own address and to the names that --allow-host gives it.
+";
+
+const ALL_PASS: &str = "    \
+    # The policy counts by headers of the client's. All of them are sent but those that are set here: nginx has no other way
+    # to send a header that comes twice as it came.
     proxy_set_header Content-Length \"\";
     proxy_set_header Connection \"\";
     proxy_set_header Upgrade \"\";
     # Without tokens Threshold answers only to its own address and to the names that --allow-host gives it.
+";
+
+const ACCEPT: &str = "    \
+    # Which form of a denial the client reads.
+    proxy_set_header Accept $http_accept;
+";
+
+const REFUSED: &str = "    \
+    # A request whose headers Threshold cannot read is refused as well; nginx would make 500 of it.
+    proxy_intercept_errors on;
+    error_page 400 414 431 = @threshold_refused;
 ";
 
 const ORIGINAL: &str = "    \
@@ -172,12 +258,12 @@ const ORIGINAL: &str = "    \
     proxy_set_header X-Forwarded-For $remote_addr;
 ";
 
-const NAMES: &str = "    \
-    # Who is calling is not for the client to say. Where you verify it, add what you have verified: nginx leaves out the
-    # line without a value. With `auth_basic`, for instance, which nginx checks before it asks here:
-";
-
 const AWAY: &str = "
+location @threshold_refused {
+    auth_request off;
+    return 403;
+}
+
 #location @threshold_away {
 #    auth_request off;
 #    return 204;
@@ -190,6 +276,7 @@ location /_threshold_denied/ {
     internal;
     auth_request off;
     # The form is the extension of this location's name.
+    default_type text/plain;
     types {
         application/json            json;
         application/problem+json    problem;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{APP, Believed, THRESHOLD, shown, written_from};
+use super::{APP, Believed, RESPELLED, THRESHOLD, shown, written_from};
 
 pub(super) fn write(believed: &Believed) -> String {
     let mut out = written_from(
@@ -32,7 +32,11 @@ pub(super) fn write(believed: &Believed) -> String {
     for header in believed.removed() {
         let _ = writeln!(out, "          {}: \"\"", shown(header));
     }
-    out.push_str("          # If the server asks for a token, in place of the empty one above:\n          #X-Threshold-Token: the token\n");
+    let _ = writeln!(out, "          # {RESPELLED}");
+    for header in believed.respelled() {
+        let _ = writeln!(out, "          {}: \"\"", shown(&header));
+    }
+    out.push_str("          # If the server asks for a token, in place of the empty X-Threshold-Token above:\n          #X-Threshold-Token: the token\n");
     asking(believed, &mut out);
     let _ =
         write!(out, "\n  services:\n    app:\n      loadBalancer:\n        servers:\n          - url: http://{APP}\n");

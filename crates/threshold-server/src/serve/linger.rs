@@ -1,0 +1,211 @@
+//! Closes a connection whose request was refused unread only after reading on for a moment.
+//!
+//! A socket that is closed while bytes are unread or still arriving resets the connection. A peer that is still writing then
+//! sees a broken connection instead of the answer, and a proxy makes 502 of it.
+
+use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep};
+
+use super::line::Socket;
+
+/// How long a refused peer may go on sending.
+const TIME: Duration = Duration::from_secs(1);
+/// How many bytes of it are read and dropped. Go's servers, such as Caddy, read a head of at most 1 MiB.
+const BYTES: usize = 4 << 20;
+/// How much is read at once.
+const PIECE: usize = 8 << 10;
+/// How the answers begin that are sent before a request was read to its end.
+const UNREAD: [&[u8]; 4] = [b"HTTP/1.1 400", b"HTTP/1.1 413", b"HTTP/1.1 414", b"HTTP/1.1 431"];
+
+/// A stream that is closed as said above.
+#[derive(Debug)]
+pub(super) struct Lingering<S> {
+    stream: S,
+    /// Whether the last answer was to a request that may be unread.
+    refused: bool,
+    closing: Closing,
+}
+
+#[derive(Debug)]
+enum Closing {
+    NotYet,
+    /// This side has said that it sends no more, and reads what the other still sends.
+    Draining {
+        until: Pin<Box<Sleep>>,
+        left: usize,
+    },
+    Done,
+}
+
+impl<S> Lingering<S> {
+    pub(super) fn new(stream: S) -> Self {
+        Self { stream, refused: false, closing: Closing::NotYet }
+    }
+
+    /// Notes whether this is the beginning of an answer, and of which kind.
+    fn note(&mut self, written: &[u8]) {
+        if written.starts_with(b"HTTP/1.1 ") {
+            self.refused = UNREAD.iter().any(|status| written.starts_with(status));
+        }
+    }
+}
+
+impl<S: Socket> Socket for Lingering<S> {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.stream.socket()
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Lingering<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.note(buf);
+        Pin::new(&mut this.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if let Some(first) = bufs.iter().find(|buf| !buf.is_empty()) {
+            this.note(first);
+        }
+        Pin::new(&mut this.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if matches!(this.closing, Closing::NotYet) {
+            ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
+            this.closing = match this.refused {
+                true => Closing::Draining { until: Box::pin(sleep(TIME)), left: BYTES },
+                false => Closing::Done,
+            };
+        }
+        if let Closing::Draining { until, left } = &mut this.closing {
+            ready!(drain(&mut this.stream, until.as_mut(), left, cx));
+            this.closing = Closing::Done;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Reads until the peer closes, or for as long and as much as it may go on.
+fn drain<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    until: Pin<&mut Sleep>,
+    left: &mut usize,
+    cx: &mut Context<'_>,
+) -> Poll<()> {
+    let mut piece = [0; PIECE];
+    loop {
+        let mut buf = ReadBuf::new(&mut piece);
+        match Pin::new(&mut *stream).poll_read(cx, &mut buf) {
+            Poll::Ready(Ok(())) if !buf.filled().is_empty() && *left > 0 => {
+                *left = left.saturating_sub(buf.filled().len());
+            }
+            Poll::Ready(_) => return Poll::Ready(()),
+            Poll::Pending => return until.poll(cx),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const REFUSED: &[u8] = b"HTTP/1.1 431 Request Header Fields Too Large\r\n\r\n";
+
+    /// A peer that sends so many bytes, and then closes or is silent.
+    #[derive(Debug)]
+    struct Peer {
+        sends: usize,
+        closes: bool,
+        told_the_end: bool,
+    }
+
+    impl AsyncRead for Peer {
+        fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            assert!(self.told_the_end, "the answer must be sent first");
+            let now = self.sends.min(buf.remaining());
+            if now == 0 && !self.closes {
+                return Poll::Pending;
+            }
+            self.sends -= now;
+            buf.put_slice(&vec![b'y'; now]);
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncWrite for Peer {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(buf.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            self.told_the_end = true;
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// Writes this to the peer and closes; returns how many bytes of the peer's are left unread, and how long that took.
+    async fn close(answers: &[&[u8]], sends: usize, closes: bool) -> (usize, Duration) {
+        let mut stream = Lingering::new(Peer { sends, closes, told_the_end: false });
+        for answer in answers {
+            poll_fn(|cx| Pin::new(&mut stream).poll_write_vectored(cx, &[IoSlice::new(answer)])).await.unwrap();
+        }
+        let before = Instant::now();
+        poll_fn(|cx| Pin::new(&mut stream).poll_shutdown(cx)).await.unwrap();
+        (stream.stream.sends, before.elapsed())
+    }
+
+    /// Woken by: `Closing::Done` for every answer in `poll_shutdown`; leaving out `until` or `left` in `drain`.
+    #[tokio::test(start_paused = true)]
+    async fn what_a_refused_peer_still_sends_is_read_within_bounds() {
+        assert_eq!(close(&[REFUSED], 1_000_000, true).await, (0, Duration::ZERO));
+        let (left, waited) = close(&[REFUSED], 1_000_000, false).await;
+        assert!(left == 0 && (TIME..TIME + Duration::from_millis(10)).contains(&waited), "{waited:?}");
+        let (left, waited) = close(&[REFUSED], 2 * BYTES, true).await;
+        assert!((BYTES - PIECE..BYTES).contains(&left) && waited == Duration::ZERO, "{left}");
+    }
+
+    /// Woken by: leaving out `refused` in `poll_shutdown`, or the test for the beginning of an answer in `note`.
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_whose_last_request_was_read_is_not_waited_for() {
+        let other: [&[u8]; 2] = [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 429 Too Many Requests\r\n\r\n"];
+        for answer in other {
+            assert_eq!(close(&[REFUSED, answer], 10, false).await, (10, Duration::ZERO));
+        }
+        assert_eq!(close(&[REFUSED, b"a part of its body"], 10, true).await.0, 0);
+    }
+}
