@@ -34,7 +34,7 @@ pub(crate) enum Command {
     Test(TestArgs),
     /// Say what a policy would have done to recorded traffic
     Replay(Box<crate::replay::ReplayArgs>),
-    /// Write a policy's edge rules for an edge that counts by itself
+    /// Write the configuration of a proxy that asks Threshold, or a policy's edge rules for an edge that counts by itself
     Export(crate::export::ExportArgs),
     /// Suggest limits from recorded traffic, as a policy
     Suggest(Box<crate::suggest::SuggestArgs>),

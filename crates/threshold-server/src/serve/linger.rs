@@ -157,7 +157,7 @@ mod tests {
             if now == 0 && !self.closes {
                 return Poll::Pending;
             }
-            self.sends -= now;
+            self.sends = self.sends.saturating_sub(now);
             buf.put_slice(&vec![b'y'; now]);
             Poll::Ready(Ok(()))
         }

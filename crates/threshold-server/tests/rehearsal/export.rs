@@ -146,6 +146,14 @@ fn what_a_proxy_cannot_say_is_an_error_that_names_what_it_can() {
     check("traefik-auth", &format!("{trusted}client_ip = \"x-real-ip\""), &["from x-real-ip"]);
 }
 
+/// The heading spoke of edges that count by themselves alone.
+#[test]
+fn the_help_names_both_kinds_of_files() {
+    let help = threshold(&["export", "--help"]).out;
+    let heading = help.lines().next().unwrap();
+    assert!(heading.contains("proxy that asks Threshold") && heading.contains("edge rules"), "{heading}");
+}
+
 #[test]
 fn an_option_that_says_nothing_is_an_error() {
     let policy = policy("limit = \"10/min\"");

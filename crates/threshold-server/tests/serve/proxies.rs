@@ -581,17 +581,25 @@ fn every_status_comes_through() {
     }
 }
 
-/// What the README says to write into a `server` is enough, and protects the application too.
+/// What the README says to write into nginx's `http` block is enough, and protects the application too.
 #[test]
 fn the_readmes_nginx_lines_work_when_copied() {
     let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
     let (lines, _) = readme.split_once("```nginx\n").unwrap().1.split_once("```").unwrap();
-    let shipped =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/nginx/nginx.conf")).unwrap();
-    let at = shipped.find("        include threshold.conf;").unwrap();
-    let own = shipped.get(at..).unwrap();
-    let site =
-        Site::edited(Kind::Nginx, &[(own, &format!("{lines}location / {{ proxy_pass http://app; }}\n}}\n}}\n"))]);
+    let mut site = Site::new(Kind::Nginx);
+    let threshold = site.server.as_ref().unwrap().place.strip_prefix("http://").unwrap().to_owned();
+    let origin = site.origin.address().to_string();
+    // All of the file but its beginning is the README's; only ports are others.
+    let copied = |name: &str, text: String| {
+        if name != "nginx.conf" {
+            return text;
+        }
+        let (beginning, own) = text.split_once("    upstream threshold {").unwrap();
+        let listen = own.lines().find(|line| line.contains("listen ")).unwrap();
+        let lines = lines.replace("127.0.0.1:8080", &threshold).replace("127.0.0.1:3000", &origin);
+        format!("{beginning}{}}}\n", lines.replace("listen 80;", listen))
+    };
+    site.proxy = Proxy::edited(&threshold, &origin, &copied);
     for _ in 0..3 {
         let forged = [("x-user", "somebody"), ("x-forwarded-for", "203.0.113.7")];
         assert_eq!(site.get(CLIENT, "/page/1", &forged).body, "GET /page/1 ");
@@ -599,6 +607,46 @@ fn the_readmes_nginx_lines_work_when_copied() {
         assert!(!head.contains("somebody") && !head.contains("203.0.113.7"), "{head}");
     }
     is_denied_by("address", &site.get(CLIENT, "/page/1", &[]));
+}
+
+/// A content delivery network in front of the proxy. Who trusts it must be both the proxy and, where the proxy hands the whole
+/// list of addresses on, the policy: else all of its clients share one budget.
+#[test]
+fn behind_a_content_delivery_network_each_client_has_a_budget_of_its_own() {
+    const CDN: [u8; 4] = [127, 0, 0, 5];
+    let both = POLICY.replace("[\"127.0.0.1/32\"]", "[\"127.0.0.1/32\", \"127.0.0.5/32\"]");
+    let caddy = [("\t\tmethod GET\n", "\t\tmethod GET\n\t\ttrusted_proxies 127.0.0.5/32\n")];
+    let real_ip = "include threshold.conf;\nset_real_ip_from 127.0.0.5;\nreal_ip_header CF-Connecting-IP;\n";
+    let nginx = [("include threshold.conf;\n", real_ip)];
+    let check = |kind: Kind, policy: &str, edits: &[(&str, &str)], own_budgets: bool| {
+        let site = Site::exported(kind, policy, edits);
+        let get = |peer: [u8; 4], client: &str| {
+            // The network passes on what its client wrote, and adds the client's own address.
+            let chain = format!("198.51.100.1, {client}");
+            let fields = [
+                ("x-forwarded-for", chain.as_str()),
+                ("cf-connecting-ip", client),
+                ("x-forwarded-host", "other.example"),
+            ];
+            site.get(peer, "/page/1", &fields).status
+        };
+        let first: Vec<u16> = (0..4).map(|_| get(CDN, "203.0.113.7")).collect();
+        assert_eq!(first, [200, 200, 200, 429], "{kind:?}");
+        let second = if own_budgets { 200 } else { 429 };
+        assert_eq!(get(CDN, "203.0.113.8"), second, "{kind:?}");
+        // Nobody else is believed.
+        let direct: Vec<u16> = (10..14).map(|number| get(CLIENT, &format!("203.0.113.{number}"))).collect();
+        assert_eq!(direct, [200, 200, 200, 429], "{kind:?}");
+        // The host is the one that the proxy was asked by.
+        let admin =
+            [("host", "admin.example.com"), ("x-forwarded-host", "other.example"), ("x-forwarded-for", "203.0.113.9")];
+        assert_eq!([(); 2].map(|()| site.get(CDN, "/", &admin).status), [200, 429], "{kind:?}");
+    };
+    check(Kind::Caddy, &both, &caddy, true);
+    check(Kind::Caddy, POLICY, &caddy, false);
+    check(Kind::Caddy, &both, &[], false);
+    check(Kind::Nginx, POLICY, &nginx, true);
+    check(Kind::Nginx, POLICY, &[], false);
 }
 
 /// What a proxy asks, as an application in Threshold's place sees it.

@@ -74,6 +74,8 @@ const ASK: &str = "		method GET
 		header_up Host {http.reverse_proxy.upstream.hostport}
 		header_up X-Forwarded-Method {method}
 		header_up X-Forwarded-Uri {uri}
+		# Of one of its trusted_proxies Caddy would pass on what it says, and that may be the client's own word.
+		header_up X-Forwarded-Host {hostport}
 		header_up X-Original-Content-Length {header.Content-Length}
 		# If the server asks for a token:
 		#header_up X-Threshold-Token {env.THRESHOLD_TOKEN}
