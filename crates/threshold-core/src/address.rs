@@ -77,6 +77,11 @@ fn address_in(bytes: &[u8]) -> Option<IpAddr> {
     std::str::from_utf8(bytes).ok().and_then(parse_address)
 }
 
+/// Whether an element of a list is empty, which says nothing (RFC 9110, 5.6.1).
+fn is_blank(element: &[u8]) -> bool {
+    element.iter().all(|byte| matches!(byte, b' ' | b'\t'))
+}
+
 fn is_port(text: &str) -> bool {
     !text.is_empty() && text.len() <= 5 && text.bytes().all(|byte| byte.is_ascii_digit())
 }
@@ -154,7 +159,8 @@ impl ClientAddress {
             AddressSource::Peer => Some(peer),
             AddressSource::XForwardedFor => {
                 let lines = headers.lines("x-forwarded-for").rev();
-                self.walk(peer, lines.flat_map(|line| line.rsplit(|byte| *byte == b',')).map(address_in))
+                let elements = lines.flat_map(|line| line.rsplit(|byte| *byte == b','));
+                self.walk(peer, elements.filter(|element| !is_blank(element)).map(address_in))
             }
             AddressSource::Forwarded => self.walk(peer, headers.lines("forwarded").rev().flat_map(forwarded::hops)),
             AddressSource::Header(name) => {
@@ -166,7 +172,8 @@ impl ClientAddress {
     }
 
     /// From the nearest hop outwards: past those that are trusted, to the first that is not. A hop that cannot
-    /// be read ends the walk at the last one that was trusted; what lies beyond it may be forged. `None` without hops.
+    /// be read ends the walk at the last one that was trusted; what lies beyond it may be forged. Empty elements are no hops. `None`
+    /// without hops.
     fn walk(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> Option<IpAddr> {
         let mut hops = hops.take(MAX_HOPS).peekable();
         hops.peek()?;
@@ -233,7 +240,6 @@ mod tests {
         walk(&["::ffff:203.0.113.7"], "203.0.113.7");
         // What cannot be read ends the walk at the last trusted hop.
         walk(&["6.6.6.6, unknown, 10.0.0.9"], "10.0.0.9");
-        walk(&["6.6.6.6, , 10.0.0.9"], "10.0.0.9");
         walk(&["6.6.6.6, 010.0.0.1"], "127.0.0.1");
         // All trusted: the outermost.
         walk(&["10.0.0.3, 10.0.0.4"], "10.0.0.3");
@@ -298,12 +304,61 @@ mod tests {
             "for=20\"3.0.113.7\"",
             "for=1.1.1.\\1",
             "for=203.0.113.7;\"a\"=b",
-            "",
-            ",",
-            "for=6.6.6.6,",
         ] {
             walk(unreadable, "127.0.0.1");
         }
+    }
+
+    /// RFC 9110, 5.6.1: empty elements of a list say nothing. One between two addresses ended the walk, so that the proxy's
+    /// own address was charged. What is not empty and cannot be read still ends it.
+    #[test]
+    fn empty_elements_of_a_list_are_ignored() {
+        let walk = |lines: &[&str], expect: &str| {
+            let lines: Vec<&[u8]> = lines.iter().map(|line| line.as_bytes()).collect();
+            check_bytes(AddressSource::XForwardedFor, &lines, expect);
+            // The same addresses in the other header; empty elements are as empty there.
+            let element = |element: &str| match element.trim() {
+                "" => element.to_owned(),
+                address => format!("for=\"{address}\""),
+            };
+            let forwarded = |line: &[u8]| {
+                let line = std::str::from_utf8(line).unwrap();
+                line.split(',').map(element).collect::<Vec<_>>().join(",").into_bytes()
+            };
+            let lines: Vec<Vec<u8>> = lines.iter().map(|line| forwarded(line)).collect();
+            let lines: Vec<&[u8]> = lines.iter().map(Vec::as_slice).collect();
+            check_bytes(AddressSource::Forwarded, &lines, expect);
+        };
+        walk(&["203.0.113.7, , 10.0.0.9"], "203.0.113.7");
+        walk(&["203.0.113.7,\t,, ,10.0.0.9,"], "203.0.113.7");
+        walk(&[",203.0.113.7, "], "203.0.113.7");
+        walk(&["203.0.113.7", "", " , ", "10.0.0.9"], "203.0.113.7");
+        walk(&["203.0.113.7, 10.0.0.1", ""], "203.0.113.7");
+        walk(&[&format!("203.0.113.7{}10.0.0.9", ",".repeat(100))], "203.0.113.7");
+        // Nothing but commas: no hop at all.
+        for nothing in [&[""][..], &[","], &[" , ,\t"], &["", ",", ""]] {
+            walk(nothing, "127.0.0.1");
+        }
+        // What cannot be read ends the walk, with and without empty elements around it.
+        walk(&["6.6.6.6, unknown, , 10.0.0.9"], "10.0.0.9");
+        walk(&["6.6.6.6, , -, , "], "127.0.0.1");
+        walk(&["6.6.6.6", ", \u{a0},"], "127.0.0.1");
+        let forwarded = |lines: &[&[u8]], expect: &str| check_bytes(AddressSource::Forwarded, lines, expect);
+        // An element without a `for` is not an empty one.
+        forwarded(&[b"for=6.6.6.6, ;, for=10.0.0.9"], "10.0.0.9");
+        forwarded(&[b"for=6.6.6.6, \"\", for=10.0.0.9"], "10.0.0.9");
+        // With unbalanced quotes only what follows the last comma is believed, and nothing follows it here.
+        forwarded(&[b"for=6.6.6.6;x=\", for=1.1.1.1, "], "127.0.0.1");
+        forwarded(&[b"for=6.6.6.6", b"for=1.1.1.1;x=\", "], "127.0.0.1");
+    }
+
+    /// Where a list says nothing, the next source is asked, as without the header.
+    #[test]
+    fn a_list_of_empty_elements_is_a_missing_header() {
+        let sources = vec![AddressSource::XForwardedFor, AddressSource::Header("x-real-ip".into())];
+        let both = ClientAddress { sources, ..client(AddressSource::Peer) };
+        let headers = [("x-forwarded-for", " , "), ("x-real-ip", "203.0.113.9")];
+        assert_eq!(both.resolve(address("10.0.0.1"), &headers[..]), address("203.0.113.9"));
     }
 
     /// Behind a proxy that appends on the same line, an open quote made the client whoever it said it was.

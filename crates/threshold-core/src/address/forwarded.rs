@@ -7,25 +7,30 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use super::address_in;
+use super::{address_in, is_blank};
 
 /// The addresses of one line, nearest hop first; `None` for a hop that cannot be read.
 ///
-/// On a line with unbalanced quotes only the last element is believed. A `None` follows it, so that nobody reads on.
+/// Empty elements are left out. On a line with unbalanced quotes only the last element is believed, empty or not. A `None`
+/// follows it, so that nobody reads on.
 pub(super) fn hops(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
     let balanced = is_balanced(line);
     let mut rest = Some(line);
     let mut is_first = true;
     std::iter::from_fn(move || {
-        let line = rest?;
-        if !balanced && !is_first {
-            rest = None;
-            return Some(None);
+        loop {
+            let line = rest?;
+            if !balanced && !is_first {
+                rest = None;
+                return Some(None);
+            }
+            is_first = false;
+            let split = split_last(line);
+            rest = split.before;
+            if !(balanced && is_blank(split.element)) {
+                return Some(address_of(split.element));
+            }
         }
-        is_first = false;
-        let split = split_last(line);
-        rest = split.before;
-        Some(address_of(split.element))
     })
 }
 
