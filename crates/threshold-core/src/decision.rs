@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 use crate::balance::Balance;
 use crate::key::{DigestKey, Domain, Part, TraceId};
 use crate::ladder::Penalty;
-use crate::limit::{Limit, Look, Unit};
+use crate::limit::{Limit, Look, Unit, estimate_window_end};
 use crate::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
 use crate::policy::{Banned, Disclosure, Layer, Listed, OnStoreError, Policy, Rule};
 use crate::settle::{Escalation, Outcome, Settled};
@@ -86,6 +86,8 @@ pub struct Reading {
     pub(crate) bucket: u64,
     /// Whether the limit is on what is under way at once.
     pub(crate) at_once: bool,
+    /// Whether it is a sliding estimate, whose `resetAt` is the end of its window.
+    pub(crate) estimate: bool,
 }
 
 impl Reading {
@@ -104,8 +106,7 @@ impl Reading {
     /// When more than `remaining` is available if nobody else comes, for a decision made at `at`: the draft's effective
     /// window ends then. `None` where no time says it.
     ///
-    /// Two are not exact: a `sliding-estimate` says the end of its window, and a denial with nothing left says when its own
-    /// cost fits.
+    /// A denial with nothing left says when its own cost fits.
     #[must_use]
     pub fn more_at(&self, at: Timestamp) -> Option<Timestamp> {
         let more = match (self.bucket.checked_sub(1), self.resets()?) {
@@ -136,11 +137,13 @@ impl Reading {
     /// `resetAt` in Unix seconds, for a decision made at `at`.
     #[must_use]
     pub fn reset_at(&self, at: Timestamp) -> Option<u64> {
-        if self.allowed {
-            self.resets().map(Timestamp::secs_ceil)
-        } else {
-            self.ready_at().map(|ready| told_reset(ready, at))
-        }
+        if self.allowed { self.reset_if_allowed(at) } else { self.ready_at().map(|ready| told_reset(ready, at)) }
+    }
+
+    /// `resetAt` of an answer that allows.
+    fn reset_if_allowed(&self, at: Timestamp) -> Option<u64> {
+        let reset = if self.estimate { Some(estimate_window_end(self.period, at)) } else { self.resets() };
+        reset.map(Timestamp::secs_ceil)
     }
 }
 
@@ -276,7 +279,7 @@ impl Decision {
     #[must_use]
     pub fn reset_at(&self) -> Option<u64> {
         if self.allowed() {
-            return self.bound_by()?.resets().map(Timestamp::secs_ceil);
+            return self.bound_by()?.reset_if_allowed(self.at);
         }
         self.ready_at.map(|ready| told_reset(ready, self.at))
     }
@@ -343,6 +346,7 @@ impl Plan<'_> {
                 ready: Timestamp::MAX,
                 bucket: if let Limit::Rate(rate) = charge.limit { rate.burst() } else { 0 },
                 at_once: matches!(charge.limit, Limit::Concurrency(_)),
+                estimate: matches!(charge.limit, Limit::Estimate(_)),
             });
         }
     }

@@ -28,7 +28,7 @@ use crate::time::{Span, Timestamp};
 pub use concurrency::Concurrency;
 pub(crate) use concurrency::{Hold, HoldsState, MAX_HOLDS};
 pub use estimate::Estimate;
-pub(crate) use estimate::EstimateState;
+pub(crate) use estimate::{EstimateState, window_end as estimate_window_end};
 pub use log::Log;
 pub(crate) use log::{Entry, LogState, MAX_ENTRIES};
 pub use notation::{NotationError, Quota, Unit, parse_span};
@@ -210,7 +210,8 @@ pub struct Look {
     pub remaining: u64,
     /// When this cost fits if nobody else comes; `Timestamp::MAX` if it never will.
     pub ready_at: Timestamp,
-    /// `resetAt` if this cost is charged now; `Timestamp::MAX` where the algorithm has none.
+    /// `resetAt` if this cost is charged now; `Timestamp::MAX` where the algorithm has none. For a sliding estimate, whose
+    /// `resetAt` is the end of its window, it is when more fits.
     pub reset_if_charged: Timestamp,
     /// `resetAt` if nothing is charged; likewise.
     pub reset_if_not: Timestamp,

@@ -60,6 +60,11 @@ impl EstimateState {
     }
 }
 
+/// When the window of an estimate over `period` ends that `now` is in.
+pub(crate) fn window_end(period: Span, now: Timestamp) -> Timestamp {
+    now.floor_to(period).plus(period)
+}
+
 impl Estimate {
     /// `quota` per `period`.
     ///
@@ -114,14 +119,30 @@ impl Estimate {
         let used = windows.used(now);
         let remaining = self.quota.saturating_sub(used);
         let fits = cost <= remaining && used <= self.quota;
-        let end = windows.start.plus(self.period);
+        let mut charged = *state;
+        self.charge(&mut charged, cost, now);
         Look {
             fits,
             remaining,
             ready_at: if fits { now } else { self.ready_at(&windows, cost) },
-            reset_if_charged: end,
-            reset_if_not: end,
+            reset_if_charged: self.more_at(&charged, now),
+            reset_if_not: self.more_at(&windows, now),
         }
+    }
+
+    /// When one more fits than fits now; now, if nothing is counted. The end of the window is no such moment: what was counted
+    /// in it is then in view as a whole.
+    fn more_at(&self, windows: &EstimateState, now: Timestamp) -> Timestamp {
+        match windows.used(now) {
+            0 => now,
+            used => self.ready_at(windows, self.quota.saturating_sub(used).saturating_add(1)),
+        }
+    }
+
+    /// When the window that `now` is in ends.
+    #[must_use]
+    pub fn window_end(&self, now: Timestamp) -> Timestamp {
+        window_end(self.period, now)
     }
 
     /// When enough of the counted windows has slid out of view: in this window, else in the next.

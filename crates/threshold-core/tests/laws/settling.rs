@@ -125,14 +125,13 @@ proptest! {
     }
 
     /// `remaining` never exceeds `limit`. At `more_at` more is left than was told, and until then not: what the draft calls
-    /// the effective window. Where a rate has no whole microseconds, it may be a microsecond off; an estimate is one; and
-    /// where nothing is left, a denial says when its own cost fits.
+    /// the effective window. Where a rate has no whole microseconds, it may be a microsecond off; and where
+    /// nothing is left, a denial says when its own cost fits.
     ///
     /// Woken by: replacing `last.saturating_sub(self.remaining)` with `last` in `Reading::more_at`; `resets` with
     /// `at.plus(self.period)`; and `shown_quota` with `quota` in `Plan::prepare`.
     #[test]
     fn more_is_left_when_an_answer_says_so(rules in rules(), start in start(), trace in trace()) {
-        let exact = |rule: &RuleShape| !matches!(rule.algorithm, Algorithm::SlidingEstimate | Algorithm::Concurrency);
         let mut world = World::new(&text_of(&rules), start);
         for ask in trace {
             world.wait(ask.gap);
@@ -144,7 +143,7 @@ proptest! {
                 let rule = &rules[place(&world.policy.rules()[reading.rule].name)];
                 // Denied though it asks for nothing: blocked, which hides how much there is.
                 let hidden = !reading.allowed && reading.cost == 0;
-                if !exact(rule) || !reading.enforced || hidden {
+                if rule.algorithm == Algorithm::Concurrency || !reading.enforced || hidden {
                     continue;
                 }
                 let more = reading.more_at(world.now).expect("every limit here has more in time");

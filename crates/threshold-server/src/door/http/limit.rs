@@ -55,14 +55,18 @@ pub(super) fn answer(app: &App, body: &[u8]) -> Result<Response, ApiError> {
     let checked = limiter.store().check_any(key, &limit, cost, now, new_trace());
     let other = (served != wanted).then(|| served.name());
     let charged = checked.mark.map_or(0, |mark| mark.amount);
-    Ok(json(StatusCode::OK, &LimitAnswer::new(&checked.look, charged, now, other)))
+    Ok(json(StatusCode::OK, &LimitAnswer::new(&limit, &checked.look, charged, now, other)))
 }
 
 impl LimitAnswer {
-    fn new(look: &Look, charged: u64, now: Timestamp, algorithm: Option<&'static str>) -> Self {
+    fn new(limit: &Limit, look: &Look, charged: u64, now: Timestamp, algorithm: Option<&'static str>) -> Self {
         let remaining = look.remaining.saturating_sub(charged);
         if look.fits {
-            let reset = if charged > 0 { look.reset_if_charged } else { look.reset_if_not };
+            let reset = match limit {
+                Limit::Estimate(estimate) => estimate.window_end(now),
+                _ if charged > 0 => look.reset_if_charged,
+                _ => look.reset_if_not,
+            };
             let reset_at = reset.unless_never().map(Timestamp::secs_ceil);
             return Self { allowed: true, remaining, reset_at, retry_after: None, algorithm };
         }
