@@ -133,33 +133,26 @@ pub(crate) fn spell_characters(path: &str) -> String {
 
 /// Each byte that a path stands for, and whether it is escaped. A `%` that begins no escape is an escaped one.
 fn decoded(path: &str) -> impl Iterator<Item = (u8, bool)> {
-    let mut bytes = path.bytes();
-    std::iter::from_fn(move || match bytes.next()? {
-        b'%' => match escape(bytes.as_slice_pair()) {
-            Some(value) => {
-                bytes.nth(1);
-                Some((value, true))
-            }
-            None => Some((b'%', true)),
-        },
-        other => Some((other, false)),
+    decoded_bytes(path.as_bytes())
+}
+
+fn decoded_bytes(path: &[u8]) -> impl Iterator<Item = (u8, bool)> {
+    let mut rest = path;
+    std::iter::from_fn(move || {
+        let (first, behind) = rest.split_first()?;
+        rest = behind;
+        if *first != b'%' {
+            return Some((*first, false));
+        }
+        let Some(value) = escape(behind) else { return Some((b'%', true)) };
+        rest = behind.get(2..).unwrap_or_default();
+        Some((value, true))
     })
 }
 
-/// The next two bytes of an iterator, without taking them.
-trait SlicePair {
-    fn as_slice_pair(&self) -> Option<(u8, u8)>;
-}
-
-impl SlicePair for std::str::Bytes<'_> {
-    fn as_slice_pair(&self) -> Option<(u8, u8)> {
-        let mut ahead = self.clone();
-        Some((ahead.next()?, ahead.next()?))
-    }
-}
-
-fn escape(pair: Option<(u8, u8)>) -> Option<u8> {
-    let (high, low) = pair?;
+/// The byte that stands behind a `%`, if its two digits do.
+fn escape(behind: &[u8]) -> Option<u8> {
+    let (high, low) = (*behind.first()?, *behind.get(1)?);
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     Some(digit(high)? << 4 | digit(low)?)
 }
