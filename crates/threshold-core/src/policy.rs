@@ -30,7 +30,7 @@ pub use change::Forgotten;
 pub use codes::{CODES, Code, Place};
 pub(crate) use counted::{CountedBy, Identities, Known, REMEMBERED};
 pub use finding::{Finding, PolicyError, Severity};
-pub use identity::{Identity, IdentitySource, Jwt, Seen};
+pub use identity::{CLIENT_HEADERS, Identity, IdentitySource, Jwt, Seen};
 pub use lists::{ListEntry, Listed, Lists, Rank};
 pub(crate) use load::rules::Shape;
 pub(crate) use pattern::Kind;

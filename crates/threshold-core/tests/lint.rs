@@ -47,18 +47,130 @@ fn a_header_that_a_proxy_passes_on_is_doubted() {
     let identity =
         |rest: &str| format!("[identity]\ntrusted_proxies = [\"10.0.0.0/8\"]\n{rest}\n{}", by_address("5/min"));
     check(&identity("client_ip = \"x-forwarded-for\""), &[]);
-    check(&identity("client_ip = \"peer\""), &[]);
     check(&identity("client_ip = \"forwarded\""), &["passed-on \"forwarded\""]);
     let both = "client_ip = [\"CF-Connecting-IP\", \"x-forwarded-for\"]";
     check(&identity(both), &["passed-on \"CF-Connecting-IP\""]);
-    check(&identity("user = \"header:x-user\""), &["passed-on \"header:x-user\""]);
-    check(&identity("tenant = \"cookie:shop\""), &["passed-on \"cookie:shop\""]);
-    check(&identity("tier = \"header:x-tier\""), &["passed-on \"header:x-tier\""]);
-    check(&identity("tenant = \"host:{tenant}.example.com\""), &[]);
-    let meant = format!("allow = [\"passed-on: the gateway removes it\"]\n{}", identity("user = \"header:x-user\""));
+    let named = |line: &str| identity(&format!("client_ip = \"x-forwarded-for\"\n{line}"));
+    check(&named("user = \"header:x-user\""), &["passed-on \"header:x-user\""]);
+    check(&named("tenant = \"cookie:shop\""), &["passed-on \"cookie:shop\""]);
+    check(&named("tier = \"header:x-tier\""), &["passed-on \"header:x-tier\""]);
+    check(&named("tenant = \"host:{tenant}.example.com\""), &[]);
+    let meant = format!("allow = [\"passed-on: the gateway removes it\"]\n{}", named("user = \"header:x-user\""));
     check(&meant, &[]);
     // Nobody is believed, so nothing can be smuggled.
-    check(&format!("[identity]\nclient_ip = \"x-real-ip\"\n{}", by_address("5/min")), &[]);
+    check(&by_address("5/min"), &[]);
+}
+
+/// The hint said to have the proxy set or remove it, and an application without cookies or `Authorization` has no users.
+#[test]
+fn what_applications_need_from_clients_is_not_to_be_removed() {
+    let help = |source: &str| {
+        let text = format!(
+            "[identity]\ntrusted_proxies = [\"10.0.0.0/8\"]\nuser = \"{source}\"\n{}",
+            rule("posts", "[\"user\"]", "limit = \"10/h\"") + &rule("all", "[]", "limit = \"1000/h\"")
+        );
+        let findings = Policy::review(&text, &|_| None).findings;
+        findings.into_iter().find(|finding| finding.code == "passed-on").unwrap().help
+    };
+    for own in ["cookie:sid", "header:cookie", "header:Authorization", "header:user-agent"] {
+        let help = help(own);
+        assert!(!help.contains("remove") && help.contains("claim:") && help.contains("header"), "{own}: {help}");
+    }
+    assert!(help("header:x-user").contains("set or remove"));
+}
+
+/// Without a trusted proxy no header is believed, and everybody behind one shares a budget, where the policy seems to say
+/// otherwise.
+#[test]
+fn an_address_from_a_header_needs_a_trusted_proxy() {
+    for source in ["x-forwarded-for", "forwarded", "x-real-ip", "Cf-Connecting-Ip"] {
+        let identity = |more: &str| format!("[identity]\nclient_ip = \"{source}\"\n{more}{}", by_address("5/min"));
+        check(&identity(""), &[&format!("never-believed \"{source}\"")]);
+        check(&identity("trusted_proxies = []\n"), &[&format!("never-believed \"{source}\"")]);
+        check(&format!("allow = [\"never-believed: on Workers\"]\n{}", identity("")), &[]);
+    }
+    let list = "[identity]\nclient_ip = [\"x-real-ip\", \"x-forwarded-for\", \"peer\"]\n";
+    check(
+        &format!("{list}{}", by_address("5/min")),
+        &["never-believed \"x-real-ip\"", "never-believed \"x-forwarded-for\""],
+    );
+    check(&format!("[identity]\nclient_ip = \"peer\"\n{}", by_address("5/min")), &[]);
+}
+
+/// With a trusted proxy in front and `client_ip` left at the connection's address, all its clients share one budget.
+#[test]
+fn a_proxy_s_own_address_is_not_its_clients() {
+    let identity = |lines: &str| format!("[identity]\ntrusted_proxies = [\"10.0.0.0/8\"]\n{lines}");
+    let trusted = "counts-the-proxy [\"10.0.0.0/8\"]";
+    check(&(identity("") + &by_address("5/min")), &[trusted]);
+    check(&(identity("client_ip = \"peer\"\n") + &by_address("5/min")), &["counts-the-proxy \"peer\""]);
+    let first = "client_ip = [\"peer\", \"x-forwarded-for\"]\n";
+    check(&(identity(first) + &by_address("5/min")), &["counts-the-proxy \"peer\""]);
+    check(&(identity("client_ip = [\"x-forwarded-for\", \"peer\"]\n") + &by_address("5/min")), &[]);
+    check(&(identity("") + &rule("net", "[\"ip/24\"]", "limit = \"5/min\"")), &[trusted]);
+    // Trusted for the names that it tells: nothing is counted by address.
+    let user = "user = \"header:x-user\"\n";
+    let users = rule("users", "[\"user\"]", "limit = \"5/min\"");
+    check(&(identity(user) + &users), &["passed-on \"header:x-user\""]);
+    check(&(identity(user) + &users + &by_address("50/min")), &[trusted, "passed-on \"header:x-user\""]);
+    let meant = "allow = [\"counts-the-proxy: a cap for all\"]\n";
+    check(&(meant.to_owned() + &identity("") + &by_address("5/min")), &[]);
+}
+
+#[test]
+fn a_header_that_holds_no_address_is_no_source_of_one() {
+    let identity = |source: &str| {
+        format!("[identity]\ntrusted_proxies = [\"10.0.0.0/8\"]\nclient_ip = {source}\n{}", by_address("5/min"))
+    };
+    for name in [
+        "host",
+        "Authorization",
+        "proxy-authorization",
+        "cookie",
+        "content-length",
+        "content-type",
+        "transfer-encoding",
+        "connection",
+        "te",
+        "upgrade",
+        "accept",
+        "accept-encoding",
+        "user-agent",
+        "referer",
+        "origin",
+        "date",
+        "range",
+        "if-none-match",
+        "if-modified-since",
+        "x-forwarded-host",
+        "x-forwarded-proto",
+        "x-forwarded-port",
+        "via",
+    ] {
+        let text = format!("\"{name}\"");
+        check(&identity(&text), &[&format!("bad-value {text}")]);
+        check(&identity(&format!("[\"x-forwarded-for\", {text}]")), &[&format!("bad-value {text}")]);
+    }
+    let help = |source: &str| {
+        let findings = Policy::review(&identity(source), &|_| None).findings;
+        findings.into_iter().find(|finding| finding.code == "bad-value").unwrap().help
+    };
+    assert!(help("\"header:x-real-ip\"").contains("\"x-real-ip\""), "{}", help("\"header:x-real-ip\""));
+    assert!(help("[\"peer\", \"header:x-real-ip\"]").contains("\"x-real-ip\""));
+    assert!(!help("\"header:\"").contains("\"\""));
+    assert!(help("\"cookie:ip\"").contains("x-forwarded-for"));
+}
+
+/// PHP runs a script also for what follows its name, so that `/wp-login.php/x` dodges a rule for `/wp-login.php`.
+#[test]
+fn a_rule_for_a_script_is_one_for_what_follows_it() {
+    let script = |path: &str| rule("script", "[\"ip\"]", &format!("match = {{ path = {path} }}\nlimit = \"5/min\""));
+    check(&script("\"/blog/admin.php\""), &["path-info \"script\""]);
+    check(&script("[\"/a\", \"/*.PHP\"]"), &["path-info \"script\""]);
+    check(&script("\"/blog/admin.php/**\""), &[]);
+    check(&script("[\"/blog/admin.php\", \"/blog/**\"]"), &[]);
+    check(&script("\"/admin.php/x\""), &[]);
+    check(&(script("\"/admin.php\"") + "allow = [\"path-info: cgi.fix_pathinfo=0\"]\n"), &[]);
 }
 
 #[test]
@@ -79,7 +191,10 @@ fn what_clients_send_themselves_is_no_identity_for_a_ladder() {
     let with = |source: &str| {
         let identity = format!("[identity]\ntrusted_proxies = [\"10.0.0.0/8\"]\nuser = \"{source}\"\n");
         let users = rule("posts", "[\"user\"]", "limit = \"10/h\"\nladder = \"graduated\"");
-        format!("allow = [\"passed-on: it is set\"]\n{identity}{users}{}", by_address("50/min"))
+        format!(
+            "allow = [\"passed-on: it is set\", \"counts-the-proxy: one\"]\n{identity}{users}{}",
+            by_address("50/min")
+        )
     };
     check(&with("header:x-user"), &[]);
     for source in ["cookie:sid", "header:Authorization", "header:cookie", "path:/u/{user}/**"] {

@@ -135,14 +135,19 @@ codes! {
         "it limits nothing", "add it as `[[category]]`";
     Warning "tier-without-category" of Policy: "a tier that says nothing of some category",
         "such requests are not limited", "add a limit, or write `\"unlimited\"`";
-    Warning "never-believed" of Policy: "an identity from a header, where no peer is trusted",
-        "it is never believed, so never there", "list the proxy under `trusted_proxies`";
+    Warning "never-believed" of Policy: "an address or a name from a header, where no peer is trusted",
+        "it is never believed: the name is never there, and everyone is counted by the connection's address",
+        "list the proxy under `trusted_proxies`; on Workers, where the platform is trusted, say so in `allow`";
+    Warning "counts-the-proxy" of Policy: "trusted proxies, rules by address, and a `client_ip` that is the connection's own address",
+        "behind a proxy that is the proxy's address, so that all its clients share one budget",
+        "write `client_ip = \"x-forwarded-for\"`, or the header in which your proxy tells the client's address";
     Warning "trusts-everyone" of Policy: "trusted proxies that cover a whole address space",
         "every client may then say who it is", "list the proxies' own addresses";
     Warning "passed-on" of Policy: "an address or a name from a header that a proxy passes on as its client sent it",
         "most proxies set `X-Forwarded-For` and hand every other header on: whoever sends the header chooses what it says",
         "have your proxy set or remove it (`threshold export nginx-auth`, `caddy-auth` and `traefik-auth` write that), and say \
-         in `allow` which proxy does";
+         in `allow` which proxy does; a cookie or `authorization` stays the client's own: use a `claim:`, or a header that \
+         the gateway sets";
     Warning "narrow-ipv6" of Policy: "an `ipv6_prefix` above 64",
         "an IPv6 client usually has a /64 or more, so it can take a new budget for each request", "write 64, or less";
     Warning "high-ceiling" of Policy: "a login ceiling above 100",
@@ -159,6 +164,9 @@ codes! {
         "a fallback applies only where no other rule of its layer matches; a rule with `on_missing = \"skip\"` that matches \
          leaves anonymous requests without any limit of that layer, and a rule that observes leaves all of them",
         "write `on_missing = \"floor\"`, or add a rule by address that matches the same requests";
+    Warning "path-info": "a rule for a `.php` script that does not match what follows the script's name",
+        "PHP runs the script for `/login.php/x` too (path info), so that the rule is dodged",
+        "match `/login.php/**`, which is the script and everything below it, or have the server refuse path info";
     Warning "cannot-bind": "a limit that another, tighter one always reaches first",
         "it looks like protection and is never felt; whoever loosens the other will be surprised by it",
         "remove it, or make it tighter than the other";

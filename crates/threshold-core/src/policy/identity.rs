@@ -6,6 +6,19 @@ use super::Pattern;
 use crate::address::{ClientAddress, Headers};
 use crate::path::{OddPaths, PathError, read, spell_host, spell_path};
 
+/// The headers, by lower-case name, that clients write themselves and applications need: no proxy removes them.
+pub const CLIENT_HEADERS: [&str; 9] = [
+    "accept",
+    "accept-encoding",
+    "accept-language",
+    "authorization",
+    "content-type",
+    "cookie",
+    "origin",
+    "referer",
+    "user-agent",
+];
+
 /// How callers are found.
 #[derive(Debug, Clone, Default)]
 pub struct Identity {

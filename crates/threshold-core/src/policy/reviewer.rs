@@ -29,6 +29,7 @@ pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Iden
         let help = "add a [[rule]]; a server takes such a policy only with --allow-empty";
         loader.warning("no-rules", 0..0, "the policy has no rules and no [login]: it limits nobody", help);
     }
+    believed::counts_the_proxy(loader, &file.identity, identity, rules.iter().map(|(rule, _)| rule));
     believed::passed_on(loader, &file.identity, identity);
     for located in &file.rule {
         let written = &located.value;
@@ -43,6 +44,7 @@ pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Iden
     }
     for (rule, span) in rules {
         fallback_off(loader, rules, rule, span);
+        path_info(loader, rule, span);
     }
     for (rule, span) in rules.iter().filter(|(rule, _)| rule.mode == Mode::Enforce) {
         client_chosen(loader, identity, rules, rule, span);
@@ -207,6 +209,19 @@ fn fallback_off(loader: &mut Loader<'_>, rules: &[Placed], rule: &Rule, span: &R
         (message, "they meet no limit of this layer; write on_missing = \"floor\", or add a rule by address beside it")
     };
     loader.warning("fallback-off", span.clone(), message, help);
+}
+
+/// A rule for a script of PHP and not for what follows the script's name, which runs it as well.
+fn path_info(loader: &mut Loader<'_>, rule: &Rule, span: &Range<usize>) {
+    let paths = &rule.matches.path;
+    let dodged = |script: &&Pattern| {
+        let follows = format!("{script}/x");
+        script.as_str().ends_with(".php") && !paths.iter().any(|own| own.matches(&follows))
+    };
+    let Some(script) = paths.iter().find(dodged) else { return };
+    let message = format!("{script}/x runs the same script in PHP, and \"{}\" does not match it", rule.name);
+    let help = format!("write \"{script}/**\", which matches both");
+    loader.warning("path-info", span.clone(), message, &help);
 }
 
 /// Whether there are requests that match a rule and are not limited by it.

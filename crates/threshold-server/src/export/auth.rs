@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use anyhow::bail;
 use threshold_core::address::AddressSource;
-use threshold_core::policy::{IdentitySource, Policy};
+use threshold_core::policy::{CLIENT_HEADERS, IdentitySource, Policy};
 
 /// Where Threshold listens unless said.
 const THRESHOLD: &str = "127.0.0.1:8080";
@@ -42,19 +42,6 @@ const PROXIES_OWN: [&str; 10] = [
     "trailer",
     "transfer-encoding",
     "upgrade",
-];
-/// What applications need from their clients. A policy that believes one of them as a name believes the client: Threshold
-/// is not told, and the application still is.
-const CLIENTS_OWN: [&str; 9] = [
-    "accept",
-    "accept-encoding",
-    "accept-language",
-    "authorization",
-    "content-type",
-    "cookie",
-    "origin",
-    "referer",
-    "user-agent",
 ];
 /// The statuses that Threshold answers with whatever the policy says.
 const STATUSES: [u16; 5] = [400, 413, 414, 429, 503];
@@ -132,7 +119,9 @@ impl Believed {
             };
             let set = PROXIES_OWN.iter().chain(&ASKED).any(|own| *own == header);
             let address = address.iter().chain(&addresses).any(|own| own == header) || header == "forwarded";
-            match (set || address, CLIENTS_OWN.contains(&header)) {
+            // A policy that believes what clients write themselves believes the client: Threshold is not told, and the
+            // application still is.
+            match (set || address, CLIENT_HEADERS.contains(&header)) {
                 (true, _) => {}
                 (false, true) => add(&mut clients, header, says),
                 (false, false) => add(&mut names, header, says),
@@ -162,7 +151,7 @@ impl Believed {
     /// `X_User` and `X-User` for the same header.
     fn respelled(&self) -> Vec<String> {
         let kept = |name: &str| {
-            let own = PROXIES_OWN.iter().chain(&CLIENTS_OWN).any(|own| *own == name);
+            let own = PROXIES_OWN.iter().chain(&CLIENT_HEADERS).any(|own| *own == name);
             own || self.removed().any(|own| own == name) || self.counted.iter().any(|own| own == name)
         };
         let names = ["x-forwarded-for", "x-forwarded-host"].into_iter().chain(self.removed());

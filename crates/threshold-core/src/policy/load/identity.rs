@@ -7,7 +7,7 @@ use crate::address::{AddressSource, ClientAddress};
 use crate::path::OddPaths;
 use crate::policy::file::{IdentityFile, JwtFile, Located, OddPathsName, Text, Texts};
 use crate::policy::lists::parse_net;
-use crate::policy::{Identity, IdentitySource, Jwt, Kind, Pattern};
+use crate::policy::{CLIENT_HEADERS, Identity, IdentitySource, Jwt, Kind, Pattern};
 
 impl Loader<'_> {
     pub(super) fn identity(&mut self, file: &IdentityFile) -> Identity {
@@ -15,7 +15,7 @@ impl Loader<'_> {
         let trusted: Vec<IpNet> = trusted.filter_map(|text| self.proxy(text)).collect();
         let sources = match &file.client_ip {
             None => vec![AddressSource::Peer],
-            Some(texts) => self.address_sources(texts),
+            Some(texts) => self.address_sources(texts, trusted.is_empty()),
         };
         if let Some(prefix) = &file.ipv6_prefix {
             self.ipv6_prefix(prefix);
@@ -58,14 +58,33 @@ impl Loader<'_> {
         net
     }
 
-    fn address_sources(&mut self, texts: &Texts) -> Vec<AddressSource> {
+    fn address_sources(&mut self, texts: &Texts, nobody_is_trusted: bool) -> Vec<AddressSource> {
         let help = "write \"peer\", \"x-forwarded-for\", \"forwarded\" or a header's name";
         if texts.items.is_empty() {
             self.error("bad-value", texts.span.clone(), "client_ip names no source of an address", help);
         }
-        for text in texts.items.iter().filter(|text| !is_token(&text.value)) {
-            let message = format!("\"{}\" cannot be the name of a header", text.value);
-            self.error("bad-value", text.span.clone(), message, help);
+        for text in &texts.items {
+            let name = text.value.to_ascii_lowercase();
+            match name.strip_prefix("header:") {
+                Some(bare) if is_token(bare) => {
+                    let help = format!("write the bare name: \"{bare}\"");
+                    self.error("bad-value", text.span.clone(), "client_ip names headers without a prefix", &help);
+                }
+                _ if !is_token(&name) => {
+                    let message = format!("\"{}\" cannot be the name of a header", text.value);
+                    self.error("bad-value", text.span.clone(), message, help);
+                }
+                _ if !may_hold_an_address(&name) => {
+                    let message = format!("the header \"{}\" never holds a client's address", text.value);
+                    self.error("bad-value", text.span.clone(), message, help);
+                }
+                _ if nobody_is_trusted && name != "peer" => {
+                    let message = "this is believed from trusted proxies only, and there are none: everyone is counted by \
+                                   the connection's address";
+                    self.warning("never-believed", text.span.clone(), message, "name them in trusted_proxies");
+                }
+                _ => {}
+            }
         }
         texts.items.iter().map(|text| address_source(&text.value)).collect()
     }
@@ -182,6 +201,45 @@ impl Loader<'_> {
 fn is_cookie_name(text: &str) -> bool {
     let mark = |byte: u8| b"!#$%&'*+-.^_`|~".contains(&byte);
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || mark(byte))
+}
+
+/// Whether a header, by its lower-case name, is none of those that are known to hold something else.
+fn may_hold_an_address(name: &str) -> bool {
+    const OTHERS: [&str; 29] = [
+        "cache-control",
+        "connection",
+        "content-length",
+        "date",
+        "expect",
+        "from",
+        "host",
+        "keep-alive",
+        "max-forwards",
+        "pragma",
+        "prefer",
+        "priority",
+        "proxy-authorization",
+        "proxy-connection",
+        "range",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "via",
+        "x-forwarded-host",
+        "x-forwarded-port",
+        "x-forwarded-prefix",
+        "x-forwarded-proto",
+        "x-forwarded-server",
+        "x-original-method",
+        "x-original-uri",
+        "x-original-url",
+        "x-requested-with",
+    ];
+    let families = ["accept-", "content-", "if-", "sec-"];
+    !(OTHERS.contains(&name)
+        || CLIENT_HEADERS.contains(&name)
+        || families.iter().any(|family| name.starts_with(family)))
 }
 
 fn address_source(text: &str) -> AddressSource {

@@ -5,10 +5,38 @@ use std::ops::Range;
 use crate::address::AddressSource;
 use crate::policy::file::{IdentityFile, Text};
 use crate::policy::load::Loader;
-use crate::policy::{Identity, IdentitySource};
+use crate::policy::rule::{Per, Rule};
+use crate::policy::{CLIENT_HEADERS, Identity, IdentitySource};
 
+/// What no proxy removes, since the application needs it.
+const CLIENTS_OWN_HELP: &str = "clients write it themselves and applications need it, so the files of `threshold export` \
+                                hide it from Threshold alone: take the name from claim:NAME, or from a header that the \
+                                gateway sets once it has checked the session; if nobody can guess the values, say so in \
+                                allow = [\"passed-on: …\"] above all tables";
 const HELP: &str = "have the proxy set or remove it, as the files do that `threshold export nginx-auth` and its like \
                     write; then say which proxy does, in allow = [\"passed-on: …\"] above all tables";
+
+/// Warns where a proxy is trusted, and its own address is what rules by address count.
+pub(super) fn counts_the_proxy<'r>(
+    loader: &mut Loader<'_>,
+    file: &IdentityFile,
+    identity: &Identity,
+    mut rules: impl Iterator<Item = &'r Rule>,
+) {
+    let own_address = identity.address.sources.first() == Some(&AddressSource::Peer);
+    let Some(proxies) = file.trusted_proxies.as_ref().filter(|_| own_address && !identity.address.trusted.is_empty())
+    else {
+        return;
+    };
+    if !rules.any(|rule| rule.per.iter().any(|per| matches!(per, Per::Ip | Per::IpPrefix(_)))) {
+        return;
+    }
+    let written = file.client_ip.as_ref().and_then(|texts| texts.items.first());
+    let span = written.map_or(&proxies.span, |text| &text.span);
+    let message = "client_ip is the connection's own address: all clients of a proxy share one budget by address";
+    let help = "write client_ip = \"x-forwarded-for\", or the header in which your proxy tells the client's address";
+    loader.warning("counts-the-proxy", span.clone(), message, help);
+}
 
 /// Warns about each header that says whose request it is and that a proxy does not set by itself.
 pub(super) fn passed_on(loader: &mut Loader<'_>, file: &IdentityFile, identity: &Identity) {
@@ -43,5 +71,6 @@ pub(super) fn passed_on(loader: &mut Loader<'_>, file: &IdentityFile, identity: 
 
 fn warn(loader: &mut Loader<'_>, span: Range<usize>, header: &str, what: &str) {
     let message = format!("a proxy that passes \"{header}\" on lets the client choose its {what}");
-    loader.warning("passed-on", span, message, HELP);
+    let help = if CLIENT_HEADERS.contains(&header) { CLIENTS_OWN_HELP } else { HELP };
+    loader.warning("passed-on", span, message, help);
 }
