@@ -95,7 +95,8 @@ pub(crate) struct ServeArgs {
     /// The largest body of a request, in bytes
     #[arg(long, value_name = "BYTES", default_value = "1048576", value_parser = clap::value_parser!(u32).range(1_024..=67_108_864))]
     pub(crate) max_body: u32,
-    /// The most memory for answers to requests with a requestId, in bytes; beyond it such requests are 503
+    /// The most memory for answers that are remembered by the ids of their requests, in bytes. Beyond it a request with a
+    /// new requestId is 503; of answers to proxies (X-Threshold-Request-Id) the oldest are forgotten
     #[arg(long, value_name = "BYTES", default_value = "134217728", value_parser = clap::value_parser!(u32).range(8_388_608..))]
     pub(crate) request_id_memory: u32,
     /// How long a client may keep the server waiting: for a request's headers or body, for the next request, or to read

@@ -13,6 +13,7 @@ mod large;
 mod login;
 #[cfg(test)]
 mod observed;
+mod request_ids;
 mod sent;
 #[cfg(test)]
 mod serving;
@@ -44,6 +45,7 @@ pub(crate) use error::ApiError;
 pub(crate) use health::{Health, Trouble};
 pub(crate) use hosts::{HostName, Hosts};
 use large::LargeAnswers;
+use request_ids::RequestIds;
 
 /// What every door is given.
 #[derive(Debug)]
@@ -55,7 +57,7 @@ pub(crate) struct App {
     large: LargeAnswers,
     /// What operators list has room of its own: they must see whom to ban while callers use up theirs.
     listed: LargeAnswers,
-    once: http::Once,
+    request_ids: Arc<RequestIds>,
     guesses: guesses::Guesses,
     /// Which requests that were refused for their headers become a line of the log.
     pub(crate) refused: Samples,
@@ -78,7 +80,7 @@ pub(crate) struct Bounds {
     pub(crate) patience: Duration,
     /// The most bytes of large answers that are made or not yet read.
     pub(crate) answers: usize,
-    /// The most bytes of answers that are remembered for their `requestId`.
+    /// The most bytes of answers that are remembered by the ids of their requests.
     pub(crate) request_ids: usize,
 }
 
@@ -99,9 +101,9 @@ impl App {
     pub(crate) fn new(desk: Desk, tokens: Tokens, bounds: Bounds) -> Self {
         let forward_auth = forward_auth::ForwardAuth::new(&desk);
         let (large, listed) = (LargeAnswers::new(bounds.answers), LargeAnswers::new(LISTED));
-        let once = http::Once::new(bounds.request_ids);
+        let request_ids = Arc::new(RequestIds::new(bounds.request_ids));
         let (health, guesses, refused) = (Health::default(), guesses::Guesses::default(), Samples::default());
-        Self { desk, tokens, health, bounds, large, listed, once, guesses, refused, forward_auth }
+        Self { desk, tokens, health, bounds, large, listed, request_ids, guesses, refused, forward_auth }
     }
 }
 

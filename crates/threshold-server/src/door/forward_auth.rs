@@ -29,10 +29,10 @@ use threshold_core::Timestamp;
 use threshold_limiter::tower::{RequestBody, ResponseBody, ResponseFuture, ThresholdLayer, ThresholdService};
 use tower_service::Service;
 
+use super::request_ids::{Digest, RequestIds};
 use super::{Answering, ApiError, App};
 use crate::desk::Desk;
 use crate::log::Samples;
-use repeats::{Question, Repeats};
 
 /// Where proxies ask.
 pub(super) const PATH: &str = "/auth";
@@ -51,8 +51,6 @@ const MAX_CARRIED: usize = 8 << 10;
 /// What the door keeps between requests.
 pub(super) struct ForwardAuth {
     gate: ThresholdService<Crosses>,
-    /// What was answered to requests that proxies may ask for again.
-    repeats: Arc<Repeats>,
     /// Which proxies that were turned away become a line of the log.
     refusals: Samples,
 }
@@ -61,7 +59,7 @@ impl ForwardAuth {
     pub(super) fn new(desk: &Desk) -> Self {
         use tower_layer::Layer as _;
         let layer = ThresholdLayer::new(Arc::clone(&desk.limiter)).answered_elsewhere();
-        Self { gate: layer.layer(Crosses), repeats: Arc::default(), refusals: Samples::default() }
+        Self { gate: layer.layer(Crosses), refusals: Samples::default() }
     }
 }
 
@@ -112,14 +110,14 @@ fn ask(app: &App, peer: SocketAddr, mut parts: Parts, deny: Deny) -> Result<Answ
     let mut question = None;
     let length = if is_trusted(app, peer.ip().to_canonical()) {
         let length = original::put_in_place(&mut parts)?;
-        question = app.forward_auth.repeats.question(peer.ip().to_canonical(), &parts, length)?;
+        question = repeats::question(&app.request_ids, peer.ip().to_canonical(), &parts, length)?;
         length
     } else {
         app.forward_auth.warn(&app.desk);
         0
     };
     let now = || app.desk.limiter.now();
-    if let Some(fields) = question.and_then(|question| app.forward_auth.repeats.find(question, now())) {
+    if let Some(fields) = question.and_then(|question| app.request_ids.repeat(question, now())) {
         let mut response = Response::new(Body::empty());
         *response.headers_mut() = fields;
         return Ok(Answering::now(response));
@@ -128,16 +126,15 @@ fn ask(app: &App, peer: SocketAddr, mut parts: Parts, deny: Deny) -> Result<Answ
     parts.headers.remove(CONTENT_TYPE);
     let asked = http::Request::from_parts(parts, Announced(length));
     let told = app.forward_auth.gate.clone().call_from(Some(peer), asked);
-    let repeated =
-        question.map(|question| Repeated { question, now: now(), repeats: Arc::clone(&app.forward_auth.repeats) });
+    let repeated = question.map(|question| Repeated { question, now: now(), ids: Arc::clone(&app.request_ids) });
     Ok(Answering::Proxied { future: Proxied { told, deny, repeated } })
 }
 
 /// A question that the proxy may ask again.
 struct Repeated {
-    question: Question,
+    question: Digest,
     now: Timestamp,
-    repeats: Arc<Repeats>,
+    ids: Arc<RequestIds>,
 }
 
 pin_project! {
@@ -156,10 +153,10 @@ impl Future for Proxied {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Response> {
         let this = self.project();
         this.told.poll(cx).map(|Ok(response)| {
-            if let Some(Repeated { question, now, repeats }) = this.repeated.take()
+            if let Some(Repeated { question, now, ids }) = this.repeated.take()
                 && response.status() == StatusCode::OK
             {
-                repeats.remember(question, now, response.headers());
+                ids.keep(question, now, response.headers());
             }
             this.deny.word(response)
         })

@@ -7,7 +7,6 @@ mod conformance;
 mod limit;
 #[cfg(test)]
 mod lists;
-mod once;
 mod openapi;
 mod schema;
 mod text;
@@ -31,6 +30,7 @@ use threshold_core::receipt::{ActualCost, CommitError, MAX_RESERVATION, UnknownR
 use threshold_core::{Span, TraceId};
 use tokio::task::yield_now;
 
+use super::request_ids::{Named, Room};
 use super::sent::{Caller, Sent};
 use super::{ApiError, App, json, json_bytes};
 use crate::desk::{Decided, Held, new_trace, strikes_wait};
@@ -39,8 +39,6 @@ use crate::serve::Line;
 use answer::{Answer, USUAL_ANSWER, largest_answer};
 pub(super) use ask::{Address, LayerName, layer_named, read};
 use ask::{Asked, CommitBody, MAX_ITEMS, PauseBody, RefundBody, ReleaseBody, RequestBody, read_asked};
-pub(super) use once::Once;
-use once::Room;
 use text::Pairs;
 pub(super) use text::{Text, Whole};
 
@@ -55,14 +53,14 @@ const MAX_WAIT: u64 = 60_000;
 
 /// An answer as it is sent.
 #[derive(Debug, Clone)]
-struct Answered {
-    body: Bytes,
+pub(super) struct Answered {
+    pub(super) body: Bytes,
     /// Whether anything was charged.
-    charged: bool,
+    pub(super) charged: bool,
     /// Whether the store failed and the rules are closed then.
-    closed: bool,
+    pub(super) closed: bool,
     /// The policy it was decided under.
-    generation: u64,
+    pub(super) generation: u64,
 }
 
 /// Whether something was done.
@@ -268,8 +266,15 @@ async fn answer_all(
         fine.map_err(|error| error.at(Some(index)))?;
         yield_now().await;
     }
-    let ids = requests.iter().filter(|_| verb != Verb::Peek).filter_map(|request| request.request_id.as_ref());
-    let mut room = app.once.room_for(name_of(verb), ids.map(|id| id.0.as_ref()), app.desk.limiter.now())?;
+    let (places, ids): (Vec<usize>, Vec<Named>) = requests
+        .iter()
+        .enumerate()
+        .filter(|_| verb != Verb::Peek)
+        .filter_map(|(index, request)| Some((index, named(app, name_of(verb), request)?)))
+        .unzip();
+    let room = app.request_ids.room_for(&ids, app.desk.limiter.now());
+    let mut room = room
+        .map_err(|(place, refused)| ApiError::from(refused).at(place.and_then(|place| places.get(place).copied())))?;
     let mut listed = Listed { body: Vec::new(), closed: false };
     listed.body.reserve_exact(requests.len().saturating_mul(USUAL_ANSWER).saturating_add(2));
     // However many of them strike, the list waits no longer than one.
@@ -297,11 +302,17 @@ async fn once(
     room: Option<&mut Room<'_>>,
     decide: impl Future<Output = Result<Answered, ApiError>>,
 ) -> Result<Answered, ApiError> {
-    match &request.request_id {
+    match named(app, verb, request) {
         None => decide.await,
         // It may be under way elsewhere, and wait there.
-        Some(id) => line.watch(app.once.run(verb, &id.0, || app.desk.limiter.now(), room, decide)).await,
+        Some(named) => line.watch(app.request_ids.run(named, || app.desk.limiter.now(), room, decide)).await,
     }
+}
+
+/// The id that a request has, if any, and what it asks.
+fn named(app: &App, verb: &'static str, request: &RequestBody<'_>) -> Option<Named> {
+    let id = request.request_id.as_ref()?;
+    Some(Named { id: app.request_ids.digest(&(verb, id.0.as_ref())), question: app.request_ids.digest(request) })
 }
 
 fn name_of(verb: Verb) -> &'static str {

@@ -275,6 +275,56 @@ fn a_request_id_is_charged_once_and_answered_alike() {
     assert_ne!(ask(client, "/v1/check", &full)["traceId"], denied["traceId"]);
 }
 
+/// An id that two callers happened to choose gave the second the answer of the first, and let it pass uncharged.
+#[test]
+fn a_request_id_of_another_request_is_refused() {
+    let (server, _file) = Server::with(POLICY);
+    let client = &mut server.connect();
+    let first = r#"{"ip":"203.0.113.7","user":"u1","path":"/a","facts":{"x":"1","y":"2"},"costs":{"tokens":5},"requestId":"r"}"#;
+    let answer = client.post("/v1/check", first).unwrap();
+    assert_eq!(answer.status, 200);
+    // The same request in another order is a repeat.
+    let same = r#"{"requestId":"r","host":"","costs":{"tokens":5},"facts":{"y":"2","x":"1"},"path":"/a","user":"u1","ip":"203.0.113.7"}"#;
+    assert_eq!(client.post("/v1/check", same).unwrap().body, answer.body);
+    let refused = |client: &mut Client<_>, path: &str, body: &str, index: Value| {
+        let answer = client.post(path, body).unwrap();
+        let told = answer.json();
+        assert_eq!(
+            (answer.status, &told["error"], &told["field"]),
+            (422, &json!("request_id_reused"), &json!("requestId"))
+        );
+        assert_eq!(told["index"], index, "{body}");
+    };
+    for other in [
+        first.replace("u1", "u2"),
+        first.replace("/a", "/b"),
+        first.replace("\"2\"", "\"3\""),
+        first.replace("\"y\"", "\"z\""),
+        first.replace('5', "6"),
+        first.replace("\"user\"", "\"cost\":2,\"user\""),
+        first.replace("113.7", "113.8"),
+        first.replace("\"user\"", "\"tenant\""),
+        first.replace("facts", "headers"),
+    ] {
+        refused(client, "/v1/check", &other, Value::Null);
+        // Of a list nothing is charged.
+        refused(client, "/v1/check", &format!(r#"[{{"ip":"203.0.113.7","user":"u3"}},{other}]"#), json!(1));
+    }
+    refused(
+        client,
+        "/v1/check",
+        r#"[{"ip":"::1","user":"u3"},{"ip":"::1","user":"u3","requestId":"n"},{"ip":"::1","user":"u4","requestId":"n"}]"#,
+        json!(2),
+    );
+    assert_eq!(ask(client, "/v1/peek", &user("u3"))["remaining"], 2);
+    assert_eq!(ask(client, "/v1/peek", &user("u2"))["remaining"], 2);
+    // Another path is another space of ids; a reservation's own fields are part of what is asked.
+    let reserve = r#"{"ip":"::1","user":"u4","ttlSec":60,"requestId":"r"}"#;
+    assert_eq!(client.post("/v1/reserve", reserve).unwrap().status, 200);
+    refused(client, "/v1/reserve", &reserve.replace("60", "61"), Value::Null);
+    refused(client, "/v1/reserve", &reserve.replace("\"ttlSec\"", "\"onExpire\":\"release\",\"ttlSec\""), Value::Null);
+}
+
 /// Ten a second and one at once: whoever may wait gets in, whoever may not is told, and an id waits for itself.
 #[test]
 fn a_check_can_wait_for_room() {

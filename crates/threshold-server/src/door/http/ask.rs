@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 
 use http::StatusCode;
@@ -67,7 +68,8 @@ pub(super) struct RequestBody<'a> {
     /// The category, where you know it better than the policy.
     #[serde(borrow)]
     category: Option<Text<'a>>,
-    /// Your own id of this request: it is charged at most once in 60 seconds, however often it is sent.
+    /// Your own id of this request: it is charged at most once in 60 seconds, however often it is sent. Sent with a different
+    /// request within that time it is 422 `request_id_reused`.
     #[serde(borrow)]
     pub(super) request_id: Option<RequestId<'a>>,
     /// How long a reservation lasts, in seconds; 60 unless said.
@@ -75,6 +77,49 @@ pub(super) struct RequestBody<'a> {
     pub(super) ttl_sec: Option<Whole>,
     /// What becomes of a reservation that nobody ends.
     pub(super) on_expire: Option<Expiry>,
+}
+
+/// What is asked, without its id: repeats of one request are equal, in whatever order their fields come.
+impl Hash for RequestBody<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self {
+            ip,
+            host,
+            tenant,
+            user,
+            tier,
+            method,
+            path,
+            cost,
+            bytes,
+            costs,
+            facts,
+            headers,
+            endpoint,
+            category,
+            request_id: _,
+            ttl_sec,
+            on_expire,
+        } = self;
+        ip.map(|Address(ip)| ip).hash(state);
+        let method = method.as_ref().map(|Method(method)| method);
+        let texts = [host, tenant, user, tier, path, endpoint, category].map(Option::as_ref);
+        for text in texts.into_iter().chain([method]) {
+            text.map(Text::as_str).filter(|text| !text.is_empty()).hash(state);
+        }
+        for number in [cost, bytes, ttl_sec] {
+            number.map(Whole::number).hash(state);
+        }
+        on_expire.hash(state);
+        let mut costs = Pairs::costs(costs.as_ref());
+        costs.sort_unstable();
+        costs.hash(state);
+        for pairs in [facts.as_ref(), headers.as_ref().map(|HeaderPairs(pairs)| pairs)] {
+            let mut pairs = Pairs::texts(pairs);
+            pairs.sort_unstable();
+            pairs.hash(state);
+        }
+    }
 }
 
 /// One request, or a list of them.
@@ -173,7 +218,7 @@ pub(super) struct Method<'a>(Text<'a>);
 pub(super) struct RequestId<'a>(pub(super) Cow<'a, str>);
 
 /// What becomes of a reservation that nobody ends: it stays charged, or is given back.
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Hash, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Expiry {
     Charge,

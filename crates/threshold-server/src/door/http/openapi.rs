@@ -73,15 +73,15 @@ fn paths(generator: &mut SchemaGenerator) -> Value {
     let mut calls = Calls { generator: &mut *generator };
     let mut paths = Map::new();
     let mut add = |path: &str, item: Value| paths.insert(path.to_owned(), item);
-    let mut check = calls.post("check", "Decide and charge", &asked, &decisions, &[503]);
+    let mut check = calls.post("check", "Decide and charge", &asked, &decisions, &[422, 503]);
     if let Some(operation) = check.get_mut("post").and_then(Value::as_object_mut) {
         operation.insert("parameters".to_owned(), json!([wait_parameter()]));
     }
     add("/v1/check", check);
     add("/v1/peek", calls.post("peek", "Say what check would answer", &asked, &decisions, &[503]));
-    add("/v1/record", calls.post("record", "Charge after the fact; never denies", &asked, &decisions, &[503]));
+    add("/v1/record", calls.post("record", "Charge after the fact; never denies", &asked, &decisions, &[422, 503]));
     add("/v1/explain", calls.post("explain", "Say which rules a request meets, and why", &request, &explained, &[503]));
-    add("/v1/reserve", calls.post("reserve", "Charge before the true cost is known", &reserve, &decision, &[503]));
+    add("/v1/reserve", calls.post("reserve", "Charge before the true cost is known", &reserve, &decision, &[422, 503]));
     add(
         "/v1/commit",
         calls.post_of::<CommitBody<'_>>("commit", "End a reservation with its true cost", &done, &[404, 409]),
@@ -131,6 +131,10 @@ impl Calls<'_> {
         if errors.contains(&409) {
             let other = json!({"description": "It was committed with another cost", "content": content(&error)});
             responses.insert("409".to_owned(), other);
+        }
+        if errors.contains(&422) {
+            let reused = "The requestId was used for a different request within the last 60 seconds";
+            responses.insert("422".to_owned(), json!({"description": reused, "content": content(&error)}));
         }
         if errors.contains(&503) {
             let either = json!({"anyOf": [answer, error]});
