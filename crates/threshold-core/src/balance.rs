@@ -52,6 +52,10 @@ pub struct Checked {
 }
 
 impl Balance {
+    /// No balance takes more bytes than this: a version, a time, a kind, a period, a count, and as many holds or log entries
+    /// as one balance may have. A number takes at most 10 bytes.
+    pub const MAX_BYTES: usize = 64 + max(MAX_HOLDS * (16 + 2 * 10), MAX_ENTRIES * 2 * 10);
+
     /// The first moment from which this balance says the same as none. Also its time to live in a store.
     #[must_use]
     pub fn silent_from(&self) -> Timestamp {
@@ -281,6 +285,10 @@ impl Balance {
     }
 }
 
+const fn max(one: usize, other: usize) -> usize {
+    if one > other { one } else { other }
+}
+
 fn write_rate(state: &RateState, out: &mut Writer) {
     out.number(state.full_at.micros());
     out.number(state.part);
@@ -338,4 +346,29 @@ fn read_holds(from: &mut Reader<'_>) -> Result<HoldsState, BytesError> {
         holds.push(crate::limit::Hold { id, cost, expires });
     }
     Ok(HoldsState { holds })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::{Entry, Hold};
+
+    /// Woken by: `MAX_HOLDS * (16 + 10)` in `MAX_BYTES`.
+    #[test]
+    fn no_balance_takes_more_bytes_than_the_bound() {
+        let most = u64::MAX;
+        let holds = (0..MAX_HOLDS).map(|index| {
+            let expires = Timestamp::from_micros(if index % 2 == 0 { most } else { 0 });
+            Hold { id: TraceId::from_u128(u128::MAX), cost: most, expires }
+        });
+        let entries = (0..MAX_ENTRIES).map(|_| Entry { time: Timestamp::MAX, cost: most });
+        let states = [
+            State::Holds(HoldsState { holds: holds.collect() }),
+            State::Log(LogState { entries: entries.collect(), period: Span::from_micros(most) }),
+        ];
+        for state in states {
+            let bytes = Balance { state, blocked_until: Timestamp::MAX }.to_bytes();
+            assert!(bytes.len() <= Balance::MAX_BYTES, "{} of {}", bytes.len(), Balance::MAX_BYTES);
+        }
+    }
 }

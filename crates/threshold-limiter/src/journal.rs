@@ -28,7 +28,7 @@ use tokio::sync::watch;
 
 use crate::store::{Keep, Saving};
 pub use anew::Repair;
-pub use counters::{load_counters, save_counters};
+pub use counters::{Counters, load_counters, save_counters};
 use file::JournalFile;
 use queue::Queue;
 pub use restore::{Restored, restore, rows_in_memory};

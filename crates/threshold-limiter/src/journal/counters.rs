@@ -16,8 +16,12 @@ use crate::store::memory::MemoryStore;
 
 /// What the file begins with; the last byte is its version.
 const MAGIC: &[u8; 8] = b"thrshld\x01";
-/// The longest balance: a full log, of which an entry takes at most 20 bytes.
-const MOST: usize = 1 << 16;
+/// What stands in the place of a row's kind in the sum of a record.
+const COUNTER: i64 = 7;
+/// No limit takes more bytes than this: a version, a kind and three numbers.
+const MOST_LIMIT: usize = 64;
+/// Key, sum, and the lengths of limit and balance.
+const HEADER: usize = 32;
 
 fn counters_path(journal: &Path) -> PathBuf {
     journal.with_extension("counters")
@@ -51,27 +55,65 @@ pub fn save_counters(store: &MemoryStore, journal: &Path, fingerprint: u32, now:
     Ok(written)
 }
 
-/// Reads back what was saved, as far as it is as it was written; a file is read once, so that none is ever older than the
-/// last stop. Returns how many balances there were.
+/// What a file of counters held.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Balances that are as they were written.
+    pub read: usize,
+    /// Damaged records, and those in formats of another version. Where lengths are damaged too, all the bytes up to the next
+    /// sound record count as one.
+    pub skipped: usize,
+}
+
+/// Reads back what was saved; a file is read once, so that none is ever older than the last stop. A damaged record is
+/// skipped, and the ones after it are read.
 ///
 /// # Errors
-/// Where the file is there and cannot be read.
-pub fn load_counters(store: &MemoryStore, journal: &Path, fingerprint: u32, now: Timestamp) -> io::Result<usize> {
+/// Where the file is there and cannot be read, and where it does not begin as counters of this installation do.
+pub fn load_counters(store: &MemoryStore, journal: &Path, fingerprint: u32, now: Timestamp) -> io::Result<Counters> {
     let path = counters_path(journal);
     let bytes = match std::fs::read(&path) {
         Ok(bytes) => bytes,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Counters::default()),
         Err(error) => return Err(error),
     };
     std::fs::remove_file(&path)?;
-    let mut rest = bytes.strip_prefix(MAGIC).and_then(|rest| rest.strip_prefix(&fingerprint.to_be_bytes()));
-    let mut read = 0usize;
-    while let Some((key, limit, balance, after)) = rest.and_then(read_one) {
-        store.restore_balance(key, &limit, balance, now);
-        read = read.saturating_add(1);
-        rest = Some(after);
+    let rest = bytes.strip_prefix(MAGIC).and_then(|rest| rest.strip_prefix(&fingerprint.to_be_bytes()));
+    let mut rest = rest.ok_or_else(|| {
+        let text = format!("{} has another version, or was written under another secret", path.display());
+        io::Error::new(ErrorKind::InvalidData, text)
+    })?;
+    let mut counters = Counters::default();
+    while !rest.is_empty() {
+        let record = Record::parse(rest);
+        if let Some((key, limit, balance)) = record.as_ref().and_then(Record::decode) {
+            store.restore_balance(key, &limit, balance, now);
+            counters.read = counters.read.saturating_add(1);
+        } else {
+            counters.skipped = counters.skipped.saturating_add(1);
+        }
+        rest = match record {
+            Some(record) if record.is_sound() => record.rest,
+            _ => next_sound(rest),
+        };
     }
-    Ok(read)
+    Ok(counters)
+}
+
+/// What follows from the next sound record on, if what `bytes` begin with is damaged. Its lengths may be what is damaged, so
+/// every further byte may be the next record's first. A sum of 64 bits is not met by chance.
+fn next_sound(bytes: &[u8]) -> &[u8] {
+    let from = |at: usize| bytes.get(at..).unwrap_or_default();
+    // Lengths that are as they were written lead to it at once.
+    let by_length = Record::parse(bytes).map(|record| record.rest);
+    if let Some(next) = by_length.filter(|rest| rest.is_empty() || begins_sound(rest)) {
+        return next;
+    }
+    (1..bytes.len()).map(from).find(|rest| begins_sound(rest)).unwrap_or_default()
+}
+
+fn begins_sound(bytes: &[u8]) -> bool {
+    Record::parse(bytes).is_some_and(|record| Limit::from_bytes(record.limit).is_ok() && record.is_sound())
 }
 
 /// Key, sum, the lengths of limit and balance, limit, balance.
@@ -82,22 +124,45 @@ fn write_one(out: &mut impl io::Write, key: Digest, limit: &Limit, balance: &Bal
     value.extend_from_slice(&balance);
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes();
     out.write_all(&key)?;
-    out.write_all(&row_sum(7, &key, &value).to_be_bytes())?;
+    out.write_all(&row_sum(COUNTER, &key, &value).to_be_bytes())?;
     out.write_all(&length(&limit))?;
     out.write_all(&length(&balance))?;
     out.write_all(&value)
 }
 
-fn read_one(bytes: &[u8]) -> Option<(Digest, Limit, Balance, &[u8])> {
-    let (key, rest) = bytes.split_first_chunk::<16>()?;
-    let (sum, rest) = rest.split_first_chunk::<8>()?;
-    let (limit, rest) = rest.split_first_chunk::<4>()?;
-    let (balance, rest) = rest.split_first_chunk::<4>()?;
-    let length = |bytes: &[u8; 4]| usize::try_from(u32::from_be_bytes(*bytes)).ok().filter(|length| *length <= MOST);
-    let (limit, balance) = (length(limit)?, length(balance)?);
-    let (value, rest) = rest.split_at_checked(limit.checked_add(balance)?)?;
-    let (own, other) = value.split_at_checked(limit)?;
-    let whole = row_sum(7, key, value) == i64::from_be_bytes(*sum);
-    let limit = Limit::from_bytes(own).ok().filter(|_| whole)?;
-    Some((Digest::from_u128(u128::from_be_bytes(*key)), limit, Balance::from_bytes(other).ok()?, rest))
+/// One record as its lengths say, sound or not.
+struct Record<'a> {
+    key: &'a [u8],
+    sum: i64,
+    value: &'a [u8],
+    limit: &'a [u8],
+    balance: &'a [u8],
+    rest: &'a [u8],
+}
+
+impl<'a> Record<'a> {
+    /// `None` where the bytes end before the record does, or no record is as long as this one says.
+    fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
+        let (key, header) = header.split_at_checked(16)?;
+        let (sum, header) = header.split_first_chunk::<8>()?;
+        let (limit, header) = header.split_first_chunk::<4>()?;
+        let length =
+            |bytes: &[u8; 4], most| usize::try_from(u32::from_be_bytes(*bytes)).ok().filter(|own| *own <= most);
+        let limit = length(limit, MOST_LIMIT)?;
+        let balance = length(header.first_chunk::<4>()?, Balance::MAX_BYTES)?;
+        let (value, rest) = rest.split_at_checked(limit.checked_add(balance)?)?;
+        let (limit, balance) = value.split_at_checked(limit)?;
+        Some(Self { key, sum: i64::from_be_bytes(*sum), value, limit, balance, rest })
+    }
+
+    fn is_sound(&self) -> bool {
+        row_sum(COUNTER, self.key, self.value) == self.sum
+    }
+
+    fn decode(&self) -> Option<(Digest, Limit, Balance)> {
+        let key = self.key.try_into().ok().filter(|_| self.is_sound())?;
+        let limit = Limit::from_bytes(self.limit).ok()?;
+        Some((Digest::from_u128(u128::from_be_bytes(key)), limit, Balance::from_bytes(self.balance).ok()?))
+    }
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use threshold_core::policy::{Ban, Policy};
 use threshold_core::{Decision, Facts};
 use threshold_limiter::journal::{
-    Journal, JournalError, Kept, Restored, installation_secret, load_counters, restore, rows_in_memory, save_counters,
+    Counters, Journal, JournalError, Kept, Restored, installation_secret, load_counters, restore, rows_in_memory,
+    save_counters,
 };
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{BanBook, Clock, Limiter, Observer};
@@ -96,13 +97,16 @@ impl Names {
 }
 
 /// Says what came of the journal, and returns what was wrong with it.
-fn tell(path: &Path, kept: &Kept, restored: Restored, counters: &std::io::Result<usize>) -> Option<String> {
+fn tell(path: &Path, kept: &Kept, restored: Restored, counters: &std::io::Result<Counters>) -> Option<String> {
     let journal = path.display();
     if let Err(error) = counters {
         tracing::warn!(%error, "what was used before could not be read");
     }
     let Restored { subjects, accounts, bans, unreadable, no_room } = restored;
-    let counters = counters.as_ref().map_or(0, |counters| *counters);
+    let Counters { read: counters, skipped } = counters.as_ref().map_or_else(|_| Counters::default(), |read| *read);
+    if skipped > 0 {
+        tracing::warn!(skipped, counters, "damaged counters were skipped: what they say was used is forgotten");
+    }
     let is_new = kept.is_new;
     tracing::info!(%journal, is_new, subjects, accounts, bans, unreadable, counters, "what was kept is in force");
     let damage = kept.damage.as_ref().map(ToString::to_string);
