@@ -7,6 +7,7 @@
 mod anew;
 mod counters;
 mod file;
+mod pages;
 mod queue;
 mod restore;
 mod rows;
@@ -29,11 +30,12 @@ use tokio::sync::watch;
 use crate::store::{Keep, Saving};
 pub use anew::Repair;
 pub use counters::{Counters, load_counters, save_counters};
-use file::JournalFile;
+use file::{JournalFile, Missing, resolve};
 use queue::Queue;
 pub use restore::{Restored, restore, rows_in_memory};
 pub use rows::{AuditLine, Kind, Row};
 pub use salvage::Damage;
+use secret::settle_secret;
 pub use secret::{installation_secret, secret_path};
 use writer::Source;
 
@@ -76,6 +78,12 @@ pub enum JournalError {
     Sqlite(PathBuf, rusqlite::Error),
     /// The secret beside it is none.
     BadSecret(PathBuf),
+    /// The journal is missing or empty, and the second file shows that there was one.
+    Missing(PathBuf, PathBuf),
+    /// The journal is there, and its secret, the second file, is not.
+    SecretMissing(PathBuf, PathBuf),
+    /// The secret can be used by others than its owner; these are its permissions.
+    OpenSecret(PathBuf, u32),
 }
 
 impl fmt::Display for JournalError {
@@ -93,6 +101,30 @@ impl fmt::Display for JournalError {
             }
             Self::Io(path, error) => write!(f, "cannot use {}: {error}", path.display()),
             Self::Sqlite(path, error) => write!(f, "cannot use {}: {error}", path.display()),
+            Self::Missing(path, trace) => {
+                let (path, trace) = (path.display(), trace.display());
+                write!(
+                    f,
+                    "{path} is missing or empty, but {trace} shows that there was a journal: its bans, strikes and locks \
+                     would be gone. Put it back, or a copy of it (threshold restore COPY --db {path}); or start without \
+                     them (threshold serve --new-journal)"
+                )
+            }
+            Self::SecretMissing(path, secret) => {
+                let (path, secret) = (path.display(), secret.display());
+                write!(
+                    f,
+                    "{path} is there, and {secret} is missing: without the secret that it was written under nothing in it \
+                     is recognised. Put the secret back, or give it as THRESHOLD_SECRET; or start with another file"
+                )
+            }
+            Self::OpenSecret(path, mode) => {
+                let path = path.display();
+                write!(
+                    f,
+                    "{path} has the permissions {mode:03o}, so that others can use the secret: run chmod 600 {path}"
+                )
+            }
             Self::BadSecret(path) => write!(f, "{} holds no secret: 64 hexadecimal digits are one", path.display()),
         }
     }
@@ -117,9 +149,24 @@ impl Journal {
     /// of it goes into a new one; [`Kept::damage`] says so.
     ///
     /// # Errors
-    /// Where the file cannot be used at all, is in use, or belongs to another installation.
+    /// Where the file cannot be used at all, is in use, belongs to another installation, or is missing or empty beside files
+    /// that show that there was one.
     pub fn open(path: &Path, fingerprint: u32) -> Result<(Self, Kept), JournalError> {
-        let (file, kept) = JournalFile::open(path, fingerprint)?;
+        Self::open_as(path, fingerprint, Missing::Refuse)
+    }
+
+    /// As [`open`](Self::open), but makes a new journal also where files beside it show that there was one.
+    ///
+    /// # Errors
+    /// As `open`, but for [`JournalError::Missing`].
+    pub fn open_new(path: &Path, fingerprint: u32) -> Result<(Self, Kept), JournalError> {
+        Self::open_as(path, fingerprint, Missing::StartNew)
+    }
+
+    fn open_as(path: &Path, fingerprint: u32, missing: Missing) -> Result<(Self, Kept), JournalError> {
+        let path = &*resolve(path);
+        let (file, kept) = JournalFile::open(path, fingerprint, missing)?;
+        settle_secret(path, fingerprint)?;
         let (queue, source) = (Arc::new(Queue::default()), Source::default());
         let writer = writer::start(file, Arc::clone(&queue), Arc::clone(&source));
         let writer = Mutex::new(Some(writer.map_err(|error| JournalError::Io(path.into(), error))?));
@@ -131,7 +178,7 @@ impl Journal {
     /// # Errors
     /// Where the file cannot be read.
     pub fn read(path: &Path) -> Result<Kept, JournalError> {
-        file::read_only(path)
+        file::read_only(&resolve(path))
     }
 
     /// A copy of the journal as it is on disk now, in a file that was not there.
@@ -139,7 +186,7 @@ impl Journal {
     /// # Errors
     /// Where there is such a file already, and where one of the two cannot be used.
     pub fn copy(from: &Path, to: &Path) -> Result<(), JournalError> {
-        file::copy(from, to)
+        file::copy(&resolve(from), to)
     }
 
     /// Puts a sound copy in the place of a journal that nobody has open. What was there is put aside, and its path returned.
@@ -147,6 +194,7 @@ impl Journal {
     /// # Errors
     /// Where the journal is in use, the copy is damaged, or one of the two cannot be used.
     pub fn replace(from: &Path, journal: &Path) -> Result<Option<PathBuf>, JournalError> {
+        let journal = &*resolve(journal);
         let _lock = file::lock(journal)?;
         salvage::replace(from, journal)
     }

@@ -71,8 +71,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE", default_value = "threshold.db")]
     pub(crate) db: PathBuf,
     /// Keep everything in memory alone
-    #[arg(long, conflicts_with_all = ["db", "save_counters"])]
+    #[arg(long, conflicts_with_all = ["db", "save_counters", "new_journal"])]
     pub(crate) no_db: bool,
+    /// Start with a new journal where the old one is missing or empty beside its secret, without the bans that were in it
+    #[arg(long)]
+    pub(crate) new_journal: bool,
     /// Write down every second what was used, not only at the end
     #[arg(long)]
     pub(crate) save_counters: bool,

@@ -20,6 +20,7 @@ use threshold_limiter::{Clock, Limiter};
 
 use crate::log::{self, Denials, Samples};
 use keeping::Names;
+pub(crate) use keeping::Place;
 pub(crate) use settings::Refused;
 use settings::Settings;
 

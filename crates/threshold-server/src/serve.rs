@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use crate::Report;
 use crate::cli::ServeArgs;
-use crate::desk::Desk;
+use crate::desk::{Desk, Place};
 use crate::door::{App, Bounds, Doors, Hosts};
 use crate::init::PRESETS;
 use crate::log;
@@ -184,7 +184,8 @@ fn desk(args: &ServeArgs, policy: Policy) -> anyhow::Result<(Desk, Option<String
         Ok(_) | Err(std::env::VarError::NotPresent) => None,
         Err(std::env::VarError::NotUnicode(_)) => anyhow::bail!("THRESHOLD_SECRET is not text"),
     };
-    let kept = Desk::kept(policy, clock, &args.db, secret.as_deref());
+    let place = Place { journal: &args.db, secret: secret.as_deref(), new_journal: args.new_journal };
+    let kept = Desk::kept(policy, clock, &place);
     kept.context("the journal cannot be used (--db names another file, --no-db does without)")
 }
 

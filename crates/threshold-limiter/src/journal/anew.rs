@@ -128,7 +128,7 @@ impl JournalFile {
             return Err(Fault::Damaged("it was taken away, or another file was put in its place".to_owned()));
         }
         let fresh = connect(&self.path)?;
-        let found = Found::look(&fresh);
+        let found = Found::look(&fresh, &self.path);
         let lost = wal::fault(&self.path).or_else(|| found.faults.first().cloned());
         let differs = (found.total != self.total).then(|| "its rows are not what was written".to_owned());
         // What is in the log hides what is in the file, so the file may be worse than it looks. A log that somebody has
@@ -152,8 +152,12 @@ impl JournalFile {
     pub(super) fn write_anew(&mut self, reason: &str, memory: Option<Vec<Row>>) -> Result<Repair, JournalError> {
         let_go(self.connection.take());
         self.set_aside()?;
-        let old = connect(&self.path).ok();
-        let rows = memory.unwrap_or_else(|| old.as_ref().map(|old| Found::look(old).whole()).unwrap_or_default());
+        let old = connect(&self.path);
+        let rows = memory.unwrap_or_else(|| match &old {
+            Ok(old) => Found::look(old, &self.path).whole(),
+            Err(error) => Found::unopened(&self.path, error.to_string()).whole(),
+        });
+        let old = old.ok();
         let lines = salvage::put_anew(&self.path, self.fingerprint, &rows, old)?;
         let sqlite = |error| JournalError::Sqlite(self.path.clone(), error);
         let connection = connect(&self.path).map_err(sqlite)?;

@@ -3,14 +3,12 @@
 //! They change with every request, so they do not go through the journal. The whole table is written beside it and takes
 //! the place of the last one in one step.
 
-use std::fs::OpenOptions;
 use std::io::{self, BufWriter, ErrorKind, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use threshold_core::{Balance, Digest, Limit, Timestamp};
 
-use super::file::{beside, settle_in};
+use super::file::{beside, create_exclusively, resolve, settle_in};
 use super::rows::row_sum;
 use crate::store::memory::MemoryStore;
 
@@ -23,8 +21,8 @@ const MOST_LIMIT: usize = 64;
 /// Key, sum, and the lengths of limit and balance.
 const HEADER: usize = 32;
 
-fn counters_path(journal: &Path) -> PathBuf {
-    journal.with_extension("counters")
+pub(super) fn counters_path(journal: &Path) -> PathBuf {
+    resolve(journal).with_extension("counters")
 }
 
 /// Writes down every balance. Returns how many there are.
@@ -34,7 +32,7 @@ fn counters_path(journal: &Path) -> PathBuf {
 pub fn save_counters(store: &MemoryStore, journal: &Path, fingerprint: u32, now: Timestamp) -> io::Result<usize> {
     let path = counters_path(journal);
     let next = beside(&path, ".next");
-    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&next)?;
+    let file = create_exclusively(&next)?;
     let mut out = BufWriter::with_capacity(1 << 16, file);
     out.write_all(MAGIC)?;
     out.write_all(&fingerprint.to_be_bytes())?;

@@ -12,7 +12,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension as _, Transac
 use super::anew::{Fault, Left};
 use super::queue::Batch;
 use super::rows::{Kind, Row, Total, row_sum};
-use super::salvage::{self, Found};
+use super::salvage::{self, Found, Old};
 use super::wal;
 use super::{JournalError, Kept};
 
@@ -23,6 +23,12 @@ const BUSY: Duration = Duration::from_millis(100);
 
 /// What the lock of a journal is called, beside it.
 pub(super) const LOCK: &str = ".lock";
+
+/// No SQLite file is smaller: that is the smallest page.
+const SMALLEST: u64 = 512;
+/// As many symbolic links in a row as Linux follows.
+const MOST_LINKS: usize = 40;
+const NO_FOLLOW: i32 = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
 
 const TABLES: &str = "
     CREATE TABLE meta (name TEXT PRIMARY KEY NOT NULL, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
@@ -54,11 +60,14 @@ pub(super) struct JournalFile {
 }
 
 impl JournalFile {
-    pub(super) fn open(path: &Path, fingerprint: u32) -> Result<(Self, Kept), JournalError> {
+    pub(super) fn open(path: &Path, fingerprint: u32, missing: Missing) -> Result<(Self, Kept), JournalError> {
         let sqlite = |error| JournalError::Sqlite(path.into(), error);
         let lock = lock(path)?;
         salvage::finish(path)?;
-        let is_new = std::fs::metadata(path).map_or(0, |metadata| metadata.len()) == 0;
+        let is_new = is_empty(path);
+        if is_new {
+            make_way(path, missing)?;
+        }
         create(path).map_err(|error| JournalError::Io(path.into(), error))?;
         if is_new {
             let mut connection = connect(path).map_err(sqlite)?;
@@ -70,17 +79,25 @@ impl JournalFile {
         let log_fault = wal::fault(path);
         let aside = log_fault.is_some().then(|| salvage::put_aside(path, "damaged")).transpose();
         let aside = aside.map_err(|error| JournalError::Io(path.into(), error))?;
-        let (connection, found) = match connect(path) {
-            Ok(connection) => {
-                let mut found = Found::look(&connection);
-                found.faults.extend(log_fault);
-                (Some(connection), found)
+        let (connection, found) = if length(path) < SMALLEST {
+            // SQLite would take it for empty, and delete the log.
+            (None, Found::unopened(path, "it is shorter than a page".to_owned()))
+        } else {
+            match connect(path) {
+                Ok(connection) => {
+                    let mut found = Found::look(&connection, path);
+                    found.faults.extend(log_fault);
+                    (Some(connection), found)
+                }
+                Err(error) if is_damage(&error) => (None, Found::unopened(path, error.to_string())),
+                Err(error) => return Err(sqlite(error)),
             }
-            Err(error) if is_damage(&error) => (None, Found::nothing(&error)),
-            Err(error) => return Err(sqlite(error)),
         };
         if let Some(version) = found.is_newer() {
             return Err(JournalError::Newer(path.into(), version));
+        }
+        if connection.is_none() && found.secret.is_some_and(|secret| secret != i64::from(fingerprint)) {
+            return Err(JournalError::OtherSecret(path.into()));
         }
         match connection {
             Some(connection) if found.faults.is_empty() => {
@@ -151,7 +168,7 @@ pub(super) fn make(
     connection: &mut Connection,
     fingerprint: u32,
     rows: &[Row],
-    damaged: Option<&Connection>,
+    old: Option<&Old<'_>>,
 ) -> rusqlite::Result<(Total, usize)> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     transaction.execute_batch(TABLES)?;
@@ -165,7 +182,7 @@ pub(super) fn make(
         put(&transaction, &mut total, row.kind, &row.key, row.value.as_deref())?;
     }
     state(&transaction, total)?;
-    let lines = damaged.map_or(Ok(0), |damaged| salvage::copy_audit(damaged, &transaction))?;
+    let lines = old.map_or(Ok(0), |old| old.copy_audit(&transaction))?;
     transaction.commit()?;
     Ok((total, lines))
 }
@@ -225,6 +242,8 @@ pub(super) fn connect(path: &Path) -> rusqlite::Result<Connection> {
     // Nothing in the file is taken on trust: it may have been changed by anything.
     connection.pragma_update(None, "trusted_schema", false)?;
     connection.pragma_update(None, "cell_size_check", true)?;
+    // A page that is no longer in use is emptied: what was deleted must not come back where a damaged file is read by pages.
+    connection.pragma_update_and_check(None, "secure_delete", true, |row| row.get::<_, i64>(0))?;
     connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))?;
     connection.pragma_update(None, "synchronous", "full")?;
     Ok(connection)
@@ -255,22 +274,92 @@ pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     )
 }
 
+/// What to do where a journal is missing, or empty, beside files that show that there was one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Missing {
+    Refuse,
+    StartNew,
+}
+
+/// Makes sure that a new journal is what is wanted in the place of one that is missing or empty.
+fn make_way(path: &Path, missing: Missing) -> Result<(), JournalError> {
+    let has_content = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|metadata| metadata.len() > 0);
+    let log = beside(path, "-wal");
+    let traces = [super::secret_path(path), log.clone(), super::counters::counters_path(path)];
+    match (traces.into_iter().find(has_content), missing) {
+        (Some(trace), Missing::Refuse) => Err(JournalError::Missing(path.into(), trace)),
+        // SQLite would delete a log without its file.
+        (_, Missing::StartNew) if has_content(&log) => {
+            salvage::put_aside(path, "damaged").map(drop).map_err(|error| JournalError::Io(path.into(), error))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn is_empty(path: &Path) -> bool {
+    length(path) == 0
+}
+
+fn length(path: &Path) -> u64 {
+    std::fs::metadata(path).map_or(0, |metadata| metadata.len())
+}
+
+/// The file that a path leads to through symbolic links, whether or not it is there. Every name of a journal leads to the
+/// same lock, log and secret, which are beside that file.
+pub(super) fn resolve(path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        let Ok(target) = std::fs::read_link(&path) else { break };
+        path = folder(&path).join(target);
+    }
+    match (std::fs::canonicalize(folder(&path)), path.file_name()) {
+        (Ok(folder), Some(name)) => folder.join(name),
+        _ => path,
+    }
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Makes the file, for its owner alone, if it is not there; fails where it cannot be written.
 fn create(path: &Path) -> io::Result<()> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path).map(drop)
+    open_or_create(path).map(drop)
+}
+
+fn open_or_create(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(NO_FOLLOW).open(path)
+}
+
+/// Makes a file that must not be there, for its owner alone. A link is not followed.
+pub(super) fn create_new(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// As [`create_new`], in the place of one that was left behind by a process that was killed.
+pub(super) fn create_exclusively(path: &Path) -> io::Result<File> {
+    remove(path)?;
+    create_new(path)
+}
+
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// The name of a file that was just made is on disk too.
 pub(super) fn settle_in(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder)?.sync_all()
+    File::open(folder(path))?.sync_all()
 }
 
 /// Takes the lock of a journal. It is a file of its own: SQLite's own locks would be let go with it.
 pub(super) fn lock(path: &Path) -> Result<File, JournalError> {
     let lock = beside(path, LOCK);
     let io = |error| JournalError::Io(lock.clone(), error);
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock).map_err(io)?;
+    let file = open_or_create(&lock).map_err(io)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(JournalError::InUse(path.into())),
@@ -291,7 +380,7 @@ pub(super) fn read_only(path: &Path) -> Result<Kept, JournalError> {
     std::fs::metadata(path).map_err(|error| JournalError::Io(path.into(), error))?;
     let connection = connect(path).map_err(sqlite)?;
     connection.pragma_update(None, "query_only", true).map_err(sqlite)?;
-    let found = Found::look(&connection);
+    let found = Found::look(&connection, path);
     match found.is_newer() {
         Some(version) => Err(JournalError::Newer(path.into(), version)),
         None => Ok(found.untouched(path)),
@@ -303,7 +392,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<(), JournalError> {
     let failed = |error| JournalError::Sqlite(from.into(), error);
     let io = |error| JournalError::Io(to.into(), error);
     std::fs::metadata(from).map_err(|error| JournalError::Io(from.into(), error))?;
-    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to).map_err(io)?;
+    let made = create_new(to).map_err(io)?;
     let copied = connect(from).and_then(|connection| {
         let name = to.to_str().ok_or_else(|| rusqlite::Error::InvalidPath(to.into()))?;
         connection.execute("VACUUM INTO ?1", [name]).map(drop)

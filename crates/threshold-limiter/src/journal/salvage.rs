@@ -2,12 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rusqlite::{Connection, Transaction, params};
+use rusqlite::{Connection, OpenFlags, Transaction, params};
 
-use super::file::{VERSION, about_sum, beside, connect, let_go, make, meta, settle_in, stated};
+use super::file::{
+    VERSION, about_sum, beside, connect, create_exclusively, create_new, let_go, make, meta, remove, settle_in, stated,
+};
+use super::pages::{Cell, Pages, Value};
 use super::rows::{Kind, Row, Total, row_sum};
 use super::{JournalError, Kept};
 
@@ -54,20 +58,24 @@ pub(super) struct Found {
 
 impl Found {
     /// Looks at all there is. It costs as much as reading the file twice, once at each start.
-    pub(super) fn look(connection: &Connection) -> Self {
+    pub(super) fn look(connection: &Connection, path: &Path) -> Self {
         let mut found = Self::default();
         found.look_at_itself(connection);
-        found.look_at_pages(connection);
-        found.look_at_rows(connection);
+        let sound_pages = found.look_at_pages(connection);
+        if found.read(connection).is_err() || !sound_pages {
+            found.read_pages(path);
+        }
         if found.faults.is_empty() && stated(connection).ok() != Some(found.total) {
             found.faults.push("rows are missing, or were changed".to_owned());
         }
         found
     }
 
-    /// A file that cannot even be opened.
-    pub(super) fn nothing(error: &rusqlite::Error) -> Self {
-        Self { faults: vec![error.to_string()], ..Self::default() }
+    /// A file that SQLite cannot open, as one that was cut: what is whole on its pages is read all the same.
+    pub(super) fn unopened(path: &Path, reason: String) -> Self {
+        let mut found = Self { faults: vec![reason], ..Self::default() };
+        found.read_pages(path);
+        found
     }
 
     /// The version, if it is one that a later program has written.
@@ -93,46 +101,73 @@ impl Found {
         self.total.add(about_sum(self.version.unwrap_or(0), self.secret.unwrap_or(0)));
     }
 
-    fn look_at_pages(&mut self, connection: &Connection) {
+    /// Says whether every page is where it belongs.
+    fn look_at_pages(&mut self, connection: &Connection) -> bool {
         let checked = connection.prepare("PRAGMA integrity_check(1)").and_then(|mut check| {
             let lines = check.query_map([], |row| row.get::<_, String>(0))?;
             lines.collect::<Result<Vec<_>, _>>()
         });
         match checked {
-            Ok(lines) if lines == ["ok"] => {}
+            Ok(lines) if lines == ["ok"] => return true,
             Ok(lines) => self.faults.push(lines.join("; ").replace('\n', " ")),
             Err(error) => self.faults.push(error.to_string()),
         }
+        false
     }
 
-    /// Reads from the front, and where that ends early from the back: a damaged page in the middle hides no more than
-    /// itself.
-    fn look_at_rows(&mut self, connection: &Connection) {
-        let mut seen = BTreeSet::new();
-        if self.read(connection, "ASC", &mut seen).is_err() {
-            let _ = self.read(connection, "DESC", &mut seen);
-        }
-    }
-
-    fn read(
-        &mut self,
-        connection: &Connection,
-        order: &str,
-        seen: &mut BTreeSet<(i64, Vec<u8>)>,
-    ) -> Result<(), rusqlite::Error> {
-        let text = format!("SELECT kind, key, value, sum FROM record ORDER BY kind {order}, key {order}");
+    fn read(&mut self, connection: &Connection) -> Result<(), rusqlite::Error> {
         let read = (|| {
-            let mut select = connection.prepare(&text)?;
+            let mut select = connection.prepare("SELECT kind, key, value, sum FROM record ORDER BY kind, key")?;
             let mut rows = select.query([])?;
             while let Some(row) = rows.next()? {
-                let (kind, key): (i64, Vec<u8>) = (row.get(0)?, row.get(1)?);
-                if seen.insert((kind, key.clone())) {
-                    self.take(kind, key, row.get(2).ok(), row.get(3).ok());
-                }
+                self.take(row.get(0)?, row.get(1)?, row.get(2).ok(), row.get(3).ok());
             }
             Ok(())
         })();
         read.inspect_err(|error: &rusqlite::Error| self.faults.push(error.to_string()))
+    }
+
+    /// Reads every row that is whole on a page, wherever SQLite stopped. A row of which only the key is there is known by
+    /// that.
+    fn read_pages(&mut self, path: &Path) {
+        let Ok(pages) = Pages::open(path) else { return };
+        let own = pages.user_version();
+        let mut seen: BTreeSet<(i64, Vec<u8>)> =
+            self.rows.iter().map(|row| (row.kind.number(), row.key.clone())).collect();
+        let mut partial = Vec::new();
+        pages.each(|Cell { rowid, values }| match (rowid, values.as_slice()) {
+            (None, [Value::Integer(kind), Value::Blob(key), value, sum]) => {
+                let whole = match (value, sum) {
+                    (Value::Blob(value), Value::Integer(sum)) => row_sum(*kind, key, value) == *sum,
+                    _ => false,
+                };
+                if !whole {
+                    partial.push((*kind, key.clone()));
+                } else if seen.insert((*kind, key.clone()))
+                    && let (Value::Blob(value), Value::Integer(sum)) = (value, sum)
+                {
+                    self.take(*kind, key.clone(), Some(value.clone()), Some(*sum));
+                }
+            }
+            (None, [Value::Text(name), Value::Integer(value)]) => self.note_meta(name, *value),
+            _ => {}
+        });
+        for (kind, key) in partial {
+            if Kind::from_number(kind).is_some() && seen.insert((kind, key.clone())) {
+                self.take(kind, key, None, None);
+            }
+        }
+        self.versions_agree = self.version.is_some() && own == self.version;
+    }
+
+    fn note_meta(&mut self, name: &str, value: i64) {
+        let known = match name {
+            "version" => &mut self.version,
+            "secret" => &mut self.secret,
+            "rows" => &mut self.stated_rows,
+            _ => return,
+        };
+        known.get_or_insert(value);
     }
 
     fn take(&mut self, number: i64, key: Vec<u8>, value: Option<Vec<u8>>, sum: Option<i64>) {
@@ -168,7 +203,7 @@ impl Found {
 /// Whether a file is as it was written.
 pub(super) fn sound(path: &Path) -> Result<(), JournalError> {
     let failed = |error| JournalError::Sqlite(path.into(), error);
-    let found = Found::look(&connect(path).map_err(failed)?);
+    let found = Found::look(&connect(path).map_err(failed)?, path);
     match found.faults.first() {
         None => Ok(()),
         Some(fault) => Err(JournalError::Io(path.into(), std::io::Error::other(fault.clone()))),
@@ -199,8 +234,9 @@ pub(super) fn put_anew(
 ) -> Result<usize, JournalError> {
     let io = |error| JournalError::Io(path.into(), error);
     let next = beside(path, NEXT);
-    remove(&next).map_err(io)?;
-    let built = build(&next, fingerprint, rows, damaged.as_ref());
+    create_exclusively(&next).map_err(io)?;
+    let old = Old { connection: damaged.as_ref(), pages: Pages::open(path).ok() };
+    let built = build(&next, fingerprint, rows, &old);
     // Before the new one has its name: whoever closes a file removes the log that goes by it.
     let_go(damaged);
     let lines = built.map_err(|error| JournalError::Sqlite(next.clone(), error))?;
@@ -240,17 +276,19 @@ pub(super) fn replace(from: &Path, path: &Path) -> Result<Option<PathBuf>, Journ
     Ok(before)
 }
 
-/// Copies a file, and what belongs to it, under a name of its own.
+/// Copies a file, and what belongs to it, under a name of its own. Nothing that is there is written over, and no link is
+/// followed.
 pub(super) fn put_aside(path: &Path, why: &str) -> std::io::Result<PathBuf> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let aside = beside(path, &format!(".{why}-{}", since.as_micros()));
     for more in ["", "-wal"] {
-        let from = beside(path, more);
-        if std::fs::exists(&from)? {
-            let to = beside(&aside, more);
-            std::fs::copy(&from, &to)?;
-            std::fs::File::open(&to)?.sync_all()?;
-        }
+        let mut from = match std::fs::File::open(beside(path, more)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            opened => opened?,
+        };
+        let mut to = create_new(&beside(&aside, more))?;
+        std::io::copy(&mut from, &mut to)?;
+        to.sync_all()?;
     }
     Ok(aside)
 }
@@ -265,42 +303,60 @@ fn put_in_place(next: &Path, path: &Path) -> std::io::Result<()> {
     settle_in(path)
 }
 
-fn build(path: &Path, fingerprint: u32, rows: &[Row], damaged: Option<&Connection>) -> rusqlite::Result<usize> {
-    let mut connection = Connection::open(path)?;
+/// Builds a journal in a file that was just made, and is empty.
+fn build(path: &Path, fingerprint: u32, rows: &[Row], old: &Old<'_>) -> rusqlite::Result<usize> {
+    let own = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let mut connection = Connection::open_with_flags(path, own)?;
     connection.pragma_update(None, "synchronous", "full")?;
-    let (_, lines) = make(&mut connection, fingerprint, rows, damaged)?;
+    let (_, lines) = make(&mut connection, fingerprint, rows, Some(old))?;
     connection.close().map_err(|(_, error)| error)?;
     Ok(lines)
 }
 
-/// Copies every line of an audit that can be read; returns how many. From the front, and where that ends early from the back.
-pub(super) fn copy_audit(from: &Connection, to: &Transaction<'_>) -> rusqlite::Result<usize> {
-    let mut insert =
-        to.prepare("INSERT OR IGNORE INTO audit (id, at, who, action, about, why) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?;
-    let mut lines = 0usize;
-    for order in ["ASC", "DESC"] {
-        let text = format!("SELECT id, at, who, action, about, why FROM audit ORDER BY id {order}");
-        let Ok(mut select) = from.prepare(&text) else { break };
-        let Ok(mut rows) = select.query([]) else { break };
-        loop {
-            let row = match rows.next() {
-                Ok(Some(row)) => row,
-                Ok(None) => return Ok(lines),
-                Err(_) => break,
-            };
-            let read = |row: &rusqlite::Row<'_>| -> rusqlite::Result<(i64, i64, [String; 4])> {
-                Ok((row.get(0)?, row.get(1)?, [row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?]))
-            };
-            let Ok((id, at, [who, action, about, why])) = read(row) else { continue };
-            lines = lines.saturating_add(insert.execute(params![id, at, who, action, about, why])?);
-        }
-    }
-    Ok(lines)
+/// A damaged file, as far as it can be opened, for the lines of its audit.
+pub(super) struct Old<'c> {
+    connection: Option<&'c Connection>,
+    pages: Option<Pages>,
 }
 
-fn remove(path: &Path) -> std::io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
+impl Old<'_> {
+    /// Copies every line of the audit that can be read; returns how many.
+    pub(super) fn copy_audit(&self, to: &Transaction<'_>) -> rusqlite::Result<usize> {
+        let mut insert = to
+            .prepare("INSERT OR IGNORE INTO audit (id, at, who, action, about, why) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?;
+        let (mut lines, mut failed) = (0usize, None);
+        let mut add = |id: i64, at: i64, [who, action, about, why]: [String; 4]| match insert
+            .execute(params![id, at, who, action, about, why])
+        {
+            Ok(added) => lines = lines.saturating_add(added),
+            Err(error) => failed = Some(error),
+        };
+        if self.connection.is_none_or(|connection| read_audit(connection, &mut add).is_err())
+            && let Some(pages) = &self.pages
+        {
+            pages.each(|Cell { rowid, values }| {
+                if let (Some(id), Ok([Value::Null, Value::Integer(at), texts @ ..])) =
+                    (rowid, <[Value; 6]>::try_from(values))
+                    && let [Value::Text(who), Value::Text(action), Value::Text(about), Value::Text(why)] = texts
+                {
+                    add(id, at, [who, action, about, why]);
+                }
+            });
+        }
+        failed.map_or(Ok(lines), Err)
     }
+}
+
+fn read_audit(from: &Connection, add: &mut impl FnMut(i64, i64, [String; 4])) -> rusqlite::Result<()> {
+    let mut select = from.prepare("SELECT id, at, who, action, about, why FROM audit ORDER BY id")?;
+    let mut rows = select.query([])?;
+    while let Some(row) = rows.next()? {
+        let read = |row: &rusqlite::Row<'_>| -> rusqlite::Result<(i64, i64, [String; 4])> {
+            Ok((row.get(0)?, row.get(1)?, [row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?]))
+        };
+        if let Ok((id, at, texts)) = read(row) {
+            add(id, at, texts);
+        }
+    }
+    Ok(())
 }

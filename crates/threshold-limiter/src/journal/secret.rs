@@ -1,53 +1,95 @@
 //! The secret of an installation: given, or made once and kept beside the journal.
 
-use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use threshold_core::Secret;
 
 use super::JournalError;
-use super::file::{beside, settle_in};
+use super::file::{beside, create_exclusively, is_empty, lock, resolve, settle_in};
+
+/// What a secret is called until its journal is there: a secret without its journal means that the journal is missing.
+const NEXT: &str = ".next";
+/// What nobody but its owner may do with a secret.
+const OTHERS: u32 = 0o077;
 
 /// Where the secret of a journal is kept.
 #[must_use]
 pub fn secret_path(journal: &Path) -> PathBuf {
-    journal.with_extension("secret")
+    resolve(journal).with_extension("secret")
 }
 
-/// The secret that stored digests and device tokens are made with: `given`, else the one beside the journal, which is made
-/// for its owner alone if it is not there.
+/// The secret that stored digests and device tokens are made with: `given`, else the one beside the journal. Where there is
+/// neither a journal nor a secret, one is made for its owner alone; it gets its name when the journal is opened.
 ///
 /// # Errors
-/// Where the file cannot be used, or holds no secret.
+/// Where the file cannot be used, holds no secret, can be read by others, or is missing beside its journal.
 pub fn installation_secret(journal: &Path, given: Option<&str>) -> Result<Secret, JournalError> {
-    let path = secret_path(journal);
     if let Some(given) = given {
         return Secret::new(given.as_bytes()).ok_or(JournalError::BadSecret("THRESHOLD_SECRET".into()));
     }
-    match std::fs::read_to_string(&path) {
-        Ok(text) => read(&text).ok_or(JournalError::BadSecret(path)),
-        Err(error) if error.kind() == ErrorKind::NotFound => make(&path).map_err(|error| JournalError::Io(path, error)),
-        Err(error) => Err(JournalError::Io(path, error)),
+    let journal = resolve(journal);
+    let path = secret_path(&journal);
+    let next = beside(&path, NEXT);
+    if let Some(text) = read(&path)? {
+        return parse(&text).ok_or(JournalError::BadSecret(path));
+    }
+    // A start that was interrupted has left one, and perhaps a journal under it.
+    if let Some(secret) = read(&next)?.and_then(|text| parse(&text)) {
+        return Ok(secret);
+    }
+    if !is_empty(&journal) {
+        return Err(JournalError::SecretMissing(journal, path));
+    }
+    // Of two processes that start at once, one makes it.
+    let _lock = lock(&journal)?;
+    match read(&next)?.and_then(|text| parse(&text)) {
+        Some(secret) => Ok(secret),
+        None => make(&next).map_err(|error| JournalError::Io(next, error)),
     }
 }
 
-fn read(text: &str) -> Option<Secret> {
+/// Gives a secret that was just made its name, now that its journal is there.
+pub(super) fn settle_secret(journal: &Path, fingerprint: u32) -> Result<(), JournalError> {
+    let path = secret_path(journal);
+    let next = beside(&path, NEXT);
+    if std::fs::exists(&path).unwrap_or(true) {
+        return Ok(());
+    }
+    let own = read(&next)?.and_then(|text| parse(&text)).filter(|secret| secret.fingerprint() == fingerprint);
+    if own.is_some() {
+        let renamed = std::fs::rename(&next, &path).and_then(|()| settle_in(&path));
+        renamed.map_err(|error| JournalError::Io(path, error))?;
+    }
+    Ok(())
+}
+
+/// The text of a secret's file, if there is one. Whoever can read it can forge tokens and guess whom digests stand for.
+fn read(path: &Path) -> Result<Option<String>, JournalError> {
+    let io = |error| JournalError::Io(path.into(), error);
+    let file = match std::fs::File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(io)?,
+    };
+    let mode = file.metadata().map_err(io)?.mode();
+    if mode & OTHERS != 0 {
+        return Err(JournalError::OpenSecret(path.into(), mode & 0o777));
+    }
+    std::io::read_to_string(file).map(Some).map_err(io)
+}
+
+fn parse(text: &str) -> Option<Secret> {
     let text = text.trim();
     let is_whole = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_whole.then(|| Secret::new(text.as_bytes())).flatten()
 }
 
-/// It appears under its name when it is whole: one that was half written would be another secret.
 fn make(path: &Path) -> std::io::Result<Secret> {
     let text: String = crate::random::<32>().iter().map(|byte| format!("{byte:02x}")).collect();
-    let next = beside(path, ".next");
-    let _ = std::fs::remove_file(&next);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&next)?;
+    let mut file = create_exclusively(path)?;
     writeln!(file, "{text}")?;
     file.sync_all()?;
-    std::fs::rename(&next, path)?;
     settle_in(path)?;
     Secret::new(text.as_bytes()).ok_or_else(|| std::io::Error::other("64 digits are enough"))
 }

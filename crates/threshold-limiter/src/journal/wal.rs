@@ -1,6 +1,7 @@
 //! The write-ahead log as it lies on disk: SQLite reads it up to the first frame that is not whole and takes that for its
 //! end, so what was committed behind a changed byte would be gone without a word.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::file::beside;
@@ -39,6 +40,36 @@ pub(super) fn fault(path: &Path) -> Option<String> {
         }
     }
     None
+}
+
+/// The latest state of each page in the log beside a file, as SQLite reads it: up to the last commit before the first frame
+/// that is not whole.
+pub(super) fn committed(path: &Path) -> BTreeMap<u32, Vec<u8>> {
+    let bytes = std::fs::read(beside(path, "-wal")).unwrap_or_default();
+    read_committed(&bytes).unwrap_or_default()
+}
+
+fn read_committed(bytes: &[u8]) -> Option<BTreeMap<u32, Vec<u8>>> {
+    let (header, frames) = bytes.split_at_checked(HEADER)?;
+    let (big, page) = (number(header, 0)? & 1 == 1, usize::try_from(number(header, 8)?).ok()?);
+    let mut sums = sum((0, 0), header.get(..FRAME)?, big);
+    let sound = number(header, 0)? & !1 == MAGIC && Some(sums) == pair(header, FRAME);
+    if !sound || !(512..=65_536).contains(&page) {
+        return None;
+    }
+    let (mut committed, mut open) = (BTreeMap::new(), BTreeMap::new());
+    for frame in frames.chunks_exact(FRAME.saturating_add(page)) {
+        let content = frame.get(FRAME..)?;
+        sums = sum(sum(sums, frame.get(..8)?, big), content, big);
+        if pair(frame, 8) != pair(header, 16) || Some(sums) != pair(frame, 16) {
+            break;
+        }
+        open.insert(number(frame, 0)?, content.to_vec());
+        if number(frame, 4)? != 0 {
+            committed.append(&mut open);
+        }
+    }
+    Some(committed)
 }
 
 fn number(bytes: &[u8], at: usize) -> Option<u32> {

@@ -1,11 +1,18 @@
 //! The journal on a real file: what was saved is there again, and what is damaged is never lost in silence.
 
 #![cfg(feature = "sqlite")]
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
+#![expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on should say so loudly, on the line where it stops"
+)]
 
 mod anew;
 mod counters;
+mod cut;
 mod damage;
+mod names;
 
 use std::future::Future as _;
 use std::path::{Path, PathBuf};
@@ -19,8 +26,7 @@ use threshold_core::policy::{Ban, Layer, ListEntry};
 use threshold_core::{Digest, Policy, Secret, Span, Standing, Timestamp};
 use threshold_limiter::bans::BanBook;
 use threshold_limiter::journal::{
-    Counters, Journal, JournalError, Kept, Kind, Restored, installation_secret, load_counters, restore, save_counters,
-    secret_path,
+    Counters, Journal, JournalError, Kept, Kind, Restored, load_counters, restore, save_counters,
 };
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{Keep, Saving};
@@ -214,15 +220,6 @@ fn one_process_at_a_time_and_one_secret() {
     drop(journal);
     assert!(matches!(Journal::open(&scratch.db(), 2), Err(JournalError::OtherSecret(_))));
     Journal::open(&scratch.db(), 1).unwrap();
-    let made = installation_secret(&scratch.db(), None).unwrap();
-    assert_eq!(made.fingerprint(), installation_secret(&scratch.db(), None).unwrap().fingerprint());
-    let mode = |path: &Path| std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path).unwrap().permissions());
-    for path in [scratch.db(), secret_path(&scratch.db())] {
-        assert_eq!(mode(&path) & 0o777, 0o600, "{}", path.display());
-    }
-    std::fs::write(secret_path(&scratch.db()), "hunter2").unwrap();
-    assert!(matches!(installation_secret(&scratch.db(), None), Err(JournalError::BadSecret(_))));
-    assert!(installation_secret(&scratch.db(), Some("a secret of our own")).is_ok());
 }
 
 /// Somebody holds the file so that nothing can be written: it is said once, nothing is lost, and it recovers by itself.

@@ -14,18 +14,34 @@ use threshold_limiter::{BanBook, Clock, Limiter, Observer};
 
 use super::Desk;
 
+/// Where a desk keeps what must not be forgotten.
+pub(crate) struct Place<'a> {
+    /// The journal's file.
+    pub(crate) journal: &'a Path,
+    /// The installation's secret, if it is not in a file beside the journal.
+    pub(crate) secret: Option<&'a str>,
+    /// Whether to start with a new journal where the old one is missing.
+    pub(crate) new_journal: bool,
+}
+
 impl Desk {
     /// A desk that goes on from what a journal holds, and writes down what must not be forgotten. Says what was wrong with
     /// the journal, if anything was.
     pub(crate) fn kept(
         policy: Policy,
         clock: Arc<dyn Clock>,
-        path: &Path,
-        secret: Option<&str>,
+        place: &Place<'_>,
     ) -> Result<(Self, Option<String>), JournalError> {
-        let secret = installation_secret(path, secret)?;
+        let path = place.journal;
+        let secret = installation_secret(path, place.secret)?;
         let (key, fingerprint) = (secret.digest_key(), secret.fingerprint());
-        let (journal, kept) = Journal::open(path, fingerprint)?;
+        let open = if place.new_journal { Journal::open_new } else { Journal::open };
+        let (journal, kept) = open(path, fingerprint)?;
+        if place.new_journal && !kept.is_new {
+            tracing::warn!(
+                "--new-journal changes nothing: the journal is there. Remove the option, which would hide its loss"
+            );
+        }
         let journal = Arc::new(journal);
         let (base, policy) = (policy.clone(), policy.with_key(key));
         let (store, bans, now) = (MemoryStore::new(policy.memory()), BanBook::default(), clock.now());

@@ -16,6 +16,7 @@ mod crash;
 mod disk;
 mod forward_auth;
 mod hosts;
+mod installation;
 mod limits;
 mod logged;
 mod login;

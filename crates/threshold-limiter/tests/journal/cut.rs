@@ -1,0 +1,202 @@
+//! A file that was cut, or whose pages are damaged where SQLite cannot go on: every row that is whole is kept.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use threshold_core::Timestamp;
+use threshold_core::policy::{Layer, ListEntry};
+use threshold_limiter::journal::{AuditLine, Journal, JournalError, Kept, Kind};
+
+use super::{SECOND, START, Scratch, saved, secret, world};
+
+const ROWS: usize = 2_000;
+const LINES: usize = 400;
+const PAGE: usize = 4_096;
+
+type Rows = BTreeMap<(Kind, Vec<u8>), Vec<u8>>;
+
+/// A journal with many small rows, some that overflow their page, and an audit; written in one go, so that no page holds
+/// what is elsewhere too.
+fn journal() -> Vec<u8> {
+    let scratch = Scratch::new();
+    let world = world(&scratch.db(), START);
+    for number in 0..ROWS {
+        world.ban(Layer::User, &format!("mallory{number}"), Timestamp::MAX);
+    }
+    for number in 0..20u8 {
+        world.journal.note(Kind::Tenant, format!("tenant{number}").as_bytes(), Some(vec![number; 3_000]));
+    }
+    for number in 0..LINES {
+        let (about, who) = (format!("about-{number:05}"), "ops".to_owned());
+        world.journal.audit(AuditLine { at: START, who, action: "ban", about, why: "test".to_owned() }).unwrap();
+    }
+    assert!(saved(&world.journal, SECOND));
+    let copy = scratch.0.join("copy.db");
+    Journal::copy(&scratch.db(), &copy).unwrap();
+    std::fs::read(copy).unwrap()
+}
+
+fn rows_of(kept: &Kept) -> Rows {
+    let whole = kept.rows.iter().filter_map(|row| Some(((row.kind, row.key.clone()), row.value.clone()?)));
+    whole.collect()
+}
+
+fn abouts(path: &Path) -> BTreeSet<String> {
+    let raw = rusqlite::Connection::open(path).unwrap();
+    let mut select = raw.prepare("SELECT about FROM audit WHERE who = 'ops' AND why = 'test'").unwrap();
+    select.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+}
+
+/// Where a text of `length` bytes ends for each of these that the file holds.
+fn ends<T: Ord>(bytes: &[u8], length: usize, name: impl Fn(&[u8]) -> Option<T>) -> BTreeMap<T, usize> {
+    let places = bytes.windows(length).enumerate();
+    places.filter_map(|(at, window)| Some((name(window)?, at + length))).collect()
+}
+
+/// Opens these bytes as a journal; what was kept, and the lines of the audit.
+fn opened(bytes: &[u8]) -> (Kept, BTreeSet<String>) {
+    let scratch = Scratch::new();
+    std::fs::write(scratch.db(), bytes).unwrap();
+    let (journal, kept) = Journal::open(&scratch.db(), secret().fingerprint()).unwrap();
+    drop(journal);
+    // What was kept is in the new file, which is whole.
+    let again = Journal::read(&scratch.db()).unwrap();
+    assert!(again.damage.is_none());
+    assert_eq!(rows_of(&again), rows_of(&kept));
+    (kept, abouts(&scratch.db()))
+}
+
+/// A file cut in half lost every row: SQLite does not open it.
+///
+/// Woken by: not reading pages in `Found::unopened`; dropping a page that the file ends within.
+#[test]
+fn a_file_that_was_cut_keeps_every_row_that_is_whole() {
+    let whole = journal();
+    let original = opened(&whole);
+    assert!(original.0.damage.is_none());
+    let (rows, lines) = (rows_of(&original.0), original.1);
+    assert_eq!((rows.len(), lines.len()), (ROWS + 20, LINES));
+    let known: BTreeMap<Vec<u8>, usize> = rows
+        .iter()
+        .filter(|((kind, _), _)| *kind == Kind::Ban)
+        .map(|((_, key), value)| (key.clone(), value.len()))
+        .collect();
+    // Behind the key there are the value and a sum of 8 bytes.
+    let row_ends = ends(&whole, 16, |window| known.contains_key(window).then(|| window.to_vec()));
+    let line_ends = ends(&whole, 11, |window| lines.get(std::str::from_utf8(window).ok()?).cloned());
+    assert_eq!((row_ends.len(), line_ends.len()), (ROWS, LINES));
+    let share = |percent: usize| whole.len() * percent / 100 / PAGE * PAGE;
+    let cuts =
+        [share(90), share(75), share(50), share(50) + 1_000, share(25) + 3_000, share(10), 3 * PAGE, PAGE + 1, 600];
+    for cut in cuts {
+        let (kept, audit) = opened(&whole[..cut]);
+        let damage = kept.damage.as_ref().expect("a cut is damage");
+        let found = rows_of(&kept);
+        assert_eq!(damage.kept, found.len());
+        assert!(found.iter().all(|(key, value)| rows.get(key) == Some(value)));
+        for (key, end) in &row_ends {
+            let is_whole = end + known[key] + 8 <= cut;
+            assert_eq!(
+                found.contains_key(&(Kind::Ban, key.clone())),
+                is_whole,
+                "cut at {cut}, a row that ends at {end}"
+            );
+        }
+        assert!(audit.is_subset(&lines));
+        for (line, end) in &line_ends {
+            assert_eq!(audit.contains(line), end + "test".len() <= cut, "{line}, cut at {cut}");
+        }
+    }
+    // A half is a half: a good part of the rows, and not all of them.
+    let (kept, _) = opened(&whole[..share(50)]);
+    assert!(kept.rows.len() > ROWS / 4 && kept.rows.len() < ROWS * 9 / 10, "{}", kept.rows.len());
+}
+
+/// With the schema, or the pages above all others, everything else is still there: also rows that overflow their page.
+#[test]
+fn no_page_leads_to_the_loss_of_others() {
+    let whole = journal();
+    let (kept, lines) = opened(&whole);
+    let rows = rows_of(&kept);
+    for page in 0..4 {
+        let mut bytes = whole.clone();
+        bytes[page * PAGE..(page + 1) * PAGE].fill(0xff);
+        let (kept, audit) = opened(&bytes);
+        assert!(kept.damage.is_some());
+        let lost = rows.len() - rows_of(&kept).len();
+        assert!(lost <= 100 && lines.len() - audit.len() <= 100, "page {page}: {lost} rows are gone");
+        let large = rows_of(&kept).keys().filter(|(kind, _)| *kind == Kind::Tenant).count();
+        assert!(page > 0 || (lost, large, &audit) == (0, 20, &lines), "page {page}: {lost}, {large}");
+    }
+}
+
+/// A row whose value is gone with the page that it overflows to is known by its key.
+#[test]
+fn a_row_whose_end_is_missing_is_known_by_its_key() {
+    let scratch = Scratch::new();
+    let (journal, _) = Journal::open(&scratch.db(), secret().fingerprint()).unwrap();
+    journal.note(Kind::Account, &[7; 16], Some(vec![1; 9_000]));
+    journal.note(Kind::Ban, &[8; 16], Some(vec![2; 50]));
+    assert!(journal.close());
+    drop(journal);
+    let whole = std::fs::read(scratch.db()).unwrap();
+    let (kept, _) = opened(&whole[..whole.len() - PAGE]);
+    assert_eq!(kept.damage.unwrap().kept, 1);
+    let account = kept.rows.iter().find(|row| row.kind == Kind::Account).unwrap();
+    assert_eq!((account.key.as_slice(), &account.value), (&[7; 16][..], &None));
+}
+
+/// What was lifted is not found again on pages that are no longer in use.
+///
+/// Woken by: leaving out `secure_delete` in `connect`, with `free` empty.
+#[test]
+fn what_was_deleted_does_not_come_back() {
+    let scratch = Scratch::new();
+    let world = world(&scratch.db(), START);
+    for number in 0..ROWS {
+        world.ban(Layer::User, &format!("mallory{number}"), Timestamp::MAX);
+    }
+    assert!(saved(&world.journal, SECOND));
+    let id = |number: usize| {
+        ListEntry::named(Layer::User, &format!("mallory{number}")).unwrap().ban_id(secret().digest_key())
+    };
+    for number in 10..ROWS {
+        world.limiter.bans().lift(id(number)).unwrap();
+    }
+    assert!(world.journal.close());
+    drop(world);
+    let whole = std::fs::read(scratch.db()).unwrap();
+    assert!(whole.len() > 20 * PAGE);
+    for cut in [whole.len() - PAGE, whole.len() / 2] {
+        let (kept, _) = opened(&whole[..cut]);
+        let few: BTreeSet<Vec<u8>> = (0..10).map(|number| id(number).to_u128().to_be_bytes().to_vec()).collect();
+        assert!(kept.rows.iter().all(|row| few.contains(&row.key)), "{} rows", kept.rows.len());
+    }
+}
+
+/// After a kill the log holds what the file does not yet: it is read too.
+#[test]
+fn a_file_that_was_cut_beside_its_log() {
+    let scratch = Scratch::new();
+    let world = world(&scratch.db(), START);
+    for number in 0..200 {
+        world.ban(Layer::User, &format!("mallory{number}"), Timestamp::MAX);
+    }
+    assert!(saved(&world.journal, SECOND));
+    // As another process would find them, had this one been killed. Nothing has gone from the log to the file yet.
+    let log = |path: &Path| path.with_extension("db-wal");
+    let (file, pages) = (std::fs::read(scratch.db()).unwrap(), std::fs::read(log(&scratch.db())).unwrap());
+    for cut in [file.len(), file.len() / 2, 1] {
+        let copy = Scratch::new();
+        std::fs::write(copy.db(), &file[..cut]).unwrap();
+        std::fs::write(log(&copy.db()), &pages).unwrap();
+        let (_, kept) = Journal::open(&copy.db(), secret().fingerprint()).unwrap();
+        assert_eq!(rows_of(&kept).len(), 200, "cut at {cut}: {:?}", kept.damage);
+    }
+    // Without any of the file, SQLite would delete the log.
+    let copy = Scratch::new();
+    std::fs::write(log(&copy.db()), &pages).unwrap();
+    let refused = Journal::open(&copy.db(), secret().fingerprint());
+    assert!(matches!(refused, Err(JournalError::Missing(_, trace)) if trace == log(&copy.db())));
+    assert_eq!(std::fs::read(log(&copy.db())).unwrap(), pages);
+}

@@ -1,0 +1,152 @@
+//! The files of an installation: a journal has one server under all its names, and is not begun again in silence.
+
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
+
+use serde_json::json;
+
+use super::process::{Scratch, Server, Start};
+
+const POLICY: &str = r#"
+[[rule]]
+name = "posts"
+per = ["user"]
+limit = "1/day"
+"#;
+
+/// How a server is started here.
+struct Installation {
+    folder: Scratch,
+    policy: Scratch,
+}
+
+impl Installation {
+    fn new() -> Self {
+        Self { folder: Scratch::folder(), policy: Scratch::file("policy.toml", POLICY) }
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn start(&self, db: &Path, more: &[&str]) -> Server {
+        let args = [&["--db", db.to_str().unwrap()], more].concat();
+        Start { policy: Some(self.policy.path()), args: &args, ..Start::default() }.server()
+    }
+
+    /// Starts a server that is expected to refuse; what it says.
+    fn refusal(&self, db: &Path) -> String {
+        let args = ["--db", db.to_str().unwrap()];
+        let output = Start { policy: Some(self.policy.path()), args: &args, ..Start::default() }.command().output();
+        let output = output.unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    }
+}
+
+fn ban(server: &Server, user: &str) {
+    let body = json!({"layer": "user", "key": user, "reason": "test"}).to_string();
+    let told = server.connect().post("/v1/bans", &body).unwrap();
+    assert_eq!(told.status, 200);
+}
+
+fn is_banned(server: &Server, user: &str) -> bool {
+    let told = server.connect().post("/v1/check", &json!({"user": user}).to_string()).unwrap();
+    told.json()["banned"] == true
+}
+
+fn ready(server: &Server) -> serde_json::Value {
+    server.connect().send("GET", "/readyz", &[], "").unwrap().json()
+}
+
+fn stop(server: Server) {
+    server.signal("TERM");
+    let (status, log) = server.wait();
+    assert!(status.success(), "{log}");
+}
+
+#[test]
+fn two_names_of_one_journal_are_one_journal() {
+    let place = Installation::new();
+    let (db, link) = (place.path("threshold.db"), place.path("link.db"));
+    let server = place.start(&db, &[]);
+    ban(&server, "mallory");
+    symlink(&db, &link).unwrap();
+    assert!(place.refusal(&link).contains("is in use by another process"));
+    stop(server);
+    // The same secret, the same counters, the same bans.
+    let server = place.start(&link, &[]);
+    assert!(is_banned(&server, "mallory"));
+    assert_eq!(ready(&server)["status"], "ok");
+    assert!(!place.path("link.secret").exists());
+}
+
+#[test]
+fn a_secret_that_others_can_read_is_refused() {
+    let place = Installation::new();
+    let (db, secret) = (place.path("threshold.db"), place.path("threshold.secret"));
+    stop(place.start(&db, &[]));
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let said = place.refusal(&db);
+    assert!(said.contains(&format!("chmod 600 {}", secret.display())), "{said}");
+}
+
+/// A journal that was deleted, or emptied, began anew without bans, and was "ok".
+#[test]
+fn a_journal_that_is_missing_beside_its_secret_is_refused() {
+    let place = Installation::new();
+    let db = place.path("threshold.db");
+    let copy = place.path("copy.db");
+    {
+        let server = place.start(&db, &[]);
+        ban(&server, "mallory");
+        stop(server);
+    }
+    std::fs::copy(&db, &copy).unwrap();
+    std::fs::write(&db, "").unwrap();
+    assert!(place.refusal(&db).contains("is missing or empty"));
+    std::fs::remove_file(&db).unwrap();
+    let said = place.refusal(&db);
+    for part in ["threshold.secret", "threshold restore", "--new-journal"] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert!(!db.exists());
+    // What it says can be done: a copy is put back,
+    let restore = std::process::Command::new(env!("CARGO_BIN_EXE_threshold"))
+        .args(["restore"])
+        .arg(&copy)
+        .arg("--db")
+        .arg(&db)
+        .status();
+    assert!(restore.unwrap().success());
+    let server = place.start(&db, &[]);
+    assert!(is_banned(&server, "mallory"));
+    stop(server);
+    // or it is begun again, once.
+    std::fs::remove_file(&db).unwrap();
+    let server = place.start(&db, &["--new-journal"]);
+    assert!(!is_banned(&server, "mallory"));
+    assert_eq!(ready(&server)["status"], "ok");
+    stop(server);
+    let server = place.start(&db, &["--new-journal"]);
+    server.wait_for_log("--new-journal changes nothing");
+}
+
+/// A file cut in half keeps the bans that are whole, and says so.
+#[test]
+fn a_journal_cut_in_half_keeps_what_is_whole() {
+    let place = Installation::new();
+    let db = place.path("threshold.db");
+    let users: Vec<String> = (0..400).map(|number| format!("mallory{number}")).collect();
+    let server = place.start(&db, &[]);
+    users.iter().for_each(|user| ban(&server, user));
+    stop(server);
+    let bytes = std::fs::read(&db).unwrap();
+    std::fs::write(&db, &bytes[..bytes.len() / 2]).unwrap();
+    let server = place.start(&db, &[]);
+    let told = ready(&server);
+    assert_eq!(told["status"], "degraded", "{told}");
+    let banned = users.iter().filter(|user| is_banned(&server, user)).count();
+    assert!(banned > 100, "{banned} of 400 bans are left");
+    server.wait_for_log("the journal was damaged");
+}
