@@ -331,6 +331,24 @@ fn a_message_names_the_variable_in_the_place_of_its_value() {
     assert_eq!(told(&format!("[[rule]]{met}")), ["this rule is never met: no category is called \"x\""]);
 }
 
+/// A value is not recognised in a message that writes it in another way, as addresses and patterns are: such a message
+/// repeats none.
+#[test]
+fn a_value_that_is_spelled_anew_is_not_repeated() {
+    let told = |source: &str, value: &str| {
+        let review = Policy::review(source, &|_| Some(value.to_owned()));
+        let told: Vec<String> = review.findings.iter().map(|finding| finding.render("p.toml", source)).collect();
+        assert!(!told.is_empty(), "{source}");
+        told.concat()
+    };
+    let lists = "[identity]\ntrusted_proxies = [\"${PROXY}\"]\n[lists]\ndeny = [\"2001:db8::/32\"]\n";
+    let covers = told(lists, "2001:0DB8:0::5");
+    assert!(covers.contains("a trusted proxy") && !covers.contains("::5"), "{covers}");
+    let script = rule("limit = \"1/h\"\nmatch = { path = \"/${SCRIPT}.php\" }");
+    let dodged = told(&script, "%48unter2");
+    assert!(dodged.contains("path-info") && !dodged.contains("unter2"), "{dodged}");
+}
+
 /// The lines of `[identity.jwt]` hold a key, and are not shown, however they are written or broken.
 ///
 /// Broken once by: showing every line in `Finding::render`.

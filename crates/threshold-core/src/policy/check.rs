@@ -228,6 +228,7 @@ pub(super) fn too_wide(entry: &ListEntry, listed: Listed, address: &ClientAddres
         return Some("this covers this machine's own address".to_owned());
     }
     let overlaps = |proxy: &IpNet| net.contains(proxy) || proxy.contains(net);
-    let proxy = address.trusted.iter().find(|proxy| overlaps(proxy))?;
-    Some(format!("this covers the trusted proxy {proxy}, and with it everyone behind it"))
+    // Which one is not said: its address may be a variable's value, written in another way.
+    let covers = address.trusted.iter().any(overlaps);
+    covers.then(|| "this covers a trusted proxy, and with it everyone behind it".to_owned())
 }

@@ -214,14 +214,17 @@ fn fallback_off(loader: &mut Loader<'_>, rules: &[Placed], rule: &Rule, span: &R
 /// A rule for a script of PHP and not for what follows the script's name, which runs it as well.
 fn path_info(loader: &mut Loader<'_>, rule: &Rule, span: &Range<usize>) {
     let paths = &rule.matches.path;
-    let dodged = |script: &&Pattern| {
+    let dodged = |script: &Pattern| {
         let follows = format!("{script}/x");
         script.as_str().ends_with(".php") && !paths.iter().any(|own| own.matches(&follows))
     };
-    let Some(script) = paths.iter().find(dodged) else { return };
-    let message = format!("{script}/x runs the same script in PHP, and \"{}\" does not match it", rule.name);
-    let help = format!("write \"{script}/**\", which matches both");
-    loader.warning("path-info", span.clone(), message, &help);
+    // A pattern is not repeated: it is in its one spelling, in which no variable's value is recognised.
+    if paths.iter().any(dodged) {
+        let message =
+            format!("PHP runs a script also for what follows its name, which \"{}\" does not match", rule.name);
+        let help = "write \"/login.php/**\" for \"/login.php\": it matches both";
+        loader.warning("path-info", span.clone(), message, help);
+    }
 }
 
 /// Whether there are requests that match a rule and are not limited by it.
