@@ -176,17 +176,28 @@ fn hosts(args: &ServeArgs, tokens: &Tokens) -> Hosts {
 /// A desk with its journal, or in memory alone.
 fn desk(args: &ServeArgs, policy: Policy) -> anyhow::Result<(Desk, Option<String>)> {
     let clock = Arc::new(SystemClock::new());
+    let secret = secret()?;
     if args.no_db {
         return Ok((Desk::new(policy, clock), None));
     }
-    let secret = match std::env::var("THRESHOLD_SECRET") {
-        Ok(secret) if !secret.is_empty() => Some(secret),
-        Ok(_) | Err(std::env::VarError::NotPresent) => None,
-        Err(std::env::VarError::NotUnicode(_)) => anyhow::bail!("THRESHOLD_SECRET is not text"),
-    };
     let place = Place { journal: &args.db, secret: secret.as_deref(), new_journal: args.new_journal };
     let kept = Desk::kept(policy, clock, &place);
     kept.context("the journal cannot be used (--db names another file, --no-db does without)")
+}
+
+/// The installation's secret, if it is given and long enough.
+fn secret() -> anyhow::Result<Option<String>> {
+    let secret = match std::env::var("THRESHOLD_SECRET") {
+        Ok(secret) if !secret.is_empty() => secret,
+        Ok(_) | Err(std::env::VarError::NotPresent) => return Ok(None),
+        Err(std::env::VarError::NotUnicode(_)) => anyhow::bail!("THRESHOLD_SECRET is not text"),
+    };
+    if threshold_core::Secret::new(secret.as_bytes()).is_none() {
+        anyhow::bail!(
+            "THRESHOLD_SECRET has fewer than 16 characters, which can be guessed: make one with `openssl rand -hex 32`"
+        );
+    }
+    Ok(Some(secret))
 }
 
 fn starter() -> Source {

@@ -110,6 +110,9 @@ fn bearer(value: &HeaderValue) -> Option<&[u8]> {
 fn list(name: &str, text: &str) -> anyhow::Result<Vec<Box<str>>> {
     let tokens = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|token| !token.is_empty());
     let tokens: Vec<Box<str>> = tokens.map(Into::into).collect();
+    if tokens.is_empty() {
+        bail!("{name} is set and holds no token: unset it to ask for none, or make one with `openssl rand -hex 32`");
+    }
     if tokens.iter().any(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
         bail!("{name} has a token that no header can carry; use letters, digits and signs of ASCII");
     }
@@ -127,7 +130,7 @@ mod tests {
 
     #[track_caller]
     fn check(callers: &str, operators: &str, authorization: Option<&'static str>, admitted: bool) {
-        let read = |text| list("TOKEN", text).unwrap();
+        let read = |text: &str| if text.is_empty() { Vec::new() } else { list("TOKEN", text).unwrap() };
         let tokens = Tokens { callers: read(callers), operators: read(operators), readers: Vec::new() };
         assert_eq!(tokens.admit_caller(authorization.map(HeaderValue::from_static).as_ref()), admitted);
     }
@@ -185,6 +188,15 @@ mod tests {
     fn a_token_that_no_header_carries_is_refused_without_being_told() {
         let error = list("THRESHOLD_TOKEN", "caf\u{e9}-s3cret").unwrap_err().to_string();
         assert!(error.contains("THRESHOLD_TOKEN") && !error.contains("s3cret"), "{error}");
+    }
+
+    /// A server that was to ask for a token asked for none.
+    #[test]
+    fn a_variable_that_is_set_holds_a_token() {
+        for empty in ["", " ", ",", ", ,", "\n,\t"] {
+            let error = list("THRESHOLD_ADMIN_TOKEN", empty).unwrap_err().to_string();
+            assert!(error.contains("THRESHOLD_ADMIN_TOKEN") && error.contains("no token"), "{error}");
+        }
     }
 
     #[test]

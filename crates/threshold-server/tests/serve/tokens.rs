@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::client::Client;
 use super::origin::connect_from;
-use super::process::Start;
+use super::process::{Scratch, Start};
 
 fn refused(args: &[&str], variables: &[(&str, &str)]) -> String {
     let output = Start { args, variables, ..Start::default() }.command().output().unwrap();
@@ -18,14 +18,36 @@ fn refused(args: &[&str], variables: &[(&str, &str)]) -> String {
 fn without_a_token_only_this_machine_is_served() {
     let error = refused(&["--http", "0.0.0.0:0"], &[]);
     assert!(error.contains("0.0.0.0:0") && error.contains("THRESHOLD_TOKEN"), "{error}");
-    let error = refused(&["--http", "[::]:0"], &[("THRESHOLD_TOKEN", " , ")]);
-    assert!(error.contains("THRESHOLD_TOKEN"), "{error}");
     // An operator's token is not for callers to show.
     let error = refused(&["--http", "0.0.0.0:0"], &[("THRESHOLD_ADMIN_TOKEN", "boss-token-012345")]);
     assert!(error.contains("THRESHOLD_TOKEN"), "{error}");
     let variables = &[("THRESHOLD_TOKEN", "s3cret-token-0123")];
     let server = Start { args: &["--http", "0.0.0.0:0"], variables, ..Start::default() }.server();
     assert!(server.place.starts_with("http://0.0.0.0:"), "{}", server.place);
+}
+
+/// `THRESHOLD_TOKEN=", ,"`, or a variable that a deployment left empty, started a server that asked nobody for a token.
+#[test]
+fn a_variable_for_tokens_that_holds_none_is_an_error() {
+    for name in ["THRESHOLD_TOKEN", "THRESHOLD_ADMIN_TOKEN", "THRESHOLD_READ_TOKEN"] {
+        for empty in ["", " ", ", ,"] {
+            let error = refused(&[], &[(name, empty)]);
+            assert!(error.contains(name) && error.contains("no token"), "{name}={empty:?}: {error}");
+        }
+    }
+}
+
+/// With `--no-db` a secret of any length was accepted.
+#[test]
+fn a_secret_is_long_enough_with_and_without_a_journal() {
+    let folder = Scratch::folder();
+    let journal = folder.path().join("t.db");
+    for args in [&[][..], &["--db", journal.to_str().unwrap()]] {
+        let error = refused(args, &[("THRESHOLD_SECRET", "hunter2-hunter2")]);
+        assert!(error.contains("THRESHOLD_SECRET") && error.contains("16") && !error.contains("hunter"), "{error}");
+    }
+    let variables = &[("THRESHOLD_SECRET", "hunter2-hunter2-")];
+    Start { variables, ..Start::default() }.server();
 }
 
 /// Every path that the server describes asks for a token, apart from those that say whether it lives.
