@@ -192,7 +192,11 @@ fn a_token_for_looking_changes_nothing_and_guessing_ends_soon() {
     let without: Vec<u16> =
         (0..12).map(|_| server.connect().send("GET", "/v1/bans", &[], "").unwrap().status).collect();
     assert_eq!(without, [401; 12]);
-    let statuses: Vec<u16> = (0..12).map(|_| send("GET", "/v1/bans", "caller-token-0123", "").status).collect();
+    // Nor does a caller who shows a right token in the wrong place: operators at the same address are still heard.
+    let callers: Vec<u16> = (0..12).map(|_| send("GET", "/v1/bans", "caller-token-0123", "").status).collect();
+    assert_eq!(callers, [401; 12]);
+    assert_eq!(send("GET", "/v1/bans", "boss-token-012345", "").status, 200);
+    let statuses: Vec<u16> = (0..12).map(|_| send("GET", "/v1/bans", "caller-token-0124", "").status).collect();
     assert!(statuses.starts_with(&[401; 10]) && statuses.ends_with(&[429]), "{statuses:?}");
     // The right one is not heard either: else guessing would go on.
     let unheard = send("GET", "/v1/bans", "boss-token-012345", "");

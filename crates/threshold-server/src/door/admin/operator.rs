@@ -58,8 +58,8 @@ fn admit(parts: &Parts, app: &App) -> Result<Shown, ApiError> {
     }
     match app.tokens.operator(parts.headers.get(AUTHORIZATION)) {
         Shown::Nothing => {
-            // Whoever shows none does not guess.
-            if parts.headers.contains_key(AUTHORIZATION) {
+            // Whoever shows none does not guess, and neither does a caller whose token is right.
+            if parts.headers.get(AUTHORIZATION).is_some_and(|shown| !app.tokens.know_any(shown)) {
                 app.guesses.count_operator(peer, app);
             }
             let message = "send Authorization: Bearer and an operator's token (THRESHOLD_ADMIN_TOKEN)";
