@@ -6,6 +6,7 @@ use std::fmt;
 use crate::caller::{Caller, field_of};
 use crate::facts::Facts;
 use crate::limit::{Limit, Unit};
+use crate::path::PathError;
 use crate::policy::{Measured, Mismatch, OnMissing, Per, Policy, Rule, TierSource};
 use crate::text::is_hidden;
 
@@ -70,7 +71,46 @@ impl Explained<'_> {
     }
 }
 
+/// How servers may read the path of a request, and what client doors make of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathReadings {
+    /// Every reading, the one spelling first; more than one where servers differ. Empty where the request has no path, or
+    /// one that cannot be matched at all.
+    pub readings: Vec<String>,
+    /// Why client doors (the tower layer, forward auth) refuse the path. The API may decide it all the same.
+    pub refused: Option<PathError>,
+}
+
+impl PathReadings {
+    /// The status that client doors refuse the path with.
+    #[must_use]
+    pub fn status(&self) -> Option<u16> {
+        self.refused.map(|error| if error == PathError::TooLong { 414 } else { 400 })
+    }
+}
+
 impl Policy {
+    /// How the path of a request may be read, whatever rules it meets.
+    #[must_use]
+    pub fn path_readings(&self, facts: &Facts<'_>) -> PathReadings {
+        let client = Facts { from_client: true, ..*facts };
+        let refused = Caller::new(&client, self).path_error().or_else(|| {
+            let identity = self.identity();
+            let mut sources = [&identity.tenant, &identity.user, &identity.tier].into_iter().flatten();
+            sources.find_map(|source| source.path_error(facts.path?))
+        });
+        let asked = Facts { from_client: false, ..*facts };
+        let mut caller = Caller::new(&asked, self);
+        let mut readings = Vec::new();
+        if caller.path_error().is_none() {
+            readings.extend(caller.path.get().map(str::to_owned));
+            while caller.read_next(self) {
+                readings.extend(caller.path.get().map(str::to_owned));
+            }
+        }
+        PathReadings { readings, refused }
+    }
+
     /// Which rules a request meets, by which keys, and why not the others.
     #[must_use]
     pub fn explain(&self, facts: &Facts<'_>) -> Vec<Explained<'_>> {

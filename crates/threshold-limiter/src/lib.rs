@@ -37,7 +37,7 @@ pub use bans::BanBook;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use keyed::KeyLimiter;
 pub use limiter::{Limiter, LoginError, Reserved};
-pub use observer::Observer;
+pub use observer::{Observer, Refused};
 pub use store::{LocalStore, Store};
 /// Everything that a decision is made of, where the names below are not enough.
 pub use threshold_core;

@@ -22,6 +22,8 @@ use threshold_core::{
 use crate::bans::BanBook;
 use crate::clock::{Clock, SystemClock};
 use crate::observer::Observer;
+#[cfg(feature = "tower")]
+use crate::observer::Refused;
 use crate::random_id;
 use crate::store::memory::MemoryStore;
 use crate::store::{LocalStore, Store, StoreError};
@@ -187,6 +189,14 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let facts = Facts { trace: decision.trace, ..*facts };
         for observer in &self.observers {
             observer.decided(&facts, decision, policy);
+        }
+    }
+
+    /// Tells observers of a request that was refused undecided.
+    #[cfg(feature = "tower")]
+    pub(crate) fn tell_refusal(&self, refused: Refused<'_>, policy: &Policy) {
+        for observer in &self.observers {
+            observer.refused(refused, policy);
         }
     }
 

@@ -1,9 +1,30 @@
 //! Who is told of decisions: metrics, events, alerts. Told after the fact, and never waited for.
 
-use threshold_core::{Decision, Facts, Policy};
+use std::net::IpAddr;
+
+use threshold_core::{Decision, Facts, Policy, Timestamp};
 
 /// Is told of every decision, on the thread that made it. It must not block: hand on what takes time.
 pub trait Observer: Send + Sync {
     /// A decision was made under `policy`.
     fn decided(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy);
+
+    /// The tower layer refused a request undecided. `reason` holds nothing that the client sent.
+    fn refused(&self, refused: Refused<'_>, policy: &Policy) {
+        let _ = (refused, policy);
+    }
+}
+
+/// Why a request was refused before any limit was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Refused<'r> {
+    /// When.
+    pub at: Timestamp,
+    /// The client's address, if it is known.
+    pub ip: Option<IpAddr>,
+    /// The status of the answer.
+    pub status: u16,
+    /// What is wrong, for operators.
+    pub reason: &'r str,
 }

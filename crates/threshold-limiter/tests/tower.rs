@@ -283,7 +283,13 @@ async fn odd_paths_are_refused_or_matched_by_all_their_readings() {
         let answer = send(&app, request(CLIENT, path, &[])).await;
         assert_eq!(answer.status(), 400, "{path}");
         assert_eq!(field(answer.headers(), "cache-control"), Some("no-store"));
-        assert_eq!(json(answer).await["error"], "bad_request");
+        let body = json(answer).await;
+        assert_eq!((&body["error"], &body["field"]), (&"bad_request".into(), &"path".into()));
+        // What is wrong in general words, and nothing that the client sent.
+        let message = body["message"].as_str().unwrap();
+        assert!(message.contains("path has a") && !message.contains("login") && !message.contains('%'), "{message}");
+        let problem = send(&app, request(CLIENT, path, &[("accept", "application/problem+json")])).await;
+        assert_eq!(json(problem).await["detail"], message);
     }
     assert_eq!(send(&app, request(CLIENT, "/api%2flogin", &[])).await.status(), 200, "nothing was charged before");
     assert_eq!(send(&app, request(CLIENT, "/api/login", &[])).await.status(), 429);

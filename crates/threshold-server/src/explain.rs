@@ -2,7 +2,7 @@
 
 mod json;
 
-use threshold_core::explain::Explained;
+use threshold_core::explain::{Explained, PathReadings};
 use threshold_core::ledger::{Checked, Ledger};
 use threshold_core::limit::Algorithm;
 use threshold_core::path::{spell_method, spell_path};
@@ -85,6 +85,8 @@ fn in_words(
 ) -> String {
     let mut out = request_line(args);
     out.push_str(&format!("category {}\n\n", policy.category_of(facts)));
+    let path = policy.path_readings(facts);
+    out.push_str(&readings_lines(&path));
     let (met, unmet): (Vec<_>, Vec<_>) = rules.iter().partition(|explained| explained.limit.is_some());
     if met.is_empty() {
         out.push_str("No rule limits this request.\n");
@@ -101,8 +103,23 @@ fn in_words(
         let rule = explained.rule;
         out.push_str(&format!("  {:<8}  {:<names$}  {}\n", rule.layer, rule.name, explained.why));
     }
-    out.push_str(&decision_lines(policy, decided));
+    out.push_str(&decision_lines(policy, decided, &path));
     out
+}
+
+/// The readings of a path, where there are several.
+fn readings_lines(path: &PathReadings) -> String {
+    if path.readings.len() < 2 {
+        return String::new();
+    }
+    let lines: String = path.readings.iter().map(|reading| format!("  {reading}\n")).collect();
+    format!("Servers may read the path as any of these, and the rules of all of them apply:\n{lines}\n")
+}
+
+/// What client doors do with the path, where that is not what the API does.
+fn refusal_line(path: &PathReadings) -> String {
+    let Some((error, status)) = path.refused.zip(path.status()) else { return String::new() };
+    format!("\nThe tower layer and forward auth refuse such a path with {status}: {error}. The API:\n")
 }
 
 fn request_line(args: &ExplainArgs) -> String {
@@ -136,12 +153,13 @@ fn met_lines(explained: &Explained<'_>, names: usize) -> String {
     )
 }
 
-fn decision_lines(policy: &Policy, decided: &Result<Checked, PlanError>) -> String {
+fn decision_lines(policy: &Policy, decided: &Result<Checked, PlanError>, path: &PathReadings) -> String {
+    let refused = refusal_line(path);
     match decided {
-        Err(error) => format!("\nThis request cannot be decided: {error}\n"),
+        Err(error) => format!("{refused}\nThis request cannot be decided: {error}\n"),
         Ok(checked) => {
             let decision = &checked.decision;
-            let mut text = format!("\nThe first such request: {}", decision.verdict);
+            let mut text = format!("{refused}\nThe first such request: {}", decision.verdict);
             if let (Some(rule), Some(reading)) = (decision.rule(policy), decision.bound_by()) {
                 text.push_str(&format!("; \"{}\" binds, {} of {} remain", rule.name, reading.remaining, reading.limit));
             }

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use threshold_core::decision::Reading;
 use threshold_core::policy::{LogMode, Policy, Rule};
 use threshold_core::{Decision, Facts, Timestamp};
-use threshold_limiter::Observer;
+use threshold_limiter::{Observer, Refused};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -60,7 +60,11 @@ fn wanted_targets(text: &str) -> anyhow::Result<Targets> {
 
 /// Which denials become a line: each one of a rule that says so, of all others a few in a second.
 #[derive(Debug, Default)]
-pub(crate) struct Denials(Samples);
+pub(crate) struct Denials {
+    denied: Samples,
+    /// Requests that were refused undecided are counted apart: they must not keep denials out of the log.
+    refused: Samples,
+}
 
 /// Which of many things alike become a line: a few in a second.
 #[derive(Debug, Default)]
@@ -79,6 +83,12 @@ impl Observer for Denials {
             self.log(facts, decision, policy);
         }
     }
+
+    fn refused(&self, refused: Refused<'_>, policy: &Policy) {
+        let Some(left_out) = self.refused.take(refused.at) else { return };
+        let Shown { ip, .. } = Shown::new(&Facts { ip: refused.ip, ..Facts::default() }, policy);
+        tracing::warn!(status = refused.status, reason = refused.reason, ip, left_out, "request refused undecided");
+    }
 }
 
 impl Denials {
@@ -86,7 +96,7 @@ impl Denials {
         let rule = decision.rule(policy);
         let is_each = |rule: &Rule| rule.log == LogMode::Each;
         let each = rule.is_some_and(is_each) || full(decision, policy).any(|(rule, _)| is_each(rule));
-        let left_out = if each { Some(0) } else { self.0.take(decision.at) };
+        let left_out = if each { Some(0) } else { self.denied.take(decision.at) };
         let Some(left_out) = left_out else { return };
         let Shown { ip, user, tenant } = Shown::new(facts, policy);
         let bound = decision.bound_by();

@@ -156,6 +156,37 @@ fn explain_lists_every_layer_with_its_key() {
     assert!(odd.contains("POST:/api/posts") && odd.contains("user=u1"), "{odd}");
 }
 
+/// `explain` said "allow" of paths that client doors refuse, and did not say how else a path may be read.
+#[test]
+fn explain_tells_the_readings_and_what_client_doors_refuse() {
+    let policy = "[[rule]]\nname = \"r\"\nper = [\"ip\"]\nlimit = \"10/h\"\n";
+    let explain = |policy: &str, path: &str, more: &[&str]| {
+        let args: Vec<&str> =
+            ["explain", "-", "--ip", "203.0.113.7", "--path", path].iter().chain(more).copied().collect();
+        threshold_with(&args, policy, &[]).out
+    };
+    let odd = explain(policy, "/a/../b", &[]);
+    for told in ["refuse such a path with 400: the path has a dot segment", "  /b\n", "  /a\n", "  /a/../b\n", "allow"]
+    {
+        assert!(odd.contains(told), "{told} is missing:\n{odd}");
+    }
+    let matched = explain(&format!("[identity]\nodd_paths = \"match\"\n{policy}"), "/a/../b", &[]);
+    assert!(!matched.contains("refuse") && matched.contains("  /a/../b\n"), "{matched}");
+    let several = explain(policy, "/a%2fb", &[]);
+    assert!(!several.contains("refuse") && several.contains("  /a%2fb\n  /a/b\n"), "{several}");
+    let plain = explain(policy, "/a/b", &[]);
+    assert!(!plain.contains("refuse") && !plain.contains("read the path"), "{plain}");
+    let long = explain(policy, &format!("/{}", "a".repeat(9_000)), &[]);
+    assert!(long.contains("refuse such a path with 414"), "{long}");
+    let tenants = format!("[identity]\ntenant = \"path:/t/{{tenant}}/**\"\n{policy}");
+    let ambiguous = explain(&tenants, "/t/a%5cb/x", &[]);
+    assert!(ambiguous.contains("with 400: servers may read different callers"), "{ambiguous}");
+    let value: serde_json::Value = serde_json::from_str(&explain(policy, "/a/./b", &["--json"])).unwrap();
+    assert_eq!(value["path"]["readings"], serde_json::json!(["/a/b", "/a", "/a/./b"]));
+    assert_eq!(value["path"]["refusedAtClientDoors"]["status"], 400);
+    assert_eq!(value["decision"]["allowed"], true);
+}
+
 #[test]
 fn explain_says_what_cannot_be_decided() {
     let policy = "[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"10/h\"\n";

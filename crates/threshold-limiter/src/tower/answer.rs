@@ -106,8 +106,7 @@ pub(super) fn impossible(error: &PlanError, form: Form) -> Response<Bytes> {
         }
         PlanError::Missing { .. } => (429, RESOURCE_EXHAUSTED, "rate_limited", "Too many requests"),
         PlanError::TooManyRules => (503, UNAVAILABLE, "unavailable", "Temporarily unavailable"),
-        PlanError::Path(PathError::TooLong) => (414, INVALID_ARGUMENT, "uri_too_long", "The path is too long"),
-        PlanError::Path(_) => (400, INVALID_ARGUMENT, "bad_request", "Servers may read the path in different ways"),
+        PlanError::Path(error) => return bad_path(*error, form),
     };
     let response = match form {
         Form::Grpc => grpc(code, title),
@@ -121,20 +120,33 @@ pub(super) fn impossible(error: &PlanError, form: Form) -> Response<Bytes> {
     not_stored(response)
 }
 
+/// The answer to a request whose path is not matched. It says what is wrong with the path, and repeats nothing of it.
+fn bad_path(error: PathError, form: Form) -> Response<Bytes> {
+    let (status, name, title) = match error {
+        PathError::TooLong => (414, "uri_too_long", "The path is too long"),
+        _ => (400, "bad_request", "Servers may read the path in different ways"),
+    };
+    refusal((status, name, title), "path", &error.to_string(), form)
+}
+
 /// The answer to a request that can be read in two ways.
 pub(super) fn bad_request(bad: BadRequest, form: Form) -> Response<Bytes> {
-    let BadRequest { field, message } = bad;
+    refusal((400, "bad_request", "Bad request"), bad.field, bad.message, form)
+}
+
+/// The answer to a request that is refused undecided. `message` needs no escapes in JSON.
+fn refusal((status, name, title): (u16, &str, &str), field: &str, message: &str, form: Form) -> Response<Bytes> {
     let response = match form {
         Form::Grpc => grpc(INVALID_ARGUMENT, message),
         Form::Http(BodyForm::Json) => http(
-            400,
+            status,
             "application/json",
-            format!("{{\"error\":\"bad_request\",\"message\":\"{message}\",\"field\":\"{field}\"}}"),
+            format!("{{\"error\":\"{name}\",\"message\":\"{message}\",\"field\":\"{field}\"}}"),
         ),
         Form::Http(BodyForm::Problem) => http(
-            400,
+            status,
             "application/problem+json",
-            format!("{{\"type\":\"about:blank\",\"title\":\"Bad request\",\"status\":400,\"detail\":\"{message}\"}}"),
+            format!("{{\"type\":\"about:blank\",\"title\":\"{title}\",\"status\":{status},\"detail\":\"{message}\"}}"),
         ),
     };
     not_stored(response)

@@ -88,7 +88,7 @@ impl<'r> Asked<'r> {
         let counted = |name| parts.headers.get_all(name).iter().take(2).map(move |line| (name, line));
         let known = || size.exact().or_else(|| content_length(&parts.headers));
         let mut asked = Self {
-            ip: peer.map(|peer| identity.address.resolve(peer.ip(), &lines)),
+            ip: peer.map(|peer| address(parts, learned, peer)),
             method: Cow::Borrowed(&parts.method),
             uri: Cow::Borrowed(&parts.uri),
             route: route(parts).map(Cow::Borrowed),
@@ -119,6 +119,11 @@ impl<'r> Asked<'r> {
         let tier = find(asked.who.tier.as_ref(), identity.tier.as_ref())?;
         (asked.who.tenant, asked.who.user, asked.who.tier) = (tenant, user, tier);
         Ok(asked)
+    }
+
+    /// The client's address, if it is known.
+    pub(super) fn ip(&self) -> Option<IpAddr> {
+        self.ip
     }
 
     /// The same, for longer than the request lasts.
@@ -197,6 +202,11 @@ fn found(source: &IdentitySource, seen: &Seen<'_, Lines<'_>>, path: &str) -> Res
         return Err(BadRequest { field: "path", message: "servers may read different callers from the path" });
     }
     Ok(name)
+}
+
+/// The client's address of a request that comes from `peer`.
+pub(super) fn address(parts: &Parts, learned: &Learned, peer: SocketAddr) -> IpAddr {
+    learned.policy.identity().address.resolve(peer.ip(), &Lines(&parts.headers))
 }
 
 /// The route that axum's router has matched.

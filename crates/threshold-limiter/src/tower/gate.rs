@@ -1,6 +1,6 @@
 //! One request at the gate: it crosses, waits and then crosses, or is refused.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use http_body::SizeHint;
 use threshold_core::{Decision, Facts, Span};
 
 use super::answer::{self, Form};
-use super::asked::{Asked, Learned};
+use super::asked::{Asked, Learned, address};
 use super::body::Count;
 use super::layer::Door;
 use super::pool::Place;
-use super::tab::{Admitted, Answers, Tab};
+use super::tab::{Admitted, Answers, Tab, Undecided};
 use crate::store::Saving;
 
 /// The limiters that have decided on a request, as an extension of it.
@@ -66,6 +66,15 @@ pub(super) struct Slowed {
     answers: Answers,
 }
 
+/// Refuses a request undecided, and says so to observers.
+#[cold]
+fn refused(door: &Door, learned: &Learned, (ip, reason): (Option<IpAddr>, &str), answer: Response<Bytes>) -> Gate {
+    // What gRPC reads as an error has the status 200.
+    let request = Undecided { ip, status: answer.status().as_u16(), reason };
+    door.limiter.tell_refused(&request, &learned.policy);
+    Gate::Refused(answer, Strike::default())
+}
+
 /// Decides on a request that comes from `peer`.
 pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAddr>, size: &SizeHint) -> Gate {
     // A door whose answers are elsewhere has nothing behind it that could be another.
@@ -75,14 +84,19 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAdd
     let learned = door.learned();
     let mut asked = match Asked::new(parts, size, &learned, peer, door.identify(parts)) {
         Ok(asked) => asked,
-        Err(bad) => return Gate::Refused(answer::bad_request(bad, Form::of(&parts.headers)), Strike::default()),
+        Err(bad) => {
+            let ip = peer.map(|peer| address(parts, &learned, peer));
+            let answer = answer::bad_request(bad, Form::of(&parts.headers));
+            return refused(door, &learned, (ip, bad.message), answer);
+        }
     };
     let mut decision = Decision::default();
     let admit = |facts: &Facts<'_>| door.limiter.admit(&learned.policy, facts, door.answers, &mut decision);
     let Admitted { pending, if_full } = match asked.facts(admit) {
         Ok(admitted) => admitted,
         Err(error) => {
-            return Gate::Refused(answer::impossible(&error, Form::of(&parts.headers)), Strike::default());
+            let answer = answer::impossible(&error, Form::of(&parts.headers));
+            return refused(door, &learned, (asked.ip(), &error.to_string()), answer);
         }
     };
     asked.trace = decision.trace;

@@ -1,6 +1,7 @@
 //! What a request was charged while it is under way, and what it gives back by ending, however it ends.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use threshold_core::plan::Verb;
@@ -9,6 +10,7 @@ use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy, Receipt,
 
 use crate::clock::Clock;
 use crate::limiter::Limiter;
+use crate::observer::Refused;
 use crate::store::{LocalStore, Saving};
 
 /// A limiter as the layer needs it, whatever its store and its clock.
@@ -36,6 +38,17 @@ pub(super) trait AnyLimiter: Send + Sync {
 
     /// Whether what was changed is written down, where it is at all.
     fn saving(&self) -> Option<Saving>;
+
+    /// Tells observers of a request that was refused undecided.
+    fn tell_refused(&self, request: &Undecided<'_>, policy: &Policy);
+}
+
+/// A request that was refused undecided.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Undecided<'r> {
+    pub(super) ip: Option<IpAddr>,
+    pub(super) status: u16,
+    pub(super) reason: &'r str,
 }
 
 /// Whether the answer to a request is seen.
@@ -98,6 +111,11 @@ impl<S: LocalStore, C: Clock> AnyLimiter for Limiter<S, C> {
     fn record(&self, facts: &Facts<'_>) {
         // The facts were decided on before, so that there is nothing in them to be refused, and nobody to be told.
         let _ = self.record(facts);
+    }
+
+    fn tell_refused(&self, request: &Undecided<'_>, policy: &Policy) {
+        let Undecided { ip, status, reason } = *request;
+        self.tell_refusal(Refused { at: self.now(), ip, status, reason }, policy);
     }
 
     fn saving(&self) -> Option<Saving> {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use threshold_core::case::decision_json;
-use threshold_core::explain::Explained;
+use threshold_core::explain::{Explained, PathReadings};
 use threshold_core::ledger::Checked;
 use threshold_core::limit::Algorithm;
 use threshold_core::path::{spell_method, spell_path};
@@ -25,6 +25,7 @@ pub(super) fn rehearsed_json(
         "decision": decision.map(|decision| decision_json(decision, policy, None)),
         "error": decided.as_ref().err().map(ToString::to_string),
         "facts": facts_json(policy, facts),
+        "path": path_json(&policy.path_readings(facts)),
         "rules": rules.collect::<Vec<_>>(),
         "penalties": [],
     })
@@ -54,7 +55,20 @@ pub(crate) fn live_json(
         .into_iter()
         .collect();
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
-    json!({"decision": answer, "facts": facts_json(policy, facts), "rules": rules, "penalties": penalties})
+    json!({
+        "decision": answer,
+        "facts": facts_json(policy, facts),
+        "path": path_json(&policy.path_readings(facts)),
+        "rules": rules,
+        "penalties": penalties,
+    })
+}
+
+/// The readings of the path, and what client doors do with it.
+fn path_json(path: &PathReadings) -> Value {
+    let refused = path.refused.zip(path.status());
+    let refused = refused.map(|(error, status)| json!({"status": status, "message": error.to_string()}));
+    json!({"readings": path.readings, "refusedAtClientDoors": refused})
 }
 
 /// The reading of a rule, if the decision has one.

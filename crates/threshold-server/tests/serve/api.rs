@@ -173,7 +173,12 @@ fn explain_says_which_rules_are_met_and_what_is_left() {
     assert_eq!((&rule["key"], &rule["limit"]), (&json!("user=u1"), &json!(3)));
     assert_eq!(explained["facts"]["path"], "/api/posts");
     assert_eq!(explained["decision"]["remaining"], 1);
+    assert_eq!(explained["path"], json!({"readings": ["/api/posts"], "refusedAtClientDoors": null}));
     assert_eq!(ask(client, "/v1/peek", &user("u1"))["remaining"], 1, "explaining charges nothing");
+    let odd = ask(client, "/v1/explain", &json!({"ip": "203.0.113.7", "user": "u1", "path": "/x/../api/posts"}));
+    assert_eq!(odd["path"]["readings"][0], "/api/posts");
+    let refused = json!({"status": 400, "message": "the path has a dot segment, . or .."});
+    assert_eq!((&odd["path"]["refusedAtClientDoors"], &odd["decision"]["allowed"]), (&refused, &json!(true)));
 }
 
 /// A thousand keys and fourteen rules, and the answers of one minute took 1.2 GB. Now they have a bound in bytes: whoever's

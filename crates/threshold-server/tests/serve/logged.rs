@@ -92,3 +92,46 @@ fn a_full_rule_that_logs_each_is_logged_beside_one_that_is_sampled() {
     assert_eq!(denied.len(), 30);
     assert!(denied.iter().all(|line| line["full"] == "short 1/1, long 1/1"), "{denied:?}");
 }
+
+/// A client that was refused for its path read no reason, and the log had nothing of it.
+#[test]
+fn a_path_that_is_refused_is_told_and_logged_and_not_repeated() {
+    let policy = "[identity]\ntrusted_proxies = ['127.0.0.1/32']\nclient_ip = 'x-forwarded-for'\n\
+                  tenant = 'path:/t/{tenant}/**'\n[[rule]]\nname = 'a'\nper = ['ip']\nlimit = '100/h'\n";
+    let policy = Scratch::file("policy.toml", policy);
+    let server = Start { policy: Some(policy.path()), args: &["--log", "json"], ..Start::default() }.server();
+    let mut client = server.connect();
+    let mut ask = |path: &str| {
+        let fields = [("x-original-method", "GET"), ("x-original-uri", path), ("x-forwarded-for", "203.0.113.7")];
+        client.send("GET", "/auth", &fields, "").unwrap()
+    };
+    let long = format!("/{}", "a".repeat(9_000));
+    let refused = [
+        ("/secret/../x%1b", 400, "the path has a dot segment, . or .."),
+        ("/secret%0d%0a", 400, "the path has a control character"),
+        ("/secret\\x", 400, "the path has a backslash"),
+        ("//a%2fsecret;c%5cd%23e", 400, "servers may read the path in more than 8 ways"),
+        ("/t/secret%5cx/y", 400, "servers may read different callers from the path"),
+        (&long, 414, "the path is longer than 8192 bytes"),
+    ];
+    for (path, status, message) in refused {
+        let answer = ask(path);
+        let body = answer.json();
+        assert_eq!(
+            (answer.status, &body["message"], &body["field"]),
+            (status, &json!(message), &json!("path")),
+            "{path}"
+        );
+    }
+    assert_eq!(ask("/fine").status, 200);
+    // However many there are, a few become lines.
+    for _ in 0..100 {
+        ask("/secret/../x");
+    }
+    let logged = lines(server, "request refused undecided");
+    for ((_, status, message), line) in refused.iter().zip(&logged) {
+        assert_eq!((&line["status"], &line["reason"]), (&json!(status), &json!(message)), "{line}");
+        assert!(line["ip"].as_str().unwrap().starts_with('#') && !line.to_string().contains("secret"), "{line}");
+    }
+    assert!((6..60).contains(&logged.len()), "{} lines", logged.len());
+}

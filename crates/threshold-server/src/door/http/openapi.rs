@@ -61,10 +61,11 @@ fn paths(generator: &mut SchemaGenerator) -> Value {
     let limited = generator.subschema_for::<LimitAnswer>().to_value();
     let explained = json!({
         "type": "object",
-        "required": ["decision", "facts", "rules", "penalties"],
+        "required": ["decision", "facts", "path", "rules", "penalties"],
         "properties": {
             "decision": decision,
             "facts": {"type": "object"},
+            "path": explained_path(),
             "rules": {"type": "array", "items": {"type": "object"}},
             "penalties": {"type": "array", "items": {"type": "object"}},
         },
@@ -163,6 +164,28 @@ impl Calls<'_> {
             },
         }})
     }
+}
+
+/// What `explain` says of a path.
+fn explained_path() -> Value {
+    json!({
+        "type": "object",
+        "description": "How servers may read the path, and whether doors that face clients refuse it.",
+        "required": ["readings", "refusedAtClientDoors"],
+        "properties": {
+            "readings": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "Every reading, the one spelling first; the rules of all of them apply.",
+            },
+            "refusedAtClientDoors": {
+                "type": ["object", "null"],
+                "description": "How the tower layer and forward auth refuse the path; null where they decide it.",
+                "required": ["status", "message"],
+                "properties": {"status": {"type": "integer"}, "message": {"type": "string"}},
+            },
+        },
+    })
 }
 
 fn wait_parameter() -> Value {
