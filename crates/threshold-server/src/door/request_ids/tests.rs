@@ -256,7 +256,7 @@ fn the_oldest_answers_to_proxies_make_room_for_others() {
 
 /// Both doors share one bound, and what a caller was promised is never forgotten for a proxy.
 ///
-/// Woken by: leaving out `evict` in `room`, or `PARTS` in `promise`.
+/// Woken by: leaving out `evict` in `room` or in `remember`, or `PARTS` in `promise`.
 #[test]
 fn callers_take_the_room_of_proxies_but_not_their_share() {
     let ids = RequestIds::new(MIB);
@@ -265,11 +265,21 @@ fn callers_take_the_room_of_proxies_but_not_their_share() {
         ids.keep(proxied(&ids, number), now, &fields("2"));
     }
     assert!(used(&ids).spare > MIB - 1_000 && used(&ids).spare <= MIB);
+    let total = || used(&ids).promised + used(&ids).spare;
+    // Room that is taken for a list, and an answer that takes more than it was expected to.
+    let list: Vec<Named> = (0..100).map(|number| named(&ids, "record", &number.to_string())).collect();
+    let room = ids.room_for(&list, now).unwrap();
+    assert!(total() <= MIB, "{}", total());
+    drop(room);
+    for number in 10_000..12_000 {
+        ids.keep(proxied(&ids, number), now, &fields("2"));
+    }
+    let large = Answered { body: vec![b'x'; 20_000].into(), ..answered("", true) };
+    assert!(try_run(&ids, named(&ids, "check", "large"), 1, large).is_ok() && total() <= MIB, "{}", total());
     let called = (0..).find(|number: &usize| {
         let id = named(&ids, "check", &number.to_string());
         let refused = try_run(&ids, id, 1, answered("x", true)).is_err();
-        let Freed { promised, spare } = used(&ids);
-        assert!(promised + spare <= MIB, "{promised} and {spare}");
+        assert!(total() <= MIB, "{}", total());
         refused
     });
     let Freed { promised, spare } = used(&ids);
