@@ -84,8 +84,11 @@ impl<'a> Caller<'a> {
         self.host.set(known(facts.host), HOST);
         self.tier = known(facts.tier);
         self.categorize(policy);
-        let default = policy.identity().default_tier.as_deref();
-        self.tier = policy.tiers.tier_of(self.user, self.tenant, self.tier, default);
+        // Most policies have no tiers, and then only what is said counts.
+        if policy.tiers.has_tiers() {
+            let default = policy.identity().default_tier.as_deref();
+            self.tier = policy.tiers.tier_of(self.user, self.tenant, self.tier, default);
+        }
     }
 
     /// Finds the category of the present reading.

@@ -15,6 +15,7 @@ mod pattern;
 mod reviewer;
 mod rule;
 mod settings;
+mod shared_map;
 mod tiers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,31 +42,33 @@ pub use rule::{
 };
 pub(crate) use rule::{Measure, Measured, SubjectRule};
 pub use settings::{MAX_TIMES, Owner, Setting, SettingError};
-pub(crate) use tiers::{Source as TierSource, Tiers};
+pub(crate) use tiers::{Source as TierSource, TiersInForce};
 
 /// The most rules one policy may hold.
 pub const MAX_RULES: usize = 1_000;
 /// The largest policy file, in bytes.
 pub const MAX_FILE: usize = 4 << 20;
 
-/// Who may cross, how often, and what happens when they do not keep to it.
+/// Who may cross, how often, and what happens when they do not keep to it. Copies share all that the file says.
 #[derive(Debug, Clone)]
 pub struct Policy {
     /// The findings of no rule that are meant, each with its reason.
-    allow: Vec<(Box<str>, Box<str>)>,
-    pub(crate) rules: Vec<Rule>,
-    pub(crate) categories: Vec<Category>,
-    pub(crate) tiers: Tiers,
-    pub(crate) subjects: Vec<SubjectRule>,
+    allow: Arc<[(Box<str>, Box<str>)]>,
+    pub(crate) rules: Arc<[Rule]>,
+    pub(crate) categories: Arc<[Category]>,
+    pub(crate) tiers: TiersInForce,
+    pub(crate) subjects: Arc<[SubjectRule]>,
     /// Everything that rules and subjects are counted by.
-    pub(crate) counted: Vec<CountedBy>,
+    pub(crate) counted: Arc<[CountedBy]>,
     /// Which of them are digested before anything else is done.
-    pub(crate) early: Vec<usize>,
-    pub(crate) ladders: Vec<Ladder>,
-    identity: Identity,
-    lists: Lists,
-    login: Option<Login>,
-    alerts: Alerts,
+    pub(crate) early: Arc<[usize]>,
+    pub(crate) ladders: Arc<[Ladder]>,
+    identity: Arc<Identity>,
+    lists: Arc<Lists>,
+    /// Whether the lists hold anybody.
+    any_listed: bool,
+    login: Option<Arc<Login>>,
+    alerts: Arc<Alerts>,
     memory: Memory,
     /// Who is banned while this policy is in force.
     bans: Option<Arc<dyn BanSource>>,
@@ -107,15 +110,19 @@ impl Policy {
     /// The same policy, with keys digested under this secret. Without it, a fixed key is used: good for rehearsals,
     /// not for a store that an attacker's keys reach.
     #[must_use]
-    pub fn with_key(mut self, key: DigestKey) -> Self {
+    pub fn with_key(self, key: DigestKey) -> Self {
+        if self.key == key { self } else { self.digested_with(key) }
+    }
+
+    fn digested_with(mut self, key: DigestKey) -> Self {
         self.key = key;
-        self.counted.clear();
-        let mut place = |own| CountedBy::find_or_add(&mut self.counted, own);
-        for subject in &mut self.subjects {
+        let mut counted = Vec::new();
+        let mut place = |own| CountedBy::find_or_add(&mut counted, own);
+        for subject in Arc::make_mut(&mut self.subjects) {
             subject.digest_with(key);
             subject.counted = place(CountedBy::new(subject.per.clone(), false, subject.floors, key));
         }
-        for rule in &mut self.rules {
+        for rule in Arc::make_mut(&mut self.rules) {
             rule.digest_with(key);
             // What a limit by tier counts, it counts in each category.
             let category = rule.is_by_tier() && !rule.per.contains(&Per::Category);
@@ -124,8 +131,9 @@ impl Policy {
             rule.common = rule.matches.is_everything() && !rule.fallback;
             rule.counted = place(counted.common(rule.common));
         }
-        let counted = self.counted.iter().enumerate().take(REMEMBERED);
-        self.early = counted.filter(|(_, counted)| counted.is_early()).map(|(place, _)| place).collect();
+        let early = counted.iter().enumerate().take(REMEMBERED).filter(|(_, counted)| counted.is_early());
+        self.early = early.map(|(place, _)| place).collect();
+        self.counted = counted.into();
         self
     }
 
@@ -140,7 +148,7 @@ impl Policy {
     #[inline]
     pub(crate) fn listing<'w>(&self, who: impl FnOnce() -> Who<'w>) -> (Option<Listed>, Option<Banned>) {
         // Mostly nobody is listed or banned, and then nobody need be named.
-        if self.lists.is_empty() && self.bans.as_ref().is_none_or(|bans| bans.is_empty()) {
+        if !self.any_listed && self.bans.as_ref().is_none_or(|bans| bans.is_empty()) {
             return (None, None);
         }
         self.listing_of(who())
@@ -179,8 +187,8 @@ impl Policy {
     #[must_use]
     pub fn allows(&self, code: &str, rule: Option<&str>) -> bool {
         let allow = match rule {
-            Some(name) => self.rules.iter().find(|rule| rule.name.as_ref() == name).map(|rule| &rule.allow),
-            None => Some(&self.allow),
+            Some(name) => self.rules.iter().find(|rule| rule.name.as_ref() == name).map(|rule| &*rule.allow),
+            None => Some(&*self.allow),
         };
         allow.is_some_and(|allow| allow.iter().any(|(own, _)| own.as_ref() == code))
     }
@@ -227,7 +235,7 @@ impl Policy {
     /// Protection of a login, if the policy has any.
     #[must_use]
     pub fn login(&self) -> Option<&Login> {
-        self.login.as_ref()
+        self.login.as_deref()
     }
 
     /// When to raise an alert.

@@ -22,7 +22,7 @@ use crate::log::{self, Denials, Samples};
 use keeping::Names;
 pub(crate) use keeping::Place;
 pub(crate) use settings::Refused;
-use settings::Settings;
+use settings::Turn;
 
 /// A limiter in memory, on whatever clock the server was given.
 type ServerLimiter = Limiter<MemoryStore, Arc<dyn Clock>>;
@@ -32,7 +32,7 @@ type ServerLimiter = Limiter<MemoryStore, Arc<dyn Clock>>;
 pub(crate) struct Desk {
     pub(crate) limiter: Arc<ServerLimiter>,
     logins: Samples,
-    settings: Arc<Settings>,
+    settings: Turn,
     /// Where what must not be forgotten is written down, if anywhere.
     pub(crate) journal: Option<Arc<Journal>>,
 }
@@ -56,15 +56,13 @@ pub(crate) struct Held {
 
 impl Desk {
     pub(crate) fn new(policy: Policy, clock: Arc<dyn Clock>) -> Self {
-        let base = policy.clone();
-        Self::around(Limiter::with_clock(policy, clock), base, None)
+        Self::around(Limiter::with_clock(policy, clock), None)
     }
 
-    fn around(limiter: ServerLimiter, base: Policy, journal: Option<Arc<Journal>>) -> Self {
-        let settings = Arc::new(Settings::new(base));
+    fn around(limiter: ServerLimiter, journal: Option<Arc<Journal>>) -> Self {
         let names = Names(limiter.bans());
         let limiter = limiter.observed_by(Arc::new(Denials::default())).observed_by(Arc::new(names));
-        Self { limiter: Arc::new(limiter), logins: Samples::default(), settings, journal }
+        Self { limiter: Arc::new(limiter), logins: Samples::default(), settings: Turn::default(), journal }
     }
 
     /// Tells this observer too.

@@ -58,7 +58,7 @@ impl Policy {
         let caller = Caller::new(facts, self);
         let mut known = Known::nothing();
         let mut identities = Identities::new(&mut known, &caller, self);
-        for subject in &self.subjects {
+        for subject in self.subjects.iter() {
             let keyed = self.rules.first().and_then(|rule| identities.of(subject.counted, rule));
             if keyed.is_some_and(|(_, keyed)| belongs(layer, &subject.per, keyed)) {
                 keys.standings.extend(self.subject(subject, &mut identities).map(|subject| subject.key));
@@ -69,10 +69,10 @@ impl Policy {
     /// The category and the tier come with each request, and the key of a limit by tier depends on both.
     fn add_budgets(&self, layer: Layer, facts: &Facts<'_>, keys: &mut SubjectKeys) {
         let categories: BTreeSet<&str> = self.categories.iter().map(|own| own.name.as_ref()).collect();
-        let tiers = self.tiers.tiers.keys().map(|name| Some(name.as_ref()));
+        let tiers = self.tiers.written().tiers.keys().map(|name| Some(name.as_ref()));
         // Its own tier first: the limits of that one are the likeliest.
         let tiers: Vec<Option<&str>> = [None].into_iter().chain(tiers).collect();
-        for category in categories.into_iter().chain(self.tiers.categories()).chain([DEFAULT_CATEGORY]) {
+        for category in categories.into_iter().chain(self.tiers.written().categories()).chain([DEFAULT_CATEGORY]) {
             let facts = Facts { category: Some(category), ..*facts };
             for tier in &tiers {
                 let mut caller = Caller::new(&facts, self);
@@ -85,7 +85,7 @@ impl Policy {
     fn add_budgets_of(&self, layer: Layer, caller: &Caller<'_>, of_others: bool, keys: &mut SubjectKeys) {
         let mut known = Known::nothing();
         let mut identities = Identities::new(&mut known, caller, self);
-        for rule in &self.rules {
+        for rule in self.rules.iter() {
             let Some((identity, keyed)) = identities.of(rule.counted, rule) else { continue };
             if !belongs(layer, &rule.per, keyed) {
                 continue;

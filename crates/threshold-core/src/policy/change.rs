@@ -63,7 +63,7 @@ impl Policy {
 
     /// Strikes belong to the ladder's name and to what is counted by.
     fn forgets_subjects(&self, old: &Self, forgotten: &mut Vec<Forgotten>) {
-        for was in &old.subjects {
+        for was in old.subjects.iter() {
             let stays = |now: &&super::SubjectRule| now.per == was.per && now.ladder_name == was.ladder_name;
             if self.subjects.iter().any(|now| stays(&now)) {
                 continue;
@@ -82,12 +82,7 @@ impl Policy {
         match &rule.measure {
             Measure::Unlimited => BTreeSet::new(),
             Measure::Fixed(measured) => measured.limit.algorithm().into_iter().collect(),
-            Measure::Tier(shape) => {
-                let owners = self.tiers.tenants.values().chain(self.tiers.users.values()).map(|own| &own.limits);
-                let all = self.tiers.tiers.values().chain(owners).flat_map(|categories| categories.values());
-                let measured = all.filter_map(|shaped| shaped.get(*shape)?.as_ref());
-                measured.filter_map(|measured| measured.limit.algorithm()).collect()
-            }
+            Measure::Tier(shape) => self.tiers.algorithms(*shape),
         }
     }
 }

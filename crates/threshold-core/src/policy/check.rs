@@ -6,11 +6,12 @@ use std::ops::Range;
 
 use ipnet::IpNet;
 
+use super::Pattern;
 use super::file::PolicyFile;
 use super::lists::{ListEntry, Listed};
 use super::load::Loader;
 use super::rule::{Match, Measure, Mode, Rule, SubjectRule};
-use super::{Pattern, Tiers};
+use super::tiers::Tiers;
 use crate::address::ClientAddress;
 use crate::caller::DEFAULT_CATEGORY;
 use crate::ladder::{Ladder, Rung};

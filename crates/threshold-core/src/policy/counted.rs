@@ -150,14 +150,14 @@ impl Known {
     #[inline]
     pub(crate) fn learn(&mut self, caller: &Caller<'_>, policy: &Policy, mut expect: impl FnMut(Digest)) {
         let Some(rule) = policy.rules.first() else { return };
-        for &place in &policy.early {
+        for &place in policy.early.iter() {
             if let (Some(counted), Some(digest)) = (policy.counted.get(place), self.digests.get_mut(place)) {
                 counted.digest(caller, rule, policy, digest);
                 self.bits |= bit(place);
             }
         }
         // All at once: a processor finds several pages in the time that it takes for one.
-        for &place in &policy.early {
+        for &place in policy.early.iter() {
             if let Some((digest, _)) = self.digests.get(place) {
                 expect(*digest);
             }

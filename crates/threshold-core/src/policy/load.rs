@@ -1,6 +1,7 @@
 //! Text → policy: reads the file, and collects everything there is to say about it.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::Deserialize as _;
 use toml::Spanned;
@@ -10,7 +11,7 @@ use super::expand::{Expander, Values};
 use super::file::{MatchFile, PolicyFile, Text, Texts};
 use super::finding::{Finding, Severity};
 use super::rule::{Layer, Match, Measured, Rule, SubjectRule};
-use super::tiers::{Categories, Own, Tiers};
+use super::tiers::{Categories, Own, Tiers, TiersInForce};
 use super::{Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, check, finding, reviewer};
 use crate::key::DigestKey;
 use crate::limit::{Limit, NotationError, Quota, parse_span};
@@ -207,26 +208,28 @@ impl Loader<'_> {
         }
         // Stable: within a layer the order of the file stays.
         rules.sort_by_key(|(rule, _)| rule.layer);
+        let lists = self.lists(&file.lists, &identity.address);
         let policy = Policy {
-            allow: self.allowances(file.allow.as_ref()),
+            allow: self.allowances(file.allow.as_ref()).into(),
             rules: rules.into_iter().map(|(rule, _)| rule).collect(),
-            categories,
-            tiers,
-            subjects,
-            counted: Vec::new(),
-            early: Vec::new(),
+            categories: categories.into(),
+            tiers: TiersInForce::new(tiers),
+            subjects: subjects.into(),
+            counted: Arc::default(),
+            early: Arc::default(),
             ladders: ladders.into_values().collect(),
-            lists: self.lists(&file.lists, &identity.address),
-            login: file.login.as_ref().map(|login| self.login(login)),
-            alerts: self.alerts(&file.alerts),
+            any_listed: !lists.is_empty(),
+            lists: Arc::new(lists),
+            login: file.login.as_ref().map(|login| Arc::new(self.login(login))),
+            alerts: Arc::new(self.alerts(&file.alerts)),
             memory: self.memory(&file.memory),
             bans: None,
-            identity,
+            identity: Arc::new(identity),
             key: REHEARSAL_KEY,
             generation: 0,
         };
         self.drop_allowed(file, &policy);
-        policy.with_key(REHEARSAL_KEY)
+        policy.digested_with(REHEARSAL_KEY)
     }
 
     pub(super) fn span(&mut self, text: &Text) -> Option<Span> {

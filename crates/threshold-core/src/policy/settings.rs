@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
-use super::tiers::{Categories, Own, Scaled};
+use super::tiers::{Categories, Given, Own, Scaled};
 use super::{Measure, Measured, Per, Policy};
 use crate::caller::DEFAULT_CATEGORY;
 use crate::codec::{BytesError, Reader, Writer};
@@ -109,16 +110,98 @@ impl Setting {
 }
 
 impl Policy {
-    /// Gives somebody what a setting says, on top of what the policy gives them.
+    /// Gives somebody what a setting says, on top of what the policy's file gives them, and instead of whatever they were
+    /// given before. However many others were given something, this costs the same.
     ///
     /// # Errors
     /// Where the setting does not fit this policy; it then changes nothing.
     pub fn give(&mut self, owner: Owner, name: &str, setting: &Setting) -> Result<(), SettingError> {
+        let own = self.with_setting(owner, name, setting)?;
+        self.tiers.give(owner, name, Some(Given { setting: Arc::new(setting.clone()), own: Some(own) }));
+        Ok(())
+    }
+
+    /// As [`give`](Self::give), but what does not fit is kept without being in force, for a policy that it fits again.
+    ///
+    /// # Errors
+    /// Where it does not fit.
+    pub fn keep_setting(&mut self, owner: Owner, name: &str, setting: &Setting) -> Result<(), SettingError> {
+        self.keep_shared(owner, name, &Arc::new(setting.clone()))
+    }
+
+    /// Takes back what somebody was given. Says whether there was anything.
+    pub fn take_back(&mut self, owner: Owner, name: &str) -> bool {
+        self.tiers.give(owner, name, None)
+    }
+
+    /// What somebody was given.
+    #[must_use]
+    pub fn setting(&self, owner: Owner, name: &str) -> Option<&Setting> {
+        self.tiers.given(owner).get(name).map(|given| &*given.setting)
+    }
+
+    /// All that was given, in no particular order.
+    pub fn settings(&self) -> impl Iterator<Item = (Owner, &str, &Setting)> {
+        [Owner::Tenant, Owner::User].into_iter().flat_map(|owner| {
+            let given = self.tiers.given(owner).iter();
+            given.map(move |(name, given)| (owner, &**name, &*given.setting))
+        })
+    }
+
+    /// How many were given something.
+    #[must_use]
+    pub fn settings_len(&self) -> usize {
+        self.tiers.given(Owner::Tenant).len().saturating_add(self.tiers.given(Owner::User).len())
+    }
+
+    /// Takes over exactly what was given under another policy. Those that this one has from there already cost a comparison
+    /// each. Returns what does not fit, and so is kept without being in force.
+    pub fn take_settings_of(&mut self, other: &Self) -> Vec<(Owner, Arc<str>, SettingError)> {
+        let mut unfit = Vec::new();
+        for owner in [Owner::Tenant, Owner::User] {
+            let (own, others) = (self.tiers.given(owner), other.tiers.given(owner));
+            let gone = own.iter().filter(|(name, _)| others.get(name).is_none());
+            for name in gone.map(|(name, _)| Arc::clone(name)).collect::<Vec<_>>() {
+                self.take_back(owner, &name);
+            }
+            for (name, given) in others.iter() {
+                let known = self.tiers.given(owner).get(name);
+                if known.is_some_and(|known| Arc::ptr_eq(&known.setting, &given.setting)) {
+                    continue;
+                }
+                if let Err(error) = self.keep_shared(owner, name, &given.setting) {
+                    unfit.push((owner, Arc::clone(name), error));
+                }
+            }
+        }
+        unfit
+    }
+
+    /// Whether somebody could be given this.
+    ///
+    /// # Errors
+    /// Where it does not fit this policy.
+    pub fn fits(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), SettingError> {
+        self.with_setting(owner, name, setting).map(drop)
+    }
+
+    fn keep_shared(&mut self, owner: Owner, name: &str, setting: &Arc<Setting>) -> Result<(), SettingError> {
+        let (own, fits) = match self.with_setting(owner, name, setting) {
+            Ok(own) => (Some(own), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        self.tiers.give(owner, name, Some(Given { setting: Arc::clone(setting), own }));
+        fits
+    }
+
+    /// What somebody has with a setting on top of what the file gives them.
+    fn with_setting(&self, owner: Owner, name: &str, setting: &Setting) -> Result<Own, SettingError> {
         let wrong = |field: String, message: String| Err(SettingError { field, message });
-        let owners = if owner == Owner::User { &self.tiers.users } else { &self.tiers.tenants };
+        let written = self.tiers.written();
+        let owners = if owner == Owner::User { &written.users } else { &written.tenants };
         let mut own = owners.get(name).cloned().unwrap_or_default();
         if let Some(tier) = &setting.tier {
-            if !self.tiers.tiers.contains_key(tier) {
+            if !written.tiers.contains_key(tier) {
                 return wrong("tier".to_owned(), format!("no tier is called \"{tier}\""));
             }
             own.tier = Some(tier.clone());
@@ -131,24 +214,21 @@ impl Policy {
         if setting.times > 1 {
             let scaled = self.scaled(owner, &own, setting.times);
             own.scaled = Some(scaled.map_err(|message| SettingError { field: "times".to_owned(), message })?);
-            self.tiers.any_scaled = true;
         }
-        let owners = if owner == Owner::User { &mut self.tiers.users } else { &mut self.tiers.tenants };
-        owners.insert(name.into(), own);
-        Ok(())
+        Ok(own)
     }
 
     fn given_limit(&self, category: &str, text: &str) -> Result<Vec<Option<Measured>>, String> {
         let known = self.categories.iter().map(|own| own.name.as_ref()).chain([DEFAULT_CATEGORY]);
-        let mut known = known.chain(self.tiers.tiers.values().flat_map(Categories::keys).map(AsRef::as_ref));
+        let mut known = known.chain(self.tiers.written().tiers.values().flat_map(Categories::keys).map(AsRef::as_ref));
         if !known.any(|own| own == category) {
             return Err(format!("no category is called \"{category}\""));
         }
-        if self.tiers.shapes.is_empty() {
+        if self.tiers.written().shapes.is_empty() {
             return Err("no rule of the policy has limit = \"tier\", so this would change nothing".to_owned());
         }
         let quota: Quota = text.parse().map_err(|error: crate::limit::NotationError| error.message)?;
-        self.tiers.shapes.iter().map(|shape| shape.measured(quota)).collect()
+        self.tiers.written().shapes.iter().map(|shape| shape.measured(quota)).collect()
     }
 
     /// Everything that somebody could have, so many times over.
@@ -178,7 +258,7 @@ impl Policy {
                 rules.insert(rule.name.clone(), more(measured)?);
             }
         }
-        let tiers = self.tiers.tiers.iter().map(|(name, own)| Ok((name.clone(), all(own)?)));
+        let tiers = self.tiers.written().tiers.iter().map(|(name, own)| Ok((name.clone(), all(own)?)));
         Ok(Box::new(Scaled { rules, own: all(&own.limits)?, tiers: tiers.collect::<Result<_, String>>()? }))
     }
 }
@@ -248,6 +328,89 @@ mod tests {
         // A log that becomes too large to be exact is one in sub-windows.
         let huge = given(Owner::User, "u1", &setting(1_000, None, &[]));
         assert_eq!(admitted(&huge, None, Some("u1")), 200);
+    }
+
+    /// A `PUT` once copied the policy and applied every setting again: 173 ms at 5,000 tenants.
+    ///
+    /// Woken by: a `Vec` in place of any `Arc` of the policy, and by `SharedMap` making more than the way to a leaf.
+    #[test]
+    fn a_setting_costs_the_same_however_many_others_there_are() {
+        let base = Policy::parse(POLICY, &|_| None).unwrap();
+        let mut policy = base.clone();
+        let given = setting(3, Some("large"), &[("requests", "7/h")]);
+        for number in 0..5_000u32 {
+            let before = policy.clone();
+            for owner in [Owner::Tenant, Owner::User] {
+                policy.give(owner, &format!("name {number}"), &given).unwrap();
+                if number < 20 || number.is_multiple_of(499) {
+                    let made = policy.tiers.given(owner).parts_beside(before.tiers.given(owner));
+                    assert!(made <= 9, "{made} parts at {number}");
+                }
+            }
+        }
+        assert_eq!(policy.settings_len(), 10_000);
+        let shared = [
+            Arc::ptr_eq(&policy.allow, &base.allow),
+            Arc::ptr_eq(&policy.rules, &base.rules),
+            Arc::ptr_eq(&policy.categories, &base.categories),
+            Arc::ptr_eq(&policy.subjects, &base.subjects),
+            Arc::ptr_eq(&policy.counted, &base.counted),
+            Arc::ptr_eq(&policy.early, &base.early),
+            Arc::ptr_eq(&policy.ladders, &base.ladders),
+            Arc::ptr_eq(&policy.identity, &base.identity),
+            Arc::ptr_eq(&policy.lists, &base.lists),
+            Arc::ptr_eq(&policy.alerts, &base.alerts),
+            std::ptr::eq(policy.tiers.written(), base.tiers.written()),
+        ];
+        assert_eq!(shared, [true; 11]);
+        // The same key digests nothing again.
+        let rules = Arc::clone(&policy.rules);
+        let key = policy.key();
+        assert!(Arc::ptr_eq(&policy.with_key(key).rules, &rules));
+    }
+
+    /// What is taken back leaves nothing behind: neither a limit nor what follows from it for everybody.
+    #[test]
+    fn a_setting_is_replaced_and_taken_back() {
+        let base = Policy::parse(POLICY, &|_| None).unwrap();
+        let mut policy = base.clone();
+        policy.give(Owner::Tenant, "acme", &setting(3, Some("large"), &[])).unwrap();
+        policy.give(Owner::Tenant, "acme", &setting(1, None, &[("requests", "7MB/h")])).unwrap();
+        assert!(policy.counts_bytes() && !policy.tiers.any_scaled);
+        policy.give(Owner::Tenant, "acme", &setting(2, None, &[])).unwrap();
+        assert_eq!((admitted(&policy, Some("acme"), None), policy.counts_bytes()), (4, false));
+        assert_eq!(policy.setting(Owner::Tenant, "acme").map(|setting| setting.times), Some(2));
+        assert!(policy.take_back(Owner::Tenant, "acme") && !policy.take_back(Owner::Tenant, "acme"));
+        assert_eq!((admitted(&policy, Some("acme"), None), policy.settings_len()), (2, 0));
+        assert!(!policy.tiers.any_scaled);
+        assert_eq!(admitted(&base, Some("acme"), None), 2);
+    }
+
+    /// What was given under one policy holds under the next, where it fits; the rest waits for a policy that it fits.
+    #[test]
+    fn another_policy_takes_over_what_was_given() {
+        let mut old = Policy::parse(POLICY, &|_| None).unwrap();
+        old.give(Owner::Tenant, "acme", &setting(1, Some("large"), &[])).unwrap();
+        old.give(Owner::User, "u1", &setting(10, None, &[])).unwrap();
+        let parse = |text: &str| Policy::parse(text, &|_| None).unwrap();
+        let mut new = parse(&POLICY.replace("large", "huge").replace("3/h", "4/h"));
+        let unfit: Vec<String> =
+            new.take_settings_of(&old).into_iter().map(|(_, name, error)| format!("{name} {error}")).collect();
+        assert_eq!(unfit, ["acme tier: no tier is called \"large\""]);
+        assert_eq!((admitted(&new, Some("acme"), None), admitted(&new, None, Some("u1"))), (2, 40));
+        // Changed meanwhile: one is gone, one is new, one is another.
+        old.take_back(Owner::User, "u1");
+        old.give(Owner::User, "u2", &setting(2, None, &[])).unwrap();
+        old.give(Owner::Tenant, "acme", &setting(5, None, &[])).unwrap();
+        assert_eq!(new.take_settings_of(&old), []);
+        assert_eq!((admitted(&new, None, Some("u1")), admitted(&new, None, Some("u2"))), (4, 8));
+        assert_eq!(admitted(&new, Some("acme"), None), 10);
+        // What fits again is in force again.
+        old.give(Owner::Tenant, "acme", &setting(1, Some("large"), &[])).unwrap();
+        assert_eq!(new.take_settings_of(&old).len(), 1);
+        let mut newest = parse(POLICY);
+        assert_eq!(newest.take_settings_of(&new), []);
+        assert_eq!((admitted(&newest, Some("acme"), None), newest.settings().count()), (5, 2));
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! Limits by tier and category, and what single tenants and users have of their own.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use super::settings::{Owner, Setting};
+use super::shared_map::SharedMap;
 use crate::caller::Caller;
-use crate::limit::Limit;
+use crate::limit::{Algorithm, Limit};
 use crate::policy::{CostOf, Measured, Per, Shape};
 
 /// One limit by tier, made ready once for each way in which rules count it (their shape); `None` is unlimited.
@@ -30,7 +33,7 @@ pub(crate) struct Scaled {
     pub(crate) tiers: BTreeMap<Box<str>, Categories>,
 }
 
-/// All limits by tier of a policy.
+/// All limits by tier that a policy's file has.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tiers {
     pub(crate) tiers: BTreeMap<Box<str>, Categories>,
@@ -38,9 +41,40 @@ pub(crate) struct Tiers {
     pub(crate) users: BTreeMap<Box<str>, Own>,
     /// Every way in which rules count a limit by tier.
     pub(crate) shapes: Vec<Shape>,
+}
+
+/// The limits by tier in force: the file's, and above them what single tenants and users were given since. Copies share all
+/// of it, so that one more setting costs as much with thousands of others as with none.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TiersInForce {
+    written: Arc<Tiers>,
+    tenants: SharedMap<Given>,
+    users: SharedMap<Given>,
+    totals: Totals,
+    has_tiers: bool,
     /// Whether anybody has more than the policy gives them.
     pub(crate) any_scaled: bool,
 }
+
+/// What one tenant or user was given while the policy is in force.
+#[derive(Debug)]
+pub(crate) struct Given {
+    pub(crate) setting: Arc<Setting>,
+    /// All that it has with that, the file's too; `None` where the setting does not fit the policy.
+    pub(crate) own: Option<Own>,
+}
+
+/// What all that was given comes to. It changes with each setting, so that nobody has to look at all of them.
+#[derive(Debug, Clone, Default)]
+struct Totals {
+    scaled: usize,
+    in_bytes: usize,
+    /// One limit for each kind that is among them, and how many there are. As many kinds as a policy can tell apart.
+    limits: Arc<BTreeMap<LimitKind, (usize, Limit)>>,
+}
+
+/// A category, a shape and an algorithm.
+type LimitKind = (Box<str>, usize, Algorithm);
 
 /// Where a limit by tier was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,9 +85,62 @@ pub(crate) enum Source<'p> {
     Tier(&'p str),
 }
 
-impl Tiers {
+impl TiersInForce {
+    pub(crate) fn new(written: Tiers) -> Self {
+        let has_tiers = !written.tiers.is_empty();
+        Self { written: Arc::new(written), has_tiers, ..Self::default() }
+    }
+
+    /// What the file says.
+    pub(crate) fn written(&self) -> &Tiers {
+        &self.written
+    }
+
+    /// What was given to tenants, or to users.
+    pub(crate) fn given(&self, owner: Owner) -> &SharedMap<Given> {
+        match owner {
+            Owner::Tenant => &self.tenants,
+            Owner::User => &self.users,
+        }
+    }
+
+    /// Gives somebody something instead of whatever they were given before; `None` takes it back. Says whether there was
+    /// anything before.
+    pub(crate) fn give(&mut self, owner: Owner, name: &str, given: Option<Given>) -> bool {
+        if let Some(own) = given.as_ref().and_then(|given| given.own.as_ref()) {
+            self.totals.add(own);
+        }
+        let owners = if owner == Owner::User { &mut self.users } else { &mut self.tenants };
+        let before = match given {
+            Some(given) => owners.insert(name, given),
+            None => owners.remove(name),
+        };
+        if let Some(own) = before.as_ref().and_then(|before| before.own.as_ref()) {
+            self.totals.subtract(own);
+        }
+        self.any_scaled = self.totals.scaled > 0;
+        before.is_some()
+    }
+
+    #[inline]
+    fn tenant(&self, name: &str) -> Option<&Own> {
+        own_of(&self.tenants, &self.written.tenants, name)
+    }
+
+    #[inline]
+    fn user(&self, name: &str) -> Option<&Own> {
+        own_of(&self.users, &self.written.users, name)
+    }
+
+    /// Whether there are any tiers.
+    #[inline]
+    pub(crate) fn has_tiers(&self) -> bool {
+        self.has_tiers
+    }
+
     /// The tier of a request: the user's or tenant's own, else the one it came with, else the default. One that the policy
     /// does not know counts only where nothing else is said.
+    #[inline(never)]
     pub(crate) fn tier_of<'t>(
         &'t self,
         user: Option<&str>,
@@ -61,14 +148,10 @@ impl Tiers {
         given: Option<&'t str>,
         default: Option<&'t str>,
     ) -> Option<&'t str> {
-        // Most policies have none, and then only what is said counts.
-        if self.tiers.is_empty() {
-            return given;
-        }
-        let own = user.and_then(|user| self.users.get(user)).and_then(|own| own.tier.as_deref());
-        let owners = tenant.and_then(|tenant| self.tenants.get(tenant)).and_then(|own| own.tier.as_deref());
+        let own = user.and_then(|user| self.user(user)).and_then(|own| own.tier.as_deref());
+        let owners = tenant.and_then(|tenant| self.tenant(tenant)).and_then(|own| own.tier.as_deref());
         let mut tiers = [own, owners, given, default].into_iter().flatten();
-        tiers.find(|name| self.tiers.contains_key(*name)).or(given)
+        tiers.find(|name| self.written.tiers.contains_key(*name)).or(given)
     }
 
     /// The limit of a rule with this shape: the user's or tenant's own, else its tier's. `None` is unlimited.
@@ -79,15 +162,15 @@ impl Tiers {
         caller: &Caller<'_>,
     ) -> Option<(&'p Measured, Source<'p>)> {
         let pick = |categories: &'p Categories| categories.get(caller.category).map(|shaped| shaped.get(shape));
-        let users = per.contains(&Per::User).then(|| caller.user.and_then(|user| self.users.get(user))).flatten();
-        let tenants = caller.tenant.and_then(|tenant| self.tenants.get(tenant));
+        let users = per.contains(&Per::User).then(|| caller.user.and_then(|user| self.user(user))).flatten();
+        let tenants = caller.tenant.and_then(|tenant| self.tenant(tenant));
         for own in [users, tenants].into_iter().flatten() {
             let limits = own.scaled.as_deref().filter(|_| self.any_scaled).map_or(&own.limits, |scaled| &scaled.own);
             if let Some(limit) = pick(limits) {
                 return Some((limit?.as_ref()?, Source::Own));
             }
         }
-        let scaled = self.scaled(per, caller).map_or(&self.tiers, |scaled| &scaled.tiers);
+        let scaled = self.scaled(per, caller).map_or(&self.written.tiers, |scaled| &scaled.tiers);
         let (name, categories) = scaled.get_key_value(caller.tier?)?;
         let limit = pick(categories)??.as_ref()?;
         Some((limit, Source::Tier(name)))
@@ -98,38 +181,114 @@ impl Tiers {
         if !self.any_scaled {
             return None;
         }
-        let users = || per.contains(&Per::User).then(|| caller.user.and_then(|user| self.users.get(user))).flatten();
+        let users = || per.contains(&Per::User).then(|| caller.user.and_then(|user| self.user(user))).flatten();
         let tenants =
-            || per.contains(&Per::Tenant).then(|| caller.tenant.and_then(|tenant| self.tenants.get(tenant))).flatten();
+            || per.contains(&Per::Tenant).then(|| caller.tenant.and_then(|tenant| self.tenant(tenant))).flatten();
         let own = users().and_then(|own| own.scaled.as_deref());
         own.or_else(|| tenants().and_then(|own| own.scaled.as_deref()))
     }
 
+    /// The limits of this shape that single tenants and users have of their own, at least one of each algorithm.
+    pub(crate) fn owned(&self, shape: usize, category: &str) -> impl Iterator<Item = &Limit> {
+        let given = self.totals.limits.iter().filter(move |((own, of, _), _)| *of == shape && **own == *category);
+        self.written.owned(shape, category).chain(given.map(|(_, (_, limit))| limit))
+    }
+
+    /// The algorithms of all limits of this shape.
+    pub(crate) fn algorithms(&self, shape: usize) -> BTreeSet<Algorithm> {
+        let given = self.totals.limits.keys().filter(|(_, of, _)| *of == shape).map(|(.., algorithm)| *algorithm);
+        self.written.all_of_shape(shape).filter_map(Limit::algorithm).chain(given).collect()
+    }
+
+    /// Whether any limit counts bytes.
+    pub(crate) fn counts_bytes(&self) -> bool {
+        self.totals.in_bytes > 0 || self.written.counts_bytes()
+    }
+}
+
+impl Totals {
+    fn add(&mut self, own: &Own) {
+        self.scaled = self.scaled.saturating_add(usize::from(own.scaled.is_some()));
+        self.in_bytes = self.in_bytes.saturating_add(usize::from(own.counts_bytes()));
+        let limits = Arc::make_mut(&mut self.limits);
+        for (kind, limit) in own.kinds() {
+            let count = limits.entry(kind).or_insert((0, limit));
+            count.0 = count.0.saturating_add(1);
+        }
+    }
+
+    fn subtract(&mut self, own: &Own) {
+        self.scaled = self.scaled.saturating_sub(usize::from(own.scaled.is_some()));
+        self.in_bytes = self.in_bytes.saturating_sub(usize::from(own.counts_bytes()));
+        let limits = Arc::make_mut(&mut self.limits);
+        for (kind, _) in own.kinds() {
+            if let Some(count) = limits.get_mut(&kind) {
+                count.0 = count.0.saturating_sub(1);
+            }
+        }
+        limits.retain(|_, (count, _)| *count > 0);
+    }
+}
+
+impl Own {
+    fn counts_bytes(&self) -> bool {
+        counts_bytes(self.limits.values())
+    }
+
+    /// Its limits, each by category, shape and algorithm.
+    fn kinds(&self) -> impl Iterator<Item = (LimitKind, Limit)> {
+        let tables = [Some(&self.limits), self.scaled.as_deref().map(|scaled| &scaled.own)];
+        tables.into_iter().flatten().flatten().flat_map(|(category, shaped)| {
+            let kinds = shaped.iter().enumerate().filter_map(|(shape, measured)| {
+                let limit = measured.as_ref()?.limit;
+                Some(((category.clone(), shape, limit.algorithm()?), limit))
+            });
+            kinds.collect::<Vec<_>>()
+        })
+    }
+}
+
+impl Tiers {
     /// Every category that somebody has a limit for.
     pub(crate) fn categories(&self) -> BTreeSet<&str> {
-        let owners = self.tenants.values().chain(self.users.values()).map(|own| &own.limits);
-        self.tiers.values().chain(owners).flat_map(Categories::keys).map(AsRef::as_ref).collect()
+        self.tables().flat_map(Categories::keys).map(AsRef::as_ref).collect()
     }
 
     /// The limits of this shape that single tenants and users have of their own.
-    pub(crate) fn owned(&self, shape: usize, category: &str) -> impl Iterator<Item = &Limit> {
+    fn owned(&self, shape: usize, category: &str) -> impl Iterator<Item = &Limit> {
         let owners = self.tenants.values().chain(self.users.values());
-        let tables = owners.flat_map(|own| [Some(&own.limits), own.scaled.as_deref().map(|scaled| &scaled.own)]);
-        let shaped = tables.flatten().filter_map(move |limits| limits.get(category)?.get(shape)?.as_ref());
+        let shaped = owners.filter_map(move |own| own.limits.get(category)?.get(shape)?.as_ref());
         shaped.map(|measured| &measured.limit)
     }
 
     /// Every limit of this shape.
     pub(crate) fn all_of_shape(&self, shape: usize) -> impl Iterator<Item = &Limit> {
-        let owners = self.tenants.values().chain(self.users.values()).map(|own| &own.limits);
-        let shaped = self.tiers.values().chain(owners).flat_map(Categories::values);
+        let shaped = self.tables().flat_map(Categories::values);
         shaped.filter_map(move |shaped| shaped.get(shape)?.as_ref()).map(|measured| &measured.limit)
     }
 
     /// Whether any limit counts bytes.
     pub(crate) fn counts_bytes(&self) -> bool {
-        let owners = self.tenants.values().chain(self.users.values()).map(|own| &own.limits);
-        let mut shaped = self.tiers.values().chain(owners).flat_map(Categories::values);
-        shaped.any(|shaped| shaped.iter().flatten().any(|measured| measured.cost == CostOf::Bytes))
+        counts_bytes(self.tables().flat_map(Categories::values))
     }
+
+    /// What tiers, tenants and users have.
+    fn tables(&self) -> impl Iterator<Item = &Categories> {
+        let owners = self.tenants.values().chain(self.users.values()).map(|own| &own.limits);
+        self.tiers.values().chain(owners)
+    }
+}
+
+/// What somebody has of their own: with what they were given, else by the file alone.
+#[inline]
+fn own_of<'t>(given: &'t SharedMap<Given>, written: &'t BTreeMap<Box<str>, Own>, name: &str) -> Option<&'t Own> {
+    // Mostly nobody has anything.
+    if given.is_empty() && written.is_empty() {
+        return None;
+    }
+    given.get(name).and_then(|given| given.own.as_ref()).or_else(|| written.get(name))
+}
+
+fn counts_bytes<'t>(mut shaped: impl Iterator<Item = &'t Shaped>) -> bool {
+    shaped.any(|shaped| shaped.iter().flatten().any(|measured| measured.cost == CostOf::Bytes))
 }

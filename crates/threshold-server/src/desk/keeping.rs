@@ -43,7 +43,7 @@ impl Desk {
             );
         }
         let journal = Arc::new(journal);
-        let (base, policy) = (policy.clone(), policy.with_key(key));
+        let policy = policy.with_key(key);
         let (store, bans, now) = (MemoryStore::new(policy.memory()), BanBook::default(), clock.now());
         let restored = restore(&journal, &kept, (&store, &bans), &policy, now);
         let counters = load_counters(&store, path, fingerprint, now);
@@ -51,14 +51,14 @@ impl Desk {
         let store = store.kept_by(Arc::<Journal>::clone(&journal));
         let bans = Arc::new(bans.kept_by(Arc::<Journal>::clone(&journal)));
         let limiter = Limiter::with_bans(policy, store, clock, (key, secret), bans);
-        let desk = Self::around(limiter, base, Some(Arc::clone(&journal)));
+        let desk = Self::around(limiter, Some(Arc::clone(&journal)));
         desk.restore_settings(&journal, &kept, now);
         // The limiter's store has the journal: held the other way too, neither would ever end.
-        let (limiter, settings) = (Arc::downgrade(&desk.limiter), Arc::clone(&desk.settings));
+        let limiter = Arc::downgrade(&desk.limiter);
         journal.written_anew_from(move || {
             let limiter = limiter.upgrade()?;
             let mut rows = rows_in_memory(limiter.store(), &limiter.bans());
-            rows.extend(settings.rows());
+            rows.extend(super::settings::rows(&limiter.policy()));
             Some(rows)
         });
         Ok((desk, damage))

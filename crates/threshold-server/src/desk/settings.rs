@@ -1,6 +1,5 @@
 //! What tenants and users are given while the server runs, on top of the policy that its file says.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use threshold_core::Timestamp;
@@ -12,15 +11,10 @@ use super::Desk;
 /// The most settings at once. Whoever has more customers than this with limits of their own gives them tiers.
 pub(crate) const MOST_SETTINGS: usize = 10_000;
 
-/// Everybody who was given something, and the policy before that.
-#[derive(Debug)]
-pub(super) struct Settings(Mutex<Given>);
-
-#[derive(Debug)]
-struct Given {
-    base: Policy,
-    all: BTreeMap<(Owner, String), Setting>,
-}
+/// Held by whoever puts another policy in force. The settings themselves are part of the policy in force: decisions read
+/// them there, without this lock.
+#[derive(Debug, Default)]
+pub(super) struct Turn(Mutex<()>);
 
 /// Why a setting is not in force.
 #[derive(Debug)]
@@ -31,104 +25,82 @@ pub(crate) enum Refused {
     TooMany,
 }
 
-impl Settings {
-    pub(super) fn new(base: Policy) -> Self {
-        Self(Mutex::new(Given { base, all: BTreeMap::new() }))
-    }
-
-    /// All of it, as the journal holds it.
-    pub(super) fn rows(&self) -> Vec<Row> {
-        let row = |((owner, name), setting): (&(Owner, String), &Setting)| Row {
-            kind: kind(*owner),
-            key: name.clone().into_bytes(),
-            value: Some(setting.to_bytes()),
-        };
-        self.lock().all.iter().map(row).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Given> {
+impl Turn {
+    fn take(&self) -> MutexGuard<'_, ()> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Given {
-    fn refuses(&self, key: &(Owner, String), setting: &Setting) -> Option<Refused> {
-        if self.all.len() >= MOST_SETTINGS && !self.all.contains_key(key) {
-            return Some(Refused::TooMany);
-        }
-        self.base.clone().give(key.0, &key.1, setting).err().map(Refused::Wrong)
-    }
-
-    /// The policy with everything that holds. What does not fit any more, after a change of the file, is said and left out.
-    fn effective(&self) -> Policy {
-        let mut policy = self.base.clone();
-        for ((owner, name), setting) in &self.all {
-            if let Err(error) = policy.give(*owner, name, setting) {
-                tracing::warn!(?owner, %error, "a setting does not fit the policy, and is not in force");
-            }
-        }
-        policy
     }
 }
 
 impl Desk {
     /// Puts another policy in force, with what was given on top of it. Returns its generation.
-    pub(crate) fn swap(&self, policy: Policy) -> u64 {
-        let mut given = self.settings.lock();
-        given.base = policy;
-        self.put_in_force(&given)
+    pub(crate) fn swap(&self, mut policy: Policy) -> u64 {
+        // Thousands of settings take a while, so most of the work is done before others have to wait. What changes meanwhile
+        // is taken over below.
+        let unfit = policy.take_settings_of(&self.limiter.policy());
+        for (owner, _, error) in unfit {
+            tracing::warn!(?owner, %error, "a setting does not fit the policy, and is not in force");
+        }
+        let _turn = self.settings.take();
+        policy.take_settings_of(&self.limiter.policy());
+        self.limiter.swap(policy)
     }
 
     /// What somebody was given.
     pub(crate) fn setting(&self, owner: Owner, name: &str) -> Option<Setting> {
-        let now = self.limiter.now();
-        self.settings.lock().all.get(&(owner, name.to_owned())).filter(|setting| setting.until > now).cloned()
+        let (policy, now) = (self.limiter.policy(), self.limiter.now());
+        policy.setting(owner, name).filter(|setting| setting.until > now).cloned()
     }
 
     /// Why somebody could not be given something, if they could not.
     pub(crate) fn refuses(&self, owner: Owner, name: &str, setting: &Setting) -> Option<Refused> {
-        self.settings.lock().refuses(&(owner, name.to_owned()), setting)
+        refuses(&self.limiter.policy(), owner, name, setting)
     }
 
-    /// Gives somebody something instead of whatever they were given before; an empty setting takes it all back.
+    /// Gives somebody something instead of whatever they were given before; an empty setting takes it all back. The policy
+    /// in force is copied for that, which costs as much with thousands of settings as with none.
     pub(crate) fn give(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), Refused> {
-        let mut given = self.settings.lock();
-        let key = (owner, name.to_owned());
-        if let Some(refused) = given.refuses(&key, setting) {
+        let _turn = self.settings.take();
+        let mut policy = Policy::clone(&self.limiter.policy());
+        if let Some(refused) = refuses(&policy, owner, name, setting) {
             return Err(refused);
         }
         if setting.is_empty() {
-            given.all.remove(&key);
+            policy.take_back(owner, name);
         } else {
-            given.all.insert(key, setting.clone());
+            policy.give(owner, name, setting).map_err(Refused::Wrong)?;
         }
+        // In force before it is written down: a journal that is written again from memory meanwhile must not miss it.
+        self.limiter.swap(policy);
         let bytes = (!setting.is_empty()).then(|| setting.to_bytes());
         if let Some(journal) = &self.journal {
             journal.note(kind(owner), name.as_bytes(), bytes);
         }
-        self.put_in_force(&given);
         Ok(())
     }
 
     /// Takes back what was given until now.
     pub(crate) fn end_settings(&self, now: Timestamp) {
-        let mut given = self.settings.lock();
-        let over: Vec<(Owner, String)> =
-            given.all.extract_if(.., |_, setting| setting.until <= now).map(|(key, _)| key).collect();
-        if over.is_empty() {
+        let is_over = |(_, _, setting): &(Owner, &str, &Setting)| setting.until <= now;
+        if !self.limiter.policy().settings().any(|given| is_over(&given)) {
             return;
         }
-        for (owner, name) in over {
-            if let Some(journal) = &self.journal {
-                journal.note(kind(owner), name.as_bytes(), None);
-            }
+        let _turn = self.settings.take();
+        let in_force = self.limiter.policy();
+        let mut policy = Policy::clone(&in_force);
+        let over = || in_force.settings().filter(is_over);
+        for (owner, name, _) in over() {
+            policy.take_back(owner, name);
         }
-        self.put_in_force(&given);
+        self.limiter.swap(policy);
+        if let Some(journal) = &self.journal {
+            over().for_each(|(owner, name, _)| journal.note(kind(owner), name.as_bytes(), None));
+        }
     }
 
     /// Goes on from what a journal holds.
     pub(super) fn restore_settings(&self, journal: &Journal, kept: &Kept, now: Timestamp) {
-        let mut given = self.settings.lock();
+        let _turn = self.settings.take();
+        let mut policy = Policy::clone(&self.limiter.policy());
         for row in &kept.rows {
             let owner = match row.kind {
                 Kind::Tenant => Owner::Tenant,
@@ -137,24 +109,127 @@ impl Desk {
             };
             let setting = row.value.as_deref().and_then(|bytes| Setting::from_bytes(bytes).ok());
             let name = std::str::from_utf8(&row.key).ok();
-            match setting.filter(|setting| setting.until > now).zip(name) {
-                Some((setting, name)) => drop(given.all.insert((owner, name.to_owned()), setting)),
-                None => journal.note(row.kind, &row.key, None),
+            let Some((setting, name)) = setting.filter(|setting| setting.until > now).zip(name) else {
+                journal.note(row.kind, &row.key, None);
+                continue;
+            };
+            if let Err(error) = policy.keep_setting(owner, name, &setting) {
+                tracing::warn!(?owner, %error, "a setting does not fit the policy, and is not in force");
             }
         }
-        if !given.all.is_empty() {
-            self.put_in_force(&given);
+        if policy.settings_len() > 0 {
+            self.limiter.swap(policy);
         }
     }
+}
 
-    fn put_in_force(&self, given: &Given) -> u64 {
-        self.limiter.swap(given.effective())
+/// Everything that was given, as the journal holds it.
+pub(super) fn rows(policy: &Policy) -> Vec<Row> {
+    let row = |(owner, name, setting): (Owner, &str, &Setting)| Row {
+        kind: kind(owner),
+        key: name.as_bytes().to_vec(),
+        value: Some(setting.to_bytes()),
+    };
+    policy.settings().map(row).collect()
+}
+
+fn refuses(policy: &Policy, owner: Owner, name: &str, setting: &Setting) -> Option<Refused> {
+    let is_new = !setting.is_empty() && policy.setting(owner, name).is_none();
+    if is_new && policy.settings_len() >= MOST_SETTINGS {
+        return Some(Refused::TooMany);
     }
+    policy.fits(owner, name, setting).err().map(Refused::Wrong)
 }
 
 fn kind(owner: Owner) -> Kind {
     match owner {
         Owner::Tenant => Kind::Tenant,
         Owner::User => Kind::User,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use threshold_core::{Facts, plan::Verb};
+    use threshold_limiter::ManualClock;
+
+    use super::*;
+
+    const POLICY: &str = "[[rule]]\nname = 'r'\nper = ['tenant']\nlimit = '1/h'\non_missing = 'skip'";
+
+    fn ten_times(until: Timestamp) -> Setting {
+        let (from, by, reason) = (Timestamp::EPOCH, "test".into(), "".into());
+        Setting { tier: None, limits: std::collections::BTreeMap::new(), times: 10, until, from, by, reason }
+    }
+
+    fn desk(clock: &Arc<ManualClock>) -> Desk {
+        let clock: Arc<dyn threshold_limiter::Clock> = Arc::<ManualClock>::clone(clock);
+        Desk::new(Policy::parse(POLICY, &|_| None).unwrap(), clock)
+    }
+
+    fn limit_of(desk: &Desk, tenant: &str) -> u64 {
+        let facts = Facts { tenant: Some(tenant), ..Facts::default() };
+        let read = |decided: &crate::desk::Decided| decided.decision.bound_by().unwrap().limit;
+        desk.decide(&desk.limiter.policy(), Verb::Peek, &facts, read).unwrap()
+    }
+
+    /// Most of a new policy's settings are applied before others have to wait; what is given meanwhile is not lost.
+    ///
+    /// Woken by: leaving out either `take` of the turn, or the second `take_settings_of` in `swap`.
+    #[test]
+    fn nothing_is_lost_between_reloads_and_settings_at_once() {
+        const EACH: usize = 300;
+        let desk = desk(&Arc::default());
+        let name = |writer: usize, number: usize| format!("tenant {writer} {number}");
+        std::thread::scope(|scope| {
+            for writer in 0..2 {
+                let (desk, name) = (&desk, &name);
+                scope.spawn(move || {
+                    for number in 0..EACH {
+                        desk.give(Owner::Tenant, &name(writer, number), &ten_times(Timestamp::MAX)).unwrap();
+                        if number % 3 == 0 {
+                            let nothing = Setting { times: 1, ..ten_times(Timestamp::MAX) };
+                            desk.give(Owner::Tenant, &name(writer, number), &nothing).unwrap();
+                        }
+                    }
+                });
+            }
+            scope.spawn(|| {
+                for _ in 0..EACH {
+                    desk.swap(Policy::parse(POLICY, &|_| None).unwrap());
+                }
+            });
+        });
+        for writer in 0..2 {
+            for number in 0..EACH {
+                let expected = if number % 3 == 0 { 1 } else { 10 };
+                assert_eq!(limit_of(&desk, &name(writer, number)), expected, "{writer} {number}");
+            }
+        }
+        assert_eq!(desk.limiter.policy().settings_len(), 2 * EACH / 3 * 2);
+    }
+
+    #[test]
+    fn what_is_over_is_taken_back_and_there_is_room_for_no_more() {
+        let clock = Arc::new(ManualClock::default());
+        let desk = desk(&clock);
+        let now = desk.limiter.now();
+        let later = now.plus(threshold_core::Span::MINUTE);
+        desk.give(Owner::Tenant, "short", &ten_times(later)).unwrap();
+        for number in 1..MOST_SETTINGS {
+            desk.give(Owner::Tenant, &format!("long {number}"), &ten_times(Timestamp::MAX)).unwrap();
+        }
+        let give = |name: &str| desk.give(Owner::Tenant, name, &ten_times(Timestamp::MAX));
+        assert!(matches!(give("one more"), Err(Refused::TooMany)));
+        assert!(give("long 7").is_ok(), "another in place of the one before");
+        let nothing = Setting { times: 1, ..ten_times(Timestamp::MAX) };
+        assert!(desk.give(Owner::Tenant, "one more", &nothing).is_ok(), "to take back needs no room");
+        desk.end_settings(now);
+        assert_eq!((limit_of(&desk, "short"), limit_of(&desk, "long 9")), (10, 10));
+        desk.end_settings(later);
+        assert_eq!((limit_of(&desk, "short"), limit_of(&desk, "long 9")), (1, 10));
+        assert!(give("one more").is_ok());
     }
 }
