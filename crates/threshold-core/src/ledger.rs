@@ -3,18 +3,21 @@
 //! It grows with its keys; call [`Ledger::sweep`] in a long run.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 
 use arrayvec::ArrayVec;
 
 use crate::balance::Balance;
+use crate::command::{AccountChange, AccountKey, Answer, Command, Records, SaveReason, execute, expire};
 use crate::decision::Decision;
 use crate::facts::Facts;
 use crate::key::{Digest, DigestKey, TraceId};
 use crate::ladder::Standing;
-use crate::lockout::{Account, Attempt, AttemptOutcome, Login, Refusal, ResultOutcome, Try, UnknownAttempt};
-use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, PlanError, SubjectKeys, Verb};
+use crate::limit::Limit;
+use crate::lockout::{Account, Login, Refusal};
+use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, PlanError, Verb};
 use crate::policy::Policy;
-use crate::receipt::{ActualCost, CommitError, OnExpire, Receipt, Reservation, UnknownReservation};
+use crate::receipt::{ActualCost, CommitError, OnExpire, Receipt, Reservation};
 use crate::settle::{Outcome, settle};
 use crate::time::{Span, Timestamp};
 
@@ -92,33 +95,37 @@ impl Ledger {
         outcome
     }
 
-    /// Gives a charge back, once. Says whether this was the first time.
-    pub fn refund(&mut self, receipt: &Receipt, now: Timestamp) -> bool {
-        self.expire_reservations(now);
-        if self.refunded.contains_key(&receipt.id()) || self.reservations.contains_key(&receipt.id()) {
-            return false;
+    /// Carries out a command. There is always room.
+    pub fn execute(&mut self, command: &Command, now: Timestamp) -> Answer {
+        match execute(command, self, now) {
+            Ok(answer) => answer,
+            Err(never) => match never {},
         }
-        self.refunded.insert(receipt.id(), receipt.void_from());
-        self.with_balances(receipt.keys().collect(), |balances| receipt.refund(balances, now));
-        true
     }
 
-    /// Charges anew what a receipt says was charged, as of now.
+    /// Gives a charge back, once. Says whether this was the first time.
+    pub fn refund(&mut self, receipt: &Receipt, now: Timestamp) -> bool {
+        matches!(self.execute(&Command::Refund(Box::new(receipt.clone())), now), Answer::Refunded { first: true })
+    }
+
+    /// Gives back what a receipt says was charged and charges it again, as of now.
     pub fn renew(&mut self, receipt: &mut Receipt, now: Timestamp) {
-        self.with_balances(receipt.keys().collect(), |balances| receipt.renew(balances, now));
+        if let Answer::Renewed(renewed) = self.execute(&Command::Renew(Box::new(receipt.clone())), now) {
+            *receipt = *renewed;
+        }
     }
 
     /// Holds what a receipt says was charged.
     pub fn reserve(&mut self, receipt: Receipt, ttl: Span, on_expire: OnExpire) -> TraceId {
-        let id = receipt.id();
-        self.reservations.insert(id, Reservation::new(receipt, ttl, on_expire));
+        let (id, now) = (receipt.id(), receipt.at());
+        self.execute(&Command::Reserve { receipt: Box::new(receipt), ttl, on_expire }, now);
         id
     }
 
     /// Ends a reservation with what it really cost.
     ///
     /// # Errors
-    /// Where there is no such reservation, or no longer, or where it was committed with another cost.
+    /// Where the reservation is unknown or has ended, or was committed with another cost.
     pub fn commit(
         &mut self,
         id: TraceId,
@@ -126,80 +133,25 @@ impl Ledger {
         key: DigestKey,
         now: Timestamp,
     ) -> Result<(), CommitError> {
-        self.expire_reservations(now);
-        let mut reservation = self.reservations.get(&id).cloned().ok_or(UnknownReservation)?;
-        let keys = reservation.keys().collect();
-        self.with_balances(keys, |balances| reservation.commit(actual, key, balances, now))?;
-        self.reservations.insert(id, reservation);
-        Ok(())
+        self.execute(&Command::Commit { id, cost: actual.owned(key) }, now).ended()
     }
 
     /// Ends a reservation without any cost.
     ///
     /// # Errors
-    /// Where there is no such reservation, or no longer.
-    pub fn release(&mut self, id: TraceId, now: Timestamp) -> Result<(), UnknownReservation> {
-        self.expire_reservations(now);
-        let mut reservation = self.reservations.get(&id).cloned().ok_or(UnknownReservation)?;
-        let keys = reservation.keys().collect();
-        self.with_balances(keys, |balances| reservation.release(balances, now))?;
-        self.reservations.insert(id, reservation);
-        Ok(())
-    }
-
-    /// Denies these keys until then.
-    pub fn pause(&mut self, keys: &SubjectKeys, until: Timestamp) {
-        for key in keys.balances.keys() {
-            self.balances.entry(*key).or_default().block(until);
-        }
-    }
-
-    /// Forgets what is known of these keys: used, strikes and penalties.
-    pub fn forgive(&mut self, keys: &SubjectKeys) {
-        self.balances.retain(|key, _| !keys.balances.contains_key(key));
-        self.standings.retain(|key, _| !keys.standings.contains(key));
-    }
-
-    /// What bars a login, if anything does.
-    pub fn login_barred(&mut self, bars: &[Plan<'_>], now: Timestamp) -> Option<Refusal> {
-        bars.iter().find_map(|bar| Refusal::barring(&bar.decide(&self.settle(bar, now), now)))
-    }
-
-    /// Before a secret is checked.
-    pub fn login_attempt(&mut self, login: &Login, tried: &Try, now: Timestamp) -> AttemptOutcome {
-        let mut nobody = Balance::default();
-        let address = match tried.address {
-            Some(key) => self.balances.entry(key).or_default(),
-            None => &mut nobody,
-        };
-        let account = tried.account.map(|key| self.accounts.entry(key).or_default());
-        login.attempt(tried, account, address, now)
-    }
-
-    /// After a secret was checked.
-    ///
-    /// # Errors
-    /// Where the attempt is not under way (any more).
-    pub fn login_result(
-        &mut self,
-        login: &Login,
-        attempt: &Attempt,
-        success: bool,
-        nonce: TraceId,
-        now: Timestamp,
-    ) -> Result<ResultOutcome, UnknownAttempt> {
-        let mut nobody = Balance::default();
-        let address = match attempt.address {
-            Some(key) => self.balances.entry(key).or_default(),
-            None => &mut nobody,
-        };
-        let account = attempt.account.and_then(|key| self.accounts.get_mut(&key));
-        login.result(attempt, success, account, address, nonce, now)
+    /// Where the reservation is unknown or has ended.
+    pub fn release(&mut self, id: TraceId, now: Timestamp) -> Result<(), CommitError> {
+        self.execute(&Command::Release { id }, now).ended()
     }
 
     /// The account under a digest.
     pub fn account(&mut self, key: Digest) -> &mut Account {
         self.accounts.entry(key).or_default()
+    }
+
+    /// What bars a login, if anything does.
+    pub fn login_barred(&mut self, bars: &[Plan<'_>], now: Timestamp) -> Option<Refusal> {
+        bars.iter().find_map(|bar| Refusal::barring(&bar.decide(&self.settle(bar, now), now)))
     }
 
     /// Drops everything that says nothing at `now`.
@@ -223,28 +175,89 @@ impl Ledger {
     }
 
     fn expire_reservations(&mut self, now: Timestamp) {
-        let over = |reservation: &&Reservation| reservation.expires() <= now;
-        let mut due: Vec<(Timestamp, TraceId)> =
-            self.reservations.values().filter(over).map(|own| (own.expires(), own.id())).collect();
-        due.sort_unstable();
-        for (_, id) in due {
-            let Some(mut reservation) = self.reservations.remove(&id) else { continue };
-            if reservation.gives_back() {
-                // What it has given back, its receipt does not give back again.
-                self.refunded.insert(id, reservation.void_from());
-            }
-            let keys = reservation.keys().collect();
-            self.with_balances(keys, |balances| reservation.expire(balances, now));
+        match expire(self, now) {
+            Ok(()) => {}
+            Err(never) => match never {},
         }
     }
+}
 
-    fn with_balances<T>(&mut self, keys: ArrayVec<Digest, MAX_CHARGES>, change: impl FnOnce(&mut [Balance]) -> T) -> T {
-        let mut balances: ArrayVec<Balance, MAX_CHARGES> =
-            keys.iter().map(|key| self.balances.get(key).cloned().unwrap_or_default()).collect();
+impl Records for Ledger {
+    type Error = Infallible;
+
+    fn balances<T>(
+        &mut self,
+        charges: &[(Digest, Limit)],
+        _: Timestamp,
+        change: impl FnOnce(&mut [Balance]) -> T,
+    ) -> Result<T, Infallible> {
+        let stored = charges.iter().map(|(key, _)| self.balances.get(key).cloned().unwrap_or_default());
+        let mut balances: Vec<Balance> = stored.collect();
         let result = change(&mut balances);
-        for (key, balance) in keys.into_iter().zip(balances) {
-            self.balances.insert(key, balance);
+        self.balances.extend(charges.iter().map(|(key, _)| *key).zip(balances));
+        Ok(result)
+    }
+
+    fn forget_balance(&mut self, key: Digest) -> Result<(), Infallible> {
+        self.balances.remove(&key);
+        Ok(())
+    }
+
+    fn forget_standing(&mut self, key: Digest) -> Result<(), Infallible> {
+        self.standings.remove(&key);
+        Ok(())
+    }
+
+    fn reservation(&mut self, id: TraceId) -> Result<Option<Reservation>, Infallible> {
+        Ok(self.reservations.get(&id).cloned())
+    }
+
+    fn save_reservation(&mut self, reservation: Reservation, _: Timestamp) -> Result<(), Infallible> {
+        self.reservations.insert(reservation.id(), reservation);
+        Ok(())
+    }
+
+    fn take_expired(&mut self, now: Timestamp) -> Result<Option<Reservation>, Infallible> {
+        let expired = self.reservations.values().filter(|reservation| reservation.expires() <= now);
+        let first = expired.map(|reservation| (reservation.expires(), reservation.id())).min();
+        Ok(first.and_then(|(_, id)| self.reservations.remove(&id)))
+    }
+
+    fn remember_refund(&mut self, id: TraceId, void_from: Timestamp, _: Timestamp) -> Result<bool, Infallible> {
+        if self.refunded.contains_key(&id) {
+            return Ok(false);
         }
-        result
+        self.refunded.insert(id, void_from);
+        Ok(true)
+    }
+
+    fn remember_end(&mut self, id: TraceId, void_from: Timestamp, _: Timestamp) -> Result<(), Infallible> {
+        self.refunded.insert(id, void_from);
+        Ok(())
+    }
+
+    fn account(&mut self, key: AccountKey) -> Result<Option<Account>, Infallible> {
+        let (AccountKey::Own(key) | AccountKey::StandIn(key)) = key;
+        Ok(self.accounts.get(&key).cloned())
+    }
+
+    fn save_account(
+        &mut self,
+        key: AccountKey,
+        account: Account,
+        _: SaveReason,
+        _: &Login,
+        _: Timestamp,
+    ) -> Result<bool, Infallible> {
+        let (AccountKey::Own(key) | AccountKey::StandIn(key)) = key;
+        self.accounts.insert(key, account);
+        Ok(true)
+    }
+
+    fn change_account(&mut self, account: Digest, change: AccountChange) -> Result<(), Infallible> {
+        if let Some(account) = self.accounts.get_mut(&account) {
+            change.apply(account);
+        }
+        Ok(())
     }
 }

@@ -22,6 +22,7 @@
 //! | [`ladder::Ladder`], [`ladder::Rung`], strike, penalty | the graduated response |
 //! | subject, [`Standing`] | who is punished, and how it stands with them |
 //! | [`lockout::Login`], [`lockout::Account`] | protection of a login |
+//! | [`Command`], [`Answer`], [`Records`] | an operation on stored state, what became of it, and what it works on |
 //! | [`Receipt`], [`Reservation`], [`Lease`] | what was charged, held, or granted ahead |
 //! | [`receipt::Pending`] | what was charged to a request that is not over |
 //! | enforce, observe | a rule that binds, and one that is only watched |
@@ -57,6 +58,7 @@ mod caller;
 #[cfg(feature = "cases")]
 pub mod case;
 pub mod codec;
+pub mod command;
 pub mod decision;
 pub mod explain;
 pub mod facts;
@@ -78,6 +80,7 @@ pub mod time;
 
 pub use balance::Balance;
 pub use codec::BytesError;
+pub use command::{Answer, Command, Records};
 pub use decision::{Decision, Reading, Verdict};
 pub use facts::Facts;
 pub use key::{Digest, DigestKey, TraceId};

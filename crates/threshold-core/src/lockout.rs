@@ -77,7 +77,7 @@ impl Factor {
 }
 
 /// Whose login is tried, and with what.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Try {
     /// The account's digest; `None` where the login names none.
     pub account: Option<Digest>,
@@ -278,6 +278,12 @@ impl Attempt {
     #[must_use]
     pub fn to_token(&self, secret: &Secret) -> String {
         let mut out = Writer::new(VERSION);
+        self.write(&mut out);
+        secret.seal(Purpose::Attempt, &out.finish())
+    }
+
+    /// Appends this attempt to a larger record.
+    pub(crate) fn write(&self, out: &mut Writer) {
         out.wide(self.id.to_u128());
         for digest in [self.account, self.address, self.folded] {
             out.byte(u8::from(digest.is_some()));
@@ -286,7 +292,6 @@ impl Attempt {
         out.number(u64::from(self.factor.0));
         out.number(self.device);
         out.number(self.at.micros());
-        secret.seal(Purpose::Attempt, &out.finish())
     }
 
     /// Reads a token.
@@ -294,9 +299,16 @@ impl Attempt {
     /// # Errors
     /// Where it was not signed by this installation as an attempt.
     pub fn from_token(token: &str, secret: &Secret) -> Result<Self, BytesError> {
-        const WRONG: BytesError = BytesError::Malformed("attempt");
         let bytes = secret.open(Purpose::Attempt, token)?;
         let mut from = Reader::new(&bytes, VERSION)?;
+        let attempt = Self::read(&mut from)?;
+        from.finish()?;
+        Ok(attempt)
+    }
+
+    /// Takes an attempt off the front of a larger record.
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        const WRONG: BytesError = BytesError::Malformed("attempt");
         let id = TraceId::from_u128(from.wide()?);
         let mut digest = || {
             let known = from.byte()?;
@@ -311,7 +323,6 @@ impl Attempt {
         let factor = Factor(u32::try_from(from.number()?).map_err(|_| WRONG)?);
         let device = from.number()?;
         let at = Timestamp::from_micros(from.number()?);
-        from.finish()?;
         Ok(Self { id, account, address, folded, factor, device, at })
     }
 }

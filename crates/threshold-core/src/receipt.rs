@@ -71,6 +71,24 @@ pub struct ActualCost<'a> {
     pub costs: &'a [(&'a str, u64)],
 }
 
+/// What a reserved request really cost, as a store is told: names are digests.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OwnedCost {
+    pub(crate) requests: Option<u64>,
+    pub(crate) bytes: Option<u64>,
+    /// Each name's digest and its amount.
+    pub(crate) named: Vec<(u64, u64)>,
+}
+
+impl ActualCost<'_> {
+    /// The same for a store. `key` is that of the policy under which the request was reserved.
+    #[must_use]
+    pub fn owned(&self, key: DigestKey) -> OwnedCost {
+        let named = self.costs.iter().map(|(name, cost)| (CostTag::named(key, name).0, *cost)).collect();
+        OwnedCost { requests: self.cost, bytes: self.bytes, named }
+    }
+}
+
 impl Plan<'_> {
     /// The receipt of what was charged; `None` if nothing was.
     #[must_use]
@@ -201,7 +219,7 @@ impl Receipt {
         Ok(receipt)
     }
 
-    fn write(&self, out: &mut Writer) {
+    pub(crate) fn write(&self, out: &mut Writer) {
         out.wide(self.id.to_u128());
         out.number(self.generation);
         out.number(self.at.micros());
@@ -220,7 +238,7 @@ impl Receipt {
         }
     }
 
-    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         let mut receipt = Self {
             id: TraceId::from_u128(from.wide()?),
             generation: from.number()?,
@@ -263,11 +281,11 @@ impl Charged {
         }
     }
 
-    fn actual(&self, actual: &ActualCost<'_>, key: DigestKey) -> Option<u64> {
+    fn actual(&self, cost: &OwnedCost) -> Option<u64> {
         match self.unit {
-            CostTag::REQUESTS => actual.cost,
-            CostTag::BYTES => actual.bytes,
-            named => actual.costs.iter().find(|(name, _)| CostTag::named(key, name) == named).map(|(_, cost)| *cost),
+            CostTag::REQUESTS => cost.requests,
+            CostTag::BYTES => cost.bytes,
+            CostTag(named) => cost.named.iter().find(|(name, _)| *name == named).map(|(_, amount)| *amount),
         }
     }
 }

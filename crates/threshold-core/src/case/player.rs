@@ -8,13 +8,14 @@ use serde_json::{Map, Value, json};
 use super::Player;
 use super::wire::{FactsBody, decision_json, error_json, explained_json, path_error_json, plan_error_json};
 use crate::address::parse_address;
+use crate::command::{AccountChange, Answer, Command};
 use crate::headers::{BodyForm, denial_body, header_fields};
 use crate::key::{Digest, TraceId};
 use crate::ledger::{Checked, Ledger};
 use crate::lockout::{Attempt, Attempted, Login, LoginRequest, account_digest};
 use crate::plan::{PlanError, Verb};
 use crate::policy::{Layer, Policy};
-use crate::receipt::{ActualCost, CommitError, OnExpire, Receipt, UnknownReservation};
+use crate::receipt::{ActualCost, CommitError, OnExpire, Receipt};
 use crate::secret::Secret;
 use crate::time::{Span, Timestamp};
 
@@ -122,10 +123,10 @@ impl LedgerPlayer {
             "release" => self.release(&read(args)?, now),
             "refund" => self.refund(args, now)?,
             "pause" => self.pause(policy, &read(args)?, now)?,
-            "forgive" => self.forgive(policy, &read(args)?)?,
+            "forgive" => self.forgive(policy, &read(args)?, now)?,
             "attempt" => self.attempt(policy, login(policy)?, &read(args)?, now)?,
-            "result" => self.result(login(policy)?, &read(args)?, now),
-            "reset" | "lift" => self.reset(policy, verb, args)?,
+            "result" => self.result(login(policy)?, &read(args)?, now)?,
+            "reset" | "lift" => self.reset(policy, verb, args, now)?,
             "explain" => explain(policy, &read(args)?),
             other => return Err(format!("no call is named \"{other}\"")),
         })
@@ -208,7 +209,8 @@ impl LedgerPlayer {
                 if let Some(receipt) = checked.holding
                     && let Some(fields) = answer.as_object_mut()
                 {
-                    let id = self.ledger.reserve(receipt, Span::from_secs(ttl), on_expire);
+                    let (id, ttl) = (receipt.id(), Span::from_secs(ttl));
+                    self.execute(&Command::Reserve { receipt: Box::new(receipt), ttl, on_expire }, now);
                     fields.insert("reservation".to_owned(), json!(id.to_string()));
                 }
                 answer
@@ -219,19 +221,32 @@ impl LedgerPlayer {
     fn commit(&mut self, policy: &Policy, args: &EndArgs, now: Timestamp) -> Value {
         let costs: Vec<(&str, u64)> = args.costs.iter().map(|(name, cost)| (name.as_str(), *cost)).collect();
         let actual = ActualCost { cost: args.cost, bytes: args.bytes, costs: &costs };
-        let ended = reservation_id(&args.reservation).map(|id| self.ledger.commit(id, &actual, policy.key(), now));
-        ended_json(ended.unwrap_or(Err(CommitError::Unknown)))
+        self.end(&args.reservation, now, |id| Command::Commit { id, cost: actual.owned(policy.key()) })
     }
 
     fn release(&mut self, args: &EndArgs, now: Timestamp) -> Value {
-        let ended = reservation_id(&args.reservation).map(|id| self.ledger.release(id, now));
-        ended_json(ended.unwrap_or(Err(UnknownReservation)).map_err(CommitError::from))
+        self.end(&args.reservation, now, |id| Command::Release { id })
+    }
+
+    fn end(&mut self, reservation: &str, now: Timestamp, command: impl FnOnce(TraceId) -> Command) -> Value {
+        let ended = reservation_id(reservation).map(|id| self.execute(&command(id), now).ended());
+        ended_json(ended.unwrap_or(Err(CommitError::Unknown)))
+    }
+
+    /// Carries out a command that has travelled, and hears an answer that has travelled back.
+    fn execute(&mut self, command: &Command, now: Timestamp) -> Answer {
+        let command = Command::from_bytes(&command.to_bytes()).expect("a command survives its bytes");
+        let answer = self.ledger.execute(&command, now);
+        Answer::from_bytes(&answer.to_bytes()).expect("an answer survives its bytes")
     }
 
     fn refund(&mut self, args: &Value, now: Timestamp) -> Result<Value, String> {
         let token = args.get("receipt").and_then(Value::as_str).ok_or("a refund takes a receipt")?;
         Ok(match Receipt::from_token(token, &self.secret) {
-            Ok(receipt) => json!({"ok": true, "first": self.ledger.refund(&receipt, now)}),
+            Ok(receipt) => {
+                let first = self.execute(&Command::Refund(Box::new(receipt)), now) == Answer::Refunded { first: true };
+                json!({"ok": true, "first": first})
+            }
             Err(_) => error_json("bad_request", "this is no receipt of ours", "receipt"),
         })
     }
@@ -239,12 +254,13 @@ impl LedgerPlayer {
     fn pause(&mut self, policy: &Policy, args: &SubjectArgs, now: Timestamp) -> Result<Value, String> {
         let seconds = args.seconds.ok_or("a pause takes seconds")?;
         let keys = policy.keys_of(layer(&args.layer)?, &args.key);
-        self.ledger.pause(&keys, now.plus(Span::from_secs(seconds)));
-        Ok(json!({"ok": !keys.balances.is_empty()}))
+        let known = !keys.balances.is_empty();
+        self.execute(&Command::Pause { keys, until: now.plus(Span::from_secs(seconds)) }, now);
+        Ok(json!({"ok": known}))
     }
 
-    fn forgive(&mut self, policy: &Policy, args: &SubjectArgs) -> Result<Value, String> {
-        self.ledger.forgive(&policy.keys_of(layer(&args.layer)?, &args.key));
+    fn forgive(&mut self, policy: &Policy, args: &SubjectArgs, now: Timestamp) -> Result<Value, String> {
+        self.execute(&Command::Forgive { keys: policy.keys_of(layer(&args.layer)?, &args.key) }, now);
         Ok(json!({"ok": true}))
     }
 
@@ -261,7 +277,12 @@ impl LedgerPlayer {
             Some(refusal) => Attempted::Refused(refusal),
             None => {
                 let tried = request.tried(policy, &self.secret, id);
-                self.ledger.login_attempt(login, &tried, now).told(&self.secret, now)
+                let Answer::Attempted(outcome) =
+                    self.execute(&Command::BeginLogin { login: login.clone(), tried }, now)
+                else {
+                    return Err("an attempt was answered by something else".to_owned());
+                };
+                outcome.told(&self.secret, now)
             }
         };
         Ok(match told {
@@ -273,12 +294,16 @@ impl LedgerPlayer {
         })
     }
 
-    fn result(&mut self, login: &Login, args: &ResultArgs, now: Timestamp) -> Value {
+    fn result(&mut self, login: &Login, args: &ResultArgs, now: Timestamp) -> Result<Value, String> {
         let nonce = self.id();
         let Ok(attempt) = Attempt::from_token(&args.attempt, &self.secret) else {
-            return error_json("bad_request", "this is no attempt of ours", "attempt");
+            return Ok(error_json("bad_request", "this is no attempt of ours", "attempt"));
         };
-        match self.ledger.login_result(login, &attempt, args.success, nonce, now) {
+        let command = Command::EndLogin { login: login.clone(), attempt, success: args.success, nonce };
+        let Answer::LoginEnded(ended) = self.execute(&command, now) else {
+            return Err("a result was answered by something else".to_owned());
+        };
+        Ok(match ended {
             Err(unknown) => error_json("unknown_attempt", &unknown.to_string(), "attempt"),
             Ok(outcome) => {
                 let told = outcome.told(&self.secret, now);
@@ -288,18 +313,14 @@ impl LedgerPlayer {
                     "device": told.device,
                 })
             }
-        }
+        })
     }
 
-    fn reset(&mut self, policy: &Policy, verb: &str, args: &Value) -> Result<Value, String> {
+    fn reset(&mut self, policy: &Policy, verb: &str, args: &Value, now: Timestamp) -> Result<Value, String> {
         let name = args.get("account").and_then(Value::as_str).ok_or("this takes an account")?;
-        let digest: Digest = account_digest(policy.key(), name).ok_or("the account has no name")?;
-        let account = self.ledger.account(digest);
-        if verb == "reset" {
-            account.reset();
-        } else {
-            account.lift();
-        }
+        let account: Digest = account_digest(policy.key(), name).ok_or("the account has no name")?;
+        let change = if verb == "reset" { AccountChange::Reset } else { AccountChange::Lift };
+        self.execute(&Command::ChangeAccount { account, change }, now);
         Ok(json!({"ok": true}))
     }
 }

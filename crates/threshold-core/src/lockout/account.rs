@@ -42,6 +42,11 @@ impl Account {
         self.device_of(device, now).is_some()
     }
 
+    /// Whether an attempt with this token is counted by its device, and so not by its address.
+    pub(crate) fn recognises(&self, login: &Login, device: &Device, now: Timestamp) -> bool {
+        self.knows(device, now) && self.clone().recognise(login, device, now) != 0
+    }
+
     /// The last moment at which any device is known; `None` where none is.
     #[must_use]
     pub fn devices_known_until(&self) -> Option<Timestamp> {

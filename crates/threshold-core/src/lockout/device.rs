@@ -34,11 +34,16 @@ impl Device {
     pub fn to_token(&self, secret: &Secret) -> String {
         let mut out = Writer::new(VERSION);
         out.number(u64::from(secret.fingerprint()));
+        self.write(&mut out);
+        secret.seal(Purpose::Device, &out.finish())
+    }
+
+    /// Appends this device to a larger record.
+    pub(crate) fn write(&self, out: &mut Writer) {
         out.wide(self.account.to_u128());
         out.number(self.nonce);
         out.number(self.issued.micros());
         out.number(u64::from(self.credential));
-        secret.seal(Purpose::Device, &out.finish())
     }
 
     /// Reads a token. Whether the device is still known, its account says.
@@ -46,18 +51,23 @@ impl Device {
     /// # Errors
     /// Where it was not signed by this installation as a device.
     pub fn from_token(token: &str, secret: &Secret) -> Result<Self, BytesError> {
-        const WRONG: BytesError = BytesError::Malformed("device");
         let bytes = secret.open(Purpose::Device, token)?;
         let mut from = Reader::new(&bytes, VERSION)?;
         // The key id comes first, so that after a rotation the right secret is found before anything is checked.
         let _key_id = from.number()?;
-        let device = Self {
+        let device = Self::read(&mut from)?;
+        from.finish()?;
+        Ok(device)
+    }
+
+    /// Takes a device off the front of a larger record.
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        const WRONG: BytesError = BytesError::Malformed("device");
+        Ok(Self {
             account: Digest::from_u128(from.wide()?),
             nonce: from.number()?,
             issued: Timestamp::from_micros(from.number()?),
             credential: u32::try_from(from.number()?).map_err(|_| WRONG)?,
-        };
-        from.finish()?;
-        Ok(device)
+        })
     }
 }

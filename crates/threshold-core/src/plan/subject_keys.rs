@@ -10,7 +10,7 @@ use crate::limit::Limit;
 use crate::policy::{Identities, Known, Layer, Measure, Per, Policy, Rule};
 
 /// What is stored of one subject alone.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SubjectKeys {
     /// Its budgets, with the limit each is under.
     pub balances: BTreeMap<Digest, Limit>,

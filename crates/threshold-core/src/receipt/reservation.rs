@@ -2,10 +2,10 @@
 
 use arrayvec::ArrayVec;
 
-use super::{ActualCost, Receipt, VERSION};
+use super::{OwnedCost, Receipt, VERSION};
 use crate::balance::Balance;
 use crate::codec::{BytesError, Reader, Writer};
-use crate::key::{Digest, DigestKey, TraceId};
+use crate::key::{Digest, TraceId};
 use crate::limit::Limit;
 use crate::plan::MAX_CHARGES;
 use crate::time::{Span, Timestamp};
@@ -136,14 +136,8 @@ impl Reservation {
     ///
     /// # Errors
     /// Where it has expired, was released, or was committed with another cost.
-    pub fn commit(
-        &mut self,
-        actual: &ActualCost<'_>,
-        key: DigestKey,
-        balances: &mut [Balance],
-        now: Timestamp,
-    ) -> Result<(), CommitError> {
-        let amounts = self.amounts(actual, key);
+    pub fn commit(&mut self, cost: &OwnedCost, balances: &mut [Balance], now: Timestamp) -> Result<(), CommitError> {
+        let amounts = self.amounts(cost);
         match &self.stage {
             Stage::Committed(before) if before.as_ref().is_none_or(|before| *before == amounts) => return Ok(()),
             Stage::Committed(_) => return Err(CommitError::OtherCost),
@@ -171,12 +165,12 @@ impl Reservation {
     }
 
     /// What each charge costs after all. A hold costs what it held: it ends, whatever the request cost.
-    fn amounts(&self, actual: &ActualCost<'_>, key: DigestKey) -> Amounts {
+    fn amounts(&self, cost: &OwnedCost) -> Amounts {
         let charges = self.receipt.charged.iter();
         charges
             .map(|charged| match charged.limit {
                 Limit::Concurrency(_) => charged.mark.amount,
-                _ => charged.actual(actual, key).unwrap_or(charged.mark.amount),
+                _ => charged.actual(cost).unwrap_or(charged.mark.amount),
             })
             .collect()
     }

@@ -10,7 +10,7 @@ use threshold_core::lockout::{
     address_digest, canonical_account,
 };
 use threshold_core::policy::OnStoreError;
-use threshold_core::{Digest, DigestKey, Ledger, Span, Timestamp, TraceId};
+use threshold_core::{Answer, Command, Digest, DigestKey, Ledger, Span, Timestamp, TraceId};
 
 use crate::login_model::{Asks, Model};
 use crate::world::{gap, start};
@@ -108,12 +108,23 @@ impl Gate {
     fn attempt(&mut self, account: Digest, address: Option<Digest>, device: Option<Device>) -> AttemptOutcome {
         let (id, factor) = (self.id(), Factor::named(KEY, None));
         let tried = Try { account: Some(account), address, wider: Wider::of(KEY, None), factor, device, id };
-        self.ledger.login_attempt(&self.login, &tried, self.now)
+        self.begin(tried)
+    }
+
+    fn begin(&mut self, tried: Try) -> AttemptOutcome {
+        match self.ledger.execute(&Command::BeginLogin { login: self.login.clone(), tried }, self.now) {
+            Answer::Attempted(outcome) => outcome,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn result(&mut self, attempt: &Attempt, success: bool) -> Result<ResultOutcome, UnknownAttempt> {
         let nonce = self.id();
-        self.ledger.login_result(&self.login, attempt, success, nonce, self.now)
+        let command = Command::EndLogin { login: self.login.clone(), attempt: *attempt, success, nonce };
+        match self.ledger.execute(&command, self.now) {
+            Answer::LoginEnded(ended) => ended,
+            other => panic!("{other:?}"),
+        }
     }
 
     /// Logs in from a device that is known from then on, and goes on after every budget and lock is forgotten.
@@ -163,7 +174,7 @@ proptest! {
                         device: token.map(|token| devices[token]),
                         id,
                     };
-                    let told = gate.ledger.login_attempt(&gate.login, &tried, now);
+                    let told = gate.begin(tried);
                     match (model.attempt(&Asks { account: name, factor, host, token, id }, now), told) {
                         (None, AttemptOutcome::Allowed(attempt)) => attempts.push(attempt),
                         (expect, told) => prop_assert_eq!(expect, Some(told)),
@@ -380,7 +391,7 @@ proptest! {
             device: None,
             id: gate.id(),
         };
-        prop_assert!(matches!(gate.ledger.login_attempt(&gate.login, &other, gate.now), AttemptOutcome::Allowed(_)));
+        prop_assert!(matches!(gate.begin(other), AttemptOutcome::Allowed(_)));
         let now = gate.now;
         let stored = gate.ledger.account(account("ada"));
         let was_known = stored.knows(&device, now);

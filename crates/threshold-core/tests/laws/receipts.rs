@@ -9,7 +9,7 @@ use threshold_core::limit::Algorithm;
 use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Device, Factor, Login, Try, Wider};
 use threshold_core::plan::Verb;
 use threshold_core::policy::Layer;
-use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
+use threshold_core::receipt::{ActualCost, CommitError, OnExpire, OwnedCost};
 use threshold_core::secret::Purpose;
 use threshold_core::{BytesError, Digest, Facts, Receipt, Reservation, Secret, Span, Standing, Timestamp, TraceId};
 
@@ -167,7 +167,7 @@ impl Books {
                         deal.net.fill(0);
                     }
                     Stage::Ended(_, false) => assert_eq!(answer, Ok(())),
-                    _ => assert_eq!(answer, Err(UnknownReservation)),
+                    _ => assert_eq!(answer, Err(CommitError::Unknown)),
                 }
             }
         }
@@ -325,7 +325,7 @@ proptest! {
         let told = held.ledger.commit(id, &other, key, now);
         let holds_only = rules.iter().all(|rule| rule.algorithm == Algorithm::Concurrency);
         prop_assert_eq!(told, if holds_only { Ok(()) } else { Err(CommitError::OtherCost) });
-        prop_assert_eq!(held.ledger.release(id, now), Err(UnknownReservation));
+        prop_assert_eq!(held.ledger.release(id, now), Err(CommitError::Unknown));
         prop_assert_eq!(&room_at(&mut held, count, now), &room);
         let mut at = now;
         for gap in [Span::ZERO].iter().chain(&later) {
@@ -383,7 +383,7 @@ proptest! {
         } else {
             let (key, cost) = (held.policy.key(), ActualCost::default());
             prop_assert_eq!(held.ledger.commit(id, &cost, key, now), Err(CommitError::Unknown));
-            prop_assert_eq!(held.ledger.release(id, now), Err(UnknownReservation));
+            prop_assert_eq!(held.ledger.release(id, now), Err(CommitError::Unknown));
         }
         let released = now;
         for gap in [Span::ZERO].iter().chain(&later) {
@@ -646,7 +646,7 @@ proptest! {
             let mut balances: Vec<_> = reservation.keys().map(|key| shelf.balances[&key].clone()).collect();
             let ended = match stage {
                 0 => true,
-                1 => reservation.commit(&ActualCost::default(), world.policy.key(), &mut balances, world.now).is_ok(),
+                1 => reservation.commit(&OwnedCost::default(), &mut balances, world.now).is_ok(),
                 _ => reservation.release(&mut balances, world.now).is_ok(),
             };
             prop_assert!(ended);

@@ -1,0 +1,514 @@
+//! Commands and answers as bytes, for stores in another process.
+
+use arrayvec::ArrayVec;
+
+use super::{AccountChange, Answer, Command};
+use crate::balance::Checked;
+use crate::codec::{BytesError, Reader, Writer};
+use crate::key::{Digest, TraceId};
+use crate::limit::{Limit, Log, Look, Mark};
+use crate::lockout::{Attempt, AttemptOutcome, Device, Factor, Login, ResultOutcome, Try, UnknownAttempt, Wider};
+use crate::plan::{MAX_CHARGES, SubjectKeys};
+use crate::policy::OnStoreError;
+use crate::receipt::{CommitError, OnExpire, OwnedCost, Receipt};
+use crate::time::{Span, Timestamp};
+
+/// The version of a command's and of an answer's bytes.
+const VERSION: u8 = 1;
+/// The most items of a list: more than any policy has rules or tiers, and each takes at least a byte.
+const MAX_ITEMS: usize = 1 << 20;
+
+impl Command {
+    /// The bytes that travel to a store.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Writer::new(VERSION);
+        self.write(&mut out);
+        out.finish()
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    ///
+    /// # Errors
+    /// On another version, and on bytes no command has.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
+        let mut from = Reader::new(bytes, VERSION)?;
+        let command = Self::read(&mut from)?;
+        from.finish()?;
+        Ok(command)
+    }
+}
+
+impl Answer {
+    /// The bytes that travel back.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Writer::new(VERSION);
+        self.write(&mut out);
+        out.finish()
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    ///
+    /// # Errors
+    /// On another version, and on bytes no answer has.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
+        let mut from = Reader::new(bytes, VERSION)?;
+        let answer = Self::read(&mut from)?;
+        from.finish()?;
+        Ok(answer)
+    }
+}
+
+/// A value inside of a command or an answer.
+trait Field {
+    fn write(&self, out: &mut Writer);
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError>
+    where
+        Self: Sized;
+}
+
+/// Which variant it is, then what it holds.
+fn put(out: &mut Writer, variant: u8, fields: &[&dyn Field]) {
+    out.byte(variant);
+    fields.iter().for_each(|field| field.write(out));
+}
+
+fn take<T: Field>(from: &mut Reader<'_>) -> Result<T, BytesError> {
+    T::read(from)
+}
+
+impl Field for Command {
+    fn write(&self, out: &mut Writer) {
+        match self {
+            Self::Refund(receipt) => put(out, 1, &[receipt]),
+            Self::GiveBack(receipt) => put(out, 2, &[receipt]),
+            Self::Renew(receipt) => put(out, 3, &[receipt]),
+            Self::Reserve { receipt, ttl, on_expire } => put(out, 4, &[receipt, ttl, on_expire]),
+            Self::Commit { id, cost } => put(out, 5, &[id, cost]),
+            Self::Release { id } => put(out, 6, &[id]),
+            Self::Pause { keys, until } => put(out, 7, &[keys, until]),
+            Self::Forgive { keys } => put(out, 8, &[keys]),
+            Self::BeginLogin { login, tried } => put(out, 9, &[login, tried]),
+            Self::EndLogin { login, attempt, success, nonce } => put(out, 10, &[login, attempt, success, nonce]),
+            Self::ChangeAccount { account, change } => put(out, 11, &[account, change]),
+            Self::Limit { key, limit, cost, id } => put(out, 12, &[key, limit, cost, id]),
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Ok(match from.byte()? {
+            1 => Self::Refund(take(from)?),
+            2 => Self::GiveBack(take(from)?),
+            3 => Self::Renew(take(from)?),
+            4 => Self::Reserve { receipt: take(from)?, ttl: take(from)?, on_expire: take(from)? },
+            5 => Self::Commit { id: take(from)?, cost: take(from)? },
+            6 => Self::Release { id: take(from)? },
+            7 => Self::Pause { keys: take(from)?, until: take(from)? },
+            8 => Self::Forgive { keys: take(from)? },
+            9 => Self::BeginLogin { login: take(from)?, tried: take(from)? },
+            10 => Self::EndLogin { login: take(from)?, attempt: take(from)?, success: take(from)?, nonce: take(from)? },
+            11 => Self::ChangeAccount { account: take(from)?, change: take(from)? },
+            12 => Self::Limit { key: take(from)?, limit: take(from)?, cost: take(from)?, id: take(from)? },
+            _ => return Err(BytesError::Malformed("command")),
+        })
+    }
+}
+
+impl Field for Answer {
+    fn write(&self, out: &mut Writer) {
+        match self {
+            Self::Done => put(out, 1, &[]),
+            Self::Refunded { first } => put(out, 2, &[first]),
+            Self::Renewed(receipt) => put(out, 3, &[receipt]),
+            Self::Ended(ended) => put(out, 4, &[ended]),
+            Self::Attempted(outcome) => put(out, 5, &[outcome]),
+            Self::LoginEnded(ended) => put(out, 6, &[ended]),
+            Self::Limited(checked) => put(out, 7, &[checked]),
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Ok(match from.byte()? {
+            1 => Self::Done,
+            2 => Self::Refunded { first: take(from)? },
+            3 => Self::Renewed(take(from)?),
+            4 => Self::Ended(take(from)?),
+            5 => Self::Attempted(take(from)?),
+            6 => Self::LoginEnded(take(from)?),
+            7 => Self::Limited(take(from)?),
+            _ => return Err(BytesError::Malformed("answer")),
+        })
+    }
+}
+
+impl Field for u64 {
+    fn write(&self, out: &mut Writer) {
+        out.number(*self);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        from.number()
+    }
+}
+
+impl Field for u32 {
+    fn write(&self, out: &mut Writer) {
+        out.number(u64::from(*self));
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Self::try_from(from.number()?).map_err(|_| BytesError::Malformed("number"))
+    }
+}
+
+impl Field for bool {
+    fn write(&self, out: &mut Writer) {
+        out.byte(u8::from(*self));
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        match from.byte()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(BytesError::Malformed("flag")),
+        }
+    }
+}
+
+impl<T: Field> Field for Option<T> {
+    fn write(&self, out: &mut Writer) {
+        self.is_some().write(out);
+        if let Some(value) = self {
+            value.write(out);
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Ok(if take(from)? { Some(take(from)?) } else { None })
+    }
+}
+
+impl<T: Field, E: Field> Field for Result<T, E> {
+    fn write(&self, out: &mut Writer) {
+        self.is_ok().write(out);
+        match self {
+            Ok(value) => value.write(out),
+            Err(error) => error.write(out),
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Ok(if take(from)? { Ok(take(from)?) } else { Err(take(from)?) })
+    }
+}
+
+impl<T: Field> Field for ArrayVec<T, MAX_CHARGES> {
+    fn write(&self, out: &mut Writer) {
+        out.number(self.len() as u64);
+        self.iter().for_each(|item| item.write(out));
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        (0..from.count(MAX_CHARGES)?).map(|_| take(from)).collect()
+    }
+}
+
+impl Field for Timestamp {
+    fn write(&self, out: &mut Writer) {
+        out.number(self.micros());
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        from.number().map(Self::from_micros)
+    }
+}
+
+impl Field for Span {
+    fn write(&self, out: &mut Writer) {
+        out.number(self.micros());
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        from.number().map(Self::from_micros)
+    }
+}
+
+impl Field for Digest {
+    fn write(&self, out: &mut Writer) {
+        out.wide(self.to_u128());
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        from.wide().map(Self::from_u128)
+    }
+}
+
+impl Field for TraceId {
+    fn write(&self, out: &mut Writer) {
+        out.wide(self.to_u128());
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        from.wide().map(Self::from_u128)
+    }
+}
+
+impl Field for Limit {
+    fn write(&self, out: &mut Writer) {
+        Self::write(self, out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Self::read(from)
+    }
+}
+
+impl Field for Box<Receipt> {
+    fn write(&self, out: &mut Writer) {
+        Receipt::write(self, out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Receipt::read(from).map(Self::new)
+    }
+}
+
+impl Field for OnExpire {
+    fn write(&self, out: &mut Writer) {
+        (*self == Self::Release).write(out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Ok(if take(from)? { Self::Release } else { Self::Charge })
+    }
+}
+
+impl Field for OwnedCost {
+    fn write(&self, out: &mut Writer) {
+        self.requests.write(out);
+        self.bytes.write(out);
+        out.number(self.named.len() as u64);
+        for (name, amount) in &self.named {
+            out.number(*name);
+            out.number(*amount);
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        let (requests, bytes) = (take(from)?, take(from)?);
+        let count = from.count(MAX_ITEMS)?;
+        let named: Result<_, BytesError> = (0..count).map(|_| Ok((from.number()?, from.number()?))).collect();
+        Ok(Self { requests, bytes, named: named? })
+    }
+}
+
+/// In ascending order, so that equal keys have equal bytes.
+impl Field for SubjectKeys {
+    fn write(&self, out: &mut Writer) {
+        out.number(self.balances.len() as u64);
+        for (key, limit) in &self.balances {
+            key.write(out);
+            limit.write(out);
+        }
+        out.number(self.standings.len() as u64);
+        self.standings.iter().for_each(|key| key.write(out));
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        const WRONG: BytesError = BytesError::Malformed("subject");
+        let mut keys = Self::default();
+        for _ in 0..from.count(MAX_ITEMS)? {
+            let (key, limit) = (take(from)?, take(from)?);
+            if keys.balances.last_key_value().is_some_and(|(last, _)| *last >= key) {
+                return Err(WRONG);
+            }
+            keys.balances.insert(key, limit);
+        }
+        for _ in 0..from.count(MAX_ITEMS)? {
+            let key = take(from)?;
+            if keys.standings.last().is_some_and(|last| *last >= key) {
+                return Err(WRONG);
+            }
+            keys.standings.insert(key);
+        }
+        Ok(keys)
+    }
+}
+
+impl Field for Log {
+    fn write(&self, out: &mut Writer) {
+        Limit::Log(*self).write(out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        match Limit::read(from)? {
+            Limit::Log(log) => Ok(log),
+            _ => Err(BytesError::Malformed("log")),
+        }
+    }
+}
+
+impl Field for Login {
+    fn write(&self, out: &mut Writer) {
+        let Self { account, ip, locks, ceiling, on_store_error } = self;
+        account.write(out);
+        ip.write(out);
+        out.number(locks.len() as u64);
+        for (failures, span) in locks {
+            failures.write(out);
+            span.write(out);
+        }
+        ceiling.write(out);
+        out.byte(match on_store_error {
+            OnStoreError::Local => 0,
+            OnStoreError::Open => 1,
+            OnStoreError::Closed => 2,
+        });
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        let (account, ip) = (take(from)?, take(from)?);
+        let count = from.count(MAX_ITEMS)?;
+        let locks: Result<_, BytesError> = (0..count).map(|_| Ok((take(from)?, take(from)?))).collect();
+        let (locks, ceiling) = (locks?, take(from)?);
+        let on_store_error = match from.byte()? {
+            0 => OnStoreError::Local,
+            1 => OnStoreError::Open,
+            2 => OnStoreError::Closed,
+            _ => return Err(BytesError::Malformed("login")),
+        };
+        Ok(Self { account, ip, locks, ceiling, on_store_error })
+    }
+}
+
+impl Field for Try {
+    fn write(&self, out: &mut Writer) {
+        let Self { account, address, wider, factor, device, id } = self;
+        let fields: [&dyn Field; 7] = [account, address, &wider.prefix, &wider.all, &factor.0, device, id];
+        fields.into_iter().for_each(|field| field.write(out));
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Ok(Self {
+            account: take(from)?,
+            address: take(from)?,
+            wider: Wider { prefix: take(from)?, all: take(from)? },
+            factor: Factor(take(from)?),
+            device: take(from)?,
+            id: take(from)?,
+        })
+    }
+}
+
+impl Field for Device {
+    fn write(&self, out: &mut Writer) {
+        Self::write(self, out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Self::read(from)
+    }
+}
+
+impl Field for Attempt {
+    fn write(&self, out: &mut Writer) {
+        Self::write(self, out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Self::read(from)
+    }
+}
+
+impl Field for AccountChange {
+    fn write(&self, out: &mut Writer) {
+        (*self == Self::Lift).write(out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Ok(if take(from)? { Self::Lift } else { Self::Reset })
+    }
+}
+
+impl Field for AttemptOutcome {
+    fn write(&self, out: &mut Writer) {
+        match self {
+            Self::Allowed(attempt) => put(out, 0, &[attempt]),
+            Self::TooMany { until } => put(out, 1, &[until]),
+            Self::Locked { until } => put(out, 2, &[until]),
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        match from.byte()? {
+            0 => Ok(Self::Allowed(take(from)?)),
+            1 => Ok(Self::TooMany { until: take(from)? }),
+            2 => Ok(Self::Locked { until: take(from)? }),
+            _ => Err(BytesError::Malformed("attempt")),
+        }
+    }
+}
+
+impl Field for ResultOutcome {
+    fn write(&self, out: &mut Writer) {
+        let Self { allowed, locked_until, device } = self;
+        allowed.write(out);
+        locked_until.write(out);
+        device.write(out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Ok(Self { allowed: take(from)?, locked_until: take(from)?, device: take(from)? })
+    }
+}
+
+impl Field for UnknownAttempt {
+    fn write(&self, _: &mut Writer) {}
+
+    fn read(_: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Ok(Self)
+    }
+}
+
+impl Field for CommitError {
+    fn write(&self, out: &mut Writer) {
+        (*self == Self::OtherCost).write(out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Ok(if take(from)? { Self::OtherCost } else { Self::Unknown })
+    }
+}
+
+impl Field for Checked {
+    fn write(&self, out: &mut Writer) {
+        let Self { look: Look { fits, remaining, ready_at, reset_if_charged, reset_if_not }, mark, changed } = self;
+        let fields: [&dyn Field; 7] = [fits, remaining, ready_at, reset_if_charged, reset_if_not, mark, changed];
+        fields.into_iter().for_each(|field| field.write(out));
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        let look = Look {
+            fits: take(from)?,
+            remaining: take(from)?,
+            ready_at: take(from)?,
+            reset_if_charged: take(from)?,
+            reset_if_not: take(from)?,
+        };
+        Ok(Self { look, mark: take(from)?, changed: take(from)? })
+    }
+}
+
+impl Field for Mark {
+    fn write(&self, out: &mut Writer) {
+        self.part.write(out);
+        out.number(self.amount);
+        out.number(self.fraction());
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Ok(Self::new(take(from)?, from.number()?).with_fraction(from.number()?))
+    }
+}

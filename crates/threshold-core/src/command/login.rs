@@ -1,0 +1,117 @@
+//! Logins as commands: where an attempt is counted, also in a store without room for its account or its address.
+
+use super::{AccountKey, Records, SaveReason};
+use crate::balance::Balance;
+use crate::key::{Digest, TraceId};
+use crate::limit::Limit;
+use crate::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
+use crate::time::Timestamp;
+
+/// Before the secret is checked.
+pub(super) fn begin<R: Records>(
+    login: &Login,
+    tried: &Try,
+    records: &mut R,
+    now: Timestamp,
+) -> Result<AttemptOutcome, R::Error> {
+    let mut account: Option<Account> = None;
+    let mut place = None;
+    if let Some(own) = tried.account {
+        let key = records.account_key(own, &tried.wider, login, now)?;
+        place = Some(key);
+        account = Some(records.account(key)?.unwrap_or_default());
+    }
+    let by_device = |account: &Account| tried.device.is_some_and(|device| account.recognises(login, &device, now));
+    // What is counted by its device is not counted by its address, so there need be no room for that.
+    let address = match tried.address.filter(|_| !account.as_ref().is_some_and(by_device)) {
+        Some(address) => Some(records.address_key(address, &tried.wider, now)?),
+        None => None,
+    };
+    let tried = Try { address, ..*tried };
+    let mut stands_in = None;
+    // What stands in for many accounts has no ceiling, since nobody could lift it.
+    let open_ended = login.without_ceiling();
+    let mut rules = login;
+    if let Some(AccountKey::StandIn(key)) = place {
+        (stands_in, rules) = (Some(key), &open_ended);
+    }
+    let mut outcome =
+        with_address(login, address, records, now, |address| rules.attempt(&tried, account.as_mut(), address, now))?;
+    if let AttemptOutcome::Allowed(attempt) = &mut outcome {
+        attempt.folded = stands_in;
+    }
+    if let (Some(key), Some(account)) = (place, account) {
+        records.save_account(key, account, SaveReason::Attempted, rules, now)?;
+    }
+    Ok(outcome)
+}
+
+/// After the secret was checked.
+pub(super) fn end<R: Records>(
+    login: &Login,
+    attempt: &Attempt,
+    (success, nonce): (bool, TraceId),
+    records: &mut R,
+    now: Timestamp,
+) -> Result<Result<ResultOutcome, UnknownAttempt>, R::Error> {
+    if let (Some(stand_in), Some(own)) = (attempt.folded, attempt.account) {
+        return end_counted_elsewhere(login, attempt, (stand_in, own), (success, nonce), records, now);
+    }
+    let mut account = match attempt.account {
+        Some(key) => records.account(AccountKey::Own(key))?,
+        None => None,
+    };
+    let ended = with_address(login, attempt.address, records, now, |address| {
+        login.result(attempt, success, account.as_mut(), address, nonce, now)
+    })?;
+    if let (Ok(_), Some(key), Some(account)) = (&ended, attempt.account, account) {
+        let reason = if success { SaveReason::LoggedIn } else { SaveReason::Changed };
+        records.save_account(AccountKey::Own(key), account, reason, login, now)?;
+    }
+    Ok(ended)
+}
+
+/// Ends an attempt that was counted under a key that stands in for many accounts. A success makes its device known under
+/// the account's own key, if there is room for it by now.
+fn end_counted_elsewhere<R: Records>(
+    login: &Login,
+    attempt: &Attempt,
+    (stand_in, own): (Digest, Digest),
+    (success, nonce): (bool, TraceId),
+    records: &mut R,
+    now: Timestamp,
+) -> Result<Result<ResultOutcome, UnknownAttempt>, R::Error> {
+    let rules = login.without_ceiling();
+    let mut counted = records.account(AccountKey::StandIn(stand_in))?;
+    let ended = with_address(login, attempt.address, records, now, |address| {
+        rules.result(attempt, success, counted.as_mut(), address, nonce, now)
+    })?;
+    let mut outcome = match ended {
+        Ok(outcome) => outcome,
+        Err(error) => return Ok(Err(error)),
+    };
+    if let Some(counted) = counted {
+        records.save_account(AccountKey::StandIn(stand_in), counted, SaveReason::Changed, &rules, now)?;
+    }
+    if success {
+        let mut account = records.account(AccountKey::Own(own))?.unwrap_or_default();
+        let device = account.welcome(attempt, nonce, now);
+        let kept = records.save_account(AccountKey::Own(own), account, SaveReason::LoggedIn, login, now)?;
+        outcome.device = device.filter(|_| kept);
+    }
+    Ok(Ok(outcome))
+}
+
+fn with_address<R: Records, T>(
+    login: &Login,
+    address: Option<Digest>,
+    records: &mut R,
+    now: Timestamp,
+    change: impl FnOnce(&mut Balance) -> T,
+) -> Result<T, R::Error> {
+    let Some(key) = address else { return Ok(change(&mut Balance::default())) };
+    records.balances(&[(key, Limit::Log(login.ip))], now, |balances| match balances {
+        [balance, ..] => change(balance),
+        [] => change(&mut Balance::default()),
+    })
+}
