@@ -11,6 +11,7 @@ use arrayvec::ArrayVec;
 
 use crate::balance::{Balance, Checked};
 use crate::key::{Digest, TraceId};
+use crate::ladder::Standing;
 use crate::limit::Limit;
 use crate::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt, Wider};
 use crate::plan::{MAX_CHARGES, SubjectKeys};
@@ -85,6 +86,16 @@ pub enum Command {
         /// How.
         change: AccountChange,
     },
+    /// How it stands with a subject. Answered by [`Answer::Standing`].
+    ReadStanding {
+        /// Which subject.
+        key: Digest,
+    },
+    /// What is known of an account. Answered by [`Answer::Account`].
+    ReadAccount {
+        /// Which account.
+        account: Digest,
+    },
     /// Decides one cost on one key under one limit, which comes with the command. Answered by [`Answer::Limited`].
     Limit {
         /// Whose budget.
@@ -127,6 +138,10 @@ pub enum Answer {
     LoginEnded(Result<ResultOutcome, UnknownAttempt>),
     /// What one limit said.
     Limited(Checked),
+    /// How it stands with a subject; `None` where it has no strikes.
+    Standing(Option<Box<Standing>>),
+    /// What is known of an account.
+    Account(Option<Box<Account>>),
 }
 
 impl Answer {
@@ -205,6 +220,12 @@ pub trait Records {
     /// # Errors
     /// Where the store cannot answer.
     fn forget_balance(&mut self, key: Digest) -> Result<(), Self::Error>;
+
+    /// The standing under this key.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    fn standing(&mut self, key: Digest) -> Result<Option<Standing>, Self::Error>;
 
     /// Forgets the standing under this key.
     ///
@@ -348,6 +369,10 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
         Command::ChangeAccount { account, change } => {
             records.change_account(*account, *change)?;
             Ok(Answer::Done)
+        }
+        Command::ReadStanding { key } => Ok(Answer::Standing(records.standing(*key)?.map(Box::new))),
+        Command::ReadAccount { account } => {
+            Ok(Answer::Account(records.account(AccountKey::Own(*account))?.map(Box::new)))
         }
         Command::Limit { key, limit, cost, id } => {
             expire(records, now)?;

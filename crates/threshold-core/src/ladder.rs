@@ -331,6 +331,12 @@ impl Standing {
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Writer::new(VERSION);
+        self.write(&mut out);
+        out.finish()
+    }
+
+    /// Appends this standing to a larger record.
+    pub(crate) fn write(&self, out: &mut Writer) {
         out.number(u64::from(self.strikes));
         out.number(self.decays_at.micros());
         out.byte(u8::from(self.shadow));
@@ -342,7 +348,6 @@ impl Standing {
             out.number(notice.at.micros());
             out.number(notice.until.micros());
         }
-        out.finish()
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
@@ -350,8 +355,15 @@ impl Standing {
     /// # Errors
     /// On another version, and on bytes no standing has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        const WRONG: BytesError = BytesError::Malformed("standing");
         let mut from = Reader::new(bytes, VERSION)?;
+        let standing = Self::read(&mut from)?;
+        from.finish()?;
+        Ok(standing)
+    }
+
+    /// Takes a standing off the front of a larger record.
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        const WRONG: BytesError = BytesError::Malformed("standing");
         let mut standing = Self {
             strikes: u32::try_from(from.number()?).map_err(|_| WRONG)?,
             decays_at: Timestamp::from_micros(from.number()?),
@@ -374,7 +386,6 @@ impl Standing {
                 return Err(WRONG);
             }
         }
-        from.finish()?;
         Ok(standing)
     }
 }

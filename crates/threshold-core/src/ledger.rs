@@ -203,6 +203,10 @@ impl Records for Ledger {
         Ok(())
     }
 
+    fn standing(&mut self, key: Digest) -> Result<Option<Standing>, Infallible> {
+        Ok(self.standings.get(&key).cloned())
+    }
+
     fn forget_standing(&mut self, key: Digest) -> Result<(), Infallible> {
         self.standings.remove(&key);
         Ok(())

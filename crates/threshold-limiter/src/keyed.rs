@@ -11,7 +11,7 @@ use threshold_core::policy::{Memory, WhenFull};
 use threshold_core::{Digest, DigestKey, Limit, Timestamp, TraceId};
 
 use crate::clock::{Clock, SystemClock};
-use crate::store::LocalStore as _;
+use crate::store::Store as _;
 use crate::store::memory::{Checked, MemoryStore, Usage};
 use hash::{Hashed, KeyHash};
 use table::Table;
@@ -108,7 +108,7 @@ impl<C: Clock> KeyLimiter<C> {
                 }
                 Balances::Any { limit, keys, store } => {
                     let digests: ArrayVec<Digest, BATCH> = batch.iter().map(|key| keys.digest(key)).collect();
-                    digests.iter().for_each(|key| store.expect(*key));
+                    digests.iter().for_each(|key| store.prefetch(*key));
                     let now = self.clock.now();
                     looks.extend(digests.into_iter().map(|key| check_any(limit, store, key, cost, now).look));
                 }

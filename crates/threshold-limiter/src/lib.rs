@@ -38,7 +38,7 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use keyed::KeyLimiter;
 pub use limiter::{Limiter, LoginError, Reserved};
 pub use observer::{Observer, Refused};
-pub use store::{LocalStore, Store};
+pub use store::{ImmediateStore, Store};
 /// Everything that a decision is made of, where the names below are not enough.
 pub use threshold_core;
 pub use threshold_core::decision::Degraded;

@@ -4,6 +4,7 @@ mod asynchronous;
 mod failure;
 mod login;
 mod many;
+mod returns;
 mod under;
 #[cfg(feature = "wait")]
 mod wait;
@@ -14,7 +15,7 @@ use arc_swap::{ArcSwap, Guard};
 use threshold_core::explain::Explained;
 use threshold_core::plan::Verb;
 use threshold_core::policy::{Layer, Policy};
-use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
+use threshold_core::receipt::{ActualCost, OnExpire};
 use threshold_core::{
     BytesError, Decision, Digest, DigestKey, Facts, Outcome, Plan, PlanError, Receipt, Secret, Span, Timestamp, TraceId,
 };
@@ -26,7 +27,7 @@ use crate::observer::Observer;
 use crate::observer::Refused;
 use crate::random_id;
 use crate::store::memory::MemoryStore;
-use crate::store::{LocalStore, Store, StoreError};
+use crate::store::{EndError, ImmediateStore, Store, StoreError, at_once};
 use crate::sync::Mutex;
 
 pub use login::LoginError;
@@ -46,6 +47,7 @@ pub struct Limiter<S = MemoryStore, C = SystemClock> {
     bans: Arc<BanBook>,
     /// What answers while the store cannot, for rules that are `local` then.
     stand_in: OnceLock<MemoryStore>,
+    returns: returns::Returns,
     #[cfg(feature = "wait")]
     waiters: wait::Waiters,
 }
@@ -106,6 +108,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             clock,
             observers: Vec::new(),
             stand_in: OnceLock::new(),
+            returns: returns::Returns::default(),
             #[cfg(feature = "wait")]
             waiters: wait::Waiters::default(),
         }
@@ -209,13 +212,15 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 }
 
-impl<S: LocalStore, C: Clock> Limiter<S, C> {
+impl<S: ImmediateStore, C: Clock> Limiter<S, C> {
     /// Decides one request and charges it.
     ///
     /// # Errors
     /// Where the request cannot be decided as asked: the caller's mistake, never a reason to try again later.
     pub fn check(&self, facts: &Facts<'_>) -> Result<Decision, PlanError> {
-        self.decide_now(Verb::Check, facts)
+        let mut decision = Decision::default();
+        self.check_into(facts, &mut decision)?;
+        Ok(decision)
     }
 
     /// As [`check`](Self::check), in place of whatever is in `decision`: one is more than a kilobyte, and whoever decides
@@ -238,7 +243,9 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `check`.
     pub fn check_into(&self, facts: &Facts<'_>, decision: &mut Decision) -> Result<(), PlanError> {
-        self.decide(&mut Plan::new(&self.policy.load(), Verb::Check), facts, decision, |_, _, _, _| ())
+        let policy: Guard<Arc<Policy>> = self.policy.load();
+        let (mut plan, mut outcome) = (Plan::new(&policy, Verb::Check), Outcome::default());
+        at_once(self.decide(&mut plan, facts, &mut outcome, decision)).map(drop)
     }
 
     /// As [`check`](Self::check), with a receipt of what was charged.
@@ -246,7 +253,7 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `check`.
     pub fn check_with_receipt(&self, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
-        self.decide_with_receipt(Verb::Check, facts)
+        at_once(self.check_with_receipt_async(facts))
     }
 
     /// What [`check`](Self::check) would answer; nothing is charged and nobody is struck.
@@ -254,7 +261,7 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `check`.
     pub fn peek(&self, facts: &Facts<'_>) -> Result<Decision, PlanError> {
-        self.decide_now(Verb::Peek, facts)
+        at_once(self.peek_async(facts))
     }
 
     /// Charges after the fact. Never denies; what does not fit becomes debt.
@@ -262,7 +269,7 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `check`, but any cost will do.
     pub fn record(&self, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
-        self.decide_with_receipt(Verb::Record, facts)
+        at_once(self.record_async(facts))
     }
 
     /// Gives back what a receipt says was charged, once. Says whether this was the first time.
@@ -270,9 +277,7 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Where the store has no room to remember it: then nothing is given back, and it can be tried again later.
     pub fn refund(&self, receipt: &Receipt) -> Result<bool, StoreError> {
-        let first = LocalStore::refund(&self.store, receipt, self.clock.now())?;
-        self.made_room(receipt.keys());
-        Ok(first)
+        at_once(self.refund_async(receipt))
     }
 
     /// Decides and charges a request whose true cost is not known yet. Where there is no room to keep the reservation, the
@@ -281,59 +286,39 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `check`.
     pub fn reserve(&self, facts: &Facts<'_>, ttl: Span, on_expire: OnExpire) -> Result<Reserved, PlanError> {
-        let mut decision = Decision::default();
-        let reservation = self.reserve_under(&self.policy.load(), facts, (ttl, on_expire), &mut decision)?;
-        Ok(Reserved { decision, reservation })
+        at_once(self.reserve_async(facts, ttl, on_expire))
     }
 
     /// Ends a reservation with what it really cost: less is given back, more is recorded.
     ///
     /// # Errors
-    /// Where there is no such reservation, or no longer, or where it was committed with another cost.
-    pub fn commit(&self, reservation: TraceId, actual: &ActualCost<'_>) -> Result<(), CommitError> {
-        let keys = self.store.commit(reservation, actual, self.key, self.clock.now())?;
-        self.made_room(keys);
-        Ok(())
+    /// Where the reservation is unknown or has ended, or was committed with another cost.
+    pub fn commit(&self, reservation: TraceId, actual: &ActualCost<'_>) -> Result<(), EndError> {
+        at_once(self.commit_async(reservation, actual))
     }
 
     /// Ends a reservation without any cost.
     ///
     /// # Errors
-    /// Where there is no such reservation, or no longer.
-    pub fn release(&self, reservation: TraceId) -> Result<(), UnknownReservation> {
-        let keys = self.store.release(reservation, self.clock.now())?;
-        self.made_room(keys);
-        Ok(())
+    /// Where the reservation is unknown or has ended.
+    pub fn release(&self, reservation: TraceId) -> Result<(), EndError> {
+        at_once(self.release_async(reservation))
     }
 
     /// Denies a subject for a while, as its provider's own Retry-After asks. Says whether any rule counts by it alone.
-    pub fn pause(&self, layer: Layer, key: &str, length: Span) -> bool {
-        let now = self.clock.now();
-        let keys = self.policy.load().keys_of(layer, key);
-        self.store.pause(&keys, now.plus(length), now);
-        !keys.balances.is_empty()
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    pub fn pause(&self, layer: Layer, key: &str, length: Span) -> Result<bool, StoreError> {
+        at_once(self.pause_async(layer, key, length))
     }
 
     /// Forgets what a subject has used, and its strikes.
-    pub fn forgive(&self, layer: Layer, key: &str) {
-        let keys = self.policy.load().keys_of(layer, key);
-        self.store.forgive(&keys);
-        self.made_room(keys.all());
-    }
-
-    fn decide_now(&self, verb: Verb, facts: &Facts<'_>) -> Result<Decision, PlanError> {
-        let policy: Guard<Arc<Policy>> = self.policy.load();
-        let mut decision = Decision::default();
-        self.decide(&mut Plan::new(&policy, verb), facts, &mut decision, |_, _, _, _| ())?;
-        Ok(decision)
-    }
-
-    fn decide_with_receipt(&self, verb: Verb, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
-        let policy: Guard<Arc<Policy>> = self.policy.load();
-        let mut decision = Decision::default();
-        let receipt = |plan: &Plan<'_>, outcome: Option<&Outcome>, _: &mut Decision, now| plan.receipt(outcome?, now);
-        let receipt = self.decide(&mut Plan::new(&policy, verb), facts, &mut decision, receipt)?;
-        Ok((decision, receipt))
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    pub fn forgive(&self, layer: Layer, key: &str) -> Result<(), StoreError> {
+        at_once(self.forgive_async(layer, key))
     }
 }
 

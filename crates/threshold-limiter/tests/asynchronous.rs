@@ -5,11 +5,10 @@
 use std::sync::{Arc, Mutex};
 
 use threshold_core::policy::{Ban, ListEntry};
+use threshold_core::receipt::{ActualCost, OnExpire};
+use threshold_core::{DigestKey, Span, TraceId};
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::store::{
-    Account, ActualCost, Attempt, AttemptOutcome, Digest, DigestKey, EndError, Login, OnExpire, Outcome, Plan, Receipt,
-    ResultOutcome, Span, StoreError, SubjectKeys, Timestamp, TraceId, Try,
-};
+use threshold_limiter::store::{Answer, Command, Digest, EndError, Kind, Listed, Outcome, Plan, StoreError, Timestamp};
 use threshold_limiter::{
     Attempted, Degraded, Facts, Layer, Limiter, LoginError, LoginRequest, ManualClock, Policy, Refusal, RefusedBy,
     Secret, Store, Verdict,
@@ -42,69 +41,25 @@ impl Store for Far {
         self.reach().await?.settle(plan, now, outcome).await
     }
 
-    async fn refund(&self, receipt: &Receipt, now: Timestamp) -> Result<bool, StoreError> {
-        self.reach().await?.refund(receipt, now).await
-    }
-
-    async fn give_back(&self, taken: &Receipt, now: Timestamp) -> Result<(), StoreError> {
-        self.reach().await?.give_back(taken, now).await
-    }
-
-    async fn reserve(
-        &self,
-        receipt: Receipt,
-        ttl: Span,
-        on_expire: OnExpire,
-        now: Timestamp,
-    ) -> Result<TraceId, StoreError> {
-        let loses = *self.loses_reserve.lock().unwrap();
+    async fn execute(&self, command: Command, now: Timestamp) -> Result<Answer, StoreError> {
+        let reserves = matches!(command, Command::Reserve { .. });
+        let loses = self.loses_reserve.lock().unwrap().filter(|_| reserves);
         let memory = self.reach().await?;
         match loses {
-            None => memory.reserve(receipt, ttl, on_expire, now).await,
+            None => memory.execute(command, now).await,
             Some(Heard::No) => Err(StoreError::Timeout),
-            Some(Heard::Yes) => memory.reserve(receipt, ttl, on_expire, now).await.and(Err(StoreError::Timeout)),
+            Some(Heard::Yes) => memory.execute(command, now).await.and(Err(StoreError::Timeout)),
         }
     }
 
-    async fn commit(
+    async fn list(
         &self,
-        id: TraceId,
-        actual: &ActualCost<'_>,
-        key: DigestKey,
+        kind: Kind,
+        after: Option<Digest>,
+        limit: usize,
         now: Timestamp,
-    ) -> Result<Vec<Digest>, EndError> {
-        self.reach().await?.commit(id, actual, key, now).await
-    }
-
-    async fn release(&self, id: TraceId, now: Timestamp) -> Result<Vec<Digest>, EndError> {
-        self.reach().await?.release(id, now).await
-    }
-
-    async fn pause(&self, keys: &SubjectKeys, until: Timestamp, now: Timestamp) -> Result<(), StoreError> {
-        self.reach().await?.pause(keys, until, now).await
-    }
-
-    async fn forgive(&self, keys: &SubjectKeys) -> Result<(), StoreError> {
-        self.reach().await?.forgive(keys).await
-    }
-
-    async fn login_attempt(&self, login: &Login, tried: &Try, now: Timestamp) -> Result<AttemptOutcome, StoreError> {
-        self.reach().await?.login_attempt(login, tried, now).await
-    }
-
-    async fn login_result(
-        &self,
-        login: &Login,
-        attempt: &Attempt,
-        success: bool,
-        nonce: TraceId,
-        now: Timestamp,
-    ) -> Result<ResultOutcome, EndError> {
-        self.reach().await?.login_result(login, attempt, success, nonce, now).await
-    }
-
-    async fn change_account(&self, key: Digest, change: fn(&mut Account)) -> Result<(), StoreError> {
-        self.reach().await?.change_account(key, change).await
+    ) -> Result<Vec<Listed>, StoreError> {
+        self.reach().await?.list(kind, after, limit, now).await
     }
 }
 

@@ -183,9 +183,9 @@ impl Played {
         let costs: Vec<(&str, u64)> = costs.iter().map(|(name, cost)| (name.as_str(), *cost)).collect();
         let actual = ActualCost { cost: args["cost"].as_u64(), bytes: args["bytes"].as_u64(), costs: &costs };
         let ended = id.map_err(|_| EndError::Unknown).and_then(|id| match (verb, self.way) {
-            ("commit", Way::Direct) => self.limiter().commit(id, &actual).map_err(EndError::from),
+            ("commit", Way::Direct) => self.limiter().commit(id, &actual),
             ("commit", Way::Awaited) => at_once(self.limiter().commit_async(id, &actual)),
-            (_, Way::Direct) => self.limiter().release(id).map_err(EndError::from),
+            (_, Way::Direct) => self.limiter().release(id),
             (_, Way::Awaited) => at_once(self.limiter().release_async(id)),
         });
         match ended {
@@ -212,12 +212,9 @@ impl Played {
         let (key, limiter) = (args["key"].as_str().unwrap_or_default(), self.limiter());
         let length = Span::from_secs(args["seconds"].as_u64().unwrap_or(0));
         let ok = match (verb, self.way) {
-            ("pause", Way::Direct) => limiter.pause(layer, key, length),
+            ("pause", Way::Direct) => limiter.pause(layer, key, length).unwrap(),
             ("pause", Way::Awaited) => at_once(limiter.pause_async(layer, key, length)).unwrap(),
-            (_, Way::Direct) => {
-                limiter.forgive(layer, key);
-                true
-            }
+            (_, Way::Direct) => limiter.forgive(layer, key).is_ok(),
             (_, Way::Awaited) => at_once(limiter.forgive_async(layer, key)).is_ok(),
         };
         json!({"ok": ok})

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use threshold_core::Digest;
 use threshold_core::limit::{Limit, Rate};
 use threshold_limiter::store::memory::{Memory, MemoryStore, WhenFull};
-use threshold_limiter::store::{LocalStore as _, StoreError};
+use threshold_limiter::store::{Answer, Command, Store as _, StoreError};
 use threshold_limiter::{
     ActualCost, Attempted, Facts, Limiter, LoginError, LoginRequest, ManualClock, OnExpire, Policy, RefusedBy, Span,
     Timestamp, TraceId,
@@ -362,11 +362,14 @@ fn restored_limits_of_callers_leave_room_for_the_policys() {
 #[test]
 fn a_full_store_says_so_through_the_trait() {
     let (limiter, _) = small("[[rule]]\nname = \"r\"\nlayer = \"global\"\nper = []\nlimit = \"100000/day\"");
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let now = Timestamp::from_secs(1_767_225_600);
-    let mut last = Ok(TraceId::default());
+    let mut last = Ok(Answer::Done);
     for _ in 0..=ROOM {
         let (_, receipt) = limiter.check_with_receipt(&user("u")).unwrap();
-        last = limiter.store().reserve(receipt.unwrap(), Span::HOUR, OnExpire::Charge, now);
+        let receipt = Box::new(receipt.unwrap());
+        let command = Command::Reserve { receipt, ttl: Span::HOUR, on_expire: OnExpire::Charge };
+        last = runtime.block_on(limiter.store().execute(command, now));
     }
     assert_eq!(last, Err(StoreError::Full));
 }

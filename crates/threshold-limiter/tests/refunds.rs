@@ -93,7 +93,9 @@ fn nobody_sees_a_release_that_is_overdue() {
     let looks: [(&str, Look); 5] = [
         ("nothing", |_| ()),
         ("a request of somebody else", |limiter| drop(limiter.check(&user("somebody", 1)).unwrap())),
-        ("a pause", |limiter| assert!(limiter.pause(threshold_limiter::Layer::User, "somebody", Span::SECOND))),
+        ("a pause", |limiter| {
+            assert!(limiter.pause(threshold_limiter::Layer::User, "somebody", Span::SECOND).unwrap())
+        }),
         ("the file of counters", |limiter| {
             let at = limiter.now();
             let mut seen = Vec::new();

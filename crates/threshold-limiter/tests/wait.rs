@@ -10,9 +10,9 @@
 )]
 
 use std::future::poll_fn;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use proptest::collection::vec;
@@ -21,6 +21,7 @@ use threshold_core::policy::{Ban, Layer, ListEntry};
 use threshold_core::{Span, Timestamp};
 use threshold_limiter::limiter::Waited;
 use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::store::{Command, Store as _};
 use threshold_limiter::{Clock, Decision, Facts, Limiter, Observer, PlanError, Policy, Verdict};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
@@ -441,18 +442,19 @@ async fn waits_until(happens: impl FnOnce(&Waiting)) -> Duration {
 #[tokio::test(start_paused = true)]
 async fn room_that_is_made_before_its_time_is_noticed() {
     let at_once = Duration::from_millis(1_502);
-    assert!(waits_until(|limiter| limiter.forgive(Layer::User, "a")).await < at_once);
+    assert!(waits_until(|limiter| limiter.forgive(Layer::User, "a").unwrap()).await < at_once);
     let twice = "[memory]\nmax_keys = 1000\n".to_owned() + &rule("r", "[\"user\"]", "limit = \"2/h\"");
     let swap = |limiter: &Waiting| assert_eq!(limiter.swap(Policy::parse(&twice, &|_| None).unwrap()), 2);
     assert!(waits_until(swap).await < at_once);
     // By others, on the same store: within a second.
     let elsewhere = |limiter: &Waiting| {
-        use threshold_limiter::LocalStore as _;
-        limiter.store().forgive(&limiter.policy().keys_of(Layer::User, "a"));
+        let keys = limiter.policy().keys_of(Layer::User, "a");
+        let forgive = pin!(limiter.store().execute(Command::Forgive { keys }, limiter.now()));
+        assert!(forgive.poll(&mut Context::from_waker(Waker::noop())).is_ready());
     };
     let waited = waits_until(elsewhere).await;
     assert!(waited > at_once && waited < Duration::from_millis(2_510), "{waited:?}");
-    assert!(waits_until(|limiter| limiter.forgive(Layer::User, "b")).await >= HOUR);
+    assert!(waits_until(|limiter| limiter.forgive(Layer::User, "b").unwrap()).await >= HOUR);
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,8 +6,11 @@ use super::{AccountChange, Answer, Command};
 use crate::balance::Checked;
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::{Digest, TraceId};
+use crate::ladder::Standing;
 use crate::limit::{Limit, Log, Look, Mark};
-use crate::lockout::{Attempt, AttemptOutcome, Device, Factor, Login, ResultOutcome, Try, UnknownAttempt, Wider};
+use crate::lockout::{
+    Account, Attempt, AttemptOutcome, Device, Factor, Login, ResultOutcome, Try, UnknownAttempt, Wider,
+};
 use crate::plan::{MAX_CHARGES, SubjectKeys};
 use crate::policy::OnStoreError;
 use crate::receipt::{CommitError, OnExpire, OwnedCost, Receipt};
@@ -94,6 +97,8 @@ impl Field for Command {
             Self::EndLogin { login, attempt, success, nonce } => put(out, 10, &[login, attempt, success, nonce]),
             Self::ChangeAccount { account, change } => put(out, 11, &[account, change]),
             Self::Limit { key, limit, cost, id } => put(out, 12, &[key, limit, cost, id]),
+            Self::ReadStanding { key } => put(out, 13, &[key]),
+            Self::ReadAccount { account } => put(out, 14, &[account]),
         }
     }
 
@@ -111,6 +116,8 @@ impl Field for Command {
             10 => Self::EndLogin { login: take(from)?, attempt: take(from)?, success: take(from)?, nonce: take(from)? },
             11 => Self::ChangeAccount { account: take(from)?, change: take(from)? },
             12 => Self::Limit { key: take(from)?, limit: take(from)?, cost: take(from)?, id: take(from)? },
+            13 => Self::ReadStanding { key: take(from)? },
+            14 => Self::ReadAccount { account: take(from)? },
             _ => return Err(BytesError::Malformed("command")),
         })
     }
@@ -126,6 +133,8 @@ impl Field for Answer {
             Self::Attempted(outcome) => put(out, 5, &[outcome]),
             Self::LoginEnded(ended) => put(out, 6, &[ended]),
             Self::Limited(checked) => put(out, 7, &[checked]),
+            Self::Standing(standing) => put(out, 8, &[standing]),
+            Self::Account(account) => put(out, 9, &[account]),
         }
     }
 
@@ -138,6 +147,8 @@ impl Field for Answer {
             5 => Self::Attempted(take(from)?),
             6 => Self::LoginEnded(take(from)?),
             7 => Self::Limited(take(from)?),
+            8 => Self::Standing(take(from)?),
+            9 => Self::Account(take(from)?),
             _ => return Err(BytesError::Malformed("answer")),
         })
     }
@@ -272,6 +283,26 @@ impl Field for Box<Receipt> {
 
     fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         Receipt::read(from).map(Self::new)
+    }
+}
+
+impl Field for Box<Standing> {
+    fn write(&self, out: &mut Writer) {
+        Standing::write(self, out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Standing::read(from).map(Self::new)
+    }
+}
+
+impl Field for Box<Account> {
+    fn write(&self, out: &mut Writer) {
+        Account::write(self, out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Account::read(from).map(Self::new)
     }
 }
 

@@ -224,16 +224,21 @@ impl Account {
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Writer::new(VERSION);
+        self.write(&mut out);
+        out.finish()
+    }
+
+    /// Appends this account to a larger record.
+    pub(crate) fn write(&self, out: &mut Writer) {
         out.number(u64::from(self.credential));
         out.number(self.devices.len() as u64);
         for known in &self.devices {
-            known.write(&mut out);
+            known.write(out);
         }
         out.number(self.tracks.len() as u64);
         for track in &self.tracks {
-            track.write(&mut out);
+            track.write(out);
         }
-        out.finish()
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
@@ -241,16 +246,22 @@ impl Account {
     /// # Errors
     /// On another version, and on bytes no account has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        const WRONG: BytesError = BytesError::Malformed("account");
         let mut from = Reader::new(bytes, VERSION)?;
+        let account = Self::read(&mut from)?;
+        from.finish()?;
+        Ok(account)
+    }
+
+    /// Takes an account off the front of a larger record.
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        const WRONG: BytesError = BytesError::Malformed("account");
         let mut account = Self { credential: u32::try_from(from.number()?).map_err(|_| WRONG)?, ..Self::default() };
         for _ in 0..from.count(MAX_DEVICES)? {
-            account.devices.push(KnownDevice::read(&mut from)?);
+            account.devices.push(KnownDevice::read(from)?);
         }
         for _ in 0..from.count(MAX_TRACKS + 1)? {
-            account.tracks.push(Track::read(&mut from)?);
+            account.tracks.push(Track::read(from)?);
         }
-        from.finish()?;
         Ok(account)
     }
 }

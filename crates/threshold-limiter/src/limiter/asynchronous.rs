@@ -1,23 +1,16 @@
-//! Every verb on any store, near or far. On a store in this process each is ready at the first poll.
+//! Every verb, on any store. On a store in this process each is ready at the first poll.
 
 use std::sync::Arc;
 
+use threshold_core::command::{Answer, Command};
 use threshold_core::plan::Verb;
 use threshold_core::policy::Layer;
 use threshold_core::receipt::{ActualCost, OnExpire};
-use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy, Receipt, Span, Timestamp, TraceId};
+use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy, Receipt, Span, TraceId};
 
-use super::{Limiter, Reserved, traced};
+use super::{Limiter, Reserved};
 use crate::clock::Clock;
 use crate::store::{EndError, Store, StoreError};
-
-/// A plan that was settled, or could not be.
-pub(super) struct Answered {
-    pub(super) decision: Decision,
-    /// What settling did; nothing where the store could not answer.
-    pub(super) outcome: Option<Outcome>,
-    pub(super) now: Timestamp,
-}
 
 impl<S: Store, C: Clock> Limiter<S, C> {
     /// As [`check`](Self::check), on any store.
@@ -25,7 +18,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `check`.
     pub async fn check_async(&self, facts: &Facts<'_>) -> Result<Decision, PlanError> {
-        self.decide_async(Verb::Check, facts, |_, answered| answered.decision).await
+        Ok(self.decide_with_receipt(Verb::Check, facts).await?.0)
     }
 
     /// As [`check_with_receipt`](Self::check_with_receipt), on any store.
@@ -33,7 +26,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `check`.
     pub async fn check_with_receipt_async(&self, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
-        self.decide_async(Verb::Check, facts, Answered::with_receipt).await
+        self.decide_with_receipt(Verb::Check, facts).await
     }
 
     /// As [`check_many`](Self::check_many), on any store.
@@ -50,7 +43,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `check`.
     pub async fn peek_async(&self, facts: &Facts<'_>) -> Result<Decision, PlanError> {
-        self.decide_async(Verb::Peek, facts, |_, answered| answered.decision).await
+        Ok(self.decide_with_receipt(Verb::Peek, facts).await?.0)
     }
 
     /// As [`record`](Self::record), on any store.
@@ -58,7 +51,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `check`, but any cost will do.
     pub async fn record_async(&self, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
-        self.decide_async(Verb::Record, facts, Answered::with_receipt).await
+        self.decide_with_receipt(Verb::Record, facts).await
     }
 
     /// As [`refund`](Self::refund), on any store.
@@ -66,9 +59,13 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Where the store cannot answer.
     pub async fn refund_async(&self, receipt: &Receipt) -> Result<bool, StoreError> {
-        let first = self.store.refund(receipt, self.clock.now()).await?;
-        self.made_room(receipt.keys());
-        Ok(first)
+        match self.execute(Command::Refund(Box::new(receipt.clone()))).await? {
+            Answer::Refunded { first } => {
+                self.made_room(receipt.keys());
+                Ok(first)
+            }
+            other => Err(StoreError::unexpected(other)),
+        }
     }
 
     /// As [`reserve`](Self::reserve), on any store.
@@ -81,33 +78,18 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         ttl: Span,
         on_expire: OnExpire,
     ) -> Result<Reserved, PlanError> {
-        let policy: Arc<Policy> = self.policy();
-        let facts = traced(facts);
-        let plan = policy.plan(&facts)?;
-        let Answered { mut decision, outcome, now } = self.settle_async(&plan).await;
-        let mut reservation = None;
-        if let Some(outcome) = outcome.filter(|_| decision.allowed()) {
-            match self.store.reserve(plan.holding(&outcome, now), ttl, on_expire, now).await {
-                Ok(id) => reservation = Some(id),
-                Err(error) => {
-                    self.withdraw_async(&plan.holding(&outcome, now), error, now).await;
-                    decision = self.decide_without_store(&plan, error, now);
-                }
-            }
-        }
-        self.tell(&facts, &decision, &policy);
+        let (policy, mut decision) = (self.policy(), Decision::default());
+        let reservation = self.reserve_under(&policy, facts, (ttl, on_expire), &mut decision).await?;
         Ok(Reserved { decision, reservation })
     }
 
     /// As [`commit`](Self::commit), on any store.
     ///
     /// # Errors
-    /// Where there is no such reservation, or no longer, where it was committed with another cost, or where the store cannot
+    /// Where the reservation is unknown or has ended, where it was committed with another cost, or where the store cannot
     /// answer.
     pub async fn commit_async(&self, reservation: TraceId, actual: &ActualCost<'_>) -> Result<(), EndError> {
-        let keys = self.store.commit(reservation, actual, self.key, self.clock.now()).await?;
-        self.made_room(keys);
-        Ok(())
+        self.end(Command::Commit { id: reservation, cost: actual.owned(self.key) }).await
     }
 
     /// As [`release`](Self::release), on any store.
@@ -115,9 +97,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `commit_async`.
     pub async fn release_async(&self, reservation: TraceId) -> Result<(), EndError> {
-        let keys = self.store.release(reservation, self.clock.now()).await?;
-        self.made_room(keys);
-        Ok(())
+        self.end(Command::Release { id: reservation }).await
     }
 
     /// As [`pause`](Self::pause), on any store.
@@ -125,10 +105,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Where the store cannot answer.
     pub async fn pause_async(&self, layer: Layer, key: &str, length: Span) -> Result<bool, StoreError> {
-        let now = self.clock.now();
         let keys = self.policy().keys_of(layer, key);
-        self.store.pause(&keys, now.plus(length), now).await?;
-        Ok(!keys.balances.is_empty())
+        let known = !keys.balances.is_empty();
+        self.execute(Command::Pause { keys, until: self.clock.now().plus(length) }).await?;
+        Ok(known)
     }
 
     /// As [`forgive`](Self::forgive), on any store.
@@ -137,50 +117,41 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Where the store cannot answer.
     pub async fn forgive_async(&self, layer: Layer, key: &str) -> Result<(), StoreError> {
         let keys = self.policy().keys_of(layer, key);
-        self.store.forgive(&keys).await?;
-        self.made_room(keys.all());
+        let room: Vec<_> = keys.all().collect();
+        self.execute(Command::Forgive { keys }).await?;
+        self.made_room(room);
         Ok(())
     }
 
-    /// Plans, settles and decides; `finish` takes what it needs before the plan goes.
-    async fn decide_async<T>(
+    /// Executes a command on the store. Whatever is waiting to be given back goes first.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    pub async fn execute(&self, command: Command) -> Result<Answer, StoreError> {
+        self.give_back_queued().await;
+        self.store.execute(command, self.clock.now()).await
+    }
+
+    async fn end(&self, command: Command) -> Result<(), EndError> {
+        match self.execute(command).await? {
+            Answer::Ended(ended) => {
+                self.made_room(ended?);
+                Ok(())
+            }
+            other => Err(StoreError::unexpected(other).into()),
+        }
+    }
+
+    async fn decide_with_receipt(
         &self,
         verb: Verb,
         facts: &Facts<'_>,
-        finish: impl FnOnce(&Plan<'_>, Answered) -> T + Send,
-    ) -> Result<T, PlanError> {
+    ) -> Result<(Decision, Option<Receipt>), PlanError> {
         // Whole, not guarded: a guard is a slot of its thread, which an await may leave.
         let policy: Arc<Policy> = self.policy();
-        let facts = traced(facts);
-        let plan = policy.plan_for(verb, &facts)?;
-        let answered = self.settle_async(&plan).await;
-        self.tell(&facts, &answered.decision, &policy);
-        Ok(finish(&plan, answered))
-    }
-
-    /// Gives back what was charged for a reservation that was not kept, if the store hears of it. Where that is not known,
-    /// it may have been kept all the same: a refund is remembered, and refused where there is a reservation.
-    async fn withdraw_async(&self, holding: &Receipt, error: StoreError, now: Timestamp) {
-        let _ = match error {
-            StoreError::Full => self.store.give_back(holding, now).await,
-            StoreError::Timeout | StoreError::Unavailable => self.store.refund(holding, now).await.map(drop),
-        };
-        self.made_room(holding.keys());
-    }
-
-    pub(super) async fn settle_async(&self, plan: &Plan<'_>) -> Answered {
-        let now = self.clock.now();
-        let mut outcome = Outcome::default();
-        match self.store.settle(plan, now, &mut outcome).await {
-            Ok(()) => Answered { decision: plan.decide(&outcome, now), outcome: Some(outcome), now },
-            Err(error) => Answered { decision: self.decide_without_store(plan, error, now), outcome: None, now },
-        }
-    }
-}
-
-impl Answered {
-    pub(super) fn with_receipt(plan: &Plan<'_>, Self { decision, outcome, now }: Self) -> (Decision, Option<Receipt>) {
-        let receipt = outcome.and_then(|outcome| plan.receipt(&outcome, now));
-        (decision, receipt)
+        let (mut plan, mut outcome, mut decision) = (Plan::new(&policy, verb), Outcome::default(), Decision::default());
+        let settled = self.decide(&mut plan, facts, &mut outcome, &mut decision).await?;
+        let receipt = settled.filter(|_| verb != Verb::Peek).and_then(|now| plan.receipt(&outcome, now));
+        Ok((decision, receipt))
     }
 }

@@ -3,6 +3,7 @@
 //! A store that is full has answered, and what it says is a denial in every mode: it holds nothing but what must not be
 //! forgotten, and its policy says not to share.
 
+use threshold_core::command::{Answer, Command};
 use threshold_core::lockout::{Attempt, AttemptOutcome, Login, ResultOutcome, Try};
 use threshold_core::plan::Verb;
 use threshold_core::policy::{OnStoreError, Policy};
@@ -10,7 +11,7 @@ use threshold_core::{Balance, Decision, Outcome, Plan, Timestamp, TraceId};
 
 use super::Limiter;
 use crate::store::memory::MemoryStore;
-use crate::store::{LocalStore as _, StoreError};
+use crate::store::{Store as _, StoreError, at_once};
 
 impl<S, C> Limiter<S, C> {
     /// The decision without the store. It strikes nobody, and there is no receipt for it: what a stand-in charged, the
@@ -26,7 +27,7 @@ impl<S, C> Limiter<S, C> {
             (_, OnStoreError::Local) => {
                 let plan = plan.clone().without_punishment();
                 let mut outcome = Outcome::default();
-                match self.stand_in(plan.policy()).settle(&plan, now, &mut outcome) {
+                match at_once(self.stand_in(plan.policy()).settle(&plan, now, &mut outcome)) {
                     Ok(()) => Decision { degraded: Some(reason), ..plan.decide(&outcome, now) },
                     Err(_) => otherwise(),
                 }
@@ -51,7 +52,13 @@ impl<S, C> Limiter<S, C> {
                 let nobody = Try { account: None, address: None, device: None, ..*tried };
                 Ok(login.attempt(&nobody, None, &mut Balance::default(), now))
             }
-            (_, OnStoreError::Local) => self.stand_in(policy).login_attempt(login, tried, now),
+            (_, OnStoreError::Local) => {
+                let command = Command::BeginLogin { login: login.clone(), tried: *tried };
+                match at_once(self.stand_in(policy).execute(command, now))? {
+                    Answer::Attempted(outcome) => Ok(outcome),
+                    other => Err(StoreError::unexpected(other)),
+                }
+            }
         }
     }
 
@@ -67,7 +74,11 @@ impl<S, C> Limiter<S, C> {
         // Without an account nothing tells whose an attempt is. The store takes it: it gives back no charge but one it
         // made at that very microsecond.
         let stand_in = self.stand_in.get().filter(|_| attempt.account.is_some())?;
-        stand_in.login_result(login, attempt, success, nonce, now).ok()
+        let command = Command::EndLogin { login: login.clone(), attempt: *attempt, success, nonce };
+        match at_once(stand_in.execute(command, now)) {
+            Ok(Answer::LoginEnded(ended)) => ended.ok(),
+            _ => None,
+        }
     }
 
     /// A store of this process alone, from the first failure on. Its table is as large as the policy's, and what it does

@@ -2,16 +2,15 @@
 
 use std::fmt;
 
-use threshold_core::lockout::{
-    Account, Attempt, Attempted, Login, LoginRequest, LoginResult, Refusal, Try, account_digest,
-};
+use threshold_core::command::{AccountChange, Answer, Command};
+use threshold_core::lockout::{Attempt, Attempted, Login, LoginRequest, LoginResult, Refusal, Try, account_digest};
 use threshold_core::policy::OnStoreError;
 use threshold_core::{Digest, Outcome, Plan, Policy, Timestamp};
 
 use super::Limiter;
 use crate::clock::Clock;
 use crate::random_id;
-use crate::store::{EndError, LocalStore, Store, StoreError};
+use crate::store::{ImmediateStore, Store, StoreError, at_once};
 
 /// Why a login could not be decided, or an account not be changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,16 +48,7 @@ impl From<StoreError> for LoginError {
     }
 }
 
-impl From<EndError> for LoginError {
-    fn from(error: EndError) -> Self {
-        match error {
-            EndError::Unknown | EndError::OtherCost => Self::UnknownAttempt,
-            EndError::Store(error) => Self::Store(error),
-        }
-    }
-}
-
-impl<S: LocalStore, C: Clock> Limiter<S, C> {
+impl<S: ImmediateStore, C: Clock> Limiter<S, C> {
     /// Before the secret is checked: whether it may be. Counts as a failure until the result says otherwise. Whoever is
     /// banned, deny-listed or cooling down is refused and not counted: they cannot lock anybody.
     ///
@@ -81,18 +71,7 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// Where the policy has no `[login]`, where an account is named and nothing is left of its name, and where the store
     /// cannot answer.
     pub fn login_attempt(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
-        let policy = self.policy();
-        let (login, tried, now) = self.tried(&policy, request)?;
-        for bar in request.bars(&policy, tried.id) {
-            let mut outcome = Outcome::default();
-            let settled = LocalStore::settle(&self.store, &bar, now, &mut outcome);
-            if let Some(refusal) = barring(login, &bar, settled.map(|()| outcome), now)? {
-                return Ok(Attempted::Refused(refusal));
-            }
-        }
-        let outcome = LocalStore::login_attempt(&self.store, login, &tried, now);
-        let outcome = outcome.or_else(|error| self.attempt_without_store(&policy, login, &tried, error, now))?;
-        Ok(outcome.told(&self.secret, now))
+        at_once(self.login_attempt_async(request))
     }
 
     /// After the secret was checked, within a minute. `attempt` is the token of the attempt.
@@ -100,24 +79,15 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Where there is no such attempt under way, or no `[login]`.
     pub fn login_result(&self, attempt: &str, success: bool) -> Result<LoginResult, LoginError> {
-        let policy = self.policy();
-        let (login, attempt, now) = self.ended(&policy, attempt)?;
-        let nonce = random_id();
-        let outcome = match self.result_without_store(login, &attempt, success, nonce, now) {
-            Some(outcome) => outcome,
-            None => LocalStore::login_result(&self.store, login, &attempt, success, nonce, now)
-                .map_err(|_| LoginError::UnknownAttempt)?,
-        };
-        Ok(outcome.told(&self.secret, now))
+        at_once(self.login_result_async(attempt, success))
     }
 
-    /// After a reset of the account's secret: nothing is locked, and every device must log in anew.
+    /// After a reset of the account's secret: nothing is locked, and every device must log in again.
     ///
     /// # Errors
     /// Where the account has no name.
     pub fn reset_account(&self, account: &str) -> Result<(), LoginError> {
-        LocalStore::change_account(&self.store, self.account_key(account)?, Account::reset);
-        Ok(())
+        at_once(self.reset_account_async(account))
     }
 
     /// An operator's pardon: nothing is locked, and known devices stay known.
@@ -125,8 +95,7 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Where the account has no name.
     pub fn pardon_account(&self, account: &str) -> Result<(), LoginError> {
-        LocalStore::change_account(&self.store, self.account_key(account)?, Account::lift);
-        Ok(())
+        at_once(self.pardon_account_async(account))
     }
 }
 
@@ -138,6 +107,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub async fn login_attempt_async(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
         let policy = self.policy();
         let (login, tried, now) = self.tried(&policy, request)?;
+        self.give_back_queued().await;
         for bar in request.bars(&policy, tried.id) {
             let mut outcome = Outcome::default();
             let settled = self.store.settle(&bar, now, &mut outcome).await;
@@ -145,8 +115,12 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 return Ok(Attempted::Refused(refusal));
             }
         }
-        let outcome = self.store.login_attempt(login, &tried, now).await;
-        let outcome = outcome.or_else(|error| self.attempt_without_store(&policy, login, &tried, error, now))?;
+        let command = Command::BeginLogin { login: login.clone(), tried };
+        let outcome = match self.store.execute(command, now).await {
+            Ok(Answer::Attempted(outcome)) => outcome,
+            Ok(other) => return Err(StoreError::unexpected(other).into()),
+            Err(error) => self.attempt_without_store(&policy, login, &tried, error, now)?,
+        };
         Ok(outcome.told(&self.secret, now))
     }
 
@@ -160,7 +134,13 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let nonce = random_id();
         let outcome = match self.result_without_store(login, &attempt, success, nonce, now) {
             Some(outcome) => outcome,
-            None => self.store.login_result(login, &attempt, success, nonce, now).await?,
+            None => {
+                let command = Command::EndLogin { login: login.clone(), attempt, success, nonce };
+                match self.store.execute(command, now).await? {
+                    Answer::LoginEnded(ended) => ended.map_err(|_| LoginError::UnknownAttempt)?,
+                    other => return Err(StoreError::unexpected(other).into()),
+                }
+            }
         };
         Ok(outcome.told(&self.secret, now))
     }
@@ -170,7 +150,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Where the account has no name, and where the store cannot answer.
     pub async fn reset_account_async(&self, account: &str) -> Result<(), LoginError> {
-        Ok(self.store.change_account(self.account_key(account)?, Account::reset).await?)
+        self.change_account(account, AccountChange::Reset).await
     }
 
     /// As [`pardon_account`](Self::pardon_account), on any store.
@@ -178,7 +158,13 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// As for `reset_account_async`.
     pub async fn pardon_account_async(&self, account: &str) -> Result<(), LoginError> {
-        Ok(self.store.change_account(self.account_key(account)?, Account::lift).await?)
+        self.change_account(account, AccountChange::Lift).await
+    }
+
+    async fn change_account(&self, account: &str, change: AccountChange) -> Result<(), LoginError> {
+        let account = self.account_key(account)?;
+        self.execute(Command::ChangeAccount { account, change }).await?;
+        Ok(())
     }
 
     fn tried<'p>(

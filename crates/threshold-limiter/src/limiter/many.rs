@@ -9,7 +9,7 @@ use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy};
 
 use super::Limiter;
 use crate::clock::Clock;
-use crate::store::LocalStore;
+use crate::store::{ImmediateStore, at_once};
 
 /// How many are planned ahead: memory that was asked for when one of them was planned is there when it is settled. More would
 /// only take room in the processor's nearest cache.
@@ -21,7 +21,7 @@ struct Planned<'p> {
     fits: Result<(), PlanError>,
 }
 
-impl<S: LocalStore, C: Clock> Limiter<S, C> {
+impl<S: ImmediateStore, C: Clock> Limiter<S, C> {
     /// Decides several requests, one after the other, under one policy. With many keys this is faster than
     /// [`check`](Self::check) for each: each is planned, and its memory asked for, while the one before is decided.
     pub fn check_many(&self, requests: &[Facts<'_>]) -> Vec<Result<Decision, PlanError>> {
@@ -50,7 +50,7 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
             turn = turn.wrapping_add(1) % AHEAD;
             decisions.push(std::mem::replace(fits, Ok(())).map(|()| Decision::default()));
             if let Some(Ok(decision)) = decisions.last_mut() {
-                self.settle(plan, &mut outcome, decision);
+                at_once(self.settle(plan, &mut outcome, decision));
                 self.tell(facts, decision, &policy);
             }
             if let Some(facts) = coming.next() {

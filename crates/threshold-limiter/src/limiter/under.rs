@@ -1,6 +1,7 @@
 //! Decisions under a policy that their caller holds: an answer then names the rules it was decided by, and the answers of a
-//! list are all decided by the same ones, whatever is put in force meanwhile.
+//! list are all decided by the same ones, whatever policy is put in force meanwhile.
 
+use threshold_core::command::Command;
 use threshold_core::explain::Explained;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
@@ -10,9 +11,9 @@ use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Receipt, Span, T
 use super::{Limiter, traced};
 use crate::clock::Clock;
 use crate::random_id;
-use crate::store::LocalStore;
+use crate::store::{Store, StoreError};
 
-impl<S: LocalStore, C: Clock> Limiter<S, C> {
+impl<S: Store, C: Clock> Limiter<S, C> {
     /// Checks, peeks or records under a policy that [`policy`](Self::policy) gave, in force or not any more. Returns what
     /// `keep` makes of the receipt, if anything was charged.
     ///
@@ -21,7 +22,7 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     ///
     /// # Errors
     /// As for [`check`](Self::check).
-    pub fn decide_under<T>(
+    pub async fn decide_under<T>(
         &self,
         policy: &Policy,
         verb: Verb,
@@ -29,37 +30,39 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
         decision: &mut Decision,
         keep: impl FnOnce(&Receipt) -> T,
     ) -> Result<Option<T>, PlanError> {
-        self.decide(&mut Plan::new(policy, verb), facts, decision, |plan, outcome, decision, now| {
-            let charged = verb != Verb::Peek && decision.allowed();
-            let receipt = outcome.filter(|_| charged).and_then(|outcome| plan.receipt(outcome, now));
-            receipt.as_ref().map(keep)
-        })
+        let (mut plan, mut outcome) = (Plan::new(policy, verb), Outcome::default());
+        let settled = self.decide(&mut plan, facts, &mut outcome, decision).await?;
+        let receipt = settled.filter(|_| decision.allowed()).and_then(|now| plan.receipt(&outcome, now));
+        Ok(receipt.as_ref().filter(|_| verb != Verb::Peek).map(keep))
     }
 
     /// As [`reserve`](Self::reserve), and as [`decide_under`](Self::decide_under). Returns what to end the reservation by.
     ///
     /// # Errors
     /// As for [`check`](Self::check).
-    pub fn reserve_under(
+    pub async fn reserve_under(
         &self,
         policy: &Policy,
         facts: &Facts<'_>,
         (ttl, on_expire): (Span, OnExpire),
         decision: &mut Decision,
     ) -> Result<Option<TraceId>, PlanError> {
-        self.decide(&mut Plan::new(policy, Verb::Check), facts, decision, |plan, outcome, decision, now| {
-            let outcome = outcome.filter(|_| decision.allowed())?;
-            match self.store.reserve(plan.holding(outcome, now), ttl, on_expire, now) {
-                Ok(reservation) => Some(reservation),
+        let (mut plan, mut outcome) = (Plan::new(policy, Verb::Check), Outcome::default());
+        let now = self.settle_planned(&mut plan, facts, &mut outcome, decision).await?;
+        let mut reservation = None;
+        if let Some(now) = now.filter(|_| decision.allowed()) {
+            let receipt = Box::new(plan.holding(&outcome, now));
+            let id = receipt.id();
+            match self.store.execute(Command::Reserve { receipt: receipt.clone(), ttl, on_expire }, now).await {
+                Ok(_) => reservation = Some(id),
                 Err(error) => {
-                    let holding = plan.holding(outcome, now);
-                    self.store.give_back(&holding, now);
-                    self.made_room(holding.keys());
-                    *decision = self.decide_without_store(plan, error, now);
-                    None
+                    self.withdraw(receipt, error, now).await;
+                    *decision = self.decide_without_store(&plan, error, now);
                 }
             }
-        })
+        }
+        self.tell(facts, decision, policy);
+        Ok(reservation)
     }
 
     /// As [`explain`](Self::explain), with what [`peek`](Self::peek) would answer. No observer hears of it: who asks about
@@ -67,54 +70,87 @@ impl<S: LocalStore, C: Clock> Limiter<S, C> {
     ///
     /// # Errors
     /// As for [`check`](Self::check).
-    pub fn explain_under<T>(
+    pub async fn explain_under<T>(
         &self,
         policy: &Policy,
         facts: &Facts<'_>,
         read: impl FnOnce(&[Explained<'_>], &Decision) -> T,
     ) -> Result<T, PlanError> {
         let facts = traced(facts);
-        let mut decision = Decision::default();
-        self.settle(&policy.plan_for(Verb::Peek, &facts)?, &mut Outcome::default(), &mut decision);
+        let (mut outcome, mut decision) = (Outcome::default(), Decision::default());
+        self.settle(&policy.plan_for(Verb::Peek, &facts)?, &mut outcome, &mut decision).await;
         Ok(read(&policy.explain(&facts), &decision))
     }
 
-    /// Fills the plan, settles it and decides; `finish` takes what it needs before the plan goes, and has the last word.
-    /// Then observers are told.
-    pub(crate) fn decide<T>(
+    /// Fills the plan, settles it, decides, and tells observers. Says when it was settled; `None` where the store could not
+    /// answer, and the outcome says nothing.
+    ///
+    /// What is large is the caller's, so that nothing of it is moved.
+    #[inline]
+    pub(crate) async fn decide(
         &self,
         plan: &mut Plan<'_>,
         facts: &Facts<'_>,
+        outcome: &mut Outcome,
         decision: &mut Decision,
-        finish: impl FnOnce(&Plan<'_>, Option<&Outcome>, &mut Decision, Timestamp) -> T,
-    ) -> Result<T, PlanError> {
-        self.plan(plan, facts)?;
-        let mut outcome = Outcome::default();
-        let (settled, now) = self.settle(plan, &mut outcome, decision);
-        let finished = finish(plan, settled.then_some(&outcome), decision, now);
+    ) -> Result<Option<Timestamp>, PlanError> {
+        let settled = self.settle_planned(plan, facts, outcome, decision).await?;
         self.tell(facts, decision, plan.policy());
-        Ok(finished)
+        Ok(settled)
+    }
+
+    #[inline]
+    async fn settle_planned(
+        &self,
+        plan: &mut Plan<'_>,
+        facts: &Facts<'_>,
+        outcome: &mut Outcome,
+        decision: &mut Decision,
+    ) -> Result<Option<Timestamp>, PlanError> {
+        self.plan(plan, facts)?;
+        Ok(self.settle(plan, outcome, decision).await)
     }
 
     /// Plans a request, and has the store fetch what it will need while there is still something else to do.
     #[inline]
     pub(crate) fn plan(&self, plan: &mut Plan<'_>, facts: &Facts<'_>) -> Result<(), PlanError> {
-        plan.fill_expecting(facts, |key| self.store.expect(key))?;
+        plan.fill_expecting(facts, |key| self.store.prefetch(key))?;
         plan.identify(random_id);
         Ok(())
     }
 
-    /// Settles a plan, and says what that comes to. Where the store failed, the outcome says nothing: that comes first.
-    pub(crate) fn settle(&self, plan: &Plan<'_>, outcome: &mut Outcome, decision: &mut Decision) -> (bool, Timestamp) {
+    /// Settles a plan and decides. Says when it was settled; `None` where the store could not answer.
+    #[inline]
+    pub(crate) async fn settle(
+        &self,
+        plan: &Plan<'_>,
+        outcome: &mut Outcome,
+        decision: &mut Decision,
+    ) -> Option<Timestamp> {
         plan.prepare(decision);
+        self.give_back_queued().await;
         let now = self.clock.now();
-        match self.store.settle(plan, now, outcome) {
-            Ok(()) => plan.conclude(outcome, now, decision),
+        match self.store.settle(plan, now, outcome).await {
+            Ok(()) => {
+                plan.conclude(outcome, now, decision);
+                Some(now)
+            }
             Err(error) => {
                 *decision = self.decide_without_store(plan, error, now);
-                return (false, now);
+                None
             }
         }
-        (true, now)
+    }
+
+    /// Gives back what was charged for a reservation that was not kept, if the store hears of it. Where that is not known,
+    /// it may have been kept all the same: a refund is remembered, and refused where there is a reservation.
+    async fn withdraw(&self, holding: Box<Receipt>, error: StoreError, now: Timestamp) {
+        let keys: Vec<_> = holding.keys().collect();
+        let command = match error {
+            StoreError::Full => Command::GiveBack(holding),
+            StoreError::Timeout | StoreError::Unavailable => Command::Refund(holding),
+        };
+        let _ = self.store.execute(command, now).await;
+        self.made_room(keys);
     }
 }

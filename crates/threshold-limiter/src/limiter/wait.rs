@@ -9,7 +9,6 @@ use threshold_core::plan::{Charge, Verb};
 use threshold_core::{Decision, Digest, Facts, Limit, Outcome, Plan, PlanError, Policy, Receipt, Span, Timestamp};
 use tokio::time::{Instant, timeout_at};
 
-use super::asynchronous::Answered;
 use super::{Limiter, traced};
 use crate::clock::Clock;
 use crate::store::Store;
@@ -165,13 +164,13 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             plan = policy.plan_for(Verb::Peek, facts)?;
         }
         let plan = plan.without_punishment();
-        let answered = self.settle_async(&plan).await;
-        if answered.decision.allowed() && turn == Turn::Own {
-            let (decision, receipt) = Answered::with_receipt(&plan, answered);
+        let (mut outcome, mut decision) = (Outcome::default(), Decision::default());
+        let settled = self.settle(&plan, &mut outcome, &mut decision).await;
+        if decision.allowed() && turn == Turn::Own {
+            let receipt = settled.and_then(|now| plan.receipt(&outcome, now));
             return Ok(Tried { decision, receipt, then: Then::Leave });
         }
-        let Answered { decision, outcome, now } = answered;
-        let outcome: Outcome = outcome.unwrap_or_default();
+        let now = settled.unwrap_or(decision.at);
         if decision.allowed() {
             // There is room, and it is for those ahead: the denial is that of a limit that they have used up.
             let then = if turn == Turn::Behind { Then::WaitForTurn } else { Then::Leave };

@@ -8,8 +8,8 @@ mod accounts;
 mod kept;
 mod limits;
 mod locked;
-mod login;
 mod piece;
+mod records;
 mod refunds;
 mod reservations;
 mod side;
@@ -19,25 +19,23 @@ mod standings;
 mod table;
 
 use std::collections::BTreeMap;
+use std::future::{Future, ready};
 use std::sync::{Arc, PoisonError};
 
 use arrayvec::ArrayVec;
+use threshold_core::command::{Answer, Command, execute, expire};
 use threshold_core::ladder::Standing;
-use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
-use threshold_core::plan::{Charge, MAX_CHARGES, SubjectKeys, Verb};
-use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
-use threshold_core::{
-    Balance, Balances as _, Digest, DigestKey, Limit, Outcome, Plan, Receipt, Reservation, Span, Timestamp, TraceId,
-    settle_into,
-};
+use threshold_core::plan::{Charge, MAX_CHARGES, Verb};
+use threshold_core::{Balance, Balances as _, Digest, Limit, Outcome, Plan, Timestamp, TraceId, settle_into};
 
-use super::{Keep, LocalStore, Saving, StoreError};
+use super::{ImmediateStore, Keep, Kind, Listed, Saving, Store, StoreError};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use accounts::Accounts;
 use locked::{Locked, Seat, shard_of};
+use records::OpenRecords;
 use refunds::Refunds;
-use reservations::{AllOpen, Reservations};
+use reservations::Reservations;
 use side::Side;
 use standings::OpenStandings;
 use table::{Shard, Table};
@@ -242,21 +240,10 @@ impl MemoryStore {
         }
     }
 
-    /// Ends them in the order in which they were due, and as of then.
     #[cold]
     fn expire_due(&self, now: Timestamp) {
-        while self.next_expiry.load(Ordering::Acquire) <= now.micros() {
-            let mut reservations = lock(&self.reservations);
-            let over = reservations.take_expired(now);
-            self.next_expiry.store(reservations.next_expiry().micros(), Ordering::Release);
-            let Some(mut reservation) = over else { return };
-            // Still under the lock, so that nobody commits what is being ended.
-            if reservation.gives_back() {
-                lock(&self.refunds).end(reservation.id(), reservation.void_from(), now);
-            }
-            let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = reservation.charges().collect();
-            self.with_balances(&charges, now, |balances| reservation.expire(balances, now));
-        }
+        // What is in memory can always be read and changed.
+        let _ = expire(&mut OpenRecords::new(self), now);
     }
 
     /// Not by the bits that choose the shard of a balance: a subject's keys share them.
@@ -265,15 +252,53 @@ impl MemoryStore {
     }
 }
 
-impl LocalStore for MemoryStore {
+impl Store for MemoryStore {
     #[inline]
-    fn expect(&self, key: Digest) {
+    fn prefetch(&self, key: Digest) {
         if let Some(shard) = self.shard(key) {
             shard.expect(key);
         }
     }
 
-    fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
+    #[inline]
+    fn settle(
+        &self,
+        plan: &Plan<'_>,
+        now: Timestamp,
+        outcome: &mut Outcome,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        ready(self.settle_now(plan, now, outcome))
+    }
+
+    fn execute(&self, command: Command, now: Timestamp) -> impl Future<Output = Result<Answer, StoreError>> + Send {
+        ready(execute(&command, &mut OpenRecords::new(self), now))
+    }
+
+    fn list(
+        &self,
+        kind: Kind,
+        after: Option<Digest>,
+        limit: usize,
+        now: Timestamp,
+    ) -> impl Future<Output = Result<Vec<Listed>, StoreError>> + Send {
+        ready(Ok(match kind {
+            Kind::Banned => self.list_banned(after, limit, now),
+        }))
+    }
+
+    fn answers_at_once(&self) -> bool {
+        true
+    }
+
+    fn saving(&self) -> Option<Saving> {
+        self.keeper.as_ref().map(|keeper| keeper.saving())
+    }
+}
+
+impl ImmediateStore for MemoryStore {}
+
+impl MemoryStore {
+    fn settle_now(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         self.expire_reservations(now);
         let mut balances = Locked::new(self.table.shards(), now);
         balances.take(plan.charges().iter().map(Charge::key));
@@ -297,129 +322,6 @@ impl LocalStore for MemoryStore {
             }
         }
         Ok(())
-    }
-
-    fn refund(&self, receipt: &Receipt, now: Timestamp) -> Result<bool, StoreError> {
-        self.expire_reservations(now);
-        let reservations = lock(&self.reservations);
-        if reservations.get(receipt.id()).is_some()
-            || !lock(&self.refunds).refund(receipt.id(), receipt.void_from(), now)?
-        {
-            return Ok(false);
-        }
-        let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = receipt.charges().collect();
-        self.with_balances(&charges, now, |balances| receipt.refund(balances, now));
-        Ok(true)
-    }
-
-    fn give_back(&self, taken: &Receipt, now: Timestamp) {
-        self.expire_reservations(now);
-        let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = taken.charges().collect();
-        self.with_balances(&charges, now, |balances| taken.refund(balances, now));
-    }
-
-    fn renew(&self, charged: &mut Receipt, now: Timestamp) {
-        let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = charged.charges().collect();
-        self.with_balances(&charges, now, |balances| charged.renew(balances, now));
-    }
-
-    fn reserve(&self, receipt: Receipt, ttl: Span, on_expire: OnExpire, now: Timestamp) -> Result<TraceId, StoreError> {
-        self.expire_reservations(now);
-        let reservation = Reservation::new(receipt, ttl, on_expire);
-        let id = reservation.id();
-        let mut reservations = lock(&self.reservations);
-        let gone = reservations.insert(reservation).map_err(|AllOpen| StoreError::Full)?;
-        if let Some(gone) = gone {
-            lock(&self.refunds).end(gone.id(), gone.void_from(), now);
-        }
-        self.next_expiry.store(reservations.next_expiry().micros(), Ordering::Release);
-        Ok(id)
-    }
-
-    fn commit(
-        &self,
-        id: TraceId,
-        actual: &ActualCost<'_>,
-        key: DigestKey,
-        now: Timestamp,
-    ) -> Result<Vec<Digest>, CommitError> {
-        self.end(id, now, |reservation, balances| reservation.commit(actual, key, balances, now))
-    }
-
-    fn release(&self, id: TraceId, now: Timestamp) -> Result<Vec<Digest>, UnknownReservation> {
-        self.end(id, now, |reservation, balances| reservation.release(balances, now))
-    }
-
-    fn pause(&self, keys: &SubjectKeys, until: Timestamp, now: Timestamp) {
-        self.expire_reservations(now);
-        for (key, limit) in &keys.balances {
-            self.with_balances(&[(*key, *limit)], now, |balances| {
-                for balance in balances {
-                    balance.block(until);
-                }
-            });
-        }
-    }
-
-    fn forgive(&self, keys: &SubjectKeys) {
-        for key in keys.balances.keys() {
-            if let Some(shard) = self.shard(*key) {
-                shard.open().remove(*key);
-            }
-        }
-        for key in &keys.standings {
-            if let Some(side) = self.standings.get(self.standing_shard(*key)) {
-                let mut side = lock(side);
-                side.remove(*key);
-                self.note_ban(*key, None);
-                if let Some(keeper) = &self.keeper {
-                    keeper.standing(*key, None);
-                }
-            }
-        }
-    }
-
-    fn login_attempt(&self, login: &Login, tried: &Try, now: Timestamp) -> Result<AttemptOutcome, StoreError> {
-        self.begin_login(login, tried, now)
-    }
-
-    fn login_result(
-        &self,
-        login: &Login,
-        attempt: &Attempt,
-        success: bool,
-        nonce: TraceId,
-        now: Timestamp,
-    ) -> Result<ResultOutcome, UnknownAttempt> {
-        self.end_login(login, attempt, success, nonce, now)
-    }
-
-    fn saving(&self) -> Option<Saving> {
-        self.keeper.as_ref().map(|keeper| keeper.saving())
-    }
-
-    fn change_account(&self, key: Digest, change: fn(&mut Account)) {
-        let mut accounts = lock(&self.accounts);
-        if accounts.change(key, change).is_some() {
-            self.keep_account(&accounts, key);
-        }
-    }
-}
-
-impl MemoryStore {
-    fn end<E: From<UnknownReservation>>(
-        &self,
-        id: TraceId,
-        now: Timestamp,
-        end: impl FnOnce(&mut Reservation, &mut [Balance]) -> Result<(), E>,
-    ) -> Result<Vec<Digest>, E> {
-        self.expire_reservations(now);
-        let mut reservations = lock(&self.reservations);
-        let mut reservation = reservations.get(id).cloned().ok_or(UnknownReservation)?;
-        let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = reservation.charges().collect();
-        self.with_balances(&charges, now, |balances| end(&mut reservation, balances))?;
-        reservations.update(reservation);
-        Ok(charges.iter().map(|(key, _)| *key).collect())
     }
 }
 

@@ -14,7 +14,7 @@ use super::service::ThresholdService;
 use super::tab::{Answers, AnyLimiter};
 use crate::clock::Clock;
 use crate::limiter::Limiter;
-use crate::store::LocalStore;
+use crate::store::ImmediateStore;
 
 /// How many shadow-banned requests wait at once unless said: a thousand futures are a few megabytes.
 const MOST_WAITING: usize = 1_000;
@@ -35,7 +35,7 @@ impl ThresholdLayer {
     #[must_use]
     pub fn new<S, C>(limiter: Arc<Limiter<S, C>>) -> Self
     where
-        S: LocalStore + 'static,
+        S: ImmediateStore + 'static,
         C: Clock + 'static,
     {
         let learned = Arc::new(ArcSwap::from_pointee(Learned::new(limiter.policy())));

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use threshold_core::command::{Answer, Command};
 use threshold_core::plan::Verb;
 use threshold_core::receipt::Pending;
 use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy, Receipt, Span, Timestamp};
@@ -11,7 +12,7 @@ use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy, Receipt,
 use crate::clock::Clock;
 use crate::limiter::Limiter;
 use crate::observer::Refused;
-use crate::store::{LocalStore, Saving};
+use crate::store::{ImmediateStore, Saving, at_once};
 
 /// A limiter as the layer needs it, whatever its store and its clock.
 pub(super) trait AnyLimiter: Send + Sync {
@@ -34,7 +35,7 @@ pub(super) trait AnyLimiter: Send + Sync {
     /// Charges after the fact.
     fn record(&self, facts: &Facts<'_>);
 
-    fn give_back(&self, taken: &Receipt);
+    fn give_back(&self, taken: Receipt);
 
     /// Whether what was changed is written down, where it is at all.
     fn saving(&self) -> Option<Saving>;
@@ -68,16 +69,16 @@ pub(super) struct Admitted {
 }
 
 impl Admitted {
-    fn of(plan: &Plan<'_>, outcome: Option<&Outcome>, decision: &Decision, now: Timestamp) -> Self {
+    fn of(plan: &Plan<'_>, outcome: &Outcome, decision: &Decision, settled: Option<Timestamp>) -> Self {
         let slowed = decision.delay > Span::ZERO;
         let ends_later = decision.allowed() && (slowed || plan.ends_later());
-        let Some(outcome) = outcome.filter(|_| ends_later) else { return Self::default() };
+        let Some(now) = settled.filter(|_| ends_later) else { return Self::default() };
         let pending = Some(Box::new(plan.pending(outcome, now)));
         Self { pending, if_full: slowed.then(|| Box::new(plan.decide_as_full(outcome, now))) }
     }
 }
 
-impl<S: LocalStore, C: Clock> AnyLimiter for Limiter<S, C> {
+impl<S: ImmediateStore, C: Clock> AnyLimiter for Limiter<S, C> {
     fn policy(&self) -> Arc<Policy> {
         self.policy()
     }
@@ -93,17 +94,22 @@ impl<S: LocalStore, C: Clock> AnyLimiter for Limiter<S, C> {
             Answers::Seen => Plan::new(policy, Verb::Check).seeing_outcomes(),
             Answers::Unseen => Plan::new(policy, Verb::Check),
         };
-        self.decide(&mut plan, facts, decision, |plan, outcome, decision, now| {
-            Admitted::of(plan, outcome, decision, now)
-        })
+        let mut outcome = Outcome::default();
+        let settled = at_once(self.decide(&mut plan, facts, &mut outcome, decision))?;
+        Ok(Admitted::of(&plan, &outcome, decision, settled))
     }
 
     fn renew(&self, policy: &Policy, facts: &Facts<'_>, pending: &mut Pending, decision: &mut Decision) {
-        pending.renew(|charged| self.store().renew(charged, self.now()));
+        pending.renew(|charged| {
+            let renewed = at_once(self.execute(Command::Renew(Box::new(charged.clone()))));
+            if let Ok(Answer::Renewed(renewed)) = renewed {
+                *charged = *renewed;
+            }
+        });
         // It was planned when it came, under the same policy.
         let Ok(plan) = policy.plan_for(Verb::Peek, facts) else { return };
         let mut look = Decision::default();
-        if let (true, _) = self.settle(&plan.only_limits(), &mut Outcome::default(), &mut look) {
+        if at_once(self.settle(&plan.only_limits(), &mut Outcome::default(), &mut look)).is_some() {
             decision.refresh(&look, policy);
         }
     }
@@ -122,9 +128,8 @@ impl<S: LocalStore, C: Clock> AnyLimiter for Limiter<S, C> {
         self.store().saving()
     }
 
-    fn give_back(&self, taken: &Receipt) {
-        self.store().give_back(taken, self.now());
-        self.made_room(taken.keys());
+    fn give_back(&self, taken: Receipt) {
+        self.give_back(taken);
     }
 }
 
@@ -158,12 +163,12 @@ impl Tab {
 
     pub(super) fn answer(&mut self, status: u16) {
         let taken = self.pending.take_uncounted(Some(status));
-        self.give_back(taken.as_ref());
+        self.give_back(taken);
     }
 
     fn release_holds(&mut self) {
         let taken = self.pending.take_holds();
-        self.give_back(taken.as_ref());
+        self.give_back(taken);
     }
 
     /// The request has waited: see [`AnyLimiter::renew`].
@@ -179,10 +184,10 @@ impl Tab {
     /// The request is refused after all.
     pub(super) fn withdraw(mut self) {
         let taken = self.pending.take_all();
-        self.give_back(taken.as_ref());
+        self.give_back(taken);
     }
 
-    fn give_back(&self, taken: Option<&Receipt>) {
+    fn give_back(&self, taken: Option<Receipt>) {
         if let Some(taken) = taken {
             self.limiter.give_back(taken);
         }
@@ -194,7 +199,7 @@ impl Drop for Tab {
         self.release_holds();
         if !self.called {
             let taken = self.pending.take_uncounted(None);
-            self.give_back(taken.as_ref());
+            self.give_back(taken);
         }
     }
 }

@@ -151,7 +151,7 @@ fn bans_strikes_and_locks_are_there_again_and_what_was_lifted_is_not() {
         let gone = ListEntry::named(Layer::Tenant, "gone").unwrap().ban_id(secret().digest_key());
         world.limiter.bans().lift(gone).unwrap();
         assert!(world.strike("pardoned", 6));
-        world.limiter.forgive(Layer::User, "pardoned");
+        world.limiter.forgive(Layer::User, "pardoned").unwrap();
         assert!(saved(&world.journal, SECOND));
         // Nothing is done at the end: what was saved is all there is.
         std::mem::forget(world.journal.clone());

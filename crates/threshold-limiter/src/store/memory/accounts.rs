@@ -72,15 +72,6 @@ impl Accounts {
         }
     }
 
-    /// The account that is counted by at a place.
-    pub(super) fn at(&self, key: Digest, place: Place) -> Account {
-        let known = match place {
-            Place::Own => self.entries.get(key),
-            Place::Folded(stand_in) => self.folded.get(stand_in),
-        };
-        known.cloned().unwrap_or_default()
-    }
-
     /// Keeps an account that was tried. Returns who had to go for it.
     ///
     /// # Errors
@@ -143,9 +134,16 @@ impl Accounts {
         self.folded.insert(stand_in, account, |other| worth_to_try(other, login, now));
     }
 
-    /// The account that stands in for others, where it is.
-    pub(super) fn folded_mut(&mut self, stand_in: Digest) -> Option<&mut Account> {
-        self.folded.get_mut(stand_in)
+    /// The account that stands in for others.
+    pub(super) fn folded(&self, stand_in: Digest) -> Option<&Account> {
+        self.folded.get(stand_in)
+    }
+
+    /// Changes what stands in for others, where it is.
+    pub(super) fn change_folded(&mut self, stand_in: Digest, account: Account) {
+        if let Some(known) = self.folded.get_mut(stand_in) {
+            *known = account;
+        }
     }
 
     /// Takes back what was known. Says whether there was room; nothing that is here goes for it.

@@ -11,7 +11,7 @@ use super::side::{Put, Side};
 use super::standings::standing_worth;
 use super::{MemoryStore, lock};
 use crate::bans::beyond;
-use crate::store::{Keep, StoreError};
+use crate::store::{Keep, Listed, StoreError};
 
 impl MemoryStore {
     /// The same store, which tells this keeper what must outlive the process. What was restored before is not told again.
@@ -93,6 +93,18 @@ impl MemoryStore {
         for key in over {
             banned.remove(&key);
         }
+    }
+
+    /// As [`Store::list`](crate::store::Store::list), of those whom ladders have banned.
+    pub(super) fn list_banned(&self, after: Option<Digest>, limit: usize, now: Timestamp) -> Vec<Listed> {
+        let mut listed = Vec::new();
+        if limit > 0 {
+            self.walk_banned(after, now, |key, until| {
+                listed.push(Listed::Banned { key, until });
+                if listed.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            });
+        }
+        listed
     }
 
     /// Notes until when a subject is banned, if it is. Its shard of the standings is held.
@@ -245,7 +257,7 @@ mod tests {
             strike(&number.to_string());
         }
         agree(100);
-        limiter.forgive(Layer::User, "7");
+        limiter.forgive(Layer::User, "7").unwrap();
         let keys = limiter.policy().keys_of(Layer::User, "8");
         let standing = keys.standings.iter().next().copied().unwrap();
         let kept = store.standing(standing).unwrap();

@@ -1,0 +1,193 @@
+//! What commands see of a store in memory: each table is locked when a command first needs it, until the command is done.
+
+use threshold_core::balance::Checked;
+use threshold_core::command::{AccountChange, AccountKey, Records, SaveReason};
+use threshold_core::lockout::{Account, Login, Wider};
+use threshold_core::{Balance, Digest, Limit, Reservation, Standing, Timestamp, TraceId};
+
+use super::accounts::{Accounts, Place};
+use super::reservations::{AllOpen, Reservations};
+use super::{MemoryStore, WhenFull, lock};
+use crate::store::StoreError;
+use crate::sync::MutexGuard;
+use crate::sync::atomic::Ordering;
+
+/// A store in memory while one command is executed. Tables are locked in the order in which the methods below stand: no
+/// command needs an earlier one after a later one.
+pub(super) struct OpenRecords<'s> {
+    store: &'s MemoryStore,
+    reservations: Option<MutexGuard<'s, Reservations>>,
+    accounts: Option<MutexGuard<'s, Box<Accounts>>>,
+}
+
+impl<'s> OpenRecords<'s> {
+    pub(super) fn new(store: &'s MemoryStore) -> Self {
+        Self { store, reservations: None, accounts: None }
+    }
+
+    fn reservations(&mut self) -> &mut Reservations {
+        self.reservations.get_or_insert_with(|| lock(&self.store.reservations))
+    }
+
+    fn accounts(&mut self) -> &mut Accounts {
+        self.accounts.get_or_insert_with(|| lock(&self.store.accounts))
+    }
+}
+
+impl Records for OpenRecords<'_> {
+    type Error = StoreError;
+
+    fn reservation(&mut self, id: TraceId) -> Result<Option<Reservation>, StoreError> {
+        Ok(self.reservations().get(id).cloned())
+    }
+
+    fn save_reservation(&mut self, reservation: Reservation, now: Timestamp) -> Result<(), StoreError> {
+        let store = self.store;
+        let reservations = self.reservations();
+        if reservations.get(reservation.id()).is_some() {
+            reservations.update(reservation);
+            return Ok(());
+        }
+        let gone = reservations.insert(reservation).map_err(|AllOpen| StoreError::Full)?;
+        store.next_expiry.store(reservations.next_expiry().micros(), Ordering::Release);
+        if let Some(gone) = gone {
+            self.remember_end(gone.id(), gone.void_from(), now)?;
+        }
+        Ok(())
+    }
+
+    fn take_expired(&mut self, now: Timestamp) -> Result<Option<Reservation>, StoreError> {
+        let store = self.store;
+        if store.next_expiry.load(Ordering::Acquire) > now.micros() {
+            return Ok(None);
+        }
+        let reservations = self.reservations();
+        let expired = reservations.take_expired(now);
+        store.next_expiry.store(reservations.next_expiry().micros(), Ordering::Release);
+        Ok(expired)
+    }
+
+    fn remember_refund(&mut self, id: TraceId, void_from: Timestamp, now: Timestamp) -> Result<bool, StoreError> {
+        lock(&self.store.refunds).refund(id, void_from, now)
+    }
+
+    fn remember_end(&mut self, id: TraceId, void_from: Timestamp, now: Timestamp) -> Result<(), StoreError> {
+        lock(&self.store.refunds).end(id, void_from, now);
+        Ok(())
+    }
+
+    fn account_key(
+        &mut self,
+        account: Digest,
+        wider: &Wider,
+        login: &Login,
+        now: Timestamp,
+    ) -> Result<AccountKey, StoreError> {
+        Ok(match self.accounts().place(account, wider, login, now)? {
+            Place::Own => AccountKey::Own(account),
+            Place::Folded(stand_in) => AccountKey::StandIn(stand_in),
+        })
+    }
+
+    fn account(&mut self, key: AccountKey) -> Result<Option<Account>, StoreError> {
+        let accounts = self.accounts();
+        Ok(match key {
+            AccountKey::Own(key) => accounts.get(key).cloned(),
+            AccountKey::StandIn(key) => accounts.folded(key).cloned(),
+        })
+    }
+
+    fn save_account(
+        &mut self,
+        key: AccountKey,
+        account: Account,
+        reason: SaveReason,
+        login: &Login,
+        now: Timestamp,
+    ) -> Result<bool, StoreError> {
+        let store = self.store;
+        let accounts = self.accounts();
+        match (key, reason) {
+            (AccountKey::StandIn(key), SaveReason::Attempted) => accounts.put_folded(key, account, login, now),
+            (AccountKey::StandIn(key), _) => accounts.change_folded(key, account),
+            (AccountKey::Own(key), SaveReason::Attempted) => store.put_account(accounts, key, account, login, now)?,
+            (AccountKey::Own(key), SaveReason::LoggedIn) => {
+                let Ok(gone) = accounts.put_owned(key, account, login, now) else { return Ok(false) };
+                store.keep_account(accounts, key);
+                store.keep_gone(gone);
+            }
+            (AccountKey::Own(key), SaveReason::Changed) => {
+                accounts.change(key, |known| *known = account);
+                store.keep_account(accounts, key);
+            }
+        }
+        Ok(true)
+    }
+
+    fn change_account(&mut self, account: Digest, change: AccountChange) -> Result<(), StoreError> {
+        let store = self.store;
+        let accounts = self.accounts();
+        if accounts.change(account, |known| change.apply(known)).is_some() {
+            store.keep_account(accounts, account);
+        }
+        Ok(())
+    }
+
+    fn address_key(&mut self, address: Digest, wider: &Wider, now: Timestamp) -> Result<Digest, StoreError> {
+        let store = self.store;
+        let shard = |key| store.shard(key).map(|shard| shard.open()).ok_or(StoreError::Full);
+        let mut own = shard(address)?;
+        if own.has(address) || own.make_room(address, now) {
+            return Ok(address);
+        }
+        drop(own);
+        if store.when_full == WhenFull::Deny {
+            return Err(StoreError::Full);
+        }
+        if let Some(prefix) = wider.prefix.filter(|_| store.when_full == WhenFull::Fold) {
+            let mut own = shard(prefix)?;
+            if own.has(prefix) || own.make_room(prefix, now) || own.has_spare_slots(0) {
+                return Ok(prefix);
+            }
+        }
+        let mut own = shard(wider.all)?;
+        let has_room = own.has(wider.all) || own.make_room(wider.all, now) || own.has_a_spare_slot(0);
+        if has_room { Ok(wider.all) } else { Err(StoreError::Full) }
+    }
+
+    fn balances<T>(
+        &mut self,
+        charges: &[(Digest, Limit)],
+        now: Timestamp,
+        change: impl FnOnce(&mut [Balance]) -> T,
+    ) -> Result<T, StoreError> {
+        Ok(self.store.with_balances(charges, now, change))
+    }
+
+    fn check(
+        &mut self,
+        key: Digest,
+        limit: &Limit,
+        cost: u64,
+        now: Timestamp,
+        id: TraceId,
+    ) -> Result<Checked, StoreError> {
+        Ok(self.store.check_any(key, limit, cost, now, id))
+    }
+
+    fn forget_balance(&mut self, key: Digest) -> Result<(), StoreError> {
+        if let Some(shard) = self.store.shard(key) {
+            shard.open().remove(key);
+        }
+        Ok(())
+    }
+
+    fn standing(&mut self, key: Digest) -> Result<Option<Standing>, StoreError> {
+        Ok(self.store.standing(key))
+    }
+
+    fn forget_standing(&mut self, key: Digest) -> Result<(), StoreError> {
+        self.store.forget_standing(key);
+        Ok(())
+    }
+}
