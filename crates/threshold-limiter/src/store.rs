@@ -172,12 +172,12 @@ pub enum Listed {
     },
 }
 
-/// What a future of an immediate store is ready with.
+/// What a future of an immediate store is ready with, for hosts that do not await.
 ///
 /// # Panics
 /// Where the store is not immediate.
 #[inline]
-pub(crate) fn at_once<T>(future: impl Future<Output = T>) -> T {
+pub fn at_once<T>(future: impl Future<Output = T>) -> T {
     let output = match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => Some(output),
         Poll::Pending => None,

@@ -94,7 +94,7 @@ fn nobody_sees_a_release_that_is_overdue() {
         ("nothing", |_| ()),
         ("a request of somebody else", |limiter| drop(limiter.check(&user("somebody", 1)).unwrap())),
         ("a pause", |limiter| {
-            assert!(limiter.pause(threshold_limiter::Layer::User, "somebody", Span::SECOND).unwrap())
+            assert!(limiter.pause(threshold_limiter::Layer::User, "somebody", Span::SECOND).unwrap());
         }),
         ("the file of counters", |limiter| {
             let at = limiter.now();

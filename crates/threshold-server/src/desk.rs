@@ -11,7 +11,7 @@ use threshold_core::decision::Degraded;
 use threshold_core::explain::Explained;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
-use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
+use threshold_core::receipt::OnExpire;
 use threshold_core::{Decision, Facts, PlanError, Receipt, Span, TraceId};
 use threshold_limiter::journal::{Journal, STRIKE_WAIT, Unsaved};
 use threshold_limiter::limiter::Waited;
@@ -75,7 +75,7 @@ impl Desk {
 
     /// Decides a request, and charges it unless it only looks. What comes of it is read where it is made: a decision is
     /// some kilobytes, and moving it about takes as long as writing it down.
-    pub(crate) fn decide<T>(
+    pub(crate) async fn decide<T>(
         &self,
         policy: &Policy,
         verb: Verb,
@@ -84,7 +84,7 @@ impl Desk {
     ) -> Result<T, PlanError> {
         let mut decided = Decided::default();
         let sign = |receipt: &Receipt| self.limiter.sign(receipt);
-        decided.receipt = self.limiter.decide_under(policy, verb, facts, &mut decided.decision, sign)?;
+        decided.receipt = self.limiter.decide_under(policy, verb, facts, &mut decided.decision, sign).await?;
         match verb {
             Verb::Check => log::counted("check", facts, &decided.decision, policy),
             Verb::Record => log::counted("record", facts, &decided.decision, policy),
@@ -94,7 +94,7 @@ impl Desk {
     }
 
     /// Decides and charges a request whose true cost is not known yet.
-    pub(crate) fn reserve<T>(
+    pub(crate) async fn reserve<T>(
         &self,
         policy: &Policy,
         facts: &Facts<'_>,
@@ -102,21 +102,23 @@ impl Desk {
         read: impl FnOnce(&Decided) -> T,
     ) -> Result<T, PlanError> {
         let mut decided = Decided::default();
-        decided.reservation = self.limiter.reserve_under(policy, facts, (ttl, on_expire), &mut decided.decision)?;
+        decided.reservation =
+            self.limiter.reserve_under(policy, facts, (ttl, on_expire), &mut decided.decision).await?;
         log::counted("reserve", facts, &decided.decision, policy);
         Ok(read(&decided))
     }
 
     /// What a check would answer, and why.
-    pub(crate) fn explain<T>(
+    pub(crate) async fn explain<T>(
         &self,
         policy: &Policy,
         facts: &Facts<'_>,
         read: impl FnOnce(&[Explained<'_>], &Decided) -> T,
     ) -> Result<T, PlanError> {
-        self.limiter.explain_under(policy, facts, |rules, decision| {
+        let read = |rules: &[Explained<'_>], decision: &Decision| {
             read(rules, &Decided { decision: decision.clone(), ..Decided::default() })
-        })
+        };
+        self.limiter.explain_under(policy, facts, read).await
     }
 
     /// As [`decide`](Self::decide). A request that strikes is answered once that is on disk, or by then, marked as degraded.
@@ -128,7 +130,7 @@ impl Desk {
         by: Instant,
         read: impl Fn(&Decided) -> T,
     ) -> Result<T, PlanError> {
-        let made = self.decide(policy, verb, facts, |decided| self.made(decided, &read))?;
+        let made = self.decide(policy, verb, facts, |decided| self.made(decided, &read)).await?;
         Ok(self.when_saved(made, by, read).await)
     }
 
@@ -140,7 +142,7 @@ impl Desk {
         held: Held,
         read: impl Fn(&Decided) -> T,
     ) -> Result<T, PlanError> {
-        let made = self.reserve(policy, facts, held, |decided| self.made(decided, &read))?;
+        let made = self.reserve(policy, facts, held, |decided| self.made(decided, &read)).await?;
         Ok(self.when_saved(made, strikes_wait(), read).await)
     }
 
@@ -202,14 +204,6 @@ impl Desk {
         log::counted("check", facts, &decision, &policy);
         let receipt = receipt.map(|receipt| self.limiter.sign(&receipt));
         Ok(read(&Decided { decision, receipt, reservation: None }, &policy))
-    }
-
-    pub(crate) fn commit(&self, id: TraceId, actual: &ActualCost<'_>) -> Result<(), CommitError> {
-        self.limiter.commit(id, actual)
-    }
-
-    pub(crate) fn release(&self, id: TraceId) -> Result<(), UnknownReservation> {
-        self.limiter.release(id)
     }
 }
 

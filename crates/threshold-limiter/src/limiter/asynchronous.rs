@@ -2,15 +2,21 @@
 
 use std::sync::Arc;
 
+use threshold_core::balance::Checked;
 use threshold_core::command::{Answer, Command};
+use threshold_core::key::TextKeys;
+use threshold_core::lockout::Account;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Layer;
 use threshold_core::receipt::{ActualCost, OnExpire};
-use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy, Receipt, Span, TraceId};
+use threshold_core::{
+    Decision, Digest, Facts, Limit, Outcome, Plan, PlanError, Policy, Receipt, Span, Standing, Timestamp, TraceId,
+};
 
 use super::{Limiter, Reserved};
 use crate::clock::Clock;
-use crate::store::{EndError, Store, StoreError};
+use crate::random_id;
+use crate::store::{EndError, Kind, Listed, Store, StoreError};
 
 impl<S: Store, C: Clock> Limiter<S, C> {
     /// As [`check`](Self::check), on any store.
@@ -121,6 +127,51 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self.execute(Command::Forgive { keys }).await?;
         self.made_room(room);
         Ok(())
+    }
+
+    /// Decides one cost on one key under one limit, without a policy. Keys are digested apart from those of rules.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    pub async fn check_limit(&self, key: &str, limit: &Limit, cost: u64) -> Result<(Checked, Timestamp), StoreError> {
+        let key = TextKeys::new(self.policy().key(), limit).digest(key);
+        let now = self.clock.now();
+        self.give_back_queued().await;
+        let command = Command::Limit { key, limit: *limit, cost, id: random_id() };
+        match self.store.execute(command, now).await? {
+            Answer::Limited(checked) => Ok((checked, now)),
+            other => Err(StoreError::unexpected(other)),
+        }
+    }
+
+    /// How it stands with the subject under a key.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    pub async fn standing(&self, key: Digest) -> Result<Option<Standing>, StoreError> {
+        match self.execute(Command::ReadStanding { key }).await? {
+            Answer::Standing(standing) => Ok(standing.map(|standing| *standing)),
+            other => Err(StoreError::unexpected(other)),
+        }
+    }
+
+    /// What is known of the account under a key.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    pub async fn account(&self, account: Digest) -> Result<Option<Account>, StoreError> {
+        match self.execute(Command::ReadAccount { account }).await? {
+            Answer::Account(account) => Ok(account.map(|account| *account)),
+            other => Err(StoreError::unexpected(other)),
+        }
+    }
+
+    /// What is stored of one kind, as [`Store::list`] has it.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    pub async fn list(&self, kind: Kind, after: Option<Digest>, limit: usize) -> Result<Vec<Listed>, StoreError> {
+        self.store.list(kind, after, limit, self.clock.now()).await
     }
 
     /// Executes a command on the store. Whatever is waiting to be given back goes first.

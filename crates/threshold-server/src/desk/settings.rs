@@ -154,6 +154,7 @@ mod tests {
 
     use threshold_core::{Facts, plan::Verb};
     use threshold_limiter::ManualClock;
+    use threshold_limiter::store::at_once;
 
     use super::*;
 
@@ -172,7 +173,7 @@ mod tests {
     fn limit_of(desk: &Desk, tenant: &str) -> u64 {
         let facts = Facts { tenant: Some(tenant), ..Facts::default() };
         let read = |decided: &crate::desk::Decided| decided.decision.bound_by().unwrap().limit;
-        desk.decide(&desk.limiter.policy(), Verb::Peek, &facts, read).unwrap()
+        at_once(desk.decide(&desk.limiter.policy(), Verb::Peek, &facts, read)).unwrap()
     }
 
     /// Most of a new policy's settings are applied before others have to wait; what is given meanwhile is not lost.

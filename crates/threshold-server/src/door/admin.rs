@@ -16,11 +16,12 @@ use axum::routing::{delete, get};
 use http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use threshold_core::plan::SubjectKeys;
 use threshold_core::policy::{Ban, ListEntry, Policy};
 use threshold_core::{Digest, Span, Timestamp};
 use threshold_limiter::bans::TooManyBans;
 use threshold_limiter::journal::AuditLine;
-use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::store::{Command, Kind, Listed, Store, StoreError};
 use threshold_limiter::{Clock, Limiter};
 
 use super::http::{LayerName, Text, Whole, read, trace_id};
@@ -101,7 +102,7 @@ async fn list(_: Reader, State(app): State<Arc<App>>, query: Query) -> Result<Re
     })?;
     let after = query.take("after").map(|id| ban_id(&id)).transpose()?;
     let policy = app.desk.limiter.policy();
-    let listed = page(&app.desk.limiter, after, limit).into_iter();
+    let listed = page(&app.desk.limiter, after, limit).await?.into_iter();
     let listed: Vec<BanBody> = listed.map(|(id, ban, until)| BanBody::new(id, ban.as_ref(), until, &policy)).collect();
     let body = serde_json::to_vec(&listed).unwrap_or_default();
     let room = app.listed.room(body.len()).await?;
@@ -110,11 +111,11 @@ async fn list(_: Reader, State(app): State<Arc<App>>, query: Query) -> Result<Re
 
 /// The bans after a number, operators' and ladders' in one order, at most `limit` of them. A page is read from each of the
 /// two, however many there are.
-fn page<C: Clock>(
-    limiter: &Limiter<MemoryStore, C>,
+async fn page<S: Store, C: Clock>(
+    limiter: &Limiter<S, C>,
     after: Option<Digest>,
     limit: usize,
-) -> Vec<(Digest, Option<Ban>, Timestamp)> {
+) -> Result<Vec<(Digest, Option<Ban>, Timestamp)>, StoreError> {
     let now = limiter.now();
     let mut bans = Vec::new();
     let more = |read: usize| if read < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
@@ -122,17 +123,17 @@ fn page<C: Clock>(
         bans.push((id, Some(ban.clone()), ban.until));
         more(bans.len())
     });
-    let of_operators = bans.len();
-    limiter.store().walk_banned(after, now, |id, until| {
-        bans.push((id, None, until));
-        more(bans.len().saturating_sub(of_operators))
-    });
+    let by_ladders = limiter.list(Kind::Banned, after, limit).await?;
+    bans.extend(by_ladders.into_iter().filter_map(|listed| match listed {
+        Listed::Banned { key, until } => Some((key, None, until)),
+        _ => None,
+    }));
     bans.sort_unstable_by_key(|(id, ..)| *id);
     bans.truncate(limit);
     for (id, ban, _) in bans.iter_mut().filter(|(_, ban, _)| ban.is_none()) {
         *ban = limiter.bans().named(*id);
     }
-    bans
+    Ok(bans)
 }
 
 async fn add(operator: Operator, State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
@@ -170,7 +171,7 @@ async fn lift(
     let (id, limiter) = (ban_id(&id)?, &app.desk.limiter);
     let now = limiter.now();
     let by_operator = limiter.bans().one(id, now);
-    let by_ladder = limiter.store().standing(id).is_some_and(|standing| standing.banned_until() > Some(now));
+    let by_ladder = limiter.standing(id).await?.is_some_and(|standing| standing.banned_until() > Some(now));
     if by_operator.is_none() && !by_ladder {
         return Err(ApiError::new(StatusCode::NOT_FOUND, "unknown_ban", "there is no such ban, or no longer"));
     }
@@ -179,7 +180,8 @@ async fn lift(
     audit(&app, &operator, "lift", &about, &reason)?;
     limiter.bans().lift(id);
     if by_ladder {
-        limiter.store().forget_standing(id);
+        let keys = SubjectKeys { standings: [id].into(), ..SubjectKeys::default() };
+        limiter.execute(Command::Forgive { keys }).await?;
         limiter.bans().forget_name(id);
     }
     saved(&app).await?;
@@ -252,6 +254,7 @@ mod tests {
     use threshold_core::Facts;
     use threshold_core::policy::Layer;
     use threshold_limiter::ManualClock;
+    use threshold_limiter::store::at_once;
 
     use super::*;
 
@@ -283,14 +286,15 @@ mod tests {
                 let _ = limiter.check(&Facts { user: Some(&format!("u{number}")), ..Facts::default() }).unwrap();
             }
         }
-        let whole = page(&limiter, None, 1_000);
+        let page = |after, limit| at_once(page(&limiter, after, limit)).unwrap();
+        let whole = page(None, 1_000);
         assert_eq!(whole.len(), 35);
         assert!(whole.is_sorted_by_key(|(id, ..)| *id));
         assert_eq!(whole.iter().filter(|(_, ban, _)| ban.is_none()).count(), 20);
         for limit in [1, 2, 7, 34, 35, 36] {
             let mut listed = Vec::new();
             for _ in 0..100 {
-                let next = page(&limiter, listed.last().map(|(id, ..): &(Digest, _, _)| *id), limit);
+                let next = page(listed.last().map(|(id, ..): &(Digest, _, _)| *id), limit);
                 let more = next.len() == limit;
                 assert!(next.len() <= limit);
                 listed.extend(next);

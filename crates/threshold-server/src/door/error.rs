@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use threshold_core::PlanError;
 use threshold_core::policy::CostOf;
+use threshold_limiter::store::StoreError;
 
 use super::json;
 
@@ -78,6 +79,12 @@ impl ErrorBody {
     #[cfg(test)]
     pub(crate) fn field(&self) -> Option<&str> {
         self.field.as_deref()
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", error.to_string())
     }
 }
 

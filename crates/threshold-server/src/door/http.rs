@@ -26,8 +26,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
-use threshold_core::receipt::{ActualCost, CommitError, MAX_RESERVATION, UnknownReservation};
+use threshold_core::receipt::{ActualCost, CommitError, MAX_RESERVATION};
 use threshold_core::{Span, TraceId};
+use threshold_limiter::store::EndError;
 use tokio::task::yield_now;
 
 use super::request_ids::{Named, Room};
@@ -113,8 +114,8 @@ async fn explain(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
     let facts = request.facts(&lists, new_trace());
     let explained = app.desk.explain(&policy, &facts, |rules, decided| {
         live_json(&policy, &facts, rules, &decided.decision, &Answer::new(decided, &policy).to_json())
-    })?;
-    Ok(of_generation(json(StatusCode::OK, &explained), policy.generation()))
+    });
+    Ok(of_generation(json(StatusCode::OK, &explained.await?), policy.generation()))
 }
 
 async fn reserve(State(app): State<Arc<App>>, line: Line, Sent(body): Sent) -> Result<Response, ApiError> {
@@ -134,14 +135,18 @@ async fn commit(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respons
     let CommitBody { reservation, cost, bytes, costs } = read(&body)?;
     let costs = Pairs::costs(costs.as_ref());
     let actual = ActualCost { cost: cost.map(Whole::number), bytes: bytes.map(Whole::number), costs: &costs };
-    let id = trace_id(reservation.as_str()).ok_or(CommitError::Unknown);
-    ended(id.and_then(|id| app.desk.commit(id, &actual)))
+    match trace_id(reservation.as_str()) {
+        Some(id) => ended(app.desk.limiter.commit_async(id, &actual).await),
+        None => ended(Err(EndError::Unknown)),
+    }
 }
 
 async fn release(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
     let ReleaseBody { reservation } = read(&body)?;
-    let id = trace_id(reservation.as_str()).ok_or(UnknownReservation);
-    ended(id.and_then(|id| app.desk.release(id)).map_err(CommitError::from))
+    match trace_id(reservation.as_str()) {
+        Some(id) => ended(app.desk.limiter.release_async(id).await),
+        None => ended(Err(EndError::Unknown)),
+    }
 }
 
 async fn refund(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
@@ -149,7 +154,7 @@ async fn refund(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respons
     let limiter = &app.desk.limiter;
     let receipt = limiter.read_receipt(receipt.as_str());
     let receipt = receipt.map_err(|_| ApiError::bad("receipt", "this is no receipt of this server"))?;
-    let first = limiter.refund(&receipt).map_err(|error| {
+    let first = limiter.refund_async(&receipt).await.map_err(|error| {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", format!("nothing was given back: {error}"))
     })?;
     Ok(json(StatusCode::OK, &DoneBody { ok: true, first: Some(first) }))
@@ -161,12 +166,12 @@ async fn pause(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response
     if !(1..=MAX_PAUSE).contains(&seconds) {
         return Err(ApiError::bad("seconds", format!("a pause lasts between 1 and {MAX_PAUSE} seconds")));
     }
-    let ok = app.desk.limiter.pause(layer.0, key.as_str(), Span::from_secs(seconds));
+    let ok = app.desk.limiter.pause_async(layer.0, key.as_str(), Span::from_secs(seconds)).await?;
     Ok(json(StatusCode::OK, &DoneBody { ok, first: None }))
 }
 
 async fn limit(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
-    limit::answer(&app, &body)
+    limit::answer(&app, &body).await
 }
 
 async fn openapi(_: Caller) -> Response {
@@ -378,11 +383,12 @@ pub(super) fn trace_id(text: &str) -> Option<TraceId> {
     hex.then(|| u128::from_str_radix(text, 16).ok()).flatten().map(TraceId::from_u128)
 }
 
-fn ended(ended: Result<(), CommitError>) -> Result<Response, ApiError> {
+fn ended(ended: Result<(), EndError>) -> Result<Response, ApiError> {
     let Err(error) = ended else { return Ok(json(StatusCode::OK, &DoneBody { ok: true, first: None })) };
-    let (status, name) = match error {
-        CommitError::OtherCost => (StatusCode::CONFLICT, "already_committed"),
-        _ => (StatusCode::NOT_FOUND, "unknown_reservation"),
+    let (status, name, error) = match error {
+        EndError::OtherCost => (StatusCode::CONFLICT, "already_committed", CommitError::OtherCost),
+        EndError::Store(error) => return Err(error.into()),
+        _ => (StatusCode::NOT_FOUND, "unknown_reservation", CommitError::Unknown),
     };
     Err(ApiError::new(status, name, error.to_string()).about(Some("reservation".to_owned())))
 }

@@ -95,7 +95,7 @@ async fn attempt(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
         user: user.as_ref().map(Text::as_str),
         tenant: tenant.as_ref().map(Text::as_str),
     };
-    let refusal = match app.desk.limiter.login_attempt(&request)? {
+    let refusal = match app.desk.limiter.login_attempt_async(&request).await? {
         Attempted::Allowed(attempt) => {
             let body = LoginBody { allowed: true, attempt: Some(attempt), ..LoginBody::default() };
             return Ok(json(StatusCode::OK, &body));
@@ -121,7 +121,7 @@ async fn attempt(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
 
 async fn result(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
     let ResultBody { attempt, success } = read(&body)?;
-    let ended = app.desk.limiter.login_result(attempt.as_str(), success)?;
+    let ended = app.desk.limiter.login_result_async(attempt.as_str(), success).await?;
     if app.desk.saved(RESULT_WAIT).await.is_err() {
         return Err(ApiError::not_saved());
     }

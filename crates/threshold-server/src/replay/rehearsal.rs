@@ -5,8 +5,8 @@ use threshold_core::limit::Limit;
 use threshold_core::plan::Verb;
 use threshold_core::policy::{IdentitySource, Layer, Per, Policy, Seen};
 use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Timestamp, TraceId, Verdict};
-use threshold_limiter::LocalStore as _;
 use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::store::{Command, Store as _, at_once};
 
 use super::tally::Tally;
 use super::worst::Kind;
@@ -83,7 +83,7 @@ impl<'p> Rehearsal<'p> {
             self.tally.add(&self.plan, None, judged, &facts, request.at);
             return judged;
         }
-        match self.store.settle(&self.plan, now, &mut self.outcome) {
+        match at_once(self.store.settle(&self.plan, now, &mut self.outcome)) {
             Ok(()) => {
                 self.plan.decide_into(&self.outcome, now, &mut self.decision);
                 if self.gives_back && self.decision.allowed() {
@@ -101,7 +101,7 @@ impl<'p> Rehearsal<'p> {
         let found = self.names.find(coming);
         let fits = self.coming.fill(&facts(coming, &found, self.number.saturating_add(1)));
         for charge in self.coming.charges() {
-            self.store.expect(charge.key());
+            self.store.prefetch(charge.key());
         }
         self.planned = Some(fits);
     }
@@ -112,7 +112,8 @@ impl<'p> Rehearsal<'p> {
         let mut pending = self.plan.pending(&self.outcome, now);
         let uncounted = status.and_then(|status| pending.take_uncounted(Some(status)));
         for taken in [uncounted, pending.take_holds()].into_iter().flatten() {
-            self.store.give_back(&taken, now);
+            // Memory gives back whatever it has charged.
+            let _ = at_once(self.store.execute(Command::GiveBack(Box::new(taken)), now));
         }
     }
 

@@ -10,6 +10,7 @@ use serde::Serialize;
 use threshold_core::lockout::account_digest;
 use threshold_core::policy::{Layer, ListEntry};
 use threshold_core::{Standing, Timestamp};
+use threshold_limiter::store::StoreError;
 
 use super::operator::{Operator, Query, Reader};
 use super::{BanBody, ChangedBody, audit, reason_in, saved};
@@ -58,8 +59,8 @@ pub(super) async fn show(
     Path((layer, key)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
     let body = match named(&layer, &key)? {
-        Named::Layer(own) => subject(&app, own, layer, key),
-        Named::Account => account(&app, layer, key),
+        Named::Layer(own) => subject(&app, own, layer, key).await?,
+        Named::Account => account(&app, layer, key).await?,
     };
     Ok(json(StatusCode::OK, &body))
 }
@@ -79,9 +80,9 @@ pub(super) async fn forgive(
             for subject in limiter.policy().keys_of(layer, &key).standings {
                 limiter.bans().forget_name(subject);
             }
-            limiter.forgive(layer, &key);
+            limiter.forgive_async(layer, &key).await?;
         }
-        Named::Account => limiter.pardon_account(&key)?,
+        Named::Account => limiter.pardon_account_async(&key).await?,
     }
     saved(&app).await?;
     Ok(json(StatusCode::OK, &ChangedBody { ok: true }))
@@ -101,11 +102,13 @@ fn named(layer: &str, key: &str) -> Result<Named, ApiError> {
     Ok(Named::Layer(layer))
 }
 
-fn subject(app: &App, own: Layer, layer: String, key: String) -> SubjectBody {
+async fn subject(app: &App, own: Layer, layer: String, key: String) -> Result<SubjectBody, StoreError> {
     let limiter = &app.desk.limiter;
     let (policy, now) = (limiter.policy(), limiter.now());
-    let standings: Vec<Standing> =
-        policy.keys_of(own, &key).standings.into_iter().filter_map(|key| limiter.store().standing(key)).collect();
+    let mut standings: Vec<Standing> = Vec::new();
+    for key in policy.keys_of(own, &key).standings {
+        standings.extend(limiter.standing(key).await?);
+    }
     let later = |until: Option<Timestamp>| until.filter(|until| *until > now).map(Timestamp::secs_ceil);
     // A single IPv6 address is meant by its prefix, and may be banned by itself too.
     let named = [policy.ban_target(own, &key), ListEntry::named(own, &key)];
@@ -114,7 +117,7 @@ fn subject(app: &App, own: Layer, layer: String, key: String) -> SubjectBody {
         let ban = limiter.bans().one(id, now)?;
         Some(BanBody::new(id, Some(&ban), ban.until, &policy))
     });
-    SubjectBody {
+    Ok(SubjectBody {
         layer,
         key,
         strikes: standings.iter().map(|standing| standing.strikes(now)).max().unwrap_or(0),
@@ -123,22 +126,25 @@ fn subject(app: &App, own: Layer, layer: String, key: String) -> SubjectBody {
         banned_until: later(standings.iter().filter_map(Standing::banned_until).max()),
         ban,
         ..SubjectBody::default()
-    }
+    })
 }
 
-fn account(app: &App, layer: String, key: String) -> SubjectBody {
+async fn account(app: &App, layer: String, key: String) -> Result<SubjectBody, StoreError> {
     let limiter = &app.desk.limiter;
     let (policy, now) = (limiter.policy(), limiter.now());
     let login = policy.login().cloned().unwrap_or_default();
-    let known = account_digest(limiter.key(), &key).and_then(|digest| limiter.store().account(digest));
+    let known = match account_digest(limiter.key(), &key) {
+        Some(digest) => limiter.account(digest).await?,
+        None => None,
+    };
     let account = known.unwrap_or_default();
     let locked = account.locked_until(&login, now);
-    SubjectBody {
+    Ok(SubjectBody {
         layer,
         key,
         failures: Some(account.failures(now)),
         locked_until: locked.and_then(Timestamp::unless_never).map(Timestamp::secs_ceil),
         at_ceiling: Some(locked == Some(Timestamp::MAX)),
         ..SubjectBody::default()
-    }
+    })
 }

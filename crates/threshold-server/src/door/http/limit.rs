@@ -4,13 +4,11 @@ use axum::response::Response;
 use http::StatusCode;
 use schemars::JsonSchema;
 use serde::Serialize;
-use threshold_core::key::TextKeys;
 use threshold_core::limit::{Algorithm, Anchor, Concurrency, Estimate, LimitError, Log, Look, MAX_LOG, Rate, Window};
 use threshold_core::{Limit, Span, Timestamp};
 
 use super::ask::{LimitBody, read};
 use super::text::Whole;
-use crate::desk::new_trace;
 use crate::door::{ApiError, App, json};
 
 /// What one limit says.
@@ -35,7 +33,7 @@ pub(super) struct LimitAnswer {
 /// Sub-windows of a sliding window, as in a policy that does not say.
 const BUCKETS: u32 = 60;
 
-pub(super) fn answer(app: &App, body: &[u8]) -> Result<Response, ApiError> {
+pub(super) async fn answer(app: &App, body: &[u8]) -> Result<Response, ApiError> {
     let asked: LimitBody<'_> = read(body)?;
     if asked.key.as_str().is_empty() {
         return Err(ApiError::bad("key", "the key is empty"));
@@ -48,11 +46,8 @@ pub(super) fn answer(app: &App, body: &[u8]) -> Result<Response, ApiError> {
         let error = ApiError::new(StatusCode::BAD_REQUEST, "cost_exceeds_limit", message);
         return Err(error.about(Some("cost".to_owned())));
     }
-    let limiter = &app.desk.limiter;
-    let now = limiter.now();
-    // The store is the policy's, and so is its bound; keys of this kind are digested apart from those of rules.
-    let key = TextKeys::new(limiter.policy().key(), &limit).digest(asked.key.as_str());
-    let checked = limiter.store().check_any(key, &limit, cost, now, new_trace());
+    // The store is the policy's, and so is its bound.
+    let (checked, now) = app.desk.limiter.check_limit(asked.key.as_str(), &limit, cost).await?;
     let other = (served != wanted).then(|| served.name());
     let charged = checked.mark.map_or(0, |mark| mark.amount);
     Ok(json(StatusCode::OK, &LimitAnswer::new(&limit, &checked.look, charged, now, other)))
