@@ -6,12 +6,11 @@
 //! $ curl -i --json '{"to":"ada@a.example","text":"hi"}' 127.0.0.1:3000/v1/messages?mode=reserve  # never one too many
 //! ```
 
-use std::{error::Error, sync::Arc, time::Duration};
-
 use axum::extract::{RawQuery, State};
 use axum::{Json, Router, http::StatusCode, response::IntoResponse, response::Result, routing::get};
 use serde_json::{Value, json};
-use threshold_limiter::{ActualCost, Decision, Facts, Limiter, OnExpire, Policy, Reading, Span};
+use std::{error::Error, sync::Arc, time::Duration};
+use threshold_limiter::{ActualCost, Decision, Facts, Limiter, OnExpire, Policy, Span};
 
 const POLICY: &str = include_str!("../../../policies/mail-sender.toml");
 const DOMAINS: [&str; 2] = ["a.example", "b.example"];
@@ -33,10 +32,8 @@ async fn send(State(own): State<Gateway>, RawQuery(mode): RawQuery, Json(mail): 
         let held = limiter.reserve(&facts, Span::MINUTE, OnExpire::Charge).expect(DECIDABLE);
         admit(limiter, &held.decision)?;
         let sent = send();
-        let _ended = held.reservation.map(|id| match &sent {
-            Ok(_) => limiter.commit(id, &ActualCost::default()).is_ok(),
-            Err(_) => limiter.release(id).is_ok(),
-        });
+        let end = |id| if sent.is_ok() { limiter.commit(id, &ActualCost::default()) } else { limiter.release(id) };
+        let _ended = held.reservation.map(end);
         sent.map(|_| held.decision)?
     } else {
         // Simpler, but two mails at the same moment may both find the last place free.
@@ -44,26 +41,24 @@ async fn send(State(own): State<Gateway>, RawQuery(mode): RawQuery, Json(mail): 
         send()?;
         limiter.record(&facts).expect(DECIDABLE).0
     };
-    for (name, count, limit) in figures(limiter, &counted, |reading| reading.charged) {
-        tracing::debug!(name, count, limit, "counted");
-    }
+    log(limiter, &counted, false);
     Ok(StatusCode::ACCEPTED)
 }
 
-/// Name, count and limit of some of the limits that a mail met.
-fn figures(limiter: &Limiter, decision: &Decision, these: fn(&Reading) -> bool) -> Vec<(String, u64, u64)> {
+/// Logs each limit that rejected a mail, or that it was counted by.
+fn log(limiter: &Limiter, decision: &Decision, rejected: bool) {
     let policy = limiter.policy();
-    let readings = decision.readings.iter().filter(|reading| these(reading));
-    let named = readings.filter_map(|reading| Some((policy.rules().get(reading.rule)?.name.to_string(), reading)));
-    named.map(|(name, reading)| (name, reading.limit.saturating_sub(reading.remaining), reading.limit)).collect()
+    for own in decision.readings.iter().filter(|own| if rejected { !own.allowed } else { own.charged }) {
+        let name = policy.rules().get(own.rule).map(|rule| &*rule.name);
+        let (limit, count) = (own.limit, own.limit.saturating_sub(own.remaining));
+        let warn = || tracing::warn!(name, count, limit, "rejected");
+        if rejected { warn() } else { tracing::debug!(name, count, limit, "counted") }
+    }
 }
 
 fn admit(limiter: &Limiter, decision: &Decision) -> Result<(), impl IntoResponse> {
-    let policy = limiter.policy();
-    for (name, count, limit) in figures(limiter, decision, |reading| !reading.allowed) {
-        tracing::warn!(name, count, limit, "rejected");
-    }
-    let detail = decision.rule(&policy).and_then(|rule| rule.message.as_deref());
+    log(limiter, decision, true);
+    let detail = decision.rule(&limiter.policy()).and_then(|rule| rule.message.clone());
     let wait = decision.retry_after().map_or(1, Span::secs_ceil).to_string();
     let refusal = (StatusCode::TOO_MANY_REQUESTS, [("retry-after", wait)], Json(json!({ "detail": detail })));
     if decision.allowed() { Ok(()) } else { Err(refusal) }
@@ -75,10 +70,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let policy = Policy::parse(POLICY, &|name| std::env::var(name).ok())?;
     let http = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(5))).build().new_agent();
     let relay = std::env::var("RELAY").map_err(|error| format!("RELAY: {error}"))?;
-    let gateway: Gateway = Arc::new((Limiter::new(policy), http, relay));
+    let gateway = Arc::new((Limiter::new(policy), http, relay));
     let app = Router::new().route("/v1/messages", get("[]\n").post(send)).with_state(gateway);
-    let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:3000".to_owned());
-    let listener = tokio::net::TcpListener::bind(address).await?;
+    let address = std::env::args().nth(1);
+    let listener = tokio::net::TcpListener::bind(address.as_deref().unwrap_or("127.0.0.1:3000")).await?;
     println!("listening on http://{}", listener.local_addr()?);
     Ok(axum::serve(listener, app).await?)
 }
