@@ -277,6 +277,27 @@ impl Standing {
         self.decays_at.max(self.cooldown_until).max(self.ban_until).max(remembered)
     }
 
+    /// Brings back what was dated ahead by a clock that has since gone back: strikes count for no longer than their decay
+    /// from now on, and penalties for no longer than the longest of the ladder. Says whether that changed anything.
+    #[inline]
+    pub(crate) fn bring(&mut self, ladder: &Ladder, now: Timestamp) -> bool {
+        let latest = now.plus(ladder.decay);
+        let is_ahead = self.decays_at > latest.plus(Span::SECOND);
+        if is_ahead {
+            self.bring_back(ladder, self.decays_at.since(latest), now);
+        }
+        is_ahead
+    }
+
+    #[cold]
+    fn bring_back(&mut self, ladder: &Ladder, ahead: Span, now: Timestamp) {
+        let at_most = |until: Timestamp, longest: Option<Span>| longest.map_or(until, |span| until.min(now.plus(span)));
+        self.decays_at = now.plus(ladder.decay);
+        self.ban_until = at_most(self.ban_until, ladder.rungs.iter().filter_map(|rung| rung.ban).max());
+        self.cooldown_until = at_most(self.cooldown_until, ladder.rungs.iter().filter_map(|rung| rung.cooldown).max());
+        self.notices.bring_back(ahead, now);
+    }
+
     /// Whether this violation is a strike.
     pub(crate) fn counts(&self, violation: &Violation, now: Timestamp) -> bool {
         let notice = self.notices.iter().find(|notice| notice.rule == violation.tag && now < notice.until);

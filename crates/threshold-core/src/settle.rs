@@ -314,6 +314,7 @@ struct Step<'s, 'p, B: ?Sized, S: ?Sized> {
 
 impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     fn check(mut self) {
+        self.bring_standings();
         let mut denied = self.look();
         self.find_penalty();
         if self.outcome.penalty.is_some() {
@@ -367,6 +368,15 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
             }
         }
         denied
+    }
+
+    fn bring_standings(&mut self) {
+        let subjects = self.plan.subjects.iter().zip(self.standings.all()).enumerate();
+        for (index, (planned, standing)) in subjects {
+            if standing.bring(planned.ladder, self.now) {
+                self.outcome.mark_standing(index);
+            }
+        }
     }
 
     fn find_penalty(&mut self) {

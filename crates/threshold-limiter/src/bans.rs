@@ -169,16 +169,38 @@ impl BanBook {
         self.read().by_id.get(&id).filter(|ban| ban.until > now).cloned()
     }
 
-    /// Forgets bans that are over. Nothing depends on when this is done.
+    /// Forgets bans that are over, and brings back those that were set by a clock which has since gone back.
     pub fn sweep(&self, now: Timestamp) {
-        let is_over = |ban: &Ban| ban.until <= now;
+        let concerns = |ban: &Ban| ban.until <= now || ban.is_ahead(now);
         let pages = self.read();
-        let any_over = pages.by_id.values().chain(pages.named.values()).any(is_over);
+        let any = pages.by_id.values().chain(pages.named.values()).any(concerns);
         drop(pages);
-        if any_over {
+        if any {
             let mut pages = self.write();
+            self.bring_back(&mut pages, now);
             self.sweep_pages(&mut pages, now);
             self.any.store(!pages.by_id.is_empty(), Ordering::Release);
+        }
+    }
+
+    fn bring_back(&self, pages: &mut Pages, now: Timestamp) {
+        let ahead: Vec<(Digest, Ban)> = pages.by_id.extract_if(.., |_, ban| ban.is_ahead(now)).collect();
+        for (id, ban) in ahead {
+            let ban = ban.brought_back(now);
+            pages.bans.remove(&ban.whom);
+            pages.bans.insert(&ban.whom, ban.until);
+            if let Some(keeper) = &self.keeper {
+                keeper.ban(id, Some(&ban));
+            }
+            pages.by_id.insert(id, ban);
+        }
+        let ahead: Vec<(Digest, Ban)> = pages.named.extract_if(.., |_, ban| ban.is_ahead(now)).collect();
+        for (subject, ban) in ahead {
+            let ban = ban.brought_back(now);
+            if let Some(keeper) = &self.keeper {
+                keeper.named(subject, Some(&ban));
+            }
+            pages.named.insert(subject, ban);
         }
     }
 

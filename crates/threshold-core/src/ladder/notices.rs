@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 
 use super::RuleTag;
-use crate::time::Timestamp;
+use crate::time::{Span, Timestamp};
 
 /// How many rules a standing remembers at once. With more, the one whose memory would end first is forgotten.
 pub(super) const MAX_NOTICES: usize = 8;
@@ -46,6 +46,18 @@ impl Notices {
         }
         let index = all.partition_point(|own| own.rule < notice.rule);
         let _ = all.try_insert(index, notice);
+        *self = Self::of(&all);
+    }
+
+    /// Brings back those that were made by a clock which was ahead by so much.
+    pub(super) fn bring_back(&mut self, ahead: Span, now: Timestamp) {
+        let all: ArrayVec<Notice, MAX_NOTICES> = self
+            .iter()
+            .map(|own| match own.at > now {
+                true => Notice { at: now, until: own.until.minus(ahead).max(now), ..own },
+                false => own,
+            })
+            .collect();
         *self = Self::of(&all);
     }
 

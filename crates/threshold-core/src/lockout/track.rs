@@ -99,6 +99,7 @@ impl Track {
 
     /// Attempts whose time is up have failed, and old failures are forgotten.
     pub(super) fn bring(&mut self, login: &Login, now: Timestamp) {
+        self.bring_back(now);
         let late = self.under_way.partition_point(|attempt| attempt.times_out() <= now);
         for attempt in self.under_way.drain(..late).collect::<Vec<_>>() {
             if attempt.counts {
@@ -107,6 +108,20 @@ impl Track {
         }
         if self.failures < login.ceiling && self.last.plus(FORGOTTEN_AFTER) <= now {
             self.failures = 0;
+        }
+    }
+
+    /// Brings back what was dated ahead by a clock that has since gone back: a lock lasts as long as it was meant to.
+    fn bring_back(&mut self, now: Timestamp) {
+        let latest = now.plus(Span::SECOND);
+        if self.last > latest {
+            self.locked_until = self.locked_until.minus(self.last.since(now));
+            self.last = now;
+        }
+        if self.under_way.last().is_some_and(|newest| newest.at > latest) {
+            for attempt in &mut self.under_way {
+                attempt.at = attempt.at.min(now);
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use crate::codec::{BytesError, Reader, Writer};
 use crate::facts::Facts;
 use crate::key::{Digest, DigestKey, Domain, Part};
 use crate::lockout::Spellings;
-use crate::time::Timestamp;
+use crate::time::{Span, Timestamp};
 
 /// The version of a ban's bytes.
 const VERSION: u8 = 1;
@@ -37,6 +37,24 @@ pub struct Ban {
     pub from: Timestamp,
     /// Until when; `Timestamp::MAX` is for good.
     pub until: Timestamp,
+}
+
+impl Ban {
+    /// Whether it was set by a clock that has since gone back: it begins in the future.
+    #[must_use]
+    pub fn is_ahead(&self, now: Timestamp) -> bool {
+        self.from > now.plus(Span::SECOND)
+    }
+
+    /// The same ban, if it [is ahead](Self::is_ahead) beginning now and lasting as long as it was meant to.
+    #[must_use]
+    pub fn brought_back(self, now: Timestamp) -> Self {
+        if !self.is_ahead(now) {
+            return self;
+        }
+        let until = if self.until == Timestamp::MAX { self.until } else { self.until.minus(self.from.since(now)) };
+        Self { from: now, until, ..self }
+    }
 }
 
 /// What a request is banned by.

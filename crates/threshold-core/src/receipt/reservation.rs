@@ -103,6 +103,15 @@ impl Reservation {
         self.expires
     }
 
+    /// Ends no later than the longest reservation that begins now: a clock that was ahead when it was made has since gone
+    /// back. Says whether that changed anything.
+    pub fn bring_back(&mut self, now: Timestamp) -> bool {
+        let latest = now.plus(MAX_RESERVATION);
+        let is_ahead = self.expires > latest;
+        self.expires = self.expires.min(latest);
+        is_ahead
+    }
+
     /// The keys it holds, in the order in which their balances are to be handed over.
     pub fn keys(&self) -> impl Iterator<Item = Digest> {
         self.receipt.keys()

@@ -43,7 +43,7 @@ pub fn restore(
     for row in &kept.rows {
         // The settings of tenants and users are read by whoever made them.
         let Some(key) = row.digest().filter(|_| !matches!(row.kind, Kind::Tenant | Kind::User)) else { continue };
-        let known = row.value.as_deref().and_then(|bytes| read(row.kind, bytes));
+        let known = row.value.as_deref().and_then(|bytes| read(row.kind, bytes, now));
         let has_room = match known {
             Some(Known::Standing(standing)) if standing.silent_from() > now => {
                 restored.subjects = restored.subjects.saturating_add(1);
@@ -96,11 +96,11 @@ enum Known {
     Ban(Ban),
 }
 
-fn read(kind: Kind, bytes: &[u8]) -> Option<Known> {
+fn read(kind: Kind, bytes: &[u8], now: Timestamp) -> Option<Known> {
     match kind {
         Kind::Standing => Standing::from_bytes(bytes).ok().map(Known::Standing),
         Kind::Account => Account::from_bytes(bytes).ok().map(Box::new).map(Known::Account),
-        Kind::Ban | Kind::Named => Ban::from_bytes(bytes).ok().map(Known::Ban),
+        Kind::Ban | Kind::Named => Ban::from_bytes(bytes).ok().map(|ban| Known::Ban(ban.brought_back(now))),
         Kind::Tenant | Kind::User => None,
     }
 }

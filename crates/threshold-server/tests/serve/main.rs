@@ -12,6 +12,7 @@
 mod api;
 mod bad_input;
 mod client;
+mod clock;
 mod crash;
 mod disk;
 mod forward_auth;

@@ -48,6 +48,7 @@ impl Records for OpenRecords<'_> {
             reservations.update(reservation);
             return Ok(());
         }
+        reservations.bring_back(now);
         let gone = reservations.insert(reservation).map_err(|AllOpen| StoreError::Full)?;
         store.next_expiry.store(reservations.next_expiry().micros(), Ordering::Release);
         if let Some(gone) = gone {

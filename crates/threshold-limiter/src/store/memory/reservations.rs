@@ -66,6 +66,18 @@ impl Reservations {
         self.queue.first().map_or(Timestamp::MAX, |(expires, _)| *expires)
     }
 
+    /// Brings back those that were made by a clock which has since gone back. Costs one look while there are none.
+    pub(super) fn bring_back(&mut self, now: Timestamp) {
+        while let Some((expires, id)) = self.queue.last().copied() {
+            let Some(record) = self.records.get_mut(&id) else { return };
+            if !record.reservation.bring_back(now) {
+                return;
+            }
+            self.queue.remove(&(expires, id));
+            self.queue.insert((record.reservation.expires(), id));
+        }
+    }
+
     /// Takes out one whose time has come.
     pub(super) fn take_expired(&mut self, now: Timestamp) -> Option<Reservation> {
         let (_, id) = self.queue.first().copied().filter(|(expires, _)| *expires <= now)?;

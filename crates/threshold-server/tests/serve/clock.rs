@@ -1,0 +1,75 @@
+//! The server under a wall clock that somebody sets.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::process::{Scratch, Server, Start};
+
+const POLICY: &str = r#"
+[ladders.l]
+decay = "24h"
+rungs = ["ban 24h"]
+
+[[rule]]
+name = "posts"
+per = ["user"]
+limit = "5/day"
+algorithm = "fixed-window"
+anchor = "first"
+ladder = "l"
+strike = "request"
+"#;
+
+fn check(server: &Server, user: &str) -> Value {
+    server.connect().post("/v1/check", &json!({"user": user}).to_string()).unwrap().json()
+}
+
+/// A clock that jumps two days ahead for a second ended a ban of 24 hours, opened a window of a day again, and stayed ahead
+/// for weeks.
+///
+/// Woken by: `BELIEVED_AFTER` of 0 in `clock/steady.rs`.
+#[test]
+fn a_wall_clock_that_jumps_ahead_for_a_moment_does_nothing() {
+    let (folder, policy) = (Scratch::folder(), Scratch::file("policy.toml", POLICY));
+    let (library, offset) = (folder.path().join("realtime.so"), folder.path().join("offset"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/serve/clock/realtime.c");
+    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
+    assert!(compiled.unwrap().success(), "the C compiler that Rust links with is missing");
+    let set = |seconds: i64| {
+        let next = folder.path().join("offset.next");
+        std::fs::write(&next, seconds.to_string()).unwrap();
+        std::fs::rename(next, &offset).unwrap();
+    };
+    // The library is in use: two days off from the start, this server's days are not ours.
+    set(-2 * 86_400);
+    let variables = [("LD_PRELOAD", library.to_str().unwrap()), ("THRESHOLD_CLOCK", offset.to_str().unwrap())];
+    let server = Start { policy: Some(policy.path()), variables: &variables, ..Start::default() }.server();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let told = check(&server, "ada");
+    assert!(told["resetAt"].as_u64().unwrap() < now - 80_000, "{told}");
+    for _ in 0..4 {
+        assert_eq!(check(&server, "ada")["allowed"], true);
+    }
+    for _ in 0..6 {
+        check(&server, "eve");
+    }
+    assert_eq!(check(&server, "eve")["banned"], true);
+    let asked = |length: Duration| {
+        let begun = Instant::now();
+        while begun.elapsed() < length {
+            assert_eq!(check(&server, "eve")["banned"], true);
+        }
+    };
+    // Long enough for the clock to be compared some times.
+    set(0);
+    asked(Duration::from_millis(700));
+    set(-2 * 86_400);
+    asked(Duration::from_millis(300));
+    // Nobody who comes later is served by a clock that is ahead, and the day of the others is not over.
+    let told = check(&server, "ada");
+    assert_eq!(told["allowed"], false, "{told}");
+    assert!(told["resetAt"].as_u64().unwrap() < now - 80_000, "{told}");
+}
