@@ -100,7 +100,7 @@ fn line(world: &World, number: u32) -> Result<()> {
     let line = AuditLine {
         at: world.limiter.now(),
         who: "operator #0123456789abcdef".to_owned(),
-        action: "ban",
+        action: "ban".to_owned(),
         about: std::net::Ipv4Addr::from_bits(0x0b00_0000 + number).to_string(),
         why: "scrapes the catalogue".to_owned(),
     };

@@ -148,6 +148,12 @@ impl Balance {
         }
     }
 
+    /// Until when it is denied, whatever fits, by `block_for` or a pause.
+    #[must_use]
+    pub fn blocked_until(&self) -> Timestamp {
+        self.blocked_until
+    }
+
     /// Whether it is denied at `now`, whatever fits.
     #[must_use]
     #[inline]

@@ -91,6 +91,11 @@ pub enum Command {
         /// Which subject.
         key: Digest,
     },
+    /// Until when a subject is denied, whatever fits, by a pause or `block_for`. Answered by [`Answer::Blocked`].
+    ReadBlock {
+        /// Whose budgets.
+        keys: SubjectKeys,
+    },
     /// What is known of an account. Answered by [`Answer::Account`].
     ReadAccount {
         /// Which account.
@@ -142,6 +147,8 @@ pub enum Answer {
     Standing(Option<Box<Standing>>),
     /// What is known of an account.
     Account(Option<Box<Account>>),
+    /// Until when a subject is denied under one of its limits at least; in the past where it is not.
+    Blocked(Timestamp),
 }
 
 impl Answer {
@@ -213,6 +220,15 @@ pub trait Records {
             [balance, ..] => balance.check(limit, cost, now, id),
             [] => Balance::default().check(limit, cost, now, id),
         })
+    }
+
+    /// As [`Balance::blocked_until`], of the balance under this key.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    fn blocked_until(&mut self, key: Digest, limit: &Limit, now: Timestamp) -> Result<Timestamp, Self::Error> {
+        let read = |balances: &mut [Balance]| balances.first().map_or(Timestamp::EPOCH, Balance::blocked_until);
+        self.balances(&[(key, *limit)], now, read)
     }
 
     /// Forgets the balance under this key.
@@ -371,6 +387,13 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
             Ok(Answer::Done)
         }
         Command::ReadStanding { key } => Ok(Answer::Standing(records.standing(*key)?.map(Box::new))),
+        Command::ReadBlock { keys } => {
+            let mut latest = Timestamp::EPOCH;
+            for (key, limit) in &keys.balances {
+                latest = latest.max(records.blocked_until(*key, limit, now)?);
+            }
+            Ok(Answer::Blocked(latest))
+        }
         Command::ReadAccount { account } => {
             Ok(Answer::Account(records.account(AccountKey::Own(*account))?.map(Box::new)))
         }

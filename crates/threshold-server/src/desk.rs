@@ -32,6 +32,8 @@ type ServerLimiter = Limiter<MemoryStore, Arc<dyn Clock>>;
 pub(crate) struct Desk {
     pub(crate) limiter: Arc<ServerLimiter>,
     logins: Samples,
+    /// Which pauses are written down.
+    pub(crate) pauses: Samples,
     settings: Turn,
     /// Where what must not be forgotten is written down, if anywhere.
     pub(crate) journal: Option<Arc<Journal>>,
@@ -62,7 +64,13 @@ impl Desk {
     fn around(limiter: ServerLimiter, journal: Option<Arc<Journal>>) -> Self {
         let names = Names(limiter.bans());
         let limiter = limiter.observed_by(Arc::new(Denials::default())).observed_by(Arc::new(names));
-        Self { limiter: Arc::new(limiter), logins: Samples::default(), settings: Turn::default(), journal }
+        Self {
+            limiter: Arc::new(limiter),
+            logins: Samples::default(),
+            pauses: Samples::default(),
+            settings: Turn::default(),
+            journal,
+        }
     }
 
     /// Tells this observer too.

@@ -99,6 +99,7 @@ impl Field for Command {
             Self::Limit { key, limit, cost, id } => put(out, 12, &[key, limit, cost, id]),
             Self::ReadStanding { key } => put(out, 13, &[key]),
             Self::ReadAccount { account } => put(out, 14, &[account]),
+            Self::ReadBlock { keys } => put(out, 15, &[keys]),
         }
     }
 
@@ -118,6 +119,7 @@ impl Field for Command {
             12 => Self::Limit { key: take(from)?, limit: take(from)?, cost: take(from)?, id: take(from)? },
             13 => Self::ReadStanding { key: take(from)? },
             14 => Self::ReadAccount { account: take(from)? },
+            15 => Self::ReadBlock { keys: take(from)? },
             _ => return Err(BytesError::Malformed("command")),
         })
     }
@@ -135,6 +137,7 @@ impl Field for Answer {
             Self::Limited(checked) => put(out, 7, &[checked]),
             Self::Standing(standing) => put(out, 8, &[standing]),
             Self::Account(account) => put(out, 9, &[account]),
+            Self::Blocked(until) => put(out, 10, &[until]),
         }
     }
 
@@ -149,6 +152,7 @@ impl Field for Answer {
             7 => Self::Limited(take(from)?),
             8 => Self::Standing(take(from)?),
             9 => Self::Account(take(from)?),
+            10 => Self::Blocked(take(from)?),
             _ => return Err(BytesError::Malformed("answer")),
         })
     }
@@ -541,5 +545,20 @@ impl Field for Mark {
 
     fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         Ok(Self::new(take(from)?, from.number()?).with_fraction(from.number()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_question_until_when_a_subject_is_blocked_reads_back() {
+        let (key, other) = (Digest::from_u128(7), Digest::from_u128(u128::MAX));
+        let keys = SubjectKeys { balances: [(key, Limit::Never)].into(), standings: [other].into() };
+        let command = Command::ReadBlock { keys };
+        assert_eq!(Command::from_bytes(&command.to_bytes()), Ok(command));
+        let answer = Answer::Blocked(Timestamp::from_secs(1_767_225_600));
+        assert_eq!(Answer::from_bytes(&answer.to_bytes()), Ok(answer));
     }
 }

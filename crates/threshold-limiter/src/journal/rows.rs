@@ -60,8 +60,8 @@ pub struct AuditLine {
     pub at: Timestamp,
     /// Who: the name of a token, never the token.
     pub who: String,
-    /// What was done: `ban`, `lift`, `forgive`.
-    pub action: &'static str,
+    /// What was done: a word (`ban`, `lift`, `forgive`), and behind a colon what was given or taken.
+    pub action: String,
     /// To whom.
     pub about: String,
     /// Why.

@@ -6,7 +6,7 @@ use threshold_core::balance::Checked;
 use threshold_core::command::{Answer, Command};
 use threshold_core::key::TextKeys;
 use threshold_core::lockout::Account;
-use threshold_core::plan::Verb;
+use threshold_core::plan::{SubjectKeys, Verb};
 use threshold_core::policy::Layer;
 use threshold_core::receipt::{ActualCost, OnExpire};
 use threshold_core::{
@@ -151,6 +151,18 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub async fn standing(&self, key: Digest) -> Result<Option<Standing>, StoreError> {
         match self.execute(Command::ReadStanding { key }).await? {
             Answer::Standing(standing) => Ok(standing.map(|standing| *standing)),
+            other => Err(StoreError::unexpected(other)),
+        }
+    }
+
+    /// Until when a pause, or a rule's `block_for`, denies a subject under one of its limits at least; in the past where
+    /// nothing does.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    pub async fn blocked_until(&self, keys: SubjectKeys) -> Result<Timestamp, StoreError> {
+        match self.execute(Command::ReadBlock { keys }).await? {
+            Answer::Blocked(until) => Ok(until),
             other => Err(StoreError::unexpected(other)),
         }
     }

@@ -73,7 +73,7 @@ fn a_file_that_is_damaged_while_in_use_is_written_anew_from_memory() {
         let line = |about: &str| AuditLine {
             at: START,
             who: "ops".into(),
-            action: "ban",
+            action: "ban".into(),
             about: about.into(),
             why: "test".into(),
         };

@@ -28,7 +28,10 @@ fn journal() -> Vec<u8> {
     }
     for number in 0..LINES {
         let (about, who) = (format!("about-{number:05}"), "ops".to_owned());
-        world.journal.audit(AuditLine { at: START, who, action: "ban", about, why: "test".to_owned() }).unwrap();
+        world
+            .journal
+            .audit(AuditLine { at: START, who, action: "ban".to_owned(), about, why: "test".to_owned() })
+            .unwrap();
     }
     assert!(saved(&world.journal, SECOND));
     let copy = scratch.0.join("copy.db");

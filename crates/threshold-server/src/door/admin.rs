@@ -1,6 +1,7 @@
 //! What operators may do: see and change who is banned, look subjects up, and forgive them. Every change is written down
 //! with who made it and why, and is on disk before it is answered.
 
+mod audit;
 mod operator;
 mod settings;
 mod subjects;
@@ -20,13 +21,15 @@ use threshold_core::plan::SubjectKeys;
 use threshold_core::policy::{Ban, ListEntry, Policy};
 use threshold_core::{Digest, Span, Timestamp};
 use threshold_limiter::bans::TooManyBans;
-use threshold_limiter::journal::AuditLine;
 use threshold_limiter::store::{Command, Kind, Listed, Store, StoreError};
 use threshold_limiter::{Clock, Limiter};
 
 use super::http::{LayerName, Text, Whole, read, trace_id};
 use super::sent::Sent;
 use super::{ApiError, App, json, json_bytes};
+pub(super) use audit::audit_pause;
+use audit::{Change, audit, moment};
+pub(super) use operator::caller_name;
 use operator::{Operator, Query, Reader};
 pub(super) use settings::{NewSetting, SettingBody};
 pub(super) use subjects::SubjectBody;
@@ -155,7 +158,9 @@ async fn add(operator: Operator, State(app): State<Arc<App>>, Sent(body): Sent) 
     let ban = Ban { whom, reason: reason.as_str().into(), by, from: now, until };
     let full = |error: TooManyBans| ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_bans", error.to_string());
     limiter.bans().make_room(id, now).map_err(full)?;
-    audit(&app, &operator, "ban", &ban.whom.key(), &reason)?;
+    let before = limiter.bans().one(id, now).map(|before| format!("{} -> ", length(before.until)));
+    let action = format!("ban: {}{}", before.unwrap_or_default(), length(until));
+    audit(&app, &operator.0, &Change { action, layer: ban.whom.layer().name(), key: &ban.whom.key(), why: &reason })?;
     limiter.bans().set(id, ban.clone(), now).map_err(full)?;
     saved(&app).await?;
     Ok(json(StatusCode::OK, &BanBody::new(id, Some(&ban), until, &policy)))
@@ -171,15 +176,19 @@ async fn lift(
     let (id, limiter) = (ban_id(&id)?, &app.desk.limiter);
     let now = limiter.now();
     let by_operator = limiter.bans().one(id, now);
-    let by_ladder = limiter.standing(id).await?.is_some_and(|standing| standing.banned_until() > Some(now));
-    if by_operator.is_none() && !by_ladder {
+    let by_ladder = limiter.standing(id).await?.and_then(|standing| standing.banned_until());
+    let by_ladder = by_ladder.filter(|until| *until > now);
+    if by_operator.is_none() && by_ladder.is_none() {
         return Err(ApiError::new(StatusCode::NOT_FOUND, "unknown_ban", "there is no such ban, or no longer"));
     }
+    let until = by_operator.as_ref().map(|ban| ban.until).max(by_ladder).unwrap_or(now);
     let named = by_operator.or_else(|| limiter.bans().named(id));
-    let about = named.map_or_else(|| hexadecimal(id), |ban| ban.whom.key());
-    audit(&app, &operator, "lift", &about, &reason)?;
+    let (by, because) = named.as_ref().map_or(("ladder", ""), |ban| (&*ban.by, &*ban.reason));
+    let action = format!("lift: {}, by {by}: {because}", length(until));
+    let (layer, key) = named.map_or_else(|| ("ban", hexadecimal(id)), |ban| (ban.whom.layer().name(), ban.whom.key()));
+    audit(&app, &operator.0, &Change { action, layer, key: &key, why: &reason })?;
     limiter.bans().lift(id);
-    if by_ladder {
+    if by_ladder.is_some() {
         let keys = SubjectKeys { standings: [id].into(), ..SubjectKeys::default() };
         limiter.execute(Command::Forgive { keys }).await?;
         limiter.bans().forget_name(id);
@@ -211,13 +220,9 @@ impl BanBody {
     }
 }
 
-/// Writes down a change before it is made: what cannot be written down is not done.
-fn audit(app: &App, operator: &Operator, action: &'static str, about: &str, why: &str) -> Result<(), ApiError> {
-    let who = operator.0.clone();
-    tracing::info!(who, action, "an operator has changed something");
-    let Some(journal) = &app.desk.journal else { return Ok(()) };
-    let line = AuditLine { at: app.desk.limiter.now(), who, action, about: about.to_owned(), why: why.to_owned() };
-    journal.audit(line).map_err(|_| ApiError::not_saved())
+/// How long a ban lasts, in words.
+fn length(until: Timestamp) -> String {
+    until.unless_never().map_or_else(|| "for good".to_owned(), |until| format!("until {}", moment(until)))
 }
 
 async fn saved(app: &App) -> Result<(), ApiError> {

@@ -21,7 +21,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use schemars::JsonSchema;
 use serde::Serialize;
 use threshold_core::plan::Verb;
@@ -31,6 +31,7 @@ use threshold_core::{Span, TraceId};
 use threshold_limiter::store::EndError;
 use tokio::task::yield_now;
 
+use super::admin::{audit_pause, caller_name};
 use super::request_ids::{Named, Room};
 use super::sent::{Caller, Sent};
 use super::{ApiError, App, json, json_bytes};
@@ -160,13 +161,18 @@ async fn refund(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respons
     Ok(json(StatusCode::OK, &DoneBody { ok: true, first: Some(first) }))
 }
 
-async fn pause(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+async fn pause(State(app): State<Arc<App>>, headers: HeaderMap, Sent(body): Sent) -> Result<Response, ApiError> {
     let PauseBody { layer, key, seconds } = read(&body)?;
     let seconds = seconds.number();
     if !(1..=MAX_PAUSE).contains(&seconds) {
         return Err(ApiError::bad("seconds", format!("a pause lasts between 1 and {MAX_PAUSE} seconds")));
     }
-    let ok = app.desk.limiter.pause_async(layer.0, key.as_str(), Span::from_secs(seconds)).await?;
+    let limiter = &app.desk.limiter;
+    let until = limiter.now().plus(Span::from_secs(seconds));
+    let ok = limiter.pause_async(layer.0, key.as_str(), Span::from_secs(seconds)).await?;
+    if ok {
+        audit_pause(&app, &caller_name(&headers, &app), layer.0, key.as_str(), (seconds, until));
+    }
     Ok(json(StatusCode::OK, &DoneBody { ok, first: None }))
 }
 

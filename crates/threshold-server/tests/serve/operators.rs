@@ -311,3 +311,130 @@ fn what_a_user_is_given_holds_until_it_ends() {
     assert_eq!(client.send("PUT", "/v1/users/u1", &fields, "{}").unwrap().status, 200);
     assert_eq!(limit(client, "u1"), 3);
 }
+
+/// What operators and callers change, each kind once, with what the audit has of it: what is done and what was there before,
+/// whom it is done to, and why. `?` stands for a moment.
+fn change_everything(client: &mut Client<TcpStream>) -> Vec<[&'static str; 3]> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let mut send = |method: &str, path: &str, body: Value| {
+        let answer = client.send(method, path, &[("content-type", "application/json")], &body.to_string()).unwrap();
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        answer.json()
+    };
+    let first = json!({"layer": "edge", "key": "198.51.100.0/24", "reason": "scrapers", "durationSec": 60});
+    send("POST", "/v1/bans", first.clone());
+    let mut second = first;
+    second["durationSec"] = Value::Null;
+    let id = send("POST", "/v1/bans", second)["id"].as_str().unwrap().to_owned();
+    send("DELETE", &format!("/v1/bans/{id}?reason=a+mistake"), Value::Null);
+    send("PUT", "/v1/tenants/acme", json!({"tier": "oak", "limits": {"requests": "7/h"}, "reason": "a launch"}));
+    send("PUT", "/v1/tenants/acme", json!({"tier": "oak", "times": 3, "until": now + 3_600}));
+    send("PUT", "/v1/tenants/acme", json!({}));
+    send("POST", "/v1/pause", json!({"layer": "user", "key": "eve", "seconds": 60}));
+    let subject = send("GET", "/v1/subjects/user/eve", Value::Null);
+    assert!((now + 60..now + 120).contains(&subject["pausedUntil"].as_u64().unwrap()), "{subject}");
+    assert_eq!(send("POST", "/v1/pause", json!({"layer": "endpoint", "key": "x", "seconds": 60}))["ok"], false);
+    send("DELETE", "/v1/subjects/user/eve?reason=sorry", Value::Null);
+    assert_eq!(send("GET", "/v1/subjects/user/eve", Value::Null)["pausedUntil"], Value::Null);
+    vec![
+        ["ban: until ?", "edge 198.51.100.0/24", "scrapers"],
+        ["ban: until ? -> for good", "edge 198.51.100.0/24", "scrapers"],
+        ["lift: for good, by local: scrapers", "edge 198.51.100.0/24", "a mistake"],
+        ["give: nothing -> tier oak, requests 7/h", "tenant acme", "a launch"],
+        ["give: tier oak, requests 7/h -> tier oak, times 3, until ?", "tenant acme", ""],
+        ["take-back: tier oak, times 3, until ? -> nothing", "tenant acme", ""],
+        ["pause: 60 s, until ?", "user eve", ""],
+        ["forgive: paused until ?", "user eve", "sorry"],
+    ]
+}
+
+/// A text with `?` in the place of each moment.
+fn without_moments(text: &str) -> String {
+    let is_moment =
+        |word: &str| word.len() >= 20 && word.starts_with("20") && word.contains('T') && word.ends_with('Z');
+    let words = text.split(' ').map(|word| {
+        let bare = word.trim_end_matches(',');
+        if is_moment(bare) { word.replace(bare, "?") } else { word.to_owned() }
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+const TIERS: &str = r#"
+[identity]
+default_tier = "seed"
+[tiers.seed]
+requests = "5/h"
+[tiers.oak]
+requests = "50/h"
+[[rule]]
+name = "tenant"
+per = ["tenant"]
+limit = "tier"
+on_missing = "skip"
+[[rule]]
+name = "user"
+per = ["user"]
+limit = "100/h"
+on_missing = "skip"
+"#;
+
+/// The audit once said that somebody was given something, and not what; a pause was in no list of anything.
+#[test]
+fn the_audit_has_what_was_given_and_what_was_there_before() {
+    let folder = Scratch::folder();
+    let (policy, db) = (folder.path().join("policy.toml"), folder.path().join("threshold.db"));
+    std::fs::write(&policy, TIERS).unwrap();
+    let server = Start { policy: Some(&policy), args: &["--db", db.to_str().unwrap()], ..Start::default() }.server();
+    let expected = change_everything(&mut server.connect());
+    let audit = rusqlite::Connection::open(&db).unwrap();
+    let mut select = audit.prepare("SELECT who, action, about, why FROM audit ORDER BY id").unwrap();
+    let read = |row: &rusqlite::Row<'_>| Ok([row.get::<_, String>(0)?, row.get(1)?, row.get(2)?, row.get(3)?]);
+    let lines: Vec<[String; 4]> = select.query_map([], read).unwrap().map(Result::unwrap).collect();
+    let told: Vec<[String; 3]> = lines
+        .into_iter()
+        .map(|[who, action, about, why]| {
+            assert_eq!(who, "local");
+            [without_moments(&action), about, why]
+        })
+        .collect();
+    assert_eq!(told, expected);
+}
+
+/// Without a journal the log has all of it, with users and addresses hidden as in every line.
+#[test]
+fn without_a_journal_the_log_is_the_audit() {
+    let policy = Scratch::file("policy.toml", TIERS);
+    let server = Start { policy: Some(policy.path()), args: &["--log", "json"], ..Start::default() }.server();
+    let expected = change_everything(&mut server.connect());
+    server.signal("TERM");
+    let (_, log) = server.wait();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let lines: Vec<Value> = lines.filter(|line| line["message"] == "an operator has changed something").collect();
+    assert_eq!(lines.len(), expected.len(), "{log}");
+    for (line, [action, about, why]) in lines.iter().zip(expected) {
+        let field = |name: &str| line[name].as_str().unwrap().to_owned();
+        assert_eq!((without_moments(&field("action")), field("why")), (action.to_owned(), why.to_owned()));
+        let (layer, _) = about.split_once(' ').unwrap();
+        let shown = field("about");
+        let is_hidden = shown.starts_with(&format!("{layer} #")) && shown.len() == layer.len() + 18;
+        assert_eq!((is_hidden, shown == about), (layer != "tenant", layer == "tenant"), "{line}");
+    }
+}
+
+/// A pause holds however many there are; at most ten a second are written down, and the next says how many were left out.
+#[test]
+fn pauses_do_not_fill_the_audit() {
+    let policy = Scratch::file("policy.toml", TIERS);
+    let server = Start { policy: Some(policy.path()), args: &["--log", "json"], ..Start::default() }.server();
+    let mut client = server.connect();
+    for number in 0..200 {
+        let pause = json!({"layer": "user", "key": format!("u{number}"), "seconds": 60}).to_string();
+        assert_eq!(client.post("/v1/pause", &pause).unwrap().json()["ok"], true);
+    }
+    let subject = client.send("GET", "/v1/subjects/user/u199", &[], "").unwrap().json();
+    assert!(subject["pausedUntil"].is_u64(), "{subject}");
+    server.signal("TERM");
+    let (_, log) = server.wait();
+    let written = log.lines().filter(|line| line.contains("pause: 60 s")).count();
+    assert!((10..150).contains(&written), "{written}");
+}

@@ -44,6 +44,16 @@ fn bans_are_set_listed_and_lifted_from_a_terminal() {
     let subject = run(&["subject", "user", "a/b \u{1b}[2J", "--json"]).unwrap();
     let subject: serde_json::Value = serde_json::from_str(&subject).unwrap();
     assert_eq!(subject["ban"]["reason"], "fraud");
+    let caller = [("authorization", "Bearer caller-token-0123"), ("content-type", "application/json")];
+    let pause = json!({"layer": "edge", "key": "203.0.113.9", "seconds": 600}).to_string();
+    assert_eq!(server.connect().send("POST", "/v1/pause", &caller, &pause).unwrap().json()["ok"], true);
+    let line = server.wait_for_log("pause: 600 s, until 20");
+    assert!(line.contains("caller #") && line.contains("edge #") && !line.contains("203.0.113.9"), "{line}");
+    let subject = run(&["subject", "edge", "203.0.113.9"]).unwrap();
+    let paused = subject.lines().find_map(|line| line.strip_prefix("pausedUntil")).unwrap();
+    assert!(paused.trim().starts_with("20") && paused.ends_with('Z'), "{subject}");
+    // The pause is on disk before the copy is made: a change of an operator's waits for all that came before it.
+    run(&["subject", "user", "nobody", "--forgive"]).unwrap();
     let copy = folder.path().join("copy.db");
     let (copy, db_text) = (copy.to_str().unwrap(), db.to_str().unwrap());
     run(&["backup", copy, "--db", db_text]).unwrap();
@@ -72,9 +82,14 @@ fn bans_are_set_listed_and_lifted_from_a_terminal() {
     let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
     let lines: Vec<(String, String, String, String)> =
         select.query_map([], read).unwrap().map(Result::unwrap).collect();
-    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert_eq!(lines.len(), 5, "{lines:?}");
     assert!(lines[0].0.starts_with("operator #"), "{lines:?}");
-    assert_eq!((&*lines[0].1, &*lines[0].2, &*lines[0].3), ("ban", "198.51.100.0/24", "scrapers & more"));
+    assert!(lines[0].1.starts_with("ban: until 20"), "{lines:?}");
+    assert_eq!((&*lines[0].2, &*lines[0].3), ("edge 198.51.100.0/24", "scrapers & more"));
+    // The lines since the copy are in the file that was put aside, and this one says which that is.
+    let (who, action, about, _) = &lines[4];
+    assert_eq!((&**who, &**about), ("local", "journal threshold.db"), "{lines:?}");
+    assert!(action.starts_with("restore: copy.db, in place of threshold.db.before-"), "{lines:?}");
 }
 
 /// What somebody has called themselves turns no line around: not in a list, not in the API's JSON, not in a log line.

@@ -7,6 +7,7 @@ use threshold_core::{Balance, Digest, Limit, Reservation, Standing, Timestamp, T
 
 use super::accounts::{Accounts, Place};
 use super::reservations::{AllOpen, Reservations};
+use super::table::Shard;
 use super::{MemoryStore, WhenFull, lock};
 use crate::store::StoreError;
 use crate::sync::MutexGuard;
@@ -174,6 +175,16 @@ impl Records for OpenRecords<'_> {
         id: TraceId,
     ) -> Result<Checked, StoreError> {
         Ok(self.store.check_any(key, limit, cost, now, id))
+    }
+
+    /// Read in place: a balance that is only looked at stays as it is.
+    fn blocked_until(&mut self, key: Digest, _: &Limit, _: Timestamp) -> Result<Timestamp, StoreError> {
+        let read = |shard: &Shard<'_>| {
+            let shard = shard.open();
+            let (place, found) = shard.probe(key);
+            found.map(|_| shard.copied(place).blocked_until())
+        };
+        Ok(self.store.shard(key).and_then(read).unwrap_or(Timestamp::EPOCH))
     }
 
     fn forget_balance(&mut self, key: Digest) -> Result<(), StoreError> {

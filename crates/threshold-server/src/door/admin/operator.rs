@@ -43,6 +43,20 @@ impl FromRequestParts<Arc<App>> for Operator {
     }
 }
 
+/// Who a caller is, for the audit: the digest of a token where one is shown.
+pub(in crate::door) fn caller_name(headers: &HeaderMap, app: &App) -> String {
+    let shown = headers.get(AUTHORIZATION);
+    let redacted = |token: &str| app.desk.limiter.key().redact(token);
+    match app.tokens.operator(shown) {
+        Shown::Operator(token) => format!("operator {}", redacted(&token)),
+        Shown::Open => "local".to_owned(),
+        Shown::Reader | Shown::Nothing => {
+            let token = shown.and_then(|shown| shown.to_str().ok()?.split_once(' '));
+            token.map_or_else(|| "caller".to_owned(), |(_, token)| format!("caller {}", redacted(token.trim())))
+        }
+    }
+}
+
 fn admit(parts: &Parts, app: &App) -> Result<Shown, ApiError> {
     if parts.method == Method::POST || parts.method == Method::PUT {
         is_json_if_from_a_page(&parts.headers)?;

@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 use threshold_core::Timestamp;
 use threshold_core::policy::{Owner, Setting};
 
+use super::audit::{Change, audit, in_words};
 use super::operator::{Operator, Reader};
-use super::{audit, reason_of, saved};
+use super::{reason_of, saved};
 use crate::desk::Refused;
 use crate::door::http::{Text, Whole, read};
 use crate::door::sent::Sent;
@@ -102,10 +103,13 @@ async fn set(app: &App, operator: &Operator, owner: Owner, id: String, body: &[u
     let new: NewSetting<'_> = read(body)?;
     let id = name(id)?;
     let setting = new.meant(&operator.0, app.desk.limiter.now())?;
-    let about = format!("{} {id}", if owner == Owner::User { "user" } else { "tenant" });
     // What is refused is no change, and is not written down as one.
     app.desk.refuses(owner, &id, &setting).map_or(Ok(()), |refused| Err(told(refused)))?;
-    audit(app, operator, if setting.is_empty() { "take-back" } else { "give" }, &about, &setting.reason)?;
+    let word = if setting.is_empty() { "take-back" } else { "give" };
+    let before = in_words(app.desk.setting(owner, &id).as_ref());
+    let action = format!("{word}: {before} -> {}", in_words(Some(&setting)));
+    let layer = if owner == Owner::User { "user" } else { "tenant" };
+    audit(app, &operator.0, &Change { action, layer, key: &id, why: &setting.reason })?;
     app.desk.give(owner, &id, &setting).map_err(told)?;
     saved(app).await?;
     Ok(json(StatusCode::OK, &SettingBody::new(id, Some(&setting).filter(|setting| !setting.is_empty()))))

@@ -12,8 +12,9 @@ use threshold_core::policy::{Layer, ListEntry};
 use threshold_core::{Standing, Timestamp};
 use threshold_limiter::store::StoreError;
 
+use super::audit::{Change, audit, moment};
 use super::operator::{Operator, Query, Reader};
-use super::{BanBody, ChangedBody, audit, reason_in, saved};
+use super::{BanBody, ChangedBody, reason_in, saved};
 use crate::door::http::layer_named;
 use crate::door::{ApiError, App, json};
 
@@ -32,6 +33,8 @@ pub(in crate::door) struct SubjectBody {
     shadow_banned: bool,
     /// Until when a ladder's cool-down or ban denies it, in Unix seconds.
     denied_until: Option<u64>,
+    /// Until when a pause, or a rule's `block_for`, denies it under one of its limits at least.
+    paused_until: Option<u64>,
     /// Until when a ladder has banned it.
     banned_until: Option<u64>,
     /// The operators' own ban on it, if there is one.
@@ -45,6 +48,28 @@ pub(in crate::door) struct SubjectBody {
     /// Of an account: whether it has reached the ceiling.
     #[serde(skip_serializing_if = "Option::is_none")]
     at_ceiling: Option<bool>,
+}
+
+impl SubjectBody {
+    /// What there is to forgive, for the audit.
+    fn in_words(&self) -> String {
+        let until = |what: &str, until: Option<u64>| {
+            until.map(|until| format!("{what} until {}", moment(Timestamp::from_secs(until))))
+        };
+        let failures = self.failures.filter(|failures| *failures > 0).map(|failures| format!("{failures} failures"));
+        let all = [
+            (self.strikes > 0).then(|| format!("{} strikes", self.strikes)),
+            self.shadow_banned.then(|| "shadow ban".to_owned()),
+            until("denied", self.denied_until.filter(|_| self.denied_until != self.banned_until)),
+            until("paused", self.paused_until),
+            until("banned", self.banned_until),
+            failures,
+            until("locked", self.locked_until),
+            self.at_ceiling.filter(|at_ceiling| *at_ceiling).map(|_| "at the ceiling".to_owned()),
+        ];
+        let all: Vec<String> = all.into_iter().flatten().collect();
+        if all.is_empty() { "what it has used".to_owned() } else { all.join(", ") }
+    }
 }
 
 /// A layer, or an account.
@@ -73,7 +98,12 @@ pub(super) async fn forgive(
 ) -> Result<Response, ApiError> {
     let reason = reason_in(query)?;
     let named = named(&layer, &key)?;
-    audit(&app, &operator, "forgive", &format!("{layer} {key}"), &reason)?;
+    let before = match named {
+        Named::Layer(own) => subject(&app, own, layer.clone(), key.clone()).await?,
+        Named::Account => account(&app, layer.clone(), key.clone()).await?,
+    };
+    let action = format!("forgive: {}", before.in_words());
+    audit(&app, &operator.0, &Change { action, layer: &layer, key: &key, why: &reason })?;
     let limiter = &app.desk.limiter;
     match named {
         Named::Layer(layer) => {
@@ -105,10 +135,12 @@ fn named(layer: &str, key: &str) -> Result<Named, ApiError> {
 async fn subject(app: &App, own: Layer, layer: String, key: String) -> Result<SubjectBody, StoreError> {
     let limiter = &app.desk.limiter;
     let (policy, now) = (limiter.policy(), limiter.now());
+    let keys = policy.keys_of(own, &key);
     let mut standings: Vec<Standing> = Vec::new();
-    for key in policy.keys_of(own, &key).standings {
-        standings.extend(limiter.standing(key).await?);
+    for key in &keys.standings {
+        standings.extend(limiter.standing(*key).await?);
     }
+    let blocked_until = limiter.blocked_until(keys).await?;
     let later = |until: Option<Timestamp>| until.filter(|until| *until > now).map(Timestamp::secs_ceil);
     // A single IPv6 address is meant by its prefix, and may be banned by itself too.
     let named = [policy.ban_target(own, &key), ListEntry::named(own, &key)];
@@ -123,6 +155,7 @@ async fn subject(app: &App, own: Layer, layer: String, key: String) -> Result<Su
         strikes: standings.iter().map(|standing| standing.strikes(now)).max().unwrap_or(0),
         shadow_banned: standings.iter().any(|standing| standing.is_shadowed(now)),
         denied_until: later(standings.iter().map(Standing::denied_until).max()),
+        paused_until: later(Some(blocked_until)),
         banned_until: later(standings.iter().filter_map(Standing::banned_until).max()),
         ban,
         ..SubjectBody::default()
