@@ -1,9 +1,8 @@
-//! The limiter plays the vectors in `conformance/` by each of its verbs, and must answer as core does: once as a caller
-//! that cannot wait, once as one that awaits.
+//! The limiter plays the vectors in `conformance/` by each of its verbs, and must answer as core does: on the store in memory,
+//! which is ready at the first poll, and on one that keeps bytes and takes a while.
 
 #![expect(
     clippy::arithmetic_side_effects,
-    clippy::panic,
     clippy::unwrap_used,
     reason = "a test that cannot go on should say so loudly, on the line where it stops"
 )]
@@ -11,9 +10,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use serde_json::{Map, Value, json};
 use threshold_core::TraceId;
@@ -25,42 +22,45 @@ use threshold_core::case::{
 use threshold_core::headers::{BodyForm, denial_body, header_fields};
 use threshold_core::policy::Layer;
 use threshold_core::receipt::{ActualCost, OnExpire};
-use threshold_core::{Decision, Receipt, Span, Timestamp};
-use threshold_limiter::store::EndError;
+use threshold_core::{Decision, DigestKey, Receipt, Span, Timestamp};
 use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::store::{EndError, Store, at_once};
 use threshold_limiter::{
-    Attempted, Facts, Limiter, LoginError, LoginRequest, ManualClock, PlanError, Policy, Reserved,
+    Attempted, Facts, Limiter, LoginError, LoginRequest, ManualClock, PlanError, Policy, Reserved, Secret,
 };
+use tokio::runtime::{Builder, Runtime};
 
-/// What a store in this process promises: it is ready when it is first asked.
-fn at_once<T>(future: impl Future<Output = T> + Send) -> T {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => value,
-        Poll::Pending => panic!("a local store has nothing to wait for"),
+use key_value::KeyValueStore;
+
+#[path = "stores/key_value.rs"]
+mod key_value;
+
+/// A limiter on one kind of store, and how its futures are driven.
+struct Played<S> {
+    store: fn(&Policy) -> S,
+    runtime: Runtime,
+    clock: Arc<ManualClock>,
+    limiter: Option<Limiter<S, Arc<ManualClock>>>,
+}
+
+impl<S: Store> Played<S> {
+    fn wait_for<T>(&self, future: impl Future<Output = T> + Send) -> T {
+        if self.limiter().store().answers_at_once() { at_once(future) } else { self.runtime.block_on(future) }
     }
 }
 
-/// How the limiter is asked.
-#[derive(Debug, Clone, Copy)]
-enum Way {
-    Direct,
-    Awaited,
-}
-
-struct Played {
-    way: Way,
-    clock: Arc<ManualClock>,
-    limiter: Option<Limiter<MemoryStore, Arc<ManualClock>>>,
-}
-
-impl Player for Played {
+impl<S: Store> Player for Played<S> {
     fn load(&mut self, policy: &str, env: &BTreeMap<String, String>, fresh: bool) -> Result<(), String> {
         let policy = Policy::parse(policy, &|name| env.get(name).cloned()).map_err(|error| error.to_string())?;
         match &self.limiter {
             Some(limiter) if !fresh => {
                 limiter.swap(policy);
             }
-            _ => self.limiter = Some(Limiter::with_clock(policy, Arc::clone(&self.clock))),
+            _ => {
+                let (store, key) = ((self.store)(&policy), DigestKey::new([7; 16]));
+                let secret = Secret::new(&[9; 32]).unwrap();
+                self.limiter = Some(Limiter::with_parts(policy, store, Arc::clone(&self.clock), key, secret));
+            }
         }
         Ok(())
     }
@@ -91,20 +91,17 @@ fn text<'a>(args: &'a Value, name: &str) -> &'a str {
     args[name].as_str().unwrap()
 }
 
-impl Played {
-    fn limiter(&self) -> &Limiter<MemoryStore, Arc<ManualClock>> {
+impl<S: Store> Played<S> {
+    fn limiter(&self) -> &Limiter<S, Arc<ManualClock>> {
         self.limiter.as_ref().expect("a case begins with its policy")
     }
 
     fn asked(&self, verb: &str, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
         let limiter = self.limiter();
-        match (verb, self.way) {
-            ("check", Way::Direct) => limiter.check_with_receipt(facts),
-            ("check", Way::Awaited) => at_once(limiter.check_with_receipt_async(facts)),
-            ("peek", Way::Direct) => limiter.peek(facts).map(|decision| (decision, None)),
-            ("peek", Way::Awaited) => at_once(limiter.peek_async(facts)).map(|decision| (decision, None)),
-            (_, Way::Direct) => limiter.record(facts),
-            (_, Way::Awaited) => at_once(limiter.record_async(facts)),
+        match verb {
+            "check" => self.wait_for(limiter.check_with_receipt_async(facts)),
+            "peek" => self.wait_for(limiter.peek_async(facts)).map(|decision| (decision, None)),
+            _ => self.wait_for(limiter.record_async(facts)),
         }
     }
 
@@ -126,10 +123,7 @@ impl Played {
         let (policy, limiter) = (self.limiter().policy(), self.limiter());
         let facts = facts_of(&Value::Object(args)).of_a_client(&policy).unwrap();
         let asked = facts.with(TraceId::default(), |facts| {
-            let decision = match self.way {
-                Way::Direct => limiter.check(facts),
-                Way::Awaited => at_once(limiter.check_async(facts)),
-            };
+            let decision = self.wait_for(limiter.check_async(facts));
             decision.map(|decision| (denial_body(&decision, &policy, facts, form), decision))
         });
         let (body, decision) = match asked {
@@ -159,9 +153,8 @@ impl Played {
             return error_json("bad_request", "ttlSec is between 1 and 3600", "ttlSec");
         }
         let facts = facts_of(args.get("facts").unwrap_or(&json!({})));
-        let reserved = facts.with(TraceId::default(), |facts| match self.way {
-            Way::Direct => self.limiter().reserve(facts, Span::from_secs(seconds), on_expire),
-            Way::Awaited => at_once(self.limiter().reserve_async(facts, Span::from_secs(seconds), on_expire)),
+        let reserved = facts.with(TraceId::default(), |facts| {
+            self.wait_for(self.limiter().reserve_async(facts, Span::from_secs(seconds), on_expire))
         });
         match reserved {
             Err(error) => error,
@@ -182,16 +175,14 @@ impl Played {
             args.get("costs").map_or_else(BTreeMap::new, |costs| serde_json::from_value(costs.clone()).unwrap());
         let costs: Vec<(&str, u64)> = costs.iter().map(|(name, cost)| (name.as_str(), *cost)).collect();
         let actual = ActualCost { cost: args["cost"].as_u64(), bytes: args["bytes"].as_u64(), costs: &costs };
-        let ended = id.map_err(|_| EndError::Unknown).and_then(|id| match (verb, self.way) {
-            ("commit", Way::Direct) => self.limiter().commit(id, &actual),
-            ("commit", Way::Awaited) => at_once(self.limiter().commit_async(id, &actual)),
-            (_, Way::Direct) => self.limiter().release(id),
-            (_, Way::Awaited) => at_once(self.limiter().release_async(id)),
+        let ended = id.map_err(|_| EndError::Unknown).and_then(|id| match verb {
+            "commit" => self.wait_for(self.limiter().commit_async(id, &actual)),
+            _ => self.wait_for(self.limiter().release_async(id)),
         });
         match ended {
             Ok(()) => json!({"ok": true}),
             Err(EndError::OtherCost) => error_json("already_committed", "another cost", "reservation"),
-            Err(_) => error_json("unknown_reservation", "none such", "reservation"),
+            Err(_) => error_json("unknown_reservation", "unknown", "reservation"),
         }
     }
 
@@ -199,10 +190,7 @@ impl Played {
         let Ok(receipt) = self.limiter().read_receipt(text(args, "receipt")) else {
             return error_json("bad_request", "this is no receipt of ours", "receipt");
         };
-        let first = match self.way {
-            Way::Direct => self.limiter().refund(&receipt).unwrap(),
-            Way::Awaited => at_once(self.limiter().refund_async(&receipt)).unwrap(),
-        };
+        let first = self.wait_for(self.limiter().refund_async(&receipt)).unwrap();
         json!({"ok": true, "first": first})
     }
 
@@ -211,11 +199,9 @@ impl Played {
         let layer = layers.into_iter().find(|layer| layer.name() == text(args, "layer")).unwrap();
         let (key, limiter) = (args["key"].as_str().unwrap_or_default(), self.limiter());
         let length = Span::from_secs(args["seconds"].as_u64().unwrap_or(0));
-        let ok = match (verb, self.way) {
-            ("pause", Way::Direct) => limiter.pause(layer, key, length).unwrap(),
-            ("pause", Way::Awaited) => at_once(limiter.pause_async(layer, key, length)).unwrap(),
-            (_, Way::Direct) => limiter.forgive(layer, key).is_ok(),
-            (_, Way::Awaited) => at_once(limiter.forgive_async(layer, key)).is_ok(),
+        let ok = match verb {
+            "pause" => self.wait_for(limiter.pause_async(layer, key, length)).unwrap(),
+            _ => self.wait_for(limiter.forgive_async(layer, key)).is_ok(),
         };
         json!({"ok": ok})
     }
@@ -236,10 +222,7 @@ impl Played {
             user: part("user"),
             tenant: part("tenant"),
         };
-        let attempted = match self.way {
-            Way::Direct => self.limiter().login_attempt(&request),
-            Way::Awaited => at_once(self.limiter().login_attempt_async(&request)),
-        };
+        let attempted = self.wait_for(self.limiter().login_attempt_async(&request));
         match attempted.unwrap() {
             Attempted::Allowed(attempt) => json!({"allowed": true, "attempt": attempt}),
             Attempted::Refused(refusal) => {
@@ -251,27 +234,22 @@ impl Played {
 
     fn result(&self, args: &Value) -> Value {
         let (attempt, success) = (text(args, "attempt"), args["success"].as_bool().unwrap());
-        let told = match self.way {
-            Way::Direct => self.limiter().login_result(attempt, success),
-            Way::Awaited => at_once(self.limiter().login_result_async(attempt, success)),
-        };
+        let told = self.wait_for(self.limiter().login_result_async(attempt, success));
         match told {
             Ok(told) => {
                 let locked = told.lockout_remaining.map(Span::secs_ceil);
                 json!({"allowed": told.allowed, "lockoutRemaining": locked, "device": told.device})
             }
-            Err(LoginError::UnknownAttempt) => error_json("unknown_attempt", "none such", "attempt"),
+            Err(LoginError::UnknownAttempt) => error_json("unknown_attempt", "unknown", "attempt"),
             Err(error) => error_json("bad_request", &error.to_string(), "attempt"),
         }
     }
 
     fn account(&self, verb: &str, args: &Value) -> Value {
         let (account, limiter) = (text(args, "account"), self.limiter());
-        let changed = match (verb, self.way) {
-            ("reset", Way::Direct) => limiter.reset_account(account),
-            ("reset", Way::Awaited) => at_once(limiter.reset_account_async(account)),
-            (_, Way::Direct) => limiter.pardon_account(account),
-            (_, Way::Awaited) => at_once(limiter.pardon_account_async(account)),
+        let changed = match verb {
+            "reset" => self.wait_for(limiter.reset_account_async(account)),
+            _ => self.wait_for(limiter.pardon_account_async(account)),
         };
         json!({"ok": changed.is_ok()})
     }
@@ -290,14 +268,15 @@ fn files() -> Vec<(PathBuf, Option<String>)> {
 }
 
 #[track_caller]
-fn check(way: Way) {
+fn check<S: Store>(store: fn(&Policy) -> S) {
     let (mut failures, mut count) = (Vec::new(), 0);
     for (path, preset) in files() {
         let file: CaseFile = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         let shared = file.policy.as_ref().map(Lines::text).or(preset);
         for case in &file.cases {
             count += 1;
-            let mut player = Played { way, clock: Arc::default(), limiter: None };
+            let runtime = Builder::new_current_thread().build().unwrap();
+            let mut player = Played { store, runtime, clock: Arc::default(), limiter: None };
             if let Err(failure) = play(case, shared.as_deref(), &mut player) {
                 failures.push(format!("{}: {failure}", path.file_name().unwrap().display()));
             }
@@ -307,11 +286,11 @@ fn check(way: Way) {
 }
 
 #[test]
-fn every_vector_is_answered_as_written() {
-    check(Way::Direct);
+fn every_vector_is_answered_as_written_in_memory() {
+    check(|policy| MemoryStore::new(policy.memory()));
 }
 
 #[test]
-fn every_vector_is_answered_as_written_to_those_who_await() {
-    check(Way::Awaited);
+fn every_vector_is_answered_as_written_on_a_store_of_bytes() {
+    check(|_| KeyValueStore::default());
 }

@@ -1,0 +1,195 @@
+//! A second store, as one in another process would be: bytes under keys, commands and answers that travel as bytes, and
+//! nothing is answered at the first poll. Whatever it does is core's; it only loads and saves.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+
+use threshold_core::command::{AccountChange, AccountKey, Answer, Command, Records, SaveReason, execute, expire};
+use threshold_core::lockout::{Account, Login};
+use threshold_core::plan::{Charge, Subject};
+use threshold_core::{
+    Balance, BytesError, Digest, Limit, Outcome, Plan, Reservation, Standing, Timestamp, TraceId, settle,
+};
+use threshold_limiter::store::{Kind, Listed, Store, StoreError};
+use tokio::task::yield_now;
+
+/// Which table a record is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Table {
+    Balances,
+    Standings,
+    Accounts,
+    Reservations,
+    Refunds,
+}
+
+/// Bytes under keys.
+#[derive(Debug, Default)]
+pub(crate) struct KeyValueStore(Mutex<BTreeMap<(Table, u128), Vec<u8>>>);
+
+/// The store while one operation has it.
+struct Open<'s>(MutexGuard<'s, BTreeMap<(Table, u128), Vec<u8>>>);
+
+impl Store for KeyValueStore {
+    async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
+        yield_now().await;
+        let mut open = Open(self.0.lock().unwrap());
+        expire(&mut open, now)?;
+        let keys: Vec<Digest> = plan.charges().iter().map(Charge::key).collect();
+        let subjects: Vec<Digest> = plan.subjects().iter().map(Subject::key).collect();
+        let mut balances = keys.iter().map(|key| open.balance(*key)).collect::<Result<Vec<_>, _>>()?;
+        let standings = subjects.iter().map(|key| open.standing(*key));
+        let mut standings =
+            standings.map(|own| Ok(own?.unwrap_or_default())).collect::<Result<Vec<_>, StoreError>>()?;
+        *outcome = settle(plan, &mut balances, &mut standings, now);
+        for (index, (key, balance)) in keys.iter().zip(&balances).enumerate() {
+            if outcome.balance_changed(index) {
+                open.save(Table::Balances, key.to_u128(), balance.to_bytes());
+            }
+        }
+        for (index, (key, standing)) in subjects.iter().zip(&standings).enumerate() {
+            if outcome.standing_changed(index) {
+                open.save(Table::Standings, key.to_u128(), standing.to_bytes());
+            }
+        }
+        Ok(())
+    }
+
+    async fn execute(&self, command: Command, now: Timestamp) -> Result<Answer, StoreError> {
+        let sent = command.to_bytes();
+        yield_now().await;
+        let command = Command::from_bytes(&sent).map_err(unreadable)?;
+        let answered = execute(&command, &mut Open(self.0.lock().unwrap()), now)?.to_bytes();
+        yield_now().await;
+        Answer::from_bytes(&answered).map_err(unreadable)
+    }
+
+    async fn list(
+        &self,
+        _: Kind,
+        after: Option<Digest>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<Vec<Listed>, StoreError> {
+        yield_now().await;
+        let open = Open(self.0.lock().unwrap());
+        let all = open
+            .0
+            .iter()
+            .filter(|((table, key), _)| *table == Table::Standings && after.is_none_or(|after| *key > after.to_u128()));
+        let banned = all.filter_map(|((_, key), bytes)| {
+            let until = Standing::from_bytes(bytes).ok()?.banned_until().filter(|until| *until > now)?;
+            Some(Listed::Banned { key: Digest::from_u128(*key), until })
+        });
+        Ok(banned.take(limit).collect())
+    }
+}
+
+fn unreadable(_: BytesError) -> StoreError {
+    StoreError::Unavailable
+}
+
+impl Open<'_> {
+    fn read<T>(
+        &self,
+        table: Table,
+        key: u128,
+        read: impl Fn(&[u8]) -> Result<T, BytesError>,
+    ) -> Result<Option<T>, StoreError> {
+        self.0.get(&(table, key)).map(|bytes| read(bytes)).transpose().map_err(unreadable)
+    }
+
+    fn save(&mut self, table: Table, key: u128, bytes: Vec<u8>) {
+        self.0.insert((table, key), bytes);
+    }
+
+    fn balance(&self, key: Digest) -> Result<Balance, StoreError> {
+        Ok(self.read(Table::Balances, key.to_u128(), Balance::from_bytes)?.unwrap_or_default())
+    }
+}
+
+impl Records for Open<'_> {
+    type Error = StoreError;
+
+    fn balances<T>(
+        &mut self,
+        charges: &[(Digest, Limit)],
+        _: Timestamp,
+        change: impl FnOnce(&mut [Balance]) -> T,
+    ) -> Result<T, StoreError> {
+        let mut balances = charges.iter().map(|(key, _)| self.balance(*key)).collect::<Result<Vec<_>, _>>()?;
+        let changed = change(&mut balances);
+        for ((key, _), balance) in charges.iter().zip(balances) {
+            self.save(Table::Balances, key.to_u128(), balance.to_bytes());
+        }
+        Ok(changed)
+    }
+
+    fn forget_balance(&mut self, key: Digest) -> Result<(), StoreError> {
+        self.0.remove(&(Table::Balances, key.to_u128()));
+        Ok(())
+    }
+
+    fn standing(&mut self, key: Digest) -> Result<Option<Standing>, StoreError> {
+        self.read(Table::Standings, key.to_u128(), Standing::from_bytes)
+    }
+
+    fn forget_standing(&mut self, key: Digest) -> Result<(), StoreError> {
+        self.0.remove(&(Table::Standings, key.to_u128()));
+        Ok(())
+    }
+
+    fn reservation(&mut self, id: TraceId) -> Result<Option<Reservation>, StoreError> {
+        self.read(Table::Reservations, id.to_u128(), Reservation::from_bytes)
+    }
+
+    fn save_reservation(&mut self, reservation: Reservation, _: Timestamp) -> Result<(), StoreError> {
+        self.save(Table::Reservations, reservation.id().to_u128(), reservation.to_bytes());
+        Ok(())
+    }
+
+    fn take_expired(&mut self, now: Timestamp) -> Result<Option<Reservation>, StoreError> {
+        let all = self.0.iter().filter(|((table, _), _)| *table == Table::Reservations);
+        let expired =
+            all.filter_map(|(_, bytes)| Reservation::from_bytes(bytes).ok()).filter(|own| own.expires() <= now);
+        let first = expired.min_by_key(|own| (own.expires(), own.id()));
+        if let Some(first) = &first {
+            self.0.remove(&(Table::Reservations, first.id().to_u128()));
+        }
+        Ok(first)
+    }
+
+    fn remember_refund(&mut self, id: TraceId, _: Timestamp, _: Timestamp) -> Result<bool, StoreError> {
+        Ok(self.0.insert((Table::Refunds, id.to_u128()), Vec::new()).is_none())
+    }
+
+    fn remember_end(&mut self, id: TraceId, void_from: Timestamp, now: Timestamp) -> Result<(), StoreError> {
+        self.remember_refund(id, void_from, now).map(drop)
+    }
+
+    fn account(&mut self, key: AccountKey) -> Result<Option<Account>, StoreError> {
+        let (AccountKey::Own(key) | AccountKey::StandIn(key)) = key;
+        self.read(Table::Accounts, key.to_u128(), Account::from_bytes)
+    }
+
+    fn save_account(
+        &mut self,
+        key: AccountKey,
+        account: Account,
+        _: SaveReason,
+        _: &Login,
+        _: Timestamp,
+    ) -> Result<bool, StoreError> {
+        let (AccountKey::Own(key) | AccountKey::StandIn(key)) = key;
+        self.save(Table::Accounts, key.to_u128(), account.to_bytes());
+        Ok(true)
+    }
+
+    fn change_account(&mut self, account: Digest, change: AccountChange) -> Result<(), StoreError> {
+        if let Some(mut known) = self.account(AccountKey::Own(account))? {
+            change.apply(&mut known);
+            self.save(Table::Accounts, account.to_u128(), known.to_bytes());
+        }
+        Ok(())
+    }
+}
