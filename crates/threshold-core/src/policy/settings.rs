@@ -331,8 +331,6 @@ mod tests {
     }
 
     /// A `PUT` once copied the policy and applied every setting again: 173 ms at 5,000 tenants.
-    ///
-    /// Woken by: a `Vec` in place of any `Arc` of the policy, and by `SharedMap` making more than the way to a leaf.
     #[test]
     fn a_setting_costs_the_same_however_many_others_there_are() {
         let base = Policy::parse(POLICY, &|_| None).unwrap();

@@ -257,8 +257,6 @@ mod tests {
 
     /// A change makes the parts on the way to its leaf, and shares all others: with 16 ways at each branch there are a few
     /// more of them at 10,000 names than at 10.
-    ///
-    /// Woken by: making every child again in `inserted` or `without`.
     #[test]
     fn a_change_makes_a_few_parts_however_many_entries_there_are() {
         let mut map = SharedMap::default();

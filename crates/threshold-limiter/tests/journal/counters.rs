@@ -127,7 +127,6 @@ fn a_large_record_and_those_after_it_come_back() {
     check_loaded(&scratch, &held(&store), &store_of(1_000_000), Counters { read: OTHERS + 1, skipped: 0 });
 }
 
-/// Woken by: returning at the first damaged record in `load_counters`; leaving out the search in `next_sound`.
 #[test]
 fn a_damaged_record_is_skipped_and_counted() {
     let scratch = Scratch::new();

@@ -70,8 +70,6 @@ fn opened(bytes: &[u8]) -> (Kept, BTreeSet<String>) {
 }
 
 /// A file cut in half lost every row: SQLite does not open it.
-///
-/// Woken by: not reading pages in `Found::unopened`; dropping a page that the file ends within.
 #[test]
 fn a_file_that_was_cut_keeps_every_row_that_is_whole() {
     let whole = journal();

@@ -150,8 +150,6 @@ fn a_row_that_is_gone_without_a_trace_is_missed() {
 }
 
 /// A page that is gone hides its own rows, and not those behind it.
-///
-/// Woken by: not reading pages in `Found::look`.
 #[test]
 fn a_page_that_is_gone_hides_no_more_than_itself() {
     const ROWS: usize = 1_000;

@@ -29,8 +29,6 @@ fn check(server: &Server, user: &str) -> Value {
 
 /// A clock that jumps two days ahead for a second ended a ban of 24 hours, opened a window of a day again, and stayed ahead
 /// for weeks.
-///
-/// Woken by: `BELIEVED_AFTER` of 0 in `clock/steady.rs`.
 #[test]
 fn a_wall_clock_that_jumps_ahead_for_a_moment_does_nothing() {
     let (folder, policy) = (Scratch::folder(), Scratch::file("policy.toml", POLICY));
