@@ -19,6 +19,7 @@ use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{Clock, Limiter};
 
 use crate::log::{self, Denials, Samples};
+use crate::metrics::Metrics;
 use keeping::Names;
 pub(crate) use keeping::Place;
 pub(crate) use settings::Refused;
@@ -35,6 +36,7 @@ pub(crate) struct Desk {
     /// Which pauses are written down.
     pub(crate) pauses: Samples,
     settings: Turn,
+    pub(crate) metrics: Metrics,
     /// Where what must not be forgotten is written down, if anywhere.
     pub(crate) journal: Option<Arc<Journal>>,
 }
@@ -63,12 +65,15 @@ impl Desk {
 
     fn around(limiter: ServerLimiter, journal: Option<Arc<Journal>>) -> Self {
         let names = Names(limiter.bans());
+        let metrics = Metrics::new();
         let limiter = limiter.observed_by(Arc::new(Denials::default())).observed_by(Arc::new(names));
+        let limiter = limiter.observed_by(metrics.observer());
         Self {
             limiter: Arc::new(limiter),
             logins: Samples::default(),
             pauses: Samples::default(),
             settings: Turn::default(),
+            metrics,
             journal,
         }
     }

@@ -11,6 +11,7 @@ mod hosts;
 mod http;
 mod large;
 mod login;
+mod metrics;
 #[cfg(test)]
 mod observed;
 mod request_ids;
@@ -178,6 +179,7 @@ impl Future for Answering {
 fn router(app: Arc<App>) -> Router {
     Router::new()
         .merge(health::routes())
+        .merge(metrics::routes())
         .merge(http::routes())
         .merge(login::routes())
         .merge(admin::routes())

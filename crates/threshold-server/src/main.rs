@@ -10,6 +10,7 @@ mod init;
 mod lint;
 mod log;
 mod manual;
+mod metrics;
 mod operate;
 mod reload;
 mod replay;

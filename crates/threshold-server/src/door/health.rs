@@ -91,7 +91,7 @@ pub(crate) struct HealthBody {
 
 /// Who asks how the server stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asker {
+pub(super) enum Asker {
     Anyone,
     /// Somebody with a token of this server.
     Known,

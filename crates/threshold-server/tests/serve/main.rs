@@ -21,6 +21,7 @@ mod installation;
 mod limits;
 mod logged;
 mod login;
+mod metrics;
 mod operators;
 mod origin;
 mod process;

@@ -94,6 +94,7 @@ fn paths(generator: &mut SchemaGenerator) -> Value {
     add("/check", calls.post("limitAlias", "The same as /v1/limit", &limit, &limited, &[]));
     add("/healthz", calls.health("healthz", "Whether the server lives"));
     add("/readyz", calls.health("readyz", "Whether it does all that it should"));
+    add("/metrics", calls.metrics());
     operators::add(&mut paths, generator);
     Value::Object(paths)
 }
@@ -147,6 +148,22 @@ impl Calls<'_> {
             "summary": summary,
             "requestBody": {"required": true, "content": content(body)},
             "responses": responses,
+        }})
+    }
+
+    fn metrics(&mut self) -> Value {
+        let error = self.generator.subschema_for::<ErrorBody>().to_value();
+        json!({"get": {
+            "operationId": "metrics",
+            "summary": "What Prometheus scrapes",
+            "responses": {
+                "200": {
+                    "description": "OpenMetrics text",
+                    "content": {"application/openmetrics-text": {"schema": {"type": "string"}}},
+                },
+                "401": {"description": "The server has tokens, and none was shown", "content": content(&error)},
+                "403": {"description": "Host or Origin is no name of this server", "content": content(&error)},
+            },
         }})
     }
 

@@ -1,0 +1,152 @@
+//! What is counted for Prometheus: decisions by rule and verdict. Labels come from the policy alone, so that no caller can add
+//! a series.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+use threshold_core::decision::{Degraded, Verdict};
+use threshold_core::policy::Policy;
+use threshold_core::{Decision, Facts};
+use threshold_limiter::{Observer, Refused};
+
+/// All metrics of one server.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    counts: Arc<Counts>,
+}
+
+/// What an observer counts.
+#[derive(Debug)]
+struct Counts {
+    decisions: Family<DecisionLabels, Counter>,
+    blocks: Family<LayerLabel, Counter>,
+    warnings: Counter,
+    degraded: Family<ReasonLabel, Counter>,
+    refused: Counter,
+    /// The series of the policy in force, found once for each generation of it.
+    series: ArcSwap<Series>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DecisionLabels {
+    layer: &'static str,
+    rule: String,
+    verdict: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LayerLabel {
+    layer: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+const VERDICTS: [Verdict; 5] = [Verdict::Allow, Verdict::Warn, Verdict::Slow, Verdict::Deny, Verdict::Ban];
+
+/// The counters of one policy's decisions.
+#[derive(Debug)]
+struct Series {
+    generation: u64,
+    /// By rule, then by verdict.
+    rules: Vec<RuleSeries>,
+    /// For decisions that no rule binds: allow-listed, banned by an operator, or met by no rule.
+    unbound: RuleSeries,
+}
+
+#[derive(Debug, Default)]
+struct RuleSeries {
+    verdicts: [Counter; VERDICTS.len()],
+    blocks: Counter,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let counts = Arc::new(Counts {
+            decisions: Family::default(),
+            blocks: Family::default(),
+            warnings: Counter::default(),
+            degraded: Family::default(),
+            refused: Counter::default(),
+            series: ArcSwap::from_pointee(Series { generation: 0, rules: Vec::new(), unbound: RuleSeries::default() }),
+        });
+        let mut registry = Registry::with_prefix("threshold");
+        registry.register("decisions", "Decisions, by the rule that bound them", counts.decisions.clone());
+        registry.register("blocks", "Requests that were denied or banned, by layer", counts.blocks.clone());
+        registry.register("warnings", "Requests that were let through with a warning", counts.warnings.clone());
+        registry.register("degraded", "Decisions without all that they need, by reason", counts.degraded.clone());
+        registry.register("refused", "Requests that client doors refused undecided", counts.refused.clone());
+        Self { registry, counts }
+    }
+
+    /// Counts what it is told.
+    pub(crate) fn observer(&self) -> Arc<dyn Observer> {
+        Arc::<Counts>::clone(&self.counts)
+    }
+
+    /// Everything as OpenMetrics text.
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        // A string takes whatever is written.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
+        text
+    }
+}
+
+impl Observer for Counts {
+    fn decided(&self, _: &Facts<'_>, decision: &Decision, policy: &Policy) {
+        let mut series = self.series.load();
+        if series.generation != policy.generation() {
+            self.series.store(Arc::new(self.series_of(policy)));
+            series = self.series.load();
+        }
+        let bound = decision.bound_by().and_then(|reading| series.rules.get(reading.rule)).unwrap_or(&series.unbound);
+        if let Some(counter) = bound.verdicts.get(place(decision.verdict)) {
+            counter.inc();
+        }
+        if !decision.allowed() {
+            bound.blocks.inc();
+        }
+        if decision.verdict == Verdict::Warn {
+            self.warnings.inc();
+        }
+        if let Some(reason) = decision.degraded {
+            self.count_degraded(reason);
+        }
+    }
+
+    fn refused(&self, _: Refused<'_>, _: &Policy) {
+        self.refused.inc();
+    }
+}
+
+impl Counts {
+    #[cold]
+    fn series_of(&self, policy: &Policy) -> Series {
+        let series = |layer: &'static str, rule: &str| RuleSeries {
+            verdicts: VERDICTS.map(|verdict| {
+                let labels = DecisionLabels { layer, rule: rule.to_owned(), verdict: verdict.name() };
+                self.decisions.get_or_create(&labels).clone()
+            }),
+            blocks: self.blocks.get_or_create(&LayerLabel { layer }).clone(),
+        };
+        let rules = policy.rules().iter().map(|rule| series(rule.layer.name(), &rule.name)).collect();
+        Series { generation: policy.generation(), rules, unbound: series("none", "") }
+    }
+
+    #[cold]
+    fn count_degraded(&self, reason: Degraded) {
+        self.degraded.get_or_create(&ReasonLabel { reason: reason.name() }).inc();
+    }
+}
+
+fn place(verdict: Verdict) -> usize {
+    VERDICTS.iter().position(|own| *own == verdict).unwrap_or(0)
+}
