@@ -163,9 +163,7 @@ impl Desk {
     pub(crate) fn tell_crowded_login(&self, ip: IpAddr) {
         let policy = self.limiter.policy();
         if self.logins.take(self.limiter.now()).is_some() {
-            let ip = ip.to_canonical().to_string();
-            let ip = if policy.identity().log_identifiers { ip } else { policy.key().redact(&ip) };
-            tracing::warn!(ip, "auth_ip_rate_limit");
+            tracing::warn!(ip = log::shown_address(ip, &policy), "auth_ip_rate_limit");
         }
     }
 

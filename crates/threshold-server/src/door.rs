@@ -158,6 +158,11 @@ pin_project! {
 }
 
 impl Answering {
+    /// A request that is not even looked at.
+    pub(crate) fn refusing(error: ApiError) -> Self {
+        Self::now(error.into_response())
+    }
+
     fn now(response: Response) -> Self {
         Self::Now { response: Some(response) }
     }

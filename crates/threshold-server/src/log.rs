@@ -3,6 +3,7 @@
 mod queue;
 
 use std::fmt::Write as _;
+use std::net::IpAddr;
 use std::sync::Mutex;
 
 use threshold_core::decision::Reading;
@@ -56,6 +57,12 @@ fn wanted_targets(text: &str) -> anyhow::Result<Targets> {
         );
     }
     text.parse().map_err(|error| anyhow::anyhow!("THRESHOLD_LOG: {error}"))
+}
+
+/// An address as log lines show it: a digest, unless the policy has `log_identifiers = true`.
+pub(crate) fn shown_address(ip: IpAddr, policy: &Policy) -> String {
+    let ip = ip.to_canonical().to_string();
+    if policy.identity().log_identifiers { ip } else { policy.key().redact(&ip) }
 }
 
 /// Which denials become a line: each one of a rule that says so, of all others a few in a second.

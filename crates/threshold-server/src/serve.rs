@@ -218,7 +218,11 @@ fn announce(
     let rules = policy.rules().len();
     let plural = if rules == 1 { "" } else { "s" };
     let keys = policy.memory().max_keys;
-    let asked = if tokens.ask_callers() { "callers show one" } else { "none: open to this machine alone" };
+    let asked = match (tokens.ask_callers(), tokens.are_some()) {
+        (true, _) => "callers show one",
+        (false, true) => "operators show one; callers need none: open to this machine alone",
+        (false, false) => "none: open to this machine alone",
+    };
     let journal = if args.no_db { "none".to_owned() } else { args.db.display().to_string() };
     let text = format!(
         "threshold {}\n  http    {place}\n  policy  {}, {rules} rule{plural}\n  store   memory, at most {keys} keys\n  \

@@ -43,7 +43,7 @@ impl fmt::Display for PathError {
         match self {
             Self::TooLong => write!(f, "the path is longer than {MAX_PATH} bytes"),
             Self::TooManyReadings => write!(f, "servers may read the path in more than {MAX_READINGS} ways"),
-            Self::DotSegment => f.write_str("the path has a dot segment, . or .."),
+            Self::DotSegment => f.write_str("the path has a dot segment (. or ..)"),
             Self::Backslash => f.write_str("the path has a backslash"),
             Self::ControlCharacter => f.write_str("the path has a control character"),
             Self::NumberSign => f.write_str("the path has a number sign that is not encoded"),

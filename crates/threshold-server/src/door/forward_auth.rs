@@ -32,7 +32,7 @@ use tower_service::Service;
 use super::request_ids::{Digest, RequestIds};
 use super::{Answering, ApiError, App};
 use crate::desk::Desk;
-use crate::log::Samples;
+use crate::log::{Samples, shown_address};
 
 /// Where proxies ask.
 pub(super) const PATH: &str = "/auth";
@@ -88,7 +88,7 @@ pub(super) fn answer(app: &Arc<App>, peer: SocketAddr, parts: Parts) -> Answerin
     match ask(app, peer, parts, deny) {
         Ok(answering) => answering,
         Err(error) => {
-            app.forward_auth.tell(&error, &app.desk);
+            app.forward_auth.tell(&error, peer.ip(), &app.desk);
             Answering::now(deny.refuse(error))
         }
     }
@@ -102,7 +102,7 @@ async fn unauthorized(app: &App, peer: SocketAddr, is_wrong: bool) -> ApiError {
     }
     let message = "send X-Threshold-Token and a token of this server";
     let error = ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message);
-    app.forward_auth.tell(&error, &app.desk);
+    app.forward_auth.tell(&error, peer.ip(), &app.desk);
     error
 }
 
@@ -113,7 +113,7 @@ fn ask(app: &App, peer: SocketAddr, mut parts: Parts, deny: Deny) -> Result<Answ
         question = repeats::question(&app.request_ids, peer.ip().to_canonical(), &parts, length)?;
         length
     } else {
-        app.forward_auth.warn(&app.desk);
+        app.forward_auth.warn(peer.ip(), &app.desk);
         0
     };
     let now = || app.desk.limiter.now();
@@ -170,10 +170,11 @@ fn is_trusted(app: &App, peer: IpAddr) -> bool {
 
 impl ForwardAuth {
     /// A proxy's clients cannot mend what is wrong with it, and some proxies drop what they are told: so it is logged.
-    fn tell(&self, error: &ApiError, desk: &Desk) {
+    fn tell(&self, error: &ApiError, peer: IpAddr, desk: &Desk) {
         let Some(left_out) = self.refusals.take(desk.limiter.now()) else { return };
         tracing::warn!(
             status = error.status.as_u16(),
+            peer = shown_address(peer, &desk.limiter.policy()),
             message = error.body.message(),
             left_out,
             "turned away at /auth"
@@ -181,10 +182,11 @@ impl ForwardAuth {
     }
 
     /// All clients of a proxy that somebody forgot to list share one budget, and rules by path hold for none of them.
-    fn warn(&self, desk: &Desk) {
+    fn warn(&self, peer: IpAddr, desk: &Desk) {
         let Some(left_out) = self.refusals.take(desk.limiter.now()) else { return };
         let message = "a peer that is not one of the policy's trusted_proxies is decided as its own client";
-        tracing::warn!(message, left_out, "not believed at /auth");
+        let peer = shown_address(peer, &desk.limiter.policy());
+        tracing::warn!(peer, message, left_out, "not believed at /auth");
     }
 }
 

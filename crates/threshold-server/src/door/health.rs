@@ -46,9 +46,25 @@ impl Trouble {
     /// The same for everyone, but for the paths of these files.
     pub(crate) fn hiding(full: String, paths: &[impl AsRef<Path>]) -> Self {
         let paths = paths.iter().map(|path| path.as_ref().display().to_string()).filter(|path| !path.is_empty());
-        let open = paths.fold(full.clone(), |text, path| text.replace(&path, "the file"));
+        let open = paths.fold(full.clone(), |text, path| hide(&text, &path));
         Self { open, full }
     }
+}
+
+/// A text without a path, or the name of a file beside it that begins as it does.
+fn hide(text: &str, path: &str) -> String {
+    let mut parts = text.split(path);
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let beside = part.strip_prefix('.').filter(|rest| rest.starts_with(|c: char| c.is_ascii_alphanumeric()));
+        let (name, rest) = match beside {
+            Some(rest) => ("one beside it", rest.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '-')),
+            None => ("the file", part),
+        };
+        shown.push_str(name);
+        shown.push_str(rest);
+    }
+    shown
 }
 
 impl Health {
@@ -136,4 +152,19 @@ async fn ready(State(app): State<Arc<App>>, asker: Asker) -> Response {
     let status = if reasons.is_empty() { "ok" } else { "degraded" };
     let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
     json(StatusCode::OK, &HealthBody { status, reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file beside the journal was told as `the file.damaged-1794794439965074`.
+    #[test]
+    fn no_path_is_told_to_everyone() {
+        let check = |full: &str, expect: &str| assert_eq!(Trouble::hiding(full.to_owned(), &["/d/t.db"]).open, expect);
+        check("cannot read /d/t.db: no", "cannot read the file: no");
+        check("/d/t.db is cut; see /d/t.db.damaged-17, or not", "the file is cut; see one beside it, or not");
+        check("look at /d/t.db. Then go on", "look at the file. Then go on");
+        check("nothing", "nothing");
+    }
 }

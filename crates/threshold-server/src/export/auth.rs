@@ -92,6 +92,11 @@ pub(super) fn write(proxy: Proxy, policy: &Policy, name: &str) -> anyhow::Result
 }
 
 impl Believed {
+    /// The name that an example shows how to set: the user's, where the policy believes one.
+    fn example(&self) -> Option<&Named> {
+        self.names.iter().find(|own| own.says.contains("user")).or_else(|| self.names.first())
+    }
+
     fn new(proxy: Proxy, policy: &Policy, name: &str) -> anyhow::Result<Self> {
         let identity = policy.identity();
         if identity.address.trusted.is_empty() {

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::response::Response;
-use http::Request;
+use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use threshold_core::Policy;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
@@ -21,7 +20,8 @@ use super::address::Listener;
 use super::line::{Line, Socket, Watched};
 use super::linger::Lingering;
 use super::peers::{Exempt, PeerPlace, Peers};
-use crate::door::{Answering, Bounds, Doors};
+use crate::door::{Answering, ApiError, Bounds, Doors};
+use crate::log::shown_address;
 
 /// The largest head of a request, in bytes; larger ones get 431.
 const MAX_HEAD: usize = 16 << 10;
@@ -94,7 +94,7 @@ fn admit(peers: &Arc<Peers>, ip: IpAddr, doors: &Doors) -> Option<PeerPlace> {
     if place.is_none()
         && let Some(left_out) = peers.refusals.take(limiter.now())
     {
-        let ip = logged_address(ip, &policy);
+        let ip = shown_address(ip, &policy);
         tracing::warn!(ip, most = peers.most(), left_out, "connection closed: its peer has as many as it may");
     }
     place
@@ -104,15 +104,9 @@ fn admit(peers: &Arc<Peers>, ip: IpAddr, doors: &Doors) -> Option<PeerPlace> {
 fn log_large_head(doors: &Doors, ip: IpAddr) {
     let limiter = &doors.app().desk.limiter;
     let Some(left_out) = doors.app().refused.take(limiter.now()) else { return };
-    let ip = logged_address(ip, &limiter.policy());
+    let ip = shown_address(ip, &limiter.policy());
     let (most_bytes, most_fields) = (MAX_HEAD, MAX_FIELDS);
     tracing::warn!(status = 431, ip, most_bytes, most_fields, left_out, "request refused: its headers are too large");
-}
-
-/// An address as log lines show it.
-fn logged_address(ip: IpAddr, policy: &Policy) -> String {
-    let ip = ip.to_canonical().to_string();
-    if policy.identity().log_identifiers { ip } else { policy.key().redact(&ip) }
 }
 
 enum Accepted {
@@ -144,8 +138,26 @@ impl hyper::service::Service<Request<Incoming>> for Addressed {
     type Future = Answering;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
+        // hyper's own bound grows with what a connection has read before.
+        if head_bytes(&request) > MAX_HEAD {
+            log_large_head(&self.doors, self.peer.ip());
+            let message = format!("the head of a request has at most {MAX_HEAD} bytes");
+            let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+            return Answering::refusing(ApiError::new(status, "headers_too_large", message));
+        }
         self.doors.call(self.peer, &self.line, request)
     }
+}
+
+/// How many bytes a request's line and fields took, as most clients write them.
+fn head_bytes<B>(request: &Request<B>) -> usize {
+    let uri = request.uri();
+    let target = uri.path_and_query().map_or(0, |target| target.as_str().len());
+    let authority = uri.authority().map_or(0, |authority| authority.as_str().len());
+    let line = request.method().as_str().len().saturating_add(target).saturating_add(authority);
+    let fields = request.headers().iter().map(|(name, value)| name.as_str().len().saturating_add(value.len()));
+    // ": " and a line break for each field; two blanks, the version and a line break; and an empty line.
+    fields.fold(line.saturating_add(14), |sum, field| sum.saturating_add(field).saturating_add(4))
 }
 
 /// One connection's places, among those of its peer and among all, which it gives back in this order when it ends: whoever

@@ -58,7 +58,7 @@ async fn watch(app: Arc<App>, journal: Arc<Journal>, damage: Option<String>) {
                 }
                 match &*troubles.borrow_and_update() {
                     Some(error) => tracing::error!(%error, "the journal cannot be written; decisions go on without it"),
-                    None => tracing::info!("the journal is written again, and nothing is missing in it"),
+                    None => tracing::info!("the journal is written again, with everything that has changed meanwhile"),
                 }
             }
             _ = ticks.tick() => {}

@@ -177,7 +177,7 @@ fn explain_says_which_rules_are_met_and_what_is_left() {
     assert_eq!(ask(client, "/v1/peek", &user("u1"))["remaining"], 1, "explaining charges nothing");
     let odd = ask(client, "/v1/explain", &json!({"ip": "203.0.113.7", "user": "u1", "path": "/x/../api/posts"}));
     assert_eq!(odd["path"]["readings"][0], "/api/posts");
-    let refused = json!({"status": 400, "message": "the path has a dot segment, . or .."});
+    let refused = json!({"status": 400, "message": "the path has a dot segment (. or ..)"});
     assert_eq!((&odd["path"]["refusedAtClientDoors"], &odd["decision"]["allowed"]), (&refused, &json!(true)));
 }
 

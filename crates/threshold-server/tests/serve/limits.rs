@@ -108,6 +108,34 @@ fn what_is_too_large_is_refused_before_it_is_read() {
     }
 }
 
+/// hyper's buffer grows with what a connection has read: after a head of 3,000 bytes, one of 20,000 was accepted.
+#[test]
+fn the_bound_of_a_head_does_not_depend_on_what_was_read_before() {
+    let server = Start::default().server();
+    for large in [16_400, 20_000, 24_000] {
+        let mut stream = server.stream();
+        for (bytes, status) in [(100, 200), (3_000, 200), (large, 431)] {
+            let head = format!("GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "y".repeat(bytes));
+            let (first, rest) = head.split_at(60);
+            stream.write_all(first.as_bytes()).unwrap();
+            // In its own segment, as a proxy writes it.
+            std::thread::sleep(Duration::from_millis(20));
+            stream.write_all(rest.as_bytes()).unwrap();
+            let mut answer = [0; 12];
+            stream.read_exact(&mut answer).unwrap();
+            assert_eq!(String::from_utf8_lossy(&answer), format!("HTTP/1.1 {status}"), "after {bytes}");
+            if status == 200 {
+                let mut left = Vec::new();
+                while !left.ends_with(b"\r\n\r\n{\"status\":\"ok\"}") {
+                    let mut byte = [0];
+                    stream.read_exact(&mut byte).unwrap();
+                    left.push(byte[0]);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn beyond_its_bound_connections_wait_for_their_turn() {
     let server = Start { args: &["--max-connections", "2"], ..Start::default() }.server();

@@ -311,8 +311,8 @@ fn nginx_leaves_out_what_is_told_to_and_can_be_told_to_open() {
 fn behind_the_exported_files_nobody_rotates_addresses_or_raises_a_tier() {
     let grove = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../policies/grove.toml")).unwrap();
     // The operator's own authentication says which tenant it is.
-    let nginx = [("#proxy_set_header X-Tenant $remote_user;", "proxy_set_header X-Tenant t1;")];
-    let caddy = [("#request_header X-Tenant {http.auth.user.id}", "request_header X-Tenant t1")];
+    let nginx = [("#proxy_set_header X-User $remote_user;", "proxy_set_header X-Tenant t1;")];
+    let caddy = [("#request_header X-User {http.auth.user.id}", "request_header X-Tenant t1")];
     for (kind, edits) in [(Kind::Nginx, nginx), (Kind::Caddy, caddy)] {
         let site = Site::exported(kind, &grove, &edits);
         let post = |path: &str, number: usize| {

@@ -25,7 +25,7 @@ pub(super) fn write(believed: &Believed) -> String {
     out.push_str("}\n\n");
     ask(believed, &mut out);
     out.push_str("\n:80 {\n\troute {\n\t\timport threshold_clean\n");
-    if let Some(Named { header, .. }) = believed.names.first() {
+    if let Some(Named { header, .. }) = believed.example() {
         let all: Vec<String> =
             believed.names.iter().map(|own| format!("{} ({})", shown(&own.header), own.says)).collect();
         let _ = write!(

@@ -139,7 +139,7 @@ fn removed_from_question(believed: &Believed, out: &mut String) {
 
 /// Where the operator says who is calling.
 fn names(believed: &Believed, out: &mut String) {
-    let Some(Named { header, .. }) = believed.names.first() else { return };
+    let Some(Named { header, .. }) = believed.example() else { return };
     let all: Vec<String> = believed.names.iter().map(|own| format!("{} ({})", shown(&own.header), own.says)).collect();
     let _ = write!(
         out,
