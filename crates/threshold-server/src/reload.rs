@@ -11,6 +11,7 @@ use threshold_core::policy::{Finding, Policy};
 
 use crate::door::{App, Trouble};
 use crate::serve::Certificates;
+use crate::serve::offers;
 use crate::source::Source;
 use watch::{Contents, Found, Watch};
 
@@ -124,6 +125,7 @@ fn load_policy(path: &Path, bytes: Result<Vec<u8>, String>, app: &App, allow_emp
             let generation = app.desk.swap(policy);
             app.health.policy(None);
             tracing::info!(policy = name, rules, generation, "a new policy is in force");
+            offers::warn(&app.desk.limiter.policy());
             if is_empty {
                 tracing::warn!(policy = name, "the policy has no rules: nobody is limited");
             }
@@ -149,6 +151,9 @@ fn usable(
         let full = format!("the policy cannot be used\n{}", source.render(&errors));
         Trouble { open: codes(&errors, &source.text), full }
     })?;
+    if let Some(text) = offers::refuses(&policy) {
+        return Err(Trouble { open: "a rule asks for more than the store offers".to_owned(), full: text });
+    }
     // A file that was emptied or cut is a policy, too. One for logins alone never had rules.
     let loses_rules = policy.rules().is_empty() && !in_force.rules().is_empty();
     if (policy.is_empty() || loses_rules) && !allow_empty {

@@ -5,6 +5,7 @@ mod connection;
 mod keep;
 mod line;
 mod linger;
+pub(crate) mod offers;
 mod peers;
 mod tls;
 mod tokens;
@@ -47,6 +48,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     if policy.is_empty() && !args.allow_empty {
         anyhow::bail!("{} has no rules and no [login], and limits nobody: --allow-empty accepts that", source.name);
     }
+    if let Some(refusal) = offers::refuses(&policy) {
+        anyhow::bail!("{}: {refusal}", source.name);
+    }
+    offers::warn(&policy);
     let tokens = Tokens::from_environment()?;
     let hosts = hosts(args, &tokens);
     if args.tls_cert.is_some() && matches!(args.http, Address::Unix(_)) {
@@ -217,7 +222,7 @@ fn announce(
     let place = listener.place(if tls { "https" } else { "http" })?;
     let rules = policy.rules().len();
     let plural = if rules == 1 { "" } else { "s" };
-    let keys = policy.memory().max_keys;
+    let (keys, exactness) = (policy.memory().max_keys, offers::exactness(policy));
     let asked = match (tokens.ask_callers(), tokens.are_some()) {
         (true, _) => "callers show one",
         (false, true) => "operators show one; callers need none: open to this machine alone",
@@ -225,7 +230,7 @@ fn announce(
     };
     let journal = if args.no_db { "none".to_owned() } else { args.db.display().to_string() };
     let text = format!(
-        "threshold {}\n  http    {place}\n  policy  {}, {rules} rule{plural}\n  store   memory, at most {keys} keys\n  \
+        "threshold {}\n  http    {place}\n  policy  {}, {rules} rule{plural}\n  store   memory, at most {keys} keys{exactness}\n  \
          journal {journal}\n  tokens  {asked}\n",
         env!("CARGO_PKG_VERSION"),
         source.name,

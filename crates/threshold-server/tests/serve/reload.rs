@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde_json::json;
 
-use super::process::{Scratch, Server, Start};
+use super::process::{POLICY, Scratch, Server, Start};
 
 /// Two rules that carry the number of their policy in their names and in their limits.
 fn numbered(number: u64) -> String {
@@ -254,4 +254,27 @@ fn a_policy_that_cannot_be_used_is_told_at_the_start() {
     let output = Start { args: &["/no/such/policy.toml"], ..Start::default() }.command().output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8(output.stderr).unwrap().contains("/no/such/policy.toml"));
+}
+
+/// A consistency that no store offers is refused at the start, and when a file changes to it the old policy stays.
+#[test]
+fn a_policy_that_asks_for_leases_is_not_put_in_force() {
+    let leased = POLICY.replacen("limit = ", "consistency = \"leased\"\nlimit = ", 1);
+    let file = Scratch::file("p.toml", &leased);
+    let output = Start { policy: Some(file.path()), ..Start::default() }.command().output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("consistency = \"leased\"") && error.contains("strong"), "{error}");
+    let (server, file) = Server::with(POLICY);
+    std::fs::write(file.path(), leased).unwrap();
+    server.wait_for_log("the old policy stays in force: rule");
+    let ready = server.connect().send("GET", "/readyz", &[], "").unwrap().json();
+    assert_eq!(ready["status"], "degraded", "{ready}");
+}
+
+#[test]
+fn a_policy_with_alerts_is_told_that_they_raise_nothing() {
+    let alerts = format!("{POLICY}\n[alerts]\nuser_bans = {{ per = \"h\", warning = 1, critical = 2 }}\n");
+    let (server, _file) = Server::with(&alerts);
+    server.wait_for_log("[alerts] raises no alerts");
 }
