@@ -152,7 +152,7 @@ fn told_reset(ready: Timestamp, at: Timestamp) -> u64 {
     at.plus(Span::from_secs(ready.since(at).secs_ceil())).secs_ceil()
 }
 
-/// Why an answer was given without the store.
+/// Why an answer was given without the store, or without all that it needs of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Degraded {
     /// The store did not answer in time.
@@ -165,6 +165,8 @@ pub enum Degraded {
     TooManyRules,
     /// The decision is as it should be, and what it did to somebody's standing is not on disk yet.
     Journal,
+    /// The store had no room for a budget of its own, and the request was counted by one that stands in for many.
+    SharedBudget,
 }
 
 impl Degraded {
@@ -177,6 +179,7 @@ impl Degraded {
             Self::StoreFull => "store_full",
             Self::TooManyRules => "too_many_rules",
             Self::Journal => "journal",
+            Self::SharedBudget => "shared_budget",
         }
     }
 }
@@ -300,10 +303,12 @@ impl Decision {
         }
     }
 
-    /// Whether it was denied for want of the store. A strike that is not on disk yet was decided all the same.
+    /// Whether it was denied because the store could not answer. What is not on disk yet, or was counted by a shared budget,
+    /// was decided all the same.
     #[must_use]
     pub fn unavailable(&self) -> bool {
-        !self.allowed() && self.degraded.is_some_and(|reason| reason != Degraded::Journal)
+        let decided = |reason| matches!(reason, Degraded::Journal | Degraded::SharedBudget);
+        !self.allowed() && self.degraded.is_some_and(|reason| !decided(reason))
     }
 
     /// Whether the client is banned.
@@ -365,6 +370,9 @@ impl Plan<'_> {
             }
             Some(Listed::Allow) => return,
             None => {}
+        }
+        if outcome.has_stand_ins() {
+            decision.degraded = Some(Degraded::SharedBudget);
         }
         let denied_by_limit = self.read(outcome, decision);
         decision.escalations.extend(outcome.escalations.iter().copied());

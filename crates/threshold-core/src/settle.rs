@@ -97,6 +97,11 @@ impl Outcome {
         let _ = self.stood_in.try_push((key, other));
     }
 
+    /// Whether another key was charged in place of any of the plan's.
+    pub(crate) fn has_stand_ins(&self) -> bool {
+        !self.stood_in.is_empty()
+    }
+
     /// The key that was charged where the plan says `key`.
     pub(crate) fn charged_key(&self, key: Digest) -> Digest {
         self.stood_in.iter().find(|(own, _)| *own == key).map_or(key, |(_, other)| *other)
@@ -174,6 +179,54 @@ pub trait Balances {
 
     /// One by itself, to try things on.
     fn copied(&self, index: usize) -> Balance;
+
+    /// Whether one stands in for many keys, because the store had no room for this charge's own. Going over it denies, but it
+    /// is nobody's offence: others may have used it up.
+    fn stands_in(&self, index: usize, charge: &Charge<'_>) -> bool {
+        let _ = (index, charge);
+        false
+    }
+}
+
+/// Copies of balances, for a peek; which of them stand in for others, the originals say.
+struct Tried {
+    balances: ArrayVec<Balance, MAX_CHARGES>,
+    stand_ins: u16,
+}
+
+impl Tried {
+    fn of<B: Balances + ?Sized>(plan: &Plan<'_>, originals: &B) -> Self {
+        let charges = plan.charges.iter().enumerate();
+        let stand_ins = charges.filter(|(index, charge)| originals.stands_in(*index, charge));
+        let stand_ins = stand_ins.fold(0, |bits, (index, _)| bits | bit(index));
+        Self { balances: (0..plan.charges.len()).map(|index| originals.copied(index)).collect(), stand_ins }
+    }
+}
+
+impl Balances for Tried {
+    fn look(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool) {
+        self.balances[..].look(index, charge, now)
+    }
+
+    fn charge(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp, id: TraceId) -> Mark {
+        self.balances[..].charge(index, charge, now, id)
+    }
+
+    fn is_blocked(&self, index: usize, now: Timestamp) -> bool {
+        self.balances[..].is_blocked(index, now)
+    }
+
+    fn block(&mut self, index: usize, charge: &Charge<'_>, until: Timestamp) {
+        self.balances[..].block(index, charge, until);
+    }
+
+    fn copied(&self, index: usize) -> Balance {
+        self.balances[..].copied(index)
+    }
+
+    fn stands_in(&self, index: usize, _: &Charge<'_>) -> bool {
+        self.stand_ins & bit(index) != 0
+    }
 }
 
 impl Balances for [Balance] {
@@ -280,10 +333,9 @@ pub fn settle_into<B: Balances + ?Sized, S: Standings + ?Sized>(
         Verb::Check => Step { plan, balances, standings, now, outcome }.check(),
         Verb::Record => Step { plan, balances, standings, now, outcome }.record(),
         Verb::Peek => {
-            let places = 0..plan.charges.len();
-            let mut balances: ArrayVec<Balance, MAX_CHARGES> = places.map(|index| balances.copied(index)).collect();
+            let mut balances = Tried::of(plan, balances);
             let mut standings = Copies::of(standings);
-            Step { plan, balances: &mut balances[..], standings: &mut standings, now, outcome }.check();
+            Step { plan, balances: &mut balances, standings: &mut standings, now, outcome }.check();
             outcome.changed_balances = 0;
             outcome.changed_standings = 0;
         }
@@ -447,7 +499,8 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         let charges = self.plan.charges.iter().zip(&self.outcome.settled).enumerate();
         let over = charges.filter(|(index, (charge, settled))| {
             let full = charge.subject == Some(subject) && charge.enforced() && !settled.look.fits;
-            full && (charge.rule.strike == StrikeMode::Ignored || !self.balances.is_blocked(*index, self.now))
+            let own = full && !self.balances.stands_in(*index, charge);
+            own && (charge.rule.strike == StrikeMode::Ignored || !self.balances.is_blocked(*index, self.now))
         });
         over.map(|(index, (charge, _))| (index, charge.violation())).collect()
     }
@@ -514,7 +567,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
             let Some(settled) = self.outcome.settled.get_mut(index) else { break };
             let Some(span) = charge.rule.block_for.filter(|_| self.plan.punishes) else { continue };
             let over = charge.enforced() && !settled.look.fits && !settled.lifted;
-            if over && !self.balances.is_blocked(index, self.now) {
+            if over && !self.balances.is_blocked(index, self.now) && !self.balances.stands_in(index, charge) {
                 let until = self.now.plus(span);
                 self.balances.block(index, charge, until);
                 settled.look.ready_at = settled.look.ready_at.max(until);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use threshold_core::{Decision, Span, Timestamp, Verdict};
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::{Facts, Limiter, LoginRequest, ManualClock, Policy};
+use threshold_limiter::{Degraded, Facts, Limiter, LoginRequest, ManualClock, Policy};
 
 const MAX_KEYS: usize = 10_000;
 
@@ -291,4 +291,38 @@ fn in_a_full_table_of_strikes_nobody_is_warned_twice_and_a_ban_is_kept() {
         assert_eq!(verdicts[1..], [Verdict::Ban, Verdict::Ban], "{name}");
     }
     assert_eq!(limiter.store().usage().subjects, subjects);
+}
+
+/// In a table that others had filled, a user's first three requests were two warnings and a ban of 24 hours: they were counted
+/// by a budget for many, which those had used up.
+///
+/// Woken by: leaving out `stands_in` in `Step::violations`.
+#[test]
+fn nobody_is_struck_for_what_others_used_up() {
+    for when_full in ["fold", "shared"] {
+        for strike in ["request", "window", "ignored"] {
+            let text = format!(
+                "[memory]\nmax_keys = 1000\nwhen_full = \"{when_full}\"\n[ladders.l]\nrungs = [\"warn\", \"ban 24h\"]\n\
+                 [[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"10/h\"\nblock_for = \"1min\"\nladder = \"l\"\n\
+                 strike = \"{strike}\""
+            );
+            let limiter = Limiter::with_clock(Policy::parse(&text, &|_| None).unwrap(), clock());
+            for user in 0..2_500 {
+                for _ in 0..6 {
+                    let told = ask(&limiter, &format!("other {user}"), "/");
+                    assert!(told.escalations.is_empty(), "{when_full} {strike}");
+                }
+            }
+            for _ in 0..3 {
+                let facts = Facts { user: Some("ada"), ip: Some("198.51.100.7".parse().unwrap()), ..Facts::default() };
+                let (peeked, told) = (limiter.peek(&facts).unwrap(), limiter.check(&facts).unwrap());
+                assert_eq!(peeked.verdict, told.verdict);
+                assert!(told.escalations.is_empty() && !told.warning, "{when_full} {strike}: {told:?}");
+                let reason = told.degraded.map(Degraded::name);
+                assert!(told.allowed() || reason == Some("shared_budget"), "{when_full} {strike}: {told:?}");
+                assert!(!told.unavailable(), "it was decided");
+            }
+            assert_eq!(limiter.store().usage().subjects, 0, "{when_full} {strike}");
+        }
+    }
 }

@@ -210,6 +210,10 @@ impl Balances for Locked<'_> {
         }
     }
 
+    fn stands_in(&self, index: usize, charge: &Charge<'_>) -> bool {
+        self.seats.get(index).is_some_and(|seat| seat.key != charge.key())
+    }
+
     fn copied(&self, index: usize) -> Balance {
         let Some(seat) = self.seats.get(index).filter(|seat| !seat.is_new()) else { return Balance::default() };
         self.open.get(usize::from(seat.shard)).map(|shard| shard.copied(seat.at)).unwrap_or_default()
