@@ -291,6 +291,9 @@ fn a_request_id_of_another_request_is_refused() {
     // The same request in another order is a repeat.
     let same = r#"{"requestId":"r","host":"","costs":{"tokens":5},"facts":{"y":"2","x":"1"},"path":"/a","user":"u1","ip":"203.0.113.7"}"#;
     assert_eq!(client.post("/v1/check", same).unwrap().body, answer.body);
+    // So is one with a default written out.
+    let defaults = first.replace("\"user\"", "\"cost\":1,\"bytes\":0,\"user\"");
+    assert_eq!(client.post("/v1/check", &defaults).unwrap().body, answer.body);
     let refused = |client: &mut Client<_>, path: &str, body: &str, index: Value| {
         let answer = client.post(path, body).unwrap();
         let told = answer.json();

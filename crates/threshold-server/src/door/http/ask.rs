@@ -107,10 +107,11 @@ impl Hash for RequestBody<'_> {
         for text in texts.into_iter().chain([method]) {
             text.map(Text::as_str).filter(|text| !text.is_empty()).hash(state);
         }
-        for number in [cost, bytes, ttl_sec] {
-            number.map(Whole::number).hash(state);
+        // A default that is written out says the same.
+        for (number, default) in [(cost, 1), (bytes, 0), (ttl_sec, super::RESERVATION)] {
+            number.map_or(default, Whole::number).hash(state);
         }
-        on_expire.hash(state);
+        on_expire.unwrap_or(Expiry::Charge).hash(state);
         let mut costs = Pairs::costs(costs.as_ref());
         costs.sort_unstable();
         costs.hash(state);
