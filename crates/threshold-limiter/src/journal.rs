@@ -13,6 +13,7 @@ mod restore;
 mod rows;
 mod salvage;
 mod secret;
+mod untold;
 mod wal;
 mod writer;
 
@@ -56,7 +57,7 @@ pub struct Journal {
 pub struct Kept {
     /// Its rows. What one says is for its reader to judge.
     pub rows: Vec<Row>,
-    /// What was wrong with the file, if anything was.
+    /// What was wrong with the file, if anything was: now, or before and not [reported](Journal::damage_told) yet.
     pub damage: Option<Damage>,
     /// Whether there was no such file before.
     pub is_new: bool,
@@ -146,7 +147,8 @@ impl std::error::Error for Unsaved {}
 
 impl Journal {
     /// Opens a journal, or makes one, and reads what it holds. A damaged file is put aside, and what could still be read
-    /// of it goes into a new one; [`Kept::damage`] says so.
+    /// of it goes into a new one; [`Kept::damage`] says so, then and at every later open until
+    /// [`damage_told`](Self::damage_told) is called.
     ///
     /// # Errors
     /// Where the file cannot be used at all, is in use, belongs to another installation, or is missing or empty beside files
@@ -224,6 +226,12 @@ impl Journal {
     /// In that case.
     pub fn audit(&self, line: AuditLine) -> Result<(), Unsaved> {
         self.queue.audit(line)
+    }
+
+    /// Removes the record of the damage from the file: to be called once [`Kept::damage`] was reported where an operator sees
+    /// it, and after [`restore`]. It is on disk when [`saved`](Self::saved) returns.
+    pub fn damage_told(&self) {
+        self.queue.damage_told();
     }
 
     /// Waits until everything that was noted before is on disk, for so long at most. Where the disk is known to be in

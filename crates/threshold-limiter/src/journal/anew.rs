@@ -153,18 +153,24 @@ impl JournalFile {
         let_go(self.connection.take());
         self.set_aside()?;
         let old = connect(&self.path);
-        let rows = memory.unwrap_or_else(|| match &old {
-            Ok(old) => Found::look(old, &self.path).whole(),
-            Err(error) => Found::unopened(&self.path, error.to_string()).whole(),
+        let rows = memory.unwrap_or_else(|| {
+            let found = match &old {
+                Ok(old) => Found::look(old, &self.path),
+                Err(error) => Found::unopened(&self.path, error.to_string()),
+            };
+            // Rows may be lost here: as at a start, that is recorded until it was reported.
+            self.untold = found.damage(self.aside.as_deref().unwrap_or(&self.path)).or_else(|| self.untold.take());
+            found.rows
         });
         let old = old.ok();
-        let lines = salvage::put_anew(&self.path, self.fingerprint, &rows, old)?;
+        let lines = salvage::put_anew(&self.path, self.fingerprint, &rows, self.untold.as_ref(), old)?;
         let sqlite = |error| JournalError::Sqlite(self.path.clone(), error);
         let connection = connect(&self.path).map_err(sqlite)?;
         self.total = stated(&connection).map_err(sqlite)?;
         self.connection = Some(connection);
         self.left = Left::now(&self.path).map_err(|error| JournalError::Io(self.path.clone(), error))?;
-        Ok(Repair { reason: reason.to_owned(), rows: rows.len(), lines, aside: self.aside.take() })
+        let rows = rows.iter().filter(|row| row.value.is_some()).count();
+        Ok(Repair { reason: reason.to_owned(), rows, lines, aside: self.aside.take() })
     }
 
     /// Whoever deletes the lock does not mean to let somebody else in.

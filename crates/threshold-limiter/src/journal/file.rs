@@ -11,10 +11,10 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension as _, Transac
 
 use super::anew::{Fault, Left};
 use super::queue::Batch;
-use super::rows::{Kind, Row, Total, row_sum};
-use super::salvage::{self, Found, Old};
-use super::wal;
+use super::rows::{Row, Total, row_sum};
+use super::salvage::{self, Damage, Found, Old};
 use super::{JournalError, Kept};
+use super::{untold, wal};
 
 /// The version of the tables below.
 pub(super) const VERSION: i64 = 1;
@@ -57,6 +57,8 @@ pub(super) struct JournalFile {
     pub(super) aside: Option<PathBuf>,
     /// When something was put aside last.
     pub(super) put_aside: Option<Instant>,
+    /// The damage that the file records, until it was reported.
+    pub(super) untold: Option<Damage>,
 }
 
 impl JournalFile {
@@ -71,9 +73,10 @@ impl JournalFile {
         create(path).map_err(|error| JournalError::Io(path.into(), error))?;
         if is_new {
             let mut connection = connect(path).map_err(sqlite)?;
-            let (total, _) = make(&mut connection, fingerprint, &[], None).map_err(sqlite)?;
+            let (total, _) = make(&mut connection, fingerprint, &[], None, None).map_err(sqlite)?;
             settle_in(path).map_err(|error| JournalError::Io(path.into(), error))?;
-            return Ok((Self::new(path, fingerprint, lock, connection, total)?, Kept { is_new, ..Kept::default() }));
+            let kept = Kept { is_new, ..Kept::default() };
+            return Ok((Self::new(path, fingerprint, lock, (connection, total), &kept)?, kept));
         }
         // Whoever opens a log and closes it again has put it away.
         let log_fault = wal::fault(path);
@@ -104,8 +107,8 @@ impl JournalFile {
                 if found.secret != Some(i64::from(fingerprint)) {
                     return Err(JournalError::OtherSecret(path.into()));
                 }
-                let kept = Kept { rows: found.rows, ..Kept::default() };
-                Ok((Self::new(path, fingerprint, lock, connection, found.total)?, kept))
+                let kept = Kept { rows: found.rows, damage: found.untold, is_new };
+                Ok((Self::new(path, fingerprint, lock, (connection, found.total), &kept)?, kept))
             }
             other => {
                 let aside = aside.map_or_else(|| salvage::put_aside(path, "damaged"), Ok);
@@ -113,7 +116,7 @@ impl JournalFile {
                 let kept = salvage::rebuild(path, fingerprint, found, other, &aside)?;
                 let connection = connect(path).map_err(sqlite)?;
                 let total = stated(&connection).map_err(sqlite)?;
-                Ok((Self::new(path, fingerprint, lock, connection, total)?, kept))
+                Ok((Self::new(path, fingerprint, lock, (connection, total), &kept)?, kept))
             }
         }
     }
@@ -122,12 +125,12 @@ impl JournalFile {
         path: &Path,
         fingerprint: u32,
         lock: File,
-        connection: Connection,
-        total: Total,
+        (connection, total): (Connection, Total),
+        kept: &Kept,
     ) -> Result<Self, JournalError> {
         let left = Left::now(path).map_err(|error| JournalError::Io(path.into(), error))?;
-        let connection = Some(connection);
-        Ok(Self { path: path.into(), fingerprint, connection, total, left, lock, aside: None, put_aside: None })
+        let (path, connection, untold) = (path.into(), Some(connection), kept.damage.clone());
+        Ok(Self { path, fingerprint, connection, total, left, lock, aside: None, put_aside: None, untold })
     }
 
     /// Writes a batch, and returns when it is on disk; an empty one only looks whether the file is still as it was left.
@@ -145,7 +148,10 @@ impl JournalFile {
         let connection = self.connection.as_mut().expect("look_again has opened it, or said why not");
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         for ((kind, key), value) in &batch.changes {
-            put(&transaction, &mut total, *kind, key, value.as_deref())?;
+            put_row(&transaction, &mut total, kind.number(), key, value.as_deref())?;
+        }
+        if batch.damage_told {
+            untold::clear(&transaction, &mut total)?;
         }
         state(&transaction, total)?;
         {
@@ -158,16 +164,20 @@ impl JournalFile {
         }
         transaction.commit()?;
         self.total = total;
+        if batch.damage_told {
+            self.untold = None;
+        }
         Ok(())
     }
 }
 
 /// Makes the tables and fills in what there is already, and what can be read of a damaged file's audit: how many lines those
-/// are is returned too.
+/// are is returned too. With a damage, the file records it until it was reported, and each row that has no value.
 pub(super) fn make(
     connection: &mut Connection,
     fingerprint: u32,
     rows: &[Row],
+    damage: Option<&Damage>,
     old: Option<&Old<'_>>,
 ) -> rusqlite::Result<(Total, usize)> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -178,8 +188,11 @@ pub(super) fn make(
     for (name, value) in [("version", VERSION), ("secret", i64::from(fingerprint)), ("rows", 0), ("sum", 0)] {
         transaction.execute("INSERT INTO meta (name, value) VALUES (?1, ?2)", params![name, value])?;
     }
-    for row in rows {
-        put(&transaction, &mut total, row.kind, &row.key, row.value.as_deref())?;
+    for row in rows.iter().filter(|row| row.value.is_some()) {
+        put_row(&transaction, &mut total, row.kind.number(), &row.key, row.value.as_deref())?;
+    }
+    if let Some(damage) = damage {
+        untold::record(&transaction, &mut total, damage, rows)?;
     }
     state(&transaction, total)?;
     let lines = old.map_or(Ok(0), |old| old.copy_audit(&transaction))?;
@@ -192,14 +205,14 @@ pub(super) fn about_sum(version: i64, secret: i64) -> i64 {
     row_sum(0, &version.to_be_bytes(), &secret.to_be_bytes())
 }
 
-fn put(
+/// Writes one row and keeps the total right; without a value, removes it.
+pub(super) fn put_row(
     transaction: &Transaction<'_>,
     total: &mut Total,
-    kind: Kind,
+    kind: i64,
     key: &[u8],
     value: Option<&[u8]>,
 ) -> rusqlite::Result<()> {
-    let kind = kind.number();
     let old: Option<i64> = transaction
         .prepare_cached("SELECT sum FROM record WHERE kind = ?1 AND key = ?2")?
         .query_row(params![kind, key], |row| row.get(0))

@@ -25,6 +25,8 @@ pub(super) type Changes = HashMap<(Kind, Box<[u8]>), Option<Vec<u8>>>;
 pub(super) struct Batch {
     pub(super) changes: Changes,
     pub(super) lines: Vec<AuditLine>,
+    /// Whether the damage that the file records was reported.
+    pub(super) damage_told: bool,
     /// The number of the last change in it.
     pub(super) up_to: u64,
     /// When the first of them was made.
@@ -77,6 +79,12 @@ impl Queue {
         waiting.batch.lines.push(line);
         self.count(waiting);
         Ok(())
+    }
+
+    pub(super) fn damage_told(&self) {
+        let mut waiting = self.lock();
+        waiting.batch.damage_told = true;
+        self.count(waiting);
     }
 
     pub(super) async fn saved(&self, at_most: Duration) -> Result<(), Unsaved> {
@@ -158,6 +166,7 @@ impl Queue {
         }
         let newer = std::mem::replace(&mut waiting.batch.lines, batch.lines);
         waiting.batch.lines.extend(newer);
+        waiting.batch.damage_told |= batch.damage_told;
         waiting.batch.since = batch.since.or(waiting.batch.since);
         waiting.under_way = None;
         let stopping = waiting.stopping;
@@ -192,6 +201,6 @@ impl Queue {
 
 impl Batch {
     pub(super) fn is_empty(&self) -> bool {
-        self.changes.is_empty() && self.lines.is_empty()
+        self.changes.is_empty() && self.lines.is_empty() && !self.damage_told
     }
 }

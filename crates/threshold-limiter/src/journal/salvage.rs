@@ -13,6 +13,7 @@ use super::file::{
 };
 use super::pages::{Cell, Pages, Value};
 use super::rows::{Kind, Row, Total, row_sum};
+use super::untold::{Note, UNREAD};
 use super::{JournalError, Kept};
 
 /// What a file is called, beside the one whose place it is about to take.
@@ -50,6 +51,12 @@ pub(super) struct Found {
     /// The sum of the rows that were read.
     pub(super) total: Total,
     pub(super) secret: Option<i64>,
+    /// A damage from before, which was salvaged and not reported yet.
+    pub(super) untold: Option<Damage>,
+    /// The rows that could not be read then.
+    unread: Vec<Row>,
+    /// How many rows are about that damage.
+    notes: u64,
     /// How many rows there were when it was last written.
     stated_rows: Option<i64>,
     version: Option<i64>,
@@ -68,6 +75,7 @@ impl Found {
         if found.faults.is_empty() && stated(connection).ok() != Some(found.total) {
             found.faults.push("rows are missing, or were changed".to_owned());
         }
+        found.add_unread();
         found
     }
 
@@ -75,6 +83,7 @@ impl Found {
     pub(super) fn unopened(path: &Path, reason: String) -> Self {
         let mut found = Self { faults: vec![reason], ..Self::default() };
         found.read_pages(path);
+        found.add_unread();
         found
     }
 
@@ -153,7 +162,7 @@ impl Found {
             _ => {}
         });
         for (kind, key) in partial {
-            if Kind::from_number(kind).is_some() && seen.insert((kind, key.clone())) {
+            if (kind == UNREAD || Kind::from_number(kind).is_some()) && seen.insert((kind, key.clone())) {
                 self.take(kind, key, None, None);
             }
         }
@@ -172,25 +181,44 @@ impl Found {
 
     fn take(&mut self, number: i64, key: Vec<u8>, value: Option<Vec<u8>>, sum: Option<i64>) {
         let value = value.filter(|value| Some(row_sum(number, &key, value)) == sum);
-        let kind = Kind::from_number(number);
-        match (&value, kind, sum) {
-            (Some(_), Some(_), Some(sum)) => self.total.add(sum),
+        let (kind, note) = (Kind::from_number(number), Note::read(number, &key, value.as_deref()));
+        match (&value, sum) {
+            (Some(_), Some(sum)) if kind.is_some() || note.is_some() => self.total.add(sum),
             _ => self.faults.push("a row is not what was written".to_owned()),
         }
-        if let Some(kind) = kind {
-            self.rows.push(Row { kind, key, value });
+        self.notes = self.notes.saturating_add(u64::from(note.is_some()));
+        match (kind, note) {
+            (Some(kind), _) => self.rows.push(Row { kind, key, value }),
+            (None, Some(Note::Damage(damage))) => self.untold = Some(damage),
+            (None, Some(Note::Unread(row))) => self.unread.push(row),
+            (None, None) => {}
         }
     }
 
-    /// The rows that are as they were written.
-    pub(super) fn whole(&self) -> Vec<Row> {
-        self.rows.iter().filter(|row| row.value.is_some()).cloned().collect()
+    /// Adds the rows that could not be read before, unless they have been written again since.
+    fn add_unread(&mut self) {
+        let mut unread = std::mem::take(&mut self.unread);
+        let written: BTreeSet<(Kind, &[u8])> = self.rows.iter().map(|row| (row.kind, row.key.as_slice())).collect();
+        unread.retain(|row| !written.contains(&(row.kind, row.key.as_slice())));
+        self.rows.append(&mut unread);
     }
 
-    fn damage(&self, aside: &Path) -> Option<Damage> {
+    /// What has to be reported: what is wrong with this file, and what was wrong before and was not reported yet.
+    pub(super) fn damage(&self, aside: &Path) -> Option<Damage> {
+        match (self.new_damage(aside), &self.untold) {
+            (Some(new), Some(before)) => {
+                let reason = format!("{}; and before that, {before}", new.reason);
+                Some(Damage { reason, ..new })
+            }
+            (new, before) => new.or_else(|| before.clone()),
+        }
+    }
+
+    fn new_damage(&self, aside: &Path) -> Option<Damage> {
         let kept = self.rows.iter().filter(|row| row.value.is_some()).count();
-        // The file's word about itself is one of the rows that it counts.
-        let stated = self.stated_rows.and_then(|rows| u64::try_from(rows).ok()).and_then(|rows| rows.checked_sub(1));
+        // What the file says about itself is one of the rows that it counts, and so is each note about an earlier damage.
+        let others = self.notes.saturating_add(1);
+        let stated = self.stated_rows.and_then(|rows| u64::try_from(rows).ok()?.checked_sub(others));
         Some(Damage {
             reason: self.faults.first()?.clone(),
             kept,
@@ -218,25 +246,26 @@ pub(super) fn rebuild(
     damaged: Option<Connection>,
     aside: &Path,
 ) -> Result<Kept, JournalError> {
-    put_anew(path, fingerprint, &found.whole(), damaged)?;
     let damage = found.damage(aside);
+    put_anew(path, fingerprint, &found.rows, damage.as_ref(), damaged)?;
     Ok(Kept { rows: found.rows, damage, is_new: false })
 }
 
 /// Puts a new file with these rows in the place of a damaged one, and with every line of its audit that can be read; returns
 /// how many those are. Until the new one is whole, the damaged one stays where it is: whenever this is interrupted, one of
-/// them is found again.
+/// them is found again. The new one records the damage, if any is given, so that it is reported even then.
 pub(super) fn put_anew(
     path: &Path,
     fingerprint: u32,
     rows: &[Row],
+    damage: Option<&Damage>,
     damaged: Option<Connection>,
 ) -> Result<usize, JournalError> {
     let io = |error| JournalError::Io(path.into(), error);
     let next = beside(path, NEXT);
     create_exclusively(&next).map_err(io)?;
     let old = Old { connection: damaged.as_ref(), pages: Pages::open(path).ok() };
-    let built = build(&next, fingerprint, rows, &old);
+    let built = build(&next, fingerprint, rows, damage, &old);
     // Before the new one has its name: whoever closes a file removes the log that goes by it.
     let_go(damaged);
     let lines = built.map_err(|error| JournalError::Sqlite(next.clone(), error))?;
@@ -304,11 +333,17 @@ fn put_in_place(next: &Path, path: &Path) -> std::io::Result<()> {
 }
 
 /// Builds a journal in a file that was just made, and is empty.
-fn build(path: &Path, fingerprint: u32, rows: &[Row], old: &Old<'_>) -> rusqlite::Result<usize> {
+fn build(
+    path: &Path,
+    fingerprint: u32,
+    rows: &[Row],
+    damage: Option<&Damage>,
+    old: &Old<'_>,
+) -> rusqlite::Result<usize> {
     let own = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let mut connection = Connection::open_with_flags(path, own)?;
     connection.pragma_update(None, "synchronous", "full")?;
-    let (_, lines) = make(&mut connection, fingerprint, rows, Some(old))?;
+    let (_, lines) = make(&mut connection, fingerprint, rows, damage, Some(old))?;
     connection.close().map_err(|(_, error)| error)?;
     Ok(lines)
 }

@@ -21,7 +21,8 @@ const REPAIRED: Duration = Duration::from_secs(60);
 /// How often counters are saved, where that is asked for.
 const SAVE: Duration = Duration::from_secs(1);
 
-/// Starts it all. `damage` is what was wrong with the journal when it was opened: that stays said until the next start.
+/// Starts it all. `damage` is what was wrong with the journal when it was opened: `/readyz` reports it until the process
+/// ends.
 pub(super) fn start(app: &Arc<App>, save_counters: bool, damage: Option<String>) {
     if let Some(journal) = &app.desk.journal {
         app.health.journal(damage.clone().map(|damage| Trouble::hiding(damage, &[journal.path()])));
@@ -42,6 +43,7 @@ async fn watch(app: Arc<App>, journal: Arc<Journal>, damage: Option<String>) {
     let (mut troubles, mut repairs) = (journal.troubles(), journal.repairs());
     let mut ticks = interval(LOOK);
     let (mut is_slow, mut repaired) = (false, None::<(Instant, String)>);
+    let (since, mut is_recorded) = (Instant::now(), damage.is_some());
     loop {
         tokio::select! {
             // What was mended is told before that all is well.
@@ -78,6 +80,11 @@ async fn watch(app: Arc<App>, journal: Arc<Journal>, damage: Option<String>) {
         let recent = recent.map(|(_, repair)| repair.clone());
         let told = trouble.or(slow).or(recent).or_else(|| damage.clone());
         app.health.journal(told.map(|told| Trouble::hiding(told, &[journal.path()])));
+        // By now the error is in the log. If the process is killed before, the next start reports the damage again.
+        if is_recorded && since.elapsed() >= LOOK {
+            journal.damage_told();
+            is_recorded = false;
+        }
     }
 }
 

@@ -2,10 +2,12 @@
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
+use threshold_limiter::journal::Journal;
 
-use super::process::{Scratch, Server, Start};
+use super::process::{PATIENCE, Scratch, Server, Start};
 
 const POLICY: &str = r#"
 [[rule]]
@@ -149,4 +151,42 @@ fn a_journal_cut_in_half_keeps_what_is_whole() {
     let banned = users.iter().filter(|user| is_banned(&server, user)).count();
     assert!(banned > 100, "{banned} of 400 bans are left");
     server.wait_for_log("the journal was damaged");
+    // Once it was reported, the file does not say so any more: the next start is "ok".
+    let begun = Instant::now();
+    while Journal::read(&db).unwrap().damage.is_some() {
+        assert!(begun.elapsed() < PATIENCE, "the file still records the damage");
+        std::thread::yield_now();
+    }
+    assert_eq!(ready(&server)["status"], "degraded");
+    stop(server);
+    assert_eq!(ready(&place.start(&db, &[]))["status"], "ok");
+}
+
+/// A start on a damaged file is killed at any moment: either it has logged the damage, or the next start reports it.
+///
+/// Woken by: no `untold::record` in `make`.
+#[test]
+fn a_start_that_is_killed_does_not_hide_the_damage() {
+    let place = Installation::new();
+    let db = place.path("threshold.db");
+    let server = place.start(&db, &[]);
+    (0..100).for_each(|number| ban(&server, &format!("mallory{number}")));
+    stop(server);
+    let mut bytes = std::fs::read(&db).unwrap();
+    bytes.truncate(bytes.len() / 2);
+    let args = ["--db", db.to_str().unwrap()];
+    for after in (0..60).step_by(3) {
+        for more in ["-wal", "-shm", ".next"] {
+            let _ = std::fs::remove_file(place.path(&format!("threshold.db{more}")));
+        }
+        std::fs::write(&db, &bytes).unwrap();
+        let mut killed = Start { policy: Some(place.policy.path()), args: &args, ..Start::default() }.command();
+        let mut killed = killed.spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(after));
+        killed.kill().unwrap();
+        let log = String::from_utf8(killed.wait_with_output().unwrap().stderr).unwrap();
+        let told = ready(&place.start(&db, &[]));
+        let is_told = told["status"] == "degraded" && told["reason"].as_str().unwrap().contains("was damaged");
+        assert!(is_told || log.contains("the journal was damaged"), "after {after} ms: {told}, {log}");
+    }
 }
