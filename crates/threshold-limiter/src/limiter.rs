@@ -4,7 +4,6 @@ mod asynchronous;
 mod failure;
 mod login;
 mod many;
-mod returns;
 mod under;
 #[cfg(feature = "wait")]
 mod wait;
@@ -47,7 +46,6 @@ pub struct Limiter<S = MemoryStore, C = SystemClock> {
     bans: Arc<BanBook>,
     /// What answers while the store cannot, for rules that are `local` then.
     stand_in: OnceLock<MemoryStore>,
-    returns: returns::Returns,
     #[cfg(feature = "wait")]
     waiters: wait::Waiters,
 }
@@ -108,7 +106,6 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             clock,
             observers: Vec::new(),
             stand_in: OnceLock::new(),
-            returns: returns::Returns::default(),
             #[cfg(feature = "wait")]
             waiters: wait::Waiters::default(),
         }

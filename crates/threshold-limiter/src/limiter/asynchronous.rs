@@ -136,7 +136,6 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub async fn check_limit(&self, key: &str, limit: &Limit, cost: u64) -> Result<(Checked, Timestamp), StoreError> {
         let key = TextKeys::new(self.policy().key(), limit).digest(key);
         let now = self.clock.now();
-        self.give_back_queued().await;
         let command = Command::Limit { key, limit: *limit, cost, id: random_id() };
         match self.store.execute(command, now).await? {
             Answer::Limited(checked) => Ok((checked, now)),
@@ -186,12 +185,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self.store.list(kind, after, limit, self.clock.now()).await
     }
 
-    /// Executes a command on the store. Whatever is waiting to be given back goes first.
+    /// Executes a command on the store.
     ///
     /// # Errors
     /// Where the store cannot answer.
     pub async fn execute(&self, command: Command) -> Result<Answer, StoreError> {
-        self.give_back_queued().await;
         self.store.execute(command, self.clock.now()).await
     }
 

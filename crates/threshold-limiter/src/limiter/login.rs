@@ -107,7 +107,6 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub async fn login_attempt_async(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
         let policy = self.policy();
         let (login, tried, now) = self.tried(&policy, request)?;
-        self.give_back_queued().await;
         for bar in request.bars(&policy, tried.id) {
             let mut outcome = Outcome::default();
             let settled = self.store.settle(&bar, now, &mut outcome).await;

@@ -128,7 +128,6 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         decision: &mut Decision,
     ) -> Option<Timestamp> {
         plan.prepare(decision);
-        self.give_back_queued().await;
         let now = self.clock.now();
         match self.store.settle(plan, now, outcome).await {
             Ok(()) => {

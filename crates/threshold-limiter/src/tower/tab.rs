@@ -129,7 +129,10 @@ impl<S: ImmediateStore, C: Clock> AnyLimiter for Limiter<S, C> {
     }
 
     fn give_back(&self, taken: Receipt) {
-        self.give_back(taken);
+        let keys: Vec<_> = taken.keys().collect();
+        // Memory gives back whatever it has charged.
+        let _ = at_once(self.execute(Command::GiveBack(Box::new(taken))));
+        self.made_room(keys);
     }
 }
 
