@@ -2,7 +2,7 @@
 
 mod small;
 
-use crate::codec::{BytesError, Reader, Writer};
+use crate::codec::{BytesError, Reader, Writer, from_bytes, to_bytes};
 use crate::key::TraceId;
 use crate::limit::LogState;
 use crate::limit::{
@@ -195,9 +195,7 @@ impl Balance {
     /// The bytes a store keeps.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Writer::new(VERSION);
-        self.write(&mut out);
-        out.finish()
+        to_bytes(VERSION, |out| self.write(out))
     }
 
     /// Appends this balance to a larger record.
@@ -259,10 +257,7 @@ impl Balance {
     /// # Errors
     /// On another version, and on bytes no balance has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        let mut from = Reader::new(bytes, VERSION)?;
-        let balance = Self::read(&mut from)?;
-        from.finish()?;
-        Ok(balance)
+        from_bytes(bytes, VERSION, Self::read)
     }
 
     /// Takes a balance off the front of a larger record.

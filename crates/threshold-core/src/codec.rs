@@ -31,6 +31,25 @@ impl fmt::Display for BytesError {
 
 impl std::error::Error for BytesError {}
 
+/// A record by itself: its version, and what `write` appends.
+pub(crate) fn to_bytes(version: u8, write: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    let mut out = Writer::new(version);
+    write(&mut out);
+    out.finish()
+}
+
+/// Reads a record by itself: of this version, and with nothing left over.
+pub(crate) fn from_bytes<'a, T>(
+    bytes: &'a [u8],
+    version: u8,
+    read: impl FnOnce(&mut Reader<'a>) -> Result<T, BytesError>,
+) -> Result<T, BytesError> {
+    let mut from = Reader::new(bytes, version)?;
+    let value = read(&mut from)?;
+    from.finish()?;
+    Ok(value)
+}
+
 /// Appends values to a growing record.
 #[derive(Debug, Default)]
 pub(crate) struct Writer(Vec<u8>);

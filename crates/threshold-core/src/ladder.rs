@@ -2,7 +2,7 @@
 
 mod notices;
 
-use crate::codec::{BytesError, Reader, Writer};
+use crate::codec::{BytesError, Reader, Writer, from_bytes, to_bytes};
 use crate::key::Digest;
 use crate::limit::{Limit, NotationError, parse_span};
 use crate::policy::Rule;
@@ -351,9 +351,7 @@ impl Standing {
     /// The bytes a store keeps.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Writer::new(VERSION);
-        self.write(&mut out);
-        out.finish()
+        to_bytes(VERSION, |out| self.write(out))
     }
 
     /// Appends this standing to a larger record.
@@ -376,10 +374,7 @@ impl Standing {
     /// # Errors
     /// On another version, and on bytes no standing has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        let mut from = Reader::new(bytes, VERSION)?;
-        let standing = Self::read(&mut from)?;
-        from.finish()?;
-        Ok(standing)
+        from_bytes(bytes, VERSION, Self::read)
     }
 
     /// Takes a standing off the front of a larger record.

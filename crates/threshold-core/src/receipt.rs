@@ -6,7 +6,7 @@ mod reservation;
 use arrayvec::ArrayVec;
 
 use crate::balance::{Balance, State};
-use crate::codec::{BytesError, Reader, Writer};
+use crate::codec::{BytesError, Reader, Writer, from_bytes, to_bytes};
 use crate::key::{Digest, DigestKey, Domain, Part, TraceId};
 use crate::limit::{Limit, Mark};
 use crate::plan::{Charge, MAX_CHARGES, Plan};
@@ -203,9 +203,7 @@ impl Receipt {
     /// The bytes that are signed and stored.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Writer::new(VERSION);
-        self.write(&mut out);
-        out.finish()
+        to_bytes(VERSION, |out| self.write(out))
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
@@ -213,10 +211,7 @@ impl Receipt {
     /// # Errors
     /// On another version, and on bytes no receipt has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        let mut from = Reader::new(bytes, VERSION)?;
-        let receipt = Self::read(&mut from)?;
-        from.finish()?;
-        Ok(receipt)
+        from_bytes(bytes, VERSION, Self::read)
     }
 
     pub(crate) fn write(&self, out: &mut Writer) {

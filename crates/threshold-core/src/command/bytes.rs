@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 
 use super::{AccountChange, Answer, Command};
 use crate::balance::Checked;
-use crate::codec::{BytesError, Reader, Writer};
+use crate::codec::{BytesError, Reader, Writer, from_bytes, to_bytes};
 use crate::key::{Digest, TraceId};
 use crate::ladder::Standing;
 use crate::limit::{Limit, Log, Look, Mark};
@@ -25,9 +25,7 @@ impl Command {
     /// The bytes that travel to a store.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Writer::new(VERSION);
-        self.write(&mut out);
-        out.finish()
+        to_bytes(VERSION, |out| self.write(out))
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
@@ -35,10 +33,7 @@ impl Command {
     /// # Errors
     /// On another version, and on bytes no command has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        let mut from = Reader::new(bytes, VERSION)?;
-        let command = Self::read(&mut from)?;
-        from.finish()?;
-        Ok(command)
+        from_bytes(bytes, VERSION, Self::read)
     }
 }
 
@@ -46,9 +41,7 @@ impl Answer {
     /// The bytes that travel back.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Writer::new(VERSION);
-        self.write(&mut out);
-        out.finish()
+        to_bytes(VERSION, |out| self.write(out))
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
@@ -56,10 +49,7 @@ impl Answer {
     /// # Errors
     /// On another version, and on bytes no answer has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        let mut from = Reader::new(bytes, VERSION)?;
-        let answer = Self::read(&mut from)?;
-        from.finish()?;
-        Ok(answer)
+        from_bytes(bytes, VERSION, Self::read)
     }
 }
 

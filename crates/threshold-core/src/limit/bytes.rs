@@ -1,7 +1,7 @@
 //! A limit's figures as bytes: in receipts, and beside the balances that were counted under it.
 
 use super::{Anchor, Concurrency, Estimate, Limit, Log, Rate, Window};
-use crate::codec::{BytesError, Reader, Writer};
+use crate::codec::{BytesError, Reader, Writer, from_bytes, to_bytes};
 use crate::time::Span;
 
 /// The version of a limit's bytes.
@@ -11,9 +11,7 @@ impl Limit {
     /// The bytes that are kept beside a balance.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Writer::new(VERSION);
-        self.write(&mut out);
-        out.finish()
+        to_bytes(VERSION, |out| self.write(out))
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
@@ -21,10 +19,7 @@ impl Limit {
     /// # Errors
     /// On another version, and on bytes no limit has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        let mut from = Reader::new(bytes, VERSION)?;
-        let limit = Self::read(&mut from)?;
-        from.finish()?;
-        Ok(limit)
+        from_bytes(bytes, VERSION, Self::read)
     }
 
     /// Appends this limit's figures.

@@ -4,7 +4,7 @@ use super::device::{Device, MAX_DEVICES};
 use super::known::{KnownDevice, nonce_of};
 use super::track::Track;
 use super::{Attempt, Factor, Login, UnknownAttempt};
-use crate::codec::{BytesError, Reader, Writer};
+use crate::codec::{BytesError, Reader, Writer, from_bytes, to_bytes};
 use crate::key::TraceId;
 use crate::limit::{Limit, Mark};
 use crate::time::Timestamp;
@@ -223,9 +223,7 @@ impl Account {
     /// The bytes a store keeps.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Writer::new(VERSION);
-        self.write(&mut out);
-        out.finish()
+        to_bytes(VERSION, |out| self.write(out))
     }
 
     /// Appends this account to a larger record.
@@ -246,10 +244,7 @@ impl Account {
     /// # Errors
     /// On another version, and on bytes no account has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        let mut from = Reader::new(bytes, VERSION)?;
-        let account = Self::read(&mut from)?;
-        from.finish()?;
-        Ok(account)
+        from_bytes(bytes, VERSION, Self::read)
     }
 
     /// Takes an account off the front of a larger record.
