@@ -38,7 +38,7 @@ impl World {
         let secret = Secret::new(&[7; 32]).context("32 bytes are a secret")?;
         let key = secret.digest_key();
         let policy = Policy::parse(policy, &|_| None)?.with_key(key);
-        let (journal, kept) = Journal::open(path, secret.fingerprint())?;
+        let (journal, kept) = Journal::open(path, secret.key_id())?;
         let journal = Arc::new(journal);
         let (store, bans, clock) = (MemoryStore::new(policy.memory()), BanBook::default(), SystemClock::new());
         restore(&journal, &kept, (&store, &bans), &policy, threshold_limiter::Clock::now(&clock));

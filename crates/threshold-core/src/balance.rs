@@ -2,7 +2,7 @@
 
 mod small;
 
-use crate::codec::{BytesError, Reader, Writer, from_bytes, to_bytes};
+use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::TraceId;
 use crate::limit::LogState;
 use crate::limit::{
@@ -11,9 +11,6 @@ use crate::limit::{
 use crate::time::{Span, Timestamp};
 
 pub use small::Small;
-
-/// The version of the bytes below. A reader of another version refuses them; see docs/formats.md.
-const VERSION: u8 = 2;
 
 /// What is known of one key under one limit.
 ///
@@ -52,6 +49,9 @@ pub struct Checked {
 }
 
 impl Balance {
+    /// The versions in which it is read.
+    pub(crate) const VERSIONS: Versions = Versions::FIRST;
+
     /// No balance takes more bytes than this: a version, a time, a kind, a period, a count, and as many holds or log entries
     /// as one balance may have. A number takes at most 10 bytes.
     pub const MAX_BYTES: usize = 64 + max(MAX_HOLDS * (16 + 2 * 10), MAX_ENTRIES * 2 * 10);
@@ -194,8 +194,8 @@ impl Balance {
 
     /// The bytes a store keeps.
     #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        to_bytes(VERSION, |out| self.write(out))
+    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
+        to_bytes(Self::VERSIONS, format, |out| self.write(out))
     }
 
     /// Appends this balance to a larger record.
@@ -257,7 +257,7 @@ impl Balance {
     /// # Errors
     /// On another version, and on bytes no balance has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        from_bytes(bytes, VERSION, Self::read)
+        from_bytes(bytes, Self::VERSIONS, Self::read)
     }
 
     /// Takes a balance off the front of a larger record.
@@ -368,7 +368,7 @@ mod tests {
             State::Log(LogState { entries: entries.collect(), period: Span::from_micros(most) }),
         ];
         for state in states {
-            let bytes = Balance { state, blocked_until: Timestamp::MAX }.to_bytes();
+            let bytes = Balance { state, blocked_until: Timestamp::MAX }.to_bytes(Format::PRESENT);
             assert!(bytes.len() <= Balance::MAX_BYTES, "{} of {}", bytes.len(), Balance::MAX_BYTES);
         }
     }

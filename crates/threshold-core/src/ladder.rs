@@ -2,15 +2,13 @@
 
 mod notices;
 
-use crate::codec::{BytesError, Reader, Writer, from_bytes, to_bytes};
+use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::Digest;
 use crate::limit::{Limit, NotationError, parse_span};
 use crate::policy::Rule;
 use crate::time::{Span, Timestamp};
 use notices::{MAX_NOTICES, Notice, Notices};
 
-/// The version of a standing's bytes.
-const VERSION: u8 = 1;
 /// A request less than this after a denial may have been under way before the client could read it.
 const IN_FLIGHT: Span = Span::SECOND;
 /// The longest wait between two strikes from one rule. Over a daily limit the wait would otherwise last as long as the
@@ -216,6 +214,9 @@ pub struct Standing {
 }
 
 impl Standing {
+    /// The versions in which it is read.
+    pub(crate) const VERSIONS: Versions = Versions::FIRST;
+
     /// The standing of somebody of whom nothing is known but that something was: banned until then.
     #[must_use]
     pub fn banned(until: Timestamp) -> Self {
@@ -350,8 +351,8 @@ impl Standing {
 
     /// The bytes a store keeps.
     #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        to_bytes(VERSION, |out| self.write(out))
+    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
+        to_bytes(Self::VERSIONS, format, |out| self.write(out))
     }
 
     /// Appends this standing to a larger record.
@@ -374,7 +375,7 @@ impl Standing {
     /// # Errors
     /// On another version, and on bytes no standing has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        from_bytes(bytes, VERSION, Self::read)
+        from_bytes(bytes, Self::VERSIONS, Self::read)
     }
 
     /// Takes a standing off the front of a larger record.

@@ -1,11 +1,8 @@
 //! A lease: part of a limit that a store has granted a node ahead of time.
 
-use crate::codec::{BytesError, Reader, Writer};
+use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::{Digest, TraceId};
 use crate::time::Timestamp;
-
-/// The version of the bytes below.
-const VERSION: u8 = 1;
 
 /// What a node may spend without asking, and until when.
 ///
@@ -30,10 +27,16 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// The versions in which it is read.
+    pub(crate) const VERSIONS: Versions = Versions::FIRST;
+
     /// The bytes a store and its nodes exchange.
     #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Writer::new(VERSION);
+    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
+        to_bytes(Self::VERSIONS, format, |out| self.write(out))
+    }
+
+    fn write(&self, out: &mut Writer) {
         out.wide(self.id.to_u128());
         out.number(self.epoch);
         out.number(self.generation);
@@ -41,7 +44,6 @@ impl Lease {
         out.number(self.units);
         out.number(self.part.micros());
         out.number(self.until.micros());
-        out.finish()
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
@@ -49,8 +51,11 @@ impl Lease {
     /// # Errors
     /// On another version, and on bytes no lease has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        let mut from = Reader::new(bytes, VERSION)?;
-        let lease = Self {
+        from_bytes(bytes, Self::VERSIONS, Self::read)
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Ok(Self {
             id: TraceId::from_u128(from.wide()?),
             epoch: from.number()?,
             generation: from.number()?,
@@ -58,9 +63,7 @@ impl Lease {
             units: from.number()?,
             part: Timestamp::from_micros(from.number()?),
             until: Timestamp::from_micros(from.number()?),
-        };
-        from.finish()?;
-        Ok(lease)
+        })
     }
 }
 
@@ -82,12 +85,12 @@ mod tests {
                 part: Timestamp::from_micros(part),
                 until: Timestamp::from_micros(until),
             };
-            let mut bytes = lease.to_bytes();
+            let mut bytes = lease.to_bytes(Format::PRESENT);
             prop_assert_eq!(Lease::from_bytes(&bytes), Ok(lease));
             prop_assert!(Lease::from_bytes(&bytes[..cut.index(bytes.len())]).is_err());
-            if version != VERSION {
+            if version != 1 {
                 bytes[0] = version;
-                prop_assert_eq!(Lease::from_bytes(&bytes), Err(BytesError::UnknownVersion(version)));
+                prop_assert_eq!(Lease::from_bytes(&bytes), Err(BytesError::UnknownVersion { found: version, oldest: 1, newest: 1 }));
             }
         }
     }

@@ -79,7 +79,7 @@ pub mod text;
 pub mod time;
 
 pub use balance::Balance;
-pub use codec::BytesError;
+pub use codec::{BytesError, Format};
 pub use command::{Answer, Command, Records};
 pub use decision::{Decision, Reading, Verdict};
 pub use facts::Facts;
@@ -91,6 +91,6 @@ pub use limit::Limit;
 pub use plan::{Plan, PlanError};
 pub use policy::{Policy, PolicyError};
 pub use receipt::{Receipt, Reservation};
-pub use secret::Secret;
+pub use secret::{KeyId, Secret, Secrets};
 pub use settle::{Balances, Outcome, Standings, settle, settle_into};
 pub use time::{Span, Timestamp};

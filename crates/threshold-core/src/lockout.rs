@@ -16,11 +16,11 @@ use std::net::IpAddr;
 
 use crate::address::canonical;
 use crate::balance::Balance;
-use crate::codec::{BytesError, Reader, Writer};
+use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::{AddressGroup, Digest, DigestKey, Domain, Part, TraceId};
 use crate::limit::{Limit, Log, Mark};
 use crate::policy::OnStoreError;
-use crate::secret::{Purpose, Secret};
+use crate::secret::{Purpose, Secret, Secrets};
 use crate::time::{Span, Timestamp};
 
 pub use account::Account;
@@ -30,8 +30,6 @@ pub use name::{Spellings, account_digest, canonical_account};
 
 /// An attempt without a result for this long has failed.
 pub const RESULT_WITHIN: Span = Span::MINUTE;
-/// The version of an attempt's bytes.
-const VERSION: u8 = 1;
 
 /// How a login is protected.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -274,12 +272,13 @@ impl Login {
 }
 
 impl Attempt {
+    /// The versions in which it is read.
+    pub(crate) const VERSIONS: Versions = Versions::FIRST;
+
     /// The signed token that the caller holds until the result.
     #[must_use]
-    pub fn to_token(&self, secret: &Secret) -> String {
-        let mut out = Writer::new(VERSION);
-        self.write(&mut out);
-        secret.seal(Purpose::Attempt, &out.finish())
+    pub fn to_token(&self, secret: &Secret, format: Format) -> String {
+        secret.seal(Purpose::Attempt, &to_bytes(Self::VERSIONS, format, |out| self.write(out)))
     }
 
     /// Appends this attempt to a larger record.
@@ -298,12 +297,8 @@ impl Attempt {
     ///
     /// # Errors
     /// Where it was not signed by this installation as an attempt.
-    pub fn from_token(token: &str, secret: &Secret) -> Result<Self, BytesError> {
-        let bytes = secret.open(Purpose::Attempt, token)?;
-        let mut from = Reader::new(&bytes, VERSION)?;
-        let attempt = Self::read(&mut from)?;
-        from.finish()?;
-        Ok(attempt)
+    pub fn from_token(token: &str, secrets: &Secrets) -> Result<Self, BytesError> {
+        from_bytes(&secrets.open(Purpose::Attempt, token)?, Self::VERSIONS, Self::read)
     }
 
     /// Takes an attempt off the front of a larger record.

@@ -6,20 +6,17 @@ mod reservation;
 use arrayvec::ArrayVec;
 
 use crate::balance::{Balance, State};
-use crate::codec::{BytesError, Reader, Writer, from_bytes, to_bytes};
+use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::{Digest, DigestKey, Domain, Part, TraceId};
 use crate::limit::{Limit, Mark};
 use crate::plan::{Charge, MAX_CHARGES, Plan};
 use crate::policy::CostOf;
-use crate::secret::{Purpose, Secret};
+use crate::secret::{Purpose, Secret, Secrets};
 use crate::settle::{Outcome, Settled};
 use crate::time::Timestamp;
 
 pub use pending::Pending;
 pub use reservation::{CommitError, MAX_RESERVATION, OnExpire, Reservation, UnknownReservation};
-
-/// The version of the bytes below.
-const VERSION: u8 = 2;
 
 /// What one request was charged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,6 +124,9 @@ impl Plan<'_> {
 }
 
 impl Receipt {
+    /// The versions in which it is read.
+    pub(crate) const VERSIONS: Versions = Versions::FIRST.containing(Limit::VERSIONS);
+
     /// The id of the decision it is of. A store that has seen it refunded refunds it no more.
     #[must_use]
     pub fn id(&self) -> TraceId {
@@ -188,22 +188,22 @@ impl Receipt {
 
     /// The opaque, signed text that callers hold.
     #[must_use]
-    pub fn to_token(&self, secret: &Secret) -> String {
-        secret.seal(Purpose::Receipt, &self.to_bytes())
+    pub fn to_token(&self, secret: &Secret, format: Format) -> String {
+        secret.seal(Purpose::Receipt, &self.to_bytes(format))
     }
 
     /// Reads a token.
     ///
     /// # Errors
     /// Where it was not signed by this installation as a receipt.
-    pub fn from_token(token: &str, secret: &Secret) -> Result<Self, BytesError> {
-        Self::from_bytes(&secret.open(Purpose::Receipt, token)?)
+    pub fn from_token(token: &str, secrets: &Secrets) -> Result<Self, BytesError> {
+        Self::from_bytes(&secrets.open(Purpose::Receipt, token)?)
     }
 
     /// The bytes that are signed and stored.
     #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        to_bytes(VERSION, |out| self.write(out))
+    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
+        to_bytes(Self::VERSIONS, format, |out| self.write(out))
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
@@ -211,7 +211,7 @@ impl Receipt {
     /// # Errors
     /// On another version, and on bytes no receipt has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        from_bytes(bytes, VERSION, Self::read)
+        from_bytes(bytes, Self::VERSIONS, Self::read)
     }
 
     pub(crate) fn write(&self, out: &mut Writer) {

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use threshold_core::lockout::Account;
 use threshold_core::policy::Ban;
-use threshold_core::{Digest, Standing};
+use threshold_core::{Digest, Format, KeyId, Standing};
 use tokio::sync::watch;
 
 use crate::store::{Keep, Saving};
@@ -43,6 +43,9 @@ use writer::Source;
 /// How long a request that strikes waits for the disk: long enough for one group of writes on a disk that is well, short
 /// enough that nobody notices on one that is not.
 pub const STRIKE_WAIT: Duration = Duration::from_millis(10);
+
+/// The format of what is written.
+const FORMAT: Format = Format::PRESENT;
 
 /// A journal that is open, and the thread that writes it.
 pub struct Journal {
@@ -153,22 +156,22 @@ impl Journal {
     /// # Errors
     /// Where the file cannot be used at all, is in use, belongs to another installation, or is missing or empty beside files
     /// that show that there was one.
-    pub fn open(path: &Path, fingerprint: u32) -> Result<(Self, Kept), JournalError> {
-        Self::open_as(path, fingerprint, Missing::Refuse)
+    pub fn open(path: &Path, key_id: KeyId) -> Result<(Self, Kept), JournalError> {
+        Self::open_as(path, key_id, Missing::Refuse)
     }
 
     /// As [`open`](Self::open), but makes a new journal also where files beside it show that there was one.
     ///
     /// # Errors
     /// As `open`, but for [`JournalError::Missing`].
-    pub fn open_new(path: &Path, fingerprint: u32) -> Result<(Self, Kept), JournalError> {
-        Self::open_as(path, fingerprint, Missing::StartNew)
+    pub fn open_new(path: &Path, key_id: KeyId) -> Result<(Self, Kept), JournalError> {
+        Self::open_as(path, key_id, Missing::StartNew)
     }
 
-    fn open_as(path: &Path, fingerprint: u32, missing: Missing) -> Result<(Self, Kept), JournalError> {
+    fn open_as(path: &Path, key_id: KeyId, missing: Missing) -> Result<(Self, Kept), JournalError> {
         let path = &*resolve(path);
-        let (file, kept) = JournalFile::open(path, fingerprint, missing)?;
-        settle_secret(path, fingerprint)?;
+        let (file, kept) = JournalFile::open(path, key_id, missing)?;
+        settle_secret(path, key_id)?;
         let (queue, source) = (Arc::new(Queue::default()), Source::default());
         let writer = writer::start(file, Arc::clone(&queue), Arc::clone(&source));
         let writer = Mutex::new(Some(writer.map_err(|error| JournalError::Io(path.into(), error))?));
@@ -287,15 +290,15 @@ impl fmt::Debug for Journal {
 
 impl Keep for Journal {
     fn standing(&self, key: Digest, standing: Option<&Standing>) {
-        self.note(Kind::Standing, &key.to_u128().to_be_bytes(), standing.map(Standing::to_bytes));
+        self.note(Kind::Standing, &key.to_u128().to_be_bytes(), standing.map(|standing| standing.to_bytes(FORMAT)));
     }
 
     fn account(&self, key: Digest, account: Option<&Account>) {
-        self.note(Kind::Account, &key.to_u128().to_be_bytes(), account.map(Account::to_bytes));
+        self.note(Kind::Account, &key.to_u128().to_be_bytes(), account.map(|account| account.to_bytes(FORMAT)));
     }
 
     fn ban(&self, id: Digest, ban: Option<&Ban>) {
-        self.note(Kind::Ban, &id.to_u128().to_be_bytes(), ban.map(Ban::to_bytes));
+        self.note(Kind::Ban, &id.to_u128().to_be_bytes(), ban.map(|ban| ban.to_bytes(FORMAT)));
     }
 
     fn saving(&self) -> Saving {
@@ -304,6 +307,6 @@ impl Keep for Journal {
     }
 
     fn named(&self, subject: Digest, ban: Option<&Ban>) {
-        self.note(Kind::Named, &subject.to_u128().to_be_bytes(), ban.map(Ban::to_bytes));
+        self.note(Kind::Named, &subject.to_u128().to_be_bytes(), ban.map(|ban| ban.to_bytes(FORMAT)));
     }
 }

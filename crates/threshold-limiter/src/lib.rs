@@ -48,8 +48,8 @@ pub use threshold_core::lockout::{Attempted, LoginRequest, LoginResult, Refusal,
 pub use threshold_core::policy::Layer;
 pub use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
 pub use threshold_core::{
-    BytesError, Decision, DigestKey, Facts, Limit, PlanError, Policy, PolicyError, Reading, Receipt, Secret, Span,
-    Timestamp, TraceId, Verdict,
+    BytesError, Decision, DigestKey, Facts, Limit, PlanError, Policy, PolicyError, Reading, Receipt, Secret, Secrets,
+    Span, Timestamp, TraceId, Verdict,
 };
 
 /// Fresh random bytes that nobody can guess.

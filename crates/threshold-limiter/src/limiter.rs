@@ -16,7 +16,8 @@ use threshold_core::plan::Verb;
 use threshold_core::policy::{Layer, Policy};
 use threshold_core::receipt::{ActualCost, OnExpire};
 use threshold_core::{
-    BytesError, Decision, Digest, DigestKey, Facts, Outcome, Plan, PlanError, Receipt, Secret, Span, Timestamp, TraceId,
+    BytesError, Decision, Digest, DigestKey, Facts, Format, KeyId, Outcome, Plan, PlanError, Receipt, Secret, Secrets,
+    Span, Timestamp, TraceId,
 };
 
 use crate::bans::BanBook;
@@ -39,7 +40,7 @@ pub struct Limiter<S = MemoryStore, C = SystemClock> {
     /// That of the policy in force. Whoever holds it puts the next one in force.
     generation: Mutex<u64>,
     key: DigestKey,
-    secret: Secret,
+    secrets: Secrets,
     store: S,
     clock: C,
     observers: Vec<Arc<dyn Observer>>,
@@ -79,10 +80,11 @@ impl<C: Clock> Limiter<MemoryStore, C> {
 }
 
 impl<S: Store, C: Clock> Limiter<S, C> {
-    /// A limiter of your own parts. `key` digests what is stored, `secret` signs what is handed out.
+    /// A limiter of your own parts. `key` digests what is stored; `secrets` is what signs what is handed out: one
+    /// [`Secret`], or [`Secrets`] with an old one that is still accepted.
     #[must_use]
-    pub fn with_parts(policy: Policy, store: S, clock: C, key: DigestKey, secret: Secret) -> Self {
-        Self::with_bans(policy, store, clock, (key, secret), Arc::default())
+    pub fn with_parts(policy: Policy, store: S, clock: C, key: DigestKey, secrets: impl Into<Secrets>) -> Self {
+        Self::with_bans(policy, store, clock, (key, secrets), Arc::default())
     }
 
     /// As [`with_parts`](Self::with_parts), with bans that were set before.
@@ -91,7 +93,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         policy: Policy,
         store: S,
         clock: C,
-        (key, secret): (DigestKey, Secret),
+        (key, secrets): (DigestKey, impl Into<Secrets>),
         bans: Arc<BanBook>,
     ) -> Self {
         let banning = policy.with_key(key).with_bans(Arc::<BanBook>::clone(&bans));
@@ -101,7 +103,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             policy,
             generation: Mutex::new(1),
             key,
-            secret,
+            secrets: secrets.into(),
             store,
             clock,
             observers: Vec::new(),
@@ -153,9 +155,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self.clock.now()
     }
 
-    /// Tells this limiter's installation from others, and nothing else of its secret.
-    pub fn fingerprint(&self) -> u32 {
-        self.secret.fingerprint()
+    /// The key id of the secret that signs. It tells installations apart, and nothing else of the secret.
+    pub fn key_id(&self) -> KeyId {
+        self.secrets.present().key_id()
     }
 
     /// The key that digests are made with.
@@ -166,7 +168,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// A receipt as signed text that can travel.
     #[must_use]
     pub fn sign(&self, receipt: &Receipt) -> String {
-        receipt.to_token(&self.secret)
+        receipt.to_token(self.secrets.present(), Format::PRESENT)
     }
 
     /// Reads a receipt that this limiter signed.
@@ -174,7 +176,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Where it did not.
     pub fn read_receipt(&self, token: &str) -> Result<Receipt, BytesError> {
-        Receipt::from_token(token, &self.secret)
+        Receipt::from_token(token, &self.secrets)
     }
 
     /// Which rules a request meets, by which keys, and why not the others.

@@ -43,7 +43,7 @@ fn audit(args: &RestoreArgs, before: Option<&Path>) -> anyhow::Result<()> {
         anyhow::bail!("there is neither {} nor THRESHOLD_SECRET", secret_path(&args.db).display());
     }
     let secret = installation_secret(&args.db, given.as_deref())?;
-    let (journal, _) = Journal::open(&args.db, secret.fingerprint())?;
+    let (journal, _) = Journal::open(&args.db, secret.key_id())?;
     let name = |path: &Path| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     let before = before.map(|before| format!(", in place of {}", name(before))).unwrap_or_default();
     let action = format!("restore: {}{before}", name(&args.file));

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::Player;
 use super::wire::{FactsBody, decision_json, error_json, explained_json, path_error_json, plan_error_json};
 use crate::address::parse_address;
+use crate::codec::Format;
 use crate::command::{AccountChange, Answer, Command};
 use crate::headers::{BodyForm, denial_body, header_fields};
 use crate::key::{Digest, TraceId};
@@ -16,14 +17,14 @@ use crate::lockout::{Attempt, Attempted, Login, LoginRequest, account_digest};
 use crate::plan::{PlanError, Verb};
 use crate::policy::{Layer, Policy};
 use crate::receipt::{ActualCost, CommitError, OnExpire, Receipt};
-use crate::secret::Secret;
+use crate::secret::{Secret, Secrets};
 use crate::time::{Span, Timestamp};
 
 /// Plays cases on core and plain maps.
 pub struct LedgerPlayer {
     policy: Option<Policy>,
     ledger: Ledger,
-    secret: Secret,
+    secrets: Secrets,
     /// Ids count up, so that every run of a case is the same.
     next: u128,
 }
@@ -37,7 +38,7 @@ impl std::fmt::Debug for LedgerPlayer {
 impl Default for LedgerPlayer {
     fn default() -> Self {
         let secret = Secret::new(b"a secret for cases, known to all").expect("it is long enough");
-        Self { policy: None, ledger: Ledger::default(), secret, next: 0 }
+        Self { policy: None, ledger: Ledger::default(), secrets: secret.into(), next: 0 }
     }
 }
 
@@ -90,7 +91,7 @@ impl Player for LedgerPlayer {
     fn load(&mut self, policy: &str, env: &BTreeMap<String, String>, fresh: bool) -> Result<(), String> {
         let parsed = Policy::parse(policy, &|name| env.get(name).cloned()).map_err(|error| error.to_string())?;
         let generation = self.policy.as_ref().map_or(0, Policy::generation).saturating_add(1);
-        let policy = parsed.with_key(self.secret.digest_key()).with_generation(generation);
+        let policy = parsed.with_key(self.secrets.present().digest_key()).with_generation(generation);
         if fresh {
             self.ledger = Ledger::default();
             self.next = 0;
@@ -148,7 +149,7 @@ impl LedgerPlayer {
         match self.checked(policy, verb, facts, now) {
             Err(error) => error,
             Ok(checked) => {
-                let receipt = checked.receipt.map(|receipt| receipt.to_token(&self.secret));
+                let receipt = checked.receipt.map(|receipt| receipt.to_token(self.secrets.present(), Format::PRESENT));
                 decision_json(&checked.decision, policy, receipt.as_deref())
             }
         }
@@ -235,14 +236,14 @@ impl LedgerPlayer {
 
     /// Carries out a command that has travelled, and hears an answer that has travelled back.
     fn execute(&mut self, command: &Command, now: Timestamp) -> Answer {
-        let command = Command::from_bytes(&command.to_bytes()).expect("a command survives its bytes");
+        let command = Command::from_bytes(&command.to_bytes(Format::PRESENT)).expect("a command survives its bytes");
         let answer = self.ledger.execute(&command, now);
-        Answer::from_bytes(&answer.to_bytes()).expect("an answer survives its bytes")
+        Answer::from_bytes(&answer.to_bytes(Format::PRESENT)).expect("an answer survives its bytes")
     }
 
     fn refund(&mut self, args: &Value, now: Timestamp) -> Result<Value, String> {
         let token = args.get("receipt").and_then(Value::as_str).ok_or("a refund takes a receipt")?;
-        Ok(match Receipt::from_token(token, &self.secret) {
+        Ok(match Receipt::from_token(token, &self.secrets) {
             Ok(receipt) => {
                 let first = self.execute(&Command::Refund(Box::new(receipt)), now) == Answer::Refunded { first: true };
                 json!({"ok": true, "first": first})
@@ -276,13 +277,13 @@ impl LedgerPlayer {
         let told = match self.ledger.login_barred(&request.bars(policy, id), now) {
             Some(refusal) => Attempted::Refused(refusal),
             None => {
-                let tried = request.tried(policy, &self.secret, id);
+                let tried = request.tried(policy, &self.secrets, id);
                 let Answer::Attempted(outcome) =
                     self.execute(&Command::BeginLogin { login: login.clone(), tried }, now)
                 else {
                     return Err("an attempt was answered by something else".to_owned());
                 };
-                outcome.told(&self.secret, now)
+                outcome.told(self.secrets.present(), Format::PRESENT, now)
             }
         };
         Ok(match told {
@@ -296,7 +297,7 @@ impl LedgerPlayer {
 
     fn result(&mut self, login: &Login, args: &ResultArgs, now: Timestamp) -> Result<Value, String> {
         let nonce = self.id();
-        let Ok(attempt) = Attempt::from_token(&args.attempt, &self.secret) else {
+        let Ok(attempt) = Attempt::from_token(&args.attempt, &self.secrets) else {
             return Ok(error_json("bad_request", "this is no attempt of ours", "attempt"));
         };
         let command = Command::EndLogin { login: login.clone(), attempt, success: args.success, nonce };
@@ -306,7 +307,7 @@ impl LedgerPlayer {
         Ok(match ended {
             Err(unknown) => error_json("unknown_attempt", &unknown.to_string(), "attempt"),
             Ok(outcome) => {
-                let told = outcome.told(&self.secret, now);
+                let told = outcome.told(self.secrets.present(), Format::PRESENT, now);
                 json!({
                     "allowed": told.allowed,
                     "lockoutRemaining": told.lockout_remaining.map(Span::secs_ceil),

@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 
 use super::{AccountChange, Answer, Command};
 use crate::balance::Checked;
-use crate::codec::{BytesError, Reader, Writer, from_bytes, to_bytes};
+use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::{Digest, TraceId};
 use crate::ladder::Standing;
 use crate::limit::{Limit, Log, Look, Mark};
@@ -16,16 +16,22 @@ use crate::policy::OnStoreError;
 use crate::receipt::{CommitError, OnExpire, OwnedCost, Receipt};
 use crate::time::{Span, Timestamp};
 
-/// The version of a command's and of an answer's bytes.
-const VERSION: u8 = 1;
+/// The versions in which commands and answers are read: they change with every record that they hold.
+const VERSIONS: Versions = Versions::FIRST
+    .containing(Receipt::VERSIONS)
+    .containing(Limit::VERSIONS)
+    .containing(Standing::VERSIONS)
+    .containing(Account::VERSIONS)
+    .containing(Attempt::VERSIONS)
+    .containing(Device::VERSIONS);
 /// The most items of a list: more than any policy has rules or tiers, and each takes at least a byte.
 const MAX_ITEMS: usize = 1 << 20;
 
 impl Command {
     /// The bytes that travel to a store.
     #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        to_bytes(VERSION, |out| self.write(out))
+    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
+        to_bytes(VERSIONS, format, |out| self.write(out))
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
@@ -33,15 +39,15 @@ impl Command {
     /// # Errors
     /// On another version, and on bytes no command has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        from_bytes(bytes, VERSION, Self::read)
+        from_bytes(bytes, VERSIONS, Self::read)
     }
 }
 
 impl Answer {
     /// The bytes that travel back.
     #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        to_bytes(VERSION, |out| self.write(out))
+    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
+        to_bytes(VERSIONS, format, |out| self.write(out))
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
@@ -49,7 +55,7 @@ impl Answer {
     /// # Errors
     /// On another version, and on bytes no answer has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        from_bytes(bytes, VERSION, Self::read)
+        from_bytes(bytes, VERSIONS, Self::read)
     }
 }
 
@@ -547,8 +553,8 @@ mod tests {
         let (key, other) = (Digest::from_u128(7), Digest::from_u128(u128::MAX));
         let keys = SubjectKeys { balances: [(key, Limit::Never)].into(), standings: [other].into() };
         let command = Command::ReadBlock { keys };
-        assert_eq!(Command::from_bytes(&command.to_bytes()), Ok(command));
+        assert_eq!(Command::from_bytes(&command.to_bytes(Format::PRESENT)), Ok(command));
         let answer = Answer::Blocked(Timestamp::from_secs(1_767_225_600));
-        assert_eq!(Answer::from_bytes(&answer.to_bytes()), Ok(answer));
+        assert_eq!(Answer::from_bytes(&answer.to_bytes(Format::PRESENT)), Ok(answer));
     }
 }

@@ -1,17 +1,17 @@
 //! A limit's figures as bytes: in receipts, and beside the balances that were counted under it.
 
 use super::{Anchor, Concurrency, Estimate, Limit, Log, Rate, Window};
-use crate::codec::{BytesError, Reader, Writer, from_bytes, to_bytes};
+use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::time::Span;
 
-/// The version of a limit's bytes.
-const VERSION: u8 = 1;
-
 impl Limit {
+    /// The versions in which it is read.
+    pub(crate) const VERSIONS: Versions = Versions::FIRST;
+
     /// The bytes that are kept beside a balance.
     #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        to_bytes(VERSION, |out| self.write(out))
+    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
+        to_bytes(Self::VERSIONS, format, |out| self.write(out))
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
@@ -19,7 +19,7 @@ impl Limit {
     /// # Errors
     /// On another version, and on bytes no limit has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        from_bytes(bytes, VERSION, Self::read)
+        from_bytes(bytes, Self::VERSIONS, Self::read)
     }
 
     /// Appends this limit's figures.

@@ -4,13 +4,12 @@ use super::device::{Device, MAX_DEVICES};
 use super::known::{KnownDevice, nonce_of};
 use super::track::Track;
 use super::{Attempt, Factor, Login, UnknownAttempt};
-use crate::codec::{BytesError, Reader, Writer, from_bytes, to_bytes};
+use crate::balance::Balance;
+use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::TraceId;
 use crate::limit::{Limit, Mark};
 use crate::time::Timestamp;
 
-/// The version of the bytes below.
-const VERSION: u8 = 1;
 /// The most counters of one account: a few factors for unknown devices and for each known one, and those of devices that
 /// were forgotten while an attempt of theirs was under way.
 const MAX_TRACKS: usize = 64;
@@ -28,6 +27,9 @@ pub struct Account {
 }
 
 impl Account {
+    /// The versions in which it is read.
+    pub(crate) const VERSIONS: Versions = Versions::FIRST.containing(Balance::VERSIONS);
+
     /// An account of which nothing is known but that something was: locked until then for every device.
     #[must_use]
     pub fn locked(factor: Factor, until: Timestamp) -> Self {
@@ -222,8 +224,8 @@ impl Account {
 
     /// The bytes a store keeps.
     #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        to_bytes(VERSION, |out| self.write(out))
+    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
+        to_bytes(Self::VERSIONS, format, |out| self.write(out))
     }
 
     /// Appends this account to a larger record.
@@ -244,7 +246,7 @@ impl Account {
     /// # Errors
     /// On another version, and on bytes no account has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        from_bytes(bytes, VERSION, Self::read)
+        from_bytes(bytes, Self::VERSIONS, Self::read)
     }
 
     /// Takes an account off the front of a larger record.

@@ -1,16 +1,14 @@
 //! A device that has logged in before, and the token that says so.
 
-use crate::codec::{BytesError, Reader, Writer};
+use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::Digest;
-use crate::secret::{Purpose, Secret};
+use crate::secret::{Purpose, Secret, Secrets};
 use crate::time::{Span, Timestamp};
 
 /// How many devices of one account are known at once; the oldest makes room.
 pub const MAX_DEVICES: usize = 10;
 /// How long a device stays known.
 pub(super) const KNOWN_FOR: Span = Span::from_secs(180 * 86_400);
-/// The version of the bytes below.
-const VERSION: u8 = 1;
 
 /// A device that an account has been used from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +21,9 @@ pub struct Device {
 }
 
 impl Device {
+    /// The versions in which it is read.
+    pub(crate) const VERSIONS: Versions = Versions::FIRST;
+
     /// When it was issued.
     #[must_use]
     pub fn issued(&self) -> Timestamp {
@@ -31,11 +32,8 @@ impl Device {
 
     /// The signed token, for a cookie that is `__Host-`, `HttpOnly`, `Secure` and `SameSite=Lax`.
     #[must_use]
-    pub fn to_token(&self, secret: &Secret) -> String {
-        let mut out = Writer::new(VERSION);
-        out.number(u64::from(secret.fingerprint()));
-        self.write(&mut out);
-        secret.seal(Purpose::Device, &out.finish())
+    pub fn to_token(&self, secret: &Secret, format: Format) -> String {
+        secret.seal(Purpose::Device, &to_bytes(Self::VERSIONS, format, |out| self.write(out)))
     }
 
     /// Appends this device to a larger record.
@@ -50,14 +48,8 @@ impl Device {
     ///
     /// # Errors
     /// Where it was not signed by this installation as a device.
-    pub fn from_token(token: &str, secret: &Secret) -> Result<Self, BytesError> {
-        let bytes = secret.open(Purpose::Device, token)?;
-        let mut from = Reader::new(&bytes, VERSION)?;
-        // The key id comes first, so that after a rotation the right secret is found before anything is checked.
-        let _key_id = from.number()?;
-        let device = Self::read(&mut from)?;
-        from.finish()?;
-        Ok(device)
+    pub fn from_token(token: &str, secrets: &Secrets) -> Result<Self, BytesError> {
+        from_bytes(&secrets.open(Purpose::Device, token)?, Self::VERSIONS, Self::read)
     }
 
     /// Takes a device off the front of a larger record.

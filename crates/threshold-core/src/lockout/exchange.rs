@@ -6,9 +6,10 @@ use std::net::IpAddr;
 use super::device::Device;
 use super::{Attempt, AttemptOutcome, Factor, ResultOutcome, Try, Wider, account_digest, address_digest};
 use crate::address::AddressGroup;
+use crate::codec::Format;
 use crate::key::TraceId;
 use crate::policy::{Listed, Policy};
-use crate::secret::Secret;
+use crate::secret::{Secret, Secrets};
 use crate::time::{Span, Timestamp};
 
 /// A login whose secret is about to be checked.
@@ -38,7 +39,7 @@ impl fmt::Debug for LoginRequest<'_> {
 impl LoginRequest<'_> {
     /// The same in the terms of what is stored. `id` is fresh and random.
     #[must_use]
-    pub fn tried(&self, policy: &Policy, secret: &Secret, id: TraceId) -> Try {
+    pub fn tried(&self, policy: &Policy, secrets: &Secrets, id: TraceId) -> Try {
         let key = policy.key();
         // An allow-listed address skips its own budget; the account's locks still hold.
         let exempt = policy.lists().find(self.ip, None, None) == Some(Listed::Allow);
@@ -48,7 +49,7 @@ impl LoginRequest<'_> {
             address: group.filter(|_| !exempt).map(|group| address_digest(key, group)),
             wider: Wider::of(key, self.ip),
             factor: Factor::named(key, self.factor),
-            device: self.device.and_then(|token| Device::from_token(token, secret).ok()),
+            device: self.device.and_then(|token| Device::from_token(token, secrets).ok()),
             id,
         }
     }
@@ -133,12 +134,12 @@ impl Refusal {
 
 impl AttemptOutcome {
     /// What the caller is told, with a signed token where the secret may be checked.
-    pub fn told(self, secret: &Secret, now: Timestamp) -> Attempted {
+    pub fn told(self, secret: &Secret, format: Format, now: Timestamp) -> Attempted {
         let refused = |by, until: Option<Timestamp>| {
             Attempted::Refused(Refusal { by, retry_after: until.map(|until| until.since(now)) })
         };
         match self {
-            Self::Allowed(attempt) => Attempted::Allowed(Attempt::to_token(&attempt, secret)),
+            Self::Allowed(attempt) => Attempted::Allowed(Attempt::to_token(&attempt, secret, format)),
             Self::TooMany { until } => refused(RefusedBy::Address, Some(until)),
             Self::Locked { until: Some(until) } => refused(RefusedBy::Lock, Some(until)),
             Self::Locked { until: None } => refused(RefusedBy::Ceiling, None),
@@ -171,12 +172,12 @@ impl fmt::Debug for LoginResult {
 
 impl ResultOutcome {
     /// What the caller is told, with a signed token where its device is known now.
-    pub fn told(self, secret: &Secret, now: Timestamp) -> LoginResult {
+    pub fn told(self, secret: &Secret, format: Format, now: Timestamp) -> LoginResult {
         let locked = self.locked_until.and_then(Timestamp::unless_never);
         LoginResult {
             allowed: self.allowed,
             lockout_remaining: locked.map(|until| until.since(now)),
-            device: self.device.map(|device| device.to_token(secret)),
+            device: self.device.map(|device| device.to_token(secret, format)),
         }
     }
 }

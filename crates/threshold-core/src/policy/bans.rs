@@ -11,14 +11,12 @@ use super::lists::{ListEntry, Rank};
 use super::{Layer, Policy, check};
 use crate::address::{AddressGroup, canonical};
 use crate::caller::Caller;
-use crate::codec::{BytesError, Reader, Writer};
+use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::facts::Facts;
 use crate::key::{Digest, DigestKey, Domain, Part};
 use crate::lockout::Spellings;
 use crate::time::{Span, Timestamp};
 
-/// The version of a ban's bytes.
-const VERSION: u8 = 1;
 /// The longest text of a ban, in bytes.
 const MAX_TEXT: usize = 1 << 14;
 /// The widest blocks that can be banned, of IPv4 and of IPv6. Nobody means more than that by one ban.
@@ -193,10 +191,16 @@ impl Policy {
 }
 
 impl Ban {
+    /// The versions in which it is read.
+    const VERSIONS: Versions = Versions::FIRST;
+
     /// The bytes that are kept.
     #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Writer::new(VERSION);
+    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
+        to_bytes(Self::VERSIONS, format, |out| self.write(out))
+    }
+
+    fn write(&self, out: &mut Writer) {
         let (kind, key) = match &self.whom {
             ListEntry::Address(net) => (1, net.to_string()),
             ListEntry::User(name) => (2, name.to_string()),
@@ -208,7 +212,6 @@ impl Ban {
         for text in [key.as_str(), &self.reason, &self.by] {
             out.text(text);
         }
-        out.finish()
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
@@ -216,8 +219,11 @@ impl Ban {
     /// # Errors
     /// On another version, and on bytes no ban has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
+        from_bytes(bytes, Self::VERSIONS, Self::read)
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         const WRONG: BytesError = BytesError::Malformed("ban");
-        let mut from = Reader::new(bytes, VERSION)?;
         let kind = from.byte()?;
         let (since, until) = (Timestamp::from_micros(from.number()?), Timestamp::from_micros(from.number()?));
         let (key, reason, by) = (from.text(MAX_TEXT)?, from.text(MAX_TEXT)?, from.text(MAX_TEXT)?);
@@ -227,7 +233,6 @@ impl Ban {
             3 => ListEntry::Tenant(key.into()),
             _ => return Err(WRONG),
         };
-        from.finish()?;
         Ok(Self { whom, reason: reason.into(), by: by.into(), from: since, until })
     }
 }
@@ -410,7 +415,7 @@ mod tests {
             let net = Ipv4Net::new(bits.into(), prefix).unwrap();
             for whom in [ListEntry::User(name.as_str().into()), ListEntry::Tenant(name.as_str().into()), ListEntry::Address(net.into())] {
                 let ban = Ban { whom, reason: reason.as_str().into(), by: "ops".into(), from: Timestamp::from_micros(from), until: Timestamp::from_micros(until) };
-                let bytes = ban.to_bytes();
+                let bytes = ban.to_bytes(Format::PRESENT);
                 prop_assert_eq!(Ban::from_bytes(&bytes), Ok(ban));
                 for cut in 0..bytes.len() {
                     prop_assert!(Ban::from_bytes(&bytes[..cut]).is_err());

@@ -7,12 +7,10 @@ use std::sync::Arc;
 use super::tiers::{Categories, Given, Own, Scaled};
 use super::{Measure, Measured, Per, Policy};
 use crate::caller::DEFAULT_CATEGORY;
-use crate::codec::{BytesError, Reader, Writer};
+use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::limit::Quota;
 use crate::time::Timestamp;
 
-/// The version of a setting's bytes.
-const VERSION: u8 = 1;
 /// The longest text, in bytes, and the most limits of one setting.
 const MAX_TEXT: usize = 1 << 14;
 const MAX_LIMITS: usize = 256;
@@ -71,10 +69,16 @@ impl Setting {
         self.tier.is_none() && self.limits.is_empty() && self.times <= 1
     }
 
+    /// The versions in which it is read.
+    const VERSIONS: Versions = Versions::FIRST;
+
     /// The bytes that are kept.
     #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Writer::new(VERSION);
+    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
+        to_bytes(Self::VERSIONS, format, |out| self.write(out))
+    }
+
+    fn write(&self, out: &mut Writer) {
         out.number(u64::from(self.times));
         out.number(self.from.micros());
         out.number(self.until.micros());
@@ -87,7 +91,6 @@ impl Setting {
             out.text(category);
             out.text(limit);
         }
-        out.finish()
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
@@ -95,7 +98,10 @@ impl Setting {
     /// # Errors
     /// On another version, and on bytes no setting has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        let mut from = Reader::new(bytes, VERSION)?;
+        from_bytes(bytes, Self::VERSIONS, Self::read)
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         let times = u32::try_from(from.number()?).map_err(|_| BytesError::Malformed("setting"))?;
         let (since, until) = (Timestamp::from_micros(from.number()?), Timestamp::from_micros(from.number()?));
         let (tier, by, reason) = (from.text(MAX_TEXT)?, from.text(MAX_TEXT)?, from.text(MAX_TEXT)?);
@@ -103,7 +109,6 @@ impl Setting {
         for _ in 0..from.count(MAX_LIMITS)? {
             limits.insert(from.text(MAX_TEXT)?.into(), from.text(MAX_TEXT)?.into());
         }
-        from.finish()?;
         let tier = (!tier.is_empty()).then(|| tier.into());
         Ok(Self { tier, limits, times, until, from: since, by: by.into(), reason: reason.into() })
     }
@@ -428,7 +433,7 @@ mod tests {
     #[test]
     fn a_setting_reads_back_as_it_was_written() {
         for own in [setting(1, None, &[]), setting(10, Some("large"), &[("requests", "5/h"), ("ai", "1/day")])] {
-            let bytes = own.to_bytes();
+            let bytes = own.to_bytes(Format::PRESENT);
             assert_eq!(Setting::from_bytes(&bytes), Ok(own));
             for cut in 0..bytes.len() {
                 assert!(Setting::from_bytes(&bytes[..cut]).is_err());

@@ -2,9 +2,9 @@
 
 use arrayvec::ArrayVec;
 
-use super::{OwnedCost, Receipt, VERSION};
+use super::{OwnedCost, Receipt};
 use crate::balance::Balance;
-use crate::codec::{BytesError, Reader, Writer};
+use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::{Digest, TraceId};
 use crate::limit::Limit;
 use crate::plan::MAX_CHARGES;
@@ -84,6 +84,9 @@ pub struct Reservation {
 }
 
 impl Reservation {
+    /// The versions in which it is read.
+    pub(crate) const VERSIONS: Versions = Versions::FIRST.containing(Receipt::VERSIONS);
+
     /// Holds what a receipt says was charged.
     #[must_use]
     pub fn new(receipt: Receipt, ttl: Span, on_expire: OnExpire) -> Self {
@@ -214,8 +217,11 @@ impl Reservation {
 
     /// The bytes a store keeps.
     #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Writer::new(VERSION);
+    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
+        to_bytes(Self::VERSIONS, format, |out| self.write(out))
+    }
+
+    fn write(&self, out: &mut Writer) {
         out.byte(match self.stage {
             Stage::Open => 0,
             Stage::Committed(None) => 1,
@@ -224,11 +230,10 @@ impl Reservation {
         });
         out.byte(u8::from(self.on_expire == OnExpire::Release));
         out.number(self.expires.micros());
-        self.receipt.write(&mut out);
+        self.receipt.write(out);
         if let Stage::Committed(Some(amounts)) = &self.stage {
             amounts.iter().for_each(|amount| out.number(*amount));
         }
-        out.finish()
     }
 
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
@@ -236,7 +241,10 @@ impl Reservation {
     /// # Errors
     /// On another version, and on bytes no reservation has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
-        let mut from = Reader::new(bytes, VERSION)?;
+        from_bytes(bytes, Self::VERSIONS, Self::read)
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         let mut stage = match from.byte()? {
             0 => Stage::Open,
             1 => Stage::Committed(None),
@@ -250,13 +258,12 @@ impl Reservation {
             _ => return Err(BytesError::Malformed("reservation")),
         };
         let expires = Timestamp::from_micros(from.number()?);
-        let receipt = Receipt::read(&mut from)?;
+        let receipt = Receipt::read(from)?;
         if let Stage::Committed(Some(amounts)) = &mut stage {
             for _ in &receipt.charged {
                 amounts.push(from.number()?);
             }
         }
-        from.finish()?;
         Ok(Self { receipt, expires, on_expire, stage })
     }
 }

@@ -163,7 +163,7 @@ impl JournalFile {
             found.rows
         });
         let old = old.ok();
-        let lines = salvage::put_anew(&self.path, self.fingerprint, &rows, self.untold.as_ref(), old)?;
+        let lines = salvage::put_anew(&self.path, self.key_id, &rows, self.untold.as_ref(), old)?;
         let sqlite = |error| JournalError::Sqlite(self.path.clone(), error);
         let connection = connect(&self.path).map_err(sqlite)?;
         self.total = stated(&connection).map_err(sqlite)?;

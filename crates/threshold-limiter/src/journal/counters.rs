@@ -6,8 +6,9 @@
 use std::io::{self, BufWriter, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
-use threshold_core::{Balance, Digest, Limit, Timestamp};
+use threshold_core::{Balance, Digest, KeyId, Limit, Timestamp};
 
+use super::FORMAT;
 use super::file::{beside, create_exclusively, resolve, settle_in};
 use super::rows::row_sum;
 use crate::store::memory::MemoryStore;
@@ -29,13 +30,13 @@ pub(super) fn counters_path(journal: &Path) -> PathBuf {
 ///
 /// # Errors
 /// Where the file cannot be written; the one before it is then still there.
-pub fn save_counters(store: &MemoryStore, journal: &Path, fingerprint: u32, now: Timestamp) -> io::Result<usize> {
+pub fn save_counters(store: &MemoryStore, journal: &Path, key_id: KeyId, now: Timestamp) -> io::Result<usize> {
     let path = counters_path(journal);
     let next = beside(&path, ".next");
     let file = create_exclusively(&next)?;
     let mut out = BufWriter::with_capacity(1 << 16, file);
     out.write_all(MAGIC)?;
-    out.write_all(&fingerprint.to_be_bytes())?;
+    out.write_all(&key_id.to_u32().to_be_bytes())?;
     let (mut written, mut failed) = (0usize, None);
     store.each_balance(now, |key, limit, balance| {
         if failed.is_none() {
@@ -68,7 +69,7 @@ pub struct Counters {
 ///
 /// # Errors
 /// Where the file is there and cannot be read, and where it does not begin as counters of this installation do.
-pub fn load_counters(store: &MemoryStore, journal: &Path, fingerprint: u32, now: Timestamp) -> io::Result<Counters> {
+pub fn load_counters(store: &MemoryStore, journal: &Path, key_id: KeyId, now: Timestamp) -> io::Result<Counters> {
     let path = counters_path(journal);
     let bytes = match std::fs::read(&path) {
         Ok(bytes) => bytes,
@@ -76,7 +77,7 @@ pub fn load_counters(store: &MemoryStore, journal: &Path, fingerprint: u32, now:
         Err(error) => return Err(error),
     };
     std::fs::remove_file(&path)?;
-    let rest = bytes.strip_prefix(MAGIC).and_then(|rest| rest.strip_prefix(&fingerprint.to_be_bytes()));
+    let rest = bytes.strip_prefix(MAGIC).and_then(|rest| rest.strip_prefix(&key_id.to_u32().to_be_bytes()));
     let mut rest = rest.ok_or_else(|| {
         let text = format!("{} has another version, or was written under another secret", path.display());
         io::Error::new(ErrorKind::InvalidData, text)
@@ -116,7 +117,7 @@ fn begins_sound(bytes: &[u8]) -> bool {
 
 /// Key, sum, the lengths of limit and balance, limit, balance.
 fn write_one(out: &mut impl io::Write, key: Digest, limit: &Limit, balance: &Balance) -> io::Result<()> {
-    let (limit, balance) = (limit.to_bytes(), balance.to_bytes());
+    let (limit, balance) = (limit.to_bytes(FORMAT), balance.to_bytes(FORMAT));
     let key = key.to_u128().to_be_bytes();
     let mut value = limit.clone();
     value.extend_from_slice(&balance);

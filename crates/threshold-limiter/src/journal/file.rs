@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension as _, Transaction, TransactionBehavior, params};
 
+use threshold_core::KeyId;
+
 use super::anew::{Fault, Left};
 use super::queue::Batch;
 use super::rows::{Row, Total, row_sum};
@@ -46,7 +48,7 @@ const TABLES: &str = "
 #[derive(Debug)]
 pub(super) struct JournalFile {
     pub(super) path: PathBuf,
-    pub(super) fingerprint: u32,
+    pub(super) key_id: KeyId,
     /// `None` from when it is found damaged until it is whole again.
     pub(super) connection: Option<Connection>,
     pub(super) total: Total,
@@ -62,7 +64,7 @@ pub(super) struct JournalFile {
 }
 
 impl JournalFile {
-    pub(super) fn open(path: &Path, fingerprint: u32, missing: Missing) -> Result<(Self, Kept), JournalError> {
+    pub(super) fn open(path: &Path, key_id: KeyId, missing: Missing) -> Result<(Self, Kept), JournalError> {
         let sqlite = |error| JournalError::Sqlite(path.into(), error);
         let lock = lock(path)?;
         salvage::finish(path)?;
@@ -73,10 +75,10 @@ impl JournalFile {
         create(path).map_err(|error| JournalError::Io(path.into(), error))?;
         if is_new {
             let mut connection = connect(path).map_err(sqlite)?;
-            let (total, _) = make(&mut connection, fingerprint, &[], None, None).map_err(sqlite)?;
+            let (total, _) = make(&mut connection, key_id, &[], None, None).map_err(sqlite)?;
             settle_in(path).map_err(|error| JournalError::Io(path.into(), error))?;
             let kept = Kept { is_new, ..Kept::default() };
-            return Ok((Self::new(path, fingerprint, lock, (connection, total), &kept)?, kept));
+            return Ok((Self::new(path, key_id, lock, (connection, total), &kept)?, kept));
         }
         // Whoever opens a log and closes it again has put it away.
         let log_fault = wal::fault(path);
@@ -99,38 +101,38 @@ impl JournalFile {
         if let Some(version) = found.is_newer() {
             return Err(JournalError::Newer(path.into(), version));
         }
-        if connection.is_none() && found.secret.is_some_and(|secret| secret != i64::from(fingerprint)) {
+        if connection.is_none() && found.secret.is_some_and(|secret| secret != i64::from(key_id.to_u32())) {
             return Err(JournalError::OtherSecret(path.into()));
         }
         match connection {
             Some(connection) if found.faults.is_empty() => {
-                if found.secret != Some(i64::from(fingerprint)) {
+                if found.secret != Some(i64::from(key_id.to_u32())) {
                     return Err(JournalError::OtherSecret(path.into()));
                 }
                 let kept = Kept { rows: found.rows, damage: found.untold, is_new };
-                Ok((Self::new(path, fingerprint, lock, (connection, found.total), &kept)?, kept))
+                Ok((Self::new(path, key_id, lock, (connection, found.total), &kept)?, kept))
             }
             other => {
                 let aside = aside.map_or_else(|| salvage::put_aside(path, "damaged"), Ok);
                 let aside = aside.map_err(|error| JournalError::Io(path.into(), error))?;
-                let kept = salvage::rebuild(path, fingerprint, found, other, &aside)?;
+                let kept = salvage::rebuild(path, key_id, found, other, &aside)?;
                 let connection = connect(path).map_err(sqlite)?;
                 let total = stated(&connection).map_err(sqlite)?;
-                Ok((Self::new(path, fingerprint, lock, (connection, total), &kept)?, kept))
+                Ok((Self::new(path, key_id, lock, (connection, total), &kept)?, kept))
             }
         }
     }
 
     fn new(
         path: &Path,
-        fingerprint: u32,
+        key_id: KeyId,
         lock: File,
         (connection, total): (Connection, Total),
         kept: &Kept,
     ) -> Result<Self, JournalError> {
         let left = Left::now(path).map_err(|error| JournalError::Io(path.into(), error))?;
         let (path, connection, untold) = (path.into(), Some(connection), kept.damage.clone());
-        Ok(Self { path, fingerprint, connection, total, left, lock, aside: None, put_aside: None, untold })
+        Ok(Self { path, key_id, connection, total, left, lock, aside: None, put_aside: None, untold })
     }
 
     /// Writes a batch, and returns when it is on disk; an empty one only looks whether the file is still as it was left.
@@ -175,7 +177,7 @@ impl JournalFile {
 /// are is returned too. With a damage, the file records it until it was reported, and each row that has no value.
 pub(super) fn make(
     connection: &mut Connection,
-    fingerprint: u32,
+    key_id: KeyId,
     rows: &[Row],
     damage: Option<&Damage>,
     old: Option<&Old<'_>>,
@@ -184,8 +186,8 @@ pub(super) fn make(
     transaction.execute_batch(TABLES)?;
     transaction.pragma_update(None, "user_version", VERSION)?;
     let mut total = Total::default();
-    total.add(about_sum(VERSION, i64::from(fingerprint)));
-    for (name, value) in [("version", VERSION), ("secret", i64::from(fingerprint)), ("rows", 0), ("sum", 0)] {
+    total.add(about_sum(VERSION, i64::from(key_id.to_u32())));
+    for (name, value) in [("version", VERSION), ("secret", i64::from(key_id.to_u32())), ("rows", 0), ("sum", 0)] {
         transaction.execute("INSERT INTO meta (name, value) VALUES (?1, ?2)", params![name, value])?;
     }
     for row in rows.iter().filter(|row| row.value.is_some()) {

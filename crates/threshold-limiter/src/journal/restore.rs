@@ -5,7 +5,7 @@ use threshold_core::policy::Ban;
 use threshold_core::{Digest, Policy, Span, Standing, Timestamp};
 
 use super::rows::{Kind, Row};
-use super::{Journal, Kept};
+use super::{FORMAT, Journal, Kept};
 use crate::bans::BanBook;
 use crate::store::Keep as _;
 use crate::store::memory::MemoryStore;
@@ -83,10 +83,10 @@ pub fn rows_in_memory(store: &MemoryStore, bans: &BanBook) -> Vec<Row> {
     let mut add = |kind, key: Digest, value| {
         rows.push(Row { kind, key: key.to_u128().to_be_bytes().to_vec(), value: Some(value) });
     };
-    store.each_standing(|key, standing| add(Kind::Standing, key, standing.to_bytes()));
-    store.each_account(|key, account| add(Kind::Account, key, account.to_bytes()));
-    bans.each(|key, ban| add(Kind::Ban, key, ban.to_bytes()));
-    bans.each_named(|key, ban| add(Kind::Named, key, ban.to_bytes()));
+    store.each_standing(|key, standing| add(Kind::Standing, key, standing.to_bytes(FORMAT)));
+    store.each_account(|key, account| add(Kind::Account, key, account.to_bytes(FORMAT)));
+    bans.each(|key, ban| add(Kind::Ban, key, ban.to_bytes(FORMAT)));
+    bans.each_named(|key, ban| add(Kind::Named, key, ban.to_bytes(FORMAT)));
     rows
 }
 

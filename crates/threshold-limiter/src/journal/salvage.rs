@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rusqlite::{Connection, OpenFlags, Transaction, params};
+use threshold_core::KeyId;
 
 use super::file::{
     VERSION, about_sum, beside, connect, create_exclusively, create_new, let_go, make, meta, remove, settle_in, stated,
@@ -241,13 +242,13 @@ pub(super) fn sound(path: &Path) -> Result<(), JournalError> {
 /// Puts a new file with all that could be read in the place of a damaged one, of which `aside` is a copy.
 pub(super) fn rebuild(
     path: &Path,
-    fingerprint: u32,
+    key_id: KeyId,
     found: Found,
     damaged: Option<Connection>,
     aside: &Path,
 ) -> Result<Kept, JournalError> {
     let damage = found.damage(aside);
-    put_anew(path, fingerprint, &found.rows, damage.as_ref(), damaged)?;
+    put_anew(path, key_id, &found.rows, damage.as_ref(), damaged)?;
     Ok(Kept { rows: found.rows, damage, is_new: false })
 }
 
@@ -256,7 +257,7 @@ pub(super) fn rebuild(
 /// them is found again. The new one records the damage, if any is given, so that it is reported even then.
 pub(super) fn put_anew(
     path: &Path,
-    fingerprint: u32,
+    key_id: KeyId,
     rows: &[Row],
     damage: Option<&Damage>,
     damaged: Option<Connection>,
@@ -265,7 +266,7 @@ pub(super) fn put_anew(
     let next = beside(path, NEXT);
     create_exclusively(&next).map_err(io)?;
     let old = Old { connection: damaged.as_ref(), pages: Pages::open(path).ok() };
-    let built = build(&next, fingerprint, rows, damage, &old);
+    let built = build(&next, key_id, rows, damage, &old);
     // Before the new one has its name: whoever closes a file removes the log that goes by it.
     let_go(damaged);
     let lines = built.map_err(|error| JournalError::Sqlite(next.clone(), error))?;
@@ -333,17 +334,11 @@ fn put_in_place(next: &Path, path: &Path) -> std::io::Result<()> {
 }
 
 /// Builds a journal in a file that was just made, and is empty.
-fn build(
-    path: &Path,
-    fingerprint: u32,
-    rows: &[Row],
-    damage: Option<&Damage>,
-    old: &Old<'_>,
-) -> rusqlite::Result<usize> {
+fn build(path: &Path, key_id: KeyId, rows: &[Row], damage: Option<&Damage>, old: &Old<'_>) -> rusqlite::Result<usize> {
     let own = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let mut connection = Connection::open_with_flags(path, own)?;
     connection.pragma_update(None, "synchronous", "full")?;
-    let (_, lines) = make(&mut connection, fingerprint, rows, damage, Some(old))?;
+    let (_, lines) = make(&mut connection, key_id, rows, damage, Some(old))?;
     connection.close().map_err(|(_, error)| error)?;
     Ok(lines)
 }

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use threshold_core::Secret;
+use threshold_core::{KeyId, Secret};
 
 use super::JournalError;
 use super::file::{beside, create_exclusively, is_empty, lock, resolve, settle_in};
@@ -51,13 +51,13 @@ pub fn installation_secret(journal: &Path, given: Option<&str>) -> Result<Secret
 }
 
 /// Gives a secret that was just made its name, now that its journal is there.
-pub(super) fn settle_secret(journal: &Path, fingerprint: u32) -> Result<(), JournalError> {
+pub(super) fn settle_secret(journal: &Path, key_id: KeyId) -> Result<(), JournalError> {
     let path = secret_path(journal);
     let next = beside(&path, NEXT);
     if std::fs::exists(&path).unwrap_or(true) {
         return Ok(());
     }
-    let own = read(&next)?.and_then(|text| parse(&text)).filter(|secret| secret.fingerprint() == fingerprint);
+    let own = read(&next)?.and_then(|text| parse(&text)).filter(|secret| secret.key_id() == key_id);
     if own.is_some() {
         let renamed = std::fs::rename(&next, &path).and_then(|()| settle_in(&path));
         renamed.map_err(|error| JournalError::Io(path, error))?;

@@ -5,7 +5,7 @@ use std::fmt;
 use threshold_core::command::{AccountChange, Answer, Command};
 use threshold_core::lockout::{Attempt, Attempted, Login, LoginRequest, LoginResult, Refusal, Try, account_digest};
 use threshold_core::policy::OnStoreError;
-use threshold_core::{Digest, Outcome, Plan, Policy, Timestamp};
+use threshold_core::{Digest, Format, Outcome, Plan, Policy, Timestamp};
 
 use super::Limiter;
 use crate::clock::Clock;
@@ -120,7 +120,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             Ok(other) => return Err(StoreError::unexpected(other).into()),
             Err(error) => self.attempt_without_store(&policy, login, &tried, error, now)?,
         };
-        Ok(outcome.told(&self.secret, now))
+        Ok(outcome.told(self.secrets.present(), Format::PRESENT, now))
     }
 
     /// As [`login_result`](Self::login_result), on any store.
@@ -141,7 +141,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 }
             }
         };
-        Ok(outcome.told(&self.secret, now))
+        Ok(outcome.told(self.secrets.present(), Format::PRESENT, now))
     }
 
     /// As [`reset_account`](Self::reset_account), on any store.
@@ -172,7 +172,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         request: &LoginRequest<'_>,
     ) -> Result<(&'p Login, Try, Timestamp), LoginError> {
         let login = policy.login().ok_or(LoginError::NoLogin)?;
-        let tried = request.tried(policy, &self.secret, random_id());
+        let tried = request.tried(policy, &self.secrets, random_id());
         if request.account.is_some() && tried.account.is_none() {
             return Err(LoginError::NoAccount);
         }
@@ -181,7 +181,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 
     fn ended<'p>(&self, policy: &'p Policy, attempt: &str) -> Result<(&'p Login, Attempt, Timestamp), LoginError> {
         let login = policy.login().ok_or(LoginError::NoLogin)?;
-        let attempt = Attempt::from_token(attempt, &self.secret).map_err(|_| LoginError::NotOurs)?;
+        let attempt = Attempt::from_token(attempt, &self.secrets).map_err(|_| LoginError::NotOurs)?;
         Ok((login, attempt, self.clock.now()))
     }
 

@@ -58,7 +58,7 @@ fn harms() -> [(&'static str, Harm); 6] {
 fn a_file_that_is_damaged_while_in_use_is_written_anew_from_memory() {
     for (what, harm) in harms() {
         let scratch = Scratch::new();
-        let (journal, _) = Journal::open(&scratch.db(), secret().fingerprint()).unwrap();
+        let (journal, _) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
         let journal = Arc::new(journal);
         let memory = Arc::new(BanBook::default().kept_by(Arc::<Journal>::clone(&journal)));
         let store = Arc::new(MemoryStore::new(Policy::parse(POLICY, &|_| None).unwrap().memory()));
@@ -85,7 +85,7 @@ fn a_file_that_is_damaged_while_in_use_is_written_anew_from_memory() {
         assert_eq!(repair.rows, 100, "{what}: {repair}");
         assert_eq!(repair.aside.is_none(), what == "deleted", "{what}: {repair}");
         assert!(repair.aside.as_ref().is_none_or(|aside| aside.exists()), "{what}: {repair}");
-        assert!(matches!(Journal::open(&scratch.db(), secret().fingerprint()), Err(JournalError::InUse(_))), "{what}");
+        assert!(matches!(Journal::open(&scratch.db(), secret().key_id()), Err(JournalError::InUse(_))), "{what}");
         ban("later");
         journal.audit(line("after")).unwrap();
         assert!(saved(&journal, SECOND), "{what}");
@@ -129,7 +129,7 @@ fn without_memory_to_ask_what_can_be_read_is_kept() {
 fn a_file_that_was_about_to_take_the_journals_place_takes_it() {
     let scratch = Scratch::new();
     let next = scratch.0.join("threshold.db.next");
-    let rows = |path: &Path| Journal::open(path, secret().fingerprint()).unwrap().1.rows.len();
+    let rows = |path: &Path| Journal::open(path, secret().key_id()).unwrap().1.rows.len();
     world(&scratch.db(), START).ban(Layer::User, "mallory", Timestamp::MAX);
     let earlier = std::fs::read(scratch.db()).unwrap();
     world(&scratch.db(), START).ban(Layer::User, "eve", Timestamp::MAX);

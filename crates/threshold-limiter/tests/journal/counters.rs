@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use threshold_core::limit::{Concurrency, Log, Rate};
-use threshold_core::{Balance, Digest, Limit, Policy, Span, Timestamp, TraceId};
+use threshold_core::{Balance, Digest, Format, KeyId, Limit, Policy, Span, Timestamp, TraceId};
 use threshold_limiter::journal::{Counters, load_counters, save_counters};
 use threshold_limiter::store::memory::MemoryStore;
 
 use super::{POLICY, START, Scratch};
 
-const SECRET: u32 = 9;
+const SECRET: KeyId = KeyId::from_u32(9);
 const OTHERS: usize = 200;
 
 type Balances = BTreeMap<u128, (Limit, Balance)>;
@@ -118,7 +118,9 @@ fn a_large_record_and_those_after_it_come_back() {
     let store = filled(store_of(1_000_000));
     let concurrency = Limit::Concurrency(Concurrency::new(65_536, Span::DAY).unwrap());
     let large = full_concurrency();
-    assert!(large.to_bytes().len() > 1 << 16 && large.to_bytes().len() <= Balance::MAX_BYTES);
+    assert!(
+        large.to_bytes(Format::PRESENT).len() > 1 << 16 && large.to_bytes(Format::PRESENT).len() <= Balance::MAX_BYTES
+    );
     store.restore_balance(key(OTHERS as u64), &concurrency, large, START);
     assert_eq!(save_counters(&store, &scratch.db(), SECRET, START).unwrap(), OTHERS + 1);
     let records = records(&std::fs::read(counters(&scratch)).unwrap());

@@ -60,7 +60,7 @@ fn ends<T: Ord>(bytes: &[u8], length: usize, name: impl Fn(&[u8]) -> Option<T>) 
 fn opened(bytes: &[u8]) -> (Kept, BTreeSet<String>) {
     let scratch = Scratch::new();
     std::fs::write(scratch.db(), bytes).unwrap();
-    let (journal, kept) = Journal::open(&scratch.db(), secret().fingerprint()).unwrap();
+    let (journal, kept) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
     drop(journal);
     // What was kept is in the new file, which is whole, and records the damage.
     let again = Journal::read(&scratch.db()).unwrap();
@@ -135,7 +135,7 @@ fn no_page_leads_to_the_loss_of_others() {
 #[test]
 fn a_row_whose_end_is_missing_is_known_by_its_key() {
     let scratch = Scratch::new();
-    let (journal, _) = Journal::open(&scratch.db(), secret().fingerprint()).unwrap();
+    let (journal, _) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
     journal.note(Kind::Account, &[7; 16], Some(vec![1; 9_000]));
     journal.note(Kind::Ban, &[8; 16], Some(vec![2; 50]));
     assert!(journal.close());
@@ -191,13 +191,13 @@ fn a_file_that_was_cut_beside_its_log() {
         let copy = Scratch::new();
         std::fs::write(copy.db(), &file[..cut]).unwrap();
         std::fs::write(log(&copy.db()), &pages).unwrap();
-        let (_, kept) = Journal::open(&copy.db(), secret().fingerprint()).unwrap();
+        let (_, kept) = Journal::open(&copy.db(), secret().key_id()).unwrap();
         assert_eq!(rows_of(&kept).len(), 200, "cut at {cut}: {:?}", kept.damage);
     }
     // Without any of the file, SQLite would delete the log.
     let copy = Scratch::new();
     std::fs::write(log(&copy.db()), &pages).unwrap();
-    let refused = Journal::open(&copy.db(), secret().fingerprint());
+    let refused = Journal::open(&copy.db(), secret().key_id());
     assert!(matches!(refused, Err(JournalError::Missing(_, trace)) if trace == log(&copy.db())));
     assert_eq!(std::fs::read(log(&copy.db())).unwrap(), pages);
 }

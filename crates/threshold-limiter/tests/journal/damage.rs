@@ -38,7 +38,7 @@ fn no_changed_byte_clears_a_ban_in_silence() {
         bytes[at] ^= 1 << (at % 8);
         let copy = Scratch::new();
         std::fs::write(copy.db(), &bytes).unwrap();
-        match Journal::open(&copy.db(), secret().fingerprint()) {
+        match Journal::open(&copy.db(), secret().key_id()) {
             Ok((journal, kept)) => {
                 let sound = kept.rows == original;
                 assert!(sound || kept.damage.is_some(), "byte {at}: rows are gone and nobody said so");
@@ -84,7 +84,7 @@ fn no_changed_byte_of_the_log_clears_a_ban_in_silence() {
         let copy = Scratch::new();
         std::fs::write(copy.db(), &file).unwrap();
         std::fs::write(log_of(&copy.db()), &bytes).unwrap();
-        let (_, kept) = Journal::open(&copy.db(), secret().fingerprint()).unwrap();
+        let (_, kept) = Journal::open(&copy.db(), secret().key_id()).unwrap();
         // The last of them may have been under way.
         assert!(kept.rows.len() >= 5 || kept.damage.is_some(), "byte {at}: {} rows", kept.rows.len());
         if let Some(damage) = kept.damage {
@@ -103,7 +103,7 @@ fn no_changed_byte_of_the_log_clears_a_ban_in_silence() {
     let copy = Scratch::new();
     std::fs::write(copy.db(), &file).unwrap();
     std::fs::write(log_of(&copy.db()), &log).unwrap();
-    let (_, kept) = Journal::open(&copy.db(), secret().fingerprint()).unwrap();
+    let (_, kept) = Journal::open(&copy.db(), secret().key_id()).unwrap();
     assert!(kept.damage.is_none() && kept.rows.len() == 6);
 }
 
@@ -158,7 +158,7 @@ fn damaged(scratch: &Scratch) {
 fn a_damage_is_found_at_each_open_until_it_was_told() {
     let scratch = Scratch::new();
     damaged(&scratch);
-    let open = || Journal::open(&scratch.db(), secret().fingerprint()).unwrap();
+    let open = || Journal::open(&scratch.db(), secret().key_id()).unwrap();
     let (journal, first) = open();
     // Nothing is noted and nothing is told: what a kill would leave.
     drop(journal);
@@ -190,7 +190,7 @@ fn a_damage_is_found_at_each_open_until_it_was_told() {
 fn a_damage_that_was_not_told_outlives_copies_and_further_damage() {
     let scratch = Scratch::new();
     damaged(&scratch);
-    let (journal, kept) = Journal::open(&scratch.db(), secret().fingerprint()).unwrap();
+    let (journal, kept) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
     let first = kept.damage.unwrap();
     let copy = scratch.0.join("copy.db");
     Journal::copy(&scratch.db(), &copy).unwrap();
@@ -209,7 +209,7 @@ fn a_damage_that_was_not_told_outlives_copies_and_further_damage() {
     raw.execute("DELETE FROM record WHERE kind = 3 AND key = (SELECT max(key) FROM record WHERE kind = 3)", [])
         .unwrap();
     drop(raw);
-    let (_, kept) = Journal::open(&scratch.db(), secret().fingerprint()).unwrap();
+    let (_, kept) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
     let second = kept.damage.unwrap();
     assert_eq!((second.kept, second.lost), (18, Some(1)), "{second}");
     assert!(second.to_string().contains(&first.to_string()), "{second}");
@@ -221,14 +221,14 @@ fn a_damage_that_was_not_told_outlives_copies_and_further_damage() {
 #[test]
 fn a_file_that_is_salvaged_while_in_use_records_the_damage() {
     let scratch = Scratch::new();
-    let (journal, _) = Journal::open(&scratch.db(), secret().fingerprint()).unwrap();
+    let (journal, _) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
     journal.note(Kind::Tenant, b"acme", Some(vec![1]));
     assert!(saved(&journal, SECOND));
     std::fs::remove_file(scratch.db()).unwrap();
     journal.note(Kind::Tenant, b"other", Some(vec![1]));
     assert!(saved(&journal, SECOND));
     drop(journal);
-    let (_, kept) = Journal::open(&scratch.db(), secret().fingerprint()).unwrap();
+    let (_, kept) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
     assert_eq!(kept.rows.len(), 1);
     assert!(kept.damage.is_some_and(|damage| damage.kept == 0 && damage.lost.is_none()));
 }
@@ -255,7 +255,7 @@ fn a_row_that_is_gone_without_a_trace_is_missed() {
     let other = rusqlite::Connection::open(scratch.db()).unwrap();
     assert_eq!(other.execute("DELETE FROM record WHERE key = (SELECT min(key) FROM record)", []).unwrap(), 1);
     drop(other);
-    let (_, kept) = Journal::open(&scratch.db(), secret().fingerprint()).unwrap();
+    let (_, kept) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
     let damage = kept.damage.unwrap();
     assert_eq!((kept.rows.len(), damage.kept, damage.lost), (4, 4, Some(1)), "{damage}");
 }
@@ -280,7 +280,7 @@ fn a_page_that_is_gone_hides_no_more_than_itself() {
         bytes[page * PAGE..(page + 1) * PAGE].fill(0xff);
         let copy = Scratch::new();
         std::fs::write(copy.db(), &bytes).unwrap();
-        let (_, kept) = Journal::open(&copy.db(), secret().fingerprint()).unwrap();
+        let (_, kept) = Journal::open(&copy.db(), secret().key_id()).unwrap();
         kept.rows.len() + 2 * PAGE / 60 < ROWS
     };
     let much = (0..pages).filter(hides_much).count();

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use threshold_core::lockout::Account;
 use threshold_core::policy::{Ban, Layer, ListEntry};
-use threshold_core::{Digest, Policy, Secret, Span, Standing, Timestamp};
+use threshold_core::{Digest, KeyId, Policy, Secret, Span, Standing, Timestamp};
 use threshold_limiter::bans::BanBook;
 use threshold_limiter::journal::{
     Counters, Journal, JournalError, Kept, Kind, Restored, load_counters, restore, save_counters,
@@ -78,6 +78,10 @@ struct World {
     kept: Kept,
 }
 
+fn key(number: u32) -> KeyId {
+    KeyId::from_u32(number)
+}
+
 fn secret() -> Secret {
     Secret::new(&[7; 32]).unwrap()
 }
@@ -85,7 +89,7 @@ fn secret() -> Secret {
 fn world(path: &Path, now: Timestamp) -> World {
     let key = secret().digest_key();
     let policy = Policy::parse(POLICY, &|_| None).unwrap().with_key(key);
-    let (journal, kept) = Journal::open(path, secret().fingerprint()).unwrap();
+    let (journal, kept) = Journal::open(path, secret().key_id()).unwrap();
     let journal = Arc::new(journal);
     let (store, bans) = (MemoryStore::new(policy.memory()), BanBook::default());
     let restored = restore(&journal, &kept, (&store, &bans), &policy, now);
@@ -215,11 +219,11 @@ fn a_ban_ends_to_the_microsecond() {
 #[test]
 fn one_process_at_a_time_and_one_secret() {
     let scratch = Scratch::new();
-    let (journal, _) = Journal::open(&scratch.db(), 1).unwrap();
-    assert!(matches!(Journal::open(&scratch.db(), 1), Err(JournalError::InUse(_))));
+    let (journal, _) = Journal::open(&scratch.db(), key(1)).unwrap();
+    assert!(matches!(Journal::open(&scratch.db(), key(1)), Err(JournalError::InUse(_))));
     drop(journal);
-    assert!(matches!(Journal::open(&scratch.db(), 2), Err(JournalError::OtherSecret(_))));
-    Journal::open(&scratch.db(), 1).unwrap();
+    assert!(matches!(Journal::open(&scratch.db(), key(2)), Err(JournalError::OtherSecret(_))));
+    Journal::open(&scratch.db(), key(1)).unwrap();
 }
 
 /// Somebody holds the file so that nothing can be written: it is said once, nothing is lost, and it recovers by itself.
@@ -253,24 +257,24 @@ fn counters_come_back_once() {
     let world = world(&scratch.db(), START);
     assert!(!world.strike("ada", 1));
     let store = world.limiter.store();
-    assert_eq!(save_counters(store, &scratch.db(), 9, START).unwrap(), 1);
+    assert_eq!(save_counters(store, &scratch.db(), key(9), START).unwrap(), 1);
     let other = MemoryStore::new(world.limiter.policy().memory());
-    assert_eq!(load_counters(&other, &scratch.db(), 9, START).unwrap().read, 1);
-    assert_eq!(load_counters(&other, &scratch.db(), 9, START).unwrap(), Counters::default());
+    assert_eq!(load_counters(&other, &scratch.db(), key(9), START).unwrap().read, 1);
+    assert_eq!(load_counters(&other, &scratch.db(), key(9), START).unwrap(), Counters::default());
     let (mut before, mut after) = (Vec::new(), Vec::new());
     store.each_balance(START, |key, limit, balance| before.push((key, *limit, balance.clone())));
     other.each_balance(START, |key, limit, balance| after.push((key, *limit, balance.clone())));
     assert_eq!(before, after);
     // Counters of another secret are about nobody.
-    save_counters(store, &scratch.db(), 9, START).unwrap();
+    save_counters(store, &scratch.db(), key(9), START).unwrap();
     let other = MemoryStore::new(world.limiter.policy().memory());
-    assert!(load_counters(&other, &scratch.db(), 8, START).is_err());
+    assert!(load_counters(&other, &scratch.db(), key(8), START).is_err());
 }
 
 #[test]
 fn rows_of_one_key_are_the_last_that_was_noted() {
     let scratch = Scratch::new();
-    let (journal, _) = Journal::open(&scratch.db(), 1).unwrap();
+    let (journal, _) = Journal::open(&scratch.db(), key(1)).unwrap();
     for number in 0..=255u8 {
         journal.note(Kind::Tenant, b"acme", Some(vec![number]));
         journal.note(Kind::User, &[number], if number % 2 == 0 { None } else { Some(vec![1]) });

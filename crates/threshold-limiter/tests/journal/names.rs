@@ -9,7 +9,7 @@ use threshold_limiter::journal::{
     Journal, JournalError, installation_secret, load_counters, save_counters, secret_path,
 };
 
-use super::{START, Scratch, secret, world};
+use super::{START, Scratch, key, secret, world};
 
 fn mode(path: &Path) -> u32 {
     std::fs::metadata(path).unwrap().permissions().mode() & 0o777
@@ -24,20 +24,20 @@ fn a_journal_has_one_lock_under_all_its_names() {
     let link = other.0.join("elsewhere.db");
     // Also before the file is there: whoever comes first makes it where the link leads to.
     symlink(scratch.db(), &link).unwrap();
-    let (journal, kept) = Journal::open(&link, 1).unwrap();
+    let (journal, kept) = Journal::open(&link, key(1)).unwrap();
     assert!(kept.is_new && scratch.db().exists());
     assert_eq!(journal.path(), scratch.db());
-    assert!(matches!(Journal::open(&scratch.db(), 1), Err(JournalError::InUse(_))));
+    assert!(matches!(Journal::open(&scratch.db(), key(1)), Err(JournalError::InUse(_))));
     let chain = other.0.join("chain.db");
     symlink("elsewhere.db", &chain).unwrap();
-    assert!(matches!(Journal::open(&chain, 1), Err(JournalError::InUse(_))));
+    assert!(matches!(Journal::open(&chain, key(1)), Err(JournalError::InUse(_))));
     let folder = other.0.join("folder");
     symlink(&scratch.0, &folder).unwrap();
-    assert!(matches!(Journal::open(&folder.join("threshold.db"), 1), Err(JournalError::InUse(_))));
+    assert!(matches!(Journal::open(&folder.join("threshold.db"), key(1)), Err(JournalError::InUse(_))));
     assert!(matches!(Journal::replace(&scratch.db(), &link), Err(JournalError::InUse(_))));
     assert_eq!(secret_path(&link), secret_path(&scratch.db()));
     drop(journal);
-    Journal::open(&chain, 1).unwrap();
+    Journal::open(&chain, key(1)).unwrap();
 }
 
 /// A name that somebody has put a link under is not written through. A kill leaves such names behind too, and they must not
@@ -54,14 +54,14 @@ fn nothing_is_written_through_a_link() {
     let world = world(&scratch.db(), START);
     assert!(!world.strike("ada", 1));
     symlink(&victim, counters(".next")).unwrap();
-    assert_eq!(save_counters(world.limiter.store(), &scratch.db(), 9, START).unwrap(), 1);
+    assert_eq!(save_counters(world.limiter.store(), &scratch.db(), key(9), START).unwrap(), 1);
     untouched();
     assert_eq!(mode(&counters("")), 0o600);
     assert!(!counters("").is_symlink());
     // What a kill has left.
     std::fs::write(counters(".next"), "half a").unwrap();
-    assert_eq!(save_counters(world.limiter.store(), &scratch.db(), 9, START).unwrap(), 1);
-    assert_eq!(load_counters(world.limiter.store(), &scratch.db(), 9, START).unwrap().read, 1);
+    assert_eq!(save_counters(world.limiter.store(), &scratch.db(), key(9), START).unwrap(), 1);
+    assert_eq!(load_counters(world.limiter.store(), &scratch.db(), key(9), START).unwrap().read, 1);
     world.ban(Layer::User, "mallory", Timestamp::MAX);
     assert!(world.journal.close());
     drop(world);
@@ -73,7 +73,7 @@ fn nothing_is_written_through_a_link() {
     std::fs::write(scratch.db(), &bytes).unwrap();
     symlink(&victim, scratch.0.join("threshold.db.next")).unwrap();
     symlink(&victim, scratch.0.join("threshold.db.next-journal")).unwrap();
-    let opened = Journal::open(&scratch.db(), secret().fingerprint());
+    let opened = Journal::open(&scratch.db(), secret().key_id());
     untouched();
     let (_, kept) = opened.unwrap();
     let damage = kept.damage.unwrap();
@@ -82,7 +82,7 @@ fn nothing_is_written_through_a_link() {
     // A lock that is a link would let a second server in, as soon as it is changed.
     let locked = Scratch::new();
     symlink(&victim, locked.0.join("threshold.db.lock")).unwrap();
-    assert!(matches!(Journal::open(&locked.db(), 1), Err(JournalError::Io(..))));
+    assert!(matches!(Journal::open(&locked.db(), key(1)), Err(JournalError::Io(..))));
     untouched();
 }
 
@@ -90,13 +90,13 @@ fn nothing_is_written_through_a_link() {
 fn a_secret_is_for_its_owner_alone() {
     let scratch = Scratch::new();
     let made = installation_secret(&scratch.db(), None).unwrap();
-    assert_eq!(made.fingerprint(), installation_secret(&scratch.db(), None).unwrap().fingerprint());
-    drop(Journal::open(&scratch.db(), made.fingerprint()).unwrap());
+    assert_eq!(made.key_id(), installation_secret(&scratch.db(), None).unwrap().key_id());
+    drop(Journal::open(&scratch.db(), made.key_id()).unwrap());
     let path = secret_path(&scratch.db());
     for path in [scratch.db(), path.clone()] {
         assert_eq!(mode(&path), 0o600, "{}", path.display());
     }
-    assert_eq!(made.fingerprint(), installation_secret(&scratch.db(), None).unwrap().fingerprint());
+    assert_eq!(made.key_id(), installation_secret(&scratch.db(), None).unwrap().key_id());
     let given = |mode| {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
         installation_secret(&scratch.db(), None)
@@ -122,29 +122,29 @@ fn a_secret_is_for_its_owner_alone() {
 #[test]
 fn a_journal_that_is_missing_is_not_a_new_one() {
     let scratch = Scratch::new();
-    let fingerprint = installation_secret(&scratch.db(), None).unwrap().fingerprint();
-    drop(Journal::open(&scratch.db(), fingerprint).unwrap());
+    let key_id = installation_secret(&scratch.db(), None).unwrap().key_id();
+    drop(Journal::open(&scratch.db(), key_id).unwrap());
     let whole = std::fs::read(scratch.db()).unwrap();
     let lose: [&dyn Fn(PathBuf); 2] =
         [&|path| std::fs::remove_file(path).unwrap(), &|path| std::fs::write(path, "").unwrap()];
     for lose in lose {
         lose(scratch.db());
-        let error = Journal::open(&scratch.db(), fingerprint).unwrap_err();
+        let error = Journal::open(&scratch.db(), key_id).unwrap_err();
         assert!(matches!(&error, JournalError::Missing(_, trace) if *trace == secret_path(&scratch.db())));
         assert!(error.to_string().contains("--new-journal"), "{error}");
-        let (journal, kept) = Journal::open_new(&scratch.db(), fingerprint).unwrap();
+        let (journal, kept) = Journal::open_new(&scratch.db(), key_id).unwrap();
         assert!(kept.is_new);
         drop(journal);
-        drop(Journal::open(&scratch.db(), fingerprint).unwrap());
+        drop(Journal::open(&scratch.db(), key_id).unwrap());
     }
     // Nothing is asked of one that is there.
-    let (_, kept) = Journal::open_new(&scratch.db(), fingerprint).unwrap();
+    let (_, kept) = Journal::open_new(&scratch.db(), key_id).unwrap();
     assert!(!kept.is_new);
     // With a secret that is given there is none beside it; what was used tells.
     std::fs::remove_file(scratch.db()).unwrap();
     std::fs::remove_file(secret_path(&scratch.db())).unwrap();
     std::fs::write(scratch.0.join("threshold.counters"), "thrshld").unwrap();
-    assert!(matches!(Journal::open(&scratch.db(), fingerprint), Err(JournalError::Missing(..))));
+    assert!(matches!(Journal::open(&scratch.db(), key_id), Err(JournalError::Missing(..))));
     // The other way round: a journal whose secret is gone does not get another.
     std::fs::write(scratch.db(), whole).unwrap();
     assert!(matches!(installation_secret(&scratch.db(), None), Err(JournalError::SecretMissing(..))));
@@ -158,13 +158,13 @@ fn a_first_start_that_was_interrupted_is_not_a_loss() {
     let first = installation_secret(&scratch.db(), None).unwrap();
     // Killed before there was a journal: the same secret again.
     let second = installation_secret(&scratch.db(), None).unwrap();
-    assert_eq!(first.fingerprint(), second.fingerprint());
+    assert_eq!(first.key_id(), second.key_id());
     // Killed when the journal was there, and the secret had no name yet.
-    drop(Journal::open(&scratch.db(), second.fingerprint()).unwrap());
+    drop(Journal::open(&scratch.db(), second.key_id()).unwrap());
     let next = secret_path(&scratch.db()).with_extension("secret.next");
     std::fs::rename(secret_path(&scratch.db()), &next).unwrap();
     let third = installation_secret(&scratch.db(), None).unwrap();
-    drop(Journal::open(&scratch.db(), third.fingerprint()).unwrap());
+    drop(Journal::open(&scratch.db(), third.key_id()).unwrap());
     assert!(secret_path(&scratch.db()).exists() && !next.exists());
     // Killed within the secret.
     let other = Scratch::new();
@@ -172,5 +172,5 @@ fn a_first_start_that_was_interrupted_is_not_a_loss() {
     std::fs::write(&half, "0123").unwrap();
     std::fs::set_permissions(&half, std::fs::Permissions::from_mode(0o600)).unwrap();
     let made = installation_secret(&other.db(), None).unwrap();
-    drop(Journal::open(&other.db(), made.fingerprint()).unwrap());
+    drop(Journal::open(&other.db(), made.key_id()).unwrap());
 }

@@ -8,7 +8,7 @@ use threshold_core::command::{AccountChange, AccountKey, Answer, Command, Record
 use threshold_core::lockout::{Account, Login};
 use threshold_core::plan::{Charge, Subject};
 use threshold_core::{
-    Balance, BytesError, Digest, Limit, Outcome, Plan, Reservation, Standing, Timestamp, TraceId, settle,
+    Balance, BytesError, Digest, Format, Limit, Outcome, Plan, Reservation, Standing, Timestamp, TraceId, settle,
 };
 use threshold_limiter::store::{Kind, Listed, Store, StoreError};
 use tokio::task::yield_now;
@@ -44,22 +44,22 @@ impl Store for KeyValueStore {
         *outcome = settle(plan, &mut balances, &mut standings, now);
         for (index, (key, balance)) in keys.iter().zip(&balances).enumerate() {
             if outcome.balance_changed(index) {
-                open.save(Table::Balances, key.to_u128(), balance.to_bytes());
+                open.save(Table::Balances, key.to_u128(), balance.to_bytes(Format::PRESENT));
             }
         }
         for (index, (key, standing)) in subjects.iter().zip(&standings).enumerate() {
             if outcome.standing_changed(index) {
-                open.save(Table::Standings, key.to_u128(), standing.to_bytes());
+                open.save(Table::Standings, key.to_u128(), standing.to_bytes(Format::PRESENT));
             }
         }
         Ok(())
     }
 
     async fn execute(&self, command: Command, now: Timestamp) -> Result<Answer, StoreError> {
-        let sent = command.to_bytes();
+        let sent = command.to_bytes(Format::PRESENT);
         yield_now().await;
         let command = Command::from_bytes(&sent).map_err(unreadable)?;
-        let answered = execute(&command, &mut Open(self.0.lock().unwrap()), now)?.to_bytes();
+        let answered = execute(&command, &mut Open(self.0.lock().unwrap()), now)?.to_bytes(Format::PRESENT);
         yield_now().await;
         Answer::from_bytes(&answered).map_err(unreadable)
     }
@@ -120,7 +120,7 @@ impl Records for Open<'_> {
         let mut balances = charges.iter().map(|(key, _)| self.balance(*key)).collect::<Result<Vec<_>, _>>()?;
         let changed = change(&mut balances);
         for ((key, _), balance) in charges.iter().zip(balances) {
-            self.save(Table::Balances, key.to_u128(), balance.to_bytes());
+            self.save(Table::Balances, key.to_u128(), balance.to_bytes(Format::PRESENT));
         }
         Ok(changed)
     }
@@ -144,7 +144,7 @@ impl Records for Open<'_> {
     }
 
     fn save_reservation(&mut self, reservation: Reservation, _: Timestamp) -> Result<(), StoreError> {
-        self.save(Table::Reservations, reservation.id().to_u128(), reservation.to_bytes());
+        self.save(Table::Reservations, reservation.id().to_u128(), reservation.to_bytes(Format::PRESENT));
         Ok(())
     }
 
@@ -181,14 +181,14 @@ impl Records for Open<'_> {
         _: Timestamp,
     ) -> Result<bool, StoreError> {
         let (AccountKey::Own(key) | AccountKey::StandIn(key)) = key;
-        self.save(Table::Accounts, key.to_u128(), account.to_bytes());
+        self.save(Table::Accounts, key.to_u128(), account.to_bytes(Format::PRESENT));
         Ok(true)
     }
 
     fn change_account(&mut self, account: Digest, change: AccountChange) -> Result<(), StoreError> {
         if let Some(mut known) = self.account(AccountKey::Own(account))? {
             change.apply(&mut known);
-            self.save(Table::Accounts, account.to_u128(), known.to_bytes());
+            self.save(Table::Accounts, account.to_u128(), known.to_bytes(Format::PRESENT));
         }
         Ok(())
     }

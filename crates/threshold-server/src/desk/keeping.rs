@@ -34,9 +34,9 @@ impl Desk {
     ) -> Result<(Self, Option<String>), JournalError> {
         let path = place.journal;
         let secret = installation_secret(path, place.secret)?;
-        let (key, fingerprint) = (secret.digest_key(), secret.fingerprint());
+        let (key, key_id) = (secret.digest_key(), secret.key_id());
         let open = if place.new_journal { Journal::open_new } else { Journal::open };
-        let (journal, kept) = open(path, fingerprint)?;
+        let (journal, kept) = open(path, key_id)?;
         if place.new_journal && !kept.is_new {
             tracing::warn!(
                 "--new-journal changes nothing: the journal is there. Remove the option, which would hide its loss"
@@ -46,7 +46,7 @@ impl Desk {
         let policy = policy.with_key(key);
         let (store, bans, now) = (MemoryStore::new(policy.memory()), BanBook::default(), clock.now());
         let restored = restore(&journal, &kept, (&store, &bans), &policy, now);
-        let counters = load_counters(&store, path, fingerprint, now);
+        let counters = load_counters(&store, path, key_id, now);
         let damage = tell(path, &kept, restored, &counters);
         let store = store.kept_by(Arc::<Journal>::clone(&journal));
         let bans = Arc::new(bans.kept_by(Arc::<Journal>::clone(&journal)));
@@ -68,7 +68,7 @@ impl Desk {
     pub(crate) fn save_counters(&self) {
         let Some(journal) = &self.journal else { return };
         let now = self.limiter.now();
-        if let Err(error) = save_counters(self.limiter.store(), journal.path(), self.limiter.fingerprint(), now) {
+        if let Err(error) = save_counters(self.limiter.store(), journal.path(), self.limiter.key_id(), now) {
             tracing::error!(%error, "what was used could not be written down");
         }
     }

@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use threshold_core::Timestamp;
 use threshold_core::policy::{Owner, Policy, Setting, SettingError};
+use threshold_core::{Format, Timestamp};
 use threshold_limiter::journal::{Journal, Kept, Kind, Row};
 
 use super::Desk;
@@ -71,7 +71,7 @@ impl Desk {
         }
         // In force before it is written down: a journal that is written again from memory meanwhile must not miss it.
         self.limiter.swap(policy);
-        let bytes = (!setting.is_empty()).then(|| setting.to_bytes());
+        let bytes = (!setting.is_empty()).then(|| setting.to_bytes(Format::PRESENT));
         if let Some(journal) = &self.journal {
             journal.note(kind(owner), name.as_bytes(), bytes);
         }
@@ -128,7 +128,7 @@ pub(super) fn rows(policy: &Policy) -> Vec<Row> {
     let row = |(owner, name, setting): (Owner, &str, &Setting)| Row {
         kind: kind(owner),
         key: name.as_bytes().to_vec(),
-        value: Some(setting.to_bytes()),
+        value: Some(setting.to_bytes(Format::PRESENT)),
     };
     policy.settings().map(row).collect()
 }
