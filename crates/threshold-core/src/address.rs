@@ -107,6 +107,15 @@ impl AddressGroup {
         }
     }
 
+    /// The /24 of an IPv4 address, the /48 of an IPv6 address: what one network usually has.
+    #[must_use]
+    pub fn block(address: IpAddr) -> Self {
+        match canonical(address) {
+            v4 @ IpAddr::V4(_) => Self::masked(v4, 24),
+            v6 @ IpAddr::V6(_) => Self::masked(v6, 48),
+        }
+    }
+
     fn masked(address: IpAddr, prefix: u8) -> Self {
         let cut = |whole: u8| u32::from(whole.saturating_sub(prefix));
         match address {

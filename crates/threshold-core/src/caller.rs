@@ -73,6 +73,15 @@ impl<'a> Caller<'a> {
         self.facts.ip.map(|ip| AddressGroup::of(ip, self.ipv6_prefix))
     }
 
+    /// The addresses that share a budget with this one where `per` counts by addresses.
+    pub(crate) fn group_of(&self, per: &Per) -> Option<AddressGroup> {
+        match per {
+            Per::Ip => self.group(),
+            Per::IpPrefix(wide) => self.facts.ip.map(|ip| AddressGroup::wider(ip, *wide, self.ipv6_prefix)),
+            _ => None,
+        }
+    }
+
     /// Adds the method, the path and the host, each in its one spelling, and the category and the tier.
     pub(crate) fn spell(&mut self, policy: &'a Policy) {
         let facts = self.facts;
@@ -163,8 +172,7 @@ impl<'a> Caller<'a> {
     /// One part of a key, as text for people; `None` if the request does not have it.
     pub(crate) fn part_text(&self, per: &Per, rule: &Rule, policy: &Policy) -> Option<String> {
         match per {
-            Per::Ip => self.group().map(|group| group.to_string()),
-            Per::IpPrefix(wide) => self.facts.ip.map(|ip| AddressGroup::wider(ip, *wide, self.ipv6_prefix).to_string()),
+            Per::Ip | Per::IpPrefix(_) => self.group_of(per).map(|group| group.to_string()),
             Per::Tenant => self.tenant.map(|name| shown(policy, policy.identity().secret_tenant, name)),
             Per::User => self.user.map(|name| shown(policy, policy.identity().secret_user, name)),
             Per::Tier => self.tier.map(str::to_owned),
@@ -188,14 +196,9 @@ impl<'a> Caller<'a> {
     #[inline(never)]
     fn add_part(&self, key: &mut KeyBuilder, per: &Per, rule: &Rule, policy: &Policy) -> bool {
         let (part, value) = match per {
-            Per::Ip => {
-                let Some(group) = self.group() else { return false };
+            Per::Ip | Per::IpPrefix(_) => {
+                let Some(group) = self.group_of(per) else { return false };
                 key.address(Part::Address, group);
-                return true;
-            }
-            Per::IpPrefix(wide) => {
-                let Some(ip) = self.facts.ip else { return false };
-                key.address(Part::Address, AddressGroup::wider(ip, *wide, self.ipv6_prefix));
                 return true;
             }
             Per::Endpoint => {

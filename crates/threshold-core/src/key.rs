@@ -3,6 +3,8 @@
 //! What is digested is a row of tagged, length-prefixed parts, so distinct tuples are distinct bytes whatever
 //! characters they hold; the key makes collisions impossible to prepare.
 
+mod partition;
+
 use std::fmt;
 use std::hash::Hasher as _;
 use std::net::IpAddr;
@@ -11,6 +13,9 @@ use arrayvec::ArrayVec;
 
 use crate::limit::{Algorithm, Limit};
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
+
+pub use partition::Partition;
+pub(crate) use partition::{Anchors, KeyPrefix, identity_secret};
 
 /// The digest that stands in for one key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,7 +37,8 @@ impl Digest {
     }
 
     /// The two halves. The first 16 bits of the one and the first 32 of the other are the same for all budgets that are
-    /// counted by the same identity, whatever their rules: a store that goes by those finds them side by side.
+    /// counted by the same identity, whatever their rules: a store that goes by those finds them side by side. The last
+    /// 16 bits of the first half are the [partition](Self::partition).
     #[must_use]
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "a half is what is left of it")]
@@ -113,17 +119,6 @@ impl DigestKey {
         Digester(SipHasher13::new_with_key(&self.0))
     }
 
-    /// The key of a budget: a rule's secret, laid over the digest of whom it is counted by. Either is as good as random to
-    /// whoever does not know the secret, so two budgets share a key as seldom as two digests are equal.
-    ///
-    /// Both halves begin as the identity's do, so that a store can keep together what belongs to one: see
-    /// [`Digest::halves`].
-    #[inline]
-    pub(crate) fn over(self, identity: Digest) -> Digest {
-        const BEGINNINGS: u128 = 0xffff_0000_0000_0000_ffff_ffff_0000_0000;
-        Digest((u128::from_be_bytes(self.0) & !BEGINNINGS) ^ identity.0)
-    }
-
     /// The short digest that stands for a secret value in what people read: `#` and 16 hexadecimal digits.
     #[must_use]
     pub fn redact(self, value: &str) -> String {
@@ -173,7 +168,8 @@ impl TextKeys {
     #[must_use]
     #[inline]
     pub fn digest(&self, text: &str) -> Digest {
-        // The secret is this limit's own and there is one part only, so it needs no frame.
+        // The secret is this limit's own and there is one part only, so it needs no frame. The key is its own anchor, so
+        // the partition is the bits that are there.
         self.0.digest(text.as_bytes())
     }
 }
@@ -191,6 +187,7 @@ pub(crate) enum Domain {
     Ban = 8,
     CountedBy = 9,
     Delay = 10,
+    Anchor = 11,
 }
 
 /// What one part of a key is. The numbers are stored: never reuse one.

@@ -10,6 +10,7 @@
 //! | [`Facts`] | what a door knows of one request |
 //! | [`Policy`], [`policy::Rule`], [`policy::Match`] | what one policy file means |
 //! | [`Digest`] (key) | whose budget: a keyed digest of a rule and the identity it is counted by |
+//! | [`Partition`], anchor | where a record is stored, and the identity that decides it |
 //! | [`Limit`] | an algorithm with its figures |
 //! | cost | how much of a limit a request uses |
 //! | [`plan::Charge`] | one cost on one key under one limit |
@@ -83,7 +84,7 @@ pub use codec::{BytesError, Format};
 pub use command::{Answer, Command, Records};
 pub use decision::{Decision, Reading, Verdict};
 pub use facts::Facts;
-pub use key::{Digest, DigestKey, TraceId};
+pub use key::{Digest, DigestKey, Partition, TraceId};
 pub use ladder::Standing;
 pub use lease::Lease;
 pub use ledger::Ledger;

@@ -14,10 +14,9 @@ mod track;
 
 use std::net::IpAddr;
 
-use crate::address::canonical;
 use crate::balance::Balance;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
-use crate::key::{AddressGroup, Digest, DigestKey, Domain, Part, TraceId};
+use crate::key::{AddressGroup, Anchors, Digest, DigestKey, Domain, Part, TraceId};
 use crate::limit::{Limit, Log, Mark};
 use crate::policy::OnStoreError;
 use crate::secret::{Purpose, Secret, Secrets};
@@ -104,14 +103,11 @@ impl Wider {
     /// Of an attempt from this address.
     #[must_use]
     pub fn of(key: DigestKey, ip: Option<IpAddr>) -> Self {
-        let group = ip.map(|ip| match canonical(ip) {
-            v4 @ IpAddr::V4(_) => AddressGroup::wider(v4, 24, 64),
-            v6 @ IpAddr::V6(_) => AddressGroup::wider(v6, 48, 48),
-        });
-        let prefix = group.map(|group| {
+        let prefix = ip.map(|ip| {
+            let block = AddressGroup::block(ip);
             let mut digest = key.begin(Domain::LoginAddress);
-            digest.address(Part::Folded, group);
-            digest.finish()
+            digest.address(Part::Folded, block);
+            digest.finish().in_partition(Anchors::new(key).address(block))
         });
         let mut all = key.begin(Domain::LoginAddress);
         all.text(Part::Folded, "");
@@ -183,7 +179,7 @@ impl std::error::Error for UnknownAttempt {}
 pub fn address_digest(key: DigestKey, group: AddressGroup) -> Digest {
     let mut digest = key.begin(Domain::LoginAddress);
     digest.address(Part::Address, group);
-    digest.finish()
+    digest.finish().in_partition(Anchors::new(key).address(group))
 }
 
 impl Login {

@@ -7,10 +7,10 @@ use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
 
-use crate::address::{AddressGroup, canonical};
+use crate::address::AddressGroup;
 use crate::caller::{Caller, Keyed, field_of};
 use crate::facts::Facts;
-use crate::key::{Digest, DigestKey, Part, TraceId};
+use crate::key::{Digest, KeyPrefix, Part, TraceId};
 use crate::ladder::{Ladder, Violation};
 use crate::limit::Limit;
 use crate::path::PathError;
@@ -463,21 +463,18 @@ impl<'p> Plan<'p> {
     /// same /24 or /48, or everyone of its rule where there is no address.
     #[must_use]
     pub fn folded_key(&self, charge: &Charge<'_>) -> Digest {
-        let Some(mut key) = charge.rule.prefix(charge.limit).map(DigestKey::go_on) else { return charge.key };
-        match self.ip.map(canonical) {
-            Some(ip @ IpAddr::V4(_)) => key.address(Part::Folded, AddressGroup::wider(ip, 24, 64)),
-            Some(ip @ IpAddr::V6(_)) => key.address(Part::Folded, AddressGroup::wider(ip, 48, 48)),
-            None => return self.shared_key(charge),
-        }
-        key.finish()
+        let Some(mut key) = charge.rule.prefix(charge.limit).map(KeyPrefix::go_on) else { return charge.key };
+        let Some(block) = self.ip.map(AddressGroup::block) else { return self.shared_key(charge) };
+        key.address(Part::Folded, block);
+        key.finish().in_partition(self.policy.anchors.address(block))
     }
 
     /// The one budget of everyone of a rule.
     #[must_use]
     pub fn shared_key(&self, charge: &Charge<'_>) -> Digest {
-        let Some(mut key) = charge.rule.prefix(charge.limit).map(DigestKey::go_on) else { return charge.key };
+        let Some(mut key) = charge.rule.prefix(charge.limit).map(KeyPrefix::go_on) else { return charge.key };
         key.text(Part::Folded, "");
-        key.finish()
+        key.finish().in_partition(charge.rule.partition)
     }
 
     /// The ban that holds at `now`, if one does.

@@ -21,7 +21,7 @@ mod tiers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::key::DigestKey;
+use crate::key::{Anchors, DigestKey};
 use crate::ladder::Ladder;
 use crate::lockout::Login;
 use crate::time::Span;
@@ -73,6 +73,8 @@ pub struct Policy {
     /// Who is banned while this policy is in force.
     bans: Option<Arc<dyn BanSource>>,
     pub(crate) key: DigestKey,
+    /// The partitions of identities under that key.
+    pub(crate) anchors: Anchors,
     pub(crate) generation: u64,
 }
 
@@ -116,6 +118,7 @@ impl Policy {
 
     fn digested_with(mut self, key: DigestKey) -> Self {
         self.key = key;
+        self.anchors = Anchors::new(key);
         let mut counted = Vec::new();
         let mut place = |own| CountedBy::find_or_add(&mut counted, own);
         for subject in Arc::make_mut(&mut self.subjects) {

@@ -7,7 +7,7 @@ use arrayvec::ArrayVec;
 
 use crate::balance::{Balance, State};
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
-use crate::key::{Digest, DigestKey, Domain, Part, TraceId};
+use crate::key::{Digest, DigestKey, Domain, Part, Partition, TraceId};
 use crate::limit::{Limit, Mark};
 use crate::plan::{Charge, MAX_CHARGES, Plan};
 use crate::policy::CostOf;
@@ -131,6 +131,14 @@ impl Receipt {
     #[must_use]
     pub fn id(&self) -> TraceId {
         self.id
+    }
+
+    /// The partition in which the record of giving it back, or of its reservation, lies: that of its first charge. Where
+    /// nothing was charged, its id says.
+    #[must_use]
+    pub fn home(&self) -> Partition {
+        let first = self.charged.first().map(|charged| charged.key);
+        first.unwrap_or(Digest::from_u128(self.id.to_u128())).partition()
     }
 
     /// When it was charged.

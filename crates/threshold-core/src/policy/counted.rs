@@ -1,7 +1,7 @@
 //! What budgets are counted by: once for all rules that count by the same things, and digested once for each request.
 
 use crate::caller::{Caller, Keyed};
-use crate::key::{Digest, DigestKey, Digester, Domain, Part};
+use crate::key::{Digest, DigestKey, Digester, Part, Partition, identity_secret};
 use crate::policy::{Per, Policy, Rule};
 
 /// The most entries whose digests are remembered within one request. Policies count by fewer things.
@@ -28,6 +28,38 @@ pub(crate) struct CountedBy {
     ready: Digester,
     /// The secret for an address that stands in for a single part.
     floor: Digester,
+    anchor: Anchor,
+}
+
+/// What the partition of such an identity is taken from.
+#[derive(Debug, Clone)]
+enum Anchor {
+    /// The rule: it counts by nothing that tells one caller from another.
+    Rule,
+    /// The tenant, the user or the addresses, whichever comes first.
+    Name,
+    /// All of it.
+    Whole,
+    /// What of it tells one caller from another, in one order, and the secret it is digested under.
+    Identity(Vec<Per>, DigestKey),
+}
+
+impl Anchor {
+    fn new(per: &[Per], category: bool, key: DigestKey) -> Self {
+        let mut identity: Vec<Per> = per.iter().filter(|per| per.is_identity()).cloned().collect();
+        identity.sort();
+        let is_name = |per: &Per| matches!(per, Per::Tenant | Per::User | Per::Ip | Per::IpPrefix(_));
+        if identity.is_empty() {
+            Self::Rule
+        } else if identity.iter().any(is_name) {
+            Self::Name
+        } else if identity == per && !category {
+            Self::Whole
+        } else {
+            let secret = identity_secret(key, identity.iter().map(ToString::to_string)).derive();
+            Self::Identity(identity, secret)
+        }
+    }
 }
 
 /// What most budgets are counted by: a single part, or none.
@@ -41,10 +73,7 @@ enum Alone {
 
 impl CountedBy {
     pub(crate) fn new(per: Vec<Per>, category: bool, floors: bool, key: DigestKey) -> Self {
-        let mut builder = key.begin(Domain::CountedBy);
-        for per in &per {
-            builder.text(Part::Identity, &per.to_string());
-        }
+        let mut builder = identity_secret(key, per.iter().map(ToString::to_string));
         if category {
             builder.text(Part::Category, "");
         }
@@ -61,7 +90,8 @@ impl CountedBy {
             _ => None,
         };
         let (ready, floor) = (secret.digester(), builder.derive().digester());
-        Self { per, category, shared, floors, common: false, named, alone, secret, ready, floor }
+        let anchor = Anchor::new(&per, category, key);
+        Self { per, category, shared, floors, common: false, named, alone, secret, ready, floor, anchor }
     }
 
     /// The same combination as a rule counts by it that every request meets, or only some.
@@ -88,39 +118,106 @@ impl CountedBy {
         self.common && self.named
     }
 
-    /// Digests what a request has of it.
+    /// Digests what a request has of it, in the partition of its anchor.
     // Into where it stays: what was just written by halves and is then read as a whole, a processor waits for.
-    fn digest(&self, caller: &Caller<'_>, rule: &Rule, policy: &Policy, into: &mut (Digest, Keyed)) {
+    #[inline]
+    fn digest(&self, request: &Request<'_>, anchored: &mut Anchored, into: &mut (Digest, Keyed)) {
+        let Request { caller, policy, .. } = *request;
         *into = match self.alone {
-            Some(Alone::User) => self.digest_one(caller.user, caller),
-            Some(Alone::Tenant) => self.digest_one(caller.tenant, caller),
+            Some(Alone::User) => self.digest_one(caller.user, &mut anchored.user, request),
+            Some(Alone::Tenant) => self.digest_one(caller.tenant, &mut anchored.tenant, request),
             Some(Alone::Address) => match caller.group() {
-                Some(group) => (self.ready.digest(&group.to_bytes()), Keyed::Whole),
+                Some(group) => {
+                    (self.ready.digest(&group.to_bytes()).in_partition(policy.anchors.address(group)), Keyed::Whole)
+                }
                 None => (self.ready.digest(b""), Keyed::Missing),
             },
-            Some(Alone::Nothing) => (self.ready.digest(b""), Keyed::Whole),
-            None => self.digest_all(caller, rule, policy),
+            Some(Alone::Nothing) => (self.ready.digest(b"").in_partition(NOWHERE), Keyed::Whole),
+            None => self.digest_all(request, anchored),
         };
     }
 
+    /// The digest of a single name is also that of the anchor.
     #[inline]
-    fn digest_one(&self, value: Option<&str>, caller: &Caller<'_>) -> (Digest, Keyed) {
+    fn digest_one(
+        &self,
+        value: Option<&str>,
+        anchored: &mut Option<Digest>,
+        Request { caller, policy, .. }: &Request<'_>,
+    ) -> (Digest, Keyed) {
         if let Some(value) = value {
-            return (self.ready.digest(value.as_bytes()), Keyed::Whole);
+            let digest = *anchored.get_or_insert_with(|| self.ready.digest(value.as_bytes()));
+            return (digest, Keyed::Whole);
         }
         match caller.group() {
-            Some(group) if self.floors => (self.floor.digest(&group.to_bytes()), Keyed::Floored),
+            Some(group) if self.floors => {
+                let digest = self.floor.digest(&group.to_bytes());
+                (digest.in_partition(policy.anchors.address(group)), Keyed::Floored)
+            }
             _ => (self.ready.digest(b""), Keyed::Missing),
         }
     }
 
-    fn digest_all(&self, caller: &Caller<'_>, rule: &Rule, policy: &Policy) -> (Digest, Keyed) {
+    fn digest_all(&self, request: &Request<'_>, anchored: &mut Anchored) -> (Digest, Keyed) {
+        let Request { caller, rule, policy } = *request;
         let mut key = self.secret.go_on();
         if self.category {
             key.text(Part::Category, caller.category);
         }
         let keyed = caller.add_parts(&mut key, &self.per, rule, policy, self.floors);
-        (key.finish(), keyed)
+        let digest = key.finish();
+        let partition = match &self.anchor {
+            Anchor::Rule => NOWHERE,
+            Anchor::Name => anchored.by_name(&self.per, request).unwrap_or(digest.partition()),
+            Anchor::Whole => request.floor(keyed).unwrap_or(digest.partition()),
+            Anchor::Identity(per, secret) => {
+                let mut key = secret.go_on();
+                let keyed = caller.add_parts(&mut key, per, rule, policy, self.floors);
+                request.floor(keyed).unwrap_or(key.finish().partition())
+            }
+        };
+        (digest.in_partition(partition), keyed)
+    }
+}
+
+/// In the digest of what tells no callers apart: a rule adds its own partition.
+const NOWHERE: Partition = Partition::from_u16(0);
+
+/// What is digested: a request as one rule of a policy sees it.
+#[derive(Debug, Clone, Copy)]
+struct Request<'r> {
+    caller: &'r Caller<'r>,
+    rule: &'r Rule,
+    policy: &'r Policy,
+}
+
+impl Request<'_> {
+    /// The partition of the address that stands in for what the request lacks.
+    fn floor(&self, keyed: Keyed) -> Option<Partition> {
+        let group = self.caller.group().filter(|_| keyed == Keyed::Floored);
+        group.map(|group| self.policy.anchors.address(group))
+    }
+}
+
+/// The digests of a request's anchors that are known already.
+#[derive(Debug, Default)]
+struct Anchored {
+    tenant: Option<Digest>,
+    user: Option<Digest>,
+}
+
+impl Anchored {
+    /// The partition of the tenant, else of the user, else of the narrowest block of addresses that is counted by, else of
+    /// the address that stands in for them.
+    fn by_name(&mut self, per: &[Per], Request { caller, policy, .. }: &Request<'_>) -> Option<Partition> {
+        if let Some(name) = caller.tenant.filter(|_| per.contains(&Per::Tenant)) {
+            return Some(self.tenant.get_or_insert_with(|| policy.anchors.tenant(name)).partition());
+        }
+        if let Some(name) = caller.user.filter(|_| per.contains(&Per::User)) {
+            return Some(self.user.get_or_insert_with(|| policy.anchors.user(name)).partition());
+        }
+        let narrowest = per.iter().filter_map(|per| caller.group_of(per)).max_by_key(|group| group.prefix);
+        narrowest.or_else(|| caller.group()).map(|group| policy.anchors.address(group))
     }
 }
 
@@ -137,12 +234,14 @@ pub(crate) struct Identities<'c> {
 pub(crate) struct Known {
     bits: u8,
     digests: [(Digest, Keyed); REMEMBERED],
+    anchored: Anchored,
 }
 
 impl Known {
     #[inline]
     pub(crate) fn nothing() -> Self {
-        Self { bits: 0, digests: [(Digest::from_u128(0), Keyed::Missing); REMEMBERED] }
+        let digests = [(Digest::from_u128(0), Keyed::Missing); REMEMBERED];
+        Self { bits: 0, digests, anchored: Anchored::default() }
     }
 
     /// Digests what nearly every request is counted by, before anything else is done: `expect` then hears of it early. Of
@@ -152,7 +251,7 @@ impl Known {
         let Some(rule) = policy.rules.first() else { return };
         for &place in policy.early.iter() {
             if let (Some(counted), Some(digest)) = (policy.counted.get(place), self.digests.get_mut(place)) {
-                counted.digest(caller, rule, policy, digest);
+                counted.digest(&Request { caller, rule, policy }, &mut self.anchored, digest);
                 self.bits |= bit(place);
             }
         }
@@ -199,7 +298,8 @@ impl<'c> Identities<'c> {
         }
         let counted = self.policy.counted.get(place)?;
         let mut digest = (Digest::from_u128(0), Keyed::Missing);
-        counted.digest(self.caller, rule, self.policy, &mut digest);
+        let request = Request { caller: self.caller, rule, policy: self.policy };
+        counted.digest(&request, &mut self.known.anchored, &mut digest);
         if let Some(remembered) = self.known.digests.get_mut(place)
             && counted.shared
         {

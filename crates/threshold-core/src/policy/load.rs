@@ -13,7 +13,7 @@ use super::finding::{Finding, Severity};
 use super::rule::{Layer, Match, Measured, Rule, SubjectRule};
 use super::tiers::{Categories, Own, Tiers, TiersInForce};
 use super::{Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, check, finding, reviewer};
-use crate::key::DigestKey;
+use crate::key::{Anchors, DigestKey};
 use crate::limit::{Limit, NotationError, Quota, parse_span};
 use crate::path::{is_method, spell_method};
 use crate::time::Span;
@@ -226,6 +226,7 @@ impl Loader<'_> {
             bans: None,
             identity: Arc::new(identity),
             key: REHEARSAL_KEY,
+            anchors: Anchors::new(REHEARSAL_KEY),
             generation: 0,
         };
         self.drop_allowed(file, &policy);

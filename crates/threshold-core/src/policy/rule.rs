@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::caller::Caller;
 use crate::headers::Told;
-use crate::key::{DigestKey, Domain, Part};
+use crate::key::{Anchors, DigestKey, Domain, KeyPrefix, Part, Partition};
 use crate::ladder::{RuleTag, StrikeMode};
 use crate::limit::{Algorithm, Limit, Unit};
 use crate::policy::Pattern;
@@ -267,7 +267,9 @@ pub struct Rule {
     pub allow: Vec<(Box<str>, Box<str>)>,
     pub(crate) tag: RuleTag,
     /// The key that the rule's identity makes, one for each algorithm and one for `deny`.
-    pub(crate) prefixes: Vec<DigestKey>,
+    pub(crate) prefixes: Vec<KeyPrefix>,
+    /// The partition of what everyone under the rule shares.
+    pub(crate) partition: Partition,
     /// What it is counted by, as its place among all that the policy counts by.
     pub(crate) counted: usize,
     /// Whether every request meets it.
@@ -290,16 +292,20 @@ impl Rule {
             builder
         };
         let names = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).chain(["never"]);
-        self.prefixes = names.map(|name| begin(name).derive()).collect();
+        let per = self.per.iter().map(ToString::to_string);
+        self.partition = Anchors::rule(key, [self.name.to_string()].into_iter().chain(per));
+        let tells_apart = self.per.iter().any(Per::is_identity);
+        let alone = (!tells_apart).then_some(self.partition);
+        self.prefixes = names.map(|name| KeyPrefix::new(begin(name).derive(), alone)).collect();
         // The rule's name and `per` alone: a strike outlives a change of algorithm.
         self.tag = RuleTag::try_from(begin("").finish().to_u128() >> 96).unwrap_or_default();
     }
 
     /// The secret that makes a budget of this rule's own out of the digest of whom it is counted by.
     #[inline]
-    pub(crate) fn prefix(&self, limit: &Limit) -> Option<DigestKey> {
+    pub(crate) fn prefix(&self, limit: &Limit) -> Option<&KeyPrefix> {
         let index = limit.algorithm().map_or(Algorithm::ALL.len(), |algorithm| algorithm as usize);
-        self.prefixes.get(index).copied()
+        self.prefixes.get(index)
     }
 
     /// The limit everyone has under this rule; `None` if it depends on the tier, or there is none.
@@ -349,7 +355,7 @@ pub(crate) struct SubjectRule {
     /// The strictest of its rules': a penalty tells no more than they do.
     pub(crate) disclosure: Disclosure,
     /// The key of what it is, to be laid over the digest of whom it is.
-    pub(crate) prefix: DigestKey,
+    pub(crate) prefix: KeyPrefix,
     /// What it is counted by, as its place among all that the policy counts by.
     pub(crate) counted: usize,
 }
@@ -363,7 +369,7 @@ impl SubjectRule {
         for per in &self.per {
             builder.text(Part::Identity, &per.to_string());
         }
-        self.prefix = builder.derive();
+        self.prefix = KeyPrefix::new(builder.derive(), None);
     }
 }
 

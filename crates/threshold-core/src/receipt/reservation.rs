@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 use super::{OwnedCost, Receipt};
 use crate::balance::Balance;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
-use crate::key::{Digest, TraceId};
+use crate::key::{Digest, Partition, TraceId};
 use crate::limit::Limit;
 use crate::plan::MAX_CHARGES;
 use crate::time::{Span, Timestamp};
@@ -98,6 +98,12 @@ impl Reservation {
     #[must_use]
     pub fn id(&self) -> TraceId {
         self.receipt.id
+    }
+
+    /// The partition its record lies in; see [`Receipt::home`].
+    #[must_use]
+    pub fn home(&self) -> Partition {
+        self.receipt.home()
     }
 
     /// When it ends by itself.

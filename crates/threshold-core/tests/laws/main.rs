@@ -15,6 +15,7 @@ mod keys;
 mod ladder;
 mod login;
 mod login_model;
+mod partitions;
 mod receipts;
 mod settling;
 mod world;

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::{Loader, is_token, layer_of};
 use crate::headers::Told;
-use crate::key::DigestKey;
+use crate::key::{DigestKey, KeyPrefix, Partition};
 use crate::ladder::{Ladder, Rung, StrikeMode};
 use crate::limit::{Algorithm, Anchor, Limit, Options, Quota, Unit};
 use crate::policy::file::{
@@ -108,6 +108,7 @@ impl Loader<'_> {
             allow: self.allowances(file.allow.as_ref()),
             tag: 0,
             prefixes: Vec::new(),
+            partition: Partition::from_u16(0),
             counted: 0,
             common: false,
             told: None,
@@ -305,7 +306,7 @@ impl Loader<'_> {
                 at
             }
             None => {
-                let prefix = UNKEYED;
+                let prefix = KeyPrefix::new(UNKEYED, None);
                 context.subjects.push(SubjectRule {
                     layer: subject_layer(&per, layer),
                     per,

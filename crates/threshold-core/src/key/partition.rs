@@ -1,0 +1,178 @@
+//! Partitions: which 16 bits of a stored digest say where its record lies, and which identity they come from.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use super::{AddressGroup, Digest, DigestKey, Digester, Domain, KeyBuilder, Part};
+
+/// One of the 65,536 parts that stored state is divided into. Records of one partition are kept by one node of a shared
+/// store, so that one step can change all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Partition(u16);
+
+impl Partition {
+    /// How many there are.
+    pub const COUNT: usize = 1 << 16;
+
+    /// From its number.
+    #[must_use]
+    #[inline]
+    pub const fn from_u16(number: u16) -> Self {
+        Self(number)
+    }
+
+    /// Its number.
+    #[must_use]
+    #[inline]
+    pub const fn to_u16(self) -> u16 {
+        self.0
+    }
+}
+
+impl fmt::Display for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The bits of a digest that are its partition: the last 16 of the upper half. Tables in memory choose a shard by the
+/// first bits of the upper half and a slot by the lower half, so the keys of one partition spread over a whole table.
+const PARTITION: u128 = 0xffff << SHIFT;
+const SHIFT: u32 = 64;
+/// The bits of a budget's key that are those of the identity it is counted by; see [`Digest::halves`].
+const BEGINNINGS: u128 = 0xffff_0000_0000_0000_ffff_ffff_0000_0000;
+
+impl Digest {
+    /// The partition of what is stored under this digest. 16 bits of every stored digest are set to the partition of its
+    /// anchor, so that records which are used together lie together; the other 112 bits say whose record it is.
+    ///
+    /// | what is stored | its anchor |
+    /// |---|---|
+    /// | a budget, a standing | the tenant if `per` has it, else the user, else the /24 or /48 of the address, else the headers and facts; else the rule |
+    /// | an account of a login | the tenant whose user it is, where users belong to tenants, else the account's name |
+    /// | the budget of a login's address | its /24 or /48 |
+    /// | what stands in for keys that a full store has no room for | the /24 or /48, or the rule |
+    /// | a budget of a limit that stands alone | its key |
+    ///
+    /// The address that stands in for a name which a request lacks also anchors in its place.
+    #[must_use]
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "the last 16 bits are meant")]
+    pub const fn partition(self) -> Partition {
+        Partition((self.0 >> SHIFT) as u16)
+    }
+
+    /// The same digest in another partition.
+    #[inline]
+    pub(crate) const fn in_partition(self, partition: Partition) -> Self {
+        Self(self.0 & !PARTITION | (partition.0 as u128) << SHIFT)
+    }
+}
+
+/// Finds the partitions of anchors. Made of the secret alone, so that all that is stored under one secret agrees.
+#[derive(Debug, Clone)]
+pub(crate) struct Anchors {
+    tenant: Digester,
+    user: Digester,
+    /// A mask and two odd factors.
+    address: [u64; 3],
+}
+
+impl Anchors {
+    pub(crate) fn new(key: DigestKey) -> Self {
+        let numbers = |which: &str| {
+            let mut builder = key.begin(Domain::Anchor);
+            builder.text(Part::Address, which);
+            builder.finish().halves()
+        };
+        let ([mask, first], [second, _]) = (numbers("first"), numbers("second"));
+        Self {
+            tenant: identity_secret(key, ["tenant"]).derive().digester(),
+            user: identity_secret(key, ["user"]).derive().digester(),
+            address: [mask, first | 1, second | 1],
+        }
+    }
+
+    /// The digest of a tenant, whose partition is the tenant's: that by which `per = ["tenant"]` counts, so that it is
+    /// made once for both.
+    #[inline]
+    pub(crate) fn tenant(&self, name: &str) -> Digest {
+        self.tenant.digest(name.as_bytes())
+    }
+
+    /// The digest of a user, whose partition is the user's: that by which `per = ["user"]` counts.
+    #[inline]
+    pub(crate) fn user(&self, name: &str) -> Digest {
+        self.user.digest(name.as_bytes())
+    }
+
+    /// The partition of a block of addresses: that of the /24 or /48 it lies in, or begins with.
+    // A partition says where and never who, so 16 well mixed bits do, and cost a tenth of SipHash.
+    #[inline]
+    pub(crate) fn address(&self, group: AddressGroup) -> Partition {
+        let block = match group.base {
+            IpAddr::V4(v4) => u64::from(v4.to_bits() >> 8),
+            // One bit more than an IPv4 block has.
+            IpAddr::V6(v6) => 1 << 48 | (v6.to_bits() >> 80) as u64,
+        };
+        let [mask, first, second] = self.address;
+        let mixed = (block ^ mask).wrapping_mul(first);
+        Partition(((mixed ^ mixed >> 32).wrapping_mul(second) >> 48) as u16)
+    }
+
+    /// The partition of a rule, for what it does not count by caller.
+    pub(crate) fn rule(key: DigestKey, names: impl IntoIterator<Item: AsRef<str>>) -> Partition {
+        let mut builder = key.begin(Domain::Anchor);
+        for name in names {
+            builder.text(Part::Identity, name.as_ref());
+        }
+        builder.finish().partition()
+    }
+}
+
+/// Begins the secret under which one combination of things that budgets are counted by is digested.
+pub(crate) fn identity_secret(key: DigestKey, per: impl IntoIterator<Item: AsRef<str>>) -> KeyBuilder {
+    let mut builder = key.begin(Domain::CountedBy);
+    for per in per {
+        builder.text(Part::Identity, per.as_ref());
+    }
+    builder
+}
+
+/// What makes the key of a rule's budget, or of a ladder's standing, out of the digest of whom it is counted by.
+#[derive(Clone, Copy)]
+pub(crate) struct KeyPrefix {
+    secret: DigestKey,
+    /// The secret without the bits that are the identity's.
+    own: u128,
+}
+
+impl KeyPrefix {
+    /// `alone` is the partition of a rule that tells no callers apart, and so has no identity for an anchor.
+    pub(crate) fn new(secret: DigestKey, alone: Option<Partition>) -> Self {
+        let own = u128::from_be_bytes(secret.0) & !BEGINNINGS & !PARTITION;
+        let partition = alone.map_or(0, |partition| u128::from(partition.0) << SHIFT);
+        Self { secret, own: own | partition }
+    }
+
+    /// The key of a budget: the secret, laid over the digest of whom it is counted by. Either is as good as random to
+    /// whoever does not know the secret, so two budgets share a key as seldom as two digests of 112 bits are equal.
+    ///
+    /// Both halves begin as the identity's do, so that a store can keep together what belongs to one, and the partition
+    /// is the identity's: see [`Digest::halves`].
+    #[inline]
+    pub(crate) fn over(&self, identity: Digest) -> Digest {
+        Digest(self.own ^ identity.0)
+    }
+
+    /// Begins a digest under the secret.
+    pub(crate) fn go_on(&self) -> KeyBuilder {
+        self.secret.go_on()
+    }
+}
+
+impl fmt::Debug for KeyPrefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyPrefix(secret)")
+    }
+}

@@ -1,0 +1,313 @@
+//! Where records lie: what belongs to one anchor shares a partition, and partitions say nothing else about a key.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::{select, subsequence};
+use threshold_core::address::AddressGroup;
+use threshold_core::codec::Format;
+use threshold_core::key::TextKeys;
+use threshold_core::lockout::{Wider, account_digest, address_digest};
+use threshold_core::plan::{Charge, Verb};
+use threshold_core::receipt::OnExpire;
+use threshold_core::{
+    Digest, DigestKey, Facts, Ledger, Partition, Policy, Receipt, Reservation, Span, Timestamp, TraceId,
+};
+
+use crate::world::parsed;
+
+/// What rules of these laws count by.
+const PARTS: [&str; 9] =
+    ["ip", "ip/16", "ip/40", "tenant", "user", "category", "endpoint", "header:x-key", "fact:inbox"];
+
+const KEY: DigestKey = DigestKey::new([5; 16]);
+
+/// The anchor of a record, by the words of the documentation.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Anchor {
+    Tenant(String),
+    User(String),
+    Block(IpAddr),
+    /// The headers and facts: each with its value.
+    Other(BTreeSet<String>),
+    Rule(String),
+}
+
+/// A caller; texts are empty where the request lacks them.
+#[derive(Debug, Clone)]
+struct Caller {
+    ip: IpAddr,
+    tenant: String,
+    user: String,
+    category: String,
+    key: String,
+}
+
+impl Caller {
+    fn ask<T>(&self, question: impl FnOnce(&Facts<'_>) -> T) -> T {
+        let header = [("x-key", self.key.as_str())];
+        question(&Facts {
+            ip: Some(self.ip),
+            tenant: Some(&self.tenant),
+            user: Some(&self.user),
+            category: Some(&self.category),
+            path: Some("/a"),
+            headers: if self.key.is_empty() { &[] } else { &header },
+            facts: &[("inbox", &format!("i{}", self.key))],
+            ..Facts::default()
+        })
+    }
+
+    /// The /24 or /48, or the first one of a wider group.
+    fn block(&self, per: &str) -> IpAddr {
+        match (self.ip, per) {
+            (IpAddr::V4(v4), "ip/16") => Ipv4Addr::from_bits(v4.to_bits() & !0xffff).into(),
+            (IpAddr::V4(v4), _) => Ipv4Addr::from_bits(v4.to_bits() & !0xff).into(),
+            (IpAddr::V6(v6), "ip/40") => Ipv6Addr::from_bits(v6.to_bits() & !(u128::MAX >> 40)).into(),
+            (IpAddr::V6(v6), _) => Ipv6Addr::from_bits(v6.to_bits() & !(u128::MAX >> 48)).into(),
+        }
+    }
+
+    fn anchor(&self, name: &str, per: &[&str]) -> Anchor {
+        let has = |part: &str, value: &str| per.contains(&part) && !value.is_empty();
+        let lacks = |part: &str, value: &str| per.contains(&part) && value.is_empty();
+        // What is narrower comes first.
+        let addresses = match self.ip {
+            IpAddr::V4(_) => ["ip", "ip/40", "ip/16"],
+            IpAddr::V6(_) => ["ip", "ip/16", "ip/40"],
+        };
+        let others = ["header:x-key", "fact:inbox"].into_iter().filter(|part| per.contains(part));
+        let others: BTreeSet<String> = others.map(|part| format!("{part} {}", self.key)).collect();
+        if has("tenant", &self.tenant) {
+            Anchor::Tenant(self.tenant.clone())
+        } else if has("user", &self.user) {
+            Anchor::User(self.user.clone())
+        } else if let Some(part) = addresses.iter().find(|part| per.contains(part)) {
+            Anchor::Block(self.block(part))
+        } else if lacks("tenant", "") || lacks("user", "") || lacks("header:x-key", &self.key) {
+            Anchor::Block(self.block("ip"))
+        } else if others.is_empty() {
+            Anchor::Rule(name.to_owned())
+        } else {
+            Anchor::Other(others)
+        }
+    }
+}
+
+fn caller() -> impl Strategy<Value = Caller> {
+    let ips: Vec<IpAddr> =
+        ["203.0.113.7", "203.0.113.8", "203.0.112.7", "2001:db8::1", "2001:db8:0:1::1", "2001:db8:1::1"]
+            .iter()
+            .map(|ip| ip.parse().unwrap())
+            .collect();
+    let name = || "[ab]?";
+    (select(ips), name(), name(), name(), name()).prop_map(|(ip, tenant, user, category, key)| Caller {
+        ip,
+        tenant,
+        user,
+        category,
+        key,
+    })
+}
+
+fn list(parts: &[&str]) -> String {
+    parts.iter().map(|part| format!("\"{part}\"")).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether a ladder may rest on this.
+fn may_ban(per: &[&str]) -> bool {
+    per.iter().any(|part| !matches!(*part, "category" | "endpoint")) && !per.contains(&"header:x-key")
+}
+
+/// Whom a ladder punishes that rests on this.
+fn identity<'p>(per: &[&'p str]) -> Vec<&'p str> {
+    let mut identity: Vec<&str> =
+        per.iter().copied().filter(|part| !matches!(*part, "category" | "endpoint")).collect();
+    identity.sort_unstable();
+    identity
+}
+
+/// One rule for each of these combinations, with a ladder where one may rest on it.
+fn policy(pers: &[Vec<&str>]) -> Policy {
+    let mut text = String::new();
+    let mut ladders = BTreeSet::new();
+    for (index, per) in pers.iter().enumerate() {
+        let layer = if per.is_empty() { "global" } else { "edge" };
+        let per_list = list(per);
+        let _ =
+            writeln!(text, "[[rule]]\nname = \"r{index}\"\nlayer = \"{layer}\"\nper = [{per_list}]\nlimit = \"5/min\"");
+        if may_ban(per) && ladders.len() < 4 && ladders.insert(identity(per)) {
+            text.push_str("ladder = \"gentle\"\nban_shared = true\n");
+        }
+    }
+    parsed(&text).with_key(KEY)
+}
+
+proptest! {
+    #![proptest_config(crate::cases(300))]
+
+    /// Every budget, standing and stand-in lies in the partition of its anchor, whichever rule, algorithm and caller it is of.
+    ///
+    /// The standing of a ladder lies with the budgets of each rule that has it.
+    ///
+    /// Woken by: leaving the partition out of what `KeyPrefix::new` masks; taking the user before the tenant, or the address
+    /// before the user, in `CountedBy::anchor`; leaving out `in_partition` where an address stands in, or in `folded_key`;
+    /// `v4.to_bits() >> 7` in `Anchors::address`.
+    #[test]
+    fn what_belongs_to_an_anchor_shares_its_partition(
+        callers in vec(caller(), 1..5),
+        pers in vec(subsequence(PARTS.to_vec(), 0..4).prop_shuffle(), 1..8),
+    ) {
+        let policy = policy(&pers);
+        let mut partitions: BTreeMap<Anchor, Partition> = BTreeMap::new();
+        let mut check = |anchor: Anchor, key: Digest| {
+            let known = *partitions.entry(anchor.clone()).or_insert(key.partition());
+            prop_assert_eq!(known, key.partition(), "{:?}", anchor);
+            Ok(())
+        };
+        for caller in &callers {
+            caller.ask(|facts| {
+                let plan = policy.plan(facts).unwrap();
+                for charge in plan.charges() {
+                    let name = charge.rule().name.as_ref();
+                    let index: usize = name.strip_prefix('r').unwrap().parse().unwrap();
+                    check(caller.anchor(name, &pers[index]), charge.key())?;
+                    check(Anchor::Block(caller.block("ip")), plan.folded_key(charge))?;
+                    check(Anchor::Rule(name.to_owned()), plan.shared_key(charge))?;
+                }
+                let mut laddered: Vec<Vec<&str>> = Vec::new();
+                for per in pers.iter().filter(|per| may_ban(per)).map(|per| identity(per)) {
+                    if !laddered.contains(&per) {
+                        laddered.push(per);
+                    }
+                }
+                for (per, subject) in laddered.iter().zip(plan.subjects()) {
+                    check(caller.anchor("", per), subject.key())?;
+                }
+                check(Anchor::Block(caller.block("ip")), address_digest(KEY, AddressGroup::of(caller.ip, 64)))?;
+                check(Anchor::Block(caller.block("ip")), Wider::of(KEY, Some(caller.ip)).prefix.unwrap())
+            })?;
+        }
+    }
+}
+
+/// How far counts are from even ones, in standard deviations of the sum of squares for that many bins.
+fn unevenness(counts: &[u32]) -> f64 {
+    let total: f64 = counts.iter().map(|count| f64::from(*count)).sum();
+    let free = f64::from(u32::try_from(counts.len() - 1).unwrap());
+    let expected = total / (free + 1.0);
+    let chi: f64 = counts.iter().map(|count| (f64::from(*count) - expected).powi(2) / expected).sum();
+    (chi - free) / (2.0 * free).sqrt()
+}
+
+/// Fails unless these numbers below 256 are as even as random ones.
+fn assert_even(what: &str, numbers: impl Iterator<Item = u128>) {
+    let mut counts = [0; 256];
+    numbers.for_each(|number| counts[usize::try_from(number).unwrap()] += 1);
+    let unevenness = unevenness(&counts);
+    assert!(unevenness < 6.0, "{what}: {unevenness} standard deviations");
+}
+
+/// The keys of that many callers under a rule that counts by one thing.
+fn keys(per: &str, callers: u32, ask: impl Fn(u32, &mut dyn FnMut(&Facts<'_>))) -> Vec<Digest> {
+    let policy =
+        parsed(&format!("[[rule]]\nname = \"r\"\nlayer = \"edge\"\nper = [{per}]\nlimit = \"5/min\"\n")).with_key(KEY);
+    let mut keys = Vec::new();
+    for caller in 0..callers {
+        ask(caller, &mut |facts| keys.push(policy.plan(facts).unwrap().charges()[0].key()));
+    }
+    keys
+}
+
+/// Anchors spread over all partitions as random numbers would, also those that follow one another.
+///
+/// Woken by: `mixed >> 60` in `Anchors::address`, also with the first product alone; a fixed partition in `Anchors::tenant`.
+#[test]
+fn anchors_spread_evenly_over_partitions() {
+    const MANY: u32 = 1 << 14;
+    let tenants = keys("'tenant', 'endpoint'", MANY, |n, ask| {
+        ask(&Facts { tenant: Some(&format!("t{n}")), path: Some("/a"), ..Facts::default() });
+    });
+    let users = keys("'user'", MANY, |n, ask| ask(&Facts { user: Some(&format!("u{n}")), ..Facts::default() }));
+    let v4 = keys("'ip'", MANY, |n, ask| {
+        ask(&Facts { ip: Some(Ipv4Addr::from_bits(0x0a00_0000 | n << 8).into()), ..Facts::default() });
+    });
+    let v6 = keys("'ip'", MANY, |n, ask| {
+        let bits = 0x2001_0db8 << 96 | u128::from(n) << 80;
+        ask(&Facts { ip: Some(Ipv6Addr::from_bits(bits).into()), ..Facts::default() });
+    });
+    let headers = keys("'header:x-key'", MANY, |n, ask| {
+        ask(&Facts { headers: &[("x-key", &n.to_string())], ..Facts::default() });
+    });
+    let accounts: Vec<Digest> = (0..MANY).filter_map(|n| account_digest(KEY, &format!("a{n}"))).collect();
+    let alone = TextKeys::new(KEY, &threshold_core::Limit::Never);
+    let texts: Vec<Digest> = (0..MANY).map(|n| alone.digest(&n.to_string())).collect();
+    for (what, keys) in [
+        ("tenants", tenants),
+        ("users", users),
+        ("IPv4", v4),
+        ("IPv6", v6),
+        ("headers", headers),
+        ("accounts", accounts),
+        ("texts", texts),
+    ] {
+        let numbers = || keys.iter().map(|key| u128::from(key.partition().to_u16()));
+        assert_even(what, numbers().map(|number| number >> 8));
+        assert_even(what, numbers().map(|number| number & 255));
+        // Of 65,536 numbers, 16,384 draws are expected to meet 14,497, give or take 40.
+        let met = numbers().collect::<BTreeSet<_>>().len();
+        assert!((14_200..14_800).contains(&met), "{what} meet {met} partitions");
+    }
+}
+
+/// Within one partition every other bit of a key is as good as random, and what a table in memory goes by is independent of
+/// the partition.
+///
+/// Woken by: a partition in the first 16 bits of the upper half (`SHIFT` of 112); and one in the lower half (32).
+#[test]
+fn a_partition_says_nothing_else_about_a_key() {
+    const MANY: u32 = 1 << 12;
+    let of_one_tenant = keys("'tenant', 'user'", MANY, |n, ask| {
+        ask(&Facts { tenant: Some("t"), user: Some(&format!("u{n}")), ..Facts::default() });
+    });
+    let partitions: BTreeSet<Partition> = of_one_tenant.iter().map(|key| key.partition()).collect();
+    assert_eq!(partitions.len(), 1);
+    for bit in (0..128).filter(|bit| !(64..80).contains(bit)) {
+        let ones = of_one_tenant.iter().filter(|key| key.to_u128() >> bit & 1 == 1).count();
+        // Half of them, give or take six standard deviations.
+        assert!((2_048 - 192..2_048 + 192).contains(&ones), "bit {bit} is set in {ones} of {MANY}");
+    }
+    assert_even("the shard", of_one_tenant.iter().map(|key| key.to_u128() >> 120));
+    assert_even("the slot", of_one_tenant.iter().map(|key| key.to_u128() >> 56 & 255));
+    let of_many = keys("'ip'", MANY * 4, |n, ask| {
+        ask(&Facts { ip: Some(Ipv4Addr::from_bits(0x0a00_0000 | n << 8).into()), ..Facts::default() });
+    });
+    let pair =
+        |key: &Digest, shift: u32| (key.to_u128() >> shift & 15) << 4 | u128::from(key.partition().to_u16() >> 12);
+    assert_even("shard and partition", of_many.iter().map(|key| pair(key, 124)));
+    assert_even("slot and partition", of_many.iter().map(|key| pair(key, 60)));
+}
+
+/// A receipt and its reservation lie with the first of their charges, also after they were written and read.
+///
+/// Woken by: the last charge in `Receipt::home`.
+#[test]
+fn a_receipt_lies_with_its_first_charge() {
+    let policy = parsed(
+        "[[rule]]\nname = \"address\"\nper = [\"ip\"]\nlimit = \"5/min\"\n
+        [[rule]]\nname = \"user\"\nper = [\"user\"]\nlimit = \"5/min\"\n",
+    );
+    let trace = TraceId::from_u128(7);
+    let facts = Facts { ip: Some([203, 0, 113, 7].into()), user: Some("u"), trace, ..Facts::default() };
+    let checked = Ledger::default().decide(&policy, Verb::Check, &facts, Timestamp::from_secs(9)).unwrap();
+    let keys: Vec<Digest> = policy.plan(&facts).unwrap().charges().iter().map(Charge::key).collect();
+    let receipt = checked.receipt.unwrap();
+    assert_ne!(keys[0].partition(), keys[1].partition());
+    assert_eq!(receipt.home(), keys[0].partition());
+    assert_eq!(Receipt::from_bytes(&receipt.to_bytes(Format::PRESENT)).unwrap().home(), receipt.home());
+    let reservation = Reservation::new(receipt, Span::MINUTE, OnExpire::Release);
+    assert_eq!(reservation.home(), keys[0].partition());
+}
