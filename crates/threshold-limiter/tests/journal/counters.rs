@@ -65,7 +65,7 @@ fn full_concurrency() -> Balance {
         }
         bytes.push(u8::try_from(value).unwrap());
     }
-    let mut bytes = vec![2, 0, 5];
+    let mut bytes = vec![1, 0, 5];
     number(&mut bytes, 65_536);
     for hold in 0..65_536u64 {
         bytes.extend(u128::from(hold).to_be_bytes());
