@@ -231,6 +231,17 @@ impl Journal {
         self.queue.audit(line)
     }
 
+    /// Begins a change that the audit names. What is noted from here on is written in one transaction with the line that
+    /// [`AuditedChange::confirm`] adds, so that after a crash there are both or neither. Nothing at all is written meanwhile:
+    /// do not keep it open longer than the change takes.
+    ///
+    /// # Errors
+    /// Where the audit has no room for another line, as for [`audit`](Self::audit). Nothing must be changed then.
+    pub fn begin_change(&self) -> Result<AuditedChange, Unsaved> {
+        self.queue.begin_change()?;
+        Ok(AuditedChange { queue: Arc::clone(&self.queue), line: None })
+    }
+
     /// Removes the record of the damage from the file: to be called once [`Kept::damage`] was reported where an operator sees
     /// it, and after [`restore`]. It is on disk when [`saved`](Self::saved) returns.
     pub fn damage_told(&self) {
@@ -273,6 +284,27 @@ impl Journal {
             let _ = writer.join();
         }
         self.queue.is_clean()
+    }
+}
+
+/// A change that has begun, and whose line of the audit is still to come. Dropped without a line, it was not made.
+#[derive(Debug)]
+#[must_use = "nothing is written to the journal while a change is open"]
+pub struct AuditedChange {
+    queue: Arc<Queue>,
+    line: Option<AuditLine>,
+}
+
+impl AuditedChange {
+    /// The change was made: the line is written together with it.
+    pub fn confirm(mut self, line: AuditLine) {
+        self.line = Some(line);
+    }
+}
+
+impl Drop for AuditedChange {
+    fn drop(&mut self) {
+        self.queue.end_change(self.line.take());
     }
 }
 

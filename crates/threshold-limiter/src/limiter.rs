@@ -4,6 +4,7 @@ mod asynchronous;
 mod failure;
 mod login;
 mod many;
+mod names;
 mod under;
 #[cfg(feature = "wait")]
 mod wait;

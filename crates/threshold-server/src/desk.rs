@@ -1,44 +1,60 @@
 //! Where the doors have requests decided: by the limiter, under one policy each, and what they hand out with it.
 
+mod audit;
 mod keeping;
+mod operations;
 mod settings;
+mod subjects;
+#[cfg(test)]
+pub(crate) mod tests;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use threshold_core::balance::Checked;
 use threshold_core::decision::Degraded;
 use threshold_core::explain::Explained;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
-use threshold_core::receipt::OnExpire;
-use threshold_core::{Decision, Facts, PlanError, Receipt, Span, TraceId};
+use threshold_core::receipt::{ActualCost, OnExpire};
+use threshold_core::{BytesError, Decision, Facts, Limit, PlanError, Receipt, Span, Timestamp, TraceId};
 use threshold_limiter::journal::{Journal, STRIKE_WAIT, Unsaved};
 use threshold_limiter::limiter::Waited;
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::{Clock, Limiter};
+use threshold_limiter::store::{EndError, StoreError};
+use threshold_limiter::tower::ThresholdLayer;
+use threshold_limiter::{Attempted, Clock, Limiter, LoginError, LoginRequest, LoginResult, RefusedBy};
 
 use crate::log::{self, Denials, Samples};
 use crate::metrics::Metrics;
-use keeping::Names;
-pub(crate) use keeping::Place;
-pub(crate) use settings::Refused;
+pub(crate) use keeping::{Opened, Place};
+pub(crate) use operations::{NewBan, Refused};
+pub(crate) use settings::NewSetting;
 use settings::Turn;
+pub(crate) use subjects::{Subject, Target};
+
+/// How long a login's result waits for the disk before it is refused.
+const RESULT_WAIT: Duration = Duration::from_secs(2);
 
 /// A limiter in memory, on whatever clock the server was given.
 type ServerLimiter = Limiter<MemoryStore, Arc<dyn Clock>>;
 
 /// A limiter, asked under a policy that the door holds: the answer then names that policy's rules, whatever policy is put
 /// in force meanwhile, and the items of a list are all decided under the same one.
+///
+/// The limiter, its bans and the journal are private: a door changes nothing but by a function of the desk.
 pub(crate) struct Desk {
-    pub(crate) limiter: Arc<ServerLimiter>,
+    limiter: Arc<ServerLimiter>,
     logins: Samples,
-    /// Which pauses are written down.
-    pub(crate) pauses: Samples,
+    /// Which pauses are recorded in the audit.
+    pauses: Samples,
     settings: Turn,
+    /// Held by the operation that is under way: the audit has changes in the order in which they were made.
+    operations: tokio::sync::Mutex<()>,
     pub(crate) metrics: Metrics,
     /// Where what must not be forgotten is written down, if anywhere.
-    pub(crate) journal: Option<Arc<Journal>>,
+    journal: Option<Arc<Journal>>,
 }
 
 /// A decision, and what its door may hand out with it.
@@ -64,15 +80,14 @@ impl Desk {
     }
 
     fn around(limiter: ServerLimiter, journal: Option<Arc<Journal>>) -> Self {
-        let names = Names(limiter.bans());
         let metrics = Metrics::new();
-        let limiter = limiter.observed_by(Arc::new(Denials::default())).observed_by(Arc::new(names));
-        let limiter = limiter.observed_by(metrics.observer());
+        let limiter = limiter.observed_by(Arc::new(Denials::default())).observed_by(metrics.observer());
         Self {
             limiter: Arc::new(limiter),
             logins: Samples::default(),
             pauses: Samples::default(),
             settings: Turn::default(),
+            operations: tokio::sync::Mutex::default(),
             metrics,
             journal,
         }
@@ -84,6 +99,32 @@ impl Desk {
         let limiter = Arc::into_inner(self.limiter).expect("no door has it yet");
         self.limiter = Arc::new(limiter.observed_by(observer));
         self
+    }
+
+    /// The policy in force.
+    pub(crate) fn policy(&self) -> Arc<Policy> {
+        self.limiter.policy()
+    }
+
+    /// What the limiter's clock says.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.limiter.now()
+    }
+
+    /// A secret as it may be shown: nobody can tell from it what it was.
+    pub(crate) fn redact(&self, secret: &str) -> String {
+        self.limiter.key().redact(secret)
+    }
+
+    /// The tower layer of the same limiter, for requests that come as HTTP.
+    pub(crate) fn layer(&self) -> ThresholdLayer {
+        ThresholdLayer::new(Arc::clone(&self.limiter))
+    }
+
+    /// How many requests wait for room.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.limiter.waiting()
     }
 
     /// Decides a request, and charges it unless it only looks. What comes of it is read where it is made: a decision is
@@ -159,8 +200,66 @@ impl Desk {
         Ok(self.when_saved(made, strikes_wait(), read).await)
     }
 
+    /// Ends a reservation with what it really cost.
+    pub(crate) async fn commit(&self, reservation: TraceId, actual: &ActualCost<'_>) -> Result<(), EndError> {
+        self.limiter.commit_async(reservation, actual).await
+    }
+
+    /// Ends a reservation without any cost.
+    pub(crate) async fn release(&self, reservation: TraceId) -> Result<(), EndError> {
+        self.limiter.release_async(reservation).await
+    }
+
+    /// A receipt that this server signed.
+    pub(crate) fn read_receipt(&self, token: &str) -> Result<Receipt, BytesError> {
+        self.limiter.read_receipt(token)
+    }
+
+    /// Gives back what a receipt says was charged, once. Says whether this was the first time.
+    pub(crate) async fn refund(&self, receipt: &Receipt) -> Result<bool, StoreError> {
+        self.limiter.refund_async(receipt).await
+    }
+
+    /// Decides one cost on one key under one limit, without a policy.
+    pub(crate) async fn check_limit(
+        &self,
+        key: &str,
+        limit: &Limit,
+        cost: u64,
+    ) -> Result<(Checked, Timestamp), StoreError> {
+        self.limiter.check_limit(key, limit, cost).await
+    }
+
+    /// Whether to check the secret of a login.
+    pub(crate) async fn login_attempt(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
+        let attempted = self.limiter.login_attempt_async(request).await?;
+        if let (Attempted::Refused(refusal), Some(ip)) = (&attempted, request.ip)
+            && refusal.by == RefusedBy::Address
+        {
+            self.tell_crowded_login(ip);
+        }
+        Ok(attempted)
+    }
+
+    /// How a login went. What that changes is on disk before it is told; `None` where it is not there in time.
+    pub(crate) async fn login_result(&self, attempt: &str, success: bool) -> Result<Option<LoginResult>, LoginError> {
+        let ended = self.limiter.login_result_async(attempt, success).await?;
+        if self.saved(RESULT_WAIT).await.is_err() {
+            return Ok(None);
+        }
+        if ended.lockout_remaining.is_some() {
+            self.tell_lockout();
+        }
+        Ok(Some(ended))
+    }
+
+    /// Forgets bans that are over.
+    pub(crate) fn sweep_bans(&self) {
+        self.limiter.bans().sweep(self.now());
+    }
+
     /// Says that an address has tried too many logins.
-    pub(crate) fn tell_crowded_login(&self, ip: IpAddr) {
+    fn tell_crowded_login(&self, ip: IpAddr) {
         let policy = self.limiter.policy();
         if self.logins.take(self.limiter.now()).is_some() {
             tracing::warn!(ip = log::shown_address(ip, &policy), "auth_ip_rate_limit");
@@ -168,14 +267,14 @@ impl Desk {
     }
 
     /// Says that failures have locked an account.
-    pub(crate) fn tell_lockout(&self) {
+    fn tell_lockout(&self) {
         if self.logins.take(self.limiter.now()).is_some() {
             tracing::warn!("auth_user_lockout");
         }
     }
 
     /// Waits until everything that was changed is on disk. Without a journal, nothing ever is.
-    pub(crate) async fn saved(&self, at_most: Duration) -> Result<(), Unsaved> {
+    async fn saved(&self, at_most: Duration) -> Result<(), Unsaved> {
         match &self.journal {
             Some(journal) => journal.saved(at_most).await,
             None => Ok(()),

@@ -131,7 +131,7 @@ impl Doors {
     /// site, and finding the way took longer than deciding.
     pub(crate) fn call(&self, peer: SocketAddr, line: &Line, mut request: Request<Incoming>) -> Answering {
         if let Err(refusal) = self.hosts.check(request.version(), request.uri(), request.headers()) {
-            if let Some(left_out) = self.app.refused.take(self.app.desk.limiter.now()) {
+            if let Some(left_out) = self.app.refused.take(self.app.desk.now()) {
                 refusal.tell(left_out);
             }
             return Answering::now(ApiError::from(refusal).into_response());

@@ -116,16 +116,16 @@ impl Watched {
 
 fn load_policy(path: &Path, bytes: Result<Vec<u8>, String>, app: &App, allow_empty: bool) {
     let name = path.display().to_string();
-    match usable(path, bytes, &app.desk.limiter.policy(), allow_empty) {
+    match usable(path, bytes, &app.desk.policy(), allow_empty) {
         Ok(policy) => {
-            if policy.memory() != app.desk.limiter.policy().memory() {
+            if policy.memory() != app.desk.policy().memory() {
                 tracing::warn!(policy = name, "[memory] changed: that takes effect when the server starts again");
             }
             let (rules, is_empty) = (policy.rules().len(), policy.is_empty());
             let generation = app.desk.swap(policy);
             app.health.policy(None);
             tracing::info!(policy = name, rules, generation, "a new policy is in force");
-            offers::warn(&app.desk.limiter.policy());
+            offers::warn(&app.desk.policy());
             if is_empty {
                 tracing::warn!(policy = name, "the policy has no rules: nobody is limited");
             }

@@ -23,7 +23,7 @@ use tokio::sync::watch;
 
 use crate::Report;
 use crate::cli::ServeArgs;
-use crate::desk::{Desk, Place};
+use crate::desk::{Desk, Opened, Place};
 use crate::door::{App, Bounds, Doors, Hosts};
 use crate::init::PRESETS;
 use crate::log;
@@ -67,10 +67,10 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         let listener = args.http.listen(tokens.ask_callers()).await?;
         // Before anything is printed: who reads the line may send a signal at once.
         let signals = Signals::new()?;
-        let (desk, damage) = desk(args, policy.clone())?;
+        let Opened { desk, journal, damage } = desk(args, policy.clone())?;
         announce(&listener, tls.is_some(), &source, &policy, &tokens, args)?;
         let app = Arc::new(App::new(desk, tokens, bounds));
-        keep::start(&app, args.save_counters, damage);
+        keep::start(&app, journal, args.save_counters, damage);
         let acceptor = tls.as_ref().map(|(certificates, _)| certificates.acceptor()).transpose()?;
         let front = Front { listener, tls: acceptor, doors: Doors::new(Arc::clone(&app), hosts), bounds };
         let mut reloader = Reloader::new(Arc::clone(&app), args.allow_empty);
@@ -179,11 +179,11 @@ fn hosts(args: &ServeArgs, tokens: &Tokens) -> Hosts {
 }
 
 /// A desk with its journal, or in memory alone.
-fn desk(args: &ServeArgs, policy: Policy) -> anyhow::Result<(Desk, Option<String>)> {
+fn desk(args: &ServeArgs, policy: Policy) -> anyhow::Result<Opened> {
     let clock = Arc::new(SystemClock::new());
     let secret = secret()?;
     if args.no_db {
-        return Ok((Desk::new(policy, clock), None));
+        return Ok(Opened { desk: Desk::new(policy, clock), journal: None, damage: None });
     }
     let place = Place { journal: &args.db, secret: secret.as_deref(), new_journal: args.new_journal };
     let kept = Desk::kept(policy, clock, &place);

@@ -38,7 +38,20 @@ struct Waiting {
     batch: Batch,
     /// Since when what is being written now has waited.
     under_way: Option<Instant>,
+    /// Lines of the audit that are being written now; they wait again if that fails.
+    lines_under_way: usize,
+    /// Audited changes that have begun and not ended. Nothing is taken meanwhile, so that a change and its line are written in
+    /// one transaction.
+    open_changes: usize,
     stopping: bool,
+}
+
+impl Waiting {
+    /// Whether one more line of the audit finds room, beside those that open changes will add.
+    fn has_room_for_line(&self) -> bool {
+        let lines = self.batch.lines.len().saturating_add(self.lines_under_way).saturating_add(self.open_changes);
+        lines < MOST_LINES
+    }
 }
 
 /// What waits, and how far the disk has come.
@@ -73,12 +86,38 @@ impl Queue {
 
     pub(super) fn audit(&self, line: AuditLine) -> Result<(), Unsaved> {
         let mut waiting = self.lock();
-        if waiting.batch.lines.len() >= MOST_LINES {
+        if !waiting.has_room_for_line() {
             return Err(Unsaved);
         }
         waiting.batch.lines.push(line);
         self.count(waiting);
         Ok(())
+    }
+
+    /// Begins a change with a line of the audit. Nothing is taken until it ends.
+    pub(super) fn begin_change(&self) -> Result<(), Unsaved> {
+        let mut waiting = self.lock();
+        if !waiting.has_room_for_line() {
+            return Err(Unsaved);
+        }
+        waiting.open_changes = waiting.open_changes.saturating_add(1);
+        Ok(())
+    }
+
+    /// Ends a change, with its line if it was made.
+    pub(super) fn end_change(&self, line: Option<AuditLine>) {
+        let mut waiting = self.lock();
+        waiting.open_changes = waiting.open_changes.saturating_sub(1);
+        match line {
+            Some(line) => {
+                waiting.batch.lines.push(line);
+                self.count(waiting);
+            }
+            None => {
+                drop(waiting);
+                self.more.notify_one();
+            }
+        }
     }
 
     pub(super) fn damage_told(&self) {
@@ -128,19 +167,25 @@ impl Queue {
     pub(super) fn take(&self) -> Option<Batch> {
         let idle = |waiting: &mut Waiting| waiting.batch.is_empty() && !waiting.stopping;
         let waited = self.more.wait_timeout_while(self.lock(), LOOK, idle);
-        let (mut waiting, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (waiting, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let is_open = |waiting: &mut Waiting| waiting.open_changes > 0;
+        let mut waiting = self.more.wait_while(waiting, is_open).unwrap_or_else(PoisonError::into_inner);
         if waiting.batch.is_empty() && waiting.stopping {
             return None;
         }
         let up_to = waiting.batch.up_to;
         let batch = std::mem::replace(&mut waiting.batch, Batch { up_to, ..Batch::default() });
         waiting.under_way = batch.since;
+        waiting.lines_under_way = batch.lines.len();
         Some(batch)
     }
 
     /// A batch is on disk.
     pub(super) fn wrote(&self, up_to: u64) {
-        self.lock().under_way = None;
+        let mut waiting = self.lock();
+        waiting.under_way = None;
+        waiting.lines_under_way = 0;
+        drop(waiting);
         // First this: whoever waits for the disk then finds that it is well.
         self.trouble.send_if_modified(|trouble| trouble.take().is_some());
         self.written.send_replace(up_to);
@@ -169,6 +214,7 @@ impl Queue {
         waiting.batch.damage_told |= batch.damage_told;
         waiting.batch.since = batch.since.or(waiting.batch.since);
         waiting.under_way = None;
+        waiting.lines_under_way = 0;
         let stopping = waiting.stopping;
         drop(waiting);
         self.trouble.send_if_modified(|trouble| {

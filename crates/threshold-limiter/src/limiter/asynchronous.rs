@@ -123,8 +123,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Where the store cannot answer.
     pub async fn forgive_async(&self, layer: Layer, key: &str) -> Result<(), StoreError> {
         let keys = self.policy().keys_of(layer, key);
-        let room: Vec<_> = keys.all().collect();
+        let (room, standings): (Vec<_>, _) = (keys.all().collect(), keys.standings.clone());
         self.execute(Command::Forgive { keys }).await?;
+        for standing in standings {
+            self.bans.forget_name(standing);
+        }
         self.made_room(room);
         Ok(())
     }

@@ -51,6 +51,7 @@ impl<S: ImmediateStore, C: Clock> Limiter<S, C> {
             decisions.push(std::mem::replace(fits, Ok(())).map(|()| Decision::default()));
             if let Some(Ok(decision)) = decisions.last_mut() {
                 at_once(self.settle(plan, &mut outcome, decision));
+                self.name_banned(plan, facts, decision);
                 self.tell(facts, decision, &policy);
             }
             if let Some(facts) = coming.next() {

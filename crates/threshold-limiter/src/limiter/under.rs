@@ -108,7 +108,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         decision: &mut Decision,
     ) -> Result<Option<Timestamp>, PlanError> {
         self.plan(plan, facts)?;
-        Ok(self.settle(plan, outcome, decision).await)
+        let settled = self.settle(plan, outcome, decision).await;
+        self.name_banned(plan, facts, decision);
+        Ok(settled)
     }
 
     /// Plans a request, and has the store fetch what it will need while there is still something else to do.

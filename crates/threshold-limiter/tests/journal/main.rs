@@ -9,6 +9,7 @@
 )]
 
 mod anew;
+mod audited;
 mod counters;
 mod cut;
 mod damage;

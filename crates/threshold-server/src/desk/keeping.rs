@@ -1,16 +1,15 @@
-//! What the desk keeps beyond its life: the journal, the names of those whom ladders ban, and counters at the end.
+//! What the desk keeps beyond its life: the journal, and counters at the end.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use threshold_core::policy::{Ban, Policy};
-use threshold_core::{Decision, Facts};
+use threshold_core::policy::Policy;
 use threshold_limiter::journal::{
     Counters, Journal, JournalError, Kept, Restored, installation_secret, load_counters, restore, rows_in_memory,
     save_counters,
 };
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::{BanBook, Clock, Limiter, Observer};
+use threshold_limiter::{BanBook, Clock, Limiter};
 
 use super::Desk;
 
@@ -24,14 +23,19 @@ pub(crate) struct Place<'a> {
     pub(crate) new_journal: bool,
 }
 
+/// A desk that was opened with a journal.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) desk: Desk,
+    /// For whoever watches over it. Doors reach it only by what the desk does.
+    pub(crate) journal: Option<Arc<Journal>>,
+    /// What was wrong with it, if anything was.
+    pub(crate) damage: Option<String>,
+}
+
 impl Desk {
-    /// A desk that goes on from what a journal holds, and writes down what must not be forgotten. Says what was wrong with
-    /// the journal, if anything was.
-    pub(crate) fn kept(
-        policy: Policy,
-        clock: Arc<dyn Clock>,
-        place: &Place<'_>,
-    ) -> Result<(Self, Option<String>), JournalError> {
+    /// A desk that goes on from what a journal holds, and writes down what must not be forgotten.
+    pub(crate) fn kept(policy: Policy, clock: Arc<dyn Clock>, place: &Place<'_>) -> Result<Opened, JournalError> {
         let path = place.journal;
         let secret = installation_secret(path, place.secret)?;
         let (key, key_id) = (secret.digest_key(), secret.key_id());
@@ -61,7 +65,7 @@ impl Desk {
             rows.extend(super::settings::rows(&limiter.policy()));
             Some(rows)
         });
-        Ok((desk, damage))
+        Ok(Opened { desk, journal: Some(journal), damage })
     }
 
     /// Writes down what was used, so that the next start goes on from it.
@@ -79,35 +83,6 @@ impl Desk {
         self.save_counters();
         if !journal.close() {
             tracing::error!(journal = %journal.path().display(), "changes could not be written down before the end");
-        }
-    }
-}
-
-/// Gives those a name whom ladders ban: a standing has none, and operators want to read one.
-pub(super) struct Names(pub(super) Arc<BanBook>);
-
-impl Observer for Names {
-    fn decided(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
-        if decision.escalations.iter().any(|strike| strike.rung.ban.is_some()) {
-            self.name(facts, decision, policy);
-        }
-    }
-}
-
-impl Names {
-    #[cold]
-    fn name(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
-        // A decision says which of its plan's subjects was struck; the same request has the same plan.
-        let Ok(plan) = policy.plan(facts) else { return };
-        for strike in decision.escalations.iter().filter(|strike| strike.rung.ban.is_some()) {
-            let (Some(subject), Some(until)) = (plan.subjects().get(strike.subject), strike.banned_until) else {
-                continue;
-            };
-            let Some(whom) = policy.name_of(subject.layer(), facts) else { continue };
-            let rule = plan.charges().get(strike.charge).map_or("", |charge| &charge.rule().name);
-            let reason = format!("strike {} under the rule {rule}", strike.strikes);
-            let ban = Ban { whom, reason: reason.into(), by: "ladder".into(), from: decision.at, until };
-            self.0.name(subject.key(), ban, decision.at);
         }
     }
 }

@@ -1,28 +1,61 @@
 //! What tenants and users are given while the server runs, on top of the policy that its file says.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use threshold_core::policy::{Owner, Policy, Setting, SettingError};
 use threshold_core::{Format, Timestamp};
 use threshold_limiter::journal::{Journal, Kept, Kind, Row};
 
-use super::Desk;
+use super::audit::moment;
+use super::operations::reason_of;
+use super::{Desk, Refused};
 
+/// The most limits of one setting.
+const MOST_LIMITS: usize = 64;
+/// The longest name, in bytes.
+const MOST_NAME: usize = 1_024;
 /// The most settings at once. Whoever has more customers than this with limits of their own gives them tiers.
-pub(crate) const MOST_SETTINGS: usize = 10_000;
+const MOST_SETTINGS: usize = 10_000;
 
 /// Held by whoever puts another policy in force. The settings themselves are part of the policy in force: decisions read
 /// them there, without this lock.
 #[derive(Debug, Default)]
 pub(super) struct Turn(Mutex<()>);
 
-/// Why a setting is not in force.
-#[derive(Debug)]
-pub(crate) enum Refused {
-    /// It does not fit the policy.
-    Wrong(SettingError),
-    /// There is room for no more.
-    TooMany,
+/// What somebody is to be given, as an operator writes it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct NewSetting {
+    /// A tier of the policy.
+    pub(crate) tier: Option<String>,
+    /// Limits by category, as a policy writes them.
+    pub(crate) limits: BTreeMap<String, String>,
+    /// So many times as much as they would have; once unless said.
+    pub(crate) times: Option<u64>,
+    /// Until when, in Unix seconds; for good unless said.
+    pub(crate) until: Option<u64>,
+    pub(crate) reason: Option<String>,
+}
+
+impl NewSetting {
+    /// The setting that this means, for somebody of this name.
+    pub(super) fn meant(self, name: &str, by: &str, now: Timestamp) -> Result<Setting, Refused> {
+        check_name(name)?;
+        if self.limits.len() > MOST_LIMITS {
+            return Err(Refused::invalid("limits", format!("at most {MOST_LIMITS} limits")));
+        }
+        let times = match self.times.unwrap_or(1) {
+            0 => return Err(Refused::invalid("times", "times is at least 1")),
+            times => u32::try_from(times).map_err(|_| Refused::invalid("times", "times is too large"))?,
+        };
+        let until = self.until.map_or(Timestamp::MAX, Timestamp::from_secs);
+        if until <= now {
+            return Err(Refused::invalid("until", "this moment has passed; it is in Unix seconds"));
+        }
+        let reason = self.reason.as_deref().map_or(Ok(""), reason_of)?.into();
+        let limits = self.limits.into_iter().map(|(category, limit)| (category.into(), limit.into())).collect();
+        Ok(Setting { tier: self.tier.map(Into::into), limits, times, until, from: now, by: by.into(), reason })
+    }
 }
 
 impl Turn {
@@ -45,29 +78,33 @@ impl Desk {
         self.limiter.swap(policy)
     }
 
+    /// What somebody was given, if their name can be one.
+    pub(crate) fn given(&self, owner: Owner, name: &str) -> Result<Option<Setting>, Refused> {
+        check_name(name)?;
+        Ok(self.setting(owner, name))
+    }
+
     /// What somebody was given.
-    pub(crate) fn setting(&self, owner: Owner, name: &str) -> Option<Setting> {
+    pub(super) fn setting(&self, owner: Owner, name: &str) -> Option<Setting> {
         let (policy, now) = (self.limiter.policy(), self.limiter.now());
         policy.setting(owner, name).filter(|setting| setting.until > now).cloned()
     }
 
     /// Why somebody could not be given something, if they could not.
-    pub(crate) fn refuses(&self, owner: Owner, name: &str, setting: &Setting) -> Option<Refused> {
+    pub(super) fn refuses(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), Refused> {
         refuses(&self.limiter.policy(), owner, name, setting)
     }
 
     /// Gives somebody something instead of whatever they were given before; an empty setting takes it all back. The policy
     /// in force is copied for that, which costs as much with thousands of settings as with none.
-    pub(crate) fn give(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), Refused> {
+    pub(super) fn give(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), Refused> {
         let _turn = self.settings.take();
         let mut policy = Policy::clone(&self.limiter.policy());
-        if let Some(refused) = refuses(&policy, owner, name, setting) {
-            return Err(refused);
-        }
+        refuses(&policy, owner, name, setting)?;
         if setting.is_empty() {
             policy.take_back(owner, name);
         } else {
-            policy.give(owner, name, setting).map_err(Refused::Wrong)?;
+            policy.give(owner, name, setting).map_err(unfit)?;
         }
         // In force before it is written down: a journal that is written again from memory meanwhile must not miss it.
         self.limiter.swap(policy);
@@ -133,12 +170,35 @@ pub(super) fn rows(policy: &Policy) -> Vec<Row> {
     policy.settings().map(row).collect()
 }
 
-fn refuses(policy: &Policy, owner: Owner, name: &str, setting: &Setting) -> Option<Refused> {
+fn refuses(policy: &Policy, owner: Owner, name: &str, setting: &Setting) -> Result<(), Refused> {
     let is_new = !setting.is_empty() && policy.setting(owner, name).is_none();
     if is_new && policy.settings_len() >= MOST_SETTINGS {
-        return Some(Refused::TooMany);
+        return Err(Refused::TooManySettings);
     }
-    policy.fits(owner, name, setting).err().map(Refused::Wrong)
+    policy.fits(owner, name, setting).map_err(unfit)
+}
+
+fn unfit(SettingError { field, message }: SettingError) -> Refused {
+    Refused::Invalid { field, message }
+}
+
+fn check_name(name: &str) -> Result<(), Refused> {
+    if name.trim().is_empty() || name.len() > MOST_NAME {
+        return Err(Refused::invalid("id", format!("a name has between 1 and {MOST_NAME} bytes")));
+    }
+    Ok(())
+}
+
+/// What somebody was given, in words, for the audit.
+pub(super) fn in_words(setting: Option<&Setting>) -> String {
+    let Some(Setting { tier, limits, times, until, .. }) = setting.filter(|setting| !setting.is_empty()) else {
+        return "nothing".to_owned();
+    };
+    let tier = tier.as_ref().map(|tier| format!("tier {tier}"));
+    let limits = limits.iter().map(|(category, limit)| format!("{category} {limit}"));
+    let times = (*times > 1).then(|| format!("times {times}"));
+    let until = until.unless_never().map(|until| format!("until {}", moment(until)));
+    tier.into_iter().chain(limits).chain(times).chain(until).collect::<Vec<_>>().join(", ")
 }
 
 fn kind(owner: Owner) -> Kind {
@@ -162,7 +222,7 @@ mod tests {
 
     fn ten_times(until: Timestamp) -> Setting {
         let (from, by, reason) = (Timestamp::EPOCH, "test".into(), "".into());
-        Setting { tier: None, limits: std::collections::BTreeMap::new(), times: 10, until, from, by, reason }
+        Setting { tier: None, limits: BTreeMap::new(), times: 10, until, from, by, reason }
     }
 
     fn desk(clock: &Arc<ManualClock>) -> Desk {
@@ -223,7 +283,7 @@ mod tests {
             desk.give(Owner::Tenant, &format!("long {number}"), &ten_times(Timestamp::MAX)).unwrap();
         }
         let give = |name: &str| desk.give(Owner::Tenant, name, &ten_times(Timestamp::MAX));
-        assert!(matches!(give("one more"), Err(Refused::TooMany)));
+        assert!(matches!(give("one more"), Err(Refused::TooManySettings)));
         assert!(give("long 7").is_ok(), "another in place of the one before");
         let nothing = Setting { times: 1, ..ten_times(Timestamp::MAX) };
         assert!(desk.give(Owner::Tenant, "one more", &nothing).is_ok(), "to take back needs no room");

@@ -69,7 +69,7 @@ fn taken() -> (Serving, String) {
 /// Sends a request that waits, with `behind` after it, then leaves by `leave`: nobody waits any more.
 #[track_caller]
 fn leaves<S: Write>(serving: &Serving, mut client: S, behind: &str, leave: impl FnOnce(S)) {
-    let waiting = || serving.app().desk.limiter.waiting();
+    let waiting = || serving.app().desk.waiting();
     assert_eq!(waiting(), 0);
     client.write_all(WAITS.as_bytes()).unwrap();
     client.write_all(behind.as_bytes()).unwrap();
@@ -129,7 +129,7 @@ fn a_client_that_stays_is_answered() {
     let mut client = Client::new(serving.connect());
     client.write(&format!("{WAITS}{HEALTH}")).unwrap();
     let app = serving.app();
-    until("it waits", || app.desk.limiter.waiting() == 1);
+    until("it waits", || app.desk.waiting() == 1);
     let refund = json!({ "receipt": receipt }).to_string();
     assert_eq!(serving.client().post("/v1/refund", &refund).unwrap().status, 200);
     assert_eq!(client.read().unwrap().json()["allowed"], true);
@@ -150,7 +150,7 @@ fn a_repeat_that_waits_for_the_first_ends_when_its_client_leaves() {
     let mut first = serving.connect();
     first.write_all(post("/v1/check?waitMs=60000").as_bytes()).unwrap();
     let app = serving.app();
-    until("the first waits", || app.desk.limiter.waiting() == 1);
+    until("the first waits", || app.desk.waiting() == 1);
     // Every connection holds what the doors share.
     let before = Arc::strong_count(&app);
     let mut repeat = Client::new(serving.connect());
@@ -159,7 +159,7 @@ fn a_repeat_that_waits_for_the_first_ends_when_its_client_leaves() {
     assert!(Arc::strong_count(&app) > before);
     drop(repeat);
     until("its connection is gone", || Arc::strong_count(&app) == before);
-    assert_eq!(app.desk.limiter.waiting(), 1, "the first still waits");
+    assert_eq!(app.desk.waiting(), 1, "the first still waits");
 }
 
 /// Fourteen rules that every request meets.

@@ -9,9 +9,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use threshold_core::PlanError;
 use threshold_core::policy::CostOf;
+use threshold_limiter::bans::TooManyBans;
 use threshold_limiter::store::StoreError;
 
 use super::json;
+use crate::desk::Refused;
 
 /// An answer that is no decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +53,12 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "not_saved", message)
     }
 
+    /// 503: nothing was changed, because the audit has no room for what would be.
+    fn not_recorded() -> Self {
+        let message = "nothing was changed: too much waits for the disk already, and this could not be written down";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "not_recorded", message)
+    }
+
     pub(crate) fn about(mut self, field: Option<String>) -> Self {
         self.body.field = field;
         self
@@ -85,6 +93,27 @@ impl ErrorBody {
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", error.to_string())
+    }
+}
+
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Invalid { field, message } => Self::bad(field, message),
+            Refused::UnknownBan => {
+                Self::new(StatusCode::NOT_FOUND, "unknown_ban", "there is no such ban, or no longer")
+            }
+            Refused::TooManyBans => {
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_bans", TooManyBans.to_string())
+            }
+            Refused::TooManySettings => {
+                let message = "there are too many settings already";
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_settings", message)
+            }
+            Refused::Store(error) => error.into(),
+            Refused::NotRecorded => Self::not_recorded(),
+            Refused::NotSaved => Self::not_saved(),
+        }
     }
 }
 

@@ -26,7 +26,7 @@ use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, Empty};
 use pin_project_lite::pin_project;
 use threshold_core::Timestamp;
-use threshold_limiter::tower::{RequestBody, ResponseBody, ResponseFuture, ThresholdLayer, ThresholdService};
+use threshold_limiter::tower::{RequestBody, ResponseBody, ResponseFuture, ThresholdService};
 use tower_service::Service;
 
 use super::request_ids::{Digest, RequestIds};
@@ -58,7 +58,7 @@ pub(super) struct ForwardAuth {
 impl ForwardAuth {
     pub(super) fn new(desk: &Desk) -> Self {
         use tower_layer::Layer as _;
-        let layer = ThresholdLayer::new(Arc::clone(&desk.limiter)).answered_elsewhere();
+        let layer = desk.layer().answered_elsewhere();
         Self { gate: layer.layer(Crosses), refusals: Samples::default() }
     }
 }
@@ -116,7 +116,7 @@ fn ask(app: &App, peer: SocketAddr, mut parts: Parts, deny: Deny) -> Result<Answ
         app.forward_auth.warn(peer.ip(), &app.desk);
         0
     };
-    let now = || app.desk.limiter.now();
+    let now = || app.desk.now();
     if let Some(fields) = question.and_then(|question| app.request_ids.repeat(question, now())) {
         let mut response = Response::new(Body::empty());
         *response.headers_mut() = fields;
@@ -165,16 +165,16 @@ impl Future for Proxied {
 
 /// Whoever is not trusted cannot ask for others: the request is then the peer's own, whatever it says of anybody.
 fn is_trusted(app: &App, peer: IpAddr) -> bool {
-    app.desk.limiter.policy().identity().address.trusts(peer)
+    app.desk.policy().identity().address.trusts(peer)
 }
 
 impl ForwardAuth {
     /// A proxy's clients cannot mend what is wrong with it, and some proxies drop what they are told: so it is logged.
     fn tell(&self, error: &ApiError, peer: IpAddr, desk: &Desk) {
-        let Some(left_out) = self.refusals.take(desk.limiter.now()) else { return };
+        let Some(left_out) = self.refusals.take(desk.now()) else { return };
         tracing::warn!(
             status = error.status.as_u16(),
-            peer = shown_address(peer, &desk.limiter.policy()),
+            peer = shown_address(peer, &desk.policy()),
             message = error.body.message(),
             left_out,
             "turned away at /auth"
@@ -183,9 +183,9 @@ impl ForwardAuth {
 
     /// All clients of a proxy that somebody forgot to list share one budget, and rules by path hold for none of them.
     fn warn(&self, peer: IpAddr, desk: &Desk) {
-        let Some(left_out) = self.refusals.take(desk.limiter.now()) else { return };
+        let Some(left_out) = self.refusals.take(desk.now()) else { return };
         let message = "a peer that is not one of the policy's trusted_proxies is decided as its own client";
-        let peer = shown_address(peer, &desk.limiter.policy());
+        let peer = shown_address(peer, &desk.policy());
         tracing::warn!(peer, message, left_out, "not believed at /auth");
     }
 }

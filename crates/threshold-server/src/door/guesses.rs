@@ -76,8 +76,8 @@ impl Guesses {
 
     /// Says so in the log, a few times a second at most.
     fn tell(&self, source: &str, message: &str, app: &App) {
-        let Some(left_out) = self.logged.take(app.desk.limiter.now()) else { return };
-        let policy = app.desk.limiter.policy();
+        let Some(left_out) = self.logged.take(app.desk.now()) else { return };
+        let policy = app.desk.policy();
         let ip = if policy.identity().log_identifiers { source.to_owned() } else { policy.key().redact(source) };
         tracing::warn!(ip, left_out, "{message}");
     }

@@ -31,7 +31,7 @@ use threshold_core::{Span, TraceId};
 use threshold_limiter::store::EndError;
 use tokio::task::yield_now;
 
-use super::admin::{audit_pause, caller_name};
+use super::admin::caller_name;
 use super::request_ids::{Named, Room};
 use super::sent::{Caller, Sent};
 use super::{ApiError, App, json, json_bytes};
@@ -46,8 +46,6 @@ pub(super) use text::{Text, Whole};
 
 /// Which of the policies that this process has used decided.
 const GENERATION: HeaderName = HeaderName::from_static("x-threshold-generation");
-/// The longest pause: a year.
-const MAX_PAUSE: u64 = 365 * 86_400;
 /// How long a reservation lasts unless said, in seconds.
 const RESERVATION: u64 = 60;
 /// The longest that a check waits, in milliseconds.
@@ -110,7 +108,7 @@ async fn record(State(app): State<Arc<App>>, line: Line, Sent(body): Sent) -> Re
 async fn explain(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
     let request: RequestBody<'_> = read(&body)?;
     request.without_reservation()?;
-    let policy = app.desk.limiter.policy();
+    let policy = app.desk.policy();
     let lists = request.lists();
     let facts = request.facts(&lists, new_trace());
     let explained = app.desk.explain(&policy, &facts, |rules, decided| {
@@ -122,7 +120,7 @@ async fn explain(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
 async fn reserve(State(app): State<Arc<App>>, line: Line, Sent(body): Sent) -> Result<Response, ApiError> {
     let request: RequestBody<'_> = read(&body)?;
     let held = held(&request)?;
-    let policy = app.desk.limiter.policy();
+    let policy = app.desk.policy();
     let answered = once((&app, &line), "reserve", &request, None, async {
         let lists = request.lists();
         let facts = request.facts(&lists, new_trace());
@@ -137,7 +135,7 @@ async fn commit(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respons
     let costs = Pairs::costs(costs.as_ref());
     let actual = ActualCost { cost: cost.map(Whole::number), bytes: bytes.map(Whole::number), costs: &costs };
     match trace_id(reservation.as_str()) {
-        Some(id) => ended(app.desk.limiter.commit_async(id, &actual).await),
+        Some(id) => ended(app.desk.commit(id, &actual).await),
         None => ended(Err(EndError::Unknown)),
     }
 }
@@ -145,17 +143,16 @@ async fn commit(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respons
 async fn release(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
     let ReleaseBody { reservation } = read(&body)?;
     match trace_id(reservation.as_str()) {
-        Some(id) => ended(app.desk.limiter.release_async(id).await),
+        Some(id) => ended(app.desk.release(id).await),
         None => ended(Err(EndError::Unknown)),
     }
 }
 
 async fn refund(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
     let RefundBody { receipt } = read(&body)?;
-    let limiter = &app.desk.limiter;
-    let receipt = limiter.read_receipt(receipt.as_str());
+    let receipt = app.desk.read_receipt(receipt.as_str());
     let receipt = receipt.map_err(|_| ApiError::bad("receipt", "this is no receipt of this server"))?;
-    let first = limiter.refund_async(&receipt).await.map_err(|error| {
+    let first = app.desk.refund(&receipt).await.map_err(|error| {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", format!("nothing was given back: {error}"))
     })?;
     Ok(json(StatusCode::OK, &DoneBody { ok: true, first: Some(first) }))
@@ -163,16 +160,8 @@ async fn refund(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respons
 
 async fn pause(State(app): State<Arc<App>>, headers: HeaderMap, Sent(body): Sent) -> Result<Response, ApiError> {
     let PauseBody { layer, key, seconds } = read(&body)?;
-    let seconds = seconds.number();
-    if !(1..=MAX_PAUSE).contains(&seconds) {
-        return Err(ApiError::bad("seconds", format!("a pause lasts between 1 and {MAX_PAUSE} seconds")));
-    }
-    let limiter = &app.desk.limiter;
-    let until = limiter.now().plus(Span::from_secs(seconds));
-    let ok = limiter.pause_async(layer.0, key.as_str(), Span::from_secs(seconds)).await?;
-    if ok {
-        audit_pause(&app, &caller_name(&headers, &app), layer.0, key.as_str(), (seconds, until));
-    }
+    let who = caller_name(&headers, &app);
+    let ok = app.desk.pause(&who, layer.0, key.as_str(), seconds.number()).await?;
     Ok(json(StatusCode::OK, &DoneBody { ok, first: None }))
 }
 
@@ -187,12 +176,12 @@ async fn openapi(_: Caller) -> Response {
 /// One request or a list of them, under one policy.
 async fn decide(app: &App, line: &Line, verb: Verb, body: &[u8]) -> Result<Response, ApiError> {
     // Room for a list's answers is there before the list is read: it takes more memory read than sent.
-    let room = match list_bytes(body, &app.desk.limiter.policy()) {
+    let room = match list_bytes(body, &app.desk.policy()) {
         None => None,
         Some(bytes) => Some(line.watch(app.large.room(bytes)).await?),
     };
     let asked = read_asked(body)?;
-    let policy = app.desk.limiter.policy();
+    let policy = app.desk.policy();
     match (&asked, room) {
         (Asked::Many(requests), Some(room)) => {
             let Listed { body, closed } = answer_all((app, line), verb, requests, &policy).await?;
@@ -283,7 +272,7 @@ async fn answer_all(
         .filter(|_| verb != Verb::Peek)
         .filter_map(|(index, request)| Some((index, named(app, name_of(verb), request)?)))
         .unzip();
-    let room = app.request_ids.room_for(&ids, app.desk.limiter.now());
+    let room = app.request_ids.room_for(&ids, app.desk.now());
     let mut room = room
         .map_err(|(place, refused)| ApiError::from(refused).at(place.and_then(|place| places.get(place).copied())))?;
     let mut listed = Listed { body: Vec::new(), closed: false };
@@ -316,7 +305,7 @@ async fn once(
     match named(app, verb, request) {
         None => decide.await,
         // It may be under way elsewhere, and wait there.
-        Some(named) => line.watch(app.request_ids.run(named, || app.desk.limiter.now(), room, decide)).await,
+        Some(named) => line.watch(app.request_ids.run(named, || app.desk.now(), room, decide)).await,
     }
 }
 

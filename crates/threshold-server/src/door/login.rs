@@ -1,7 +1,6 @@
 //! Login over HTTP: asked before a secret is checked, told afterwards. What a result changes is on disk before it is told.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -12,14 +11,11 @@ use http::{HeaderValue, StatusCode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_core::Span;
-use threshold_limiter::{Attempted, LoginError, LoginRequest, RefusedBy};
+use threshold_limiter::{Attempted, LoginError, LoginRequest};
 
 use super::http::{Address, Text, read};
 use super::sent::Sent;
 use super::{ApiError, App, json};
-
-/// How long a result waits for the disk before it is refused.
-const RESULT_WAIT: Duration = Duration::from_secs(2);
 
 /// A login whose secret is about to be checked.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -95,16 +91,13 @@ async fn attempt(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
         user: user.as_ref().map(Text::as_str),
         tenant: tenant.as_ref().map(Text::as_str),
     };
-    let refusal = match app.desk.limiter.login_attempt_async(&request).await? {
+    let refusal = match app.desk.login_attempt(&request).await? {
         Attempted::Allowed(attempt) => {
             let body = LoginBody { allowed: true, attempt: Some(attempt), ..LoginBody::default() };
             return Ok(json(StatusCode::OK, &body));
         }
         Attempted::Refused(refusal) => refusal,
     };
-    if refusal.by == RefusedBy::Address {
-        app.desk.tell_crowded_login(ip.0);
-    }
     let wait = refusal.retry_after.map(seconds);
     let body = LoginBody {
         lockout_remaining: wait,
@@ -121,14 +114,8 @@ async fn attempt(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
 
 async fn result(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
     let ResultBody { attempt, success } = read(&body)?;
-    let ended = app.desk.limiter.login_result_async(attempt.as_str(), success).await?;
-    if app.desk.saved(RESULT_WAIT).await.is_err() {
-        return Err(ApiError::not_saved());
-    }
+    let ended = app.desk.login_result(attempt.as_str(), success).await?.ok_or_else(ApiError::not_saved)?;
     let lockout_remaining = ended.lockout_remaining.map(seconds);
-    if lockout_remaining.is_some() {
-        app.desk.tell_lockout();
-    }
     let body = LoginBody { allowed: ended.allowed, lockout_remaining, device: ended.device, ..LoginBody::default() };
     Ok(json(StatusCode::OK, &body).into_response())
 }

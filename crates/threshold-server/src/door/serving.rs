@@ -90,12 +90,23 @@ impl Serving {
         (stop, at)
     }
 
+    /// One that serves this desk.
+    pub(super) fn at(desk: Desk) -> Self {
+        let mut serving = Self::new();
+        serving.served = Some(serving.serve_desk(desk));
+        serving
+    }
+
     fn serve(&self, policy: Policy) -> Served {
-        let bounds = self.bounds;
         let mut desk = Desk::new(policy, Arc::clone(&self.clock) as _);
         if let Some(observer) = &self.observer {
             desk = desk.observed_by(Arc::clone(observer));
         }
+        self.serve_desk(desk)
+    }
+
+    fn serve_desk(&self, desk: Desk) -> Served {
+        let bounds = self.bounds;
         let app = Arc::new(App::new(desk, Tokens::default(), bounds));
         let address: Address = "127.0.0.1:0".parse().unwrap();
         let listener = self.runtime.block_on(address.listen(false)).unwrap();

@@ -87,12 +87,12 @@ impl Front {
 /// A place among the connections of one peer, or a line in the log that there is none. A trusted proxy brings the requests of
 /// many clients and may have as many as there are.
 fn admit(peers: &Arc<Peers>, ip: IpAddr, doors: &Doors) -> Option<PeerPlace> {
-    let limiter = &doors.app().desk.limiter;
-    let policy = limiter.policy();
+    let desk = &doors.app().desk;
+    let policy = desk.policy();
     let exempt = if policy.identity().address.trusts(ip) { Exempt::Yes } else { Exempt::No };
     let place = peers.admit(ip, exempt);
     if place.is_none()
-        && let Some(left_out) = peers.refusals.take(limiter.now())
+        && let Some(left_out) = peers.refusals.take(desk.now())
     {
         let ip = shown_address(ip, &policy);
         tracing::warn!(ip, most = peers.most(), left_out, "connection closed: its peer has as many as it may");
@@ -102,9 +102,9 @@ fn admit(peers: &Arc<Peers>, ip: IpAddr, doors: &Doors) -> Option<PeerPlace> {
 
 /// Logs that a request was answered with 431. Its headers are unread, so all that is known is who sent them.
 fn log_large_head(doors: &Doors, ip: IpAddr) {
-    let limiter = &doors.app().desk.limiter;
-    let Some(left_out) = doors.app().refused.take(limiter.now()) else { return };
-    let ip = shown_address(ip, &limiter.policy());
+    let desk = &doors.app().desk;
+    let Some(left_out) = doors.app().refused.take(desk.now()) else { return };
+    let ip = shown_address(ip, &desk.policy());
     let (most_bytes, most_fields) = (MAX_HEAD, MAX_FIELDS);
     tracing::warn!(status = 431, ip, most_bytes, most_fields, left_out, "request refused: its headers are too large");
 }

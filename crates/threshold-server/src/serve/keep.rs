@@ -23,19 +23,19 @@ const SAVE: Duration = Duration::from_secs(1);
 
 /// Starts it all. `damage` is what was wrong with the journal when it was opened: `/readyz` reports it until the process
 /// ends.
-pub(super) fn start(app: &Arc<App>, save_counters: bool, damage: Option<String>) {
-    if let Some(journal) = &app.desk.journal {
+pub(super) fn start(app: &Arc<App>, journal: Option<Arc<Journal>>, save_counters: bool, damage: Option<String>) {
+    if let Some(journal) = journal {
         app.health.journal(damage.clone().map(|damage| Trouble::hiding(damage, &[journal.path()])));
-        tokio::spawn(watch(Arc::clone(app), Arc::clone(journal), damage));
+        tokio::spawn(watch(Arc::clone(app), journal, damage));
     }
     if save_counters {
         let app = Arc::clone(app);
         every(SAVE, move || app.desk.save_counters());
     }
     let settings = Arc::clone(app);
-    every(SETTINGS, move || settings.desk.end_settings(settings.desk.limiter.now()));
+    every(SETTINGS, move || settings.desk.end_settings(settings.desk.now()));
     let app = Arc::clone(app);
-    every(SWEEP, move || app.desk.limiter.bans().sweep(app.desk.limiter.now()));
+    every(SWEEP, move || app.desk.sweep_bans());
 }
 
 /// Tells of everything that is wrong with the journal, as it comes and goes.

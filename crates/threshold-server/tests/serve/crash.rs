@@ -1,7 +1,7 @@
 //! The server killed at random points while bans, strikes and locks are written: what was acknowledged is there after each
 //! start, and nothing else is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpStream;
 use std::path::Path;
 use std::time::Duration;
@@ -46,6 +46,7 @@ struct Model {
     bans: BTreeMap<String, Known>,
     strikes: BTreeMap<String, Known>,
     failures: BTreeMap<String, Known>,
+    audit: Audit,
 }
 
 /// A small generator: the seed is printed, so a failure can be had again.
@@ -121,7 +122,7 @@ fn write_failures(client: &mut Client<TcpStream>, round: u64, failures: &mut BTr
 
 /// Writes until a moment, then kills.
 fn write_and_kill(server: &Server, round: u64, after: Duration, model: &mut Model) {
-    let Model { bans, strikes, failures } = model;
+    let Model { bans, strikes, failures, .. } = model;
     let [mut first, mut second, mut third] = [server.connect(), server.connect(), server.connect()];
     std::thread::scope(|scope| {
         scope.spawn(|| write_bans(&mut first, round, bans));
@@ -132,8 +133,34 @@ fn write_and_kill(server: &Server, round: u64, after: Duration, model: &mut Mode
     });
 }
 
+/// The audit and the bans agree: whoever is banned was banned by the last line about them, and nobody else was.
+///
+/// Fails where a ban and its line are written in two transactions.
+fn compare_audit(db: &Path, there: &BTreeMap<String, u64>, seen: &mut Audit, context: &str) {
+    let file = rusqlite::Connection::open(db).unwrap();
+    let mut select = file.prepare("SELECT id, about, action FROM audit WHERE id > ?1 ORDER BY id").unwrap();
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?));
+    for line in select.query_map([seen.last], read).unwrap() {
+        let (id, about, action) = line.unwrap();
+        seen.last = id;
+        let name = about.strip_prefix("user ").unwrap().to_owned();
+        let is_new = if action.starts_with("ban: ") { seen.banned.insert(name) } else { seen.banned.remove(&name) };
+        assert!(is_new, "{context}: {about}: {action}");
+    }
+    let banned: BTreeSet<String> = there.keys().cloned().collect();
+    let differ: Vec<&String> = seen.banned.symmetric_difference(&banned).collect();
+    assert!(differ.is_empty(), "{context}: the audit and the bans differ in {differ:?}");
+}
+
+/// What the audit has said so far.
+#[derive(Debug, Default)]
+struct Audit {
+    last: i64,
+    banned: BTreeSet<String>,
+}
+
 /// Compares the server with what is known, and learns what had been left open.
-fn compare(client: &mut Client<TcpStream>, round: Option<u64>, model: &mut Model, context: &str) {
+fn compare(client: &mut Client<TcpStream>, db: &Path, round: Option<u64>, model: &mut Model, context: &str) {
     // A kill is no damage.
     assert_eq!(client.send("GET", "/readyz", &[], "").unwrap().json()["status"], "ok", "{context}");
     let mut there = BTreeMap::new();
@@ -145,6 +172,7 @@ fn compare(client: &mut Client<TcpStream>, round: Option<u64>, model: &mut Model
         after = format!("&after={}", last["id"].as_str().unwrap());
         there.extend(page.iter().map(|ban| (ban["key"].as_str().unwrap().to_owned(), 1)));
     }
+    compare_audit(db, &there, &mut model.audit, context);
     for (name, known) in &mut model.bans {
         learn(name, known, there.remove(name).unwrap_or(0), context);
     }
@@ -184,14 +212,14 @@ fn what_was_acknowledged_survives_kill_9_and_nothing_else_does() {
     for round in 0..points {
         let server = start(&policy, &db);
         let context = format!("seed {seed}, point {round}");
-        compare(&mut server.connect(), Some(round.saturating_sub(1)), &mut model, &context);
+        compare(&mut server.connect(), &db, Some(round.saturating_sub(1)), &mut model, &context);
         // Most are killed in the middle of writing, some before they have begun.
         let after = Duration::from_micros(random.below(40_000));
         write_and_kill(&server, round, after, &mut model);
     }
     let server = start(&policy, &db);
     let client = &mut server.connect();
-    compare(client, None, &mut model, &format!("seed {seed}, at the end"));
+    compare(client, &db, None, &mut model, &format!("seed {seed}, at the end"));
     let written = model.bans.len() + model.strikes.len() + model.failures.len();
     assert!(written as u64 > points, "only {written} names in {points} rounds: nothing was put to the test");
 }

@@ -11,18 +11,11 @@ use serde::{Deserialize, Serialize};
 use threshold_core::Timestamp;
 use threshold_core::policy::{Owner, Setting};
 
-use super::audit::{Change, audit, in_words};
 use super::operator::{Operator, Reader};
-use super::{reason_of, saved};
-use crate::desk::Refused;
+use crate::desk;
 use crate::door::http::{Text, Whole, read};
 use crate::door::sent::Sent;
 use crate::door::{ApiError, App, json};
-
-/// The most limits of one setting.
-const MOST_LIMITS: usize = 64;
-/// The longest name, in bytes.
-const MOST_NAME: usize = 1_024;
 
 /// What somebody is to be given, instead of what they were given before. `{}` takes it all back.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -94,59 +87,25 @@ pub(super) async fn set_user(
 }
 
 fn show(app: &App, owner: Owner, id: String) -> Result<Response, ApiError> {
-    let id = name(id)?;
-    let setting = app.desk.setting(owner, &id);
+    let setting = app.desk.given(owner, &id)?;
     Ok(json(StatusCode::OK, &SettingBody::new(id, setting.as_ref())))
 }
 
 async fn set(app: &App, operator: &Operator, owner: Owner, id: String, body: &[u8]) -> Result<Response, ApiError> {
     let new: NewSetting<'_> = read(body)?;
-    let id = name(id)?;
-    let setting = new.meant(&operator.0, app.desk.limiter.now())?;
-    // What is refused is no change, and is not written down as one.
-    app.desk.refuses(owner, &id, &setting).map_or(Ok(()), |refused| Err(told(refused)))?;
-    let word = if setting.is_empty() { "take-back" } else { "give" };
-    let before = in_words(app.desk.setting(owner, &id).as_ref());
-    let action = format!("{word}: {before} -> {}", in_words(Some(&setting)));
-    let layer = if owner == Owner::User { "user" } else { "tenant" };
-    audit(app, &operator.0, &Change { action, layer, key: &id, why: &setting.reason })?;
-    app.desk.give(owner, &id, &setting).map_err(told)?;
-    saved(app).await?;
-    Ok(json(StatusCode::OK, &SettingBody::new(id, Some(&setting).filter(|setting| !setting.is_empty()))))
+    let setting = app.desk.set(&operator.0, owner, &id, new.into()).await?;
+    Ok(json(StatusCode::OK, &SettingBody::new(id, setting.as_ref())))
 }
 
-fn told(refused: Refused) -> ApiError {
-    match refused {
-        Refused::Wrong(error) => ApiError::bad(error.field, error.message),
-        Refused::TooMany => {
-            ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_settings", "there are too many settings already")
+impl From<NewSetting<'_>> for desk::NewSetting {
+    fn from(new: NewSetting<'_>) -> Self {
+        Self {
+            tier: new.tier.map(|tier| tier.as_str().to_owned()),
+            limits: new.limits,
+            times: new.times.map(Whole::number),
+            until: new.until.map(Whole::number),
+            reason: new.reason.map(|reason| reason.as_str().to_owned()),
         }
-    }
-}
-
-impl NewSetting<'_> {
-    fn meant(self, by: &str, now: Timestamp) -> Result<Setting, ApiError> {
-        if self.limits.len() > MOST_LIMITS {
-            return Err(ApiError::bad("limits", format!("at most {MOST_LIMITS} limits")));
-        }
-        let times = match self.times.map_or(1, Whole::number) {
-            0 => return Err(ApiError::bad("times", "times is at least 1")),
-            times => u32::try_from(times).map_err(|_| ApiError::bad("times", "times is too large"))?,
-        };
-        let until = self.until.map_or(Timestamp::MAX, |until| Timestamp::from_secs(until.number()));
-        if until <= now {
-            return Err(ApiError::bad("until", "this moment has passed; it is in Unix seconds"));
-        }
-        let reason = self.reason.map_or_else(|| Ok(String::new()), |reason| reason_of(reason.as_str()))?;
-        Ok(Setting {
-            tier: self.tier.map(|tier| tier.as_str().into()),
-            limits: self.limits.into_iter().map(|(category, limit)| (category.into(), limit.into())).collect(),
-            times,
-            until,
-            from: now,
-            by: by.into(),
-            reason: reason.into(),
-        })
     }
 }
 
@@ -164,11 +123,4 @@ impl SettingBody {
             reason: Some(setting.reason.to_string()),
         }
     }
-}
-
-fn name(id: String) -> Result<String, ApiError> {
-    if id.trim().is_empty() || id.len() > MOST_NAME {
-        return Err(ApiError::bad("id", format!("a name has between 1 and {MOST_NAME} bytes")));
-    }
-    Ok(id)
 }

@@ -7,19 +7,14 @@ use axum::response::Response;
 use http::StatusCode;
 use schemars::JsonSchema;
 use serde::Serialize;
-use threshold_core::lockout::account_digest;
-use threshold_core::policy::{Layer, ListEntry};
-use threshold_core::{Standing, Timestamp};
-use threshold_limiter::store::StoreError;
+use threshold_core::Timestamp;
+use threshold_core::policy::Policy;
 
-use super::audit::{Change, audit, moment};
 use super::operator::{Operator, Query, Reader};
-use super::{BanBody, ChangedBody, reason_in, saved};
+use super::{BanBody, ChangedBody, reason_in};
+use crate::desk::{Subject, Target};
 use crate::door::http::layer_named;
 use crate::door::{ApiError, App, json};
-
-/// What a login's account is called among the layers.
-const ACCOUNT: &str = "account";
 
 /// How it stands with a subject.
 #[derive(Debug, Default, Serialize, JsonSchema)]
@@ -51,31 +46,24 @@ pub(in crate::door) struct SubjectBody {
 }
 
 impl SubjectBody {
-    /// What there is to forgive, for the audit.
-    fn in_words(&self) -> String {
-        let until = |what: &str, until: Option<u64>| {
-            until.map(|until| format!("{what} until {}", moment(Timestamp::from_secs(until))))
-        };
-        let failures = self.failures.filter(|failures| *failures > 0).map(|failures| format!("{failures} failures"));
-        let all = [
-            (self.strikes > 0).then(|| format!("{} strikes", self.strikes)),
-            self.shadow_banned.then(|| "shadow ban".to_owned()),
-            until("denied", self.denied_until.filter(|_| self.denied_until != self.banned_until)),
-            until("paused", self.paused_until),
-            until("banned", self.banned_until),
-            failures,
-            until("locked", self.locked_until),
-            self.at_ceiling.filter(|at_ceiling| *at_ceiling).map(|_| "at the ceiling".to_owned()),
-        ];
-        let all: Vec<String> = all.into_iter().flatten().collect();
-        if all.is_empty() { "what it has used".to_owned() } else { all.join(", ") }
+    fn new(subject: Subject, layer: String, key: String, policy: &Policy) -> Self {
+        let seconds = |until: Option<Timestamp>| until.map(Timestamp::secs_ceil);
+        let account = subject.account.as_ref();
+        let locked = account.and_then(|account| account.locked_until);
+        Self {
+            layer,
+            key,
+            strikes: subject.strikes,
+            shadow_banned: subject.shadow_banned,
+            denied_until: seconds(subject.denied_until),
+            paused_until: seconds(subject.paused_until),
+            banned_until: seconds(subject.banned_until),
+            ban: subject.ban.map(|(id, ban)| BanBody::new(id, Some(&ban), ban.until, policy)),
+            failures: account.map(|account| account.failures),
+            locked_until: seconds(locked.and_then(Timestamp::unless_never)),
+            at_ceiling: account.map(|_| locked == Some(Timestamp::MAX)),
+        }
     }
-}
-
-/// A layer, or an account.
-enum Named {
-    Layer(Layer),
-    Account,
 }
 
 pub(super) async fn show(
@@ -83,11 +71,8 @@ pub(super) async fn show(
     State(app): State<Arc<App>>,
     Path((layer, key)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
-    let body = match named(&layer, &key)? {
-        Named::Layer(own) => subject(&app, own, layer, key).await?,
-        Named::Account => account(&app, layer, key).await?,
-    };
-    Ok(json(StatusCode::OK, &body))
+    let subject = app.desk.subject(target(&layer, &key)?).await?;
+    Ok(json(StatusCode::OK, &SubjectBody::new(subject, layer, key, &app.desk.policy())))
 }
 
 pub(super) async fn forgive(
@@ -97,87 +82,14 @@ pub(super) async fn forgive(
     query: Query,
 ) -> Result<Response, ApiError> {
     let reason = reason_in(query)?;
-    let named = named(&layer, &key)?;
-    let before = match named {
-        Named::Layer(own) => subject(&app, own, layer.clone(), key.clone()).await?,
-        Named::Account => account(&app, layer.clone(), key.clone()).await?,
-    };
-    let action = format!("forgive: {}", before.in_words());
-    audit(&app, &operator.0, &Change { action, layer: &layer, key: &key, why: &reason })?;
-    let limiter = &app.desk.limiter;
-    match named {
-        Named::Layer(layer) => {
-            for subject in limiter.policy().keys_of(layer, &key).standings {
-                limiter.bans().forget_name(subject);
-            }
-            limiter.forgive_async(layer, &key).await?;
-        }
-        Named::Account => limiter.pardon_account_async(&key).await?,
-    }
-    saved(&app).await?;
+    app.desk.forgive(&operator.0, target(&layer, &key)?, reason.as_deref()).await?;
     Ok(json(StatusCode::OK, &ChangedBody { ok: true }))
 }
 
-fn named(layer: &str, key: &str) -> Result<Named, ApiError> {
-    if key.trim().is_empty() {
-        return Err(ApiError::bad("key", "the key is empty"));
-    }
-    if layer == ACCOUNT {
-        return Ok(Named::Account);
+fn target<'a>(layer: &str, key: &'a str) -> Result<Target<'a>, ApiError> {
+    if layer == Target::ACCOUNT {
+        return Ok(Target::Account(key));
     }
     let layer = layer_named(layer).ok_or_else(|| ApiError::bad("layer", format!("no layer is called \"{layer}\"")))?;
-    if layer == Layer::Edge && threshold_core::address::parse_address(key).is_none() {
-        return Err(ApiError::bad("key", format!("\"{key}\" is not an address")));
-    }
-    Ok(Named::Layer(layer))
-}
-
-async fn subject(app: &App, own: Layer, layer: String, key: String) -> Result<SubjectBody, StoreError> {
-    let limiter = &app.desk.limiter;
-    let (policy, now) = (limiter.policy(), limiter.now());
-    let keys = policy.keys_of(own, &key);
-    let mut standings: Vec<Standing> = Vec::new();
-    for key in &keys.standings {
-        standings.extend(limiter.standing(*key).await?);
-    }
-    let blocked_until = limiter.blocked_until(keys).await?;
-    let later = |until: Option<Timestamp>| until.filter(|until| *until > now).map(Timestamp::secs_ceil);
-    // A single IPv6 address is meant by its prefix, and may be banned by itself too.
-    let named = [policy.ban_target(own, &key), ListEntry::named(own, &key)];
-    let ban = named.into_iter().flatten().find_map(|whom| {
-        let id = whom.ban_id(limiter.key());
-        let ban = limiter.bans().one(id, now)?;
-        Some(BanBody::new(id, Some(&ban), ban.until, &policy))
-    });
-    Ok(SubjectBody {
-        layer,
-        key,
-        strikes: standings.iter().map(|standing| standing.strikes(now)).max().unwrap_or(0),
-        shadow_banned: standings.iter().any(|standing| standing.is_shadowed(now)),
-        denied_until: later(standings.iter().map(Standing::denied_until).max()),
-        paused_until: later(Some(blocked_until)),
-        banned_until: later(standings.iter().filter_map(Standing::banned_until).max()),
-        ban,
-        ..SubjectBody::default()
-    })
-}
-
-async fn account(app: &App, layer: String, key: String) -> Result<SubjectBody, StoreError> {
-    let limiter = &app.desk.limiter;
-    let (policy, now) = (limiter.policy(), limiter.now());
-    let login = policy.login().cloned().unwrap_or_default();
-    let known = match account_digest(limiter.key(), &key) {
-        Some(digest) => limiter.account(digest).await?,
-        None => None,
-    };
-    let account = known.unwrap_or_default();
-    let locked = account.locked_until(&login, now);
-    Ok(SubjectBody {
-        layer,
-        key,
-        failures: Some(account.failures(now)),
-        locked_until: locked.and_then(Timestamp::unless_never).map(Timestamp::secs_ceil),
-        at_ceiling: Some(locked == Some(Timestamp::MAX)),
-        ..SubjectBody::default()
-    })
+    Ok(Target::Subject(layer, key))
 }

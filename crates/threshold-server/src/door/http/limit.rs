@@ -47,7 +47,7 @@ pub(super) async fn answer(app: &App, body: &[u8]) -> Result<Response, ApiError>
         return Err(error.about(Some("cost".to_owned())));
     }
     // The store is the policy's, and so is its bound.
-    let (checked, now) = app.desk.limiter.check_limit(asked.key.as_str(), &limit, cost).await?;
+    let (checked, now) = app.desk.check_limit(asked.key.as_str(), &limit, cost).await?;
     let other = (served != wanted).then(|| served.name());
     let charged = checked.mark.map_or(0, |mark| mark.amount);
     Ok(json(StatusCode::OK, &LimitAnswer::new(&limit, &checked.look, charged, now, other)))

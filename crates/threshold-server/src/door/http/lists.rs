@@ -60,7 +60,7 @@ async fn room_is_taken_for_the_largest_answer() {
         let all = app.large.free();
         for items in [0, 1, 100] {
             let body = list(item, items);
-            let expected = list_bytes(body.as_bytes(), &app.desk.limiter.policy()).unwrap();
+            let expected = list_bytes(body.as_bytes(), &app.desk.policy()).unwrap();
             let response = decide(&app, &line, Verb::Check, body.as_bytes()).await.unwrap();
             let taken = all - app.large.free();
             let answer = response.into_body().collect().await.unwrap().to_bytes();

@@ -9,7 +9,7 @@ use crate::door::error::ErrorBody;
 use crate::door::login::{AttemptBody, LoginBody, ResultBody};
 
 const GUESSED: (u16, &str) = (429, "Too many wrong tokens came from this address");
-const UNSAVED: (u16, &str) = (503, "The change is not on disk yet");
+const UNSAVED: (u16, &str) = (503, "The change is not on disk yet (`not_saved`), or was not made (`not_recorded`)");
 const LOOKS_ONLY: (u16, &str) = (403, "The token is for looking only, or Host or Origin is no name of this server");
 
 /// One operation.

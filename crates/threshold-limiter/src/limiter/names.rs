@@ -1,0 +1,45 @@
+//! Records by name whom a ladder has banned: a standing holds only a digest, and operators want to read who it is.
+
+use threshold_core::plan::SubjectKeys;
+use threshold_core::policy::Ban;
+use threshold_core::{Decision, Digest, Facts, Plan};
+
+use super::Limiter;
+use crate::clock::Clock;
+use crate::store::{Command, Store, StoreError};
+
+impl<S: Store, C: Clock> Limiter<S, C> {
+    /// Records the subjects that this decision's strikes have banned. Called for every decision, before observers hear of
+    /// it and before anybody waits for the disk.
+    #[inline]
+    pub(super) fn name_banned(&self, plan: &Plan<'_>, facts: &Facts<'_>, decision: &Decision) {
+        if decision.escalations.iter().any(|strike| strike.rung.ban.is_some()) {
+            self.name_each_banned(plan, facts, decision);
+        }
+    }
+
+    #[cold]
+    fn name_each_banned(&self, plan: &Plan<'_>, facts: &Facts<'_>, decision: &Decision) {
+        for strike in decision.escalations.iter().filter(|strike| strike.rung.ban.is_some()) {
+            let (Some(subject), Some(until)) = (plan.subjects().get(strike.subject), strike.banned_until) else {
+                continue;
+            };
+            let Some(whom) = plan.policy().name_of(subject.layer(), facts) else { continue };
+            let rule = plan.charges().get(strike.charge).map_or("", |charge| &charge.rule().name);
+            let reason = format!("strike {} under the rule {rule}", strike.strikes);
+            let ban = Ban { whom, reason: reason.into(), by: "ladder".into(), from: decision.at, until };
+            self.bans.name(subject.key(), ban, decision.at);
+        }
+    }
+
+    /// Ends the penalties of the subject under a key, and forgets its strikes and its name.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    pub async fn forgive_standing(&self, key: Digest) -> Result<(), StoreError> {
+        let keys = SubjectKeys { standings: [key].into(), ..SubjectKeys::default() };
+        self.execute(Command::Forgive { keys }).await?;
+        self.bans.forget_name(key);
+        Ok(())
+    }
+}

@@ -1,0 +1,174 @@
+//! What operators look up: who is banned, and how it stands with one subject or account.
+
+use std::ops::ControlFlow;
+
+use threshold_core::lockout::account_digest;
+use threshold_core::policy::{Ban, Layer, ListEntry};
+use threshold_core::{Digest, Standing, Timestamp};
+use threshold_limiter::store::{Kind, Listed, StoreError};
+
+use super::audit::moment;
+use super::{Desk, Refused};
+
+/// Whom an operator means: a subject of the policy's layers, or the account of a login.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Target<'a> {
+    Subject(Layer, &'a str),
+    Account(&'a str),
+}
+
+/// How it stands with a subject or an account.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Subject {
+    /// Strikes that still count, the most of any ladder.
+    pub(crate) strikes: u32,
+    pub(crate) shadow_banned: bool,
+    /// Until when a ladder's cool-down or ban denies it.
+    pub(crate) denied_until: Option<Timestamp>,
+    /// Until when a pause, or a rule's `block_for`, denies it under one of its limits at least.
+    pub(crate) paused_until: Option<Timestamp>,
+    /// Until when a ladder has banned it.
+    pub(crate) banned_until: Option<Timestamp>,
+    /// The operators' own ban on it, by its number.
+    pub(crate) ban: Option<(Digest, Ban)>,
+    pub(crate) account: Option<AccountState>,
+}
+
+/// What is known of an account.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct AccountState {
+    /// Failures in a row of devices that are not known.
+    pub(crate) failures: u32,
+    /// Until when it is locked for them; `Timestamp::MAX` at the ceiling.
+    pub(crate) locked_until: Option<Timestamp>,
+}
+
+/// One that is banned, by the ban's number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ListedBan {
+    pub(crate) id: Digest,
+    /// Who, why and by whom; unknown where there was no room to keep the name of one whom a ladder has banned.
+    pub(crate) ban: Option<Ban>,
+    pub(crate) until: Timestamp,
+}
+
+impl<'a> Target<'a> {
+    /// What a login's account is called among the layers.
+    pub(crate) const ACCOUNT: &'static str = "account";
+
+    pub(crate) fn layer_name(self) -> &'static str {
+        match self {
+            Self::Subject(layer, _) => layer.name(),
+            Self::Account(_) => Self::ACCOUNT,
+        }
+    }
+
+    pub(crate) fn key(self) -> &'a str {
+        match self {
+            Self::Subject(_, key) | Self::Account(key) => key,
+        }
+    }
+
+    fn check(self) -> Result<(), Refused> {
+        let key = self.key();
+        if key.trim().is_empty() {
+            return Err(Refused::invalid("key", "the key is empty"));
+        }
+        match self {
+            Self::Subject(Layer::Edge, _) if threshold_core::address::parse_address(key).is_none() => {
+                Err(Refused::invalid("key", format!("\"{key}\" is not an address")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Subject {
+    /// What there is to forgive, for the audit.
+    pub(super) fn in_words(&self) -> String {
+        let until = |what: &str, until: Option<Timestamp>| until.map(|until| format!("{what} until {}", moment(until)));
+        let locked = self.account.as_ref().and_then(|account| account.locked_until);
+        let failures = self.account.as_ref().map(|account| account.failures).filter(|failures| *failures > 0);
+        let all = [
+            (self.strikes > 0).then(|| format!("{} strikes", self.strikes)),
+            self.shadow_banned.then(|| "shadow ban".to_owned()),
+            until("denied", self.denied_until.filter(|_| self.denied_until != self.banned_until)),
+            until("paused", self.paused_until),
+            until("banned", self.banned_until),
+            failures.map(|failures| format!("{failures} failures")),
+            until("locked", locked.and_then(Timestamp::unless_never)),
+            locked.filter(|until| until.unless_never().is_none()).map(|_| "at the ceiling".to_owned()),
+        ];
+        let all: Vec<String> = all.into_iter().flatten().collect();
+        if all.is_empty() { "what it has used".to_owned() } else { all.join(", ") }
+    }
+}
+
+impl Desk {
+    /// How it stands with a subject or an account.
+    pub(crate) async fn subject(&self, whom: Target<'_>) -> Result<Subject, Refused> {
+        whom.check()?;
+        Ok(match whom {
+            Target::Subject(layer, key) => self.layer_subject(layer, key).await?,
+            Target::Account(name) => Subject { account: Some(self.account(name).await?), ..Subject::default() },
+        })
+    }
+
+    /// The bans after a number, operators' and ladders' in one order, at most `limit` of them. A page is read from each of
+    /// the two, however many there are.
+    pub(crate) async fn bans(&self, after: Option<Digest>, limit: usize) -> Result<Vec<ListedBan>, Refused> {
+        let (book, now) = (self.limiter.bans(), self.now());
+        let mut bans = Vec::new();
+        book.walk(after, now, |id, ban| {
+            bans.push(ListedBan { id, ban: Some(ban.clone()), until: ban.until });
+            if bans.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        let by_ladders = self.limiter.list(Kind::Banned, after, limit).await?;
+        bans.extend(by_ladders.into_iter().filter_map(|listed| match listed {
+            Listed::Banned { key, until } => Some(ListedBan { id: key, ban: None, until }),
+            _ => None,
+        }));
+        bans.sort_unstable_by_key(|listed| listed.id);
+        bans.truncate(limit);
+        for listed in bans.iter_mut().filter(|listed| listed.ban.is_none()) {
+            listed.ban = book.named(listed.id);
+        }
+        Ok(bans)
+    }
+
+    async fn layer_subject(&self, layer: Layer, key: &str) -> Result<Subject, StoreError> {
+        let (policy, now) = (self.policy(), self.now());
+        let keys = policy.keys_of(layer, key);
+        let mut standings: Vec<Standing> = Vec::new();
+        for key in &keys.standings {
+            standings.extend(self.limiter.standing(*key).await?);
+        }
+        let blocked_until = self.limiter.blocked_until(keys).await?;
+        let later = |until: Option<Timestamp>| until.filter(|until| *until > now);
+        // A single IPv6 address is meant by its prefix, and may be banned by itself too.
+        let named = [policy.ban_target(layer, key), ListEntry::named(layer, key)];
+        let ban = named.into_iter().flatten().find_map(|whom| {
+            let id = whom.ban_id(self.limiter.key());
+            Some((id, self.limiter.bans().one(id, now)?))
+        });
+        Ok(Subject {
+            strikes: standings.iter().map(|standing| standing.strikes(now)).max().unwrap_or(0),
+            shadow_banned: standings.iter().any(|standing| standing.is_shadowed(now)),
+            denied_until: later(standings.iter().map(Standing::denied_until).max()),
+            paused_until: later(Some(blocked_until)),
+            banned_until: later(standings.iter().filter_map(Standing::banned_until).max()),
+            ban,
+            account: None,
+        })
+    }
+
+    async fn account(&self, name: &str) -> Result<AccountState, StoreError> {
+        let login = self.policy().login().cloned().unwrap_or_default();
+        let known = match account_digest(self.limiter.key(), name) {
+            Some(digest) => self.limiter.account(digest).await?,
+            None => None,
+        };
+        let (account, now) = (known.unwrap_or_default(), self.now());
+        Ok(AccountState { failures: account.failures(now), locked_until: account.locked_until(&login, now) })
+    }
+}

@@ -1,0 +1,214 @@
+//! Operations at the desk itself: what is refused, what is in force, and what the audit has of it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use threshold_core::policy::{Ban, Layer, ListEntry, Policy};
+use threshold_core::{Digest, Facts, Timestamp};
+use threshold_limiter::ManualClock;
+use threshold_limiter::journal::{AuditLine, Journal};
+use threshold_limiter::store::at_once;
+
+use super::audit::Entry;
+use super::{Desk, NewBan, Opened, Place, Refused};
+
+pub(crate) const START: Timestamp = Timestamp::from_secs(1_767_225_600);
+
+const POLICY: &str = "
+    [ladders.l]
+    rungs = ['ban 1h']
+    [[rule]]
+    name = 'r'
+    per = ['user']
+    limit = '1/h'
+    ladder = 'l'
+    strike = 'request'
+";
+
+/// A folder with a journal, which vanishes with the test.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("threshold-desk-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn journal(&self) -> PathBuf {
+        self.0.join("threshold.db")
+    }
+
+    /// A desk whose journal is here. All of them have one secret, so that their records have the same keys.
+    pub(crate) fn open(&self, policy: &str) -> Opened {
+        let policy = Policy::parse(policy, &|_| None).unwrap();
+        let place = Place { journal: &self.journal(), secret: Some("one for all of them"), new_journal: false };
+        Desk::kept(policy, Arc::new(ManualClock::new(START)), &place).unwrap()
+    }
+
+    /// The audit as it is on disk: who, what, about whom, and why.
+    pub(crate) fn audit(&self) -> Vec<[String; 4]> {
+        let file = rusqlite::Connection::open(self.journal()).unwrap();
+        let mut select = file.prepare("SELECT who, action, about, why FROM audit ORDER BY id").unwrap();
+        let read = |row: &rusqlite::Row<'_>| Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?]);
+        select.query_map([], read).unwrap().map(Result::unwrap).collect()
+    }
+
+    /// Whether the file has a record of this ban.
+    fn holds(&self, id: Digest) -> bool {
+        Journal::read(&self.journal()).unwrap().rows.iter().any(|row| row.digest() == Some(id))
+    }
+
+    /// Keeps the journal from being written, until what is returned is dropped.
+    fn block_writes(&self) -> rusqlite::Connection {
+        let other = rusqlite::Connection::open(self.journal()).unwrap();
+        other.execute_batch("BEGIN IMMEDIATE").unwrap();
+        other
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn mallory() -> NewBan<'static> {
+    NewBan { layer: Layer::User, key: "mallory", reason: "fraud", seconds: None }
+}
+
+fn is_banned(desk: &Desk, user: &str) -> bool {
+    desk.limiter.peek(&Facts { user: Some(user), ..Facts::default() }).unwrap().banned()
+}
+
+/// A full audit once answered that the change "holds until the server ends": nothing had been changed.
+///
+/// Fails where `begin` is left out, or comes after the change.
+#[tokio::test(start_paused = true)]
+async fn what_the_audit_has_no_room_for_is_not_done() {
+    let folder = Folder::new();
+    let Opened { desk, journal, .. } = folder.open(POLICY);
+    let blocked = folder.block_writes();
+    let filler = AuditLine {
+        at: START,
+        who: "filler".to_owned(),
+        action: String::new(),
+        about: String::new(),
+        why: String::new(),
+    };
+    let journal = journal.unwrap();
+    while journal.audit(filler.clone()).is_ok() {}
+    assert_eq!(desk.ban("ops", mallory()).await, Err(Refused::NotRecorded));
+    assert!(!is_banned(&desk, "mallory"));
+    drop(blocked);
+    assert!(journal.close());
+    assert!(folder.audit().iter().all(|[who, ..]| who == "filler"));
+    assert!(Journal::read(&folder.journal()).unwrap().rows.is_empty());
+}
+
+/// A disk that does not answer is told as such, the ban is in force all the same, and once the disk is back both the ban and
+/// its line are on it.
+#[tokio::test(start_paused = true)]
+async fn what_is_not_on_disk_is_in_force_and_said_to_be_unsaved() {
+    let folder = Folder::new();
+    let Opened { desk, journal, .. } = folder.open(POLICY);
+    let blocked = folder.block_writes();
+    assert_eq!(desk.ban("ops", mallory()).await, Err(Refused::NotSaved));
+    assert!(is_banned(&desk, "mallory"));
+    assert_eq!((folder.audit().len(), Journal::read(&folder.journal()).unwrap().rows.len()), (0, 0));
+    drop(blocked);
+    assert!(journal.unwrap().close());
+    let id = ListEntry::named(Layer::User, "mallory").unwrap().ban_id(desk.limiter.key());
+    assert_eq!((folder.audit().len(), folder.holds(id)), (1, true));
+}
+
+#[test]
+fn a_change_is_recorded_as_confirmed_as_unconfirmed_or_not_at_all() {
+    let folder = Folder::new();
+    let Opened { desk, journal, .. } = folder.open(POLICY);
+    let entry = |action: &str| Entry { who: "ops", action: action.to_owned(), layer: "user", key: "u", why: "w" };
+    desk.begin(entry("made")).unwrap().confirm();
+    desk.begin(entry("refused")).unwrap().withdraw();
+    // Its caller has left in the middle of it, or the store did not say what became of it.
+    drop(desk.begin(entry("left")).unwrap());
+    assert!(journal.unwrap().close());
+    let actions: Vec<String> = folder.audit().into_iter().map(|[_, action, ..]| action).collect();
+    assert_eq!(actions, ["made", "left (not confirmed)"]);
+}
+
+/// Fails without the lock that operations hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_audit_has_changes_in_the_order_in_which_they_were_made() {
+    let folder = Folder::new();
+    let desk = Arc::new(folder.open(POLICY).desk);
+    let mut tasks = Vec::new();
+    for task in 0..4u64 {
+        let desk = Arc::clone(&desk);
+        tasks.push(tokio::spawn(async move {
+            for number in 0..25 {
+                let seconds = Some(1_000 * (task + 1) + number);
+                desk.ban("ops", NewBan { seconds, ..mallory() }).await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let lines = folder.audit();
+    assert_eq!(lines.len(), 100);
+    let mut before: Option<String> = None;
+    for [_, action, ..] in &lines {
+        let said = action.strip_prefix("ban: ").unwrap();
+        let after = match (said.split_once(" -> "), &before) {
+            (Some((from, to)), Some(before)) => {
+                assert_eq!(from, before);
+                to
+            }
+            (None, None) => said,
+            other => panic!("{other:?}"),
+        };
+        before = Some(after.to_owned());
+    }
+}
+
+/// Operators' bans and ladders' are one list, in pages of any length.
+///
+/// Woken by: leaving out `truncate`, the sorting, or either `after` in `bans`.
+#[test]
+fn pages_of_any_length_list_every_ban_once_and_in_order() {
+    let policy = Policy::parse(POLICY, &|_| None).unwrap();
+    let desk = Desk::new(policy, Arc::new(ManualClock::default()));
+    let limiter = &desk.limiter;
+    for number in 0..20 {
+        let whom = ListEntry::named(Layer::User, &format!("by hand {number}")).unwrap();
+        let id = whom.ban_id(limiter.key());
+        let until = if number < 5 { limiter.now() } else { Timestamp::MAX };
+        let ban = Ban { whom, reason: "r".into(), by: "b".into(), from: limiter.now(), until };
+        limiter.bans().set(id, ban, limiter.now()).unwrap();
+        for _ in 0..2 {
+            let _ = limiter.check(&Facts { user: Some(&format!("u{number}")), ..Facts::default() }).unwrap();
+        }
+    }
+    let page = |after, limit| at_once(desk.bans(after, limit)).unwrap();
+    let whole = page(None, 1_000);
+    assert_eq!(whole.len(), 35);
+    assert!(whole.is_sorted_by_key(|listed| listed.id));
+    let by_ladders = whole.iter().filter(|listed| listed.ban.as_ref().is_some_and(|ban| &*ban.by == "ladder"));
+    assert_eq!(by_ladders.count(), 20);
+    for limit in [1, 2, 7, 34, 35, 36] {
+        let mut listed: Vec<super::subjects::ListedBan> = Vec::new();
+        for _ in 0..100 {
+            let next = page(listed.last().map(|listed| listed.id), limit);
+            let more = next.len() == limit;
+            assert!(next.len() <= limit);
+            listed.extend(next);
+            if !more {
+                break;
+            }
+        }
+        assert_eq!(listed, whole, "in pages of {limit}");
+    }
+}
