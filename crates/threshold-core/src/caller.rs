@@ -345,8 +345,8 @@ mod tests {
     fn charges(policy: &Policy, path: &str, route: Option<&str>) -> Result<BTreeSet<(usize, Digest)>, PlanError> {
         let facts = Facts { ip: Some([10, 0, 0, 1].into()), path: Some(path), route, ..Facts::default() };
         let plan = policy.plan(&facts)?;
-        let charges: BTreeSet<_> = plan.charges().iter().map(|charge| (charge.index, charge.key)).collect();
-        assert_eq!(charges.len(), plan.charges().len(), "each budget once");
+        let charges: BTreeSet<_> = plan.met().iter().map(|met| (met.index, met.key)).collect();
+        assert_eq!(charges.len(), plan.met().len(), "each budget once");
         assert_eq!(policy.explain(&facts).iter().filter(|rule| rule.limit.is_some()).count(), charges.len(), "{path}");
         Ok(charges)
     }

@@ -1,26 +1,31 @@
-//! Every operation on stored state besides settling a plan.
+//! Every operation on stored state.
 //!
 //! A [`Command`] is owned and knows no policy, so that it can travel to the store, finish after its caller has left, and
 //! be repeated. [`execute`] carries it out on the [`Records`] that it names; a store calls it inside its own lock,
 //! transaction or compare-and-set. A new operation is written here, once, and works on every store.
 
+mod bill;
 mod bytes;
 mod login;
 
 use arrayvec::ArrayVec;
 
 use crate::balance::{Balance, Checked};
+use crate::bill::OwnedBill;
 use crate::key::{Digest, TraceId};
 use crate::ladder::Standing;
 use crate::limit::Limit;
 use crate::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt, Wider};
 use crate::plan::{MAX_CHARGES, SubjectKeys};
 use crate::receipt::{CommitError, OnExpire, OwnedCost, Receipt, Reservation, UnknownReservation};
+use crate::settle::Outcome;
 use crate::time::{Span, Timestamp};
 
 /// One operation on stored state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
+    /// Settles a bill, as [`settle`](crate::settle()) does. Answered by [`Answer::Settled`].
+    Settle(Box<OwnedBill>),
     /// Gives back what a receipt says was charged, once. Answered by [`Answer::Refunded`].
     Refund(Box<Receipt>),
     /// Gives back what was taken out of a [`Pending`](crate::receipt::Pending), whose owner takes it out once: nothing
@@ -126,6 +131,8 @@ pub enum AccountChange {
 /// What became of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
+    /// What settling a bill found and did.
+    Settled(Box<Outcome>),
     /// It was carried out.
     Done,
     /// Whether the receipt was refunded for the first time.
@@ -243,6 +250,22 @@ pub trait Records {
     /// Where the store cannot answer.
     fn standing(&mut self, key: Digest) -> Result<Option<Standing>, Self::Error>;
 
+    /// Keeps a standing. Says whether there was room for it.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    fn save_standing(&mut self, key: Digest, standing: Standing, now: Timestamp) -> Result<bool, Self::Error>;
+
+    /// Whether there is room for a standing under this key. Asked before a strike takes effect; after a yes,
+    /// [`save_standing`](Self::save_standing) finds it in the same command.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    fn has_room_for(&mut self, key: Digest, standing: &Standing, now: Timestamp) -> Result<bool, Self::Error> {
+        let _ = (key, standing, now);
+        Ok(true)
+    }
+
     /// Forgets the standing under this key.
     ///
     /// # Errors
@@ -338,6 +361,7 @@ pub trait Records {
 /// copies drops them.
 pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -> Result<Answer, R::Error> {
     match command {
+        Command::Settle(bill) => bill::settle(&bill.as_bill(), records, now),
         Command::Refund(receipt) => refund(receipt, records, now),
         Command::GiveBack(receipt) => {
             expire(records, now)?;

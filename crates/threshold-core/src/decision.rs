@@ -5,10 +5,11 @@ use std::fmt;
 use arrayvec::ArrayVec;
 
 use crate::balance::Balance;
+use crate::bill::Charge;
 use crate::key::{DigestKey, Domain, Part, TraceId};
 use crate::ladder::Penalty;
 use crate::limit::{Limit, Look, Unit, estimate_window_end};
-use crate::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
+use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
 use crate::policy::{Banned, Disclosure, Layer, Listed, OnStoreError, Policy, Rule};
 use crate::settle::{Escalation, Outcome, Settled};
 use crate::time::{Span, Timestamp};
@@ -320,44 +321,45 @@ impl Decision {
 
 impl Plan<'_> {
     /// The decision that an outcome is.
-    pub fn decide(&self, outcome: &Outcome, now: Timestamp) -> Decision {
+    pub fn decide(&self, outcome: &Outcome) -> Decision {
         let mut decision = Decision::default();
-        self.decide_into(outcome, now, &mut decision);
+        self.decide_into(outcome, &mut decision);
         decision
     }
 
     /// As [`decide`](Self::decide), into a decision that is already there: moving one takes as long as making it.
-    pub fn decide_into(&self, outcome: &Outcome, now: Timestamp, decision: &mut Decision) {
+    pub fn decide_into(&self, outcome: &Outcome, decision: &mut Decision) {
         self.prepare(decision);
-        self.conclude(outcome, now, decision);
+        self.conclude(outcome, decision);
     }
 
     /// The first half of [`decide_into`](Self::decide_into), before the store is asked: what is said of every limit whatever
     /// is left of it. While that is written, memory that was asked for arrives.
     pub fn prepare(&self, decision: &mut Decision) {
         self.begin(decision);
-        for charge in &self.charges {
+        for met in &self.met {
             let _ = decision.readings.try_push(Reading {
-                rule: charge.index,
-                enforced: charge.enforced(),
+                rule: met.index,
+                enforced: met.enforced(),
                 allowed: false,
-                limit: charge.limit.shown_quota(),
-                period: charge.limit.shown_period(),
+                limit: met.limit.shown_quota(),
+                period: met.limit.shown_period(),
                 remaining: 0,
-                unit: charge.counts.unit(),
-                cost: charge.cost,
+                unit: met.counts.unit(),
+                cost: met.cost,
                 charged: false,
                 resets: Timestamp::MAX,
                 ready: Timestamp::MAX,
-                bucket: if let Limit::Rate(rate) = charge.limit { rate.burst() } else { 0 },
-                at_once: matches!(charge.limit, Limit::Concurrency(_)),
-                estimate: matches!(charge.limit, Limit::Estimate(_)),
+                bucket: if let Limit::Rate(rate) = met.limit { rate.burst() } else { 0 },
+                at_once: matches!(met.limit, Limit::Concurrency(_)),
+                estimate: matches!(met.limit, Limit::Estimate(_)),
             });
         }
     }
 
     /// The second half, of a decision that was [prepared](Self::prepare) by this plan.
-    pub fn conclude(&self, outcome: &Outcome, now: Timestamp, decision: &mut Decision) {
+    pub fn conclude(&self, outcome: &Outcome, decision: &mut Decision) {
+        let now = outcome.at;
         decision.at = now;
         if let Some(ban) = self.banned(now) {
             decision.readings.clear();
@@ -389,7 +391,7 @@ impl Plan<'_> {
             decision.warned_by = warning.and_then(|strike| self.warned_by(strike.subject, outcome));
             decision.warning = warning.is_some();
             decision.verdict = if outcome.shadowed {
-                decision.delay = shadow_delay(self.policy.key(), self.trace);
+                decision.delay = shadow_delay(self.policy.key(), self.trace());
                 Verdict::Slow
             } else if decision.warning {
                 Verdict::Warn
@@ -397,8 +399,8 @@ impl Plan<'_> {
                 Verdict::Allow
             };
         }
-        let bound = decision.binding.and_then(|binding| self.charges.get(binding));
-        decision.disclosure = bound.map_or(Disclosure::Full, |charge| charge.rule.disclosure);
+        let bound = decision.binding.and_then(|binding| self.met.get(binding));
+        decision.disclosure = bound.map_or(Disclosure::Full, |met| met.rule.disclosure);
     }
 
     /// Warns a client that is denied and not banned while strikes count. Of several ladders, one with a cookie.
@@ -435,7 +437,8 @@ impl Plan<'_> {
         let penalty_ends = harsh.clone().filter_map(|strike| self.rung_ends(strike, now)).max();
         let banned = harsh.clone().any(|strike| strike.rung.ban.is_some());
         decision.verdict = if banned { Verdict::Ban } else { Verdict::Deny };
-        decision.binding = longest_wait(decision, harsh.map(|strike| strike.charge));
+        let struck = harsh.filter_map(|strike| self.met.iter().position(|met| met.charge == strike.charge));
+        decision.binding = longest_wait(decision, struck);
         let waits = decision.bound_by().map_or(Some(now), |reading| reading.ready_at().or(allowed_now(reading, now)));
         decision.ready_at = waits.map(|ready| ready.max(penalty_ends.unwrap_or(now)));
     }
@@ -443,7 +446,7 @@ impl Plan<'_> {
     /// What the policy says to do when the store fails: the strictest of its enforced rules.
     #[must_use]
     pub fn on_store_error(&self) -> OnStoreError {
-        let modes = self.charges.iter().filter(|charge| charge.enforced()).map(|charge| charge.rule.on_store_error);
+        let modes = self.met.iter().filter(|met| met.enforced()).map(|met| met.rule.on_store_error);
         modes.fold(OnStoreError::Open, |strictest, mode| match (strictest, mode) {
             (OnStoreError::Closed, _) | (_, OnStoreError::Closed) => OnStoreError::Closed,
             (OnStoreError::Local, _) | (_, OnStoreError::Local) => OnStoreError::Local,
@@ -474,15 +477,17 @@ impl Plan<'_> {
 
     /// What a request that is to be slowed gets where no more can wait: the denial of its tightest limit, as if that had
     /// just been used up. Nobody can tell it from a real one. The caller gives back what the request was charged.
-    pub fn decide_as_full(&self, outcome: &Outcome, now: Timestamp) -> Decision {
-        let tightest = self.decide(outcome, now).binding;
+    pub fn decide_as_full(&self, outcome: &Outcome) -> Decision {
+        let now = outcome.at;
+        let tightest = self.decide(outcome).binding;
+        let full = tightest.and_then(|binding| self.met.get(binding)).map(|met| met.charge);
         let mut uncharged = outcome.clone();
-        for (index, (settled, charge)) in uncharged.settled.iter_mut().zip(&self.charges).enumerate() {
+        for (index, (settled, charge)) in uncharged.settled.iter_mut().zip(&self.bill.charges).enumerate() {
             settled.mark = None;
-            if Some(index) == tightest {
-                let blocked = charge.rule.block_for.map(|span| now.plus(span));
+            if Some(index) == full {
+                let blocked = charge.terms.block_for.map(|span| now.plus(span));
                 settled.look.ready_at =
-                    ready_if_full(charge, &settled.look, self.trace, now).max(blocked.unwrap_or(now));
+                    ready_if_full(charge, &settled.look, self.trace(), now).max(blocked.unwrap_or(now));
                 settled.look.fits = false;
                 settled.look.remaining = 0;
             }
@@ -495,11 +500,11 @@ impl Plan<'_> {
         decision.binding = tightest;
         // Where no limit is met at all, there is nothing to wait for but the others.
         decision.ready_at = decision.bound_by().map_or(Some(now.plus(Span::SECOND)), Reading::ready_at);
-        let bound = tightest.and_then(|binding| self.charges.get(binding));
-        decision.disclosure = bound.map_or(Disclosure::Full, |charge| charge.rule.disclosure);
+        let bound = tightest.and_then(|binding| self.met.get(binding));
+        decision.disclosure = bound.map_or(Disclosure::Full, |met| met.rule.disclosure);
         self.warn(outcome, &mut decision);
-        if tightest.is_some_and(|index| outcome.would_warn(index)) {
-            let subject = bound.and_then(|charge| self.subjects.get(charge.subject?));
+        if full.is_some_and(|charge| outcome.would_warn(charge)) {
+            let subject = bound.and_then(|met| self.subjects.get(met.subject?));
             decision.warned_by =
                 subject.map(|subject| WarnedBy { ladder: subject.ladder_index, until: now.plus(subject.ladder.decay) });
             decision.warning = decision.warned_by.is_some();
@@ -514,7 +519,7 @@ impl Plan<'_> {
         readings.clear();
         escalations.clear();
         decision.verdict = Verdict::Allow;
-        decision.trace = self.trace;
+        decision.trace = self.trace();
         decision.generation = self.policy.generation;
         decision.binding = None;
         decision.ready_at = None;
@@ -530,10 +535,10 @@ impl Plan<'_> {
     /// Adds to every reading what is left of its limit; says whether an enforced one denies.
     fn read(&self, outcome: &Outcome, decision: &mut Decision) -> bool {
         let mut denied = false;
-        for (reading, settled) in decision.readings.iter_mut().zip(&outcome.settled) {
-            let Settled { look, mark, lifted } = settled;
+        for (reading, met) in decision.readings.iter_mut().zip(&self.met) {
+            let Some(Settled { look, mark, lifted, .. }) = outcome.settled.get(met.charge) else { break };
             // A record charges what is enforced, whether or not it fits.
-            reading.allowed = look.fits || (self.verb == Verb::Record && reading.enforced);
+            reading.allowed = look.fits || (self.verb() == Verb::Record && reading.enforced);
             denied |= reading.enforced && !reading.allowed && !lifted;
             (reading.remaining, reading.resets) = match mark {
                 Some(mark) => (look.remaining.saturating_sub(mark.amount), look.reset_if_charged),
@@ -646,16 +651,16 @@ mod tests {
         let plan = policy.plan(&facts).unwrap();
         let mut balances = vec![Balance::default(); 2];
         for _ in 1..units {
-            assert!(plan.decide(&settle(&plan, &mut balances, &mut [], now), now).allowed());
+            assert!(plan.decide(&settle(plan.bill(), &mut balances, &mut [], now)).allowed());
         }
         let before = balances.clone();
-        let outcome = settle(&plan, &mut balances, &mut [], now);
-        let refused = plan.decide_as_full(&outcome, now);
+        let outcome = settle(plan.bill(), &mut balances, &mut [], now);
+        let refused = plan.decide_as_full(&outcome);
         assert_eq!((refused.verdict, refused.delay), (Verdict::Deny, Span::ZERO));
         assert!(refused.readings.iter().all(|reading| !reading.charged));
         // Somebody who has used up the narrow limit, and of the wide one as much as the refused request found.
         balances[0] = before[0].clone();
-        let genuine = plan.decide(&settle(&plan, &mut balances, &mut [], now), now);
+        let genuine = plan.decide(&settle(plan.bill(), &mut balances, &mut [], now));
         assert_eq!(genuine.verdict, Verdict::Deny);
         assert_eq!(read(&refused, &policy, &facts), read(&genuine, &policy, &facts), "{rule}");
     }
@@ -706,7 +711,7 @@ mod tests {
         let mut decision = Decision::default();
         let (allow, ban) = ((later, Verdict::Allow, 1), (now, Verdict::Ban, 0));
         for (at, verdict, limits) in [allow, allow, ban, allow] {
-            plan.decide_into(&settle(&plan, &mut balances, &mut [], at), at, &mut decision);
+            plan.decide_into(&settle(plan.bill(), &mut balances, &mut [], at), &mut decision);
             assert_eq!((decision.verdict, decision.readings.len(), decision.at), (verdict, limits, at));
         }
     }

@@ -345,8 +345,8 @@ mod tests {
         let facts = Facts { bytes: Some(1), ..Facts::default() };
         let plan = policy.plan(&facts).unwrap();
         let now = Timestamp::from_secs(1_767_225_630);
-        let outcome = settle(&plan, &mut vec![Balance::default(); 3], &mut [], now);
-        let mut decision = plan.decide(&outcome, now);
+        let outcome = settle(plan.bill(), &mut vec![Balance::default(); 3], &mut [], now);
+        let mut decision = plan.decide(&outcome);
         let told = |decision: &Decision| {
             let fields = header_fields(decision, &policy);
             fields.into_iter().find(|(name, _)| *name == "RateLimit-Policy").unwrap().1

@@ -2,6 +2,7 @@
 
 mod notices;
 
+use crate::bill::Terms;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::Digest;
 use crate::limit::{Limit, NotationError, parse_span};
@@ -177,14 +178,14 @@ pub(crate) struct Violation {
 }
 
 impl Violation {
-    /// A request over the limit of this rule, on this key.
-    pub(crate) fn new(rule: &Rule, key: Digest, limit: &Limit) -> Self {
-        let (mode, period) = (rule.strike, limit.period());
+    /// A request over a limit under these terms, on this key.
+    pub(crate) fn new(terms: &Terms, key: Digest, limit: &Limit) -> Self {
+        let (mode, period) = (terms.strike, limit.period());
         let tag = match mode {
             // Only the budget that was denied was told to wait: another one of the same rule was not.
             StrikeMode::Ignored => low_bits(key.to_u128()),
             // A rule by tier has limits of several periods, and a strike on one must not cover the others.
-            StrikeMode::Window | StrikeMode::Request => rule.tag ^ low_bits(u128::from(period.micros())),
+            StrikeMode::Window | StrikeMode::Request => terms.tag ^ low_bits(u128::from(period.micros())),
         };
         Self { tag, mode, wait: period.min(LONGEST_WAIT) }
     }

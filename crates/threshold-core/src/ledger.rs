@@ -46,10 +46,10 @@ pub struct Checked {
 impl Checked {
     /// What a settled plan comes to.
     #[must_use]
-    pub fn new(plan: &Plan<'_>, outcome: &Outcome, now: Timestamp) -> Self {
-        let decision = plan.decide(outcome, now);
-        let receipt = plan.receipt(outcome, now).filter(|_| plan.verb() != Verb::Peek);
-        let holding = decision.allowed().then(|| plan.holding(outcome, now));
+    pub fn new(plan: &Plan<'_>, outcome: &Outcome) -> Self {
+        let decision = plan.decide(outcome);
+        let receipt = plan.receipt(outcome).filter(|_| plan.verb() != Verb::Peek);
+        let holding = decision.allowed().then(|| plan.holding(outcome));
         Self { decision, receipt, holding }
     }
 }
@@ -68,7 +68,7 @@ impl Ledger {
     ) -> Result<Checked, PlanError> {
         let plan = policy.plan_for(verb, facts)?;
         let outcome = self.settle(&plan, now);
-        Ok(Checked::new(&plan, &outcome, now))
+        Ok(Checked::new(&plan, &outcome))
     }
 
     /// Loads what a plan touches, settles it, and saves what changed.
@@ -81,7 +81,7 @@ impl Ledger {
             .iter()
             .map(|subject| self.standings.get(&subject.key()).cloned().unwrap_or_default())
             .collect();
-        let outcome = settle(plan, &mut balances, &mut standings, now);
+        let outcome = settle(plan.bill(), &mut balances, &mut standings, now);
         for (index, (charge, balance)) in plan.charges().iter().zip(balances).enumerate() {
             if outcome.balance_changed(index) {
                 self.balances.insert(charge.key(), balance);
@@ -151,7 +151,7 @@ impl Ledger {
 
     /// What bars a login, if anything does.
     pub fn login_barred(&mut self, bars: &[Plan<'_>], now: Timestamp) -> Option<Refusal> {
-        bars.iter().find_map(|bar| Refusal::barring(&bar.decide(&self.settle(bar, now), now)))
+        bars.iter().find_map(|bar| Refusal::barring(&bar.decide(&self.settle(bar, now))))
     }
 
     /// Drops everything that says nothing at `now`.
@@ -205,6 +205,11 @@ impl Records for Ledger {
 
     fn standing(&mut self, key: Digest) -> Result<Option<Standing>, Infallible> {
         Ok(self.standings.get(&key).cloned())
+    }
+
+    fn save_standing(&mut self, key: Digest, standing: Standing, _: Timestamp) -> Result<bool, Infallible> {
+        self.standings.insert(key, standing);
+        Ok(true)
     }
 
     fn forget_standing(&mut self, key: Digest) -> Result<(), Infallible> {

@@ -55,6 +55,7 @@
 
 pub mod address;
 pub mod balance;
+pub mod bill;
 mod caller;
 #[cfg(feature = "cases")]
 pub mod case;
@@ -80,6 +81,7 @@ pub mod text;
 pub mod time;
 
 pub use balance::Balance;
+pub use bill::{Bill, OwnedBill};
 pub use codec::{BytesError, Format};
 pub use command::{Answer, Command, Records};
 pub use decision::{Decision, Reading, Verdict};

@@ -8,10 +8,12 @@ use std::net::IpAddr;
 use arrayvec::ArrayVec;
 
 use crate::address::AddressGroup;
+use crate::bill::{self, Bill, Terms};
 use crate::caller::{Caller, Keyed, field_of};
+use crate::command::Command;
 use crate::facts::Facts;
-use crate::key::{Digest, KeyPrefix, Part, TraceId};
-use crate::ladder::{Ladder, Violation};
+use crate::key::{Digest, KeyBuilder, KeyPrefix, Part, TraceId};
+use crate::ladder::Ladder;
 use crate::limit::Limit;
 use crate::path::PathError;
 use crate::policy::{
@@ -27,24 +29,20 @@ pub const MAX_CHARGES: usize = 16;
 /// The most subjects of one plan.
 pub const MAX_SUBJECTS: usize = 4;
 
-/// What is to be settled for one request: distinct keys, inline, nothing on the heap.
+/// What one request asks of a policy: the rules it meets, and the bill that a store settles.
 #[derive(Debug, Clone)]
 #[must_use = "a plan decides nothing until it is settled"]
 pub struct Plan<'p> {
     pub(crate) policy: &'p Policy,
-    pub(crate) verb: Verb,
     pub(crate) listed: Option<Listed>,
     /// A ban that holds if it is not over when this is decided.
     pub(crate) ban: Option<Banned>,
-    pub(crate) charges: ArrayVec<Charge<'p>, MAX_CHARGES>,
+    pub(crate) met: ArrayVec<Met<'p>, MAX_CHARGES>,
     pub(crate) subjects: ArrayVec<Subject<'p>, MAX_SUBJECTS>,
-    pub(crate) trace: TraceId,
     pub(crate) ip: Option<IpAddr>,
-    /// Whether the door sees responses: rules that count by outcome are then charged now and given back if the
-    /// outcome is not theirs.
-    pub(crate) outcomes_seen: bool,
-    /// Whether going over a limit strikes, and blocks where the rule says so.
-    pub(crate) punishes: bool,
+    /// How many requests are planned.
+    requests: usize,
+    pub(crate) bill: Bill<'p>,
 }
 
 /// What is done with a plan.
@@ -58,9 +56,9 @@ pub enum Verb {
     Record,
 }
 
-/// One cost on one key under one limit.
+/// A rule that the request meets, and what it asks for. Each has its reading in the decision.
 #[derive(Debug, Clone, Copy)]
-pub struct Charge<'p> {
+pub struct Met<'p> {
     pub(crate) key: Digest,
     pub(crate) limit: &'p Limit,
     pub(crate) counts: &'p CostOf,
@@ -70,9 +68,13 @@ pub struct Charge<'p> {
     pub(crate) index: usize,
     /// The subject in the plan that a violation strikes.
     pub(crate) subject: Option<usize>,
+    /// Which of the plan's requests met it.
+    pub(crate) request: usize,
+    /// The charge on the bill that it is part of. Several requests of one plan may share a charge.
+    pub(crate) charge: usize,
 }
 
-impl Charge<'_> {
+impl<'p> Met<'p> {
     /// Whose budget.
     #[must_use]
     pub fn key(&self) -> Digest {
@@ -85,25 +87,44 @@ impl Charge<'_> {
         self.limit
     }
 
-    /// How much.
+    /// How much of the charge is asked for by this rule and request.
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
     }
 
-    /// Of which rule.
+    /// Which rule.
     #[must_use]
     pub fn rule(&self) -> &Rule {
         self.rule
+    }
+
+    /// Which of the requests that were [added](Plan::add) to the plan met it; the first is 0.
+    #[must_use]
+    pub fn request(&self) -> usize {
+        self.request
     }
 
     pub(crate) fn enforced(&self) -> bool {
         self.rule.mode == Mode::Enforce
     }
 
-    /// Going over this limit.
-    pub(crate) fn violation(&self) -> Violation {
-        Violation::new(self.rule, self.key, self.limit)
+    fn to_charge(self) -> bill::Charge<'p> {
+        let Self { key, limit, cost, rule, subject, .. } = self;
+        bill::Charge { key, limit, cost, terms: rule.terms(), subject }
+    }
+}
+
+impl Rule {
+    /// What a charge says of this rule.
+    fn terms(&self) -> Terms {
+        Terms {
+            tag: self.tag,
+            strike: self.strike,
+            block_for: self.block_for,
+            enforced: self.mode == Mode::Enforce,
+            by_outcome: self.count.is_some(),
+        }
     }
 }
 
@@ -211,7 +232,7 @@ impl Policy {
                 self.add_charge(plan, positions, (index, rule), caller, identities)?;
             }
         }
-        plan.charges.sort_unstable_by_key(|charge| charge.index);
+        plan.met.sort_unstable_by_key(|met| (met.request, met.index));
         Ok(())
     }
 
@@ -273,12 +294,13 @@ impl Policy {
         let cost = counts.of(caller.facts);
         // Whatever fits anything fits one, and nearly all cost no more.
         let hopeless = cost > 1 && cost > limit.capacity() && !matches!(limit, Limit::Never);
-        if hopeless && rule.mode == Mode::Enforce && plan.verb != Verb::Record {
+        if hopeless && rule.mode == Mode::Enforce && plan.bill.verb != Verb::Record {
             return Err(exceeds(rule, cost, limit, counts));
         }
         let subject = rule.subject.and_then(|subject| positions.get(subject).copied().flatten());
-        let charge = Charge { key, limit, counts, cost, rule, index, subject };
-        plan.charges.try_push(charge).map_err(|_| PlanError::TooManyRules)
+        let (request, charge) = (plan.requests, 0);
+        let met = Met { key, limit, counts, cost, rule, index, subject, request, charge };
+        plan.met.try_push(met).map_err(|_| PlanError::TooManyRules)
     }
 
     #[cold]
@@ -324,16 +346,28 @@ impl<'p> Plan<'p> {
     pub fn new(policy: &'p Policy, verb: Verb) -> Self {
         Self {
             policy,
-            verb,
             listed: None,
             ban: None,
-            charges: ArrayVec::new(),
+            met: ArrayVec::new(),
             subjects: ArrayVec::new(),
-            trace: TraceId::default(),
             ip: None,
-            outcomes_seen: false,
-            punishes: true,
+            requests: 0,
+            bill: Bill::new(verb),
         }
+    }
+
+    /// A plan that charges nothing and asks only how it stands with these subjects.
+    pub(crate) fn of_subjects(
+        policy: &'p Policy,
+        verb: Verb,
+        trace: TraceId,
+        (listed, ban): (Option<Listed>, Option<Banned>),
+        subjects: ArrayVec<Subject<'p>, MAX_SUBJECTS>,
+    ) -> Self {
+        let mut plan = Self { listed, ban, subjects, ..Self::new(policy, verb) };
+        plan.bill.trace = trace;
+        plan.bill_subjects();
+        plan
     }
 
     /// Plans a request, in place of whatever was planned here before: a plan is more than a kilobyte, and moving it costs
@@ -351,6 +385,45 @@ impl<'p> Plan<'p> {
     /// # Errors
     /// As for [`Policy::plan_for`].
     pub fn fill_expecting(&mut self, facts: &Facts<'_>, mut expect: impl FnMut(Digest)) -> Result<(), PlanError> {
+        self.met.clear();
+        self.subjects.clear();
+        self.requests = 0;
+        self.plan_request(facts, &mut expect)?;
+        self.bill.charges.clear();
+        self.bill.charges.extend(self.met.iter_mut().enumerate().map(|(place, met)| {
+            met.charge = place;
+            met.to_charge()
+        }));
+        self.bill_subjects();
+        Ok(())
+    }
+
+    /// Plans one more request beside those that are planned: all of them are allowed and charged, or none. What they ask of
+    /// one budget is added up. A list that denies one denies all; one that a list allows is charged nothing.
+    ///
+    /// # Errors
+    /// As for [`Policy::plan_for`], for what all of them ask together. The plan is then good for nothing.
+    pub fn add(&mut self, facts: &Facts<'_>) -> Result<(), PlanError> {
+        if self.requests == 0 {
+            return self.fill(facts);
+        }
+        let (listed, ban) = (self.listed, self.ban);
+        self.plan_request(facts, |_| ())?;
+        self.listed = match (listed, self.listed) {
+            (Some(Listed::Deny), _) | (_, Some(Listed::Deny)) => Some(Listed::Deny),
+            (Some(Listed::Allow), Some(Listed::Allow)) => Some(Listed::Allow),
+            _ => None,
+        };
+        let banned_until = |ban: &Option<Banned>| ban.map_or(Timestamp::EPOCH, |ban| ban.until);
+        self.ban = if banned_until(&ban) >= banned_until(&self.ban) { ban } else { self.ban };
+        self.bill_added_up()?;
+        self.bill_subjects();
+        Ok(())
+    }
+
+    /// Adds the subjects and the rules of one request to those that are planned.
+    #[inline(always)]
+    fn plan_request(&mut self, facts: &Facts<'_>, mut expect: impl FnMut(Digest)) -> Result<(), PlanError> {
         let policy = self.policy;
         let mut caller = Caller::named(facts, policy);
         let mut known = Known::nothing();
@@ -359,29 +432,71 @@ impl<'p> Plan<'p> {
         if let Some(error) = caller.path_error() {
             return Err(PlanError::Path(error));
         }
-        self.charges.clear();
-        self.subjects.clear();
-        (self.trace, self.ip) = (facts.trace, facts.ip);
-        let (listed, ban) = policy.listing(|| Who { ip: caller.ip(), user: caller.user, tenant: caller.tenant });
-        // What has happened is recorded, whoever did it: a record never denies.
-        self.ban = ban.filter(|_| self.verb != Verb::Record);
-        self.listed = listed.filter(|listed| self.verb != Verb::Record || *listed == Listed::Allow);
-        if self.listed.is_some() {
-            return Ok(());
+        if self.requests == 0 {
+            (self.bill.trace, self.ip) = (facts.trace, facts.ip);
         }
-        let mut identities = Identities::new(&mut known, &caller, policy);
-        let mut positions = [None; MAX_SUBJECTS];
-        for (subject, position) in policy.subjects.iter().zip(&mut positions) {
-            if let Some(planned) = policy.subject(subject, &mut identities) {
-                *position = Some(self.subjects.len());
-                let _ = self.subjects.try_push(planned);
+        let verb = self.bill.verb;
+        let (listed, ban) = policy.listing(|| Who { ip: caller.ip(), user: caller.user, tenant: caller.tenant });
+        // What has happened is recorded, also of a client that is banned: a record never denies.
+        self.ban = ban.filter(|_| verb != Verb::Record);
+        self.listed = listed.filter(|listed| verb != Verb::Record || *listed == Listed::Allow);
+        if self.listed.is_none() {
+            let mut identities = Identities::new(&mut known, &caller, policy);
+            let mut positions = [None; MAX_SUBJECTS];
+            for (subject, position) in policy.subjects.iter().zip(&mut positions) {
+                if let Some(planned) = policy.subject(subject, &mut identities) {
+                    *position = Some(self.place_subject(planned)?);
+                }
+            }
+            self.meet_rules(&positions, &caller, &mut identities, &mut expect)?;
+            if caller.has_other_readings() {
+                self.meet_rules_of_other_readings(&positions, &mut caller, &mut known, &mut expect)?;
             }
         }
-        self.meet_rules(&positions, &caller, &mut identities, &mut expect)?;
-        if caller.has_other_readings() {
-            self.meet_rules_of_other_readings(&positions, &mut caller, &mut known, &mut expect)?;
+        self.requests = self.requests.saturating_add(1);
+        Ok(())
+    }
+
+    /// The place of a subject in the plan, which holds each once.
+    fn place_subject(&mut self, planned: Subject<'p>) -> Result<usize, PlanError> {
+        if self.requests > 0
+            && let Some(known) = self.subjects.iter().position(|own| own.key == planned.key)
+        {
+            return Ok(known);
+        }
+        let place = self.subjects.len();
+        self.subjects.try_push(planned).map_err(|_| PlanError::TooManyRules)?;
+        Ok(place)
+    }
+
+    /// Makes the charges of several requests: one for each key.
+    fn bill_added_up(&mut self) -> Result<(), PlanError> {
+        let charges = &mut self.bill.charges;
+        charges.clear();
+        for met in &mut self.met {
+            met.charge = charges.iter().position(|charge| charge.key == met.key).unwrap_or(charges.len());
+            let Some(known) = charges.get_mut(met.charge) else {
+                charges.push(met.to_charge());
+                continue;
+            };
+            known.cost = known.cost.saturating_add(met.cost);
+            // Requests of two tiers may have two limits on one key: the smaller one holds for both.
+            if met.limit.capacity() < known.limit.capacity() {
+                known.limit = met.limit;
+            }
+            let fits_never = known.cost > known.limit.capacity() && !matches!(known.limit, Limit::Never);
+            if fits_never && met.enforced() && self.bill.verb != Verb::Record {
+                return Err(exceeds(met.rule, known.cost, known.limit, met.counts));
+            }
         }
         Ok(())
+    }
+
+    fn bill_subjects(&mut self) {
+        self.bill.banned_until = self.ban.map_or(Timestamp::EPOCH, |ban| ban.until);
+        self.bill.subjects.clear();
+        let subjects = self.subjects.iter().map(|subject| bill::Subject { key: subject.key, ladder: subject.ladder });
+        self.bill.subjects.extend(subjects);
     }
 
     /// Adds the charges of all rules that the present reading of the path meets.
@@ -409,10 +524,10 @@ impl<'p> Plan<'p> {
             }
             let expected = identities.knows(rule.counted);
             policy.add_charge(self, positions, (index, rule), caller, identities)?;
-            if let Some(charge) = self.charges.last()
+            if let Some(met) = self.met.last()
                 && !expected
             {
-                expect(charge.key);
+                expect(met.key);
             }
         }
         if fallbacks {
@@ -436,45 +551,53 @@ impl<'p> Plan<'p> {
         let policy = self.policy;
         while caller.read_next(policy) {
             known.forget_what_was_asked(policy);
-            let mut other = Plan::new(policy, self.verb);
+            let mut other = Plan::new(policy, self.bill.verb);
+            other.requests = self.requests;
             let mut identities = Identities::new(known, caller, policy);
             other.meet_rules(positions, caller, &mut identities, &mut expect)?;
-            for charge in other.charges {
-                if !self.charges.iter().any(|own| (own.index, own.key) == (charge.index, charge.key)) {
+            for met in other.met {
+                let same = |own: &Met<'_>| (own.request, own.index, own.key) == (met.request, met.index, met.key);
+                if !self.met.iter().any(same) {
                     let full = |_| PlanError::Path(PathError::TooManyReadings);
-                    self.charges.try_push(charge).map_err(full)?;
+                    self.met.try_push(met).map_err(full)?;
                 }
             }
         }
         // Stable: several charges of one rule stay in the order of the readings.
-        self.charges.sort_by_key(|charge| charge.index);
+        self.met.sort_by_key(|met| (met.request, met.index));
         Ok(())
     }
 
     /// Gives the decision an id, if the facts gave it none.
     #[inline]
     pub fn identify(&mut self, draw: impl FnOnce() -> TraceId) {
-        if self.trace == TraceId::default() {
-            self.trace = draw();
+        if self.bill.trace == TraceId::default() {
+            self.bill.trace = draw();
         }
     }
 
-    /// Whose budget a charge falls to when a store has no room left for keys of its own: everyone of its rule behind the
-    /// same /24 or /48, or everyone of its rule where there is no address.
+    /// Whose budget the `index`th charge falls to when a store has no room left for keys of its own: everyone of its rule
+    /// behind the same /24 or /48, or everyone of its rule where there is no address.
     #[must_use]
-    pub fn folded_key(&self, charge: &Charge<'_>) -> Digest {
-        let Some(mut key) = charge.rule.prefix(charge.limit).map(KeyPrefix::go_on) else { return charge.key };
-        let Some(block) = self.ip.map(AddressGroup::block) else { return self.shared_key(charge) };
+    pub fn folded_key(&self, index: usize) -> Option<Digest> {
+        let Some(block) = self.ip.map(AddressGroup::block) else { return self.shared_key(index) };
+        let mut key = self.stand_in(index)?;
         key.address(Part::Folded, block);
-        key.finish().in_partition(self.policy.anchors.address(block))
+        Some(key.finish().in_partition(self.policy.anchors.address(block)))
     }
 
-    /// The one budget of everyone of a rule.
+    /// The one budget of everyone of the rule of the `index`th charge.
     #[must_use]
-    pub fn shared_key(&self, charge: &Charge<'_>) -> Digest {
-        let Some(mut key) = charge.rule.prefix(charge.limit).map(KeyPrefix::go_on) else { return charge.key };
+    pub fn shared_key(&self, index: usize) -> Option<Digest> {
+        let mut key = self.stand_in(index)?;
         key.text(Part::Folded, "");
-        key.finish().in_partition(charge.rule.partition)
+        Some(key.finish().in_partition(self.rule_of(index)?.partition))
+    }
+
+    /// Begins a key that stands in for that of the `index`th charge.
+    fn stand_in(&self, index: usize) -> Option<KeyBuilder> {
+        let charge = self.bill.charges.get(index)?;
+        self.rule_of(index)?.prefix(charge.limit).map(KeyPrefix::go_on)
     }
 
     /// The ban that holds at `now`, if one does.
@@ -488,10 +611,34 @@ impl<'p> Plan<'p> {
         self.policy
     }
 
-    /// The charges, in the order in which they are met.
+    /// What a store settles.
     #[must_use]
-    pub fn charges(&self) -> &[Charge<'p>] {
-        &self.charges
+    pub fn bill(&self) -> &Bill<'p> {
+        &self.bill
+    }
+
+    /// The command that settles this plan in another process.
+    #[must_use]
+    pub fn to_command(&self) -> Command {
+        Command::Settle(Box::new(self.bill.to_owned()))
+    }
+
+    /// The charges that a store settles, each key once.
+    #[must_use]
+    pub fn charges(&self) -> &[bill::Charge<'p>] {
+        &self.bill.charges
+    }
+
+    /// The rules that were met, in the order of their readings.
+    #[must_use]
+    pub fn met(&self) -> &[Met<'p>] {
+        &self.met
+    }
+
+    /// The first rule that asked for the `charge`th charge.
+    #[must_use]
+    pub fn rule_of(&self, charge: usize) -> Option<&'p Rule> {
+        self.met.iter().find(|met| met.charge == charge).map(|met| met.rule)
     }
 
     /// The subjects whose standing counts.
@@ -503,40 +650,42 @@ impl<'p> Plan<'p> {
     /// What is done with this plan.
     #[must_use]
     pub fn verb(&self) -> Verb {
-        self.verb
+        self.bill.verb
     }
 
     /// The same plan at a door that sees responses: rules that count by outcome are charged now, and the door gives
     /// back those whose outcome did not come.
     pub fn seeing_outcomes(mut self) -> Self {
-        self.outcomes_seen = true;
+        self.bill.outcomes_seen = true;
         self
     }
 
     /// The same plan for a look at its limits that asks for nothing and finds nobody punished.
     pub fn only_limits(mut self) -> Self {
-        self.charges.iter_mut().for_each(|charge| charge.cost = 0);
+        self.met.iter_mut().for_each(|met| met.cost = 0);
         self.subjects.clear();
         self.ban = None;
+        self.bill.charges.iter_mut().for_each(|charge| charge.cost = 0);
+        self.bill_subjects();
         self
     }
 
     /// The same plan for a request that may go over a limit unpunished: it adds no strike, so no rung lifts its denial
     /// either, and it begins no block. Penalties and blocks in force hold all the same.
     pub fn without_punishment(mut self) -> Self {
-        self.punishes = false;
+        self.bill.punishes = false;
         self
     }
 
     /// What requests can be in each other's way at: the budgets this one takes from, and the standings it is held to.
     pub fn contested(&self) -> impl Iterator<Item = Digest> {
-        let takes = self.charges.iter().filter(|charge| charge.enforced() && charge.cost > 0);
+        let takes = self.bill.charges.iter().filter(|charge| charge.enforced() && charge.cost > 0);
         takes.map(|charge| charge.key).chain(self.subjects.iter().map(|subject| subject.key))
     }
 
     /// The id of the decision.
     #[must_use]
     pub fn trace(&self) -> TraceId {
-        self.trace
+        self.bill.trace
     }
 }

@@ -9,11 +9,11 @@ use crate::balance::{Balance, State};
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::{Digest, DigestKey, Domain, Part, Partition, TraceId};
 use crate::limit::{Limit, Mark};
-use crate::plan::{Charge, MAX_CHARGES, Plan};
+use crate::plan::{MAX_CHARGES, Met, Plan};
 use crate::policy::CostOf;
 use crate::secret::{Purpose, Secret, Secrets};
 use crate::settle::{Outcome, Settled};
-use crate::time::Timestamp;
+use crate::time::{Span, Timestamp};
 
 pub use pending::Pending;
 pub use reservation::{CommitError, MAX_RESERVATION, OnExpire, Reservation, UnknownReservation};
@@ -31,6 +31,8 @@ pub struct Receipt {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Charged {
     key: Digest,
+    /// When it was charged, by the clock of the store's partition that it lies in.
+    at: Timestamp,
     /// The rule, shortened.
     rule: u32,
     limit: Limit,
@@ -89,37 +91,42 @@ impl ActualCost<'_> {
 impl Plan<'_> {
     /// The receipt of what was charged; `None` if nothing was.
     #[must_use]
-    pub fn receipt(&self, outcome: &Outcome, now: Timestamp) -> Option<Receipt> {
-        let mut receipt = self.holding(outcome, now);
+    pub fn receipt(&self, outcome: &Outcome) -> Option<Receipt> {
+        let mut receipt = self.holding(outcome);
         receipt.charged.retain(|charged| charged.mark.amount > 0);
         (!receipt.charged.is_empty()).then_some(receipt)
     }
 
     /// What a reservation holds: every limit that had room, also where nothing was charged yet.
     #[must_use]
-    pub fn holding(&self, outcome: &Outcome, now: Timestamp) -> Receipt {
+    pub fn holding(&self, outcome: &Outcome) -> Receipt {
         let mut charged = ArrayVec::new();
-        for (charge, settled) in
-            self.charges.iter().zip(&outcome.settled).filter(|(_, settled)| settled.look.fits || settled.mark.is_some())
-        {
-            let mark = settled.mark.unwrap_or(Mark::new(now, 0));
-            let _ = charged.try_push(self.charged(charge, settled, mark, outcome));
+        for (met, settled) in self.billed(outcome).filter(|(_, settled)| settled.look.fits || settled.mark.is_some()) {
+            let mark = settled.mark.unwrap_or(Mark::new(settled.at, 0));
+            let _ = charged.try_push(self.charged(met, settled, mark, outcome));
         }
-        Receipt { id: self.trace, generation: self.policy.generation, at: now, charged }
+        Receipt { id: self.trace(), generation: self.policy.generation, at: outcome.at(), charged }
     }
 
-    fn charged(&self, charge: &Charge<'_>, settled: &Settled, mark: Mark, outcome: &Outcome) -> Charged {
-        let unit = match charge.counts {
+    /// What became of each charge, with the first rule that asked for it.
+    fn billed<'o>(&'o self, outcome: &'o Outcome) -> impl Iterator<Item = (&'o Met<'o>, &'o Settled)> {
+        let first = |charge: usize| self.met.iter().find(move |met| met.charge == charge);
+        outcome.settled.iter().enumerate().filter_map(move |(charge, settled)| Some((first(charge)?, settled)))
+    }
+
+    fn charged(&self, met: &Met<'_>, settled: &Settled, mark: Mark, outcome: &Outcome) -> Charged {
+        let unit = match met.counts {
             CostOf::Requests => CostTag::REQUESTS,
             CostOf::Bytes => CostTag::BYTES,
             CostOf::Named(name) => CostTag::named(self.policy.key, name),
         };
-        let key = outcome.charged_key(charge.key);
-        let counts_until = match charge.limit {
+        let limit = self.bill.charges.get(met.charge).map_or(met.limit, |charge| charge.limit);
+        let counts_until = match limit {
             Limit::Rate(_) => settled.look.reset_if_charged,
             _ => Timestamp::MAX,
         };
-        Charged { key, rule: charge.rule.tag, limit: *charge.limit, unit, mark, counts_until }
+        let key = outcome.charged_key(met.key);
+        Charged { key, at: settled.at, rule: met.rule.tag, limit: *limit, unit, mark, counts_until }
     }
 }
 
@@ -166,14 +173,14 @@ impl Receipt {
     /// From when on refunding it does nothing, so that a store may forget that it was refunded.
     #[must_use]
     pub fn void_from(&self) -> Timestamp {
-        let longest = self.charged.iter().map(|charged| charged.limit.memory()).max().unwrap_or_default();
-        self.at.plus(longest)
+        let ends = self.charged.iter().map(|charged| charged.at.plus(charged.limit.memory()));
+        ends.max().unwrap_or(self.at)
     }
 
     /// Gives back what was charged, where it still counts. The caller sees to it that this happens once.
     pub fn refund(&self, balances: &mut [Balance], now: Timestamp) {
         for (charged, balance) in self.charged.iter().zip(balances) {
-            charged.give_back(charged.mark.amount, self.at, balance, now, self.id);
+            charged.give_back(charged.mark.amount, balance, now, self.id);
         }
     }
 
@@ -186,6 +193,7 @@ impl Receipt {
             if balance.state == State::Empty || balance.is_in_terms_of(&charged.limit) {
                 let (look, _) = balance.look(&charged.limit, charged.mark.amount, now);
                 charged.mark = balance.charge(&charged.limit, charged.mark.amount, now, self.id);
+                charged.at = now;
                 if matches!(charged.limit, Limit::Rate(_)) {
                     charged.counts_until = look.reset_if_charged;
                 }
@@ -229,6 +237,7 @@ impl Receipt {
         out.number(self.charged.len() as u64);
         for charged in &self.charged {
             out.wide(charged.key.to_u128());
+            out.number(self.at.since(charged.at).micros());
             out.number(u64::from(charged.rule));
             charged.limit.write(out);
             out.number(charged.unit.0);
@@ -249,15 +258,21 @@ impl Receipt {
             charged: ArrayVec::new(),
         };
         for _ in 0..from.count(MAX_CHARGES)? {
-            let _ = receipt.charged.try_push(Charged::read(from)?);
+            let _ = receipt.charged.try_push(Charged::read(from, receipt.at)?);
         }
         Ok(receipt)
     }
 }
 
 impl Charged {
-    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+    /// Reads one that was charged at `latest`, or so much before as it says.
+    fn read(from: &mut Reader<'_>, latest: Timestamp) -> Result<Self, BytesError> {
         let key = Digest::from_u128(from.wide()?);
+        let before = from.number()?;
+        if before > latest.micros() {
+            return Err(BytesError::Malformed("receipt"));
+        }
+        let at = latest.minus(Span::from_micros(before));
         let rule = u32::try_from(from.number()?).map_err(|_| BytesError::Malformed("receipt"))?;
         let limit = Limit::read(from)?;
         let unit = CostTag(from.number()?);
@@ -271,14 +286,14 @@ impl Charged {
             mark = mark.with_fraction(fraction);
             counts_until = Timestamp::from_micros(from.number()?);
         }
-        Ok(Self { key, rule, limit, unit, mark, counts_until })
+        Ok(Self { key, at, rule, limit, unit, mark, counts_until })
     }
 
     /// Gives `amount` of this charge back. A balance in other figures, or a clock that stands before the charge, cannot
     /// say any more which part of it this was: then there is nothing to give back. A hold is known by its id, whatever
     /// the clock says.
-    fn give_back(&self, amount: u64, at: Timestamp, balance: &mut Balance, now: Timestamp, id: TraceId) {
-        let tells = now >= at || matches!(self.limit, Limit::Concurrency(_));
+    fn give_back(&self, amount: u64, balance: &mut Balance, now: Timestamp, id: TraceId) {
+        let tells = now >= self.at || matches!(self.limit, Limit::Concurrency(_));
         if tells && now < self.counts_until && balance.is_in_terms_of(&self.limit) {
             balance.give_back(self.mark.with_amount(amount), now, id);
         }

@@ -1,23 +1,26 @@
 //! The one atomic step: all limits charged or none, and the strike in the same breath.
 //!
-//! A store loads the balances of a plan's charges and the standings of its subjects, calls [`settle`] inside its own
+//! A store loads the balances of a bill's charges and the standings of its subjects, calls [`settle`] inside its own
 //! lock, transaction or script, and saves what changed. It does not know what a rule is. One that has its balances at
 //! hand lets them be changed where they lie: see [`Balances`].
 
 use arrayvec::ArrayVec;
 
 use crate::balance::Balance;
+use crate::bill::{Bill, Charge};
 use crate::key::{Digest, TraceId};
 use crate::ladder::{Penalty, Rung, Standing, StrikeMode, Violation};
 use crate::limit::{Limit, Look, Mark};
-use crate::plan::{Charge, MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
+use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
 use crate::time::{Span, Timestamp};
 
 /// What settling found and did.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[must_use = "an outcome is turned into a decision by `Plan::decide`"]
 pub struct Outcome {
-    /// One for each charge, in the plan's order.
+    /// The latest time at which a part of it was settled, by the store's clock.
+    pub(crate) at: Timestamp,
+    /// One for each charge, in the bill's order.
     pub(crate) settled: ArrayVec<Settled, MAX_CHARGES>,
     /// The harshest penalty that was in force, with its subject.
     pub(crate) penalty: Option<(usize, Penalty)>,
@@ -33,14 +36,16 @@ pub struct Outcome {
     /// Behind an operator's ban: when the limits have room and the ladders' penalties are over.
     pub(crate) behind_ban: Timestamp,
     /// Keys in whose place others were charged, with those.
-    stood_in: ArrayVec<(Digest, Digest), MAX_CHARGES>,
-    changed_balances: u16,
-    changed_standings: u8,
+    pub(crate) stood_in: ArrayVec<(Digest, Digest), MAX_CHARGES>,
+    pub(crate) changed_balances: u16,
+    pub(crate) changed_standings: u8,
 }
 
 /// What happened to one charge.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Settled {
+    /// When, by the clock of where it was settled.
+    pub(crate) at: Timestamp,
     /// What was found, with a block that begins now counted in.
     pub(crate) look: Look,
     /// What was charged, if anything was.
@@ -52,9 +57,9 @@ pub(crate) struct Settled {
 /// One strike, for logs and events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Escalation {
-    /// The subject's place in the plan.
+    /// The subject's place on the bill.
     pub subject: usize,
-    /// The charge in the plan that struck.
+    /// The place on the bill of the charge that struck.
     pub charge: usize,
     /// How many strikes there are now.
     pub strikes: u32,
@@ -97,12 +102,12 @@ impl Outcome {
         let _ = self.stood_in.try_push((key, other));
     }
 
-    /// Whether another key was charged in place of any of the plan's.
+    /// Whether another key was charged in place of any of the bill's.
     pub(crate) fn has_stand_ins(&self) -> bool {
         !self.stood_in.is_empty()
     }
 
-    /// The key that was charged where the plan says `key`.
+    /// The key that was charged where the bill says `key`.
     pub(crate) fn charged_key(&self, key: Digest) -> Digest {
         self.stood_in.iter().find(|(own, _)| *own == key).map_or(key, |(_, other)| *other)
     }
@@ -116,6 +121,12 @@ impl Outcome {
     /// Whether a denial by this charge would have been a strike that the client is told of.
     pub(crate) fn would_warn(&self, index: usize) -> bool {
         self.would_warn & bit(index) != 0
+    }
+
+    /// When it was settled, by the store's clock: the time of the answer.
+    #[must_use]
+    pub fn at(&self) -> Timestamp {
+        self.at
     }
 
     fn clear(&mut self) {
@@ -147,7 +158,7 @@ impl Plan<'_> {
     /// penalty in force, else the budgets without room.
     pub fn denied_by(&self, outcome: &Outcome) -> impl Iterator<Item = (Digest, Timestamp)> {
         let penalised = outcome.penalty.and_then(|(subject, _)| self.subjects.get(subject));
-        let full = self.charges.iter().zip(&outcome.settled).filter(move |(charge, settled)| {
+        let full = self.bill.charges.iter().zip(&outcome.settled).filter(move |(charge, settled)| {
             let short = charge.enforced() && charge.cost > 0 && !settled.look.fits && !settled.lifted;
             penalised.is_none() && short
         });
@@ -156,7 +167,7 @@ impl Plan<'_> {
     }
 }
 
-/// The balances of a plan's charges, by their place in it, wherever they lie while it is settled.
+/// The balances of a bill's charges, by their place in it, wherever they lie while it is settled.
 pub trait Balances {
     /// Looks at one, where that is quickly done and cannot change it.
     // Beside `look`, and not a part of it: where two ways to a look meet, all of it is copied.
@@ -195,11 +206,11 @@ struct Tried {
 }
 
 impl Tried {
-    fn of<B: Balances + ?Sized>(plan: &Plan<'_>, originals: &B) -> Self {
-        let charges = plan.charges.iter().enumerate();
+    fn of<B: Balances + ?Sized>(bill: &Bill<'_>, originals: &B) -> Self {
+        let charges = bill.charges.iter().enumerate();
         let stand_ins = charges.filter(|(index, charge)| originals.stands_in(*index, charge));
         let stand_ins = stand_ins.fold(0, |bits, (index, _)| bits | bit(index));
-        Self { balances: (0..plan.charges.len()).map(|index| originals.copied(index)).collect(), stand_ins }
+        Self { balances: (0..bill.charges.len()).map(|index| originals.copied(index)).collect(), stand_ins }
     }
 }
 
@@ -263,7 +274,7 @@ impl Balances for [Balance] {
     }
 }
 
-/// The standings of a plan's subjects, by their place in it, wherever they are kept.
+/// The standings of a bill's subjects, by their place in it, wherever they are kept.
 pub trait Standings {
     /// All of them.
     fn all(&mut self) -> &mut [Standing];
@@ -307,35 +318,36 @@ impl<S: Standings + ?Sized> Standings for Copies<'_, S> {
     }
 }
 
-/// Decides and charges: all limits or none. `balances` and `standings` are those of the plan's charges and subjects, in
+/// Decides and charges: all limits or none. `balances` and `standings` are those of the bill's charges and subjects, in
 /// its order; what must be saved afterwards the outcome says.
-pub fn settle(plan: &Plan<'_>, balances: &mut [Balance], standings: &mut [Standing], now: Timestamp) -> Outcome {
+pub fn settle(bill: &Bill<'_>, balances: &mut [Balance], standings: &mut [Standing], now: Timestamp) -> Outcome {
     let mut outcome = Outcome::default();
-    settle_into(plan, balances, standings, now, &mut outcome);
+    settle_into(bill, balances, standings, now, &mut outcome);
     outcome
 }
 
 /// As [`settle`], on balances and standings that may lie anywhere, into an outcome that is already there: one is some
 /// kilobytes, and moving it takes longer than deciding.
 pub fn settle_into<B: Balances + ?Sized, S: Standings + ?Sized>(
-    plan: &Plan<'_>,
+    bill: &Bill<'_>,
     balances: &mut B,
     standings: &mut S,
     now: Timestamp,
     outcome: &mut Outcome,
 ) {
     outcome.clear();
-    if plan.banned(now).is_some() {
-        outcome.behind_ban = behind_ban(plan, balances, standings.all(), now);
+    outcome.at = now;
+    if bill.banned_until > now {
+        outcome.behind_ban = behind_ban(bill, balances, standings.all(), now);
         return;
     }
-    match plan.verb {
-        Verb::Check => Step { plan, balances, standings, now, outcome }.check(),
-        Verb::Record => Step { plan, balances, standings, now, outcome }.record(),
+    match bill.verb {
+        Verb::Check => Step { bill, balances, standings, now, outcome }.check(),
+        Verb::Record => Step { bill, balances, standings, now, outcome }.record(),
         Verb::Peek => {
-            let mut balances = Tried::of(plan, balances);
+            let mut balances = Tried::of(bill, balances);
             let mut standings = Copies::of(standings);
-            Step { plan, balances: &mut balances, standings: &mut standings, now, outcome }.check();
+            Step { bill, balances: &mut balances, standings: &mut standings, now, outcome }.check();
             outcome.changed_balances = 0;
             outcome.changed_standings = 0;
         }
@@ -345,19 +357,19 @@ pub fn settle_into<B: Balances + ?Sized, S: Standings + ?Sized>(
 /// When a request would be let in if it were not for an operator's ban. Nothing is changed: a ban is no violation.
 #[cold]
 fn behind_ban<B: Balances + ?Sized>(
-    plan: &Plan<'_>,
+    bill: &Bill<'_>,
     balances: &mut B,
     standings: &[Standing],
     now: Timestamp,
 ) -> Timestamp {
-    let enforced = plan.charges.iter().enumerate().filter(|(_, charge)| charge.enforced());
+    let enforced = bill.charges.iter().enumerate().filter(|(_, charge)| charge.enforced());
     let limits = enforced.map(|(index, charge)| balances.copied(index).look(charge.limit, charge.cost, now).0.ready_at);
     limits.chain(standings.iter().map(Standing::denied_until)).max().unwrap_or_default()
 }
 
 /// One settle step under way.
 struct Step<'s, 'p, B: ?Sized, S: ?Sized> {
-    plan: &'s Plan<'p>,
+    bill: &'s Bill<'p>,
     balances: &'s mut B,
     standings: &'s mut S,
     now: Timestamp,
@@ -372,20 +384,20 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         if self.outcome.penalty.is_some() {
             return self.warn();
         }
-        if denied && self.plan.punishes {
+        if denied && self.bill.punishes {
             self.strike();
             denied = self.denied() || self.outcome.escalations.iter().any(|strike| !strike.rung.allows());
         }
         self.warn();
         if denied {
             self.deny();
-            if self.plan.punishes {
+            if self.bill.punishes {
                 self.remember_denial();
             }
         } else {
             self.charge();
             self.outcome.shadowed = self.standings.all().iter().any(|standing| standing.is_shadowed(self.now));
-            if self.outcome.shadowed && self.plan.punishes {
+            if self.outcome.shadowed && self.bill.punishes {
                 self.foresee_warnings();
             }
         }
@@ -395,7 +407,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         self.look();
         // What is only watched is charged where it has room, as by a check.
         self.charge_where(|charge, settled| charge.enforced() || settled.look.fits);
-        for (charge, settled) in self.plan.charges.iter().zip(&mut self.outcome.settled) {
+        for (charge, settled) in self.bill.charges.iter().zip(&mut self.outcome.settled) {
             if let Limit::Rate(rate) = charge.limit {
                 let reset = &mut settled.look.reset_if_charged;
                 *reset = rate.latest_reset(self.now).min(*reset);
@@ -406,15 +418,15 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     /// Brings every balance to now and looks at it. Says whether an enforced limit denies.
     fn look(&mut self) -> bool {
         let mut denied = false;
-        for (index, charge) in self.plan.charges.iter().enumerate() {
+        for (index, charge) in self.bill.charges.iter().enumerate() {
             if let Some(look) = self.balances.glance(index, charge, self.now) {
                 denied |= charge.enforced() && !look.fits;
-                let _ = self.outcome.settled.try_push(Settled { look, mark: None, lifted: false });
+                let _ = self.outcome.settled.try_push(Settled { at: self.now, look, mark: None, lifted: false });
                 continue;
             }
             let (look, brought) = self.balances.look(index, charge, self.now);
             denied |= charge.enforced() && !look.fits;
-            let _ = self.outcome.settled.try_push(Settled { look, mark: None, lifted: false });
+            let _ = self.outcome.settled.try_push(Settled { at: self.now, look, mark: None, lifted: false });
             if brought {
                 self.outcome.mark_balance(index);
             }
@@ -423,7 +435,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     }
 
     fn bring_standings(&mut self) {
-        let subjects = self.plan.subjects.iter().zip(self.standings.all()).enumerate();
+        let subjects = self.bill.subjects.iter().zip(self.standings.all()).enumerate();
         for (index, (planned, standing)) in subjects {
             if standing.bring(planned.ladder, self.now) {
                 self.outcome.mark_standing(index);
@@ -447,13 +459,13 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
 
     /// Whether an enforced limit denies and no rung has lifted that.
     fn denied(&self) -> bool {
-        let charges = self.plan.charges.iter().zip(&self.outcome.settled);
+        let charges = self.bill.charges.iter().zip(&self.outcome.settled);
         charges.into_iter().any(|(charge, settled)| charge.enforced() && !settled.look.fits && !settled.lifted)
     }
 
     /// Adds at most one strike to each subject whose limits this request is over.
     fn strike(&mut self) {
-        for (subject, planned) in self.plan.subjects.iter().enumerate() {
+        for (subject, planned) in self.bill.subjects.iter().enumerate() {
             let violations = self.violations(subject);
             let now = self.now;
             let Some(standing) = self.standings.all().get(subject) else { break };
@@ -496,11 +508,11 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     /// The limits of a subject that this request is over, by their charges. What is blocked was gone over before, and counts
     /// only where it counts that somebody did not wait.
     fn violations(&self, subject: usize) -> ArrayVec<(usize, Violation), MAX_CHARGES> {
-        let charges = self.plan.charges.iter().zip(&self.outcome.settled).enumerate();
+        let charges = self.bill.charges.iter().zip(&self.outcome.settled).enumerate();
         let over = charges.filter(|(index, (charge, settled))| {
             let full = charge.subject == Some(subject) && charge.enforced() && !settled.look.fits;
             let own = full && !self.balances.stands_in(*index, charge);
-            own && (charge.rule.strike == StrikeMode::Ignored || !self.balances.is_blocked(*index, self.now))
+            own && (charge.terms.strike == StrikeMode::Ignored || !self.balances.is_blocked(*index, self.now))
         });
         over.map(|(index, (charge, _))| (index, charge.violation())).collect()
     }
@@ -508,7 +520,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     /// Remembers until when a denied client was told to wait, where coming sooner is a strike.
     fn remember_denial(&mut self) {
         let told = self.told();
-        for subject in 0..self.plan.subjects.len() {
+        for subject in 0..self.bill.subjects.len() {
             let violations = self.violations(subject);
             let strikes = &self.outcome.escalations;
             let struck = strikes.iter().find(|strike| strike.subject == subject).map(|strike| strike.charge);
@@ -526,7 +538,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     /// When a denied client is told to come again, in whole seconds, as [`Plan::decide`] tells it: when the last full limit has
     /// room. The penalty of a strike may last longer, and while it does nothing strikes.
     fn told(&self) -> Timestamp {
-        let settled = self.plan.charges.iter().zip(&self.outcome.settled);
+        let settled = self.bill.charges.iter().zip(&self.outcome.settled);
         let full = settled.filter(|(charge, settled)| charge.enforced() && !settled.look.fits);
         match full.map(|(_, settled)| settled.look.ready_at).max().unwrap_or(self.now) {
             Timestamp::MAX => Timestamp::MAX,
@@ -536,7 +548,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
 
     /// Says which subjects have strikes that count, should the request be denied.
     fn warn(&mut self) {
-        let subjects = self.plan.subjects.iter().zip(self.standings.all());
+        let subjects = self.bill.subjects.iter().zip(self.standings.all());
         for ((planned, standing), warned) in subjects.zip(&mut self.outcome.warned_until) {
             if let Some(until) = standing.warned_until(planned.ladder, self.now) {
                 *warned = until;
@@ -547,8 +559,8 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     /// Says which limits would have warned by denying, should there be no room for this request to wait.
     #[cold]
     fn foresee_warnings(&mut self) {
-        for (index, charge) in self.plan.charges.iter().enumerate() {
-            let subject = charge.subject.and_then(|subject| self.plan.subjects.get(subject).zip(Some(subject)));
+        for (index, charge) in self.bill.charges.iter().enumerate() {
+            let subject = charge.subject.and_then(|subject| self.bill.subjects.get(subject).zip(Some(subject)));
             let Some((planned, subject)) = subject else { continue };
             let told = self
                 .standings
@@ -563,9 +575,9 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
 
     /// Denied: nothing is charged. A limit that was gone over now blocks its key, if its rule says so.
     fn deny(&mut self) {
-        for (index, charge) in self.plan.charges.iter().enumerate() {
+        for (index, charge) in self.bill.charges.iter().enumerate() {
             let Some(settled) = self.outcome.settled.get_mut(index) else { break };
-            let Some(span) = charge.rule.block_for.filter(|_| self.plan.punishes) else { continue };
+            let Some(span) = charge.terms.block_for.filter(|_| self.bill.punishes) else { continue };
             let over = charge.enforced() && !settled.look.fits && !settled.lifted;
             if over && !self.balances.is_blocked(index, self.now) && !self.balances.stands_in(index, charge) {
                 let until = self.now.plus(span);
@@ -585,10 +597,10 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     #[inline]
     fn charge_where(&mut self, is_charged: impl Fn(&Charge<'_>, &Settled) -> bool) {
         let mut changed = 0;
-        for (index, (charge, settled)) in self.plan.charges.iter().zip(&mut self.outcome.settled).enumerate() {
-            let by_outcome = charge.rule.count.is_some() && !self.plan.outcomes_seen;
+        for (index, (charge, settled)) in self.bill.charges.iter().zip(&mut self.outcome.settled).enumerate() {
+            let by_outcome = charge.terms.by_outcome && !self.bill.outcomes_seen;
             if charge.cost > 0 && !by_outcome && is_charged(charge, settled) {
-                settled.mark = Some(self.balances.charge(index, charge, self.now, self.plan.trace));
+                settled.mark = Some(self.balances.charge(index, charge, self.now, self.bill.trace));
                 changed |= bit(index);
             }
         }

@@ -10,6 +10,7 @@ use super::wire::{FactsBody, decision_json, error_json, explained_json, path_err
 use crate::address::parse_address;
 use crate::codec::Format;
 use crate::command::{AccountChange, Answer, Command};
+use crate::facts::Facts;
 use crate::headers::{BodyForm, denial_body, header_fields};
 use crate::key::{Digest, TraceId};
 use crate::ledger::{Checked, Ledger};
@@ -141,7 +142,7 @@ impl LedgerPlayer {
 
     fn checked(&mut self, policy: &Policy, verb: Verb, facts: &FactsBody, now: Timestamp) -> Result<Checked, Value> {
         let id = self.id();
-        let checked = facts.with(id, |facts| self.ledger.decide(policy, verb, facts, now));
+        let checked = facts.with(id, |facts| self.settled(policy, verb, facts, now));
         checked?.map_err(|error| plan_error_json(&error))
     }
 
@@ -166,7 +167,7 @@ impl LedgerPlayer {
             Ok(facts) => facts,
         };
         let id = self.id();
-        let checked = facts.with(id, |facts| self.ledger.decide(policy, Verb::Check, facts, now));
+        let checked = facts.with(id, |facts| self.settled(policy, Verb::Check, facts, now));
         let checked = match checked {
             Err(error) => return Ok(error),
             Ok(Err(PlanError::Path(error))) => return Ok(path_error_json(error)),
@@ -232,6 +233,21 @@ impl LedgerPlayer {
     fn end(&mut self, reservation: &str, now: Timestamp, command: impl FnOnce(TraceId) -> Command) -> Value {
         let ended = reservation_id(reservation).map(|id| self.execute(&command(id), now).ended());
         ended_json(ended.unwrap_or(Err(CommitError::Unknown)))
+    }
+
+    /// Plans, settles and decides one request, by a bill that has travelled.
+    fn settled(
+        &mut self,
+        policy: &Policy,
+        verb: Verb,
+        facts: &Facts<'_>,
+        now: Timestamp,
+    ) -> Result<Checked, PlanError> {
+        let plan = policy.plan_for(verb, facts)?;
+        match self.execute(&plan.to_command(), now) {
+            Answer::Settled(outcome) => Ok(Checked::new(&plan, &outcome)),
+            other => panic!("a bill was answered by {other:?}"),
+        }
     }
 
     /// Carries out a command that has travelled, and hears an answer that has travelled back.

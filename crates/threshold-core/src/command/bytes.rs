@@ -1,5 +1,7 @@
 //! Commands and answers as bytes, for stores in another process.
 
+mod bill;
+
 use arrayvec::ArrayVec;
 
 use super::{AccountChange, Answer, Command};
@@ -96,6 +98,7 @@ impl Field for Command {
             Self::ReadStanding { key } => put(out, 13, &[key]),
             Self::ReadAccount { account } => put(out, 14, &[account]),
             Self::ReadBlock { keys } => put(out, 15, &[keys]),
+            Self::Settle(bill) => put(out, 16, &[bill]),
         }
     }
 
@@ -116,6 +119,7 @@ impl Field for Command {
             13 => Self::ReadStanding { key: take(from)? },
             14 => Self::ReadAccount { account: take(from)? },
             15 => Self::ReadBlock { keys: take(from)? },
+            16 => Self::Settle(take(from)?),
             _ => return Err(BytesError::Malformed("command")),
         })
     }
@@ -134,6 +138,7 @@ impl Field for Answer {
             Self::Standing(standing) => put(out, 8, &[standing]),
             Self::Account(account) => put(out, 9, &[account]),
             Self::Blocked(until) => put(out, 10, &[until]),
+            Self::Settled(outcome) => put(out, 11, &[outcome]),
         }
     }
 
@@ -149,6 +154,7 @@ impl Field for Answer {
             8 => Self::Standing(take(from)?),
             9 => Self::Account(take(from)?),
             10 => Self::Blocked(take(from)?),
+            11 => Self::Settled(take(from)?),
             _ => return Err(BytesError::Malformed("answer")),
         })
     }
@@ -515,20 +521,31 @@ impl Field for CommitError {
 
 impl Field for Checked {
     fn write(&self, out: &mut Writer) {
-        let Self { look: Look { fits, remaining, ready_at, reset_if_charged, reset_if_not }, mark, changed } = self;
-        let fields: [&dyn Field; 7] = [fits, remaining, ready_at, reset_if_charged, reset_if_not, mark, changed];
+        let Self { look, mark, changed } = self;
+        let fields: [&dyn Field; 3] = [look, mark, changed];
         fields.into_iter().for_each(|field| field.write(out));
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
-        let look = Look {
+        Ok(Self { look: take(from)?, mark: take(from)?, changed: take(from)? })
+    }
+}
+
+impl Field for Look {
+    fn write(&self, out: &mut Writer) {
+        let Self { fits, remaining, ready_at, reset_if_charged, reset_if_not } = self;
+        let fields: [&dyn Field; 5] = [fits, remaining, ready_at, reset_if_charged, reset_if_not];
+        fields.into_iter().for_each(|field| field.write(out));
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Ok(Self {
             fits: take(from)?,
             remaining: take(from)?,
             ready_at: take(from)?,
             reset_if_charged: take(from)?,
             reset_if_not: take(from)?,
-        };
-        Ok(Self { look, mark: take(from)?, changed: take(from)? })
+        })
     }
 }
 

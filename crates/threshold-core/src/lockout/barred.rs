@@ -5,6 +5,8 @@
 
 use super::canonical_account;
 use super::exchange::{LoginRequest, Refusal, RefusedBy};
+use arrayvec::ArrayVec;
+
 use crate::caller::Caller;
 use crate::decision::{Decision, Verdict};
 use crate::facts::Facts;
@@ -75,11 +77,7 @@ impl Refusal {
 
 /// What is known of somebody without charging them anything.
 fn bar<'p>(policy: &'p Policy, who: Who<'_>, caller: &Caller<'_>, id: TraceId) -> Plan<'p> {
-    let mut plan = Plan::new(policy, Verb::Peek);
-    plan.trace = id;
-    (plan.listed, plan.ban) = policy.listing(|| who);
-    if plan.listed.is_none() {
-        plan.subjects = policy.subjects_of(caller);
-    }
-    plan
+    let (listed, ban) = policy.listing(|| who);
+    let subjects = if listed.is_none() { policy.subjects_of(caller) } else { ArrayVec::new() };
+    Plan::of_subjects(policy, Verb::Peek, id, (listed, ban), subjects)
 }

@@ -357,7 +357,7 @@ mod tests {
                 let asked = Facts {
                     ip: Some(ip), tenant: tenant.as_deref(), user: user.as_deref(), facts: &facts, ..Facts::default()
                 };
-                for charge in policy.plan(&asked).unwrap().charges() {
+                for charge in policy.plan(&asked).unwrap().met() {
                     let caller = Caller::new(&asked, &policy);
                     let part = |per| caller.part_text(per, charge.rule, &policy).ok_or(ip);
                     let meant = (charge.index, charge.rule.per.iter().map(part).collect::<Vec<_>>());
@@ -379,7 +379,7 @@ mod tests {
         let beginnings = |digest: Digest| digest.halves().map(|half| half >> 32);
         let begins = |digest: Digest| (beginnings(digest)[0] >> 16, beginnings(digest)[1]);
         let (keys, users): (Vec<Digest>, Vec<usize>) =
-            plan.charges().iter().map(|charge| (charge.key, charge.rule.counted)).unzip();
+            plan.met().iter().map(|charge| (charge.key, charge.rule.counted)).unzip();
         assert_eq!(users[2], users[3]);
         assert_eq!(begins(keys[2]), begins(keys[3]));
         let [high, low] = keys[2].halves();

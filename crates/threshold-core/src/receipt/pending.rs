@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 use super::{Charged, Receipt};
 use crate::key::TraceId;
 use crate::limit::Limit;
-use crate::plan::{Charge, MAX_CHARGES, Plan};
+use crate::plan::{MAX_CHARGES, Met, Plan};
 use crate::policy::StatusSet;
 use crate::settle::Outcome;
 use crate::time::Timestamp;
@@ -93,25 +93,24 @@ impl Plan<'_> {
     /// Whether anything that this plan charges may be given back: by the answer, where that is seen, or at the end.
     #[must_use]
     pub fn ends_later(&self) -> bool {
-        let open = |charge: &Charge<'_>| matches!(charge.limit, Limit::Concurrency(_)) || charge.rule.count.is_some();
-        self.charges.iter().any(open)
+        let open = |met: &Met<'_>| matches!(met.limit, Limit::Concurrency(_)) || met.rule.count.is_some();
+        self.met.iter().any(open)
     }
 
     /// What was charged, at a door that sees how the request ends.
     #[must_use]
-    pub fn pending(&self, outcome: &Outcome, now: Timestamp) -> Pending {
-        let charges = self.charges.iter().zip(&outcome.settled);
-        let charged = charges.filter_map(|(charge, settled)| {
+    pub fn pending(&self, outcome: &Outcome) -> Pending {
+        let charged = self.billed(outcome).filter_map(|(met, settled)| {
             let mark = settled.mark.filter(|mark| mark.amount > 0)?;
-            let ends = match (charge.limit, &charge.rule.count) {
+            let ends = match (met.limit, &met.rule.count) {
                 (Limit::Concurrency(_), _) => Ends::WithTheRequest,
                 (_, Some(statuses)) => Ends::WithTheAnswer(statuses.clone()),
                 (_, None) => Ends::Already,
             };
-            Some((self.charged(charge, settled, mark, outcome), ends))
+            Some((self.charged(met, settled, mark, outcome), ends))
         });
         let charged = charged.take(MAX_CHARGES).collect();
-        Pending { id: self.trace, generation: self.policy.generation, at: now, charged }
+        Pending { id: self.trace(), generation: self.policy.generation, at: outcome.at(), charged }
     }
 }
 
@@ -151,10 +150,11 @@ mod tests {
         let now = Timestamp::from_secs(1_767_225_600);
         let mut balances = vec![Balance::default(); 3];
         let plan = policy.plan(&facts).unwrap().seeing_outcomes();
-        let outcome = settle(&plan, &mut balances, &mut [], now);
-        let mut pending = plan.pending(&outcome, now);
+        let outcome = settle(plan.bill(), &mut balances, &mut [], now);
+        let mut pending = plan.pending(&outcome);
         assert!(pending.is_open() && pending.has_holds());
-        let mut stored: BTreeMap<Digest, Balance> = plan.charges().iter().map(Charge::key).zip(balances).collect();
+        let mut stored: BTreeMap<Digest, Balance> =
+            plan.charges().iter().map(crate::bill::Charge::key).zip(balances).collect();
         if let Some(receipt) = take(&mut pending) {
             let mut own: Vec<Balance> = receipt.keys().map(|key| stored[&key].clone()).collect();
             receipt.refund(&mut own, now);
@@ -186,8 +186,8 @@ mod tests {
         let mut balances = vec![Balance::default()];
         let plan = policy.plan(&Facts { user: Some("u1"), ..Facts::default() }).unwrap().seeing_outcomes();
         let mut under_way: Vec<Pending> =
-            (0..5).map(|_| plan.pending(&settle(&plan, &mut balances, &mut [], start), start)).collect();
-        let left = |balances: &[Balance], now| balances[0].peek(plan.charges[0].limit, 0, now).remaining;
+            (0..5).map(|_| plan.pending(&settle(plan.bill(), &mut balances, &mut [], start))).collect();
+        let left = |balances: &[Balance], now| balances[0].peek(plan.bill.charges[0].limit, 0, now).remaining;
         assert_eq!(left(&balances, start), 0);
         let now = start.plus(crate::time::Span::from_secs(12));
         for pending in &mut under_way {

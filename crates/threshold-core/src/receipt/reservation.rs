@@ -167,7 +167,7 @@ impl Reservation {
             let reserved = charged.mark.amount;
             if matches!(charged.limit, Limit::Concurrency(_)) {
                 // What was in flight has landed.
-                charged.give_back(reserved, self.receipt.at, balance, now, self.receipt.id);
+                charged.give_back(reserved, balance, now, self.receipt.id);
                 continue;
             }
             if let Some(more) = actual.checked_sub(reserved).filter(|more| *more > 0) {
@@ -176,7 +176,7 @@ impl Reservation {
                 balance.charge(&limit, more, now, self.receipt.id);
             } else {
                 let less = reserved.saturating_sub(actual);
-                charged.give_back(less, self.receipt.at, balance, now, self.receipt.id);
+                charged.give_back(less, balance, now, self.receipt.id);
             }
         }
         Ok(())

@@ -192,7 +192,7 @@ impl Court {
         let outcome = self.shelf.settle(&plan, self.now);
         let after = self.shelf.standing(key);
         assert_eq!(outcome.standing_changed(0), before != after, "a change must be saved");
-        Some((plan.decide(&outcome, self.now), before, after))
+        Some((plan.decide(&outcome), before, after))
     }
 }
 
@@ -356,7 +356,7 @@ fn a_strike_waits_an_hour_at_most() {
         let facts = Facts { cost: Some(1), ..ALICE.facts() };
         let mut verdict = |micros: u64| {
             let (plan, now) = (policy.plan(&facts).unwrap(), Timestamp::from_micros(1_750_000_000_000_000 + micros));
-            plan.decide(&shelf.settle(&plan, now), now).verdict
+            plan.decide(&shelf.settle(&plan, now)).verdict
         };
         assert_eq!([verdict(0), verdict(0)], [Verdict::Allow, Verdict::Deny]);
         assert_eq!(verdict(wait * 1_000_000 - 1), Verdict::Deny, "{period}");
@@ -380,7 +380,7 @@ fn a_warning_is_no_denial() {
         let facts = Facts { cost: Some(cost), ..ALICE.facts() };
         let (plan, now) = (policy.plan(&facts).unwrap(), Timestamp::from_secs(1_750_000_000 + seconds));
         let outcome = shelf.settle(&plan, now);
-        let decision = plan.decide(&outcome, now);
+        let decision = plan.decide(&outcome);
         (decision.verdict, decision.retry_after().map(Span::secs_ceil))
     };
     assert_eq!(told(0, 2).0, Verdict::Allow);

@@ -8,10 +8,11 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use threshold_core::address::AddressGroup;
+use threshold_core::bill::Charge;
 use threshold_core::codec::Format;
 use threshold_core::key::TextKeys;
 use threshold_core::lockout::{Wider, account_digest, address_digest};
-use threshold_core::plan::{Charge, Verb};
+use threshold_core::plan::Verb;
 use threshold_core::receipt::OnExpire;
 use threshold_core::{
     Digest, DigestKey, Facts, Ledger, Partition, Policy, Receipt, Reservation, Span, Timestamp, TraceId,
@@ -171,12 +172,12 @@ proptest! {
         for caller in &callers {
             caller.ask(|facts| {
                 let plan = policy.plan(facts).unwrap();
-                for charge in plan.charges() {
-                    let name = charge.rule().name.as_ref();
+                for (place, charge) in plan.charges().iter().enumerate() {
+                    let name = plan.rule_of(place).unwrap().name.as_ref();
                     let index: usize = name.strip_prefix('r').unwrap().parse().unwrap();
                     check(caller.anchor(name, &pers[index]), charge.key())?;
-                    check(Anchor::Block(caller.block("ip")), plan.folded_key(charge))?;
-                    check(Anchor::Rule(name.to_owned()), plan.shared_key(charge))?;
+                    check(Anchor::Block(caller.block("ip")), plan.folded_key(place).unwrap())?;
+                    check(Anchor::Rule(name.to_owned()), plan.shared_key(place).unwrap())?;
                 }
                 let mut laddered: Vec<Vec<&str>> = Vec::new();
                 for per in pers.iter().filter(|per| may_ban(per)).map(|per| identity(per)) {

@@ -647,7 +647,7 @@ proptest! {
             let facts = world.facts(ask.who, ask.cost);
             let Ok(plan) = world.policy.plan(&facts) else { continue };
             let outcome = shelf.settle(&plan, world.now);
-            let Some(receipt) = plan.receipt(&outcome, world.now) else { continue };
+            let Some(receipt) = plan.receipt(&outcome) else { continue };
             reads_back(&receipt, |value| Receipt::to_bytes(value, NOW), Receipt::from_bytes, &damage)?;
             let mut reservation = Reservation::new(receipt, Span::from_secs(ttl), OnExpire::Release);
             let mut balances: Vec<_> = reservation.keys().map(|key| shelf.balances[&key].clone()).collect();

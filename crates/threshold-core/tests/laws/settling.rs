@@ -6,9 +6,10 @@ use std::sync::LazyLock;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
+use threshold_core::bill::Charge;
 use threshold_core::headers::{BodyForm, denial_body, header_fields};
 use threshold_core::limit::Algorithm;
-use threshold_core::plan::{Charge, Verb};
+use threshold_core::plan::Verb;
 use threshold_core::policy::Layer;
 use threshold_core::{Decision, Facts, Ledger, Limit, Policy, Reading, Span, Timestamp, TraceId, Verdict};
 
@@ -69,7 +70,7 @@ proptest! {
                 continue;
             };
             let keys: Vec<_> = plan.charges().iter().map(Charge::key).collect();
-            let may_block: Vec<_> = plan.charges().iter().map(|charge| charge.rule().block_for.is_some()).collect();
+            let may_block: Vec<_> = plan.met().iter().map(|met| met.rule().block_for.is_some()).collect();
             drop(plan);
             let (outcome, decision) = world.settle(&facts).unwrap();
             for (index, reading) in decision.readings.iter().enumerate() {
@@ -189,7 +190,7 @@ proptest! {
             }
             let plan = plan.without_punishment();
             let outcome = shelf.settle(&plan, now);
-            let decision = plan.decide(&outcome, now);
+            let decision = plan.decide(&outcome);
             let full = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed).count();
             prop_assert_eq!(decision.allowed(), full == 0 && decision.penalty.is_none());
             prop_assert!(decision.escalations.is_empty());
@@ -205,10 +206,10 @@ proptest! {
                 prop_assert_eq!(denied_by.iter().map(|(_, ready)| *ready).max(), decision.ready_at);
             }
             if !decision.allowed() {
-                let again = plan.decide(&before.clone().settle(&plan, now), now);
+                let again = plan.decide(&before.clone().settle(&plan, now));
                 prop_assert_eq!(noticed(&decision, &policy), noticed(&again, &policy));
                 let peek = policy.plan_for(Verb::Peek, &facts).unwrap();
-                let told = |mut shelf: Shelf| noticed(&peek.decide(&shelf.settle(&peek, now), now), &policy);
+                let told = |mut shelf: Shelf| noticed(&peek.decide(&shelf.settle(&peek, now)), &policy);
                 prop_assert_eq!(told(shelf.clone()), told(before));
             }
         }

@@ -7,9 +7,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
+use threshold_core::bill::Charge;
 use threshold_core::ledger::Checked;
 use threshold_core::limit::Algorithm;
-use threshold_core::plan::{Charge, Subject, Verb};
+use threshold_core::plan::{Subject, Verb};
 use threshold_core::policy::{Disclosure, Layer};
 use threshold_core::{
     Balance, Decision, Digest, Facts, Ledger, Outcome, Plan, PlanError, Policy, Reading, Span, Standing, Timestamp,
@@ -243,7 +244,7 @@ impl World {
     pub(crate) fn settle(&mut self, facts: &Facts<'_>) -> Result<(Outcome, Decision), PlanError> {
         let plan = self.policy.plan(facts)?;
         let outcome = self.ledger.settle(&plan, self.now);
-        let decision = plan.decide(&outcome, self.now);
+        let decision = plan.decide(&outcome);
         Ok((outcome, decision))
     }
 
@@ -295,7 +296,7 @@ impl Shelf {
         let mut balances: Vec<Balance> =
             keys().map(|key| self.balances.get(&key).cloned().unwrap_or_default()).collect();
         let mut standings: Vec<Standing> = subjects().map(|key| self.standing(key)).collect();
-        let outcome = settle(plan, &mut balances, &mut standings, now);
+        let outcome = settle(plan.bill(), &mut balances, &mut standings, now);
         self.balances.extend(keys().zip(balances));
         self.standings.extend(subjects().zip(standings));
         outcome

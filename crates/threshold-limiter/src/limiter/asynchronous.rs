@@ -215,7 +215,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let policy: Arc<Policy> = self.policy();
         let (mut plan, mut outcome, mut decision) = (Plan::new(&policy, verb), Outcome::default(), Decision::default());
         let settled = self.decide(&mut plan, facts, &mut outcome, &mut decision).await?;
-        let receipt = settled.filter(|_| verb != Verb::Peek).and_then(|now| plan.receipt(&outcome, now));
+        let receipt = if settled && verb != Verb::Peek { plan.receipt(&outcome) } else { None };
         Ok((decision, receipt))
     }
 }

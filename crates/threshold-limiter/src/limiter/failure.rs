@@ -28,7 +28,7 @@ impl<S, C> Limiter<S, C> {
                 let plan = plan.clone().without_punishment();
                 let mut outcome = Outcome::default();
                 match at_once(self.stand_in(plan.policy()).settle(&plan, now, &mut outcome)) {
-                    Ok(()) => Decision { degraded: Some(reason), ..plan.decide(&outcome, now) },
+                    Ok(()) => Decision { degraded: Some(reason), ..plan.decide(&outcome) },
                     Err(_) => otherwise(),
                 }
             }

@@ -199,7 +199,7 @@ fn barring(
     now: Timestamp,
 ) -> Result<Option<Refusal>, StoreError> {
     match settled {
-        Ok(outcome) => Ok(Refusal::barring(&bar.decide(&outcome, now))),
+        Ok(outcome) => Ok(Refusal::barring(&bar.decide(&outcome))),
         Err(error) => match Refusal::barring(&bar.decide_blind(true, error.into(), now)) {
             None if error == StoreError::Full || login.on_store_error == OnStoreError::Closed => Err(error),
             known => Ok(known),

@@ -25,7 +25,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 continue;
             };
             let Some(whom) = plan.policy().name_of(subject.layer(), facts) else { continue };
-            let rule = plan.charges().get(strike.charge).map_or("", |charge| &charge.rule().name);
+            let rule = plan.rule_of(strike.charge).map_or("", |rule| &rule.name);
             let reason = format!("strike {} under the rule {rule}", strike.strikes);
             let ban = Ban { whom, reason: reason.into(), by: "ladder".into(), from: decision.at, until };
             self.bans.name(subject.key(), ban, decision.at);

@@ -32,7 +32,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     ) -> Result<Option<T>, PlanError> {
         let (mut plan, mut outcome) = (Plan::new(policy, verb), Outcome::default());
         let settled = self.decide(&mut plan, facts, &mut outcome, decision).await?;
-        let receipt = settled.filter(|_| decision.allowed()).and_then(|now| plan.receipt(&outcome, now));
+        let receipt = if settled && decision.allowed() { plan.receipt(&outcome) } else { None };
         Ok(receipt.as_ref().filter(|_| verb != Verb::Peek).map(keep))
     }
 
@@ -48,10 +48,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         decision: &mut Decision,
     ) -> Result<Option<TraceId>, PlanError> {
         let (mut plan, mut outcome) = (Plan::new(policy, Verb::Check), Outcome::default());
-        let now = self.settle_planned(&mut plan, facts, &mut outcome, decision).await?;
+        let settled = self.settle_planned(&mut plan, facts, &mut outcome, decision).await?;
         let mut reservation = None;
-        if let Some(now) = now.filter(|_| decision.allowed()) {
-            let receipt = Box::new(plan.holding(&outcome, now));
+        if settled && decision.allowed() {
+            let now = outcome.at();
+            let receipt = Box::new(plan.holding(&outcome));
             let id = receipt.id();
             match self.store.execute(Command::Reserve { receipt: receipt.clone(), ttl, on_expire }, now).await {
                 Ok(_) => reservation = Some(id),
@@ -82,8 +83,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         Ok(read(&policy.explain(&facts), &decision))
     }
 
-    /// Fills the plan, settles it, decides, and tells observers. Says when it was settled; `None` where the store could not
-    /// answer, and the outcome says nothing.
+    /// Fills the plan, settles it, decides, and tells observers. Says whether the store answered; where not, the outcome
+    /// says nothing.
     ///
     /// What is large is the caller's, so that nothing of it is moved.
     #[inline]
@@ -93,7 +94,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         facts: &Facts<'_>,
         outcome: &mut Outcome,
         decision: &mut Decision,
-    ) -> Result<Option<Timestamp>, PlanError> {
+    ) -> Result<bool, PlanError> {
         let settled = self.settle_planned(plan, facts, outcome, decision).await?;
         self.tell(facts, decision, plan.policy());
         Ok(settled)
@@ -106,7 +107,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         facts: &Facts<'_>,
         outcome: &mut Outcome,
         decision: &mut Decision,
-    ) -> Result<Option<Timestamp>, PlanError> {
+    ) -> Result<bool, PlanError> {
         self.plan(plan, facts)?;
         let settled = self.settle(plan, outcome, decision).await;
         self.name_banned(plan, facts, decision);
@@ -121,24 +122,19 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         Ok(())
     }
 
-    /// Settles a plan and decides. Says when it was settled; `None` where the store could not answer.
+    /// Settles a plan and decides. Says whether the store answered; where not, the outcome says nothing.
     #[inline]
-    pub(crate) async fn settle(
-        &self,
-        plan: &Plan<'_>,
-        outcome: &mut Outcome,
-        decision: &mut Decision,
-    ) -> Option<Timestamp> {
+    pub(crate) async fn settle(&self, plan: &Plan<'_>, outcome: &mut Outcome, decision: &mut Decision) -> bool {
         plan.prepare(decision);
         let now = self.clock.now();
         match self.store.settle(plan, now, outcome).await {
             Ok(()) => {
-                plan.conclude(outcome, now, decision);
-                Some(now)
+                plan.conclude(outcome, decision);
+                true
             }
             Err(error) => {
                 *decision = self.decide_without_store(plan, error, now);
-                None
+                false
             }
         }
     }

@@ -5,7 +5,7 @@ mod queues;
 use std::sync::Arc;
 use std::time::Duration;
 
-use threshold_core::plan::{Charge, Verb};
+use threshold_core::plan::{Met, Verb};
 use threshold_core::{Decision, Digest, Facts, Limit, Outcome, Plan, PlanError, Policy, Receipt, Span, Timestamp};
 use tokio::time::{Instant, timeout_at};
 
@@ -167,14 +167,14 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let (mut outcome, mut decision) = (Outcome::default(), Decision::default());
         let settled = self.settle(&plan, &mut outcome, &mut decision).await;
         if decision.allowed() && turn == Turn::Own {
-            let receipt = settled.and_then(|now| plan.receipt(&outcome, now));
+            let receipt = if settled { plan.receipt(&outcome) } else { None };
             return Ok(Tried { decision, receipt, then: Then::Leave });
         }
-        let now = settled.unwrap_or(decision.at);
+        let now = decision.at;
         if decision.allowed() {
             // There is room, and it is for those ahead: the denial is that of a limit that they have used up.
             let then = if turn == Turn::Behind { Then::WaitForTurn } else { Then::Leave };
-            return Ok(Tried { decision: plan.decide_as_full(&outcome, now), receipt: None, then });
+            return Ok(Tried { decision: plan.decide_as_full(&outcome), receipt: None, then });
         }
         let then = match turn {
             _ if !could_fit(&plan, &decision, left) => Then::Leave,
@@ -194,8 +194,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 /// else says when there will be room.
 fn could_fit(plan: &Plan<'_>, decision: &Decision, left: Duration) -> bool {
     let in_time = |ready: Option<Timestamp>| ready.is_some_and(|ready| duration(ready.since(decision.at)) <= left);
-    let held = |charge: &Charge<'_>| matches!(charge.limit(), Limit::Concurrency(_));
-    let readings = plan.charges().iter().zip(&decision.readings);
+    let held = |met: &Met<'_>| matches!(met.limit(), Limit::Concurrency(_));
+    let readings = plan.met().iter().zip(&decision.readings);
     let mut denying = readings.filter(|(_, reading)| reading.enforced && !reading.allowed).peekable();
     if decision.penalty.is_some() || denying.peek().is_none() {
         return in_time(decision.ready_at);

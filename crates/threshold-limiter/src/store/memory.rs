@@ -23,10 +23,11 @@ use std::future::{Future, ready};
 use std::sync::{Arc, PoisonError};
 
 use arrayvec::ArrayVec;
+use threshold_core::bill::Charge;
 use threshold_core::command::{Answer, Command, execute, expire};
 use threshold_core::ladder::Standing;
-use threshold_core::plan::{Charge, MAX_CHARGES, Verb};
-use threshold_core::{Balance, Balances as _, Digest, Limit, Outcome, Plan, Timestamp, TraceId, settle_into};
+use threshold_core::plan::{MAX_CHARGES, Verb};
+use threshold_core::{Balance, Balances as _, Bill, Digest, Limit, Outcome, Plan, Timestamp, TraceId, settle_into};
 
 use super::{ImmediateStore, Keep, Kind, Listed, Saving, Store, StoreError};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -162,21 +163,27 @@ impl MemoryStore {
         shards.get(usize::from(shard_of(key, shards.len())))
     }
 
-    /// Makes room for those keys of a plan that are not here yet; a peek only asks whether there would be any. Where a
+    /// Makes room for those keys of a bill that are not here yet; a peek only asks whether there would be any. Where a
     /// shard has room for no more, another key stands in: that of the caller's prefix, and where there is no room for
-    /// that either, the one key of the rule.
+    /// that either, the one key of the rule. Only a plan knows those keys.
     #[cold]
-    fn make_room(&self, plan: &Plan<'_>, locked: &mut Locked<'_>, now: Timestamp) -> Result<(), StoreError> {
+    fn make_room(
+        &self,
+        bill: &Bill<'_>,
+        plan: Option<&Plan<'_>>,
+        locked: &mut Locked<'_>,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         let mut stands_in = [StandsIn::Nobody; MAX_CHARGES];
         loop {
             let mut crowded: ArrayVec<usize, MAX_CHARGES> = ArrayVec::new();
-            for (index, stands_in) in stands_in.iter().enumerate().take(plan.charges().len()) {
+            for (index, stands_in) in stands_in.iter().enumerate().take(bill.charges().len()) {
                 let Some(key) = locked.seats.get(index).filter(|seat| seat.is_new()).map(|seat| seat.key) else {
                     continue;
                 };
                 let others = locked.new_before(index);
                 let Some(shard) = locked.shard(index) else { continue };
-                let looks = plan.verb() == Verb::Peek;
+                let looks = bill.verb() == Verb::Peek;
                 let has_room = if looks { shard.has_room(key, now) } else { shard.make_room(key, now) }
                     || match stands_in {
                         StandsIn::Nobody => false,
@@ -194,18 +201,19 @@ impl MemoryStore {
                 return Ok(());
             }
             for index in crowded {
-                let (Some(seat), Some(stands_in), Some(charge)) =
-                    (locked.seats.get_mut(index), stands_in.get_mut(index), plan.charges().get(index))
-                else {
+                let (Some(seat), Some(stands_in)) = (locked.seats.get_mut(index), stands_in.get_mut(index)) else {
                     continue;
                 };
-                (seat.key, *stands_in) = match (self.when_full, *stands_in) {
+                let (key, next) = match (self.when_full, *stands_in) {
                     (WhenFull::Deny, _) | (_, StandsIn::Rule) => return Err(StoreError::Full),
-                    (WhenFull::Fold, StandsIn::Nobody) => (plan.folded_key(charge), StandsIn::Prefix),
+                    (WhenFull::Fold, StandsIn::Nobody) => {
+                        (plan.and_then(|plan| plan.folded_key(index)), StandsIn::Prefix)
+                    }
                     (WhenFull::Shared, _) | (WhenFull::Fold, StandsIn::Prefix) => {
-                        (plan.shared_key(charge), StandsIn::Rule)
+                        (plan.and_then(|plan| plan.shared_key(index)), StandsIn::Rule)
                     }
                 };
+                (seat.key, *stands_in) = (key.ok_or(StoreError::Full)?, next);
             }
             locked.renew();
         }
@@ -267,11 +275,18 @@ impl Store for MemoryStore {
         now: Timestamp,
         outcome: &mut Outcome,
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        ready(self.settle_now(plan, now, outcome))
+        ready(self.settle_now(plan.bill(), Some(plan), now, outcome))
     }
 
     fn execute(&self, command: Command, now: Timestamp) -> impl Future<Output = Result<Answer, StoreError>> + Send {
-        ready(execute(&command, &mut OpenRecords::new(self), now))
+        ready(match command {
+            // A command locks what it needs as it goes; a bill's balances and standings are locked together.
+            Command::Settle(bill) => {
+                let mut outcome = Box::new(Outcome::default());
+                self.settle_now(&bill.as_bill(), None, now, &mut outcome).map(|()| Answer::Settled(outcome))
+            }
+            command => execute(&command, &mut OpenRecords::new(self), now),
+        })
     }
 
     fn list(
@@ -298,24 +313,31 @@ impl Store for MemoryStore {
 impl ImmediateStore for MemoryStore {}
 
 impl MemoryStore {
-    fn settle_now(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
+    #[inline(always)]
+    fn settle_now(
+        &self,
+        bill: &Bill<'_>,
+        plan: Option<&Plan<'_>>,
+        now: Timestamp,
+        outcome: &mut Outcome,
+    ) -> Result<(), StoreError> {
         self.expire_reservations(now);
         let mut balances = Locked::new(self.table.shards(), now);
-        balances.take(plan.charges().iter().map(Charge::key));
+        balances.take(bill.charges().iter().map(Charge::key));
         let new = balances.seats.iter().any(Seat::is_new);
         if new {
-            self.make_room(plan, &mut balances, now)?;
+            self.make_room(bill, plan, &mut balances, now)?;
         }
-        if plan.subjects().is_empty() {
+        if bill.subjects().is_empty() {
             let nobody: &mut [Standing] = &mut [];
-            settle_into(plan, &mut balances, nobody, now, outcome);
+            settle_into(bill, &mut balances, nobody, now, outcome);
         } else {
-            let mut standings = OpenStandings::new(self, plan, now);
-            settle_into(plan, &mut balances, &mut standings, now, outcome);
+            let mut standings = OpenStandings::new(self, bill, now);
+            settle_into(bill, &mut balances, &mut standings, now, outcome);
             standings.save(outcome);
         }
         if new {
-            for (charge, seat) in plan.charges().iter().zip(&balances.seats) {
+            for (charge, seat) in bill.charges().iter().zip(&balances.seats) {
                 if seat.key != charge.key() {
                     outcome.stands_in(charge.key(), seat.key);
                 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use threshold_core::command::{Answer, Command};
 use threshold_core::plan::Verb;
 use threshold_core::receipt::Pending;
-use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy, Receipt, Span, Timestamp};
+use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy, Receipt, Span};
 
 use crate::clock::Clock;
 use crate::limiter::Limiter;
@@ -69,12 +69,14 @@ pub(super) struct Admitted {
 }
 
 impl Admitted {
-    fn of(plan: &Plan<'_>, outcome: &Outcome, decision: &Decision, settled: Option<Timestamp>) -> Self {
+    fn of(plan: &Plan<'_>, outcome: &Outcome, decision: &Decision, settled: bool) -> Self {
         let slowed = decision.delay > Span::ZERO;
         let ends_later = decision.allowed() && (slowed || plan.ends_later());
-        let Some(now) = settled.filter(|_| ends_later) else { return Self::default() };
-        let pending = Some(Box::new(plan.pending(outcome, now)));
-        Self { pending, if_full: slowed.then(|| Box::new(plan.decide_as_full(outcome, now))) }
+        if !settled || !ends_later {
+            return Self::default();
+        }
+        let pending = Some(Box::new(plan.pending(outcome)));
+        Self { pending, if_full: slowed.then(|| Box::new(plan.decide_as_full(outcome))) }
     }
 }
 
@@ -109,7 +111,7 @@ impl<S: ImmediateStore, C: Clock> AnyLimiter for Limiter<S, C> {
         // It was planned when it came, under the same policy.
         let Ok(plan) = policy.plan_for(Verb::Peek, facts) else { return };
         let mut look = Decision::default();
-        if at_once(self.settle(&plan.only_limits(), &mut Outcome::default(), &mut look)).is_some() {
+        if at_once(self.settle(&plan.only_limits(), &mut Outcome::default(), &mut look)) {
             decision.refresh(&look, policy);
         }
     }

@@ -4,11 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
-use threshold_core::command::{AccountChange, AccountKey, Answer, Command, Records, SaveReason, execute, expire};
+use threshold_core::command::{AccountChange, AccountKey, Answer, Command, Records, SaveReason, execute};
 use threshold_core::lockout::{Account, Login};
-use threshold_core::plan::{Charge, Subject};
 use threshold_core::{
-    Balance, BytesError, Digest, Format, Limit, Outcome, Plan, Reservation, Standing, Timestamp, TraceId, settle,
+    Balance, BytesError, Digest, Format, Limit, Outcome, Plan, Reservation, Standing, Timestamp, TraceId,
 };
 use threshold_limiter::store::{Kind, Listed, Store, StoreError};
 use tokio::task::yield_now;
@@ -32,25 +31,9 @@ struct Open<'s>(MutexGuard<'s, BTreeMap<(Table, u128), Vec<u8>>>);
 
 impl Store for KeyValueStore {
     async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
-        yield_now().await;
-        let mut open = Open(self.0.lock().unwrap());
-        expire(&mut open, now)?;
-        let keys: Vec<Digest> = plan.charges().iter().map(Charge::key).collect();
-        let subjects: Vec<Digest> = plan.subjects().iter().map(Subject::key).collect();
-        let mut balances = keys.iter().map(|key| open.balance(*key)).collect::<Result<Vec<_>, _>>()?;
-        let standings = subjects.iter().map(|key| open.standing(*key));
-        let mut standings =
-            standings.map(|own| Ok(own?.unwrap_or_default())).collect::<Result<Vec<_>, StoreError>>()?;
-        *outcome = settle(plan, &mut balances, &mut standings, now);
-        for (index, (key, balance)) in keys.iter().zip(&balances).enumerate() {
-            if outcome.balance_changed(index) {
-                open.save(Table::Balances, key.to_u128(), balance.to_bytes(Format::PRESENT));
-            }
-        }
-        for (index, (key, standing)) in subjects.iter().zip(&standings).enumerate() {
-            if outcome.standing_changed(index) {
-                open.save(Table::Standings, key.to_u128(), standing.to_bytes(Format::PRESENT));
-            }
+        match self.execute(plan.to_command(), now).await? {
+            Answer::Settled(settled) => *outcome = *settled,
+            _ => return Err(StoreError::Unavailable),
         }
         Ok(())
     }
@@ -132,6 +115,11 @@ impl Records for Open<'_> {
 
     fn standing(&mut self, key: Digest) -> Result<Option<Standing>, StoreError> {
         self.read(Table::Standings, key.to_u128(), Standing::from_bytes)
+    }
+
+    fn save_standing(&mut self, key: Digest, standing: Standing, _: Timestamp) -> Result<bool, StoreError> {
+        self.save(Table::Standings, key.to_u128(), standing.to_bytes(Format::PRESENT));
+        Ok(true)
     }
 
     fn forget_standing(&mut self, key: Digest) -> Result<(), StoreError> {

@@ -85,7 +85,7 @@ impl<'p> Rehearsal<'p> {
         }
         match at_once(self.store.settle(&self.plan, now, &mut self.outcome)) {
             Ok(()) => {
-                self.plan.decide_into(&self.outcome, now, &mut self.decision);
+                self.plan.decide_into(&self.outcome, &mut self.decision);
                 if self.gives_back && self.decision.allowed() {
                     self.give_back(request.status, now);
                 }
@@ -109,7 +109,7 @@ impl<'p> Rehearsal<'p> {
     /// What depends on the answer is known at once, since the log has it. How long a request lasted it does not have, so
     /// nothing is held.
     fn give_back(&self, status: Option<u16>, now: Timestamp) {
-        let mut pending = self.plan.pending(&self.outcome, now);
+        let mut pending = self.plan.pending(&self.outcome);
         let uncounted = status.and_then(|status| pending.take_uncounted(Some(status)));
         for taken in [uncounted, pending.take_holds()].into_iter().flatten() {
             // Memory gives back whatever it has charged.

@@ -220,7 +220,7 @@ impl Tally {
 
     /// What each rule found, whether or not it was the one that bound.
     fn read(&mut self, plan: &Plan<'_>, decision: &Decision) {
-        for (reading, charge) in decision.readings.iter().zip(plan.charges()) {
+        for (reading, charge) in decision.readings.iter().zip(plan.met()) {
             if let Some(rule) = self.rules.get_mut(reading.rule) {
                 bump(&mut rule.met);
                 rule.full = rule.full.saturating_add(u64::from(!reading.allowed));

@@ -1,8 +1,9 @@
 //! The balances of several keys: their shards locked together, changed where they lie.
 
 use arrayvec::ArrayVec;
+use threshold_core::bill::Charge;
 use threshold_core::limit::{Look, Mark};
-use threshold_core::plan::{Charge, MAX_CHARGES};
+use threshold_core::plan::MAX_CHARGES;
 use threshold_core::{Balance, Balances, Digest, Limit, Timestamp, TraceId};
 
 use super::limits::Limits;

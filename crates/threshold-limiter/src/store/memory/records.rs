@@ -198,6 +198,10 @@ impl Records for OpenRecords<'_> {
         Ok(self.store.standing(key))
     }
 
+    fn save_standing(&mut self, key: Digest, standing: Standing, now: Timestamp) -> Result<bool, StoreError> {
+        Ok(self.store.restore_standing(key, standing, now))
+    }
+
     fn forget_standing(&mut self, key: Digest) -> Result<(), StoreError> {
         self.store.forget_standing(key);
         Ok(())

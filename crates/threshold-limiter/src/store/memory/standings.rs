@@ -1,9 +1,10 @@
-//! The standings of a plan's subjects, locked for as long as it is settled: a strike and a charge are one step.
+//! The standings of a bill's subjects, locked for as long as it is settled: a strike and a charge are one step.
 
 use arrayvec::ArrayVec;
+use threshold_core::bill::Subject;
 use threshold_core::ladder::Standing;
-use threshold_core::plan::{MAX_SUBJECTS, Subject, Verb};
-use threshold_core::{Digest, Outcome, Plan, Standings, Timestamp};
+use threshold_core::plan::{MAX_SUBJECTS, Verb};
+use threshold_core::{Bill, Digest, Outcome, Standings, Timestamp};
 
 use super::side::{Side, Worth, worth_until};
 use super::{MemoryStore, lock};
@@ -12,7 +13,7 @@ use crate::sync::MutexGuard;
 /// Standings with their shards locked.
 pub(super) struct OpenStandings<'s, 'p> {
     store: &'s MemoryStore,
-    plan: &'s Plan<'p>,
+    bill: &'s Bill<'p>,
     now: Timestamp,
     /// Each shard once, in ascending order, so that two plans never wait for each other in a circle.
     shards: ArrayVec<(usize, MutexGuard<'s, Side<Digest, Standing>>), MAX_SUBJECTS>,
@@ -20,11 +21,11 @@ pub(super) struct OpenStandings<'s, 'p> {
 }
 
 impl<'s, 'p> OpenStandings<'s, 'p> {
-    pub(super) fn new(store: &'s MemoryStore, plan: &'s Plan<'p>, now: Timestamp) -> Self {
+    pub(super) fn new(store: &'s MemoryStore, bill: &'s Bill<'p>, now: Timestamp) -> Self {
         let mut order: ArrayVec<usize, MAX_SUBJECTS> =
-            plan.subjects().iter().map(|subject| store.standing_shard(subject.key())).collect();
+            bill.subjects().iter().map(|subject| store.standing_shard(subject.key())).collect();
         order.sort_unstable();
-        let mut open = Self { store, plan, now, shards: ArrayVec::new(), standings: ArrayVec::new() };
+        let mut open = Self { store, bill, now, shards: ArrayVec::new(), standings: ArrayVec::new() };
         for shard in order {
             if open.shards.last().is_none_or(|(last, _)| *last != shard)
                 && let Some(mutex) = store.standings.get(shard)
@@ -32,7 +33,7 @@ impl<'s, 'p> OpenStandings<'s, 'p> {
                 let _ = open.shards.try_push((shard, lock(mutex)));
             }
         }
-        for subject in plan.subjects() {
+        for subject in bill.subjects() {
             let standing = open.shard(subject).and_then(|side| side.get(subject.key()).cloned());
             let _ = open.standings.try_push(standing.unwrap_or_default());
         }
@@ -50,7 +51,7 @@ impl<'s, 'p> OpenStandings<'s, 'p> {
 
     fn put(&mut self, index: usize, standing: Standing) -> bool {
         let (store, now) = (self.store, self.now);
-        let Some(subject) = self.plan.subjects().get(index) else { return false };
+        let Some(subject) = self.bill.subjects().get(index) else { return false };
         self.shard(subject).is_some_and(|side| store.put_standing(side, subject.key(), standing, now))
     }
 
@@ -68,10 +69,10 @@ impl Standings for OpenStandings<'_, '_> {
     /// Kept at once, so that two subjects of one plan are not promised the same place.
     fn has_room(&mut self, index: usize, standing: &Standing) -> bool {
         let now = self.now;
-        if self.plan.verb() != Verb::Peek {
+        if self.bill.verb() != Verb::Peek {
             return self.put(index, standing.clone());
         }
-        let Some(subject) = self.plan.subjects().get(index) else { return false };
+        let Some(subject) = self.bill.subjects().get(index) else { return false };
         let worth = |other: &Standing| standing_worth(other, now);
         self.shard(subject).is_some_and(|side| side.would_keep(subject.key(), standing, worth))
     }
