@@ -244,10 +244,11 @@ impl LedgerPlayer {
         now: Timestamp,
     ) -> Result<Checked, PlanError> {
         let plan = policy.plan_for(verb, facts)?;
-        match self.execute(&plan.to_command(), now) {
-            Answer::Settled(outcome) => Ok(Checked::new(&plan, &outcome)),
-            other => panic!("a bill was answered by {other:?}"),
-        }
+        let settled = match self.execute(&plan.to_command(), now) {
+            Answer::Settled(outcome) => Some(Checked::new(&plan, &outcome)),
+            _ => None,
+        };
+        Ok(settled.expect("a bill is answered by an outcome"))
     }
 
     /// Carries out a command that has travelled, and hears an answer that has travelled back.

@@ -11,6 +11,7 @@
 )]
 
 mod answers;
+mod bills;
 mod keys;
 mod ladder;
 mod login;
