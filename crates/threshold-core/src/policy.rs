@@ -17,14 +17,16 @@ mod rule;
 mod settings;
 mod shared_map;
 mod tiers;
+mod token;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::address::Headers;
 use crate::key::{Anchors, DigestKey};
 use crate::ladder::Ladder;
 use crate::lockout::Login;
-use crate::time::Span;
+use crate::time::{Span, Timestamp};
 
 pub use bans::{Ban, BanSource, Banned, Bans, Who};
 pub use change::Forgotten;
@@ -43,6 +45,7 @@ pub use rule::{
 pub(crate) use rule::{Measure, Measured, SubjectRule};
 pub use settings::{MAX_TIMES, Owner, Setting, SettingError};
 pub(crate) use tiers::{Source as TierSource, TiersInForce};
+pub use token::{Claims, MAX_TOKEN, TokenError, TokenVerifier};
 
 /// The most rules one policy may hold.
 pub const MAX_RULES: usize = 1_000;
@@ -72,6 +75,8 @@ pub struct Policy {
     memory: Memory,
     /// Who is banned while this policy is in force.
     bans: Option<Arc<dyn BanSource>>,
+    /// What verifies tokens, where the host can.
+    tokens: Option<Arc<dyn TokenVerifier>>,
     pub(crate) key: DigestKey,
     /// The partitions of identities under that key.
     pub(crate) anchors: Anchors,
@@ -145,6 +150,33 @@ impl Policy {
     pub fn with_bans(mut self, bans: Arc<dyn BanSource>) -> Self {
         self.bans = Some(bans);
         self
+    }
+
+    /// The same policy, together with what verifies the tokens of its `[identity.jwt]`.
+    #[must_use]
+    pub fn with_token_verifier(mut self, verifier: Arc<dyn TokenVerifier>) -> Self {
+        self.tokens = Some(verifier);
+        self
+    }
+
+    /// Whether it has an `[identity.jwt]` and nothing that verifies its tokens. A door that faces clients does not serve
+    /// such a policy.
+    #[must_use]
+    pub fn lacks_token_verifier(&self) -> bool {
+        self.identity.jwt.is_some() && self.tokens.is_none()
+    }
+
+    /// The claims of a request's bearer token, if it has one and the policy verifies any. `now` is asked only then.
+    ///
+    /// # Errors
+    /// Where the token does not hold. The request then goes on without any claims.
+    pub fn claims<H: Headers + ?Sized>(
+        &self,
+        headers: &H,
+        now: impl FnOnce() -> Timestamp,
+    ) -> Result<Option<Claims>, TokenError> {
+        let Some(verifier) = &self.tokens else { return Ok(None) };
+        token::bearer(headers)?.map(|token| verifier.verify(token, now())).transpose()
     }
 
     /// What the lists say of somebody, and a ban that they meet. An allowance that is narrower than a ban lifts it.

@@ -182,7 +182,21 @@ fn identity_says_where_names_come_from() {
     check("[identity]\ntrusted_proxies = [\"10.0.0.0/8\"]\nuser = \"header:x-user\"", &["passed-on \"header:x-user\""]);
     check("[identity]\nuser = \"header:x-user\"", &["never-believed \"header:x-user\""]);
     check("[identity]\nuser = \"claim:sub\"", &["no-jwt \"claim:sub\""]);
-    check("[identity]\nuser = \"claim:sub\"\n[identity.jwt]\nalg = \"HS256\"\nkey = \"${SET}\"", &[]);
+    let secret = "0123456789abcdef0123456789abcdef";
+    let jwt =
+        |alg: &str, key: &str| format!("[identity]\nuser = \"claim:sub\"\n[identity.jwt]\nalg = \"{alg}\"\n{key}");
+    check(&jwt("HS256", &format!("key = \"{secret}\"")), &[]);
+    check(&jwt("ES256", "key_file = \"/k\""), &[]);
+    check(&jwt("HS256", "key = \"${SET}\""), &["bad-key \"${SET}\""]);
+    check(&jwt("HS384", &format!("key = \"{secret}\"")), &[&format!("bad-key \"{secret}\"")]);
+    check(&jwt("RS256", &format!("key = \"{secret}\"")), &[&format!("bad-key \"{secret}\"")]);
+    let pem = |what: &str| format!("key = '-----BEGIN {what} KEY-----{secret}-----END {what} KEY-----'");
+    check(&jwt("RS256", &pem("PUBLIC")), &[]);
+    for (alg, what) in [("HS256", "PUBLIC"), ("HS256", "PRIVATE"), ("RS256", "PRIVATE"), ("RS256", "RSA PRIVATE")] {
+        let found = findings(&jwt(alg, &pem(what)));
+        assert!(matches!(&found[..], [one] if one.starts_with("bad-key ")), "{alg} {what}: {found:?}");
+    }
+    check(&format!("[identity.jwt]\nalg = \"HS256\"\nkey = \"{secret}\""), &["unused-jwt \"HS256\""]);
     check("[identity]\nuser = \"claim:sub\"\n[identity.jwt]\nalg = \"none\"\nkey = \"k\"", &["bad-value \"none\""]);
     check("[identity]\nuser = \"x-user\"", &["bad-value \"x-user\""]);
     check("[identity]\ntenant = \"host:example.com\"", &["bad-value \"host:example.com\""]);
@@ -213,7 +227,7 @@ secret = ["user"]
 ipv6_prefix = 64
 [identity.jwt]
 alg = "HS256"
-key = "0123456789abcdef"
+key = "0123456789abcdef0123456789abcdef"
 iss = "https://id.example.com"
 aud = "api"
 [tiers.free]

@@ -62,7 +62,7 @@ async fn notes(account: Option<Extension<Account>>) -> Result<String, StatusCode
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let layer = ThresholdLayer::new(Arc::new(Limiter::new(Policy::parse(POLICY, &|_| None)?)))
+    let layer = ThresholdLayer::new(Arc::new(Limiter::new(Policy::parse(POLICY, &|_| None)?)))?
         .peer(|parts| parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0))
         .identify(|parts| {
             let account = parts.extensions.get::<Account>();

@@ -52,7 +52,7 @@ async fn storm() -> &'static str {
 async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::DEBUG).init();
     let policy = Policy::parse(POLICY, &|name| std::env::var(name).ok())?;
-    let limit = ThresholdLayer::new(Arc::new(Limiter::new(policy)))
+    let limit = ThresholdLayer::new(Arc::new(Limiter::new(policy)))?
         .peer(|parts| parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0));
     let cors = CorsLayer::new()
         .allow_origin(tower_http::cors::Any)

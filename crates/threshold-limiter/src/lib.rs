@@ -25,6 +25,8 @@ pub mod bans;
 pub mod clock;
 #[cfg(feature = "sqlite")]
 pub mod journal;
+#[cfg(feature = "jwt")]
+pub mod jwt;
 pub mod keyed;
 pub mod limiter;
 pub mod observer;
@@ -37,7 +39,7 @@ pub use bans::BanBook;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use keyed::KeyLimiter;
 pub use limiter::{Limiter, LoginError, Reserved};
-pub use observer::{Observer, Refused};
+pub use observer::{Observer, Refused, TokenRefused};
 pub use store::{ImmediateStore, Store};
 /// Everything that a decision is made of, where the names below are not enough.
 pub use threshold_core;

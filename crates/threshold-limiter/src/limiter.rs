@@ -5,6 +5,8 @@ mod failure;
 mod login;
 mod many;
 mod names;
+#[cfg(feature = "tower")]
+mod tokens;
 mod under;
 #[cfg(feature = "wait")]
 mod wait;

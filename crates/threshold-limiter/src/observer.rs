@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use threshold_core::policy::TokenError;
 use threshold_core::{Decision, Facts, Policy, Timestamp};
 
 /// Is told of every decision, on the thread that made it. It must not block: hand on what takes time.
@@ -13,6 +14,21 @@ pub trait Observer: Send + Sync {
     fn refused(&self, refused: Refused<'_>, policy: &Policy) {
         let _ = (refused, policy);
     }
+
+    /// The bearer token of a request did not verify. The request is then decided without its claims.
+    fn token_refused(&self, refused: TokenRefused, policy: &Policy) {
+        let _ = (refused, policy);
+    }
+}
+
+/// A bearer token that did not verify.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TokenRefused {
+    /// When.
+    pub at: Timestamp,
+    /// Why.
+    pub reason: TokenError,
 }
 
 /// Why a request was refused before any limit was asked.

@@ -9,7 +9,7 @@
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let policy = Policy::parse(&std::fs::read_to_string("policy.toml")?, &|name| std::env::var(name).ok())?;
-//!     let layer = ThresholdLayer::new(Arc::new(Limiter::new(policy)))
+//!     let layer = ThresholdLayer::new(Arc::new(Limiter::new(policy)))?
 //!         .peer(|parts| parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0));
 //!     let app = Router::new().route("/", get(|| async { "hello" })).layer(layer);
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
@@ -22,7 +22,9 @@
 //!
 //! - **Who is calling** it finds as the policy's `[identity]` says, from the peer's address ([`PeerAddr`], or
 //!   [`ThresholdLayer::peer`]) and from header fields, which are believed from trusted peers only. What the application
-//!   knows better it says in [`ThresholdLayer::identify`].
+//!   knows better it says in [`ThresholdLayer::identify`]. A `claim:` is that of the request's bearer token, verified as
+//!   `[identity.jwt]` says; `threshold_limiter::jwt` (feature `jwt`) reads the keys. A token that does not verify names
+//!   nobody.
 //! - **Allowed**: the answer carries the rate-limit fields. Fields that the service set itself stay as they are.
 //! - **Denied**: the service never sees it. The answer is a 429, or what the rule says, as JSON, as
 //!   `application/problem+json`, or in gRPC as `RESOURCE_EXHAUSTED`.
@@ -48,5 +50,5 @@ mod tab;
 pub use asked::{Identified, PeerAddr};
 pub use body::{RequestBody, ResponseBody};
 pub use future::ResponseFuture;
-pub use layer::ThresholdLayer;
+pub use layer::{NoTokenVerifier, ThresholdLayer};
 pub use service::ThresholdService;

@@ -113,7 +113,7 @@ fn peer(parts: &Parts) -> Option<SocketAddr> {
 impl TowerDoor {
     fn start(&self, policy: Policy) -> Serving {
         let limiter = Arc::new(Limiter::with_clock(policy, Arc::clone(&self.clock)));
-        let layer = ThresholdLayer::new(Arc::clone(&limiter)).peer(peer).identify(identified);
+        let layer = ThresholdLayer::new(Arc::clone(&limiter)).unwrap().peer(peer).identify(identified);
         let app = Router::new().fallback(any(|| async { Body::new(Endless) })).layer(layer);
         let listener = self.runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();

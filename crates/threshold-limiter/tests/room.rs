@@ -69,7 +69,7 @@ async fn a_reservation_that_ends_is_noticed() {
 async fn the_end_of_a_request_behind_the_layer_is_noticed() {
     let one = one_at_once();
     let inner = service_fn(async |_: Request<RequestBody<Body>>| Ok::<_, Infallible>(Response::new(Body::empty())));
-    let service = ThresholdLayer::new(Arc::clone(&one)).layer(inner);
+    let service = ThresholdLayer::new(Arc::clone(&one)).unwrap().layer(inner);
     let response = service.oneshot(Request::new(Body::empty())).await.unwrap();
     assert_eq!(response.status(), 200);
     assert!(!one.peek(&Facts::default()).unwrap().allowed(), "its body has not ended");

@@ -34,6 +34,7 @@ impl World {
         let policy = Policy::parse(&policy, &|_| None).unwrap();
         let limiter = Limiter::with_clock(policy, ManualClock::new(Timestamp::from_secs(1_767_225_600)));
         let layer = ThresholdLayer::new(Arc::new(limiter))
+            .unwrap()
             .peer(|parts| parts.extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr));
         let (reporter, health) = health_reporter();
         reporter.set_service_status(SERVICE, ServingStatus::Serving).await;

@@ -53,7 +53,7 @@ impl World {
     }
 
     fn layer(&self) -> ThresholdLayer {
-        ThresholdLayer::new(Arc::clone(&self.limiter))
+        ThresholdLayer::new(Arc::clone(&self.limiter)).unwrap()
     }
 
     /// Answers everything with "hello".
@@ -686,7 +686,7 @@ async fn the_figures_after_a_wait_are_those_of_the_answer() {
         );
         let policy = Policy::parse(&text, &|_| None).unwrap();
         let limiter = Arc::new(Limiter::with_clock(policy, PausedClock(Instant::now())));
-        let layer = ThresholdLayer::new(Arc::clone(&limiter));
+        let layer = ThresholdLayer::new(Arc::clone(&limiter)).unwrap();
         let app = Router::new().route("/{*path}", any(|| async { "hello" })).layer(layer);
         for _ in 0..2 {
             assert_eq!(send(&app, request(PROXY, "/trap", U1)).await.status(), StatusCode::OK);
@@ -713,7 +713,8 @@ async fn a_wait_strikes_nobody_twice() {
         [[rule]]\nname = 'wide'\nper = ['user']\nlimit = '100/h'\nalgorithm = 'sliding-log'\n";
     let policy = Policy::parse(text, &|_| None).unwrap();
     let limiter = Arc::new(Limiter::with_clock(policy, PausedClock(Instant::now())));
-    let app = Router::new().route("/x", get(|| async { "hello" })).layer(ThresholdLayer::new(Arc::clone(&limiter)));
+    let app =
+        Router::new().route("/x", get(|| async { "hello" })).layer(ThresholdLayer::new(Arc::clone(&limiter)).unwrap());
     for _ in 0..2 {
         assert_eq!(status(&app, PROXY, U1).await, 200);
     }

@@ -118,7 +118,7 @@ impl Desk {
 
     /// The tower layer of the same limiter, for requests that come as HTTP.
     pub(crate) fn layer(&self) -> ThresholdLayer {
-        ThresholdLayer::new(Arc::clone(&self.limiter))
+        ThresholdLayer::new(Arc::clone(&self.limiter)).expect("the keys are attached when a policy is read")
     }
 
     /// How many requests wait for room.

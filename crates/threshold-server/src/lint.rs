@@ -3,16 +3,20 @@
 mod coverage;
 mod openapi;
 
+use std::path::Path;
+
 use threshold_core::policy::{Finding, Policy, Review, Severity};
+use threshold_limiter::jwt::{MAX_KEY_FILE, Verifier};
 
 use crate::Report;
 use crate::cli::{Denied, LintArgs};
-use crate::source::Source;
+use crate::source::{Source, read_bytes};
 
 pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
     let source = Source::read(&args.policy)?;
     let Review { policy, mut findings, rule_names } = source.review();
     if let Some(policy) = &policy {
+        findings.extend(keys(policy).into_iter().filter(|finding| !policy.allows(finding.code, None)));
         if let Some(old) = &args.against {
             let old = Source::read(old)?.policy()?;
             findings.extend(forgotten(policy, &old, &rule_names));
@@ -37,6 +41,24 @@ pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
         _ => 0,
     };
     Ok(Report { text, code })
+}
+
+/// What is wrong with the keys of `[identity.jwt]`. A key file that is not here may be where the server is.
+fn keys(policy: &Policy) -> Option<Finding> {
+    let settings = policy.identity().jwt.as_ref()?;
+    let file = settings.key_file.as_deref().map(Path::new);
+    let (severity, code, message) = match file.map(|file| read_bytes(file, MAX_KEY_FILE)).transpose() {
+        Err(error) => (Severity::Warning, "no-key-file", format!("key_file: {error:#}")),
+        Ok(contents) => {
+            let checked = match &contents {
+                Some(contents) => Verifier::with_key(settings, contents),
+                None => Verifier::new(settings),
+            };
+            (Severity::Error, "bad-key", checked.err()?.to_string())
+        }
+    };
+    let help = "docs/policy.md says what each algorithm takes".to_owned();
+    Some(Finding { severity, code, span: 0..0, message, help })
 }
 
 /// What putting this policy in the place of the old one forgets, at the rules it is about.

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use threshold_core::decision::Reading;
 use threshold_core::policy::{LogMode, Policy, Rule};
 use threshold_core::{Decision, Facts, Timestamp};
-use threshold_limiter::{Observer, Refused};
+use threshold_limiter::{Observer, Refused, TokenRefused};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -71,6 +71,8 @@ pub(crate) struct Denials {
     denied: Samples,
     /// Requests that were refused undecided are counted apart: they must not keep denials out of the log.
     refused: Samples,
+    /// The same of tokens that did not verify.
+    tokens: Samples,
 }
 
 /// Which of many things alike become a line: a few in a second.
@@ -95,6 +97,11 @@ impl Observer for Denials {
         let Some(left_out) = self.refused.take(refused.at) else { return };
         let Shown { ip, .. } = Shown::new(&Facts { ip: refused.ip, ..Facts::default() }, policy);
         tracing::warn!(status = refused.status, reason = refused.reason, ip, left_out, "request refused undecided");
+    }
+
+    fn token_refused(&self, refused: TokenRefused, _: &Policy) {
+        let Some(left_out) = self.tokens.take(refused.at) else { return };
+        tracing::warn!(reason = refused.reason.name(), left_out, "a token did not verify, and names nobody");
     }
 }
 

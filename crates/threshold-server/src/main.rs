@@ -7,6 +7,7 @@ mod door;
 mod explain;
 mod export;
 mod init;
+mod jwt;
 mod lint;
 mod log;
 mod manual;

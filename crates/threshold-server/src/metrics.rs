@@ -11,7 +11,7 @@ use prometheus_client::registry::Registry;
 use threshold_core::decision::{Degraded, Verdict};
 use threshold_core::policy::Policy;
 use threshold_core::{Decision, Facts};
-use threshold_limiter::{Observer, Refused};
+use threshold_limiter::{Observer, Refused, TokenRefused};
 
 /// All metrics of one server.
 #[derive(Debug)]
@@ -28,6 +28,7 @@ struct Counts {
     warnings: Counter,
     degraded: Family<ReasonLabel, Counter>,
     refused: Counter,
+    tokens_refused: Family<ReasonLabel, Counter>,
     /// The series of the policy in force, found once for each generation of it.
     series: ArcSwap<Series>,
 }
@@ -75,6 +76,7 @@ impl Metrics {
             warnings: Counter::default(),
             degraded: Family::default(),
             refused: Counter::default(),
+            tokens_refused: Family::default(),
             series: ArcSwap::from_pointee(Series { generation: 0, rules: Vec::new(), unbound: RuleSeries::default() }),
         });
         let mut registry = Registry::with_prefix("threshold");
@@ -83,6 +85,11 @@ impl Metrics {
         registry.register("warnings", "Requests that were let through with a warning", counts.warnings.clone());
         registry.register("degraded", "Decisions without all that they need, by reason", counts.degraded.clone());
         registry.register("refused", "Requests that client doors refused undecided", counts.refused.clone());
+        registry.register(
+            "tokens_refused",
+            "Bearer tokens that named nobody, by reason",
+            counts.tokens_refused.clone(),
+        );
         Self { registry, counts }
     }
 
@@ -124,6 +131,10 @@ impl Observer for Counts {
 
     fn refused(&self, _: Refused<'_>, _: &Policy) {
         self.refused.inc();
+    }
+
+    fn token_refused(&self, refused: TokenRefused, _: &Policy) {
+        self.tokens_refused.get_or_create(&ReasonLabel { reason: refused.reason.name() }).inc();
     }
 }
 

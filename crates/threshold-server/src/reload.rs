@@ -1,5 +1,5 @@
-//! Puts changed files in force while the server runs: the policy, and the certificate with its key. What cannot be used is
-//! reported, and the old one stays.
+//! Puts changed files in force while the server runs: the policy, the keys that its tokens are verified with, and the
+//! certificate with its key. What cannot be used is reported, and the old one stays.
 
 mod watch;
 
@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use threshold_core::policy::{Finding, Policy};
+use threshold_limiter::jwt::Verifier;
 
 use crate::door::{App, Trouble};
+use crate::jwt::{self, TokenKeys};
 use crate::serve::Certificates;
 use crate::serve::offers;
 use crate::source::Source;
@@ -39,6 +41,8 @@ struct Watched {
 enum Kind {
     Policy,
     Certificate(Arc<Certificates>),
+    /// The keys of the policy in force.
+    Keys(Arc<Verifier>),
 }
 
 impl Reloader {
@@ -60,45 +64,87 @@ impl Reloader {
         self.watched.push(Watched { paths, watch, kind: Kind::Certificate(certificates) });
     }
 
+    /// Watches the file of keys that the policy in force names, and no other.
+    pub(crate) fn watch_keys(&mut self, keys: Option<TokenKeys>) {
+        self.watched.retain(|watched| !matches!(watched.kind, Kind::Keys(_)));
+        let Some(TokenKeys { verifier, contents: Some(contents) }) = keys else { return };
+        let Some(path) = verifier.key_file().map(Path::to_owned) else { return };
+        let watch = Watch::new(&Ok(vec![contents]));
+        self.watched.push(Watched { paths: vec![path], watch, kind: Kind::Keys(verifier) });
+    }
+
     /// Looks at the files once, half a second from now. Dropped at any moment, it leaves nothing half done.
     pub(crate) async fn look(&mut self) {
         tokio::time::sleep(EVERY).await;
+        let mut renewed = None;
         for watched in &mut self.watched {
+            if watched.is_replaced(renewed.as_ref()) {
+                continue;
+            }
             let (paths, seen) = (watched.paths.clone(), watched.watch.trusted());
             // A file system may take its time, and requests shall not wait for it.
             let found = tokio::task::spawn_blocking(move || Found::unless(&paths, seen.as_deref())).await;
             if let Ok(Some(found)) = found
                 && let Some(contents) = watched.watch.take(found, SystemTime::now())
             {
-                watched.load(&contents, &self.app, self.allow_empty);
+                renewed = watched.load(&contents, &self.app, self.allow_empty).or(renewed);
             }
             if let Kind::Certificate(certificates) = &watched.kind {
                 certificates.tell_validity(SystemTime::now(), &self.app.health);
             }
         }
+        self.take_over(renewed);
     }
 
     /// Loads all files now, changed or not.
     pub(crate) async fn now(&mut self) {
+        let mut renewed = None;
         for watched in &mut self.watched {
+            if watched.is_replaced(renewed.as_ref()) {
+                continue;
+            }
             let paths = watched.paths.clone();
             if let Ok(contents) = tokio::task::spawn_blocking(move || watch::read(&paths)).await {
                 watched.watch = Watch::new(&contents);
-                watched.load(&contents, &self.app, self.allow_empty);
+                renewed = watched.load(&contents, &self.app, self.allow_empty).or(renewed);
             }
+        }
+        self.take_over(renewed);
+    }
+
+    /// Another policy is in force, with keys of its own.
+    fn take_over(&mut self, renewed: Option<NewPolicy>) {
+        if let Some(NewPolicy { keys }) = renewed {
+            self.watch_keys(keys);
         }
     }
 }
 
 impl Watched {
+    /// Whether these are keys of a policy that another one has just replaced.
+    fn is_replaced(&self, renewed: Option<&NewPolicy>) -> bool {
+        renewed.is_some() && matches!(self.kind, Kind::Keys(_))
+    }
+
     /// Puts what was read in force, or says why not.
-    fn load(&self, contents: &Contents, app: &App, allow_empty: bool) {
+    fn load(&self, contents: &Contents, app: &App, allow_empty: bool) -> Option<NewPolicy> {
         let files = contents.as_deref().map_err(Clone::clone);
         match &self.kind {
             Kind::Policy => {
-                let [path] = self.paths.as_slice() else { return };
+                let [path] = self.paths.as_slice() else { return None };
                 let text = files.map(<[Vec<u8>]>::concat);
-                load_policy(path, text, app, allow_empty);
+                return load_policy(path, text, app, allow_empty);
+            }
+            Kind::Keys(verifier) => {
+                let contents = files.map(<[Vec<u8>]>::concat);
+                let loaded = contents.and_then(|key| jwt::load(verifier, &key).map_err(|error| error.to_string()));
+                let trouble =
+                    loaded.as_ref().err().map(|error| format!("the keys of tokens are not in force: {error}"));
+                app.health.keys(trouble.map(|full| Trouble::hiding(full, &self.paths)));
+                match &loaded {
+                    Ok(()) => tracing::info!("new keys of tokens are in force"),
+                    Err(error) => tracing::error!("the old keys of tokens stay: {error}"),
+                }
             }
             Kind::Certificate(certificates) => {
                 let loaded = files.and_then(|files| certificates.load(files).map_err(|error| format!("{error:#}")));
@@ -111,29 +157,38 @@ impl Watched {
                 }
             }
         }
+        None
     }
 }
 
-fn load_policy(path: &Path, bytes: Result<Vec<u8>, String>, app: &App, allow_empty: bool) {
+/// A policy was put in force.
+struct NewPolicy {
+    keys: Option<TokenKeys>,
+}
+
+fn load_policy(path: &Path, bytes: Result<Vec<u8>, String>, app: &App, allow_empty: bool) -> Option<NewPolicy> {
     let name = path.display().to_string();
     match usable(path, bytes, &app.desk.policy(), allow_empty) {
-        Ok(policy) => {
+        Ok((policy, keys)) => {
             if policy.memory() != app.desk.policy().memory() {
                 tracing::warn!(policy = name, "[memory] changed: that takes effect when the server starts again");
             }
             let (rules, is_empty) = (policy.rules().len(), policy.is_empty());
             let generation = app.desk.swap(policy);
             app.health.policy(None);
+            app.health.keys(None);
             tracing::info!(policy = name, rules, generation, "a new policy is in force");
             offers::warn(&app.desk.policy());
             if is_empty {
                 tracing::warn!(policy = name, "the policy has no rules: nobody is limited");
             }
+            Some(NewPolicy { keys })
         }
         Err(Trouble { open, full }) => {
             let said = |text: &str| format!("the policy file is not in force: {text}");
             app.health.policy(Some(Trouble { open: said(&open), full: said(&full) }));
             tracing::error!(policy = name, "the old policy stays in force: {full}");
+            None
         }
     }
 }
@@ -144,7 +199,7 @@ fn usable(
     bytes: Result<Vec<u8>, String>,
     in_force: &Policy,
     allow_empty: bool,
-) -> Result<Policy, Trouble> {
+) -> Result<(Policy, Option<TokenKeys>), Trouble> {
     let bytes = bytes.map_err(|error| Trouble::hiding(error, &[path]))?;
     let source = Source::from_bytes(path, bytes).map_err(|error| Trouble::hiding(format!("{error:#}"), &[path]))?;
     let policy = source.policy_or_errors().map_err(|errors| {
@@ -160,7 +215,8 @@ fn usable(
         let text = "no-rules: it would limit nobody any more (--allow-empty accepts that)".to_owned();
         return Err(Trouble { open: text.clone(), full: text });
     }
-    Ok(policy)
+    jwt::attach(policy)
+        .map_err(|error| Trouble { open: "a key of tokens cannot be used".to_owned(), full: format!("{error:#}") })
 }
 
 /// What errors there are and in which lines, and nothing that the file says there.

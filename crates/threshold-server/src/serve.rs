@@ -26,6 +26,7 @@ use crate::cli::ServeArgs;
 use crate::desk::{Desk, Opened, Place};
 use crate::door::{App, Bounds, Doors, Hosts};
 use crate::init::PRESETS;
+use crate::jwt;
 use crate::log;
 use crate::reload::Reloader;
 use crate::source::Source;
@@ -51,6 +52,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     if let Some(refusal) = offers::refuses(&policy) {
         anyhow::bail!("{}: {refusal}", source.name);
     }
+    let (policy, keys) = jwt::attach(policy).with_context(|| source.name.clone())?;
     offers::warn(&policy);
     let tokens = Tokens::from_environment()?;
     let hosts = hosts(args, &tokens);
@@ -78,6 +80,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         if let Some(path) = args.policy.clone().filter(|path| path.as_os_str() != "-") {
             reloader.watch_policy(path, source.text);
         }
+        reloader.watch_keys(keys);
         if let Some((certificates, files)) = tls {
             reloader.watch_certificate(certificates, files);
         }

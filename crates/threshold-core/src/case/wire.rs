@@ -64,6 +64,8 @@ impl FactsBody {
             headers: Some(&lines[..]),
             host: self.host.as_deref(),
             path: self.path.as_deref(),
+            // No case signs a token.
+            claims: None,
         };
         let find = |source: Option<&IdentitySource>| source.and_then(|source| source.find(&seen));
         let (tenant, user, tier) =

@@ -103,6 +103,9 @@ codes! {
         "nobody would be punished", "name a built-in one, or add `[ladders.NAME]`";
     Error "no-jwt": "a `claim:` without `[identity.jwt]`",
         "a token that nobody verifies proves nothing", "say how tokens are verified";
+    Error "bad-key": "a key that its algorithm cannot use: shorter than the hash, a public key as a shared secret, a private key",
+        "tokens could be forged, or none would be accepted",
+        "give HS algorithms a secret of at least 32, 48 or 64 bytes, the others a public key in PEM or a JWKS";
     Error "list-too-wide": "a list entry that covers a whole address space, this machine, or a trusted proxy",
         "it would let everyone in, or lock everyone out", "write narrower prefixes";
     Error "ladder-for-nobody": "a ladder on a rule that counts by nobody",
@@ -124,6 +127,10 @@ codes! {
     Warning "strikes-decay": "a ladder that forgets a strike before the next one can follow",
         "strikes from one limit are as far apart as its period, at most an hour; nobody gets past the first rung",
         "raise `decay` above that, or write `strike = \"request\"`";
+    Warning "unused-jwt" of Policy: "`[identity.jwt]` in a policy without a `claim:`",
+        "tokens would be verified for nothing", "take `tenant`, `user` or `tier` from `claim:NAME`, or remove the table";
+    Warning "no-key-file" of Policy: "a `key_file` that cannot be read where lint runs",
+        "a server that cannot read it does not start", "run lint where the file is, or say in `allow` that it is elsewhere";
     Warning "never-matches": "a rule that no request can meet",
         "it looks like protection and is none", "correct what it matches, or remove it";
     Warning "no-rules" of Policy: "a policy without rules and without `[login]`",

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::Pattern;
+use super::{Claims, Pattern};
 use crate::address::{ClientAddress, Headers};
 use crate::path::{OddPaths, PathError, read, spell_host, spell_path};
 
@@ -62,8 +62,8 @@ pub enum IdentitySource {
 }
 
 impl IdentitySource {
-    /// The name in a request, if it is there. Headers and cookies are believed from trusted peers only; a claim is
-    /// verified by the door, which has the keys.
+    /// The name in a request, if it is there. Headers and cookies are believed from trusted peers only, and claims
+    /// from anybody: their token was verified.
     #[must_use]
     pub fn find<H: Headers + ?Sized>(&self, seen: &Seen<'_, H>) -> Option<String> {
         let found = match self {
@@ -83,7 +83,7 @@ impl IdentitySource {
             }
             Self::Host(pattern) => capture(pattern, &spell_host(seen.host?)),
             Self::Path(pattern) => capture_from_path(pattern, seen.path?).ok()?,
-            Self::Claim(_) => None,
+            Self::Claim(name) => seen.claims?.get(name).map(str::to_owned),
         };
         found.filter(|name| !name.is_empty())
     }
@@ -149,6 +149,8 @@ pub struct Seen<'r, H: ?Sized> {
     pub host: Option<&'r str>,
     /// The path, in any spelling.
     pub path: Option<&'r str>,
+    /// The claims of its verified token.
+    pub claims: Option<&'r Claims>,
 }
 
 /// A value as text; `None` if it is none.
@@ -187,11 +189,13 @@ mod tests {
     #[test]
     fn names_are_found_where_the_policy_says_and_nowhere_else() {
         let headers = [("X-User", " u1 "), ("cookie", "a=1; sid=\"s3\"; b=2"), ("x-twice", "u1"), ("x-twice", "u2")];
+        let claims: Claims = [("sub", "U 1 "), ("empty", "")].into_iter().collect();
         let seen = |trusted| Seen {
             trusted,
             headers: Some(&headers[..]),
             host: Some("Acme.example.com:443"),
             path: Some("//T//Acme/x/"),
+            claims: Some(&claims),
         };
         let check = |source: IdentitySource, trusted, expect: Option<&str>| {
             assert_eq!(source.find(&seen(trusted)).as_deref(), expect, "{source:?}");
@@ -206,14 +210,16 @@ mod tests {
         check(IdentitySource::Host(host), false, Some("acme"));
         let path = Pattern::parse("/t/{tenant}/**", Kind::Path).unwrap();
         check(IdentitySource::Path(path), false, Some("acme"));
-        check(IdentitySource::Claim("sub".into()), true, None);
+        check(IdentitySource::Claim("sub".into()), false, Some("U 1 "));
+        check(IdentitySource::Claim("Sub".into()), true, None);
+        check(IdentitySource::Claim("empty".into()), true, None);
     }
 
     #[test]
     fn of_two_cookies_that_differ_neither_counts() {
         let find = |lines: &[&[u8]]| {
             let headers: Vec<(&str, &[u8])> = lines.iter().map(|line| ("cookie", *line)).collect();
-            let seen = Seen { trusted: true, headers: Some(&headers[..]), host: None, path: None };
+            let seen = Seen { trusted: true, headers: Some(&headers[..]), host: None, path: None, claims: None };
             IdentitySource::Cookie("sid".into()).find(&seen)
         };
         let s3 = Some("s3".to_owned());
@@ -235,7 +241,7 @@ mod tests {
         let source = IdentitySource::Path(Pattern::parse("/t/{tenant}/**", Kind::Path).unwrap());
         let check = |path: &str, expect: Result<Option<&str>, PathError>| {
             let headers: Option<&[(&str, &str)]> = None;
-            let seen = Seen { trusted: false, headers, host: None, path: Some(path) };
+            let seen = Seen { trusted: false, headers, host: None, path: Some(path), claims: None };
             assert_eq!(source.find(&seen).as_deref(), expect.unwrap_or_default(), "{path}");
             assert_eq!(source.path_error(path), expect.err(), "{path}");
         };

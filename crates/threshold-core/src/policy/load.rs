@@ -224,6 +224,7 @@ impl Loader<'_> {
             alerts: Arc::new(self.alerts(&file.alerts)),
             memory: self.memory(&file.memory),
             bans: None,
+            tokens: None,
             identity: Arc::new(identity),
             key: REHEARSAL_KEY,
             anchors: Anchors::new(REHEARSAL_KEY),

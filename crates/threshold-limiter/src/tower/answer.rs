@@ -108,6 +108,15 @@ pub(super) fn impossible(error: &PlanError, form: Form) -> Response<Bytes> {
         PlanError::TooManyRules => (503, UNAVAILABLE, "unavailable", "Temporarily unavailable"),
         PlanError::Path(error) => return bad_path(*error, form),
     };
+    undecided((status, code, name, title), form)
+}
+
+/// The answer where the policy in force cannot be served.
+pub(super) fn unavailable(form: Form) -> Response<Bytes> {
+    undecided((503, UNAVAILABLE, "unavailable", "Temporarily unavailable"), form)
+}
+
+fn undecided((status, code, name, title): (u16, u8, &str, &str), form: Form) -> Response<Bytes> {
     let response = match form {
         Form::Grpc => grpc(code, title),
         Form::Http(BodyForm::Json) => http(status, "application/json", format!("{{\"error\":\"{name}\"}}")),

@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use http_body::SizeHint;
 use threshold_core::address::Headers;
 use threshold_core::path::{PathError, spell_host};
-use threshold_core::policy::{IdentitySource, Seen};
+use threshold_core::policy::{Claims, IdentitySource, Seen};
 use threshold_core::{Facts, Policy, TraceId};
 
 /// The address at the other end of a request's connection, as an extension of the request. Whoever accepts connections
@@ -80,6 +80,7 @@ impl<'r> Asked<'r> {
         learned: &Learned,
         peer: Option<SocketAddr>,
         who: Identified,
+        claims: impl FnOnce(&Lines<'_>) -> Option<Claims>,
     ) -> Result<Self, BadRequest> {
         one_host(parts)?;
         let identity = learned.policy.identity();
@@ -103,20 +104,30 @@ impl<'r> Asked<'r> {
             bytes: if learned.counts_bytes { known() } else { None },
             trace: TraceId::default(),
         };
+        let sources = [
+            (asked.who.tenant.as_ref(), identity.tenant.as_ref()),
+            (asked.who.user.as_ref(), identity.user.as_ref()),
+            (asked.who.tier.as_ref(), identity.tier.as_ref()),
+        ];
+        // A token is verified only where a name is taken from it.
+        let asks_claims = |(given, source): &(Option<&String>, Option<&IdentitySource>)| {
+            given.is_none() && matches!(source, Some(IdentitySource::Claim(_)))
+        };
+        let claims = if sources.iter().any(asks_claims) { claims(&lines) } else { None };
         let seen = Seen {
             trusted: peer.is_some_and(|peer| identity.address.trusts(peer.ip())),
             headers: Some(&lines),
             host: asked.host(),
             path: Some(asked.uri.path()),
+            claims: claims.as_ref(),
         };
-        let find = |given: Option<&String>, source: Option<&IdentitySource>| match (given, source) {
+        let find = |(given, source): (Option<&String>, Option<&IdentitySource>)| match (given, source) {
             (Some(given), _) => Ok(Some(given.clone())),
             (None, Some(source)) => found(source, &seen, asked.uri.path()),
             (None, None) => Ok(None),
         };
-        let tenant = find(asked.who.tenant.as_ref(), identity.tenant.as_ref())?;
-        let user = find(asked.who.user.as_ref(), identity.user.as_ref())?;
-        let tier = find(asked.who.tier.as_ref(), identity.tier.as_ref())?;
+        let [tenant, user, tier] = sources.map(find);
+        let (tenant, user, tier) = (tenant?, user?, tier?);
         (asked.who.tenant, asked.who.user, asked.who.tier) = (tenant, user, tier);
         Ok(asked)
     }
@@ -247,7 +258,7 @@ fn readable(value: &HeaderValue) -> &str {
 }
 
 /// Header fields as core reads them.
-struct Lines<'r>(&'r HeaderMap);
+pub(super) struct Lines<'r>(&'r HeaderMap);
 
 impl Headers for Lines<'_> {
     fn lines<'a>(&'a self, name: &'a str) -> impl DoubleEndedIterator<Item = &'a [u8]> {

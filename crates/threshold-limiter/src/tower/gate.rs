@@ -11,7 +11,7 @@ use http_body::SizeHint;
 use threshold_core::{Decision, Facts, Span};
 
 use super::answer::{self, Form};
-use super::asked::{Asked, Learned, address};
+use super::asked::{Asked, Learned, Lines, address};
 use super::body::Count;
 use super::layer::Door;
 use super::pool::Place;
@@ -82,7 +82,13 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAdd
         return Gate::Passed;
     }
     let learned = door.learned();
-    let mut asked = match Asked::new(parts, size, &learned, peer, door.identify(parts)) {
+    if learned.policy.lacks_token_verifier() {
+        let ip = peer.map(|peer| address(parts, &learned, peer));
+        let answer = answer::unavailable(Form::of(&parts.headers));
+        return refused(door, &learned, (ip, super::layer::NO_VERIFIER), answer);
+    }
+    let claims = |lines: &Lines<'_>| door.tokens.claims(&learned.policy, lines);
+    let mut asked = match Asked::new(parts, size, &learned, peer, door.identify(parts), claims) {
         Ok(asked) => asked,
         Err(bad) => {
             let ip = peer.map(|peer| address(parts, &learned, peer));

@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use http::request::Parts;
+use threshold_core::policy::{Claims, Policy};
 use tower_layer::Layer;
 
-use super::asked::{Identified, Learned, PeerAddr};
+use super::asked::{Identified, Learned, Lines, PeerAddr};
 use super::pool::Pool;
 use super::service::ThresholdService;
 use super::tab::{Answers, AnyLimiter};
 use crate::clock::Clock;
 use crate::limiter::Limiter;
-use crate::store::ImmediateStore;
+use crate::store::{ImmediateStore, Store};
 
 /// How many shadow-banned requests wait at once unless said: a thousand futures are a few megabytes.
 const MOST_WAITING: usize = 1_000;
@@ -32,14 +33,22 @@ pub struct ThresholdLayer {
 
 impl ThresholdLayer {
     /// A layer in front of which everyone is who the policy says, from the address in [`PeerAddr`].
-    #[must_use]
-    pub fn new<S, C>(limiter: Arc<Limiter<S, C>>) -> Self
+    ///
+    /// # Errors
+    /// Where the limiter's policy has an `[identity.jwt]` and nothing is attached to it that verifies tokens. (A policy that
+    /// is put in force later and lacks it has every request answered with 503.)
+    pub fn new<S, C>(limiter: Arc<Limiter<S, C>>) -> Result<Self, NoTokenVerifier>
     where
         S: ImmediateStore + 'static,
         C: Clock + 'static,
     {
-        let learned = Arc::new(ArcSwap::from_pointee(Learned::new(limiter.policy())));
+        let learned = Learned::new(limiter.policy());
+        if learned.policy.lacks_token_verifier() {
+            return Err(NoTokenVerifier);
+        }
+        let learned = Arc::new(ArcSwap::from_pointee(learned));
         let door = Door {
+            tokens: Arc::<Limiter<S, C>>::clone(&limiter),
             limiter,
             learned,
             peer: Arc::new(|parts| parts.extensions.get::<PeerAddr>().map(|peer| peer.0)),
@@ -47,7 +56,7 @@ impl ThresholdLayer {
             pool: Pool::new(MOST_WAITING),
             answers: Answers::Seen,
         };
-        Self { door: Arc::new(door) }
+        Ok(Self { door: Arc::new(door) })
     }
 
     /// Takes the address at the other end of the connection from elsewhere. It must not come from the request itself.
@@ -91,6 +100,32 @@ impl<S> Layer<S> for ThresholdLayer {
     }
 }
 
+/// Why a policy is not served.
+pub(super) const NO_VERIFIER: &str = "the policy has [identity.jwt], and nothing verifies its tokens";
+
+/// The policy has an `[identity.jwt]`, and nothing is attached to it that verifies tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoTokenVerifier;
+
+impl fmt::Display for NoTokenVerifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{NO_VERIFIER}: pass the policy through threshold_limiter::jwt::attach (feature \"jwt\") first")
+    }
+}
+
+impl std::error::Error for NoTokenVerifier {}
+
+/// Who a request's token names, for a limiter of any store and clock.
+pub(super) trait Tokens: Send + Sync {
+    fn claims(&self, policy: &Policy, headers: &Lines<'_>) -> Option<Claims>;
+}
+
+impl<S: Store, C: Clock> Tokens for Limiter<S, C> {
+    fn claims(&self, policy: &Policy, headers: &Lines<'_>) -> Option<Claims> {
+        self.claims(policy, headers)
+    }
+}
+
 type Peer = Arc<dyn Fn(&Parts) -> Option<SocketAddr> + Send + Sync>;
 type Identify = Arc<dyn Fn(&Parts) -> Identified + Send + Sync>;
 
@@ -98,6 +133,7 @@ type Identify = Arc<dyn Fn(&Parts) -> Identified + Send + Sync>;
 #[derive(Clone)]
 pub(super) struct Door {
     pub(super) limiter: Arc<dyn AnyLimiter>,
+    pub(super) tokens: Arc<dyn Tokens>,
     learned: Arc<ArcSwap<Learned>>,
     peer: Peer,
     identify: Option<Identify>,

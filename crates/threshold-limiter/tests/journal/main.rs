@@ -317,6 +317,7 @@ fn a_layers_answer_waits_for_its_strike() {
     let key = secret().digest_key();
     let limiter = Limiter::with_parts(policy, store, ManualClock::new(START), key, secret());
     let layer = ThresholdLayer::new(Arc::new(limiter))
+        .unwrap()
         .identify(|_| Identified { user: Some("eve".to_owned()), ..Identified::default() });
     let mut service = layer.layer(tower::service_fn(|_| async {
         Ok::<_, std::convert::Infallible>(http::Response::new(http_body_util::Empty::<bytes::Bytes>::new()))

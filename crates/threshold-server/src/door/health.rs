@@ -25,6 +25,8 @@ pub(crate) struct Health {
     draining: AtomicBool,
     /// Why the policy is not the one that it should be, if it is not.
     policy: ArcSwapOption<Trouble>,
+    /// The same of the keys that tokens are verified with.
+    keys: ArcSwapOption<Trouble>,
     /// The same of the certificate.
     certificate: ArcSwapOption<Trouble>,
     /// Why clients do not accept the certificate in force, if they do not.
@@ -71,6 +73,11 @@ impl Health {
     /// How it stands with the policy: what is wrong, or nothing.
     pub(crate) fn policy(&self, trouble: Option<Trouble>) {
         self.policy.store(trouble.map(Arc::new));
+    }
+
+    /// How it stands with the keys that tokens are verified with: what is wrong, or nothing.
+    pub(crate) fn keys(&self, trouble: Option<Trouble>) {
+        self.keys.store(trouble.map(Arc::new));
     }
 
     /// How it stands with the certificate: what is wrong, or nothing.
@@ -143,7 +150,8 @@ async fn ready(State(app): State<Arc<App>>, asker: Asker) -> Response {
         return json(StatusCode::SERVICE_UNAVAILABLE, &HealthBody { status: "draining", reason: None });
     }
     let health = &app.health;
-    let troubles = [&health.policy, &health.certificate, &health.validity, &health.journal].map(ArcSwapOption::load);
+    let troubles = [&health.policy, &health.keys, &health.certificate, &health.validity, &health.journal];
+    let troubles = troubles.map(ArcSwapOption::load);
     let told = |trouble: &Arc<Trouble>| match asker {
         Asker::Anyone => trouble.open.clone(),
         Asker::Known => trouble.full.clone(),

@@ -205,7 +205,7 @@ impl<'p> Names<'p> {
             return Found::default();
         }
         let seen: Seen<'_, [(&str, &str)]> =
-            Seen { trusted: false, headers: None, host: request.host, path: request.path };
+            Seen { trusted: false, headers: None, host: request.host, path: request.path, claims: None };
         let find = |source: Option<&IdentitySource>| source.and_then(|source| source.find(&seen));
         Found { tenant: find(self.tenant), user: find(self.user), tier: find(self.tier) }
     }

@@ -18,6 +18,7 @@ mod disk;
 mod forward_auth;
 mod hosts;
 mod installation;
+mod jwt;
 mod limits;
 mod logged;
 mod login;

@@ -27,6 +27,12 @@ impl Loader<'_> {
             let (Some(text), Some(source)) = (text, source) else { continue };
             self.source_is_usable(text, source, file.jwt.is_some(), trusted.is_empty());
         }
+        let claims = [&tenant, &user, &tier].into_iter().any(|source| matches!(source, Some(IdentitySource::Claim(_))));
+        if let Some(jwt) = file.jwt.as_ref().filter(|_| !claims) {
+            let message = "tokens are verified, and no source is a claim of one";
+            let help = "write \"claim:NAME\" as a source of tenant, user or tier, or remove the table";
+            self.warning("unused-jwt", jwt.alg.span.clone(), message, help);
+        }
         let (secret_tenant, secret_user) = self.secrets(file);
         Identity {
             address: ClientAddress { trusted, sources },
@@ -186,6 +192,13 @@ impl Loader<'_> {
             );
             return None;
         }
+        if let Some(key) = &file.key
+            && let Err(message) = key_fits(&file.alg.value, &key.value)
+        {
+            let help = "HS algorithms take a shared secret, the others a public key in PEM or a JWKS";
+            self.error("bad-key", key.span.clone(), message, help);
+            return None;
+        }
         let text = |text: &Option<Text>| text.as_ref().map(|text| text.value.as_str().into());
         Some(Jwt {
             alg: file.alg.value.as_str().into(),
@@ -194,6 +207,27 @@ impl Loader<'_> {
             iss: text(&file.iss),
             aud: text(&file.aud),
         })
+    }
+}
+
+/// Whether a key can be one of this algorithm, as far as its text tells. Nothing of the key is repeated, not even its length.
+fn key_fits(alg: &str, key: &str) -> Result<(), &'static str> {
+    let (key, is_pem) = (key.trim(), key.contains("-----BEGIN "));
+    // RFC 7518, 3.2: a key is at least as long as the hash.
+    let least = match alg {
+        "HS256" => Some(32),
+        "HS384" => Some(48),
+        "HS512" => Some(64),
+        _ => None,
+    };
+    match least {
+        _ if key.contains("PRIVATE KEY-----") => Err("this is a private key, and a verifier needs the public one"),
+        Some(_) if is_pem => Err("this is a public key: whoever has it could sign tokens for this algorithm"),
+        Some(least) if key.len() < least => {
+            Err("the key is shorter than the hash of its algorithm, and can be guessed")
+        }
+        None if !is_pem && !key.starts_with('{') => Err("this is neither a public key in PEM nor a JWKS"),
+        _ => Ok(()),
     }
 }
 

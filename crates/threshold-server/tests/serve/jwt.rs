@@ -1,0 +1,228 @@
+//! Bearer tokens at forward auth: who they name, what is counted of those that name nobody, and keys that change.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+use super::client::Answer;
+use super::process::{Scratch, Server, Start};
+
+#[path = "../../../threshold-limiter/tests/jwt/sign.rs"]
+mod sign;
+
+use sign::{SECRET, hmac_of, jwk, of_texts, signed, stranger, token};
+
+/// A policy that counts by the claim `sub`, and by the address of whoever has none.
+fn policy(jwt: &str) -> String {
+    format!(
+        r#"
+[identity]
+trusted_proxies = ["127.0.0.1/32"]
+client_ip = "x-forwarded-for"
+user = "claim:sub"
+
+[identity.jwt]
+{jwt}
+
+[[rule]]
+name = "user"
+per = ["user"]
+limit = "1000/h"
+algorithm = "sliding-window"
+ladder = "graduated"
+
+[[rule]]
+name = "anybody"
+per = ["ip"]
+limit = "100000/h"
+algorithm = "sliding-window"
+"#
+    )
+}
+
+fn shared() -> String {
+    policy("alg = \"HS256\"\nkey = \"${JWT_KEY}\"\niss = \"https://id\"\naud = \"api\"")
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
+}
+
+/// Asks for a request with these fields, as a proxy does.
+fn ask(server: &Server, fields: &[(&str, &str)]) -> Answer {
+    let mut all = vec![("x-original-method", "GET"), ("x-original-uri", "/x"), ("x-forwarded-for", "203.0.113.7")];
+    all.extend_from_slice(fields);
+    let answer = server.connect().send("GET", "/auth", &all, "").unwrap();
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer
+}
+
+/// Whether a user had a budget of its own: then what is left of it is less by one each time that it asks.
+fn remaining(server: &Server, bearer: &str) -> u64 {
+    let answer = ask(server, &[("authorization", bearer)]);
+    answer.header("x-ratelimit-remaining").unwrap().parse().unwrap()
+}
+
+fn metrics(server: &Server) -> String {
+    server.connect().send("GET", "/metrics", &[], "").unwrap().body
+}
+
+fn counted(server: &Server, reason: &str) -> u64 {
+    let text = metrics(server);
+    let series = format!("threshold_tokens_refused_total{{reason=\"{reason}\"}} ");
+    text.lines().find_map(|line| line.strip_prefix(&series)).map_or(0, |count| count.parse().unwrap())
+}
+
+fn claims() -> Value {
+    json!({ "sub": "u1", "iss": "https://id", "aud": "api", "exp": now() + 300 })
+}
+
+#[test]
+fn a_token_that_does_not_verify_names_nobody_and_is_counted() {
+    let file = Scratch::file("policy.toml", &shared());
+    let variables = &[("JWT_KEY", SECRET)];
+    let server = Start { policy: Some(file.path()), variables, ..Start::default() }.server();
+    let bearer = |token: &str| format!("Bearer {token}");
+    let with = |name: &str, value: Value| {
+        let mut claims = claims();
+        claims[name] = value;
+        bearer(&token("HS256", &claims))
+    };
+    let good = bearer(&token("HS256", &claims()));
+    assert_eq!(remaining(&server, &good), 999);
+    assert_eq!(remaining(&server, &good), 998);
+    // Another user has another budget, and a number is a user like any other.
+    assert_eq!(remaining(&server, &with("sub", json!(7))), 999);
+    assert_eq!(remaining(&server, &with("sub", json!("7"))), 998);
+    let unsigned = of_texts(r#"{"alg":"none"}"#, &claims().to_string(), |_| Vec::new());
+    let foreign = of_texts(r#"{"alg":"HS256"}"#, &claims().to_string(), |message| {
+        hmac_of(ring::hmac::HMAC_SHA256, &[b'x'; 32], message)
+    });
+    let refused = [
+        ("malformed", bearer(&unsigned)),
+        ("malformed", "Bearer opaque".to_owned()),
+        ("signature", bearer(&foreign)),
+        ("algorithm", bearer(&token("HS384", &claims()))),
+        ("algorithm", bearer(&token("RS256", &claims()))),
+        ("signature", bearer(&signed(&json!({ "alg": "HS256" }), &claims(), "RS256"))),
+        ("expired", with("exp", json!(now() - 3_600))),
+        ("not_yet_valid", with("nbf", json!(now() + 3_600))),
+        ("issuer", with("iss", json!("https://evil"))),
+        ("audience", with("aud", json!("web"))),
+        ("too_long", with("fill", "x".repeat(8 << 10).into())),
+    ];
+    // They share the budget of their address, and take none of the user's.
+    for (number, (reason, field)) in refused.iter().enumerate() {
+        let before = counted(&server, reason);
+        assert_eq!(remaining(&server, field), 999 - number as u64, "{reason}");
+        assert_eq!(counted(&server, reason), before + 1, "{reason}");
+    }
+    let twice = ask(&server, &[("authorization", &good), ("authorization", &good)]);
+    assert_eq!(twice.header("x-ratelimit-remaining"), Some("988"));
+    assert_eq!(counted(&server, "repeated"), 1);
+    // Other credentials, or none, are no tokens.
+    let before = metrics(&server).lines().filter(|line| line.contains("tokens_refused")).count();
+    ask(&server, &[("authorization", "Basic dTpw")]);
+    ask(&server, &[]);
+    assert_eq!(metrics(&server).lines().filter(|line| line.contains("tokens_refused")).count(), before);
+    assert_eq!(remaining(&server, &good), 997);
+    let told = server.wait_for_log("did not verify");
+    assert!(!told.contains(SECRET) && !told.contains("u1") && !told.contains("eyJ"), "{told}");
+}
+
+/// The HTTP API believes its body, as before: whoever calls it has a token of this server, or is on this machine.
+#[test]
+fn callers_of_the_api_say_themselves_who_it_is() {
+    let file = Scratch::file("policy.toml", &shared());
+    let server = Start { policy: Some(file.path()), variables: &[("JWT_KEY", SECRET)], ..Start::default() }.server();
+    let answer = server.connect().post("/v1/check", r#"{"user": "u1", "ip": "203.0.113.7"}"#).unwrap().json();
+    assert_eq!(answer["remaining"], 999);
+    assert_eq!(remaining(&server, &format!("Bearer {}", token("HS256", &claims()))), 998);
+}
+
+#[test]
+fn keys_that_change_are_in_force_and_bad_ones_are_not() {
+    let set = |keys: &[Value]| json!({ "keys": keys }).to_string();
+    let claims = json!({ "sub": "u1", "exp": now() + 300 });
+    let named = |kid: &str| format!("Bearer {}", signed(&json!({ "alg": "ES256", "kid": kid }), &claims, "ES256"));
+    let (next, renewed) = stranger("next", &claims);
+    let renewed = format!("Bearer {renewed}");
+    let keys = Scratch::file("keys.json", &set(&[jwk("ES256", "now")]));
+    let text = policy(&format!("alg = \"ES256\"\nkey_file = \"{}\"", keys.path().display()));
+    let (server, file) = Server::with(&text);
+    assert_eq!(remaining(&server, &named("now")), 999);
+    assert_eq!((remaining(&server, &renewed), counted(&server, "key")), (999, 1));
+    assert_eq!((remaining(&server, &named("other")), counted(&server, "key")), (998, 2));
+    // It is noticed without a signal.
+    keys.replace(&set(&[jwk("ES256", "now"), next.clone()]));
+    server.wait_for_log("new keys of tokens are in force");
+    assert_eq!(remaining(&server, &renewed), 998);
+    assert_eq!(remaining(&server, &named("now")), 997);
+    // Two keys of one name are neither.
+    let mut twin = next.clone();
+    twin["kid"] = "now".into();
+    keys.replace(&set(&[jwk("ES256", "now"), twin]));
+    server.signal("HUP");
+    server.wait_for_log("several keys of the JWKS have this kid");
+    server.wait_for_log("a new policy is in force");
+    assert_eq!((remaining(&server, &named("now")), counted(&server, "key")), (997, 3));
+    keys.replace(&set(&[next]));
+    server.signal("HUP");
+    // What cannot be used changes nothing, and is told.
+    while counted(&server, "signature") == 0 {
+        remaining(&server, &named("next"));
+    }
+    keys.replace("{\"keys\": []}");
+    let line = server.wait_for_log("the old keys of tokens stay");
+    assert!(line.contains("no key for ES256"), "{line}");
+    let stands = server.connect().send("GET", "/readyz", &[], "").unwrap().json();
+    assert_eq!(stands["status"], "degraded");
+    let reason = stands["reason"].as_str().unwrap();
+    assert!(reason.contains("no key for ES256") && !reason.contains("keys.json"), "{reason}");
+    assert_eq!(remaining(&server, &renewed), 996);
+    // Another policy has a key of its own, and its file is the one that is watched from then on.
+    file.replace(&policy(&format!("alg = \"HS256\"\nkey = \"{SECRET}\"")));
+    server.signal("HUP");
+    server.wait_for_log("a new policy is in force");
+    assert_eq!(server.connect().send("GET", "/readyz", &[], "").unwrap().json()["status"], "ok");
+    assert_eq!(remaining(&server, &format!("Bearer {}", token("HS256", &claims))), 995);
+    assert!(remaining(&server, &renewed) < 999);
+    // One whose keys cannot be read is not put in force.
+    file.replace(&policy("alg = \"ES256\"\nkey_file = \"/nonexistent/keys.json\""));
+    server.signal("HUP");
+    let line = server.wait_for_log("the old policy stays in force");
+    assert!(line.contains("cannot read /nonexistent/keys.json"), "{line}");
+    let stands = server.connect().send("GET", "/readyz", &[], "").unwrap().json();
+    assert_eq!(stands["reason"], "the policy file is not in force: a key of tokens cannot be used");
+    assert_eq!(remaining(&server, &format!("Bearer {}", token("HS256", &claims))), 994);
+}
+
+#[test]
+fn a_key_that_cannot_be_used_is_an_error_at_the_start_and_in_lint() {
+    let public = include_str!("../../../threshold-limiter/tests/jwt/pem/rsa_public.pem");
+    let check = |jwt: &str, key: &str, says: &str, lint: (i32, &str)| {
+        let held = Scratch::file("held.key", key);
+        let file = Scratch::file("policy.toml", &policy(&jwt.replace("HELD", held.path().to_str().unwrap())));
+        let variables = &[("JWT_KEY", key)];
+        let run = Start { policy: Some(file.path()), variables, ..Start::default() }.command().output().unwrap();
+        let told = String::from_utf8_lossy(&run.stderr).into_owned();
+        assert!(!run.status.success() && told.contains(says), "{jwt}: {told}");
+        assert!(key.is_empty() || !told.contains(key.trim()), "{told}");
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_threshold"));
+        let run = command.arg("lint").arg(file.path()).env("JWT_KEY", key).output().unwrap();
+        let told = String::from_utf8_lossy(&run.stdout).into_owned();
+        assert_eq!(run.status.code(), Some(lint.0), "{told}");
+        assert!(told.contains(lint.1) && (key.is_empty() || !told.contains(key.trim())), "{told}");
+    };
+    let bad = (2, "error[bad-key]");
+    check("alg = \"HS256\"\nkey_file = \"/nonexistent/key\"", "", "/nonexistent/key", (0, "warning[no-key-file]"));
+    check("alg = \"HS256\"\nkey_file = \"HELD\"", "hunter2 swordfish", "too short", bad);
+    check("alg = \"HS256\"\nkey = \"${JWT_KEY}\"", "hunter2 swordfish", "a key that its algorithm cannot use", bad);
+    check("alg = \"HS256\"\nkey_file = \"HELD\"", public, "shared secret", bad);
+    check("alg = \"HS256\"\nkey = \"${JWT_KEY}\"", public, "a key that its algorithm cannot use", bad);
+    check("alg = \"ES256\"\nkey_file = \"HELD\"", public, "another kind", bad);
+    check("alg = \"ES256\"\nkey = \"${JWT_KEY}\"", public, "another kind", bad);
+    check("alg = \"RS256\"\nkey_file = \"HELD\"", SECRET, "neither a public key in PEM nor a JWKS", bad);
+    check("alg = \"PS256\"\nkey_file = \"HELD\"", public, "unknown algorithm", (2, "error[bad-value]"));
+    check("alg = \"none\"\nkey_file = \"HELD\"", public, "unknown algorithm", (2, "error[bad-value]"));
+}
