@@ -197,6 +197,12 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
+    /// Tells observers that what a request should have given back was lost.
+    #[cfg(feature = "tower")]
+    pub(crate) fn tell_lost_return(&self) {
+        self.observers.iter().for_each(|observer| observer.return_lost());
+    }
+
     /// Tells observers of a request that was refused undecided.
     #[cfg(feature = "tower")]
     pub(crate) fn tell_refusal(&self, refused: Refused<'_>, policy: &Policy) {

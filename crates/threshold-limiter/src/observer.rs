@@ -19,6 +19,10 @@ pub trait Observer: Send + Sync {
     fn token_refused(&self, refused: TokenRefused, policy: &Policy) {
         let _ = (refused, policy);
     }
+
+    /// What a request should have given back was lost: the store failed, or too many requests were giving back at once.
+    /// What was held is held to the end of its time, and what was charged stays charged.
+    fn return_lost(&self) {}
 }
 
 /// A bearer token that did not verify.

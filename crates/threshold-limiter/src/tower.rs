@@ -39,6 +39,7 @@
 
 mod answer;
 mod asked;
+mod background;
 mod body;
 mod future;
 mod gate;

@@ -21,21 +21,25 @@ use axum::routing::any;
 use http::request::Parts;
 use http_body::Frame;
 use serde_json::{Map, Value, json};
-use threshold_core::Timestamp;
 use threshold_core::address::parse_address;
 use threshold_core::case::ClientDoor;
+use threshold_core::{DigestKey, Timestamp};
+use threshold_limiter::store::Store;
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::tower::{Identified, ThresholdLayer};
-use threshold_limiter::{Limiter, ManualClock, Policy};
+use threshold_limiter::{Limiter, ManualClock, Policy, Secret};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
 #[expect(dead_code, reason = "the server's tests use all of it")]
 #[path = "../../threshold-server/tests/serve/client.rs"]
 mod client;
+#[path = "stores/key_value.rs"]
+mod key_value;
 #[path = "../../threshold-core/tests/support/vectors.rs"]
 mod vectors;
 use client::Client;
+use key_value::KeyValueStore;
 
 /// What is played by others, and why.
 const LEFT_OUT: [&str; 4] = [
@@ -46,21 +50,22 @@ const LEFT_OUT: [&str; 4] = [
 ];
 
 /// The layer in front of an application whose answers do not end, and connections to it.
-struct TowerDoor {
+struct TowerDoor<S> {
+    store: fn(&Policy) -> S,
     runtime: Runtime,
     clock: Arc<ManualClock>,
-    serving: Option<Serving>,
+    serving: Option<Serving<S>>,
 }
 
-struct Serving {
-    limiter: Arc<Limiter<MemoryStore, Arc<ManualClock>>>,
+struct Serving<S> {
+    limiter: Arc<Limiter<S, Arc<ManualClock>>>,
     address: SocketAddr,
     /// Who was let through, and holds what it holds until the case is over.
     crossed: Vec<Client<TcpStream>>,
     server: JoinHandle<()>,
 }
 
-impl Drop for Serving {
+impl<S> Drop for Serving<S> {
     fn drop(&mut self) {
         self.server.abort();
     }
@@ -110,9 +115,11 @@ fn peer(parts: &Parts) -> Option<SocketAddr> {
     parse_address(&ip).map(|ip| SocketAddr::from((ip, 4711)))
 }
 
-impl TowerDoor {
-    fn start(&self, policy: Policy) -> Serving {
-        let limiter = Arc::new(Limiter::with_clock(policy, Arc::clone(&self.clock)));
+impl<S: Store + 'static> TowerDoor<S> {
+    fn start(&self, policy: Policy) -> Serving<S> {
+        let (store, clock) = ((self.store)(&policy), Arc::clone(&self.clock));
+        let secret = Secret::new(&[9; 32]).unwrap();
+        let limiter = Arc::new(Limiter::with_parts(policy, store, clock, DigestKey::new([7; 16]), secret));
         let layer = ThresholdLayer::new(Arc::clone(&limiter)).unwrap().peer(peer).identify(identified);
         let app = Router::new().fallback(any(|| async { Body::new(Endless) })).layer(layer);
         let listener = self.runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -122,7 +129,7 @@ impl TowerDoor {
     }
 }
 
-impl ClientDoor for TowerDoor {
+impl<S: Store + 'static> ClientDoor for TowerDoor<S> {
     fn express(&self, facts: &Map<String, Value>) -> Result<Map<String, Value>, &'static str> {
         let mut facts = facts.clone();
         let line = |value: &Value| value.as_str().is_some_and(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
@@ -177,6 +184,15 @@ impl ClientDoor for TowerDoor {
 
 #[test]
 fn the_layer_answers_every_vector_that_clients_can_ask() {
-    let door = || TowerDoor { runtime: Runtime::new().unwrap(), clock: Arc::default(), serving: None };
+    play_on(|policy| MemoryStore::new(policy.memory()));
+}
+
+#[test]
+fn the_layer_answers_every_vector_on_a_store_that_takes_its_time() {
+    play_on(|_| KeyValueStore::default());
+}
+
+fn play_on<S: Store + 'static>(store: fn(&Policy) -> S) {
+    let door = || TowerDoor { store, runtime: Runtime::new().unwrap(), clock: Arc::default(), serving: None };
     vectors::play_all(door, &LEFT_OUT, 231);
 }

@@ -59,12 +59,15 @@ impl Pending {
         })
     }
 
-    /// Has everything charged anew that is not held, by [`Receipt::renew`] in the store.
-    pub fn renew(&mut self, renew: impl FnOnce(&mut Receipt)) {
-        let stays = |(_, ends): &(Charged, Ends)| !matches!(ends, Ends::WithTheRequest);
+    /// The receipt of everything that is not held, so that a store can [renew](Receipt::renew) it.
+    #[must_use]
+    pub fn charged(&self) -> Receipt {
         let charged = self.charged.iter().filter(|own| stays(own)).map(|(charged, _)| *charged).collect();
-        let mut receipt = Receipt { id: self.id, generation: self.generation, at: self.at, charged };
-        renew(&mut receipt);
+        Receipt { id: self.id, generation: self.generation, at: self.at, charged }
+    }
+
+    /// Takes over what a store made of the receipt that [`charged`](Self::charged) gave.
+    pub fn renewed(&mut self, receipt: Receipt) {
         self.at = receipt.at;
         let own = self.charged.iter_mut().filter(|own| stays(own));
         own.zip(receipt.charged).for_each(|((own, _), renewed)| *own = renewed);
@@ -87,6 +90,11 @@ impl Pending {
         let receipt = Receipt { id: self.id, generation: self.generation, at: self.at, charged: taken };
         (!receipt.charged.is_empty()).then_some(receipt)
     }
+}
+
+/// Whether a charge is not a hold.
+fn stays((_, ends): &(Charged, Ends)) -> bool {
+    !matches!(ends, Ends::WithTheRequest)
 }
 
 impl Plan<'_> {

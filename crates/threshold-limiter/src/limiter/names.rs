@@ -12,7 +12,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Records the subjects that this decision's strikes have banned. Called for every decision, before observers hear of
     /// it and before anybody waits for the disk.
     #[inline]
-    pub(super) fn name_banned(&self, plan: &Plan<'_>, facts: &Facts<'_>, decision: &Decision) {
+    pub(crate) fn name_banned(&self, plan: &Plan<'_>, facts: &Facts<'_>, decision: &Decision) {
         if decision.escalations.iter().any(|strike| strike.rung.ban.is_some()) {
             self.name_each_banned(plan, facts, decision);
         }

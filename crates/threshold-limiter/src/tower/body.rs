@@ -10,7 +10,8 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use super::asked::Asked;
-use super::tab::{AnyLimiter, Tab};
+use super::background::Background;
+use super::tab::{AnyLimiter, Tab, without_waiting};
 
 pin_project! {
     /// The body of a request. Where limits count bytes and nobody knows how many will come, it counts what streams, and
@@ -59,6 +60,7 @@ impl<B: Body> Body for RequestBody<B> {
 /// The bytes of one request, recorded when this is dropped.
 pub(super) struct Count {
     pub(super) limiter: Arc<dyn AnyLimiter>,
+    pub(super) background: Background,
     pub(super) asked: Asked<'static>,
     pub(super) seen: u64,
 }
@@ -68,7 +70,8 @@ impl Drop for Count {
         // What the request said of its length was charged when it came; a length that was too small is made up for.
         let more = self.seen.saturating_sub(self.asked.bytes.unwrap_or(0));
         if more > 0 {
-            self.asked.clone().for_bytes_alone(more).facts(|facts| self.limiter.record(facts));
+            let (limiter, asked) = (Arc::clone(&self.limiter), self.asked.clone().for_bytes_alone(more));
+            without_waiting(&self.limiter, &self.background, async move { limiter.record(&asked).await });
         }
     }
 }

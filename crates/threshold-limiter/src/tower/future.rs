@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::request::Parts;
 use http::{Request, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
@@ -14,7 +15,8 @@ use tower_service::Service;
 
 use super::answer::add_fields;
 use super::body::{RequestBody, ResponseBody};
-use super::gate::{Crossing, Slowed, Strike};
+use super::gate::{Admission, Crossing, Slowed, Strike};
+use super::tab::Boxed;
 
 pin_project! {
     /// The answer of a [`ThresholdService`](super::ThresholdService). Dropped early, it gives back what the request holds.
@@ -34,12 +36,16 @@ pin_project! {
     where
         S: Service<Request<RequestBody<B>>>,
     {
+        /// The store has not answered yet.
+        Deciding { deciding: Boxed<'static, Admission>, arrived: Option<Arrived<S, B>> },
         /// Refused, and not told yet.
         Refused { response: Option<Response<Bytes>>, strike: Strike },
         /// Waiting before it may cross.
         Waiting { #[pin] sleep: Sleep, entering: Option<Entering<S, B>> },
         /// Waiting for the service to be ready.
         Entering { entering: Option<Entering<S, B>> },
+        /// It has waited, and its charges are moved to now.
+        Renewing { renewing: Boxed<'static, Crossing>, entered: Option<(S, Request<RequestBody<B>>)> },
         /// The service is at work.
         Called { #[pin] future: S::Future, crossing: Option<Crossing> },
         /// The service has answered, and a strike is being written down.
@@ -47,11 +53,25 @@ pin_project! {
     }
 }
 
-/// A request that is to cross after a wait.
+/// A request that the store is asked about.
+pub(super) struct Arrived<S, B> {
+    pub(super) service: S,
+    pub(super) parts: Parts,
+    pub(super) body: B,
+}
+
+/// A request that is to cross when the service is ready.
 struct Entering<S, B> {
     service: S,
     request: Request<RequestBody<B>>,
-    slowed: Box<Slowed>,
+    admitted: Admitted,
+}
+
+enum Admitted {
+    /// At once.
+    Now(Crossing),
+    /// It has waited.
+    Slowed(Box<Slowed>),
 }
 
 impl<S, B> ResponseFuture<S, B>
@@ -67,8 +87,11 @@ where
     }
 
     pub(super) fn waiting(service: S, request: Request<RequestBody<B>>, slowed: Box<Slowed>) -> Self {
-        let sleep = tokio::time::sleep(slowed.delay);
-        Self { stage: Stage::Waiting { sleep, entering: Some(Entering { service, request, slowed }) } }
+        Self { stage: Stage::waiting(service, request, slowed) }
+    }
+
+    pub(super) fn deciding(deciding: Boxed<'static, Admission>, arrived: Arrived<S, B>) -> Self {
+        Self { stage: Stage::Deciding { deciding, arrived: Some(arrived) } }
     }
 
     pub(super) fn refused(response: Response<Bytes>, strike: Strike) -> Self {
@@ -90,6 +113,10 @@ where
         let mut stage = self.project().stage;
         loop {
             let next = match stage.as_mut().project() {
+                StageProjected::Deciding { deciding, arrived } => {
+                    let admission = ready!(deciding.as_mut().poll(cx));
+                    arrived.take().expect(ONCE).admit(admission)
+                }
                 StageProjected::Refused { response, strike } => {
                     ready!(strike.poll(cx));
                     let response = response.take().expect(ONCE);
@@ -98,12 +125,19 @@ where
                 StageProjected::Waiting { sleep, entering } => {
                     ready!(sleep.poll(cx));
                     let mut entering = entering.take().expect(ONCE);
-                    entering.slowed.leave_pool();
+                    if let Admitted::Slowed(slowed) = &mut entering.admitted {
+                        slowed.leave_pool();
+                    }
                     Stage::Entering { entering: Some(entering) }
                 }
                 StageProjected::Entering { entering } => {
                     ready!(entering.as_mut().expect(ONCE).service.poll_ready(cx))?;
                     entering.take().expect(ONCE).enter()
+                }
+                StageProjected::Renewing { renewing, entered } => {
+                    let crossing = ready!(renewing.as_mut().poll(cx));
+                    let (service, request) = entered.take().expect(ONCE);
+                    Stage::called(service, request, crossing)
                 }
                 StageProjected::Called { future, crossing } => {
                     let answer = ready!(future.poll(cx))?;
@@ -121,16 +155,54 @@ where
     }
 }
 
+impl<S, B> Stage<S, B>
+where
+    S: Service<Request<RequestBody<B>>>,
+{
+    fn waiting(service: S, request: Request<RequestBody<B>>, slowed: Box<Slowed>) -> Self {
+        let sleep = tokio::time::sleep(slowed.delay);
+        let entering = Entering { service, request, admitted: Admitted::Slowed(slowed) };
+        Self::Waiting { sleep, entering: Some(entering) }
+    }
+
+    fn called(mut service: S, request: Request<RequestBody<B>>, mut crossing: Crossing) -> Self {
+        if let Some(tab) = &mut crossing.tab {
+            tab.call();
+        }
+        Self::Called { future: service.call(request), crossing: Some(crossing) }
+    }
+}
+
+impl<S, B> Arrived<S, B>
+where
+    S: Service<Request<RequestBody<B>>>,
+{
+    fn admit(self, admission: Admission) -> Stage<S, B> {
+        let Self { service, parts, body } = self;
+        let wrapped = |count| Request::from_parts(parts, RequestBody::new(body, count));
+        match admission {
+            Admission::Open(crossing, count) => {
+                let (request, admitted) = (wrapped(count), Admitted::Now(crossing));
+                Stage::Entering { entering: Some(Entering { service, request, admitted }) }
+            }
+            Admission::Slow(slowed, count) => Stage::waiting(service, wrapped(count), slowed),
+            Admission::Refused(response, strike) => Stage::Refused { response: Some(response), strike },
+        }
+    }
+}
+
 impl<S, B> Entering<S, B>
 where
     S: Service<Request<RequestBody<B>>>,
 {
-    fn enter(mut self) -> Stage<S, B> {
-        let mut crossing = self.slowed.cross();
-        if let Some(tab) = &mut crossing.tab {
-            tab.call();
+    fn enter(self) -> Stage<S, B> {
+        let Self { service, request, admitted } = self;
+        match admitted {
+            Admitted::Now(crossing) => Stage::called(service, request, crossing),
+            Admitted::Slowed(slowed) => {
+                Stage::Renewing { renewing: Box::pin(slowed.cross()), entered: Some((service, request)) }
+            }
         }
-        Stage::Called { future: self.service.call(self.request), crossing: Some(crossing) }
     }
 }
 
@@ -164,9 +236,11 @@ where
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stage = match &self.stage {
+            Stage::Deciding { .. } => "deciding",
             Stage::Refused { .. } => "refused",
             Stage::Waiting { .. } => "waiting",
             Stage::Entering { .. } => "entering",
+            Stage::Renewing { .. } => "renewing",
             Stage::Called { .. } => "called",
             Stage::Answered { .. } => "answered",
         };

@@ -1,6 +1,7 @@
 //! One request at the gate: it crosses, waits and then crosses, or is refused.
 
 use std::net::{IpAddr, SocketAddr};
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,14 +9,14 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Response};
 use http_body::SizeHint;
-use threshold_core::{Decision, Facts, Span};
+use threshold_core::{Decision, PlanError, Span};
 
 use super::answer::{self, Form};
 use super::asked::{Asked, Learned, Lines, address};
 use super::body::Count;
 use super::layer::Door;
 use super::pool::Place;
-use super::tab::{Admitted, Answers, Tab, Undecided};
+use super::tab::{Admitted, Answers, Boxed, Tab, Undecided};
 use crate::store::Saving;
 
 /// The limiters that have decided on a request, as an extension of it.
@@ -26,6 +27,14 @@ struct Decided(Vec<usize>);
 pub(super) enum Gate {
     /// Another layer of this limiter has seen to it.
     Passed,
+    /// The store has not answered yet.
+    Deciding(Boxed<'static, Admission>),
+    /// It was decided.
+    Decided(Admission),
+}
+
+/// What was decided.
+pub(super) enum Admission {
     /// It crosses.
     Open(Crossing, Option<Box<Count>>),
     /// It crosses after a delay.
@@ -68,11 +77,11 @@ pub(super) struct Slowed {
 
 /// Refuses a request undecided, and says so to observers.
 #[cold]
-fn refused(door: &Door, learned: &Learned, (ip, reason): (Option<IpAddr>, &str), answer: Response<Bytes>) -> Gate {
+fn refused(door: &Door, learned: &Learned, (ip, reason): (Option<IpAddr>, &str), answer: Response<Bytes>) -> Admission {
     // What gRPC reads as an error has the status 200.
     let request = Undecided { ip, status: answer.status().as_u16(), reason };
     door.limiter.tell_refused(&request, &learned.policy);
-    Gate::Refused(answer, Strike::default())
+    Admission::Refused(answer, Strike::default())
 }
 
 /// Decides on a request that comes from `peer`.
@@ -82,52 +91,91 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAdd
         return Gate::Passed;
     }
     let learned = door.learned();
+    let form = Form::of(&parts.headers);
     if learned.policy.lacks_token_verifier() {
         let ip = peer.map(|peer| address(parts, &learned, peer));
-        let answer = answer::unavailable(Form::of(&parts.headers));
-        return refused(door, &learned, (ip, super::layer::NO_VERIFIER), answer);
+        let reason = (ip, super::layer::NO_VERIFIER);
+        return Gate::Decided(refused(door, &learned, reason, answer::unavailable(form)));
     }
     let claims = |lines: &Lines<'_>| door.tokens.claims(&learned.policy, lines);
-    let mut asked = match Asked::new(parts, size, &learned, peer, door.identify(parts), claims) {
+    let asked = match Asked::new(parts, size, &learned, peer, door.identify(parts), claims) {
         Ok(asked) => asked,
         Err(bad) => {
             let ip = peer.map(|peer| address(parts, &learned, peer));
-            let answer = answer::bad_request(bad, Form::of(&parts.headers));
-            return refused(door, &learned, (ip, bad.message), answer);
+            return Gate::Decided(refused(door, &learned, (ip, bad.message), answer::bad_request(bad, form)));
         }
     };
+    let streams = learned.counts_bytes && size.exact().is_none();
+    if !door.limiter.answers_at_once() {
+        return Gate::Deciding(deciding(Arc::clone(door), asked.into_owned(), learned, form, streams));
+    }
     let mut decision = Decision::default();
-    let admit = |facts: &Facts<'_>| door.limiter.admit(&learned.policy, facts, door.answers, &mut decision);
-    let Admitted { pending, if_full } = match asked.facts(admit) {
+    let admitted = door.limiter.admit_at_once(&learned.policy, &asked, door.answers, &mut decision);
+    Gate::Decided(decided(door, asked, learned, form, streams, decision, admitted))
+}
+
+/// Decides on a store that takes its time. The decision goes on where its request leaves, so that what was charged for
+/// nothing is given back.
+fn deciding(
+    door: Arc<Door>,
+    asked: Asked<'static>,
+    learned: Arc<Learned>,
+    form: Form,
+    streams: bool,
+) -> Boxed<'static, Admission> {
+    let background = door.background.clone();
+    let deciding = async move {
+        let mut decision = Decision::default();
+        let admitted = door.limiter.admit(&learned.policy, &asked, door.answers, &mut decision).await;
+        decided(&door, asked, learned, form, streams, decision, admitted)
+    };
+    match background.start(deciding) {
+        Ok(task) => Box::pin(async move { task.await.unwrap_or_else(|stopped| resume_unwind(stopped.into_panic())) }),
+        Err(deciding) => Box::pin(deciding),
+    }
+}
+
+/// What becomes of a request that was decided.
+fn decided(
+    door: &Arc<Door>,
+    mut asked: Asked<'_>,
+    learned: Arc<Learned>,
+    form: Form,
+    streams: bool,
+    decision: Decision,
+    admitted: Result<Admitted, PlanError>,
+) -> Admission {
+    let Admitted { pending, if_full } = match admitted {
         Ok(admitted) => admitted,
         Err(error) => {
-            let answer = answer::impossible(&error, Form::of(&parts.headers));
+            let answer = answer::impossible(&error, form);
             return refused(door, &learned, (asked.ip(), &error.to_string()), answer);
         }
     };
     asked.trace = decision.trace;
     let struck = !decision.escalations.is_empty();
     let strike = Strike(struck.then(|| door.limiter.saving()).flatten());
-    let tab = pending.map(|pending| Box::new(Tab::new(Arc::clone(&door.limiter), pending)));
+    let (limiter, background) = (&door.limiter, &door.background);
+    let tab = pending.map(|pending| Box::new(Tab::new(Arc::clone(limiter), background.clone(), pending)));
     if !decision.allowed() {
-        return Gate::Refused(denied(&asked, &decision, &learned, Form::of(&parts.headers)), strike);
+        return Admission::Refused(denied(&asked, &decision, &learned, form), strike);
     }
-    let streams = learned.counts_bytes && size.exact().is_none();
-    let count = streams
-        .then(|| Box::new(Count { limiter: Arc::clone(&door.limiter), asked: asked.clone().into_owned(), seen: 0 }));
+    let count = streams.then(|| {
+        let (limiter, background) = (Arc::clone(limiter), background.clone());
+        Box::new(Count { limiter, background, asked: asked.clone().into_owned(), seen: 0 })
+    });
     if decision.delay == Span::ZERO {
         let fields = answer::fields(&decision, &learned.policy);
-        return Gate::Open(Crossing { fields, tab, strike }.left_to(door.answers), count);
+        return Admission::Open(Crossing { fields, tab, strike }.left_to(door.answers), count);
     }
-    let form = Form::of(&parts.headers);
     let Some(place) = door.pool.enter() else {
         if let Some(tab) = tab {
             tab.withdraw();
         }
-        return Gate::Refused(denied(&asked, if_full.as_deref().unwrap_or(&decision), &learned, form), strike);
+        return Admission::Refused(denied(&asked, if_full.as_deref().unwrap_or(&decision), &learned, form), strike);
     };
     // What it holds, it holds from now on: it was admitted, and nothing is left to be decided when the wait is over.
-    Gate::Slow(
+    Admission::Slow(
         Box::new(Slowed {
             delay: Duration::from_micros(decision.delay.micros()),
             place: Some(place),
@@ -175,10 +223,10 @@ impl Slowed {
 
     /// It was admitted when it came, so it crosses. Its charges move to now, and its answer has the figures of now: those
     /// of its arrival would tell how long it has waited.
-    pub(super) fn cross(self) -> Crossing {
-        let Self { mut tab, strike, asked, learned, mut decision, answers, .. } = self;
+    pub(super) async fn cross(self: Box<Self>) -> Crossing {
+        let Self { mut tab, strike, asked, learned, mut decision, answers, .. } = *self;
         if let Some(tab) = &mut tab {
-            asked.facts(|facts| tab.renew(&learned.policy, facts, &mut decision));
+            tab.renew(&learned.policy, &asked, &mut decision).await;
         }
         let fields = answer::fields(&decision, &learned.policy);
         Crossing { fields, tab, strike }.left_to(answers)

@@ -10,12 +10,13 @@ use threshold_core::policy::{Claims, Policy};
 use tower_layer::Layer;
 
 use super::asked::{Identified, Learned, Lines, PeerAddr};
+use super::background::Background;
 use super::pool::Pool;
 use super::service::ThresholdService;
 use super::tab::{Answers, AnyLimiter};
 use crate::clock::Clock;
 use crate::limiter::Limiter;
-use crate::store::{ImmediateStore, Store};
+use crate::store::Store;
 
 /// How many shadow-banned requests wait at once unless said: a thousand futures are a few megabytes.
 const MOST_WAITING: usize = 1_000;
@@ -39,7 +40,7 @@ impl ThresholdLayer {
     /// is put in force later and lacks it has every request answered with 503.)
     pub fn new<S, C>(limiter: Arc<Limiter<S, C>>) -> Result<Self, NoTokenVerifier>
     where
-        S: ImmediateStore + 'static,
+        S: Store + 'static,
         C: Clock + 'static,
     {
         let learned = Learned::new(limiter.policy());
@@ -54,6 +55,7 @@ impl ThresholdLayer {
             peer: Arc::new(|parts| parts.extensions.get::<PeerAddr>().map(|peer| peer.0)),
             identify: None,
             pool: Pool::new(MOST_WAITING),
+            background: Background::new(),
             answers: Answers::Seen,
         };
         Ok(Self { door: Arc::new(door) })
@@ -138,6 +140,7 @@ pub(super) struct Door {
     peer: Peer,
     identify: Option<Identify>,
     pub(super) pool: Arc<Pool>,
+    pub(super) background: Background,
     pub(super) answers: Answers,
 }
 

@@ -11,8 +11,8 @@ use http_body::Body;
 use tower_service::Service;
 
 use super::body::{RequestBody, ResponseBody};
-use super::future::ResponseFuture;
-use super::gate::{self, Gate};
+use super::future::{Arrived, ResponseFuture};
+use super::gate::{self, Admission, Gate};
 use super::layer::Door;
 
 /// A service behind a limiter; made by a [`ThresholdLayer`](super::ThresholdLayer).
@@ -53,18 +53,26 @@ impl<S> ThresholdService<S> {
         ReqBody: Body,
     {
         let gate = gate::decide(&self.door, &mut parts, peer, &body.size_hint());
-        let wrapped = |count| Request::from_parts(parts, RequestBody::new(body, count));
-        match gate {
-            Gate::Passed => ResponseFuture::passing(self.inner.call(wrapped(None))),
-            Gate::Open(mut crossing, count) => {
+        let wrapped = |parts, body, count| Request::from_parts(parts, RequestBody::new(body, count));
+        let admission = match gate {
+            Gate::Passed => return ResponseFuture::passing(self.inner.call(wrapped(parts, body, None))),
+            Gate::Deciding(deciding) => {
+                return ResponseFuture::deciding(deciding, Arrived { service: self.inner.clone(), parts, body });
+            }
+            Gate::Decided(admission) => admission,
+        };
+        match admission {
+            Admission::Open(mut crossing, count) => {
                 if let Some(tab) = &mut crossing.tab {
                     tab.call();
                 }
-                ResponseFuture::crossing(self.inner.call(wrapped(count)), crossing)
+                ResponseFuture::crossing(self.inner.call(wrapped(parts, body, count)), crossing)
             }
             // The clone is made ready when the wait is over: whatever room this one has is not kept from others.
-            Gate::Slow(slowed, count) => ResponseFuture::waiting(self.inner.clone(), wrapped(count), slowed),
-            Gate::Refused(response, strike) => ResponseFuture::refused(response, strike),
+            Admission::Slow(slowed, count) => {
+                ResponseFuture::waiting(self.inner.clone(), wrapped(parts, body, count), slowed)
+            }
+            Admission::Refused(response, strike) => ResponseFuture::refused(response, strike),
         }
     }
 }

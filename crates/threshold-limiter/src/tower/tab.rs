@@ -1,47 +1,89 @@
 //! What a request was charged while it is under way, and what it gives back by ending, however it ends.
 
 use std::fmt;
+use std::future::Future;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use threshold_core::command::{Answer, Command};
 use threshold_core::plan::Verb;
 use threshold_core::receipt::Pending;
-use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Policy, Receipt, Span};
+use threshold_core::{Decision, Outcome, Plan, PlanError, Policy, Receipt, Span};
 
 use crate::clock::Clock;
 use crate::limiter::Limiter;
 use crate::observer::Refused;
-use crate::store::{ImmediateStore, Saving, at_once};
+use crate::store::{Saving, Store, at_once};
+
+use super::asked::Asked;
+use super::background::Background;
 
 /// A limiter as the layer needs it, whatever its store and its clock.
 pub(super) trait AnyLimiter: Send + Sync {
     fn policy(&self) -> Arc<Policy>;
 
-    /// Decides and charges a request. The decision is written where it is read: it is some kilobytes, and moving it about
-    /// takes as long as making it.
-    fn admit(
+    /// Whether its store answers at once: then every future of it is ready at the first poll.
+    fn answers_at_once(&self) -> bool;
+
+    /// Decides and charges a request on a store that answers at once. The decision is written where it is read: it is some
+    /// kilobytes, and moving it about takes as long as making it.
+    fn admit_at_once(
         &self,
         policy: &Policy,
-        facts: &Facts<'_>,
+        asked: &Asked<'_>,
         answers: Answers,
         decision: &mut Decision,
     ) -> Result<Admitted, PlanError>;
 
-    /// Charges anew what a request was charged when it came, and reads its figures anew: it has waited, and those of its
+    /// Decides and charges a request on any store.
+    fn admit<'a>(
+        &'a self,
+        policy: &'a Policy,
+        asked: &'a Asked<'_>,
+        answers: Answers,
+        decision: &'a mut Decision,
+    ) -> Boxed<'a, Result<Admitted, PlanError>>;
+
+    /// Charges again what a request was charged when it came, and reads its figures again: it has waited, and those of its
     /// arrival would tell how long.
-    fn renew(&self, policy: &Policy, facts: &Facts<'_>, pending: &mut Pending, decision: &mut Decision);
+    fn renew<'a>(
+        &'a self,
+        policy: &'a Policy,
+        asked: &'a Asked<'_>,
+        pending: &'a mut Pending,
+        decision: &'a mut Decision,
+    ) -> Boxed<'a, ()>;
 
     /// Charges after the fact.
-    fn record(&self, facts: &Facts<'_>);
+    fn record<'a>(&'a self, asked: &'a Asked<'_>) -> Boxed<'a, ()>;
 
-    fn give_back(&self, taken: Receipt);
+    fn give_back(&self, taken: Receipt) -> Boxed<'_, ()>;
+
+    /// Tells observers that what a request should have given back was lost.
+    fn tell_lost(&self);
 
     /// Whether what was changed is written down, where it is at all.
     fn saving(&self) -> Option<Saving>;
 
     /// Tells observers of a request that was refused undecided.
     fn tell_refused(&self, request: &Undecided<'_>, policy: &Policy);
+}
+
+/// A future of a limiter whose type is not known.
+pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Carries out work that its request does not wait for: now, where the store answers at once, and else in the background.
+/// Where there is no room for it there, it is lost, and observers are told: what was held is held to the end of its time.
+pub(super) fn without_waiting<F>(limiter: &Arc<dyn AnyLimiter>, background: &Background, work: F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    if limiter.answers_at_once() {
+        at_once(work);
+    } else if background.start(work).is_err() {
+        limiter.tell_lost();
+    }
 }
 
 /// A request that was refused undecided.
@@ -80,45 +122,103 @@ impl Admitted {
     }
 }
 
-impl<S: ImmediateStore, C: Clock> AnyLimiter for Limiter<S, C> {
+impl<S: Store, C: Clock> Limiter<S, C> {
+    /// Settles a request that was planned, where the door sees its answer or not.
+    async fn admit_planned(
+        &self,
+        plan: &mut Plan<'_>,
+        asked: &Asked<'_>,
+        decision: &mut Decision,
+    ) -> Result<Admitted, PlanError> {
+        let mut outcome = Outcome::default();
+        asked.facts(|facts| self.plan(plan, facts))?;
+        let settled = self.settle(plan, &mut outcome, decision).await;
+        asked.facts(|facts| {
+            self.name_banned(plan, facts, decision);
+            self.tell(facts, decision, plan.policy());
+        });
+        Ok(Admitted::of(plan, &outcome, decision, settled))
+    }
+}
+
+fn planned(policy: &Policy, answers: Answers) -> Plan<'_> {
+    match answers {
+        Answers::Seen => Plan::new(policy, Verb::Check).seeing_outcomes(),
+        Answers::Unseen => Plan::new(policy, Verb::Check),
+    }
+}
+
+impl<S: Store, C: Clock> AnyLimiter for Limiter<S, C> {
     fn policy(&self) -> Arc<Policy> {
         self.policy()
     }
 
-    fn admit(
+    fn answers_at_once(&self) -> bool {
+        self.store().answers_at_once()
+    }
+
+    fn admit_at_once(
         &self,
         policy: &Policy,
-        facts: &Facts<'_>,
+        asked: &Asked<'_>,
         answers: Answers,
         decision: &mut Decision,
     ) -> Result<Admitted, PlanError> {
-        let mut plan = match answers {
-            Answers::Seen => Plan::new(policy, Verb::Check).seeing_outcomes(),
-            Answers::Unseen => Plan::new(policy, Verb::Check),
-        };
-        let mut outcome = Outcome::default();
-        let settled = at_once(self.decide(&mut plan, facts, &mut outcome, decision))?;
-        Ok(Admitted::of(&plan, &outcome, decision, settled))
+        at_once(self.admit_planned(&mut planned(policy, answers), asked, decision))
     }
 
-    fn renew(&self, policy: &Policy, facts: &Facts<'_>, pending: &mut Pending, decision: &mut Decision) {
-        pending.renew(|charged| {
-            let renewed = at_once(self.execute(Command::Renew(Box::new(charged.clone()))));
-            if let Ok(Answer::Renewed(renewed)) = renewed {
-                *charged = *renewed;
+    fn admit<'a>(
+        &'a self,
+        policy: &'a Policy,
+        asked: &'a Asked<'_>,
+        answers: Answers,
+        decision: &'a mut Decision,
+    ) -> Boxed<'a, Result<Admitted, PlanError>> {
+        Box::pin(async move { self.admit_planned(&mut planned(policy, answers), asked, decision).await })
+    }
+
+    fn renew<'a>(
+        &'a self,
+        policy: &'a Policy,
+        asked: &'a Asked<'_>,
+        pending: &'a mut Pending,
+        decision: &'a mut Decision,
+    ) -> Boxed<'a, ()> {
+        Box::pin(async move {
+            let renew = Command::Renew(Box::new(pending.charged()));
+            if let Ok(Answer::Renewed(renewed)) = self.execute(renew).await {
+                pending.renewed(*renewed);
             }
-        });
-        // It was planned when it came, under the same policy.
-        let Ok(plan) = policy.plan_for(Verb::Peek, facts) else { return };
-        let mut look = Decision::default();
-        if at_once(self.settle(&plan.only_limits(), &mut Outcome::default(), &mut look)) {
-            decision.refresh(&look, policy);
-        }
+            // It was planned when it came, under the same policy.
+            let Ok(plan) = asked.facts(|facts| policy.plan_for(Verb::Peek, facts)) else { return };
+            let mut look = Decision::default();
+            if self.settle(&plan.only_limits(), &mut Outcome::default(), &mut look).await {
+                decision.refresh(&look, policy);
+            }
+        })
     }
 
-    fn record(&self, facts: &Facts<'_>) {
-        // The facts were decided on before, so that there is nothing in them to be refused, and nobody to be told.
-        let _ = self.record(facts);
+    fn record<'a>(&'a self, asked: &'a Asked<'_>) -> Boxed<'a, ()> {
+        Box::pin(async move {
+            let policy = self.policy();
+            let mut plan = Plan::new(&policy, Verb::Record);
+            // The facts were decided on before, so that there is nothing in them to be refused, and nobody to be told.
+            let _ = self.admit_planned(&mut plan, asked, &mut Decision::default()).await;
+        })
+    }
+
+    fn give_back(&self, taken: Receipt) -> Boxed<'_, ()> {
+        Box::pin(async move {
+            let keys: Vec<_> = taken.keys().collect();
+            if self.execute(Command::GiveBack(Box::new(taken))).await.is_err() {
+                self.tell_lost();
+            }
+            self.made_room(keys);
+        })
+    }
+
+    fn tell_lost(&self) {
+        self.tell_lost_return();
     }
 
     fn tell_refused(&self, request: &Undecided<'_>, policy: &Policy) {
@@ -129,19 +229,13 @@ impl<S: ImmediateStore, C: Clock> AnyLimiter for Limiter<S, C> {
     fn saving(&self) -> Option<Saving> {
         self.store().saving()
     }
-
-    fn give_back(&self, taken: Receipt) {
-        let keys: Vec<_> = taken.keys().collect();
-        // Memory gives back whatever it has charged.
-        let _ = at_once(self.execute(Command::GiveBack(Box::new(taken))));
-        self.made_room(keys);
-    }
 }
 
 /// What a request was charged. Dropping it ends the request: what it holds is given back, and also what depends on an
 /// answer that nobody was asked for.
 pub(super) struct Tab {
     limiter: Arc<dyn AnyLimiter>,
+    background: Background,
     pending: Box<Pending>,
     /// Whether the service was called. From then on a charge that depends on the answer stays until there is one: who
     /// leaves early must not be better off.
@@ -149,8 +243,8 @@ pub(super) struct Tab {
 }
 
 impl Tab {
-    pub(super) fn new(limiter: Arc<dyn AnyLimiter>, pending: Box<Pending>) -> Self {
-        Self { limiter, pending, called: false }
+    pub(super) fn new(limiter: Arc<dyn AnyLimiter>, background: Background, pending: Box<Pending>) -> Self {
+        Self { limiter, background, pending, called: false }
     }
 
     pub(super) fn call(&mut self) {
@@ -177,8 +271,8 @@ impl Tab {
     }
 
     /// The request has waited: see [`AnyLimiter::renew`].
-    pub(super) fn renew(&mut self, policy: &Policy, facts: &Facts<'_>, decision: &mut Decision) {
-        self.limiter.renew(policy, facts, &mut self.pending, decision);
+    pub(super) async fn renew(&mut self, policy: &Policy, asked: &Asked<'_>, decision: &mut Decision) {
+        self.limiter.renew(policy, asked, &mut self.pending, decision).await;
     }
 
     /// Nobody here will see how the request ends: what was charged stays, and what is held is held to the end of its time.
@@ -194,7 +288,8 @@ impl Tab {
 
     fn give_back(&self, taken: Option<Receipt>) {
         if let Some(taken) = taken {
-            self.limiter.give_back(taken);
+            let limiter = Arc::clone(&self.limiter);
+            without_waiting(&self.limiter, &self.background, async move { limiter.give_back(taken).await });
         }
     }
 }
