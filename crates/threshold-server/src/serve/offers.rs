@@ -14,7 +14,13 @@ pub(crate) fn refuses(policy: &Policy) -> Option<String> {
 /// How exact the store in memory is, for the banner: a rule that asks for less gets more.
 pub(crate) fn exactness(policy: &Policy) -> &'static str {
     let eventual = policy.rules().iter().any(|rule| rule.consistency == Consistency::Eventual);
-    if eventual { ", exact also for eventual rules" } else { "" }
+    let approximate = policy.rules().iter().any(|rule| rule.approximate);
+    match (eventual, approximate) {
+        (true, true) => ", exact also for eventual and approximate rules",
+        (true, false) => ", exact also for eventual rules",
+        (false, true) => ", exact also for approximate rules",
+        (false, false) => "",
+    }
 }
 
 /// Warns of what a policy says and nothing comes of yet.

@@ -8,7 +8,7 @@ use super::client::Answer;
 use super::process::{Scratch, Server, Start};
 
 #[path = "../../../threshold-limiter/tests/jwt/sign.rs"]
-mod sign;
+pub(crate) mod sign;
 
 use sign::{SECRET, hmac_of, jwk, of_texts, signed, stranger, token};
 

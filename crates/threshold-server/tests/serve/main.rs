@@ -25,6 +25,7 @@ mod login;
 mod metrics;
 mod operators;
 mod origin;
+mod policy_keys;
 mod process;
 mod proxies;
 mod proxy;
