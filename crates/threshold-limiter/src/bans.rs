@@ -23,8 +23,12 @@ pub struct BanBook {
     keeper: Option<Arc<dyn Keep>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Pages {
+    /// The most bans, and the most names.
+    most: usize,
+    /// No ban and no name here ends before this: a full book is not searched in vain for one that has.
+    first_end: Timestamp,
     by_id: BTreeMap<Digest, Ban>,
     bans: Bans,
     /// Whom ladders have banned, by the subject. Their standings say until when; these say who it is.
@@ -33,9 +37,29 @@ struct Pages {
     spellings: Spellings,
 }
 
+impl Default for Pages {
+    fn default() -> Self {
+        Self {
+            most: MOST_BANS,
+            first_end: Timestamp::MAX,
+            by_id: BTreeMap::new(),
+            bans: Bans::default(),
+            named: BTreeMap::new(),
+            spellings: Spellings::default(),
+        }
+    }
+}
+
 impl Pages {
+    fn insert(&mut self, id: Digest, ban: Ban) {
+        self.first_end = self.first_end.min(ban.until);
+        self.bans.insert(&ban.whom, ban.until);
+        self.by_id.insert(id, ban);
+    }
+
     fn insert_named(&mut self, subject: Digest, ban: Ban) {
         self.remove_named(subject);
+        self.first_end = self.first_end.min(ban.until);
         if let ListEntry::User(user) = &ban.whom {
             self.spellings.insert(user);
         }
@@ -79,11 +103,10 @@ impl BanBook {
     pub fn set(&self, id: Digest, ban: Ban, now: Timestamp) -> Result<(), TooManyBans> {
         let mut pages = self.write();
         self.make_room_in(&mut pages, id, now)?;
-        pages.bans.insert(&ban.whom, ban.until);
         if let Some(keeper) = &self.keeper {
             keeper.ban(id, Some(&ban));
         }
-        pages.by_id.insert(id, ban);
+        pages.insert(id, ban);
         self.any.store(true, Ordering::Release);
         Ok(())
     }
@@ -108,10 +131,11 @@ impl BanBook {
     /// Writes down whom a ladder has banned: a standing alone has no name. Where there is no room, it stays nameless.
     pub fn name(&self, subject: Digest, ban: Ban, now: Timestamp) {
         let mut pages = self.write();
-        if pages.named.len() >= MOST_BANS {
+        let is_known = pages.named.contains_key(&subject);
+        if pages.named.len() >= pages.most && !is_known {
             self.sweep_pages(&mut pages, now);
         }
-        if pages.named.len() < MOST_BANS {
+        if pages.named.len() < pages.most || is_known {
             if let Some(keeper) = &self.keeper {
                 keeper.named(subject, Some(&ban));
             }
@@ -188,11 +212,10 @@ impl BanBook {
         for (id, ban) in ahead {
             let ban = ban.brought_back(now);
             pages.bans.remove(&ban.whom);
-            pages.bans.insert(&ban.whom, ban.until);
             if let Some(keeper) = &self.keeper {
                 keeper.ban(id, Some(&ban));
             }
-            pages.by_id.insert(id, ban);
+            pages.insert(id, ban);
         }
         let ahead: Vec<(Digest, Ban)> = pages.named.extract_if(.., |_, ban| ban.is_ahead(now)).collect();
         for (subject, ban) in ahead {
@@ -200,14 +223,15 @@ impl BanBook {
             if let Some(keeper) = &self.keeper {
                 keeper.named(subject, Some(&ban));
             }
+            pages.first_end = pages.first_end.min(ban.until);
             pages.named.insert(subject, ban);
         }
     }
 
     fn make_room_in(&self, pages: &mut Pages, id: Digest, now: Timestamp) -> Result<(), TooManyBans> {
-        if pages.by_id.len() >= MOST_BANS && !pages.by_id.contains_key(&id) {
+        if pages.by_id.len() >= pages.most && !pages.by_id.contains_key(&id) {
             self.sweep_pages(pages, now);
-            if pages.by_id.len() >= MOST_BANS {
+            if pages.by_id.len() >= pages.most {
                 return Err(TooManyBans);
             }
         }
@@ -215,6 +239,9 @@ impl BanBook {
     }
 
     fn sweep_pages(&self, pages: &mut Pages, now: Timestamp) {
+        if pages.first_end > now {
+            return;
+        }
         let over: Vec<(Digest, Ban)> = pages.by_id.extract_if(.., |_, ban| ban.until <= now).collect();
         for (id, ban) in over {
             self.forget(pages, id, &ban);
@@ -226,6 +253,8 @@ impl BanBook {
                 keeper.named(subject, None);
             }
         }
+        let ends = pages.by_id.values().chain(pages.named.values()).map(|ban| ban.until);
+        pages.first_end = ends.min().unwrap_or(Timestamp::MAX);
     }
 
     fn forget(&self, pages: &mut Pages, id: Digest, ban: &Ban) {
@@ -338,6 +367,41 @@ mod tests {
         }
         assert_eq!((listed.len(), shown), (900, 900));
         assert_eq!(listed, book.all(now).into_iter().map(|(id, _)| id).collect::<Vec<_>>());
+    }
+
+    /// There are at most so many: one more is refused, one in place of another is not, and what is over makes room. A ladder's
+    /// ban for whose name there is no room holds, and has none.
+    ///
+    /// Fails without the bound in `make_room_in`, or in `name`.
+    #[test]
+    fn a_full_book_refuses_what_is_new_until_something_is_over() {
+        const MOST: usize = 1_000;
+        let book = BanBook::default();
+        assert_eq!(std::mem::replace(&mut book.write().most, MOST), MOST_BANS);
+        let whom = |number: usize| ListEntry::User(format!("u{number}").into());
+        let ban = |number: usize, until| {
+            let until = Timestamp::from_secs(until);
+            Ban { whom: whom(number), reason: "".into(), by: "".into(), from: Timestamp::EPOCH, until }
+        };
+        let id = |number: usize| Digest::from_u128(u128::try_from(number).unwrap());
+        for number in 0..MOST {
+            let until = if number == 7 { 20 } else { 100 };
+            book.set(id(number), ban(number, until), Timestamp::EPOCH).unwrap();
+            book.name(id(number), ban(number, until), Timestamp::EPOCH);
+        }
+        let (more, now) = (MOST, Timestamp::from_secs(10));
+        assert_eq!(book.set(id(more), ban(more, 100), now), Err(TooManyBans));
+        assert_eq!(book.set(id(3), ban(3, 200), now), Ok(()));
+        book.name(id(more), ban(more, 100), now);
+        assert_eq!((book.named(id(more)), book.all(now).len()), (None, MOST));
+        // One name in place of another needs no room.
+        book.name(id(3), ban(3, 200), now);
+        assert_eq!(book.named(id(3)).map(|ban| ban.until), Some(Timestamp::from_secs(200)));
+        let later = Timestamp::from_secs(20);
+        assert_eq!(book.set(id(more), ban(more, 100), later), Ok(()));
+        book.name(id(more), ban(more, 100), later);
+        assert!(book.named(id(more)).is_some() && book.named(id(7)).is_none());
+        assert_eq!(book.all(later).len(), MOST);
     }
 
     /// A scan of as many would take a million comparisons for each of these; a walk down the prefixes takes at most 32.

@@ -12,12 +12,16 @@ use super::rows::{AuditLine, Kind};
 
 /// The most lines of the audit that wait for a disk. Operators are people: so many are never meant.
 const MOST_LINES: usize = 10_000;
+/// The most rows that are to be removed and wait for a disk, some 30 MB. What has a value is bounded by the tables in memory;
+/// what was removed from those is not, while a disk fails for hours.
+const MOST_REMOVED: usize = 250_000;
 /// How often the file is looked at while nothing is written.
 const LOOK: Duration = Duration::from_secs(1);
 /// A wait as short as this is not worth while when the disk is in trouble already.
 const SHORT: Duration = Duration::from_millis(100);
 
-/// The latest value under each key. It holds no more keys than the tables in memory do, and those are bounded.
+/// The latest value under each key. Those with a value are in the tables in memory too, which are bounded; of those without,
+/// there are at most [`MOST_REMOVED`].
 pub(super) type Changes = HashMap<(Kind, Box<[u8]>), Option<Vec<u8>>>;
 
 /// What is written in one transaction.
@@ -25,6 +29,10 @@ pub(super) type Changes = HashMap<(Kind, Box<[u8]>), Option<Vec<u8>>>;
 pub(super) struct Batch {
     pub(super) changes: Changes,
     pub(super) lines: Vec<AuditLine>,
+    /// How many of the changes remove a row.
+    removed: usize,
+    /// Whether changes that remove rows were left out, for want of room: the file is then to be rebuilt from memory.
+    pub(super) is_incomplete: bool,
     /// Whether the damage that the file records was reported.
     pub(super) damage_told: bool,
     /// The number of the last change in it.
@@ -80,7 +88,7 @@ impl Default for Queue {
 impl Queue {
     pub(super) fn note(&self, kind: Kind, key: &[u8], value: Option<Vec<u8>>) {
         let mut waiting = self.lock();
-        waiting.batch.changes.insert((kind, key.into()), value);
+        waiting.batch.note((kind, key.into()), value);
         self.count(waiting);
     }
 
@@ -206,8 +214,11 @@ impl Queue {
     /// A batch could not be written: it waits again, under whatever has come since. Says whether the end is near.
     pub(super) fn failed(&self, batch: Batch, reason: &str) -> bool {
         let mut waiting = self.lock();
+        waiting.batch.is_incomplete |= batch.is_incomplete;
         for (key, value) in batch.changes {
-            waiting.batch.changes.entry(key).or_insert(value);
+            if !waiting.batch.changes.contains_key(&key) {
+                waiting.batch.note(key, value);
+            }
         }
         let newer = std::mem::replace(&mut waiting.batch.lines, batch.lines);
         waiting.batch.lines.extend(newer);
@@ -247,6 +258,86 @@ impl Queue {
 
 impl Batch {
     pub(super) fn is_empty(&self) -> bool {
-        self.changes.is_empty() && self.lines.is_empty() && !self.damage_told
+        self.changes.is_empty() && self.lines.is_empty() && !self.damage_told && !self.is_incomplete
+    }
+
+    /// Its changes and lines are on disk, and only a rebuild is left to do.
+    pub(super) fn clear_written(&mut self) {
+        self.changes.clear();
+        self.lines.clear();
+        (self.removed, self.damage_told) = (0, false);
+    }
+
+    fn note(&mut self, key: (Kind, Box<[u8]>), value: Option<Vec<u8>>) {
+        let removes = value.is_none();
+        let removed_before = matches!(self.changes.insert(key, value), Some(None));
+        self.removed = self.removed.saturating_add(usize::from(removes)).saturating_sub(usize::from(removed_before));
+        if self.removed > MOST_REMOVED {
+            self.changes.retain(|_, value| value.is_some());
+            self.removed = 0;
+            self.is_incomplete = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line() -> AuditLine {
+        let text = String::new;
+        AuditLine { at: threshold_core::Timestamp::EPOCH, who: text(), action: text(), about: text(), why: text() }
+    }
+
+    /// Each failed write once let in as many lines again.
+    ///
+    /// Fails without `lines_under_way` in `has_room_for_line`.
+    #[test]
+    fn lines_that_wait_are_bounded_however_often_a_write_fails() {
+        let queue = Queue::default();
+        for _ in 0..3 {
+            while queue.audit(line()).is_ok() {}
+            let batch = queue.take().unwrap();
+            assert!(queue.audit(line()).is_err() && queue.begin_change().is_err(), "those under way count too");
+            queue.failed(batch, "no disk");
+        }
+        assert_eq!(queue.lock().batch.lines.len(), MOST_LINES);
+        let batch = queue.take().unwrap();
+        queue.wrote(batch.up_to);
+        // A change that is open has its place.
+        for _ in 1..MOST_LINES {
+            queue.audit(line()).unwrap();
+        }
+        queue.begin_change().unwrap();
+        assert!(queue.audit(line()).is_err());
+        queue.end_change(Some(line()));
+        assert_eq!(queue.lock().batch.lines.len(), MOST_LINES);
+    }
+
+    /// What comes and goes while a disk fails once took memory for as long as it failed.
+    ///
+    /// Fails without the bound in `Batch::note`.
+    #[test]
+    fn rows_to_remove_are_bounded_and_those_with_a_value_stay() {
+        let queue = Queue::default();
+        queue.note(Kind::Standing, b"in memory", Some(vec![1]));
+        let come_and_go = |from: usize| {
+            for number in from..from + MOST_REMOVED * 2 / 3 {
+                let key = number.to_be_bytes();
+                queue.note(Kind::Standing, &key, Some(vec![1]));
+                queue.note(Kind::Standing, &key, None);
+                queue.note(Kind::Standing, &key, None);
+            }
+        };
+        come_and_go(0);
+        assert!(!queue.lock().batch.is_incomplete);
+        let batch = queue.take().unwrap();
+        come_and_go(MOST_REMOVED);
+        queue.failed(batch, "no disk");
+        come_and_go(2 * MOST_REMOVED);
+        let waiting = queue.lock();
+        assert!(waiting.batch.is_incomplete);
+        assert!(waiting.batch.changes.len() <= MOST_REMOVED + 1, "{}", waiting.batch.changes.len());
+        assert!(waiting.batch.changes.contains_key(&(Kind::Standing, (*b"in memory").into())));
     }
 }

@@ -17,6 +17,9 @@ const LONGEST_REST: Duration = Duration::from_secs(2);
 /// How often it is tried at the end of the process.
 const LAST_TRIES: u32 = 3;
 
+/// Why a file that is whole is rebuilt.
+const INCOMPLETE: &str = "it missed more changes than there was room to remember";
+
 /// Says everything that the journal should hold, where there is anybody to ask.
 pub(super) type Source = Arc<OnceLock<Box<dyn Fn() -> Option<Vec<Row>> + Send + Sync>>>;
 
@@ -27,8 +30,8 @@ pub(super) fn start(file: JournalFile, queue: Arc<Queue>, source: Source) -> io:
 fn write_all(mut file: JournalFile, queue: &Queue, source: &Source) {
     let mut rest = FIRST_REST;
     let mut last_tries = 0u32;
-    while let Some(batch) = queue.take() {
-        match write(&mut file, &batch, queue, source) {
+    while let Some(mut batch) = queue.take() {
+        match write(&mut file, &mut batch, queue, source) {
             Ok(()) => {
                 queue.wrote(batch.up_to);
                 rest = FIRST_REST;
@@ -50,16 +53,24 @@ fn write_all(mut file: JournalFile, queue: &Queue, source: &Source) {
     }
 }
 
-/// Writes a batch; into a new file, where the old one is found damaged.
-fn write(file: &mut JournalFile, batch: &Batch, queue: &Queue, source: &Source) -> Result<(), Fault> {
+/// Writes a batch; into a new file, where the old one is found damaged. A file that is to lose rows which there was no room
+/// to remember is rebuilt from memory afterwards.
+fn write(file: &mut JournalFile, batch: &mut Batch, queue: &Queue, source: &Source) -> Result<(), Fault> {
+    let everything = || source.get().and_then(|everything| everything());
+    let failed = |reason: &str, error| Fault::Cannot(format!("{reason}, and it cannot be written anew: {error}"));
     match file.write(batch) {
         Err(Fault::Damaged(reason)) => {
             // It is told before it is mended: that may take a while, or fail.
             queue.troubled(&reason);
-            let repair = file.write_anew(&reason, source.get().and_then(|everything| everything()));
-            let failed = |error| Fault::Cannot(format!("{reason}, and it cannot be written anew: {error}"));
-            queue.repaired(repair.map_err(failed)?);
+            let repair = file.write_anew(&reason, everything());
+            queue.repaired(repair.map_err(|error| failed(&reason, error))?);
             file.write(batch)
+        }
+        Ok(()) if batch.is_incomplete => {
+            batch.clear_written();
+            let repair = file.write_anew(INCOMPLETE, everything());
+            queue.repaired(repair.map_err(|error| failed(INCOMPLETE, error))?);
+            Ok(())
         }
         other => other,
     }
