@@ -64,6 +64,8 @@ struct Series {
 
 #[derive(Debug, Default)]
 struct RuleSeries {
+    layer: &'static str,
+    rule: String,
     verdicts: [Counter; VERDICTS.len()],
     blocks: Counter,
 }
@@ -111,7 +113,8 @@ impl Observer for Counts {
     fn decided(&self, _: &Facts<'_>, decision: &Decision, policy: &Policy) {
         let mut series = self.series.load();
         if series.generation != policy.generation() {
-            self.series.store(Arc::new(self.series_of(policy)));
+            let before = self.series.swap(Arc::new(self.series_of(policy)));
+            self.remove_series(&before, policy);
             series = self.series.load();
         }
         let bound = decision.bound_by().and_then(|reading| series.rules.get(reading.rule)).unwrap_or(&series.unbound);
@@ -142,6 +145,8 @@ impl Counts {
     #[cold]
     fn series_of(&self, policy: &Policy) -> Series {
         let series = |layer: &'static str, rule: &str| RuleSeries {
+            layer,
+            rule: rule.to_owned(),
             verdicts: VERDICTS.map(|verdict| {
                 let labels = DecisionLabels { layer, rule: rule.to_owned(), verdict: verdict.name() };
                 self.decisions.get_or_create(&labels).clone()
@@ -152,6 +157,21 @@ impl Counts {
         Series { generation: policy.generation(), rules, unbound: series("none", "") }
     }
 
+    /// Removes the series of rules that a later policy has no longer: else each reload with new names would add to them.
+    fn remove_series(&self, before: &Series, policy: &Policy) {
+        if before.generation > policy.generation() {
+            return;
+        }
+        let stays = |old: &RuleSeries| {
+            policy.rules().iter().any(|rule| (rule.layer.name(), &*rule.name) == (old.layer, old.rule.as_str()))
+        };
+        for RuleSeries { layer, rule, .. } in before.rules.iter().filter(|old| !stays(old)) {
+            for verdict in VERDICTS {
+                self.decisions.remove(&DecisionLabels { layer, rule: rule.clone(), verdict: verdict.name() });
+            }
+        }
+    }
+
     #[cold]
     fn count_degraded(&self, reason: Degraded) {
         self.degraded.get_or_create(&ReasonLabel { reason: reason.name() }).inc();
@@ -160,4 +180,30 @@ impl Counts {
 
 fn place(verdict: Verdict) -> usize {
     VERDICTS.iter().position(|own| *own == verdict).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fails without `remove_series`.
+    #[test]
+    fn series_are_those_of_the_policy_in_force_however_often_it_is_reloaded() {
+        let metrics = Metrics::new();
+        let series = || metrics.text().lines().filter(|line| line.starts_with("threshold_decisions_total{")).count();
+        for generation in 1..=100 {
+            let text = format!(
+                "[[rule]]\nname = 'stays'\nper = ['user']\nlimit = '1/h'\n\
+                 [[rule]]\nname = 'rule {generation}'\nper = ['user']\nlimit = '1/h'"
+            );
+            let policy = Policy::parse(&text, &|_| None).unwrap().with_generation(generation);
+            metrics.counts.decided(&Facts::default(), &Decision::default(), &policy);
+            // Two rules, and what no rule binds.
+            assert_eq!(series(), 3 * VERDICTS.len(), "after {generation} policies");
+        }
+        assert!(metrics.text().contains(r#"rule="rule 100""#) && !metrics.text().contains(r#"rule="rule 99""#));
+        let text = metrics.text();
+        let allowed = text.lines().find(|line| line.contains(r#"layer="none""#) && line.contains("allow"));
+        assert!(allowed.is_some_and(|line| line.ends_with(" 100")), "what stays goes on counting: {allowed:?}");
+    }
 }
