@@ -257,6 +257,53 @@ fn of_too_many_known_devices_those_that_were_used_longest_ago_go() {
     assert!(!devices.iter().take(20).any(is_known));
 }
 
+/// An account knows ten devices. The eleventh takes the place of the one that was welcomed first.
+///
+/// Fails without the bound in `Account::welcome`.
+#[test]
+fn of_eleven_devices_of_one_account_the_first_is_forgotten() {
+    let (limiter, _) = small("[login]\naccount = \"1000/h\"\nip = \"1000/h\"\n");
+    let devices: Vec<String> =
+        (0..11).map(|number| log_in(&limiter, &login("ada", elsewhere(number))).unwrap()).collect();
+    for number in 20..23 {
+        let attempt = begin(&limiter, &login("ada", elsewhere(number))).unwrap();
+        let _ = limiter.login_result(&attempt, false).unwrap();
+    }
+    // Unknown devices are locked out; those that are known are not.
+    let knows =
+        |device: &str| begin(&limiter, &LoginRequest { device: Some(device), ..login("ada", elsewhere(30)) }).is_ok();
+    let known: Vec<bool> = devices.iter().map(|device| knows(device)).collect();
+    assert_eq!(known, [&[false][..], &[true; 10]].concat());
+}
+
+/// An account counts four factors; further names share the counters of the last, so that new names are no new guesses.
+///
+/// Fails without the bound in `Account::track`.
+#[test]
+fn of_five_factors_of_one_account_the_last_two_share_a_lock() {
+    let (limiter, _) = small("[login]\naccount = \"1000/h\"\nip = \"1000/h\"\n");
+    let guess = |factor: &str| {
+        let attempt = begin(&limiter, &LoginRequest { factor: Some(factor), ..login("ada", elsewhere(1)) })?;
+        let _ = limiter.login_result(&attempt, false).unwrap();
+        Ok(())
+    };
+    for factor in ["a", "b", "c"] {
+        assert_eq!([guess(factor), guess(factor)], [Ok(()), Ok(())]);
+    }
+    assert_eq!([guess("d"), guess("e"), guess("f")], [Ok(()); 3], "three failures of one counter");
+    let refused: Result<(), RefusedBy> = guess("g");
+    assert!(refused.is_err() && guess("d").is_err());
+    assert_eq!(guess("a"), Ok(()), "the others have counters of their own");
+}
+
+/// Attempts whose results never come count against the account until they fail: there are no more of them than it may have.
+#[test]
+fn attempts_under_way_are_as_many_as_the_account_may_have() {
+    let (limiter, _) = small("[login]\naccount = \"3/h\"\nip = \"1000/h\"\n");
+    let begun = (0..10).filter(|number| begin(&limiter, &login("ada", elsewhere(*number))).is_ok()).count();
+    assert_eq!(begun, 3);
+}
+
 /// Story: a table full of keys refused every login from an address that it did not know with a 503.
 ///
 /// Woken by: leaving out the prefix in `MemoryStore::address_key`.

@@ -1,11 +1,12 @@
 //! Wrong tokens: counted by the address they come from, on every path, and answered late where there were many.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
 use threshold_core::address::AddressGroup;
-use threshold_limiter::{KeyLimiter, Limit};
+use threshold_limiter::{Clock, KeyLimiter, Limit, SystemClock};
 use tokio::sync::Semaphore;
 
 use super::{ApiError, App};
@@ -26,19 +27,26 @@ const LATE: Duration = Duration::from_secs(1);
 const MOST_LATE: usize = 256;
 
 /// How often each address has shown a wrong token.
-#[derive(Debug)]
 pub(super) struct Guesses {
     /// Those of callers and of operators are counted apart: many callers share a proxy, and one with a wrong token must
     /// not keep operators out.
-    callers: KeyLimiter,
-    operators: KeyLimiter,
+    callers: KeyLimiter<Arc<dyn Clock>>,
+    operators: KeyLimiter<Arc<dyn Clock>>,
     late: Semaphore,
     logged: Samples,
 }
 
 impl Default for Guesses {
     fn default() -> Self {
-        let limiter = || KeyLimiter::new(Limit::parse(GUESSES, None).expect("the limit is possible"), GUESSERS);
+        Self::new(GUESSERS, &(Arc::new(SystemClock::new()) as _))
+    }
+}
+
+impl Guesses {
+    /// Wrong tokens of so many addresses.
+    fn new(addresses: u64, clock: &Arc<dyn Clock>) -> Self {
+        let limit = Limit::parse(GUESSES, None).expect("the limit is possible");
+        let limiter = || KeyLimiter::with_clock(limit, addresses, Arc::clone(clock));
         Self { callers: limiter(), operators: limiter(), late: Semaphore::new(MOST_LATE), logged: Samples::default() }
     }
 }
@@ -83,6 +91,12 @@ impl Guesses {
     }
 }
 
+impl std::fmt::Debug for Guesses {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Guesses").finish_non_exhaustive()
+    }
+}
+
 /// Whom a connection is counted as.
 fn source(peer: Option<IpAddr>) -> String {
     peer.map_or_else(String::new, |ip| AddressGroup::of(ip, IPV6_PREFIX).to_string())
@@ -90,10 +104,8 @@ fn source(peer: Option<IpAddr>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use threshold_core::Policy;
-    use threshold_limiter::SystemClock;
+    use threshold_limiter::ManualClock;
     use tokio::time::Instant;
 
     use super::*;
@@ -155,5 +167,31 @@ mod tests {
             assert_eq!(waited.await.unwrap(), LATE);
         }
         assert_eq!(guess(&app, "203.0.113.7").await, LATE);
+    }
+
+    /// However many addresses guess: the table does not grow, those that it has stay barred, and an operator at an address that
+    /// it has no room for is heard. A caller's wrong token from there is answered late.
+    ///
+    /// Fails where a full table counts as a used-up budget in `bar_operators`.
+    #[tokio::test(start_paused = true)]
+    async fn a_full_table_of_guessers_keeps_no_operator_out() {
+        let mut app = app();
+        app.guesses = Guesses::new(100, &(Arc::new(ManualClock::default()) as _));
+        let address = |number: u32| Some(IpAddr::from(std::net::Ipv4Addr::from_bits(0x0b00_0000 + number)));
+        let mut known = 0;
+        for number in 0..1_000 {
+            let source = source(address(number));
+            let fits = (0..10).filter(|_| app.guesses.operators.check(&source, 1).fits).count();
+            let _ = (0..10).filter(|_| app.guesses.callers.check(&source, 1).fits).count();
+            known += u32::from(fits == 10);
+        }
+        assert!((100..500).contains(&known), "{known}");
+        let usage = (app.guesses.operators.usage().keys, app.guesses.callers.usage().keys);
+        assert!(app.guesses.bar_operators(address(0)));
+        let stranger = address(2_000);
+        app.guesses.count_operator(stranger, &app);
+        assert!(!app.guesses.bar_operators(stranger));
+        assert_eq!(guess(&app, "192.0.2.9").await, LATE);
+        assert_eq!((app.guesses.operators.usage().keys, app.guesses.callers.usage().keys), usage);
     }
 }

@@ -140,3 +140,40 @@ fn the_first_screen_starts_the_server_and_the_tests() {
     let binaries = targets.filter(|target| target["kind"][0] == "bin").map(|target| target["name"].as_str().unwrap());
     assert_eq!(binaries.collect::<Vec<_>>(), ["threshold"]);
 }
+
+/// All files of Rust below a folder.
+fn sources(folder: &Path, text: &mut String) {
+    for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let path = entry.path();
+        if entry.file_type().unwrap().is_dir() {
+            sources(&path, text);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            text.push_str(&std::fs::read_to_string(path).unwrap());
+        }
+    }
+}
+
+/// `docs/limits.md` names a test for each table that could fill, and every one of them is there.
+#[test]
+fn every_bound_has_a_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = std::fs::read_to_string(root.join("docs/limits.md")).unwrap();
+    let mut code = String::new();
+    for krate in ["threshold-core", "threshold-limiter", "threshold-server"] {
+        for part in ["src", "tests"] {
+            sources(&root.join("crates").join(krate).join(part), &mut code);
+        }
+    }
+    let rows = page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| table"));
+    let mut count = 0;
+    for row in rows {
+        let tests = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        let names: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty(), "no test for {row}");
+        for name in names {
+            assert!(code.contains(&format!("fn {name}(")), "there is no test {name}");
+        }
+        count += 1;
+    }
+    assert!(count >= 20, "{count} rows");
+}
