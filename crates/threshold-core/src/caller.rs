@@ -1,12 +1,13 @@
 //! A request as rules see it: one spelling for everything, and the parts of its keys.
 
+use std::cell::OnceCell;
 use std::net::IpAddr;
 
 use crate::address::{AddressGroup, canonical};
 use crate::facts::Facts;
 use crate::key::{KeyBuilder, Part};
 use crate::path::{HOST, METHOD, OddPaths, PATH, PathError, Readings, Spelled, may_differ, read, spell_path};
-use crate::policy::{CostOf, Layer, Per, Policy, Rule};
+use crate::policy::{CostOf, Layer, Per, Policy, Rule, ScopedName, UserScope};
 
 /// The category of a request that no `[[category]]` matches.
 pub(crate) const DEFAULT_CATEGORY: &str = "requests";
@@ -23,6 +24,9 @@ pub(crate) struct Caller<'a> {
     pub(crate) user: Option<&'a str>,
     pub(crate) tier: Option<&'a str>,
     pub(crate) category: &'a str,
+    scope: UserScope,
+    /// The user's name where users belong to tenants, once it was asked for.
+    scoped: OnceCell<ScopedName>,
     /// What an ordinary path does not have.
     odd: Option<Box<Odd<'a>>>,
 }
@@ -58,7 +62,19 @@ impl<'a> Caller<'a> {
             user: known(facts.user),
             tier: None,
             category: DEFAULT_CATEGORY,
+            scope: policy.identity().user_scope,
+            scoped: OnceCell::new(),
             odd: None,
+        }
+    }
+
+    /// The user's name as lists, bans and settings have it.
+    #[inline]
+    pub(crate) fn user_name(&self) -> Option<&str> {
+        let user = self.user?;
+        match self.scope {
+            UserScope::Global => Some(user),
+            UserScope::Tenant => Some(self.scoped.get_or_init(|| ScopedName::new(self.tenant, user))),
         }
     }
 
@@ -96,7 +112,7 @@ impl<'a> Caller<'a> {
         // Most policies have no tiers, and then only what is said counts.
         if policy.tiers.has_tiers() {
             let default = policy.identity().default_tier.as_deref();
-            self.tier = policy.tiers.tier_of(self.user, self.tenant, self.tier, default);
+            self.tier = policy.tiers.tier_of(self.user_name(), self.tenant, self.tier, default);
         }
     }
 
@@ -174,7 +190,7 @@ impl<'a> Caller<'a> {
         match per {
             Per::Ip | Per::IpPrefix(_) => self.group_of(per).map(|group| group.to_string()),
             Per::Tenant => self.tenant.map(|name| shown(policy, policy.identity().secret_tenant, name)),
-            Per::User => self.user.map(|name| shown(policy, policy.identity().secret_user, name)),
+            Per::User => self.user.map(|name| policy.shown_user(self.tenant, name)),
             Per::Tier => self.tier.map(str::to_owned),
             Per::Category => Some(self.category.to_owned()),
             Per::Endpoint => self.endpoint(rule, policy).map(|(method, path)| match method {

@@ -436,7 +436,7 @@ impl<'p> Plan<'p> {
             (self.bill.trace, self.ip) = (facts.trace, facts.ip);
         }
         let verb = self.bill.verb;
-        let (listed, ban) = policy.listing(|| Who { ip: caller.ip(), user: caller.user, tenant: caller.tenant });
+        let (listed, ban) = policy.listing(|| Who { ip: caller.ip(), user: caller.user_name(), tenant: caller.tenant });
         // What has happened is recorded, also of a client that is banned: a record never denies.
         self.ban = ban.filter(|_| verb != Verb::Record);
         self.listed = listed.filter(|listed| verb != Verb::Record || *listed == Listed::Allow);

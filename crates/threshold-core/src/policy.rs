@@ -18,6 +18,7 @@ mod settings;
 mod shared_map;
 mod tiers;
 mod token;
+mod users;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use std::sync::Arc;
 use crate::address::Headers;
 use crate::key::{Anchors, DigestKey};
 use crate::ladder::Ladder;
-use crate::lockout::Login;
+use crate::lockout::{Login, canonical_account};
 use crate::time::{Span, Timestamp};
 
 pub use bans::{Ban, BanSource, Banned, Bans, Who};
@@ -46,6 +47,8 @@ pub(crate) use rule::{Measure, Measured, SubjectRule};
 pub use settings::{MAX_TIMES, Owner, Setting, SettingError};
 pub(crate) use tiers::{Source as TierSource, TiersInForce};
 pub use token::{Claims, MAX_TOKEN, TokenError, TokenVerifier};
+pub(crate) use users::ScopedName;
+pub use users::UserScope;
 
 /// The most rules one policy may hold.
 pub const MAX_RULES: usize = 1_000;
@@ -126,16 +129,17 @@ impl Policy {
         self.anchors = Anchors::new(key);
         let mut counted = Vec::new();
         let mut place = |own| CountedBy::find_or_add(&mut counted, own);
+        let scope = self.identity.user_scope;
         for subject in Arc::make_mut(&mut self.subjects) {
             subject.digest_with(key);
-            subject.counted = place(CountedBy::new(subject.per.clone(), false, subject.floors, key));
+            subject.counted = place(CountedBy::new(subject.per.clone(), false, subject.floors, scope, key));
         }
         for rule in Arc::make_mut(&mut self.rules) {
             rule.digest_with(key);
             // What a limit by tier counts, it counts in each category.
             let category = rule.is_by_tier() && !rule.per.contains(&Per::Category);
             let floors = rule.on_missing == OnMissing::Floor;
-            let counted = CountedBy::new(rule.per.clone(), category, floors, key);
+            let counted = CountedBy::new(rule.per.clone(), category, floors, scope, key);
             rule.common = rule.matches.is_everything() && !rule.fallback;
             rule.counted = place(counted.common(rule.common));
         }
@@ -198,11 +202,22 @@ impl Policy {
         (listed.map(|(_, listed)| listed), ban)
     }
 
-    /// Users who are denied or banned, as they are written, whose name in its one spelling is this.
-    pub(crate) fn spellings(&self, folded: &str) -> Vec<Box<str>> {
-        let mut names: Vec<Box<str>> = self.lists.spellings(folded).map(Box::from).collect();
-        names.extend(self.bans.iter().flat_map(|bans| bans.spellings(folded)));
-        names
+    /// The users of a tenant who are denied or banned, by their own names, whose name as an account is `folded`.
+    pub(crate) fn spellings(&self, tenant: Option<&str>, folded: &str) -> Vec<String> {
+        let scope = self.identity.user_scope;
+        let written = match scope {
+            UserScope::Global => folded.to_owned(),
+            UserScope::Tenant => canonical_account(&scope.write(tenant, folded)),
+        };
+        let mut names: Vec<Box<str>> = self.lists.spellings(&written).map(Box::from).collect();
+        names.extend(self.bans.iter().flat_map(|bans| bans.spellings(&written)));
+        let own = |name: &str| {
+            let (of, user) = scope.read(name).ok()?;
+            // Tenants that differ in case only are two, and so are names that are alike only when they are encoded.
+            let same = scope == UserScope::Global || of.as_deref() == tenant && canonical_account(&user) == folded;
+            same.then(|| user.into_owned())
+        };
+        names.iter().filter_map(|name| own(name)).collect()
     }
 
     /// The same policy, as the `generation`th that a process has used.

@@ -14,7 +14,7 @@ use crate::facts::Facts;
 use crate::headers::{BodyForm, denial_body, header_fields};
 use crate::key::{Digest, TraceId};
 use crate::ledger::{Checked, Ledger};
-use crate::lockout::{Attempt, Attempted, Login, LoginRequest, account_digest};
+use crate::lockout::{Attempt, Attempted, Login, LoginRequest};
 use crate::plan::{PlanError, Verb};
 use crate::policy::{Layer, Policy};
 use crate::receipt::{ActualCost, CommitError, OnExpire, Receipt};
@@ -271,14 +271,22 @@ impl LedgerPlayer {
 
     fn pause(&mut self, policy: &Policy, args: &SubjectArgs, now: Timestamp) -> Result<Value, String> {
         let seconds = args.seconds.ok_or("a pause takes seconds")?;
-        let keys = policy.keys_of(layer(&args.layer)?, &args.key);
+        let layer = layer(&args.layer)?;
+        if let Err(message) = policy.subject_key(layer, &args.key) {
+            return Ok(error_json("bad_request", &message, "key"));
+        }
+        let keys = policy.keys_of(layer, &args.key);
         let known = !keys.balances.is_empty();
         self.execute(&Command::Pause { keys, until: now.plus(Span::from_secs(seconds)) }, now);
         Ok(json!({"ok": known}))
     }
 
     fn forgive(&mut self, policy: &Policy, args: &SubjectArgs, now: Timestamp) -> Result<Value, String> {
-        self.execute(&Command::Forgive { keys: policy.keys_of(layer(&args.layer)?, &args.key) }, now);
+        let layer = layer(&args.layer)?;
+        if let Err(message) = policy.subject_key(layer, &args.key) {
+            return Ok(error_json("bad_request", &message, "key"));
+        }
+        self.execute(&Command::Forgive { keys: policy.keys_of(layer, &args.key) }, now);
         Ok(json!({"ok": true}))
     }
 
@@ -336,7 +344,10 @@ impl LedgerPlayer {
 
     fn reset(&mut self, policy: &Policy, verb: &str, args: &Value, now: Timestamp) -> Result<Value, String> {
         let name = args.get("account").and_then(Value::as_str).ok_or("this takes an account")?;
-        let account: Digest = account_digest(policy.key(), name).ok_or("the account has no name")?;
+        let account: Digest = match policy.account_digest(name) {
+            Ok(account) => account.ok_or("the account has no name")?,
+            Err(message) => return Ok(error_json("bad_request", &message, "account")),
+        };
         let change = if verb == "reset" { AccountChange::Reset } else { AccountChange::Lift };
         self.execute(&Command::ChangeAccount { account, change }, now);
         Ok(json!({"ok": true}))

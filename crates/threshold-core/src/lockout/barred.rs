@@ -33,7 +33,7 @@ impl LoginRequest<'_> {
         for name in self.names(policy) {
             let facts = Facts { user: Some(&name), ..facts };
             let caller = Caller::new(&facts, policy);
-            let mut plan = bar(policy, Who { user: caller.user, ..Who::default() }, &caller, id);
+            let mut plan = bar(policy, Who { user: caller.user_name(), ..Who::default() }, &caller, id);
             if exempt {
                 plan.subjects.clear();
             }
@@ -52,7 +52,8 @@ impl LoginRequest<'_> {
         let Some(name) = name.filter(|name| !name.is_empty()) else { return Vec::new() };
         let folded = canonical_account(name);
         let mut names = vec![name.to_owned()];
-        let others = policy.spellings(&folded).into_iter().map(String::from).take(MAX_SPELLINGS);
+        let tenant = self.tenant.filter(|tenant| !tenant.is_empty());
+        let others = policy.spellings(tenant, &folded).into_iter().take(MAX_SPELLINGS);
         for other in others.chain([folded]) {
             if !names.contains(&other) && !other.is_empty() {
                 names.push(other);

@@ -8,7 +8,7 @@ use super::{Attempt, AttemptOutcome, Factor, ResultOutcome, Try, Wider, account_
 use crate::address::AddressGroup;
 use crate::codec::Format;
 use crate::key::TraceId;
-use crate::policy::{Listed, Policy};
+use crate::policy::{Listed, Policy, UserScope};
 use crate::secret::{Secret, Secrets};
 use crate::time::{Span, Timestamp};
 
@@ -25,7 +25,7 @@ pub struct LoginRequest<'a> {
     pub device: Option<&'a str>,
     /// Whose account it is, as bans and penalties name them; the account's own name, unless said.
     pub user: Option<&'a str>,
-    /// The tenant whose login it is.
+    /// The tenant whose login it is. Where users belong to tenants, each has accounts of its own.
     pub tenant: Option<&'a str>,
 }
 
@@ -37,6 +37,12 @@ impl fmt::Debug for LoginRequest<'_> {
 }
 
 impl LoginRequest<'_> {
+    /// The tenant whose user the account is, where users belong to tenants.
+    fn tenant_of_account(&self, policy: &Policy) -> Option<&str> {
+        let scoped = policy.identity().user_scope == UserScope::Tenant;
+        self.tenant.filter(|tenant| scoped && !tenant.is_empty())
+    }
+
     /// The same in the terms of what is stored. `id` is fresh and random.
     #[must_use]
     pub fn tried(&self, policy: &Policy, secrets: &Secrets, id: TraceId) -> Try {
@@ -45,7 +51,7 @@ impl LoginRequest<'_> {
         let exempt = policy.lists().find(self.ip, None, None) == Some(Listed::Allow);
         let group = self.ip.map(|ip| AddressGroup::of(ip, policy.identity().ipv6_prefix));
         Try {
-            account: self.account.and_then(|name| account_digest(key, name)),
+            account: self.account.and_then(|name| account_digest(key, self.tenant_of_account(policy), name)),
             address: group.filter(|_| !exempt).map(|group| address_digest(key, group)),
             wider: Wider::of(key, self.ip),
             factor: Factor::named(key, self.factor),

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use caseless::Caseless as _;
 use unicode_normalization::UnicodeNormalization as _;
 
-use crate::key::{Digest, DigestKey, Domain, Part};
+use crate::key::{Anchors, Digest, DigestKey, Domain, Part};
+use crate::policy::Policy;
 
 /// The one spelling of an account's name: trimmed, compatibility forms and case folded, and without characters that
 /// nobody sees.
@@ -16,13 +17,30 @@ pub fn canonical_account(name: &str) -> String {
     seen.nfkc().default_case_fold().nfkc().collect::<String>().trim().to_owned()
 }
 
-/// The digest of an account, however its name is spelled; `None` where nothing is left of the name.
+/// The digest of an account, however its name is spelled; `None` where nothing is left of the name. `tenant` is that whose
+/// user it is, where users belong to tenants.
 #[must_use]
-pub fn account_digest(key: DigestKey, name: &str) -> Option<Digest> {
+pub fn account_digest(key: DigestKey, tenant: Option<&str>, name: &str) -> Option<Digest> {
     let name = canonical_account(name);
     let mut digest = key.begin(Domain::Account);
+    if let Some(tenant) = tenant {
+        digest.text(Part::Tenant, tenant);
+    }
     digest.text(Part::User, &name);
-    (!name.is_empty()).then(|| digest.finish())
+    let digest = digest.finish();
+    let home = tenant.map_or(digest, |tenant| Anchors::new(key).tenant(tenant));
+    (!name.is_empty()).then(|| digest.in_partition(home.partition()))
+}
+
+impl Policy {
+    /// The digest of an account as operators name it; `None` where nothing is left of the name.
+    ///
+    /// # Errors
+    /// Where users belong to tenants and the name does not say to which: see [`UserScope`](crate::policy::UserScope).
+    pub fn account_digest(&self, written: &str) -> Result<Option<Digest>, String> {
+        let (tenant, name) = self.identity().user_scope.read(written)?;
+        Ok(account_digest(self.key(), tenant.as_deref(), &name))
+    }
 }
 
 /// Names that are not written in their one spelling, by that spelling: at a login they are found however they are typed.

@@ -31,16 +31,23 @@ impl Policy {
     ///
     /// A rule's budget belongs to the subject where the key gives everything the rule counts by, besides categories and
     /// tiers, which are all tried; a wider or narrower budget is shared with others and stays out. What an address stands in
-    /// for where somebody has no name is the address's own.
+    /// for where somebody has no name is the address's own. A user's name is written as
+    /// [`UserScope`](crate::policy::UserScope) says; one that is not names nobody, and [`subject_key`](Self::subject_key)
+    /// says why.
     #[must_use]
     pub fn keys_of(&self, layer: Layer, key: &str) -> SubjectKeys {
+        let named;
         let mut facts = Facts::default();
         let mut keys = SubjectKeys::default();
         match layer {
             Layer::Global => {}
             Layer::Edge => facts.ip = parse_address(key),
             Layer::Tenant => facts.tenant = Some(key),
-            Layer::User => facts.user = Some(key),
+            Layer::User => {
+                let Ok(parts) = self.identity().user_scope.read(key) else { return keys };
+                named = parts;
+                (facts.tenant, facts.user) = (named.0.as_deref(), Some(&*named.1));
+            }
             Layer::Endpoint => {
                 if let Some((method, path)) = key.split_once(':').filter(|(_, path)| path.starts_with('/')) {
                     let method = Some(method).filter(|method| *method != "*");

@@ -150,11 +150,11 @@ impl Policy {
     #[must_use]
     pub fn name_of(&self, layer: Layer, facts: &Facts<'_>) -> Option<ListEntry> {
         let caller = Caller::new(facts, self);
-        let identity = self.identity();
-        let shown = |name: &str, secret: bool| if secret { self.key.redact(name).into() } else { name.into() };
+        let secret_tenant = self.identity().secret_tenant;
+        let shown = |name: &str| if secret_tenant { self.key.redact(name).into() } else { name.into() };
         let named = match layer {
-            Layer::User => caller.user.map(|name| ListEntry::User(shown(name, identity.secret_user))),
-            Layer::Tenant => caller.tenant.map(|name| ListEntry::Tenant(shown(name, identity.secret_tenant))),
+            Layer::User => caller.user.map(|name| ListEntry::User(self.shown_user(caller.tenant, name).into())),
+            Layer::Tenant => caller.tenant.map(|name| ListEntry::Tenant(shown(name))),
             Layer::Global | Layer::Edge | Layer::Endpoint => None,
         };
         named.or_else(|| {
@@ -167,9 +167,11 @@ impl Policy {
     /// `ipv6_prefix`, as it does for limits. `ADDR/128` is that one address.
     ///
     /// # Errors
-    /// As for `ListEntry::named`.
+    /// As for `ListEntry::named`, and where a user's name does not say whose user it is; see
+    /// [`UserScope`](super::UserScope).
     pub fn ban_target(&self, layer: Layer, key: &str) -> Result<ListEntry, String> {
-        let named = ListEntry::named(layer, key)?;
+        let key = self.subject_key(layer, key.trim())?;
+        let named = ListEntry::named(layer, &key)?;
         let Some(ip @ IpAddr::V6(_)) = key.trim().parse().ok().filter(|_| layer == Layer::Edge).map(canonical) else {
             return Ok(named);
         };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Measure, Policy, Rule};
+use super::{Measure, Per, Policy, Rule};
 use crate::limit::Algorithm;
 
 /// Something that a change forgets.
@@ -41,7 +41,10 @@ impl Policy {
                 continue;
             };
             let rule = Some(now.name.clone());
-            if now.per != was.per {
+            if self.scopes_otherwise(old) && was.per.contains(&Per::User) {
+                let what = format!("\"{}\" counts users otherwise (user_scope): everybody begins anew", now.name);
+                forgotten.push(Forgotten { rule, what });
+            } else if now.per != was.per {
                 let what =
                     format!("\"{}\" counts by {} instead of {}: everybody begins anew", now.name, per(now), per(was));
                 forgotten.push(Forgotten { rule, what });
@@ -54,6 +57,11 @@ impl Policy {
             }
         }
         self.forgets_subjects(old, &mut forgotten);
+        if self.scopes_otherwise(old) {
+            let what =
+                "user_scope is another, so bans and settings of users, and locks of accounts, find nobody".to_owned();
+            forgotten.push(Forgotten { rule: None, what });
+        }
         if old.login().is_some() && self.login().is_none() {
             let what = "there is no [login] any more, and its locks hold nobody".to_owned();
             forgotten.push(Forgotten { rule: None, what });
@@ -61,11 +69,17 @@ impl Policy {
         forgotten
     }
 
+    /// Whether a user's name means somebody else.
+    fn scopes_otherwise(&self, old: &Self) -> bool {
+        self.identity().user_scope != old.identity().user_scope
+    }
+
     /// Strikes belong to the ladder's name and to what is counted by.
     fn forgets_subjects(&self, old: &Self, forgotten: &mut Vec<Forgotten>) {
         for was in old.subjects.iter() {
             let stays = |now: &&super::SubjectRule| now.per == was.per && now.ladder_name == was.ladder_name;
-            if self.subjects.iter().any(|now| stays(&now)) {
+            let moves = self.scopes_otherwise(old) && was.per.contains(&Per::User);
+            if !moves && self.subjects.iter().any(|now| stays(&now)) {
                 continue;
             }
             let by = was.per.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");

@@ -2,7 +2,7 @@
 
 use crate::caller::{Caller, Keyed};
 use crate::key::{Digest, DigestKey, Digester, Part, Partition, identity_secret};
-use crate::policy::{Per, Policy, Rule};
+use crate::policy::{Per, Policy, Rule, UserScope};
 
 /// The most entries whose digests are remembered within one request. Policies count by fewer things.
 pub(crate) const REMEMBERED: usize = 8;
@@ -15,6 +15,8 @@ pub(crate) struct CountedBy {
     category: bool,
     /// Whether every rule that counts by this finds the same in a request. An endpoint is found by the rule's own patterns.
     shared: bool,
+    /// Whether a user is counted as this tenant's user although the tenant is not counted by.
+    scoped: bool,
     /// Whether the address stands in for what a request does not have.
     floors: bool,
     /// Whether a rule that every request meets counts by this.
@@ -72,10 +74,14 @@ enum Alone {
 }
 
 impl CountedBy {
-    pub(crate) fn new(per: Vec<Per>, category: bool, floors: bool, key: DigestKey) -> Self {
+    pub(crate) fn new(per: Vec<Per>, category: bool, floors: bool, scope: UserScope, key: DigestKey) -> Self {
         let mut builder = identity_secret(key, per.iter().map(ToString::to_string));
         if category {
             builder.text(Part::Category, "");
+        }
+        let scoped = scope == UserScope::Tenant && per.contains(&Per::User) && !per.contains(&Per::Tenant);
+        if scoped {
+            builder.text(Part::Tenant, "");
         }
         let secret = builder.derive();
         builder.text(Part::Floor, "");
@@ -86,12 +92,12 @@ impl CountedBy {
             ([], false) => Some(Alone::Nothing),
             ([Per::Ip], false) => Some(Alone::Address),
             ([Per::Tenant], false) => Some(Alone::Tenant),
-            ([Per::User], false) => Some(Alone::User),
+            ([Per::User], false) if !scoped => Some(Alone::User),
             _ => None,
         };
         let (ready, floor) = (secret.digester(), builder.derive().digester());
         let anchor = Anchor::new(&per, category, key);
-        Self { per, category, shared, floors, common: false, named, alone, secret, ready, floor, anchor }
+        Self { per, category, shared, scoped, floors, common: false, named, alone, secret, ready, floor, anchor }
     }
 
     /// The same combination as a rule counts by it that every request meets, or only some.
@@ -164,11 +170,15 @@ impl CountedBy {
         if self.category {
             key.text(Part::Category, caller.category);
         }
+        if self.scoped {
+            // No tenant has an empty name.
+            key.text(Part::Tenant, caller.tenant.unwrap_or_default());
+        }
         let keyed = caller.add_parts(&mut key, &self.per, rule, policy, self.floors);
         let digest = key.finish();
         let partition = match &self.anchor {
             Anchor::Rule => NOWHERE,
-            Anchor::Name => anchored.by_name(&self.per, request).unwrap_or(digest.partition()),
+            Anchor::Name => anchored.by_name(&self.per, self.scoped, request).unwrap_or(digest.partition()),
             Anchor::Whole => request.floor(keyed).unwrap_or(digest.partition()),
             Anchor::Identity(per, secret) => {
                 let mut key = secret.go_on();
@@ -209,8 +219,13 @@ struct Anchored {
 impl Anchored {
     /// The partition of the tenant, else of the user, else of the narrowest block of addresses that is counted by, else of
     /// the address that stands in for them.
-    fn by_name(&mut self, per: &[Per], Request { caller, policy, .. }: &Request<'_>) -> Option<Partition> {
-        if let Some(name) = caller.tenant.filter(|_| per.contains(&Per::Tenant)) {
+    fn by_name(
+        &mut self,
+        per: &[Per],
+        scoped: bool,
+        Request { caller, policy, .. }: &Request<'_>,
+    ) -> Option<Partition> {
+        if let Some(name) = caller.tenant.filter(|_| scoped || per.contains(&Per::Tenant)) {
             return Some(self.tenant.get_or_insert_with(|| policy.anchors.tenant(name)).partition());
         }
         if let Some(name) = caller.user.filter(|_| per.contains(&Per::User)) {

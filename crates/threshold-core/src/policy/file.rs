@@ -155,6 +155,8 @@ pub(crate) struct IdentityFile {
     pub(crate) tenant: Option<Text>,
     /// As for `tenant`.
     pub(crate) user: Option<Text>,
+    /// Whether a user's name means one user, or one user of each tenant (global).
+    pub(crate) user_scope: Option<Located<UserScopeName>>,
     /// As for `tenant`.
     pub(crate) tier: Option<Text>,
     /// The tier of a request that has no other.
@@ -422,6 +424,10 @@ names!(
 names!(
     /// How denials are logged.
     LogName { Sampled, Each }
+);
+names!(
+    /// Among whom a user's name is unique.
+    UserScopeName { Global, Tenant }
 );
 names!(
     /// What to do with paths that servers read differently.

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{Claims, Pattern};
+use super::{Claims, Pattern, UserScope};
 use crate::address::{ClientAddress, Headers};
 use crate::path::{OddPaths, PathError, read, spell_host, spell_path};
 
@@ -30,6 +30,8 @@ pub struct Identity {
     pub tenant: Option<IdentitySource>,
     /// Where the user's name is.
     pub user: Option<IdentitySource>,
+    /// Among whom a user's name is unique.
+    pub user_scope: UserScope,
     /// Where the tier's name is.
     pub tier: Option<IdentitySource>,
     /// The tier of a request that has no other.
@@ -44,6 +46,14 @@ pub struct Identity {
     pub jwt: Option<Jwt>,
     /// What doors that face clients do with odd paths.
     pub odd_paths: OddPaths,
+}
+
+impl Identity {
+    /// Whether users' names are secrets, or hold the secret name of a tenant.
+    #[must_use]
+    pub fn hides_users(&self) -> bool {
+        self.secret_user || self.user_scope == UserScope::Tenant && self.secret_tenant
+    }
 }
 
 /// Where a name is found in a request.

@@ -12,7 +12,9 @@ use super::file::{MatchFile, PolicyFile, Text, Texts};
 use super::finding::{Finding, Severity};
 use super::rule::{Layer, Match, Measured, Rule, SubjectRule};
 use super::tiers::{Categories, Own, Tiers, TiersInForce};
-use super::{Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, check, finding, reviewer};
+use super::{
+    Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, UserScope, check, finding, reviewer,
+};
 use crate::key::{Anchors, DigestKey};
 use crate::limit::{Limit, NotationError, Quota, parse_span};
 use crate::path::{is_method, spell_method};
@@ -193,7 +195,7 @@ impl Loader<'_> {
             }
         }
         let categories = self.categories(file);
-        let tiers = self.tiers(file, &shapes);
+        let tiers = self.tiers(file, &shapes, identity.user_scope);
         check::names(self, &rules);
         check::categories(self, file);
         check::tiers(self, file, &tiers, &rules);
@@ -208,7 +210,7 @@ impl Loader<'_> {
         }
         // Stable: within a layer the order of the file stays.
         rules.sort_by_key(|(rule, _)| rule.layer);
-        let lists = self.lists(&file.lists, &identity.address);
+        let lists = self.lists(&file.lists, &identity);
         let policy = Policy {
             allow: self.allowances(file.allow.as_ref()).into(),
             rules: rules.into_iter().map(|(rule, _)| rule).collect(),
@@ -345,14 +347,22 @@ impl Loader<'_> {
         }
     }
 
-    fn tiers(&mut self, file: &PolicyFile, shapes: &rules::Shapes) -> Tiers {
+    fn tiers(&mut self, file: &PolicyFile, shapes: &rules::Shapes, scope: UserScope) -> Tiers {
         let mut tiers = Tiers { shapes: shapes.all().cloned().collect(), ..Tiers::default() };
         for (name, table) in &file.tiers.0 {
             let limits = self.shaped(table.0.iter(), shapes);
             tiers.tiers.insert(name.value.as_str().into(), limits);
         }
-        for (table, owners) in [(&file.tenants, &mut tiers.tenants), (&file.users, &mut tiers.users)] {
+        let tables = [(&file.tenants, &mut tiers.tenants, UserScope::Global), (&file.users, &mut tiers.users, scope)];
+        for (table, owners, scope) in tables {
             for (name, table) in &table.0 {
+                let spelled = match scope.spell(&name.value) {
+                    Ok(spelled) => spelled,
+                    Err(message) => {
+                        self.error("bad-value", name.span.clone(), message, "");
+                        continue;
+                    }
+                };
                 let tier = table.0.iter().find(|(key, _)| key.value == "tier").map(|(_, text)| text);
                 if let Some(tier) = tier
                     && !file.tiers.0.iter().any(|(name, _)| name.value == tier.value)
@@ -367,7 +377,7 @@ impl Loader<'_> {
                 }
                 let limits = self.shaped(table.0.iter().filter(|(key, _)| key.value != "tier"), shapes);
                 let tier = tier.map(|text| text.value.as_str().into());
-                owners.insert(name.value.as_str().into(), Own { tier, limits, scaled: None });
+                owners.insert(spelled.into(), Own { tier, limits, scaled: None });
             }
         }
         if let Some(tier) = &file.identity.default_tier

@@ -9,7 +9,7 @@ use super::file::{PolicyFile, RuleFile, Texts};
 use super::finding::Severity;
 use super::load::Loader;
 use super::rule::{Consistency, CostOf, Match, Measure, Measured, Mode, OnMissing, Per, Rule};
-use super::{Identity, Pattern};
+use super::{Identity, Pattern, UserScope};
 use crate::limit::{Anchor, Limit, Rate};
 use crate::time::Span;
 
@@ -146,6 +146,7 @@ fn is_client_chosen(per: &Per, identity: &Identity) -> bool {
     let weak = |source: &Option<super::IdentitySource>| source.as_ref().is_some_and(|source| !source.is_verified());
     match per {
         Per::Header(_) | Per::Host | Per::Method | Per::Endpoint => true,
+        Per::User if identity.user_scope == UserScope::Tenant => weak(&identity.user) || weak(&identity.tenant),
         Per::User => weak(&identity.user),
         Per::Tenant => weak(&identity.tenant),
         // A client with a /64 has all the networks within it.

@@ -1,5 +1,6 @@
 //! What a tenant or a user is given while a policy is in force: a tier, limits of their own, or so many times as much.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -121,6 +122,7 @@ impl Policy {
     /// # Errors
     /// Where the setting does not fit this policy; it then changes nothing.
     pub fn give(&mut self, owner: Owner, name: &str, setting: &Setting) -> Result<(), SettingError> {
+        let name = &*self.name_given(owner, name)?;
         let own = self.with_setting(owner, name, setting)?;
         self.tiers.give(owner, name, Some(Given { setting: Arc::new(setting.clone()), own: Some(own) }));
         Ok(())
@@ -136,13 +138,15 @@ impl Policy {
 
     /// Takes back what somebody was given. Says whether there was anything.
     pub fn take_back(&mut self, owner: Owner, name: &str) -> bool {
-        self.tiers.give(owner, name, None)
+        let spelled = self.owner_name(owner, name).unwrap_or(Cow::Borrowed(name));
+        self.tiers.give(owner, &spelled, None)
     }
 
     /// What somebody was given.
     #[must_use]
     pub fn setting(&self, owner: Owner, name: &str) -> Option<&Setting> {
-        self.tiers.given(owner).get(name).map(|given| &*given.setting)
+        let spelled = self.owner_name(owner, name).unwrap_or(Cow::Borrowed(name));
+        self.tiers.given(owner).get(&spelled).map(|given| &*given.setting)
     }
 
     /// All that was given, in no particular order.
@@ -187,15 +191,24 @@ impl Policy {
     /// # Errors
     /// Where it does not fit this policy.
     pub fn fits(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), SettingError> {
-        self.with_setting(owner, name, setting).map(drop)
+        let name = self.name_given(owner, name)?;
+        self.with_setting(owner, &name, setting).map(drop)
+    }
+
+    /// The one spelling of the name of somebody who is given something.
+    fn name_given<'n>(&self, owner: Owner, name: &'n str) -> Result<Cow<'n, str>, SettingError> {
+        self.owner_name(owner, name).map_err(|message| SettingError { field: "id".to_owned(), message })
     }
 
     fn keep_shared(&mut self, owner: Owner, name: &str, setting: &Arc<Setting>) -> Result<(), SettingError> {
-        let (own, fits) = match self.with_setting(owner, name, setting) {
+        // What is written otherwise than this policy's names are is kept as it is.
+        let spelled = self.name_given(owner, name);
+        let with_setting = spelled.as_ref().map_err(SettingError::clone);
+        let (own, fits) = match with_setting.and_then(|name| self.with_setting(owner, name, setting)) {
             Ok(own) => (Some(own), Ok(())),
             Err(error) => (None, Err(error)),
         };
-        self.tiers.give(owner, name, Some(Given { setting: Arc::clone(setting), own }));
+        self.tiers.give(owner, spelled.as_deref().unwrap_or(name), Some(Given { setting: Arc::clone(setting), own }));
         fits
     }
 

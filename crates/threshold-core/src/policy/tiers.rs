@@ -162,7 +162,7 @@ impl TiersInForce {
         caller: &Caller<'_>,
     ) -> Option<(&'p Measured, Source<'p>)> {
         let pick = |categories: &'p Categories| categories.get(caller.category).map(|shaped| shaped.get(shape));
-        let users = per.contains(&Per::User).then(|| caller.user.and_then(|user| self.user(user))).flatten();
+        let users = per.contains(&Per::User).then(|| caller.user_name().and_then(|user| self.user(user))).flatten();
         let tenants = caller.tenant.and_then(|tenant| self.tenant(tenant));
         for own in [users, tenants].into_iter().flatten() {
             let limits = own.scaled.as_deref().filter(|_| self.any_scaled).map_or(&own.limits, |scaled| &scaled.own);
@@ -181,7 +181,7 @@ impl TiersInForce {
         if !self.any_scaled {
             return None;
         }
-        let users = || per.contains(&Per::User).then(|| caller.user.and_then(|user| self.user(user))).flatten();
+        let users = || per.contains(&Per::User).then(|| caller.user_name().and_then(|user| self.user(user))).flatten();
         let tenants =
             || per.contains(&Per::Tenant).then(|| caller.tenant.and_then(|tenant| self.tenant(tenant))).flatten();
         let own = users().and_then(|own| own.scaled.as_deref());

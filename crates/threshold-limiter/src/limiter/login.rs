@@ -3,7 +3,7 @@
 use std::fmt;
 
 use threshold_core::command::{AccountChange, Answer, Command};
-use threshold_core::lockout::{Attempt, Attempted, Login, LoginRequest, LoginResult, Refusal, Try, account_digest};
+use threshold_core::lockout::{Attempt, Attempted, Login, LoginRequest, LoginResult, Refusal, Try};
 use threshold_core::policy::OnStoreError;
 use threshold_core::{Digest, Format, Outcome, Plan, Policy, Timestamp};
 
@@ -20,6 +20,8 @@ pub enum LoginError {
     NoLogin,
     /// An account has a name.
     NoAccount,
+    /// Users belong to tenants, and the account does not say to which.
+    WhoseAccount,
     /// The token is no attempt of ours.
     NotOurs,
     /// The attempt has ended, or its minute was up and it has failed.
@@ -33,6 +35,10 @@ impl fmt::Display for LoginError {
         match self {
             Self::NoLogin => f.write_str("the policy has no [login]"),
             Self::NoAccount => f.write_str("the account has no name"),
+            Self::WhoseAccount => f.write_str(
+                "the account does not say whose it is: users belong to tenants (user_scope = \"tenant\"), so write \
+                 TENANT/ACCOUNT, each part percent-encoded, or /ACCOUNT for one without a tenant",
+            ),
             Self::NotOurs => f.write_str("this is no attempt of ours"),
             Self::UnknownAttempt => f.write_str("there is no such attempt, or its time was up"),
             Self::Store(error) => error.fmt(f),
@@ -186,7 +192,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 
     fn account_key(&self, account: &str) -> Result<Digest, LoginError> {
-        account_digest(self.key, account).ok_or(LoginError::NoAccount)
+        let account = self.policy().account_digest(account).map_err(|_| LoginError::WhoseAccount)?;
+        account.ok_or(LoginError::NoAccount)
     }
 }
 

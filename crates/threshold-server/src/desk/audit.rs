@@ -91,9 +91,10 @@ pub(super) fn moment(at: Timestamp) -> String {
 fn shown(policy: &Policy, layer: &str, key: &str, hides: bool) -> String {
     let identity = policy.identity();
     let hidden = match layer {
-        "user" => hides || identity.secret_user,
+        "user" => hides || identity.hides_users(),
         "tenant" => identity.secret_tenant,
-        "edge" | "account" => hides,
+        "account" => hides || identity.hides_users() && !identity.secret_user,
+        "edge" => hides,
         _ => false,
     };
     if hidden && !key.starts_with('#') { policy.key().redact(key) } else { key.to_owned() }

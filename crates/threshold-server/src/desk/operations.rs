@@ -128,6 +128,8 @@ impl Desk {
     /// Forgets the strikes and penalties of a subject and what it has used, or the failures of an account.
     pub(crate) async fn forgive(&self, who: &str, whom: Target<'_>, reason: Option<&str>) -> Result<(), Refused> {
         let reason = reason.map_or(Ok(""), reason_of)?;
+        let key = whom.spelled(&self.policy())?;
+        let whom = whom.with_key(&key);
         let turn = self.operations.lock().await;
         let action = format!("forgive: {}", self.subject(whom).await?.in_words());
         let change = self.begin(Entry { who, action, layer: whom.layer_name(), key: whom.key(), why: reason })?;
@@ -156,6 +158,7 @@ impl Desk {
         name: &str,
         new: NewSetting,
     ) -> Result<Option<Setting>, Refused> {
+        let name = &*self.owner_name(owner, name)?;
         let turn = self.operations.lock().await;
         let setting = new.meant(name, who, self.now())?;
         // What is refused is no change, and is not recorded as one.
@@ -183,6 +186,7 @@ impl Desk {
         if !(1..=MAX_PAUSE).contains(&seconds) {
             return Err(Refused::invalid("seconds", format!("a pause lasts between 1 and {MAX_PAUSE} seconds")));
         }
+        let key = &*self.policy().subject_key(layer, key).map_err(|message| Refused::invalid("key", message))?;
         let (length, now) = (Span::from_secs(seconds), self.now());
         let known = self.limiter.pause_async(layer, key, length).await?;
         if known && let Some(left_out) = self.pauses.take(now) {

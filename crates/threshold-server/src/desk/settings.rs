@@ -1,5 +1,6 @@
 //! What tenants and users are given while the server runs, on top of the policy that its file says.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -80,8 +81,13 @@ impl Desk {
 
     /// What somebody was given, if their name can be one.
     pub(crate) fn given(&self, owner: Owner, name: &str) -> Result<Option<Setting>, Refused> {
+        Ok(self.setting(owner, &self.owner_name(owner, name)?))
+    }
+
+    /// The one spelling of the name of somebody who is given something.
+    pub(super) fn owner_name<'n>(&self, owner: Owner, name: &'n str) -> Result<Cow<'n, str>, Refused> {
         check_name(name)?;
-        Ok(self.setting(owner, name))
+        self.policy().owner_name(owner, name).map_err(|message| Refused::invalid("id", message))
     }
 
     /// What somebody was given.

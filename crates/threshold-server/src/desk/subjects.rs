@@ -1,9 +1,9 @@
 //! What operators look up: who is banned, and how it stands with one subject or account.
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 
-use threshold_core::lockout::account_digest;
-use threshold_core::policy::{Ban, Layer, ListEntry};
+use threshold_core::policy::{Ban, Layer, ListEntry, Policy};
 use threshold_core::{Digest, Standing, Timestamp};
 use threshold_limiter::store::{Kind, Listed, StoreError};
 
@@ -69,7 +69,16 @@ impl<'a> Target<'a> {
         }
     }
 
-    fn check(self) -> Result<(), Refused> {
+    /// The same kind of subject by another key.
+    pub(super) fn with_key(self, key: &str) -> Target<'_> {
+        match self {
+            Self::Subject(layer, _) => Target::Subject(layer, key),
+            Self::Account(_) => Target::Account(key),
+        }
+    }
+
+    /// The key in its one spelling, if it can be one.
+    pub(super) fn spelled(self, policy: &Policy) -> Result<Cow<'a, str>, Refused> {
         let key = self.key();
         if key.trim().is_empty() {
             return Err(Refused::invalid("key", "the key is empty"));
@@ -78,7 +87,8 @@ impl<'a> Target<'a> {
             Self::Subject(Layer::Edge, _) if threshold_core::address::parse_address(key).is_none() => {
                 Err(Refused::invalid("key", format!("\"{key}\" is not an address")))
             }
-            _ => Ok(()),
+            Self::Subject(layer, _) => policy.subject_key(layer, key).map_err(|why| Refused::invalid("key", why)),
+            Self::Account(_) => policy.subject_key(Layer::User, key).map_err(|why| Refused::invalid("key", why)),
         }
     }
 }
@@ -107,8 +117,8 @@ impl Subject {
 impl Desk {
     /// How it stands with a subject or an account.
     pub(crate) async fn subject(&self, whom: Target<'_>) -> Result<Subject, Refused> {
-        whom.check()?;
-        Ok(match whom {
+        let key = whom.spelled(&self.policy())?;
+        Ok(match whom.with_key(&key) {
             Target::Subject(layer, key) => self.layer_subject(layer, key).await?,
             Target::Account(name) => Subject { account: Some(self.account(name).await?), ..Subject::default() },
         })
@@ -163,8 +173,9 @@ impl Desk {
     }
 
     async fn account(&self, name: &str) -> Result<AccountState, StoreError> {
-        let login = self.policy().login().cloned().unwrap_or_default();
-        let known = match account_digest(self.limiter.key(), name) {
+        let policy = self.policy();
+        let login = policy.login().cloned().unwrap_or_default();
+        let known = match policy.account_digest(name).ok().flatten() {
             Some(digest) => self.limiter.account(digest).await?,
             None => None,
         };

@@ -16,7 +16,7 @@ use axum::routing::{delete, get};
 use http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use threshold_core::policy::{Ban, ListEntry, Policy};
+use threshold_core::policy::{Ban, Policy};
 use threshold_core::{Digest, Timestamp};
 
 use super::http::{LayerName, Text, Whole, read, trace_id};
@@ -122,15 +122,7 @@ async fn lift(
 
 impl BanBody {
     fn new(id: Digest, ban: Option<&Ban>, until: Timestamp, policy: &Policy) -> Self {
-        let identity = policy.identity();
-        let key = match ban.map(|ban| &ban.whom) {
-            None => hexadecimal(id),
-            Some(ListEntry::User(name)) if identity.secret_user && !name.starts_with('#') => policy.key().redact(name),
-            Some(ListEntry::Tenant(name)) if identity.secret_tenant && !name.starts_with('#') => {
-                policy.key().redact(name)
-            }
-            Some(whom) => whom.key(),
-        };
+        let key = ban.map_or_else(|| hexadecimal(id), |ban| policy.shown_key(&ban.whom));
         Self {
             id: hexadecimal(id),
             layer: ban.map(|ban| ban.whom.layer().name()),

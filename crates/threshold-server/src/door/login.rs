@@ -36,7 +36,7 @@ pub(super) struct AttemptBody<'a> {
     /// Whose account it is, as bans and penalties name them; the account's own name, unless said.
     #[serde(borrow)]
     user: Option<Text<'a>>,
-    /// The tenant whose login it is.
+    /// The tenant whose login it is. Where users belong to tenants, each has accounts of its own.
     #[serde(borrow)]
     tenant: Option<Text<'a>>,
 }
@@ -133,6 +133,7 @@ impl From<LoginError> for ApiError {
             LoginError::NoAccount => {
                 Self::bad("account", "an account has a name that can be seen; leave it out where a login names none")
             }
+            LoginError::WhoseAccount => Self::bad("account", message),
             LoginError::UnknownAttempt => {
                 Self::new(StatusCode::NOT_FOUND, "unknown_attempt", message).about(Some("attempt".to_owned()))
             }

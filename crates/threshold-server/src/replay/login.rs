@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
+use threshold_core::policy::UserScope;
 use threshold_core::text::printable;
 use threshold_core::{Timestamp, Verdict};
 use threshold_limiter::{Attempted, Limiter, LoginRequest, ManualClock, RefusedBy};
@@ -42,7 +43,7 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
     let source = Source::read(&args.policy)?;
     let policy = source.policy()?;
     policy.login().with_context(|| format!("{} has no [login] to rehearse", source.name))?;
-    let prefix = policy.identity().ipv6_prefix;
+    let (prefix, scope) = (policy.identity().ipv6_prefix, policy.identity().user_scope);
     let clock = Arc::new(ManualClock::default());
     let limiter = Limiter::with_clock(policy, Arc::clone(&clock));
     let mut feed = Feed::open_as(Form::Logins, &args.log.logs, args.log.fields()?, args.log.reorder)?;
@@ -61,7 +62,7 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
         for request in second {
             clock.set(Timestamp::from_micros(request.at.micros));
             for _ in 0..=request.repeated {
-                logins.one(&limiter, &request, prefix)?;
+                logins.one(&limiter, &request, (prefix, scope))?;
             }
         }
     }
@@ -86,7 +87,7 @@ impl Logins {
         &mut self,
         limiter: &Limiter<threshold_limiter::store::memory::MemoryStore, C>,
         request: &Request<'_>,
-        ipv6_prefix: u8,
+        (ipv6_prefix, scope): (u8, UserScope),
     ) -> anyhow::Result<()> {
         let micros = request.at.micros;
         let success = request.status == Some(200);
@@ -96,9 +97,11 @@ impl Logins {
         self.until = micros;
         bump(&mut self.attempts);
         self.succeeded = self.succeeded.saturating_add(u64::from(success));
-        let account = request.user.unwrap_or("(none)");
+        let name = request.user.map(|user| scope.write(request.tenant, user));
+        let account = name.as_deref().unwrap_or("(none)");
         let address = request.ip.map_or_else(|| "(none)".to_owned(), |ip| ip.to_canonical().to_string());
-        let asked = LoginRequest { account: request.user, ip: request.ip, ..LoginRequest::default() };
+        let asked =
+            LoginRequest { account: request.user, ip: request.ip, tenant: request.tenant, ..LoginRequest::default() };
         let mut touched = (false, false);
         match limiter.login_attempt(&asked)? {
             Attempted::Refused(refusal) => {
@@ -126,7 +129,7 @@ impl Logins {
                 }
             }
         }
-        count(&mut self.accounts, request.user.map(name_digest), touched.0);
+        count(&mut self.accounts, name.as_deref().map(name_digest), touched.0);
         count(&mut self.addresses, request.ip.map(|ip| address_digest(ip, ipv6_prefix)), touched.1);
         Ok(())
     }

@@ -44,7 +44,7 @@ impl<'r> Names<'r> {
     fn shown(&self, kind: Kind, name: &str) -> String {
         let identity = self.replayed.policy.identity();
         let secret = match kind {
-            Kind::User => identity.secret_user,
+            Kind::User => identity.hides_users(),
             Kind::Tenant => identity.secret_tenant,
             Kind::Ip => false,
         };

@@ -90,7 +90,7 @@ impl Replayed<'_> {
         let identity = self.policy.identity();
         let secret = match kind {
             Kind::Ip => false,
-            Kind::User => identity.secret_user,
+            Kind::User => identity.hides_users(),
             Kind::Tenant => identity.secret_tenant,
         };
         if secret { self.policy.key().redact(name) } else { name.to_owned() }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use siphasher::sip::SipHasher13;
 use threshold_core::address::AddressGroup;
-use threshold_core::policy::{Layer, Policy};
+use threshold_core::policy::{Layer, Policy, UserScope};
 use threshold_core::{Decision, Facts, Plan, Verdict};
 
 use super::rehearsal::Judged;
@@ -107,6 +107,7 @@ pub(crate) struct Tally {
     seen: [Vec<(u64, bool)>; 3],
     filled: Vec<(u64, Peak)>,
     ipv6_prefix: u8,
+    user_scope: UserScope,
     top: usize,
     name: String,
 }
@@ -132,6 +133,7 @@ impl Tally {
             seen: [const { Vec::new() }; 3],
             filled: Vec::new(),
             ipv6_prefix: policy.identity().ipv6_prefix,
+            user_scope: policy.identity().user_scope,
             top,
             name: String::new(),
         }
@@ -225,7 +227,8 @@ impl Tally {
                 bump(&mut rule.met);
                 rule.full = rule.full.saturating_add(u64::from(!reading.allowed));
             }
-            let digest = u64::try_from(charge.key().to_u128() >> 64).unwrap_or(0);
+            let [high, low] = charge.key().halves();
+            let digest = high ^ low;
             if self.peaks.takes(digest) {
                 let capacity = charge.limit().capacity();
                 let used = capacity.saturating_sub(reading.remaining);
@@ -236,7 +239,8 @@ impl Tally {
 
     fn count_subjects(&mut self, facts: &Facts<'_>, touched: bool) {
         let address = facts.ip.map(|ip| address_digest(ip, self.ipv6_prefix));
-        let digests = [address, facts.user.map(name_digest), facts.tenant.map(name_digest)];
+        let user = facts.user.map(|user| name_digest(&self.user_scope.write(facts.tenant, user)));
+        let digests = [address, user, facts.tenant.map(name_digest)];
         for ((digest, seen), subjects) in digests.into_iter().zip(&mut self.seen).zip(&self.subjects) {
             seen.extend(digest.filter(|digest| subjects.takes(*digest)).map(|digest| (digest, touched)));
         }
@@ -274,7 +278,9 @@ impl Tally {
         self.name.clear();
         let _ = match kind {
             Kind::Ip => facts.ip.map_or(Ok(()), |ip| write!(self.name, "{}", AddressGroup::of(ip, self.ipv6_prefix))),
-            Kind::User => write!(self.name, "{}", facts.user.unwrap_or_default()),
+            Kind::User => {
+                facts.user.map_or(Ok(()), |user| self.name.write_str(&self.user_scope.write(facts.tenant, user)))
+            }
             Kind::Tenant => write!(self.name, "{}", facts.tenant.unwrap_or_default()),
         };
         if self.name.is_empty() {

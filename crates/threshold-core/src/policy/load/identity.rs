@@ -5,9 +5,9 @@ use ipnet::IpNet;
 use super::{Loader, is_token};
 use crate::address::{AddressSource, ClientAddress};
 use crate::path::OddPaths;
-use crate::policy::file::{IdentityFile, JwtFile, Located, OddPathsName, Text, Texts};
+use crate::policy::file::{IdentityFile, JwtFile, Located, OddPathsName, Text, Texts, UserScopeName};
 use crate::policy::lists::parse_net;
-use crate::policy::{CLIENT_HEADERS, Identity, IdentitySource, Jwt, Kind, Pattern};
+use crate::policy::{CLIENT_HEADERS, Identity, IdentitySource, Jwt, Kind, Pattern, UserScope};
 
 impl Loader<'_> {
     pub(super) fn identity(&mut self, file: &IdentityFile) -> Identity {
@@ -41,6 +41,10 @@ impl Loader<'_> {
             secret_user: secret_user || user.as_ref().is_some_and(IdentitySource::is_secret),
             tenant,
             user,
+            user_scope: match file.user_scope.as_ref().map(|scope| scope.value) {
+                None | Some(UserScopeName::Global) => UserScope::Global,
+                Some(UserScopeName::Tenant) => UserScope::Tenant,
+            },
             tier,
             default_tier: file.default_tier.as_ref().map(|text| text.value.as_str().into()),
             log_identifiers: file.log_identifiers,

@@ -16,7 +16,7 @@ use crate::policy::rule::{
     Consistency, CostOf, Disclosure, Layer, LogMode, Measure, Measured, Mode, OnMissing, OnStoreError, Per, Rule,
     StatusSet, SubjectRule,
 };
-use crate::policy::{Identity, IdentitySource};
+use crate::policy::{Identity, IdentitySource, UserScope};
 use crate::time::Span;
 
 /// Stands in until the whole policy is given its key.
@@ -395,6 +395,9 @@ fn unverified(identity: &[Per], source: &Identity) -> Option<String> {
     };
     identity.iter().find_map(|per| match per {
         Per::Header(name) => Some(format!("the header {name} is not verified")),
+        Per::User if source.user_scope == UserScope::Tenant => {
+            weak("user", &source.user).or_else(|| weak("tenant", &source.tenant))
+        }
         Per::User => weak("user", &source.user),
         Per::Tenant => weak("tenant", &source.tenant),
         _ => None,

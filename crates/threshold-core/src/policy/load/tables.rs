@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::{Loader, is_token};
-use crate::address::{ClientAddress, canonical};
+use crate::address::canonical;
 use crate::ladder::{Ladder, Rung};
 use crate::limit::{Log, Quota, Unit};
 use crate::lockout::Login;
@@ -12,7 +12,7 @@ use crate::policy::file::{
     AlertFile, AlertsFile, LadderFile, ListsFile, Located, LoginFile, MemoryFile, Table, Text, WhenFullName,
 };
 use crate::policy::lists::{ListEntry, Listed, Lists};
-use crate::policy::{Alert, Alerts, Memory, WhenFull, check};
+use crate::policy::{Alert, Alerts, Identity, Memory, WhenFull, check};
 use crate::time::Span;
 
 impl Loader<'_> {
@@ -61,18 +61,23 @@ impl Loader<'_> {
         Rung::parse(&text.value).map_err(|error| self.notation("bad-rung", text, &error)).ok()
     }
 
-    pub(super) fn lists(&mut self, file: &ListsFile, address: &ClientAddress) -> Lists {
+    pub(super) fn lists(&mut self, file: &ListsFile, identity: &Identity) -> Lists {
         let mut lists = Lists::default();
         for (texts, listed) in [(&file.allow, Listed::Allow), (&file.deny, Listed::Deny)] {
             for text in texts.iter().flat_map(|texts| &texts.items) {
+                let spell = |name: Box<str>| identity.user_scope.spell(&name).map(|name| ListEntry::User(name.into()));
                 let entry = match ListEntry::parse(&text.value) {
+                    Ok(ListEntry::User(name)) => spell(name),
+                    other => other,
+                };
+                let entry = match entry {
                     Ok(entry) => entry,
                     Err(message) => {
                         self.error("bad-value", text.span.clone(), message, "");
                         continue;
                     }
                 };
-                if let Some(why) = check::too_wide(&entry, listed, address) {
+                if let Some(why) = check::too_wide(&entry, listed, &identity.address) {
                     self.error("list-too-wide", text.span.clone(), why, "name the addresses you mean");
                 }
                 let is_bare = matches!(text.value.trim().parse().map(canonical), Ok(IpAddr::V6(_)));
