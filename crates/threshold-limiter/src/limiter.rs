@@ -76,13 +76,18 @@ impl<C: Clock> Limiter<MemoryStore, C> {
     #[must_use]
     pub fn with_clock(policy: Policy, clock: C) -> Self {
         let store = MemoryStore::new(policy.memory());
-        // Nothing here outlives the process, so neither need its secrets.
-        let secret = Secret::new(&crate::random::<32>()).expect("32 bytes are enough");
-        Self::with_parts(policy, store, clock, DigestKey::new(crate::random()), secret)
+        Self::with_store(policy, store, clock)
     }
 }
 
 impl<S: Store, C: Clock> Limiter<S, C> {
+    /// A limiter on a store whose records need not outlive the process: its secrets do not.
+    #[must_use]
+    pub fn with_store(policy: Policy, store: S, clock: C) -> Self {
+        let secret = Secret::new(&crate::random::<32>()).expect("32 bytes are enough");
+        Self::with_parts(policy, store, clock, DigestKey::new(crate::random()), secret)
+    }
+
     /// A limiter of your own parts. `key` digests what is stored; `secrets` is what signs what is handed out: one
     /// [`Secret`], or [`Secrets`] with an old one that is still accepted.
     #[must_use]

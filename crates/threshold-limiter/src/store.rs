@@ -1,5 +1,6 @@
 //! What a store is: it loads, has core settle a plan or execute a command, and saves. It does not know what a rule is.
 
+mod any;
 mod keep;
 pub mod memory;
 
@@ -16,6 +17,7 @@ use threshold_core::lockout::UnknownAttempt;
 use threshold_core::receipt::CommitError;
 pub use threshold_core::{Digest, Outcome, Plan, Timestamp};
 
+pub use any::AnyStore;
 pub use keep::{Keep, Saving};
 
 /// Why a store could not answer. What becomes of the request then is the policy's to say.

@@ -22,7 +22,7 @@ use threshold_core::{BytesError, Decision, Facts, Limit, PlanError, Receipt, Spa
 use threshold_limiter::journal::{Journal, STRIKE_WAIT, Unsaved};
 use threshold_limiter::limiter::Waited;
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::store::{EndError, StoreError};
+use threshold_limiter::store::{AnyStore, EndError, StoreError};
 use threshold_limiter::tower::ThresholdLayer;
 use threshold_limiter::{Attempted, Clock, Limiter, LoginError, LoginRequest, LoginResult, RefusedBy};
 
@@ -37,8 +37,8 @@ pub(crate) use subjects::{Subject, Target};
 /// How long a login's result waits for the disk before it is refused.
 const RESULT_WAIT: Duration = Duration::from_secs(2);
 
-/// A limiter in memory, on whatever clock the server was given.
-type ServerLimiter = Limiter<MemoryStore, Arc<dyn Clock>>;
+/// A limiter on whatever store and clock the server was given.
+type ServerLimiter = Limiter<AnyStore, Arc<dyn Clock>>;
 
 /// A limiter, asked under a policy that the door holds: the answer then names that policy's rules, whatever policy is put
 /// in force meanwhile, and the items of a list are all decided under the same one.
@@ -76,7 +76,13 @@ pub(crate) struct Held {
 
 impl Desk {
     pub(crate) fn new(policy: Policy, clock: Arc<dyn Clock>) -> Self {
-        Self::around(Limiter::with_clock(policy, clock), None)
+        let store = MemoryStore::new(policy.memory()).into();
+        Self::on(policy, store, clock)
+    }
+
+    /// A desk on this store, whose records nobody else knows.
+    pub(crate) fn on(policy: Policy, store: AnyStore, clock: Arc<dyn Clock>) -> Self {
+        Self::around(Limiter::with_store(policy, store, clock), None)
     }
 
     fn around(limiter: ServerLimiter, journal: Option<Arc<Journal>>) -> Self {

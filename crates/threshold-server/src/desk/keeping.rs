@@ -8,6 +8,7 @@ use threshold_limiter::journal::{
     Counters, Journal, JournalError, Kept, Restored, installation_secret, load_counters, restore, rows_in_memory,
     save_counters,
 };
+use threshold_limiter::store::AnyStore;
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{BanBook, Clock, Limiter};
 
@@ -52,7 +53,7 @@ impl Desk {
         let restored = restore(&journal, &kept, (&store, &bans), &policy, now);
         let counters = load_counters(&store, path, key_id, now);
         let damage = tell(path, &kept, restored, &counters);
-        let store = store.kept_by(Arc::<Journal>::clone(&journal));
+        let store = AnyStore::from(store.kept_by(Arc::<Journal>::clone(&journal)));
         let bans = Arc::new(bans.kept_by(Arc::<Journal>::clone(&journal)));
         let limiter = Limiter::with_bans(policy, store, clock, (key, secret), bans);
         let desk = Self::around(limiter, Some(Arc::clone(&journal)));
@@ -61,7 +62,7 @@ impl Desk {
         let limiter = Arc::downgrade(&desk.limiter);
         journal.written_anew_from(move || {
             let limiter = limiter.upgrade()?;
-            let mut rows = rows_in_memory(limiter.store(), &limiter.bans());
+            let mut rows = rows_in_memory(limiter.store().memory()?, &limiter.bans());
             rows.extend(super::settings::rows(&limiter.policy()));
             Some(rows)
         });
@@ -70,9 +71,9 @@ impl Desk {
 
     /// Writes down what was used, so that the next start goes on from it.
     pub(crate) fn save_counters(&self) {
-        let Some(journal) = &self.journal else { return };
+        let (Some(journal), Some(store)) = (&self.journal, self.limiter.store().memory()) else { return };
         let now = self.limiter.now();
-        if let Err(error) = save_counters(self.limiter.store(), journal.path(), self.limiter.key_id(), now) {
+        if let Err(error) = save_counters(store, journal.path(), self.limiter.key_id(), now) {
             tracing::error!(%error, "what was used could not be written down");
         }
     }

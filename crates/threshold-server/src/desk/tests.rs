@@ -81,7 +81,7 @@ fn mallory() -> NewBan<'static> {
 }
 
 fn is_banned(desk: &Desk, user: &str) -> bool {
-    desk.limiter.peek(&Facts { user: Some(user), ..Facts::default() }).unwrap().banned()
+    at_once(desk.limiter.peek_async(&Facts { user: Some(user), ..Facts::default() })).unwrap().banned()
 }
 
 /// A full audit once answered that the change "holds until the server ends": nothing had been changed.
@@ -189,7 +189,7 @@ fn pages_of_any_length_list_every_ban_once_and_in_order() {
         let ban = Ban { whom, reason: "r".into(), by: "b".into(), from: limiter.now(), until };
         limiter.bans().set(id, ban, limiter.now()).unwrap();
         for _ in 0..2 {
-            let _ = limiter.check(&Facts { user: Some(&format!("u{number}")), ..Facts::default() }).unwrap();
+            let _ = at_once(limiter.check_async(&Facts { user: Some(&format!("u{number}")), ..Facts::default() })).unwrap();
         }
     }
     let page = |after, limit| at_once(desk.bans(after, limit)).unwrap();

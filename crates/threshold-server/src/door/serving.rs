@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use threshold_core::Policy;
+use threshold_limiter::store::AnyStore;
+use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{ManualClock, Observer};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -18,13 +20,17 @@ use crate::serve::{Address, Front, Listener, Tokens};
 #[expect(dead_code, reason = "the tests of the program use all of it")]
 #[path = "../../tests/serve/client.rs"]
 pub(super) mod client;
+#[path = "../../../threshold-limiter/tests/stores/key_value.rs"]
+mod key_value;
 pub(super) use client::Client;
+use key_value::KeyValueStore;
 
 /// A server in this process for one case after another.
 pub(super) struct Serving {
     runtime: Runtime,
     pub(super) clock: Arc<ManualClock>,
     observer: Option<Arc<dyn Observer>>,
+    store: fn(&Policy) -> AnyStore,
     pub(super) bounds: Bounds,
     served: Option<Served>,
 }
@@ -40,7 +46,13 @@ struct Served {
 impl Serving {
     pub(super) fn new() -> Self {
         let (runtime, bounds) = (Runtime::new().unwrap(), Bounds::default());
-        Self { runtime, clock: Arc::default(), observer: None, bounds, served: None }
+        let store = |policy: &Policy| MemoryStore::new(policy.memory()).into();
+        Self { runtime, clock: Arc::default(), observer: None, store, bounds, served: None }
+    }
+
+    /// One on a store that keeps bytes and is never ready at the first poll.
+    pub(super) fn on_another_store() -> Self {
+        Self { store: |_| AnyStore::other(KeyValueStore::default()), ..Self::new() }
     }
 
     /// One whose decisions somebody hears of.
@@ -99,7 +111,8 @@ impl Serving {
     }
 
     fn serve(&self, policy: Policy) -> Served {
-        let mut desk = Desk::new(policy, Arc::clone(&self.clock) as _);
+        let store = (self.store)(&policy);
+        let mut desk = Desk::on(policy, store, Arc::clone(&self.clock) as _);
         if let Some(observer) = &self.observer {
             desk = desk.observed_by(Arc::clone(observer));
         }

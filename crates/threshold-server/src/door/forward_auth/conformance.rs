@@ -91,3 +91,8 @@ impl ClientDoor for Serving {
 fn forward_auth_answers_every_vector_that_a_proxy_can_ask() {
     vectors::play_all(Serving::new, &LEFT_OUT, 191);
 }
+
+#[test]
+fn a_proxy_hears_what_clients_are_to_read_on_a_store_that_takes_its_time() {
+    vectors::play_all(Serving::on_another_store, &LEFT_OUT, 191);
+}
