@@ -41,7 +41,7 @@ impl World {
         let (journal, kept) = Journal::open(path, secret.key_id())?;
         let journal = Arc::new(journal);
         let (store, bans, clock) = (MemoryStore::new(policy.memory()), BanBook::default(), SystemClock::new());
-        restore(&journal, &kept, (&store, &bans), &policy, threshold_limiter::Clock::now(&clock));
+        restore(&journal, &kept, (&store, &bans), (&policy, &secret.clone().into()), threshold_limiter::Clock::now(&clock));
         let store = store.kept_by(Arc::<Journal>::clone(&journal));
         let bans = Arc::new(bans.kept_by(Arc::<Journal>::clone(&journal)));
         Ok(Self { limiter: Limiter::with_bans(policy, store, clock, (key, secret), bans), journal })

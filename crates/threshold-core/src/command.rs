@@ -7,6 +7,7 @@
 mod bill;
 mod bytes;
 mod login;
+mod rekey;
 
 use arrayvec::ArrayVec;
 
@@ -20,6 +21,8 @@ use crate::plan::{MAX_CHARGES, SubjectKeys};
 use crate::receipt::{CommitError, OnExpire, OwnedCost, Receipt, Reservation, UnknownReservation};
 use crate::settle::Outcome;
 use crate::time::{Span, Timestamp};
+
+pub use rekey::{Rekeyed, Renamed};
 
 /// One operation on stored state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,6 +94,8 @@ pub enum Command {
         /// How.
         change: AccountChange,
     },
+    /// Moves what is stored under digests of an old secret. Answered by [`Answer::Done`].
+    Rekey(Rekeyed),
     /// How it stands with a subject. Answered by [`Answer::Standing`].
     ReadStanding {
         /// Which subject.
@@ -352,6 +357,12 @@ pub trait Records {
     /// # Errors
     /// Where the store cannot answer.
     fn change_account(&mut self, account: Digest, change: AccountChange) -> Result<(), Self::Error>;
+
+    /// Takes away the record under `old`, if there is one, and keeps it under `new`, unless there is one already.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    fn rename(&mut self, what: Renamed, old: Digest, new: Digest, now: Timestamp) -> Result<(), Self::Error>;
 }
 
 /// Carries out a command on the records that it names.
@@ -408,6 +419,10 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
         }
         Command::ChangeAccount { account, change } => {
             records.change_account(*account, *change)?;
+            Ok(Answer::Done)
+        }
+        Command::Rekey(rekeyed) => {
+            rekey::rekey(rekeyed, records, now)?;
             Ok(Answer::Done)
         }
         Command::ReadStanding { key } => Ok(Answer::Standing(records.standing(*key)?.map(Box::new))),

@@ -8,10 +8,10 @@ use std::convert::Infallible;
 use arrayvec::ArrayVec;
 
 use crate::balance::Balance;
-use crate::command::{AccountChange, AccountKey, Answer, Command, Records, SaveReason, execute, expire};
+use crate::command::{AccountChange, AccountKey, Answer, Command, Records, Renamed, SaveReason, execute, expire};
 use crate::decision::Decision;
 use crate::facts::Facts;
-use crate::key::{Digest, DigestKey, TraceId};
+use crate::key::{Digest, TraceId};
 use crate::ladder::Standing;
 use crate::limit::Limit;
 use crate::lockout::{Account, Login, Refusal};
@@ -126,14 +126,8 @@ impl Ledger {
     ///
     /// # Errors
     /// Where the reservation is unknown or has ended, or was committed with another cost.
-    pub fn commit(
-        &mut self,
-        id: TraceId,
-        actual: &ActualCost<'_>,
-        key: DigestKey,
-        now: Timestamp,
-    ) -> Result<(), CommitError> {
-        self.execute(&Command::Commit { id, cost: actual.owned(key) }, now).ended()
+    pub fn commit(&mut self, id: TraceId, actual: &ActualCost<'_>, now: Timestamp) -> Result<(), CommitError> {
+        self.execute(&Command::Commit { id, cost: actual.owned() }, now).ended()
     }
 
     /// Ends a reservation without any cost.
@@ -268,5 +262,19 @@ impl Records for Ledger {
             change.apply(account);
         }
         Ok(())
+    }
+
+    fn rename(&mut self, what: Renamed, old: Digest, new: Digest, _: Timestamp) -> Result<(), Infallible> {
+        match what {
+            Renamed::Standing => rename(&mut self.standings, old, new),
+            Renamed::Account => rename(&mut self.accounts, old, new),
+        }
+        Ok(())
+    }
+}
+
+fn rename<T>(records: &mut BTreeMap<Digest, T>, old: Digest, new: Digest) {
+    if let Some(record) = records.remove(&old) {
+        records.entry(new).or_insert(record);
     }
 }

@@ -63,11 +63,12 @@ impl Default for Login {
 pub struct Factor(pub(crate) u32);
 
 impl Factor {
-    /// From its name; a password, unless said.
+    /// From its name; a password, unless said. It is the same under every secret, so that an account keeps its counters
+    /// when the secret is rotated.
     #[must_use]
-    pub fn named(key: DigestKey, name: Option<&str>) -> Self {
+    pub fn named(name: Option<&str>) -> Self {
         let name = name.map(str::trim).filter(|name| !name.is_empty()).unwrap_or("password");
-        let mut digest = key.begin(Domain::Account);
+        let mut digest = DigestKey::OF_NAMES.begin(Domain::Account);
         digest.text(Part::Fact, name);
         Self(u32::try_from(digest.finish().to_u128() >> 96).unwrap_or(u32::MAX))
     }

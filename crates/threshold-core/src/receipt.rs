@@ -51,8 +51,9 @@ impl CostTag {
     const REQUESTS: Self = Self(0);
     const BYTES: Self = Self(1);
 
-    fn named(key: DigestKey, name: &str) -> Self {
-        let mut digest = key.begin(Domain::CostName);
+    /// The same under every secret: a reservation may outlive a rotation.
+    fn named(name: &str) -> Self {
+        let mut digest = DigestKey::OF_NAMES.begin(Domain::CostName);
         digest.text(Part::Fact, name);
         let number = u64::try_from(digest.finish().to_u128() >> 64).unwrap_or(u64::MAX);
         Self(number.max(2))
@@ -80,10 +81,10 @@ pub struct OwnedCost {
 }
 
 impl ActualCost<'_> {
-    /// The same for a store. `key` is that of the policy under which the request was reserved.
+    /// The same for a store.
     #[must_use]
-    pub fn owned(&self, key: DigestKey) -> OwnedCost {
-        let named = self.costs.iter().map(|(name, cost)| (CostTag::named(key, name).0, *cost)).collect();
+    pub fn owned(&self) -> OwnedCost {
+        let named = self.costs.iter().map(|(name, cost)| (CostTag::named(name).0, *cost)).collect();
         OwnedCost { requests: self.cost, bytes: self.bytes, named }
     }
 }
@@ -118,7 +119,7 @@ impl Plan<'_> {
         let unit = match met.counts {
             CostOf::Requests => CostTag::REQUESTS,
             CostOf::Bytes => CostTag::BYTES,
-            CostOf::Named(name) => CostTag::named(self.policy.key, name),
+            CostOf::Named(name) => CostTag::named(name),
         };
         let limit = self.bill.charges.get(met.charge).map_or(met.limit, |charge| charge.limit);
         let counts_until = match limit {
@@ -175,6 +176,16 @@ impl Receipt {
     pub fn void_from(&self) -> Timestamp {
         let ends = self.charged.iter().map(|charged| charged.at.plus(charged.limit.memory()));
         ends.max().unwrap_or(self.at)
+    }
+
+    /// The same receipt for keys that have moved, after a rotation of the secret.
+    #[must_use]
+    pub fn rekeyed(&self, present: impl Fn(Digest) -> Digest) -> Self {
+        let mut receipt = self.clone();
+        for charged in &mut receipt.charged {
+            charged.key = present(charged.key);
+        }
+        receipt
     }
 
     /// Gives back what was charged, where it still counts. The caller sees to it that this happens once.

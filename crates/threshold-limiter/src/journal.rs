@@ -25,7 +25,8 @@ use std::time::Duration;
 
 use threshold_core::lockout::Account;
 use threshold_core::policy::Ban;
-use threshold_core::{Digest, Format, KeyId, Standing};
+use threshold_core::secret::SameKeyId;
+use threshold_core::{Digest, Format, KeyId, Secret, Secrets, Standing};
 use tokio::sync::watch;
 
 use crate::store::{Keep, Saving};
@@ -34,10 +35,11 @@ pub use counters::{Counters, load_counters, save_counters};
 use file::{JournalFile, Missing, resolve};
 use queue::Queue;
 pub use restore::{Restored, restore, rows_in_memory};
+use rows::OldDigests;
 pub use rows::{AuditLine, Kind, Row};
 pub use salvage::Damage;
 use secret::settle_secret;
-pub use secret::{installation_secret, secret_path};
+pub use secret::{GivenSecrets, installation_secrets, old_secret_path, secret_path};
 use writer::Source;
 
 /// How long a request that strikes waits for the disk: long enough for one group of writes on a disk that is well, short
@@ -53,6 +55,28 @@ pub struct Journal {
     path: PathBuf,
     source: Source,
     writer: Mutex<Option<JoinHandle<()>>>,
+    old: Arc<OldDigests>,
+}
+
+/// The secrets that a journal may have been written under: it is written under the present one from now on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyIds {
+    /// The key id of the present secret.
+    pub present: KeyId,
+    /// That of the old one, while the secret is rotated.
+    pub old: Option<KeyId>,
+}
+
+impl From<KeyId> for KeyIds {
+    fn from(present: KeyId) -> Self {
+        Self { present, old: None }
+    }
+}
+
+impl From<&Secrets> for KeyIds {
+    fn from(secrets: &Secrets) -> Self {
+        Self { present: secrets.present().key_id(), old: secrets.old().map(Secret::key_id) }
+    }
 }
 
 /// What a journal held when it was opened.
@@ -88,6 +112,10 @@ pub enum JournalError {
     SecretMissing(PathBuf, PathBuf),
     /// The secret can be used by others than its owner; these are its permissions.
     OpenSecret(PathBuf, u32),
+    /// The present and the old secret are the same, or have the same key id.
+    SameSecret(SameKeyId),
+    /// There is an old secret, and none to sign with: the second file is missing.
+    OldSecretAlone(String, PathBuf),
 }
 
 impl fmt::Display for JournalError {
@@ -96,8 +124,8 @@ impl fmt::Display for JournalError {
             Self::InUse(path) => write!(f, "{} is in use by another process", path.display()),
             Self::OtherSecret(path) => write!(
                 f,
-                "{} was written under another secret: give THRESHOLD_SECRET, or the secret file, as it was then, or \
-                 start with another file",
+                "{} was written under another secret: give THRESHOLD_SECRET, or the secret file, as it was then; to \
+                 rotate the secret, give that one as THRESHOLD_SECRET_OLD beside the new one; or start with another file",
                 path.display()
             ),
             Self::Newer(path, version) => {
@@ -129,6 +157,15 @@ impl fmt::Display for JournalError {
                     "{path} has the permissions {mode:03o}, so that others can use the secret: run chmod 600 {path}"
                 )
             }
+            Self::SameSecret(same) => same.fmt(f),
+            Self::OldSecretAlone(old, path) => {
+                let path = path.display();
+                write!(
+                    f,
+                    "{old} is an old secret, and there is no present one: give THRESHOLD_SECRET, or write a new one to \
+                     {path} (umask 077; openssl rand -hex 32 > {path})"
+                )
+            }
             Self::BadSecret(path) => write!(f, "{} holds no secret: 64 hexadecimal digits are one", path.display()),
         }
     }
@@ -156,26 +193,27 @@ impl Journal {
     /// # Errors
     /// Where the file cannot be used at all, is in use, belongs to another installation, or is missing or empty beside files
     /// that show that there was one.
-    pub fn open(path: &Path, key_id: KeyId) -> Result<(Self, Kept), JournalError> {
-        Self::open_as(path, key_id, Missing::Refuse)
+    pub fn open(path: &Path, keys: impl Into<KeyIds>) -> Result<(Self, Kept), JournalError> {
+        Self::open_as(path, keys.into(), Missing::Refuse)
     }
 
     /// As [`open`](Self::open), but makes a new journal also where files beside it show that there was one.
     ///
     /// # Errors
     /// As `open`, but for [`JournalError::Missing`].
-    pub fn open_new(path: &Path, key_id: KeyId) -> Result<(Self, Kept), JournalError> {
-        Self::open_as(path, key_id, Missing::StartNew)
+    pub fn open_new(path: &Path, keys: impl Into<KeyIds>) -> Result<(Self, Kept), JournalError> {
+        Self::open_as(path, keys.into(), Missing::StartNew)
     }
 
-    fn open_as(path: &Path, key_id: KeyId, missing: Missing) -> Result<(Self, Kept), JournalError> {
+    fn open_as(path: &Path, keys: KeyIds, missing: Missing) -> Result<(Self, Kept), JournalError> {
         let path = &*resolve(path);
-        let (file, kept) = JournalFile::open(path, key_id, missing)?;
-        settle_secret(path, key_id)?;
+        let (file, kept) = JournalFile::open(path, keys, missing)?;
+        settle_secret(path, keys.present)?;
+        let old = Arc::new(OldDigests::of(&kept.rows));
         let (queue, source) = (Arc::new(Queue::default()), Source::default());
         let writer = writer::start(file, Arc::clone(&queue), Arc::clone(&source));
         let writer = Mutex::new(Some(writer.map_err(|error| JournalError::Io(path.into(), error))?));
-        Ok((Self { queue, path: path.into(), source, writer }, kept))
+        Ok((Self { queue, path: path.into(), source, writer, old }, kept))
     }
 
     /// Reads what a journal holds, and changes nothing: for when no server runs.
@@ -208,7 +246,9 @@ impl Journal {
     /// [`rows_in_memory`], and whatever else was noted. `None` is for when that cannot be said any more. It is asked from the
     /// journal's own thread, and set once.
     pub fn written_anew_from(&self, everything: impl Fn() -> Option<Vec<Row>> + Send + Sync + 'static) {
-        let _ = self.source.set(Box::new(everything));
+        let old = Arc::clone(&self.old);
+        let stored = move || everything().map(|rows| rows.into_iter().map(|row| old.stored(row)).collect());
+        let _ = self.source.set(Box::new(stored));
     }
 
     /// Where it is.
@@ -219,7 +259,8 @@ impl Journal {
 
     /// Notes the latest value under a key; `None` takes it out.
     pub fn note(&self, kind: Kind, key: &[u8], value: Option<Vec<u8>>) {
-        self.queue.note(kind, key, value);
+        let row = self.old.stored(Row { kind, key: key.to_vec(), value });
+        self.queue.note(kind, &row.key, row.value);
     }
 
     /// Notes who changed what, and why. Where so many wait for a disk that one more would be too many, it is refused: what

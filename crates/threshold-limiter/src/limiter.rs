@@ -5,6 +5,7 @@ mod failure;
 mod login;
 mod many;
 mod names;
+mod rotation;
 #[cfg(feature = "tower")]
 mod tokens;
 mod under;
@@ -44,6 +45,8 @@ pub struct Limiter<S = MemoryStore, C = SystemClock> {
     generation: Mutex<u64>,
     key: DigestKey,
     secrets: Secrets,
+    /// While the secret is rotated.
+    previous: Option<rotation::Previous>,
     store: S,
     clock: C,
     observers: Vec<Arc<dyn Observer>>,
@@ -89,7 +92,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 
     /// A limiter of your own parts. `key` digests what is stored; `secrets` is what signs what is handed out: one
-    /// [`Secret`], or [`Secrets`] with an old one that is still accepted.
+    /// [`Secret`], or [`Secrets`] with an old one. What the old one signed is accepted, and what is stored under its
+    /// [`digest_key`](Secret::digest_key) is found, and moves to `key` as it is used.
     #[must_use]
     pub fn with_parts(policy: Policy, store: S, clock: C, key: DigestKey, secrets: impl Into<Secrets>) -> Self {
         Self::with_bans(policy, store, clock, (key, secrets), Arc::default())
@@ -104,14 +108,16 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         (key, secrets): (DigestKey, impl Into<Secrets>),
         bans: Arc<BanBook>,
     ) -> Self {
-        let banning = policy.with_key(key).with_bans(Arc::<BanBook>::clone(&bans));
-        let policy = ArcSwap::from_pointee(banning.with_generation(1));
+        let secrets = secrets.into();
+        let policy = policy.with_key(key).with_bans(Arc::<BanBook>::clone(&bans)).with_generation(1);
+        let previous = secrets.old().map(|old| rotation::Previous::new(old.digest_key(), &policy));
         Self {
             bans,
-            policy,
+            policy: ArcSwap::from_pointee(policy),
+            previous,
             generation: Mutex::new(1),
             key,
-            secrets: secrets.into(),
+            secrets,
             store,
             clock,
             observers: Vec::new(),
@@ -141,7 +147,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let mut generation = self.generation.lock().unwrap_or_else(PoisonError::into_inner);
         *generation = generation.saturating_add(1);
         let drawn = *generation;
-        self.policy.store(Arc::new(policy.with_generation(drawn)));
+        let policy = policy.with_generation(drawn);
+        if let Some(previous) = &self.previous {
+            previous.swap(&policy);
+        }
+        self.policy.store(Arc::new(policy));
         drop(generation);
         #[cfg(feature = "wait")]
         self.waiters.ring_all();

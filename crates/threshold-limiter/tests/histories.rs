@@ -157,7 +157,7 @@ impl<'p> Pair<'p> {
             Commit(cost) => {
                 let actual = ActualCost { cost: Some(cost), ..ActualCost::default() };
                 let mine = self.limiter.commit(self.reservation, &actual).is_ok();
-                [Told::Acted(mine), Told::Acted(self.ledger.commit(self.reservation, &actual, KEY, self.now).is_ok())]
+                [Told::Acted(mine), Told::Acted(self.ledger.commit(self.reservation, &actual, self.now).is_ok())]
             }
             Release => {
                 let mine = self.limiter.release(self.reservation).is_ok();

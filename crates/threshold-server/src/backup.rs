@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use threshold_limiter::journal::{AuditLine, Journal, installation_secret, secret_path};
+use threshold_limiter::journal::{AuditLine, GivenSecrets, Journal, installation_secrets, secret_path};
 use threshold_limiter::{Clock as _, SystemClock};
 
 use crate::Report;
 use crate::cli::{BackupArgs, RestoreArgs};
+use crate::serve::secret;
 
 /// Copies the journal as it is on disk, also while a server writes to it.
 pub(crate) fn backup(args: &BackupArgs) -> anyhow::Result<Report> {
@@ -37,13 +38,13 @@ pub(crate) fn restore(args: &RestoreArgs) -> anyhow::Result<Report> {
 
 /// Writes into a restored journal that it was restored: its own audit ends where the copy was made.
 fn audit(args: &RestoreArgs, before: Option<&Path>) -> anyhow::Result<()> {
-    let given = std::env::var("THRESHOLD_SECRET").ok();
+    let (given, old) = (secret("THRESHOLD_SECRET")?, secret("THRESHOLD_SECRET_OLD")?);
     // Without its secret nobody opens it, and to make another would not help.
     if given.is_none() && !secret_path(&args.db).exists() {
         anyhow::bail!("there is neither {} nor THRESHOLD_SECRET", secret_path(&args.db).display());
     }
-    let secret = installation_secret(&args.db, given.as_deref())?;
-    let (journal, _) = Journal::open(&args.db, secret.key_id())?;
+    let secrets = installation_secrets(&args.db, GivenSecrets { present: given.as_deref(), old: old.as_deref() })?;
+    let (journal, _) = Journal::open(&args.db, &secrets)?;
     let name = |path: &Path| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     let before = before.map(|before| format!(", in place of {}", name(before))).unwrap_or_default();
     let action = format!("restore: {}{before}", name(&args.file));

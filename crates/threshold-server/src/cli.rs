@@ -115,6 +115,9 @@ Tokens come from the environment, where no list of processes shows them: THRESHO
 THRESHOLD_ADMIN_TOKEN for operators, THRESHOLD_READ_TOKEN for operators who only look, each one or several, by commas or spaces, each of at least 16 characters. An address that other machines reach is \
 refused without THRESHOLD_TOKEN. THRESHOLD_LOG says how much is logged: error, warn, info (the default), debug.
 
+THRESHOLD_SECRET is the installation's secret, in place of the file beside the journal; THRESHOLD_SECRET_OLD is the one before \
+it, while it is rotated.
+
 SIGHUP, or a change of the file, loads the policy anew; a bad one is reported, and the old one stays. SIGTERM stops \
 accepting, lets what is under way end, and exits.";
 

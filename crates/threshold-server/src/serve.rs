@@ -15,9 +15,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use threshold_core::Span;
 use threshold_core::policy::Policy;
+use threshold_core::{Secret, Secrets, Span};
 use threshold_limiter::SystemClock;
+use threshold_limiter::journal::GivenSecrets;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -184,28 +185,42 @@ fn hosts(args: &ServeArgs, tokens: &Tokens) -> Hosts {
 /// A desk with its journal, or in memory alone.
 fn desk(args: &ServeArgs, policy: Policy) -> anyhow::Result<Opened> {
     let clock = Arc::new(SystemClock::new());
-    let secret = secret()?;
+    let (present, old) = (secret("THRESHOLD_SECRET")?, secret("THRESHOLD_SECRET_OLD")?);
     if args.no_db {
+        check_secrets(present.as_deref(), old.as_deref())?;
         return Ok(Opened { desk: Desk::new(policy, clock), journal: None, damage: None });
     }
-    let place = Place { journal: &args.db, secret: secret.as_deref(), new_journal: args.new_journal };
+    let secrets = GivenSecrets { present: present.as_deref(), old: old.as_deref() };
+    let place = Place { journal: &args.db, secrets, new_journal: args.new_journal };
     let kept = Desk::kept(policy, clock, &place);
     kept.context("the journal cannot be used (--db names another file, --no-db does without)")
 }
 
-/// The installation's secret, if it is given and long enough.
-fn secret() -> anyhow::Result<Option<String>> {
-    let secret = match std::env::var("THRESHOLD_SECRET") {
+/// A secret of the installation from the environment, if it is given and long enough.
+pub(crate) fn secret(name: &str) -> anyhow::Result<Option<String>> {
+    let secret = match std::env::var(name) {
         Ok(secret) if !secret.is_empty() => secret,
-        Ok(_) | Err(std::env::VarError::NotPresent) => return Ok(None),
-        Err(std::env::VarError::NotUnicode(_)) => anyhow::bail!("THRESHOLD_SECRET is not text"),
+        Ok(_) => anyhow::bail!("{name} is set and empty: give a secret, or unset it"),
+        Err(std::env::VarError::NotPresent) => return Ok(None),
+        Err(std::env::VarError::NotUnicode(_)) => anyhow::bail!("{name} is not text"),
     };
-    if threshold_core::Secret::new(secret.as_bytes()).is_none() {
+    if Secret::new(secret.as_bytes()).is_none() {
         anyhow::bail!(
-            "THRESHOLD_SECRET has fewer than 16 characters, which can be guessed: make one with `openssl rand -hex 32`"
+            "{name} has fewer than 16 characters, which can be guessed: make one with `openssl rand -hex 32`"
         );
     }
     Ok(Some(secret))
+}
+
+/// Without a journal nothing is stored or signed under the secrets; what is wrong with them is said all the same.
+fn check_secrets(present: Option<&str>, old: Option<&str>) -> anyhow::Result<()> {
+    let made = |text: &str| Secret::new(text.as_bytes());
+    match (present.and_then(made), old.and_then(made)) {
+        (Some(present), Some(old)) => Secrets::new(present).with_old(old).map(drop)?,
+        (None, Some(_)) => anyhow::bail!("THRESHOLD_SECRET_OLD is given without THRESHOLD_SECRET"),
+        (_, None) => {}
+    }
+    Ok(())
 }
 
 fn starter() -> Source {

@@ -121,7 +121,7 @@ impl LedgerPlayer {
             "record" => self.decide(policy, Verb::Record, &read(args)?, now),
             "client" => self.client(policy, args, now)?,
             "reserve" => self.reserve(policy, &read(args)?, now),
-            "commit" => self.commit(policy, &read(args)?, now),
+            "commit" => self.commit(&read(args)?, now),
             "release" => self.release(&read(args)?, now),
             "refund" => self.refund(args, now)?,
             "pause" => self.pause(policy, &read(args)?, now)?,
@@ -220,10 +220,10 @@ impl LedgerPlayer {
         }
     }
 
-    fn commit(&mut self, policy: &Policy, args: &EndArgs, now: Timestamp) -> Value {
+    fn commit(&mut self, args: &EndArgs, now: Timestamp) -> Value {
         let costs: Vec<(&str, u64)> = args.costs.iter().map(|(name, cost)| (name.as_str(), *cost)).collect();
         let actual = ActualCost { cost: args.cost, bytes: args.bytes, costs: &costs };
-        self.end(&args.reservation, now, |id| Command::Commit { id, cost: actual.owned(policy.key()) })
+        self.end(&args.reservation, now, |id| Command::Commit { id, cost: actual.owned() })
     }
 
     fn release(&mut self, args: &EndArgs, now: Timestamp) -> Value {

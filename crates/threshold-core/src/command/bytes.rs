@@ -4,7 +4,7 @@ mod bill;
 
 use arrayvec::ArrayVec;
 
-use super::{AccountChange, Answer, Command};
+use super::{AccountChange, Answer, Command, Rekeyed};
 use crate::balance::Checked;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::{Digest, TraceId};
@@ -99,6 +99,7 @@ impl Field for Command {
             Self::ReadAccount { account } => put(out, 14, &[account]),
             Self::ReadBlock { keys } => put(out, 15, &[keys]),
             Self::Settle(bill) => put(out, 16, &[bill]),
+            Self::Rekey(rekeyed) => put(out, 17, &[rekeyed]),
         }
     }
 
@@ -120,6 +121,7 @@ impl Field for Command {
             14 => Self::ReadAccount { account: take(from)? },
             15 => Self::ReadBlock { keys: take(from)? },
             16 => Self::Settle(take(from)?),
+            17 => Self::Rekey(take(from)?),
             _ => return Err(BytesError::Malformed("command")),
         })
     }
@@ -374,6 +376,32 @@ impl Field for SubjectKeys {
     }
 }
 
+impl Field for Rekeyed {
+    fn write(&self, out: &mut Writer) {
+        out.number(self.balances.len() as u64);
+        for (old, new, limit) in &self.balances {
+            [old as &dyn Field, new, limit].into_iter().for_each(|field| field.write(out));
+        }
+        for pairs in [&self.standings, &self.accounts] {
+            out.number(pairs.len() as u64);
+            for (old, new) in pairs {
+                old.write(out);
+                new.write(out);
+            }
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        let count = from.count(MAX_ITEMS)?;
+        let balances: Result<_, BytesError> = (0..count).map(|_| Ok((take(from)?, take(from)?, take(from)?))).collect();
+        let mut pairs = || {
+            let count = from.count(MAX_ITEMS)?;
+            (0..count).map(|_| Ok((take(from)?, take(from)?))).collect::<Result<_, BytesError>>()
+        };
+        Ok(Self { balances: balances?, standings: pairs()?, accounts: pairs()? })
+    }
+}
+
 impl Field for Log {
     fn write(&self, out: &mut Writer) {
         Limit::Log(*self).write(out);
@@ -564,6 +592,17 @@ impl Field for Mark {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_rekeyed_reads_back() {
+        let digest = Digest::from_u128;
+        let command = Command::Rekey(Rekeyed {
+            balances: vec![(digest(1), digest(2), Limit::Never), (digest(3), digest(4), Limit::Never)],
+            standings: vec![(digest(5), digest(6))],
+            accounts: vec![(digest(7), digest(u128::MAX)), (digest(0), digest(9))],
+        });
+        assert_eq!(Command::from_bytes(&command.to_bytes(Format::PRESENT)), Ok(command));
+    }
 
     #[test]
     fn the_question_until_when_a_subject_is_blocked_reads_back() {

@@ -54,7 +54,7 @@ impl LoginRequest<'_> {
             account: self.account.and_then(|name| account_digest(key, self.tenant_of_account(policy), name)),
             address: group.filter(|_| !exempt).map(|group| address_digest(key, group)),
             wider: Wider::of(key, self.ip),
-            factor: Factor::named(key, self.factor),
+            factor: Factor::named(self.factor),
             device: self.device.and_then(|token| Device::from_token(token, secrets).ok()),
             id,
         }

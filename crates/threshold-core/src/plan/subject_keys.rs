@@ -36,41 +36,60 @@ impl Policy {
     /// says why.
     #[must_use]
     pub fn keys_of(&self, layer: Layer, key: &str) -> SubjectKeys {
+        let mut keys = SubjectKeys::default();
+        if layer == Layer::Endpoint
+            && let Some((method, path)) = key.split_once(':').filter(|(_, path)| path.starts_with('/'))
+        {
+            let method = Some(method).filter(|method| *method != "*");
+            self.add_budgets(layer, &Facts { method, path: Some(path), ..Facts::default() }, &mut keys);
+        }
+        self.with_facts_of(layer, key, |facts| {
+            self.add_budgets(layer, facts, &mut keys);
+            keys.standings.extend(self.standings_of(layer, facts));
+        });
+        keys
+    }
+
+    /// The standings of one subject, named as for [`keys_of`](Self::keys_of), after a rotation: the digest of each in `old`,
+    /// the same policy under the old key, and here.
+    #[must_use]
+    pub fn rekeyed_standings(&self, old: &Self, layer: Layer, key: &str) -> Vec<(Digest, Digest)> {
+        let pairs = self.with_facts_of(layer, key, |facts| {
+            old.standings_of(layer, facts).into_iter().zip(self.standings_of(layer, facts)).collect()
+        });
+        pairs.unwrap_or_default()
+    }
+
+    /// Shows what a request of this subject would say of it; `None` where the name is nobody's.
+    fn with_facts_of<T>(&self, layer: Layer, key: &str, show: impl FnOnce(&Facts<'_>) -> T) -> Option<T> {
         let named;
         let mut facts = Facts::default();
-        let mut keys = SubjectKeys::default();
         match layer {
             Layer::Global => {}
             Layer::Edge => facts.ip = parse_address(key),
             Layer::Tenant => facts.tenant = Some(key),
             Layer::User => {
-                let Ok(parts) = self.identity().user_scope.read(key) else { return keys };
-                named = parts;
+                named = self.identity().user_scope.read(key).ok()?;
                 (facts.tenant, facts.user) = (named.0.as_deref(), Some(&*named.1));
             }
-            Layer::Endpoint => {
-                if let Some((method, path)) = key.split_once(':').filter(|(_, path)| path.starts_with('/')) {
-                    let method = Some(method).filter(|method| *method != "*");
-                    self.add_budgets(layer, &Facts { method, path: Some(path), ..facts }, &mut keys);
-                }
-                facts.endpoint = Some(key);
-            }
+            Layer::Endpoint => facts.endpoint = Some(key),
         }
-        self.add_budgets(layer, &facts, &mut keys);
-        self.add_standings(layer, &facts, &mut keys);
-        keys
+        Some(show(&facts))
     }
 
-    fn add_standings(&self, layer: Layer, facts: &Facts<'_>, keys: &mut SubjectKeys) {
+    /// In the order of the policy's ladders.
+    fn standings_of(&self, layer: Layer, facts: &Facts<'_>) -> Vec<Digest> {
+        let mut standings = Vec::new();
         let caller = Caller::new(facts, self);
         let mut known = Known::nothing();
         let mut identities = Identities::new(&mut known, &caller, self);
         for subject in self.subjects.iter() {
             let keyed = self.rules.first().and_then(|rule| identities.of(subject.counted, rule));
             if keyed.is_some_and(|(_, keyed)| belongs(layer, &subject.per, keyed)) {
-                keys.standings.extend(self.subject(subject, &mut identities).map(|subject| subject.key));
+                standings.extend(self.subject(subject, &mut identities).map(|subject| subject.key));
             }
         }
+        standings
     }
 
     /// The category and the tier come with each request, and the key of a limit by tier depends on both.

@@ -282,7 +282,7 @@ pub struct Rule {
 impl Rule {
     /// Begins this rule's keys anew under another secret.
     pub(crate) fn digest_with(&mut self, key: DigestKey) {
-        let begin = |algorithm: &str| {
+        let begin = |key: DigestKey, algorithm: &str| {
             let mut builder = key.begin(Domain::Rule);
             builder.text(Part::Identity, &self.name);
             for per in &self.per {
@@ -296,9 +296,9 @@ impl Rule {
         self.partition = Anchors::rule(key, [self.name.to_string()].into_iter().chain(per));
         let tells_apart = self.per.iter().any(Per::is_identity);
         let alone = (!tells_apart).then_some(self.partition);
-        self.prefixes = names.map(|name| KeyPrefix::new(begin(name).derive(), alone)).collect();
-        // The rule's name and `per` alone: a strike outlives a change of algorithm.
-        self.tag = RuleTag::try_from(begin("").finish().to_u128() >> 96).unwrap_or_default();
+        self.prefixes = names.map(|name| KeyPrefix::new(begin(key, name).derive(), alone)).collect();
+        // The rule's name and `per` alone, under no secret: a strike outlives a change of either.
+        self.tag = RuleTag::try_from(begin(DigestKey::OF_NAMES, "").finish().to_u128() >> 96).unwrap_or_default();
     }
 
     /// The secret that makes a budget of this rule's own out of the digest of whom it is counted by.

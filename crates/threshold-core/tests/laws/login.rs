@@ -106,7 +106,7 @@ impl Gate {
     }
 
     fn attempt(&mut self, account: Digest, address: Option<Digest>, device: Option<Device>) -> AttemptOutcome {
-        let (id, factor) = (self.id(), Factor::named(KEY, None));
+        let (id, factor) = (self.id(), Factor::named(None));
         let tried = Try { account: Some(account), address, wider: Wider::of(KEY, None), factor, device, id };
         self.begin(tried)
     }
@@ -170,7 +170,7 @@ proptest! {
                         account: Some(account(NAMES[usize::from(name)])),
                         address: Some(address(host)),
                         wider: Wider::of(KEY, None),
-                        factor: Factor::named(KEY, [None, Some("totp")][usize::from(factor)]),
+                        factor: Factor::named([None, Some("totp")][usize::from(factor)]),
                         device: token.map(|token| devices[token]),
                         id,
                     };
@@ -387,7 +387,7 @@ proptest! {
             account: Some(account("ada")),
             address: None,
             wider: Wider::of(KEY, None),
-            factor: Factor::named(KEY, Some("recovery")),
+            factor: Factor::named(Some("recovery")),
             device: None,
             id: gate.id(),
         };

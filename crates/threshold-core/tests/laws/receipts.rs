@@ -117,7 +117,6 @@ impl Books {
     /// Ends one charge in some way; says what may come back, by rule.
     fn end(&mut self, act: Act) -> Vec<u64> {
         let now = self.world.now;
-        let key = self.world.policy.key();
         let (Act::Commit(which, _) | Act::Release(which) | Act::Refund(which)) = act else {
             return Vec::new();
         };
@@ -140,7 +139,7 @@ impl Books {
             }
             (Act::Commit(_, actual), stage) => {
                 let cost = ActualCost { cost: Some(actual), ..ActualCost::default() };
-                let answer = self.world.ledger.commit(deal.receipt.id(), &cost, key, now);
+                let answer = self.world.ledger.commit(deal.receipt.id(), &cost, now);
                 match stage {
                     Stage::Held(until, _) => {
                         assert_eq!(answer, Ok(()));
@@ -318,15 +317,15 @@ proptest! {
             }
         }
         let cost = ActualCost { cost: Some(actual), ..ActualCost::default() };
-        let (key, now) = (held.policy.key(), held.now);
-        prop_assert_eq!(held.ledger.commit(id, &cost, key, now), Ok(()));
+        let now = held.now;
+        prop_assert_eq!(held.ledger.commit(id, &cost, now), Ok(()));
         if actual > reserved {
             record(&mut charged, actual - reserved);
         }
         let room = room_at(&mut held, count, now);
-        prop_assert_eq!(held.ledger.commit(id, &cost, key, now), Ok(()));
+        prop_assert_eq!(held.ledger.commit(id, &cost, now), Ok(()));
         let other = ActualCost { cost: Some(actual + 1), ..ActualCost::default() };
-        let told = held.ledger.commit(id, &other, key, now);
+        let told = held.ledger.commit(id, &other, now);
         let holds_only = rules.iter().all(|rule| rule.algorithm == Algorithm::Concurrency);
         prop_assert_eq!(told, if holds_only { Ok(()) } else { Err(CommitError::OtherCost) });
         prop_assert_eq!(held.ledger.release(id, now), Err(CommitError::Unknown));
@@ -385,8 +384,8 @@ proptest! {
             prop_assert_eq!(held.ledger.release(id, now), Ok(()));
             prop_assert_eq!(held.ledger.release(id, now), Ok(()));
         } else {
-            let (key, cost) = (held.policy.key(), ActualCost::default());
-            prop_assert_eq!(held.ledger.commit(id, &cost, key, now), Err(CommitError::Unknown));
+            let cost = ActualCost::default();
+            prop_assert_eq!(held.ledger.commit(id, &cost, now), Err(CommitError::Unknown));
             prop_assert_eq!(held.ledger.release(id, now), Err(CommitError::Unknown));
         }
         let released = now;
@@ -526,8 +525,8 @@ proptest! {
         let rooms = |world: &mut World| moments.iter().map(|at| room_at(world, 1, *at)[0]).collect::<Vec<_>>();
         let before = rooms(&mut world);
         let cost = ActualCost { cost: Some(1 + more), ..ActualCost::default() };
-        let (key, now) = (world.policy.key(), world.now);
-        prop_assert_eq!(world.ledger.commit(id, &cost, key, now), Ok(()));
+        let now = world.now;
+        prop_assert_eq!(world.ledger.commit(id, &cost, now), Ok(()));
         let after = rooms(&mut world);
         prop_assert!(at_most(&after, &before) || old.algorithm == Algorithm::Concurrency, "{:?} {:?}", before, after);
     }
@@ -595,7 +594,7 @@ fn busy_account(steps: &[(Span, u8, bool)], start: Timestamp) -> (Account, Vec<A
     let mut now = start;
     for (index, (gap, kind, success)) in steps.iter().enumerate() {
         now = now.plus(*gap);
-        let factor = Factor::named(key, [None, Some("totp")][usize::from(*kind) % 2]);
+        let factor = Factor::named([None, Some("totp")][usize::from(*kind) % 2]);
         let device = devices.last().copied().filter(|_| *kind > 3);
         let id = TraceId::from_u128((index as u128 + 1) << 64 | 7);
         let (account_key, address_key) = (Some(Digest::from_u128(5)), Some(Digest::from_u128(6)));

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use threshold_core::{Balance, Digest, KeyId, Limit, Timestamp};
 
-use super::FORMAT;
 use super::file::{beside, create_exclusively, resolve, settle_in};
 use super::rows::row_sum;
+use super::{FORMAT, KeyIds};
 use crate::store::memory::MemoryStore;
 
 /// What the file begins with; the last byte is its version.
@@ -69,7 +69,13 @@ pub struct Counters {
 ///
 /// # Errors
 /// Where the file is there and cannot be read, and where it does not begin as counters of this installation do.
-pub fn load_counters(store: &MemoryStore, journal: &Path, key_id: KeyId, now: Timestamp) -> io::Result<Counters> {
+pub fn load_counters(
+    store: &MemoryStore,
+    journal: &Path,
+    keys: impl Into<KeyIds>,
+    now: Timestamp,
+) -> io::Result<Counters> {
+    let keys = keys.into();
     let path = counters_path(journal);
     let bytes = match std::fs::read(&path) {
         Ok(bytes) => bytes,
@@ -77,8 +83,9 @@ pub fn load_counters(store: &MemoryStore, journal: &Path, key_id: KeyId, now: Ti
         Err(error) => return Err(error),
     };
     std::fs::remove_file(&path)?;
-    let rest = bytes.strip_prefix(MAGIC).and_then(|rest| rest.strip_prefix(&key_id.to_u32().to_be_bytes()));
-    let mut rest = rest.ok_or_else(|| {
+    let known = |id: &[u8; 4]| [Some(keys.present), keys.old].contains(&Some(KeyId::from_u32(u32::from_be_bytes(*id))));
+    let headed = bytes.strip_prefix(MAGIC).and_then(|rest| rest.split_first_chunk());
+    let mut rest = headed.filter(|(id, _)| known(id)).map(|(_, rest)| rest).ok_or_else(|| {
         let text = format!("{} has another version, or was written under another secret", path.display());
         io::Error::new(ErrorKind::InvalidData, text)
     })?;

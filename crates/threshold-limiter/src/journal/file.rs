@@ -15,7 +15,7 @@ use super::anew::{Fault, Left};
 use super::queue::Batch;
 use super::rows::{Row, Total, row_sum};
 use super::salvage::{self, Damage, Found, Old};
-use super::{JournalError, Kept};
+use super::{JournalError, Kept, KeyIds};
 use super::{untold, wal};
 
 /// The version of the tables below.
@@ -48,6 +48,7 @@ const TABLES: &str = "
 #[derive(Debug)]
 pub(super) struct JournalFile {
     pub(super) path: PathBuf,
+    /// That of the present secret.
     pub(super) key_id: KeyId,
     /// `None` from when it is found damaged until it is whole again.
     pub(super) connection: Option<Connection>,
@@ -64,7 +65,8 @@ pub(super) struct JournalFile {
 }
 
 impl JournalFile {
-    pub(super) fn open(path: &Path, key_id: KeyId, missing: Missing) -> Result<(Self, Kept), JournalError> {
+    pub(super) fn open(path: &Path, keys: KeyIds, missing: Missing) -> Result<(Self, Kept), JournalError> {
+        let key_id = keys.present;
         let sqlite = |error| JournalError::Sqlite(path.into(), error);
         let lock = lock(path)?;
         salvage::finish(path)?;
@@ -84,7 +86,7 @@ impl JournalFile {
         let log_fault = wal::fault(path);
         let aside = log_fault.is_some().then(|| salvage::put_aside(path, "damaged")).transpose();
         let aside = aside.map_err(|error| JournalError::Io(path.into(), error))?;
-        let (connection, found) = if length(path) < SMALLEST {
+        let (connection, mut found) = if length(path) < SMALLEST {
             // SQLite would take it for empty, and delete the log.
             (None, Found::unopened(path, "it is shorter than a page".to_owned()))
         } else {
@@ -101,14 +103,23 @@ impl JournalFile {
         if let Some(version) = found.is_newer() {
             return Err(JournalError::Newer(path.into(), version));
         }
-        if connection.is_none() && found.secret.is_some_and(|secret| secret != i64::from(key_id.to_u32())) {
+        let is_of = |id: KeyId| found.secret == Some(i64::from(id.to_u32()));
+        let rotated = keys.old.filter(|old| is_of(*old));
+        let is_sound = connection.is_some() && found.faults.is_empty();
+        let is_other = !is_of(key_id) && rotated.is_none();
+        if is_other && (is_sound || connection.is_none() && found.secret.is_some()) {
             return Err(JournalError::OtherSecret(path.into()));
         }
+        if let Some(old) = rotated {
+            found.rows = found.rows.into_iter().map(|row| row.under_old(old)).collect();
+        }
         match connection {
-            Some(connection) if found.faults.is_empty() => {
-                if found.secret != Some(i64::from(key_id.to_u32())) {
-                    return Err(JournalError::OtherSecret(path.into()));
-                }
+            Some(connection) if is_sound && rotated.is_some() => {
+                salvage::put_anew(path, key_id, &found.rows, found.untold.as_ref(), Some(connection))?;
+                let kept = Kept { rows: found.rows, damage: found.untold, is_new };
+                Ok((Self::reopened(path, key_id, lock, &kept)?, kept))
+            }
+            Some(connection) if is_sound => {
                 let kept = Kept { rows: found.rows, damage: found.untold, is_new };
                 Ok((Self::new(path, key_id, lock, (connection, found.total), &kept)?, kept))
             }
@@ -116,11 +127,17 @@ impl JournalFile {
                 let aside = aside.map_or_else(|| salvage::put_aside(path, "damaged"), Ok);
                 let aside = aside.map_err(|error| JournalError::Io(path.into(), error))?;
                 let kept = salvage::rebuild(path, key_id, found, other, &aside)?;
-                let connection = connect(path).map_err(sqlite)?;
-                let total = stated(&connection).map_err(sqlite)?;
-                Ok((Self::new(path, key_id, lock, (connection, total), &kept)?, kept))
+                Ok((Self::reopened(path, key_id, lock, &kept)?, kept))
             }
         }
+    }
+
+    /// A file that was just written.
+    fn reopened(path: &Path, key_id: KeyId, lock: File, kept: &Kept) -> Result<Self, JournalError> {
+        let sqlite = |error| JournalError::Sqlite(path.into(), error);
+        let connection = connect(path).map_err(sqlite)?;
+        let total = stated(&connection).map_err(sqlite)?;
+        Self::new(path, key_id, lock, (connection, total), kept)
     }
 
     fn new(

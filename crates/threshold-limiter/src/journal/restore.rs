@@ -1,8 +1,10 @@
 //! After a restart: what a journal held goes back into memory.
 
+use std::collections::HashMap;
+
 use threshold_core::lockout::{Account, Factor};
-use threshold_core::policy::Ban;
-use threshold_core::{Digest, Policy, Span, Standing, Timestamp};
+use threshold_core::policy::{Ban, ListEntry};
+use threshold_core::{Digest, DigestKey, KeyId, Policy, Secret, Secrets, Span, Standing, Timestamp};
 
 use super::rows::{Kind, Row};
 use super::{FORMAT, Journal, Kept};
@@ -27,6 +29,10 @@ pub struct Restored {
     pub unreadable: usize,
     /// Rows that memory had no room for.
     pub no_room: usize,
+    /// Rows under an old secret that are under the present one now: bans, and penalties of those whose names are known.
+    pub rekeyed: usize,
+    /// Rows under an old secret that is not given, which nobody can be recognised by any more.
+    pub forgotten: usize,
 }
 
 /// Puts back what was kept, and takes out of the journal what says nothing any more. `store` and `bans` do not tell the
@@ -35,14 +41,32 @@ pub fn restore(
     journal: &Journal,
     kept: &Kept,
     (store, bans): (&MemoryStore, &BanBook),
-    policy: &Policy,
+    (policy, secrets): (&Policy, &Secrets),
     now: Timestamp,
 ) -> Restored {
     let mut restored = Restored::default();
     let login = policy.login().cloned().unwrap_or_default();
+    let rotation = secrets.old().map(|old| Rotation::new(policy, old, &kept.rows));
     for row in &kept.rows {
         // The settings of tenants and users are read by whoever made them.
-        let Some(key) = row.digest().filter(|_| !matches!(row.kind, Kind::Tenant | Kind::User)) else { continue };
+        let Some(mut key) = row.digest() else { continue };
+        if let Some(id) = row.old_key_id() {
+            match rotation.as_ref().filter(|rotation| rotation.key_id == id) {
+                Some(rotation) => {
+                    if let Some(new) = rotation.new_key(row, key, policy.key()) {
+                        journal.note(row.kind, &row.key, None);
+                        journal.note(row.kind, &new.to_u128().to_be_bytes(), row.value.clone());
+                        restored.rekeyed = restored.rekeyed.saturating_add(1);
+                        key = new;
+                    }
+                }
+                None => {
+                    journal.note(row.kind, &row.key, None);
+                    restored.forgotten = restored.forgotten.saturating_add(1);
+                    continue;
+                }
+            }
+        }
         let known = row.value.as_deref().and_then(|bytes| read(row.kind, bytes, now));
         let has_room = match known {
             Some(Known::Standing(standing)) if standing.silent_from() > now => {
@@ -62,12 +86,12 @@ pub fn restore(
                 true
             }
             Some(_) => {
-                journal.note(row.kind, &row.key, None);
+                journal.note(row.kind, &key.to_u128().to_be_bytes(), None);
                 true
             }
             None => {
                 restored.unreadable = restored.unreadable.saturating_add(1);
-                keep_out(journal, row, key, store, policy, now)
+                keep_out(journal, row, key, store, now)
             }
         };
         restored.no_room = restored.no_room.saturating_add(usize::from(!has_room));
@@ -90,6 +114,43 @@ pub fn rows_in_memory(store: &MemoryStore, bans: &BanBook) -> Vec<Row> {
     rows
 }
 
+/// What a rotation of the secret means for rows under the old one.
+struct Rotation {
+    key_id: KeyId,
+    /// Subjects whose names are known: the old digest, and the present one.
+    named: HashMap<Digest, Digest>,
+}
+
+impl Rotation {
+    fn new(policy: &Policy, old: &Secret, rows: &[Row]) -> Self {
+        let key_id = old.key_id();
+        let before = policy.clone().with_key(old.digest_key());
+        let own = rows.iter().filter(|row| row.kind == Kind::Named && row.old_key_id() == Some(key_id));
+        let named = own.filter_map(|row| {
+            let (subject, ban) = (row.digest()?, Ban::from_bytes(row.value.as_deref()?).ok()?);
+            // A block of addresses is one subject, whichever of its addresses is asked for.
+            let key = match &ban.whom {
+                ListEntry::Address(net) => net.addr().to_string(),
+                ListEntry::User(name) | ListEntry::Tenant(name) => name.to_string(),
+            };
+            let rekeyed = policy.rekeyed_standings(&before, ban.whom.layer(), &key);
+            // A name that is hidden leads nowhere.
+            rekeyed.into_iter().find(|(old, _)| *old == subject)
+        });
+        Self { key_id, named: named.collect() }
+    }
+
+    /// The digest of the same thing under the present secret, where its name is known. Accounts, and subjects that were
+    /// never banned, have none: they move when they come back.
+    fn new_key(&self, row: &Row, old: Digest, key: DigestKey) -> Option<Digest> {
+        match row.kind {
+            Kind::Ban => Ban::from_bytes(row.value.as_deref()?).ok().map(|ban| ban.whom.ban_id(key)),
+            Kind::Standing | Kind::Named => self.named.get(&old).copied(),
+            Kind::Account | Kind::Tenant | Kind::User => None,
+        }
+    }
+}
+
 enum Known {
     Standing(Standing),
     Account(Box<Account>),
@@ -106,7 +167,7 @@ fn read(kind: Kind, bytes: &[u8], now: Timestamp) -> Option<Known> {
 }
 
 /// Whoever a row was about that cannot be read is kept out for a while: what it said may have been a ban or a lock.
-fn keep_out(journal: &Journal, row: &Row, key: Digest, store: &MemoryStore, policy: &Policy, now: Timestamp) -> bool {
+fn keep_out(journal: &Journal, row: &Row, key: Digest, store: &MemoryStore, now: Timestamp) -> bool {
     let until = now.plus(UNREADABLE_FOR);
     match row.kind {
         Kind::Standing => {
@@ -115,7 +176,7 @@ fn keep_out(journal: &Journal, row: &Row, key: Digest, store: &MemoryStore, poli
             store.restore_standing(key, standing, now)
         }
         Kind::Account => {
-            let account = Account::locked(Factor::named(policy.key(), None), until);
+            let account = Account::locked(Factor::named(None), until);
             journal.account(key, Some(&account));
             store.restore_account(key, account)
         }

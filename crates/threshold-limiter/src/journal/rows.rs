@@ -1,9 +1,15 @@
 //! The rows of a journal, and the sum by which a changed one is told from what was written.
 
+use std::collections::HashMap;
 use std::hash::Hasher as _;
 
 use siphasher::sip::SipHasher13;
-use threshold_core::{Digest, Timestamp};
+use threshold_core::{Digest, KeyId, Timestamp};
+
+/// The bytes of a digest.
+const DIGEST: usize = 16;
+/// The bytes of a key id.
+const KEY_ID: usize = 4;
 
 /// What a row is about. The numbers are stored: never reuse one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,6 +38,11 @@ impl Kind {
     pub(super) const fn number(self) -> i64 {
         self as i64
     }
+
+    /// Whether its rows are found by digests.
+    const fn has_digests(self) -> bool {
+        !matches!(self, Self::Tenant | Self::User)
+    }
 }
 
 /// One row.
@@ -49,7 +60,41 @@ impl Row {
     /// The digest that its key is, if it is one.
     #[must_use]
     pub fn digest(&self) -> Option<Digest> {
-        self.key.as_slice().try_into().ok().map(|bytes| Digest::from_u128(u128::from_be_bytes(bytes)))
+        let (before, digest) = self.key.split_last_chunk().filter(|_| self.kind.has_digests())?;
+        matches!(before.len(), 0 | KEY_ID).then(|| Digest::from_u128(u128::from_be_bytes(*digest)))
+    }
+
+    /// The key id of the old secret that its digest was made with; `None` for the journal's present one.
+    #[must_use]
+    pub fn old_key_id(&self) -> Option<KeyId> {
+        let (id, _) = self.key.split_first_chunk().filter(|(_, digest)| digest.len() == DIGEST)?;
+        self.kind.has_digests().then(|| KeyId::from_u32(u32::from_be_bytes(*id)))
+    }
+
+    /// The same row, if its digest was made with the journal's present secret, which is an old one from now on.
+    pub(super) fn under_old(mut self, id: KeyId) -> Self {
+        if self.kind.has_digests() && self.key.len() == DIGEST {
+            self.key.splice(0..0, id.to_u32().to_be_bytes());
+        }
+        self
+    }
+}
+
+/// The digests in a journal that were made with an old secret. Their rows begin with its key id.
+#[derive(Debug, Default)]
+pub(super) struct OldDigests(HashMap<Digest, KeyId>);
+
+impl OldDigests {
+    pub(super) fn of(rows: &[Row]) -> Self {
+        Self(rows.iter().filter_map(|row| row.digest().zip(row.old_key_id())).collect())
+    }
+
+    /// The row as it is stored.
+    pub(super) fn stored(&self, row: Row) -> Row {
+        match row.digest().and_then(|digest| self.0.get(&digest)) {
+            Some(id) => row.under_old(*id),
+            None => row,
+        }
     }
 }
 

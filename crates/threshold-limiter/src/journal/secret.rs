@@ -1,16 +1,19 @@
 //! The secret of an installation: given, or made once and kept beside the journal.
 
+use std::fmt;
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use threshold_core::{KeyId, Secret};
+use threshold_core::{KeyId, Secret, Secrets};
 
 use super::JournalError;
 use super::file::{beside, create_exclusively, is_empty, lock, resolve, settle_in};
 
 /// What a secret is called until its journal is there: a secret without its journal means that the journal is missing.
 const NEXT: &str = ".next";
+/// What the old secret is called while the secret is rotated.
+const OLD: &str = ".old";
 /// What nobody but its owner may do with a secret.
 const OTHERS: u32 = 0o077;
 
@@ -20,12 +23,62 @@ pub fn secret_path(journal: &Path) -> PathBuf {
     resolve(journal).with_extension("secret")
 }
 
-/// The secret that stored digests and device tokens are made with: `given`, else the one beside the journal. Where there is
-/// neither a journal nor a secret, one is made for its owner alone; it gets its name when the journal is opened.
+/// Where the old secret of a journal is kept while the secret is rotated.
+#[must_use]
+pub fn old_secret_path(journal: &Path) -> PathBuf {
+    beside(&secret_path(journal), OLD)
+}
+
+/// Secrets that are given in place of those in files.
+#[derive(Clone, Copy, Default)]
+pub struct GivenSecrets<'a> {
+    /// The present one: `THRESHOLD_SECRET`.
+    pub present: Option<&'a str>,
+    /// The old one: `THRESHOLD_SECRET_OLD`.
+    pub old: Option<&'a str>,
+}
+
+impl fmt::Debug for GivenSecrets<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GivenSecrets").finish_non_exhaustive()
+    }
+}
+
+/// The secrets that stored digests and tokens are made with: those that are given, else those beside the journal. Where
+/// there is neither a journal nor a secret, one is made for its owner alone; it gets its name when the journal is opened.
 ///
 /// # Errors
-/// Where the file cannot be used, holds no secret, can be read by others, or is missing beside its journal.
-pub fn installation_secret(journal: &Path, given: Option<&str>) -> Result<Secret, JournalError> {
+/// Where a file cannot be used, holds no secret, can be read by others, or is missing beside its journal; where there is an
+/// old secret and no present one; and where both are the same.
+pub fn installation_secrets(journal: &Path, given: GivenSecrets<'_>) -> Result<Secrets, JournalError> {
+    let (path, old_path) = (secret_path(journal), old_secret_path(journal));
+    let old = match given.old {
+        Some(old) => {
+            const NAME: &str = "THRESHOLD_SECRET_OLD";
+            let secret = Secret::new(old.as_bytes()).ok_or(JournalError::BadSecret(NAME.into()))?;
+            Some((secret, NAME.to_owned()))
+        }
+        None => match read(&old_path)? {
+            Some(text) => {
+                let secret = parse(&text).ok_or_else(|| JournalError::BadSecret(old_path.clone()))?;
+                Some((secret, old_path.display().to_string()))
+            }
+            None => None,
+        },
+    };
+    if let Some((_, name)) = old.as_ref().filter(|_| given.present.is_none())
+        && read(&path)?.is_none()
+    {
+        return Err(JournalError::OldSecretAlone(name.clone(), path));
+    }
+    let present = Secrets::new(installation_secret(journal, given.present)?);
+    match old {
+        Some((old, _)) => present.with_old(old).map_err(JournalError::SameSecret),
+        None => Ok(present),
+    }
+}
+
+fn installation_secret(journal: &Path, given: Option<&str>) -> Result<Secret, JournalError> {
     if let Some(given) = given {
         return Secret::new(given.as_bytes()).ok_or(JournalError::BadSecret("THRESHOLD_SECRET".into()));
     }

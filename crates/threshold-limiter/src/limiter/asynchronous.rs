@@ -65,7 +65,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Where the store cannot answer.
     pub async fn refund_async(&self, receipt: &Receipt) -> Result<bool, StoreError> {
-        match self.execute(Command::Refund(Box::new(receipt.clone()))).await? {
+        let receipt = self.present_receipt(receipt);
+        match self.execute(Command::Refund(Box::new(receipt.clone().into_owned()))).await? {
             Answer::Refunded { first } => {
                 self.made_room(receipt.keys());
                 Ok(first)
@@ -95,7 +96,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Where the reservation is unknown or has ended, where it was committed with another cost, or where the store cannot
     /// answer.
     pub async fn commit_async(&self, reservation: TraceId, actual: &ActualCost<'_>) -> Result<(), EndError> {
-        self.end(Command::Commit { id: reservation, cost: actual.owned(self.key) }).await
+        self.end(Command::Commit { id: reservation, cost: actual.owned() }).await
     }
 
     /// As [`release`](Self::release), on any store.
@@ -128,6 +129,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         for standing in standings {
             self.bans.forget_name(standing);
         }
+        self.forgive_previous(layer, key).await?;
         self.made_room(room);
         Ok(())
     }
@@ -137,7 +139,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Where the store cannot answer.
     pub async fn check_limit(&self, key: &str, limit: &Limit, cost: u64) -> Result<(Checked, Timestamp), StoreError> {
-        let key = TextKeys::new(self.policy().key(), limit).digest(key);
+        let text = key;
+        let key = TextKeys::new(self.policy().key(), limit).digest(text);
+        self.rekey_text(text, key, limit).await?;
         let now = self.clock.now();
         let command = Command::Limit { key, limit: *limit, cost, id: random_id() };
         match self.store.execute(command, now).await? {

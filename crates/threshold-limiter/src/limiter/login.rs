@@ -3,7 +3,7 @@
 use std::fmt;
 
 use threshold_core::command::{AccountChange, Answer, Command};
-use threshold_core::lockout::{Attempt, Attempted, Login, LoginRequest, LoginResult, Refusal, Try};
+use threshold_core::lockout::{Account, Attempt, Attempted, Login, LoginRequest, LoginResult, Refusal, Try};
 use threshold_core::policy::OnStoreError;
 use threshold_core::{Digest, Format, Outcome, Plan, Policy, Timestamp};
 
@@ -113,15 +113,24 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub async fn login_attempt_async(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
         let policy = self.policy();
         let (login, tried, now) = self.tried(&policy, request)?;
-        for bar in request.bars(&policy, tried.id) {
+        let bars = request.bars(&policy, tried.id);
+        let rekeyed = self.rekey_login(&policy, request, &bars).await;
+        for bar in bars {
             let mut outcome = Outcome::default();
-            let settled = self.store.settle(&bar, now, &mut outcome).await;
+            let settled = match rekeyed {
+                Ok(()) => self.store.settle(&bar, now, &mut outcome).await,
+                Err(error) => Err(error),
+            };
             if let Some(refusal) = barring(login, &bar, settled.map(|()| outcome), now)? {
                 return Ok(Attempted::Refused(refusal));
             }
         }
         let command = Command::BeginLogin { login: login.clone(), tried };
-        let outcome = match self.store.execute(command, now).await {
+        let answered = match rekeyed {
+            Ok(()) => self.store.execute(command, now).await,
+            Err(error) => Err(error),
+        };
+        let outcome = match answered {
             Ok(Answer::Attempted(outcome)) => outcome,
             Ok(other) => return Err(StoreError::unexpected(other).into()),
             Err(error) => self.attempt_without_store(&policy, login, &tried, error, now)?,
@@ -167,7 +176,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 
     async fn change_account(&self, account: &str, change: AccountChange) -> Result<(), LoginError> {
-        let account = self.account_key(account)?;
+        let name = account;
+        let account = self.account_key(name)?;
+        self.rekey_account(name, account).await?;
         self.execute(Command::ChangeAccount { account, change }).await?;
         Ok(())
     }
@@ -188,7 +199,17 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     fn ended<'p>(&self, policy: &'p Policy, attempt: &str) -> Result<(&'p Login, Attempt, Timestamp), LoginError> {
         let login = policy.login().ok_or(LoginError::NoLogin)?;
         let attempt = Attempt::from_token(attempt, &self.secrets).map_err(|_| LoginError::NotOurs)?;
-        Ok((login, attempt, self.clock.now()))
+        Ok((login, self.present_attempt(attempt), self.clock.now()))
+    }
+
+    /// What is known of an account, by its name; `None` where nothing is.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    pub async fn account_named(&self, name: &str) -> Result<Option<Account>, StoreError> {
+        let Some(account) = self.policy().account_digest(name).ok().flatten() else { return Ok(None) };
+        self.rekey_account(name, account).await?;
+        self.account(account).await
     }
 
     fn account_key(&self, account: &str) -> Result<Digest, LoginError> {

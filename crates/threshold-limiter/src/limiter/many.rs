@@ -50,7 +50,7 @@ impl<S: ImmediateStore, C: Clock> Limiter<S, C> {
             turn = turn.wrapping_add(1) % AHEAD;
             decisions.push(std::mem::replace(fits, Ok(())).map(|()| Decision::default()));
             if let Some(Ok(decision)) = decisions.last_mut() {
-                at_once(self.settle(plan, &mut outcome, decision));
+                at_once(self.settle_of(facts, plan, &mut outcome, decision));
                 self.name_banned(plan, facts, decision);
                 self.tell(facts, decision, &policy);
             }

@@ -79,7 +79,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     ) -> Result<T, PlanError> {
         let facts = traced(facts);
         let (mut outcome, mut decision) = (Outcome::default(), Decision::default());
-        self.settle(&policy.plan_for(Verb::Peek, &facts)?, &mut outcome, &mut decision).await;
+        self.settle_of(&facts, &policy.plan_for(Verb::Peek, &facts)?, &mut outcome, &mut decision).await;
         Ok(read(&policy.explain(&facts), &decision))
     }
 
@@ -109,7 +109,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         decision: &mut Decision,
     ) -> Result<bool, PlanError> {
         self.plan(plan, facts)?;
-        let settled = self.settle(plan, outcome, decision).await;
+        let settled = self.settle_of(facts, plan, outcome, decision).await;
         self.name_banned(plan, facts, decision);
         Ok(settled)
     }

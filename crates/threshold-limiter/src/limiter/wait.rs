@@ -165,7 +165,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
         let plan = plan.without_punishment();
         let (mut outcome, mut decision) = (Outcome::default(), Decision::default());
-        let settled = self.settle(&plan, &mut outcome, &mut decision).await;
+        let settled = self.settle_of(facts, &plan, &mut outcome, &mut decision).await;
         if decision.allowed() && turn == Turn::Own {
             let receipt = if settled { plan.receipt(&outcome) } else { None };
             return Ok(Tried { decision, receipt, then: Then::Leave });

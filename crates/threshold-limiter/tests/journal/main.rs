@@ -14,6 +14,7 @@ mod counters;
 mod cut;
 mod damage;
 mod names;
+mod rotation;
 
 use std::future::Future as _;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ use std::time::Duration;
 
 use threshold_core::lockout::Account;
 use threshold_core::policy::{Ban, Layer, ListEntry};
-use threshold_core::{Digest, KeyId, Policy, Secret, Span, Standing, Timestamp};
+use threshold_core::{Digest, KeyId, Policy, Secret, Secrets, Span, Standing, Timestamp};
 use threshold_limiter::bans::BanBook;
 use threshold_limiter::journal::{
     Counters, Journal, JournalError, Kept, Kind, Restored, load_counters, restore, save_counters,
@@ -88,15 +89,19 @@ fn secret() -> Secret {
 }
 
 fn world(path: &Path, now: Timestamp) -> World {
-    let key = secret().digest_key();
-    let policy = Policy::parse(POLICY, &|_| None).unwrap().with_key(key);
-    let (journal, kept) = Journal::open(path, secret().key_id()).unwrap();
+    world_under(POLICY, path, &secret().into(), now)
+}
+
+fn world_under(policy: &str, path: &Path, secrets: &Secrets, now: Timestamp) -> World {
+    let key = secrets.present().digest_key();
+    let policy = Policy::parse(policy, &|_| None).unwrap().with_key(key);
+    let (journal, kept) = Journal::open(path, secrets).unwrap();
     let journal = Arc::new(journal);
     let (store, bans) = (MemoryStore::new(policy.memory()), BanBook::default());
-    let restored = restore(&journal, &kept, (&store, &bans), &policy, now);
+    let restored = restore(&journal, &kept, (&store, &bans), (&policy, secrets), now);
     let store = store.kept_by(Arc::<Journal>::clone(&journal));
     let bans = Arc::new(bans.kept_by(Arc::<Journal>::clone(&journal)));
-    let limiter = Limiter::with_bans(policy, store, ManualClock::new(now), (key, secret()), bans);
+    let limiter = Limiter::with_bans(policy, store, ManualClock::new(now), (key, secrets.clone()), bans);
     World { limiter, journal, restored, kept }
 }
 
@@ -112,7 +117,7 @@ impl World {
 
     fn ban(&self, layer: Layer, key: &str, until: Timestamp) {
         let whom = ListEntry::named(layer, key).unwrap();
-        let id = whom.ban_id(secret().digest_key());
+        let id = whom.ban_id(self.limiter.key());
         let ban = Ban { whom, reason: "test".into(), by: "ops".into(), from: START, until };
         self.limiter.bans().set(id, ban, START).unwrap();
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use threshold_core::Timestamp;
 use threshold_core::policy::Layer;
 use threshold_limiter::journal::{
-    Journal, JournalError, installation_secret, load_counters, save_counters, secret_path,
+    GivenSecrets, Journal, JournalError, installation_secrets, load_counters, save_counters, secret_path,
 };
 
 use super::{START, Scratch, key, secret, world};
@@ -89,17 +89,23 @@ fn nothing_is_written_through_a_link() {
 #[test]
 fn a_secret_is_for_its_owner_alone() {
     let scratch = Scratch::new();
-    let made = installation_secret(&scratch.db(), None).unwrap();
-    assert_eq!(made.key_id(), installation_secret(&scratch.db(), None).unwrap().key_id());
-    drop(Journal::open(&scratch.db(), made.key_id()).unwrap());
+    let made = installation_secrets(&scratch.db(), GivenSecrets::default()).unwrap();
+    assert_eq!(
+        made.present().key_id(),
+        installation_secrets(&scratch.db(), GivenSecrets::default()).unwrap().present().key_id()
+    );
+    drop(Journal::open(&scratch.db(), made.present().key_id()).unwrap());
     let path = secret_path(&scratch.db());
     for path in [scratch.db(), path.clone()] {
         assert_eq!(mode(&path), 0o600, "{}", path.display());
     }
-    assert_eq!(made.key_id(), installation_secret(&scratch.db(), None).unwrap().key_id());
+    assert_eq!(
+        made.present().key_id(),
+        installation_secrets(&scratch.db(), GivenSecrets::default()).unwrap().present().key_id()
+    );
     let given = |mode| {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-        installation_secret(&scratch.db(), None)
+        installation_secrets(&scratch.db(), GivenSecrets::default())
     };
     for mode in [0o640, 0o604, 0o644, 0o660] {
         let error = given(mode).unwrap_err().to_string();
@@ -112,8 +118,10 @@ fn a_secret_is_for_its_owner_alone() {
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "hunter2").unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-    assert!(matches!(installation_secret(&scratch.db(), None), Err(JournalError::BadSecret(_))));
-    assert!(installation_secret(&scratch.db(), Some("a secret of our own")).is_ok());
+    assert!(matches!(installation_secrets(&scratch.db(), GivenSecrets::default()), Err(JournalError::BadSecret(_))));
+    assert!(
+        installation_secrets(&scratch.db(), GivenSecrets { present: Some("a secret of our own"), old: None }).is_ok()
+    );
 }
 
 /// A journal that was deleted beside its secret began as a new one, with no bans, and nobody said so.
@@ -122,7 +130,7 @@ fn a_secret_is_for_its_owner_alone() {
 #[test]
 fn a_journal_that_is_missing_is_not_a_new_one() {
     let scratch = Scratch::new();
-    let key_id = installation_secret(&scratch.db(), None).unwrap().key_id();
+    let key_id = installation_secrets(&scratch.db(), GivenSecrets::default()).unwrap().present().key_id();
     drop(Journal::open(&scratch.db(), key_id).unwrap());
     let whole = std::fs::read(scratch.db()).unwrap();
     let lose: [&dyn Fn(PathBuf); 2] =
@@ -147,7 +155,10 @@ fn a_journal_that_is_missing_is_not_a_new_one() {
     assert!(matches!(Journal::open(&scratch.db(), key_id), Err(JournalError::Missing(..))));
     // The other way round: a journal whose secret is gone does not get another.
     std::fs::write(scratch.db(), whole).unwrap();
-    assert!(matches!(installation_secret(&scratch.db(), None), Err(JournalError::SecretMissing(..))));
+    assert!(matches!(
+        installation_secrets(&scratch.db(), GivenSecrets::default()),
+        Err(JournalError::SecretMissing(..))
+    ));
     assert!(!secret_path(&scratch.db()).exists());
 }
 
@@ -155,22 +166,22 @@ fn a_journal_that_is_missing_is_not_a_new_one() {
 #[test]
 fn a_first_start_that_was_interrupted_is_not_a_loss() {
     let scratch = Scratch::new();
-    let first = installation_secret(&scratch.db(), None).unwrap();
+    let first = installation_secrets(&scratch.db(), GivenSecrets::default()).unwrap();
     // Killed before there was a journal: the same secret again.
-    let second = installation_secret(&scratch.db(), None).unwrap();
-    assert_eq!(first.key_id(), second.key_id());
+    let second = installation_secrets(&scratch.db(), GivenSecrets::default()).unwrap();
+    assert_eq!(first.present().key_id(), second.present().key_id());
     // Killed when the journal was there, and the secret had no name yet.
-    drop(Journal::open(&scratch.db(), second.key_id()).unwrap());
+    drop(Journal::open(&scratch.db(), second.present().key_id()).unwrap());
     let next = secret_path(&scratch.db()).with_extension("secret.next");
     std::fs::rename(secret_path(&scratch.db()), &next).unwrap();
-    let third = installation_secret(&scratch.db(), None).unwrap();
-    drop(Journal::open(&scratch.db(), third.key_id()).unwrap());
+    let third = installation_secrets(&scratch.db(), GivenSecrets::default()).unwrap();
+    drop(Journal::open(&scratch.db(), third.present().key_id()).unwrap());
     assert!(secret_path(&scratch.db()).exists() && !next.exists());
     // Killed within the secret.
     let other = Scratch::new();
     let half = secret_path(&other.db()).with_extension("secret.next");
     std::fs::write(&half, "0123").unwrap();
     std::fs::set_permissions(&half, std::fs::Permissions::from_mode(0o600)).unwrap();
-    let made = installation_secret(&other.db(), None).unwrap();
-    drop(Journal::open(&other.db(), made.key_id()).unwrap());
+    let made = installation_secrets(&other.db(), GivenSecrets::default()).unwrap();
+    drop(Journal::open(&other.db(), made.present().key_id()).unwrap());
 }

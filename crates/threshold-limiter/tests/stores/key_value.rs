@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
-use threshold_core::command::{AccountChange, AccountKey, Answer, Command, Records, SaveReason, execute};
+use threshold_core::command::{AccountChange, AccountKey, Answer, Command, Records, Renamed, SaveReason, execute};
 use threshold_core::lockout::{Account, Login};
 use threshold_core::{
     Balance, BytesError, Digest, Format, Limit, Outcome, Plan, Reservation, Standing, Timestamp, TraceId,
@@ -177,6 +177,14 @@ impl Records for Open<'_> {
         if let Some(mut known) = self.account(AccountKey::Own(account))? {
             change.apply(&mut known);
             self.save(Table::Accounts, account.to_u128(), known.to_bytes(Format::PRESENT));
+        }
+        Ok(())
+    }
+
+    fn rename(&mut self, what: Renamed, old: Digest, new: Digest, _: Timestamp) -> Result<(), StoreError> {
+        let table = if what == Renamed::Standing { Table::Standings } else { Table::Accounts };
+        if let Some(bytes) = self.0.remove(&(table, old.to_u128())) {
+            self.0.entry((table, new.to_u128())).or_insert(bytes);
         }
         Ok(())
     }

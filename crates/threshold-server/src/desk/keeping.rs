@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use threshold_core::policy::Policy;
 use threshold_limiter::journal::{
-    Counters, Journal, JournalError, Kept, Restored, installation_secret, load_counters, restore, rows_in_memory,
-    save_counters,
+    Counters, GivenSecrets, Journal, JournalError, Kept, KeyIds, Restored, installation_secrets, load_counters,
+    restore, rows_in_memory, save_counters,
 };
 use threshold_limiter::store::AnyStore;
 use threshold_limiter::store::memory::MemoryStore;
@@ -18,8 +18,8 @@ use super::Desk;
 pub(crate) struct Place<'a> {
     /// The journal's file.
     pub(crate) journal: &'a Path,
-    /// The installation's secret, if it is not in a file beside the journal.
-    pub(crate) secret: Option<&'a str>,
+    /// The installation's secrets, if they are not in files beside the journal.
+    pub(crate) secrets: GivenSecrets<'a>,
     /// Whether to start with a new journal where the old one is missing.
     pub(crate) new_journal: bool,
 }
@@ -38,10 +38,10 @@ impl Desk {
     /// A desk that goes on from what a journal holds, and writes down what must not be forgotten.
     pub(crate) fn kept(policy: Policy, clock: Arc<dyn Clock>, place: &Place<'_>) -> Result<Opened, JournalError> {
         let path = place.journal;
-        let secret = installation_secret(path, place.secret)?;
-        let (key, key_id) = (secret.digest_key(), secret.key_id());
+        let secrets = installation_secrets(path, place.secrets)?;
+        let (key, key_ids) = (secrets.present().digest_key(), KeyIds::from(&secrets));
         let open = if place.new_journal { Journal::open_new } else { Journal::open };
-        let (journal, kept) = open(path, key_id)?;
+        let (journal, kept) = open(path, key_ids)?;
         if place.new_journal && !kept.is_new {
             tracing::warn!(
                 "--new-journal changes nothing: the journal is there. Remove the option, which would hide its loss"
@@ -50,12 +50,12 @@ impl Desk {
         let journal = Arc::new(journal);
         let policy = policy.with_key(key);
         let (store, bans, now) = (MemoryStore::new(policy.memory()), BanBook::default(), clock.now());
-        let restored = restore(&journal, &kept, (&store, &bans), &policy, now);
-        let counters = load_counters(&store, path, key_id, now);
+        let restored = restore(&journal, &kept, (&store, &bans), (&policy, &secrets), now);
+        let counters = load_counters(&store, path, key_ids, now);
         let damage = tell(path, &kept, restored, &counters);
         let store = AnyStore::from(store.kept_by(Arc::<Journal>::clone(&journal)));
         let bans = Arc::new(bans.kept_by(Arc::<Journal>::clone(&journal)));
-        let limiter = Limiter::with_bans(policy, store, clock, (key, secret), bans);
+        let limiter = Limiter::with_bans(policy, store, clock, (key, secrets), bans);
         let desk = Self::around(limiter, Some(Arc::clone(&journal)));
         desk.restore_settings(&journal, &kept, now);
         // The limiter's store has the journal: held the other way too, neither would ever end.
@@ -94,10 +94,19 @@ fn tell(path: &Path, kept: &Kept, restored: Restored, counters: &std::io::Result
     if let Err(error) = counters {
         tracing::warn!(%error, "what was used before could not be read");
     }
-    let Restored { subjects, accounts, bans, unreadable, no_room } = restored;
+    let Restored { subjects, accounts, bans, unreadable, no_room, rekeyed, forgotten } = restored;
     let Counters { read: counters, skipped } = counters.as_ref().map_or_else(|_| Counters::default(), |read| *read);
     if skipped > 0 {
         tracing::warn!(skipped, counters, "damaged counters were skipped: what they say was used is forgotten");
+    }
+    if rekeyed > 0 {
+        tracing::info!(rekeyed, "the secret was rotated: bans and penalties of known names are under the present one");
+    }
+    if forgotten > 0 {
+        tracing::warn!(
+            forgotten,
+            "subjects and accounts known only under a secret that is no longer given are forgotten"
+        );
     }
     let is_new = kept.is_new;
     tracing::info!(%journal, is_new, subjects, accounts, bans, unreadable, counters, "what was kept is in force");

@@ -148,6 +148,7 @@ impl Desk {
 
     async fn layer_subject(&self, layer: Layer, key: &str) -> Result<Subject, StoreError> {
         let (policy, now) = (self.policy(), self.now());
+        self.limiter.rekey_subject(layer, key).await?;
         let keys = policy.keys_of(layer, key);
         let mut standings: Vec<Standing> = Vec::new();
         for key in &keys.standings {
@@ -173,12 +174,8 @@ impl Desk {
     }
 
     async fn account(&self, name: &str) -> Result<AccountState, StoreError> {
-        let policy = self.policy();
-        let login = policy.login().cloned().unwrap_or_default();
-        let known = match policy.account_digest(name).ok().flatten() {
-            Some(digest) => self.limiter.account(digest).await?,
-            None => None,
-        };
+        let login = self.policy().login().cloned().unwrap_or_default();
+        let known = self.limiter.account_named(name).await?;
         let (account, now) = (known.unwrap_or_default(), self.now());
         Ok(AccountState { failures: account.failures(now), locked_until: account.locked_until(&login, now) })
     }

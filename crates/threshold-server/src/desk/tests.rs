@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use threshold_core::policy::{Ban, Layer, ListEntry, Policy};
 use threshold_core::{Digest, Facts, Timestamp};
 use threshold_limiter::ManualClock;
-use threshold_limiter::journal::{AuditLine, Journal};
+use threshold_limiter::journal::{AuditLine, GivenSecrets, Journal};
 use threshold_limiter::store::at_once;
 
 use super::audit::Entry;
@@ -45,7 +45,8 @@ impl Folder {
     /// A desk whose journal is here. All of them have one secret, so that their records have the same keys.
     pub(crate) fn open(&self, policy: &str) -> Opened {
         let policy = Policy::parse(policy, &|_| None).unwrap();
-        let place = Place { journal: &self.journal(), secret: Some("one for all of them"), new_journal: false };
+        let secrets = GivenSecrets { present: Some("one for all of them"), old: None };
+        let place = Place { journal: &self.journal(), secrets, new_journal: false };
         Desk::kept(policy, Arc::new(ManualClock::new(START)), &place).unwrap()
     }
 

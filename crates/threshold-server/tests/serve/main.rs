@@ -31,6 +31,7 @@ mod proxies;
 mod proxy;
 mod proxy_headers;
 mod reload;
+mod rotation;
 mod shadow;
 mod sockets;
 mod stalled_log;

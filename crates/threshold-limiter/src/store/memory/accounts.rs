@@ -128,6 +128,16 @@ impl Accounts {
         Some(changed)
     }
 
+    /// Takes away an account, and keeps it under another key unless there is one. Says whether there was anything.
+    pub(super) fn rename(&mut self, old: Digest, new: Digest) -> bool {
+        let Some(account) = self.entries.remove(old) else { return false };
+        self.count(is_owned(&account), false);
+        if self.entries.get(new).is_none() {
+            self.insert(new, account);
+        }
+        true
+    }
+
     /// Keeps what stands in for accounts.
     pub(super) fn put_folded(&mut self, stand_in: Digest, account: Account, login: &Login, now: Timestamp) {
         self.folds = self.folds.saturating_add(1);

@@ -129,6 +129,19 @@ impl MemoryStore {
         known
     }
 
+    /// Keeps how it stands with a subject under another key, unless something is known there. It is there before it is gone
+    /// here, so that nobody slips through in between.
+    pub(super) fn rename_standing(&self, old: Digest, new: Digest, now: Timestamp) {
+        let Some(standing) = self.standing(old) else { return };
+        let Some(side) = self.standings.get(self.standing_shard(new)) else { return };
+        let mut side = lock(side);
+        let kept = side.get(new).is_some() || self.put_standing(&mut side, new, standing, now);
+        drop(side);
+        if kept {
+            self.forget_standing(old);
+        }
+    }
+
     pub(super) fn put_standing(
         &self,
         side: &mut Side<Digest, Standing>,

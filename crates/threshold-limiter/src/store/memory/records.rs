@@ -1,7 +1,7 @@
 //! What commands see of a store in memory: each table is locked when a command first needs it, until the command is done.
 
 use threshold_core::balance::Checked;
-use threshold_core::command::{AccountChange, AccountKey, Records, SaveReason};
+use threshold_core::command::{AccountChange, AccountKey, Records, Renamed, SaveReason};
 use threshold_core::lockout::{Account, Login, Wider};
 use threshold_core::{Balance, Digest, Limit, Reservation, Standing, Timestamp, TraceId};
 
@@ -204,6 +204,21 @@ impl Records for OpenRecords<'_> {
 
     fn forget_standing(&mut self, key: Digest) -> Result<(), StoreError> {
         self.store.forget_standing(key);
+        Ok(())
+    }
+
+    fn rename(&mut self, what: Renamed, old: Digest, new: Digest, now: Timestamp) -> Result<(), StoreError> {
+        let store = self.store;
+        match what {
+            Renamed::Standing => store.rename_standing(old, new, now),
+            Renamed::Account => {
+                let accounts = self.accounts();
+                if accounts.rename(old, new) {
+                    store.keep_account(accounts, new);
+                    store.keep_gone(Some(old));
+                }
+            }
+        }
         Ok(())
     }
 }

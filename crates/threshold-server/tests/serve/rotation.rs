@@ -1,0 +1,214 @@
+//! A rotation of the secret, as an operator does it: what was promised under the old secret holds.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::process::{Scratch, Server, Start};
+
+const POLICY: &str = r#"
+[login]
+ip = "3/5min"
+locks = { 3 = "1h" }
+
+[ladders.l]
+rungs = ["deny", "deny", "ban 24h"]
+
+[[rule]]
+name = "posts"
+per = ["user"]
+limit = "2/day"
+ladder = "l"
+strike = "request"
+on_missing = "skip"
+"#;
+const OLD: &str = "the old secret of this installation";
+const NEW: &str = "the new secret of this installation";
+
+struct Installation {
+    folder: Scratch,
+    policy: Scratch,
+}
+
+impl Installation {
+    fn new() -> Self {
+        Self { folder: Scratch::folder(), policy: Scratch::file("policy.toml", POLICY) }
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn start(&self, variables: &[(&str, &str)]) -> Server {
+        let db = self.path("threshold.db");
+        let args = ["--db", db.to_str().unwrap()];
+        Start { policy: Some(self.policy.path()), args: &args, variables, ..Start::default() }.server()
+    }
+
+    fn refusal(&self, args: &[&str], variables: &[(&str, &str)]) -> String {
+        let start = Start { policy: Some(self.policy.path()), args, variables, ..Start::default() };
+        let output = start.command().output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    }
+}
+
+fn post(server: &Server, path: &str, body: &Value) -> (u16, Value) {
+    let answer = server.connect().post(path, &body.to_string()).unwrap();
+    (answer.status, answer.json())
+}
+
+fn check(server: &Server, user: &str) -> Value {
+    post(server, "/v1/check", &json!({"user": user})).1
+}
+
+/// Whether an attempt from this address may go on, and its token.
+fn attempt(server: &Server, account: &str, ip: &str, device: Option<&str>) -> Option<String> {
+    let (status, told) = post(server, "/v1/login/attempt", &json!({"account": account, "ip": ip, "device": device}));
+    (status == 200).then(|| told["attempt"].as_str().unwrap().to_owned())
+}
+
+fn result(server: &Server, attempt: &str, success: bool) -> (u16, Value) {
+    post(server, "/v1/login/result", &json!({"attempt": attempt, "success": success}))
+}
+
+/// Stops a server; what it has logged.
+fn stop(server: Server) -> String {
+    server.signal("TERM");
+    let (status, log) = server.wait();
+    assert!(status.success(), "{log}");
+    log
+}
+
+/// What a client holds from before the rotation.
+struct Held {
+    receipt: Value,
+    device: String,
+    attempt: String,
+}
+
+/// Bans, locks, devices, receipts and counters under the old secret.
+fn before(server: &Server) -> Held {
+    let ban = json!({"layer": "user", "key": "mallory", "reason": "test"});
+    assert_eq!(post(server, "/v1/bans", &ban).0, 200);
+    let banned = |user: &str, times: usize| (0..times).fold(false, |_, _| check(server, user)["banned"] == true);
+    assert!(banned("eve", 5) && !banned("bob", 4));
+    for _ in 0..3 {
+        let guess = attempt(server, "victim", "192.0.2.1", None).unwrap();
+        assert_eq!(result(server, &guess, false).0, 200);
+    }
+    assert!(attempt(server, "victim", "192.0.2.2", None).is_none());
+    let login = attempt(server, "ada", "192.0.2.3", None).unwrap();
+    let device = result(server, &login, true).1["device"].as_str().unwrap().to_owned();
+    let receipt = check(server, "carol")["receipt"].clone();
+    let reserved = post(server, "/v1/reserve", &json!({"user": "carol", "ttlSec": 3600})).1;
+    assert_eq!(reserved["allowed"], true, "{reserved}");
+    assert_eq!(check(server, "carol")["allowed"], false);
+    Held { receipt, device, attempt: attempt(server, "dan", "192.0.2.4", None).unwrap() }
+}
+
+/// Story: whoever changed the secret lost every ban and lock, and every device became unknown.
+#[test]
+fn what_was_promised_under_the_old_secret_holds() {
+    let place = Installation::new();
+    let server = place.start(&[("THRESHOLD_SECRET", OLD)]);
+    let held = before(&server);
+    stop(server);
+    // Under the new one alone nothing would be recognised; the file stays as it is.
+    let db = place.path("threshold.db");
+    let args = ["--db", db.to_str().unwrap()];
+    let said = place.refusal(&args, &[("THRESHOLD_SECRET", NEW)]);
+    assert!(said.contains("THRESHOLD_SECRET_OLD"), "{said}");
+
+    let server = place.start(&[("THRESHOLD_SECRET", NEW), ("THRESHOLD_SECRET_OLD", OLD)]);
+    for user in ["mallory", "eve"] {
+        assert_eq!(check(&server, user)["banned"], true, "{user}");
+    }
+    assert_eq!(check(&server, "bob")["banned"], true, "the strike and the budget before the rotation count");
+    assert!(attempt(&server, "victim", "192.0.2.5", None).is_none());
+    // What carol used is used, the reservation's charge too, until her receipt gives one back.
+    assert_eq!(check(&server, "carol")["allowed"], false);
+    let refund = json!({"receipt": held.receipt});
+    assert_eq!(post(&server, "/v1/refund", &refund).1, json!({"ok": true, "first": true}));
+    assert_eq!(result(&server, &held.attempt, true).0, 200);
+    // Whoever is known by a device is let in from an address that has used up its attempts.
+    for name in ["a", "b", "c"] {
+        assert!(attempt(&server, name, "192.0.2.6", None).is_some());
+    }
+    assert!(attempt(&server, "ada", "192.0.2.6", None).is_none());
+    let login = attempt(&server, "ada", "192.0.2.6", Some(&held.device)).unwrap();
+    let device = result(&server, &login, true).1["device"].as_str().unwrap().to_owned();
+    assert!(stop(server).contains("the secret was rotated"));
+
+    let server = place.start(&[("THRESHOLD_SECRET", NEW)]);
+    for user in ["mallory", "eve", "bob"] {
+        assert_eq!(check(&server, user)["banned"], true, "{user}");
+    }
+    assert!(attempt(&server, "victim", "192.0.2.7", None).is_none());
+    // What was handed out under the old secret is refused.
+    assert_eq!(post(&server, "/v1/refund", &refund).0, 400);
+    assert_eq!(result(&server, &held.attempt, true).0, 400);
+    for name in ["a", "b", "c"] {
+        let _ = attempt(&server, name, "192.0.2.6", None);
+    }
+    assert!(attempt(&server, "ada", "192.0.2.6", Some(&held.device)).is_none());
+    assert!(attempt(&server, "ada", "192.0.2.6", Some(&device)).is_some());
+    // Nobody has tried on dan's account since.
+    let log = stop(server);
+    assert!(log.contains("are forgotten") && log.contains("forgotten=1"), "{log}");
+}
+
+#[test]
+fn secrets_in_files_are_rotated_by_a_second_file() {
+    let place = Installation::new();
+    let server = place.start(&[]);
+    let ban = json!({"layer": "user", "key": "mallory", "reason": "test"});
+    assert_eq!(post(&server, "/v1/bans", &ban).0, 200);
+    stop(server);
+    let (secret, old) = (place.path("threshold.secret"), place.path("threshold.secret.old"));
+    std::fs::rename(&secret, &old).unwrap();
+    let db = place.path("threshold.db");
+    let args = ["--db", db.to_str().unwrap()];
+    let said = place.refusal(&args, &[]);
+    assert!(said.contains(old.to_str().unwrap()) && said.contains("openssl rand -hex 32"), "{said}");
+    write(&secret, &format!("{}\n", "5a".repeat(32)), 0o600);
+    std::fs::set_permissions(&old, std::fs::Permissions::from_mode(0o640)).unwrap();
+    let said = place.refusal(&args, &[]);
+    assert!(said.contains(&format!("chmod 600 {}", old.display())), "{said}");
+    std::fs::set_permissions(&old, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let server = place.start(&[]);
+    assert_eq!(check(&server, "mallory")["banned"], true);
+    stop(server);
+    std::fs::remove_file(&old).unwrap();
+    assert_eq!(check(&place.start(&[]), "mallory")["banned"], true);
+}
+
+#[test]
+fn secrets_that_cannot_be_meant_are_refused() {
+    let place = Installation::new();
+    let db = place.path("threshold.db");
+    let with_journal = ["--db", db.to_str().unwrap()];
+    // Without `--db` it is started with `--no-db`.
+    for args in [&with_journal[..], &[]] {
+        for (present, old, expect) in [
+            (Some(NEW), Some(NEW), "the same key id"),
+            (None, Some(OLD), "THRESHOLD_SECRET_OLD"),
+            (Some(NEW), Some(""), "THRESHOLD_SECRET_OLD is set and empty"),
+            (Some(""), None, "THRESHOLD_SECRET is set and empty"),
+            (Some(NEW), Some("short"), "THRESHOLD_SECRET_OLD has fewer than 16 characters"),
+        ] {
+            let mut variables = Vec::new();
+            variables.extend(present.map(|text| ("THRESHOLD_SECRET", text)));
+            variables.extend(old.map(|text| ("THRESHOLD_SECRET_OLD", text)));
+            let said = place.refusal(args, &variables);
+            assert!(said.contains(expect) && !said.contains(NEW) && !said.contains(OLD), "{said}");
+        }
+    }
+    assert!(!db.exists());
+}
+
+fn write(path: &Path, text: &str, mode: u32) {
+    std::fs::write(path, text).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
