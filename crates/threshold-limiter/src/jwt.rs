@@ -80,7 +80,7 @@ impl Verifier {
     pub fn new(settings: &Jwt) -> Result<Self, KeyError> {
         match (&settings.key, &settings.key_file) {
             (Some(key), None) => Self::with_key(settings, key.as_bytes()),
-            (None, Some(file)) => Self::with_key(settings, &read(Path::new(file.as_ref()))?),
+            (None, Some(file)) => Self::with_key(settings, &read_key_file(Path::new(file.as_ref()))?),
             _ => Err(KeyError::new("a token is verified with one key: give either key or key_file")),
         }
     }
@@ -92,7 +92,7 @@ impl Verifier {
     pub fn with_key(settings: &Jwt, key: &[u8]) -> Result<Self, KeyError> {
         let alg = Algorithm::from_str(&settings.alg).map_err(|_| KeyError::new("the algorithm is not supported"))?;
         let key_file = settings.key_file.as_ref().map(|file| PathBuf::from(file.as_ref()));
-        let keys = Keys::parse(alg, key).map_err(|error| error.in_file(key_file.as_deref()))?;
+        let keys = Keys::parse(alg, key).map_err(|error| error.of_file(key_file.is_some()))?;
         let keys = ArcSwap::from_pointee(keys);
         Ok(Self { alg, iss: settings.iss.clone(), aud: settings.aud.clone(), key_file, keys })
     }
@@ -108,7 +108,7 @@ impl Verifier {
     /// Where they cannot be used. The keys in use stay.
     pub fn reload(&self) -> Result<(), KeyError> {
         match &self.key_file {
-            Some(file) => self.load(&read(file)?),
+            Some(file) => self.load(&read_key_file(file)?),
             None => Ok(()),
         }
     }
@@ -118,7 +118,7 @@ impl Verifier {
     /// # Errors
     /// Where they cannot be used. The keys in use stay.
     pub fn load(&self, contents: &[u8]) -> Result<(), KeyError> {
-        let keys = Keys::parse(self.alg, contents).map_err(|error| error.in_file(self.key_file()))?;
+        let keys = Keys::parse(self.alg, contents).map_err(|error| error.of_file(self.key_file.is_some()))?;
         self.keys.store(Arc::new(keys));
         Ok(())
     }
@@ -243,42 +243,44 @@ impl<'de> Deserialize<'de> for Payload {
     }
 }
 
-/// Why a key cannot be used. It holds nothing of the key.
+/// Why a key cannot be used. It holds nothing of the key, and does not name its file: what stands in the place of the name may
+/// be the key, by mistake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyError {
-    file: Option<PathBuf>,
+    setting: &'static str,
     message: String,
 }
 
 impl KeyError {
     fn new(message: impl Into<String>) -> Self {
-        Self { file: None, message: message.into() }
+        Self { setting: "key", message: message.into() }
     }
 
-    fn in_file(self, file: Option<&Path>) -> Self {
-        Self { file: file.map(Path::to_owned), ..self }
+    fn of_file(self, is_file: bool) -> Self {
+        Self { setting: if is_file { "key_file" } else { "key" }, ..self }
     }
 }
 
 impl fmt::Display for KeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.file {
-            Some(file) => write!(f, "[identity.jwt] key_file {}: {}", file.display(), self.message),
-            None => write!(f, "[identity.jwt] key: {}", self.message),
-        }
+        write!(f, "[identity.jwt] {}: {}", self.setting, self.message)
     }
 }
 
 impl std::error::Error for KeyError {}
 
-fn read(path: &Path) -> Result<Vec<u8>, KeyError> {
-    let unusable = |message: String| KeyError::new(message).in_file(Some(path));
+/// What a file of keys holds, for [`Verifier::with_key`] and [`Verifier::load`].
+///
+/// # Errors
+/// Where it cannot be read, or is larger than [`MAX_KEY_FILE`].
+pub fn read_key_file(path: &Path) -> Result<Vec<u8>, KeyError> {
+    let unusable = |message: String| KeyError::new(message).of_file(true);
     let limit = u64::try_from(MAX_KEY_FILE).unwrap_or(u64::MAX).saturating_add(1);
     let mut contents = Vec::new();
     let reading = std::fs::File::open(path).and_then(|file| file.take(limit).read_to_end(&mut contents));
-    reading.map_err(|error| unusable(format!("cannot be read: {error}")))?;
+    reading.map_err(|error| unusable(format!("the file cannot be read: {error}")))?;
     if contents.len() > MAX_KEY_FILE {
-        return Err(unusable(format!("is larger than {MAX_KEY_FILE} bytes")));
+        return Err(unusable(format!("the file is larger than {MAX_KEY_FILE} bytes")));
     }
     Ok(contents)
 }

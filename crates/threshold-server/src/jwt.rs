@@ -4,9 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use threshold_core::policy::Policy;
-use threshold_limiter::jwt::{KeyError, MAX_KEY_FILE, Verifier};
-
-use crate::source::read_bytes;
+use threshold_limiter::jwt::{KeyError, Verifier, read_key_file};
 
 /// What verifies the tokens of the policy in force, and what its file held when it was read.
 pub(crate) struct TokenKeys {
@@ -16,15 +14,10 @@ pub(crate) struct TokenKeys {
 }
 
 /// A policy whose tokens are verified, and by what. Fails where its key cannot be read or used.
-pub(crate) fn attach(policy: Policy) -> anyhow::Result<(Policy, Option<TokenKeys>)> {
+pub(crate) fn attach(policy: Policy) -> Result<(Policy, Option<TokenKeys>), KeyError> {
     let Some(settings) = &policy.identity().jwt else { return Ok((policy, None)) };
-    let contents = match settings.key_file.as_deref() {
-        Some(file) => Some(
-            read_bytes(Path::new(file), MAX_KEY_FILE)
-                .map_err(|error| anyhow::anyhow!("[identity.jwt] key_file: {error:#}"))?,
-        ),
-        None => None,
-    };
+    let file = settings.key_file.as_deref().map(Path::new);
+    let contents = file.map(read_key_file).transpose()?;
     let verifier = match &contents {
         Some(contents) => Verifier::with_key(settings, contents)?,
         None => Verifier::new(settings)?,

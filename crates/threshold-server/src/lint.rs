@@ -6,11 +6,11 @@ mod openapi;
 use std::path::Path;
 
 use threshold_core::policy::{Finding, Policy, Review, Severity};
-use threshold_limiter::jwt::{MAX_KEY_FILE, Verifier};
+use threshold_limiter::jwt::{Verifier, read_key_file};
 
 use crate::Report;
 use crate::cli::{Denied, LintArgs};
-use crate::source::{Source, read_bytes};
+use crate::source::Source;
 
 pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
     let source = Source::read(&args.policy)?;
@@ -47,8 +47,8 @@ pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
 fn keys(policy: &Policy) -> Option<Finding> {
     let settings = policy.identity().jwt.as_ref()?;
     let file = settings.key_file.as_deref().map(Path::new);
-    let (severity, code, message) = match file.map(|file| read_bytes(file, MAX_KEY_FILE)).transpose() {
-        Err(error) => (Severity::Warning, "no-key-file", format!("key_file: {error:#}")),
+    let (severity, code, message) = match file.map(read_key_file).transpose() {
+        Err(error) => (Severity::Warning, "no-key-file", error.to_string()),
         Ok(contents) => {
             let checked = match &contents {
                 Some(contents) => Verifier::with_key(settings, contents),

@@ -216,7 +216,7 @@ fn usable(
         return Err(Trouble { open: text.clone(), full: text });
     }
     jwt::attach(policy)
-        .map_err(|error| Trouble { open: "a key of tokens cannot be used".to_owned(), full: format!("{error:#}") })
+        .map_err(|error| Trouble { open: "a key of tokens cannot be used".to_owned(), full: error.to_string() })
 }
 
 /// What errors there are and in which lines, and nothing that the file says there.

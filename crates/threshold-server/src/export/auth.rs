@@ -132,6 +132,13 @@ impl Believed {
                 (false, false) => add(&mut names, header, says),
             }
         }
+        let claims = sources.iter().any(|(_, source)| matches!(source, Some(IdentitySource::Claim(_))));
+        if claims && clients.iter().any(|named| named.header == "authorization") {
+            bail!(
+                "{name} takes a name from the header authorization, which is kept from Threshold, and another from a claim of \
+                 the token in it: take both from claims"
+            );
+        }
         let known = |header: &str| names.iter().chain(&clients).any(|named: &Named| named.header == header);
         let counted = policy.header_names().into_iter().filter(|header| !known(header)).map(str::to_owned).collect();
         for Named { header, .. } in &names {

@@ -142,6 +142,13 @@ fn what_a_proxy_cannot_say_is_an_error_that_names_what_it_can() {
         let peer_first = format!("{trusted}client_ip = [\"peer\", \"x-forwarded-for\"]");
         check(proxy, &peer_first, &["from the peer"]);
         check(proxy, &format!("{trusted}client_ip = \"forwarded\""), &["from forwarded", "x-forwarded-for"]);
+        // What is kept from Threshold as the client's own word holds the token that the other name is taken from.
+        let token = "[identity.jwt]\nalg = \"ES256\"\nkey_file = \"k\"";
+        let both = "client_ip = \"x-forwarded-for\"\nuser = \"header:authorization\"\ntenant = \"claim:org\"";
+        check(proxy, &format!("{trusted}{both}\n{token}"), &["header authorization", "take both from claims"]);
+        let claims = both.replace("header:authorization", "claim:sub");
+        let policy = identity(&format!("{trusted}{claims}\n{token}"));
+        assert_eq!(threshold(&["export", proxy, policy.path()]).code, 0, "{proxy}");
     }
     check("traefik-auth", &format!("{trusted}client_ip = \"x-real-ip\""), &["from x-real-ip"]);
 }
