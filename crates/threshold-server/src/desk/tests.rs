@@ -190,7 +190,8 @@ fn pages_of_any_length_list_every_ban_once_and_in_order() {
         let ban = Ban { whom, reason: "r".into(), by: "b".into(), from: limiter.now(), until };
         limiter.bans().set(id, ban, limiter.now()).unwrap();
         for _ in 0..2 {
-            let _ = at_once(limiter.check_async(&Facts { user: Some(&format!("u{number}")), ..Facts::default() })).unwrap();
+            let _ =
+                at_once(limiter.check_async(&Facts { user: Some(&format!("u{number}")), ..Facts::default() })).unwrap();
         }
     }
     let page = |after, limit| at_once(desk.bans(after, limit)).unwrap();

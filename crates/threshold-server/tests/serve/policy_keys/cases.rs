@@ -101,6 +101,11 @@ fn identity() -> Vec<Row> {
             identity(&format!("{trusts}tenant = \"header:x-tenant\""), TIERS),
             &["default_tier = \"gold\"", "default_tier = \"silver\""],
         ),
+        (
+            "identity.user_scope",
+            format!("{NAMES}@\n{BY_USER}"),
+            &["user_scope = \"global\"", "user_scope = \"tenant\""],
+        ),
         ("identity.odd_paths", format!("{NAMES}@\n{BY_USER}"), &["odd_paths = \"refuse\"", "odd_paths = \"match\""]),
         (
             "identity.jwt.alg",

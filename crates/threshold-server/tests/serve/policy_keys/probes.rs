@@ -97,6 +97,7 @@ fn script() -> Vec<Step> {
     times(2, "GET /x", &[("host", "b.example.com")]);
     times(2, "GET /x", &[("x-user", "u2")]);
     times(2, "GET /x", &[("x-user", "u3"), ("x-tenant", "t2")]);
+    times(2, "GET /x", &[("x-user", "u2"), ("x-tenant", "t2")]);
     times(2, "GET /x", &[("x-user", "u4"), ("x-tier", "silver")]);
     times(2, "GET /x", &[("x-user", "u5"), ("x-tenant", "t3"), ("x-tier", "")]);
     times(3, "GET /x", &[("x-user", ""), ("x-forwarded-for", "198.51.100.1")]);
