@@ -100,6 +100,8 @@ pub enum JournalError {
     OtherSecret(PathBuf),
     /// It was written by a later version of this program.
     Newer(PathBuf, i64),
+    /// It was written by an earlier version of this program, whose digests are others.
+    Older(PathBuf, i64),
     /// The file, or one beside it, cannot be used.
     Io(PathBuf, std::io::Error),
     /// SQLite cannot use it.
@@ -130,6 +132,14 @@ impl fmt::Display for JournalError {
             ),
             Self::Newer(path, version) => {
                 write!(f, "{} has version {version}, which this program does not know", path.display())
+            }
+            Self::Older(path, version) => {
+                let path = path.display();
+                write!(
+                    f,
+                    "{path} has version {version}, which an earlier build wrote and this program does not read; it was left as \
+                     it is. Start with another file, or move it away and begin a new one (threshold serve --new-journal)"
+                )
             }
             Self::Io(path, error) => write!(f, "cannot use {}: {error}", path.display()),
             Self::Sqlite(path, error) => write!(f, "cannot use {}: {error}", path.display()),

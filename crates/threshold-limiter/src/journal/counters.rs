@@ -14,7 +14,7 @@ use super::{FORMAT, KeyIds};
 use crate::store::memory::MemoryStore;
 
 /// What the file begins with; the last byte is its version.
-const MAGIC: &[u8; 8] = b"thrshld\x01";
+const MAGIC: &[u8; 8] = b"thrshld\x02";
 /// What stands in the place of a row's kind in the sum of a record.
 const COUNTER: i64 = 7;
 /// No limit takes more bytes than this: a version, a kind and three numbers.

@@ -18,8 +18,8 @@ use super::salvage::{self, Damage, Found, Old};
 use super::{JournalError, Kept, KeyIds};
 use super::{untold, wal};
 
-/// The version of the tables below.
-pub(super) const VERSION: i64 = 1;
+/// The version of the tables below and of the digests in them. 1 was before a digest had a partition.
+pub(super) const VERSION: i64 = 2;
 /// Who else may have the file open is somebody who copies it, and that takes a moment.
 const BUSY: Duration = Duration::from_millis(100);
 
@@ -69,6 +69,7 @@ impl JournalFile {
         let key_id = keys.present;
         let sqlite = |error| JournalError::Sqlite(path.into(), error);
         let lock = lock(path)?;
+        check_version(path)?;
         salvage::finish(path)?;
         let is_new = is_empty(path);
         if is_new {
@@ -100,9 +101,6 @@ impl JournalFile {
                 Err(error) => return Err(sqlite(error)),
             }
         };
-        if let Some(version) = found.is_newer() {
-            return Err(JournalError::Newer(path.into(), version));
-        }
         let is_of = |id: KeyId| found.secret == Some(i64::from(id.to_u32()));
         let rotated = keys.old.filter(|old| is_of(*old));
         let is_sound = connection.is_some() && found.faults.is_empty();
@@ -387,6 +385,15 @@ pub(super) fn settle_in(path: &Path) -> io::Result<()> {
     File::open(folder(path))?.sync_all()
 }
 
+/// Refuses a file that another version of this program has written. It is read without SQLite, which would change it.
+pub(super) fn check_version(path: &Path) -> Result<(), JournalError> {
+    match salvage::other_version(path) {
+        None => Ok(()),
+        Some(version) if version > VERSION => Err(JournalError::Newer(path.into(), version)),
+        Some(version) => Err(JournalError::Older(path.into(), version)),
+    }
+}
+
 /// Takes the lock of a journal. It is a file of its own: SQLite's own locks would be let go with it.
 pub(super) fn lock(path: &Path) -> Result<File, JournalError> {
     let lock = beside(path, LOCK);
@@ -410,13 +417,10 @@ pub(super) fn beside(path: &Path, more: &str) -> PathBuf {
 pub(super) fn read_only(path: &Path) -> Result<Kept, JournalError> {
     let sqlite = |error| JournalError::Sqlite(path.into(), error);
     std::fs::metadata(path).map_err(|error| JournalError::Io(path.into(), error))?;
+    check_version(path)?;
     let connection = connect(path).map_err(sqlite)?;
     connection.pragma_update(None, "query_only", true).map_err(sqlite)?;
-    let found = Found::look(&connection, path);
-    match found.is_newer() {
-        Some(version) => Err(JournalError::Newer(path.into(), version)),
-        None => Ok(found.untouched(path)),
-    }
+    Ok(Found::look(&connection, path).untouched(path))
 }
 
 /// Copies a sound file, also while it is written to.
@@ -424,6 +428,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<(), JournalError> {
     let failed = |error| JournalError::Sqlite(from.into(), error);
     let io = |error| JournalError::Io(to.into(), error);
     std::fs::metadata(from).map_err(|error| JournalError::Io(from.into(), error))?;
+    check_version(from)?;
     let made = create_new(to).map_err(io)?;
     let copied = connect(from).and_then(|connection| {
         let name = to.to_str().ok_or_else(|| rusqlite::Error::InvalidPath(to.into()))?;

@@ -88,11 +88,6 @@ impl Found {
         found
     }
 
-    /// The version, if it is one that a later program has written.
-    pub(super) fn is_newer(&self) -> Option<i64> {
-        self.version.filter(|version| self.versions_agree && *version > VERSION)
-    }
-
     /// What was found, in a file that stays as it is.
     pub(super) fn untouched(self, path: &Path) -> Kept {
         let damage = self.damage(path);
@@ -237,6 +232,22 @@ pub(super) fn sound(path: &Path) -> Result<(), JournalError> {
         None => Ok(()),
         Some(fault) => Err(JournalError::Io(path.into(), std::io::Error::other(fault.clone()))),
     }
+}
+
+/// The version of a file, if it is another than this program's and the file says so twice: one that does not agree with
+/// itself is damaged.
+pub(super) fn other_version(path: &Path) -> Option<i64> {
+    let pages = Pages::open(path).ok()?;
+    let own = pages.user_version().filter(|own| *own != VERSION)?;
+    let mut stated = None;
+    pages.each(|Cell { rowid, values }| {
+        if let (None, [Value::Text(name), Value::Integer(value)]) = (rowid, values.as_slice())
+            && name == "version"
+        {
+            stated.get_or_insert(*value);
+        }
+    });
+    stated.filter(|stated| *stated == own)
 }
 
 /// Puts a new file with all that could be read in the place of a damaged one, of which `aside` is a copy.

@@ -160,7 +160,7 @@ fn a_damaged_record_is_skipped_and_counted() {
 #[test]
 fn another_file_is_said_to_be_one() {
     let scratch = Scratch::new();
-    for text in [&b"something else"[..], b"thrshld\x02....", b""] {
+    for text in [&b"something else"[..], b"thrshld\x01....", b"thrshld\x03....", b""] {
         std::fs::write(counters(&scratch), text).unwrap();
         let error = load_counters(&small_store(), &scratch.db(), SECRET, START).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{error}");

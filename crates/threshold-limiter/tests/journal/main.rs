@@ -233,6 +233,46 @@ fn one_process_at_a_time_and_one_secret() {
 }
 
 /// Somebody holds the file so that nothing can be written: it is said once, nothing is lost, and it recovers by itself.
+/// What was written before a digest had a partition, or by a version to come, is refused by name, and every byte of it stays:
+/// also where it is read or copied, and where it lies in the write-ahead log alone.
+#[test]
+fn a_journal_of_another_version_is_refused_and_left_as_it_is() {
+    for (version, checkpoint) in [(1, true), (1, false), (3, true), (3, false)] {
+        let scratch = Scratch::new();
+        let world = world(&scratch.db(), START);
+        world.ban(Layer::User, "eve", Timestamp::MAX);
+        assert!(saved(&world.journal, Duration::from_secs(10)));
+        drop(world);
+        let other = rusqlite::Connection::open(scratch.db()).unwrap();
+        other.set_db_config(rusqlite::config::DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, !checkpoint).unwrap();
+        other.execute("UPDATE meta SET value = ?1 WHERE name = 'version'", [version]).unwrap();
+        other.pragma_update(None, "user_version", version).unwrap();
+        drop(other);
+        let files = || {
+            let read = |more: &str| std::fs::read(scratch.0.join(format!("threshold.db{more}"))).ok();
+            ["", "-wal", "-shm"].map(read)
+        };
+        let before = files();
+        assert_eq!(before[1].as_ref().is_some_and(|log| !log.is_empty()), !checkpoint);
+        let copy = scratch.0.join("copy.db");
+        let errors = [
+            Journal::open(&scratch.db(), secret().key_id()).map(drop).unwrap_err(),
+            Journal::read(&scratch.db()).map(drop).unwrap_err(),
+            Journal::copy(&scratch.db(), &copy).map(drop).unwrap_err(),
+        ];
+        for error in errors {
+            let named = match &error {
+                JournalError::Older(path, found) | JournalError::Newer(path, found) => (path.clone(), *found),
+                other => panic!("{other}"),
+            };
+            assert_eq!(named, (scratch.db(), version));
+            assert_eq!(matches!(error, JournalError::Older(..)), version == 1);
+            assert!(error.to_string().contains(&format!("has version {version}")), "{error}");
+        }
+        assert!(files() == before && !copy.exists(), "version {version}, checkpoint {checkpoint}");
+    }
+}
+
 #[test]
 fn a_disk_that_cannot_be_written_to_is_said_and_recovers_without_a_restart() {
     let scratch = Scratch::new();

@@ -438,3 +438,65 @@ fn pauses_do_not_fill_the_audit() {
     let written = log.lines().filter(|line| line.contains("pause: 60 s")).count();
     assert!((10..150).contains(&written), "{written}");
 }
+
+const SCOPED: &str = r#"
+[identity]
+user_scope = "tenant"
+[login]
+[[rule]]
+name = "user"
+per = ["user"]
+limit = "2/h"
+on_missing = "skip"
+"#;
+
+/// Where users belong to tenants, every call that names one says whose it is. A bare name is refused with how to write it.
+#[test]
+fn users_of_tenants_are_named_with_their_tenant() {
+    let folder = Scratch::folder();
+    let (policy, db) = (folder.path().join("policy.toml"), folder.path().join("threshold.db"));
+    std::fs::write(&policy, SCOPED).unwrap();
+    let server = Start { policy: Some(&policy), args: &["--db", db.to_str().unwrap()], ..Start::default() }.server();
+    let client = &mut server.connect();
+    let mut call = |method: &str, path: &str, body: Value| {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        client.send(method, path, &[("Content-Type", "application/json")], &body).unwrap()
+    };
+    let calls = |name: &str, in_path: &str| {
+        [
+            ("POST", "/v1/bans".to_owned(), json!({"layer": "user", "key": name, "reason": "r"}), "key"),
+            ("POST", "/v1/pause".to_owned(), json!({"layer": "user", "key": name, "seconds": 60}), "key"),
+            ("GET", format!("/v1/subjects/user/{in_path}"), Value::Null, "key"),
+            ("DELETE", format!("/v1/subjects/user/{in_path}"), Value::Null, "key"),
+            ("GET", format!("/v1/subjects/account/{in_path}"), Value::Null, "key"),
+            ("DELETE", format!("/v1/subjects/account/{in_path}"), Value::Null, "key"),
+            ("GET", format!("/v1/users/{in_path}"), Value::Null, "id"),
+            ("PUT", format!("/v1/users/{in_path}"), json!({"times": 2}), "id"),
+        ]
+    };
+    for (method, path, body, field) in calls("u1", "u1") {
+        let told = call(method, &path, body);
+        assert_eq!((told.status, &told.json()["field"]), (400, &json!(field)), "{method} {path}");
+        let message = told.json()["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("\"TENANT/u1\""), "{method} {path}: {message}");
+    }
+    // Any spelling of a name is taken, and told in one.
+    for (method, path, body, _) in calls("%61cme/u%31", "%2561cme%2Fu1") {
+        let told = call(method, &path, body);
+        assert_eq!(told.status, 200, "{method} {path}: {}", told.json());
+    }
+    let banned = call("GET", "/v1/bans", Value::Null).json();
+    assert_eq!((&banned[0]["key"], &banned[1]), (&json!("acme/u1"), &Value::Null));
+    let mut allowed = |tenant: &str| {
+        let facts = json!({"tenant": tenant, "user": "u1"});
+        call("POST", "/v1/check", facts).json()["allowed"].clone()
+    };
+    assert_eq!((allowed("acme"), allowed("beta")), (json!(false), json!(true)));
+    let audit = rusqlite::Connection::open(&db).unwrap();
+    let others: u32 = audit
+        .query_row("SELECT count(*) FROM audit WHERE about NOT IN ('user acme/u1', 'account acme/u1')", [], |row| {
+            row.get(0)
+        })
+        .unwrap();
+    assert_eq!(others, 0);
+}
