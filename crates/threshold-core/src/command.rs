@@ -164,6 +164,15 @@ pub enum Answer {
 }
 
 impl Answer {
+    /// The outcome of a bill; `None` where this answers something else.
+    #[must_use]
+    pub fn settled(self) -> Option<Box<Outcome>> {
+        match self {
+            Self::Settled(outcome) => Some(outcome),
+            _ => None,
+        }
+    }
+
     /// Whether a reservation was ended; any other answer says that it is unknown.
     ///
     /// # Errors

@@ -164,6 +164,16 @@ pub enum Penalty {
     Ban(Timestamp),
 }
 
+impl Penalty {
+    /// A ban is harsher than a cool-down, and of two alike the longer one.
+    pub(crate) fn rank(self) -> (u8, Timestamp) {
+        match self {
+            Self::CoolDown(until) => (0, until),
+            Self::Ban(until) => (1, until),
+        }
+    }
+}
+
 /// The rule a strike came from, shortened; only ever compared within one subject.
 pub(crate) type RuleTag = u32;
 

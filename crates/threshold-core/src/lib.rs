@@ -77,6 +77,7 @@ pub mod policy;
 pub mod receipt;
 pub mod secret;
 pub mod settle;
+pub mod split;
 pub mod text;
 pub mod time;
 
@@ -96,4 +97,5 @@ pub use policy::{Policy, PolicyError};
 pub use receipt::{Receipt, Reservation};
 pub use secret::{KeyId, Secret, Secrets};
 pub use settle::{Balances, Outcome, Standings, settle, settle_into};
+pub use split::Split;
 pub use time::{Span, Timestamp};

@@ -6,6 +6,7 @@ mod reservation;
 use arrayvec::ArrayVec;
 
 use crate::balance::{Balance, State};
+use crate::bill::Bill;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::{Digest, DigestKey, Domain, Part, Partition, TraceId};
 use crate::limit::{Limit, Mark};
@@ -122,16 +123,56 @@ impl Plan<'_> {
             CostOf::Named(name) => CostTag::named(name),
         };
         let limit = self.bill.charges.get(met.charge).map_or(met.limit, |charge| charge.limit);
-        let counts_until = match limit {
-            Limit::Rate(_) => settled.look.reset_if_charged,
-            _ => Timestamp::MAX,
-        };
+        let counts_until = settled.counts_until(limit);
         let key = outcome.charged_key(met.key);
         Charged { key, at: settled.at, rule: met.rule.tag, limit: *limit, unit, mark, counts_until }
     }
 }
 
+impl Settled {
+    /// Until when its charge counts, as far as the limit cannot tell by the mark.
+    fn counts_until(&self, limit: &Limit) -> Timestamp {
+        match limit {
+            Limit::Rate(_) => self.look.reset_if_charged,
+            _ => Timestamp::MAX,
+        }
+    }
+}
+
 impl Receipt {
+    /// What was charged of a bill, so that it can be given back at once; `None` if nothing was.
+    pub(crate) fn of_bill(bill: &Bill<'_>, outcome: &Outcome) -> Option<Self> {
+        let mut charged = ArrayVec::new();
+        for (charge, settled) in bill.charges.iter().zip(&outcome.settled) {
+            let Some(mark) = settled.mark.filter(|mark| mark.amount > 0) else { continue };
+            let key = outcome.charged_key(charge.key);
+            let unit = CostTag::REQUESTS;
+            let counts_until = settled.counts_until(charge.limit);
+            let rule = charge.terms.tag;
+            let _ =
+                charged.try_push(Charged { key, at: settled.at, rule, limit: *charge.limit, unit, mark, counts_until });
+        }
+        let receipt = Self { id: bill.trace, generation: 0, at: outcome.at(), charged };
+        (!receipt.charged.is_empty()).then_some(receipt)
+    }
+
+    /// The same by partition, each with the charges that lie in it. Every part has the id of the whole, so that each
+    /// partition gives back its own part once.
+    #[must_use]
+    pub fn split(&self) -> Vec<(Partition, Self)> {
+        let mut parts: Vec<(Partition, Self)> = Vec::new();
+        for charged in &self.charged {
+            let partition = charged.key.partition();
+            if let Some((_, known)) = parts.iter_mut().find(|(own, _)| *own == partition) {
+                known.charged.push(*charged);
+            } else {
+                let charged = ArrayVec::from_iter([*charged]);
+                parts.push((partition, Self { id: self.id, generation: self.generation, at: self.at, charged }));
+            }
+        }
+        parts
+    }
+
     /// The versions in which it is read.
     pub(crate) const VERSIONS: Versions = Versions::FIRST.containing(Limit::VERSIONS);
 

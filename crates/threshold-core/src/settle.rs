@@ -447,11 +447,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         for (index, standing) in self.standings.all().iter().enumerate() {
             let Some(penalty) = standing.penalty(self.now) else { continue };
             self.outcome.denied_until = self.outcome.denied_until.max(standing.denied_until());
-            let rank = |penalty: Penalty| match penalty {
-                Penalty::CoolDown(until) => (0, until),
-                Penalty::Ban(until) => (1, until),
-            };
-            if self.outcome.penalty.is_none_or(|(_, known)| rank(penalty) > rank(known)) {
+            if self.outcome.penalty.is_none_or(|(_, known)| penalty.rank() > known.rank()) {
                 self.outcome.penalty = Some((index, penalty));
             }
         }
@@ -608,7 +604,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     }
 }
 
-/// The bit of a charge.
-fn bit(index: usize) -> u16 {
+/// The bit of a charge, or of a subject.
+pub(crate) fn bit(index: usize) -> u16 {
     u32::try_from(index).ok().and_then(|index| 1u16.checked_shl(index)).unwrap_or(0)
 }

@@ -29,6 +29,7 @@ struct Counts {
     degraded: Family<ReasonLabel, Counter>,
     refused: Counter,
     tokens_refused: Family<ReasonLabel, Counter>,
+    returns_lost: Counter,
     /// The series of the policy in force, found once for each generation of it.
     series: ArcSwap<Series>,
 }
@@ -79,6 +80,7 @@ impl Metrics {
             degraded: Family::default(),
             refused: Counter::default(),
             tokens_refused: Family::default(),
+            returns_lost: Counter::default(),
             series: ArcSwap::from_pointee(Series { generation: 0, rules: Vec::new(), unbound: RuleSeries::default() }),
         });
         let mut registry = Registry::with_prefix("threshold");
@@ -91,6 +93,11 @@ impl Metrics {
             "tokens_refused",
             "Bearer tokens that named nobody, by reason",
             counts.tokens_refused.clone(),
+        );
+        registry.register(
+            "returns_lost",
+            "Requests whose returns a store that takes its time did not get",
+            counts.returns_lost.clone(),
         );
         Self { registry, counts }
     }
@@ -138,6 +145,10 @@ impl Observer for Counts {
 
     fn token_refused(&self, refused: TokenRefused, _: &Policy) {
         self.tokens_refused.get_or_create(&ReasonLabel { reason: refused.reason.name() }).inc();
+    }
+
+    fn return_lost(&self) {
+        self.returns_lost.inc();
     }
 }
 

@@ -244,11 +244,8 @@ impl LedgerPlayer {
         now: Timestamp,
     ) -> Result<Checked, PlanError> {
         let plan = policy.plan_for(verb, facts)?;
-        let settled = match self.execute(&plan.to_command(), now) {
-            Answer::Settled(outcome) => Some(Checked::new(&plan, &outcome)),
-            _ => None,
-        };
-        Ok(settled.expect("a bill is answered by an outcome"))
+        let outcome = self.execute(&plan.to_command(), now).settled().expect("a bill is answered by an outcome");
+        Ok(Checked::new(&plan, &outcome))
     }
 
     /// Carries out a command that has travelled, and hears an answer that has travelled back.

@@ -19,6 +19,7 @@ mod login_model;
 mod partitions;
 mod receipts;
 mod settling;
+mod split;
 mod world;
 
 use proptest::test_runner::Config;

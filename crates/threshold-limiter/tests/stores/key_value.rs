@@ -31,10 +31,7 @@ struct Open<'s>(MutexGuard<'s, BTreeMap<(Table, u128), Vec<u8>>>);
 
 impl Store for KeyValueStore {
     async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
-        match self.execute(plan.to_command(), now).await? {
-            Answer::Settled(settled) => *outcome = *settled,
-            _ => return Err(StoreError::Unavailable),
-        }
+        *outcome = *self.execute(plan.to_command(), now).await?.settled().ok_or(StoreError::Unavailable)?;
         Ok(())
     }
 

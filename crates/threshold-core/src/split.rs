@@ -1,0 +1,249 @@
+//! Split: one bill over several partitions of a store, each of which settles its own part in one step.
+//!
+//! No step spans two partitions, so that all or nothing takes rounds. First all partitions are asked in parallel: those without
+//! a ladder charge, the others only look, which finds every penalty in force. Then the partitions with a ladder charge, one
+//! after another, until one denies. What was charged before a denial is given back. Only the last partition strikes: nothing
+//! after it can deny, so that its denial is genuine, and nobody is punished for a request that others would have denied.
+//!
+//! This sends nothing itself. A store carries out each [round](Split::round), hands the outcomes over, and [joins](Split::join)
+//! them in the end.
+
+use arrayvec::ArrayVec;
+
+use crate::bill::{Bill, OwnedBill};
+use crate::command::Command;
+use crate::key::{Digest, Partition};
+use crate::limit::Look;
+use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Verb};
+use crate::receipt::Receipt;
+use crate::settle::{Escalation, Outcome, Settled, bit};
+use crate::time::Timestamp;
+
+/// The most partitions of one bill.
+const MAX_PARTS: usize = MAX_CHARGES + MAX_SUBJECTS;
+
+/// What is said of a charge whose partition was never heard of: it does not fit.
+const UNANSWERED: Settled = Settled {
+    at: Timestamp::EPOCH,
+    look: Look {
+        fits: false,
+        remaining: 0,
+        ready_at: Timestamp::MAX,
+        reset_if_charged: Timestamp::MAX,
+        reset_if_not: Timestamp::MAX,
+    },
+    mark: None,
+    lifted: false,
+};
+
+/// A bill that is settled partition by partition.
+#[derive(Debug, Clone)]
+pub struct Split {
+    bill: OwnedBill,
+    /// Those without a ladder come first: they are charged in the first round.
+    parts: ArrayVec<Part, MAX_PARTS>,
+    begun: bool,
+}
+
+/// What lies in one partition.
+#[derive(Debug, Clone)]
+struct Part {
+    partition: Partition,
+    /// Its charges and subjects, by their place on the whole bill.
+    charges: ArrayVec<usize, MAX_CHARGES>,
+    subjects: ArrayVec<usize, MAX_SUBJECTS>,
+    outcome: Option<Outcome>,
+    /// Whether the outcome is final, and not only a look.
+    settled: bool,
+}
+
+impl Split {
+    /// Splits a bill by the partitions of its keys.
+    #[must_use]
+    pub fn new(bill: OwnedBill) -> Self {
+        let mut split = Self { parts: ArrayVec::new(), begun: false, bill };
+        let charges = split.bill.charges.iter().map(|charge| charge.key.partition()).enumerate();
+        let charges: ArrayVec<_, MAX_CHARGES> = charges.collect();
+        let subjects = split.bill.subjects.iter().map(|(key, _)| key.partition()).enumerate();
+        let subjects: ArrayVec<_, MAX_SUBJECTS> = subjects.collect();
+        for (place, partition) in charges {
+            split.part(partition).charges.push(place);
+        }
+        for (place, partition) in subjects {
+            split.part(partition).subjects.push(place);
+        }
+        // Stable, so that partitions with ladders are asked in the order of the bill.
+        split.parts.sort_by_key(|part| !part.subjects.is_empty());
+        split
+    }
+
+    fn part(&mut self, partition: Partition) -> &mut Part {
+        let known = self.parts.iter().position(|part| part.partition == partition);
+        let place = known.unwrap_or(self.parts.len());
+        if known.is_none() {
+            let (charges, subjects) = (ArrayVec::new(), ArrayVec::new());
+            self.parts.push(Part { partition, charges, subjects, outcome: None, settled: false });
+        }
+        self.parts.get_mut(place).expect("it is there, or was just put there")
+    }
+
+    /// The commands of the next round, to be sent in parallel; none where everything is settled or a partition has denied.
+    /// Each is answered by [`Answer::Settled`](crate::command::Answer::Settled), to be handed to [`answered`](Self::answered).
+    pub fn round(&mut self) -> Vec<(Partition, Command)> {
+        let first = !std::mem::replace(&mut self.begun, true);
+        if !first && self.denied() {
+            return Vec::new();
+        }
+        let last = self.parts.len().saturating_sub(1);
+        let all_at_once = last == 0 || self.bill.verb != Verb::Check;
+        let mut round = Vec::new();
+        for (place, part) in self.parts.iter_mut().enumerate() {
+            if part.settled {
+                continue;
+            }
+            let charges = all_at_once || part.subjects.is_empty() || !first;
+            part.settled = charges;
+            let bill = part_of(&self.bill, part, charges, place == last);
+            round.push((part.partition, Command::Settle(Box::new(bill))));
+            if !first {
+                break;
+            }
+        }
+        round
+    }
+
+    /// Takes over what a partition has answered.
+    pub fn answered(&mut self, partition: Partition, outcome: Outcome) {
+        if let Some(part) = self.parts.iter_mut().find(|part| part.partition == partition) {
+            part.outcome = Some(outcome);
+        }
+    }
+
+    /// What all partitions come to, and the commands that give back what was charged before one denied.
+    pub fn join(self) -> (Outcome, Vec<(Partition, Command)>) {
+        let denied = self.bill.verb != Verb::Record && self.denied();
+        let returns = if denied { self.returns() } else { Vec::new() };
+        let mut whole = Outcome::default();
+        whole.settled.extend(self.bill.charges.iter().map(|_| UNANSWERED));
+        for part in &self.parts {
+            let Some(outcome) = &part.outcome else { continue };
+            part.join(outcome, denied || !part.settled, &mut whole);
+        }
+        (whole, returns)
+    }
+
+    /// The commands that give back what was charged so far: a partition has failed, and nothing more is asked.
+    #[must_use]
+    pub fn abandon(self) -> Vec<(Partition, Command)> {
+        self.returns()
+    }
+
+    /// Whether a partition denies, by what it has answered so far. A look at one with a ladder denies only by a penalty: its
+    /// limits may be lifted by a rung when it is settled, and its strike is to be made then.
+    fn denied(&self) -> bool {
+        self.parts.iter().any(|part| {
+            let Some(outcome) = &part.outcome else { return false };
+            outcome.penalty.is_some() || (part.settled && self.denies(part, outcome))
+        })
+    }
+
+    fn denies(&self, part: &Part, outcome: &Outcome) -> bool {
+        let charges = part.charges.iter().filter_map(|place| self.bill.charges.get(*place));
+        let full = charges
+            .zip(&outcome.settled)
+            .any(|(charge, settled)| charge.terms.enforced && !settled.look.fits && !settled.lifted);
+        full || outcome.escalations.iter().any(|strike| !strike.rung.allows())
+    }
+
+    fn returns(&self) -> Vec<(Partition, Command)> {
+        if self.bill.verb == Verb::Peek {
+            return Vec::new();
+        }
+        let settled = self.parts.iter().filter(|part| part.settled);
+        let receipts = settled.filter_map(|part| {
+            let (bill, outcome) = (part_of(&self.bill, part, true, false), part.outcome.as_ref()?);
+            let receipt = Receipt::of_bill(&bill.as_bill(), outcome)?;
+            Some((part.partition, Command::GiveBack(Box::new(receipt))))
+        });
+        receipts.collect()
+    }
+}
+
+/// The bill of one partition. Where it does not charge, it only looks.
+fn part_of(whole: &OwnedBill, part: &Part, charges: bool, is_last: bool) -> OwnedBill {
+    let place_of = |subject: usize| part.subjects.iter().position(|own| *own == subject);
+    let own = part.charges.iter().filter_map(|place| whole.charges.get(*place).copied());
+    let own = own.map(|mut charge| {
+        charge.subject = charge.subject.and_then(place_of);
+        charge
+    });
+    OwnedBill {
+        verb: if charges { whole.verb } else { Verb::Peek },
+        trace: whole.trace,
+        banned_until: whole.banned_until,
+        charges: own.collect(),
+        subjects: part.subjects.iter().filter_map(|place| whole.subjects.get(*place).cloned()).collect(),
+        outcomes_seen: whole.outcomes_seen,
+        punishes: whole.punishes && (part.subjects.is_empty() || (charges && is_last)),
+    }
+}
+
+impl Part {
+    /// Adds what this partition has answered to what all come to.
+    fn join(&self, outcome: &Outcome, uncharged: bool, whole: &mut Outcome) {
+        whole.at = whole.at.max(outcome.at);
+        whole.denied_until = whole.denied_until.max(outcome.denied_until);
+        whole.behind_ban = whole.behind_ban.max(outcome.behind_ban);
+        whole.shadowed |= outcome.shadowed && !uncharged;
+        for (own, place) in self.charges.iter().enumerate() {
+            if let (Some(settled), Some(joined)) = (outcome.settled.get(own), whole.settled.get_mut(*place)) {
+                let mark = settled.mark.filter(|_| !uncharged);
+                *joined = Settled { mark, ..*settled };
+            }
+            if outcome.would_warn(own) {
+                whole.would_warn |= bit(*place);
+            }
+            if outcome.balance_changed(own) {
+                whole.changed_balances |= bit(*place);
+            }
+        }
+        for (own, place) in self.subjects.iter().enumerate() {
+            if let (Some(until), Some(joined)) = (outcome.warned_until.get(own), whole.warned_until.get_mut(*place)) {
+                *joined = *until;
+            }
+            if outcome.standing_changed(own) {
+                whole.changed_standings |= u8::try_from(bit(*place)).unwrap_or(0);
+            }
+        }
+        let _ = whole.stood_in.try_extend_from_slice(&outcome.stood_in);
+        if self.settled {
+            let strikes = outcome.escalations.iter().filter_map(|strike| self.placed(strike));
+            whole.escalations.extend(strikes);
+        }
+        if let Some((own, penalty)) = outcome.penalty
+            && let Some(subject) = self.subjects.get(own)
+            && whole.penalty.is_none_or(|(_, known)| penalty.rank() > known.rank())
+        {
+            whole.penalty = Some((*subject, penalty));
+        }
+    }
+
+    /// A strike by its places on the whole bill.
+    fn placed(&self, strike: &Escalation) -> Option<Escalation> {
+        let (subject, charge) = (*self.subjects.get(strike.subject)?, *self.charges.get(strike.charge)?);
+        Some(Escalation { subject, charge, ..*strike })
+    }
+}
+
+impl Bill<'_> {
+    /// The partitions of its keys, each once.
+    #[must_use]
+    pub fn partitions(&self) -> Vec<Partition> {
+        let charges = self.charges.iter().map(|charge| charge.key);
+        let keys = charges.chain(self.subjects.iter().map(|subject| subject.key));
+        let mut partitions: Vec<Partition> = keys.map(Digest::partition).collect();
+        partitions.sort_unstable();
+        partitions.dedup();
+        partitions
+    }
+}
