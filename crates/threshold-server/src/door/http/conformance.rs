@@ -72,6 +72,7 @@ fn the_api_answers_every_vector_on_a_store_that_takes_its_time() {
     play_all(Serving::on_another_store());
 }
 
+#[expect(clippy::arithmetic_side_effects, reason = "it counts cases")]
 fn play_all(mut player: Serving) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conformance");
     let (mut played, mut elsewhere) = (0, BTreeMap::new());
