@@ -126,8 +126,7 @@ proptest! {
     /// With a ladder in one partition a denial charges nothing anywhere, an allowed request is charged everywhere, and
     /// only a request that nobody else denies strikes.
     ///
-    /// Woken by: `punishes: whole.punishes` in `part_of`, and by leaving out `outcome.penalty.is_some()` in
-    /// `Split::denied`.
+    /// Woken by: leaving out `outcome.penalty.is_some()` in `Split::denied`.
     #[test]
     fn only_the_last_partition_strikes(
         limits in limits(),
@@ -213,6 +212,27 @@ fn a_bill_of_one_partition_takes_one_command() {
         assert_eq!((decision.allowed(), parts.rounds.as_slice()), (allowed, &[1][..]));
         assert_eq!(decision.escalations.len(), usize::from(!allowed));
     }
+}
+
+/// Woken by: `punishes: whole.punishes` in `part_of`.
+#[test]
+fn of_two_partitions_with_ladders_only_the_last_strikes() {
+    let ladder = |per: &str| {
+        format!("[[rule]]\nname = '{per}'\nper = ['{per}']\nlimit = '1/min'\nladder = 'l'\nstrike = 'request'\n")
+    };
+    let text = format!("[ladders.l]\nrungs = ['deny']\n{}{}", ladder("tenant"), ladder("user"));
+    let policy = Policy::parse(&text, &|_| None).unwrap();
+    let (mut parts, now) = (Partitioned::default(), Timestamp::from_secs(1_767_225_600));
+    let mut ask = |tenant, user, id| {
+        let facts = facts((1, tenant, user), 1, id);
+        let plan = policy.plan(&facts).unwrap();
+        let decision = plan.decide(&parts.settle(&plan, now));
+        (decision.allowed(), decision.escalations.len(), parts.rounds.clone())
+    };
+    assert_eq!(ask("t1", "u1", 1), (true, 0, vec![2, 1, 1]));
+    assert_eq!(ask("t1", "u1", 2), (false, 0, vec![2, 1]), "the tenant is over, and not the last to say so");
+    assert_eq!(ask("t2", "u1", 3), (false, 1, vec![2, 1, 1]), "only the user is over");
+    assert_eq!(ask("t2", "u2", 4), (true, 0, vec![2, 1, 1]), "the tenant was given back what it was charged");
 }
 
 #[test]
