@@ -38,8 +38,8 @@ pub(crate) struct CountedBy {
 enum Anchor {
     /// The rule: it counts by nothing that tells one caller from another.
     Rule,
-    /// The tenant, the user or the addresses, whichever comes first.
-    Name,
+    /// The tenant or the user where they are counted by, else the addresses.
+    Name { tenant: bool, user: bool },
     /// All of it.
     Whole,
     /// What of it tells one caller from another, in one order, and the secret it is digested under.
@@ -47,14 +47,14 @@ enum Anchor {
 }
 
 impl Anchor {
-    fn new(per: &[Per], category: bool, key: DigestKey) -> Self {
+    fn new(per: &[Per], category: bool, scoped: bool, key: DigestKey) -> Self {
         let mut identity: Vec<Per> = per.iter().filter(|per| per.is_identity()).cloned().collect();
         identity.sort();
         let is_name = |per: &Per| matches!(per, Per::Tenant | Per::User | Per::Ip | Per::IpPrefix(_));
         if identity.is_empty() {
             Self::Rule
         } else if identity.iter().any(is_name) {
-            Self::Name
+            Self::Name { tenant: scoped || per.contains(&Per::Tenant), user: per.contains(&Per::User) }
         } else if identity == per && !category {
             Self::Whole
         } else {
@@ -96,7 +96,7 @@ impl CountedBy {
             _ => None,
         };
         let (ready, floor) = (secret.digester(), builder.derive().digester());
-        let anchor = Anchor::new(&per, category, key);
+        let anchor = Anchor::new(&per, category, scoped, key);
         Self { per, category, shared, scoped, floors, common: false, named, alone, secret, ready, floor, anchor }
     }
 
@@ -178,7 +178,11 @@ impl CountedBy {
         let digest = key.finish();
         let partition = match &self.anchor {
             Anchor::Rule => NOWHERE,
-            Anchor::Name => anchored.by_name(&self.per, self.scoped, request).unwrap_or(digest.partition()),
+            Anchor::Name { tenant, user } => {
+                let tenant = caller.tenant.filter(|_| *tenant);
+                let user = caller.user.filter(|_| *user);
+                anchored.by_name((tenant, user), &self.per, request).unwrap_or(digest.partition())
+            }
             Anchor::Whole => request.floor(keyed).unwrap_or(digest.partition()),
             Anchor::Identity(per, secret) => {
                 let mut key = secret.go_on();
@@ -217,18 +221,18 @@ struct Anchored {
 }
 
 impl Anchored {
-    /// The partition of the tenant, else of the user, else of the narrowest block of addresses that is counted by, else of
-    /// the address that stands in for them.
+    /// The partition of the tenant, else of the user, where they are counted by; else of the narrowest block of addresses
+    /// that is counted by; else of the address that stands in for them.
     fn by_name(
         &mut self,
+        (tenant, user): (Option<&str>, Option<&str>),
         per: &[Per],
-        scoped: bool,
         Request { caller, policy, .. }: &Request<'_>,
     ) -> Option<Partition> {
-        if let Some(name) = caller.tenant.filter(|_| scoped || per.contains(&Per::Tenant)) {
+        if let Some(name) = tenant {
             return Some(self.tenant.get_or_insert_with(|| policy.anchors.tenant(name)).partition());
         }
-        if let Some(name) = caller.user.filter(|_| per.contains(&Per::User)) {
+        if let Some(name) = user {
             return Some(self.user.get_or_insert_with(|| policy.anchors.user(name)).partition());
         }
         let narrowest = per.iter().filter_map(|per| caller.group_of(per)).max_by_key(|group| group.prefix);

@@ -228,3 +228,26 @@ pub(super) fn shard_of(key: Digest, shards: usize) -> u8 {
     let [high, _] = key.halves();
     u8::try_from(high >> 56).unwrap_or(0) & last
 }
+
+#[cfg(test)]
+mod tests {
+    use rand::{RngExt as _, SeedableRng as _};
+
+    use super::*;
+
+    /// What lies in one partition of a shared store spreads over all shards of a table in memory.
+    #[test]
+    fn the_keys_of_one_partition_spread_over_all_shards() {
+        let mut random = rand::rngs::StdRng::seed_from_u64(7);
+        let partition = Digest::from_u128(random.random()).partition();
+        let mut shards = [0u32; 256];
+        for _ in 0..1 << 14 {
+            let key = random.random::<u128>() & !(0xffff << 64) | u128::from(partition.to_u16()) << 64;
+            let key = Digest::from_u128(key);
+            assert_eq!(key.partition(), partition);
+            shards[usize::from(shard_of(key, 256))] += 1;
+        }
+        // 64 each, give or take six standard deviations.
+        assert!(shards.iter().all(|count| (16..=112).contains(count)), "{shards:?}");
+    }
+}

@@ -92,11 +92,6 @@ fn identity() -> Vec<Row> {
             &["tenant = \"header:x-tenant\"", "tenant = \"header:x-user\""],
         ),
         (
-            "identity.user_scope",
-            format!("{NAMES}@\n{BY_USER}"),
-            &["user_scope = \"global\"", "user_scope = \"tenant\""],
-        ),
-        (
             "identity.tier",
             identity(&format!("{trusts}tenant = \"header:x-tenant\"\ndefault_tier = \"silver\""), TIERS),
             &["", "tier = \"header:x-tier\""],

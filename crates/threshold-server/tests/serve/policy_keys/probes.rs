@@ -96,7 +96,6 @@ fn script() -> Vec<Step> {
     times(2, "POST /posts", &[]);
     times(2, "GET /x", &[("host", "b.example.com")]);
     times(2, "GET /x", &[("x-user", "u2")]);
-    times(2, "GET /x", &[("x-tenant", "t9")]);
     times(2, "GET /x", &[("x-user", "u3"), ("x-tenant", "t2")]);
     times(2, "GET /x", &[("x-user", "u2"), ("x-tenant", "t2")]);
     times(2, "GET /x", &[("x-user", "u4"), ("x-tier", "silver")]);
