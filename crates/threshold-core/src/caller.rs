@@ -112,7 +112,7 @@ impl<'a> Caller<'a> {
         // Most policies have no tiers, and then only what is said counts.
         if policy.tiers.has_tiers() {
             let default = policy.identity().default_tier.as_deref();
-            self.tier = policy.tiers.tier_of(self.user_name(), self.tenant, self.tier, default);
+            self.tier = policy.tiers.tier_of(self, self.tier, default);
         }
     }
 
@@ -298,6 +298,7 @@ fn shown(policy: &Policy, secret: bool, value: &str) -> String {
 
 impl CostOf {
     /// What a request costs, counted so.
+    #[inline]
     pub(crate) fn of(&self, facts: &Facts<'_>) -> u64 {
         match self {
             Self::Requests => facts.cost.unwrap_or(1),

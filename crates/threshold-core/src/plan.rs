@@ -233,6 +233,7 @@ impl Policy {
             }
         }
         plan.met.sort_unstable_by_key(|met| (met.request, met.index));
+        plan.bill_again();
         Ok(())
     }
 
@@ -298,8 +299,9 @@ impl Policy {
             return Err(exceeds(rule, cost, limit, counts));
         }
         let subject = rule.subject.and_then(|subject| positions.get(subject).copied().flatten());
-        let (request, charge) = (plan.requests, 0);
+        let (request, charge) = (plan.requests, plan.bill.charges.len());
         let met = Met { key, limit, counts, cost, rule, index, subject, request, charge };
+        plan.bill.charges.try_push(met.to_charge()).map_err(|_| PlanError::TooManyRules)?;
         plan.met.try_push(met).map_err(|_| PlanError::TooManyRules)
     }
 
@@ -326,6 +328,11 @@ impl Policy {
         let subjects = self.subjects.iter().take(MAX_SUBJECTS);
         subjects.filter_map(|subject| self.subject(subject, &mut identities)).collect()
     }
+}
+
+/// When a ban ends; in the past where there is none.
+fn banned_until(ban: &Option<Banned>) -> Timestamp {
+    ban.map_or(Timestamp::EPOCH, |ban| ban.until)
 }
 
 #[cold]
@@ -364,9 +371,13 @@ impl<'p> Plan<'p> {
         (listed, ban): (Option<Listed>, Option<Banned>),
         subjects: ArrayVec<Subject<'p>, MAX_SUBJECTS>,
     ) -> Self {
-        let mut plan = Self { listed, ban, subjects, ..Self::new(policy, verb) };
+        let mut plan = Self { listed, ban, ..Self::new(policy, verb) };
         plan.bill.trace = trace;
-        plan.bill_subjects();
+        plan.bill.banned_until = banned_until(&ban);
+        for subject in subjects {
+            // There is room for as many as there can be.
+            let _ = plan.place_subject(subject);
+        }
         plan
     }
 
@@ -387,15 +398,10 @@ impl<'p> Plan<'p> {
     pub fn fill_expecting(&mut self, facts: &Facts<'_>, mut expect: impl FnMut(Digest)) -> Result<(), PlanError> {
         self.met.clear();
         self.subjects.clear();
-        self.requests = 0;
-        self.plan_request(facts, &mut expect)?;
         self.bill.charges.clear();
-        self.bill.charges.extend(self.met.iter_mut().enumerate().map(|(place, met)| {
-            met.charge = place;
-            met.to_charge()
-        }));
-        self.bill_subjects();
-        Ok(())
+        self.bill.subjects.clear();
+        self.requests = 0;
+        self.plan_request(facts, &mut expect)
     }
 
     /// Plans one more request beside those that are planned: all of them are allowed and charged, or none. What they ask of
@@ -414,11 +420,9 @@ impl<'p> Plan<'p> {
             (Some(Listed::Allow), Some(Listed::Allow)) => Some(Listed::Allow),
             _ => None,
         };
-        let banned_until = |ban: &Option<Banned>| ban.map_or(Timestamp::EPOCH, |ban| ban.until);
         self.ban = if banned_until(&ban) >= banned_until(&self.ban) { ban } else { self.ban };
-        self.bill_added_up()?;
-        self.bill_subjects();
-        Ok(())
+        self.bill.banned_until = banned_until(&self.ban);
+        self.bill_added_up()
     }
 
     /// Adds the subjects and the rules of one request to those that are planned.
@@ -439,6 +443,7 @@ impl<'p> Plan<'p> {
         let (listed, ban) = policy.listing(|| Who { ip: caller.ip(), user: caller.user_name(), tenant: caller.tenant });
         // What has happened is recorded, also of a client that is banned: a record never denies.
         self.ban = ban.filter(|_| verb != Verb::Record);
+        self.bill.banned_until = banned_until(&self.ban);
         self.listed = listed.filter(|listed| verb != Verb::Record || *listed == Listed::Allow);
         if self.listed.is_none() {
             let mut identities = Identities::new(&mut known, &caller, policy);
@@ -465,8 +470,19 @@ impl<'p> Plan<'p> {
             return Ok(known);
         }
         let place = self.subjects.len();
+        let Subject { key, ladder, .. } = planned;
+        self.bill.subjects.try_push(bill::Subject { key, ladder }).map_err(|_| PlanError::TooManyRules)?;
         self.subjects.try_push(planned).map_err(|_| PlanError::TooManyRules)?;
         Ok(place)
+    }
+
+    /// Makes the charges of one request in the order in which its rules are.
+    fn bill_again(&mut self) {
+        self.bill.charges.clear();
+        for (place, met) in self.met.iter_mut().enumerate() {
+            met.charge = place;
+            let _ = self.bill.charges.try_push(met.to_charge());
+        }
     }
 
     /// Makes the charges of several requests: one for each key.
@@ -490,13 +506,6 @@ impl<'p> Plan<'p> {
             }
         }
         Ok(())
-    }
-
-    fn bill_subjects(&mut self) {
-        self.bill.banned_until = self.ban.map_or(Timestamp::EPOCH, |ban| ban.until);
-        self.bill.subjects.clear();
-        let subjects = self.subjects.iter().map(|subject| bill::Subject { key: subject.key, ladder: subject.ladder });
-        self.bill.subjects.extend(subjects);
     }
 
     /// Adds the charges of all rules that the present reading of the path meets.
@@ -565,6 +574,7 @@ impl<'p> Plan<'p> {
         }
         // Stable: several charges of one rule stay in the order of the readings.
         self.met.sort_by_key(|met| (met.request, met.index));
+        self.bill_again();
         Ok(())
     }
 
@@ -666,7 +676,8 @@ impl<'p> Plan<'p> {
         self.subjects.clear();
         self.ban = None;
         self.bill.charges.iter_mut().for_each(|charge| charge.cost = 0);
-        self.bill_subjects();
+        self.bill.subjects.clear();
+        self.bill.banned_until = Timestamp::EPOCH;
         self
     }
 

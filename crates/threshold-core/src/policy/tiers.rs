@@ -128,8 +128,12 @@ impl TiersInForce {
     }
 
     #[inline]
-    fn user(&self, name: &str) -> Option<&Own> {
-        own_of(&self.users, &self.written.users, name)
+    /// What a request's user has. Mostly no user has anything, and then nobody need be named.
+    fn user_of(&self, caller: &Caller<'_>) -> Option<&Own> {
+        if self.users.is_empty() && self.written.users.is_empty() {
+            return None;
+        }
+        own_of(&self.users, &self.written.users, caller.user_name()?)
     }
 
     /// Whether there are any tiers.
@@ -143,13 +147,12 @@ impl TiersInForce {
     #[inline(never)]
     pub(crate) fn tier_of<'t>(
         &'t self,
-        user: Option<&str>,
-        tenant: Option<&str>,
+        caller: &Caller<'_>,
         given: Option<&'t str>,
         default: Option<&'t str>,
     ) -> Option<&'t str> {
-        let own = user.and_then(|user| self.user(user)).and_then(|own| own.tier.as_deref());
-        let owners = tenant.and_then(|tenant| self.tenant(tenant)).and_then(|own| own.tier.as_deref());
+        let own = self.user_of(caller).and_then(|own| own.tier.as_deref());
+        let owners = caller.tenant.and_then(|tenant| self.tenant(tenant)).and_then(|own| own.tier.as_deref());
         let mut tiers = [own, owners, given, default].into_iter().flatten();
         tiers.find(|name| self.written.tiers.contains_key(*name)).or(given)
     }
@@ -162,7 +165,7 @@ impl TiersInForce {
         caller: &Caller<'_>,
     ) -> Option<(&'p Measured, Source<'p>)> {
         let pick = |categories: &'p Categories| categories.get(caller.category).map(|shaped| shaped.get(shape));
-        let users = per.contains(&Per::User).then(|| caller.user_name().and_then(|user| self.user(user))).flatten();
+        let users = per.contains(&Per::User).then(|| self.user_of(caller)).flatten();
         let tenants = caller.tenant.and_then(|tenant| self.tenant(tenant));
         for own in [users, tenants].into_iter().flatten() {
             let limits = own.scaled.as_deref().filter(|_| self.any_scaled).map_or(&own.limits, |scaled| &scaled.own);
@@ -181,7 +184,7 @@ impl TiersInForce {
         if !self.any_scaled {
             return None;
         }
-        let users = || per.contains(&Per::User).then(|| caller.user_name().and_then(|user| self.user(user))).flatten();
+        let users = || per.contains(&Per::User).then(|| self.user_of(caller)).flatten();
         let tenants =
             || per.contains(&Per::Tenant).then(|| caller.tenant.and_then(|tenant| self.tenant(tenant))).flatten();
         let own = users().and_then(|own| own.scaled.as_deref());
