@@ -13,6 +13,7 @@ use arrayvec::ArrayVec;
 
 use crate::balance::{Balance, Checked};
 use crate::bill::OwnedBill;
+use crate::control::{ControlChange, ControlPage, MOST_CHANGES_READ};
 use crate::key::{Digest, TraceId};
 use crate::ladder::Standing;
 use crate::limit::Limit;
@@ -122,6 +123,15 @@ pub enum Command {
         /// Fresh and random: what is held is known by it.
         id: TraceId,
     },
+    /// Changes a ban or a setting for every node. Answered by [`Answer::Controlled`].
+    Control(Box<ControlChange>),
+    /// Bans and settings that were changed after a number. Answered by [`Answer::Control`].
+    ReadControl {
+        /// The number up to which they are known; 0 where none is.
+        after: u64,
+        /// How many at most.
+        most: u32,
+    },
 }
 
 /// What happens to an account at the request of its owner or an operator.
@@ -161,6 +171,13 @@ pub enum Answer {
     Account(Option<Box<Account>>),
     /// Until when a subject is denied under one of its limits at least; in the past where it is not.
     Blocked(Timestamp),
+    /// A ban or a setting was changed.
+    Controlled {
+        /// The sequence number of the change.
+        number: u64,
+    },
+    /// Bans and settings that were changed.
+    Control(Box<ControlPage>),
 }
 
 impl Answer {
@@ -316,7 +333,9 @@ pub trait Records {
     ///
     /// # Errors
     /// Where the store cannot answer.
-    fn remember_end(&mut self, id: TraceId, void_from: Timestamp, now: Timestamp) -> Result<(), Self::Error>;
+    fn remember_end(&mut self, id: TraceId, void_from: Timestamp, now: Timestamp) -> Result<(), Self::Error> {
+        self.remember_refund(id, void_from, now).map(drop)
+    }
 
     /// Where attempts on an account are counted: under its own key, unless there is no room for it.
     ///
@@ -372,6 +391,19 @@ pub trait Records {
     /// # Errors
     /// Where the store cannot answer.
     fn rename(&mut self, what: Renamed, old: Digest, new: Digest, now: Timestamp) -> Result<(), Self::Error>;
+
+    /// Keeps a change of a ban or setting under the next number, in place of the one with the same key, and returns the
+    /// number. [`ControlLog::add`](crate::control::ControlLog::add) says what is dropped, and when.
+    ///
+    /// # Errors
+    /// Where there is room for no more.
+    fn save_control(&mut self, change: &ControlChange, now: Timestamp) -> Result<u64, Self::Error>;
+
+    /// The changes of bans and settings after a number, at most so many.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    fn read_control(&mut self, after: u64, most: usize) -> Result<ControlPage, Self::Error>;
 }
 
 /// Carries out a command on the records that it names.
@@ -405,23 +437,8 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
         Command::Release { id } => {
             end(*id, records, now, |reservation, balances| Ok(reservation.release(balances, now)?))
         }
-        Command::Pause { keys, until } => {
-            expire(records, now)?;
-            for (key, limit) in &keys.balances {
-                let block = |balances: &mut [Balance]| balances.iter_mut().for_each(|balance| balance.block(*until));
-                records.balances(&[(*key, *limit)], now, block)?;
-            }
-            Ok(Answer::Done)
-        }
-        Command::Forgive { keys } => {
-            for key in keys.balances.keys() {
-                records.forget_balance(*key)?;
-            }
-            for key in &keys.standings {
-                records.forget_standing(*key)?;
-            }
-            Ok(Answer::Done)
-        }
+        Command::Pause { keys, until } => pause(keys, *until, records, now),
+        Command::Forgive { keys } => forgive(keys, records),
         Command::BeginLogin { login, tried } => Ok(Answer::Attempted(login::begin(login, tried, records, now)?)),
         Command::EndLogin { login, attempt, success, nonce } => {
             Ok(Answer::LoginEnded(login::end(login, attempt, (*success, *nonce), records, now)?))
@@ -435,19 +452,18 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
             Ok(Answer::Done)
         }
         Command::ReadStanding { key } => Ok(Answer::Standing(records.standing(*key)?.map(Box::new))),
-        Command::ReadBlock { keys } => {
-            let mut latest = Timestamp::EPOCH;
-            for (key, limit) in &keys.balances {
-                latest = latest.max(records.blocked_until(*key, limit, now)?);
-            }
-            Ok(Answer::Blocked(latest))
-        }
+        Command::ReadBlock { keys } => read_block(keys, records, now),
         Command::ReadAccount { account } => {
             Ok(Answer::Account(records.account(AccountKey::Own(*account))?.map(Box::new)))
         }
         Command::Limit { key, limit, cost, id } => {
             expire(records, now)?;
             Ok(Answer::Limited(records.check(*key, limit, *cost, now, *id)?))
+        }
+        Command::Control(change) => Ok(Answer::Controlled { number: records.save_control(change, now)? }),
+        Command::ReadControl { after, most } => {
+            let most = usize::try_from(*most).map_or(MOST_CHANGES_READ, |most| most.min(MOST_CHANGES_READ));
+            Ok(Answer::Control(Box::new(records.read_control(*after, most)?)))
         }
     }
 }
@@ -486,6 +502,38 @@ fn refund<R: Records>(receipt: &Receipt, records: &mut R, now: Timestamp) -> Res
         records.balances(&charges(receipt), now, |balances| receipt.refund(balances, now))?;
     }
     Ok(Answer::Refunded { first })
+}
+
+fn pause<R: Records>(
+    keys: &SubjectKeys,
+    until: Timestamp,
+    records: &mut R,
+    now: Timestamp,
+) -> Result<Answer, R::Error> {
+    expire(records, now)?;
+    for (key, limit) in &keys.balances {
+        let block = |balances: &mut [Balance]| balances.iter_mut().for_each(|balance| balance.block(until));
+        records.balances(&[(*key, *limit)], now, block)?;
+    }
+    Ok(Answer::Done)
+}
+
+fn forgive<R: Records>(keys: &SubjectKeys, records: &mut R) -> Result<Answer, R::Error> {
+    for key in keys.balances.keys() {
+        records.forget_balance(*key)?;
+    }
+    for key in &keys.standings {
+        records.forget_standing(*key)?;
+    }
+    Ok(Answer::Done)
+}
+
+fn read_block<R: Records>(keys: &SubjectKeys, records: &mut R, now: Timestamp) -> Result<Answer, R::Error> {
+    let mut latest = Timestamp::EPOCH;
+    for (key, limit) in &keys.balances {
+        latest = latest.max(records.blocked_until(*key, limit, now)?);
+    }
+    Ok(Answer::Blocked(latest))
 }
 
 fn end<R: Records>(

@@ -9,6 +9,7 @@ use arrayvec::ArrayVec;
 
 use crate::balance::Balance;
 use crate::command::{AccountChange, AccountKey, Answer, Command, Records, Renamed, SaveReason, execute, expire};
+use crate::control::{ControlChange, ControlFull, ControlLog, ControlPage};
 use crate::decision::Decision;
 use crate::facts::Facts;
 use crate::key::{Digest, TraceId};
@@ -22,7 +23,7 @@ use crate::settle::{Outcome, settle};
 use crate::time::{Span, Timestamp};
 
 /// Everything that is stored, in maps.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Ledger {
     balances: BTreeMap<Digest, Balance>,
     standings: BTreeMap<Digest, Standing>,
@@ -30,6 +31,20 @@ pub struct Ledger {
     reservations: BTreeMap<TraceId, Reservation>,
     /// Receipts that were refunded, until refunding them would do nothing anyway.
     refunded: BTreeMap<TraceId, Timestamp>,
+    control: ControlLog,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self {
+            balances: BTreeMap::new(),
+            standings: BTreeMap::new(),
+            accounts: BTreeMap::new(),
+            reservations: BTreeMap::new(),
+            refunded: BTreeMap::new(),
+            control: ControlLog::bounded(usize::MAX, usize::MAX),
+        }
+    }
 }
 
 /// A decision, and the receipt of what it charged.
@@ -270,6 +285,15 @@ impl Records for Ledger {
             Renamed::Account => rename(&mut self.accounts, old, new),
         }
         Ok(())
+    }
+
+    fn save_control(&mut self, change: &ControlChange, now: Timestamp) -> Result<u64, Infallible> {
+        // There is always room.
+        Ok(self.control.add(change.clone(), now).unwrap_or_else(|ControlFull| self.control.last()))
+    }
+
+    fn read_control(&mut self, after: u64, most: usize) -> Result<ControlPage, Infallible> {
+        Ok(self.control.after(after, most))
     }
 }
 

@@ -24,6 +24,7 @@
 //! | subject, [`Standing`] | who is punished, and how it stands with them |
 //! | [`lockout::Login`], [`lockout::Account`] | protection of a login |
 //! | [`Command`], [`Answer`], [`Records`] | an operation on stored state, what became of it, and what it works on |
+//! | [`control::ControlChange`], [`control::ControlLog`] | a ban or setting that holds on every node, and all of them in order |
 //! | [`Receipt`], [`Reservation`], [`Lease`] | what was charged, held, or granted ahead |
 //! | [`receipt::Pending`] | what was charged to a request that is not over |
 //! | enforce, observe | a rule that binds, and one that is only watched |
@@ -61,6 +62,7 @@ mod caller;
 pub mod case;
 pub mod codec;
 pub mod command;
+pub mod control;
 pub mod decision;
 pub mod explain;
 pub mod facts;

@@ -11,8 +11,7 @@ use threshold_core::{Digest, Timestamp};
 
 use crate::store::Keep;
 
-/// The most bans at once. A list that is longer than this belongs into a firewall.
-pub const MOST_BANS: usize = 500_000;
+pub use threshold_core::control::MOST_BANS;
 
 /// Every ban, by its number and by whom it is on.
 #[derive(Debug, Default)]
@@ -29,7 +28,7 @@ struct Pages {
     most: usize,
     /// No ban and no name here ends before this: a full book is not searched in vain for one that has.
     first_end: Timestamp,
-    by_id: BTreeMap<Digest, Ban>,
+    by_id: BTreeMap<Digest, Arc<Ban>>,
     bans: Bans,
     /// Whom ladders have banned, by the subject. Their standings say until when; these say who it is.
     named: BTreeMap<Digest, Ban>,
@@ -51,7 +50,7 @@ impl Default for Pages {
 }
 
 impl Pages {
-    fn insert(&mut self, id: Digest, ban: Ban) {
+    fn insert(&mut self, id: Digest, ban: Arc<Ban>) {
         self.first_end = self.first_end.min(ban.until);
         self.bans.insert(&ban.whom, ban.until);
         self.by_id.insert(id, ban);
@@ -96,19 +95,37 @@ impl BanBook {
         self
     }
 
-    /// Sets a ban, in place of the one on the same client. What is over goes first, so that a book never fills with it.
+    /// Sets a ban in this process alone, in place of the one on the same client. What is over goes first, so that a book
+    /// never fills with it. [`Limiter::change_control`](crate::Limiter::change_control) sets one on every node.
     ///
     /// # Errors
     /// Where there is room for no more.
-    pub fn set(&self, id: Digest, ban: Ban, now: Timestamp) -> Result<(), TooManyBans> {
+    pub fn set(&self, id: Digest, ban: impl Into<Arc<Ban>>, now: Timestamp) -> Result<(), TooManyBans> {
         let mut pages = self.write();
         self.make_room_in(&mut pages, id, now)?;
+        self.put_in(&mut pages, id, ban.into());
+        Ok(())
+    }
+
+    /// Sets a ban that the store has found room for. One that is there already is not told again.
+    pub(crate) fn put(&self, id: Digest, ban: Arc<Ban>) {
+        let mut pages = self.write();
+        if pages.by_id.get(&id) != Some(&ban) {
+            self.put_in(&mut pages, id, ban);
+        }
+    }
+
+    fn put_in(&self, pages: &mut Pages, id: Digest, ban: Arc<Ban>) {
         if let Some(keeper) = &self.keeper {
             keeper.ban(id, Some(&ban));
         }
         pages.insert(id, ban);
         self.any.store(true, Ordering::Release);
-        Ok(())
+    }
+
+    /// Who is told of every change.
+    pub(crate) fn keeper(&self) -> Option<&Arc<dyn Keep>> {
+        self.keeper.as_ref()
     }
 
     /// Finds out whether a ban of this number could be set; what is over goes for it.
@@ -119,8 +136,8 @@ impl BanBook {
         self.make_room_in(&mut self.write(), id, now)
     }
 
-    /// Ends a ban. Returns it, if there was one.
-    pub fn lift(&self, id: Digest) -> Option<Ban> {
+    /// Ends a ban in this process alone. Returns it, if there was one.
+    pub fn lift(&self, id: Digest) -> Option<Arc<Ban>> {
         let mut pages = self.write();
         let ban = pages.by_id.remove(&id)?;
         self.forget(&mut pages, id, &ban);
@@ -163,7 +180,7 @@ impl BanBook {
     pub fn all(&self, now: Timestamp) -> Vec<(Digest, Ban)> {
         let mut all = Vec::new();
         self.walk(None, now, |id, ban| {
-            all.push((id, ban.clone()));
+            all.push((id, Ban::clone(ban)));
             ControlFlow::Continue(())
         });
         all
@@ -190,14 +207,14 @@ impl BanBook {
     /// One ban that holds at `now`.
     #[must_use]
     pub fn one(&self, id: Digest, now: Timestamp) -> Option<Ban> {
-        self.read().by_id.get(&id).filter(|ban| ban.until > now).cloned()
+        self.read().by_id.get(&id).filter(|ban| ban.until > now).map(|ban| Ban::clone(ban))
     }
 
     /// Forgets bans that are over, and brings back those that were set by a clock which has since gone back.
     pub fn sweep(&self, now: Timestamp) {
         let concerns = |ban: &Ban| ban.until <= now || ban.is_ahead(now);
         let pages = self.read();
-        let any = pages.by_id.values().chain(pages.named.values()).any(concerns);
+        let any = pages.by_id.values().map(AsRef::as_ref).chain(pages.named.values()).any(concerns);
         drop(pages);
         if any {
             let mut pages = self.write();
@@ -208,9 +225,9 @@ impl BanBook {
     }
 
     fn bring_back(&self, pages: &mut Pages, now: Timestamp) {
-        let ahead: Vec<(Digest, Ban)> = pages.by_id.extract_if(.., |_, ban| ban.is_ahead(now)).collect();
+        let ahead: Vec<(Digest, Arc<Ban>)> = pages.by_id.extract_if(.., |_, ban| ban.is_ahead(now)).collect();
         for (id, ban) in ahead {
-            let ban = ban.brought_back(now);
+            let ban = Arc::new(Arc::unwrap_or_clone(ban).brought_back(now));
             pages.bans.remove(&ban.whom);
             if let Some(keeper) = &self.keeper {
                 keeper.ban(id, Some(&ban));
@@ -242,7 +259,7 @@ impl BanBook {
         if pages.first_end > now {
             return;
         }
-        let over: Vec<(Digest, Ban)> = pages.by_id.extract_if(.., |_, ban| ban.until <= now).collect();
+        let over: Vec<(Digest, Arc<Ban>)> = pages.by_id.extract_if(.., |_, ban| ban.until <= now).collect();
         for (id, ban) in over {
             self.forget(pages, id, &ban);
         }
@@ -253,7 +270,7 @@ impl BanBook {
                 keeper.named(subject, None);
             }
         }
-        let ends = pages.by_id.values().chain(pages.named.values()).map(|ban| ban.until);
+        let ends = pages.by_id.values().map(AsRef::as_ref).chain(pages.named.values()).map(|ban| ban.until);
         pages.first_end = ends.min().unwrap_or(Timestamp::MAX);
     }
 

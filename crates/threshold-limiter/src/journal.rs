@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use threshold_core::lockout::Account;
-use threshold_core::policy::Ban;
+use threshold_core::policy::{Ban, Owner, Setting};
 use threshold_core::secret::SameKeyId;
 use threshold_core::{Digest, Format, KeyId, Secret, Secrets, Standing};
 use tokio::sync::watch;
@@ -382,6 +382,11 @@ impl Keep for Journal {
 
     fn ban(&self, id: Digest, ban: Option<&Ban>) {
         self.note(Kind::Ban, &id.to_u128().to_be_bytes(), ban.map(|ban| ban.to_bytes(FORMAT)));
+    }
+
+    fn setting(&self, owner: Owner, name: &str, setting: Option<&Setting>) {
+        let kind = if owner == Owner::User { Kind::User } else { Kind::Tenant };
+        self.note(kind, name.as_bytes(), setting.map(|setting| setting.to_bytes(FORMAT)));
     }
 
     fn saving(&self) -> Saving {

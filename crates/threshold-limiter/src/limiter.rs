@@ -1,6 +1,7 @@
 //! A policy, a store and a clock: everything a decision needs, in your process.
 
 mod asynchronous;
+mod control;
 mod failure;
 mod login;
 mod many;
@@ -34,6 +35,7 @@ use crate::store::memory::MemoryStore;
 use crate::store::{EndError, ImmediateStore, Store, StoreError, at_once};
 use crate::sync::Mutex;
 
+pub use control::UnfitSetting;
 pub use login::LoginError;
 #[cfg(feature = "wait")]
 pub use wait::{MOST_WAITERS, Waited};
@@ -51,6 +53,8 @@ pub struct Limiter<S = MemoryStore, C = SystemClock> {
     clock: C,
     observers: Vec<Arc<dyn Observer>>,
     bans: Arc<BanBook>,
+    /// Held by whoever applies changes of bans and settings, or puts a policy in force that must have all settings.
+    followed: Mutex<control::Followed>,
     /// What answers while the store cannot, for rules that are `local` then.
     stand_in: OnceLock<MemoryStore>,
     #[cfg(feature = "wait")]
@@ -121,6 +125,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             store,
             clock,
             observers: Vec::new(),
+            followed: Mutex::default(),
             stand_in: OnceLock::new(),
             #[cfg(feature = "wait")]
             waiters: wait::Waiters::default(),
@@ -141,6 +146,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 
     /// Puts another policy in force, for every decision that begins from now on. What was used stays used. Returns its
     /// generation; of several swaps at once, the one with the highest is in force afterwards.
+    ///
+    /// Settings are part of a policy: those of the policy before are gone unless this one has them. [`reload`](Self::reload)
+    /// takes them over.
     pub fn swap(&self, policy: Policy) -> u64 {
         let policy = policy.with_key(self.key).with_bans(Arc::<BanBook>::clone(&self.bans));
         // A poisoned lock is taken all the same: a number is never half changed.

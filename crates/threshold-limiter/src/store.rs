@@ -3,6 +3,7 @@
 mod any;
 mod keep;
 pub mod memory;
+mod shared;
 
 use std::fmt;
 use std::future::Future;

@@ -31,7 +31,6 @@ use crate::metrics::Metrics;
 pub(crate) use keeping::{Opened, Place};
 pub(crate) use operations::{NewBan, Refused};
 pub(crate) use settings::NewSetting;
-use settings::Turn;
 pub(crate) use subjects::{Subject, Target};
 
 /// How long a login's result waits for the disk before it is refused.
@@ -49,7 +48,6 @@ pub(crate) struct Desk {
     logins: Samples,
     /// Which pauses are recorded in the audit.
     pauses: Samples,
-    settings: Turn,
     /// Held by the operation that is under way: the audit has changes in the order in which they were made.
     operations: tokio::sync::Mutex<()>,
     pub(crate) metrics: Metrics,
@@ -92,7 +90,6 @@ impl Desk {
             limiter: Arc::new(limiter),
             logins: Samples::default(),
             pauses: Samples::default(),
-            settings: Turn::default(),
             operations: tokio::sync::Mutex::default(),
             metrics,
             journal,

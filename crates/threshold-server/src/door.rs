@@ -47,6 +47,8 @@ pub(crate) use health::{Health, Trouble};
 pub(crate) use hosts::{HostName, Hosts};
 use large::LargeAnswers;
 use request_ids::RequestIds;
+#[cfg(test)]
+pub(crate) use serving::KeyValueStore;
 
 /// What every door is given.
 #[derive(Debug)]

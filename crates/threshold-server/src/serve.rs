@@ -71,6 +71,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         // Before anything is printed: who reads the line may send a signal at once.
         let signals = Signals::new()?;
         let Opened { desk, journal, damage } = desk(args, policy.clone())?;
+        if let Err(error) = desk.follow().await {
+            tracing::error!(%error, "bans and settings cannot be read from the store yet");
+        }
         announce(&listener, tls.is_some(), &source, &policy, &tokens, args)?;
         let app = Arc::new(App::new(desk, tokens, bounds));
         keep::start(&app, journal, args.save_counters, damage);

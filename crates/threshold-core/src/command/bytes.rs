@@ -1,12 +1,14 @@
 //! Commands and answers as bytes, for stores in another process.
 
 mod bill;
+mod control;
 
 use arrayvec::ArrayVec;
 
 use super::{AccountChange, Answer, Command, Rekeyed};
 use crate::balance::Checked;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
+use crate::control::ControlChange;
 use crate::key::{Digest, TraceId};
 use crate::ladder::Standing;
 use crate::limit::{Limit, Log, Look, Mark};
@@ -25,7 +27,8 @@ const VERSIONS: Versions = Versions::FIRST
     .containing(Standing::VERSIONS)
     .containing(Account::VERSIONS)
     .containing(Attempt::VERSIONS)
-    .containing(Device::VERSIONS);
+    .containing(Device::VERSIONS)
+    .containing(ControlChange::VERSIONS);
 /// The most items of a list: more than any policy has rules or tiers, and each takes at least a byte.
 const MAX_ITEMS: usize = 1 << 20;
 
@@ -100,6 +103,8 @@ impl Field for Command {
             Self::ReadBlock { keys } => put(out, 15, &[keys]),
             Self::Settle(bill) => put(out, 16, &[bill]),
             Self::Rekey(rekeyed) => put(out, 17, &[rekeyed]),
+            Self::Control(change) => put(out, 30, &[change]),
+            Self::ReadControl { after, most } => put(out, 31, &[after, most]),
         }
     }
 
@@ -122,6 +127,8 @@ impl Field for Command {
             15 => Self::ReadBlock { keys: take(from)? },
             16 => Self::Settle(take(from)?),
             17 => Self::Rekey(take(from)?),
+            30 => Self::Control(take(from)?),
+            31 => Self::ReadControl { after: take(from)?, most: take(from)? },
             _ => return Err(BytesError::Malformed("command")),
         })
     }
@@ -141,6 +148,8 @@ impl Field for Answer {
             Self::Account(account) => put(out, 9, &[account]),
             Self::Blocked(until) => put(out, 10, &[until]),
             Self::Settled(outcome) => put(out, 11, &[outcome]),
+            Self::Controlled { number } => put(out, 30, &[number]),
+            Self::Control(page) => put(out, 31, &[page]),
         }
     }
 
@@ -157,6 +166,8 @@ impl Field for Answer {
             9 => Self::Account(take(from)?),
             10 => Self::Blocked(take(from)?),
             11 => Self::Settled(take(from)?),
+            30 => Self::Controlled { number: take(from)? },
+            31 => Self::Control(take(from)?),
             _ => return Err(BytesError::Malformed("answer")),
         })
     }

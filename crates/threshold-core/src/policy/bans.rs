@@ -194,7 +194,7 @@ impl Policy {
 
 impl Ban {
     /// The versions in which it is read.
-    const VERSIONS: Versions = Versions::FIRST;
+    pub(crate) const VERSIONS: Versions = Versions::FIRST;
 
     /// The bytes that are kept.
     #[must_use]
@@ -202,7 +202,7 @@ impl Ban {
         to_bytes(Self::VERSIONS, format, |out| self.write(out))
     }
 
-    fn write(&self, out: &mut Writer) {
+    pub(crate) fn write(&self, out: &mut Writer) {
         let (kind, key) = match &self.whom {
             ListEntry::Address(net) => (1, net.to_string()),
             ListEntry::User(name) => (2, name.to_string()),
@@ -224,7 +224,7 @@ impl Ban {
         from_bytes(bytes, Self::VERSIONS, Self::read)
     }
 
-    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         const WRONG: BytesError = BytesError::Malformed("ban");
         let kind = from.byte()?;
         let (since, until) = (Timestamp::from_micros(from.number()?), Timestamp::from_micros(from.number()?));

@@ -71,7 +71,7 @@ impl Setting {
     }
 
     /// The versions in which it is read.
-    const VERSIONS: Versions = Versions::FIRST;
+    pub(crate) const VERSIONS: Versions = Versions::FIRST;
 
     /// The bytes that are kept.
     #[must_use]
@@ -79,7 +79,7 @@ impl Setting {
         to_bytes(Self::VERSIONS, format, |out| self.write(out))
     }
 
-    fn write(&self, out: &mut Writer) {
+    pub(crate) fn write(&self, out: &mut Writer) {
         out.number(u64::from(self.times));
         out.number(self.from.micros());
         out.number(self.until.micros());
@@ -102,7 +102,7 @@ impl Setting {
         from_bytes(bytes, Self::VERSIONS, Self::read)
     }
 
-    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         let times = u32::try_from(from.number()?).map_err(|_| BytesError::Malformed("setting"))?;
         let (since, until) = (Timestamp::from_micros(from.number()?), Timestamp::from_micros(from.number()?));
         let (tier, by, reason) = (from.text(MAX_TEXT)?, from.text(MAX_TEXT)?, from.text(MAX_TEXT)?);
@@ -134,6 +134,25 @@ impl Policy {
     /// Where it does not fit.
     pub fn keep_setting(&mut self, owner: Owner, name: &str, setting: &Setting) -> Result<(), SettingError> {
         self.keep_shared(owner, name, &Arc::new(setting.clone()))
+    }
+
+    /// As [`keep_setting`](Self::keep_setting), of a setting that others hold too; `None` takes back what there is.
+    ///
+    /// # Errors
+    /// Where it does not fit.
+    pub fn apply_setting(
+        &mut self,
+        owner: Owner,
+        name: &str,
+        setting: Option<&Arc<Setting>>,
+    ) -> Result<(), SettingError> {
+        match setting {
+            Some(setting) => self.keep_shared(owner, name, setting),
+            None => {
+                self.take_back(owner, name);
+                Ok(())
+            }
+        }
     }
 
     /// Takes back what somebody was given. Says whether there was anything.

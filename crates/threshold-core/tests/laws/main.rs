@@ -12,6 +12,7 @@
 
 mod answers;
 mod bills;
+mod control;
 mod keys;
 mod ladder;
 mod login;

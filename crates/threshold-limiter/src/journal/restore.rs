@@ -1,9 +1,11 @@
 //! After a restart: what a journal held goes back into memory.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use threshold_core::control::ControlChange;
 use threshold_core::lockout::{Account, Factor};
-use threshold_core::policy::{Ban, ListEntry};
+use threshold_core::policy::{Ban, ListEntry, Owner, Setting};
 use threshold_core::{Digest, DigestKey, KeyId, Policy, Secret, Secrets, Span, Standing, Timestamp};
 
 use super::rows::{Kind, Row};
@@ -25,6 +27,9 @@ pub struct Restored {
     pub accounts: usize,
     /// Bans that operators have set.
     pub bans: usize,
+    /// Tenants and users with settings. They are in force once [`Limiter::follow_control`](crate::Limiter::follow_control)
+    /// has read them from the store.
+    pub settings: usize,
     /// Rows that say something else than was written. Whoever they are about is kept out for an hour, where that is known.
     pub unreadable: usize,
     /// Rows that memory had no room for.
@@ -48,8 +53,10 @@ pub fn restore(
     let login = policy.login().cloned().unwrap_or_default();
     let rotation = secrets.old().map(|old| Rotation::new(policy, old, &kept.rows));
     for row in &kept.rows {
-        // The settings of tenants and users are read by whoever made them.
-        let Some(mut key) = row.digest() else { continue };
+        let Some(mut key) = row.digest() else {
+            restore_setting(journal, row, store, &mut restored, now);
+            continue;
+        };
         if let Some(id) = row.old_key_id() {
             match rotation.as_ref().filter(|rotation| rotation.key_id == id) {
                 Some(rotation) => {
@@ -79,7 +86,9 @@ pub fn restore(
             }
             Some(Known::Ban(ban)) if ban.until > now && row.kind == Kind::Ban => {
                 restored.bans = restored.bans.saturating_add(1);
-                bans.set(key, ban, now).is_ok()
+                let ban = Arc::new(ban);
+                let change = ControlChange::Ban { id: key, ban: Some(Arc::clone(&ban)) };
+                bans.set(key, ban, now).is_ok() && store.restore_control(change, now)
             }
             Some(Known::Ban(ban)) if ban.until > now => {
                 bans.name(key, ban, now);
@@ -99,6 +108,24 @@ pub fn restore(
     restored
 }
 
+/// A setting goes back into the store. One that is over, or cannot be read, is taken out of the journal.
+fn restore_setting(journal: &Journal, row: &Row, store: &MemoryStore, restored: &mut Restored, now: Timestamp) {
+    let owner = match row.kind {
+        Kind::Tenant => Owner::Tenant,
+        Kind::User => Owner::User,
+        Kind::Standing | Kind::Account | Kind::Ban | Kind::Named => return,
+    };
+    let setting = row.value.as_deref().and_then(|bytes| Setting::from_bytes(bytes).ok());
+    let name = std::str::from_utf8(&row.key).ok();
+    let Some((setting, name)) = setting.filter(|setting| setting.until > now).zip(name) else {
+        journal.note(row.kind, &row.key, None);
+        return;
+    };
+    let change = ControlChange::Setting { owner, name: name.into(), setting: Some(Arc::new(setting)) };
+    restored.settings = restored.settings.saturating_add(1);
+    restored.no_room = restored.no_room.saturating_add(usize::from(!store.restore_control(change, now)));
+}
+
 /// Everything that a store and its bans hold, as rows: what a journal would have to hold had it been written anew. Requests
 /// go on meanwhile; what they change is noted, and written after it.
 #[must_use]
@@ -111,6 +138,12 @@ pub fn rows_in_memory(store: &MemoryStore, bans: &BanBook) -> Vec<Row> {
     store.each_account(|key, account| add(Kind::Account, key, account.to_bytes(FORMAT)));
     bans.each(|key, ban| add(Kind::Ban, key, ban.to_bytes(FORMAT)));
     bans.each_named(|key, ban| add(Kind::Named, key, ban.to_bytes(FORMAT)));
+    store.each_control(|change| {
+        if let ControlChange::Setting { owner, name, setting: Some(setting) } = change {
+            let kind = if *owner == Owner::User { Kind::User } else { Kind::Tenant };
+            rows.push(Row { kind, key: name.as_bytes().to_vec(), value: Some(setting.to_bytes(FORMAT)) });
+        }
+    });
     rows
 }
 

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use threshold_core::lockout::Account;
-use threshold_core::policy::Ban;
+use threshold_core::policy::{Ban, Owner, Setting};
 use threshold_core::{Digest, Standing};
 
 /// Whether everything that was told before is safe: it is ready when that is so, or when waiting longer would be too long.
@@ -25,6 +25,9 @@ pub trait Keep: Debug + Send + Sync {
 
     /// This is whom a ladder has banned under a subject; `None` where that is over.
     fn named(&self, subject: Digest, ban: Option<&Ban>);
+
+    /// This is what a tenant or a user is given now; `None` where nothing is.
+    fn setting(&self, owner: Owner, name: &str, setting: Option<&Setting>);
 
     /// Ready when everything that was told before is safe, but no later than a request that strikes may wait.
     fn saving(&self) -> Saving;

@@ -25,6 +25,7 @@ use std::sync::{Arc, PoisonError};
 use arrayvec::ArrayVec;
 use threshold_core::bill::Charge;
 use threshold_core::command::{Answer, Command, execute, expire};
+use threshold_core::control::{ControlChange, ControlLog};
 use threshold_core::ladder::Standing;
 use threshold_core::plan::{MAX_CHARGES, Verb};
 use threshold_core::{Balance, Balances as _, Bill, Digest, Limit, Outcome, Plan, Timestamp, TraceId, settle_into};
@@ -68,6 +69,8 @@ pub struct MemoryStore {
     /// When the next reservation expires, in microseconds.
     next_expiry: AtomicU64,
     refunds: Mutex<Refunds>,
+    /// Bans and settings. It shares them with those who decide by them.
+    control: Mutex<Box<ControlLog>>,
     when_full: WhenFull,
     /// Who writes down what must outlive the process, if anybody does.
     keeper: Option<Arc<dyn Keep>>,
@@ -115,6 +118,7 @@ impl MemoryStore {
             reservations: Mutex::new(Reservations::new(side)),
             next_expiry: AtomicU64::new(u64::MAX),
             refunds: Mutex::new(Refunds::new(side)),
+            control: Mutex::default(),
             when_full: memory.when_full,
             keeper: None,
         }
@@ -132,6 +136,16 @@ impl MemoryStore {
     pub fn check_any(&self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
         let Some(shard) = self.shard(key) else { return Balance::default().check(limit, cost, now, id) };
         shard.open().check_carried(key, limit, cost, now, id)
+    }
+
+    /// Puts back a ban or a setting from before. Says whether there was room.
+    pub fn restore_control(&self, change: ControlChange, now: Timestamp) -> bool {
+        lock(&self.control).add(change, now).is_ok()
+    }
+
+    /// Shows every ban and setting, in the order in which they were set. None is changed meanwhile.
+    pub fn each_control(&self, show: impl FnMut(&ControlChange)) {
+        lock(&self.control).set().for_each(show);
     }
 
     /// What is held.

@@ -10,6 +10,7 @@
 
 mod anew;
 mod audited;
+mod control;
 mod counters;
 mod cut;
 mod damage;
@@ -24,7 +25,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use threshold_core::lockout::Account;
-use threshold_core::policy::{Ban, Layer, ListEntry};
+use threshold_core::policy::{Ban, Layer, ListEntry, Owner, Setting};
 use threshold_core::{Digest, KeyId, Policy, Secret, Secrets, Span, Standing, Timestamp};
 use threshold_limiter::bans::BanBook;
 use threshold_limiter::journal::{
@@ -345,6 +346,8 @@ impl Keep for Slow {
     fn ban(&self, _: Digest, _: Option<&Ban>) {}
 
     fn named(&self, _: Digest, _: Option<&Ban>) {}
+
+    fn setting(&self, _: Owner, _: &str, _: Option<&Setting>) {}
 
     fn saving(&self) -> Saving {
         let (done, saved) = tokio::sync::oneshot::channel();

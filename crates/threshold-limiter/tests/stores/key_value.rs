@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
 use threshold_core::command::{AccountChange, AccountKey, Answer, Command, Records, Renamed, SaveReason, execute};
+use threshold_core::control::{ControlChange, ControlLog, ControlPage};
 use threshold_core::lockout::{Account, Login};
 use threshold_core::{
     Balance, BytesError, Digest, Format, Limit, Outcome, Plan, Reservation, Standing, Timestamp, TraceId,
@@ -20,6 +21,7 @@ enum Table {
     Accounts,
     Reservations,
     Refunds,
+    Control,
 }
 
 /// Bytes under keys.
@@ -52,11 +54,8 @@ impl Store for KeyValueStore {
         now: Timestamp,
     ) -> Result<Vec<Listed>, StoreError> {
         yield_now().await;
-        let open = Open(self.0.lock().unwrap());
-        let all = open
-            .0
-            .iter()
-            .filter(|((table, key), _)| *table == Table::Standings && after.is_none_or(|after| *key > after.to_u128()));
+        let (records, first) = (self.0.lock().unwrap(), after.map_or(0, |after| after.to_u128().saturating_add(1)));
+        let all = records.range((Table::Standings, first)..=(Table::Standings, u128::MAX));
         let banned = all.filter_map(|((_, key), bytes)| {
             let until = Standing::from_bytes(bytes).ok()?.banned_until().filter(|until| *until > now)?;
             Some(Listed::Banned { key: Digest::from_u128(*key), until })
@@ -148,10 +147,6 @@ impl Records for Open<'_> {
         Ok(self.0.insert((Table::Refunds, id.to_u128()), Vec::new()).is_none())
     }
 
-    fn remember_end(&mut self, id: TraceId, void_from: Timestamp, now: Timestamp) -> Result<(), StoreError> {
-        self.remember_refund(id, void_from, now).map(drop)
-    }
-
     fn account(&mut self, key: AccountKey) -> Result<Option<Account>, StoreError> {
         let (AccountKey::Own(key) | AccountKey::StandIn(key)) = key;
         self.read(Table::Accounts, key.to_u128(), Account::from_bytes)
@@ -184,5 +179,16 @@ impl Records for Open<'_> {
             self.0.entry((table, new.to_u128())).or_insert(bytes);
         }
         Ok(())
+    }
+
+    fn save_control(&mut self, change: &ControlChange, now: Timestamp) -> Result<u64, StoreError> {
+        let mut log = self.read(Table::Control, 0, ControlLog::from_bytes)?.unwrap_or_default();
+        let number = log.add(change.clone(), now).map_err(|_| StoreError::Full)?;
+        self.save(Table::Control, 0, log.to_bytes(Format::PRESENT));
+        Ok(number)
+    }
+
+    fn read_control(&mut self, after: u64, most: usize) -> Result<ControlPage, StoreError> {
+        Ok(self.read(Table::Control, 0, ControlLog::from_bytes)?.unwrap_or_default().after(after, most))
     }
 }

@@ -58,6 +58,12 @@ impl Change<'_> {
         Refused::Store(error)
     }
 
+    /// As [`fail`](Self::fail), of a ban or setting: a full store has room for no more of them.
+    pub(super) fn fail_control(self, error: StoreError, when_full: Refused) -> Refused {
+        let refused = self.fail(error);
+        if error == StoreError::Full { when_full } else { refused }
+    }
+
     fn record(&mut self, Entry { who, action, layer, key, why }: Entry<'_>) {
         let policy = self.desk.policy();
         let about = |hides: bool| format!("{layer} {}", shown(&policy, layer, key, hides));

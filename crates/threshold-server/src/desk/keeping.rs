@@ -8,8 +8,8 @@ use threshold_limiter::journal::{
     Counters, GivenSecrets, Journal, JournalError, Kept, KeyIds, Restored, installation_secrets, load_counters,
     restore, rows_in_memory, save_counters,
 };
-use threshold_limiter::store::AnyStore;
 use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::store::{AnyStore, at_once};
 use threshold_limiter::{BanBook, Clock, Limiter};
 
 use super::Desk;
@@ -57,14 +57,13 @@ impl Desk {
         let bans = Arc::new(bans.kept_by(Arc::<Journal>::clone(&journal)));
         let limiter = Limiter::with_bans(policy, store, clock, (key, secrets), bans);
         let desk = Self::around(limiter, Some(Arc::clone(&journal)));
-        desk.restore_settings(&journal, &kept, now);
+        // The store has the settings. It is in memory, and always answers.
+        let _ = at_once(desk.follow());
         // The limiter's store has the journal: held the other way too, neither would ever end.
         let limiter = Arc::downgrade(&desk.limiter);
         journal.written_anew_from(move || {
             let limiter = limiter.upgrade()?;
-            let mut rows = rows_in_memory(limiter.store().memory()?, &limiter.bans());
-            rows.extend(super::settings::rows(&limiter.policy()));
-            Some(rows)
+            Some(rows_in_memory(limiter.store().memory()?, &limiter.bans()))
         });
         Ok(Opened { desk, journal: Some(journal), damage })
     }
@@ -94,7 +93,7 @@ fn tell(path: &Path, kept: &Kept, restored: Restored, counters: &std::io::Result
     if let Err(error) = counters {
         tracing::warn!(%error, "what was used before could not be read");
     }
-    let Restored { subjects, accounts, bans, unreadable, no_room, rekeyed, forgotten } = restored;
+    let Restored { subjects, accounts, bans, settings, unreadable, no_room, rekeyed, forgotten } = restored;
     let Counters { read: counters, skipped } = counters.as_ref().map_or_else(|_| Counters::default(), |read| *read);
     if skipped > 0 {
         tracing::warn!(skipped, counters, "damaged counters were skipped: what they say was used is forgotten");
@@ -109,7 +108,7 @@ fn tell(path: &Path, kept: &Kept, restored: Restored, counters: &std::io::Result
         );
     }
     let is_new = kept.is_new;
-    tracing::info!(%journal, is_new, subjects, accounts, bans, unreadable, counters, "what was kept is in force");
+    tracing::info!(%journal, is_new, subjects, accounts, bans, settings, unreadable, counters, "what was kept is in force");
     let damage = kept.damage.as_ref().map(ToString::to_string);
     let crowded = (no_room > 0)
         .then(|| format!("memory has no room for {no_room} of the subjects in the journal: raise [memory] max_keys"));

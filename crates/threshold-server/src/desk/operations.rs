@@ -1,8 +1,10 @@
 //! What operators do. Each operation is one function, which validates, makes the change together with its line of the audit,
 //! and waits for the disk. Doors only translate a request into its arguments, and its result into an answer.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use threshold_core::control::ControlChange;
 use threshold_core::policy::{Ban, Layer, Owner, Setting};
 use threshold_core::{Digest, Span, Timestamp};
 use threshold_limiter::LoginError;
@@ -88,9 +90,9 @@ impl Desk {
         let action = format!("ban: {}{}", before.unwrap_or_default(), length(until));
         let ban = Ban { whom, reason: reason.into(), by: who.into(), from: now, until };
         let change = self.begin(Entry { who, action, layer, key: &key, why: reason })?;
-        if bans.set(id, ban.clone(), now).is_err() {
-            change.withdraw();
-            return Err(Refused::TooManyBans);
+        let set = ControlChange::Ban { id, ban: Some(Arc::new(ban.clone())) };
+        if let Err(error) = self.limiter.change_control(set).await {
+            return Err(change.fail_control(error, Refused::TooManyBans));
         }
         change.confirm();
         drop(turn);
@@ -107,19 +109,22 @@ impl Desk {
         let by_ladder = self.limiter.standing(id).await?.and_then(|standing| standing.banned_until());
         let by_ladder = by_ladder.filter(|until| *until > now);
         let until = by_operator.as_ref().map(|ban| ban.until).max(by_ladder).ok_or(Refused::UnknownBan)?;
+        let is_by_operator = by_operator.is_some();
         let named = by_operator.or_else(|| bans.named(id));
         let (by, because) = named.as_ref().map_or(("ladder", ""), |ban| (&*ban.by, &*ban.reason));
         let action = format!("lift: {}, by {by}: {because}", length(until));
         let whom = named.as_ref().map(|ban| (ban.whom.layer().name(), ban.whom.key()));
         let (layer, key) = whom.unwrap_or_else(|| ("ban", format!("{:032x}", id.to_u128())));
         let change = self.begin(Entry { who, action, layer, key: &key, why: reason })?;
-        // First what can fail: a ban that is in force is never half lifted.
+        // Lifted by half it is still in force, and can be lifted again.
         if by_ladder.is_some()
             && let Err(error) = self.limiter.forgive_standing(id).await
         {
             return Err(change.fail(error));
         }
-        bans.lift(id);
+        if is_by_operator && let Err(error) = self.limiter.change_control(ControlChange::Ban { id, ban: None }).await {
+            return Err(change.fail(error));
+        }
         change.confirm();
         drop(turn);
         self.acknowledged().await
@@ -168,9 +173,8 @@ impl Desk {
         let action = format!("{word}: {before} -> {}", in_words(Some(&setting)));
         let layer = if owner == Owner::User { "user" } else { "tenant" };
         let change = self.begin(Entry { who, action, layer, key: name, why: &setting.reason })?;
-        if let Err(refused) = self.give(owner, name, &setting) {
-            change.withdraw();
-            return Err(refused);
+        if let Err(error) = self.give(owner, name, &setting).await {
+            return Err(change.fail_control(error, Refused::TooManySettings));
         }
         change.confirm();
         drop(turn);

@@ -2,11 +2,13 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use threshold_core::Timestamp;
+use threshold_core::control::ControlChange;
 use threshold_core::policy::{Owner, Policy, Setting, SettingError};
-use threshold_core::{Format, Timestamp};
-use threshold_limiter::journal::{Journal, Kept, Kind, Row};
+use threshold_limiter::limiter::UnfitSetting;
+use threshold_limiter::store::{Store as _, StoreError};
 
 use super::audit::moment;
 use super::operations::reason_of;
@@ -16,13 +18,6 @@ use super::{Desk, Refused};
 const MOST_LIMITS: usize = 64;
 /// The longest name, in bytes.
 const MOST_NAME: usize = 1_024;
-/// The most settings at once. Whoever has more customers than this with limits of their own gives them tiers.
-const MOST_SETTINGS: usize = 10_000;
-
-/// Held by whoever puts another policy in force. The settings themselves are part of the policy in force: decisions read
-/// them there, without this lock.
-#[derive(Debug, Default)]
-pub(super) struct Turn(Mutex<()>);
 
 /// What somebody is to be given, as an operator writes it.
 #[derive(Debug, Clone, Default)]
@@ -59,24 +54,12 @@ impl NewSetting {
     }
 }
 
-impl Turn {
-    fn take(&self) -> MutexGuard<'_, ()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Desk {
     /// Puts another policy in force, with what was given on top of it. Returns its generation.
-    pub(crate) fn swap(&self, mut policy: Policy) -> u64 {
-        // Thousands of settings take a while, so most of the work is done before others have to wait. What changes meanwhile
-        // is taken over below.
-        let unfit = policy.take_settings_of(&self.limiter.policy());
-        for (owner, _, error) in unfit {
-            tracing::warn!(?owner, %error, "a setting does not fit the policy, and is not in force");
-        }
-        let _turn = self.settings.take();
-        policy.take_settings_of(&self.limiter.policy());
-        self.limiter.swap(policy)
+    pub(crate) fn swap(&self, policy: Policy) -> u64 {
+        let (generation, unfit) = self.limiter.reload(policy);
+        warn_unfit(unfit);
+        generation
     }
 
     /// What somebody was given, if their name can be one.
@@ -98,90 +81,38 @@ impl Desk {
 
     /// Why somebody could not be given something, if they could not.
     pub(super) fn refuses(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), Refused> {
-        refuses(&self.limiter.policy(), owner, name, setting)
+        self.limiter.policy().fits(owner, name, setting).map_err(unfit)
     }
 
     /// Gives somebody something instead of whatever they were given before; an empty setting takes it all back. The policy
     /// in force is copied for that, which costs as much with thousands of settings as with none.
-    pub(super) fn give(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), Refused> {
-        let _turn = self.settings.take();
-        let mut policy = Policy::clone(&self.limiter.policy());
-        refuses(&policy, owner, name, setting)?;
-        if setting.is_empty() {
-            policy.take_back(owner, name);
-        } else {
-            policy.give(owner, name, setting).map_err(unfit)?;
-        }
-        // In force before it is written down: a journal that is written again from memory meanwhile must not miss it.
-        self.limiter.swap(policy);
-        let bytes = (!setting.is_empty()).then(|| setting.to_bytes(Format::PRESENT));
-        if let Some(journal) = &self.journal {
-            journal.note(kind(owner), name.as_bytes(), bytes);
-        }
+    pub(super) async fn give(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), StoreError> {
+        let setting = (!setting.is_empty()).then(|| Arc::new(setting.clone()));
+        warn_unfit(self.limiter.change_control(ControlChange::Setting { owner, name: name.into(), setting }).await?);
         Ok(())
     }
 
     /// Takes back what was given until now.
     pub(crate) fn end_settings(&self, now: Timestamp) {
-        let is_over = |(_, _, setting): &(Owner, &str, &Setting)| setting.until <= now;
-        if !self.limiter.policy().settings().any(|given| is_over(&given)) {
-            return;
-        }
-        let _turn = self.settings.take();
-        let in_force = self.limiter.policy();
-        let mut policy = Policy::clone(&in_force);
-        let over = || in_force.settings().filter(is_over);
-        for (owner, name, _) in over() {
-            policy.take_back(owner, name);
-        }
-        self.limiter.swap(policy);
-        if let Some(journal) = &self.journal {
-            over().for_each(|(owner, name, _)| journal.note(kind(owner), name.as_bytes(), None));
-        }
+        self.limiter.end_settings(now);
     }
 
-    /// Goes on from what a journal holds.
-    pub(super) fn restore_settings(&self, journal: &Journal, kept: &Kept, now: Timestamp) {
-        let _turn = self.settings.take();
-        let mut policy = Policy::clone(&self.limiter.policy());
-        for row in &kept.rows {
-            let owner = match row.kind {
-                Kind::Tenant => Owner::Tenant,
-                Kind::User => Owner::User,
-                _ => continue,
-            };
-            let setting = row.value.as_deref().and_then(|bytes| Setting::from_bytes(bytes).ok());
-            let name = std::str::from_utf8(&row.key).ok();
-            let Some((setting, name)) = setting.filter(|setting| setting.until > now).zip(name) else {
-                journal.note(row.kind, &row.key, None);
-                continue;
-            };
-            if let Err(error) = policy.keep_setting(owner, name, &setting) {
-                tracing::warn!(?owner, %error, "a setting does not fit the policy, and is not in force");
-            }
-        }
-        if policy.settings_len() > 0 {
-            self.limiter.swap(policy);
-        }
+    /// Takes over the bans and settings that are in the store and not in force here yet.
+    pub(crate) async fn follow(&self) -> Result<(), StoreError> {
+        warn_unfit(self.limiter.follow_control().await?);
+        Ok(())
+    }
+
+    /// Whether other processes may change bans and settings in the store.
+    pub(crate) fn shares_store(&self) -> bool {
+        !self.limiter.store().answers_at_once()
     }
 }
 
-/// Everything that was given, as the journal holds it.
-pub(super) fn rows(policy: &Policy) -> Vec<Row> {
-    let row = |(owner, name, setting): (Owner, &str, &Setting)| Row {
-        kind: kind(owner),
-        key: name.as_bytes().to_vec(),
-        value: Some(setting.to_bytes(Format::PRESENT)),
-    };
-    policy.settings().map(row).collect()
-}
-
-fn refuses(policy: &Policy, owner: Owner, name: &str, setting: &Setting) -> Result<(), Refused> {
-    let is_new = !setting.is_empty() && policy.setting(owner, name).is_none();
-    if is_new && policy.settings_len() >= MOST_SETTINGS {
-        return Err(Refused::TooManySettings);
+fn warn_unfit(unfit: Vec<UnfitSetting>) {
+    for (owner, _, error) in unfit {
+        tracing::warn!(?owner, %error, "a setting does not fit the policy, and is not in force");
     }
-    policy.fits(owner, name, setting).map_err(unfit)
 }
 
 fn unfit(SettingError { field, message }: SettingError) -> Refused {
@@ -207,17 +138,11 @@ pub(super) fn in_words(setting: Option<&Setting>) -> String {
     tier.into_iter().chain(limits).chain(times).chain(until).collect::<Vec<_>>().join(", ")
 }
 
-fn kind(owner: Owner) -> Kind {
-    match owner {
-        Owner::Tenant => Kind::Tenant,
-        Owner::User => Kind::User,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
+    use threshold_core::control::MOST_SETTINGS;
     use threshold_core::{Facts, plan::Verb};
     use threshold_limiter::ManualClock;
     use threshold_limiter::store::at_once;
@@ -244,7 +169,7 @@ mod tests {
 
     /// Most of a new policy's settings are applied before others have to wait; what is given meanwhile is not lost.
     ///
-    /// Woken by: leaving out either `take` of the turn, or the second `take_settings_of` in `swap`.
+    /// Woken by: leaving out the lock of `Limiter::reload` or of `apply_own`, or the second `take_settings_of` in `reload`.
     #[test]
     fn nothing_is_lost_between_reloads_and_settings_at_once() {
         const EACH: usize = 300;
@@ -255,10 +180,10 @@ mod tests {
                 let (desk, name) = (&desk, &name);
                 scope.spawn(move || {
                     for number in 0..EACH {
-                        desk.give(Owner::Tenant, &name(writer, number), &ten_times(Timestamp::MAX)).unwrap();
+                        at_once(desk.give(Owner::Tenant, &name(writer, number), &ten_times(Timestamp::MAX))).unwrap();
                         if number % 3 == 0 {
                             let nothing = Setting { times: 1, ..ten_times(Timestamp::MAX) };
-                            desk.give(Owner::Tenant, &name(writer, number), &nothing).unwrap();
+                            at_once(desk.give(Owner::Tenant, &name(writer, number), &nothing)).unwrap();
                         }
                     }
                 });
@@ -284,17 +209,22 @@ mod tests {
         let desk = desk(&clock);
         let now = desk.limiter.now();
         let later = now.plus(threshold_core::Span::MINUTE);
-        desk.give(Owner::Tenant, "short", &ten_times(later)).unwrap();
+        at_once(desk.give(Owner::Tenant, "short", &ten_times(later))).unwrap();
         for number in 1..MOST_SETTINGS {
-            desk.give(Owner::Tenant, &format!("long {number}"), &ten_times(Timestamp::MAX)).unwrap();
+            at_once(desk.give(Owner::Tenant, &format!("long {number}"), &ten_times(Timestamp::MAX))).unwrap();
         }
-        let give = |name: &str| desk.give(Owner::Tenant, name, &ten_times(Timestamp::MAX));
-        assert!(matches!(give("one more"), Err(Refused::TooManySettings)));
+        let new = || NewSetting { times: Some(10), ..NewSetting::default() };
+        let give = |name: &str| at_once(desk.set("ops", Owner::Tenant, name, new()));
+        assert_eq!(give("one more"), Err(Refused::TooManySettings));
         assert!(give("long 7").is_ok(), "another in place of the one before");
-        let nothing = Setting { times: 1, ..ten_times(Timestamp::MAX) };
-        assert!(desk.give(Owner::Tenant, "one more", &nothing).is_ok(), "to take back needs no room");
+        assert_eq!(
+            at_once(desk.set("ops", Owner::Tenant, "one more", NewSetting::default())),
+            Ok(None),
+            "needs no room"
+        );
         desk.end_settings(now);
         assert_eq!((limit_of(&desk, "short"), limit_of(&desk, "long 9")), (10, 10));
+        clock.set(later);
         desk.end_settings(later);
         assert_eq!((limit_of(&desk, "short"), limit_of(&desk, "long 9")), (1, 10));
         assert!(give("one more").is_ok());

@@ -10,7 +10,8 @@ use threshold_core::policy::{Ban, Layer, ListEntry, Owner, Policy};
 use threshold_core::{Digest, Facts, Timestamp};
 use threshold_limiter::ManualClock;
 use threshold_limiter::journal::{AuditLine, GivenSecrets, Journal};
-use threshold_limiter::store::at_once;
+use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::store::{Answer, AnyStore, Command, Kind, Listed, Outcome, Plan, Store, StoreError, at_once};
 
 use super::audit::Entry;
 use super::{Desk, NewBan, NewSetting, Opened, Place, Refused, Target};
@@ -213,5 +214,50 @@ fn pages_of_any_length_list_every_ban_once_and_in_order() {
             }
         }
         assert_eq!(listed, whole, "in pages of {limit}");
+    }
+}
+
+/// A store in memory that cannot answer what is asked about bans and settings.
+struct Refusing(MemoryStore, StoreError);
+
+impl Store for Refusing {
+    async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
+        self.0.settle(plan, now, outcome).await
+    }
+
+    async fn execute(&self, command: Command, now: Timestamp) -> Result<Answer, StoreError> {
+        match command {
+            Command::Control(_) | Command::ReadControl { .. } => Err(self.1),
+            command => self.0.execute(command, now).await,
+        }
+    }
+
+    async fn list(
+        &self,
+        kind: Kind,
+        after: Option<Digest>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<Vec<Listed>, StoreError> {
+        self.0.list(kind, after, limit, now).await
+    }
+}
+
+/// Fails where a change is in force before the store has it, or where a full store is told as one that is away.
+#[tokio::test]
+async fn a_ban_or_setting_that_the_store_does_not_take_is_refused_and_not_in_force() {
+    for error in [StoreError::Full, StoreError::Timeout] {
+        let policy = Policy::parse(POLICY, &|_| None).unwrap();
+        let store = AnyStore::other(Refusing(MemoryStore::new(policy.memory()), error));
+        let desk = Desk::on(policy, store, Arc::new(ManualClock::new(START)));
+        let full = error == StoreError::Full;
+        let ban = desk.ban("ops", mallory()).await.unwrap_err();
+        assert_eq!(ban, if full { Refused::TooManyBans } else { Refused::Store(error) });
+        let setting = NewSetting { times: Some(2), ..NewSetting::default() };
+        let set = desk.set("ops", Owner::User, "u1", setting).await.unwrap_err();
+        assert_eq!(set, if full { Refused::TooManySettings } else { Refused::Store(error) });
+        assert!(!is_banned(&desk, "mallory") && desk.given(Owner::User, "u1").unwrap().is_none());
+        assert_eq!(desk.bans(None, 10).await, Ok(vec![]));
+        assert_eq!(desk.follow().await, Err(error));
     }
 }

@@ -1,6 +1,8 @@
 //! What operators may do: see and change who is banned, look subjects up, and forgive them. Every change is written down
 //! with who made it and why, and is on disk before it is answered.
 
+#[cfg(test)]
+mod another_store;
 mod operator;
 #[cfg(test)]
 mod same;

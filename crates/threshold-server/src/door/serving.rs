@@ -23,7 +23,7 @@ pub(super) mod client;
 #[path = "../../../threshold-limiter/tests/stores/key_value.rs"]
 mod key_value;
 pub(super) use client::Client;
-use key_value::KeyValueStore;
+pub(crate) use key_value::KeyValueStore;
 
 /// A server in this process for one case after another.
 pub(super) struct Serving {

@@ -1,4 +1,5 @@
-//! What is done about the journal while the server runs: troubles are told, what is over is swept, counters are saved.
+//! What is done while the server runs: troubles of the journal are told, what is over is swept, counters are saved, and
+//! changes of other nodes are taken over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,8 @@ use crate::door::{App, Trouble};
 const SWEEP: Duration = Duration::from_secs(60);
 /// How often it is looked whether what somebody was given is over: it ends so much late at most.
 const SETTINGS: Duration = Duration::from_millis(500);
+/// How often bans and settings that other nodes have changed are read: they hold so much later at most.
+const FOLLOW: Duration = Duration::from_millis(500);
 /// How often it is looked whether the disk keeps up.
 const LOOK: Duration = Duration::from_millis(250);
 /// A write that takes longer than this is one of a disk in trouble: one that is well takes milliseconds.
@@ -32,10 +35,30 @@ pub(super) fn start(app: &Arc<App>, journal: Option<Arc<Journal>>, save_counters
         let app = Arc::clone(app);
         every(SAVE, move || app.desk.save_counters());
     }
+    if app.desk.shares_store() {
+        tokio::spawn(follow(Arc::clone(app)));
+    }
     let settings = Arc::clone(app);
     every(SETTINGS, move || settings.desk.end_settings(settings.desk.now()));
     let app = Arc::clone(app);
     every(SWEEP, move || app.desk.sweep_bans());
+}
+
+/// Takes over the bans and settings that other nodes change. While the store is away, those that are known stay in force.
+async fn follow(app: Arc<App>) {
+    let mut ticks = interval(FOLLOW);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut was_away = false;
+    loop {
+        ticks.tick().await;
+        let followed = app.desk.follow().await;
+        match (&followed, was_away) {
+            (Err(error), false) => tracing::error!(%error, "bans and settings of other nodes cannot be read"),
+            (Ok(()), true) => tracing::info!("bans and settings of other nodes are read again"),
+            _ => {}
+        }
+        was_away = followed.is_err();
+    }
 }
 
 /// Tells of everything that is wrong with the journal, as it comes and goes.
@@ -100,4 +123,50 @@ fn every(period: Duration, work: impl Fn() + Clone + Send + 'static) {
             }
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use threshold_core::policy::{Layer, Owner, Policy};
+    use threshold_limiter::ManualClock;
+    use threshold_limiter::store::AnyStore;
+    use threshold_limiter::store::memory::MemoryStore;
+
+    use super::*;
+    use crate::desk::{Desk, NewBan, NewSetting};
+    use crate::door::{Bounds, KeyValueStore};
+    use crate::serve::Tokens;
+
+    fn app(store: AnyStore) -> Arc<App> {
+        let policy = Policy::parse("[[rule]]\nname = 'r'\nper = ['user']\nlimit = '1/h'", &|_| None).unwrap();
+        let desk = Desk::on(policy, store, Arc::new(ManualClock::default()));
+        Arc::new(App::new(desk, Tokens::default(), Bounds::default()))
+    }
+
+    /// Fails where nobody follows the store, or where it is followed once.
+    #[tokio::test(start_paused = true)]
+    async fn what_another_node_changes_holds_here_within_half_a_second() {
+        let store = Arc::new(KeyValueStore::default());
+        let (one, other) = (app(AnyStore::other(Arc::clone(&store))), app(AnyStore::other(store)));
+        start(&other, None, false, None);
+        tokio::time::sleep(FOLLOW * 2).await;
+        let new = NewBan { layer: Layer::User, key: "mallory", reason: "fraud", seconds: None };
+        let (id, _) = one.desk.ban("ops", new).await.unwrap();
+        let setting = NewSetting { times: Some(3), ..NewSetting::default() };
+        one.desk.set("ops", Owner::User, "bob", setting).await.unwrap();
+        tokio::time::sleep(FOLLOW * 2).await;
+        assert_eq!(other.desk.bans(None, 10).await.unwrap().first().map(|listed| listed.id), Some(id));
+        assert_eq!(other.desk.given(Owner::User, "bob").unwrap().map(|setting| setting.times), Some(3));
+        other.desk.lift("ops", id, None).await.unwrap();
+        assert_eq!(one.desk.bans(None, 10).await.unwrap().len(), 1);
+        one.desk.follow().await.unwrap();
+        assert_eq!(one.desk.bans(None, 10).await.unwrap(), vec![]);
+    }
+
+    #[test]
+    fn only_a_store_outside_of_this_process_is_followed() {
+        let policy = Policy::parse("", &|_| None).unwrap();
+        assert!(!app(MemoryStore::new(policy.memory()).into()).desk.shares_store());
+        assert!(app(AnyStore::other(KeyValueStore::default())).desk.shares_store());
+    }
 }

@@ -2,6 +2,7 @@
 
 use threshold_core::balance::Checked;
 use threshold_core::command::{AccountChange, AccountKey, Records, Renamed, SaveReason};
+use threshold_core::control::{ControlChange, ControlFull, ControlPage};
 use threshold_core::lockout::{Account, Login, Wider};
 use threshold_core::{Balance, Digest, Limit, Reservation, Standing, Timestamp, TraceId};
 
@@ -220,5 +221,13 @@ impl Records for OpenRecords<'_> {
             }
         }
         Ok(())
+    }
+
+    fn save_control(&mut self, change: &ControlChange, now: Timestamp) -> Result<u64, StoreError> {
+        lock(&self.store.control).add(change.clone(), now).map_err(|ControlFull| StoreError::Full)
+    }
+
+    fn read_control(&mut self, after: u64, most: usize) -> Result<ControlPage, StoreError> {
+        Ok(lock(&self.store.control).after(after, most))
     }
 }

@@ -1,0 +1,474 @@
+//! Changes that operators make for every node: bans and settings, as a log with a sequence number.
+//!
+//! A store keeps the newest change of each ban and each setting. A node reads the changes after the number that it has read
+//! up to, in order, and so holds the same set as every other node.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
+use crate::key::Digest;
+use crate::policy::{Ban, Owner, Setting};
+use crate::time::{Span, Timestamp};
+
+/// The most bans at once. A list that is longer than this belongs into a firewall.
+pub const MOST_BANS: usize = 500_000;
+/// The most settings at once. Whoever has more customers than this with limits of their own gives them tiers.
+pub const MOST_SETTINGS: usize = 10_000;
+/// The most changes that are read at once.
+pub const MOST_CHANGES_READ: usize = 500;
+/// How long a removal is kept for nodes that have not read it. A node that was away for longer reads the whole set again.
+const REMOVAL_KEPT: Span = Span::HOUR;
+/// The most removals that are kept.
+const MOST_REMOVALS: usize = 10_000;
+/// The longest name of a tenant or user, in bytes.
+const MAX_NAME: usize = 1 << 14;
+/// The most changes of a log in bytes.
+const MAX_CHANGES: usize = MOST_BANS + MOST_SETTINGS + MOST_REMOVALS;
+
+/// One change that holds on every node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ControlChange {
+    /// A ban.
+    Ban {
+        /// Its number; see [`ListEntry::ban_id`](crate::policy::ListEntry::ban_id).
+        id: Digest,
+        /// The ban in place of the one before; `None` lifts it.
+        ban: Option<Arc<Ban>>,
+    },
+    /// What a tenant or a user is given.
+    Setting {
+        /// Which of the two.
+        owner: Owner,
+        /// Their name, in the one spelling of the policy.
+        name: Arc<str>,
+        /// What they are given in place of what they had; `None` takes it back.
+        setting: Option<Arc<Setting>>,
+    },
+}
+
+/// What a change is about. Of two changes with the same key, the later one holds.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ControlKey {
+    /// The ban of this number.
+    Ban(Digest),
+    /// What somebody of this name is given.
+    Setting(Owner, Arc<str>),
+}
+
+impl ControlChange {
+    /// The versions in which it is read.
+    pub(crate) const VERSIONS: Versions = Versions::FIRST.containing(Ban::VERSIONS).containing(Setting::VERSIONS);
+
+    /// What it is about.
+    #[must_use]
+    pub fn key(&self) -> ControlKey {
+        match self {
+            Self::Ban { id, .. } => ControlKey::Ban(*id),
+            Self::Setting { owner, name, .. } => ControlKey::Setting(*owner, Arc::clone(name)),
+        }
+    }
+
+    /// When what it sets ends by itself; `None` where it removes something.
+    #[must_use]
+    pub fn until(&self) -> Option<Timestamp> {
+        match self {
+            Self::Ban { ban, .. } => ban.as_ref().map(|ban| ban.until),
+            Self::Setting { setting, .. } => setting.as_ref().map(|setting| setting.until),
+        }
+    }
+
+    /// The bytes that are kept.
+    #[must_use]
+    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
+        to_bytes(Self::VERSIONS, format, |out| self.write(out))
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    ///
+    /// # Errors
+    /// On another version, and on bytes no change has.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
+        from_bytes(bytes, Self::VERSIONS, Self::read)
+    }
+
+    pub(crate) fn write(&self, out: &mut Writer) {
+        match self {
+            Self::Ban { id, ban } => {
+                out.byte(if ban.is_some() { 1 } else { 2 });
+                out.wide(id.to_u128());
+                if let Some(ban) = ban {
+                    ban.write(out);
+                }
+            }
+            Self::Setting { owner, name, setting } => {
+                out.byte(if setting.is_some() { 3 } else { 4 });
+                out.byte(if *owner == Owner::User { 1 } else { 0 });
+                out.text(name);
+                if let Some(setting) = setting {
+                    setting.write(out);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        const WRONG: BytesError = BytesError::Malformed("control change");
+        let kind = from.byte()?;
+        match kind {
+            1 | 2 => {
+                let id = Digest::from_u128(from.wide()?);
+                let ban = if kind == 1 { Some(Arc::new(Ban::read(from)?)) } else { None };
+                Ok(Self::Ban { id, ban })
+            }
+            3 | 4 => {
+                let owner = match from.byte()? {
+                    0 => Owner::Tenant,
+                    1 => Owner::User,
+                    _ => return Err(WRONG),
+                };
+                let name = from.text(MAX_NAME)?.into();
+                let setting = if kind == 3 { Some(Arc::new(Setting::read(from)?)) } else { None };
+                Ok(Self::Setting { owner, name, setting })
+            }
+            _ => Err(WRONG),
+        }
+    }
+}
+
+/// Changes after a number, and how complete they are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ControlPage {
+    /// Changes with their numbers, in ascending order: those that a later one has replaced are left out.
+    pub changes: Vec<(u64, ControlChange)>,
+    /// The number of the latest change.
+    pub last: u64,
+    /// Removals up to this number may be left out.
+    pub forgotten: u64,
+}
+
+impl ControlPage {
+    /// Whether somebody who has read up to `after` cannot go on from there: removals may be missing, or the log has begun
+    /// again. They read the whole set from the beginning, and drop what is not in it.
+    #[must_use]
+    pub const fn misses(&self, after: u64) -> bool {
+        after < self.forgotten || self.last < after
+    }
+
+    /// The number up to which this was read.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.changes.last().map_or(self.last, |(number, _)| *number)
+    }
+
+    /// Whether no change comes after these.
+    #[must_use]
+    pub fn is_last(&self) -> bool {
+        self.end() >= self.last
+    }
+
+    pub(crate) fn write(&self, out: &mut Writer) {
+        out.number(self.last);
+        out.number(self.forgotten);
+        out.number(self.changes.len() as u64);
+        for (number, change) in &self.changes {
+            out.number(*number);
+            change.write(out);
+        }
+    }
+
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        let (last, forgotten) = (from.number()?, from.number()?);
+        let count = from.count(MAX_CHANGES)?;
+        let changes: Vec<(u64, ControlChange)> =
+            (0..count).map(|_| Ok((from.number()?, ControlChange::read(from)?))).collect::<Result<_, BytesError>>()?;
+        let in_order = changes.is_sorted_by(|(one, _), (next, _)| one < next);
+        if !in_order || changes.last().is_some_and(|(number, _)| *number > last) {
+            return Err(BytesError::Malformed("control page"));
+        }
+        Ok(Self { changes, last, forgotten })
+    }
+}
+
+/// There is room for no more bans, or for no more settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ControlFull;
+
+impl fmt::Display for ControlFull {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "there are {MOST_BANS} bans or {MOST_SETTINGS} settings already")
+    }
+}
+
+impl std::error::Error for ControlFull {}
+
+/// The newest change under each key, in memory or as one record, for stores that have no better table.
+#[derive(Debug, Clone)]
+pub struct ControlLog {
+    most_bans: usize,
+    most_settings: usize,
+    last: u64,
+    forgotten: u64,
+    changes: BTreeMap<u64, ControlChange>,
+    numbers: BTreeMap<ControlKey, u64>,
+    /// Bans and settings in `changes`, without removals.
+    bans: usize,
+    settings: usize,
+    /// When something was removed, by the number of the removal.
+    removals: BTreeMap<u64, Timestamp>,
+    /// Nothing here ends before this: a full log is not searched in vain.
+    first_end: Timestamp,
+}
+
+impl Default for ControlLog {
+    fn default() -> Self {
+        Self::bounded(MOST_BANS, MOST_SETTINGS)
+    }
+}
+
+impl ControlLog {
+    /// The versions in which it is read.
+    const VERSIONS: Versions = Versions::FIRST.containing(ControlChange::VERSIONS);
+
+    /// An empty log with room for so many bans and settings.
+    #[must_use]
+    pub const fn bounded(most_bans: usize, most_settings: usize) -> Self {
+        Self {
+            most_bans,
+            most_settings,
+            last: 0,
+            forgotten: 0,
+            changes: BTreeMap::new(),
+            numbers: BTreeMap::new(),
+            bans: 0,
+            settings: 0,
+            removals: BTreeMap::new(),
+            first_end: Timestamp::MAX,
+        }
+    }
+
+    /// Adds a change in place of the one with the same key, and returns its number.
+    ///
+    /// # Errors
+    /// Where there is room for no more. A removal always finds room.
+    pub fn add(&mut self, change: ControlChange, now: Timestamp) -> Result<u64, ControlFull> {
+        let key = change.key();
+        if change.until().is_some() && !self.sets(&key) && !self.has_room(&key) {
+            self.drop_ended(now);
+            if !self.has_room(&key) {
+                return Err(ControlFull);
+            }
+        }
+        let number = self.last.saturating_add(1);
+        self.last = number;
+        self.put(number, change, now);
+        while let Some((number, at)) = self.removals.first_key_value().map(|(number, at)| (*number, *at)) {
+            if at.plus(REMOVAL_KEPT) > now && self.removals.len() <= MOST_REMOVALS {
+                break;
+            }
+            self.forgotten = self.forgotten.max(number);
+            self.take(number);
+        }
+        Ok(number)
+    }
+
+    /// The changes after a number, at most so many.
+    #[must_use]
+    pub fn after(&self, after: u64, most: usize) -> ControlPage {
+        let later = after.checked_add(1).map(|first| self.changes.range(first..).take(most));
+        let changes = later.into_iter().flatten().map(|(number, change)| (*number, change.clone())).collect();
+        ControlPage { changes, last: self.last, forgotten: self.forgotten }
+    }
+
+    /// The number of the latest change; 0 before the first.
+    #[must_use]
+    pub const fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// Everything that is set, in the order in which it was.
+    pub fn set(&self) -> impl Iterator<Item = &ControlChange> {
+        self.changes.values().filter(|change| change.until().is_some())
+    }
+
+    /// The bytes that are kept.
+    #[must_use]
+    pub fn to_bytes(&self, format: Format) -> Vec<u8> {
+        to_bytes(Self::VERSIONS, format, |out| {
+            self.after(0, usize::MAX).write(out);
+            self.removals.values().for_each(|at| out.number(at.micros()));
+        })
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    ///
+    /// # Errors
+    /// On another version, and on bytes no log has.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
+        from_bytes(bytes, Self::VERSIONS, |from| {
+            let ControlPage { changes, last, forgotten } = ControlPage::read(from)?;
+            let mut log = Self { last, forgotten, ..Self::default() };
+            for (number, change) in changes {
+                let is_removal = change.until().is_none();
+                if log.numbers.contains_key(&change.key()) {
+                    return Err(BytesError::Malformed("control log"));
+                }
+                log.put(number, change, Timestamp::EPOCH);
+                if is_removal {
+                    log.removals.insert(number, Timestamp::EPOCH);
+                }
+            }
+            for at in log.removals.values_mut() {
+                *at = Timestamp::from_micros(from.number()?);
+            }
+            Ok(log)
+        })
+    }
+
+    fn put(&mut self, number: u64, change: ControlChange, now: Timestamp) {
+        let key = change.key();
+        if let Some(before) = self.numbers.get(&key).copied() {
+            self.take(before);
+        }
+        match change.until() {
+            Some(until) => {
+                *self.count(&key) = self.count(&key).saturating_add(1);
+                self.first_end = self.first_end.min(until);
+            }
+            None => drop(self.removals.insert(number, now)),
+        }
+        self.numbers.insert(key, number);
+        self.changes.insert(number, change);
+    }
+
+    /// Takes out the change of a number.
+    fn take(&mut self, number: u64) {
+        let is_removal = self.removals.remove(&number).is_some();
+        let Some(change) = self.changes.remove(&number) else { return };
+        let key = change.key();
+        self.numbers.remove(&key);
+        if !is_removal {
+            *self.count(&key) = self.count(&key).saturating_sub(1);
+        }
+    }
+
+    fn count(&mut self, key: &ControlKey) -> &mut usize {
+        match key {
+            ControlKey::Ban(_) => &mut self.bans,
+            ControlKey::Setting(..) => &mut self.settings,
+        }
+    }
+
+    /// Whether there is something under a key that is no removal.
+    fn sets(&self, key: &ControlKey) -> bool {
+        self.numbers.get(key).is_some_and(|number| !self.removals.contains_key(number))
+    }
+
+    const fn has_room(&self, key: &ControlKey) -> bool {
+        match key {
+            ControlKey::Ban(_) => self.bans < self.most_bans,
+            ControlKey::Setting(..) => self.settings < self.most_settings,
+        }
+    }
+
+    /// Drops what has ended by itself. Every node knows when it does, so no removal is needed.
+    fn drop_ended(&mut self, now: Timestamp) {
+        if self.first_end > now {
+            return;
+        }
+        let ended = self.changes.iter().filter(|(_, change)| change.until().is_some_and(|until| until <= now));
+        for number in ended.map(|(number, _)| *number).collect::<Vec<_>>() {
+            self.take(number);
+        }
+        self.first_end = self.changes.values().filter_map(ControlChange::until).min().unwrap_or(Timestamp::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::ListEntry;
+
+    const START: Timestamp = Timestamp::from_secs(1_767_225_600);
+
+    fn ban(id: u128, until: Timestamp) -> ControlChange {
+        let whom = ListEntry::User(format!("u{id}").into());
+        let ban = Ban { whom, reason: "r".into(), by: "ops".into(), from: START, until };
+        ControlChange::Ban { id: Digest::from_u128(id), ban: Some(Arc::new(ban)) }
+    }
+
+    fn lifted(id: u128) -> ControlChange {
+        ControlChange::Ban { id: Digest::from_u128(id), ban: None }
+    }
+
+    fn setting(name: &str, until: Timestamp) -> ControlChange {
+        let (limits, by, reason) = (BTreeMap::from([("ai".into(), "5/h".into())]), "ops".into(), "".into());
+        let setting = Setting { tier: Some("pro".into()), limits, times: 3, until, from: START, by, reason };
+        ControlChange::Setting { owner: Owner::User, name: name.into(), setting: Some(Arc::new(setting)) }
+    }
+
+    #[test]
+    fn changes_and_logs_read_back_and_their_beginnings_do_not() {
+        let taken = ControlChange::Setting { owner: Owner::Tenant, name: "acme".into(), setting: None };
+        let mut log = ControlLog::default();
+        for change in [ban(7, Timestamp::MAX), lifted(8), setting("u1", START.plus(Span::HOUR)), taken] {
+            let bytes = change.to_bytes(Format::PRESENT);
+            for cut in 0..bytes.len() {
+                assert!(ControlChange::from_bytes(&bytes[..cut]).is_err());
+            }
+            assert_eq!(ControlChange::from_bytes(&bytes), Ok(change.clone()));
+            log.add(change, START).unwrap();
+        }
+        let bytes = log.to_bytes(Format::PRESENT);
+        for cut in 0..bytes.len() {
+            assert!(ControlLog::from_bytes(&bytes[..cut]).is_err(), "{cut}");
+        }
+        let read = ControlLog::from_bytes(&bytes).unwrap();
+        assert_eq!((read.to_bytes(Format::PRESENT), read.after(0, 9)), (bytes, log.after(0, 9)));
+        assert_eq!((read.bans, read.settings, read.removals, read.numbers), (1, 1, log.removals, log.numbers));
+    }
+
+    /// Fails where `add` does not ask for room, where what has ended takes some, or where a removal does.
+    #[test]
+    fn a_full_log_refuses_what_is_new_until_something_is_removed_or_over() {
+        let mut log = ControlLog::bounded(2, 1);
+        let later = START.plus(Span::HOUR);
+        assert_eq!(log.add(ban(1, later), START), Ok(1));
+        assert_eq!(log.add(ban(2, Timestamp::MAX), START), Ok(2));
+        assert_eq!(log.add(ban(3, Timestamp::MAX), START), Err(ControlFull));
+        // The number of what was refused goes to the next.
+        assert_eq!(log.add(ban(2, later), START), Ok(3), "another in place of the one before");
+        assert_eq!(log.add(setting("u1", Timestamp::MAX), START), Ok(4), "settings have room of their own");
+        assert_eq!(log.add(setting("u2", Timestamp::MAX), START), Err(ControlFull));
+        assert_eq!(log.add(lifted(1), START), Ok(5));
+        assert_eq!(log.add(ban(3, Timestamp::MAX), START), Ok(6));
+        assert_eq!(log.add(lifted(9), START), Ok(7), "a removal needs no room");
+        assert_eq!(log.add(ban(4, Timestamp::MAX), START), Err(ControlFull));
+        assert_eq!(log.add(ban(4, Timestamp::MAX), later), Ok(8), "the second has ended");
+        assert_eq!((log.bans, log.settings, log.set().count()), (2, 1, 3));
+    }
+
+    /// Fails where a removal is dropped early, or dropped without being told.
+    #[test]
+    fn a_removal_is_kept_for_an_hour_and_whoever_was_away_for_longer_is_told() {
+        let mut log = ControlLog::default();
+        log.add(ban(1, Timestamp::MAX), START).unwrap();
+        log.add(lifted(1), START).unwrap();
+        let almost = Timestamp::from_micros(START.plus(Span::HOUR).micros() - 1);
+        log.add(ban(2, Timestamp::MAX), almost).unwrap();
+        let page = log.after(1, 10);
+        assert_eq!(page.changes.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [2, 3]);
+        assert!(!page.misses(1));
+        log.add(ban(3, Timestamp::MAX), START.plus(Span::HOUR)).unwrap();
+        let page = log.after(1, 10);
+        assert_eq!(page.changes.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [3, 4]);
+        assert!(page.misses(1) && page.misses(0) && !page.misses(2));
+        // A log that has lost everything begins again.
+        assert!(ControlLog::default().after(4, 10).misses(4));
+        for id in 10..=10 + MOST_REMOVALS as u128 {
+            log.add(lifted(id), START.plus(Span::HOUR)).unwrap();
+        }
+        assert_eq!((log.removals.len(), log.after(0, 1).forgotten), (MOST_REMOVALS, 5));
+    }
+}

@@ -1,0 +1,202 @@
+//! Bans and settings that hold on every node: a change goes to the store first, and each node follows the store's log.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
+
+use threshold_core::Timestamp;
+use threshold_core::command::{Answer, Command};
+use threshold_core::control::{ControlChange, ControlKey, ControlPage, MOST_CHANGES_READ};
+use threshold_core::policy::{Owner, Policy, Setting, SettingError};
+
+use super::Limiter;
+use crate::clock::Clock;
+use crate::store::{Store, StoreError};
+use crate::sync::MutexGuard;
+
+/// A setting that does not fit the policy in force, and why: it is kept, and not in force.
+pub type UnfitSetting = (Owner, Arc<str>, SettingError);
+
+/// How far a node has followed the log of bans and settings.
+#[derive(Debug, Default)]
+pub(super) struct Followed {
+    /// Every change up to this number has been applied.
+    position: u64,
+    /// Changes after that number that were made here, and so applied before the ones between.
+    ahead: BTreeMap<ControlKey, u64>,
+}
+
+impl Followed {
+    /// Whether a change of this number is to be applied: not where it, or a later one of the same key, has been.
+    fn is_new(&self, number: u64, change: &ControlChange) -> bool {
+        number > self.position && self.ahead.get(&change.key()).is_none_or(|ahead| number > *ahead)
+    }
+
+    fn advance(&mut self, position: u64) {
+        self.position = self.position.max(position);
+        self.ahead.retain(|_, number| *number > position);
+    }
+}
+
+impl<S: Store, C: Clock> Limiter<S, C> {
+    /// Sets or lifts a ban, gives something or takes it back: on the store, and so on every node that
+    /// [follows](Self::follow_control) it, and in this process at once. Says which settings do not fit the policy in force.
+    ///
+    /// # Errors
+    /// Where the store cannot answer: [`StoreError::Full`] where it has room for no more. Nothing is changed in this process
+    /// then. After a timeout the store may have made the change, which is followed as any other.
+    pub async fn change_control(&self, change: ControlChange) -> Result<Vec<UnfitSetting>, StoreError> {
+        let number = match self.execute(Command::Control(Box::new(change.clone()))).await? {
+            Answer::Controlled { number } => number,
+            other => return Err(StoreError::unexpected(other)),
+        };
+        let (mut unfit, is_behind) = self.apply_own(number, &change);
+        if is_behind {
+            // What others have changed before. It is read again later if it cannot be read now.
+            unfit.extend(self.follow_control().await.unwrap_or_default());
+        }
+        Ok(unfit)
+    }
+
+    /// Takes over the bans and settings that other nodes have changed since the last call; at first, all of them. Call it at
+    /// the start, and every 500 ms where other processes use the same store. While the store is away, this node goes on with
+    /// what it holds. Says which settings do not fit the policy in force.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    pub async fn follow_control(&self) -> Result<Vec<UnfitSetting>, StoreError> {
+        let mut unfit = Vec::new();
+        let mut after = self.followed().position;
+        loop {
+            let page = self.read_control(after).await?;
+            if page.misses(after) {
+                return self.read_whole_control(page.last < after).await;
+            }
+            let end = page.end();
+            let mut followed = self.followed();
+            let new = page.changes.iter().filter(|(number, change)| followed.is_new(*number, change));
+            unfit.extend(self.apply(new.map(|(_, change)| change)));
+            followed.advance(end);
+            drop(followed);
+            if page.is_last() {
+                return Ok(unfit);
+            }
+            after = end;
+        }
+    }
+
+    /// As [`swap`](Self::swap), with the settings that are given under the policy in force. Says which of them do not fit.
+    pub fn reload(&self, mut policy: Policy) -> (u64, Vec<UnfitSetting>) {
+        // Thousands of settings take a while, so most of the work is done before others have to wait. What changes meanwhile
+        // is taken over below.
+        let unfit = policy.take_settings_of(&self.policy());
+        let _followed = self.followed();
+        policy.take_settings_of(&self.policy());
+        (self.swap(policy), unfit)
+    }
+
+    /// Takes back what was given until now. Every node does so by itself.
+    pub fn end_settings(&self, now: Timestamp) {
+        let is_over = |(_, _, setting): &(Owner, &str, &Setting)| setting.until <= now;
+        if !self.policy().settings().any(|given| is_over(&given)) {
+            return;
+        }
+        let _followed = self.followed();
+        let in_force = self.policy();
+        let mut policy = Policy::clone(&in_force);
+        let over = || in_force.settings().filter(is_over);
+        for (owner, name, _) in over() {
+            policy.take_back(owner, name);
+        }
+        self.swap(policy);
+        if let Some(keeper) = self.bans.keeper() {
+            over().for_each(|(owner, name, _)| keeper.setting(owner, name, None));
+        }
+    }
+
+    /// Applies a change that was made here. Says whether changes of others come before it that were not read yet.
+    fn apply_own(&self, number: u64, change: &ControlChange) -> (Vec<UnfitSetting>, bool) {
+        let mut followed = self.followed();
+        if !followed.is_new(number, change) {
+            return (Vec::new(), false);
+        }
+        let unfit = self.apply(std::iter::once(change));
+        if followed.position.checked_add(1) == Some(number) {
+            followed.advance(number);
+            return (unfit, false);
+        }
+        followed.ahead.insert(change.key(), number);
+        (unfit, true)
+    }
+
+    /// Takes over the whole set in place of what is held here: changes are missing that would say what has gone.
+    async fn read_whole_control(&self, is_restarted: bool) -> Result<Vec<UnfitSetting>, StoreError> {
+        let mut page = self.read_control(0).await?;
+        let (mut all, began) = (BTreeMap::new(), page.last);
+        loop {
+            let end = page.end();
+            all.extend(page.changes.drain(..).map(|(_, change)| (change.key(), change)));
+            if end >= page.last {
+                break;
+            }
+            page = self.read_control(end).await?;
+        }
+        let mut followed = self.followed();
+        // Removals that were made meanwhile may be missing, or somebody else has read more: the next call decides.
+        if page.forgotten > began || (followed.position > page.last && !is_restarted) {
+            return Ok(Vec::new());
+        }
+        if is_restarted {
+            *followed = Followed::default();
+        }
+        let ahead = |key: &ControlKey| followed.ahead.get(key).is_some_and(|number| *number > page.last);
+        let mut gone = Vec::new();
+        self.bans.each(|id, _| gone.push(ControlChange::Ban { id, ban: None }));
+        let settings = self.policy();
+        let given = settings.settings().map(|(owner, name, _)| (owner, Arc::from(name)));
+        gone.extend(given.map(|(owner, name)| ControlChange::Setting { owner, name, setting: None }));
+        gone.retain(|change| !all.contains_key(&change.key()) && !ahead(&change.key()));
+        all.retain(|key, _| !ahead(key));
+        let unfit = self.apply(gone.iter().chain(all.values()));
+        followed.advance(page.last);
+        Ok(unfit)
+    }
+
+    async fn read_control(&self, after: u64) -> Result<ControlPage, StoreError> {
+        let most = u32::try_from(MOST_CHANGES_READ).unwrap_or(u32::MAX);
+        match self.execute(Command::ReadControl { after, most }).await? {
+            Answer::Control(page) => Ok(*page),
+            other => Err(StoreError::unexpected(other)),
+        }
+    }
+
+    /// Puts changes in force in this process. The caller holds `followed`.
+    fn apply<'c>(&self, changes: impl Iterator<Item = &'c ControlChange>) -> Vec<UnfitSetting> {
+        let (mut changed, mut unfit) = (None::<Policy>, Vec::new());
+        let mut settings = Vec::new();
+        for change in changes {
+            match change {
+                ControlChange::Ban { id, ban: Some(ban) } => self.bans.put(*id, Arc::clone(ban)),
+                ControlChange::Ban { id, ban: None } => drop(self.bans.lift(*id)),
+                ControlChange::Setting { owner, name, setting } => {
+                    let policy = changed.get_or_insert_with(|| Policy::clone(&self.policy()));
+                    if let Err(error) = policy.apply_setting(*owner, name, setting.as_ref()) {
+                        unfit.push((*owner, Arc::clone(name), error));
+                    }
+                    settings.push((*owner, name, setting));
+                }
+            }
+        }
+        if let Some(policy) = changed {
+            self.swap(policy);
+        }
+        if let Some(keeper) = self.bans.keeper() {
+            settings.iter().for_each(|(owner, name, setting)| keeper.setting(*owner, name, setting.as_deref()));
+        }
+        unfit
+    }
+
+    fn followed(&self) -> MutexGuard<'_, Followed> {
+        // A poisoned lock is taken all the same: what was applied twice is the same as once.
+        self.followed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,49 @@
+//! One store that several limiters use.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use super::{
+    Answer, Command, Digest, ImmediateStore, Kind, Listed, Outcome, Plan, Saving, Store, StoreError, Timestamp,
+};
+
+impl<S: Store> Store for Arc<S> {
+    #[inline]
+    fn prefetch(&self, key: Digest) {
+        S::prefetch(self, key);
+    }
+
+    #[inline]
+    fn settle(
+        &self,
+        plan: &Plan<'_>,
+        now: Timestamp,
+        outcome: &mut Outcome,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        S::settle(self, plan, now, outcome)
+    }
+
+    fn execute(&self, command: Command, now: Timestamp) -> impl Future<Output = Result<Answer, StoreError>> + Send {
+        S::execute(self, command, now)
+    }
+
+    fn list(
+        &self,
+        kind: Kind,
+        after: Option<Digest>,
+        limit: usize,
+        now: Timestamp,
+    ) -> impl Future<Output = Result<Vec<Listed>, StoreError>> + Send {
+        S::list(self, kind, after, limit, now)
+    }
+
+    fn answers_at_once(&self) -> bool {
+        S::answers_at_once(self)
+    }
+
+    fn saving(&self) -> Option<Saving> {
+        S::saving(self)
+    }
+}
+
+impl<S: ImmediateStore> ImmediateStore for Arc<S> {}
