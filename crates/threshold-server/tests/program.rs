@@ -139,7 +139,7 @@ fn explain_lists_every_layer_with_its_key() {
     let run = threshold(&args);
     assert_eq!(run.code, 0, "{}", run.err);
     for expected in
-        ["ip=203.0.113.7", "50/h (tier seedling)", "tenant=t1,category=writes", "user=u1", "POST:/api/posts"]
+        ["ip=203.0.113.7", "50/h (tier seedling)", "tenant=t1,category=writes", "user=t1/u1", "POST:/api/posts"]
     {
         assert!(run.out.contains(expected), "{expected} is missing:\n{}", run.out);
     }
@@ -153,7 +153,7 @@ fn explain_lists_every_layer_with_its_key() {
     assert_eq!(spelled("/API//%70osts/"), run.out);
     // Read in several ways, it meets the rules of each.
     let odd = spelled("/api%2fposts");
-    assert!(odd.contains("POST:/api/posts") && odd.contains("user=u1"), "{odd}");
+    assert!(odd.contains("POST:/api/posts") && odd.contains("user=t1/u1"), "{odd}");
 }
 
 /// `explain` said "allow" of paths that client doors refuse, and did not say how else a path may be read.
