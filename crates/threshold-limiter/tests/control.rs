@@ -209,6 +209,7 @@ async fn a_store_that_has_lost_everything_is_followed_from_its_beginning() {
         assert_eq!(node.policy().settings_len(), 0);
     }
     other.change_control(lift("trudy")).await.unwrap();
+    assert!(!is_banned(&other, "trudy"), "its number is one of the new log");
     one.follow_control().await.unwrap();
     assert!(!is_banned(&one, "trudy"));
 }
