@@ -31,7 +31,10 @@ mod keys;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::Read as _;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _};
+#[cfg(unix)]
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
 use std::sync::Arc;
@@ -277,12 +280,25 @@ pub fn read_key_file(path: &Path) -> Result<Vec<u8>, KeyError> {
     let unusable = |message: String| KeyError::new(message).of_file(true);
     let limit = u64::try_from(MAX_KEY_FILE).unwrap_or(u64::MAX).saturating_add(1);
     let mut contents = Vec::new();
-    let reading = std::fs::File::open(path).and_then(|file| file.take(limit).read_to_end(&mut contents));
+    let reading = open_file(path).and_then(|file| file.take(limit).read_to_end(&mut contents));
     reading.map_err(|error| unusable(format!("the file cannot be read: {error}")))?;
     if contents.len() > MAX_KEY_FILE {
         return Err(unusable(format!("the file is larger than {MAX_KEY_FILE} bytes")));
     }
     Ok(contents)
+}
+
+/// Opens a regular file. Anything else may keep its reader waiting for ever, as a named pipe does, and with it every reload.
+fn open_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+    let file = options.open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    Ok(file)
 }
 
 fn seconds(at: Timestamp) -> f64 {

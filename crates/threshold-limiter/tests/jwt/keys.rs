@@ -147,6 +147,16 @@ impl Drop for Scratch {
     }
 }
 
+/// Opening a pipe waits for somebody who writes: a reload never ended.
+#[cfg(unix)]
+#[test]
+fn a_named_pipe_is_no_file_of_keys() {
+    let pipe = Scratch(std::env::temp_dir().join(format!("threshold-jwt-{}.pipe", std::process::id())));
+    assert!(std::process::Command::new("mkfifo").arg(&pipe.0).status().unwrap().success());
+    let error = threshold_limiter::jwt::read_key_file(&pipe.0).unwrap_err().to_string();
+    assert!(error.contains("not a regular file"), "{error}");
+}
+
 #[test]
 fn a_file_is_read_again_when_asked_and_a_bad_one_changes_nothing() {
     let file = Scratch(std::env::temp_dir().join(format!("threshold-jwt-{}.jwks", std::process::id())));

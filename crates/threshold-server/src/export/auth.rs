@@ -71,6 +71,8 @@ struct Believed {
     clients: Vec<Named>,
     /// Headers that rules count by as the client sends them.
     counted: Vec<String>,
+    /// Whether the policy takes a name from the client's bearer token, which Threshold verifies itself.
+    token: bool,
     statuses: BTreeSet<u16>,
 }
 
@@ -147,7 +149,7 @@ impl Believed {
             }
         }
         let statuses = policy.rules().iter().map(|rule| rule.status).chain(STATUSES).filter(|own| *own != NGINX_CLOSES);
-        Ok(Self { address, addresses, names, clients, counted, statuses: statuses.collect() })
+        Ok(Self { address, addresses, names, clients, counted, token: claims, statuses: statuses.collect() })
     }
 
     /// Whatever a client must not send, neither to Threshold nor to the application, besides `x-forwarded-for` and

@@ -113,6 +113,9 @@ fn ask(believed: &Believed, out: &mut String) {
     }
     if none_pass {
         out.push_str(ACCEPT);
+        if believed.token {
+            out.push_str(TOKEN);
+        }
     } else {
         removed_from_question(believed, out);
     }
@@ -232,6 +235,12 @@ const ALL_PASS: &str = "    \
     proxy_set_header Connection \"\";
     proxy_set_header Upgrade \"\";
     # Without tokens Threshold answers only to its own address and to the names that --allow-host gives it.
+";
+
+/// The client's token, where the policy takes a name from it.
+const TOKEN: &str = "    \
+    # Who is calling: Threshold verifies the token in it.
+    proxy_set_header Authorization $http_authorization;
 ";
 
 const ACCEPT: &str = "    \

@@ -48,6 +48,7 @@ fn asking(believed: &Believed, out: &mut String) {
         .into_iter()
         .chain(believed.names.iter().map(|named| named.header.as_str()))
         .chain(believed.counted.iter().map(String::as_str))
+        .chain(believed.token.then_some("authorization"))
         .map(shown)
         .collect();
     let _ = write!(
