@@ -153,7 +153,7 @@ impl Drop for Scratch {
 fn a_named_pipe_is_no_file_of_keys() {
     let pipe = Scratch(std::env::temp_dir().join(format!("threshold-jwt-{}.pipe", std::process::id())));
     assert!(std::process::Command::new("mkfifo").arg(&pipe.0).status().unwrap().success());
-    let error = threshold_limiter::jwt::read_key_file(&pipe.0).unwrap_err().to_string();
+    let error = jwt::read_key_file(&pipe.0).unwrap_err().to_string();
     assert!(error.contains("not a regular file"), "{error}");
 }
 
