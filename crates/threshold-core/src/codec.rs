@@ -160,8 +160,13 @@ impl Writer {
 
     /// A length, and the bytes of a text.
     pub(crate) fn text(&mut self, value: &str) {
+        self.bytes(value.as_bytes());
+    }
+
+    /// A length, and so many bytes.
+    pub(crate) fn bytes(&mut self, value: &[u8]) {
         self.number(value.len() as u64);
-        self.bytes.extend_from_slice(value.as_bytes());
+        self.bytes.extend_from_slice(value);
     }
 
     pub(crate) fn finish(self) -> Vec<u8> {
@@ -222,11 +227,16 @@ impl<'a> Reader<'a> {
 
     /// A text of at most so many bytes.
     pub(crate) fn text(&mut self, at_most: usize) -> Result<&'a str, BytesError> {
-        const WRONG: BytesError = BytesError::Malformed("text");
-        let length = usize::try_from(self.number()?).ok().filter(|length| *length <= at_most).ok_or(WRONG)?;
-        let (text, rest) = self.bytes.split_at_checked(length).ok_or(BytesError::Truncated)?;
+        std::str::from_utf8(self.bytes(at_most)?).map_err(|_| BytesError::Malformed("text"))
+    }
+
+    /// At most so many bytes, after their length.
+    pub(crate) fn bytes(&mut self, at_most: usize) -> Result<&'a [u8], BytesError> {
+        let length = usize::try_from(self.number()?).ok().filter(|length| *length <= at_most);
+        let (bytes, rest) =
+            self.bytes.split_at_checked(length.ok_or(BytesError::Malformed("text"))?).ok_or(BytesError::Truncated)?;
         self.bytes = rest;
-        std::str::from_utf8(text).map_err(|_| WRONG)
+        Ok(bytes)
     }
 
     /// A count of things that follow, each at least one byte, so that a forged count reserves no memory.

@@ -8,6 +8,7 @@ mod bill;
 mod bytes;
 mod login;
 mod rekey;
+mod requests;
 
 use arrayvec::ArrayVec;
 
@@ -24,6 +25,7 @@ use crate::settle::Outcome;
 use crate::time::{Span, Timestamp};
 
 pub use rekey::{Rekeyed, Renamed};
+pub use requests::{RequestKey, RequestRecord, RequestState};
 
 /// One operation on stored state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,6 +134,24 @@ pub enum Command {
         /// How many at most.
         most: u32,
     },
+    /// Begins a request that has an id, unless it was begun before. Answered by [`Answer::Request`].
+    BeginRequest {
+        /// Which request, and who begins it.
+        key: RequestKey,
+        /// How long it may be under way. Where it has not ended by then, as when its node died, the next one begins it.
+        life: Span,
+        /// How often its answer is given again before it is begun anew; `None` for any number of times.
+        repeats: Option<u32>,
+    },
+    /// Ends a request that was begun. Answered by [`Answer::Done`].
+    EndRequest {
+        /// Which request, and who began it.
+        key: RequestKey,
+        /// What the next one with its id is answered; `None` where it is to be carried out as if there was none before.
+        answer: Option<Box<[u8]>>,
+        /// How long the answer is remembered.
+        life: Span,
+    },
 }
 
 /// What happens to an account at the request of its owner or an operator.
@@ -178,6 +198,8 @@ pub enum Answer {
     },
     /// Bans and settings that were changed.
     Control(Box<ControlPage>),
+    /// How it stands with a request that has an id.
+    Request(RequestState),
 }
 
 impl Answer {
@@ -404,6 +426,19 @@ pub trait Records {
     /// # Errors
     /// Where the store cannot answer.
     fn read_control(&mut self, after: u64, most: usize) -> Result<ControlPage, Self::Error>;
+
+    /// What is known of the request with this id.
+    ///
+    /// # Errors
+    /// Where the store cannot answer.
+    fn request(&mut self, id: Digest) -> Result<Option<RequestRecord>, Self::Error>;
+
+    /// Keeps what is known of the request with this id until [`RequestRecord::until`]; a record whose time is over takes
+    /// the place of the one before and need not be kept itself.
+    ///
+    /// # Errors
+    /// Where there is no room for a request that begins. An answer is kept all the same: its request was charged.
+    fn save_request(&mut self, id: Digest, record: RequestRecord, now: Timestamp) -> Result<(), Self::Error>;
 }
 
 /// Carries out a command on the records that it names.
@@ -464,6 +499,13 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
         Command::ReadControl { after, most } => {
             let most = usize::try_from(*most).map_or(MOST_CHANGES_READ, |most| most.min(MOST_CHANGES_READ));
             Ok(Answer::Control(Box::new(records.read_control(*after, most)?)))
+        }
+        Command::BeginRequest { key, life, repeats } => {
+            Ok(Answer::Request(requests::begin(key, *life, *repeats, records, now)?))
+        }
+        Command::EndRequest { key, answer, life } => {
+            requests::end(key, answer.as_deref(), *life, records, now)?;
+            Ok(Answer::Done)
         }
     }
 }

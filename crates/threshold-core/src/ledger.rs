@@ -8,7 +8,9 @@ use std::convert::Infallible;
 use arrayvec::ArrayVec;
 
 use crate::balance::Balance;
-use crate::command::{AccountChange, AccountKey, Answer, Command, Records, Renamed, SaveReason, execute, expire};
+use crate::command::{
+    AccountChange, AccountKey, Answer, Command, Records, Renamed, RequestRecord, SaveReason, execute, expire,
+};
 use crate::control::{ControlChange, ControlFull, ControlLog, ControlPage};
 use crate::decision::Decision;
 use crate::facts::Facts;
@@ -31,6 +33,7 @@ pub struct Ledger {
     reservations: BTreeMap<TraceId, Reservation>,
     /// Receipts that were refunded, until refunding them would do nothing anyway.
     refunded: BTreeMap<TraceId, Timestamp>,
+    requests: BTreeMap<Digest, RequestRecord>,
     control: ControlLog,
 }
 
@@ -42,6 +45,7 @@ impl Default for Ledger {
             accounts: BTreeMap::new(),
             reservations: BTreeMap::new(),
             refunded: BTreeMap::new(),
+            requests: BTreeMap::new(),
             control: ControlLog::bounded(usize::MAX, usize::MAX),
         }
     }
@@ -169,6 +173,7 @@ impl Ledger {
         self.balances.retain(|_, balance| balance.silent_from() > now);
         self.standings.retain(|_, standing| standing.silent_from() > now);
         self.refunded.retain(|_, void| *void > now);
+        self.requests.retain(|_, request| request.until() > now);
     }
 
     /// How many keys are kept.
@@ -294,6 +299,15 @@ impl Records for Ledger {
 
     fn read_control(&mut self, after: u64, most: usize) -> Result<ControlPage, Infallible> {
         Ok(self.control.after(after, most))
+    }
+
+    fn request(&mut self, id: Digest) -> Result<Option<RequestRecord>, Infallible> {
+        Ok(self.requests.get(&id).cloned())
+    }
+
+    fn save_request(&mut self, id: Digest, record: RequestRecord, _: Timestamp) -> Result<(), Infallible> {
+        self.requests.insert(id, record);
+        Ok(())
     }
 }
 

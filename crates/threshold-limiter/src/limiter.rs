@@ -6,6 +6,7 @@ mod failure;
 mod login;
 mod many;
 mod names;
+mod requests;
 mod rotation;
 #[cfg(feature = "tower")]
 mod tokens;

@@ -13,7 +13,10 @@ use std::task::{Context, Poll, Waker};
 use threshold_core::decision::Degraded;
 
 // What the signatures of a store are made of.
-pub use threshold_core::command::{AccountChange, AccountKey, Answer, Command, Records, SaveReason, execute, expire};
+pub use threshold_core::command::{
+    AccountChange, AccountKey, Answer, Command, Records, RequestKey, RequestRecord, RequestState, SaveReason, execute,
+    expire,
+};
 use threshold_core::lockout::UnknownAttempt;
 use threshold_core::receipt::CommitError;
 pub use threshold_core::{Digest, Outcome, Plan, Timestamp};

@@ -5,7 +5,8 @@ mod control;
 
 use arrayvec::ArrayVec;
 
-use super::{AccountChange, Answer, Command, Rekeyed};
+use super::requests::MAX_ANSWER;
+use super::{AccountChange, Answer, Command, Rekeyed, RequestKey, RequestState};
 use crate::balance::Checked;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::control::ControlChange;
@@ -105,6 +106,8 @@ impl Field for Command {
             Self::Rekey(rekeyed) => put(out, 17, &[rekeyed]),
             Self::Control(change) => put(out, 30, &[change]),
             Self::ReadControl { after, most } => put(out, 31, &[after, most]),
+            Self::BeginRequest { key, life, repeats } => put(out, 40, &[key, life, repeats]),
+            Self::EndRequest { key, answer, life } => put(out, 41, &[key, answer, life]),
         }
     }
 
@@ -129,6 +132,8 @@ impl Field for Command {
             17 => Self::Rekey(take(from)?),
             30 => Self::Control(take(from)?),
             31 => Self::ReadControl { after: take(from)?, most: take(from)? },
+            40 => Self::BeginRequest { key: take(from)?, life: take(from)?, repeats: take(from)? },
+            41 => Self::EndRequest { key: take(from)?, answer: take(from)?, life: take(from)? },
             _ => return Err(BytesError::Malformed("command")),
         })
     }
@@ -150,6 +155,7 @@ impl Field for Answer {
             Self::Settled(outcome) => put(out, 11, &[outcome]),
             Self::Controlled { number } => put(out, 30, &[number]),
             Self::Control(page) => put(out, 31, &[page]),
+            Self::Request(state) => put(out, 40, &[state]),
         }
     }
 
@@ -168,6 +174,7 @@ impl Field for Answer {
             11 => Self::Settled(take(from)?),
             30 => Self::Controlled { number: take(from)? },
             31 => Self::Control(take(from)?),
+            40 => Self::Request(take(from)?),
             _ => return Err(BytesError::Malformed("answer")),
         })
     }
@@ -282,6 +289,49 @@ impl Field for TraceId {
 
     fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         from.wide().map(Self::from_u128)
+    }
+}
+
+impl Field for Box<[u8]> {
+    fn write(&self, out: &mut Writer) {
+        out.bytes(self);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        from.bytes(MAX_ANSWER).map(Self::from)
+    }
+}
+
+impl Field for RequestKey {
+    fn write(&self, out: &mut Writer) {
+        let Self { id, request, by } = self;
+        let fields: [&dyn Field; 3] = [id, request, by];
+        fields.into_iter().for_each(|field| field.write(out));
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Ok(Self { id: take(from)?, request: take(from)?, by: take(from)? })
+    }
+}
+
+impl Field for RequestState {
+    fn write(&self, out: &mut Writer) {
+        match self {
+            Self::Begun => put(out, 0, &[]),
+            Self::UnderWay => put(out, 1, &[]),
+            Self::Answered(answer) => put(out, 2, &[answer]),
+            Self::Reused => put(out, 3, &[]),
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        match from.byte()? {
+            0 => Ok(Self::Begun),
+            1 => Ok(Self::UnderWay),
+            2 => Ok(Self::Answered(take(from)?)),
+            3 => Ok(Self::Reused),
+            _ => Err(BytesError::Malformed("request")),
+        }
     }
 }
 
@@ -623,5 +673,24 @@ mod tests {
         assert_eq!(Command::from_bytes(&command.to_bytes(Format::PRESENT)), Ok(command));
         let answer = Answer::Blocked(Timestamp::from_secs(1_767_225_600));
         assert_eq!(Answer::from_bytes(&answer.to_bytes(Format::PRESENT)), Ok(answer));
+    }
+
+    #[test]
+    fn the_commands_of_request_ids_read_back() {
+        let (id, request) = (Digest::from_u128(7), Digest::from_u128(u128::MAX));
+        let key = RequestKey { id, request, by: TraceId::from_u128(9) };
+        for repeats in [None, Some(0), Some(u32::MAX)] {
+            let command = Command::BeginRequest { key, life: Span::from_secs(10), repeats };
+            assert_eq!(Command::from_bytes(&command.to_bytes(Format::PRESENT)), Ok(command));
+        }
+        for answer in [None, Some(Box::default()), Some([0, 255].into())] {
+            let command = Command::EndRequest { key, answer, life: Span::MINUTE };
+            assert_eq!(Command::from_bytes(&command.to_bytes(Format::PRESENT)), Ok(command));
+        }
+        let states = [RequestState::Begun, RequestState::UnderWay, RequestState::Reused];
+        for state in states.into_iter().chain([RequestState::Answered([1, 2, 3].into())]) {
+            let answer = Answer::Request(state);
+            assert_eq!(Answer::from_bytes(&answer.to_bytes(Format::PRESENT)), Ok(answer));
+        }
     }
 }

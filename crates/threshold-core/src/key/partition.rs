@@ -53,6 +53,7 @@ impl Digest {
     /// | the budget of a login's address | its /24 or /48 |
     /// | what stands in for keys that a full store has no room for | the /24 or /48, or the rule |
     /// | a budget of a limit that stands alone | its key |
+    /// | an answer that is remembered by its request's id | the id |
     ///
     /// The address that stands in for a name which a request lacks also anchors in its place.
     #[must_use]

@@ -11,6 +11,7 @@ mod locked;
 mod piece;
 mod records;
 mod refunds;
+mod requests;
 mod reservations;
 mod side;
 mod slab;
@@ -37,6 +38,7 @@ use accounts::Accounts;
 use locked::{Locked, Seat, shard_of};
 use records::OpenRecords;
 use refunds::Refunds;
+use requests::Requests;
 use reservations::Reservations;
 use side::Side;
 use standings::OpenStandings;
@@ -54,6 +56,8 @@ const KEYS_A_SHARD: usize = 4_096;
 const SIDE_SHARDS: usize = 64;
 /// A key in so many is expected to be a subject, an account or a reservation; each of those tables is that much smaller.
 const SIDE_TABLE: u64 = 8;
+/// The bytes of answers that are remembered by the ids of their requests, for each place in such a table.
+const ANSWER_BYTES: usize = 1_024;
 /// Keys for which a shard has room beyond its even share, in standard deviations of a fair spread.
 const SPREAD: usize = 4;
 
@@ -71,6 +75,7 @@ pub struct MemoryStore {
     refunds: Mutex<Refunds>,
     /// Bans and settings. It shares them with those who decide by them.
     control: Mutex<Box<ControlLog>>,
+    requests: Mutex<Requests>,
     when_full: WhenFull,
     /// Who writes down what must outlive the process, if anybody does.
     keeper: Option<Arc<dyn Keep>>,
@@ -119,6 +124,7 @@ impl MemoryStore {
             next_expiry: AtomicU64::new(u64::MAX),
             refunds: Mutex::new(Refunds::new(side)),
             control: Mutex::default(),
+            requests: Mutex::new(Requests::new(side.saturating_mul(ANSWER_BYTES))),
             when_full: memory.when_full,
             keeper: None,
         }

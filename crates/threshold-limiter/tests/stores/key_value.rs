@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
-use threshold_core::command::{AccountChange, AccountKey, Answer, Command, Records, Renamed, SaveReason, execute};
+use threshold_core::command::{
+    AccountChange, AccountKey, Answer, Command, Records, Renamed, RequestRecord, SaveReason, execute,
+};
 use threshold_core::control::{ControlChange, ControlLog, ControlPage};
 use threshold_core::lockout::{Account, Login};
 use threshold_core::{
@@ -22,6 +24,7 @@ enum Table {
     Reservations,
     Refunds,
     Control,
+    Requests,
 }
 
 /// Bytes under keys.
@@ -64,26 +67,20 @@ impl Store for KeyValueStore {
     }
 }
 
+type Parse<T> = fn(&[u8]) -> Result<T, BytesError>;
+
 fn unreadable(_: BytesError) -> StoreError {
     StoreError::Unavailable
 }
 
 impl Open<'_> {
-    fn read<T>(
-        &self,
-        table: Table,
-        key: u128,
-        read: impl Fn(&[u8]) -> Result<T, BytesError>,
-    ) -> Result<Option<T>, StoreError> {
+    fn read<T>(&self, table: Table, key: u128, read: Parse<T>) -> Result<Option<T>, StoreError> {
         self.0.get(&(table, key)).map(|bytes| read(bytes)).transpose().map_err(unreadable)
     }
 
-    fn save(&mut self, table: Table, key: u128, bytes: Vec<u8>) {
+    fn save(&mut self, table: Table, key: u128, bytes: Vec<u8>) -> Result<(), StoreError> {
         self.0.insert((table, key), bytes);
-    }
-
-    fn balance(&self, key: Digest) -> Result<Balance, StoreError> {
-        Ok(self.read(Table::Balances, key.to_u128(), Balance::from_bytes)?.unwrap_or_default())
+        Ok(())
     }
 }
 
@@ -96,10 +93,11 @@ impl Records for Open<'_> {
         _: Timestamp,
         change: impl FnOnce(&mut [Balance]) -> T,
     ) -> Result<T, StoreError> {
-        let mut balances = charges.iter().map(|(key, _)| self.balance(*key)).collect::<Result<Vec<_>, _>>()?;
+        let stored = charges.iter().map(|(key, _)| self.read(Table::Balances, key.to_u128(), Balance::from_bytes));
+        let mut balances = stored.map(|read| Ok(read?.unwrap_or_default())).collect::<Result<Vec<_>, StoreError>>()?;
         let changed = change(&mut balances);
         for ((key, _), balance) in charges.iter().zip(balances) {
-            self.save(Table::Balances, key.to_u128(), balance.to_bytes(Format::PRESENT));
+            self.save(Table::Balances, key.to_u128(), balance.to_bytes(Format::PRESENT))?;
         }
         Ok(changed)
     }
@@ -114,8 +112,7 @@ impl Records for Open<'_> {
     }
 
     fn save_standing(&mut self, key: Digest, standing: Standing, _: Timestamp) -> Result<bool, StoreError> {
-        self.save(Table::Standings, key.to_u128(), standing.to_bytes(Format::PRESENT));
-        Ok(true)
+        self.save(Table::Standings, key.to_u128(), standing.to_bytes(Format::PRESENT)).map(|()| true)
     }
 
     fn forget_standing(&mut self, key: Digest) -> Result<(), StoreError> {
@@ -128,8 +125,7 @@ impl Records for Open<'_> {
     }
 
     fn save_reservation(&mut self, reservation: Reservation, _: Timestamp) -> Result<(), StoreError> {
-        self.save(Table::Reservations, reservation.id().to_u128(), reservation.to_bytes(Format::PRESENT));
-        Ok(())
+        self.save(Table::Reservations, reservation.id().to_u128(), reservation.to_bytes(Format::PRESENT))
     }
 
     fn take_expired(&mut self, now: Timestamp) -> Result<Option<Reservation>, StoreError> {
@@ -161,14 +157,13 @@ impl Records for Open<'_> {
         _: Timestamp,
     ) -> Result<bool, StoreError> {
         let (AccountKey::Own(key) | AccountKey::StandIn(key)) = key;
-        self.save(Table::Accounts, key.to_u128(), account.to_bytes(Format::PRESENT));
-        Ok(true)
+        self.save(Table::Accounts, key.to_u128(), account.to_bytes(Format::PRESENT)).map(|()| true)
     }
 
     fn change_account(&mut self, account: Digest, change: AccountChange) -> Result<(), StoreError> {
         if let Some(mut known) = self.account(AccountKey::Own(account))? {
             change.apply(&mut known);
-            self.save(Table::Accounts, account.to_u128(), known.to_bytes(Format::PRESENT));
+            self.save(Table::Accounts, account.to_u128(), known.to_bytes(Format::PRESENT))?;
         }
         Ok(())
     }
@@ -184,11 +179,19 @@ impl Records for Open<'_> {
     fn save_control(&mut self, change: &ControlChange, now: Timestamp) -> Result<u64, StoreError> {
         let mut log = self.read(Table::Control, 0, ControlLog::from_bytes)?.unwrap_or_default();
         let number = log.add(change.clone(), now).map_err(|_| StoreError::Full)?;
-        self.save(Table::Control, 0, log.to_bytes(Format::PRESENT));
+        self.save(Table::Control, 0, log.to_bytes(Format::PRESENT))?;
         Ok(number)
     }
 
     fn read_control(&mut self, after: u64, most: usize) -> Result<ControlPage, StoreError> {
         Ok(self.read(Table::Control, 0, ControlLog::from_bytes)?.unwrap_or_default().after(after, most))
+    }
+
+    fn request(&mut self, id: Digest) -> Result<Option<RequestRecord>, StoreError> {
+        self.read(Table::Requests, id.to_u128(), RequestRecord::from_bytes)
+    }
+
+    fn save_request(&mut self, id: Digest, record: RequestRecord, _: Timestamp) -> Result<(), StoreError> {
+        self.save(Table::Requests, id.to_u128(), record.to_bytes(Format::PRESENT))
     }
 }

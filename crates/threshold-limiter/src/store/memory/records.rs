@@ -1,12 +1,13 @@
 //! What commands see of a store in memory: each table is locked when a command first needs it, until the command is done.
 
 use threshold_core::balance::Checked;
-use threshold_core::command::{AccountChange, AccountKey, Records, Renamed, SaveReason};
+use threshold_core::command::{AccountChange, AccountKey, Records, Renamed, RequestRecord, SaveReason};
 use threshold_core::control::{ControlChange, ControlFull, ControlPage};
 use threshold_core::lockout::{Account, Login, Wider};
 use threshold_core::{Balance, Digest, Limit, Reservation, Standing, Timestamp, TraceId};
 
 use super::accounts::{Accounts, Place};
+use super::requests::Requests;
 use super::reservations::{AllOpen, Reservations};
 use super::table::Shard;
 use super::{MemoryStore, WhenFull, lock};
@@ -20,11 +21,12 @@ pub(super) struct OpenRecords<'s> {
     store: &'s MemoryStore,
     reservations: Option<MutexGuard<'s, Reservations>>,
     accounts: Option<MutexGuard<'s, Box<Accounts>>>,
+    requests: Option<MutexGuard<'s, Requests>>,
 }
 
 impl<'s> OpenRecords<'s> {
     pub(super) fn new(store: &'s MemoryStore) -> Self {
-        Self { store, reservations: None, accounts: None }
+        Self { store, reservations: None, accounts: None, requests: None }
     }
 
     fn reservations(&mut self) -> &mut Reservations {
@@ -33,6 +35,10 @@ impl<'s> OpenRecords<'s> {
 
     fn accounts(&mut self) -> &mut Accounts {
         self.accounts.get_or_insert_with(|| lock(&self.store.accounts))
+    }
+
+    fn requests(&mut self) -> &mut Requests {
+        self.requests.get_or_insert_with(|| lock(&self.store.requests))
     }
 }
 
@@ -229,5 +235,13 @@ impl Records for OpenRecords<'_> {
 
     fn read_control(&mut self, after: u64, most: usize) -> Result<ControlPage, StoreError> {
         Ok(lock(&self.store.control).after(after, most))
+    }
+
+    fn request(&mut self, id: Digest) -> Result<Option<RequestRecord>, StoreError> {
+        Ok(self.requests().get(id).cloned())
+    }
+
+    fn save_request(&mut self, id: Digest, record: RequestRecord, now: Timestamp) -> Result<(), StoreError> {
+        self.requests().save(id, record, now)
     }
 }
