@@ -3,6 +3,7 @@
 mod audit;
 mod keeping;
 mod operations;
+mod requests;
 mod settings;
 mod subjects;
 #[cfg(test)]
@@ -30,6 +31,7 @@ use crate::log::{self, Denials, Samples};
 use crate::metrics::Metrics;
 pub(crate) use keeping::{Opened, Place};
 pub(crate) use operations::{NewBan, Refused};
+pub(crate) use requests::{Beginning, Begun, MEMORY, SharedRequests};
 pub(crate) use settings::NewSetting;
 pub(crate) use subjects::{Subject, Target};
 
@@ -94,6 +96,13 @@ impl Desk {
             metrics,
             journal,
         }
+    }
+
+    /// A desk on a store that others share, who have the same key.
+    #[cfg(test)]
+    pub(crate) fn sharing(policy: Policy, store: AnyStore, clock: Arc<dyn Clock>, key: [u8; 16]) -> Self {
+        let secret = threshold_core::Secret::new(&[7; 32]).expect("32 bytes are enough");
+        Self::around(Limiter::with_parts(policy, store, clock, threshold_core::DigestKey::new(key), secret), None)
     }
 
     /// Tells this observer too.

@@ -104,7 +104,7 @@ impl App {
     pub(crate) fn new(desk: Desk, tokens: Tokens, bounds: Bounds) -> Self {
         let forward_auth = forward_auth::ForwardAuth::new(&desk);
         let (large, listed) = (LargeAnswers::new(bounds.answers), LargeAnswers::new(LISTED));
-        let request_ids = Arc::new(RequestIds::new(bounds.request_ids));
+        let request_ids = Arc::new(RequestIds::of(&desk, bounds.request_ids));
         let (health, guesses, refused) = (Health::default(), guesses::Guesses::default(), Samples::default());
         Self { desk, tokens, health, bounds, large, listed, request_ids, guesses, refused, forward_auth }
     }

@@ -25,11 +25,11 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, Empty};
 use pin_project_lite::pin_project;
-use threshold_core::Timestamp;
+use threshold_core::{Digest, Timestamp};
 use threshold_limiter::tower::{RequestBody, ResponseBody, ResponseFuture, ThresholdService};
 use tower_service::Service;
 
-use super::request_ids::{Digest, RequestIds};
+use super::request_ids::{Asked, RequestIds};
 use super::{Answering, ApiError, App};
 use crate::desk::Desk;
 use crate::log::{Samples, shown_address};
@@ -106,7 +106,7 @@ async fn unauthorized(app: &App, peer: SocketAddr, is_wrong: bool) -> ApiError {
     error
 }
 
-fn ask(app: &App, peer: SocketAddr, mut parts: Parts, deny: Deny) -> Result<Answering, ApiError> {
+fn ask(app: &Arc<App>, peer: SocketAddr, mut parts: Parts, deny: Deny) -> Result<Answering, ApiError> {
     let mut question = None;
     let length = if is_trusted(app, peer.ip().to_canonical()) {
         let length = original::put_in_place(&mut parts)?;
@@ -116,18 +116,49 @@ fn ask(app: &App, peer: SocketAddr, mut parts: Parts, deny: Deny) -> Result<Answ
         app.forward_auth.warn(peer.ip(), &app.desk);
         0
     };
-    let now = || app.desk.now();
-    if let Some(fields) = question.and_then(|question| app.request_ids.repeat(question, now())) {
-        let mut response = Response::new(Body::empty());
-        *response.headers_mut() = fields;
-        return Ok(Answering::now(response));
-    }
     // gRPC's refusals are 200 with a code, and to a proxy 200 means that the request may cross.
     parts.headers.remove(CONTENT_TYPE);
     let asked = http::Request::from_parts(parts, Announced(length));
+    if let (Some(question), Some(_)) = (question, app.request_ids.shared()) {
+        let future = Box::pin(ask_once(Arc::clone(app), peer, asked, question, deny));
+        return Ok(Answering::Late { future });
+    }
+    let now = || app.desk.now();
+    if let Some(fields) = question.and_then(|question| app.request_ids.repeat(question, now())) {
+        return Ok(Answering::now(crosses_again(fields)));
+    }
     let told = app.forward_auth.gate.clone().call_from(Some(peer), asked);
     let repeated = question.map(|question| Repeated { question, now: now(), ids: Arc::clone(&app.request_ids) });
     Ok(Answering::Proxied { future: Proxied { told, deny, repeated } })
+}
+
+/// Answers a question that the proxy may ask again, of any node that shares the store.
+async fn ask_once(
+    app: Arc<App>,
+    peer: SocketAddr,
+    asked: http::Request<Announced>,
+    question: Digest,
+    deny: Deny,
+) -> Response {
+    let mut first = None;
+    if let Some(shared) = app.request_ids.shared() {
+        match Asked::begin(shared, question).await {
+            Ok(fields) => return crosses_again(fields),
+            Err(begun) => first = begun,
+        }
+    }
+    let Ok(response) = app.forward_auth.gate.clone().call_from(Some(peer), asked).await;
+    if let Some(first) = first {
+        first.end((response.status() == StatusCode::OK).then(|| response.headers())).await;
+    }
+    deny.word(response)
+}
+
+/// The answer to a request that may cross, as it was given before.
+fn crosses_again(fields: HeaderMap) -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.headers_mut() = fields;
+    response
 }
 
 /// A question that the proxy may ask again.

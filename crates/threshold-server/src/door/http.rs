@@ -272,7 +272,7 @@ async fn answer_all(
         .filter(|_| verb != Verb::Peek)
         .filter_map(|(index, request)| Some((index, named(app, name_of(verb), request)?)))
         .unzip();
-    let room = app.request_ids.room_for(&ids, app.desk.now());
+    let room = app.request_ids.open(&ids, || app.desk.now()).await;
     let mut room = room
         .map_err(|(place, refused)| ApiError::from(refused).at(place.and_then(|place| places.get(place).copied())))?;
     let mut listed = Listed { body: Vec::new(), closed: false };

@@ -4,26 +4,36 @@
 //! room for its answer is taken before the request is decided, and where there is none, the request is refused and charges
 //! nothing. A proxy that sends `X-Threshold-Request-Id` is promised nothing: its answers use the room that is left, and the
 //! oldest make room for others.
+//!
+//! On a store that other nodes share, the store is asked too: it knows what they were asked, and tells them of what is
+//! answered here. Repeats that come to the same node wait for each other here, without asking the store.
 
+mod bytes;
+#[cfg(test)]
+mod shared;
 #[cfg(test)]
 mod tests;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher as _, Hash, RandomState};
+use std::hash::Hash;
+#[cfg(test)]
+use std::hash::{BuildHasher as _, RandomState};
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use bytes::Bytes;
+use ::bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use threshold_core::{Span, Timestamp};
+use threshold_core::{Digest, DigestKey, Span, Timestamp};
+use threshold_limiter::store::StoreError;
 use tokio::sync::watch;
 
 use super::ApiError;
 use super::http::Answered;
+use crate::desk::{Beginning, Begun, Desk, MEMORY, SharedRequests};
 
-/// How long an answer is remembered.
-const MEMORY: Span = Span::MINUTE;
 /// So that ids seldom wait for each other.
 const SHARDS: usize = 16;
 /// The room that is taken for an answer while it is not there yet: most take less, also under many rules.
@@ -39,12 +49,16 @@ const PARTS: usize = 8;
 const SOON: Span = Span::from_secs(10);
 /// How often a proxy is given an answer again. nginx follows ten internal redirects and answers 500 to the next.
 const MAX_REPEATS: u8 = 10;
+/// How soon the store is asked again whether another node has answered, at first and at last: each time twice as late.
+const ASK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
 
 /// The answers of the last minute.
 #[derive(Debug)]
 pub(super) struct RequestIds {
-    /// Two random keys: nobody can prepare ids or requests that are taken for each other, or that meet in one shard.
-    hashers: [RandomState; 2],
+    /// A secret: nobody can prepare ids or requests that are taken for each other, or that meet in one shard.
+    key: DigestKey,
+    /// Those of all nodes, where there may be others.
+    shared: Option<SharedRequests>,
     shards: [Mutex<Shard>; SHARDS],
     /// The most bytes of all answers.
     most: usize,
@@ -55,10 +69,6 @@ pub(super) struct RequestIds {
     /// The shard that makes room next.
     next: AtomicUsize,
 }
-
-/// A keyed digest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Digest([u64; 2]);
 
 /// An id, and what was asked under it.
 #[derive(Debug, Clone, Copy)]
@@ -74,6 +84,8 @@ pub(super) enum Refused {
     NoRoom,
     /// The id was used for another request.
     Reused,
+    /// Another node has remembered the answer, and this one cannot read it.
+    Unreadable,
 }
 
 /// Room for answers that are not there yet; what is left of it is given back.
@@ -81,6 +93,8 @@ pub(super) enum Refused {
 pub(super) struct Room<'r> {
     ids: &'r RequestIds,
     bytes: usize,
+    /// Those that the other nodes know to be carried out here.
+    begun: HashMap<Digest, Begun>,
 }
 
 #[derive(Debug, Default)]
@@ -149,16 +163,37 @@ impl From<Refused> for ApiError {
                 "this requestId was used for a different request within the last minute; nothing was charged: send each \
                  request with an id of its own",
             ),
+            Refused::Unreadable => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "unavailable",
+                "this request was charged before, and another node remembers its answer in a form that this one does not \
+                 read; nothing was charged again",
+            ),
         };
         Self::new(status, error, message).about(Some("requestId".to_owned()))
     }
 }
 
 impl RequestIds {
-    /// Remembers at most so many bytes.
+    /// Remembers at most so many bytes, and asks the desk's store where other nodes share it.
+    pub(super) fn of(desk: &Desk, most: usize) -> Self {
+        Self::keyed(desk.digest_key(), desk.shared_requests(), most)
+    }
+
+    /// Remembers at most so many bytes, for nobody else.
+    #[cfg(test)]
     pub(super) fn new(most: usize) -> Self {
+        let random = || RandomState::new().hash_one(()).to_be_bytes();
+        let mut key = [0; 16];
+        key[..8].copy_from_slice(&random());
+        key[8..].copy_from_slice(&random());
+        Self::keyed(DigestKey::new(key), None, most)
+    }
+
+    fn keyed(key: DigestKey, shared: Option<SharedRequests>, most: usize) -> Self {
         Self {
-            hashers: [RandomState::new(), RandomState::new()],
+            key,
+            shared,
             shards: std::array::from_fn(|_| Mutex::default()),
             most,
             promised: AtomicUsize::new(0),
@@ -168,7 +203,7 @@ impl RequestIds {
     }
 
     pub(super) fn digest(&self, value: &impl Hash) -> Digest {
-        Digest(self.hashers.each_ref().map(|hasher| hasher.hash_one(value)))
+        self.key.request(value)
     }
 
     /// The answer that this id was given within the last minute, else what `decide` says. A repeat that comes while the
@@ -180,28 +215,86 @@ impl RequestIds {
         &self,
         named: Named,
         now: impl Fn() -> Timestamp,
-        room: Option<&mut Room<'_>>,
+        mut room: Option<&mut Room<'_>>,
         decide: impl Future<Output = Result<Answered, E>>,
     ) -> Result<Answered, E> {
+        let mut begun = room.as_mut().and_then(|room| room.begun.remove(&named.id));
         let ticket = loop {
             match self.look(named, now()) {
                 Known::Answer(answer) => return Ok(answer),
-                // It ends by an error: nothing is ever sent.
-                Known::UnderWay(mut over) => drop(over.changed().await),
+                Known::UnderWay(mut over) => {
+                    // The other one waits until this one has ended in the store.
+                    if let Some(begun) = begun.take() {
+                        begun.end(None).await;
+                    }
+                    // It ends by an error: nothing is ever sent.
+                    drop(over.changed().await);
+                }
                 Known::Reused => return Err(Refused::Reused.into()),
                 Known::Nothing(ticket) => break ticket,
             }
+        };
+        let begun = match &self.shared {
+            None => None,
+            Some(shared) => match begun_or_answered(shared, named, begun).await? {
+                Started::Begun(begun) => Some(begun),
+                // Remembered by the store, until its minute is over.
+                Started::Answered(answer) => return Ok(answer),
+                Started::Alone => None,
+            },
         };
         let room = match room.and_then(Room::split) {
             Some(room) => room,
             None => self.room(1, now())?,
         };
-        let answer = decide.await?;
+        let mut decide = pin!(decide);
+        let answer = match &begun {
+            Some(begun) => begun.during(decide.as_mut()).await?,
+            None => decide.as_mut().await?,
+        };
         // A denial is decided again.
         if answer.charged {
             self.remember(ticket.named, &answer, room, now());
         }
+        if let Some(begun) = begun {
+            begun.end(answer.charged.then(|| bytes::of_answer(&answer))).await;
+        }
         Ok(answer)
+    }
+
+    /// Room for the answers to a list, as [`room_for`](Self::room_for) has it, and the other nodes know of its requests.
+    ///
+    /// # Errors
+    /// As for `room_for`.
+    pub(super) async fn open(
+        &self,
+        list: &[Named],
+        now: impl Fn() -> Timestamp,
+    ) -> Result<Room<'_>, (Option<usize>, Refused)> {
+        let mut room = self.room_for(list, now())?;
+        let Some(shared) = &self.shared else { return Ok(room) };
+        for (place, named) in list.iter().enumerate() {
+            if self.shard(named.id).answer(named.id, now()).is_some() {
+                continue;
+            }
+            match shared.begin((named.id, named.question), None).await {
+                Ok(Beginning::Begun(begun)) => {
+                    room.begun.insert(named.id, begun);
+                }
+                Ok(Beginning::Reused) => return Err((Some(place), Refused::Reused)),
+                // What is there, or will be, is asked for when it is its turn.
+                Ok(Beginning::Answered(_) | Beginning::UnderWay) => {}
+                Err(StoreError::Full) => return Err((None, Refused::NoRoom)),
+                // The others would wait as long for nothing.
+                Err(_) => break,
+            }
+        }
+        Ok(room)
+    }
+
+    /// The requests of all nodes, where there may be others.
+    pub(super) fn shared(&self) -> Option<&SharedRequests> {
+        self.shared.as_ref()
     }
 
     /// Room for the answers to those of a list whose ids are not known: it is decided as a whole, or not at all.
@@ -274,7 +367,7 @@ impl RequestIds {
             }
         }
         self.evict();
-        Ok(Room { ids: self, bytes })
+        Ok(Room { ids: self, bytes, begun: HashMap::new() })
     }
 
     fn promise(&self, bytes: usize) -> bool {
@@ -343,10 +436,69 @@ impl RequestIds {
     }
 
     fn shard(&self, id: Digest) -> MutexGuard<'_, Shard> {
-        let Digest([first, _]) = id;
+        let [first, _] = id.halves();
         // The four highest bits: there are sixteen of them.
         let number = usize::try_from(first >> 60).unwrap_or(0);
         lock(self.shards.get(number).expect("four bits number sixteen shards"))
+    }
+}
+
+/// How a request starts whose id no other on this node has.
+enum Started {
+    Begun(Begun),
+    /// It was carried out by another node.
+    Answered(Answered),
+    /// The store cannot answer: what becomes of the request then is the policy's to say, and the others do not hear of it.
+    Alone,
+}
+
+/// Begins a request, unless this node has, or waits until another one has answered it.
+async fn begun_or_answered(
+    shared: &SharedRequests,
+    named: Named,
+    mut begun: Option<Begun>,
+) -> Result<Started, Refused> {
+    let [mut pause, longest] = ASK_AGAIN;
+    loop {
+        let beginning = match begun.take() {
+            Some(begun) if !begun.is_old() => return Ok(Started::Begun(begun)),
+            Some(begun) => begun.confirm(None).await,
+            None => shared.begin((named.id, named.question), None).await,
+        };
+        match beginning {
+            Ok(Beginning::Begun(begun)) => return Ok(Started::Begun(begun)),
+            Ok(Beginning::Answered(bytes)) => {
+                return bytes::to_answer(&bytes).map(Started::Answered).ok_or(Refused::Unreadable);
+            }
+            Ok(Beginning::Reused) => return Err(Refused::Reused),
+            Ok(Beginning::UnderWay) => {
+                tokio::time::sleep(pause).await;
+                pause = pause.saturating_mul(2).min(longest);
+            }
+            Err(StoreError::Full) => return Err(Refused::NoRoom),
+            Err(_) => return Ok(Started::Alone),
+        }
+    }
+}
+
+/// A proxy's question that this node answers, of which the others are to hear.
+pub(super) struct Asked(Begun);
+
+impl Asked {
+    /// The fields that a proxy was answered this question with, by any node; else who tells the others what it is answered,
+    /// unless they cannot hear of it.
+    pub(super) async fn begin(shared: &SharedRequests, question: Digest) -> Result<HeaderMap, Option<Self>> {
+        match shared.begin((question, question), Some(u32::from(MAX_REPEATS))).await {
+            Ok(Beginning::Answered(fields)) => bytes::to_fields(&fields).ok_or(None),
+            Ok(Beginning::Begun(begun)) => Err(Some(Self(begun))),
+            // Nobody was promised anything.
+            Ok(Beginning::UnderWay | Beginning::Reused) | Err(_) => Err(None),
+        }
+    }
+
+    /// Tells the other nodes what the proxy is answered; nothing where it is denied.
+    pub(super) async fn end(self, fields: Option<&HeaderMap>) {
+        self.0.end(fields.map(bytes::of_fields)).await;
     }
 }
 
@@ -354,7 +506,7 @@ impl Room<'_> {
     /// Room for one answer out of this.
     fn split(&mut self) -> Option<Self> {
         self.bytes = self.bytes.checked_sub(EXPECTED)?;
-        Some(Self { ids: self.ids, bytes: EXPECTED })
+        Some(Self { ids: self.ids, bytes: EXPECTED, begun: HashMap::new() })
     }
 }
 

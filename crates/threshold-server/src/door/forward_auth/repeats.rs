@@ -9,11 +9,12 @@ use std::net::IpAddr;
 
 use http::HeaderName;
 use http::request::Parts;
+use threshold_core::Digest;
 
 use super::PATH;
 use super::original::single;
 use crate::door::ApiError;
-use crate::door::request_ids::{Digest, RequestIds};
+use crate::door::request_ids::RequestIds;
 
 /// Where a proxy names the request it asks for.
 const ID: HeaderName = HeaderName::from_static("x-threshold-request-id");

@@ -1,0 +1,380 @@
+//! Request ids on a store that two nodes share.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+use std::thread;
+
+use serde_json::Value;
+use threshold_core::command::{Answer as Done, Command};
+use threshold_core::{Outcome, Plan, Policy};
+use threshold_limiter::store::{AnyStore, Kind, Listed, Store};
+use threshold_limiter::{Clock as _, ManualClock};
+use tokio::time::{sleep, timeout};
+
+use super::*;
+use crate::door::serving::{Client, KeyValueStore, Serving};
+
+const POLICY: &str = r#"
+    [identity]
+    trusted_proxies = ["127.0.0.1/32"]
+    user = "header:x-user"
+    [[rule]]
+    name = "r"
+    per = ["user"]
+    limit = "5/min"
+    algorithm = "fixed-window"
+"#;
+const START: Timestamp = Timestamp::from_secs(1_767_225_600);
+
+/// What becomes of commands about request ids.
+#[derive(Debug, Default)]
+struct Mode(AtomicU8);
+
+const FULL: u8 = 1;
+const DOWN: u8 = 2;
+
+/// A store that several nodes have.
+#[derive(Debug, Clone, Default)]
+struct OneStore(Arc<KeyValueStore>, Arc<Mode>);
+
+impl Store for OneStore {
+    async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
+        self.0.settle(plan, now, outcome).await
+    }
+
+    async fn execute(&self, command: Command, now: Timestamp) -> Result<Done, StoreError> {
+        match (self.1.0.load(Ordering::Relaxed), &command) {
+            (FULL, Command::BeginRequest { .. }) => Err(StoreError::Full),
+            (DOWN, Command::BeginRequest { .. } | Command::EndRequest { .. }) => Err(StoreError::Timeout),
+            _ => self.0.execute(command, now).await,
+        }
+    }
+
+    async fn list(
+        &self,
+        kind: Kind,
+        after: Option<Digest>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<Vec<Listed>, StoreError> {
+        self.0.list(kind, after, limit, now).await
+    }
+}
+
+/// Two nodes on one store.
+struct Nodes {
+    clock: Arc<ManualClock>,
+    store: OneStore,
+}
+
+impl Nodes {
+    fn new() -> Self {
+        Self { clock: Arc::new(ManualClock::new(START)), store: OneStore::default() }
+    }
+
+    fn desk(&self, policy: &str) -> Desk {
+        let policy = Policy::parse(policy, &|_| None).unwrap();
+        Desk::sharing(policy, AnyStore::other(self.store.clone()), Arc::clone(&self.clock) as _, [9; 16])
+    }
+
+    fn servers(&self, policy: &str) -> [Serving; 2] {
+        [(); 2].map(|()| Serving::at(self.desk(policy)))
+    }
+
+    fn ids(&self) -> [RequestIds; 2] {
+        [(); 2].map(|()| RequestIds::of(&self.desk(POLICY), 1 << 20))
+    }
+
+    fn set(&self, second: u64) {
+        self.clock.set(START.plus(Span::from_secs(second)));
+    }
+
+    fn mode(&self, mode: u8) {
+        self.store.1.0.store(mode, Ordering::Relaxed);
+    }
+
+    /// Decides on one node what is answered with this text.
+    async fn run(&self, ids: &RequestIds, named: Named, text: &'static str) -> Result<Bytes, Refused> {
+        let answer = Answered { body: text.into(), charged: true, closed: false, generation: 1 };
+        ids.run::<Refused>(named, || self.clock.now(), None, async { Ok(answer) }).await.map(|answer| answer.body)
+    }
+}
+
+fn named(ids: &RequestIds, id: &str) -> Named {
+    Named { id: ids.digest(&("check", id)), question: ids.digest(&"the same") }
+}
+
+fn post(serving: &mut Serving, path: &str, body: &str) -> (u16, String) {
+    let answer = serving.client().post(path, body).unwrap();
+    (answer.status, answer.body)
+}
+
+/// How much is left to somebody.
+fn remaining(serving: &mut Serving, user: &str) -> u64 {
+    let (status, body) = post(serving, "/v1/peek", &format!(r#"{{"user": "{user}", "cost": 0}}"#));
+    assert_eq!(status, 200, "{body}");
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    answer["limits"][0]["remaining"].as_u64().unwrap()
+}
+
+fn error(body: &str) -> (String, Value) {
+    let body: Value = serde_json::from_str(body).unwrap();
+    (body["error"].as_str().unwrap().to_owned(), body["index"].clone())
+}
+
+/// Woken by: leaving out `begin` in `begun_or_answered`, `end` in `run`, and an own key on each node.
+#[test]
+fn a_repeat_on_another_node_gets_the_first_answer_and_is_charged_once() {
+    let nodes = Nodes::new();
+    let [mut a, mut b] = nodes.servers(POLICY);
+    let asked = r#"{"user": "u", "requestId": "r"}"#;
+    let first = post(&mut a, "/v1/check", asked);
+    assert_eq!((first.0, remaining(&mut b, "u")), (200, 4));
+    nodes.set(59);
+    for _ in 0..2 {
+        assert_eq!(post(&mut b, "/v1/check", asked), first);
+        assert_eq!(post(&mut a, "/v1/check", asked), first);
+    }
+    assert_eq!(remaining(&mut a, "u"), 4);
+    // Another verb has ids of its own, and so has whoever sends none.
+    assert_ne!(post(&mut b, "/v1/record", asked), first);
+    assert_ne!(post(&mut b, "/v1/check", r#"{"user": "u"}"#), first);
+    assert_eq!(remaining(&mut a, "u"), 2);
+    // In the next minute it is another request, on both nodes.
+    nodes.set(60);
+    let second = post(&mut b, "/v1/check", asked);
+    assert_ne!(second, first);
+    assert_eq!((post(&mut a, "/v1/check", asked), remaining(&mut a, "u")), (second, 4));
+}
+
+#[test]
+fn a_list_on_another_node_gets_the_first_answers() {
+    let nodes = Nodes::new();
+    let [mut a, mut b] = nodes.servers(POLICY);
+    let one = r#"{"user": "u", "requestId": "1"}"#;
+    let first = post(&mut a, "/v1/check", one);
+    let list = format!(r#"[{one}, {{"user": "u", "requestId": "2"}}, {one}, {{"user": "u", "requestId": "2"}}]"#);
+    let listed = post(&mut b, "/v1/check", &list);
+    assert_eq!((listed.0, listed.1.starts_with(&format!("[{},", first.1))), (200, true), "{}", listed.1);
+    assert_eq!(post(&mut a, "/v1/check", &list), listed);
+    assert_eq!(remaining(&mut a, "u"), 3);
+}
+
+/// Woken by: taking `Reused` for `UnderWay` in `open`, and by leaving out `drop` of what a list has begun.
+#[test]
+fn an_id_that_another_node_used_for_another_request_is_refused() {
+    let nodes = Nodes::new();
+    let [mut a, mut b] = nodes.servers(POLICY);
+    post(&mut a, "/v1/check", r#"{"user": "u", "requestId": "r"}"#);
+    let other = r#"{"user": "v", "requestId": "r"}"#;
+    let (status, body) = post(&mut b, "/v1/check", other);
+    assert_eq!((status, error(&body)), (422, ("request_id_reused".to_owned(), Value::Null)));
+    let fresh = r#"{"user": "v", "requestId": "new"}"#;
+    let (status, body) = post(&mut b, "/v1/check", &format!("[{fresh}, {other}]"));
+    assert_eq!((status, error(&body)), (422, ("request_id_reused".to_owned(), Value::from(1))));
+    assert_eq!(remaining(&mut b, "v"), 5);
+    // The list has let go of what it had begun.
+    assert_eq!((post(&mut a, "/v1/check", fresh).0, remaining(&mut b, "v")), (200, 4));
+}
+
+#[test]
+fn a_denial_is_decided_again_on_another_node() {
+    let nodes = Nodes::new();
+    let [mut a, mut b] = nodes.servers(POLICY);
+    let asked = r#"{"user": "u", "cost": 5, "requestId": "r"}"#;
+    let (_, body) = post(&mut a, "/v1/check", r#"{"user": "u"}"#);
+    let charged: Value = serde_json::from_str(&body).unwrap();
+    let denied = post(&mut a, "/v1/check", asked);
+    assert!(denied.1.contains(r#""allowed":false"#), "{}", denied.1);
+    assert_eq!(post(&mut a, "/v1/refund", &format!(r#"{{"receipt": {}}}"#, charged["receipt"])).0, 200);
+    assert!(post(&mut b, "/v1/check", asked).1.contains(r#""allowed":true"#));
+}
+
+const ONE_A_MINUTE: &str = "[[rule]]\nname = 'r'\nper = ['user']\nlimit = '1/min'\nalgorithm = 'fixed-window'\n";
+const WAITING: &str = r#"{"user": "u", "requestId": "r"}"#;
+
+/// Sends a check that waits on its node, since there is no room; says how to make some.
+fn waits(serving: &mut Serving) -> (Client<TcpStream>, String) {
+    let (_, body) = post(serving, "/v1/check", r#"{"user": "u"}"#);
+    let receipt: Value = serde_json::from_str(&body).unwrap();
+    let mut first = Client::new(serving.connect());
+    let (length, path) = (WAITING.len(), "/v1/check?waitMs=60000");
+    first
+        .write(&format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{WAITING}"))
+        .unwrap();
+    let app = serving.app();
+    let waits = (0..10_000).any(|_| {
+        thread::sleep(Duration::from_millis(1));
+        app.desk.waiting() == 1
+    });
+    assert!(waits);
+    (first, format!(r#"{{"receipt": {}}}"#, receipt["receipt"]))
+}
+
+/// Woken by: taking `UnderWay` for `Begun`.
+#[test]
+fn a_repeat_waits_for_the_first_on_another_node() {
+    let nodes = Nodes::new();
+    let [mut a, mut b] = nodes.servers(ONE_A_MINUTE);
+    let (mut first, receipt) = waits(&mut a);
+    // Decided by itself, it would be denied.
+    let repeat = thread::spawn(move || post(&mut b, "/v1/check", WAITING));
+    assert_eq!(post(&mut a, "/v1/refund", &receipt).0, 200);
+    let first = first.read().unwrap();
+    assert!(first.body.contains(r#""allowed":true"#), "{}", first.body);
+    assert_eq!(repeat.join().unwrap(), (200, first.body));
+}
+
+/// Woken by: leaving out what `drop` of `Begun` does. The clock stands still, so that nothing else lets go of the id.
+#[test]
+fn a_first_whose_client_leaves_lets_the_next_one_begin_on_another_node() {
+    let nodes = Nodes::new();
+    let [mut a, mut b] = nodes.servers(ONE_A_MINUTE);
+    let (first, receipt) = waits(&mut a);
+    drop(first);
+    let (status, body) = post(&mut b, "/v1/check", WAITING);
+    assert_eq!((status, body.contains(r#""allowed":false"#)), (200, true), "{body}");
+    assert_eq!(post(&mut b, "/v1/refund", &receipt).0, 200);
+    assert!(post(&mut b, "/v1/check", WAITING).1.contains(r#""allowed":true"#));
+}
+
+/// Woken by: leaving out `life` in core.
+#[tokio::test(start_paused = true)]
+async fn a_first_whose_node_dies_holds_its_id_for_ten_seconds() {
+    let nodes = Nodes::new();
+    let [a, b] = nodes.ids();
+    let r = named(&a, "r");
+    let a = Box::leak(Box::new(a));
+    let now = || START;
+    let mut first = Box::pin(a.run::<Refused>(r, now, None, std::future::pending()));
+    assert!(timeout(Duration::from_secs(1), first.as_mut()).await.is_err());
+    // It never gets another turn, and never ends.
+    std::mem::forget(first);
+    nodes.set(9);
+    assert!(timeout(Duration::from_secs(60), nodes.run(&b, r, "b")).await.is_err());
+    nodes.set(10);
+    assert_eq!(nodes.run(&b, r, "b").await.unwrap(), "b");
+}
+
+/// Woken by: leaving out `renewing` in `during`.
+#[tokio::test(start_paused = true)]
+async fn a_first_that_takes_long_is_not_taken_for_dead() {
+    let nodes = Nodes::new();
+    let [a, b] = nodes.ids();
+    let r = named(&a, "r");
+    let mut first = Box::pin(a.run::<Refused>(r, || START, None, std::future::pending()));
+    for second in 0..40 {
+        nodes.set(second);
+        assert!(timeout(Duration::from_secs(1), first.as_mut()).await.is_err());
+    }
+    assert!(timeout(Duration::from_millis(1_500), nodes.run(&b, r, "b")).await.is_err());
+    drop(first);
+    assert_eq!(nodes.run(&b, r, "b").await.unwrap(), "b");
+}
+
+/// A list has begun what a request on its own node waits for, and the list waits for that one.
+///
+/// Woken by: leaving out `end` where `run` finds its id under way.
+#[tokio::test(start_paused = true)]
+async fn a_list_and_a_request_on_one_node_do_not_wait_for_each_other() {
+    let nodes = Nodes::new();
+    let [a, _] = nodes.ids();
+    let [x, y] = ["x", "y"].map(|id| named(&a, id));
+    let mut room = a.open(&[x, y], || START).await.unwrap();
+    assert_eq!(room.begun.len(), 2);
+    let mut single = Box::pin(nodes.run(&a, y, "single"));
+    assert!(timeout(Duration::from_secs(1), single.as_mut()).await.is_err());
+    let decide = async { Err(Refused::NoRoom) };
+    let listed = a.run::<Refused>(y, || START, Some(&mut room), decide);
+    let (single, listed) = timeout(Duration::from_secs(9), async { tokio::join!(single, listed) }).await.unwrap();
+    assert_eq!((single.unwrap(), listed.unwrap().body), (Bytes::from("single"), Bytes::from("single")));
+}
+
+/// Woken by: leaving out `is_old`.
+#[tokio::test(start_paused = true)]
+async fn a_list_that_took_too_long_asks_again_before_it_charges() {
+    let nodes = Nodes::new();
+    let [a, b] = nodes.ids();
+    let x = named(&a, "x");
+    let mut room = a.open(&[x], || START).await.unwrap();
+    sleep(Duration::from_secs(10)).await;
+    nodes.set(10);
+    assert_eq!(nodes.run(&b, x, "b").await.unwrap(), "b");
+    let decide = async { Err(Refused::NoRoom) };
+    let listed = a.run::<Refused>(x, || START, Some(&mut room), decide).await;
+    assert_eq!(listed.unwrap().body, "b");
+}
+
+#[test]
+fn a_store_without_room_for_another_id_refuses_it_and_charges_nothing() {
+    let nodes = Nodes::new();
+    let [mut a, _] = nodes.servers(POLICY);
+    nodes.mode(FULL);
+    let asked = r#"{"user": "u", "requestId": "r"}"#;
+    for body in [asked.to_owned(), format!(r#"[{{"user": "u"}}, {asked}]"#)] {
+        let (status, body) = post(&mut a, "/v1/check", &body);
+        assert_eq!((status, error(&body)), (503, ("too_many_request_ids".to_owned(), Value::Null)));
+    }
+    assert_eq!(remaining(&mut a, "u"), 5);
+    nodes.mode(0);
+    assert_eq!((post(&mut a, "/v1/check", asked).0, remaining(&mut a, "u")), (200, 4));
+}
+
+/// What becomes of a request is then the policy's to say, with an id or without.
+#[test]
+fn a_store_that_does_not_answer_about_ids_leaves_them_to_the_node() {
+    let nodes = Nodes::new();
+    let [mut a, _] = nodes.servers(POLICY);
+    nodes.mode(DOWN);
+    let asked = r#"{"user": "u", "requestId": "r"}"#;
+    let first = post(&mut a, "/v1/check", asked);
+    assert_eq!((first.0, post(&mut a, "/v1/check", asked)), (200, first));
+    let listed = post(&mut a, "/v1/check", r#"[{"user": "u", "requestId": "1"}, {"user": "u", "requestId": "2"}]"#);
+    assert_eq!((listed.0, remaining(&mut a, "u")), (200, 2));
+}
+
+#[tokio::test]
+async fn an_answer_that_this_node_cannot_read_is_an_error_and_charges_nothing() {
+    let nodes = Nodes::new();
+    let [a, _] = nodes.ids();
+    let r = named(&a, "r");
+    let Ok(Beginning::Begun(begun)) = a.shared().unwrap().begin((r.id, r.question), None).await else {
+        panic!("it is the first");
+    };
+    begun.end(Some([255].into())).await;
+    assert_eq!(nodes.run(&a, r, "a").await, Err(Refused::Unreadable));
+    assert_eq!(ApiError::from(Refused::Unreadable).status, 503);
+}
+
+/// Ten times in all, as on one node.
+///
+/// Woken by: leaving out `repeats` in core.
+#[test]
+fn a_proxy_that_asks_another_node_again_is_answered_as_the_first_time() {
+    let nodes = Nodes::new();
+    let [mut a, mut b] = nodes.servers(POLICY);
+    let ask = |serving: &mut Serving, id: &str| {
+        let fields = [("x-original-method", "GET"), ("x-original-uri", "/"), ("x-user", "u")];
+        let named = [("x-threshold-request-id", id)];
+        let answer = serving.client().send("GET", "/auth", &[&fields[..], &named[..]].concat(), "").unwrap();
+        let left = answer.headers.iter().find(|(name, _)| name == "ratelimit");
+        (answer.status, left.cloned())
+    };
+    let first = ask(&mut a, "r");
+    assert_eq!((first.0, first.1.is_some(), remaining(&mut b, "u")), (200, true, 4));
+    for _ in 0..5 {
+        assert_eq!((ask(&mut b, "r"), ask(&mut a, "r")), (first.clone(), first.clone()));
+    }
+    assert_eq!(remaining(&mut b, "u"), 4);
+    let again = ask(&mut b, "r");
+    assert_eq!((again.0, again != first, remaining(&mut a, "u")), (200, true, 3));
+    assert_eq!(ask(&mut a, "r"), again);
+    // Denials are decided each time.
+    for _ in 0..3 {
+        assert_eq!(ask(&mut a, &remaining(&mut b, "u").to_string()).0, 200);
+    }
+    assert_eq!((ask(&mut a, "d").0, ask(&mut b, "d").0), (429, 429));
+    nodes.set(60);
+    assert_eq!(ask(&mut b, "d").0, 200);
+}
