@@ -21,7 +21,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use threshold_core::lockout::Account;
 use threshold_core::policy::{Ban, Owner, Setting};
@@ -306,6 +306,14 @@ impl Journal {
     /// Where it is not on disk by then.
     pub async fn saved(&self, at_most: Duration) -> Result<(), Unsaved> {
         self.queue.saved(at_most).await
+    }
+
+    /// As [`saved`](Self::saved), where nobody can await.
+    fn wait_until_saved(&self, at_most: Duration) {
+        let begun = Instant::now();
+        while !self.queue.is_clean() && begun.elapsed() < at_most {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// What is wrong with the disk, whenever that changes; `None` while nothing is.

@@ -109,7 +109,7 @@ impl JournalFile {
             return Err(JournalError::OtherSecret(path.into()));
         }
         if let Some(old) = rotated {
-            found.rows = found.rows.into_iter().map(|row| row.under_old(old)).collect();
+            found.rows = found.rows.into_iter().map(|row| row.under_old(old).under_present(key_id)).collect();
         }
         match connection {
             Some(connection) if is_sound && rotated.is_some() => {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use threshold_core::control::ControlChange;
 use threshold_core::lockout::{Account, Factor};
@@ -17,6 +18,9 @@ use crate::store::memory::MemoryStore;
 /// How long somebody is kept out of whom the journal only knows that there was something: as long as the longest lock of a
 /// login, and long enough for an operator to look.
 const UNREADABLE_FOR: Span = Span::HOUR;
+
+/// How long a start waits for the disk after a rotation. A disk that takes longer is in trouble, which is told elsewhere.
+const REKEYED_WAIT: Duration = Duration::from_secs(30);
 
 /// What went back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -40,7 +44,9 @@ pub struct Restored {
     pub forgotten: usize,
 }
 
-/// Puts back what was kept, and takes out of the journal what says nothing any more. `store` and `bans` do not tell the
+/// Puts back what was kept, and takes out of the journal what says nothing any more. What was moved to the present secret is on
+/// disk when this returns.
+/// `store` and `bans` do not tell the
 /// journal of changes yet: what comes from it need not go back.
 pub fn restore(
     journal: &Journal,
@@ -50,6 +56,8 @@ pub fn restore(
     now: Timestamp,
 ) -> Restored {
     let mut restored = Restored::default();
+    // All or nothing: between a row under the old secret and the same under the present one there is no moment without it.
+    let held = journal.begin_change();
     let login = policy.login().cloned().unwrap_or_default();
     let rotation = secrets.old().map(|old| Rotation::new(policy, old, &kept.rows));
     for row in &kept.rows {
@@ -104,6 +112,11 @@ pub fn restore(
             }
         };
         restored.no_room = restored.no_room.saturating_add(usize::from(!has_room));
+    }
+    drop(held);
+    if restored.rekeyed > 0 {
+        // Who sees this return may drop the old secret.
+        journal.wait_until_saved(REKEYED_WAIT);
     }
     restored
 }

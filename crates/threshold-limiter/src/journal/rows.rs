@@ -80,6 +80,16 @@ impl Row {
     }
 }
 
+impl Row {
+    /// The same row, if its digest was made with a secret that was an old one and is the present one again.
+    pub(super) fn under_present(mut self, id: KeyId) -> Self {
+        if self.old_key_id() == Some(id) {
+            self.key.drain(..KEY_ID);
+        }
+        self
+    }
+}
+
 /// The digests in a journal that were made with an old secret. Their rows begin with its key id.
 #[derive(Debug, Default)]
 pub(super) struct OldDigests(HashMap<Digest, KeyId>);

@@ -1,5 +1,7 @@
 //! A secret, a public key in PEM or a JWKS → the keys that signatures are checked with.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet, KeyOperations, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey, DecodingKeyKind};
 use ring::signature::{
@@ -37,6 +39,20 @@ enum Kind {
     Curve(&'static dyn VerificationAlgorithm, EllipticCurve),
 }
 
+/// Whether a text is in a form in which public keys are handed out, or begins as JSON and pages do: an error page, say, that was
+/// stored in the place of the keys.
+fn is_public(text: &[u8]) -> bool {
+    let text = text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text).trim_ascii();
+    let packed: Vec<u8> = text.iter().copied().filter(|byte| !byte.is_ascii_whitespace()).collect();
+    let lower = packed.to_ascii_lowercase();
+    let documents = ["{\"", "[{", "[\"", "<!", "<?", "<html"];
+    let keys = ["ssh-", "ecdsa-sha2-", "sk-ssh-", "sk-ecdsa-", "----begin", "-----begin"];
+    let is_der = |der: &[u8]| SubjectPublicKeyInfo::from_der(der).is_ok();
+    documents.iter().chain(&keys).any(|begin| lower.starts_with(begin.as_bytes()))
+        || is_der(text)
+        || STANDARD.decode(packed).is_ok_and(|der| is_der(&der))
+}
+
 impl Keys {
     /// The keys in a text: for HS algorithms the secret itself or a JWKS, for the others a public key in PEM or a JWKS.
     pub(super) fn parse(alg: Algorithm, text: &[u8]) -> Result<Self, KeyError> {
@@ -58,6 +74,9 @@ impl Keys {
             (Kind::Hmac(..), Err(_)) if is_object && serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok() => {
                 Err(KeyError::new("this is JSON, and no JWKS"))
             }
+            (Kind::Hmac(..), Err(_)) if is_public(text) => Err(KeyError::new(
+                "this is a public key or a document, not a shared secret: whoever can read it could sign tokens with it",
+            )),
             (kind @ Kind::Hmac(..), Err(_)) => kind.secret(alg, without_line_end(text)).map(Self::One),
             (_, Err(_)) => Err(KeyError::new("this is neither a public key in PEM nor a JWKS")),
         }

@@ -65,6 +65,23 @@ fn a_public_key_is_no_shared_secret() {
         }
     }
     check("HS256", &json!({ "keys": [jwk("RS256", "1")] }).to_string(), Err("no key for HS256"));
+    // The same without its first and last line, and in other spellings.
+    let pem = include_str!("pem/p256_public.pem");
+    let bare: String = pem.lines().filter(|line| !line.starts_with('-')).collect();
+    let set = json!({ "keys": [jwk("RS256", "1")] }).to_string();
+    for text in [
+        bare.as_str(),
+        &pem.to_lowercase(),
+        &format!("\u{feff}{set}"),
+        &set[..set.len() - 9],
+        &format!("[{set}]"),
+        "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAABAQDB ada@example.org",
+        "ecdsa-sha2-nistp256 AAAAE2VjZHNhLXNoYTItbmlzdHAyNTYAAAAIbmlzdHAyNTY ada@example.org",
+        "---- BEGIN SSH2 PUBLIC KEY ----\nAAAAB3NzaC1yc2EAAAADAQABAAABAQDB\n---- END SSH2 PUBLIC KEY ----",
+        "<html><head><title>502 Bad Gateway</title></head><body></body></html>",
+    ] {
+        check("HS256", text, Err("not a shared secret"));
+    }
 }
 
 #[test]
