@@ -6,7 +6,7 @@
 use std::io::{self, BufWriter, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
-use threshold_core::{Balance, Digest, KeyId, Limit, Timestamp};
+use threshold_core::{Balance, Digest, KeyId, Limit, Timestamp, TraceId};
 
 use super::file::{beside, create_exclusively, resolve, settle_in};
 use super::rows::row_sum;
@@ -26,7 +26,7 @@ pub(super) fn counters_path(journal: &Path) -> PathBuf {
     resolve(journal).with_extension("counters")
 }
 
-/// Writes down every balance. Returns how many there are.
+/// Writes down every balance, and which receipts were refunded. Returns how many balances there are.
 ///
 /// # Errors
 /// Where the file cannot be written; the one before it is then still there.
@@ -44,6 +44,13 @@ pub fn save_counters(store: &MemoryStore, journal: &Path, key_id: KeyId, now: Ti
                 Ok(()) => written = written.saturating_add(1),
                 Err(error) => failed = Some(error),
             }
+        }
+    });
+    // After the balances: a refund that is written without what it gave back gives back nothing, and the other way round it
+    // would give it back again after the restart.
+    store.each_refund(now, |id, void_from| {
+        if failed.is_none() {
+            failed = write_refund(&mut out, id, void_from).err();
         }
     });
     failed.map_or(Ok(()), Err)?;
@@ -95,6 +102,8 @@ pub fn load_counters(
         if let Some((key, limit, balance)) = record.as_ref().and_then(Record::decode) {
             store.restore_balance(key, &limit, balance, now);
             counters.read = counters.read.saturating_add(1);
+        } else if let Some((id, void_from)) = record.as_ref().and_then(Record::refund) {
+            store.restore_refund(id, void_from, now);
         } else {
             counters.skipped = counters.skipped.saturating_add(1);
         }
@@ -119,20 +128,28 @@ fn next_sound(bytes: &[u8]) -> &[u8] {
 }
 
 fn begins_sound(bytes: &[u8]) -> bool {
-    Record::parse(bytes).is_some_and(|record| Limit::from_bytes(record.limit).is_ok() && record.is_sound())
+    let is_one = |record: &Record<'_>| record.limit.is_empty() || Limit::from_bytes(record.limit).is_ok();
+    Record::parse(bytes).is_some_and(|record| is_one(&record) && record.is_sound())
+}
+
+/// A receipt that was refunded: a record without a limit, with its id and when it gives nothing back any more.
+fn write_refund(out: &mut impl io::Write, id: TraceId, void_from: Timestamp) -> io::Result<()> {
+    write_record(out, id.to_u128(), &[], &void_from.micros().to_be_bytes())
 }
 
 /// Key, sum, the lengths of limit and balance, limit, balance.
 fn write_one(out: &mut impl io::Write, key: Digest, limit: &Limit, balance: &Balance) -> io::Result<()> {
-    let (limit, balance) = (limit.to_bytes(FORMAT), balance.to_bytes(FORMAT));
-    let key = key.to_u128().to_be_bytes();
-    let mut value = limit.clone();
-    value.extend_from_slice(&balance);
+    write_record(out, key.to_u128(), &limit.to_bytes(FORMAT), &balance.to_bytes(FORMAT))
+}
+
+fn write_record(out: &mut impl io::Write, key: u128, limit: &[u8], balance: &[u8]) -> io::Result<()> {
+    let key = key.to_be_bytes();
+    let value = [limit, balance].concat();
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes();
     out.write_all(&key)?;
     out.write_all(&row_sum(COUNTER, &key, &value).to_be_bytes())?;
-    out.write_all(&length(&limit))?;
-    out.write_all(&length(&balance))?;
+    out.write_all(&length(limit))?;
+    out.write_all(&length(balance))?;
     out.write_all(&value)
 }
 
@@ -164,6 +181,12 @@ impl<'a> Record<'a> {
 
     fn is_sound(&self) -> bool {
         row_sum(COUNTER, self.key, self.value) == self.sum
+    }
+
+    fn refund(&self) -> Option<(TraceId, Timestamp)> {
+        let id = self.key.try_into().ok().filter(|_| self.is_sound() && self.limit.is_empty())?;
+        let void_from = u64::from_be_bytes(self.balance.try_into().ok()?);
+        Some((TraceId::from_u128(u128::from_be_bytes(id)), Timestamp::from_micros(void_from)))
     }
 
     fn decode(&self) -> Option<(Digest, Limit, Balance)> {

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use threshold_core::limit::{Concurrency, Log, Rate};
-use threshold_core::{Balance, Digest, Format, KeyId, Limit, Policy, Span, Timestamp, TraceId};
+use threshold_core::{Balance, Digest, DigestKey, Format, KeyId, Limit, Policy, Secret, Span, Timestamp, TraceId};
 use threshold_limiter::journal::{Counters, load_counters, save_counters};
 use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::{Facts, Limiter, ManualClock};
 
 use super::{POLICY, START, Scratch};
 
@@ -157,6 +158,33 @@ fn a_damaged_record_is_skipped_and_counted() {
 }
 
 /// A file that is no file of counters is not taken for an empty one.
+/// What was used came back after a restart, and that a receipt was refunded did not: it gave back the same again.
+///
+/// Woken by: leaving out `restore_refund` in `load_counters`.
+#[test]
+fn a_receipt_is_refunded_once_also_after_a_restart() {
+    let scratch = Scratch::new();
+    let policy = || Policy::parse("[[rule]]\nname = 'r'\nper = ['user']\nlimit = '10/day'", &|_| None).unwrap();
+    let limiter = || {
+        let (store, clock) = (MemoryStore::new(policy().memory()), ManualClock::new(START));
+        let secret = Secret::new(&[9; 32]).unwrap();
+        Limiter::with_parts(policy(), store, clock, DigestKey::new([7; 16]), secret)
+    };
+    let asks = |cost| Facts { user: Some("u1"), cost: Some(cost), ..Facts::default() };
+    let before = limiter();
+    let (_, receipt) = before.check_with_receipt(&asks(6)).unwrap();
+    let receipt = receipt.unwrap();
+    assert_eq!(before.refund(&receipt), Ok(true));
+    assert!(before.check(&asks(8)).unwrap().allowed());
+    save_counters(before.store(), &scratch.db(), SECRET, START).unwrap();
+
+    let after = limiter();
+    let loaded = load_counters(after.store(), &scratch.db(), SECRET, START).unwrap();
+    assert_eq!(loaded, Counters { read: 1, skipped: 0 });
+    assert_eq!(after.refund(&receipt), Ok(false));
+    assert_eq!(after.peek(&asks(0)).unwrap().readings[0].remaining, 2);
+}
+
 #[test]
 fn another_file_is_said_to_be_one() {
     let scratch = Scratch::new();

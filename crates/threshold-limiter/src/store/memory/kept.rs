@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use threshold_core::lockout::{Account, Login};
-use threshold_core::{Balance, Digest, Limit, Standing, Timestamp};
+use threshold_core::{Balance, Digest, Limit, Standing, Timestamp, TraceId};
 
 use super::accounts::Accounts;
 use super::side::{Put, Side};
@@ -48,6 +48,16 @@ impl MemoryStore {
         for shard in self.table.shards() {
             shard.open().each(now, &mut show);
         }
+    }
+
+    /// Shows every receipt that was refunded and would still give something back.
+    pub fn each_refund(&self, now: Timestamp, mut show: impl FnMut(TraceId, Timestamp)) {
+        lock(&self.refunds).refunded(now).for_each(|(id, void_from)| show(id, void_from));
+    }
+
+    /// Takes back that a receipt was refunded. Says whether there was room.
+    pub fn restore_refund(&self, id: TraceId, void_from: Timestamp, now: Timestamp) -> bool {
+        lock(&self.refunds).refund(id, void_from, now).is_ok()
     }
 
     /// Shows how it stands with every subject, shard by shard.

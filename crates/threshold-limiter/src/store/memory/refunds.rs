@@ -32,6 +32,11 @@ impl Refunds {
         if kept || void_from <= now { Ok(true) } else { Err(StoreError::Full) }
     }
 
+    /// Receipts that were refunded and would still give something back, each with when they no longer would.
+    pub(super) fn refunded(&self, now: Timestamp) -> impl Iterator<Item = (TraceId, Timestamp)> {
+        self.refunded.entries().iter().copied().filter(move |(_, void_from)| *void_from > now)
+    }
+
     /// Remembers that a reservation has given back what its receipt says. Where there is no room, the one goes that would
     /// be forgotten next.
     pub(super) fn end(&mut self, id: TraceId, void_from: Timestamp, now: Timestamp) {
