@@ -17,7 +17,8 @@ use std::sync::Arc;
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner, thread};
-use threshold_core::plan::{Charge, Subject};
+use threshold_core::bill::Charge;
+use threshold_core::plan::Subject;
 use threshold_core::policy::Per;
 use threshold_limiter::store::Digest;
 use threshold_limiter::store::memory::{Memory, MemoryStore, WhenFull};
