@@ -13,7 +13,8 @@
 //! | [`Partition`], anchor | where a record is stored, and the identity that decides it |
 //! | [`Limit`] | an algorithm with its figures |
 //! | cost | how much of a limit a request uses |
-//! | [`plan::Charge`] | one cost on one key under one limit |
+//! | [`bill::Charge`] | one cost on one key under one limit |
+//! | [`Bill`] | the charges of a plan and whom they may strike, without a policy: what a store settles |
 //! | [`Plan`] | the charges and subjects of one request |
 //! | [`Balance`] | the stored state of one key |
 //! | [`settle()`] | the one atomic step: all charged or none |
