@@ -44,10 +44,10 @@ pub struct Restored {
     pub forgotten: usize,
 }
 
-/// Puts back what was kept, and takes out of the journal what says nothing any more. What was moved to the present secret is on
-/// disk when this returns.
-/// `store` and `bans` do not tell the
-/// journal of changes yet: what comes from it need not go back.
+/// Puts back what was kept, and takes out of the journal what says nothing any more. What was moved to the present secret is
+/// on disk when this returns.
+///
+/// `store` and `bans` do not tell the journal of changes yet: what comes from it need not go back.
 pub fn restore(
     journal: &Journal,
     kept: &Kept,

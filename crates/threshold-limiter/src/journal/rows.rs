@@ -78,9 +78,7 @@ impl Row {
         }
         self
     }
-}
 
-impl Row {
     /// The same row, if its digest was made with a secret that was an old one and is the present one again.
     pub(super) fn under_present(mut self, id: KeyId) -> Self {
         if self.old_key_id() == Some(id) {

@@ -91,25 +91,38 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         outcome: &mut Outcome,
         decision: &mut Decision,
     ) -> bool {
-        if let Some(previous) = &self.previous {
+        self.settle_moving(self.moves_of(facts, plan), plan, outcome, decision).await
+    }
+
+    /// What a plan of these facts needs and has to be moved first; nothing, unless the secret is rotated.
+    #[inline]
+    pub(crate) fn moves_of(&self, facts: &Facts<'_>, plan: &Plan<'_>) -> Option<Box<Rekeyed>> {
+        let previous = self.previous.as_ref()?;
+        previous.under(plan.policy(), |policy| {
+            let old = policy.plan_for(plan.verb(), facts).ok()?;
+            let mut rekeyed = Box::<Rekeyed>::default();
+            rekeyed.add(&old, plan);
+            Some(rekeyed)
+        })
+    }
+
+    /// As [`settle`](Self::settle), after [what has to be moved](Self::moves_of).
+    #[inline]
+    pub(crate) async fn settle_moving(
+        &self,
+        moves: Option<Box<Rekeyed>>,
+        plan: &Plan<'_>,
+        outcome: &mut Outcome,
+        decision: &mut Decision,
+    ) -> bool {
+        if let Some(moves) = moves {
             // In a box: it is seldom there, and would take room in every decision.
-            if let Err(error) = Box::pin(self.rekey_plan(previous, facts, plan)).await {
+            if let Err(error) = Box::pin(self.rekey(*moves)).await {
                 *decision = self.decide_without_store(plan, error, self.clock.now());
                 return false;
             }
         }
         self.settle(plan, outcome, decision).await
-    }
-
-    async fn rekey_plan(&self, previous: &Previous, facts: &Facts<'_>, plan: &Plan<'_>) -> Result<(), StoreError> {
-        let rekeyed = previous.under(plan.policy(), |policy| {
-            let mut rekeyed = Rekeyed::default();
-            if let Ok(old) = policy.plan_for(plan.verb(), facts) {
-                rekeyed.add(&old, plan);
-            }
-            rekeyed
-        });
-        self.rekey(rekeyed).await
     }
 
     /// Before a login: the account, its address's budget, and the penalties of whoever tries.

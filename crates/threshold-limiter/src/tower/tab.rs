@@ -131,8 +131,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         decision: &mut Decision,
     ) -> Result<Admitted, PlanError> {
         let mut outcome = Outcome::default();
-        asked.facts(|facts| self.plan(plan, facts))?;
-        let settled = self.settle(plan, &mut outcome, decision).await;
+        let moves = asked.facts(|facts| self.plan(plan, facts).map(|()| self.moves_of(facts, plan)))?;
+        let settled = self.settle_moving(moves, plan, &mut outcome, decision).await;
         asked.facts(|facts| {
             self.name_banned(plan, facts, decision);
             self.tell(facts, decision, plan.policy());

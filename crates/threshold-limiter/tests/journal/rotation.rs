@@ -1,7 +1,9 @@
 //! Rotations of the secret: what was stored and handed out under the old one holds while that is given, and bans after that.
 
+use std::convert::Infallible;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use threshold_core::policy::Layer;
 use threshold_core::{BytesError, Receipt, Secret, Secrets, Timestamp};
@@ -10,6 +12,9 @@ use threshold_limiter::journal::{
     secret_path,
 };
 use threshold_limiter::{Attempted, Facts, LoginError, LoginRequest};
+
+use threshold_limiter::tower::{Identified, ThresholdLayer};
+use tower::{Layer as _, ServiceExt as _};
 
 use super::{SECOND, START, Scratch, World, saved, world_under};
 
@@ -244,6 +249,25 @@ fn what_was_moved_is_on_disk_as_soon_as_it_is_restored() {
     let world = open(&killed, &only(2));
     let held = names.iter().filter(|name| world.limiter.peek(&of_user(name)).unwrap().banned());
     assert_eq!(held.count(), names.len());
+}
+
+/// The layer found nothing that was still under the old secret.
+///
+/// Woken by: `settle` in place of `settle_moving` in `admit_planned`.
+#[tokio::test]
+async fn the_layer_finds_what_is_under_the_old_secret() {
+    let scratch = Scratch::new();
+    let world = open(&scratch, &only(1));
+    assert!(!world.count(&of_user("carol"), 3), "two strikes");
+    close(&scratch, world);
+    let World { limiter, journal: _journal, .. } = open(&scratch, &both(2, 1));
+    let carol = |_: &_| Identified { user: Some("carol".to_owned()), ..Identified::default() };
+    let layer = ThresholdLayer::new(Arc::new(limiter)).unwrap().identify(carol);
+    let service = tower::service_fn(|_| async { Ok::<_, Infallible>(http::Response::new(axum::body::Body::empty())) });
+    let request = http::Request::new(axum::body::Body::empty());
+    let response = layer.layer(service).oneshot(request).await.unwrap();
+    assert_eq!(response.status(), 429);
+    assert!(response.headers().contains_key("x-ratelimit-banned"), "{:?}", response.headers());
 }
 
 /// Woken by: leaving out `under_present`.
