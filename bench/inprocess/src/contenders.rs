@@ -85,7 +85,7 @@ impl Threshold {
                 *name = key;
             }
             self.0.check_many_into(&names[..batch.len()], 1, &mut looks);
-            allowed += looks.iter().filter(|look| look.fits).count();
+            allowed += looks.iter().filter(|look| look.allowed).count();
         }
         allowed
     }
@@ -101,7 +101,7 @@ impl Contender for Threshold {
     }
 
     fn check(&self, key: &String) -> bool {
-        self.0.check(key, 1).fits
+        self.0.check(key, 1).allowed
     }
 }
 

@@ -237,7 +237,7 @@ fn balances(keys: usize, report: &mut Report) -> Result<()> {
         let limiter = KeyLimiter::new(Limit::parse(text, Some(algorithm))?, keys as u64 * 2);
         let (_, heap) = counted(|| {
             for name in &names {
-                let _ = (0..USED).filter(|_| limiter.check(name, 1).fits).count();
+                let _ = (0..USED).filter(|_| limiter.check(name, 1).allowed).count();
             }
         });
         let name = format!("bytes of a balance beyond its slot: {algorithm}, {USED} of {USED} used");

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use threshold_core::{Policy, Secret};
 use threshold_limiter::journal::{Journal, restore};
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::{BanBook, Limiter, SystemClock};
+use threshold_limiter::{BanList, Limiter, SystemClock};
 
 use std::sync::Arc;
 
@@ -40,10 +40,10 @@ impl World {
         let policy = Policy::parse(policy, &|_| None)?.with_key(key);
         let (journal, kept) = Journal::open(path, secret.key_id())?;
         let journal = Arc::new(journal);
-        let (store, bans, clock) = (MemoryStore::new(policy.memory()), BanBook::default(), SystemClock::new());
+        let (store, bans, clock) = (MemoryStore::new(policy.memory()), BanList::default(), SystemClock::new());
         restore(&journal, &kept, (&store, &bans), (&policy, &secret.clone().into()), threshold_limiter::Clock::now(&clock));
-        let store = store.kept_by(Arc::<Journal>::clone(&journal));
-        let bans = Arc::new(bans.kept_by(Arc::<Journal>::clone(&journal)));
+        let store = store.with_change_sink(Arc::<Journal>::clone(&journal));
+        let bans = Arc::new(bans.with_change_sink(Arc::<Journal>::clone(&journal)));
         Ok(Self { limiter: Limiter::with_bans(policy, store, clock, (key, secret), bans), journal })
     }
 }

@@ -131,7 +131,7 @@ impl Balance {
             return look;
         }
         let ready_at = look.ready_at.max(self.blocked_until);
-        Look { fits: false, remaining: 0, ready_at, ..look }
+        Look { allowed: false, remaining: 0, ready_at, ..look }
     }
 
     /// Whether the state is in the figures of this limit, so that a mark made under it can be found again.
@@ -165,7 +165,7 @@ impl Balance {
     #[inline]
     pub fn check(&mut self, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
         let (look, brought) = self.look(limit, cost, now);
-        let mark = (look.fits && cost > 0).then(|| self.charge(limit, cost, now, id));
+        let mark = (look.allowed && cost > 0).then(|| self.charge(limit, cost, now, id));
         Checked { look, mark, changed: brought || mark.is_some() }
     }
 

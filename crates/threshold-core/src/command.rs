@@ -14,7 +14,7 @@ use arrayvec::ArrayVec;
 
 use crate::balance::{Balance, Checked};
 use crate::bill::OwnedBill;
-use crate::control::{ControlChange, ControlPage, MOST_CHANGES_READ};
+use crate::control::{ControlChange, ControlPage, MAX_CHANGES_READ};
 use crate::key::{Digest, TraceId};
 use crate::ladder::Standing;
 use crate::limit::Limit;
@@ -497,7 +497,7 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
         }
         Command::Control(change) => Ok(Answer::Controlled { number: records.save_control(change, now)? }),
         Command::ReadControl { after, most } => {
-            let most = usize::try_from(*most).map_or(MOST_CHANGES_READ, |most| most.min(MOST_CHANGES_READ));
+            let most = usize::try_from(*most).map_or(MAX_CHANGES_READ, |most| most.min(MAX_CHANGES_READ));
             Ok(Answer::Control(Box::new(records.read_control(*after, most)?)))
         }
         Command::BeginRequest { key, life, repeats } => {

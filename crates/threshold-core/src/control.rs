@@ -13,19 +13,19 @@ use crate::policy::{Ban, Owner, Setting};
 use crate::time::{Span, Timestamp};
 
 /// The most bans at once. A list that is longer than this belongs into a firewall.
-pub const MOST_BANS: usize = 500_000;
+pub const MAX_BANS: usize = 500_000;
 /// The most settings at once. Whoever has more customers than this with limits of their own gives them tiers.
-pub const MOST_SETTINGS: usize = 10_000;
+pub const MAX_SETTINGS: usize = 10_000;
 /// The most changes that are read at once.
-pub const MOST_CHANGES_READ: usize = 500;
+pub const MAX_CHANGES_READ: usize = 500;
 /// How long a removal is kept for nodes that have not read it. A node that was away for longer reads the whole set again.
 const REMOVAL_KEPT: Span = Span::HOUR;
 /// The most removals that are kept.
-const MOST_REMOVALS: usize = 10_000;
+const MAX_REMOVALS: usize = 10_000;
 /// The longest name of a tenant or user, in bytes.
 const MAX_NAME: usize = 1 << 14;
 /// The most changes of a log in bytes.
-const MAX_CHANGES: usize = MOST_BANS + MOST_SETTINGS + MOST_REMOVALS;
+const MAX_CHANGES: usize = MAX_BANS + MAX_SETTINGS + MAX_REMOVALS;
 
 /// One change that holds on every node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -197,7 +197,7 @@ pub struct ControlFull;
 
 impl fmt::Display for ControlFull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "there are {MOST_BANS} bans or {MOST_SETTINGS} settings already")
+        write!(f, "there are {MAX_BANS} bans or {MAX_SETTINGS} settings already")
     }
 }
 
@@ -223,7 +223,7 @@ pub struct ControlLog {
 
 impl Default for ControlLog {
     fn default() -> Self {
-        Self::bounded(MOST_BANS, MOST_SETTINGS)
+        Self::bounded(MAX_BANS, MAX_SETTINGS)
     }
 }
 
@@ -264,7 +264,7 @@ impl ControlLog {
         self.last = number;
         self.put(number, change, now);
         while let Some((number, at)) = self.removals.first_key_value().map(|(number, at)| (*number, *at)) {
-            if at.plus(REMOVAL_KEPT) > now && self.removals.len() <= MOST_REMOVALS {
+            if at.plus(REMOVAL_KEPT) > now && self.removals.len() <= MAX_REMOVALS {
                 break;
             }
             self.forgotten = self.forgotten.max(number);
@@ -466,9 +466,9 @@ mod tests {
         assert!(page.misses(1) && page.misses(0) && !page.misses(2));
         // A log that has lost everything begins again.
         assert!(ControlLog::default().after(4, 10).misses(4));
-        for id in 10..=10 + MOST_REMOVALS as u128 {
+        for id in 10..=10 + MAX_REMOVALS as u128 {
             log.add(lifted(id), START.plus(Span::HOUR)).unwrap();
         }
-        assert_eq!((log.removals.len(), log.after(0, 1).forgotten), (MOST_REMOVALS, 5));
+        assert_eq!((log.removals.len(), log.after(0, 1).forgotten), (MAX_REMOVALS, 5));
     }
 }

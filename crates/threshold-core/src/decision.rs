@@ -488,7 +488,7 @@ impl Plan<'_> {
                 let blocked = charge.terms.block_for.map(|span| now.plus(span));
                 settled.look.ready_at =
                     ready_if_full(charge, &settled.look, self.trace(), now).max(blocked.unwrap_or(now));
-                settled.look.fits = false;
+                settled.look.allowed = false;
                 settled.look.remaining = 0;
             }
         }
@@ -538,7 +538,7 @@ impl Plan<'_> {
         for (reading, met) in decision.readings.iter_mut().zip(&self.met) {
             let Some(Settled { look, mark, lifted, .. }) = outcome.settled.get(met.charge) else { break };
             // A record charges what is enforced, whether or not it fits.
-            reading.allowed = look.fits || (self.verb() == Verb::Record && reading.enforced);
+            reading.allowed = look.allowed || (self.verb() == Verb::Record && reading.enforced);
             denied |= reading.enforced && !reading.allowed && !lifted;
             (reading.remaining, reading.resets) = match mark {
                 Some(mark) => (look.remaining.saturating_sub(mark.amount), look.reset_if_charged),

@@ -14,7 +14,7 @@ use crate::time::Span;
 pub type Field = (&'static str, String);
 
 /// The most fields of an answer.
-const MOST_FIELDS: usize = 10;
+const MAX_FIELDS: usize = 10;
 /// As long as most items of `RateLimit` and `RateLimit-Policy` are.
 const USUAL_ITEM: usize = 40;
 /// Where the draft's problem types live.
@@ -23,7 +23,7 @@ const PROBLEMS: &str = "https://iana.org/assignments/http-problem-types#";
 /// The header fields of an answer to a client.
 #[must_use]
 pub fn header_fields(decision: &Decision, policy: &Policy) -> Vec<Field> {
-    let mut fields = Vec::with_capacity(MOST_FIELDS);
+    let mut fields = Vec::with_capacity(MAX_FIELDS);
     let shown = decision.disclosure;
     if shown == Disclosure::Full {
         x_rate_limit(decision, &mut fields);
@@ -64,18 +64,20 @@ fn rate_limit(decision: &Decision, policy: &Policy, fields: &mut Vec<Field>) {
     let (mut limits, mut policies) = (room(), room());
     for reading in decision.readings.iter().filter(|reading| reading.enforced) {
         let rule = policy.rules().get(reading.rule).filter(|rule| rule.disclosure == Disclosure::Full);
-        let Some((rule, told)) = rule.and_then(|rule| Some((rule, rule.told.as_ref()?))) else { continue };
+        let Some((rule, static_fields)) = rule.and_then(|rule| Some((rule, rule.static_fields.as_ref()?))) else {
+            continue;
+        };
         if !limits.is_empty() {
             limits.push_str(", ");
             policies.push_str(", ");
         }
-        limits.push_str(&told.name);
+        limits.push_str(&static_fields.name);
         push_integer(&mut limits, ";r=", reading.remaining);
         if let Some(more) = reading.more_at(decision.at) {
             push_integer(&mut limits, ";t=", more.since(decision.at).secs_ceil().max(1));
         }
         let figures = Figures::of(reading);
-        match &told.policy {
+        match &static_fields.policy {
             Some((known, item)) if *known == figures => policies.push_str(item),
             _ => policies.extend(policy_item(rule, figures)),
         }
@@ -88,7 +90,7 @@ fn rate_limit(decision: &Decision, policy: &Policy, fields: &mut Vec<Field>) {
 
 /// What clients are told of a rule that is the same in every answer, written as structured fields when its policy is read.
 #[derive(Debug, Clone)]
-pub(crate) struct Told {
+pub(crate) struct StaticFields {
     name: Box<str>,
     /// Its item of `RateLimit-Policy` for these figures, where they do not depend on who asks.
     policy: Option<(Figures, Box<str>)>,
@@ -109,7 +111,7 @@ impl Figures {
     }
 }
 
-impl Told {
+impl StaticFields {
     /// Nothing, where the rule has a name that no structured field can have.
     pub(crate) fn of(rule: &Rule) -> Option<Self> {
         let name = ItemSerializer::new().bare_item(StringRef::from_str(&rule.name).ok()?).finish().into();

@@ -205,7 +205,7 @@ impl std::error::Error for LimitError {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Look {
     /// Whether the cost fits now.
-    pub fits: bool,
+    pub allowed: bool,
     /// The whole cost that fits now, before any charge.
     pub remaining: u64,
     /// When this cost fits if nobody else comes; `Timestamp::MAX` if it never will.
@@ -450,12 +450,12 @@ impl Limit {
             (Self::Concurrency(limit), _) => limit.look(&HoldsState::default(), cost, now),
             (Self::Never, _) => {
                 let never = Timestamp::MAX;
-                Look { fits: false, remaining: 0, ready_at: never, reset_if_charged: never, reset_if_not: never }
+                Look { allowed: false, remaining: 0, ready_at: never, reset_if_charged: never, reset_if_not: never }
             }
         }
     }
 
-    /// Charges `cost`, whether or not it fits: past the capacity it becomes debt, up to one capacity more.
+    /// Charges `cost`, whether or not it allowed: past the capacity it becomes debt, up to one capacity more.
     #[inline]
     pub(crate) fn charge(&self, state: &mut State, cost: u64, now: Timestamp, id: TraceId) -> Mark {
         match self {

@@ -201,7 +201,7 @@ impl Login {
         let counts_address = tried.address.is_some() && device == 0;
         if counts_address {
             let (look, _) = address.look(&ip, 1, now);
-            if !look.fits {
+            if !look.allowed {
                 return AttemptOutcome::TooMany { until: look.ready_at };
             }
             // Charged whatever the account says: tries on a locked account count against whoever makes them.

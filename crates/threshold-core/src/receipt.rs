@@ -103,7 +103,8 @@ impl Plan<'_> {
     #[must_use]
     pub fn holding(&self, outcome: &Outcome) -> Receipt {
         let mut charged = ArrayVec::new();
-        for (met, settled) in self.billed(outcome).filter(|(_, settled)| settled.look.fits || settled.mark.is_some()) {
+        for (met, settled) in self.billed(outcome).filter(|(_, settled)| settled.look.allowed || settled.mark.is_some())
+        {
             let mark = settled.mark.unwrap_or(Mark::new(settled.at, 0));
             let _ = charged.try_push(self.charged(met, settled, mark, outcome));
         }

@@ -159,7 +159,7 @@ impl Plan<'_> {
     pub fn denied_by(&self, outcome: &Outcome) -> impl Iterator<Item = (Digest, Timestamp)> {
         let penalised = outcome.penalty.and_then(|(subject, _)| self.subjects.get(subject));
         let full = self.bill.charges.iter().zip(&outcome.settled).filter(move |(charge, settled)| {
-            let short = charge.enforced() && charge.cost > 0 && !settled.look.fits && !settled.lifted;
+            let short = charge.enforced() && charge.cost > 0 && !settled.look.allowed && !settled.lifted;
             penalised.is_none() && short
         });
         let standing = penalised.map(|subject| (subject.key, outcome.denied_until));
@@ -406,7 +406,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     fn record(mut self) {
         self.look();
         // What is only watched is charged where it has room, as by a check.
-        self.charge_where(|charge, settled| charge.enforced() || settled.look.fits);
+        self.charge_where(|charge, settled| charge.enforced() || settled.look.allowed);
         for (charge, settled) in self.bill.charges.iter().zip(&mut self.outcome.settled) {
             if let Limit::Rate(rate) = charge.limit {
                 let reset = &mut settled.look.reset_if_charged;
@@ -420,12 +420,12 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         let mut denied = false;
         for (index, charge) in self.bill.charges.iter().enumerate() {
             if let Some(look) = self.balances.glance(index, charge, self.now) {
-                denied |= charge.enforced() && !look.fits;
+                denied |= charge.enforced() && !look.allowed;
                 let _ = self.outcome.settled.try_push(Settled { at: self.now, look, mark: None, lifted: false });
                 continue;
             }
             let (look, brought) = self.balances.look(index, charge, self.now);
-            denied |= charge.enforced() && !look.fits;
+            denied |= charge.enforced() && !look.allowed;
             let _ = self.outcome.settled.try_push(Settled { at: self.now, look, mark: None, lifted: false });
             if brought {
                 self.outcome.mark_balance(index);
@@ -456,7 +456,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     /// Whether an enforced limit denies and no rung has lifted that.
     fn denied(&self) -> bool {
         let charges = self.bill.charges.iter().zip(&self.outcome.settled);
-        charges.into_iter().any(|(charge, settled)| charge.enforced() && !settled.look.fits && !settled.lifted)
+        charges.into_iter().any(|(charge, settled)| charge.enforced() && !settled.look.allowed && !settled.lifted)
     }
 
     /// Adds at most one strike to each subject whose limits this request is over.
@@ -506,7 +506,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     fn violations(&self, subject: usize) -> ArrayVec<(usize, Violation), MAX_CHARGES> {
         let charges = self.bill.charges.iter().zip(&self.outcome.settled).enumerate();
         let over = charges.filter(|(index, (charge, settled))| {
-            let full = charge.subject == Some(subject) && charge.enforced() && !settled.look.fits;
+            let full = charge.subject == Some(subject) && charge.enforced() && !settled.look.allowed;
             let own = full && !self.balances.stands_in(*index, charge);
             own && (charge.terms.strike == StrikeMode::Ignored || !self.balances.is_blocked(*index, self.now))
         });
@@ -535,7 +535,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     /// room. The penalty of a strike may last longer, and while it does nothing strikes.
     fn told(&self) -> Timestamp {
         let settled = self.bill.charges.iter().zip(&self.outcome.settled);
-        let full = settled.filter(|(charge, settled)| charge.enforced() && !settled.look.fits);
+        let full = settled.filter(|(charge, settled)| charge.enforced() && !settled.look.allowed);
         match full.map(|(_, settled)| settled.look.ready_at).max().unwrap_or(self.now) {
             Timestamp::MAX => Timestamp::MAX,
             ready => self.now.plus(Span::from_secs(ready.since(self.now).secs_ceil().max(1))),
@@ -574,7 +574,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         for (index, charge) in self.bill.charges.iter().enumerate() {
             let Some(settled) = self.outcome.settled.get_mut(index) else { break };
             let Some(span) = charge.terms.block_for.filter(|_| self.bill.punishes) else { continue };
-            let over = charge.enforced() && !settled.look.fits && !settled.lifted;
+            let over = charge.enforced() && !settled.look.allowed && !settled.lifted;
             if over && !self.balances.is_blocked(index, self.now) && !self.balances.stands_in(index, charge) {
                 let until = self.now.plus(span);
                 self.balances.block(index, charge, until);
@@ -587,7 +587,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
 
     /// Allowed: every limit with room is charged, watched ones too; a full one that was lifted stays as it is.
     fn charge(&mut self) {
-        self.charge_where(|_, settled| settled.look.fits);
+        self.charge_where(|_, settled| settled.look.allowed);
     }
 
     #[inline]

@@ -26,7 +26,7 @@ const MAX_PARTS: usize = MAX_CHARGES + MAX_SUBJECTS;
 const UNANSWERED: Settled = Settled {
     at: Timestamp::EPOCH,
     look: Look {
-        fits: false,
+        allowed: false,
         remaining: 0,
         ready_at: Timestamp::MAX,
         reset_if_charged: Timestamp::MAX,
@@ -151,7 +151,7 @@ impl Split {
         let charges = part.charges.iter().filter_map(|place| self.bill.charges.get(*place));
         let full = charges
             .zip(&outcome.settled)
-            .any(|(charge, settled)| charge.terms.enforced && !settled.look.fits && !settled.lifted);
+            .any(|(charge, settled)| charge.terms.enforced && !settled.look.allowed && !settled.lifted);
         full || outcome.escalations.iter().any(|strike| !strike.rung.allows())
     }
 

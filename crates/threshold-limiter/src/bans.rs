@@ -9,17 +9,17 @@ use threshold_core::lockout::Spellings;
 use threshold_core::policy::{Ban, BanSource, Banned, Bans, ListEntry, Rank, Who};
 use threshold_core::{Digest, Timestamp};
 
-use crate::store::Keep;
+use crate::store::ChangeSink;
 
-pub use threshold_core::control::MOST_BANS;
+pub use threshold_core::control::MAX_BANS;
 
 /// Every ban, by its number and by whom it is on.
 #[derive(Debug, Default)]
-pub struct BanBook {
+pub struct BanList {
     /// Whether there is anybody to look for: a request that meets no ban pays for one load.
     any: AtomicBool,
     pages: RwLock<Pages>,
-    keeper: Option<Arc<dyn Keep>>,
+    sink: Option<Arc<dyn ChangeSink>>,
 }
 
 #[derive(Debug)]
@@ -39,7 +39,7 @@ struct Pages {
 impl Default for Pages {
     fn default() -> Self {
         Self {
-            most: MOST_BANS,
+            most: MAX_BANS,
             first_end: Timestamp::MAX,
             by_id: BTreeMap::new(),
             bans: Bans::default(),
@@ -81,17 +81,17 @@ pub struct TooManyBans;
 
 impl std::fmt::Display for TooManyBans {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "there are {MOST_BANS} bans already")
+        write!(f, "there are {MAX_BANS} bans already")
     }
 }
 
 impl std::error::Error for TooManyBans {}
 
-impl BanBook {
-    /// The same book, which tells this keeper of every change from now on.
+impl BanList {
+    /// The same book, which tells this sink of every change from now on.
     #[must_use]
-    pub fn kept_by(mut self, keeper: Arc<dyn Keep>) -> Self {
-        self.keeper = Some(keeper);
+    pub fn with_change_sink(mut self, sink: Arc<dyn ChangeSink>) -> Self {
+        self.sink = Some(sink);
         self
     }
 
@@ -116,16 +116,16 @@ impl BanBook {
     }
 
     fn put_in(&self, pages: &mut Pages, id: Digest, ban: Arc<Ban>) {
-        if let Some(keeper) = &self.keeper {
-            keeper.ban(id, Some(&ban));
+        if let Some(sink) = &self.sink {
+            sink.ban(id, Some(&ban));
         }
         pages.insert(id, ban);
         self.any.store(true, Ordering::Release);
     }
 
     /// Who is told of every change.
-    pub(crate) fn keeper(&self) -> Option<&Arc<dyn Keep>> {
-        self.keeper.as_ref()
+    pub(crate) fn sink(&self) -> Option<&Arc<dyn ChangeSink>> {
+        self.sink.as_ref()
     }
 
     /// Finds out whether a ban of this number could be set; what is over goes for it.
@@ -153,8 +153,8 @@ impl BanBook {
             self.sweep_pages(&mut pages, now);
         }
         if pages.named.len() < pages.most || is_known {
-            if let Some(keeper) = &self.keeper {
-                keeper.named(subject, Some(&ban));
+            if let Some(sink) = &self.sink {
+                sink.named(subject, Some(&ban));
             }
             pages.insert_named(subject, ban);
         }
@@ -169,9 +169,9 @@ impl BanBook {
     /// Forgets the name of a subject.
     pub fn forget_name(&self, subject: Digest) {
         if self.write().remove_named(subject)
-            && let Some(keeper) = &self.keeper
+            && let Some(sink) = &self.sink
         {
-            keeper.named(subject, None);
+            sink.named(subject, None);
         }
     }
 
@@ -229,16 +229,16 @@ impl BanBook {
         for (id, ban) in ahead {
             let ban = Arc::new(Arc::unwrap_or_clone(ban).brought_back(now));
             pages.bans.remove(&ban.whom);
-            if let Some(keeper) = &self.keeper {
-                keeper.ban(id, Some(&ban));
+            if let Some(sink) = &self.sink {
+                sink.ban(id, Some(&ban));
             }
             pages.insert(id, ban);
         }
         let ahead: Vec<(Digest, Ban)> = pages.named.extract_if(.., |_, ban| ban.is_ahead(now)).collect();
         for (subject, ban) in ahead {
             let ban = ban.brought_back(now);
-            if let Some(keeper) = &self.keeper {
-                keeper.named(subject, Some(&ban));
+            if let Some(sink) = &self.sink {
+                sink.named(subject, Some(&ban));
             }
             pages.first_end = pages.first_end.min(ban.until);
             pages.named.insert(subject, ban);
@@ -266,8 +266,8 @@ impl BanBook {
         let over = pages.named.iter().filter(|(_, ban)| ban.until <= now);
         for subject in over.map(|(subject, _)| *subject).collect::<Vec<_>>() {
             pages.remove_named(subject);
-            if let Some(keeper) = &self.keeper {
-                keeper.named(subject, None);
+            if let Some(sink) = &self.sink {
+                sink.named(subject, None);
             }
         }
         let ends = pages.by_id.values().map(AsRef::as_ref).chain(pages.named.values()).map(|ban| ban.until);
@@ -276,8 +276,8 @@ impl BanBook {
 
     fn forget(&self, pages: &mut Pages, id: Digest, ban: &Ban) {
         pages.bans.remove(&ban.whom);
-        if let Some(keeper) = &self.keeper {
-            keeper.ban(id, None);
+        if let Some(sink) = &self.sink {
+            sink.ban(id, None);
         }
     }
 
@@ -295,7 +295,7 @@ pub(crate) fn beyond(after: Option<Digest>) -> (Bound<Digest>, Bound<Digest>) {
     (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded)
 }
 
-impl BanSource for BanBook {
+impl BanSource for BanList {
     fn is_empty(&self) -> bool {
         !self.any.load(Ordering::Acquire)
     }
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_ban_that_was_set_again_is_one_ban_and_what_is_over_is_swept() {
-        let book = BanBook::default();
+        let book = BanList::default();
         let who = Who { ip: "203.0.113.7".parse().ok(), ..Who::default() };
         let now = Timestamp::from_secs(10);
         assert_eq!(book.find(who, None), None);
@@ -346,7 +346,7 @@ mod tests {
     /// Woken by: `forget` leaving whom it was on among those who are looked up.
     #[test]
     fn one_ban_is_lifted_and_another_stays() {
-        let book = BanBook::default();
+        let book = BanList::default();
         for key in ["203.0.113.7", "198.51.100.7"] {
             let (id, ban) = ban(key, 20);
             book.set(id, ban, Timestamp::EPOCH).unwrap();
@@ -361,7 +361,7 @@ mod tests {
     /// Woken by: `Bound::Included` in `beyond`.
     #[test]
     fn a_page_is_walked_and_no_more() {
-        let book = BanBook::default();
+        let book = BanList::default();
         let now = Timestamp::from_secs(10);
         for number in 0..1_000u32 {
             let until = if number % 10 == 0 { 10 } else { 20 };
@@ -393,8 +393,8 @@ mod tests {
     #[test]
     fn a_full_book_refuses_what_is_new_until_something_is_over() {
         const MOST: usize = 1_000;
-        let book = BanBook::default();
-        assert_eq!(std::mem::replace(&mut book.write().most, MOST), MOST_BANS);
+        let book = BanList::default();
+        assert_eq!(std::mem::replace(&mut book.write().most, MOST), MAX_BANS);
         let whom = |number: usize| ListEntry::User(format!("u{number}").into());
         let ban = |number: usize, until| {
             let until = Timestamp::from_secs(until);
@@ -424,7 +424,7 @@ mod tests {
     /// A scan of as many would take a million comparisons for each of these; a walk down the prefixes takes at most 32.
     #[test]
     fn among_a_hundred_thousand_blocks_the_right_one_is_found() {
-        let book = BanBook::default();
+        let book = BanList::default();
         for number in 0..100_000u32 {
             let net = std::net::Ipv4Addr::from_bits(0x0b00_0000 + (number << 8));
             let (id, ban) = ban(&format!("{net}/24"), 100);

@@ -4,11 +4,11 @@
 //! of one subject are one row. One thread takes all that was noted, writes it in one transaction, waits for the disk, and
 //! then says so. Whoever owes somebody an answer that must not be forgotten waits for that, and nobody else does.
 
-mod anew;
 mod counters;
 mod file;
 mod pages;
 mod queue;
+mod rebuild;
 mod restore;
 mod rows;
 mod salvage;
@@ -29,11 +29,11 @@ use threshold_core::secret::SameKeyId;
 use threshold_core::{Digest, Format, KeyId, Secret, Secrets, Standing};
 use tokio::sync::watch;
 
-use crate::store::{Keep, Saving};
-pub use anew::Repair;
+use crate::store::{ChangeSink, Durability};
 pub use counters::{Counters, load_counters, save_counters};
 use file::{JournalFile, Missing, resolve};
 use queue::Queue;
+pub use rebuild::Repair;
 pub use restore::{Restored, restore, rows_in_memory};
 use rows::OldDigests;
 pub use rows::{AuditLine, Kind, Row};
@@ -255,7 +255,7 @@ impl Journal {
     /// Who is asked for everything that the journal should hold, where its file is found damaged and must be written anew:
     /// [`rows_in_memory`], and whatever else was noted. `None` is for when that cannot be said any more. It is asked from the
     /// journal's own thread, and set once.
-    pub fn written_anew_from(&self, everything: impl Fn() -> Option<Vec<Row>> + Send + Sync + 'static) {
+    pub fn with_rebuild_source(&self, everything: impl Fn() -> Option<Vec<Row>> + Send + Sync + 'static) {
         let old = Arc::clone(&self.old);
         let stored = move || everything().map(|rows| rows.into_iter().map(|row| old.stored(row)).collect());
         let _ = self.source.set(Box::new(stored));
@@ -379,7 +379,7 @@ impl fmt::Debug for Journal {
     }
 }
 
-impl Keep for Journal {
+impl ChangeSink for Journal {
     fn standing(&self, key: Digest, standing: Option<&Standing>) {
         self.note(Kind::Standing, &key.to_u128().to_be_bytes(), standing.map(|standing| standing.to_bytes(FORMAT)));
     }
@@ -397,7 +397,7 @@ impl Keep for Journal {
         self.note(kind, name.as_bytes(), setting.map(|setting| setting.to_bytes(FORMAT)));
     }
 
-    fn saving(&self) -> Saving {
+    fn durability(&self) -> Durability {
         let queue = Arc::clone(&self.queue);
         Box::pin(async move { queue.saved(STRIKE_WAIT).await.is_ok() })
     }

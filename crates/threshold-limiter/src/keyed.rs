@@ -14,7 +14,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::store::Store as _;
 use crate::store::memory::{Checked, MemoryStore, Usage};
 use hash::{Hashed, KeyHash};
-use table::Table;
+use table::PackedTable;
 
 /// How many keys are asked for before the first is decided: as many misses as a core of today keeps under way.
 const BATCH: usize = 16;
@@ -25,22 +25,22 @@ const BATCH: usize = 16;
 /// use threshold_limiter::{KeyLimiter, Limit};
 ///
 /// let limiter = KeyLimiter::new(Limit::parse("2/min", None)?, 100_000);
-/// assert!(limiter.check("u1", 1).fits);
-/// assert!(limiter.check("u1", 1).fits);
-/// assert!(!limiter.check("u1", 1).fits);
+/// assert!(limiter.check("u1", 1).allowed);
+/// assert!(limiter.check("u1", 1).allowed);
+/// assert!(!limiter.check("u1", 1).allowed);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct KeyLimiter<C = SystemClock> {
-    balances: Balances,
+    balances: Storage,
     clock: C,
 }
 
 /// Where balances are kept.
 #[derive(Debug)]
-enum Balances {
+enum Storage {
     /// Token buckets, nearly all of them.
-    Packed { hash: KeyHash, table: Table },
+    Packed { hash: KeyHash, table: PackedTable },
     /// Whatever does not fit a slot of 16 bytes.
     Any { limit: Limit, keys: TextKeys, store: MemoryStore },
 }
@@ -57,7 +57,7 @@ impl<C: Clock> KeyLimiter<C> {
     /// A limit on a clock of your own.
     #[must_use]
     pub fn with_clock(limit: Limit, max_keys: u64, clock: C) -> Self {
-        let balances = Balances::new(limit, max_keys, clock.now());
+        let balances = Storage::new(limit, max_keys, clock.now());
         Self { balances, clock }
     }
 
@@ -66,13 +66,13 @@ impl<C: Clock> KeyLimiter<C> {
     #[inline(always)]
     pub fn check(&self, key: &str, cost: u64) -> Look {
         match &self.balances {
-            Balances::Packed { hash, table } => {
+            Storage::Packed { hash, table } => {
                 let key = hash.hash(key);
                 // The clock is read while the slot is on its way from memory.
-                table.expect(key);
+                table.prefetch(key);
                 table.check(key, cost, self.clock.now())
             }
-            Balances::Any { limit, keys, store } => {
+            Storage::Any { limit, keys, store } => {
                 check_any(limit, store, keys.digest(key), cost, self.clock.now()).look
             }
         }
@@ -85,7 +85,7 @@ impl<C: Clock> KeyLimiter<C> {
     /// # use threshold_limiter::{KeyLimiter, Limit};
     /// let limiter = KeyLimiter::new(Limit::parse("1/min", None)?, 100_000);
     /// let looks = limiter.check_many(&["u1", "u2", "u1"], 1);
-    /// assert_eq!(looks.iter().map(|look| look.fits).collect::<Vec<_>>(), [true, true, false]);
+    /// assert_eq!(looks.iter().map(|look| look.allowed).collect::<Vec<_>>(), [true, true, false]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn check_many(&self, keys: &[&str], cost: u64) -> Vec<Look> {
@@ -100,13 +100,13 @@ impl<C: Clock> KeyLimiter<C> {
         looks.reserve(keys.len());
         for batch in keys.chunks(BATCH) {
             match &self.balances {
-                Balances::Packed { hash, table } => {
+                Storage::Packed { hash, table } => {
                     let hashed: ArrayVec<Hashed, BATCH> = batch.iter().map(|key| hash.hash(key)).collect();
-                    hashed.iter().for_each(|key| table.expect(*key));
+                    hashed.iter().for_each(|key| table.prefetch(*key));
                     let now = self.clock.now();
                     looks.extend(hashed.into_iter().map(|key| table.check(key, cost, now)));
                 }
-                Balances::Any { limit, keys, store } => {
+                Storage::Any { limit, keys, store } => {
                     let digests: ArrayVec<Digest, BATCH> = batch.iter().map(|key| keys.digest(key)).collect();
                     digests.iter().for_each(|key| store.prefetch(*key));
                     let now = self.clock.now();
@@ -119,16 +119,16 @@ impl<C: Clock> KeyLimiter<C> {
     /// What is held, and what was done to stay within bounds. Goes through the whole table.
     pub fn usage(&self) -> Usage {
         match &self.balances {
-            Balances::Packed { table, .. } => table.usage(),
-            Balances::Any { store, .. } => store.usage(),
+            Storage::Packed { table, .. } => table.usage(),
+            Storage::Any { store, .. } => store.usage(),
         }
     }
 }
 
-impl Balances {
+impl Storage {
     fn new(limit: Limit, max_keys: u64, now: Timestamp) -> Self {
         let table = match limit {
-            Limit::Rate(rate) => PackedRate::new(rate, now).and_then(|rate| Table::new(rate, max_keys)),
+            Limit::Rate(rate) => PackedRate::new(rate, now).and_then(|rate| PackedTable::new(rate, max_keys)),
             _ => None,
         };
         if let Some(table) = table {

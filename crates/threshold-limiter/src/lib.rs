@@ -20,7 +20,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod ahead;
 pub mod bans;
 pub mod clock;
 #[cfg(feature = "sqlite")]
@@ -30,12 +29,13 @@ pub mod jwt;
 pub mod keyed;
 pub mod limiter;
 pub mod observer;
+mod prefetch;
 pub mod store;
 mod sync;
 #[cfg(feature = "tower")]
 pub mod tower;
 
-pub use bans::BanBook;
+pub use bans::BanList;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use keyed::KeyLimiter;
 pub use limiter::{Limiter, LoginError, Reserved};

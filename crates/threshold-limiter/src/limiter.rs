@@ -26,7 +26,7 @@ use threshold_core::{
     Span, Timestamp, TraceId,
 };
 
-use crate::bans::BanBook;
+use crate::bans::BanList;
 use crate::clock::{Clock, SystemClock};
 use crate::observer::Observer;
 #[cfg(feature = "tower")]
@@ -39,7 +39,7 @@ use crate::sync::Mutex;
 pub use control::UnfitSetting;
 pub use login::LoginError;
 #[cfg(feature = "wait")]
-pub use wait::{MOST_WAITERS, Waited};
+pub use wait::{MAX_WAITERS, Waited};
 
 /// Decides for every request whether it may cross.
 pub struct Limiter<S = MemoryStore, C = SystemClock> {
@@ -53,7 +53,7 @@ pub struct Limiter<S = MemoryStore, C = SystemClock> {
     store: S,
     clock: C,
     observers: Vec<Arc<dyn Observer>>,
-    bans: Arc<BanBook>,
+    bans: Arc<BanList>,
     /// Held by whoever applies changes of bans and settings, or puts a policy in force that must have all settings.
     followed: Mutex<control::Followed>,
     /// What answers while the store cannot, for rules that are `local` then.
@@ -111,10 +111,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         store: S,
         clock: C,
         (key, secrets): (DigestKey, impl Into<Secrets>),
-        bans: Arc<BanBook>,
+        bans: Arc<BanList>,
     ) -> Self {
         let secrets = secrets.into();
-        let policy = policy.with_key(key).with_bans(Arc::<BanBook>::clone(&bans)).with_generation(1);
+        let policy = policy.with_key(key).with_bans(Arc::<BanList>::clone(&bans)).with_generation(1);
         let previous = secrets.old().map(|old| rotation::Previous::new(old.digest_key(), &policy));
         Self {
             bans,
@@ -151,7 +151,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Settings are part of a policy: those of the policy before are gone unless this one has them. [`reload`](Self::reload)
     /// takes them over.
     pub fn swap(&self, policy: Policy) -> u64 {
-        let policy = policy.with_key(self.key).with_bans(Arc::<BanBook>::clone(&self.bans));
+        let policy = policy.with_key(self.key).with_bans(Arc::<BanList>::clone(&self.bans));
         // A poisoned lock is taken all the same: a number is never half changed.
         let mut generation = self.generation.lock().unwrap_or_else(PoisonError::into_inner);
         *generation = generation.saturating_add(1);
@@ -168,7 +168,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 
     /// Who is banned, beside whom the policy's lists deny and whom its ladders have banned.
-    pub fn bans(&self) -> Arc<BanBook> {
+    pub fn bans(&self) -> Arc<BanList> {
         Arc::clone(&self.bans)
     }
 

@@ -1,7 +1,7 @@
 //! What a store is: it loads, has core settle a plan or execute a command, and saves. It does not know what a rule is.
 
 mod any;
-mod keep;
+mod change_sink;
 pub mod memory;
 mod shared;
 
@@ -22,7 +22,7 @@ use threshold_core::receipt::CommitError;
 pub use threshold_core::{Digest, Outcome, Plan, Timestamp};
 
 pub use any::AnyStore;
-pub use keep::{Keep, Saving};
+pub use change_sink::{ChangeSink, Durability};
 
 /// Why a store could not answer. What becomes of the request then is the policy's to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,7 +148,7 @@ pub trait Store: Send + Sync {
     }
 
     /// Whether what was changed is safe from the end of the process; `None` where nothing ever is.
-    fn saving(&self) -> Option<Saving> {
+    fn durability(&self) -> Option<Durability> {
         None
     }
 }

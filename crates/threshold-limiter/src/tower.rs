@@ -35,21 +35,21 @@
 //! - **Concurrency** is held until the body of the answer ends or is dropped.
 //! - **Rules with `count`** are charged when the request comes and give back their charge when the answer is not one that
 //!   they count. Without any answer the charge stays: a client cannot dodge it by leaving early.
-//! - **Shadow bans** are waited out here, by so many requests at once as [`ThresholdLayer::most_waiting`] says.
+//! - **Shadow bans** are waited out here, by so many requests at once as [`ThresholdLayer::max_delayed`] says.
 
 mod answer;
-mod asked;
 mod background;
 mod body;
 mod future;
 mod gate;
 mod layer;
+mod pending_charges;
 mod pool;
+mod request_facts;
 mod service;
-mod tab;
 
-pub use asked::{Identified, PeerAddr};
 pub use body::{RequestBody, ResponseBody};
 pub use future::ResponseFuture;
 pub use layer::{NoTokenVerifier, ThresholdLayer};
+pub use request_facts::{Identified, PeerAddr};
 pub use service::ThresholdService;

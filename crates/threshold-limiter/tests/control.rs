@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use threshold_core::control::{ControlChange, MOST_CHANGES_READ};
+use threshold_core::control::{ControlChange, MAX_CHANGES_READ};
 use threshold_core::policy::{Ban, ListEntry, Owner, Setting};
 use threshold_core::{DigestKey, Span};
 use threshold_limiter::store::{Answer, Command, Digest, Kind, Listed, Outcome, Plan, StoreError, Timestamp};
@@ -135,7 +135,7 @@ async fn what_is_changed_on_one_node_holds_on_the_other_and_is_taken_back() {
 async fn a_node_that_starts_takes_over_everything_however_much_it_is() {
     let (store, clock, one, _) = two_nodes();
     // More than one page. What one page has of settings is one change of the policy.
-    for number in 0..=MOST_CHANGES_READ {
+    for number in 0..=MAX_CHANGES_READ {
         let change = if number % 50 == 0 { times(&format!("u{number}"), Some(2)) } else { ban(&format!("u{number}")) };
         let command = Command::Control(Box::new(change));
         store.execute(command, START).await.unwrap();

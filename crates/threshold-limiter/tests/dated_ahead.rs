@@ -70,7 +70,7 @@ fn what_was_not_dated_ahead_stays() {
     assert_eq!(limiter.check(&eve).unwrap().ready_at, Some(START.plus(Span::HOUR)));
 }
 
-/// Woken by: not calling `bring_back` in `BanBook::sweep`.
+/// Woken by: not calling `bring_back` in `BanList::sweep`.
 #[test]
 fn an_operators_ban() {
     let (clock, limiter) = ahead();

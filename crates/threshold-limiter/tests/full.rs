@@ -354,7 +354,7 @@ fn limits_that_callers_choose_cost_the_same_however_many_there_are() {
         let store = MemoryStore::new(Memory { max_keys: 400_000, when_full: WhenFull::Deny });
         for key in 0..KEYS {
             let limit = rate(u64::from(key % limits));
-            assert!(store.check_any(digest(key.into()), &limit, 1, now, TraceId::default()).look.fits);
+            assert!(store.check_any(digest(key.into()), &limit, 1, now, TraceId::default()).look.allowed);
         }
         store.usage().bytes
     };

@@ -137,7 +137,7 @@ impl<'p> Pair<'p> {
     }
 
     /// What this came to, in the store and in the ledger.
-    fn take(&mut self, step: Step) -> [Told; 2] {
+    fn take(&mut self, step: Step) -> [Response; 2] {
         match step {
             Ask(verb, user, cost) => self.ask(verb, user, cost),
             RefundLast => self.refund(self.receipts.last().cloned()),
@@ -152,26 +152,29 @@ impl<'p> Pair<'p> {
                 let held = checked.holding.map(|holding| self.ledger.reserve(holding, UNIT, on_expire));
                 self.reservation = held.unwrap_or(self.reservation);
                 [(reserved.decision, reserved.reservation), (checked.decision, held)]
-                    .map(|told| Told::Reserved(Box::new(told)))
+                    .map(|told| Response::Reserved(Box::new(told)))
             }
             Commit(cost) => {
                 let actual = ActualCost { cost: Some(cost), ..ActualCost::default() };
                 let mine = self.limiter.commit(self.reservation, &actual).is_ok();
-                [Told::Acted(mine), Told::Acted(self.ledger.commit(self.reservation, &actual, self.now).is_ok())]
+                [
+                    Response::Acted(mine),
+                    Response::Acted(self.ledger.commit(self.reservation, &actual, self.now).is_ok()),
+                ]
             }
             Release => {
                 let mine = self.limiter.release(self.reservation).is_ok();
-                [Told::Acted(mine), Told::Acted(self.ledger.release(self.reservation, self.now).is_ok())]
+                [Response::Acted(mine), Response::Acted(self.ledger.release(self.reservation, self.now).is_ok())]
             }
             Wait(span) => {
                 self.clock.advance(span);
                 self.now = self.now.plus(span);
-                [Told::Acted(true), Told::Acted(true)]
+                [Response::Acted(true), Response::Acted(true)]
             }
         }
     }
 
-    fn ask(&mut self, verb: Verb, user: User, cost: u64) -> [Told; 2] {
+    fn ask(&mut self, verb: Verb, user: User, cost: u64) -> [Response; 2] {
         let ask = |limiter: &Small, facts: &Facts<'_>| match verb {
             Check => limiter.check_with_receipt(facts).unwrap(),
             Peek => (limiter.peek(facts).unwrap(), None),
@@ -180,25 +183,25 @@ impl<'p> Pair<'p> {
         let ((decision, receipt), checked) =
             self.told(user, cost, ask, |ledger, policy, facts, now| ledger.decide(policy, verb, facts, now).unwrap());
         self.receipts.extend(checked.receipt.clone());
-        [(decision, receipt), (checked.decision, checked.receipt)].map(|told| Told::Decided(Box::new(told)))
+        [(decision, receipt), (checked.decision, checked.receipt)].map(|told| Response::Decided(Box::new(told)))
     }
 
-    fn refund(&mut self, receipt: Option<Receipt>) -> [Told; 2] {
-        let Some(receipt) = receipt else { return [Told::Acted(false), Told::Acted(false)] };
+    fn refund(&mut self, receipt: Option<Receipt>) -> [Response; 2] {
+        let Some(receipt) = receipt else { return [Response::Acted(false), Response::Acted(false)] };
         let mine = self.limiter.refund(&receipt).unwrap();
-        [Told::Acted(mine), Told::Acted(self.ledger.refund(&receipt, self.now))]
+        [Response::Acted(mine), Response::Acted(self.ledger.refund(&receipt, self.now))]
     }
 }
 
 /// What a step came to.
 #[derive(Debug)]
-enum Told {
+enum Response {
     Decided(Box<(Decision, Option<Receipt>)>),
     Reserved(Box<(Decision, Option<TraceId>)>),
     Acted(bool),
 }
 
-impl PartialEq for Told {
+impl PartialEq for Response {
     fn eq(&self, other: &Self) -> bool {
         let same = |one: &Decision, other: &Decision| {
             let figures =

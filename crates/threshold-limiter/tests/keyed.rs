@@ -93,7 +93,7 @@ fn limiter(limit: &str, keys: u64) -> (KeyLimiter<Arc<ManualClock>>, Arc<ManualC
 }
 
 fn admitted(limiter: &KeyLimiter<Arc<ManualClock>>, keys: impl Iterator<Item = u64>) -> usize {
-    keys.filter(|key| limiter.check(&format!("key {key}"), 1).fits).count()
+    keys.filter(|key| limiter.check(&format!("key {key}"), 1).allowed).count()
 }
 
 /// As many keys as it was made for are all counted, and none of them makes another go.
@@ -138,7 +138,7 @@ fn full_of_keys_over_their_limit_it_denies_who_is_new() {
     assert_eq!(admitted(&limiter, 0..8), 8);
     assert_eq!(admitted(&limiter, 0..20), 0);
     let look = limiter.check("key 8", 1);
-    assert_eq!((look.fits, look.remaining), (false, 1));
+    assert_eq!((look.allowed, look.remaining), (false, 1));
     clock.advance(Span::MINUTE);
     assert_eq!(admitted(&limiter, 8..16), 8);
     assert_eq!(limiter.usage().counts.dropped, 8);
@@ -149,8 +149,8 @@ fn full_of_keys_over_their_limit_it_denies_who_is_new() {
 #[test]
 fn what_changes_nothing_keeps_nothing() {
     let (limiter, _) = limiter("2/min", 100);
-    assert!(limiter.check("a", 0).fits);
-    assert!(!limiter.check("b", 3).fits);
-    assert!(!limiter.check("c", u64::MAX).fits);
+    assert!(limiter.check("a", 0).allowed);
+    assert!(!limiter.check("b", 3).allowed);
+    assert!(!limiter.check("c", u64::MAX).allowed);
     assert_eq!(limiter.usage().keys, 0);
 }

@@ -34,9 +34,9 @@ const POLICY: &str = r#"
 
 /// Remembers what it is told.
 #[derive(Default)]
-struct Told(Mutex<Vec<Verdict>>);
+struct Verdicts(Mutex<Vec<Verdict>>);
 
-impl Observer for Told {
+impl Observer for Verdicts {
     fn decided(&self, _: &Facts<'_>, decision: &Decision, _: &Policy) {
         self.0.lock().unwrap().push(decision.verdict);
     }
@@ -53,7 +53,7 @@ fn user(name: &str) -> Facts<'_> {
 /// `finish` in `Limiter::decide`.
 #[test]
 fn without_room_for_a_reservation_nothing_is_charged() {
-    let told = Arc::new(Told::default());
+    let told = Arc::new(Verdicts::default());
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
     let limiter = Limiter::with_clock(Policy::parse(POLICY, &|_| None).unwrap(), Arc::clone(&clock))
         .observed_by(Arc::clone(&told) as Arc<dyn Observer>);

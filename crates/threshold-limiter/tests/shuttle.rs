@@ -145,7 +145,7 @@ fn one_limit_alone_is_counted_exactly() {
     let digest = |number: u128| Digest::from_u128(3 << 120 | number);
     in_many_orders(2_000, move || {
         let store = tiny_store();
-        let check = |number| store.check_one(digest(number), &limit, 1, START, TraceId::default()).look.fits;
+        let check = |number| store.check_one(digest(number), &limit, 1, START, TraceId::default()).look.allowed;
         // More than half used, so that no crowd makes it go.
         let before = (0..3).filter(|_| check(0)).count();
         let after: usize = thread::scope(|scope| {
@@ -174,12 +174,12 @@ fn a_new_key_is_added_once() {
         in_many_orders(200, move || {
             let limiter = &eight_slots();
             for kept in 0..6 {
-                assert!(limiter.check(&format!("{set} {kept}"), 3).fits);
+                assert!(limiter.check(&format!("{set} {kept}"), 3).allowed);
             }
             let admitted: usize = thread::scope(|scope| {
-                let ask = || (0..3).filter(|_| limiter.check("new", 1).fits).count();
+                let ask = || (0..3).filter(|_| limiter.check("new", 1).allowed).count();
                 let (one, two) = (scope.spawn(ask), scope.spawn(ask));
-                assert!(limiter.check("other", 1).fits);
+                assert!(limiter.check("other", 1).allowed);
                 one.join().unwrap() + two.join().unwrap()
             });
             assert_eq!((admitted, limiter.usage().keys), (4, 8));
@@ -197,11 +197,11 @@ fn nobody_is_denied_for_what_a_stranger_used() {
     in_many_orders(4_000, || {
         let limiter = &eight_slots();
         for kept in 0..7 {
-            assert!(limiter.check(&format!("kept {kept}"), 3).fits);
+            assert!(limiter.check(&format!("kept {kept}"), 3).allowed);
         }
-        assert!(limiter.check("one", 1).fits);
+        assert!(limiter.check("one", 1).allowed);
         thread::scope(|scope| {
-            let asks_for_three = scope.spawn(|| limiter.check("one", 3).fits);
+            let asks_for_three = scope.spawn(|| limiter.check("one", 3).allowed);
             limiter.check("two", 2);
             limiter.check("one", 1);
             assert!(asks_for_three.join().unwrap());
@@ -220,10 +220,10 @@ fn a_charge_meets_no_stranger() {
     in_many_orders(4_000, || {
         let limiter = &eight_slots();
         for kept in 0..7 {
-            assert!(limiter.check(&format!("kept {kept}"), 3).fits);
+            assert!(limiter.check(&format!("kept {kept}"), 3).allowed);
         }
         let admitted: Vec<u64> = thread::scope(|scope| {
-            let ask = |name| move || (0..2).filter(|_| limiter.check(name, 1).fits).count() as u64;
+            let ask = |name| move || (0..2).filter(|_| limiter.check(name, 1).allowed).count() as u64;
             let askers: Vec<_> = ["one", "two", "one", "two"].map(|name| scope.spawn(ask(name))).into_iter().collect();
             askers.into_iter().map(|asker| asker.join().unwrap()).collect()
         });

@@ -180,7 +180,7 @@ fn a_key_admits_exactly_its_limit() {
     let (limiter, _) = key_limiter("100/day", 2_000);
     for round in 0..2_000 {
         let key = format!("key {round}");
-        assert_eq!(count(7, |_| limiter.check(&key, 1).fits), 100);
+        assert_eq!(count(7, |_| limiter.check(&key, 1).allowed), 100);
     }
 }
 
@@ -194,7 +194,7 @@ fn a_new_key_is_added_once() {
         let keys: Vec<String> = (0..200).map(|key| format!("key {key}")).collect();
         let admitted = AtomicU64::new(0);
         count(1, |_| {
-            let fits = keys.iter().filter(|key| limiter.check(key, 1).fits).count();
+            let fits = keys.iter().filter(|key| limiter.check(key, 1).allowed).count();
             admitted.fetch_add(fits as u64, Ordering::Relaxed) == 0
         });
         assert_eq!((admitted.into_inner(), limiter.usage().keys), (600, 200));
@@ -210,13 +210,13 @@ fn slots_that_change_hands_cost_nobody_else_anything() {
     for round in 0..100 {
         let (limiter, _) = key_limiter("20/day", 1);
         for _ in 0..11 {
-            assert!(limiter.check("one", 1).fits && limiter.check("two", 1).fits);
+            assert!(limiter.check("one", 1).allowed && limiter.check("two", 1).allowed);
         }
         let step = AtomicU64::new(0);
         let admitted = count(20, |thread| {
             let stranger = format!("stranger {}", step.fetch_add(1, Ordering::Relaxed) % 40);
             limiter.check(&stranger, 1);
-            limiter.check(if thread % 2 == 0 { "one" } else { "two" }, 1).fits
+            limiter.check(if thread % 2 == 0 { "one" } else { "two" }, 1).allowed
         });
         assert_eq!(admitted, 2 * 9, "round {round}");
         assert!(limiter.usage().counts.evicted > 0);
@@ -235,7 +235,7 @@ fn a_slot_that_says_nothing_is_handed_on_once() {
         let admitted = AtomicU64::new(0);
         count(1, |thread| {
             let (before, after) = keys.split_at(usize::try_from(thread).unwrap());
-            let fits = after.iter().chain(before).filter(|key| limiter.check(key, 1).fits).count();
+            let fits = after.iter().chain(before).filter(|key| limiter.check(key, 1).allowed).count();
             admitted.fetch_add(fits as u64, Ordering::Relaxed) == 0
         });
         assert_eq!(admitted.into_inner(), 8, "second {second}");

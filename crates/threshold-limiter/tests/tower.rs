@@ -736,7 +736,7 @@ async fn a_wait_strikes_nobody_twice() {
 #[tokio::test(start_paused = true)]
 async fn past_the_pool_a_shadow_ban_is_an_ordinary_denial() {
     let world = shadowed("");
-    let layer = world.layer().most_waiting(1);
+    let layer = world.layer().max_delayed(1);
     let app = Router::new().route("/x", get(|| async { "hello" })).layer(layer);
     let mut first = Box::pin(ask(&app, PROXY, U1));
     assert!(tokio::time::timeout(Duration::ZERO, &mut first).await.is_err());
@@ -904,7 +904,7 @@ async fn a_service_is_not_called_before_it_is_ready_nor_when_the_request_is_deni
 async fn who_leaves_while_it_waits_made_no_attempt() {
     let failures = "[[rule]]\nname = \"failures\"\nper = [\"user\"]\nlimit = \"1/h\"\ncount = \"status:401\"\n";
     let world = shadowed(failures);
-    let app = Router::new().route("/x", get(|| async { "hello" })).layer(world.layer().most_waiting(1));
+    let app = Router::new().route("/x", get(|| async { "hello" })).layer(world.layer().max_delayed(1));
     let slow = ask(&app, PROXY, U1);
     assert!(tokio::time::timeout(Duration::ZERO, slow).await.is_err());
     // Its place among those who wait is free again, and so is the one failure; the post stays charged.

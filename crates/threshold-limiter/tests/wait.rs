@@ -495,9 +495,9 @@ async fn the_policy_that_decided_is_told() {
 
 /// Counts what it is told.
 #[derive(Default)]
-struct Told(Mutex<Vec<Verdict>>);
+struct Verdicts(Mutex<Vec<Verdict>>);
 
-impl Observer for Told {
+impl Observer for Verdicts {
     fn decided(&self, _: &Facts<'_>, decision: &Decision, _: &Policy) {
         self.0.lock().unwrap().push(decision.verdict);
     }
@@ -505,7 +505,7 @@ impl Observer for Told {
 
 #[tokio::test(start_paused = true)]
 async fn observers_hear_of_the_end_and_of_nothing_before() {
-    let told = Arc::new(Told::default());
+    let told = Arc::new(Verdicts::default());
     let limiter = limiter(&rule("r", "[]", "limit = \"1/10s\"")).observed_by(Arc::clone(&told) as Arc<dyn Observer>);
     for _ in 0..2 {
         assert!(limiter.wait(&user("a"), MINUTE).await.unwrap().allowed());

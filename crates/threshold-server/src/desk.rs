@@ -1,8 +1,8 @@
 //! Where the doors have requests decided: by the limiter, under one policy each, and what they hand out with it.
 
 mod audit;
-mod keeping;
 mod operations;
+mod persistence;
 mod requests;
 mod settings;
 mod subjects;
@@ -29,8 +29,8 @@ use threshold_limiter::{Attempted, Clock, Limiter, LoginError, LoginRequest, Log
 
 use crate::log::{self, Denials, Samples};
 use crate::metrics::Metrics;
-pub(crate) use keeping::{Opened, Place};
 pub(crate) use operations::{NewBan, Refused};
+pub(crate) use persistence::{Opened, Place};
 pub(crate) use requests::{Beginning, Begun, MEMORY, SharedRequests};
 pub(crate) use settings::NewSetting;
 pub(crate) use subjects::{Subject, Target};

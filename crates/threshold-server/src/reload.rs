@@ -21,7 +21,7 @@ use watch::{Contents, Found, Watch};
 const EVERY: Duration = Duration::from_millis(500);
 
 /// How many errors of a policy are told to everyone.
-const MOST_CODES: usize = 3;
+const MAX_CODES: usize = 3;
 
 /// Watches the files that a server was started with.
 pub(crate) struct Reloader {
@@ -221,8 +221,8 @@ fn usable(
 
 /// What errors there are and in which lines, and nothing that the file says there.
 fn codes(errors: &[Finding], source: &str) -> String {
-    let codes = errors.iter().take(MOST_CODES).map(|error| format!("{} in line {}", error.code, error.place(source).0));
-    let more = errors.len().saturating_sub(MOST_CODES);
+    let codes = errors.iter().take(MAX_CODES).map(|error| format!("{} in line {}", error.code, error.place(source).0));
+    let more = errors.len().saturating_sub(MAX_CODES);
     let more = (more > 0).then(|| format!("{more} more"));
     codes.chain(more).collect::<Vec<_>>().join(", ")
 }

@@ -2,9 +2,9 @@
 
 mod address;
 mod connection;
-mod keep;
 mod line;
 mod linger;
+mod maintenance;
 pub(crate) mod offers;
 mod peers;
 mod tls;
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         }
         announce(&listener, tls.is_some(), &source, &policy, &tokens, args)?;
         let app = Arc::new(App::new(desk, tokens, bounds));
-        keep::start(&app, journal, args.save_counters, damage);
+        maintenance::start(&app, journal, args.save_counters, damage);
         let acceptor = tls.as_ref().map(|(certificates, _)| certificates.acceptor()).transpose()?;
         let front = Front { listener, tls: acceptor, doors: Doors::new(Arc::clone(&app), hosts), bounds };
         let mut reloader = Reloader::new(Arc::clone(&app), args.allow_empty);

@@ -99,7 +99,7 @@ impl Concurrency {
         let remaining = self.quota.saturating_sub(used);
         let fits = cost <= remaining && used <= self.quota;
         Look {
-            fits,
+            allowed: fits,
             remaining,
             ready_at: if fits { now } else { self.ready_at(holds, used, cost) },
             reset_if_charged: Timestamp::MAX,

@@ -122,7 +122,7 @@ impl Estimate {
         let mut charged = *state;
         self.charge(&mut charged, cost, now);
         Look {
-            fits,
+            allowed: fits,
             remaining,
             ready_at: if fits { now } else { self.ready_at(&windows, cost) },
             reset_if_charged: self.more_at(&charged, now),

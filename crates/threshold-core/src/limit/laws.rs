@@ -366,7 +366,7 @@ impl World {
         // A denied request may store what it brought, too.
         self.balance.bring(&self.limit, self.now);
         let look = self.look(cost);
-        if look.fits {
+        if look.allowed {
             self.record(cost);
         }
         look
@@ -524,11 +524,11 @@ proptest! {
         // A million and a half charges say no more than the last few hundred of them.
         let units = world.limit.capacity().min(500);
         let lump = world.limit.capacity() - units;
-        prop_assert!(world.check(lump).fits);
+        prop_assert!(world.check(lump).allowed);
         for _ in 0..units {
-            prop_assert!(world.check(1).fits);
+            prop_assert!(world.check(1).allowed);
         }
-        prop_assert!(!world.check(1).fits);
+        prop_assert!(!world.check(1).allowed);
     }
 
     /// A token bucket loses no refill: whoever takes all there is at any moments has taken
@@ -571,14 +571,14 @@ proptest! {
         let cost = share.of(world.limit.capacity());
         let look = world.look(cost);
         prop_assert_eq!(look.ready_at == Timestamp::MAX, cost > world.limit.capacity());
-        prop_assert_eq!(look.ready_at == world.now, look.fits);
-        if !look.fits && look.ready_at < Timestamp::MAX {
+        prop_assert_eq!(look.ready_at == world.now, look.allowed);
+        if !look.allowed && look.ready_at < Timestamp::MAX {
             let ready_at = look.ready_at;
-            prop_assert!(!world.look_at(cost, ready_at.minus(Span::from_micros(1))).fits);
-            prop_assert!(world.look_at(cost, ready_at).fits);
-            prop_assert!(world.look_at(cost, ready_at.plus(later.after(ready_at, &world.limit))).fits);
+            prop_assert!(!world.look_at(cost, ready_at.minus(Span::from_micros(1))).allowed);
+            prop_assert!(world.look_at(cost, ready_at).allowed);
+            prop_assert!(world.look_at(cost, ready_at.plus(later.after(ready_at, &world.limit))).allowed);
             let retry_after = Span::from_secs(ready_at.since(world.now).secs_ceil());
-            prop_assert!(world.look_at(cost, world.now.plus(retry_after)).fits);
+            prop_assert!(world.look_at(cost, world.now.plus(retry_after)).allowed);
         }
     }
 
@@ -595,12 +595,12 @@ proptest! {
         let mut world = World::play(shape, start, &trace);
         let remaining = world.look(0).remaining;
         let in_debt = world.used(shape) > world.limit.capacity();
-        prop_assert_eq!(world.look(remaining).fits, !in_debt);
-        prop_assert!(!world.look(remaining + 1).fits);
+        prop_assert_eq!(world.look(remaining).allowed, !in_debt);
+        prop_assert!(!world.look(remaining + 1).allowed);
         let cost = share.of(world.limit.capacity());
         let look = world.check(cost);
         prop_assert_eq!(look.remaining, remaining);
-        let charged = if look.fits { cost } else { 0 };
+        let charged = if look.allowed { cost } else { 0 };
         prop_assert_eq!(world.look(0).remaining, remaining - charged);
     }
 
@@ -730,7 +730,7 @@ proptest! {
         let (later, back) = (world.look(cost), back.after(world.now, &world.limit));
         let earlier = world.look_at(cost, world.now.minus(back));
         prop_assert!(earlier.remaining <= later.remaining);
-        prop_assert!(later.fits || !earlier.fits);
+        prop_assert!(later.allowed || !earlier.allowed);
     }
 
     /// However far the clock steps back, an idle key is whole again within a time that does not depend on the
@@ -751,7 +751,7 @@ proptest! {
         let whole_at = world.now.plus(shape.longest());
         prop_assert!(world.balance.silent_from() <= whole_at);
         let capacity = world.limit.capacity();
-        prop_assert!(world.look_at(capacity, whole_at).fits);
+        prop_assert!(world.look_at(capacity, whole_at).allowed);
     }
 
     /// A record is never refused; it uses what it says it does, up to twice the capacity; and while nobody else
@@ -781,7 +781,7 @@ proptest! {
             used = world.used(shape);
         }
         prop_assert!(world.balance.silent_from() <= world.now.plus(shape.longest()));
-        prop_assert!(world.look_at(capacity, world.now.max(world.balance.silent_from())).fits);
+        prop_assert!(world.look_at(capacity, world.now.max(world.balance.silent_from())).allowed);
     }
 
     /// The product says of every cost what the model says, and charges what the model charges.
@@ -796,7 +796,7 @@ proptest! {
             let now = world.now.micros();
             let asked = world.asked(act).unwrap_or(1);
             let look = world.look(asked);
-            prop_assert_eq!(look.fits, model.fits(asked, now));
+            prop_assert_eq!(look.allowed, model.fits(asked, now));
             prop_assert_eq!(look.remaining, model.remaining(now));
             prop_assert_eq!(look.ready_at.micros(), model.ready_at(asked, now));
             let charged = world.act_beside(act, &mut model, &mut places);
@@ -920,7 +920,7 @@ proptest! {
         world.limit = larger.limit();
         let after = world.look(0);
         prop_assert!(after.remaining >= before.remaining);
-        prop_assert!(after.fits || !before.fits);
+        prop_assert!(after.allowed || !before.allowed);
     }
 
     /// The bound holds in true time while the clock keeps stepping back. Only charges made since the last step
@@ -967,8 +967,8 @@ impl Pair {
         }
         prop_assert!(self.with.look(0).remaining <= self.without.look(0).remaining);
         if let Some(cost) = self.with.asked(act) {
-            if self.with.check(cost).fits {
-                prop_assert!(self.without.check(cost).fits);
+            if self.with.check(cost).allowed {
+                prop_assert!(self.without.check(cost).allowed);
             }
         } else {
             self.with.act(act);

@@ -160,7 +160,7 @@ impl Log {
         let fits = cost <= remaining && used <= self.quota;
         let oldest_leaves = entries.first().map(|first| first.time.plus(self.period));
         Look {
-            fits,
+            allowed: fits,
             remaining,
             ready_at: if fits { now } else { self.ready_at(entries, used, cost) },
             reset_if_charged: oldest_leaves.unwrap_or_else(|| self.kept_at(now).plus(self.period)),

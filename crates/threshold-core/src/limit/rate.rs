@@ -245,7 +245,7 @@ impl Rate {
         }
         let later = |micros: u64| now.plus(Span::from_micros(micros));
         Some(Look {
-            fits: after <= capacity,
+            allowed: after <= capacity,
             remaining: capacity.saturating_sub(backlog).checked_div(step).unwrap_or(0),
             ready_at: if after <= capacity {
                 now
@@ -269,7 +269,7 @@ impl Rate {
         let fits = after <= capacity;
         let later = |ticks: u128| terms.round_up(start.saturating_add(ticks));
         Look {
-            fits,
+            allowed: fits,
             remaining: terms.whole_cost(capacity.saturating_sub(backlog)),
             ready_at: if fits {
                 now

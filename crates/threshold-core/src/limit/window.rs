@@ -121,7 +121,7 @@ impl Window {
         // Before its first charge a window of its own has not begun, so nothing is waiting to be reset.
         let opened = window.used > 0 || self.anchor == Anchor::Clock;
         Look {
-            fits,
+            allowed: fits,
             remaining,
             ready_at: if fits {
                 now

@@ -78,30 +78,30 @@ impl<'de> Deserialize<'de> for Texts {
 
 /// A table whose keys the writer chooses, in the order of the file.
 #[derive(Debug, Clone)]
-pub(crate) struct Table<V>(pub(crate) Vec<(Text, V)>);
+pub(crate) struct NamedEntries<V>(pub(crate) Vec<(Text, V)>);
 
-impl<V> Default for Table<V> {
+impl<V> Default for NamedEntries<V> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<'de, V: Deserialize<'de>> Deserialize<'de> for Table<V> {
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for NamedEntries<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entries<V>(PhantomData<V>);
         impl<'de, V: Deserialize<'de>> Visitor<'de> for Entries<V> {
-            type Value = Table<V>;
+            type Value = NamedEntries<V>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a table")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Table<V>, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<NamedEntries<V>, A::Error> {
                 let mut entries = Vec::new();
                 while let Some(entry) = map.next_entry()? {
                     entries.push(entry);
                 }
-                Ok(Table(entries))
+                Ok(NamedEntries(entries))
             }
         }
         deserializer.deserialize_map(Entries(PhantomData))
@@ -119,17 +119,17 @@ pub(crate) struct PolicyFile {
     /// How a request's caller is found.
     pub(crate) identity: IdentityFile,
     /// Limits by tier and category: `[tiers.free] requests = "100/min"`.
-    pub(crate) tiers: Table<Table<Text>>,
+    pub(crate) tiers: NamedEntries<NamedEntries<Text>>,
     /// What a tenant has of its own: `tier`, and limits by category.
-    pub(crate) tenants: Table<Table<Text>>,
+    pub(crate) tenants: NamedEntries<NamedEntries<Text>>,
     /// What a user has of its own: `tier`, and limits by category.
-    pub(crate) users: Table<Table<Text>>,
+    pub(crate) users: NamedEntries<NamedEntries<Text>>,
     /// Kinds of requests; the first that matches, else "requests".
     pub(crate) category: Vec<CategoryFile>,
     /// The limits. Every rule that matches applies.
     pub(crate) rule: Vec<Located<RuleFile>>,
     /// The graduated responses; `graduated`, `strict` and `gentle` are built in.
-    pub(crate) ladders: Table<LadderFile>,
+    pub(crate) ladders: NamedEntries<LadderFile>,
     /// Protection of a login.
     pub(crate) login: Option<LoginFile>,
     /// When to raise an alert.
@@ -291,7 +291,7 @@ pub(crate) struct MatchFile {
     /// Tiers.
     pub(crate) tier: Option<Texts>,
     /// The caller's own facts: `fact.inbox = "7"`.
-    pub(crate) fact: Table<Texts>,
+    pub(crate) fact: NamedEntries<Texts>,
 }
 
 /// A graduated response.
@@ -317,7 +317,7 @@ pub(crate) struct LoginFile {
     /// Attempts from one address ("20/5min").
     pub(crate) ip: Option<Text>,
     /// Failures in a row, and how long they lock: `{ 3 = "1min", 5 = "5min", 10 = "1h" }`.
-    pub(crate) locks: Option<Table<Text>>,
+    pub(crate) locks: Option<NamedEntries<Text>>,
     /// Failures in a row at which unknown devices are refused until a reset (100).
     pub(crate) ceiling: Option<Located<u32>>,
     /// What to do when the store fails ("closed").
@@ -446,7 +446,7 @@ mod schema {
 
     use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-    use super::{Located, Table, Texts};
+    use super::{Located, NamedEntries, Texts};
 
     impl<T: JsonSchema> JsonSchema for Located<T> {
         fn schema_name() -> Cow<'static, str> {
@@ -476,7 +476,7 @@ mod schema {
         }
     }
 
-    impl<V: JsonSchema> JsonSchema for Table<V> {
+    impl<V: JsonSchema> JsonSchema for NamedEntries<V> {
         fn schema_name() -> Cow<'static, str> {
             format!("TableOf{}", V::schema_name()).into()
         }

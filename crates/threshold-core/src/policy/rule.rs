@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::caller::Caller;
-use crate::headers::Told;
+use crate::headers::StaticFields;
 use crate::key::{Anchors, DigestKey, Domain, KeyPrefix, Part, Partition};
 use crate::ladder::{RuleTag, StrikeMode};
 use crate::limit::{Algorithm, Limit, Unit};
@@ -276,7 +276,7 @@ pub struct Rule {
     pub(crate) common: bool,
     /// What clients are told of it that is the same in every answer; nothing, if its name or what it counts cannot be
     /// told in structured fields.
-    pub(crate) told: Option<Told>,
+    pub(crate) static_fields: Option<StaticFields>,
 }
 
 impl Rule {

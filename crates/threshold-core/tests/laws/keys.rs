@@ -45,7 +45,7 @@ struct Caller {
 
 /// What one part of a key stands for; equal values mean one budget.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Told {
+enum KeyPart {
     Group(u128),
     Text(String),
     /// The request lacks it, and its address stands in.
@@ -85,17 +85,17 @@ impl Caller {
         }
     }
 
-    fn told(&self, part: &str) -> Told {
+    fn told(&self, part: &str) -> KeyPart {
         let place = PARTS.iter().find(|(name, _)| *name == part).and_then(|(_, place)| *place);
         match place.map(|place| self.texts[place].clone().filter(|text| !text.is_empty())) {
-            None => Told::Group(self.group()),
-            Some(Some(text)) => Told::Text(text),
-            Some(None) if part == "category" => Told::Text("requests".to_owned()),
-            Some(None) => Told::Floor(self.group()),
+            None => KeyPart::Group(self.group()),
+            Some(Some(text)) => KeyPart::Text(text),
+            Some(None) if part == "category" => KeyPart::Text("requests".to_owned()),
+            Some(None) => KeyPart::Floor(self.group()),
         }
     }
 
-    fn tuple(&self, parts: &[&str]) -> Vec<Told> {
+    fn tuple(&self, parts: &[&str]) -> Vec<KeyPart> {
         parts.iter().map(|part| self.told(part)).collect()
     }
 }
@@ -226,7 +226,7 @@ proptest! {
             format!("[[rule]]\nname = \"r{index}\"\nper = [{}]\nlimit = \"5/min\"\nladder = \"gentle\"\nban_shared = true\n", list(parts))
         };
         let policy = parsed(&chosen.iter().enumerate().map(rule).collect::<String>());
-        let subjects = |caller: &Caller| -> Vec<(usize, Vec<Told>, Digest)> {
+        let subjects = |caller: &Caller| -> Vec<(usize, Vec<KeyPart>, Digest)> {
             let keys = caller.ask(|facts| {
                 policy.plan(facts).unwrap().subjects().iter().map(Subject::key).collect::<Vec<_>>()
             });

@@ -48,7 +48,7 @@ proptest! {
     /// a rung has lifted it, and from nobody else's. A denial says that nothing must be saved, unless it blocks or
     /// strikes.
     ///
-    /// Woken by: calling `self.charge()` after `self.deny()` in `Step::check`; and replacing `settled.look.fits` with
+    /// Woken by: calling `self.charge()` after `self.deny()` in `Step::check`; and replacing `settled.look.allowed` with
     /// `charge.enforced()` in `Step::charge`.
     #[test]
     fn all_or_nothing(

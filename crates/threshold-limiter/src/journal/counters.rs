@@ -18,7 +18,7 @@ const MAGIC: &[u8; 8] = b"thrshld\x02";
 /// What stands in the place of a row's kind in the sum of a record.
 const COUNTER: i64 = 7;
 /// No limit takes more bytes than this: a version, a kind and three numbers.
-const MOST_LIMIT: usize = 64;
+const MAX_LIMIT: usize = 64;
 /// Key, sum, and the lengths of limit and balance.
 const HEADER: usize = 32;
 
@@ -172,7 +172,7 @@ impl<'a> Record<'a> {
         let (limit, header) = header.split_first_chunk::<4>()?;
         let length =
             |bytes: &[u8; 4], most| usize::try_from(u32::from_be_bytes(*bytes)).ok().filter(|own| *own <= most);
-        let limit = length(limit, MOST_LIMIT)?;
+        let limit = length(limit, MAX_LIMIT)?;
         let balance = length(header.first_chunk::<4>()?, Balance::MAX_BYTES)?;
         let (value, rest) = rest.split_at_checked(limit.checked_add(balance)?)?;
         let (limit, balance) = value.split_at_checked(limit)?;

@@ -11,8 +11,8 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension as _, Transac
 
 use threshold_core::KeyId;
 
-use super::anew::{Fault, Left};
 use super::queue::Batch;
+use super::rebuild::{Fault, Left};
 use super::rows::{Row, Total, row_sum};
 use super::salvage::{self, Damage, Found, Old};
 use super::{JournalError, Kept, KeyIds};
@@ -29,7 +29,7 @@ pub(super) const LOCK: &str = ".lock";
 /// No SQLite file is smaller: that is the smallest page.
 const SMALLEST: u64 = 512;
 /// As many symbolic links in a row as Linux follows.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 const NO_FOLLOW: i32 = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
 
 const TABLES: &str = "
@@ -338,7 +338,7 @@ fn length(path: &Path) -> u64 {
 /// same lock, log and secret, which are beside that file.
 pub(super) fn resolve(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
-    for _ in 0..MOST_LINKS {
+    for _ in 0..MAX_LINKS {
         let Ok(target) = std::fs::read_link(&path) else { break };
         path = folder(&path).join(target);
     }

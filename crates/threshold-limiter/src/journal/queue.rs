@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::Unsaved;
-use super::anew::Repair;
+use super::rebuild::Repair;
 use super::rows::{AuditLine, Kind};
 
 /// The most lines of the audit that wait for a disk. Operators are people: so many are never meant.
-const MOST_LINES: usize = 10_000;
+const MAX_LINES: usize = 10_000;
 /// The most rows that are to be removed and wait for a disk, some 30 MB. What has a value is bounded by the tables in memory;
 /// what was removed from those is not, while a disk fails for hours.
-const MOST_REMOVED: usize = 250_000;
+const MAX_REMOVED: usize = 250_000;
 /// How often the file is looked at while nothing is written.
 const LOOK: Duration = Duration::from_secs(1);
 /// A wait as short as this is not worth while when the disk is in trouble already.
 const SHORT: Duration = Duration::from_millis(100);
 
 /// The latest value under each key. Those with a value are in the tables in memory too, which are bounded; of those without,
-/// there are at most [`MOST_REMOVED`].
+/// there are at most [`MAX_REMOVED`].
 pub(super) type Changes = HashMap<(Kind, Box<[u8]>), Option<Vec<u8>>>;
 
 /// What is written in one transaction.
@@ -58,7 +58,7 @@ impl Waiting {
     /// Whether one more line of the audit finds room, beside those that open changes will add.
     fn has_room_for_line(&self) -> bool {
         let lines = self.batch.lines.len().saturating_add(self.lines_under_way).saturating_add(self.open_changes);
-        lines < MOST_LINES
+        lines < MAX_LINES
     }
 }
 
@@ -272,7 +272,7 @@ impl Batch {
         let removes = value.is_none();
         let removed_before = matches!(self.changes.insert(key, value), Some(None));
         self.removed = self.removed.saturating_add(usize::from(removes)).saturating_sub(usize::from(removed_before));
-        if self.removed > MOST_REMOVED {
+        if self.removed > MAX_REMOVED {
             self.changes.retain(|_, value| value.is_some());
             self.removed = 0;
             self.is_incomplete = true;
@@ -301,17 +301,17 @@ mod tests {
             assert!(queue.audit(line()).is_err() && queue.begin_change().is_err(), "those under way count too");
             queue.failed(batch, "no disk");
         }
-        assert_eq!(queue.lock().batch.lines.len(), MOST_LINES);
+        assert_eq!(queue.lock().batch.lines.len(), MAX_LINES);
         let batch = queue.take().unwrap();
         queue.wrote(batch.up_to);
         // A change that is open has its place.
-        for _ in 1..MOST_LINES {
+        for _ in 1..MAX_LINES {
             queue.audit(line()).unwrap();
         }
         queue.begin_change().unwrap();
         assert!(queue.audit(line()).is_err());
         queue.end_change(Some(line()));
-        assert_eq!(queue.lock().batch.lines.len(), MOST_LINES);
+        assert_eq!(queue.lock().batch.lines.len(), MAX_LINES);
     }
 
     /// What comes and goes while a disk fails once took memory for as long as it failed.
@@ -322,7 +322,7 @@ mod tests {
         let queue = Queue::default();
         queue.note(Kind::Standing, b"in memory", Some(vec![1]));
         let come_and_go = |from: usize| {
-            for number in from..from + MOST_REMOVED * 2 / 3 {
+            for number in from..from + MAX_REMOVED * 2 / 3 {
                 let key = number.to_be_bytes();
                 queue.note(Kind::Standing, &key, Some(vec![1]));
                 queue.note(Kind::Standing, &key, None);
@@ -332,12 +332,12 @@ mod tests {
         come_and_go(0);
         assert!(!queue.lock().batch.is_incomplete);
         let batch = queue.take().unwrap();
-        come_and_go(MOST_REMOVED);
+        come_and_go(MAX_REMOVED);
         queue.failed(batch, "no disk");
-        come_and_go(2 * MOST_REMOVED);
+        come_and_go(2 * MAX_REMOVED);
         let waiting = queue.lock();
         assert!(waiting.batch.is_incomplete);
-        assert!(waiting.batch.changes.len() <= MOST_REMOVED + 1, "{}", waiting.batch.changes.len());
+        assert!(waiting.batch.changes.len() <= MAX_REMOVED + 1, "{}", waiting.batch.changes.len());
         assert!(waiting.batch.changes.contains_key(&(Kind::Standing, (*b"in memory").into())));
     }
 }

@@ -11,8 +11,8 @@ use threshold_core::{Digest, DigestKey, KeyId, Policy, Secret, Secrets, Span, St
 
 use super::rows::{Kind, Row};
 use super::{FORMAT, Journal, Kept};
-use crate::bans::BanBook;
-use crate::store::Keep as _;
+use crate::bans::BanList;
+use crate::store::ChangeSink as _;
 use crate::store::memory::MemoryStore;
 
 /// How long somebody is kept out of whom the journal only knows that there was something: as long as the longest lock of a
@@ -51,7 +51,7 @@ pub struct Restored {
 pub fn restore(
     journal: &Journal,
     kept: &Kept,
-    (store, bans): (&MemoryStore, &BanBook),
+    (store, bans): (&MemoryStore, &BanList),
     (policy, secrets): (&Policy, &Secrets),
     now: Timestamp,
 ) -> Restored {
@@ -142,7 +142,7 @@ fn restore_setting(journal: &Journal, row: &Row, store: &MemoryStore, restored: 
 /// Everything that a store and its bans hold, as rows: what a journal would have to hold had it been written anew. Requests
 /// go on meanwhile; what they change is noted, and written after it.
 #[must_use]
-pub fn rows_in_memory(store: &MemoryStore, bans: &BanBook) -> Vec<Row> {
+pub fn rows_in_memory(store: &MemoryStore, bans: &BanList) -> Vec<Row> {
     let mut rows = Vec::new();
     let mut add = |kind, key: Digest, value| {
         rows.push(Row { kind, key: key.to_u128().to_be_bytes().to_vec(), value: Some(value) });

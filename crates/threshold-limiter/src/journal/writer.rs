@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::anew::Fault;
 use super::file::JournalFile;
 use super::queue::{Batch, Queue};
+use super::rebuild::Fault;
 use super::rows::Row;
 
 /// The first rest after a failure; each further one is twice as long.

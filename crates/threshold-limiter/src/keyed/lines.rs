@@ -14,7 +14,7 @@ const KEYS_A_LINE: usize = 2;
 /// than one in a billion.
 const PROBE: usize = 12;
 /// More lines than any memory holds.
-const MOST_LINES: usize = 1 << 40;
+const MAX_LINES: usize = 1 << 40;
 
 /// Four tags, then the states of the same slots.
 pub(super) type Line = [AtomicU64; WORDS];
@@ -40,7 +40,7 @@ impl Lines {
     /// Lines for so many keys.
     pub(super) fn new(keys: u64) -> Self {
         let keys = usize::try_from(keys).unwrap_or(usize::MAX);
-        let count = prime_from(keys.div_ceil(KEYS_A_LINE).clamp(2, MOST_LINES));
+        let count = prime_from(keys.div_ceil(KEYS_A_LINE).clamp(2, MAX_LINES));
         let words = zeroed(count.saturating_add(1).saturating_mul(WORDS));
         let start = words.as_ptr().align_offset(WORDS.saturating_mul(size_of::<u64>())).min(WORDS);
         Self { words, start, count }

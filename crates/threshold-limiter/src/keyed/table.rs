@@ -27,7 +27,7 @@ use threshold_core::limit::{Look, PackedRate, Ticks};
 
 use super::hash::Hashed;
 use super::lines::{Line, Lines, Slot, find, slots};
-use crate::ahead::ask_for;
+use crate::prefetch::prefetch;
 use crate::store::memory::{Counts, Usage};
 use crate::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::sync::{Mutex, MutexGuard, yield_now};
@@ -41,7 +41,7 @@ const LOCKS: usize = 64;
 
 /// Buckets under one limit, by key.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct PackedTable {
     rate: PackedRate,
     generation_bits: u32,
     lines: Lines,
@@ -66,7 +66,7 @@ struct Room<'t> {
     word: u64,
 }
 
-impl Table {
+impl PackedTable {
     /// A table with room for so many keys; `None` if a state of this rate leaves no bits to count generations.
     pub(super) fn new(rate: PackedRate, keys: u64) -> Option<Self> {
         let Ticks(last) = rate.last();
@@ -90,14 +90,14 @@ impl Table {
         };
         // Only here, where whoever asks for `fits` alone can do without the rest.
         let look = self.rate.look(met.state, cost, now);
-        Look { fits: look.fits && !met.full, ..look }
+        Look { allowed: look.allowed && !met.full, ..look }
     }
 
     /// Asks for the memory where a key's probe begins.
     #[inline]
-    pub(super) fn expect(&self, key: Hashed) {
+    pub(super) fn prefetch(&self, key: Hashed) {
         if let Some(line) = self.lines.home(key.place) {
-            ask_for(line);
+            prefetch(line);
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use threshold_core::Timestamp;
 use threshold_core::command::{Answer, Command};
-use threshold_core::control::{ControlChange, ControlKey, ControlPage, MOST_CHANGES_READ};
+use threshold_core::control::{ControlChange, ControlKey, ControlPage, MAX_CHANGES_READ};
 use threshold_core::policy::{Owner, Policy, Setting, SettingError};
 
 use super::Limiter;
@@ -108,8 +108,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             policy.take_back(owner, name);
         }
         self.swap(policy);
-        if let Some(keeper) = self.bans.keeper() {
-            over().for_each(|(owner, name, _)| keeper.setting(owner, name, None));
+        if let Some(sink) = self.bans.sink() {
+            over().for_each(|(owner, name, _)| sink.setting(owner, name, None));
         }
     }
 
@@ -162,7 +162,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 
     async fn read_control(&self, after: u64) -> Result<ControlPage, StoreError> {
-        let most = u32::try_from(MOST_CHANGES_READ).unwrap_or(u32::MAX);
+        let most = u32::try_from(MAX_CHANGES_READ).unwrap_or(u32::MAX);
         match self.execute(Command::ReadControl { after, most }).await? {
             Answer::Control(page) => Ok(*page),
             other => Err(StoreError::unexpected(other)),
@@ -189,8 +189,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         if let Some(policy) = changed {
             self.swap(policy);
         }
-        if let Some(keeper) = self.bans.keeper() {
-            settings.iter().for_each(|(owner, name, setting)| keeper.setting(*owner, name, setting.as_deref()));
+        if let Some(sink) = self.bans.sink() {
+            settings.iter().for_each(|(owner, name, setting)| sink.setting(*owner, name, setting.as_deref()));
         }
         unfit
     }

@@ -19,7 +19,7 @@ use crate::sync::{Mutex, MutexGuard};
 
 /// How many digests are remembered that have moved: receipts and attempts from before the rotation name old ones. It takes
 /// some megabytes, and only while the secret is rotated.
-const MOST_MOVED: usize = 1 << 16;
+const MAX_MOVED: usize = 1 << 16;
 
 /// The policy in force, digested with the key of the old secret.
 pub(super) struct Previous {
@@ -40,7 +40,7 @@ impl Moved {
         if self.to.insert(old, new).is_none() {
             self.in_order.push_back(old);
         }
-        if self.in_order.len() > MOST_MOVED
+        if self.in_order.len() > MAX_MOVED
             && let Some(first) = self.in_order.pop_front()
         {
             self.to.remove(&first);

@@ -18,7 +18,7 @@ pub(super) use queues::Waiters;
 
 /// How many wait at once in one limiter, unless said. One who waits takes about a kilobyte, in its future and in the
 /// queues: ten thousand are some ten megabytes, and a service in which more than that wait is better off to say no.
-pub const MOST_WAITERS: usize = 10_000;
+pub const MAX_WAITERS: usize = 10_000;
 /// Whoever is first looks again this often, for room that nobody rang for: a reservation that has expired, a refund on
 /// another node.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -60,7 +60,7 @@ enum Then {
 }
 
 impl<S: Store, C: Clock> Limiter<S, C> {
-    /// Lets so many wait at once; [`MOST_WAITERS`] unless said. Whoever comes beyond is denied at once.
+    /// Lets so many wait at once; [`MAX_WAITERS`] unless said. Whoever comes beyond is denied at once.
     #[must_use]
     pub fn most_waiters(mut self, most: usize) -> Self {
         self.waiters.most = most;

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use super::memory::MemoryStore;
-use super::{Answer, Command, Digest, Kind, Listed, Outcome, Plan, Saving, Store, StoreError, Timestamp};
+use super::{Answer, Command, Digest, Durability, Kind, Listed, Outcome, Plan, Store, StoreError, Timestamp};
 
 /// The store in memory, or any other. Use it where one type of limiter has to serve whichever store was configured; where
 /// the store is known, name it: a decision then needs no allocation for its future.
@@ -84,9 +84,9 @@ impl Store for AnyStore {
         }
     }
 
-    fn saving(&self) -> Option<Saving> {
+    fn durability(&self) -> Option<Durability> {
         match &self.0 {
-            Inner::Memory(store) => store.saving(),
+            Inner::Memory(store) => store.durability(),
             Inner::Other(store) => store.erased_saving(),
         }
     }
@@ -115,7 +115,7 @@ trait ErasedStore: Send + Sync {
 
     fn erased_answers_at_once(&self) -> bool;
 
-    fn erased_saving(&self) -> Option<Saving>;
+    fn erased_saving(&self) -> Option<Durability>;
 }
 
 impl<S: Store> ErasedStore for S {
@@ -139,7 +139,7 @@ impl<S: Store> ErasedStore for S {
         Store::answers_at_once(self)
     }
 
-    fn erased_saving(&self) -> Option<Saving> {
-        Store::saving(self)
+    fn erased_saving(&self) -> Option<Durability> {
+        Store::durability(self)
     }
 }

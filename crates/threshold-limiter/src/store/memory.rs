@@ -5,16 +5,16 @@
 //! ban, a strike or a lock out.
 
 mod accounts;
-mod kept;
+mod bounded_map;
 mod limits;
 mod locked;
-mod piece;
+mod persistence;
 mod records;
 mod refunds;
 mod requests;
 mod reservations;
-mod side;
 mod slab;
+mod slot_memory;
 mod slots;
 mod standings;
 mod table;
@@ -31,16 +31,16 @@ use threshold_core::ladder::Standing;
 use threshold_core::plan::{MAX_CHARGES, Verb};
 use threshold_core::{Balance, Balances as _, Bill, Digest, Limit, Outcome, Plan, Timestamp, TraceId, settle_into};
 
-use super::{ImmediateStore, Keep, Kind, Listed, Saving, Store, StoreError};
+use super::{ChangeSink, Durability, ImmediateStore, Kind, Listed, Store, StoreError};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use accounts::Accounts;
-use locked::{Locked, Seat, shard_of};
+use bounded_map::BoundedMap;
+use locked::{Locked, LockedEntry, shard_of};
 use records::OpenRecords;
 use refunds::Refunds;
 use requests::Requests;
 use reservations::Reservations;
-use side::Side;
 use standings::OpenStandings;
 use table::{Shard, Table};
 
@@ -65,7 +65,7 @@ const SPREAD: usize = 4;
 #[derive(Debug)]
 pub struct MemoryStore {
     table: Table,
-    standings: Box<[Mutex<Side<Digest, Standing>>]>,
+    standings: Box<[Mutex<BoundedMap<Digest, Standing>>]>,
     /// Whom ladders have banned, and until when, in order. Taken while a shard of `standings` is held, never before.
     banned: Mutex<BTreeMap<Digest, Timestamp>>,
     accounts: Mutex<Box<Accounts>>,
@@ -78,7 +78,7 @@ pub struct MemoryStore {
     requests: Mutex<Requests>,
     when_full: WhenFull,
     /// Who writes down what must outlive the process, if anybody does.
-    keeper: Option<Arc<dyn Keep>>,
+    sink: Option<Arc<dyn ChangeSink>>,
 }
 
 /// What a store holds, and what it did to stay within its bounds.
@@ -113,20 +113,20 @@ impl MemoryStore {
             keys.checked_div(KEYS_A_SHARD).unwrap_or(0).next_power_of_two().clamp(*SHARDS.start(), *SHARDS.end());
         let share = keys.div_ceil(shards);
         let most = share.saturating_add(share.isqrt().saturating_mul(SPREAD));
-        let side =
+        let map =
             usize::try_from(memory.max_keys.checked_div(SIDE_TABLE).unwrap_or(0)).unwrap_or(usize::MAX).max(1_024);
         Self {
             table: Table::of(shards, most),
-            standings: (0..SIDE_SHARDS).map(|_| Mutex::new(Side::new(side.div_ceil(SIDE_SHARDS)))).collect(),
+            standings: (0..SIDE_SHARDS).map(|_| Mutex::new(BoundedMap::new(map.div_ceil(SIDE_SHARDS)))).collect(),
             banned: Mutex::default(),
-            accounts: Mutex::new(Box::new(Accounts::new(side, memory.when_full))),
-            reservations: Mutex::new(Reservations::new(side)),
+            accounts: Mutex::new(Box::new(Accounts::new(map, memory.when_full))),
+            reservations: Mutex::new(Reservations::new(map)),
             next_expiry: AtomicU64::new(u64::MAX),
-            refunds: Mutex::new(Refunds::new(side)),
+            refunds: Mutex::new(Refunds::new(map)),
             control: Mutex::default(),
-            requests: Mutex::new(Requests::new(side.saturating_mul(ANSWER_BYTES))),
+            requests: Mutex::new(Requests::new(map.saturating_mul(ANSWER_BYTES))),
             when_full: memory.when_full,
-            keeper: None,
+            sink: None,
         }
     }
 
@@ -144,7 +144,7 @@ impl MemoryStore {
         shard.open().check_carried(key, limit, cost, now, id)
     }
 
-    /// Puts back a ban or a setting from before. Says whether there was room.
+    /// Puts back a ban or a setting from before. SlotWords whether there was room.
     pub fn restore_control(&self, change: ControlChange, now: Timestamp) -> bool {
         lock(&self.control).add(change, now).is_ok()
     }
@@ -169,7 +169,7 @@ impl MemoryStore {
             counts.folded = counts.folded.saturating_add(shard.inside.counts.folded);
             counts.most_moved = counts.most_moved.max(shard.inside.counts.most_moved);
         }
-        usage.subjects = self.standings.iter().map(|side| lock(side).len()).sum();
+        usage.subjects = self.standings.iter().map(|map| lock(map).len()).sum();
         let accounts = lock(&self.accounts);
         usage.accounts = accounts.len();
         usage.counts.folded = usage.counts.folded.saturating_add(accounts.folds());
@@ -198,7 +198,7 @@ impl MemoryStore {
         loop {
             let mut crowded: ArrayVec<usize, MAX_CHARGES> = ArrayVec::new();
             for (index, stands_in) in stands_in.iter().enumerate().take(bill.charges().len()) {
-                let Some(key) = locked.seats.get(index).filter(|seat| seat.is_new()).map(|seat| seat.key) else {
+                let Some(key) = locked.entries.get(index).filter(|entry| entry.is_new()).map(|entry| entry.key) else {
                     continue;
                 };
                 let others = locked.new_before(index);
@@ -221,7 +221,7 @@ impl MemoryStore {
                 return Ok(());
             }
             for index in crowded {
-                let (Some(seat), Some(stands_in)) = (locked.seats.get_mut(index), stands_in.get_mut(index)) else {
+                let (Some(entry), Some(stands_in)) = (locked.entries.get_mut(index), stands_in.get_mut(index)) else {
                     continue;
                 };
                 let (key, next) = match (self.when_full, *stands_in) {
@@ -233,7 +233,7 @@ impl MemoryStore {
                         (plan.and_then(|plan| plan.shared_key(index)), StandsIn::Rule)
                     }
                 };
-                (seat.key, *stands_in) = (key.ok_or(StoreError::Full)?, next);
+                (entry.key, *stands_in) = (key.ok_or(StoreError::Full)?, next);
             }
             locked.renew();
         }
@@ -284,7 +284,7 @@ impl Store for MemoryStore {
     #[inline]
     fn prefetch(&self, key: Digest) {
         if let Some(shard) = self.shard(key) {
-            shard.expect(key);
+            shard.prefetch(key);
         }
     }
 
@@ -325,8 +325,8 @@ impl Store for MemoryStore {
         true
     }
 
-    fn saving(&self) -> Option<Saving> {
-        self.keeper.as_ref().map(|keeper| keeper.saving())
+    fn durability(&self) -> Option<Durability> {
+        self.sink.as_ref().map(|sink| sink.durability())
     }
 }
 
@@ -344,7 +344,7 @@ impl MemoryStore {
         self.expire_reservations(now);
         let mut balances = Locked::new(self.table.shards(), now);
         balances.take(bill.charges().iter().map(Charge::key));
-        let new = balances.seats.iter().any(Seat::is_new);
+        let new = balances.entries.iter().any(LockedEntry::is_new);
         if new {
             self.make_room(bill, plan, &mut balances, now)?;
         }
@@ -357,9 +357,9 @@ impl MemoryStore {
             standings.save(outcome);
         }
         if new {
-            for (charge, seat) in bill.charges().iter().zip(&balances.seats) {
-                if seat.key != charge.key() {
-                    outcome.stands_in(charge.key(), seat.key);
+            for (charge, entry) in bill.charges().iter().zip(&balances.entries) {
+                if entry.key != charge.key() {
+                    outcome.stands_in(charge.key(), entry.key);
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use super::{
-    Answer, Command, Digest, ImmediateStore, Kind, Listed, Outcome, Plan, Saving, Store, StoreError, Timestamp,
+    Answer, Command, Digest, Durability, ImmediateStore, Kind, Listed, Outcome, Plan, Store, StoreError, Timestamp,
 };
 
 impl<S: Store> Store for Arc<S> {
@@ -41,8 +41,8 @@ impl<S: Store> Store for Arc<S> {
         S::answers_at_once(self)
     }
 
-    fn saving(&self) -> Option<Saving> {
-        S::saving(self)
+    fn durability(&self) -> Option<Durability> {
+        S::durability(self)
     }
 }
 

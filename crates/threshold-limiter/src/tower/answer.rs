@@ -8,7 +8,7 @@ use threshold_core::path::PathError;
 use threshold_core::policy::CostOf;
 use threshold_core::{Decision, Facts, PlanError, Policy};
 
-use super::asked::BadRequest;
+use super::request_facts::BadRequest;
 
 /// The codes of gRPC that a refusal may have.
 const INVALID_ARGUMENT: u8 = 3;

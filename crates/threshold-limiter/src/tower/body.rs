@@ -9,9 +9,9 @@ use bytes::{Buf as _, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::asked::Asked;
 use super::background::Background;
-use super::tab::{AnyLimiter, Tab, without_waiting};
+use super::pending_charges::{AnyLimiter, PendingCharges, without_waiting};
+use super::request_facts::RequestFacts;
 
 pin_project! {
     /// The body of a request. Where limits count bytes and nobody knows how many will come, it counts what streams, and
@@ -61,17 +61,18 @@ impl<B: Body> Body for RequestBody<B> {
 pub(super) struct Count {
     pub(super) limiter: Arc<dyn AnyLimiter>,
     pub(super) background: Background,
-    pub(super) asked: Asked<'static>,
+    pub(super) request_facts: RequestFacts<'static>,
     pub(super) seen: u64,
 }
 
 impl Drop for Count {
     fn drop(&mut self) {
         // What the request said of its length was charged when it came; a length that was too small is made up for.
-        let more = self.seen.saturating_sub(self.asked.bytes.unwrap_or(0));
+        let more = self.seen.saturating_sub(self.request_facts.bytes.unwrap_or(0));
         if more > 0 {
-            let (limiter, asked) = (Arc::clone(&self.limiter), self.asked.clone().for_bytes_alone(more));
-            without_waiting(&self.limiter, &self.background, async move { limiter.record(&asked).await });
+            let (limiter, request_facts) =
+                (Arc::clone(&self.limiter), self.request_facts.clone().for_bytes_alone(more));
+            without_waiting(&self.limiter, &self.background, async move { limiter.record(&request_facts).await });
         }
     }
 }
@@ -95,14 +96,14 @@ pin_project! {
     #[project = KindProjected]
     #[derive(Debug)]
     enum Kind<B> {
-        Inner { #[pin] body: B, tab: Option<Box<Tab>> },
+        Inner { #[pin] body: B, pending: Option<Box<PendingCharges>> },
         Refusal { text: Option<Bytes> },
     }
 }
 
 impl<B> ResponseBody<B> {
-    pub(super) fn inner(body: B, tab: Option<Box<Tab>>) -> Self {
-        Self { kind: Kind::Inner { body, tab } }
+    pub(super) fn inner(body: B, pending: Option<Box<PendingCharges>>) -> Self {
+        Self { kind: Kind::Inner { body, pending } }
     }
 
     pub(super) fn refusal(text: Bytes) -> Self {
@@ -123,10 +124,10 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.project().kind.project() {
-            KindProjected::Inner { body, tab } => {
+            KindProjected::Inner { body, pending } => {
                 let frame = ready!(body.poll_frame(cx));
                 if !matches!(frame, Some(Ok(_))) {
-                    *tab = None;
+                    *pending = None;
                 }
                 Poll::Ready(frame)
             }

@@ -16,7 +16,7 @@ use tower_service::Service;
 use super::answer::add_fields;
 use super::body::{RequestBody, ResponseBody};
 use super::gate::{Admission, Crossing, Slowed, Strike};
-use super::tab::Boxed;
+use super::pending_charges::Boxed;
 
 pin_project! {
     /// The answer of a [`ThresholdService`](super::ThresholdService). Dropped early, it gives back what the request holds.
@@ -166,8 +166,8 @@ where
     }
 
     fn called(mut service: S, request: Request<RequestBody<B>>, mut crossing: Crossing) -> Self {
-        if let Some(tab) = &mut crossing.tab {
-            tab.call();
+        if let Some(pending) = &mut crossing.pending {
+            pending.call();
         }
         Self::Called { future: service.call(request), crossing: Some(crossing) }
     }
@@ -219,15 +219,15 @@ impl Strike {
 
 /// The service's answer with what the client is told, holding what the request holds until its body ends.
 fn answered<B>(mut response: Response<B>, crossing: Option<Crossing>) -> Response<ResponseBody<B>> {
-    let mut tab = None;
+    let mut pending = None;
     if let Some(crossing) = crossing {
         add_fields(response.headers_mut(), crossing.fields);
-        tab = crossing.tab;
+        pending = crossing.pending;
     }
-    if let Some(tab) = &mut tab {
-        tab.answer(response.status().as_u16());
+    if let Some(pending) = &mut pending {
+        pending.answer(response.status().as_u16());
     }
-    response.map(|body| ResponseBody::inner(body, tab.filter(|tab| tab.has_holds())))
+    response.map(|body| ResponseBody::inner(body, pending.filter(|pending| pending.has_holds())))
 }
 
 impl<S, B> fmt::Debug for ResponseFuture<S, B>

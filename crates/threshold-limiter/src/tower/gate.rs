@@ -12,12 +12,12 @@ use http_body::SizeHint;
 use threshold_core::{Decision, PlanError, Span};
 
 use super::answer::{self, Form};
-use super::asked::{Asked, Learned, Lines, address};
 use super::body::Count;
 use super::layer::Door;
+use super::pending_charges::{Admitted, Answers, Boxed, PendingCharges, Undecided};
 use super::pool::Place;
-use super::tab::{Admitted, Answers, Boxed, Tab, Undecided};
-use crate::store::Saving;
+use super::request_facts::{Learned, Lines, RequestFacts, address};
+use crate::store::Durability;
 
 /// The limiters that have decided on a request, as an extension of it.
 #[derive(Debug, Clone, Default)]
@@ -45,7 +45,7 @@ pub(super) enum Admission {
 
 /// A strike that is being written down; nothing where there was none, or nobody writes.
 #[derive(Default)]
-pub(super) struct Strike(pub(super) Option<Saving>);
+pub(super) struct Strike(pub(super) Option<Durability>);
 
 impl std::fmt::Debug for Strike {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -57,7 +57,7 @@ impl std::fmt::Debug for Strike {
 #[derive(Debug)]
 pub(super) struct Crossing {
     pub(super) fields: HeaderMap,
-    pub(super) tab: Option<Box<Tab>>,
+    pub(super) pending: Option<Box<PendingCharges>>,
     /// What its answer waits for.
     pub(super) strike: Strike,
 }
@@ -67,9 +67,9 @@ pub(super) struct Crossing {
 pub(super) struct Slowed {
     pub(super) delay: Duration,
     place: Option<Place>,
-    tab: Option<Box<Tab>>,
+    pending: Option<Box<PendingCharges>>,
     strike: Strike,
-    asked: Asked<'static>,
+    request_facts: RequestFacts<'static>,
     learned: Arc<Learned>,
     decision: Decision,
     answers: Answers,
@@ -98,8 +98,8 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAdd
         return Gate::Decided(refused(door, &learned, reason, answer::unavailable(form)));
     }
     let claims = |lines: &Lines<'_>| door.tokens.claims(&learned.policy, lines);
-    let asked = match Asked::new(parts, size, &learned, peer, door.identify(parts), claims) {
-        Ok(asked) => asked,
+    let request_facts = match RequestFacts::new(parts, size, &learned, peer, door.identify(parts), claims) {
+        Ok(request_facts) => request_facts,
         Err(bad) => {
             let ip = peer.map(|peer| address(parts, &learned, peer));
             return Gate::Decided(refused(door, &learned, (ip, bad.message), answer::bad_request(bad, form)));
@@ -107,18 +107,18 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAdd
     };
     let streams = learned.counts_bytes && size.exact().is_none();
     if !door.limiter.answers_at_once() {
-        return Gate::Deciding(deciding(Arc::clone(door), asked.into_owned(), learned, form, streams));
+        return Gate::Deciding(deciding(Arc::clone(door), request_facts.into_owned(), learned, form, streams));
     }
     let mut decision = Decision::default();
-    let admitted = door.limiter.admit_at_once(&learned.policy, &asked, door.answers, &mut decision);
-    Gate::Decided(decided(door, asked, learned, form, streams, decision, admitted))
+    let admitted = door.limiter.admit_at_once(&learned.policy, &request_facts, door.answers, &mut decision);
+    Gate::Decided(decided(door, request_facts, learned, form, streams, decision, admitted))
 }
 
 /// Decides on a store that takes its time. The decision goes on where its request leaves, so that what was charged for
 /// nothing is given back.
 fn deciding(
     door: Arc<Door>,
-    asked: Asked<'static>,
+    request_facts: RequestFacts<'static>,
     learned: Arc<Learned>,
     form: Form,
     streams: bool,
@@ -126,8 +126,8 @@ fn deciding(
     let background = door.background.clone();
     let deciding = async move {
         let mut decision = Decision::default();
-        let admitted = door.limiter.admit(&learned.policy, &asked, door.answers, &mut decision).await;
-        decided(&door, asked, learned, form, streams, decision, admitted)
+        let admitted = door.limiter.admit(&learned.policy, &request_facts, door.answers, &mut decision).await;
+        decided(&door, request_facts, learned, form, streams, decision, admitted)
     };
     match background.start(deciding) {
         Ok(task) => Box::pin(async move { task.await.unwrap_or_else(|stopped| resume_unwind(stopped.into_panic())) }),
@@ -138,7 +138,7 @@ fn deciding(
 /// What becomes of a request that was decided.
 fn decided(
     door: &Arc<Door>,
-    mut asked: Asked<'_>,
+    mut request_facts: RequestFacts<'_>,
     learned: Arc<Learned>,
     form: Form,
     streams: bool,
@@ -149,39 +149,43 @@ fn decided(
         Ok(admitted) => admitted,
         Err(error) => {
             let answer = answer::impossible(&error, form);
-            return refused(door, &learned, (asked.ip(), &error.to_string()), answer);
+            return refused(door, &learned, (request_facts.ip(), &error.to_string()), answer);
         }
     };
-    asked.trace = decision.trace;
+    request_facts.trace = decision.trace;
     let struck = !decision.escalations.is_empty();
-    let strike = Strike(struck.then(|| door.limiter.saving()).flatten());
+    let strike = Strike(struck.then(|| door.limiter.durability()).flatten());
     let (limiter, background) = (&door.limiter, &door.background);
-    let tab = pending.map(|pending| Box::new(Tab::new(Arc::clone(limiter), background.clone(), pending)));
+    let pending =
+        pending.map(|pending| Box::new(PendingCharges::new(Arc::clone(limiter), background.clone(), pending)));
     if !decision.allowed() {
-        return Admission::Refused(denied(&asked, &decision, &learned, form), strike);
+        return Admission::Refused(denied(&request_facts, &decision, &learned, form), strike);
     }
     let count = streams.then(|| {
         let (limiter, background) = (Arc::clone(limiter), background.clone());
-        Box::new(Count { limiter, background, asked: asked.clone().into_owned(), seen: 0 })
+        Box::new(Count { limiter, background, request_facts: request_facts.clone().into_owned(), seen: 0 })
     });
     if decision.delay == Span::ZERO {
         let fields = answer::fields(&decision, &learned.policy);
-        return Admission::Open(Crossing { fields, tab, strike }.left_to(door.answers), count);
+        return Admission::Open(Crossing { fields, pending, strike }.left_to(door.answers), count);
     }
     let Some(place) = door.pool.enter() else {
-        if let Some(tab) = tab {
-            tab.withdraw();
+        if let Some(pending) = pending {
+            pending.withdraw();
         }
-        return Admission::Refused(denied(&asked, if_full.as_deref().unwrap_or(&decision), &learned, form), strike);
+        return Admission::Refused(
+            denied(&request_facts, if_full.as_deref().unwrap_or(&decision), &learned, form),
+            strike,
+        );
     };
     // What it holds, it holds from now on: it was admitted, and nothing is left to be decided when the wait is over.
     Admission::Slow(
         Box::new(Slowed {
             delay: Duration::from_micros(decision.delay.micros()),
             place: Some(place),
-            tab,
+            pending,
             strike,
-            asked: asked.into_owned(),
+            request_facts: request_facts.into_owned(),
             learned,
             decision,
             answers: door.answers,
@@ -201,12 +205,12 @@ fn first_time(door: &Door, parts: &mut Parts) -> bool {
 }
 
 impl Crossing {
-    /// Keeps the tab only if it has something to give back and somebody will see when.
+    /// Keeps the pending only if it has something to give back and somebody will see when.
     fn left_to(mut self, answers: Answers) -> Self {
-        self.tab = match (self.tab, answers) {
-            (Some(tab), Answers::Seen) => Some(tab).filter(|tab| tab.is_open()),
-            (Some(tab), Answers::Unseen) => {
-                tab.leave();
+        self.pending = match (self.pending, answers) {
+            (Some(pending), Answers::Seen) => Some(pending).filter(|pending| pending.is_open()),
+            (Some(pending), Answers::Unseen) => {
+                pending.leave();
                 None
             }
             (None, _) => None,
@@ -224,15 +228,15 @@ impl Slowed {
     /// It was admitted when it came, so it crosses. Its charges move to now, and its answer has the figures of now: those
     /// of its arrival would tell how long it has waited.
     pub(super) async fn cross(self: Box<Self>) -> Crossing {
-        let Self { mut tab, strike, asked, learned, mut decision, answers, .. } = *self;
-        if let Some(tab) = &mut tab {
-            tab.renew(&learned.policy, &asked, &mut decision).await;
+        let Self { mut pending, strike, request_facts, learned, mut decision, answers, .. } = *self;
+        if let Some(pending) = &mut pending {
+            pending.renew(&learned.policy, &request_facts, &mut decision).await;
         }
         let fields = answer::fields(&decision, &learned.policy);
-        Crossing { fields, tab, strike }.left_to(answers)
+        Crossing { fields, pending, strike }.left_to(answers)
     }
 }
 
-fn denied(asked: &Asked<'_>, decision: &Decision, learned: &Learned, form: Form) -> Response<Bytes> {
-    asked.facts(|facts| answer::denial(decision, &learned.policy, facts, form))
+fn denied(request_facts: &RequestFacts<'_>, decision: &Decision, learned: &Learned, form: Form) -> Response<Bytes> {
+    request_facts.facts(|facts| answer::denial(decision, &learned.policy, facts, form))
 }

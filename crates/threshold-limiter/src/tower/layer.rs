@@ -9,17 +9,17 @@ use http::request::Parts;
 use threshold_core::policy::{Claims, Policy};
 use tower_layer::Layer;
 
-use super::asked::{Identified, Learned, Lines, PeerAddr};
 use super::background::Background;
+use super::pending_charges::{Answers, AnyLimiter};
 use super::pool::Pool;
+use super::request_facts::{Identified, Learned, Lines, PeerAddr};
 use super::service::ThresholdService;
-use super::tab::{Answers, AnyLimiter};
 use crate::clock::Clock;
 use crate::limiter::Limiter;
 use crate::store::Store;
 
 /// How many shadow-banned requests wait at once unless said: a thousand futures are a few megabytes.
-const MOST_WAITING: usize = 1_000;
+const MAX_WAITING: usize = 1_000;
 
 /// Puts a limiter in front of a service.
 ///
@@ -54,7 +54,7 @@ impl ThresholdLayer {
             learned,
             peer: Arc::new(|parts| parts.extensions.get::<PeerAddr>().map(|peer| peer.0)),
             identify: None,
-            pool: Pool::new(MOST_WAITING),
+            pool: Pool::new(MAX_WAITING),
             background: Background::new(),
             answers: Answers::Seen,
         };
@@ -81,14 +81,14 @@ impl ThresholdLayer {
     /// The services behind this layer only say that a request may cross: it is answered elsewhere, and how it ends is
     /// never seen here. Rules with `count` are then looked at and not charged, and concurrency is held until its `ttl`.
     #[must_use]
-    pub fn answered_elsewhere(mut self) -> Self {
+    pub fn decision_only(mut self) -> Self {
         Arc::make_mut(&mut self.door).answers = Answers::Unseen;
         self
     }
 
     /// Lets so many shadow-banned requests wait at once; 1,000 unless said. Those beyond are denied, as anyone might be.
     #[must_use]
-    pub fn most_waiting(mut self, most: usize) -> Self {
+    pub fn max_delayed(mut self, most: usize) -> Self {
         Arc::make_mut(&mut self.door).pool = Pool::new(most);
         self
     }

@@ -63,8 +63,8 @@ impl<S> ThresholdService<S> {
         };
         match admission {
             Admission::Open(mut crossing, count) => {
-                if let Some(tab) = &mut crossing.tab {
-                    tab.call();
+                if let Some(pending) = &mut crossing.pending {
+                    pending.call();
                 }
                 ResponseFuture::crossing(self.inner.call(wrapped(parts, body, count)), crossing)
             }

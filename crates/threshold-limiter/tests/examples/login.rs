@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::running::{Answer, MOST_CONNECTIONS, Running, field};
+use crate::running::{Answer, MAX_CONNECTIONS, Running, field};
 
 const RIGHT: &str = "lovelace";
 const WRONG: &str = "guess";
@@ -43,7 +43,7 @@ fn a_thousand_guesses_at_once_reach_the_verifier_three_times() {
     let running = Running::start("login", &[]);
     let (made, unauthorized) = (AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
-        for _ in 0..MOST_CONNECTIONS {
+        for _ in 0..MAX_CONNECTIONS {
             scope.spawn(|| {
                 while made.fetch_add(1, Ordering::Relaxed) < 1_000 {
                     match login(&running, "ada", WRONG, "").status().as_u16() {

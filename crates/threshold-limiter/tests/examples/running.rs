@@ -15,7 +15,7 @@ pub(crate) struct Running {
 }
 
 /// As many as ask at once, so that each goes on with the connection it has.
-pub(crate) const MOST_CONNECTIONS: usize = 64;
+pub(crate) const MAX_CONNECTIONS: usize = 64;
 
 /// Everything that was answered.
 pub(crate) type Answer = Response<String>;
@@ -35,8 +35,8 @@ impl Running {
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.trim().strip_prefix("listening on http://").unwrap_or_default().to_owned();
         assert!(!address.is_empty(), "{name} does not listen: {}", log.join().unwrap());
-        let client = ureq::Agent::config_builder().http_status_as_error(false).max_idle_connections(MOST_CONNECTIONS);
-        let client = client.max_idle_connections_per_host(MOST_CONNECTIONS).build().new_agent();
+        let client = ureq::Agent::config_builder().http_status_as_error(false).max_idle_connections(MAX_CONNECTIONS);
+        let client = client.max_idle_connections_per_host(MAX_CONNECTIONS).build().new_agent();
         Self { child, address, log: Some(log), client }
     }
 

@@ -96,7 +96,7 @@ fn a_file_that_missed_too_many_removals_is_rebuilt_from_memory() {
     let (journal, _) = Journal::open(&scratch.db(), key(1)).unwrap();
     let kept = Row { kind: Kind::Tenant, key: b"kept".to_vec(), value: Some(vec![1]) };
     let memory = kept.clone();
-    journal.written_anew_from(move || Some(vec![memory.clone()]));
+    journal.with_rebuild_source(move || Some(vec![memory.clone()]));
     for name in [&b"kept"[..], b"lifted"] {
         journal.note(Kind::Tenant, name, Some(vec![1]));
     }

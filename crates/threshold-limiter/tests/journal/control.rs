@@ -30,7 +30,7 @@ fn given(world: &World) -> Vec<(String, u32)> {
     given
 }
 
-/// Fails where the keeper is not told of settings, where `restore` leaves them out, or where the store does not have the bans
+/// Fails where the sink is not told of settings, where `restore` leaves them out, or where the store does not have the bans
 /// that were restored.
 #[test]
 fn changes_are_there_again_after_a_restart_and_can_be_taken_back() {

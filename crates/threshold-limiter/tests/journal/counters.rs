@@ -14,7 +14,7 @@ use super::{POLICY, START, Scratch};
 const SECRET: KeyId = KeyId::from_u32(9);
 const OTHERS: usize = 200;
 
-type Balances = BTreeMap<u128, (Limit, Balance)>;
+type SavedBalances = BTreeMap<u128, (Limit, Balance)>;
 
 fn counters(scratch: &Scratch) -> PathBuf {
     scratch.0.join("threshold.counters")
@@ -34,8 +34,8 @@ max_keys = {max_keys}
     MemoryStore::new(Policy::parse(&policy, &|_| None).unwrap().memory())
 }
 
-fn held(store: &MemoryStore) -> Balances {
-    let mut all = Balances::new();
+fn held(store: &MemoryStore) -> SavedBalances {
+    let mut all = SavedBalances::new();
     store.each_balance(START, |key, limit, balance| {
         all.insert(key.to_u128(), (*limit, balance.clone()));
     });
@@ -89,7 +89,7 @@ fn filled(store: MemoryStore) -> MemoryStore {
 }
 
 /// Loads the file and compares what is read with what was saved, but for keys that may be missing.
-fn check_loaded(scratch: &Scratch, saved: &Balances, other: &MemoryStore, expect: Counters) {
+fn check_loaded(scratch: &Scratch, saved: &SavedBalances, other: &MemoryStore, expect: Counters) {
     assert_eq!(load_counters(other, &scratch.db(), SECRET, START).unwrap(), expect);
     let read = held(other);
     assert_eq!(read.len(), expect.read);

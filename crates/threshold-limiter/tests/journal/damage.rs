@@ -197,7 +197,7 @@ fn a_damage_that_was_not_told_outlives_copies_and_further_damage() {
     assert_eq!(Journal::read(&copy).unwrap().damage.as_ref(), Some(&first));
     // Memory holds all that is left.
     let rows: Vec<Row> = kept.rows.iter().filter(|row| row.value.is_some()).cloned().collect();
-    journal.written_anew_from(move || Some(rows.clone()));
+    journal.with_rebuild_source(move || Some(rows.clone()));
     let mut repairs = journal.repairs();
     std::fs::remove_file(scratch.db()).unwrap();
     journal.note(Kind::Tenant, b"acme", None);

@@ -8,13 +8,13 @@
     reason = "a test that cannot go on should say so loudly, on the line where it stops"
 )]
 
-mod anew;
 mod audited;
 mod control;
 mod counters;
 mod cut;
 mod damage;
 mod names;
+mod rebuild;
 mod rotation;
 
 use std::future::Future as _;
@@ -27,12 +27,12 @@ use std::time::Duration;
 use threshold_core::lockout::Account;
 use threshold_core::policy::{Ban, Layer, ListEntry, Owner, Setting};
 use threshold_core::{Digest, KeyId, Policy, Secret, Secrets, Span, Standing, Timestamp};
-use threshold_limiter::bans::BanBook;
+use threshold_limiter::bans::BanList;
 use threshold_limiter::journal::{
     Counters, Journal, JournalError, Kept, Kind, Restored, load_counters, restore, save_counters,
 };
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::store::{Keep, Saving};
+use threshold_limiter::store::{ChangeSink, Durability};
 use threshold_limiter::tower::{Identified, ResponseFuture, ThresholdLayer};
 use threshold_limiter::{Attempted, Facts, Limiter, LoginRequest, ManualClock};
 use tower::{Layer as _, Service as _};
@@ -98,10 +98,10 @@ fn world_under(policy: &str, path: &Path, secrets: &Secrets, now: Timestamp) -> 
     let policy = Policy::parse(policy, &|_| None).unwrap().with_key(key);
     let (journal, kept) = Journal::open(path, secrets).unwrap();
     let journal = Arc::new(journal);
-    let (store, bans) = (MemoryStore::new(policy.memory()), BanBook::default());
+    let (store, bans) = (MemoryStore::new(policy.memory()), BanList::default());
     let restored = restore(&journal, &kept, (&store, &bans), (&policy, secrets), now);
-    let store = store.kept_by(Arc::<Journal>::clone(&journal));
-    let bans = Arc::new(bans.kept_by(Arc::<Journal>::clone(&journal)));
+    let store = store.with_change_sink(Arc::<Journal>::clone(&journal));
+    let bans = Arc::new(bans.with_change_sink(Arc::<Journal>::clone(&journal)));
     let limiter = Limiter::with_bans(policy, store, ManualClock::new(now), (key, secrets.clone()), bans);
     World { limiter, journal, restored, kept }
 }
@@ -334,11 +334,11 @@ fn rows_of_one_key_are_the_last_that_was_noted() {
     assert_eq!(acme.value.as_deref(), Some(&[255][..]));
 }
 
-/// A keeper that says when a strike is written down.
+/// A sink that says when a strike is written down.
 #[derive(Debug, Default)]
 struct Slow(std::sync::Mutex<Option<tokio::sync::oneshot::Sender<bool>>>);
 
-impl Keep for Slow {
+impl ChangeSink for Slow {
     fn standing(&self, _: Digest, _: Option<&Standing>) {}
 
     fn account(&self, _: Digest, _: Option<&Account>) {}
@@ -349,7 +349,7 @@ impl Keep for Slow {
 
     fn setting(&self, _: Owner, _: &str, _: Option<&Setting>) {}
 
-    fn saving(&self) -> Saving {
+    fn durability(&self) -> Durability {
         let (done, saved) = tokio::sync::oneshot::channel();
         *self.0.lock().unwrap() = Some(done);
         Box::pin(async move { saved.await.unwrap_or(false) })
@@ -360,8 +360,8 @@ impl Keep for Slow {
 #[test]
 fn a_layers_answer_waits_for_its_strike() {
     let policy = Policy::parse(POLICY, &|_| None).unwrap();
-    let keeper = Arc::new(Slow::default());
-    let store = MemoryStore::new(policy.memory()).kept_by(Arc::<Slow>::clone(&keeper));
+    let sink = Arc::new(Slow::default());
+    let store = MemoryStore::new(policy.memory()).with_change_sink(Arc::<Slow>::clone(&sink));
     let key = secret().digest_key();
     let limiter = Limiter::with_parts(policy, store, ManualClock::new(START), key, secret());
     let layer = ThresholdLayer::new(Arc::new(limiter))
@@ -382,6 +382,6 @@ fn a_layers_answer_waits_for_its_strike() {
     let mut striking = ask();
     assert_eq!(poll(&mut striking), None);
     assert_eq!(poll(&mut striking), None);
-    keeper.0.lock().unwrap().take().unwrap().send(true).unwrap();
+    sink.0.lock().unwrap().take().unwrap().send(true).unwrap();
     assert_eq!(poll(&mut striking), Some(429));
 }

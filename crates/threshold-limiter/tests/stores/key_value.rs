@@ -17,7 +17,7 @@ use tokio::task::yield_now;
 
 /// Which table a record is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Table {
+enum RecordKind {
     Balances,
     Standings,
     Accounts,
@@ -29,10 +29,10 @@ enum Table {
 
 /// Bytes under keys.
 #[derive(Debug, Default)]
-pub(crate) struct KeyValueStore(Mutex<BTreeMap<(Table, u128), Vec<u8>>>);
+pub(crate) struct KeyValueStore(Mutex<BTreeMap<(RecordKind, u128), Vec<u8>>>);
 
 /// The store while one operation has it.
-struct Open<'s>(MutexGuard<'s, BTreeMap<(Table, u128), Vec<u8>>>);
+struct Open<'s>(MutexGuard<'s, BTreeMap<(RecordKind, u128), Vec<u8>>>);
 
 impl Store for KeyValueStore {
     async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
@@ -58,7 +58,7 @@ impl Store for KeyValueStore {
     ) -> Result<Vec<Listed>, StoreError> {
         yield_now().await;
         let (records, first) = (self.0.lock().unwrap(), after.map_or(0, |after| after.to_u128().saturating_add(1)));
-        let all = records.range((Table::Standings, first)..=(Table::Standings, u128::MAX));
+        let all = records.range((RecordKind::Standings, first)..=(RecordKind::Standings, u128::MAX));
         let banned = all.filter_map(|((_, key), bytes)| {
             let until = Standing::from_bytes(bytes).ok()?.banned_until().filter(|until| *until > now)?;
             Some(Listed::Banned { key: Digest::from_u128(*key), until })
@@ -74,11 +74,11 @@ fn unreadable(_: BytesError) -> StoreError {
 }
 
 impl Open<'_> {
-    fn read<T>(&self, table: Table, key: u128, read: Parse<T>) -> Result<Option<T>, StoreError> {
+    fn read<T>(&self, table: RecordKind, key: u128, read: Parse<T>) -> Result<Option<T>, StoreError> {
         self.0.get(&(table, key)).map(|bytes| read(bytes)).transpose().map_err(unreadable)
     }
 
-    fn save(&mut self, table: Table, key: u128, bytes: Vec<u8>) -> Result<(), StoreError> {
+    fn save(&mut self, table: RecordKind, key: u128, bytes: Vec<u8>) -> Result<(), StoreError> {
         self.0.insert((table, key), bytes);
         Ok(())
     }
@@ -93,59 +93,59 @@ impl Records for Open<'_> {
         _: Timestamp,
         change: impl FnOnce(&mut [Balance]) -> T,
     ) -> Result<T, StoreError> {
-        let stored = charges.iter().map(|(key, _)| self.read(Table::Balances, key.to_u128(), Balance::from_bytes));
+        let stored = charges.iter().map(|(key, _)| self.read(RecordKind::Balances, key.to_u128(), Balance::from_bytes));
         let mut balances = stored.map(|read| Ok(read?.unwrap_or_default())).collect::<Result<Vec<_>, StoreError>>()?;
         let changed = change(&mut balances);
         for ((key, _), balance) in charges.iter().zip(balances) {
-            self.save(Table::Balances, key.to_u128(), balance.to_bytes(Format::PRESENT))?;
+            self.save(RecordKind::Balances, key.to_u128(), balance.to_bytes(Format::PRESENT))?;
         }
         Ok(changed)
     }
 
     fn forget_balance(&mut self, key: Digest) -> Result<(), StoreError> {
-        self.0.remove(&(Table::Balances, key.to_u128()));
+        self.0.remove(&(RecordKind::Balances, key.to_u128()));
         Ok(())
     }
 
     fn standing(&mut self, key: Digest) -> Result<Option<Standing>, StoreError> {
-        self.read(Table::Standings, key.to_u128(), Standing::from_bytes)
+        self.read(RecordKind::Standings, key.to_u128(), Standing::from_bytes)
     }
 
     fn save_standing(&mut self, key: Digest, standing: Standing, _: Timestamp) -> Result<bool, StoreError> {
-        self.save(Table::Standings, key.to_u128(), standing.to_bytes(Format::PRESENT)).map(|()| true)
+        self.save(RecordKind::Standings, key.to_u128(), standing.to_bytes(Format::PRESENT)).map(|()| true)
     }
 
     fn forget_standing(&mut self, key: Digest) -> Result<(), StoreError> {
-        self.0.remove(&(Table::Standings, key.to_u128()));
+        self.0.remove(&(RecordKind::Standings, key.to_u128()));
         Ok(())
     }
 
     fn reservation(&mut self, id: TraceId) -> Result<Option<Reservation>, StoreError> {
-        self.read(Table::Reservations, id.to_u128(), Reservation::from_bytes)
+        self.read(RecordKind::Reservations, id.to_u128(), Reservation::from_bytes)
     }
 
     fn save_reservation(&mut self, reservation: Reservation, _: Timestamp) -> Result<(), StoreError> {
-        self.save(Table::Reservations, reservation.id().to_u128(), reservation.to_bytes(Format::PRESENT))
+        self.save(RecordKind::Reservations, reservation.id().to_u128(), reservation.to_bytes(Format::PRESENT))
     }
 
     fn take_expired(&mut self, now: Timestamp) -> Result<Option<Reservation>, StoreError> {
-        let all = self.0.iter().filter(|((table, _), _)| *table == Table::Reservations);
+        let all = self.0.iter().filter(|((table, _), _)| *table == RecordKind::Reservations);
         let expired =
             all.filter_map(|(_, bytes)| Reservation::from_bytes(bytes).ok()).filter(|own| own.expires() <= now);
         let first = expired.min_by_key(|own| (own.expires(), own.id()));
         if let Some(first) = &first {
-            self.0.remove(&(Table::Reservations, first.id().to_u128()));
+            self.0.remove(&(RecordKind::Reservations, first.id().to_u128()));
         }
         Ok(first)
     }
 
     fn remember_refund(&mut self, id: TraceId, _: Timestamp, _: Timestamp) -> Result<bool, StoreError> {
-        Ok(self.0.insert((Table::Refunds, id.to_u128()), Vec::new()).is_none())
+        Ok(self.0.insert((RecordKind::Refunds, id.to_u128()), Vec::new()).is_none())
     }
 
     fn account(&mut self, key: AccountKey) -> Result<Option<Account>, StoreError> {
         let (AccountKey::Own(key) | AccountKey::StandIn(key)) = key;
-        self.read(Table::Accounts, key.to_u128(), Account::from_bytes)
+        self.read(RecordKind::Accounts, key.to_u128(), Account::from_bytes)
     }
 
     fn save_account(
@@ -157,19 +157,19 @@ impl Records for Open<'_> {
         _: Timestamp,
     ) -> Result<bool, StoreError> {
         let (AccountKey::Own(key) | AccountKey::StandIn(key)) = key;
-        self.save(Table::Accounts, key.to_u128(), account.to_bytes(Format::PRESENT)).map(|()| true)
+        self.save(RecordKind::Accounts, key.to_u128(), account.to_bytes(Format::PRESENT)).map(|()| true)
     }
 
     fn change_account(&mut self, account: Digest, change: AccountChange) -> Result<(), StoreError> {
         if let Some(mut known) = self.account(AccountKey::Own(account))? {
             change.apply(&mut known);
-            self.save(Table::Accounts, account.to_u128(), known.to_bytes(Format::PRESENT))?;
+            self.save(RecordKind::Accounts, account.to_u128(), known.to_bytes(Format::PRESENT))?;
         }
         Ok(())
     }
 
     fn rename(&mut self, what: Renamed, old: Digest, new: Digest, _: Timestamp) -> Result<(), StoreError> {
-        let table = if what == Renamed::Standing { Table::Standings } else { Table::Accounts };
+        let table = if what == Renamed::Standing { RecordKind::Standings } else { RecordKind::Accounts };
         if let Some(bytes) = self.0.remove(&(table, old.to_u128())) {
             self.0.entry((table, new.to_u128())).or_insert(bytes);
         }
@@ -177,21 +177,21 @@ impl Records for Open<'_> {
     }
 
     fn save_control(&mut self, change: &ControlChange, now: Timestamp) -> Result<u64, StoreError> {
-        let mut log = self.read(Table::Control, 0, ControlLog::from_bytes)?.unwrap_or_default();
+        let mut log = self.read(RecordKind::Control, 0, ControlLog::from_bytes)?.unwrap_or_default();
         let number = log.add(change.clone(), now).map_err(|_| StoreError::Full)?;
-        self.save(Table::Control, 0, log.to_bytes(Format::PRESENT))?;
+        self.save(RecordKind::Control, 0, log.to_bytes(Format::PRESENT))?;
         Ok(number)
     }
 
     fn read_control(&mut self, after: u64, most: usize) -> Result<ControlPage, StoreError> {
-        Ok(self.read(Table::Control, 0, ControlLog::from_bytes)?.unwrap_or_default().after(after, most))
+        Ok(self.read(RecordKind::Control, 0, ControlLog::from_bytes)?.unwrap_or_default().after(after, most))
     }
 
     fn request(&mut self, id: Digest) -> Result<Option<RequestRecord>, StoreError> {
-        self.read(Table::Requests, id.to_u128(), RequestRecord::from_bytes)
+        self.read(RecordKind::Requests, id.to_u128(), RequestRecord::from_bytes)
     }
 
     fn save_request(&mut self, id: Digest, record: RequestRecord, _: Timestamp) -> Result<(), StoreError> {
-        self.save(Table::Requests, id.to_u128(), record.to_bytes(Format::PRESENT))
+        self.save(RecordKind::Requests, id.to_u128(), record.to_bytes(Format::PRESENT))
     }
 }

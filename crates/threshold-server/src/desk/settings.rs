@@ -15,9 +15,9 @@ use super::operations::reason_of;
 use super::{Desk, Refused};
 
 /// The most limits of one setting.
-const MOST_LIMITS: usize = 64;
+const MAX_LIMITS: usize = 64;
 /// The longest name, in bytes.
-const MOST_NAME: usize = 1_024;
+const MAX_NAME: usize = 1_024;
 
 /// What somebody is to be given, as an operator writes it.
 #[derive(Debug, Clone, Default)]
@@ -37,8 +37,8 @@ impl NewSetting {
     /// The setting that this means, for somebody of this name.
     pub(super) fn meant(self, name: &str, by: &str, now: Timestamp) -> Result<Setting, Refused> {
         check_name(name)?;
-        if self.limits.len() > MOST_LIMITS {
-            return Err(Refused::invalid("limits", format!("at most {MOST_LIMITS} limits")));
+        if self.limits.len() > MAX_LIMITS {
+            return Err(Refused::invalid("limits", format!("at most {MAX_LIMITS} limits")));
         }
         let times = match self.times.unwrap_or(1) {
             0 => return Err(Refused::invalid("times", "times is at least 1")),
@@ -120,8 +120,8 @@ fn unfit(SettingError { field, message }: SettingError) -> Refused {
 }
 
 fn check_name(name: &str) -> Result<(), Refused> {
-    if name.trim().is_empty() || name.len() > MOST_NAME {
-        return Err(Refused::invalid("id", format!("a name has between 1 and {MOST_NAME} bytes")));
+    if name.trim().is_empty() || name.len() > MAX_NAME {
+        return Err(Refused::invalid("id", format!("a name has between 1 and {MAX_NAME} bytes")));
     }
     Ok(())
 }
@@ -142,7 +142,7 @@ pub(super) fn in_words(setting: Option<&Setting>) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use threshold_core::control::MOST_SETTINGS;
+    use threshold_core::control::MAX_SETTINGS;
     use threshold_core::{Facts, plan::Verb};
     use threshold_limiter::ManualClock;
     use threshold_limiter::store::at_once;
@@ -210,7 +210,7 @@ mod tests {
         let now = desk.limiter.now();
         let later = now.plus(threshold_core::Span::MINUTE);
         at_once(desk.give(Owner::Tenant, "short", &ten_times(later))).unwrap();
-        for number in 1..MOST_SETTINGS {
+        for number in 1..MAX_SETTINGS {
             at_once(desk.give(Owner::Tenant, &format!("long {number}"), &ten_times(Timestamp::MAX))).unwrap();
         }
         let new = || NewSetting { times: Some(10), ..NewSetting::default() };

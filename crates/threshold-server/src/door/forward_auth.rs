@@ -29,7 +29,7 @@ use threshold_core::{Digest, Timestamp};
 use threshold_limiter::tower::{RequestBody, ResponseBody, ResponseFuture, ThresholdService};
 use tower_service::Service;
 
-use super::request_ids::{Asked, RequestIds};
+use super::request_ids::{OwnedQuestion, RequestIds};
 use super::{Answering, ApiError, App};
 use crate::desk::Desk;
 use crate::log::{Samples, shown_address};
@@ -58,7 +58,7 @@ pub(super) struct ForwardAuth {
 impl ForwardAuth {
     pub(super) fn new(desk: &Desk) -> Self {
         use tower_layer::Layer as _;
-        let layer = desk.layer().answered_elsewhere();
+        let layer = desk.layer().decision_only();
         Self { gate: layer.layer(Crosses), refusals: Samples::default() }
     }
 }
@@ -142,7 +142,7 @@ async fn ask_once(
 ) -> Response {
     let mut first = None;
     if let Some(shared) = app.request_ids.shared() {
-        match Asked::begin(shared, question).await {
+        match OwnedQuestion::begin(shared, question).await {
             Ok(fields) => return crosses_again(fields),
             Err(begun) => first = begun,
         }
@@ -239,7 +239,7 @@ impl Deny {
 }
 
 impl Deny {
-    fn word(self, response: Told) -> Response {
+    fn word(self, response: GateResponse) -> Response {
         match (self, response.status()) {
             // Nobody reads what is not there.
             (_, StatusCode::OK) => Response::from_parts(response.into_parts().0, Body::empty()),
@@ -260,7 +260,7 @@ impl Deny {
 }
 
 /// What the gate answers.
-type Told = http::Response<ResponseBody<Empty<Bytes>>>;
+type GateResponse = http::Response<ResponseBody<Empty<Bytes>>>;
 
 /// The same denial for a proxy that passes on 403 alone.
 fn forbidden<B: http_body::Body<Data = Bytes>>(response: http::Response<B>) -> Response {

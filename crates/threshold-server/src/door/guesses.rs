@@ -24,7 +24,7 @@ const IPV6_PREFIX: u8 = 64;
 /// How long a late answer waits.
 const LATE: Duration = Duration::from_secs(1);
 /// The most answers that wait at once.
-const MOST_LATE: usize = 256;
+const MAX_LATE: usize = 256;
 
 /// How often each address has shown a wrong token.
 pub(super) struct Guesses {
@@ -47,7 +47,7 @@ impl Guesses {
     fn new(addresses: u64, clock: &Arc<dyn Clock>) -> Self {
         let limit = Limit::parse(GUESSES, None).expect("the limit is possible");
         let limiter = || KeyLimiter::with_clock(limit, addresses, Arc::clone(clock));
-        Self { callers: limiter(), operators: limiter(), late: Semaphore::new(MOST_LATE), logged: Samples::default() }
+        Self { callers: limiter(), operators: limiter(), late: Semaphore::new(MAX_LATE), logged: Samples::default() }
     }
 }
 
@@ -70,7 +70,7 @@ impl Guesses {
     /// refused: whoever shares an address with somebody who guesses is still served.
     pub(super) async fn caller(&self, peer: Option<IpAddr>, app: &App) -> Result<(), ApiError> {
         let source = source(peer);
-        if self.callers.check(&source, 1).fits {
+        if self.callers.check(&source, 1).allowed {
             return Ok(());
         }
         self.tell(&source, "too many wrong tokens from this address; they are answered late", app);
@@ -151,7 +151,7 @@ mod tests {
         for _ in 0..10 {
             guess(&app, "203.0.113.7").await;
         }
-        let waiting: Vec<_> = (0..MOST_LATE)
+        let waiting: Vec<_> = (0..MAX_LATE)
             .map(|_| {
                 let app = Arc::clone(&app);
                 tokio::spawn(async move { guess(&app, "203.0.113.7").await })
@@ -181,8 +181,8 @@ mod tests {
         let mut known = 0;
         for number in 0..1_000 {
             let source = source(address(number));
-            let fits = (0..10).filter(|_| app.guesses.operators.check(&source, 1).fits).count();
-            let _ = (0..10).filter(|_| app.guesses.callers.check(&source, 1).fits).count();
+            let fits = (0..10).filter(|_| app.guesses.operators.check(&source, 1).allowed).count();
+            let _ = (0..10).filter(|_| app.guesses.callers.check(&source, 1).allowed).count();
             known += u32::from(fits == 10);
         }
         assert!((100..500).contains(&known), "{known}");

@@ -1,13 +1,13 @@
 //! The HTTP API: JSON in, decisions out. It decides nothing itself.
 
 mod answer;
-mod ask;
 #[cfg(test)]
 mod conformance;
 mod limit;
 #[cfg(test)]
 mod lists;
 mod openapi;
+mod request;
 mod schema;
 mod text;
 mod write;
@@ -39,8 +39,8 @@ use crate::desk::{Decided, Held, new_trace, strikes_wait};
 use crate::explain::live_json;
 use crate::serve::Line;
 use answer::{Answer, USUAL_ANSWER, largest_answer};
-pub(super) use ask::{Address, LayerName, layer_named, read};
-use ask::{Asked, CommitBody, MAX_ITEMS, PauseBody, RefundBody, ReleaseBody, RequestBody, read_asked};
+pub(super) use request::{Address, LayerName, layer_named, read};
+use request::{CommitBody, MAX_ITEMS, OneOrMany, PauseBody, RefundBody, ReleaseBody, RequestBody, read_requests};
 use text::Pairs;
 pub(super) use text::{Text, Whole};
 
@@ -180,19 +180,21 @@ async fn decide(app: &App, line: &Line, verb: Verb, body: &[u8]) -> Result<Respo
         None => None,
         Some(bytes) => Some(line.watch(app.large.room(bytes)).await?),
     };
-    let asked = read_asked(body)?;
+    let asked = read_requests(body)?;
     let policy = app.desk.policy();
     match (&asked, room) {
-        (Asked::Many(requests), Some(room)) => {
+        (OneOrMany::Many(requests), Some(room)) => {
             let Listed { body, closed } = answer_all((app, line), verb, requests, &policy).await?;
             let response = json_bytes(status(closed), room.body(body, app.bounds.patience));
             Ok(of_generation(response, policy.generation()))
         }
-        (Asked::One(request), _) => {
+        (OneOrMany::One(request), _) => {
             request.without_reservation()?;
             Ok(answer((app, line), verb, request, &policy, strikes_wait(), None).await?.into_response())
         }
-        (Asked::Many(_), None) => Err(ApiError::new(StatusCode::BAD_REQUEST, "bad_request", "a list begins with [")),
+        (OneOrMany::Many(_), None) => {
+            Err(ApiError::new(StatusCode::BAD_REQUEST, "bad_request", "a list begins with ["))
+        }
     }
 }
 
@@ -207,7 +209,7 @@ fn list_bytes(body: &[u8], policy: &Policy) -> Option<usize> {
 
 /// A check that waits for room.
 async fn wait_for_room(app: &App, line: &Line, body: &[u8], at_most: Duration) -> Result<Response, ApiError> {
-    let Asked::One(request) = read_asked(body)? else {
+    let OneOrMany::One(request) = read_requests(body)? else {
         return Err(ApiError::bad("waitMs", "one request can wait, a list cannot"));
     };
     request.without_reservation()?;

@@ -482,9 +482,9 @@ async fn begun_or_answered(
 }
 
 /// A proxy's question that this node answers, of which the others are to hear.
-pub(super) struct Asked(Begun);
+pub(super) struct OwnedQuestion(Begun);
 
-impl Asked {
+impl OwnedQuestion {
     /// The fields that a proxy was answered this question with, by any node; else who tells the others what it is answered,
     /// unless they cannot hear of it.
     pub(super) async fn begin(shared: &SharedRequests, question: Digest) -> Result<HeaderMap, Option<Self>> {

@@ -14,7 +14,7 @@ use crate::traffic::{Feed, Fields};
 /// How many endpoints are told one by one.
 const SHOWN: usize = 10;
 /// How many different endpoints of a log are looked at; a log with more repeats itself.
-const MOST_ENDPOINTS: usize = 100_000;
+const MAX_ENDPOINTS: usize = 100_000;
 /// An address of nobody's, for the rules that want one.
 const SOMEBODY: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
@@ -33,7 +33,7 @@ pub(super) fn by_log(policy: &Policy, logs: &[PathBuf]) -> anyhow::Result<Vec<Fi
             let key = (spell_method(method).into_owned(), spell_path(path).into_owned(), host.to_owned());
             if let Some((_, count)) = endpoints.get_mut(&key) {
                 *count = count.saturating_add(1);
-            } else if endpoints.len() < MOST_ENDPOINTS {
+            } else if endpoints.len() < MAX_ENDPOINTS {
                 let covered = is_covered(policy, method, path, request.host);
                 endpoints.insert(key, (covered, 1));
             }

@@ -20,7 +20,7 @@ use crate::source::Source;
 use crate::traffic::{Feed, Form, LineCounts, Request};
 
 /// Accounts, and addresses, that are counted one by one; with more, a sample of them stands for all.
-const MOST_SUBJECTS: usize = 1 << 18;
+const MAX_SUBJECTS: usize = 1 << 18;
 
 /// What the locks would have come to.
 struct Logins {
@@ -52,8 +52,8 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
         succeeded: 0,
         held: [0; 4],
         held_successes: 0,
-        accounts: Sample::new(MOST_SUBJECTS),
-        addresses: Sample::new(MOST_SUBJECTS),
+        accounts: Sample::new(MAX_SUBJECTS),
+        addresses: Sample::new(MAX_SUBJECTS),
         worst: Worst::default(),
         from: 0,
         until: 0,

@@ -1,7 +1,7 @@
 //! Counts over time in a bounded number of steps: when there are too many, neighbours become one.
 
 /// The most steps: more than a screen has columns.
-const MOST_STEPS: usize = 2_000;
+const MAX_STEPS: usize = 2_000;
 /// Steps that people count in, in seconds; each is a multiple of the one before. Beyond a day they double.
 const WIDTHS: [u64; 13] = [1, 5, 15, 30, 60, 300, 900, 1_800, 3_600, 10_800, 21_600, 43_200, 86_400];
 
@@ -37,7 +37,7 @@ impl Series {
             self.steps.push(self.step());
         }
         let mut at = self.place(second);
-        while at >= MOST_STEPS {
+        while at >= MAX_STEPS {
             self.coarsen();
             at = self.place(second);
         }
@@ -110,7 +110,7 @@ mod tests {
             series.add(*second, second.is_multiple_of(3).then_some(1));
         }
         let steps: Vec<(u64, &Step)> = series.steps().collect();
-        assert!(steps.len() <= MOST_STEPS && steps.len() > MOST_STEPS / 20, "{}", steps.len());
+        assert!(steps.len() <= MAX_STEPS && steps.len() > MAX_STEPS / 20, "{}", steps.len());
         for (start, step) in &steps {
             let own = seconds.iter().filter(|second| (*start..*start + series.width()).contains(second));
             assert_eq!(step.requests, u64::try_from(own.clone().count()).unwrap());
@@ -124,7 +124,7 @@ mod tests {
         let mut series = Series::new(1);
         series.add(0, None);
         series.add(9_000_000_000, Some(0));
-        assert!(series.steps().len() <= MOST_STEPS);
+        assert!(series.steps().len() <= MAX_STEPS);
         assert_eq!(series.steps().map(|(_, step)| step.requests).sum::<u64>(), 2);
     }
 }

@@ -15,9 +15,9 @@ use super::worst::{Kind, Worst};
 use crate::traffic::Moment;
 
 /// Addresses, and users, and tenants, that are counted one by one; with more, a sample of them stands for all.
-const MOST_SUBJECTS: usize = 1 << 19;
+const MAX_SUBJECTS: usize = 1 << 19;
 /// Keys of rules whose fullest moment is kept.
-const MOST_KEYS: usize = 1 << 16;
+const MAX_KEYS: usize = 1 << 16;
 /// Requests whose subjects and keys are counted together. Each count is a look into a table far larger than a processor's
 /// caches: one behind the other, many of them are on their way at once.
 const TOGETHER: usize = 256;
@@ -120,8 +120,8 @@ impl Tally {
             verdicts: [0; 5],
             rules: vec![RuleTally::default(); rules],
             penalties: [Penalised::default(); 6],
-            subjects: [MOST_SUBJECTS; 3].map(Sample::new),
-            peaks: Sample::new(MOST_KEYS),
+            subjects: [MAX_SUBJECTS; 3].map(Sample::new),
+            peaks: Sample::new(MAX_KEYS),
             worst: Worst::default(),
             first: Vec::new(),
             series: Series::new(rules.saturating_add(1)),

@@ -10,7 +10,7 @@ use crate::replay::Sample;
 use crate::traffic::Request;
 
 /// Addresses whose windows are counted one by one; with more, a sample of them stands for all.
-const MOST_ADDRESSES: usize = 1 << 17;
+const MAX_ADDRESSES: usize = 1 << 17;
 
 /// One address' windows of one target.
 #[derive(Debug, Clone, Copy, Default)]
@@ -30,7 +30,7 @@ pub(super) struct Demand {
 
 impl Demand {
     pub(super) fn new(targets: usize) -> Self {
-        Self { addresses: Sample::new(MOST_ADDRESSES), targets }
+        Self { addresses: Sample::new(MAX_ADDRESSES), targets }
     }
 
     pub(super) fn add(&mut self, request: &Request<'_>, targets: &[Target]) {

@@ -9,13 +9,13 @@ use crate::traffic::Request;
 /// How many endpoints are kept for certain when the table is cut back.
 const KEPT: usize = 4_096;
 /// The most endpoints that get a limit of their own.
-const MOST_TARGETS: usize = 8;
+const MAX_TARGETS: usize = 8;
 /// An endpoint that only reads is worth a limit of its own from this part of all requests on: a fiftieth.
 const READS_FROM: u64 = 50;
 /// And one that writes from so many requests on.
 const WRITES_FROM: u64 = 20;
 /// Paths of more segments or characters than these make no rule that people would read.
-const MOST_SEGMENTS: usize = 8;
+const MAX_SEGMENTS: usize = 8;
 const LONGEST_PATH: usize = 56;
 
 /// What a limit concerns, and which requests those are.
@@ -108,7 +108,7 @@ impl Endpoints {
         chosen.sort_by_key(|(endpoint, count)| (!is_write(&endpoint.0), std::cmp::Reverse(**count), *endpoint));
         let own = chosen
             .into_iter()
-            .take(MOST_TARGETS)
+            .take(MAX_TARGETS)
             .map(|((method, pattern), _)| Target::Endpoint { method: method.clone(), pattern: pattern.clone() });
         [Target::Minute, Target::Hour, Target::Writes].into_iter().chain(own).collect()
     }
@@ -127,7 +127,7 @@ fn is_readable(pattern: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'-' | b'_' | b'.' | b'*' | b'~');
     pattern.starts_with('/')
         && pattern.len() <= LONGEST_PATH
-        && pattern.split('/').count() <= MOST_SEGMENTS
+        && pattern.split('/').count() <= MAX_SEGMENTS
         && pattern.bytes().all(plain)
         && !pattern.contains("**")
 }

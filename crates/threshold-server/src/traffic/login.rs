@@ -7,7 +7,7 @@ use super::json::Scalar;
 use super::{Field, MomentReader, Request, Scalars, Unreadable};
 
 /// The most times that one line may stand for.
-const MOST_REPEATED: u64 = 10_000;
+const MAX_REPEATED: u64 = 10_000;
 /// How JSON events say that somebody got in, and that nobody did.
 const IN: [&str; 9] = ["success", "succeeded", "successful", "true", "ok", "accepted", "allow", "allowed", "pass"];
 const OUT: [&str; 10] =
@@ -69,7 +69,7 @@ fn succeeded(scalar: &Scalar<'_>) -> Option<bool> {
 fn repeated(message: &str) -> (&str, u64) {
     let inner = message.strip_prefix("message repeated ").and_then(|rest| rest.split_once(" times: [ "));
     match inner.and_then(|(times, rest)| Some((times.parse::<u64>().ok()?, rest))) {
-        Some((times, rest)) => (rest.trim_end_matches(']').trim_end(), times.clamp(1, MOST_REPEATED).saturating_sub(1)),
+        Some((times, rest)) => (rest.trim_end_matches(']').trim_end(), times.clamp(1, MAX_REPEATED).saturating_sub(1)),
         None => (message, 0),
     }
 }

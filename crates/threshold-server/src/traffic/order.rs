@@ -11,11 +11,11 @@ use super::batch::Batch;
 use super::{Fields, Line, Lines, MomentReader, Progress, Request, Scalars, Unreadable, login, open, text};
 
 /// The most lines that wait for their turn.
-const MOST_HELD: usize = 65_536;
+const MAX_HELD: usize = 65_536;
 /// The most text of lines that wait.
-const MOST_TEXT: usize = 64 << 20;
+const MAX_TEXT: usize = 64 << 20;
 /// The most logs in one run: each has a buffer and an open file.
-const MOST_LOGS: usize = 1_000;
+const MAX_LOGS: usize = 1_000;
 /// How many of the lines that could not be read are shown.
 const SHOWN: usize = 5;
 /// Microseconds in a second.
@@ -71,7 +71,7 @@ impl Feed {
 
     /// As [`open`](Self::open), for logs of any form.
     pub(crate) fn open_as(form: Form, logs: &[PathBuf], fields: Fields, window: Span) -> anyhow::Result<Self> {
-        anyhow::ensure!(logs.len() <= MOST_LOGS, "at most {MOST_LOGS} logs can be read at once");
+        anyhow::ensure!(logs.len() <= MAX_LOGS, "at most {MAX_LOGS} logs can be read at once");
         let progress = Progress::new();
         let lines = logs.iter().map(|path| open(path, &progress)).collect::<anyhow::Result<Vec<Lines>>>()?;
         Ok(Self::new(form, lines, fields, window, progress))
@@ -154,7 +154,7 @@ impl Held {
 
     /// Whether the turn of the earliest second has come: nothing of it is waited for any more, or there is no more room.
     fn is_due(&self, window: u64) -> bool {
-        let full = self.requests >= MOST_HELD || self.text >= MOST_TEXT;
+        let full = self.requests >= MAX_HELD || self.text >= MAX_TEXT;
         let over = |second: u64| {
             let end = second.saturating_add(1).saturating_mul(SECOND);
             end.saturating_add(window) <= self.newest
@@ -335,13 +335,13 @@ mod tests {
     #[test]
     fn what_waits_is_bounded() {
         // All of one second, so that nothing would ever be old enough.
-        let text = log(&[1]).repeat(MOST_HELD * 2);
+        let text = log(&[1]).repeat(MAX_HELD * 2);
         let mut feed = feed(&[&text], 3_600);
         let mut count = 0;
         while let Some(in_second) = feed.next_second().map(Iterator::count) {
             count += in_second;
-            assert!(feed.held.requests + feed.due.len() <= MOST_HELD * 2);
+            assert!(feed.held.requests + feed.due.len() <= MAX_HELD * 2);
         }
-        assert_eq!(count, MOST_HELD * 2);
+        assert_eq!(count, MAX_HELD * 2);
     }
 }

@@ -144,7 +144,7 @@ fn whoever_is_banned_does_not_get_to_try_and_locks_nobody() {
 }
 
 /// A user's ban is met at the login however the account is typed, whether an operator has set it or a ladder; elsewhere
-/// names are what they are. Woken by: leaving `pages.bans`, or `pages.spellings`, out of `BanBook::spellings`.
+/// names are what they are. Woken by: leaving `pages.bans`, or `pages.spellings`, out of `BanList::spellings`.
 #[test]
 fn a_ban_on_a_user_is_met_at_the_login_in_any_spelling() {
     let folder = Scratch::folder();

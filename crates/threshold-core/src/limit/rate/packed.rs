@@ -68,7 +68,7 @@ impl PackedRate {
         let after = self.after(backlog, cost);
         let fits = after.is_some_and(|after| after <= self.capacity);
         Look {
-            fits,
+            allowed: fits,
             remaining: self.remaining(backlog),
             ready_at: match after {
                 _ if fits => now.min(HORIZON),
@@ -216,7 +216,7 @@ mod tests {
         let mut state = Ticks::default();
         for (hour, fits) in [(0, true), (1, true), (2, true), (3, false), (u64::MAX, false)] {
             let now = HORIZON.plus(Span::from_micros(Span::HOUR.micros().saturating_mul(hour)));
-            assert_eq!(packed.look(state, 1, now).fits, fits, "after {hour} h");
+            assert_eq!(packed.look(state, 1, now).allowed, fits, "after {hour} h");
             state = packed.next(state, 1, now);
         }
     }

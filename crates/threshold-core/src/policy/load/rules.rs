@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{Loader, is_token, layer_of};
-use crate::headers::Told;
+use crate::headers::StaticFields;
 use crate::key::{DigestKey, KeyPrefix, Partition};
 use crate::ladder::{Ladder, Rung, StrikeMode};
 use crate::limit::{Algorithm, Anchor, Limit, Options, Quota, Unit};
@@ -111,11 +111,11 @@ impl Loader<'_> {
             partition: Partition::from_u16(0),
             counted: 0,
             common: false,
-            told: None,
+            static_fields: None,
         };
         // The draft has no unit for what only this policy counts: `qu` takes registered names, and without one it would
         // read as requests.
-        rule.told = if file.cost.is_none() { Told::of(&rule) } else { None };
+        rule.static_fields = if file.cost.is_none() { StaticFields::of(&rule) } else { None };
         Some(rule)
     }
 

@@ -9,14 +9,14 @@ use crate::ladder::{Ladder, Rung};
 use crate::limit::{Log, Quota, Unit};
 use crate::lockout::Login;
 use crate::policy::file::{
-    AlertFile, AlertsFile, LadderFile, ListsFile, Located, LoginFile, MemoryFile, Table, Text, WhenFullName,
+    AlertFile, AlertsFile, LadderFile, ListsFile, Located, LoginFile, MemoryFile, NamedEntries, Text, WhenFullName,
 };
 use crate::policy::lists::{ListEntry, Listed, Lists};
 use crate::policy::{Alert, Alerts, Identity, Memory, WhenFull, check};
 use crate::time::Span;
 
 impl Loader<'_> {
-    pub(super) fn ladders(&mut self, table: &Table<LadderFile>) -> BTreeMap<String, Ladder> {
+    pub(super) fn ladders(&mut self, table: &NamedEntries<LadderFile>) -> BTreeMap<String, Ladder> {
         let mut ladders: BTreeMap<String, Ladder> = ["graduated", "strict", "gentle"]
             .into_iter()
             .filter_map(|name| Some((name.to_owned(), Ladder::built_in(name)?)))

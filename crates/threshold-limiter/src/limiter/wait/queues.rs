@@ -60,7 +60,7 @@ pub(super) enum Turn {
 impl Default for Waiters {
     fn default() -> Self {
         Self {
-            most: super::MOST_WAITERS,
+            most: super::MAX_WAITERS,
             most_per_key: None,
             tickets: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),

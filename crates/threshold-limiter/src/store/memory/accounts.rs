@@ -4,20 +4,20 @@ use threshold_core::lockout::{Account, Login, Wider};
 use threshold_core::{Digest, Timestamp};
 
 use super::WhenFull;
-use super::side::{Side, Worth, worth_until};
+use super::bounded_map::{BoundedMap, Worth, worth_until};
 use crate::store::StoreError;
 
 /// Accounts by digest. When there is no room for a new name, it is counted together with others: see [`Place`].
 #[derive(Debug)]
 pub(super) struct Accounts {
-    entries: Side<Digest, Account>,
+    entries: BoundedMap<Digest, Account>,
     /// How many of them somebody has logged in to: those with a known device.
     owned: usize,
     /// How many of these there may be before the one goes that was logged in to longest ago, and likewise how many of the
     /// others. What is left is for either kind, so that neither is without any room.
     most_of_a_kind: usize,
     /// What stands in for accounts, by prefix.
-    folded: Side<Digest, Account>,
+    folded: BoundedMap<Digest, Account>,
     folds: u64,
     when_full: WhenFull,
 }
@@ -34,7 +34,7 @@ pub(super) enum Place {
 impl Accounts {
     pub(super) fn new(most: usize, when_full: WhenFull) -> Self {
         let quarter = most.checked_div(4).unwrap_or(0);
-        let (entries, folded) = (Side::new(most), Side::new(quarter));
+        let (entries, folded) = (BoundedMap::new(most), BoundedMap::new(quarter));
         Self { entries, owned: 0, most_of_a_kind: most.saturating_sub(quarter), folded, folds: 0, when_full }
     }
 
@@ -128,7 +128,7 @@ impl Accounts {
         Some(changed)
     }
 
-    /// Takes away an account, and keeps it under another key unless there is one. Says whether there was anything.
+    /// Takes away an account, and keeps it under another key unless there is one. SlotWords whether there was anything.
     pub(super) fn rename(&mut self, old: Digest, new: Digest) -> bool {
         let Some(account) = self.entries.remove(old) else { return false };
         self.count(is_owned(&account), false);
@@ -156,7 +156,7 @@ impl Accounts {
         }
     }
 
-    /// Takes back what was known. Says whether there was room; nothing that is here goes for it.
+    /// Takes back what was known. SlotWords whether there was room; nothing that is here goes for it.
     pub(super) fn restore(&mut self, key: Digest, account: Account) -> bool {
         let has_room = self.entries.get(key).is_some() || !self.entries.is_full();
         if has_room {

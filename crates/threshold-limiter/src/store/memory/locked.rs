@@ -7,7 +7,7 @@ use threshold_core::plan::MAX_CHARGES;
 use threshold_core::{Balance, Balances, Digest, Limit, Timestamp, TraceId};
 
 use super::limits::Limits;
-use super::slots::Says;
+use super::slots::SlotWords;
 use super::table::{Charged, Open, Seen, Shard};
 
 /// Keys with their shards locked.
@@ -15,7 +15,7 @@ use super::table::{Charged, Open, Seen, Shard};
 pub(super) struct Locked<'s> {
     shards: &'s [Shard<'s>],
     open: ArrayVec<Open<'s>, MAX_CHARGES>,
-    pub(super) seats: ArrayVec<Seat<'s>, MAX_CHARGES>,
+    pub(super) entries: ArrayVec<LockedEntry<'s>, MAX_CHARGES>,
     /// Of all shards.
     limits: Option<&'s Limits>,
     now: Timestamp,
@@ -23,19 +23,19 @@ pub(super) struct Locked<'s> {
 
 /// One key, and where its balance is.
 #[derive(Debug)]
-pub(super) struct Seat<'s> {
+pub(super) struct LockedEntry<'s> {
     pub(super) key: Digest,
     /// Which of the open shards is its own.
     shard: u8,
     /// Where in the shard the key is, or else the empty slot where looking for it ended.
     at: usize,
     /// What its slot says, if it is there.
-    slot: Option<Says<'s>>,
+    slot: Option<SlotWords<'s>>,
     /// What a look said to write for a charge, if it could.
     charged: Option<Charged>,
 }
 
-impl Seat<'_> {
+impl LockedEntry<'_> {
     /// Whether the key is not in its shard.
     pub(super) fn is_new(&self) -> bool {
         self.slot.is_none()
@@ -47,14 +47,14 @@ impl<'s> Locked<'s> {
     #[inline]
     pub(super) fn new(shards: &'s [Shard<'s>], now: Timestamp) -> Self {
         let limits = shards.first().map(Shard::limits);
-        Self { shards, open: ArrayVec::new(), seats: ArrayVec::new(), limits, now }
+        Self { shards, open: ArrayVec::new(), entries: ArrayVec::new(), limits, now }
     }
 
     /// Locks the shards of these keys and finds the keys there.
     #[inline]
     pub(super) fn take(&mut self, keys: impl Iterator<Item = Digest>) {
         for key in keys {
-            let _ = self.seats.try_push(Seat { key, shard: 0, at: 0, slot: None, charged: None });
+            let _ = self.entries.try_push(LockedEntry { key, shard: 0, at: 0, slot: None, charged: None });
         }
         self.renew();
     }
@@ -76,8 +76,8 @@ impl<'s> Locked<'s> {
     /// Locks the shards in the order in which the keys come, if nobody holds one of them, and waits for none.
     fn lock_unless_held(&mut self) -> bool {
         let mut places: ArrayVec<u8, MAX_CHARGES> = ArrayVec::new();
-        for seat in &mut self.seats {
-            let place = shard_of(seat.key, self.shards.len());
+        for entry in &mut self.entries {
+            let place = shard_of(entry.key, self.shards.len());
             let open = places.iter().position(|other| *other == place).unwrap_or(places.len());
             if open == places.len() {
                 let Some(own) = self.shards.get(usize::from(place)).and_then(Shard::open_unless_held) else {
@@ -85,7 +85,7 @@ impl<'s> Locked<'s> {
                 };
                 let _ = (places.try_push(place), self.open.try_push(own));
             }
-            seat.shard = u8::try_from(open).unwrap_or(u8::MAX);
+            entry.shard = u8::try_from(open).unwrap_or(u8::MAX);
         }
         true
     }
@@ -96,8 +96,8 @@ impl<'s> Locked<'s> {
         self.open.clear();
         // A shard and, below it, which key: sorted by the one, they still tell the other.
         let mut order: ArrayVec<u16, MAX_CHARGES> = ArrayVec::new();
-        for (seat, index) in self.seats.iter().zip(0u16..) {
-            let _ = order.try_push(u16::from(shard_of(seat.key, self.shards.len())) << 8 | index);
+        for (entry, index) in self.entries.iter().zip(0u16..) {
+            let _ = order.try_push(u16::from(shard_of(entry.key, self.shards.len())) << 8 | index);
         }
         order.sort_unstable();
         let mut last = None;
@@ -108,45 +108,45 @@ impl<'s> Locked<'s> {
                 let _ = self.open.try_push(own.open());
                 last = Some(shard);
             }
-            if let Some(seat) = self.seats.get_mut(usize::from(index)) {
-                seat.shard = u8::try_from(self.open.len().saturating_sub(1)).unwrap_or(u8::MAX);
+            if let Some(entry) = self.entries.get_mut(usize::from(index)) {
+                entry.shard = u8::try_from(self.open.len().saturating_sub(1)).unwrap_or(u8::MAX);
             }
         }
     }
 
     /// Finds the keys.
     pub(super) fn find(&mut self) {
-        for seat in &mut self.seats {
-            if let Some(shard) = self.open.get(usize::from(seat.shard)) {
-                (seat.at, seat.slot) = shard.probe(seat.key);
+        for entry in &mut self.entries {
+            if let Some(shard) = self.open.get(usize::from(entry.shard)) {
+                (entry.at, entry.slot) = shard.probe(entry.key);
             }
         }
     }
 
     /// How many keys before the `index`th are new to the same shard.
     pub(super) fn new_before(&self, index: usize) -> usize {
-        let Some(own) = self.seats.get(index) else { return 0 };
-        self.seats.iter().take(index).filter(|seat| seat.is_new() && seat.shard == own.shard).count()
+        let Some(own) = self.entries.get(index) else { return 0 };
+        self.entries.iter().take(index).filter(|entry| entry.is_new() && entry.shard == own.shard).count()
     }
 
     /// The shard of the `index`th key.
     #[inline]
     pub(super) fn shard(&mut self, index: usize) -> Option<&mut Open<'s>> {
-        self.open.get_mut(usize::from(self.seats.get(index)?.shard))
+        self.open.get_mut(usize::from(self.entries.get(index)?.shard))
     }
 
     /// The `index`th key, if it is there, and its shard.
     #[inline]
-    fn known(&mut self, index: usize) -> Option<(&mut Open<'s>, &mut Seat<'s>)> {
-        let seat = self.seats.get_mut(index).filter(|seat| !seat.is_new())?;
-        Some((self.open.get_mut(usize::from(seat.shard))?, seat))
+    fn known(&mut self, index: usize) -> Option<(&mut Open<'s>, &mut LockedEntry<'s>)> {
+        let entry = self.entries.get_mut(index).filter(|entry| !entry.is_new())?;
+        Some((self.open.get_mut(usize::from(entry.shard))?, entry))
     }
 
     #[inline(never)]
     fn charge_whole(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp, id: TraceId) -> Mark {
         let (limit, cost) = (charge.limit(), charge.cost());
         match self.known(index) {
-            Some((shard, seat)) => shard.with_whole(seat.at, limit, |balance| balance.charge(limit, cost, now, id)),
+            Some((shard, entry)) => shard.with_whole(entry.at, limit, |balance| balance.charge(limit, cost, now, id)),
             None => self.begin(index, limit, |balance| balance.charge(limit, cost, now, id)),
         }
     }
@@ -156,7 +156,7 @@ impl<'s> Locked<'s> {
         let mut balance = Balance::default();
         let changed = change(&mut balance);
         let now = self.now;
-        if let Some(key) = self.seats.get(index).map(|seat| seat.key)
+        if let Some(key) = self.entries.get(index).map(|entry| entry.key)
             && let Some(shard) = self.shard(index)
         {
             shard.keep(key, limit, balance, now);
@@ -168,10 +168,10 @@ impl<'s> Locked<'s> {
 impl Balances for Locked<'_> {
     #[inline(always)]
     fn glance(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> Option<Look> {
-        let seat = self.seats.get_mut(index)?;
-        let seen = Seen::at(seat.slot?, charge.limit(), self.limits?)?;
+        let entry = self.entries.get_mut(index)?;
+        let seen = Seen::at(entry.slot?, charge.limit(), self.limits?)?;
         let (look, charged) = seen.glance(charge.limit(), charge.cost(), now)?;
-        seat.charged = look.fits.then_some(charged);
+        entry.charged = look.allowed.then_some(charged);
         Some(look)
     }
 
@@ -179,20 +179,22 @@ impl Balances for Locked<'_> {
     fn look(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool) {
         let (limit, cost) = (charge.limit(), charge.cost());
         let limits = self.limits;
-        let Some((shard, seat)) = self.known(index) else { return Balance::default().look(limit, cost, now) };
-        if let (Some(slot), Some(limits)) = (seat.slot, limits)
+        let Some((shard, entry)) = self.known(index) else { return Balance::default().look(limit, cost, now) };
+        if let (Some(slot), Some(limits)) = (entry.slot, limits)
             && let Some(seen) = Seen::at(slot, limit, limits)
             && let Some((look, charged)) = seen.look(limit, cost, now)
         {
-            seat.charged = charged;
+            entry.charged = charged;
             return (look, false);
         }
-        shard.with_whole(seat.at, limit, |balance| balance.look(limit, cost, now))
+        shard.with_whole(entry.at, limit, |balance| balance.look(limit, cost, now))
     }
 
     #[inline]
     fn charge(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp, id: TraceId) -> Mark {
-        if let Some(Seat { slot: Some(slot), charged: Some(Charged { words, mark }), .. }) = self.seats.get(index) {
+        if let Some(LockedEntry { slot: Some(slot), charged: Some(Charged { words, mark }), .. }) =
+            self.entries.get(index)
+        {
             slot.set(*words);
             return *mark;
         }
@@ -200,24 +202,24 @@ impl Balances for Locked<'_> {
     }
 
     fn is_blocked(&self, index: usize, now: Timestamp) -> bool {
-        let Some(seat) = self.seats.get(index).filter(|seat| !seat.is_new()) else { return false };
-        self.open.get(usize::from(seat.shard)).is_some_and(|shard| shard.is_blocked(seat.at, now))
+        let Some(entry) = self.entries.get(index).filter(|entry| !entry.is_new()) else { return false };
+        self.open.get(usize::from(entry.shard)).is_some_and(|shard| shard.is_blocked(entry.at, now))
     }
 
     fn block(&mut self, index: usize, charge: &Charge<'_>, until: Timestamp) {
         match self.known(index) {
-            Some((shard, seat)) => shard.with_whole(seat.at, charge.limit(), |balance| balance.block(until)),
+            Some((shard, entry)) => shard.with_whole(entry.at, charge.limit(), |balance| balance.block(until)),
             None => self.begin(index, charge.limit(), |balance| balance.block(until)),
         }
     }
 
     fn stands_in(&self, index: usize, charge: &Charge<'_>) -> bool {
-        self.seats.get(index).is_some_and(|seat| seat.key != charge.key())
+        self.entries.get(index).is_some_and(|entry| entry.key != charge.key())
     }
 
     fn copied(&self, index: usize) -> Balance {
-        let Some(seat) = self.seats.get(index).filter(|seat| !seat.is_new()) else { return Balance::default() };
-        self.open.get(usize::from(seat.shard)).map(|shard| shard.copied(seat.at)).unwrap_or_default()
+        let Some(entry) = self.entries.get(index).filter(|entry| !entry.is_new()) else { return Balance::default() };
+        self.open.get(usize::from(entry.shard)).map(|shard| shard.copied(entry.at)).unwrap_or_default()
     }
 }
 

@@ -2,24 +2,24 @@
 
 use threshold_core::{Timestamp, TraceId};
 
-use super::side::{Side, Worth, worth_until};
+use super::bounded_map::{BoundedMap, Worth, worth_until};
 use crate::store::StoreError;
 
 /// Ids of receipts, each until refunding it would do nothing anyway.
 #[derive(Debug)]
 pub(super) struct Refunds {
     /// Those that callers hold: none is forgotten before its time.
-    refunded: Side<TraceId, Timestamp>,
+    refunded: BoundedMap<TraceId, Timestamp>,
     /// Those of reservations, which are handed to nobody. They take no room from the others.
-    ended: Side<TraceId, Timestamp>,
+    ended: BoundedMap<TraceId, Timestamp>,
 }
 
 impl Refunds {
     pub(super) fn new(most: usize) -> Self {
-        Self { refunded: Side::new(most), ended: Side::new(most) }
+        Self { refunded: BoundedMap::new(most), ended: BoundedMap::new(most) }
     }
 
-    /// Remembers that a receipt is refunded. Says whether this is the first time.
+    /// Remembers that a receipt is refunded. SlotWords whether this is the first time.
     ///
     /// # Errors
     /// Where it cannot be remembered: refunded all the same, it could be refunded again.

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use threshold_core::Digest;
 
-use super::piece::{LINE, WORDS};
-use crate::ahead::ask_for;
+use super::slot_memory::{LINE, WORDS};
+use crate::prefetch::prefetch;
 
 /// Digest (two words), a large figure, and a word that is 0 where the slot is empty.
 pub(super) type Slot = [u64; WORDS];
@@ -20,18 +20,18 @@ const ASKED_FOR: usize = 3;
 
 /// Slots that never grow. There is always an empty one, for that is where a probe ends: the owner sees to it.
 ///
-/// They are atomic so that anybody may [ask for](Self::expect) one. All else is for whoever holds the lock, which orders it.
+/// They are atomic so that anybody may [ask for](Self::prefetch) one. All else is for whoever holds the lock, which orders it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Slots<'p>(&'p [[AtomicU64; WORDS]]);
 
 /// The words of a slot that say what is in it, for whoever holds the lock: good until a key goes, for then others move.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Says<'s> {
+pub(super) struct SlotWords<'s> {
     large: &'s AtomicU64,
     last: &'s AtomicU64,
 }
 
-impl Says<'_> {
+impl SlotWords<'_> {
     #[inline]
     pub(super) fn get(self) -> [u64; 2] {
         [self.large.load(Relaxed), self.last.load(Relaxed)]
@@ -65,11 +65,11 @@ impl<'p> Slots<'p> {
 
     /// Asks for the memory where the probe for a key begins, and for the lines behind it: few probes go further.
     #[inline]
-    pub(super) fn expect(self, key: Digest) {
+    pub(super) fn prefetch(self, key: Digest) {
         let home = self.home(key);
         for line in 0..ASKED_FOR {
             if let Some(slot) = self.slot(home.wrapping_add(line.wrapping_mul(SLOTS_A_LINE))) {
-                ask_for(slot);
+                prefetch(slot);
             }
         }
     }
@@ -92,7 +92,7 @@ impl<'p> Slots<'p> {
     #[inline]
     pub(super) fn set_words(self, place: usize, words: [u64; 2]) {
         if let Some([_, _, large, last]) = self.slot(place) {
-            Says { large, last }.set(words);
+            SlotWords { large, last }.set(words);
         }
     }
 
@@ -114,7 +114,7 @@ impl<'p> Slots<'p> {
 
     /// Where a key's probe ends, and what its slot says if it is there.
     #[inline]
-    pub(super) fn probe(self, key: Digest) -> (usize, Option<Says<'p>>) {
+    pub(super) fn probe(self, key: Digest) -> (usize, Option<SlotWords<'p>>) {
         let [high, low] = key.halves();
         let mut place = self.home(key);
         loop {
@@ -123,7 +123,7 @@ impl<'p> Slots<'p> {
                 Some([own_high, own_low, large, last])
                     if (own_low.load(Relaxed), own_high.load(Relaxed)) == (low, high) =>
                 {
-                    return (place, Some(Says { large, last }));
+                    return (place, Some(SlotWords { large, last }));
                 }
                 Some(_) => place = place.wrapping_add(1),
                 None => place = 0,
@@ -136,7 +136,7 @@ impl<'p> Slots<'p> {
         if next < self.len() { next } else { 0 }
     }
 
-    /// Empties a slot and shifts back those behind it that would not be found across the gap. Says how many.
+    /// Empties a slot and shifts back those behind it that would not be found across the gap. SlotWords how many.
     pub(super) fn close(self, place: usize) -> u64 {
         let mut gap = place;
         let mut moved: u64 = 0;

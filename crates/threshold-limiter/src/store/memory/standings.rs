@@ -6,7 +6,7 @@ use threshold_core::ladder::Standing;
 use threshold_core::plan::{MAX_SUBJECTS, Verb};
 use threshold_core::{Bill, Digest, Outcome, Standings, Timestamp};
 
-use super::side::{Side, Worth, worth_until};
+use super::bounded_map::{BoundedMap, Worth, worth_until};
 use super::{MemoryStore, lock};
 use crate::sync::MutexGuard;
 
@@ -16,7 +16,7 @@ pub(super) struct OpenStandings<'s, 'p> {
     bill: &'s Bill<'p>,
     now: Timestamp,
     /// Each shard once, in ascending order, so that two plans never wait for each other in a circle.
-    shards: ArrayVec<(usize, MutexGuard<'s, Side<Digest, Standing>>), MAX_SUBJECTS>,
+    shards: ArrayVec<(usize, MutexGuard<'s, BoundedMap<Digest, Standing>>), MAX_SUBJECTS>,
     standings: ArrayVec<Standing, MAX_SUBJECTS>,
 }
 
@@ -34,7 +34,7 @@ impl<'s, 'p> OpenStandings<'s, 'p> {
             }
         }
         for subject in bill.subjects() {
-            let standing = open.shard(subject).and_then(|side| side.get(subject.key()).cloned());
+            let standing = open.shard(subject).and_then(|map| map.get(subject.key()).cloned());
             let _ = open.standings.try_push(standing.unwrap_or_default());
         }
         open
@@ -52,12 +52,12 @@ impl<'s, 'p> OpenStandings<'s, 'p> {
     fn put(&mut self, index: usize, standing: Standing) -> bool {
         let (store, now) = (self.store, self.now);
         let Some(subject) = self.bill.subjects().get(index) else { return false };
-        self.shard(subject).is_some_and(|side| store.put_standing(side, subject.key(), standing, now))
+        self.shard(subject).is_some_and(|map| store.put_standing(map, subject.key(), standing, now))
     }
 
-    fn shard(&mut self, subject: &Subject<'_>) -> Option<&mut Side<Digest, Standing>> {
+    fn shard(&mut self, subject: &Subject<'_>) -> Option<&mut BoundedMap<Digest, Standing>> {
         let shard = self.store.standing_shard(subject.key());
-        self.shards.iter_mut().find(|(own, _)| *own == shard).map(|(_, side)| &mut **side)
+        self.shards.iter_mut().find(|(own, _)| *own == shard).map(|(_, map)| &mut **map)
     }
 }
 
@@ -74,7 +74,7 @@ impl Standings for OpenStandings<'_, '_> {
         }
         let Some(subject) = self.bill.subjects().get(index) else { return false };
         let worth = |other: &Standing| standing_worth(other, now);
-        self.shard(subject).is_some_and(|side| side.would_keep(subject.key(), standing, worth))
+        self.shard(subject).is_some_and(|map| map.would_keep(subject.key(), standing, worth))
     }
 }
 

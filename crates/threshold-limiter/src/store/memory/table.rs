@@ -13,9 +13,9 @@ use threshold_core::{Balance, Digest, Limit, Timestamp, TraceId};
 
 use super::limits::{Limits, NUMBER_BITS};
 use super::lock;
-use super::piece::Piece;
 use super::slab::{Large, Slab};
-use super::slots::{EMPTY, SLOTS_A_LINE, Says, Slot, Slots};
+use super::slot_memory::SlotMemory;
+use super::slots::{EMPTY, SLOTS_A_LINE, Slot, SlotWords, Slots};
 use crate::sync::{Mutex, MutexGuard};
 
 /// Slots for each three keys. A probe looks at one or two of them then, and few leave the lines that were asked for ahead.
@@ -50,7 +50,7 @@ pub struct Counts {
 self_cell! {
     /// All shards of a table, and the memory in which their slots lie.
     pub(super) struct Table {
-        owner: MutBorrow<Piece>,
+        owner: MutBorrow<SlotMemory>,
         #[covariant]
         dependent: Shards,
     }
@@ -91,7 +91,7 @@ pub(super) struct Seen {
 impl Seen {
     /// The balance in a slot, if it is small and under this limit, as nearly all are.
     #[inline(always)]
-    pub(super) fn at(slot: Says<'_>, limit: &Limit, limits: &Limits) -> Option<Self> {
+    pub(super) fn at(slot: SlotWords<'_>, limit: &Limit, limits: &Limits) -> Option<Self> {
         let [large, last] = slot.get();
         let (kind, number, figure) = parts(last);
         let own = kind == SMALL && limits.get(number) == Some(limit);
@@ -135,7 +135,7 @@ impl Table {
         // Each begins with a cache line.
         let slots = most.saturating_mul(SLOTS_FOR_THREE).div_ceil(3).saturating_add(1).next_multiple_of(SLOTS_A_LINE);
         let all = slots.saturating_mul(shards);
-        Self::new(MutBorrow::new(Piece::new(all)), |piece| {
+        Self::new(MutBorrow::new(SlotMemory::new(all)), |piece| {
             let limits = Arc::<Limits>::default();
             let shard = |slots| {
                 let (large, counts) = (Slab::default(), Counts::default());
@@ -184,8 +184,8 @@ impl Shard<'_> {
 
     /// Asks for the memory of a key and waits for nothing: what several keys need is then on its way together.
     #[inline]
-    pub(super) fn expect(&self, key: Digest) {
-        self.slots.expect(key);
+    pub(super) fn prefetch(&self, key: Digest) {
+        self.slots.prefetch(key);
     }
 }
 
@@ -201,7 +201,7 @@ impl<'s> Open<'s> {
     /// The slot a key is in and what that says, or the empty one where looking for it ends. Good until a key goes: those
     /// behind it then move.
     #[inline]
-    pub(super) fn probe(&self, key: Digest) -> (usize, Option<Says<'s>>) {
+    pub(super) fn probe(&self, key: Digest) -> (usize, Option<SlotWords<'s>>) {
         self.slots.probe(key)
     }
 
@@ -270,7 +270,7 @@ impl<'s> Open<'s> {
             glance.or_else(|| seen.look(limit, cost, now))
         });
         match found {
-            Some((look, _)) if !look.fits || cost == 0 => return Checked { look, mark: None, changed: false },
+            Some((look, _)) if !look.allowed || cost == 0 => return Checked { look, mark: None, changed: false },
             Some((look, Some(Charged { words, mark }))) => {
                 slot.set(words);
                 return Checked { look, mark: Some(mark), changed: true };
@@ -312,7 +312,7 @@ impl<'s> Open<'s> {
             return checked;
         }
         if self.is_full() && !self.free_one(key, now) {
-            let look = Look { fits: false, ..checked.look };
+            let look = Look { allowed: false, ..checked.look };
             return Checked { look, mark: None, changed: false };
         }
         self.add_as(key, (limit, figures), balance);

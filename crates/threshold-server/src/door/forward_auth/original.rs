@@ -11,14 +11,14 @@ use threshold_core::path::spell_host;
 use crate::door::ApiError;
 
 /// Where the two kinds of proxies write the same thing: nginx as configured in deploy/nginx; Caddy and Traefik.
-struct Told {
+struct HeaderNames {
     original: HeaderName,
     forwarded: HeaderName,
 }
 
-static METHOD: Told = Told::new("x-original-method", "x-forwarded-method");
-static URI: Told = Told::new("x-original-uri", "x-forwarded-uri");
-static HOSTS: Told = Told::new("x-original-host", "x-forwarded-host");
+static METHOD: HeaderNames = HeaderNames::new("x-original-method", "x-forwarded-method");
+static URI: HeaderNames = HeaderNames::new("x-original-uri", "x-forwarded-uri");
+static HOSTS: HeaderNames = HeaderNames::new("x-original-host", "x-forwarded-host");
 /// The length of the client's body. Proxies leave the body out when they ask, and its length with it.
 static LENGTH: HeaderName = HeaderName::from_static("x-original-content-length");
 
@@ -50,7 +50,7 @@ pub(super) fn put_in_place(parts: &mut Parts) -> Result<u64, ApiError> {
     Ok(length)
 }
 
-impl Told {
+impl HeaderNames {
     const fn new(original: &'static str, forwarded: &'static str) -> Self {
         Self { original: HeaderName::from_static(original), forwarded: HeaderName::from_static(forwarded) }
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use threshold_core::limit::{Algorithm, Anchor, Concurrency, Estimate, LimitError, Log, Look, MAX_LOG, Rate, Window};
 use threshold_core::{Limit, Span, Timestamp};
 
-use super::ask::{LimitBody, read};
+use super::request::{LimitBody, read};
 use super::text::Whole;
 use crate::door::{ApiError, App, json};
 
@@ -56,7 +56,7 @@ pub(super) async fn answer(app: &App, body: &[u8]) -> Result<Response, ApiError>
 impl LimitAnswer {
     fn new(limit: &Limit, look: &Look, charged: u64, now: Timestamp, algorithm: Option<&'static str>) -> Self {
         let remaining = look.remaining.saturating_sub(charged);
-        if look.fits {
+        if look.allowed {
             let reset = match limit {
                 Limit::Estimate(estimate) => estimate.window_end(now),
                 _ if charged > 0 => look.reset_if_charged,

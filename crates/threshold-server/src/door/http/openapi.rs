@@ -10,8 +10,8 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use super::answer::Answer;
-use super::ask::{Asked, CommitBody, LimitBody, PauseBody, RefundBody, ReleaseBody, RequestBody};
 use super::limit::LimitAnswer;
+use super::request::{CommitBody, LimitBody, OneOrMany, PauseBody, RefundBody, ReleaseBody, RequestBody};
 use super::{DoneBody, MAX_WAIT};
 use crate::door::error::ErrorBody;
 use crate::door::health::HealthBody;
@@ -53,7 +53,7 @@ fn build() -> Value {
 
 fn paths(generator: &mut SchemaGenerator) -> Value {
     let request = generator.subschema_for::<RequestBody<'_>>().to_value();
-    let asked = generator.subschema_for::<Asked<'_>>().to_value();
+    let asked = generator.subschema_for::<OneOrMany<'_>>().to_value();
     let decision = generator.subschema_for::<Answer<'_>>().to_value();
     let decisions = json!({"anyOf": [decision, {"type": "array", "items": decision}]});
     let done = generator.subschema_for::<DoneBody>().to_value();

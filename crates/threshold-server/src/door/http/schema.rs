@@ -7,7 +7,9 @@ use threshold_core::Verdict;
 use threshold_core::limit::Algorithm;
 use threshold_core::policy::Layer;
 
-use super::ask::{Address, AlgorithmName, Asked, HeaderPairs, LayerName, MAX_ITEMS, Method, RequestBody, RequestId};
+use super::request::{
+    Address, AlgorithmName, HeaderPairs, LayerName, MAX_ITEMS, Method, OneOrMany, RequestBody, RequestId,
+};
 use super::text::{MAX_PAIRS, MAX_TEXT, MAX_WHOLE, Pairs, Text, Whole};
 
 pub(super) const LAYERS: [Layer; 5] = [Layer::Global, Layer::Edge, Layer::Tenant, Layer::User, Layer::Endpoint];
@@ -74,13 +76,13 @@ impl<V: JsonSchema> JsonSchema for Pairs<'_, V> {
     }
 }
 
-impl JsonSchema for Asked<'_> {
+impl JsonSchema for OneOrMany<'_> {
     fn inline_schema() -> bool {
         true
     }
 
     fn schema_name() -> Cow<'static, str> {
-        "Asked".into()
+        "OneOrMany".into()
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {

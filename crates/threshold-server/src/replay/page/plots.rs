@@ -13,7 +13,7 @@ const COLUMNS: usize = 240;
 /// Rules with a colour of their own; the rest share the last.
 const COLOURS: usize = 6;
 /// Rules with a plot of their own.
-const MOST_RULES: usize = 9;
+const MAX_RULES: usize = 9;
 const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 
 #[expect(clippy::cast_precision_loss, reason = "a plot has a thousand points a side")]
@@ -188,7 +188,7 @@ pub(super) fn against_limits(replayed: &Replayed<'_>) -> String {
     let mut out = String::from(
         "<p>How much of its limit each subject had used at its fullest, in tenths; the last bar went over it.</p>\n<div class=\"grid\">\n",
     );
-    for (index, own) in met.into_iter().take(MOST_RULES) {
+    for (index, own) in met.into_iter().take(MAX_RULES) {
         let Some(rule) = rules.get(index) else { continue };
         let limit = limit_text(rule).unwrap_or_default();
         let _ = writeln!(out, "<div><h3>{} ({})</h3>", escaped(&rule.name), escaped(&limit));

@@ -10,7 +10,7 @@ use threshold_limiter::journal::{
 };
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{AnyStore, at_once};
-use threshold_limiter::{BanBook, Clock, Limiter};
+use threshold_limiter::{BanList, Clock, Limiter};
 
 use super::Desk;
 
@@ -49,19 +49,19 @@ impl Desk {
         }
         let journal = Arc::new(journal);
         let policy = policy.with_key(key);
-        let (store, bans, now) = (MemoryStore::new(policy.memory()), BanBook::default(), clock.now());
+        let (store, bans, now) = (MemoryStore::new(policy.memory()), BanList::default(), clock.now());
         let restored = restore(&journal, &kept, (&store, &bans), (&policy, &secrets), now);
         let counters = load_counters(&store, path, key_ids, now);
         let damage = tell(path, &kept, restored, &counters);
-        let store = AnyStore::from(store.kept_by(Arc::<Journal>::clone(&journal)));
-        let bans = Arc::new(bans.kept_by(Arc::<Journal>::clone(&journal)));
+        let store = AnyStore::from(store.with_change_sink(Arc::<Journal>::clone(&journal)));
+        let bans = Arc::new(bans.with_change_sink(Arc::<Journal>::clone(&journal)));
         let limiter = Limiter::with_bans(policy, store, clock, (key, secrets), bans);
         let desk = Self::around(limiter, Some(Arc::clone(&journal)));
         // The store has the settings. It is in memory, and always answers.
         let _ = at_once(desk.follow());
         // The limiter's store has the journal: held the other way too, neither would ever end.
         let limiter = Arc::downgrade(&desk.limiter);
-        journal.written_anew_from(move || {
+        journal.with_rebuild_source(move || {
             let limiter = limiter.upgrade()?;
             Some(rows_in_memory(limiter.store().memory()?, &limiter.bans()))
         });

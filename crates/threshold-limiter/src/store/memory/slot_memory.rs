@@ -17,13 +17,13 @@ const TAKEN_WHOLE: usize = 1 << 30;
 
 /// A piece of memory that is zero throughout, made once. The system gives it as it is touched, unless it is taken whole.
 #[derive(Debug)]
-pub(super) enum Piece {
+pub(super) enum SlotMemory {
     Heap(Box<[u64]>),
     #[cfg(target_os = "linux")]
     Mapped(memmap2::MmapMut),
 }
 
-impl Piece {
+impl SlotMemory {
     /// Room for so many slots.
     pub(super) fn new(slots: usize) -> Self {
         let bytes = slots.saturating_mul(size_of::<[AtomicU64; WORDS]>()).saturating_add(LINE);
@@ -77,7 +77,7 @@ mod tests {
     fn slots_are_zero_and_never_lie_across_cache_lines() {
         let larger = if cfg!(target_os = "linux") { 1 << 34 } else { 16 };
         for count in [2, 10, 4 << 20, larger] {
-            let mut piece = Piece::new(count);
+            let mut piece = SlotMemory::new(count);
             let slots = piece.slots(count);
             assert_eq!(slots.len(), count);
             assert_eq!(slots.as_ptr().addr() % LINE, 0);

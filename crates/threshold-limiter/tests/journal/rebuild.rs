@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use threshold_core::policy::{Ban, Layer, ListEntry};
 use threshold_core::{Policy, Timestamp};
-use threshold_limiter::bans::BanBook;
+use threshold_limiter::bans::BanList;
 use threshold_limiter::journal::{AuditLine, Journal, JournalError, Repair, rows_in_memory};
 use threshold_limiter::store::memory::MemoryStore;
 
@@ -60,10 +60,10 @@ fn a_file_that_is_damaged_while_in_use_is_written_anew_from_memory() {
         let scratch = Scratch::new();
         let (journal, _) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
         let journal = Arc::new(journal);
-        let memory = Arc::new(BanBook::default().kept_by(Arc::<Journal>::clone(&journal)));
+        let memory = Arc::new(BanList::default().with_change_sink(Arc::<Journal>::clone(&journal)));
         let store = Arc::new(MemoryStore::new(Policy::parse(POLICY, &|_| None).unwrap().memory()));
         let source = (Arc::downgrade(&store), Arc::downgrade(&memory));
-        journal.written_anew_from(move || Some(rows_in_memory(&*source.0.upgrade()?, &*source.1.upgrade()?)));
+        journal.with_rebuild_source(move || Some(rows_in_memory(&*source.0.upgrade()?, &*source.1.upgrade()?)));
         let ban = |name: &str| {
             let whom = ListEntry::named(Layer::User, name).unwrap();
             let ban = Ban { whom, reason: "r".into(), by: "b".into(), from: START, until: Timestamp::MAX };

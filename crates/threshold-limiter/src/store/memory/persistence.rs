@@ -1,4 +1,4 @@
-//! What a store in memory hands to its keeper, and takes back after a restart.
+//! What a store in memory hands to its sink, and takes back after a restart.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -7,27 +7,27 @@ use threshold_core::lockout::{Account, Login};
 use threshold_core::{Balance, Digest, Limit, Standing, Timestamp, TraceId};
 
 use super::accounts::Accounts;
-use super::side::{Put, Side};
+use super::bounded_map::{BoundedMap, Put};
 use super::standings::standing_worth;
 use super::{MemoryStore, lock};
 use crate::bans::beyond;
-use crate::store::{Keep, Listed, StoreError};
+use crate::store::{ChangeSink, Listed, StoreError};
 
 impl MemoryStore {
-    /// The same store, which tells this keeper what must outlive the process. What was restored before is not told again.
+    /// The same store, which tells this sink what must outlive the process. What was restored before is not told again.
     #[must_use]
-    pub fn kept_by(mut self, keeper: Arc<dyn Keep>) -> Self {
-        self.keeper = Some(keeper);
+    pub fn with_change_sink(mut self, sink: Arc<dyn ChangeSink>) -> Self {
+        self.sink = Some(sink);
         self
     }
 
-    /// Takes back how it stood with a subject. Says whether there was room.
+    /// Takes back how it stood with a subject. SlotWords whether there was room.
     pub fn restore_standing(&self, key: Digest, standing: Standing, now: Timestamp) -> bool {
-        let Some(side) = self.standings.get(self.standing_shard(key)) else { return false };
-        self.put_standing(&mut lock(side), key, standing, now)
+        let Some(map) = self.standings.get(self.standing_shard(key)) else { return false };
+        self.put_standing(&mut lock(map), key, standing, now)
     }
 
-    /// Takes back what was known of an account. Says whether there was room; nothing that is here goes for it.
+    /// Takes back what was known of an account. SlotWords whether there was room; nothing that is here goes for it.
     pub fn restore_account(&self, key: Digest, account: Account) -> bool {
         lock(&self.accounts).restore(key, account)
     }
@@ -55,15 +55,15 @@ impl MemoryStore {
         lock(&self.refunds).refunded(now).for_each(|(id, void_from)| show(id, void_from));
     }
 
-    /// Takes back that a receipt was refunded. Says whether there was room.
+    /// Takes back that a receipt was refunded. SlotWords whether there was room.
     pub fn restore_refund(&self, id: TraceId, void_from: Timestamp, now: Timestamp) -> bool {
         lock(&self.refunds).refund(id, void_from, now).is_ok()
     }
 
     /// Shows how it stands with every subject, shard by shard.
     pub fn each_standing(&self, mut show: impl FnMut(Digest, &Standing)) {
-        for side in &self.standings {
-            lock(side).entries().iter().for_each(|(key, standing)| show(*key, standing));
+        for map in &self.standings {
+            lock(map).entries().iter().for_each(|(key, standing)| show(*key, standing));
         }
     }
 
@@ -126,15 +126,15 @@ impl MemoryStore {
         }
     }
 
-    /// Forgets how it stands with a subject. Says whether anything was known.
+    /// Forgets how it stands with a subject. SlotWords whether anything was known.
     pub fn forget_standing(&self, key: Digest) -> bool {
-        let Some(side) = self.standings.get(self.standing_shard(key)) else { return false };
-        let mut side = lock(side);
-        let known = side.get(key).is_some();
-        side.remove(key);
+        let Some(map) = self.standings.get(self.standing_shard(key)) else { return false };
+        let mut map = lock(map);
+        let known = map.get(key).is_some();
+        map.remove(key);
         self.note_ban(key, None);
-        if let Some(keeper) = &self.keeper {
-            keeper.standing(key, None);
+        if let Some(sink) = &self.sink {
+            sink.standing(key, None);
         }
         known
     }
@@ -143,10 +143,10 @@ impl MemoryStore {
     /// here, so that nobody slips through in between.
     pub(super) fn rename_standing(&self, old: Digest, new: Digest, now: Timestamp) {
         let Some(standing) = self.standing(old) else { return };
-        let Some(side) = self.standings.get(self.standing_shard(new)) else { return };
-        let mut side = lock(side);
-        let kept = side.get(new).is_some() || self.put_standing(&mut side, new, standing, now);
-        drop(side);
+        let Some(map) = self.standings.get(self.standing_shard(new)) else { return };
+        let mut map = lock(map);
+        let kept = map.get(new).is_some() || self.put_standing(&mut map, new, standing, now);
+        drop(map);
         if kept {
             self.forget_standing(old);
         }
@@ -154,33 +154,33 @@ impl MemoryStore {
 
     pub(super) fn put_standing(
         &self,
-        side: &mut Side<Digest, Standing>,
+        map: &mut BoundedMap<Digest, Standing>,
         key: Digest,
         standing: Standing,
         now: Timestamp,
     ) -> bool {
-        let banned = |side: &Side<Digest, Standing>| side.get(key).and_then(Standing::banned_until);
-        let before = banned(side);
-        let put = side.put_if_worthier(key, standing, |other| standing_worth(other, now));
-        if banned(side) != before {
-            self.note_ban(key, side.get(key));
+        let banned = |map: &BoundedMap<Digest, Standing>| map.get(key).and_then(Standing::banned_until);
+        let before = banned(map);
+        let put = map.put_if_worthier(key, standing, |other| standing_worth(other, now));
+        if banned(map) != before {
+            self.note_ban(key, map.get(key));
         }
         if let Put::InPlaceOf(gone) = put {
             self.note_ban(gone, None);
         }
-        if let Some(keeper) = &self.keeper {
+        if let Some(sink) = &self.sink {
             if put != Put::NoRoom {
-                keeper.standing(key, side.get(key));
+                sink.standing(key, map.get(key));
             }
             if let Put::InPlaceOf(gone) = put {
-                keeper.standing(gone, None);
+                sink.standing(gone, None);
             }
         }
         put != Put::NoRoom
     }
 
     /// Keeps an account that was tried. Tries that change nothing, as on one that is locked, are neither kept nor told to
-    /// the keeper: whoever makes them would make the disk work.
+    /// the sink: whoever makes them would make the disk work.
     ///
     /// # Errors
     /// Where there is no room.
@@ -205,14 +205,14 @@ impl MemoryStore {
     }
 
     pub(super) fn keep_gone(&self, gone: Option<Digest>) {
-        if let (Some(keeper), Some(gone)) = (&self.keeper, gone) {
-            keeper.account(gone, None);
+        if let (Some(sink), Some(gone)) = (&self.sink, gone) {
+            sink.account(gone, None);
         }
     }
 
     pub(super) fn keep_account(&self, accounts: &Accounts, key: Digest) {
-        if let Some(keeper) = &self.keeper {
-            keeper.account(key, accounts.get(key));
+        if let Some(sink) = &self.sink {
+            sink.account(key, accounts.get(key));
         }
     }
 }

@@ -9,11 +9,11 @@ use threshold_core::policy::{Ban, Owner, Setting};
 use threshold_core::{Digest, Standing};
 
 /// Whether everything that was told before is safe: it is ready when that is so, or when waiting longer would be too long.
-pub type Saving = Pin<Box<dyn Future<Output = bool> + Send>>;
+pub type Durability = Pin<Box<dyn Future<Output = bool> + Send>>;
 
 /// Takes down what must outlive the process. It is called under the lock that guards the entry, so for one key the calls
 /// come in the order of the changes; it must not wait, and must not call the store.
-pub trait Keep: Debug + Send + Sync {
+pub trait ChangeSink: Debug + Send + Sync {
     /// This is how it stands with a subject now; `None` where nothing is known of it any more.
     fn standing(&self, key: Digest, standing: Option<&Standing>);
 
@@ -30,5 +30,5 @@ pub trait Keep: Debug + Send + Sync {
     fn setting(&self, owner: Owner, name: &str, setting: Option<&Setting>);
 
     /// Ready when everything that was told before is safe, but no later than a request that strikes may wait.
-    fn saving(&self) -> Saving;
+    fn durability(&self) -> Durability;
 }

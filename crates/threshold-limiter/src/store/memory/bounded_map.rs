@@ -10,7 +10,7 @@ const SEARCH: usize = 64;
 
 /// Entries by key. When it is full, what says nothing goes first, then what the caller holds least worth keeping.
 #[derive(Debug)]
-pub(super) struct Side<K, V> {
+pub(super) struct BoundedMap<K, V> {
     entries: Vec<(K, V)>,
     /// Where each key is among them: five bytes for a place, and no key twice.
     places: HashTable<u32>,
@@ -40,7 +40,7 @@ pub(super) enum Put<K> {
     NoRoom,
 }
 
-impl<K: Copy + Eq + Hash, V> Side<K, V> {
+impl<K: Copy + Eq + Hash, V> BoundedMap<K, V> {
     pub(super) fn new(most: usize) -> Self {
         Self { entries: Vec::new(), places: HashTable::new(), most: most.max(8), hand: 0 }
     }
@@ -214,11 +214,11 @@ mod tests {
     #[test]
     fn a_subject_takes_at_most_a_hundred_bytes() {
         assert_eq!(size_of::<(Digest, Standing)>(), 80);
-        let mut side = Side::new(usize::MAX);
+        let mut map = BoundedMap::new(usize::MAX);
         for number in 0..100_000u32 {
-            side.insert(digest(number), Standing::default(), |_| Worth::Protected);
-            let bytes = side.entries.capacity() * size_of::<(Digest, Standing)>() + side.places.allocation_size();
-            assert!(number < 1_000 || bytes <= 100 * side.len(), "{bytes} bytes for {} subjects", side.len());
+            map.insert(digest(number), Standing::default(), |_| Worth::Protected);
+            let bytes = map.entries.capacity() * size_of::<(Digest, Standing)>() + map.places.allocation_size();
+            assert!(number < 1_000 || bytes <= 100 * map.len(), "{bytes} bytes for {} subjects", map.len());
         }
     }
 
@@ -236,17 +236,17 @@ mod tests {
                 3 => Worth::Protected,
                 some => Worth::Some(*some),
             };
-            let mut side = Side::new(8);
+            let mut map = BoundedMap::new(8);
             for (number, value) in (0u32..).zip(&values) {
-                prop_assert_eq!(side.put_if_worthier(digest(number), *value, worth), Put::Kept);
+                prop_assert_eq!(map.put_if_worthier(digest(number), *value, worth), Put::Kept);
             }
             for (number, value) in new {
-                let before: Vec<(Digest, u64)> = side.entries().to_vec();
-                let known = side.get(digest(number)).is_some();
-                let foretold = side.would_keep(digest(number), &value, worth);
-                let put = side.put_if_worthier(digest(number), value, worth);
+                let before: Vec<(Digest, u64)> = map.entries().to_vec();
+                let known = map.get(digest(number)).is_some();
+                let foretold = map.would_keep(digest(number), &value, worth);
+                let put = map.put_if_worthier(digest(number), value, worth);
                 prop_assert_eq!(foretold, put != Put::NoRoom);
-                prop_assert_eq!(side.get(digest(number)).is_some(), foretold);
+                prop_assert_eq!(map.get(digest(number)).is_some(), foretold);
                 let least = before.iter().map(|(_, own)| *own).min();
                 prop_assert_eq!(foretold, known || least == Some(0) || least < Some(value));
                 if let Put::InPlaceOf(gone) = put {
@@ -258,22 +258,22 @@ mod tests {
 
         #[test]
         fn it_is_a_map_that_loses_nothing(steps in prop::collection::vec((0u32..24, any::<Option<u8>>()), 0..200)) {
-            let mut side = Side::new(1_000);
+            let mut map = BoundedMap::new(1_000);
             let mut model = BTreeMap::new();
             for (number, value) in steps {
                 match value {
                     Some(value) => {
-                        prop_assert!(side.insert(digest(number), value, |_| Worth::Protected));
+                        prop_assert!(map.insert(digest(number), value, |_| Worth::Protected));
                         model.insert(number, value);
                     }
                     None => {
-                        side.remove(digest(number));
+                        map.remove(digest(number));
                         model.remove(&number);
                     }
                 }
-                prop_assert_eq!(side.len(), model.len());
+                prop_assert_eq!(map.len(), model.len());
                 for number in 0..24 {
-                    prop_assert_eq!(side.get(digest(number)), model.get(&number));
+                    prop_assert_eq!(map.get(digest(number)), model.get(&number));
                 }
             }
         }

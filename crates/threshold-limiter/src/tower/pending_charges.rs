@@ -14,10 +14,10 @@ use threshold_core::{Decision, Outcome, Plan, PlanError, Policy, Receipt, Span};
 use crate::clock::Clock;
 use crate::limiter::Limiter;
 use crate::observer::Refused;
-use crate::store::{Saving, Store, at_once};
+use crate::store::{Durability, Store, at_once};
 
-use super::asked::Asked;
 use super::background::Background;
+use super::request_facts::RequestFacts;
 
 /// A limiter as the layer needs it, whatever its store and its clock.
 pub(super) trait AnyLimiter: Send + Sync {
@@ -31,7 +31,7 @@ pub(super) trait AnyLimiter: Send + Sync {
     fn admit_at_once(
         &self,
         policy: &Policy,
-        asked: &Asked<'_>,
+        request_facts: &RequestFacts<'_>,
         answers: Answers,
         decision: &mut Decision,
     ) -> Result<Admitted, PlanError>;
@@ -40,7 +40,7 @@ pub(super) trait AnyLimiter: Send + Sync {
     fn admit<'a>(
         &'a self,
         policy: &'a Policy,
-        asked: &'a Asked<'_>,
+        request_facts: &'a RequestFacts<'_>,
         answers: Answers,
         decision: &'a mut Decision,
     ) -> Boxed<'a, Result<Admitted, PlanError>>;
@@ -50,13 +50,13 @@ pub(super) trait AnyLimiter: Send + Sync {
     fn renew<'a>(
         &'a self,
         policy: &'a Policy,
-        asked: &'a Asked<'_>,
+        request_facts: &'a RequestFacts<'_>,
         pending: &'a mut Pending,
         decision: &'a mut Decision,
     ) -> Boxed<'a, ()>;
 
     /// Charges after the fact.
-    fn record<'a>(&'a self, asked: &'a Asked<'_>) -> Boxed<'a, ()>;
+    fn record<'a>(&'a self, request_facts: &'a RequestFacts<'_>) -> Boxed<'a, ()>;
 
     fn give_back(&self, taken: Receipt) -> Boxed<'_, ()>;
 
@@ -64,7 +64,7 @@ pub(super) trait AnyLimiter: Send + Sync {
     fn tell_lost(&self);
 
     /// Whether what was changed is written down, where it is at all.
-    fn saving(&self) -> Option<Saving>;
+    fn durability(&self) -> Option<Durability>;
 
     /// Tells observers of a request that was refused undecided.
     fn tell_refused(&self, request: &Undecided<'_>, policy: &Policy);
@@ -127,13 +127,13 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     async fn admit_planned(
         &self,
         plan: &mut Plan<'_>,
-        asked: &Asked<'_>,
+        request_facts: &RequestFacts<'_>,
         decision: &mut Decision,
     ) -> Result<Admitted, PlanError> {
         let mut outcome = Outcome::default();
-        let moves = asked.facts(|facts| self.plan(plan, facts).map(|()| self.moves_of(facts, plan)))?;
+        let moves = request_facts.facts(|facts| self.plan(plan, facts).map(|()| self.moves_of(facts, plan)))?;
         let settled = self.settle_moving(moves, plan, &mut outcome, decision).await;
-        asked.facts(|facts| {
+        request_facts.facts(|facts| {
             self.name_banned(plan, facts, decision);
             self.tell(facts, decision, plan.policy());
         });
@@ -160,27 +160,27 @@ impl<S: Store, C: Clock> AnyLimiter for Limiter<S, C> {
     fn admit_at_once(
         &self,
         policy: &Policy,
-        asked: &Asked<'_>,
+        request_facts: &RequestFacts<'_>,
         answers: Answers,
         decision: &mut Decision,
     ) -> Result<Admitted, PlanError> {
-        at_once(self.admit_planned(&mut planned(policy, answers), asked, decision))
+        at_once(self.admit_planned(&mut planned(policy, answers), request_facts, decision))
     }
 
     fn admit<'a>(
         &'a self,
         policy: &'a Policy,
-        asked: &'a Asked<'_>,
+        request_facts: &'a RequestFacts<'_>,
         answers: Answers,
         decision: &'a mut Decision,
     ) -> Boxed<'a, Result<Admitted, PlanError>> {
-        Box::pin(async move { self.admit_planned(&mut planned(policy, answers), asked, decision).await })
+        Box::pin(async move { self.admit_planned(&mut planned(policy, answers), request_facts, decision).await })
     }
 
     fn renew<'a>(
         &'a self,
         policy: &'a Policy,
-        asked: &'a Asked<'_>,
+        request_facts: &'a RequestFacts<'_>,
         pending: &'a mut Pending,
         decision: &'a mut Decision,
     ) -> Boxed<'a, ()> {
@@ -190,7 +190,7 @@ impl<S: Store, C: Clock> AnyLimiter for Limiter<S, C> {
                 pending.renewed(*renewed);
             }
             // It was planned when it came, under the same policy.
-            let Ok(plan) = asked.facts(|facts| policy.plan_for(Verb::Peek, facts)) else { return };
+            let Ok(plan) = request_facts.facts(|facts| policy.plan_for(Verb::Peek, facts)) else { return };
             let mut look = Decision::default();
             if self.settle(&plan.only_limits(), &mut Outcome::default(), &mut look).await {
                 decision.refresh(&look, policy);
@@ -198,12 +198,12 @@ impl<S: Store, C: Clock> AnyLimiter for Limiter<S, C> {
         })
     }
 
-    fn record<'a>(&'a self, asked: &'a Asked<'_>) -> Boxed<'a, ()> {
+    fn record<'a>(&'a self, request_facts: &'a RequestFacts<'_>) -> Boxed<'a, ()> {
         Box::pin(async move {
             let policy = self.policy();
             let mut plan = Plan::new(&policy, Verb::Record);
             // The facts were decided on before, so that there is nothing in them to be refused, and nobody to be told.
-            let _ = self.admit_planned(&mut plan, asked, &mut Decision::default()).await;
+            let _ = self.admit_planned(&mut plan, request_facts, &mut Decision::default()).await;
         })
     }
 
@@ -226,14 +226,14 @@ impl<S: Store, C: Clock> AnyLimiter for Limiter<S, C> {
         self.tell_refusal(Refused { at: self.now(), ip, status, reason }, policy);
     }
 
-    fn saving(&self) -> Option<Saving> {
-        self.store().saving()
+    fn durability(&self) -> Option<Durability> {
+        self.store().durability()
     }
 }
 
 /// What a request was charged. Dropping it ends the request: what it holds is given back, and also what depends on an
 /// answer that nobody was asked for.
-pub(super) struct Tab {
+pub(super) struct PendingCharges {
     limiter: Arc<dyn AnyLimiter>,
     background: Background,
     pending: Box<Pending>,
@@ -242,7 +242,7 @@ pub(super) struct Tab {
     called: bool,
 }
 
-impl Tab {
+impl PendingCharges {
     pub(super) fn new(limiter: Arc<dyn AnyLimiter>, background: Background, pending: Box<Pending>) -> Self {
         Self { limiter, background, pending, called: false }
     }
@@ -271,8 +271,8 @@ impl Tab {
     }
 
     /// The request has waited: see [`AnyLimiter::renew`].
-    pub(super) async fn renew(&mut self, policy: &Policy, asked: &Asked<'_>, decision: &mut Decision) {
-        self.limiter.renew(policy, asked, &mut self.pending, decision).await;
+    pub(super) async fn renew(&mut self, policy: &Policy, request_facts: &RequestFacts<'_>, decision: &mut Decision) {
+        self.limiter.renew(policy, request_facts, &mut self.pending, decision).await;
     }
 
     /// Nobody here will see how the request ends: what was charged stays, and what is held is held to the end of its time.
@@ -294,7 +294,7 @@ impl Tab {
     }
 }
 
-impl Drop for Tab {
+impl Drop for PendingCharges {
     fn drop(&mut self) {
         self.release_holds();
         if !self.called {
@@ -304,8 +304,11 @@ impl Drop for Tab {
     }
 }
 
-impl fmt::Debug for Tab {
+impl fmt::Debug for PendingCharges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tab").field("pending", &self.pending).field("called", &self.called).finish_non_exhaustive()
+        f.debug_struct("PendingCharges")
+            .field("pending", &self.pending)
+            .field("called", &self.called)
+            .finish_non_exhaustive()
     }
 }

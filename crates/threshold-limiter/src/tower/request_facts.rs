@@ -59,7 +59,7 @@ impl Learned {
 
 /// What a request asks, apart from its body: borrowed from it while it is decided, and owned where it is needed longer.
 #[derive(Debug, Clone)]
-pub(super) struct Asked<'r> {
+pub(super) struct RequestFacts<'r> {
     ip: Option<IpAddr>,
     method: Cow<'r, Method>,
     uri: Cow<'r, Uri>,
@@ -73,7 +73,7 @@ pub(super) struct Asked<'r> {
     pub(super) trace: TraceId,
 }
 
-impl<'r> Asked<'r> {
+impl<'r> RequestFacts<'r> {
     pub(super) fn new(
         parts: &'r Parts,
         size: &SizeHint,
@@ -88,7 +88,7 @@ impl<'r> Asked<'r> {
         // Core takes a field that comes twice for a missing one; a third line changes nothing.
         let counted = |name| parts.headers.get_all(name).iter().take(2).map(move |line| (name, line));
         let known = || size.exact().or_else(|| content_length(&parts.headers));
-        let mut asked = Self {
+        let mut request_facts = Self {
             ip: peer.map(|peer| address(parts, learned, peer)),
             method: Cow::Borrowed(&parts.method),
             uri: Cow::Borrowed(&parts.uri),
@@ -105,9 +105,9 @@ impl<'r> Asked<'r> {
             trace: TraceId::default(),
         };
         let sources = [
-            (asked.who.tenant.as_ref(), identity.tenant.as_ref()),
-            (asked.who.user.as_ref(), identity.user.as_ref()),
-            (asked.who.tier.as_ref(), identity.tier.as_ref()),
+            (request_facts.who.tenant.as_ref(), identity.tenant.as_ref()),
+            (request_facts.who.user.as_ref(), identity.user.as_ref()),
+            (request_facts.who.tier.as_ref(), identity.tier.as_ref()),
         ];
         // A token is verified only where a name is taken from it.
         let asks_claims = |(given, source): &(Option<&String>, Option<&IdentitySource>)| {
@@ -117,19 +117,19 @@ impl<'r> Asked<'r> {
         let seen = Seen {
             trusted: peer.is_some_and(|peer| identity.address.trusts(peer.ip())),
             headers: Some(&lines),
-            host: asked.host(),
-            path: Some(asked.uri.path()),
+            host: request_facts.host(),
+            path: Some(request_facts.uri.path()),
             claims: claims.as_ref(),
         };
         let find = |(given, source): (Option<&String>, Option<&IdentitySource>)| match (given, source) {
             (Some(given), _) => Ok(Some(given.clone())),
-            (None, Some(source)) => found(source, &seen, asked.uri.path()),
+            (None, Some(source)) => found(source, &seen, request_facts.uri.path()),
             (None, None) => Ok(None),
         };
         let [tenant, user, tier] = sources.map(find);
         let (tenant, user, tier) = (tenant?, user?, tier?);
-        (asked.who.tenant, asked.who.user, asked.who.tier) = (tenant, user, tier);
-        Ok(asked)
+        (request_facts.who.tenant, request_facts.who.user, request_facts.who.tier) = (tenant, user, tier);
+        Ok(request_facts)
     }
 
     /// The client's address, if it is known.
@@ -138,9 +138,9 @@ impl<'r> Asked<'r> {
     }
 
     /// The same, for longer than the request lasts.
-    pub(super) fn into_owned(self) -> Asked<'static> {
+    pub(super) fn into_owned(self) -> RequestFacts<'static> {
         let owned = |(name, value): (HeaderName, Cow<'_, HeaderValue>)| (name, Cow::Owned(value.into_owned()));
-        Asked {
+        RequestFacts {
             ip: self.ip,
             method: Cow::Owned(self.method.into_owned()),
             uri: Cow::Owned(self.uri.into_owned()),

@@ -125,7 +125,7 @@ impl Hash for RequestBody<'_> {
 
 /// One request, or a list of them.
 #[derive(Debug)]
-pub(super) enum Asked<'a> {
+pub(super) enum OneOrMany<'a> {
     One(Box<RequestBody<'a>>),
     Many(Vec<RequestBody<'a>>),
 }
@@ -240,8 +240,8 @@ pub(in crate::door) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T,
 }
 
 /// As [`read`], for one request or a list of them.
-pub(super) fn read_asked(body: &[u8]) -> Result<Asked<'_>, ApiError> {
-    serde_json::from_slice(body).map_err(|error| refusal::<Asked<'_>>(body, &error))
+pub(super) fn read_requests(body: &[u8]) -> Result<OneOrMany<'_>, ApiError> {
+    serde_json::from_slice(body).map_err(|error| refusal::<OneOrMany<'_>>(body, &error))
 }
 
 /// Finds the field by reading once more: keeping its path in mind would slow down every good request.
@@ -380,21 +380,21 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Asked<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for OneOrMany<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Read;
         impl<'de> Visitor<'de> for Read {
-            type Value = Asked<'de>;
+            type Value = OneOrMany<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object of facts, or a list of them")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Asked<'de>, A::Error> {
-                RequestBody::deserialize(MapAccessDeserializer::new(map)).map(Box::new).map(Asked::One)
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<OneOrMany<'de>, A::Error> {
+                RequestBody::deserialize(MapAccessDeserializer::new(map)).map(Box::new).map(OneOrMany::One)
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Asked<'de>, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<OneOrMany<'de>, A::Error> {
                 let mut requests = Vec::new();
                 while let Some(Object(request)) = items.next_element()? {
                     if requests.len() == MAX_ITEMS {
@@ -402,7 +402,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Asked<'a> {
                     }
                     requests.push(request);
                 }
-                Ok(Asked::Many(requests))
+                Ok(OneOrMany::Many(requests))
             }
         }
         deserializer.deserialize_any(Read)
