@@ -455,7 +455,7 @@ impl Limit {
         }
     }
 
-    /// Charges `cost`, whether or not it allowed: past the capacity it becomes debt, up to one capacity more.
+    /// Charges `cost`, whether or not it fits: past the capacity it becomes debt, up to one capacity more.
     #[inline]
     pub(crate) fn charge(&self, state: &mut State, cost: u64, now: Timestamp, id: TraceId) -> Mark {
         match self {
