@@ -233,7 +233,7 @@ fn balances(keys: usize, report: &mut Report) -> Result<()> {
     let names = names(keys);
     for algorithm in Algorithm::ALL {
         let text = if algorithm == Algorithm::Concurrency { "10" } else { "10/h" };
-        // Half of the table stays empty: nothing is evicted for want of room.
+        // Half of the table stays empty, so nothing is evicted.
         let limiter = KeyLimiter::new(Limit::parse(text, Some(algorithm))?, keys as u64 * 2);
         let (_, heap) = counted(|| {
             for name in &names {

@@ -105,7 +105,7 @@ pub struct Step {
 
 /// What answers the calls of a case: a store, a door, or core itself.
 pub trait Player {
-    /// Begins anew, with nothing stored, or goes on under another policy.
+    /// Starts with an empty store, or continues under another policy.
     ///
     /// # Errors
     /// Where the policy cannot be used, in words.

@@ -20,7 +20,7 @@ pub trait ClientDoor {
     /// Why no request to this door says the same.
     fn express(&self, facts: &Map<String, Value>) -> Result<Map<String, Value>, &'static str>;
 
-    /// Begins anew, with nothing stored, or goes on under another policy.
+    /// Starts with an empty store, or continues under another policy.
     ///
     /// # Errors
     /// Where the policy cannot be used, in words.
