@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::{error::Error, sync::Arc, time::Duration};
 use threshold_limiter::{ActualCost, Decision, Facts, Limiter, OnExpire, Policy, Span};
 
-const POLICY: &str = include_str!("../../../policies/mail-sender.toml");
+const POLICY: &str = include_str!("policies/mail-sender.toml");
 const DOMAINS: [&str; 2] = ["a.example", "b.example"];
 const DECIDABLE: &str = "the policy's rules ask for nothing that a mail does not have";
 /// What counts the mails, and what they are handed to.

@@ -25,7 +25,7 @@ use threshold_limiter::{Limiter, Policy};
 use tower_http::{catch_panic::CatchPanicLayer, cors::CorsLayer, trace::TraceLayer};
 
 /// Its `client_ip` is Cloudflare's header, else X-Forwarded-For, each believed from `trusted_proxies` only.
-const POLICY: &str = include_str!("../../../policies/weather-api.toml");
+const POLICY: &str = include_str!("policies/weather-api.toml");
 /// What a script on another site may read of an answer. The browser hides every other field from it.
 const EXPOSED: [&str; 6] =
     ["ratelimit", "ratelimit-policy", "retry-after", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];

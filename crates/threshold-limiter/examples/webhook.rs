@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use subtle::ConstantTimeEq as _;
 use threshold_limiter::{Facts, Limiter, Policy};
 
-const POLICY: &str = include_str!("../../../policies/telegram-bot.toml");
+const POLICY: &str = include_str!("policies/telegram-bot.toml");
 
 struct Bot {
     limiter: Limiter,

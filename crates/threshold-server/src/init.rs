@@ -7,12 +7,12 @@ use crate::cli::InitArgs;
 
 /// The presets by name.
 pub(crate) const PRESETS: [(&str, &str); 6] = [
-    ("starter", include_str!("../../../policies/starter.toml")),
-    ("telegram-bot", include_str!("../../../policies/telegram-bot.toml")),
-    ("chat-tenants", include_str!("../../../policies/chat-tenants.toml")),
-    ("weather-api", include_str!("../../../policies/weather-api.toml")),
-    ("mail-sender", include_str!("../../../policies/mail-sender.toml")),
-    ("grove", include_str!("../../../policies/grove.toml")),
+    ("starter", include_str!("../policies/starter.toml")),
+    ("telegram-bot", include_str!("../policies/telegram-bot.toml")),
+    ("chat-tenants", include_str!("../policies/chat-tenants.toml")),
+    ("weather-api", include_str!("../policies/weather-api.toml")),
+    ("mail-sender", include_str!("../policies/mail-sender.toml")),
+    ("grove", include_str!("../policies/grove.toml")),
 ];
 
 pub(crate) fn run(args: &InitArgs) -> anyhow::Result<Report> {
