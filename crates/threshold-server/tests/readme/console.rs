@@ -1,16 +1,16 @@
-//! Commands that a page shows in its `console` blocks, and what it says they print.
+//! Reads the commands of a page's `console` blocks and their output.
 
-/// The section whose commands start a service and ask it; `threshold-limiter`, whose examples they start, tests them.
+/// The section whose commands start an example of `threshold-limiter`, which tests them.
 pub(crate) const OWN_SERVICE: &str = "In your own service\n";
 
-/// A command and what it is said to print.
+/// A command and the output that the page shows.
 #[derive(Debug)]
 pub(crate) struct Shown {
     pub(crate) command: String,
     pub(crate) output: Vec<String>,
 }
 
-/// The sections of a page, each from its title on.
+/// The sections of a page, each beginning with its title.
 pub(crate) fn sections(page: &str) -> impl Iterator<Item = &str> {
     page.split("\n## ")
 }
@@ -26,7 +26,7 @@ pub(crate) fn blocks<'t>(text: &'t str, language: &str) -> Vec<Vec<&'t str>> {
     blocks
 }
 
-/// All commands, in order. One that ends in a backslash goes on in the next line.
+/// All commands, in order. A command that ends in a backslash continues on the next line.
 pub(crate) fn commands(text: &str) -> Vec<Shown> {
     let mut shown: Vec<Shown> = Vec::new();
     for line in blocks(text, "console").concat() {
@@ -43,13 +43,13 @@ pub(crate) fn commands(text: &str) -> Vec<Shown> {
     shown
 }
 
-/// A command printed what is shown.
+/// Fails unless a command printed what the page shows.
 #[track_caller]
 pub(crate) fn assert_agree(command: &str, shown: &[String], printed: &[String]) {
     assert!(agree(shown, printed), "$ {command}\nshown:\n{}\nprinted:\n{}", shown.join("\n"), printed.join("\n"));
 }
 
-/// Whether a line is as shown, `…` standing for any part of it.
+/// Returns whether a line is as shown; `…` stands for any part of it.
 fn alike(shown: &str, line: &str) -> bool {
     match shown.split_once('…') {
         None => shown == line,
@@ -59,7 +59,7 @@ fn alike(shown: &str, line: &str) -> bool {
     }
 }
 
-/// Whether lines are as shown, `…` standing for any of them.
+/// Returns whether lines are as shown; `…` stands for any number of them.
 fn agree(shown: &[String], lines: &[String]) -> bool {
     match shown.split_first() {
         None => lines.is_empty(),

@@ -1,27 +1,37 @@
-//! Every command of the README does what the README says.
+//! The commands of the README and of the tutorial print what these pages show; pages, links and figures agree.
 //!
-//! In each `console` block a line that begins with `$ ` is run in one scratch folder, and what follows must be what it
-//! prints; `…` stands for any lines, or for any part of one, `[exit N]` for how it ends. `policy.example.toml` is the
-//! README's own policy, and `cases.json` what its `cat` shows. A command that ends with `&` goes on beside the others, until
-//! the next such command, and what the README calls port 8080 is a free one here. `cargo run --release --` is the program
-//! under test; that it is the one binary which `cargo run` finds is a test of its own. The section whose service is in another
-//! crate is tested there.
+//! In each `console` block a line that begins with `$ ` is run in one scratch folder, and the lines after it must be its
+//! output; `…` stands for any lines, or for any part of one, `[exit N]` for the exit status. `policy.example.toml` is the
+//! README's own policy. `cat FILE` writes what the page shows into that file. A server runs beside the commands that follow,
+//! until the next server, and listens on a free port instead of 8080. `cargo run --release --` is the program under test; that
+//! it is the only binary which `cargo run` finds is a test of its own. The section whose service is in another crate is
+//! tested there.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
 mod console;
+mod links;
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Where the README's server listens.
-const ADDRESS: &str = "127.0.0.1:8080";
-
 use console::Shown;
 
-/// What stands for `threshold` in a clone.
+/// Where the pages' servers listen.
+const ADDRESS: &str = "127.0.0.1:8080";
+
+/// The command that takes the place of `threshold` in a clone.
 const FROM_A_CLONE: &str = "cargo run --release -- ";
+
+/// The root of the repository.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap()
+}
 
 /// A command where `threshold` is the program under test.
 fn shell(command: &str, folder: &Path) -> Command {
@@ -32,14 +42,14 @@ fn shell(command: &str, folder: &Path) -> Command {
     shell
 }
 
-/// The README's server, on a free port, until the test ends.
+/// A page's server, on a free port, until it is dropped.
 struct Server {
     child: Child,
     address: String,
 }
 
 impl Server {
-    /// Starts it, and says what it printed, with the README's address for its own.
+    /// Starts it, and returns what it printed, with the page's address in place of its own.
     fn start(command: &str, folder: &Path) -> (Self, Vec<String>) {
         let command = format!("exec {command} --http 127.0.0.1:0");
         let mut child = shell(&command, folder).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
@@ -66,9 +76,13 @@ impl Drop for Server {
     }
 }
 
-/// Runs one command to its end.
-fn run(command: &str, folder: &Path) -> Vec<String> {
-    let output = shell(command, folder).output().unwrap();
+/// Runs one command to its end. The program's own commands find the server, if there is one, at the port it really has.
+fn run(command: &str, folder: &Path, server: Option<&Server>) -> Vec<String> {
+    let mut shell = shell(command, folder);
+    if let Some(server) = server {
+        shell.env("THRESHOLD_SERVER", format!("http://{}", server.address));
+    }
+    let output = shell.output().unwrap();
     let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     if !output.status.success() {
@@ -77,54 +91,84 @@ fn run(command: &str, folder: &Path) -> Vec<String> {
     lines
 }
 
-#[test]
-fn the_readme_does_what_it_says() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
-    let folder: PathBuf = std::env::temp_dir().join(format!("threshold-readme-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let policy = console::blocks(&readme, "toml").first().expect("the README shows a policy").join("\n") + "\n";
-    std::fs::write(folder.join("policy.example.toml"), policy).unwrap();
-    let sections = console::sections(&readme).filter(|text| !text.starts_with(console::OWN_SERVICE));
-    let shown: Vec<Shown> = sections.flat_map(console::commands).collect();
-    assert!(shown.len() >= 8, "the README shows {} commands", shown.len());
+/// Runs the commands of a page in a folder.
+fn play(shown: Vec<Shown>, folder: &Path) {
+    assert!(shown.len() >= 8, "the page shows {} commands", shown.len());
     let mut server: Option<Server> = None;
     for Shown { command, output } in shown {
-        // Installing is what put the program under test where it is, and this test is one of `./test`.
+        // The tests run on an installed program already, and are what `./test` runs.
         if command.starts_with("cargo install") || command == "./test" {
             continue;
         }
+        let here = |text: &str| match &server {
+            Some(server) => text.replace(ADDRESS, &server.address),
+            None => text.to_owned(),
+        };
         let command = command.replace(FROM_A_CLONE, "threshold ");
         if let Some(file) = command.strip_prefix("cat ") {
-            std::fs::write(folder.join(file), output.join("\n")).unwrap();
+            std::fs::write(folder.join(file), here(&output.join("\n")) + "\n").unwrap();
             continue;
         }
-        let lines = match (command.strip_suffix(" &"), &server) {
-            (Some(command), _) => {
-                // The one before has the journal.
-                drop(server.take());
-                let (started, printed) = Server::start(command, &folder);
-                server = Some(started);
-                printed
-            }
-            (None, Some(server)) => run(&command.replace(ADDRESS, &server.address), &folder),
-            (None, None) => run(&command, &folder),
+        let lines = if command.starts_with("threshold serve") {
+            // Two servers cannot have the same journal.
+            drop(server.take());
+            let (started, printed) = Server::start(&command, folder);
+            server = Some(started);
+            printed
+        } else {
+            run(&here(&command), folder, server.as_ref())
         };
         console::assert_agree(&command, &output, &lines);
     }
+}
+
+/// An empty folder for the commands of a page.
+fn scratch(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("threshold-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+#[test]
+fn the_readme_does_what_it_says() {
+    let (readme, folder) = (read("README.md"), scratch("readme"));
+    let policy = console::blocks(&readme, "toml").first().expect("the README shows a policy").join("\n") + "\n";
+    std::fs::write(folder.join("policy.example.toml"), policy).unwrap();
+    let sections = console::sections(&readme).filter(|text| !text.starts_with(console::OWN_SERVICE));
+    play(sections.flat_map(console::commands).collect(), &folder);
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// The first screen names the two commands that a clone is tried with: one starts the server, and is followed by a request
-/// that it answers; the other runs the tests. Both are there to be run as they stand.
+#[test]
+fn the_tutorial_does_what_it_says() {
+    let folder = scratch("tutorial");
+    play(console::commands(&read("docs/tutorial.md")), &folder);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// The figures of the README are those of the page that says how they were measured.
+#[test]
+fn the_readme_shows_figures_that_were_measured() {
+    let (readme, measured) = (read("README.md"), read("docs/benchmarks.md"));
+    let (_, section) = readme.split_once("### How fast it is\n").expect("the README has a section about speed");
+    let section = section.split_once("\n## ").map_or(section, |(section, _)| section);
+    let rows: Vec<&str> = section.lines().filter(|line| line.starts_with("| ")).collect();
+    assert!(rows.len() >= 5, "{rows:?}");
+    for row in rows {
+        assert!(measured.contains(row), "docs/benchmarks.md does not have this row:\n{row}");
+    }
+}
+
+/// The first screen says in one sentence what this is, shows what it looks like, and names the two commands to try in a
+/// clone: one starts the server, followed by a request that it answers; the other runs the tests.
 #[test]
 fn the_first_screen_starts_the_server_and_the_tests() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
-    let screen: Vec<&str> = readme.lines().take(30).collect();
+    let (root, readme) = (root(), read("README.md"));
+    let screen: Vec<&str> = readme.lines().take(45).collect();
     let shown: Vec<String> = console::commands(&screen.join("\n")).into_iter().map(|shown| shown.command).collect();
-    let [serve, curl, test] = shown.as_slice() else { panic!("{shown:?}") };
-    assert_eq!(serve, &format!("{FROM_A_CLONE}serve &"));
+    let [.., explain, serve, curl, test] = shown.as_slice() else { panic!("{shown:?}") };
+    assert!(explain.starts_with("threshold explain "), "{explain}");
+    assert_eq!(serve, "cargo run --release -- serve");
     assert!(curl.starts_with("curl ") && curl.contains(ADDRESS), "{curl}");
     assert_eq!(test, "./test");
     let usage = Command::new(root.join("test")).arg("no such mode").output().unwrap();
@@ -141,7 +185,7 @@ fn the_first_screen_starts_the_server_and_the_tests() {
     assert_eq!(binaries.collect::<Vec<_>>(), ["threshold"]);
 }
 
-/// All files of Rust below a folder.
+/// Adds the text of all Rust files below a folder.
 fn sources(folder: &Path, text: &mut String) {
     for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
         let path = entry.path();
@@ -153,11 +197,10 @@ fn sources(folder: &Path, text: &mut String) {
     }
 }
 
-/// `docs/limits.md` names a test for each table that could fill, and every one of them is there.
+/// `docs/limits.md` names a test for each bound, and every one of them exists.
 #[test]
 fn every_bound_has_a_test() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let page = std::fs::read_to_string(root.join("docs/limits.md")).unwrap();
+    let (root, page) = (root(), read("docs/limits.md"));
     let mut code = String::new();
     for krate in ["threshold-core", "threshold-limiter", "threshold-server"] {
         for part in ["src", "tests"] {
