@@ -220,3 +220,22 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         attempt
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Woken by: no removal of the first in `add`.
+    #[test]
+    fn of_too_many_moved_digests_the_oldest_is_forgotten() {
+        let digest = |number: usize| Digest::from_u128(number as u128);
+        let mut moved = Moved::default();
+        for number in 0..=MAX_MOVED {
+            moved.add(digest(number), digest(MAX_MOVED + number));
+            moved.add(digest(number), digest(MAX_MOVED + number));
+        }
+        assert_eq!((moved.to.len(), moved.in_order.len()), (MAX_MOVED, MAX_MOVED));
+        assert_eq!(moved.to.get(&digest(0)), None);
+        assert_eq!(moved.to.get(&digest(1)), Some(&digest(MAX_MOVED + 1)));
+    }
+}
