@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, anyhow};
 use governor::{DefaultKeyedRateLimiter, Quota};
 use limitador::limit::Namespace;
 use threshold_core::limit::Algorithm;
-use threshold_limiter::{KeyLimiter, Limit};
+use threshold_limiter::{KeyLimiter, Limit, LimitOptions};
 use throttlecrab::PeriodicStore;
 use trypema::RateLimiterBuilder as _;
 use trypema::local::LocalRateLimiterProvider;
@@ -72,7 +72,7 @@ impl Threshold {
             Answer::Allowed => far(),
             Answer::Denied => format!("1/day burst {NEAR}"),
         };
-        Limit::parse(&text, Some(Algorithm::TokenBucket)).context("a limit for Threshold")
+        LimitOptions::new().algorithm(Algorithm::TokenBucket).parse(&text).context("a limit for Threshold")
     }
 
     /// How many of these are allowed, in batches of 64.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use findings::grouped;
 use threshold_core::limit::Algorithm;
-use threshold_limiter::{KeyLimiter, Limit};
+use threshold_limiter::{KeyLimiter, LimitOptions};
 
 use contenders::{Answer, Contender, FAR, Make, Threshold};
 use layers::Layers;
@@ -168,7 +168,7 @@ fn layered(settings: &Settings, report: &mut Report) -> Result<()> {
         fill(&batched, &users, answer);
         if answer == Answer::Allowed {
             // A seventh of a minute is no whole number of microseconds: Threshold then keeps a fraction as well.
-            let limit = Limit::parse(&format!("7/min burst {FAR}"), Some(Algorithm::TokenBucket))?;
+            let limit = LimitOptions::new().algorithm(Algorithm::TokenBucket).parse(&format!("7/min burst {FAR}"))?;
             let fraction: Box<dyn Contender> = Box::new(Threshold(KeyLimiter::new(limit, users.len() as u64)));
             fraction.check_all(&users);
             singles.push(("threshold, one limit with a fraction".to_owned(), fraction));
@@ -209,8 +209,8 @@ fn moved(keys: usize, report: &mut Report) -> Result<()> {
     let names = names(keys * 2);
     // Windows, because they are in the table that moves slots; token buckets by key are in one that never does. Those of a
     // millisecond leave balances that say nothing, which are dropped as room is needed.
-    let fast = Limit::parse("1000000/ms", Some(Algorithm::FixedWindow))?;
-    let live = Limit::parse("1000000/day", Some(Algorithm::FixedWindow))?;
+    let fast = LimitOptions::new().algorithm(Algorithm::FixedWindow).parse("1000000/ms")?;
+    let live = LimitOptions::new().algorithm(Algorithm::FixedWindow).parse("1000000/day")?;
     for (how, limit, names) in [
         ("filled to max_keys", live, &names[..keys]),
         ("twice max_keys, all live", live, &names[..]),
@@ -232,9 +232,9 @@ fn balances(keys: usize, report: &mut Report) -> Result<()> {
     const USED: u64 = 10;
     let names = names(keys);
     for algorithm in Algorithm::ALL {
-        let text = if algorithm == Algorithm::Concurrency { "10" } else { "10/h" };
+        let text = if algorithm.is_concurrency() { "10" } else { "10/h" };
         // Half of the table stays empty, so nothing is evicted.
-        let limiter = KeyLimiter::new(Limit::parse(text, Some(algorithm))?, keys as u64 * 2);
+        let limiter = KeyLimiter::new(LimitOptions::new().algorithm(algorithm).parse(text)?, keys as u64 * 2);
         let (_, heap) = counted(|| {
             for name in &names {
                 let _ = (0..USED).filter(|_| limiter.check(name, 1).allowed).count();

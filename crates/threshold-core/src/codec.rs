@@ -175,7 +175,7 @@ impl Writer {
 }
 
 /// Takes values off the front of a record.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     version: u8,

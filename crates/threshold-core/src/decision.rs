@@ -4,11 +4,9 @@ use std::fmt;
 
 use arrayvec::ArrayVec;
 
-use crate::balance::Balance;
-use crate::bill::Charge;
 use crate::key::{DigestKey, Domain, Part, TraceId};
 use crate::ladder::Penalty;
-use crate::limit::{Limit, Look, Unit, estimate_window_end};
+use crate::limit::{Unit, clock_window_end};
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
 use crate::policy::{Banned, Disclosure, Layer, Listed, OnStoreError, Policy, Rule};
 use crate::settle::{Escalation, Outcome, Settled};
@@ -143,7 +141,7 @@ impl Reading {
 
     /// `resetAt` of an answer that allows.
     fn reset_if_allowed(&self, at: Timestamp) -> Option<u64> {
-        let reset = if self.estimate { Some(estimate_window_end(self.period, at)) } else { self.resets() };
+        let reset = if self.estimate { Some(clock_window_end(self.period, at)) } else { self.resets() };
         reset.map(Timestamp::secs_ceil)
     }
 }
@@ -350,9 +348,9 @@ impl Plan<'_> {
                 charged: false,
                 resets: Timestamp::MAX,
                 ready: Timestamp::MAX,
-                bucket: if let Limit::Rate(rate) = met.limit { rate.burst() } else { 0 },
-                at_once: matches!(met.limit, Limit::Concurrency(_)),
-                estimate: matches!(met.limit, Limit::Estimate(_)),
+                bucket: if met.limit.refills_smoothly() { met.limit.capacity() } else { 0 },
+                at_once: met.limit.is_concurrency(),
+                estimate: met.limit.resets_with_clock(),
             });
         }
     }
@@ -486,8 +484,10 @@ impl Plan<'_> {
             settled.mark = None;
             if Some(index) == full {
                 let blocked = charge.terms.block_for.map(|span| now.plus(span));
-                settled.look.ready_at =
-                    ready_if_full(charge, &settled.look, self.trace(), now).max(blocked.unwrap_or(now));
+                settled.look.ready_at = charge
+                    .limit
+                    .ready_if_full(charge.cost, &settled.look, now, self.trace())
+                    .max(blocked.unwrap_or(now));
                 settled.look.allowed = false;
                 settled.look.remaining = 0;
             }
@@ -570,21 +570,6 @@ impl Plan<'_> {
     }
 }
 
-/// When a charge would fit a limit that has just been used up. Windows and logs say themselves when there is room again;
-/// of the rest somebody who comes now and takes it all finds out.
-fn ready_if_full(charge: &Charge<'_>, look: &Look, trace: TraceId, now: Timestamp) -> Timestamp {
-    let somebody = || {
-        let mut balance = Balance::default();
-        balance.charge(charge.limit, charge.limit.capacity(), now, trace);
-        balance.look(charge.limit, charge.cost.max(1), now).0.ready_at
-    };
-    let own = match charge.limit {
-        Limit::Window(_) | Limit::Log(_) => Some(look.reset_if_charged),
-        Limit::Rate(_) | Limit::Estimate(_) | Limit::Concurrency(_) | Limit::Never => None,
-    };
-    own.unwrap_or_else(somebody)
-}
-
 /// A reading that allows is ready now.
 fn allowed_now(reading: &Reading, now: Timestamp) -> Option<Timestamp> {
     reading.allowed.then_some(now)
@@ -629,6 +614,7 @@ fn shadow_delay(key: DigestKey, trace: TraceId) -> Span {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::balance::Balance;
     use crate::facts::Facts;
     use crate::headers::{BodyForm, denial_body, header_fields};
     use crate::policy::{BanSource, Banned, Rank, Who};

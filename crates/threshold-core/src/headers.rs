@@ -6,7 +6,7 @@ use sfv::{ItemSerializer, KeyRef, RefBareItem, StringRef};
 use crate::caller::Caller;
 use crate::decision::{Decision, Reading};
 use crate::facts::Facts;
-use crate::limit::{Limit, MAX_QUOTA, Unit, any_period, quantity};
+use crate::limit::{MAX_QUOTA, Unit, any_period, quantity};
 use crate::policy::{Disclosure, Layer, Listed, Per, Policy, Rule};
 use crate::time::Span;
 
@@ -121,7 +121,7 @@ impl StaticFields {
                 limit: limit.shown_quota(),
                 period: limit.shown_period(),
                 unit: counts.unit(),
-                at_once: matches!(limit, Limit::Concurrency(_)),
+                at_once: limit.is_concurrency(),
             };
             Some((figures, policy_item(rule, figures)?.into()))
         });

@@ -1,28 +1,28 @@
-//! A lease: part of a limit that a store has granted a node ahead of time.
+//! A lease: part of a limit that a store grants a node ahead of time.
 
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::{Digest, TraceId};
 use crate::time::Timestamp;
 
-/// What a node may spend without asking, and until when.
+/// Units that a node may spend without asking the store, until a deadline.
 ///
-/// Spent and granted together never pass the limit's bound, so a lease names the window or bucket it was taken from and
-/// the store's epoch: after a loss of data, grants of an older epoch are told from new ones.
+/// Spent and granted units together never exceed the limit's bound. So a lease names the window or bucket it was taken from,
+/// and the store's epoch: a store that has lost data raises its epoch and refuses grants of an older one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease {
-    /// Which grant this is; returning it twice does nothing.
+    /// The id of the grant; returning it twice does nothing.
     pub id: TraceId,
     /// The store's epoch when it was granted.
     pub epoch: u64,
     /// The policy it was granted under.
     pub generation: u64,
-    /// Whose budget it is part of.
+    /// The key whose limit it is part of.
     pub key: Digest,
-    /// How much may be spent.
+    /// The units that may be spent.
     pub units: u64,
-    /// The window or bucket it was taken from; for a token bucket, when.
+    /// The window or bucket it was taken from; for a token bucket, the time of the grant.
     pub part: Timestamp,
-    /// When it ends.
+    /// The deadline.
     pub until: Timestamp,
 }
 

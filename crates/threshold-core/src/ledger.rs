@@ -24,14 +24,14 @@ use crate::receipt::{ActualCost, CommitError, OnExpire, Receipt, Reservation};
 use crate::settle::{Outcome, settle};
 use crate::time::{Span, Timestamp};
 
-/// Everything that is stored, in maps.
+/// An in-memory store of every kind of record, in plain maps.
 #[derive(Debug)]
 pub struct Ledger {
     balances: BTreeMap<Digest, Balance>,
     standings: BTreeMap<Digest, Standing>,
     accounts: BTreeMap<Digest, Account>,
     reservations: BTreeMap<TraceId, Reservation>,
-    /// Receipts that were refunded, until refunding them would do nothing anyway.
+    /// Refunded receipts, until refunding them would change nothing anyway.
     refunded: BTreeMap<TraceId, Timestamp>,
     requests: BTreeMap<Digest, RequestRecord>,
     control: ControlLog,
@@ -54,16 +54,16 @@ impl Default for Ledger {
 /// A decision, and the receipt of what it charged.
 #[derive(Debug)]
 pub struct Checked {
-    /// What the request is told.
+    /// The answer to the request.
     pub decision: Decision,
-    /// What it was charged, if anything.
+    /// The receipt of its charges, if anything was charged.
     pub receipt: Option<Receipt>,
-    /// What a reservation of it holds, if it was allowed.
+    /// The receipt that a reservation holds, if the request was allowed.
     pub holding: Option<Receipt>,
 }
 
 impl Checked {
-    /// What a settled plan comes to.
+    /// The decision and receipts of a settled plan.
     #[must_use]
     pub fn new(plan: &Plan<'_>, outcome: &Outcome) -> Self {
         let decision = plan.decide(outcome);
@@ -90,7 +90,7 @@ impl Ledger {
         Ok(Checked::new(&plan, &outcome))
     }
 
-    /// Loads what a plan touches, settles it, and saves what changed.
+    /// Loads the records of a plan, settles it, and saves the changes.
     pub fn settle(&mut self, plan: &Plan<'_>, now: Timestamp) -> Outcome {
         self.expire_reservations(now);
         let mut balances: ArrayVec<Balance, MAX_CHARGES> =
@@ -114,7 +114,7 @@ impl Ledger {
         outcome
     }
 
-    /// Carries out a command. There is always room.
+    /// Executes a command. A ledger is never full, so this cannot fail.
     pub fn execute(&mut self, command: &Command, now: Timestamp) -> Answer {
         match execute(command, self, now) {
             Ok(answer) => answer,
@@ -122,26 +122,26 @@ impl Ledger {
         }
     }
 
-    /// Gives a charge back, once. Says whether this was the first time.
+    /// Gives a charge back, once. Returns whether this was the first time.
     pub fn refund(&mut self, receipt: &Receipt, now: Timestamp) -> bool {
         matches!(self.execute(&Command::Refund(Box::new(receipt.clone())), now), Answer::Refunded { first: true })
     }
 
-    /// Gives back what a receipt says was charged and charges it again, as of now.
+    /// Gives back the charges of a receipt and makes them again, as of now.
     pub fn renew(&mut self, receipt: &mut Receipt, now: Timestamp) {
         if let Answer::Renewed(renewed) = self.execute(&Command::Renew(Box::new(receipt.clone())), now) {
             *receipt = *renewed;
         }
     }
 
-    /// Holds what a receipt says was charged.
+    /// Reserves the charges of a receipt.
     pub fn reserve(&mut self, receipt: Receipt, ttl: Span, on_expire: OnExpire) -> TraceId {
         let (id, now) = (receipt.id(), receipt.at());
         self.execute(&Command::Reserve { receipt: Box::new(receipt), ttl, on_expire }, now);
         id
     }
 
-    /// Ends a reservation with what it really cost.
+    /// Ends a reservation with its actual cost.
     ///
     /// # Errors
     /// Where the reservation is unknown or has ended, or was committed with another cost.
@@ -157,17 +157,17 @@ impl Ledger {
         self.execute(&Command::Release { id }, now).ended()
     }
 
-    /// The account under a digest.
+    /// The account of a digest, which is created if there is none.
     pub fn account(&mut self, key: Digest) -> &mut Account {
         self.accounts.entry(key).or_default()
     }
 
-    /// What bars a login, if anything does.
+    /// The first refusal among the plans that a login must pass, if any.
     pub fn login_barred(&mut self, bars: &[Plan<'_>], now: Timestamp) -> Option<Refusal> {
         bars.iter().find_map(|bar| Refusal::barring(&bar.decide(&self.settle(bar, now))))
     }
 
-    /// Drops everything that says nothing at `now`.
+    /// Drops every record that has no effect from `now` on.
     pub fn sweep(&mut self, now: Timestamp) {
         self.expire_reservations(now);
         self.balances.retain(|_, balance| balance.silent_from() > now);
@@ -176,13 +176,13 @@ impl Ledger {
         self.requests.retain(|_, request| request.until() > now);
     }
 
-    /// How many keys are kept.
+    /// The number of balances and standings.
     #[must_use]
     pub fn len(&self) -> usize {
         self.balances.len().saturating_add(self.standings.len())
     }
 
-    /// Whether nothing is kept.
+    /// Whether there are no balances and no standings.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -293,7 +293,7 @@ impl Records for Ledger {
     }
 
     fn save_control(&mut self, change: &ControlChange, now: Timestamp) -> Result<u64, Infallible> {
-        // There is always room.
+        // The log has no bound, so it is never full.
         Ok(self.control.add(change.clone(), now).unwrap_or_else(|ControlFull| self.control.last()))
     }
 

@@ -1,41 +1,44 @@
-//! The closed list of algorithms, and the one match over it.
+//! Limits: the list of algorithms, and every question that is asked of a limit.
 //!
-//! Each algorithm is a file of its own that answers the same four questions about the state of one key:
-//! `bring` (is the state still in my terms?), `look` (does this cost fit, and if not, when?), `charge`, and
-//! `give_back`. Looking never changes anything; charging never asks again.
+//! Each algorithm is a file of its own that implements [`LimitAlgorithm`] and is named in the list below. A [`Limit`] is one
+//! of them with its figures. Nothing outside of this module knows which: it asks the limit.
 
+mod algorithm;
+mod build;
 mod bytes;
+mod compare;
 mod concurrency;
-mod estimate;
-#[cfg(test)]
-mod laws;
-mod log;
-#[cfg(test)]
-mod model;
+mod entries;
+mod error;
+mod fixed_window;
+mod list;
 mod notation;
-mod rate;
-mod scale;
-mod window;
+mod sliding_estimate;
+mod sliding_log;
+mod sliding_window;
+mod token_bucket;
 mod words;
 
 use std::fmt;
 use std::num::NonZeroU64;
 
-use crate::balance::State;
+use crate::balance::{Balance, Small};
+use crate::codec::{BytesError, Reader, Writer};
 use crate::key::TraceId;
 use crate::time::{Span, Timestamp};
 
-pub use concurrency::Concurrency;
-pub(crate) use concurrency::{Hold, HoldsState, MAX_HOLDS};
-pub use estimate::Estimate;
-pub(crate) use estimate::{EstimateState, window_end as estimate_window_end};
-pub use log::Log;
-pub(crate) use log::{Entry, LogState, MAX_ENTRIES};
+pub(crate) use algorithm::LimitOption;
+use algorithm::{AlgorithmState, Figures, LimitAlgorithm, StateSlot};
+pub use build::LimitOptions;
+#[cfg(test)]
+pub(crate) use concurrency::{Hold, Holds, MAX_HOLDS};
+#[cfg(test)]
+pub(crate) use entries::{Entries, Entry, MAX_ENTRIES};
+pub use error::LimitError;
+pub use fixed_window::Anchor;
 pub use notation::{NotationError, Quota, Unit, parse_span};
-pub use rate::{PackedRate, Rate, Ticks};
-pub(crate) use rate::{RateState, RefundedState};
-pub(crate) use window::WindowState;
-pub use window::{Anchor, Window};
+pub use sliding_log::SlidingLog;
+pub use token_bucket::{PackedRate, Ticks};
 pub use words::Words;
 pub(crate) use words::{any_period, quantity};
 
@@ -50,56 +53,75 @@ pub const MAX_CONCURRENCY: u32 = 65_536;
 /// The most sub-windows a sliding window is cut into.
 pub const MAX_BUCKETS: u32 = 1_024;
 
-/// The names of the algorithms.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Algorithm {
+list::algorithms! { [$]
     /// GCRA: a bucket that refills smoothly.
-    TokenBucket,
+    TokenBucket in token_bucket keeps Bucket;
     /// One count per window.
-    FixedWindow,
+    FixedWindow in fixed_window keeps WindowCount;
     /// Sub-windows that leave one by one.
-    SlidingWindow,
+    SlidingWindow in sliding_window keeps Entries;
     /// Two windows, weighted.
-    SlidingEstimate,
-    /// Every request's time.
-    SlidingLog,
+    SlidingEstimate in sliding_estimate keeps TwoWindows;
+    /// The time of every request. It keeps the `Entries` of a sliding window.
+    SlidingLog in sliding_log;
     /// How many at once.
-    Concurrency,
+    Concurrency in concurrency keeps Holds;
 }
 
-impl Algorithm {
-    /// Every algorithm, in the order of the specification.
-    pub const ALL: [Self; 6] = [
-        Self::TokenBucket,
-        Self::FixedWindow,
-        Self::SlidingWindow,
-        Self::SlidingEstimate,
-        Self::SlidingLog,
-        Self::Concurrency,
-    ];
+// After the list: they use its macros.
+#[cfg(test)]
+mod laws;
+#[cfg(test)]
+mod model;
 
+impl Algorithm {
     /// The name as a policy writes it.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::TokenBucket => "token-bucket",
-            Self::FixedWindow => "fixed-window",
-            Self::SlidingWindow => "sliding-window",
-            Self::SlidingEstimate => "sliding-estimate",
-            Self::SlidingLog => "sliding-log",
-            Self::Concurrency => "concurrency",
-        }
+        each_algorithm!(self, A => <A as LimitAlgorithm>::NAME)
     }
 
-    /// The algorithm a quota gets when its rule names none: a bucket up to a minute, sub-windows beyond, since
-    /// a bucket that starts full would give an idle client twice a day's quota.
+    /// The algorithm of this name.
     #[must_use]
-    pub fn default_for(period: Span, unit: Unit, named_cost: bool) -> Self {
-        if period <= Span::MINUTE && unit == Unit::Count && !named_cost {
-            Self::TokenBucket
-        } else {
-            Self::SlidingWindow
-        }
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|algorithm| algorithm.name() == name)
+    }
+
+    /// Whether it counts requests in flight: what it charges is held until the request ends.
+    #[must_use]
+    pub const fn is_concurrency(self) -> bool {
+        each_algorithm!(self, A => <A as LimitAlgorithm>::HELD)
+    }
+
+    /// The algorithm that serves a quota: this one, unless the quota is too large for it and another takes larger ones.
+    #[must_use]
+    pub const fn for_quota(self, quota: u64) -> Self {
+        each_algorithm!(self, A => match <A as LimitAlgorithm>::LARGER {
+            Some(larger) if quota > <A as LimitAlgorithm>::MAX_QUOTA => larger,
+            Some(_) | None => self,
+        })
+    }
+
+    /// Whether an option of a policy's rule is for this algorithm.
+    pub(crate) fn takes(self, option: LimitOption) -> bool {
+        each_algorithm!(self, A => <A as LimitAlgorithm>::OPTIONS.contains(&option))
+    }
+
+    /// The first algorithm that an option of a policy's rule is for.
+    pub(crate) fn that_takes(option: LimitOption) -> Option<Self> {
+        Self::ALL.into_iter().find(|algorithm| algorithm.takes(option))
+    }
+
+    fn make(self, figures: &Figures) -> Result<Limit, LimitError> {
+        each_algorithm!(self, A => <A as LimitAlgorithm>::new(figures).map(Limit::from))
+    }
+
+    fn has_tag(self, tag: u8) -> bool {
+        each_algorithm!(self, A => <A as LimitAlgorithm>::TAGS.contains(&tag))
+    }
+
+    fn read(self, tag: u8, from: &mut Reader<'_>) -> Result<Limit, BytesError> {
+        each_algorithm!(self, A => <A as LimitAlgorithm>::read(tag, from).map(Limit::from))
     }
 }
 
@@ -109,112 +131,59 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// One limit, ready to be asked: an algorithm with its figures.
+/// One limit: an algorithm with its figures.
+///
+/// ```
+/// use std::time::Duration;
+/// use threshold_core::Limit;
+///
+/// let hundred_a_minute = Limit::per_minute(100);
+/// let from_text: Limit = "100/min".parse()?;
+/// assert_eq!(hundred_a_minute, from_text);
+/// let exact = Limit::sliding_log(5, Duration::from_secs(900))?;
+/// assert_eq!(exact.to_string(), "5/15min");
+/// # Ok::<(), threshold_core::limit::LimitError>(())
+/// ```
 #[derive(Debug, Clone, Copy, Eq)]
-pub enum Limit {
-    /// `token-bucket`.
-    Rate(Rate),
-    /// `fixed-window`.
-    Window(Window),
-    /// `sliding-window` and `sliding-log`.
-    Log(Log),
-    /// `sliding-estimate`.
-    Estimate(Estimate),
-    /// `concurrency`.
-    Concurrency(Concurrency),
-    /// `none`, or `deny = true`: nothing ever fits.
-    Never,
-}
+pub struct Limit(Kind);
 
-/// A table asks this of every balance it charges, and nearly all are buckets.
+/// A table compares the limit of every balance it charges, and nearly all are token buckets.
 impl PartialEq for Limit {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
-        if let (Self::Rate(own), Self::Rate(other)) = (self, other) { own == other } else { self.is_otherwise(other) }
-    }
-}
-
-/// How a quota is counted, beyond its figures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Options {
-    pub(crate) algorithm: Option<Algorithm>,
-    pub(crate) anchor: Anchor,
-    pub(crate) buckets: u32,
-    pub(crate) burst: Option<u64>,
-    pub(crate) ttl: Span,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { algorithm: None, anchor: Anchor::Clock, buckets: 60, burst: None, ttl: Span::MINUTE }
-    }
-}
-
-impl Options {
-    /// The limit a quota makes; `None` is unlimited.
-    pub(crate) fn limit(&self, quota: Quota, named_cost: bool) -> Result<Option<Limit>, LimitError> {
-        let (amount, unit, period, burst) = match quota {
-            Quota::Unlimited => return Ok(None),
-            Quota::Never => return Ok(Some(Limit::Never)),
-            Quota::AtOnce(amount) if self.algorithm == Some(Algorithm::Concurrency) => {
-                return Concurrency::new(amount, self.ttl).map(|limit| Some(Limit::Concurrency(limit)));
-            }
-            Quota::AtOnce(amount) => {
-                return Err(LimitError(format!(
-                    "a limit needs a period: write \"{amount}/min\", or algorithm = \"concurrency\" for so many at once"
-                )));
-            }
-            Quota::Per { amount, unit, period, burst } => (amount, unit, period, burst),
-        };
-        let algorithm = self.algorithm.unwrap_or_else(|| Algorithm::default_for(period, unit, named_cost));
-        let burst = burst.or(self.burst);
-        if burst.is_some() && algorithm != Algorithm::TokenBucket {
-            let message = format!(
-                "a burst belongs to a token-bucket, and this limit is a {algorithm}; write algorithm = \"token-bucket\""
-            );
-            return Err(LimitError(message));
+        if let (Kind::TokenBucket(own), Kind::TokenBucket(other)) = (&self.0, &other.0) {
+            own == other
+        } else {
+            self.is_same_kind_as(other)
         }
-        let limit = match algorithm {
-            Algorithm::TokenBucket => Rate::new(amount, period, burst.unwrap_or(amount)).map(Limit::Rate),
-            Algorithm::FixedWindow => Window::new(amount, period, self.anchor).map(Limit::Window),
-            Algorithm::SlidingWindow => Log::bucketed(amount, period, self.buckets).map(Limit::Log),
-            Algorithm::SlidingEstimate => Estimate::new(amount, period).map(Limit::Estimate),
-            Algorithm::SlidingLog => Log::exact(amount, period).map(Limit::Log),
-            Algorithm::Concurrency => {
-                let message = "a concurrency limit has no period: write limit = \"10\" and a ttl";
-                Err(LimitError(message.to_owned()))
-            }
-        };
-        limit.map(Some)
     }
 }
 
-/// Figures that no limit can have; the text says which and what can.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LimitError(pub String);
-
-impl fmt::Display for LimitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for LimitError {}
-
-/// What a look at one key's state found, for one cost at one moment.
+/// The answer of one limit about one cost at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Look {
     /// Whether the cost fits now.
     pub allowed: bool,
     /// The whole cost that fits now, before any charge.
     pub remaining: u64,
-    /// When this cost fits if nobody else comes; `Timestamp::MAX` if it never will.
+    /// When this cost fits if no other request comes; `Timestamp::MAX` if it never will.
     pub ready_at: Timestamp,
     /// `resetAt` if this cost is charged now; `Timestamp::MAX` where the algorithm has none. For a sliding estimate, whose
     /// `resetAt` is the end of its window, it is when more fits.
     pub reset_if_charged: Timestamp,
     /// `resetAt` if nothing is charged; likewise.
     pub reset_if_not: Timestamp,
+}
+
+impl Look {
+    /// The answer of a limit that nothing fits.
+    const NEVER: Self = Self {
+        allowed: false,
+        remaining: 0,
+        ready_at: Timestamp::MAX,
+        reset_if_charged: Timestamp::MAX,
+        reset_if_not: Timestamp::MAX,
+    };
 }
 
 /// What a charge wrote: enough to give exactly that back, and nothing else.
@@ -253,271 +222,393 @@ impl Mark {
     }
 }
 
+/// Questions about the figures.
 impl Limit {
-    #[inline(never)]
-    fn is_otherwise(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Window(own), Self::Window(other)) => own == other,
-            (Self::Log(own), Self::Log(other)) => own == other,
-            (Self::Estimate(own), Self::Estimate(other)) => own == other,
-            (Self::Concurrency(own), Self::Concurrency(other)) => own == other,
-            (Self::Never, Self::Never) => true,
-            _ => false,
-        }
-    }
+    const NEVER: Self = Self(Kind::Never);
 
-    /// The algorithm's name; `None` for `Never`.
+    /// The algorithm; `None` for the limit that lets nothing through.
     #[must_use]
+    #[inline]
     pub const fn algorithm(&self) -> Option<Algorithm> {
-        match self {
-            Self::Rate(_) => Some(Algorithm::TokenBucket),
-            Self::Window(_) => Some(Algorithm::FixedWindow),
-            Self::Log(log) if log.is_exact() => Some(Algorithm::SlidingLog),
-            Self::Log(_) => Some(Algorithm::SlidingWindow),
-            Self::Estimate(_) => Some(Algorithm::SlidingEstimate),
-            Self::Concurrency(_) => Some(Algorithm::Concurrency),
-            Self::Never => None,
+        self.0.algorithm()
+    }
+
+    /// Whether nothing ever fits: `none` or `deny = true` in a policy.
+    #[must_use]
+    #[inline]
+    pub const fn is_never(&self) -> bool {
+        matches!(self.0, Kind::Never)
+    }
+
+    /// Whether it counts requests in flight: what it charges is held until the request ends.
+    #[must_use]
+    #[inline]
+    pub const fn is_concurrency(&self) -> bool {
+        match self.algorithm() {
+            Some(algorithm) => algorithm.is_concurrency(),
+            None => false,
         }
     }
 
-    /// Reads a limit as a policy writes it; without an algorithm, the one a policy would choose.
-    ///
-    /// # Errors
-    /// Where the text is no limit, or one that the algorithm cannot have.
-    pub fn parse(text: &str, algorithm: Option<Algorithm>) -> Result<Self, LimitError> {
-        let quota: Quota = text.parse().map_err(|error: NotationError| LimitError(error.to_string()))?;
-        let unlimited = || LimitError("unlimited is no limit".to_owned());
-        Options { algorithm, ..Options::default() }.limit(quota, false)?.ok_or_else(unlimited)
+    /// Whether it limits how much comes over a time: all but concurrency and `none` do.
+    #[must_use]
+    pub const fn is_over_time(&self) -> bool {
+        !self.is_never() && !self.is_concurrency()
     }
 
-    /// The limit in words, counting in `unit`: `100 at once, then one each 0.6 s; at most 200 in any minute`.
+    /// Whether the capacity refills unit by unit, as a token bucket does.
     #[must_use]
-    pub const fn words(&self, unit: Unit) -> Words<'_> {
-        Words { limit: self, unit }
+    #[inline]
+    pub const fn refills_smoothly(&self) -> bool {
+        match self.algorithm() {
+            Some(algorithm) => each_algorithm!(algorithm, A => <A as LimitAlgorithm>::REFILLS_SMOOTHLY),
+            None => false,
+        }
     }
 
-    /// The limit as a policy writes it, counting in `unit`.
+    /// Whether an answer's `resetAt` is the end of the current window of the clock, [`clock_window_end`].
     #[must_use]
-    pub fn notation(&self, unit: Unit) -> String {
-        let quota = match self {
-            Self::Never => Quota::Never,
-            Self::Concurrency(concurrency) => Quota::AtOnce(concurrency.quota()),
-            Self::Rate(rate) if rate.burst() != rate.quota() => {
-                let burst = Some(rate.burst());
-                Quota::Per { amount: rate.quota(), unit, period: rate.period(), burst }
-            }
-            other => Quota::Per { amount: other.quota(), unit, period: other.period(), burst: None },
-        };
-        quota.to_string()
+    #[inline]
+    pub(crate) const fn resets_with_clock(&self) -> bool {
+        match self.algorithm() {
+            Some(algorithm) => each_algorithm!(algorithm, A => <A as LimitAlgorithm>::RESETS_WITH_CLOCK),
+            None => false,
+        }
     }
 
     /// L as written.
     #[must_use]
     #[inline]
-    pub const fn quota(&self) -> u64 {
-        match self {
-            Self::Rate(rate) => rate.quota(),
-            Self::Window(window) => window.quota(),
-            Self::Log(log) => log.quota(),
-            Self::Estimate(estimate) => estimate.quota(),
-            Self::Concurrency(concurrency) => concurrency.quota(),
-            Self::Never => 0,
-        }
+    pub fn quota(&self) -> u64 {
+        each_limit!(&self.0, limit => limit.quota(), never => 0)
     }
 
-    /// The most that can fit at once: the burst of a bucket, else L. A larger cost is the caller's error.
+    /// The most that can fit at once: the burst of a token bucket, else L. A larger cost is the caller's error.
     #[must_use]
     #[inline]
-    pub const fn capacity(&self) -> u64 {
-        match self {
-            Self::Rate(rate) => rate.burst(),
-            other => other.quota(),
-        }
+    pub fn capacity(&self) -> u64 {
+        each_limit!(&self.0, limit => limit.capacity(), never => 0)
     }
 
     /// W as written; for concurrency, how long a hold lasts at most.
     #[must_use]
     #[inline]
-    pub const fn period(&self) -> Span {
-        match self {
-            Self::Rate(rate) => rate.period(),
-            Self::Window(window) => window.period(),
-            Self::Log(log) => log.period(),
-            Self::Estimate(estimate) => estimate.period(),
-            Self::Concurrency(concurrency) => concurrency.ttl(),
-            Self::Never => Span::ZERO,
-        }
+    pub fn period(&self) -> Span {
+        each_limit!(&self.0, limit => limit.period(), never => Span::ZERO)
     }
 
     /// The `limit` of an answer: L as written, or the burst where that is larger. So `remaining` never exceeds it.
     #[must_use]
     #[inline]
-    pub const fn shown_quota(&self) -> u64 {
-        match self {
-            Self::Rate(rate) if rate.burst() > rate.quota() => rate.burst(),
-            other => other.quota(),
-        }
+    pub fn shown_quota(&self) -> u64 {
+        each_limit!(&self.0, limit => limit.quota().max(limit.capacity()), never => 0)
     }
 
-    /// The time in which [`shown_quota`](Self::shown_quota) is available again: W as written, or what the burst takes
-    /// to refill where that is larger.
+    /// The time in which [`shown_quota`](Self::shown_quota) is available again: W as written, or the time in which the burst
+    /// refills where that is larger.
     #[must_use]
     #[inline]
-    pub const fn shown_period(&self) -> Span {
-        match self {
-            Self::Rate(rate) => rate.refill(),
-            other => other.period(),
-        }
+    pub fn shown_period(&self) -> Span {
+        each_limit!(&self.0, limit => limit.refill(), never => Span::ZERO)
     }
 
     /// The most this limit admits in any window of its period, by the bound of its algorithm.
     #[must_use]
-    pub const fn bound(&self) -> u64 {
-        match self {
-            Self::Rate(rate) => rate.burst().saturating_add(rate.quota()),
-            Self::Window(window) => window.quota().saturating_mul(2),
-            Self::Log(log) => log.quota(),
-            Self::Estimate(estimate) => estimate.quota().saturating_mul(2).saturating_sub(1),
-            Self::Concurrency(concurrency) => concurrency.quota(),
-            Self::Never => 0,
+    pub fn bound(&self) -> u64 {
+        each_limit!(&self.0, limit => limit.bound(), never => 0)
+    }
+
+    /// The share of L, in percent rounded down, that a client gets who always asks; `None` if that is all of it.
+    #[must_use]
+    pub fn steady_share(&self) -> Option<u64> {
+        each_limit!(&self.0, limit => limit.steady_share(), never => None)
+    }
+
+    /// The rate whose whole state is one number, for tables that keep millions of them; `None` where a state would not fit.
+    #[must_use]
+    pub fn packed_rate(&self, now: Timestamp) -> Option<PackedRate> {
+        each_limit!(&self.0, limit => limit.packed_rate(now), never => None)
+    }
+
+    /// How long after a charge it can matter at the most: debt takes a second refill.
+    pub(crate) fn memory(&self) -> Span {
+        Span::from_micros(self.shown_period().micros().saturating_mul(2))
+    }
+
+    /// L and W, if it has both.
+    const fn rate(&self) -> Option<(u64, Span)> {
+        each_limit!(&self.0, limit => limit.rate(), never => None)
+    }
+
+    fn figures(&self) -> Option<Figures> {
+        each_limit!(&self.0, limit => Some(limit.figures()), never => None)
+    }
+
+    const fn of_bucket(bucket: token_bucket::TokenBucket) -> Self {
+        Self(Kind::TokenBucket(bucket))
+    }
+
+    const fn of_window(window: sliding_window::SlidingWindow) -> Self {
+        Self(Kind::SlidingWindow(window))
+    }
+
+    #[inline(never)]
+    fn is_same_kind_as(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+
+    /// What the algorithm itself says of [`fills_before`](Self::fills_before), of two limits of the same one.
+    fn fills_before_own(&self, other: &Self, same_keys: bool) -> Option<bool> {
+        each_limit!(&self.0, limit => limit.fills_before(InLimit::of(other)?, same_keys), never => None)
+    }
+
+    fn describe(&self, unit: Unit, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        each_limit!(&self.0, limit => limit.describe(unit, f), never => f.write_str("never"))
+    }
+
+    /// Appends the limit: a tag and its figures.
+    pub(crate) fn write(&self, out: &mut Writer) {
+        each_limit!(&self.0, limit => limit.write(out), never => out.byte(0));
+    }
+
+    /// Takes a limit off the front; figures that no limit can have are malformed.
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        let tag = from.byte()?;
+        if tag == 0 {
+            return Ok(Self::NEVER);
         }
+        let mut result = Err(BytesError::Malformed("limit"));
+        for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| algorithm.has_tag(tag)) {
+            let mut rest = from.clone();
+            result = algorithm.read(tag, &mut rest);
+            if result.is_ok() {
+                *from = rest;
+                break;
+            }
+        }
+        result
+    }
+
+    /// The sliding log in this limit, if it is one.
+    pub(crate) fn as_sliding_log(&self) -> Option<SlidingLog> {
+        InLimit::of(self).copied()
+    }
+}
+
+/// Questions about stored state.
+impl Limit {
+    /// The `resetAt` of an answer: when there is more, or all, again. `Timestamp::MAX` where the algorithm has none.
+    #[must_use]
+    pub fn reset_at(&self, look: &Look, charged: bool, now: Timestamp) -> Timestamp {
+        match charged {
+            _ if self.resets_with_clock() => clock_window_end(self.period(), now),
+            true => look.reset_if_charged,
+            false => look.reset_if_not,
+        }
+    }
+
+    /// When `cost` would fit if this limit had just been used up by others, after `look` at it.
+    pub(crate) fn ready_if_full(&self, cost: u64, look: &Look, now: Timestamp, id: TraceId) -> Timestamp {
+        let reset_makes_room = match self.algorithm() {
+            Some(algorithm) => each_algorithm!(algorithm, A => <A as LimitAlgorithm>::RESET_MAKES_ROOM),
+            None => false,
+        };
+        if reset_makes_room {
+            return look.reset_if_charged;
+        }
+        let mut balance = Balance::default();
+        balance.charge(self, self.capacity(), now, id);
+        balance.look(self, cost.max(1), now).0.ready_at
     }
 
     /// This limit with the figures that a state was written under, so that the state can be charged as it is.
     pub(crate) fn in_terms_of(&self, state: &State) -> Self {
-        let limit = match (self, state) {
-            (Self::Rate(limit), State::Rate(state)) => {
-                Rate::new(state.quota, state.period, limit.burst()).map(Self::Rate)
-            }
-            (Self::Rate(limit), State::Refunded(state)) => {
-                Rate::new(state.bucket.quota, state.bucket.period, limit.burst()).map(Self::Rate)
-            }
-            (Self::Window(limit), State::Window(state)) => {
-                Window::new(limit.quota(), state.period, limit.anchor()).map(Self::Window)
-            }
-            (Self::Log(limit), State::Log(state)) if limit.is_exact() => {
-                Log::exact(limit.quota(), state.period).map(Self::Log)
-            }
-            (Self::Log(limit), State::Log(state)) => {
-                Log::bucketed(limit.quota(), state.period, limit.buckets()).map(Self::Log)
-            }
-            (Self::Estimate(limit), State::Estimate(state)) => {
-                Estimate::new(limit.quota(), state.period).map(Self::Estimate)
-            }
-            _ => Ok(*self),
-        };
-        limit.unwrap_or(*self)
-    }
-
-    /// How long after a charge it can matter at the most.
-    pub(crate) fn memory(&self) -> Span {
-        let twice = |span: Span| Span::from_micros(span.micros().saturating_mul(2));
-        match self {
-            Self::Rate(rate) => twice(rate.refill()),
-            other => twice(other.period()),
+        let Some((algorithm, mut figures)) = self.algorithm().zip(self.figures()) else { return *self };
+        if !self.keeps(state) {
+            return *self;
         }
+        each_state!(state, own => own.set_terms(&mut figures), empty => {});
+        algorithm.make(&figures).unwrap_or(*self)
     }
 
-    /// Puts state that was written under other figures, or by a clock that has since stepped back, into this
-    /// limit's terms at `now`. What was used stays used. Returns whether anything changed.
+    /// Whether the state is of the type that the algorithm keeps.
+    fn keeps(&self, state: &State) -> bool {
+        each_limit!(&self.0, limit => state_of(limit, state).is_some(), never => false)
+    }
+
+    /// Whether the state is in the figures of this limit, so that a mark made under it can be found again.
+    #[inline]
+    pub(crate) fn is_written_under(&self, state: &State) -> bool {
+        each_limit!(
+            &self.0,
+            limit => state_of(limit, state).is_some_and(|own| limit.is_written_under(own)),
+            never => false
+        )
+    }
+
+    /// Converts state that was written under other figures, or by a clock that has since stepped back, into this limit's
+    /// terms at `now`. What was used stays used. Returns whether anything changed.
     #[inline]
     pub(crate) fn bring(&self, state: &mut State, now: Timestamp) -> bool {
-        match (self, state) {
-            (Self::Rate(limit), State::Rate(state)) => limit.bring(state, now),
-            (Self::Rate(limit), state @ State::Refunded(_)) => bring_refunded(limit, state, now),
-            (Self::Window(limit), State::Window(state)) => limit.bring(state, now),
-            (Self::Log(limit), State::Log(state)) => limit.bring(state, now),
-            (Self::Estimate(limit), State::Estimate(state)) => limit.bring(state, now),
-            (Self::Concurrency(limit), State::Holds(state)) => limit.bring(state, now),
-            _ => false,
-        }
+        each_limit!(&self.0, limit => bring(limit, state, now), never => false)
     }
 
     /// Whether `cost` fits now. The state must have been brought to `now`.
     #[inline]
     pub(crate) fn look(&self, state: &State, cost: u64, now: Timestamp) -> Look {
-        match (self, state) {
-            (Self::Rate(limit), State::Rate(state)) => limit.look(state, cost, now),
-            (Self::Rate(limit), State::Refunded(state)) => limit.look(&state.bucket, cost, now),
-            (Self::Rate(limit), _) => limit.look(&limit.fresh(now), cost, now),
-            (Self::Window(limit), State::Window(state)) => limit.look(state, cost, now),
-            (Self::Window(limit), _) => limit.look(&limit.fresh(now), cost, now),
-            (Self::Log(limit), State::Log(state)) => limit.look(state, cost, now),
-            (Self::Log(limit), _) => limit.look(&limit.fresh(), cost, now),
-            (Self::Estimate(limit), State::Estimate(state)) => limit.look(state, cost, now),
-            (Self::Estimate(limit), _) => limit.look(&limit.fresh(now), cost, now),
-            (Self::Concurrency(limit), State::Holds(state)) => limit.look(state, cost, now),
-            (Self::Concurrency(limit), _) => limit.look(&HoldsState::default(), cost, now),
-            (Self::Never, _) => {
-                let never = Timestamp::MAX;
-                Look { allowed: false, remaining: 0, ready_at: never, reset_if_charged: never, reset_if_not: never }
-            }
-        }
+        each_limit!(&self.0, limit => look(limit, state, cost, now), never => Look::NEVER)
     }
 
     /// Charges `cost`, whether or not it fits: past the capacity it becomes debt, up to one capacity more.
     #[inline]
     pub(crate) fn charge(&self, state: &mut State, cost: u64, now: Timestamp, id: TraceId) -> Mark {
-        match self {
-            Self::Rate(limit) => {
-                if !matches!(state, State::Rate(_) | State::Refunded(_)) {
-                    *state = State::Rate(limit.fresh(now));
-                }
-            }
-            Self::Window(limit) => {
-                if !matches!(state, State::Window(_)) {
-                    *state = State::Window(limit.fresh(now));
-                }
-            }
-            Self::Log(limit) => {
-                if !matches!(state, State::Log(_)) {
-                    *state = State::Log(limit.fresh());
-                }
-            }
-            Self::Estimate(limit) => {
-                if !matches!(state, State::Estimate(_)) {
-                    *state = State::Estimate(limit.fresh(now));
-                }
-            }
-            Self::Concurrency(_) => {
-                if !matches!(state, State::Holds(_)) {
-                    *state = State::Holds(HoldsState::default());
-                }
-            }
-            Self::Never => {}
-        }
-        match (self, state) {
-            (Self::Rate(limit), State::Rate(state)) => limit.charge(state, cost, now),
-            (Self::Rate(limit), State::Refunded(state)) => state.charge(limit, cost, now),
-            (Self::Window(limit), State::Window(state)) => limit.charge(state, cost, now),
-            (Self::Log(limit), State::Log(state)) => limit.charge(state, cost, now),
-            (Self::Estimate(limit), State::Estimate(state)) => limit.charge(state, cost, now),
-            (Self::Concurrency(limit), State::Holds(state)) => limit.charge(state, cost, now, id),
-            _ => Mark::new(now, 0),
-        }
+        each_limit!(&self.0, limit => charge(limit, state, cost, now, id), never => Mark::new(now, 0))
+    }
+
+    /// What is left of the limit if the state counts with all that its loss would allow to be refunded again.
+    pub(crate) fn remaining_if_lost(&self, state: &State, now: Timestamp) -> u64 {
+        each_limit!(&self.0, limit => match state_of(limit, state) {
+            Some(own) => limit.remaining_if_lost(own, now),
+            None => limit.capacity(),
+        }, never => 0)
+    }
+
+    /// Until when a charge counts that leaves the limit to reset at `reset`, where its mark alone cannot say that.
+    pub(crate) fn counts_until(&self, reset: Timestamp) -> Timestamp {
+        each_limit!(&self.0, limit => limit.counts_until(reset), never => Timestamp::MAX)
+    }
+
+    /// The latest moment at which a charge made at `now` counts, where its mark alone cannot say that.
+    pub(crate) fn latest_reset(&self, mark: &Mark, now: Timestamp) -> Timestamp {
+        each_limit!(&self.0, limit => limit.latest_reset(mark, now), never => Timestamp::MAX)
+    }
+
+    fn write_receipt(&self, mark: &Mark, counts_until: Timestamp, out: &mut Writer) {
+        each_limit!(&self.0, limit => limit.write_receipt(mark, counts_until, out), never => {});
+    }
+
+    fn read_receipt(&self, mark: Mark, from: &mut Reader<'_>) -> Result<(Mark, Timestamp), BytesError> {
+        each_limit!(&self.0, limit => limit.read_receipt(mark, from), never => Ok((mark, Timestamp::MAX)))
+    }
+
+    /// The state as two numbers, if it has constant size and is in these figures.
+    #[inline]
+    pub(crate) fn pack(&self, state: &State) -> Option<Small> {
+        each_limit!(&self.0, limit => limit.pack(state_of(limit, state)?), never => None)
+    }
+
+    /// The state that [`pack`](Self::pack) packed.
+    #[inline]
+    pub(crate) fn unpack(&self, small: Small) -> State {
+        each_limit!(
+            &self.0,
+            limit => limit.unpack(small).map_or(State::Empty, StateSlot::into_state),
+            never => State::Empty
+        )
+    }
+
+    /// [`look`](Self::look) at a packed state; `None` where looking would change it.
+    #[inline]
+    pub(crate) fn look_packed(&self, small: Small, cost: u64, now: Timestamp) -> Option<Look> {
+        each_limit!(&self.0, limit => limit.look_packed(small, cost, now), never => None)
+    }
+
+    /// [`charge`](Self::charge) of a packed state; `None` where the result cannot be packed.
+    #[inline]
+    pub(crate) fn charge_packed(&self, small: Small, cost: u64, now: Timestamp) -> Option<(Small, Mark)> {
+        each_limit!(&self.0, limit => limit.charge_packed(small, cost, now), never => None)
+    }
+
+    /// Both in one for the states that nearly all keys have; `None` for the rest.
+    #[inline(always)]
+    pub(crate) fn glance(&self, small: Small, cost: u64, now: Timestamp) -> Option<(Look, Small, Mark)> {
+        each_limit!(&self.0, limit => limit.glance(small, cost, now), never => None)
     }
 }
 
-/// Brings a bucket that was given back to; it becomes a plain one as soon as that says the same.
-#[cold]
-fn bring_refunded(limit: &Rate, state: &mut State, now: Timestamp) -> bool {
-    let State::Refunded(refunded) = state else { return false };
-    if refunded.silent_from() > now {
-        return refunded.bring(limit, now);
+impl State {
+    /// The first moment from which this is the same as no state.
+    pub(crate) fn silent_from(&self) -> Timestamp {
+        each_state!(self, own => own.silent_from(), empty => Timestamp::EPOCH)
     }
-    let mut bucket = refunded.bucket;
-    limit.bring(&mut bucket, now);
-    *state = State::Rate(bucket);
-    true
+
+    /// The bytes it holds on the heap.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        each_state!(self, own => own.heap_bytes(), empty => 0)
+    }
+
+    /// Gives back what `mark` charged for the request `id`, as far as that still counts.
+    pub(crate) fn give_back(&mut self, mark: &Mark, now: Timestamp, id: TraceId) {
+        each_state!(self, own => own.give_back(mark, now, id), empty => {});
+    }
+
+    /// Appends the state: a tag and what the algorithm keeps.
+    pub(crate) fn write(&self, out: &mut Writer) {
+        each_state!(self, own => own.write(out), empty => out.byte(0));
+    }
+
+    /// Takes a state off the front.
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        let tag = from.byte()?;
+        if tag == 0 {
+            return Ok(Self::Empty);
+        }
+        let read = first_state!(S => S::TAGS.contains(&tag).then(|| S::read(tag, from).map(StateSlot::into_state)));
+        read.unwrap_or(Err(BytesError::Malformed("balance")))
+    }
 }
 
-/// Checks the two figures every windowed limit has.
+/// The algorithm in a limit, if it is this one. The list implements it.
+trait InLimit: Sized {
+    fn of(limit: &Limit) -> Option<&Self>;
+}
+
+/// The end of the window of the clock that `now` is in.
+pub(crate) fn clock_window_end(period: Span, now: Timestamp) -> Timestamp {
+    now.floor_to(period).plus(period)
+}
+
+/// The state, if it is of the type that this algorithm keeps.
+#[inline(always)]
+fn state_of<'s, A: LimitAlgorithm>(_: &A, state: &'s State) -> Option<&'s A::State> {
+    A::State::of(state)
+}
+
+#[inline]
+fn bring<A: LimitAlgorithm>(limit: &A, state: &mut State, now: Timestamp) -> bool {
+    match A::State::of_mut(state) {
+        Some(own) => limit.bring(own, now),
+        None => false,
+    }
+}
+
+#[inline]
+fn look<A: LimitAlgorithm>(limit: &A, state: &State, cost: u64, now: Timestamp) -> Look {
+    match A::State::of(state) {
+        Some(own) => limit.look(own, cost, now),
+        None => limit.look(&limit.fresh(now), cost, now),
+    }
+}
+
+#[inline]
+fn charge<A: LimitAlgorithm>(limit: &A, state: &mut State, cost: u64, now: Timestamp, id: TraceId) -> Mark {
+    if A::State::of(state).is_none() {
+        *state = limit.fresh(now).into_state();
+    }
+    match A::State::of_mut(state) {
+        Some(own) => limit.charge(own, cost, now, id),
+        // Not reached: the state was just made.
+        None => Mark::new(now, 0),
+    }
+}
+
+/// Checks the two figures that every limit over a time has.
 fn check_figures(quota: u64, period: Span) -> Result<(), LimitError> {
     if quota == 0 || quota > MAX_QUOTA {
-        return Err(LimitError(format!("a limit is between 1 and {MAX_QUOTA}, not {quota}")));
+        return Err(LimitError::Quota { quota });
     }
     if period.is_zero() || period > MAX_PERIOD {
-        return Err(LimitError("a period is between 1 µs and 100 years".to_owned()));
+        return Err(LimitError::Period);
     }
     Ok(())
 }

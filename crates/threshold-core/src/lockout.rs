@@ -17,7 +17,7 @@ use std::net::IpAddr;
 use crate::balance::Balance;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::{AddressGroup, Anchors, Digest, DigestKey, Domain, Part, TraceId};
-use crate::limit::{Limit, Log, Mark};
+use crate::limit::{Limit, Mark, SlidingLog};
 use crate::policy::OnStoreError;
 use crate::secret::{Purpose, Secret, Secrets};
 use crate::time::{Span, Timestamp};
@@ -34,9 +34,9 @@ pub const RESULT_WITHIN: Span = Span::MINUTE;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Login {
     /// Attempts on one account.
-    pub account: Log,
+    pub account: SlidingLog,
     /// Attempts from one address.
-    pub ip: Log,
+    pub ip: SlidingLog,
     /// So many failures in a row, and how long each further one locks; ascending.
     pub locks: Vec<(u32, Span)>,
     /// So many failures in a row, and unknown devices are refused until a reset.
@@ -47,7 +47,7 @@ pub struct Login {
 
 impl Default for Login {
     fn default() -> Self {
-        let log = |quota, minutes| Log::exact(quota, Span::from_secs(minutes)).expect("the defaults are possible");
+        let log = |quota, seconds| SlidingLog::new(quota, Span::from_secs(seconds)).expect("the defaults are possible");
         Self {
             account: log(5, 15 * 60),
             ip: log(20, 5 * 60),
@@ -192,7 +192,7 @@ impl Login {
         address: &mut Balance,
         now: Timestamp,
     ) -> AttemptOutcome {
-        let ip = Limit::Log(self.ip);
+        let ip = Limit::from(self.ip);
         let mut account = account.filter(|_| tried.account.is_some());
         let device = match (&mut account, tried.device) {
             (Some(account), Some(device)) => account.recognise(self, &device, now),

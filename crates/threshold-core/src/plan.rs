@@ -279,7 +279,7 @@ impl Policy {
         caller: &Caller<'_>,
         identities: &mut Identities<'_>,
     ) -> Result<(), PlanError> {
-        const NEVER: &Limit = &Limit::Never;
+        const NEVER: &Limit = &Limit::never();
         let Some(Measured { limit, cost: counts }) = self.measured(rule, caller) else { return Ok(()) };
         let mut limit = limit;
         let Some((key, keyed)) = key_of(rule, limit, identities) else { return Ok(()) };
@@ -294,7 +294,7 @@ impl Policy {
         }
         let cost = counts.of(caller.facts);
         // Whatever fits anything fits one, and nearly all cost no more.
-        let hopeless = cost > 1 && cost > limit.capacity() && !matches!(limit, Limit::Never);
+        let hopeless = cost > 1 && cost > limit.capacity() && !limit.is_never();
         if hopeless && rule.mode == Mode::Enforce && plan.bill.verb != Verb::Record {
             return Err(exceeds(rule, cost, limit, counts));
         }
@@ -500,7 +500,7 @@ impl<'p> Plan<'p> {
             if met.limit.capacity() < known.limit.capacity() {
                 known.limit = met.limit;
             }
-            let fits_never = known.cost > known.limit.capacity() && !matches!(known.limit, Limit::Never);
+            let fits_never = known.cost > known.limit.capacity() && !known.limit.is_never();
             if fits_never && met.enforced() && self.bill.verb != Verb::Record {
                 return Err(exceeds(met.rule, known.cost, known.limit, met.counts));
             }

@@ -5,11 +5,11 @@ mod reservation;
 
 use arrayvec::ArrayVec;
 
-use crate::balance::{Balance, State};
+use crate::balance::Balance;
 use crate::bill::Bill;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::{Digest, DigestKey, Domain, Part, Partition, TraceId};
-use crate::limit::{Limit, Mark};
+use crate::limit::{Limit, Mark, State};
 use crate::plan::{MAX_CHARGES, Met, Plan};
 use crate::policy::CostOf;
 use crate::secret::{Purpose, Secret, Secrets};
@@ -133,10 +133,7 @@ impl Plan<'_> {
 impl Settled {
     /// Until when its charge counts, as far as the limit cannot tell by the mark.
     fn counts_until(&self, limit: &Limit) -> Timestamp {
-        match limit {
-            Limit::Rate(_) => self.look.reset_if_charged,
-            _ => Timestamp::MAX,
-        }
+        limit.counts_until(self.look.reset_if_charged)
     }
 }
 
@@ -247,9 +244,7 @@ impl Receipt {
                 let (look, _) = balance.look(&charged.limit, charged.mark.amount, now);
                 charged.mark = balance.charge(&charged.limit, charged.mark.amount, now, self.id);
                 charged.at = now;
-                if matches!(charged.limit, Limit::Rate(_)) {
-                    charged.counts_until = look.reset_if_charged;
-                }
+                charged.counts_until = charged.limit.counts_until(look.reset_if_charged);
             }
         }
         self.at = now;
@@ -294,12 +289,7 @@ impl Receipt {
             out.number(u64::from(charged.rule));
             charged.limit.write(out);
             out.number(charged.unit.0);
-            out.number(charged.mark.part.micros());
-            out.number(charged.mark.amount);
-            if matches!(charged.limit, Limit::Rate(_)) {
-                out.number(charged.mark.fraction());
-                out.number(charged.counts_until.micros());
-            }
+            charged.limit.write_charge(&charged.mark, charged.counts_until, out);
         }
     }
 
@@ -329,16 +319,7 @@ impl Charged {
         let rule = u32::try_from(from.number()?).map_err(|_| BytesError::Malformed("receipt"))?;
         let limit = Limit::read(from)?;
         let unit = CostTag(from.number()?);
-        let mut mark = Mark::new(Timestamp::from_micros(from.number()?), from.number()?);
-        let mut counts_until = Timestamp::MAX;
-        if let Limit::Rate(rate) = &limit {
-            let fraction = from.number()?;
-            if !rate.has_fraction(fraction) {
-                return Err(BytesError::Malformed("receipt"));
-            }
-            mark = mark.with_fraction(fraction);
-            counts_until = Timestamp::from_micros(from.number()?);
-        }
+        let (mark, counts_until) = limit.read_charge(from)?;
         Ok(Self { key, at, rule, limit, unit, mark, counts_until })
     }
 
@@ -346,7 +327,7 @@ impl Charged {
     /// say any more which part of it this was: then there is nothing to give back. A hold is known by its id, whatever
     /// the clock says.
     fn give_back(&self, amount: u64, balance: &mut Balance, now: Timestamp, id: TraceId) {
-        let tells = now >= self.at || matches!(self.limit, Limit::Concurrency(_));
+        let tells = now >= self.at || self.limit.is_concurrency();
         if tells && now < self.counts_until && balance.is_in_terms_of(&self.limit) {
             balance.give_back(self.mark.with_amount(amount), now, id);
         }

@@ -10,7 +10,7 @@ use crate::balance::Balance;
 use crate::bill::{Bill, Charge};
 use crate::key::{Digest, TraceId};
 use crate::ladder::{Penalty, Rung, Standing, StrikeMode, Violation};
-use crate::limit::{Limit, Look, Mark};
+use crate::limit::{Look, Mark};
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
 use crate::time::{Span, Timestamp};
 
@@ -408,9 +408,9 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         // What is only watched is charged where it has room, as by a check.
         self.charge_where(|charge, settled| charge.enforced() || settled.look.allowed);
         for (charge, settled) in self.bill.charges.iter().zip(&mut self.outcome.settled) {
-            if let Limit::Rate(rate) = charge.limit {
+            if let Some(mark) = &settled.mark {
                 let reset = &mut settled.look.reset_if_charged;
-                *reset = rate.latest_reset(self.now).min(*reset);
+                *reset = charge.limit.latest_reset(mark, self.now).min(*reset);
             }
         }
     }

@@ -6,7 +6,7 @@ mod table;
 
 use arrayvec::ArrayVec;
 use threshold_core::key::TextKeys;
-use threshold_core::limit::{Look, PackedRate};
+use threshold_core::limit::Look;
 use threshold_core::policy::{Memory, WhenFull};
 use threshold_core::{Digest, DigestKey, Limit, Timestamp, TraceId};
 
@@ -24,7 +24,7 @@ const BATCH: usize = 16;
 /// ```
 /// use threshold_limiter::{KeyLimiter, Limit};
 ///
-/// let limiter = KeyLimiter::new(Limit::parse("2/min", None)?, 100_000);
+/// let limiter = KeyLimiter::new(Limit::per_minute(2), 100_000);
 /// assert!(limiter.check("u1", 1).allowed);
 /// assert!(limiter.check("u1", 1).allowed);
 /// assert!(!limiter.check("u1", 1).allowed);
@@ -83,7 +83,7 @@ impl<C: Clock> KeyLimiter<C> {
     ///
     /// ```
     /// # use threshold_limiter::{KeyLimiter, Limit};
-    /// let limiter = KeyLimiter::new(Limit::parse("1/min", None)?, 100_000);
+    /// let limiter = KeyLimiter::new(Limit::per_minute(1), 100_000);
     /// let looks = limiter.check_many(&["u1", "u2", "u1"], 1);
     /// assert_eq!(looks.iter().map(|look| look.allowed).collect::<Vec<_>>(), [true, true, false]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -127,10 +127,7 @@ impl<C: Clock> KeyLimiter<C> {
 
 impl Storage {
     fn new(limit: Limit, max_keys: u64, now: Timestamp) -> Self {
-        let table = match limit {
-            Limit::Rate(rate) => PackedRate::new(rate, now).and_then(|rate| PackedTable::new(rate, max_keys)),
-            _ => None,
-        };
+        let table = limit.packed_rate(now).and_then(|rate| PackedTable::new(rate, max_keys));
         if let Some(table) = table {
             return Self::Packed { hash: KeyHash::new(&limit), table };
         }
@@ -143,9 +140,6 @@ impl Storage {
 #[inline(never)]
 fn check_any(limit: &Limit, store: &MemoryStore, key: Digest, cost: u64, now: Timestamp) -> Checked {
     // What a charge is known by where it is kept one by one.
-    let id = match limit {
-        Limit::Concurrency(_) => crate::random_id(),
-        _ => TraceId::default(),
-    };
+    let id = if limit.is_concurrency() { crate::random_id() } else { TraceId::default() };
     store.check_one(key, limit, cost, now, id)
 }

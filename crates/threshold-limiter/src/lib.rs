@@ -45,7 +45,7 @@ pub use store::{ImmediateStore, Store};
 pub use threshold_core;
 pub use threshold_core::decision::Degraded;
 pub use threshold_core::explain::Explained;
-pub use threshold_core::limit::{Algorithm, LimitError, Look};
+pub use threshold_core::limit::{Algorithm, Anchor, LimitError, LimitOptions, Look};
 pub use threshold_core::lockout::{Attempted, LoginRequest, LoginResult, Refusal, RefusedBy};
 pub use threshold_core::policy::Layer;
 pub use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};

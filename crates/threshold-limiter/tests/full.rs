@@ -8,9 +8,10 @@
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use threshold_core::Digest;
-use threshold_core::limit::{Limit, Rate};
+use threshold_core::limit::Limit;
 use threshold_limiter::store::memory::{Memory, MemoryStore, WhenFull};
 use threshold_limiter::store::{Answer, Command, Store as _, StoreError};
 use threshold_limiter::{
@@ -335,7 +336,7 @@ fn addresses_share_their_prefix_when_there_is_no_room() {
 }
 
 fn rate(number: u64) -> Limit {
-    Rate::new(number + 10, Span::HOUR, number + 10).map(Limit::Rate).unwrap()
+    Limit::token_bucket(number + 10, Duration::from_secs(3_600)).unwrap()
 }
 
 fn digest(number: u128) -> Digest {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use threshold_limiter::threshold_core::Balance;
-use threshold_limiter::{Algorithm, KeyLimiter, Limit, Look, ManualClock, Span, Timestamp, TraceId};
+use threshold_limiter::{Algorithm, KeyLimiter, LimitOptions, Look, ManualClock, Span, Timestamp, TraceId};
 
 const START: Timestamp = Timestamp::from_secs(1_767_225_600);
 
@@ -22,15 +22,6 @@ const LIMITS: [(&str, Algorithm); 6] = [
     ("3/min", Algorithm::SlidingLog),
 ];
 
-const ALGORITHMS: [Algorithm; 6] = [
-    Algorithm::TokenBucket,
-    Algorithm::FixedWindow,
-    Algorithm::SlidingWindow,
-    Algorithm::SlidingEstimate,
-    Algorithm::SlidingLog,
-    Algorithm::Concurrency,
-];
-
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
 
@@ -40,12 +31,12 @@ proptest! {
     /// Woken by: leaving out `looks.clear()`; `chunks_exact` for `chunks`; and a batch decided from its end.
     #[test]
     fn many_keys_are_decided_as_each_alone_would_be(
-        algorithm in prop::sample::select(&ALGORITHMS[..]),
+        algorithm in prop::sample::select(&Algorithm::ALL[..]),
         batches in vec((vec(0..12u8, 0..70), 0..3u64, 0..40u64), 1..5),
     ) {
         let clock = Arc::new(ManualClock::new(START));
-        let text = if algorithm == Algorithm::Concurrency { "3" } else { "3/min" };
-        let limit = Limit::parse(text, Some(algorithm)).unwrap();
+        let text = if algorithm.is_concurrency() { "3" } else { "3/min" };
+        let limit = LimitOptions::new().algorithm(algorithm).parse(text).unwrap();
         let limiter = || KeyLimiter::with_clock(limit, 1_000, Arc::clone(&clock));
         let (alone, together) = (limiter(), limiter());
         let mut looks = Vec::new();
@@ -72,7 +63,7 @@ proptest! {
         steps in vec((0..4usize, 0..5u64, any::<bool>(), 0..90u64), 1..60),
     ) {
         let clock = Arc::new(ManualClock::new(START));
-        let limit = Limit::parse(limit.0, Some(limit.1)).unwrap();
+        let limit = LimitOptions::new().algorithm(limit.1).parse(limit.0).unwrap();
         let limiter = KeyLimiter::with_clock(limit, 1, Arc::clone(&clock));
         let mut balances = vec![Balance::default(); 4];
         let mut now = START;
@@ -88,7 +79,7 @@ proptest! {
 
 fn limiter(limit: &str, keys: u64) -> (KeyLimiter<Arc<ManualClock>>, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::new(START));
-    let limit = Limit::parse(limit, Some(Algorithm::TokenBucket)).unwrap();
+    let limit = LimitOptions::new().algorithm(Algorithm::TokenBucket).parse(limit).unwrap();
     (KeyLimiter::with_clock(limit, keys, Arc::clone(&clock)), clock)
 }
 

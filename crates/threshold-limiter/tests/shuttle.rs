@@ -23,8 +23,8 @@ use threshold_core::policy::Per;
 use threshold_limiter::store::Digest;
 use threshold_limiter::store::memory::{Memory, MemoryStore, WhenFull};
 use threshold_limiter::{
-    ActualCost, Algorithm, Attempted, Decision, DigestKey, Facts, KeyLimiter, Limit, Limiter, LoginRequest,
-    ManualClock, OnExpire, Policy, Secret, Span, Timestamp, TraceId,
+    ActualCost, Attempted, Decision, DigestKey, Facts, KeyLimiter, Limit, Limiter, LoginRequest, ManualClock, OnExpire,
+    Policy, Secret, Span, Timestamp, TraceId,
 };
 
 type Watched = Limiter<MemoryStore, Arc<ManualClock>>;
@@ -141,7 +141,7 @@ fn a_key_in_a_crowded_shard_is_counted_exactly() {
 /// Woken by: looking in `MemoryStore::check_one` and charging under a second lock.
 #[test]
 fn one_limit_alone_is_counted_exactly() {
-    let limit = Limit::parse("4/day", None).unwrap();
+    let limit = Limit::per_day(4);
     let digest = |number: u128| Digest::from_u128(3 << 120 | number);
     in_many_orders(2_000, move || {
         let store = tiny_store();
@@ -159,7 +159,8 @@ fn one_limit_alone_is_counted_exactly() {
 
 /// A token bucket by key with eight slots, and a clock that stands still.
 fn eight_slots() -> KeyLimiter<ManualClock> {
-    KeyLimiter::with_clock(Limit::parse("4/day", Some(Algorithm::TokenBucket)).unwrap(), 1, ManualClock::new(START))
+    let limit = Limit::per_day(4).burst(4);
+    KeyLimiter::with_clock(limit, 1, ManualClock::new(START))
 }
 
 /// One new key, brought by two threads at once, is added once and counted exactly, while a third adds another. Six slots are

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use threshold_core::Timestamp;
-use threshold_limiter::{Algorithm, Decision, Facts, KeyLimiter, Limit, Limiter, ManualClock, Policy, Span, Verdict};
+use threshold_limiter::{
+    Algorithm, Decision, Facts, KeyLimiter, LimitOptions, Limiter, ManualClock, Policy, Span, Verdict,
+};
 
 const THREADS: u64 = 16;
 
@@ -168,7 +170,7 @@ fn a_receipt_is_refunded_once() {
 /// A token bucket by key, and its clock.
 fn key_limiter(limit: &str, keys: u64) -> (KeyLimiter<Arc<ManualClock>>, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
-    let limit = Limit::parse(limit, Some(Algorithm::TokenBucket)).unwrap();
+    let limit = LimitOptions::new().algorithm(Algorithm::TokenBucket).parse(limit).unwrap();
     (KeyLimiter::with_clock(limit, keys, Arc::clone(&clock)), clock)
 }
 

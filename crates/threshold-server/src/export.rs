@@ -11,7 +11,6 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
-use threshold_core::limit::Limit;
 use threshold_core::policy::{CostOf, Layer, Mode, Per, Policy, Rule};
 use threshold_core::{Span, Timestamp};
 
@@ -193,7 +192,7 @@ impl<'p> EdgeRule<'p> {
             [Per::IpPrefix(prefix)] => Some(*prefix),
             _ => return Err("it does not count by address"),
         };
-        if matches!(limit, Limit::Never | Limit::Concurrency(_)) {
+        if !limit.is_over_time() {
             return Err("it is no limit over a time");
         }
         let matches = &rule.matches;

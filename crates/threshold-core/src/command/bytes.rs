@@ -12,7 +12,7 @@ use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_
 use crate::control::ControlChange;
 use crate::key::{Digest, TraceId};
 use crate::ladder::Standing;
-use crate::limit::{Limit, Log, Look, Mark};
+use crate::limit::{Limit, Look, Mark, SlidingLog};
 use crate::lockout::{
     Account, Attempt, AttemptOutcome, Device, Factor, Login, ResultOutcome, Try, UnknownAttempt, Wider,
 };
@@ -463,16 +463,13 @@ impl Field for Rekeyed {
     }
 }
 
-impl Field for Log {
+impl Field for SlidingLog {
     fn write(&self, out: &mut Writer) {
-        Limit::Log(*self).write(out);
+        Limit::from(*self).write(out);
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
-        match Limit::read(from)? {
-            Limit::Log(log) => Ok(log),
-            _ => Err(BytesError::Malformed("log")),
-        }
+        Limit::read(from)?.as_sliding_log().ok_or(BytesError::Malformed("log"))
     }
 }
 
@@ -658,7 +655,7 @@ mod tests {
     fn what_is_rekeyed_reads_back() {
         let digest = Digest::from_u128;
         let command = Command::Rekey(Rekeyed {
-            balances: vec![(digest(1), digest(2), Limit::Never), (digest(3), digest(4), Limit::Never)],
+            balances: vec![(digest(1), digest(2), Limit::never()), (digest(3), digest(4), Limit::never())],
             standings: vec![(digest(5), digest(6))],
             accounts: vec![(digest(7), digest(u128::MAX)), (digest(0), digest(9))],
         });
@@ -668,7 +665,7 @@ mod tests {
     #[test]
     fn the_question_until_when_a_subject_is_blocked_reads_back() {
         let (key, other) = (Digest::from_u128(7), Digest::from_u128(u128::MAX));
-        let keys = SubjectKeys { balances: [(key, Limit::Never)].into(), standings: [other].into() };
+        let keys = SubjectKeys { balances: [(key, Limit::never())].into(), standings: [other].into() };
         let command = Command::ReadBlock { keys };
         assert_eq!(Command::from_bytes(&command.to_bytes(Format::PRESENT)), Ok(command));
         let answer = Answer::Blocked(Timestamp::from_secs(1_767_225_600));

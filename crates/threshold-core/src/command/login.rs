@@ -110,7 +110,7 @@ fn with_address<R: Records, T>(
     change: impl FnOnce(&mut Balance) -> T,
 ) -> Result<T, R::Error> {
     let Some(key) = address else { return Ok(change(&mut Balance::default())) };
-    records.balances(&[(key, Limit::Log(login.ip))], now, |balances| match balances {
+    records.balances(&[(key, Limit::from(login.ip))], now, |balances| match balances {
         [balance, ..] => change(balance),
         [] => change(&mut Balance::default()),
     })

@@ -1,22 +1,27 @@
-//! Concurrency: how many at once, each held until it is released or its time is up.
+//! Concurrency: how many at once, each held until it is released or its ttl has passed.
 
-use super::{LimitError, Look, MAX_CONCURRENCY, MAX_PERIOD, Mark};
+use std::fmt;
+
+use super::algorithm::{AlgorithmState, Figures, LimitAlgorithm, LimitOption, read_time, write_time};
+use super::words::quantity;
+use super::{LimitError, Look, MAX_CONCURRENCY, MAX_PERIOD, Mark, Unit};
+use crate::codec::{BytesError, Reader, Writer};
 use crate::key::TraceId;
 use crate::time::{Span, Timestamp};
 
 /// The most holds one state has: every unit of the largest limit, and as much debt.
 pub(crate) const MAX_HOLDS: usize = 2 * MAX_CONCURRENCY as usize;
 
-/// At most L at once; a hold nobody ends lasts `ttl`.
+/// At most L at once; a hold that is never released lasts `ttl`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Concurrency {
+pub(crate) struct Concurrency {
     quota: u64,
     ttl: Span,
 }
 
 /// What is in flight, in the order in which it would expire.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct HoldsState {
+pub(crate) struct Holds {
     pub(crate) holds: Vec<Hold>,
 }
 
@@ -28,22 +33,7 @@ pub(crate) struct Hold {
     pub(crate) expires: Timestamp,
 }
 
-impl HoldsState {
-    pub(crate) fn silent_from(&self) -> Timestamp {
-        self.holds.last().map_or(Timestamp::EPOCH, |last| last.expires)
-    }
-
-    /// Gives back `amount` of what a request holds; the rest of it stays in flight.
-    pub(crate) fn give_back(&mut self, amount: u64, id: TraceId) {
-        let mut left = amount;
-        for hold in self.holds.iter_mut().filter(|hold| hold.id == id) {
-            let back = hold.cost.min(left);
-            hold.cost = hold.cost.saturating_sub(back);
-            left = left.saturating_sub(back);
-        }
-        self.holds.retain(|hold| hold.cost > 0);
-    }
-
+impl Holds {
     fn in_flight(&self, now: Timestamp) -> &[Hold] {
         let ended = self.holds.partition_point(|hold| hold.expires <= now);
         self.holds.get(ended..).unwrap_or_default()
@@ -55,58 +45,13 @@ fn sum(holds: &[Hold]) -> u64 {
 }
 
 impl Concurrency {
-    /// `quota` at once, each for at most `ttl`.
-    ///
-    /// # Errors
-    /// Where a figure is out of range.
-    pub fn new(quota: u64, ttl: Span) -> Result<Self, LimitError> {
-        if quota == 0 || quota > u64::from(MAX_CONCURRENCY) {
-            return Err(LimitError(format!("a concurrency limit is between 1 and {MAX_CONCURRENCY}, not {quota}")));
-        }
-        if ttl.is_zero() || ttl > MAX_PERIOD {
-            return Err(LimitError("a ttl is between 1 µs and 100 years".to_owned()));
-        }
-        Ok(Self { quota, ttl })
+    /// None: requests in flight do not refill.
+    #[expect(clippy::unused_self, reason = "every algorithm has this method")]
+    pub(super) const fn rate(&self) -> Option<(u64, Span)> {
+        None
     }
 
-    /// L as written.
-    #[must_use]
-    pub const fn quota(&self) -> u64 {
-        self.quota
-    }
-
-    /// How long a hold lasts at most.
-    #[must_use]
-    pub const fn ttl(&self) -> Span {
-        self.ttl
-    }
-
-    pub(super) fn bring(&self, state: &mut HoldsState, now: Timestamp) -> bool {
-        // No hold lasts longer than the ttl from now, whatever a former clock or policy said.
-        let latest = now.plus(self.ttl);
-        let from = state.holds.partition_point(|hold| hold.expires <= latest);
-        let late = state.holds.get_mut(from..).unwrap_or_default();
-        let changed = !late.is_empty();
-        for hold in late {
-            hold.expires = latest;
-        }
-        changed
-    }
-
-    pub(super) fn look(&self, state: &HoldsState, cost: u64, now: Timestamp) -> Look {
-        let holds = state.in_flight(now);
-        let used = sum(holds);
-        let remaining = self.quota.saturating_sub(used);
-        let fits = cost <= remaining && used <= self.quota;
-        Look {
-            allowed: fits,
-            remaining,
-            ready_at: if fits { now } else { self.ready_at(holds, used, cost) },
-            reset_if_charged: Timestamp::MAX,
-            reset_if_not: Timestamp::MAX,
-        }
-    }
-
+    /// When so many of the holds that expire first have expired that `cost` fits.
     fn ready_at(&self, holds: &[Hold], used: u64, cost: u64) -> Timestamp {
         if cost > self.quota {
             return Timestamp::MAX;
@@ -120,8 +65,99 @@ impl Concurrency {
         }
         Timestamp::MAX
     }
+}
 
-    pub(super) fn charge(&self, state: &mut HoldsState, cost: u64, now: Timestamp, id: TraceId) -> Mark {
+impl LimitAlgorithm for Concurrency {
+    type State = Holds;
+
+    const NAME: &'static str = "concurrency";
+    const TAGS: &'static [u8] = &[6];
+    const OPTIONS: &'static [LimitOption] = &[LimitOption::Ttl];
+    const HELD: bool = true;
+    const MAX_QUOTA: u64 = MAX_CONCURRENCY as u64;
+
+    fn new(figures: &Figures) -> Result<Self, LimitError> {
+        let Figures { quota, period: ttl, .. } = *figures;
+        if quota == 0 || quota > Self::MAX_QUOTA {
+            return Err(LimitError::Concurrency { quota });
+        }
+        if ttl.is_zero() || ttl > MAX_PERIOD {
+            return Err(LimitError::Ttl);
+        }
+        Ok(Self { quota, ttl })
+    }
+
+    fn figures(&self) -> Figures {
+        Figures::new(self.quota, self.ttl)
+    }
+
+    #[inline]
+    fn quota(&self) -> u64 {
+        self.quota
+    }
+
+    #[inline]
+    fn period(&self) -> Span {
+        self.ttl
+    }
+
+    fn bound(&self) -> u64 {
+        self.quota
+    }
+
+    fn describe(&self, unit: Unit, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at most {} at once, each for up to {}", quantity(self.quota, unit), self.ttl)
+    }
+
+    fn write(&self, out: &mut Writer) {
+        out.byte(6);
+        out.number(self.quota);
+        out.number(self.ttl.micros());
+    }
+
+    fn read(_tag: u8, from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        let figures = Figures::new(from.number()?, Span::from_micros(from.number()?));
+        Self::new(&figures).map_err(|_| BytesError::Malformed("limit"))
+    }
+
+    fn fresh(&self, _now: Timestamp) -> Holds {
+        Holds::default()
+    }
+
+    /// A hold is found by its id, whatever the figures were.
+    #[inline]
+    fn is_written_under(&self, _state: &Holds) -> bool {
+        true
+    }
+
+    fn bring(&self, state: &mut Holds, now: Timestamp) -> bool {
+        // No hold lasts longer than the ttl from now, whatever a former clock or policy said.
+        let latest = now.plus(self.ttl);
+        let from = state.holds.partition_point(|hold| hold.expires <= latest);
+        let late = state.holds.get_mut(from..).unwrap_or_default();
+        let changed = !late.is_empty();
+        for hold in late {
+            hold.expires = latest;
+        }
+        changed
+    }
+
+    fn look(&self, state: &Holds, cost: u64, now: Timestamp) -> Look {
+        let holds = state.in_flight(now);
+        let used = sum(holds);
+        let remaining = self.quota.saturating_sub(used);
+        let fits = cost <= remaining && used <= self.quota;
+        Look {
+            allowed: fits,
+            remaining,
+            ready_at: if fits { now } else { self.ready_at(holds, used, cost) },
+            // Room comes when requests end, which no limit knows.
+            reset_if_charged: Timestamp::MAX,
+            reset_if_not: Timestamp::MAX,
+        }
+    }
+
+    fn charge(&self, state: &mut Holds, cost: u64, now: Timestamp, id: TraceId) -> Mark {
         let ended = state.holds.partition_point(|hold| hold.expires <= now);
         state.holds.drain(..ended);
         let room = self.quota.saturating_mul(2).saturating_sub(sum(&state.holds));
@@ -131,5 +167,81 @@ impl Concurrency {
             state.holds.push(Hold { id, cost: amount, expires });
         }
         Mark::new(expires, amount)
+    }
+}
+
+impl AlgorithmState for Holds {
+    const TAGS: &'static [u8] = &[5];
+    /// A tag, a count, and an id and two numbers of at most 10 bytes for each hold.
+    const MAX_BYTES: usize = 1 + 10 + MAX_HOLDS * (16 + 2 * 10);
+
+    fn silent_from(&self) -> Timestamp {
+        self.holds.last().map_or(Timestamp::EPOCH, |last| last.expires)
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.holds.capacity().saturating_mul(size_of::<Hold>())
+    }
+
+    fn set_terms(&self, _figures: &mut Figures) {}
+
+    /// What is not given back stays in flight.
+    fn give_back(&mut self, mark: &Mark, _now: Timestamp, id: TraceId) {
+        let mut left = mark.amount;
+        for hold in self.holds.iter_mut().filter(|hold| hold.id == id) {
+            let back = hold.cost.min(left);
+            hold.cost = hold.cost.saturating_sub(back);
+            left = left.saturating_sub(back);
+        }
+        self.holds.retain(|hold| hold.cost > 0);
+    }
+
+    fn write(&self, out: &mut Writer) {
+        out.byte(5);
+        out.number(self.holds.len() as u64);
+        let mut before = Timestamp::EPOCH;
+        for hold in &self.holds {
+            out.wide(hold.id.to_u128());
+            out.number(hold.cost);
+            write_time(hold.expires, before, out);
+            before = hold.expires;
+        }
+    }
+
+    fn read(_tag: u8, from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        let count = from.count(MAX_HOLDS)?;
+        let mut holds = Vec::with_capacity(count);
+        let mut expires = Timestamp::EPOCH;
+        for _ in 0..count {
+            let id = TraceId::from_u128(from.wide()?);
+            let cost = from.number()?;
+            expires = read_time(from, expires)?;
+            holds.push(Hold { id, cost, expires });
+        }
+        Ok(Self { holds })
+    }
+}
+
+#[cfg(test)]
+#[expect(
+    clippy::arithmetic_side_effects,
+    reason = "a definition reads as the specification does; overflow fails the test"
+)]
+mod definition {
+    use super::*;
+    use crate::limit::model::{Definition, History};
+
+    impl Definition for Concurrency {
+        fn used(&self, history: &History, now: u128) -> u128 {
+            history.sum(|at| at + u128::from(self.ttl.micros()) > now)
+        }
+
+        fn longest(&self) -> Span {
+            self.ttl
+        }
+
+        fn bound_across(&self, new: &Self) -> u64 {
+            self.quota.max(new.quota)
+        }
     }
 }

@@ -38,7 +38,8 @@ pub enum Quota {
 }
 
 /// Where a limit cannot be read, and what to write instead.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}; {help}")]
 pub struct NotationError {
     /// The bytes of the text that are wrong.
     pub at: Range<usize>,
@@ -48,15 +49,7 @@ pub struct NotationError {
     pub help: String,
 }
 
-impl fmt::Display for NotationError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; {}", self.message, self.help)
-    }
-}
-
-impl std::error::Error for NotationError {}
-
-/// The units of time, with what people write for them.
+/// The units of time in microseconds, with the other names that errors recognise.
 const TIMES: [(&str, u64, &[&str]); 8] = [
     ("ms", 1_000, &["msec", "millis", "millisecond", "milliseconds"]),
     ("s", 1_000_000, &["sec", "secs", "second", "seconds"]),
@@ -68,6 +61,7 @@ const TIMES: [(&str, u64, &[&str]); 8] = [
     ("year", 365 * 86_400_000_000, &["y", "yr", "years"]),
 ];
 
+/// The units of size in bytes.
 const SIZES: [(&str, u64); 7] = [
     ("B", 1),
     ("KB", 1_000),
@@ -78,6 +72,7 @@ const SIZES: [(&str, u64); 7] = [
     ("GiB", 1 << 30),
 ];
 
+/// The help of an error that has no better one.
 const SHAPE: &str = "a limit is written \"100/min\", \"5/5min\", \"50MB/day\" or \"100/min burst 20\"";
 
 impl std::str::FromStr for Quota {
@@ -144,7 +139,7 @@ impl<'a> Cursor<'a> {
         self.rest().is_empty()
     }
 
-    /// Takes what `wanted` accepts off the front.
+    /// Takes the characters that `wanted` accepts off the front.
     fn take(&mut self, wanted: impl Fn(char) -> bool) -> &'a str {
         let rest = self.rest();
         let len = rest.find(|c| !wanted(c)).unwrap_or(rest.len());
@@ -300,6 +295,7 @@ impl fmt::Display for Quota {
     }
 }
 
+/// An amount in the largest unit that says it exactly.
 pub(super) struct Amount(pub(super) u64, pub(super) Unit);
 
 impl fmt::Display for Amount {
@@ -393,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_of_time_is_read_alike() {
+    fn a_length_of_time_is_read_like_a_period() {
         assert_eq!(parse_span("60s"), Ok(Span::MINUTE));
         assert_eq!(parse_span("1min"), Ok(Span::MINUTE));
         assert_eq!(parse_span("24 h"), Ok(Span::DAY));
@@ -403,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn a_written_quota_reads_back() {
         for text in ["100/min", "5/5min", "50MB/day", "50KiB/h", "100/min burst 20", "unlimited", "10", "20/90s"] {
             let quota: Quota = text.parse().unwrap();
             assert_eq!(quota.to_string(), text);

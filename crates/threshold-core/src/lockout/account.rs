@@ -131,7 +131,7 @@ impl Account {
         id: TraceId,
         now: Timestamp,
     ) -> Result<(), Option<Timestamp>> {
-        let budget = Limit::Log(login.account);
+        let budget = Limit::from(login.account);
         let track = self.track(factor, device);
         track.bring(login, now);
         let _ = track.budget.look(&budget, 1, now);

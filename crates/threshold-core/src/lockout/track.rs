@@ -143,7 +143,7 @@ impl Track {
     /// Attempts under way count as failures from the moment at which they began. Their failure comes later, and locks
     /// from then on: that is looked ahead for.
     fn opens_at(&self, login: &Login, now: Timestamp) -> Timestamp {
-        let fits_at = self.budget.peek(&Limit::Log(login.account), 1, now).ready_at;
+        let fits_at = self.budget.peek(&Limit::from(login.account), 1, now).ready_at;
         let mut ahead = Ahead::of(self);
         let mut at = now;
         loop {

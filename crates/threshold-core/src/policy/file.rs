@@ -9,6 +9,8 @@ use schemars::JsonSchema;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use toml::Spanned;
 
+use crate::limit::Algorithm;
+
 /// A value and where it stands in the file.
 #[derive(Debug, Clone)]
 pub(crate) struct Located<T> {
@@ -389,10 +391,18 @@ names!(
     /// Where a rule stands; limits are met in this order.
     LayerName { Global, Edge, Tenant, User, Endpoint }
 );
-names!(
-    /// How a limit is counted.
-    AlgorithmName { TokenBucket, FixedWindow, SlidingWindow, SlidingEstimate, SlidingLog, Concurrency }
-);
+/// How a limit is counted. Its names are those of the list of algorithms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AlgorithmName(pub(crate) Algorithm);
+
+impl<'de> Deserialize<'de> for AlgorithmName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        let unknown = || serde::de::Error::unknown_variant(&name, &Algorithm::NAMES);
+        Algorithm::named(&name).map(Self).ok_or_else(unknown)
+    }
+}
+
 names!(
     /// Where fixed windows begin.
     AnchorName { Clock, First }
@@ -446,7 +456,8 @@ mod schema {
 
     use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-    use super::{Located, NamedEntries, Texts};
+    use super::{AlgorithmName, Located, NamedEntries, Texts};
+    use crate::limit::Algorithm;
 
     impl<T: JsonSchema> JsonSchema for Located<T> {
         fn schema_name() -> Cow<'static, str> {
@@ -459,6 +470,16 @@ mod schema {
 
         fn json_schema(generator: &mut SchemaGenerator) -> Schema {
             T::json_schema(generator)
+        }
+    }
+
+    impl JsonSchema for AlgorithmName {
+        fn schema_name() -> Cow<'static, str> {
+            "AlgorithmName".into()
+        }
+
+        fn json_schema(_: &mut SchemaGenerator) -> Schema {
+            json_schema!({"description": "How a limit is counted.", "type": "string", "enum": Algorithm::NAMES})
         }
     }
 

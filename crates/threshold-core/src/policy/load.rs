@@ -256,10 +256,11 @@ impl Loader<'_> {
 
     /// Doubts an estimate that gives much less than it says.
     pub(super) fn doubt_estimate(&mut self, text: &Text, limit: Option<&Limit>) {
-        if let Some(Limit::Estimate(estimate)) = limit
-            && estimate.quota() < SMALL_ESTIMATE
+        if let Some(limit) = limit
+            && let Some(share) = limit.steady_share()
+            && limit.quota() < SMALL_ESTIMATE
         {
-            let message = format!("somebody who always asks gets {} % of this estimate", estimate.share());
+            let message = format!("somebody who always asks gets {share} % of this estimate");
             let help = "use sliding-log, which is exact, or sliding-window";
             self.warning("small-estimate", text.span.clone(), message, help);
         }
@@ -398,7 +399,7 @@ impl Loader<'_> {
             let mut refuse = |message| self.error("impossible-limit", text.span.clone(), message, "");
             let shaped = shapes.all().map(|shape| shape.measured(quota).map_err(&mut refuse).ok().flatten());
             let shaped: Vec<Option<Measured>> = shaped.collect();
-            let estimate = shaped.iter().flatten().map(|own| &own.limit).find(|own| matches!(own, Limit::Estimate(_)));
+            let estimate = shaped.iter().flatten().map(|own| &own.limit).find(|own| own.steady_share().is_some());
             self.doubt_estimate(text, estimate);
             categories.insert(category.value.as_str().into(), shaped);
         }

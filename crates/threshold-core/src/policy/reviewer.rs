@@ -10,7 +10,7 @@ use super::finding::Severity;
 use super::load::Loader;
 use super::rule::{Consistency, CostOf, Match, Measure, Measured, Mode, OnMissing, Per, Rule};
 use super::{Identity, Pattern, UserScope};
-use crate::limit::{Anchor, Limit, Rate};
+use crate::limit::Limit;
 use crate::time::Span;
 
 /// A shared limit should hold at least so many clients at their own limits.
@@ -76,7 +76,7 @@ fn allowances(loader: &mut Loader<'_>, allow: Option<&Texts>, place: Place) {
 fn plain_limit(rule: &Rule) -> Option<&Limit> {
     match &rule.measure {
         Measure::Fixed(Measured { limit, cost: CostOf::Requests }) if rule.count.is_none() && !rule.fallback => {
-            Some(limit).filter(|limit| !matches!(limit, Limit::Never | Limit::Concurrency(_)))
+            Some(limit).filter(|limit| limit.is_over_time())
         }
         Measure::Fixed(_) | Measure::Tier(_) | Measure::Unlimited => None,
     }
@@ -114,12 +114,15 @@ fn failure_mode(loader: &mut Loader<'_>, written: &RuleFile, rule: &Rule) {
 }
 
 fn burst(loader: &mut Loader<'_>, written: &RuleFile, rule: &Rule) {
-    let Some((text, Limit::Rate(rate))) = written.limit.as_ref().zip(plain_limit(rule)) else { return };
+    let Some((text, limit)) = written.limit.as_ref().zip(plain_limit(rule)) else { return };
+    if !limit.refills_smoothly() {
+        return;
+    }
     let said = written.burst.is_some() || text.value.contains("burst");
-    let doubles = if said { rate.burst() >= rate.quota() } else { rate.period() > Span::MINUTE };
+    let doubles = if said { limit.capacity() >= limit.quota() } else { limit.period() > Span::MINUTE };
     if doubles {
-        let most = rate.burst().saturating_add(rate.quota());
-        let message = format!("{most} may come in any {}, and the limit is {}", rate.period(), rate.quota());
+        let message =
+            format!("{} may come in any {}, and the limit is {}", limit.bound(), limit.period(), limit.quota());
         let help = "write a smaller burst, or algorithm = \"sliding-window\"";
         loader.warning("double-burst", text.span.clone(), message, help);
     }
@@ -265,7 +268,7 @@ fn cannot_bind(loader: &mut Loader<'_>, rules: &[Placed], rule: &Rule, span: &Ra
             && other.subject.is_none()
             && holds_whenever(other, rule)
             && covers(&other.matches, &rule.matches)
-            && plain_limit(other).is_some_and(|tighter| comes_first(tighter, limit, other.per == rule.per))
+            && plain_limit(other).is_some_and(|tighter| tighter.fills_before(limit, other.per == rule.per))
     });
     if let Some(other) = first {
         let message = format!("\"{}\" cannot bind: \"{}\" is always full first", rule.name, other.name);
@@ -280,37 +283,6 @@ fn holds_whenever(wide: &Rule, narrow: &Rule) -> bool {
     let may_be_missing = wide.per.iter().any(|per| !matches!(per, Per::Ip | Per::IpPrefix(_)));
     let skips = wide.on_missing == OnMissing::Skip && narrow.on_missing != OnMissing::Skip;
     wide.per.iter().all(given) && !(may_be_missing && skips)
-}
-
-/// Whether a limit is full before another can be, if both are charged with the same requests.
-fn comes_first(tighter: &Limit, limit: &Limit, same_keys: bool) -> bool {
-    let slower = |one: &Rate, other: &Rate| {
-        let (one, other) = (rate(one.quota(), other.period()), rate(other.quota(), one.period()));
-        (one <= other, one < other)
-    };
-    match (tighter, limit) {
-        (Limit::Rate(tighter), Limit::Rate(limit)) => {
-            let (at_most, less) = slower(tighter, limit);
-            at_most && tighter.burst() <= limit.burst() && (less || tighter.burst() < limit.burst())
-        }
-        (Limit::Window(tighter), Limit::Window(limit))
-            if tighter.period() == limit.period()
-                && tighter.anchor() == limit.anchor()
-                && (same_keys || limit.anchor() == Anchor::Clock) =>
-        {
-            tighter.quota() < limit.quota()
-        }
-        _ => {
-            let most = most_in(tighter, limit.period());
-            most < limit.capacity() || (most == limit.capacity() && tighter.period() != limit.period())
-        }
-    }
-}
-
-/// The most that a limit admits in any window of this length.
-fn most_in(limit: &Limit, window: Span) -> u64 {
-    let windows = window.micros().div_ceil(limit.period().micros().max(1)).max(1);
-    limit.bound().saturating_mul(windows)
 }
 
 /// Requests over a time, made comparable by the other's period.

@@ -280,7 +280,7 @@ impl Policy {
             return Err(format!("no rule of the policy counts by {name}, so this would change nothing"));
         }
         let more = |measured: &Measured| {
-            let limit = measured.limit.times(u64::from(times)).map_err(|error| error.0)?;
+            let limit = measured.limit.times(u64::from(times)).map_err(|error| error.to_string())?;
             Ok::<_, String>(Measured { limit, cost: measured.cost.clone() })
         };
         let shaped = |shaped: &Vec<Option<Measured>>| -> Result<Vec<Option<Measured>>, String> {

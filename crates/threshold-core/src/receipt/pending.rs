@@ -4,7 +4,6 @@ use arrayvec::ArrayVec;
 
 use super::{Charged, Receipt};
 use crate::key::TraceId;
-use crate::limit::Limit;
 use crate::plan::{MAX_CHARGES, Met, Plan};
 use crate::policy::StatusSet;
 use crate::settle::Outcome;
@@ -101,7 +100,7 @@ impl Plan<'_> {
     /// Whether anything that this plan charges may be given back: by the answer, where that is seen, or at the end.
     #[must_use]
     pub fn ends_later(&self) -> bool {
-        let open = |met: &Met<'_>| matches!(met.limit, Limit::Concurrency(_)) || met.rule.count.is_some();
+        let open = |met: &Met<'_>| met.limit.is_concurrency() || met.rule.count.is_some();
         self.met.iter().any(open)
     }
 
@@ -110,10 +109,10 @@ impl Plan<'_> {
     pub fn pending(&self, outcome: &Outcome) -> Pending {
         let charged = self.billed(outcome).filter_map(|(met, settled)| {
             let mark = settled.mark.filter(|mark| mark.amount > 0)?;
-            let ends = match (met.limit, &met.rule.count) {
-                (Limit::Concurrency(_), _) => Ends::WithTheRequest,
-                (_, Some(statuses)) => Ends::WithTheAnswer(statuses.clone()),
-                (_, None) => Ends::Already,
+            let ends = match &met.rule.count {
+                _ if met.limit.is_concurrency() => Ends::WithTheRequest,
+                Some(statuses) => Ends::WithTheAnswer(statuses.clone()),
+                None => Ends::Already,
             };
             Some((self.charged(met, settled, mark, outcome), ends))
         });

@@ -165,7 +165,7 @@ impl Reservation {
         }
         for ((charged, actual), balance) in self.receipt.charged.iter().zip(amounts).zip(balances) {
             let reserved = charged.mark.amount;
-            if matches!(charged.limit, Limit::Concurrency(_)) {
+            if charged.limit.is_concurrency() {
                 // What was in flight has landed.
                 charged.give_back(reserved, balance, now, self.receipt.id);
                 continue;
@@ -186,9 +186,9 @@ impl Reservation {
     fn amounts(&self, cost: &OwnedCost) -> Amounts {
         let charges = self.receipt.charged.iter();
         charges
-            .map(|charged| match charged.limit {
-                Limit::Concurrency(_) => charged.mark.amount,
-                _ => charged.actual(cost).unwrap_or(charged.mark.amount),
+            .map(|charged| {
+                let actual = if charged.limit.is_concurrency() { None } else { charged.actual(cost) };
+                actual.unwrap_or(charged.mark.amount)
             })
             .collect()
     }

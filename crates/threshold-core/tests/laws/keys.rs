@@ -129,10 +129,7 @@ fn list(parts: &[&str]) -> String {
 }
 
 fn one_rule(name: &str, parts: &[&str], algorithm: Algorithm, quota: u64) -> Policy {
-    let limit = match algorithm {
-        Algorithm::Concurrency => format!("{quota}"),
-        _ => format!("{quota}/min"),
-    };
+    let limit = if algorithm.is_concurrency() { format!("{quota}") } else { format!("{quota}/min") };
     let per = list(parts);
     parsed(&format!("[[rule]]\nname = \"{name}\"\nper = [{per}]\nlimit = \"{limit}\"\nalgorithm = \"{algorithm}\"\n"))
 }

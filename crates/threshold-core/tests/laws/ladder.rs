@@ -61,10 +61,7 @@ fn steps() -> impl Strategy<Value = Steps> {
         let modes = rules.iter().map(|(_, mode)| mode.1).collect();
         let plain = |(rule, mode): (RuleShape, (&str, StrikeMode))| RuleShape {
             layer: Layer::User,
-            algorithm: match rule.algorithm {
-                Algorithm::Concurrency => Algorithm::SlidingLog,
-                other => other,
-            },
+            algorithm: if rule.algorithm.is_concurrency() { Algorithm::SlidingLog } else { rule.algorithm },
             observed: false,
             block_for: None,
             disclosure: Disclosure::Full,

@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use threshold_core::key::AddressGroup;
-use threshold_core::limit::Log;
+use threshold_core::limit::SlidingLog;
 use threshold_core::lockout::{
     Attempt, AttemptOutcome, Device, Factor, Login, ResultOutcome, Try, UnknownAttempt, Wider, account_digest,
     address_digest, canonical_account,
@@ -26,7 +26,7 @@ fn login() -> impl Strategy<Value = Login> {
     (vec(lock, 0..4), budget.clone(), budget, 1..12u32).prop_map(|(mut locks, account, ip, ceiling)| {
         locks.sort_unstable();
         locks.dedup_by_key(|(failures, _)| *failures);
-        let log = |(quota, seconds)| Log::exact(quota, Span::from_secs(seconds)).unwrap();
+        let log = |(quota, seconds)| SlidingLog::new(quota, Span::from_secs(seconds)).unwrap();
         Login {
             account: log(account),
             ip: log(ip),
@@ -39,7 +39,7 @@ fn login() -> impl Strategy<Value = Login> {
 
 /// Budgets that are never in the way.
 fn roomy(login: Login) -> Login {
-    let log = Log::exact(1_000, Span::SECOND).unwrap();
+    let log = SlidingLog::new(1_000, Span::SECOND).unwrap();
     Login { account: log, ip: log, ..login }
 }
 

@@ -1,7 +1,7 @@
 //! A slow model of the login, written from the specification's prose and not from the code: everything that ever happened
 //! stays in a list, and every answer is worked out from the whole of it.
 
-use threshold_core::limit::Log;
+use threshold_core::limit::SlidingLog;
 use threshold_core::lockout::{AttemptOutcome, Login, UnknownAttempt};
 use threshold_core::{Span, Timestamp, TraceId};
 
@@ -258,7 +258,7 @@ impl Model {
 }
 
 /// When one more fits into a budget with these charges.
-fn fits_at(budget: &Log, mut charges: Vec<Timestamp>, now: Timestamp) -> Timestamp {
+fn fits_at(budget: &SlidingLog, mut charges: Vec<Timestamp>, now: Timestamp) -> Timestamp {
     charges.retain(|at| at.plus(budget.period()) > now);
     charges.sort_unstable();
     let most = usize::try_from(budget.quota()).unwrap();

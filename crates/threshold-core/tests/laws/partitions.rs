@@ -284,7 +284,7 @@ fn anchors_spread_evenly_over_partitions() {
         ask(&Facts { headers: &[("x-key", &n.to_string())], ..Facts::default() });
     });
     let accounts: Vec<Digest> = (0..MANY).filter_map(|n| account_digest(KEY, None, &format!("a{n}"))).collect();
-    let alone = TextKeys::new(KEY, &threshold_core::Limit::Never);
+    let alone = TextKeys::new(KEY, &threshold_core::Limit::never());
     let texts: Vec<Digest> = (0..MANY).map(|n| alone.digest(&n.to_string())).collect();
     for (what, keys) in [
         ("tenants", tenants),

@@ -146,14 +146,14 @@ impl Books {
                         deal.stage = Stage::Ended(until, true);
                         deal.committed = actual;
                         for (net, rule) in deal.net.iter_mut().zip(&self.rules) {
-                            let landed = rule.algorithm == Algorithm::Concurrency;
+                            let landed = rule.algorithm.is_concurrency();
                             *net = actual.min(deal.cost).saturating_mul(u64::from(!landed));
                         }
                     }
                     // A hold costs nothing more or less by being committed.
                     Stage::Ended(_, true)
                         if actual == deal.committed
-                            || self.rules.iter().all(|rule| rule.algorithm == Algorithm::Concurrency) =>
+                            || self.rules.iter().all(|rule| rule.algorithm.is_concurrency()) =>
                     {
                         assert_eq!(answer, Ok(()));
                     }
@@ -301,7 +301,7 @@ proptest! {
         between in vec(gap(), 0..3),
         later in vec(gap(), 1..4),
     ) {
-        let rules: Vec<_> = rules.into_iter().filter(|rule| rule.algorithm != Algorithm::Concurrency).collect();
+        let rules: Vec<_> = rules.into_iter().filter(|rule| !rule.algorithm.is_concurrency()).collect();
         let count = rules.len();
         let (reserved, actual) = costs;
         let [mut held, mut charged] = twins(&rules, start, &past);
@@ -326,7 +326,7 @@ proptest! {
         prop_assert_eq!(held.ledger.commit(id, &cost, now), Ok(()));
         let other = ActualCost { cost: Some(actual + 1), ..ActualCost::default() };
         let told = held.ledger.commit(id, &other, now);
-        let holds_only = rules.iter().all(|rule| rule.algorithm == Algorithm::Concurrency);
+        let holds_only = rules.iter().all(|rule| rule.algorithm.is_concurrency());
         prop_assert_eq!(told, if holds_only { Ok(()) } else { Err(CommitError::OtherCost) });
         prop_assert_eq!(held.ledger.release(id, now), Err(CommitError::Unknown));
         prop_assert_eq!(&room_at(&mut held, count, now), &room);
@@ -528,7 +528,7 @@ proptest! {
         let now = world.now;
         prop_assert_eq!(world.ledger.commit(id, &cost, now), Ok(()));
         let after = rooms(&mut world);
-        prop_assert!(at_most(&after, &before) || old.algorithm == Algorithm::Concurrency, "{:?} {:?}", before, after);
+        prop_assert!(at_most(&after, &before) || old.algorithm.is_concurrency(), "{:?} {:?}", before, after);
     }
 }
 

@@ -8,7 +8,6 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use threshold_core::bill::Charge;
 use threshold_core::headers::{BodyForm, denial_body, header_fields};
-use threshold_core::limit::Algorithm;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Layer;
 use threshold_core::{Decision, Facts, Ledger, Limit, Policy, Reading, Span, Timestamp, TraceId, Verdict};
@@ -83,7 +82,7 @@ proptest! {
                 }
                 // All rules with a ladder count by user and name the same one, so that one rung lifts all of them.
                 let rule = &world.policy.rules()[reading.rule];
-                let has_ladder = rule.layer == Layer::User && !matches!(rule.fixed_limit(), Some(Limit::Concurrency(_)));
+                let has_ladder = rule.layer == Layer::User && !rule.fixed_limit().is_some_and(Limit::is_concurrency);
                 let lifted = has_ladder && decision.escalations.iter().any(|strike| strike.rung.allows());
                 prop_assert!(!decision.allowed() || !reading.enforced || reading.allowed || lifted);
             }
@@ -144,7 +143,7 @@ proptest! {
                 let rule = &rules[place(&world.policy.rules()[reading.rule].name)];
                 // Denied though it asks for nothing: blocked, which hides how much there is.
                 let hidden = !reading.allowed && reading.cost == 0;
-                if rule.algorithm == Algorithm::Concurrency || !reading.enforced || hidden {
+                if rule.algorithm.is_concurrency() || !reading.enforced || hidden {
                     continue;
                 }
                 let more = reading.more_at(world.now).expect("every limit here has more in time");

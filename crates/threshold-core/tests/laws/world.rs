@@ -48,11 +48,10 @@ impl RuleShape {
         let (layer, algorithm) = (self.layer, self.algorithm);
         let mut text = format!("\n[[rule]]\nname = \"{name}\"\nlayer = \"{layer}\"\nper = [{per}]\n");
         let _ = writeln!(text, "algorithm = \"{algorithm}\"");
-        let _ = match algorithm {
-            Algorithm::Concurrency => {
-                writeln!(text, "limit = \"{}\"\nttl = \"{}ms\"", self.quota, self.period)
-            }
-            _ => writeln!(text, "limit = \"{}/{}ms\"", self.quota, self.period),
+        let _ = if algorithm.is_concurrency() {
+            writeln!(text, "limit = \"{}\"\nttl = \"{}ms\"", self.quota, self.period)
+        } else {
+            writeln!(text, "limit = \"{}/{}ms\"", self.quota, self.period)
         };
         if let Some(burst) = self.burst.filter(|_| algorithm == Algorithm::TokenBucket) {
             let _ = writeln!(text, "burst = {burst}");
@@ -103,7 +102,7 @@ pub(crate) fn text_of(rules: &[RuleShape]) -> String {
 
 /// The same policy, in which going over a user's limit climbs a ladder that warns, delays, denies and shuts out.
 pub(crate) fn with_a_ladder(mut rules: Vec<RuleShape>, strike: &str) -> String {
-    let fits = |rule: &&mut RuleShape| rule.layer == Layer::User && rule.algorithm != Algorithm::Concurrency;
+    let fits = |rule: &&mut RuleShape| rule.layer == Layer::User && !rule.algorithm.is_concurrency();
     for rule in rules.iter_mut().filter(fits) {
         rule.more = format!("ladder = \"steps\"\nstrike = \"{strike}\"\n");
     }

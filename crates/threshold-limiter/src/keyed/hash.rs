@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     fn hash() -> KeyHash {
-        KeyHash::from_secret(&Limit::parse("1/s", None).expect("a limit"), fixed_secret())
+        KeyHash::from_secret(&Limit::per_second(1), fixed_secret())
     }
 
     fn letter(number: u32) -> u8 {

@@ -139,7 +139,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             let old = request.tried(policy, &self.secrets, id);
             let mut rekeyed = Rekeyed::default();
             rekeyed.accounts.extend(old.account.zip(new.account));
-            let limit = Limit::Log(login.ip);
+            let limit = Limit::from(login.ip);
             rekeyed.balances.extend(old.address.zip(new.address).map(|(old, new)| (old, new, limit)));
             for (old, new) in request.bars(policy, id).iter().zip(bars) {
                 rekeyed.add(old, new);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use threshold_core::plan::{Met, Verb};
-use threshold_core::{Decision, Digest, Facts, Limit, Outcome, Plan, PlanError, Policy, Receipt, Span, Timestamp};
+use threshold_core::{Decision, Digest, Facts, Outcome, Plan, PlanError, Policy, Receipt, Span, Timestamp};
 use tokio::time::{Instant, timeout_at};
 
 use super::{Limiter, traced};
@@ -194,7 +194,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 /// else says when there will be room.
 fn could_fit(plan: &Plan<'_>, decision: &Decision, left: Duration) -> bool {
     let in_time = |ready: Option<Timestamp>| ready.is_some_and(|ready| duration(ready.since(decision.at)) <= left);
-    let held = |met: &Met<'_>| matches!(met.limit(), Limit::Concurrency(_));
+    let held = |met: &Met<'_>| met.limit().is_concurrency();
     let readings = plan.met().iter().zip(&decision.readings);
     let mut denying = readings.filter(|(_, reading)| reading.enforced && !reading.allowed).peekable();
     if decision.penalty.is_some() || denying.peek().is_none() {

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use threshold_core::limit::{Concurrency, Log, Rate};
 use threshold_core::{Balance, Digest, DigestKey, Format, KeyId, Limit, Policy, Secret, Span, Timestamp, TraceId};
 use threshold_limiter::journal::{Counters, load_counters, save_counters};
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{Facts, Limiter, ManualClock};
 
 use super::{POLICY, START, Scratch};
+
+const DAY: Duration = Duration::from_secs(86_400);
 
 const SECRET: KeyId = KeyId::from_u32(9);
 const OTHERS: usize = 200;
@@ -78,8 +80,8 @@ fn full_concurrency() -> Balance {
 
 /// A full log, and many small ones.
 fn filled(store: MemoryStore) -> MemoryStore {
-    let log = Limit::Log(Log::exact(1_024, Span::DAY).unwrap());
-    let rate = Limit::Rate(Rate::new(10, Span::DAY, 10).unwrap());
+    let log = Limit::sliding_log(1_024, DAY).unwrap();
+    let rate = Limit::token_bucket(10, DAY).unwrap();
     store.restore_balance(key(0), &log, charged(&log, 1_024), START);
     for number in 1..OTHERS as u64 {
         store.restore_balance(key(number), &rate, charged(&rate, 3), START);
@@ -117,7 +119,7 @@ fn a_large_record_and_those_after_it_come_back() {
     let scratch = Scratch::new();
     // Large enough that the large one pushes nobody out.
     let store = filled(store_of(1_000_000));
-    let concurrency = Limit::Concurrency(Concurrency::new(65_536, Span::DAY).unwrap());
+    let concurrency = Limit::concurrent(65_536, DAY).unwrap();
     let large = full_concurrency();
     assert!(
         large.to_bytes(Format::PRESENT).len() > 1 << 16 && large.to_bytes(Format::PRESENT).len() <= Balance::MAX_BYTES

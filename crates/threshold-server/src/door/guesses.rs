@@ -14,7 +14,7 @@ use crate::log::Samples;
 
 /// The wrong tokens that one address may show before it is answered late, or, as an operator, not at all. A person
 /// mistypes; a program tries.
-const GUESSES: &str = "10/min";
+const GUESSES: Limit = Limit::per_minute(10);
 /// When an operator may try again, in seconds: ten in a minute are one in six seconds.
 pub(super) const GUESS_AGAIN_AFTER: &str = "6";
 /// The most addresses whose wrong tokens are counted at once.
@@ -45,8 +45,7 @@ impl Default for Guesses {
 impl Guesses {
     /// Wrong tokens of so many addresses.
     fn new(addresses: u64, clock: &Arc<dyn Clock>) -> Self {
-        let limit = Limit::parse(GUESSES, None).expect("the limit is possible");
-        let limiter = || KeyLimiter::with_clock(limit, addresses, Arc::clone(clock));
+        let limiter = || KeyLimiter::with_clock(GUESSES, addresses, Arc::clone(clock));
         Self { callers: limiter(), operators: limiter(), late: Semaphore::new(MAX_LATE), logged: Samples::default() }
     }
 }

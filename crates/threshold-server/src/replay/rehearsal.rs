@@ -43,9 +43,8 @@ pub(super) struct Judged {
 
 impl<'p> Rehearsal<'p> {
     pub(super) fn new(policy: &'p Policy, top: usize) -> Self {
-        let holds = |limit: &Limit| matches!(limit, Limit::Concurrency(_));
         let open = |rule: &threshold_core::policy::Rule| {
-            rule.count.is_some() || rule.is_by_tier() || rule.fixed_limit().is_some_and(holds)
+            rule.count.is_some() || rule.is_by_tier() || rule.fixed_limit().is_some_and(Limit::is_concurrency)
         };
         Self {
             policy,

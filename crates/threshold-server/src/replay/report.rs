@@ -254,7 +254,7 @@ impl Replayed<'_> {
     pub(super) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let rules = self.policy.rules();
-        let holds = |rule: &&Rule| matches!(rule.fixed_limit(), Some(Limit::Concurrency(_)));
+        let holds = |rule: &&Rule| rule.fixed_limit().is_some_and(Limit::is_concurrency);
         let held: Vec<&str> = rules.iter().filter(holds).map(|rule| rule.name.as_ref()).collect();
         if !held.is_empty() {
             notes.push(format!(

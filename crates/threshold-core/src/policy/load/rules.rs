@@ -7,17 +7,16 @@ use super::{Loader, is_token, layer_of};
 use crate::headers::StaticFields;
 use crate::key::{DigestKey, KeyPrefix, Partition};
 use crate::ladder::{Ladder, Rung, StrikeMode};
-use crate::limit::{Algorithm, Anchor, Limit, Options, Quota, Unit};
+use crate::limit::{Algorithm, Anchor, Limit, LimitOption, LimitOptions, Quota, Unit};
 use crate::policy::file::{
-    AlgorithmName, AnchorName, ConsistencyName, DisclosureName, LayerName, LogName, ModeName, OnMissingName,
-    OnStoreErrorName, RuleFile, StrikeName, Text, Texts,
+    AnchorName, ConsistencyName, DisclosureName, LayerName, LogName, ModeName, OnMissingName, OnStoreErrorName,
+    RuleFile, StrikeName, Text, Texts,
 };
 use crate::policy::rule::{
     Consistency, CostOf, Disclosure, Layer, LogMode, Measure, Measured, Mode, OnMissing, OnStoreError, Per, Rule,
     StatusSet, SubjectRule,
 };
 use crate::policy::{Identity, IdentitySource, UserScope};
-use crate::time::Span;
 
 /// Stands in until the whole policy is given its key.
 const UNKEYED: DigestKey = DigestKey::new([0; 16]);
@@ -25,7 +24,7 @@ const UNKEYED: DigestKey = DigestKey::new([0; 16]);
 /// How a rule counts whatever limit it is given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shape {
-    options: Options,
+    options: LimitOptions,
     cost_name: Option<Box<str>>,
 }
 
@@ -39,7 +38,7 @@ impl Shape {
             None if is_bytes => CostOf::Bytes,
             None => CostOf::Requests,
         };
-        let limit = self.options.limit(quota, self.cost_name.is_some()).map_err(|error| error.0)?;
+        let limit = self.options.of_quota(quota, self.cost_name.is_some()).map_err(|error| error.to_string())?;
         Ok(limit.map(|limit| Measured { limit, cost }))
     }
 }
@@ -158,31 +157,33 @@ impl Loader<'_> {
     }
 
     fn shape(&mut self, file: &RuleFile) -> Option<Shape> {
-        let algorithm = file.algorithm.as_ref().map(|name| Algorithm::from(name.value));
-        let mut belongs = |span: Option<Range<usize>>, key: &str, owner: Algorithm| {
+        let algorithm = file.algorithm.as_ref().map(|name| name.value.0);
+        let mut belongs = |span: Option<Range<usize>>, option: LimitOption| {
             if let Some(span) = span
-                && algorithm.is_some_and(|algorithm| algorithm != owner)
+                && algorithm.is_some_and(|algorithm| !algorithm.takes(option))
+                && let Some(owner) = Algorithm::that_takes(option)
             {
-                let message = format!("{key} belongs to algorithm = \"{owner}\"");
+                let message = format!("{} belongs to algorithm = \"{owner}\"", option.name());
                 self.error("bad-value", span, message, "leave it out, or change the algorithm");
             }
         };
-        belongs(file.anchor.as_ref().map(|anchor| anchor.span.clone()), "anchor", Algorithm::FixedWindow);
-        belongs(file.buckets.as_ref().map(|buckets| buckets.span.clone()), "buckets", Algorithm::SlidingWindow);
-        belongs(file.burst.as_ref().map(|burst| burst.span.clone()), "burst", Algorithm::TokenBucket);
-        belongs(file.ttl.as_ref().map(|ttl| ttl.span.clone()), "ttl", Algorithm::Concurrency);
+        belongs(file.anchor.as_ref().map(|anchor| anchor.span.clone()), LimitOption::Anchor);
+        belongs(file.buckets.as_ref().map(|buckets| buckets.span.clone()), LimitOption::Buckets);
+        belongs(file.burst.as_ref().map(|burst| burst.span.clone()), LimitOption::Burst);
+        belongs(file.ttl.as_ref().map(|ttl| ttl.span.clone()), LimitOption::Ttl);
+        let defaults = LimitOptions::new();
         let ttl = match &file.ttl {
             Some(text) => self.span(text)?,
-            None => Span::MINUTE,
+            None => defaults.ttl,
         };
         let anchor = match file.anchor.as_ref().map(|anchor| anchor.value) {
             Some(AnchorName::First) => Anchor::First,
             Some(AnchorName::Clock) | None => Anchor::Clock,
         };
-        let options = Options {
+        let options = LimitOptions {
             algorithm,
             anchor,
-            buckets: file.buckets.as_ref().map_or(60, |buckets| buckets.value),
+            buckets: file.buckets.as_ref().map_or(defaults.buckets, |buckets| buckets.value),
             burst: file.burst.as_ref().map(|burst| burst.value),
             ttl,
         };
@@ -193,7 +194,7 @@ impl Loader<'_> {
         let never = file.deny.as_ref().is_some_and(|deny| deny.value);
         let Some(text) = &file.limit else {
             if never {
-                return Some(Measure::Fixed(Measured { limit: Limit::Never, cost: CostOf::Requests }));
+                return Some(Measure::Fixed(Measured { limit: Limit::never(), cost: CostOf::Requests }));
             }
             let message = format!("the rule \"{}\" has no limit", file.name.value);
             self.error("no-limit", file.name.span.clone(), message, "write limit = \"100/min\", or deny = true");
@@ -341,7 +342,7 @@ impl Loader<'_> {
             self.error("unverified-ladder", span.clone(), why, help);
         }
         let counts_requests = match measure {
-            Measure::Fixed(Measured { limit: Limit::Concurrency(_), .. }) => false,
+            Measure::Fixed(measured) if measured.limit.is_concurrency() => false,
             Measure::Fixed(measured) => measured.cost == CostOf::Requests,
             Measure::Tier(_) | Measure::Unlimited => file.cost.is_none(),
         };
@@ -452,7 +453,6 @@ macro_rules! means {
 
 means! {
     LayerName => Layer { Global, Edge, Tenant, User, Endpoint }
-    AlgorithmName => Algorithm { TokenBucket, FixedWindow, SlidingWindow, SlidingEstimate, SlidingLog, Concurrency }
     OnMissingName => OnMissing { Floor, Skip, Deny }
     StrikeName => StrikeMode { Window, Request, Ignored }
     ModeName => Mode { Enforce, Observe }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::{Loader, is_token};
 use crate::address::canonical;
 use crate::ladder::{Ladder, Rung};
-use crate::limit::{Log, Quota, Unit};
+use crate::limit::{Quota, SlidingLog, Unit};
 use crate::lockout::Login;
 use crate::policy::file::{
     AlertFile, AlertsFile, LadderFile, ListsFile, Located, LoginFile, MemoryFile, NamedEntries, Text, WhenFullName,
@@ -124,11 +124,11 @@ impl Loader<'_> {
         login
     }
 
-    fn login_limit(&mut self, text: &Text) -> Option<Log> {
+    fn login_limit(&mut self, text: &Text) -> Option<SlidingLog> {
         let help = "a login budget is a sliding-log: \"5/15min\", at most 1,024 attempts";
         match self.quota(text)? {
-            Quota::Per { amount, unit: Unit::Count, period, burst: None } => Log::exact(amount, period)
-                .map_err(|error| self.error("impossible-limit", text.span.clone(), error.0, help))
+            Quota::Per { amount, unit: Unit::Count, period, burst: None } => SlidingLog::new(amount, period)
+                .map_err(|error| self.error("impossible-limit", text.span.clone(), error.to_string(), help))
                 .ok(),
             _ => {
                 self.error("impossible-limit", text.span.clone(), "a login budget counts attempts over a period", help);

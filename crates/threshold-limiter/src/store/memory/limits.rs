@@ -83,11 +83,10 @@ fn places(limit: &Limit) -> impl Iterator<Item = usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use threshold_core::Span;
-    use threshold_core::limit::{Anchor, Window};
+    use std::time::Duration;
 
     fn limit(number: u64) -> Limit {
-        Window::new(number.saturating_add(1), Span::MINUTE, Anchor::Clock).map(Limit::Window).unwrap()
+        Limit::fixed(number.saturating_add(1), Duration::from_secs(60)).unwrap()
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! `/v1/limit`: one limit by a key of the caller's own, without a policy.
 
+use std::time::Duration;
+
 use axum::response::Response;
 use http::StatusCode;
 use schemars::JsonSchema;
 use serde::Serialize;
-use threshold_core::limit::{Algorithm, Anchor, Concurrency, Estimate, LimitError, Log, Look, MAX_LOG, Rate, Window};
+use threshold_core::limit::{Algorithm, LimitOptions, Look};
 use threshold_core::{Limit, Span, Timestamp};
 
 use super::request::{LimitBody, read};
@@ -30,9 +32,6 @@ pub(super) struct LimitAnswer {
     algorithm: Option<&'static str>,
 }
 
-/// Sub-windows of a sliding window, as in a policy that does not say.
-const BUCKETS: u32 = 60;
-
 pub(super) async fn answer(app: &App, body: &[u8]) -> Result<Response, ApiError> {
     let asked: LimitBody<'_> = read(body)?;
     if asked.key.as_str().is_empty() {
@@ -57,11 +56,7 @@ impl LimitAnswer {
     fn new(limit: &Limit, look: &Look, charged: u64, now: Timestamp, algorithm: Option<&'static str>) -> Self {
         let remaining = look.remaining.saturating_sub(charged);
         if look.allowed {
-            let reset = match limit {
-                Limit::Estimate(estimate) => estimate.window_end(now),
-                _ if charged > 0 => look.reset_if_charged,
-                _ => look.reset_if_not,
-            };
+            let reset = limit.reset_at(look, charged > 0, now);
             let reset_at = reset.unless_never().map(Timestamp::secs_ceil);
             return Self { allowed: true, remaining, reset_at, retry_after: None, algorithm };
         }
@@ -85,18 +80,8 @@ fn limit_of(asked: &LimitBody<'_>, wanted: Algorithm) -> Result<(Limit, Algorith
     if period > threshold_core::limit::MAX_PERIOD {
         return Err(ApiError::bad(field, "a window is at most a hundred years"));
     }
-    let served = match wanted {
-        Algorithm::SlidingLog if quota > u64::from(MAX_LOG) => Algorithm::SlidingWindow,
-        other => other,
-    };
-    let limit = match served {
-        Algorithm::TokenBucket => Rate::new(quota, period, quota).map(Limit::Rate),
-        Algorithm::FixedWindow => Window::new(quota, period, Anchor::Clock).map(Limit::Window),
-        Algorithm::SlidingWindow => Log::bucketed(quota, period, BUCKETS).map(Limit::Log),
-        Algorithm::SlidingEstimate => Estimate::new(quota, period).map(Limit::Estimate),
-        Algorithm::SlidingLog => Log::exact(quota, period).map(Limit::Log),
-        Algorithm::Concurrency => Concurrency::new(quota, period).map(Limit::Concurrency),
-    };
+    let served = wanted.for_quota(quota);
+    let limit = LimitOptions::new().algorithm(served).limit(quota, Duration::from_secs(seconds));
     // The window is in range, so what is wrong is the limit.
-    limit.map(|limit| (limit, served)).map_err(|LimitError(message)| ApiError::bad("limit", message))
+    limit.map(|limit| (limit, served)).map_err(|error| ApiError::bad("limit", error.to_string()))
 }

@@ -465,7 +465,6 @@ impl<'de> Deserialize<'de> for LayerName {
 
 impl<'de> Deserialize<'de> for AlgorithmName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let find = |text: &str| Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == text);
-        parsed(deserializer, find, |text| format!("no algorithm is called \"{text}\"")).map(Self)
+        parsed(deserializer, Algorithm::named, |text| format!("no algorithm is called \"{text}\"")).map(Self)
     }
 }

@@ -54,7 +54,7 @@ inline_schema!(Whole, _g => json_schema!({"type": "integer", "minimum": 0, "maxi
 inline_schema!(Address, _g => json_schema!({"type": "string", "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}));
 inline_schema!(HeaderPairs<'_>, generator => <Pairs<'_, Text<'_>>>::json_schema(generator));
 inline_schema!(LayerName, _g => json_schema!({"type": "string", "enum": LAYERS.map(Layer::name)}));
-inline_schema!(AlgorithmName, _g => json_schema!({"type": "string", "enum": Algorithm::ALL.map(Algorithm::name)}));
+inline_schema!(AlgorithmName, _g => json_schema!({"type": "string", "enum": Algorithm::NAMES}));
 
 impl<V: JsonSchema> JsonSchema for Pairs<'_, V> {
     fn inline_schema() -> bool {

@@ -1,28 +1,29 @@
 //! A token bucket whose whole state is one number, for tables that keep millions of them.
 //!
 //! The moment at which the bucket is full again is counted in ticks: as many to a microsecond as `W / L` has parts. So a
-//! state has no fraction beside it, and a processor changes it in one step. The answers are those of [`Rate`], to the
+//! state has no fraction beside it, and one compare-and-swap changes it. The answers are those of [`TokenBucket`], to the
 //! last figure.
 
-use super::Rate;
+use super::TokenBucket;
 use crate::limit::Look;
 use crate::time::{Span, Timestamp};
 
 /// The last moment that is counted in ticks, in the year 2255. Bits for a later one would be missed elsewhere.
 const HORIZON: Timestamp = Timestamp::from_micros(1 << 53);
-/// A clock beyond this, in the year 2112, is no clock of today's, and may come to the horizon while it runs.
+/// A clock beyond this, in the year 2112, is wrong today, and could reach the horizon while the process runs.
 const LATEST_START: Timestamp = Timestamp::from_micros(1 << 52);
 
-/// When a bucket is full again, in ticks since the Unix epoch. 0 is a bucket that nobody has used.
+/// When a bucket is full again, in ticks since the Unix epoch. 0 is a bucket that was never charged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticks(pub u64);
 
 /// A rate whose states are [`Ticks`].
 ///
-/// Beyond the year 2255 time stands still for it: nothing refills, and so nothing is granted that should not be.
+/// It is made by [`Limit::packed_rate`](crate::Limit::packed_rate). Beyond the year 2255 time stands still for it: nothing
+/// refills, so that nothing is granted that should not be.
 #[derive(Debug, Clone, Copy)]
 pub struct PackedRate {
-    rate: Rate,
+    rate: TokenBucket,
     /// The ticks that a burst takes to refill.
     capacity: u64,
     /// The furthest ahead of now a state may lie.
@@ -34,11 +35,10 @@ pub struct PackedRate {
 impl PackedRate {
     /// `None` where a state would not fit: a denominator beyond a thousand or so, a bucket that takes centuries to fill, or
     /// a clock that stands near the horizon.
-    #[must_use]
-    pub fn new(rate: Rate, now: Timestamp) -> Option<Self> {
-        let capacity = rate.burst.checked_mul(rate.terms.step)?;
+    pub(super) fn new(rate: TokenBucket, now: Timestamp) -> Option<Self> {
+        let capacity = rate.burst.checked_mul(rate.interval.step)?;
         let deepest = capacity.checked_mul(2)?;
-        let last = HORIZON.micros().checked_mul(rate.terms.parts)?.checked_add(deepest)?;
+        let last = HORIZON.micros().checked_mul(rate.interval.parts)?.checked_add(deepest)?;
         (now <= LATEST_START).then_some(Self { rate, capacity, deepest, last: Ticks(last) })
     }
 
@@ -48,7 +48,7 @@ impl PackedRate {
         self.last
     }
 
-    /// The state after `cost` was asked for: charged if it fits. The same as before if there is nothing to save.
+    /// The state after `cost` was asked for: charged if it fits. Returns `state` itself if there is nothing to save.
     #[must_use]
     #[inline(always)]
     pub fn next(&self, state: Ticks, cost: u64, now: Timestamp) -> Ticks {
@@ -60,7 +60,7 @@ impl PackedRate {
         }
     }
 
-    /// What is said of `cost` in this state.
+    /// Whether `cost` fits in this state, and when.
     #[must_use]
     #[inline(always)]
     pub fn look(&self, state: Ticks, cost: u64, now: Timestamp) -> Look {
@@ -80,15 +80,15 @@ impl PackedRate {
         }
     }
 
-    /// Whether this says the same as no state.
+    /// Whether the bucket is full, which is the same as no state.
     #[must_use]
     #[inline]
     pub fn is_silent(&self, state: Ticks, now: Timestamp) -> bool {
         state <= Ticks(self.start(now))
     }
 
-    /// Whether more than half of the burst is used: such a state is what a flood of new keys would most like to see
-    /// forgotten.
+    /// Whether more than half of the burst is used. A table that is full evicts no such state: a client could reset its own
+    /// limit by a flood of new keys.
     #[must_use]
     pub fn is_protected(&self, state: Ticks, now: Timestamp) -> bool {
         let (_, backlog) = self.bring(state, now);
@@ -104,35 +104,35 @@ impl PackedRate {
 
     #[inline]
     fn start(&self, now: Timestamp) -> u64 {
-        // At most the last state, which did not wrap when this was made.
-        now.min(HORIZON).micros().wrapping_mul(self.rate.terms.parts)
+        // At most `last`, whose product did not overflow in `new`.
+        now.min(HORIZON).micros().wrapping_mul(self.rate.interval.parts)
     }
 
     /// How far ahead the state would lie with this cost.
     #[inline]
     fn after(&self, backlog: u64, cost: u64) -> Option<u64> {
-        cost.checked_mul(self.rate.terms.step)?.checked_add(backlog)
+        cost.checked_mul(self.rate.interval.step)?.checked_add(backlog)
     }
 
     #[inline]
     fn remaining(&self, backlog: u64) -> u64 {
-        self.capacity.saturating_sub(backlog).checked_div(self.rate.terms.step).unwrap_or(0)
+        self.capacity.saturating_sub(backlog).checked_div(self.rate.interval.step).unwrap_or(0)
     }
 
     /// So many ticks after now, rounded up.
     #[inline]
     fn later(&self, now: Timestamp, ticks: u64) -> Timestamp {
-        let parts = self.rate.terms.parts;
+        let parts = self.rate.interval.parts;
         // Mostly there is one to a microsecond, and a division takes longer than all the rest.
         let micros = if parts == 1 { ticks } else { ticks.div_ceil(parts.max(1)) };
         now.min(HORIZON).plus(Span::from_micros(micros))
     }
 
-    /// The same after a cost so large that its ticks are no number.
+    /// The same after a cost whose ticks do not fit 64 bits.
     #[cold]
     fn much_later(&self, now: Timestamp, backlog: u64, cost: u64) -> Timestamp {
-        let ticks = self.rate.terms.cost(cost).saturating_add(u128::from(backlog));
-        let micros = ticks.div_ceil(u128::from(self.rate.terms.parts));
+        let ticks = self.rate.interval.cost(cost).saturating_add(u128::from(backlog));
+        let micros = ticks.div_ceil(u128::from(self.rate.interval.parts));
         now.min(HORIZON).plus(Span::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
     }
 }
@@ -146,7 +146,8 @@ mod tests {
     use super::*;
     use crate::balance::Balance;
     use crate::key::TraceId;
-    use crate::limit::Limit;
+    use crate::limit::algorithm::{Figures, LimitAlgorithm as _};
+    use crate::limit::{Limit, LimitError};
 
     /// Today, the epoch, and the last moment at which a packed rate begins.
     const STARTS: [u64; 3] = [1_767_225_600_000_000, 0, 1 << 52];
@@ -164,10 +165,14 @@ mod tests {
         (1_000, 86_400_000_000),
     ];
 
-    fn packed() -> impl Strategy<Value = (Rate, u64)> {
+    fn bucket(quota: u64, period: u64, burst: u64) -> Result<TokenBucket, LimitError> {
+        TokenBucket::new(&Figures { burst: Some(burst), ..Figures::new(quota, Span::from_micros(period)) })
+    }
+
+    fn packed() -> impl Strategy<Value = (TokenBucket, u64)> {
         let bursts = select(&[1, 2, 3, 7, 1_000, 250_000_000, 999_999_999_999_999][..]);
         (select(&FIGURES[..]), bursts, select(&STARTS[..]))
-            .prop_map(|((quota, period), burst, start)| (Rate::new(quota, Span::from_micros(period), burst), start))
+            .prop_map(|((quota, period), burst, start)| (bucket(quota, period, burst), start))
             .prop_filter_map("no such rate, or not in ticks", |(rate, start)| {
                 let rate = rate.ok()?;
                 PackedRate::new(rate, Timestamp::from_micros(start)).map(|_| (rate, start))
@@ -185,7 +190,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_048) })]
 
         /// Whatever is asked for, and however the clock moves, forwards and backwards: the answers are those of a balance
-        /// under the rate itself, and so is whether anything is to be saved, says anything, or must be kept.
+        /// under the limit itself, and so is whether anything is to be saved, says anything, or must be kept.
         ///
         /// Woken by: leaving out `min(self.deepest)` in `bring`, or the `min` in `next`; `div_ceil` as `/` in `later`; `<`
         /// for `<=` in `next`, `look` or `is_silent`; and `cost > 0` left out.
@@ -197,8 +202,8 @@ mod tests {
                 now = if back { now.saturating_sub(span) } else { now.saturating_add(span) }.min(HORIZON.micros());
                 let moment = Timestamp::from_micros(now);
                 prop_assert_eq!(packed.is_silent(state, moment), balance.silent_from() <= moment);
-                prop_assert_eq!(packed.is_protected(state, moment), balance.is_protected(&Limit::Rate(rate), moment));
-                let checked = balance.check(&Limit::Rate(rate), cost, moment, TraceId::default());
+                prop_assert_eq!(packed.is_protected(state, moment), balance.is_protected(&Limit::from(rate), moment));
+                let checked = balance.check(&Limit::from(rate), cost, moment, TraceId::default());
                 let next = packed.next(state, cost, moment);
                 prop_assert_eq!(packed.look(state, cost, moment), checked.look);
                 prop_assert_eq!(next != state, checked.changed);
@@ -211,7 +216,7 @@ mod tests {
     /// Woken by: `now` for `now.min(HORIZON)` in `start`.
     #[test]
     fn beyond_the_horizon_nothing_refills() {
-        let rate = Rate::new(7, Span::MINUTE, 3).unwrap();
+        let rate = bucket(7, 60_000_000, 3).unwrap();
         let packed = PackedRate::new(rate, Timestamp::EPOCH).unwrap();
         let mut state = Ticks::default();
         for (hour, fits) in [(0, true), (1, true), (2, true), (3, false), (u64::MAX, false)] {
@@ -222,9 +227,9 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told_when_it_is_made() {
+    fn a_rate_whose_states_do_not_fit_is_refused() {
         let check = |quota, period, burst, start, expect| {
-            let rate = Rate::new(quota, Span::from_micros(period), burst).unwrap();
+            let rate = bucket(quota, period, burst).unwrap();
             assert_eq!(PackedRate::new(rate, Timestamp::from_micros(start)).is_some(), expect, "{rate:?} from {start}");
         };
         check(100, 60_000_000, 100, 0, true);

@@ -1,0 +1,155 @@
+//! Refunds: what is given back, and that it is never more than was charged.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::cases;
+use super::world::{Act, GUEST, Gap, Shape, World, gaps, orderly, returning, shapes, shares, starts, traces};
+use crate::balance::Balance;
+use crate::limit::Algorithm;
+use crate::limit::model::Model;
+use crate::time::Timestamp;
+
+proptest! {
+    #![proptest_config(cases(600))]
+
+    /// After a refund there is never more room than if the request had asked for only what it kept. Others
+    /// come and go meanwhile as the key with the refund lets them; none of them owes, since a debt that
+    /// saturated beside the refunded charge cannot be told apart from it. The figures stay the same between the
+    /// charge and the refund: a mark does not say under which ones it was made. A window that opens at its
+    /// first charge stays where that charge opened it, so there the law reaches to that window's end, and the
+    /// bound holds beyond.
+    ///
+    /// Woken by: leaving out `.min(left)` in `RefundedBucket::give_back`.
+    #[test]
+    fn a_refund_never_mints(
+        shape in shapes(),
+        start in starts(),
+        traces in (traces(orderly()), traces(orderly()), traces(orderly())),
+        shares in (shares(), shares()),
+        gap in gaps(),
+    ) {
+        let mut with = World::play(shape, start, &traces.0);
+        with.wait(gap);
+        let mut without = with.clone();
+        let cost = shares.0.of(with.limit.capacity()).min(with.look(0).remaining);
+        let kept = shares.1.of(cost).min(cost);
+        let reset = with.look(cost).reset_if_charged;
+        let guest = with.charge(cost, GUEST);
+        let counts_until = with.counts_until(reset, &guest);
+        without.charge(kept, GUEST);
+        let mut pair = Pair { with, without, until: Timestamp::MAX };
+        if pair.with.limit.opens_own_windows() {
+            pair.until = guest.part.plus(shape.period);
+        }
+        for (gap, act) in traces.1 {
+            pair.act(gap, act)?;
+        }
+        // As a receipt does: a bucket may forget what it gave back as soon as nothing that was charged counts any more.
+        if pair.with.now < counts_until {
+            let back = guest.with_amount(cost - kept);
+            pair.with.balance.give_back(back, pair.with.now, GUEST);
+        }
+        for (gap, act) in traces.2 {
+            pair.act(gap, act)?;
+        }
+    }
+
+    /// Whatever is charged, recorded, refunded, released and committed lower, and in whatever order: a bucket never has more room
+    /// than if nothing had been charged but what was kept. The same where every balance that may be dropped is dropped at
+    /// once.
+    ///
+    /// Woken by, in `refunded.rs`: leaving out `.saturating_sub(self.given)` (what was given back since); `charged < gross` as
+    /// `false`; `self.peak` as `self.level.moment()` in `silent_from`, which drops a bucket when it is full again; and, in
+    /// `World::give_back`, leaving out `counts_until`.
+    #[test]
+    fn a_bucket_never_has_more_room_than_without_what_was_refunded(
+        shape in shapes(),
+        start in starts(),
+        trace in vec((gaps(), returning()), 1..60),
+        dropped: bool,
+    ) {
+        let shape = Shape { algorithm: Algorithm::TokenBucket, ..shape };
+        let mut world = World::new(shape.limit(), start);
+        let (mut model, mut places) = (Model::new(world.limit), Vec::new());
+        for (gap, act) in trace {
+            world.wait(gap);
+            if dropped && world.balance.silent_from() <= world.now {
+                world.balance = Balance::default();
+            }
+            world.act_beside(act, &mut model, &mut places);
+            let now = world.now.micros();
+            let ideal = model.room_beside(model.level_without_refunds(now));
+            prop_assert!(world.look(0).remaining <= ideal, "{} of {ideal}", world.look(0).remaining);
+        }
+    }
+
+    /// A refund changes nothing once its charge no longer counts, whatever was charged since.
+    ///
+    /// Woken by: replacing `self.start == mark.part` with `true` in `WindowCount::give_back`.
+    #[test]
+    fn a_late_refund_is_nothing(
+        shape in shapes(),
+        start in starts(),
+        shares in (shares(), shares()),
+        gap in gaps(),
+    ) {
+        let mut world = World::new(shape.limit(), start);
+        let guest = world.charge(shares.0.of(world.limit.capacity()), GUEST);
+        world.now = world.now.max(world.balance.silent_from());
+        world.wait(gap);
+        world.check(shares.1.of(world.limit.capacity()));
+        let before = world.look(0);
+        world.balance.give_back(guest, world.now, GUEST);
+        prop_assert_eq!(world.look(0), before);
+    }
+
+    /// A hold that is given back frees exactly what it held, or the part of it that was given back.
+    ///
+    /// Woken by: replacing `hold.cost.min(left)` with `hold.cost` in `Holds::give_back`.
+    #[test]
+    fn a_hold_frees_what_it_held(
+        shape in shapes(),
+        start in starts(),
+        trace in traces(orderly()),
+        shares in (shares(), shares()),
+    ) {
+        let shape = Shape { algorithm: Algorithm::Concurrency, ..shape };
+        let mut world = World::play(shape.with_figures_of(shape), start, &trace);
+        let before = world.look(0).remaining;
+        let cost = shares.0.of(world.limit.capacity()).min(before);
+        let kept = shares.1.of(cost).min(cost);
+        let mark = world.charge(cost, GUEST);
+        world.balance.give_back(mark.with_amount(cost - kept), world.now, GUEST);
+        prop_assert_eq!(world.look(0).remaining, before - kept);
+    }
+}
+
+/// The same key twice: in one of the two a request was charged more, and that was given back.
+struct Pair {
+    with: World,
+    without: World,
+    /// Nothing is said of moments from here on.
+    until: Timestamp,
+}
+
+impl Pair {
+    fn act(&mut self, gap: Gap, act: Act) -> Result<(), TestCaseError> {
+        self.with.wait(gap);
+        self.without.wait(gap);
+        if self.with.now >= self.until {
+            return Ok(());
+        }
+        prop_assert!(self.with.look(0).remaining <= self.without.look(0).remaining);
+        if let Some(cost) = self.with.asked(act) {
+            if self.with.check(cost).allowed {
+                prop_assert!(self.without.check(cost).allowed);
+            }
+        } else {
+            self.with.act(act);
+            self.without.act(act);
+        }
+        prop_assert!(self.with.look(0).remaining <= self.without.look(0).remaining);
+        Ok(())
+    }
+}

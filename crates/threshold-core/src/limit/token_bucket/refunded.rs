@@ -1,0 +1,117 @@
+//! A token bucket that was given back to while later charges counted: it also keeps how much.
+//!
+//! A mark holds when the bucket was to be full again after its charge. The part of that which lies before now has refilled,
+//! and what was given back since is no longer there: the rest, up to the cost, can be given back. A bucket that forgot what
+//! it gave back would give the same time back twice.
+//!
+//! So that one number suffices on a mark, it is the gross moment: when the bucket is full again plus all that was given back
+//! so far. Giving back the latest charge leaves the bucket as if that had never been made; then nothing is kept.
+
+use super::level::{Interval, Level};
+use super::{Mark, TokenBucket};
+use crate::codec::{BytesError, Reader, Writer};
+use crate::time::Timestamp;
+
+/// A bucket, and what was given back to it. Moments and amounts are in ticks, as [`Interval`] counts them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RefundedBucket {
+    pub(crate) level: Level,
+    /// All that was given back, except for refunds of the latest charge.
+    pub(crate) given: u128,
+    /// The latest moment at which the bucket was to be full again. No charge that was made so far counts beyond it.
+    pub(crate) peak: u128,
+}
+
+impl Level {
+    /// Gives back what a mark charged, as far as it still counts. Returns the bucket that has to keep that, if any.
+    pub(super) fn give_back(&mut self, mark: &Mark, now: Timestamp) -> Option<RefundedBucket> {
+        let mut refunded = RefundedBucket { level: *self, given: 0, peak: self.moment() };
+        refunded.give_back(mark, now);
+        *self = refunded.level;
+        (refunded.given > 0).then_some(refunded)
+    }
+}
+
+impl RefundedBucket {
+    /// The first byte of a stored state.
+    pub(super) const TAG: u8 = 6;
+
+    /// The first moment from which this is the same as no state: all that was charged so far has refilled by then, so that
+    /// no receipt gives anything back.
+    pub(super) fn silent_from(&self) -> Timestamp {
+        self.level.interval().round_up(self.peak)
+    }
+
+    /// The level if nothing had been given back: the most that receipts could still ask of the bucket.
+    pub(super) fn at_peak(&self) -> Level {
+        let (full_at, fraction) = self.level.interval().split(self.peak);
+        Level { full_at, fraction, ..self.level }
+    }
+
+    /// Gives back what a mark charged, as far as it still counts.
+    pub(super) fn give_back(&mut self, mark: &Mark, now: Timestamp) {
+        let interval = self.level.interval();
+        let full_at = self.level.moment();
+        let gross = full_at.saturating_add(self.given);
+        let charged = interval.moment(mark.part, mark.fraction());
+        if charged > gross {
+            // This bucket was never charged that far: its state was dropped since, or brought back after the clock stepped.
+            return;
+        }
+        let left = charged.saturating_sub(self.given).saturating_sub(interval.moment(now, 0));
+        let back = interval.cost(mark.amount).min(left);
+        (self.level.full_at, self.level.fraction) = interval.split(full_at.saturating_sub(back));
+        if charged < gross {
+            self.given = self.given.saturating_add(back);
+        }
+    }
+
+    pub(super) fn charge(&mut self, limit: &TokenBucket, cost: u64, now: Timestamp) -> Mark {
+        let Mark { amount, .. } = limit.charge_level(&mut self.level, cost, now);
+        let full_at = self.level.moment();
+        self.peak = self.peak.max(full_at);
+        let (part, fraction) = self.level.interval().split(full_at.saturating_add(self.given));
+        Mark::new(part, amount).with_fraction(fraction)
+    }
+
+    /// As [`TokenBucket::bring_level`], while there is something to keep.
+    pub(super) fn bring(&mut self, limit: &TokenBucket, now: Timestamp) -> bool {
+        let before = *self;
+        let old = self.level.interval();
+        let in_terms = self.level.is_in_terms_of(limit);
+        limit.bring_level(&mut self.level, now);
+        let new = limit.interval;
+        if !in_terms {
+            // Receipts under the old figures give nothing back, also if those are in force again: as if all of it had been.
+            let left = self.peak.saturating_sub(old.moment(now, 0));
+            self.given = old.convert(self.given.saturating_add(left), new);
+            self.peak = old.convert(self.peak, new);
+        }
+        let furthest = new.moment(now, 0).saturating_add(limit.deepest());
+        self.peak = self.peak.min(furthest).max(self.level.moment());
+        *self != before
+    }
+
+    pub(super) fn write(&self, out: &mut Writer) {
+        self.level.write(out);
+        out.wide(self.given);
+        out.wide(self.peak);
+    }
+
+    pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        let refunded = Self { level: Level::read(from)?, given: from.wide()?, peak: from.wide()? };
+        let sound = refunded.given > 0 && refunded.peak >= refunded.level.moment();
+        if sound { Ok(refunded) } else { Err(BytesError::Malformed("token bucket")) }
+    }
+}
+
+impl Interval {
+    /// Ticks of this interval in those of another, rounded up.
+    fn convert(self, ticks: u128, other: Self) -> u128 {
+        // Whole microseconds apart from the rest, so that the product stays within 128 bits.
+        let parts = u128::from(self.parts);
+        let whole = ticks.checked_div(parts).unwrap_or(0).saturating_mul(u128::from(other.parts));
+        let rest = ticks.checked_rem(parts).unwrap_or(0).saturating_mul(u128::from(other.parts));
+        whole.saturating_add(rest.div_ceil(parts))
+    }
+}
