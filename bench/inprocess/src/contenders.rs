@@ -78,20 +78,19 @@ impl Threshold {
     /// How many of these are allowed, in batches of 64.
     pub fn check_batches(&self, keys: &[String]) -> usize {
         let mut allowed = 0;
-        let mut looks = Vec::with_capacity(64);
         for batch in keys.chunks(64) {
             let mut names = [""; 64];
             for (name, key) in names.iter_mut().zip(batch) {
                 *name = key;
             }
-            self.0.check_many_into(&names[..batch.len()], 1, &mut looks);
-            allowed += looks.iter().filter(|look| look.allowed).count();
+            let decisions = self.0.check_many(&names[..batch.len()]);
+            allowed += decisions.iter().filter(|decision| decision.allowed).count();
         }
         allowed
     }
 
     fn make(answer: Answer, keys: usize) -> Result<Box<dyn Contender>> {
-        Ok(Box::new(Self(KeyLimiter::new(Self::limit(answer)?, keys as u64))))
+        Ok(Box::new(Self(KeyLimiter::new(Self::limit(answer)?).max_keys(keys as u64))))
     }
 }
 
@@ -101,7 +100,7 @@ impl Contender for Threshold {
     }
 
     fn check(&self, key: &String) -> bool {
-        self.0.check(key, 1).allowed
+        self.0.check(key).allowed
     }
 }
 

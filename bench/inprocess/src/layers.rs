@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::{Context as _, Result};
-use threshold_limiter::{Decision, Facts, Limiter, Policy};
+use threshold_limiter::{Facts, Limiter, Policy};
 
 use crate::contenders::{Answer, NEAR, far};
 
@@ -83,24 +83,15 @@ impl Layers {
         self.requests[visits].iter().filter(allowed).count()
     }
 
-    /// The same into one decision, which is used again.
-    pub fn check_into(&self, visits: std::ops::Range<usize>) -> usize {
-        let mut decision = Decision::default();
-        let allowed =
-            |request: &&Request| self.limiter.check_into(&request.facts(), &mut decision).is_ok() && decision.allowed();
-        self.requests[visits].iter().filter(allowed).count()
-    }
-
     /// The same in batches.
     pub fn check_many(&self, visits: std::ops::Range<usize>) -> usize {
         let mut allowed = 0;
-        let mut decisions = Vec::with_capacity(BATCH);
         for batch in self.requests[visits].chunks(BATCH) {
             let mut facts = [Facts::default(); BATCH];
             for (facts, request) in facts.iter_mut().zip(batch) {
                 *facts = request.facts();
             }
-            self.limiter.check_many_into(&facts[..batch.len()], &mut decisions);
+            let decisions = self.limiter.check_many(&facts[..batch.len()]);
             allowed += decisions.iter().flatten().filter(|decision| decision.allowed()).count();
         }
         allowed

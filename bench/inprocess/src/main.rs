@@ -164,18 +164,17 @@ fn layered(settings: &Settings, report: &mut Report) -> Result<()> {
             fill(contender.as_ref(), &users, answer);
             singles.push((format!("{}, one limit", contender.name()), contender));
         }
-        let batched = Threshold(KeyLimiter::new(Threshold::limit(answer)?, users.len() as u64));
+        let batched = Threshold(KeyLimiter::new(Threshold::limit(answer)?).max_keys(users.len() as u64));
         fill(&batched, &users, answer);
         if answer == Answer::Allowed {
             // A seventh of a minute is no whole number of microseconds: Threshold then keeps a fraction as well.
             let limit = LimitOptions::new().algorithm(Algorithm::TokenBucket).parse(&format!("7/min burst {FAR}"))?;
-            let fraction: Box<dyn Contender> = Box::new(Threshold(KeyLimiter::new(limit, users.len() as u64)));
+            let fraction: Box<dyn Contender> = Box::new(Threshold(KeyLimiter::new(limit).max_keys(users.len() as u64)));
             fraction.check_all(&users);
             singles.push(("threshold, one limit with a fraction".to_owned(), fraction));
         }
         for (how, allocations) in [
             ("check", counted(|| layers.check(0..CHUNK)).1.allocations),
-            ("check_into", counted(|| layers.check_into(0..CHUNK)).1.allocations),
             ("check_many", counted(|| layers.check_many(0..CHUNK)).1.allocations),
         ] {
             let name = format!("heap allocations a decision, four layers, {how}, {}", report::word(answer));
@@ -191,7 +190,6 @@ fn layered(settings: &Settings, report: &mut Report) -> Result<()> {
             entries.push(Entry { name: batches, run: Box::new(|range| batched.check_batches(&keys[range])) });
             let four = |how: &str| format!("threshold, four layers, {how}");
             entries.push(Entry { name: four("check"), run: Box::new(|range| layers.check(range)) });
-            entries.push(Entry { name: four("check_into"), run: Box::new(|range| layers.check_into(range)) });
             entries.push(Entry { name: four("check_many of 64"), run: Box::new(|range| layers.check_many(range)) });
             let series: Vec<Series> = rounds::run(&entries, Pace { threads, ..settings.pace });
             report.layers.push(Row { scenario: "four layers".to_owned(), answer, threads, series });
@@ -217,9 +215,9 @@ fn moved(keys: usize, report: &mut Report) -> Result<()> {
         ("twice max_keys, all expired", fast, &names[..]),
     ] {
         progress(&format!("moved slots: {how}"));
-        let limiter = KeyLimiter::new(limit, keys as u64);
+        let limiter = KeyLimiter::new(limit).max_keys(keys as u64);
         for name in names {
-            limiter.check(name, 1);
+            let _ = limiter.check(name);
         }
         let name = format!("most slots moved by one decision: {how}");
         report.figures.push(Figure { name, value: limiter.usage().counts.most_moved.to_string() });
@@ -234,10 +232,10 @@ fn balances(keys: usize, report: &mut Report) -> Result<()> {
     for algorithm in Algorithm::ALL {
         let text = if algorithm.is_concurrency() { "10" } else { "10/h" };
         // Half of the table stays empty, so nothing is evicted.
-        let limiter = KeyLimiter::new(LimitOptions::new().algorithm(algorithm).parse(text)?, keys as u64 * 2);
+        let limiter = KeyLimiter::new(LimitOptions::new().algorithm(algorithm).parse(text)?).max_keys(keys as u64 * 2);
         let (_, heap) = counted(|| {
             for name in &names {
-                let _ = (0..USED).filter(|_| limiter.check(name, 1).allowed).count();
+                let _ = (0..USED).filter(|_| limiter.check(name).allowed).count();
             }
         });
         let name = format!("bytes of a balance beyond its slot: {algorithm}, {USED} of {USED} used");

@@ -1,37 +1,42 @@
-//! Decision, verdict, reading: what one request is told.
+//! Decision, verdict, reading: the answer to one request.
+
+mod escalations;
+mod reading;
 
 use std::fmt;
-
-use arrayvec::ArrayVec;
+use std::time::Duration;
 
 use crate::key::{DigestKey, Domain, Part, TraceId};
 use crate::ladder::Penalty;
-use crate::limit::{Unit, clock_window_end};
-use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Plan, Verb};
+use crate::plan::{Plan, Verb};
 use crate::policy::{Banned, Disclosure, Layer, Listed, OnStoreError, Policy, Rule};
 use crate::settle::{Escalation, Outcome, Settled};
 use crate::time::{Span, Timestamp};
 
-/// A shadow ban delays by between one and three seconds.
+pub use escalations::Escalations;
+use reading::reset_of_denial;
+pub use reading::{Reading, Readings};
+
+/// A shadow ban delays a request by one to three seconds.
 const SHADOW_DELAY_MS: (u64, u64) = (1_000, 3_000);
 
-/// What becomes of a request.
+/// Whether a request may proceed, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// It may cross.
+    /// The request may proceed.
     Allow,
-    /// It may cross, with a warning.
+    /// The request may proceed, and its client is warned.
     Warn,
-    /// It may cross after a delay. Clients are never told why.
+    /// The request may proceed after a delay. Clients never learn the reason.
     Slow,
-    /// It may not.
+    /// The request is denied.
     Deny,
-    /// It may not, until a time.
+    /// The request is denied, and its subject is banned.
     Ban,
 }
 
 impl Verdict {
-    /// The name on the wire.
+    /// Returns the name on the wire.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -43,7 +48,7 @@ impl Verdict {
         }
     }
 
-    /// Whether the request may cross.
+    /// Returns whether the request may proceed.
     #[must_use]
     pub const fn allows(self) -> bool {
         matches!(self, Self::Allow | Self::Warn | Self::Slow)
@@ -56,120 +61,25 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// The figures of one limit that was met.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reading {
-    /// The rule's place in the policy of the decision's generation.
-    pub rule: usize,
-    /// Whether the limit binds.
-    pub enforced: bool,
-    /// Whether the cost fitted.
-    pub allowed: bool,
-    /// L as written, or the burst where that is larger.
-    pub limit: u64,
-    /// The time in which `limit` is available again: W as written, or what a larger burst takes to refill.
-    pub period: Span,
-    /// The whole cost that fits now, after this request's charge.
-    pub remaining: u64,
-    /// What the limit counts.
-    pub unit: Unit,
-    /// What this request costs.
-    pub cost: u64,
-    /// Whether it was charged, and so whether the figures are those after its charge. A peek says what a check would.
-    pub charged: bool,
-    /// When there is more, or all, again; `Timestamp::MAX` is never.
-    pub(crate) resets: Timestamp,
-    /// If not allowed: when this cost fits; likewise. If allowed, never.
-    pub(crate) ready: Timestamp,
-    /// The capacity of a token bucket; 0 for limits that do not refill smoothly.
-    pub(crate) bucket: u64,
-    /// Whether the limit is on what is under way at once.
-    pub(crate) at_once: bool,
-    /// Whether it is a sliding estimate, whose `resetAt` is the end of its window.
-    pub(crate) estimate: bool,
-}
-
-impl Reading {
-    /// When there is more, or all, again; `None` where there is no such moment.
-    #[must_use]
-    pub fn resets(&self) -> Option<Timestamp> {
-        self.resets.unless_never()
-    }
-
-    /// If not allowed: when this cost fits; `None` if it never will.
-    #[must_use]
-    pub fn ready_at(&self) -> Option<Timestamp> {
-        self.ready.unless_never()
-    }
-
-    /// When more than `remaining` is available if nobody else comes, for a decision made at `at`: the draft's effective
-    /// window ends then. `None` where no time says it.
-    ///
-    /// A denial with nothing left says when its own cost fits.
-    #[must_use]
-    pub fn more_at(&self, at: Timestamp) -> Option<Timestamp> {
-        let more = match (self.bucket.checked_sub(1), self.resets()?) {
-            // A bucket is full again when all that is missing to it has refilled, unit by unit.
-            (Some(last), full) if self.remaining <= last => {
-                full.minus(self.refills(last.saturating_sub(self.remaining)))
-            }
-            (Some(_), _) => at.plus(self.refills(1)),
-            (None, resets) if resets > at => resets,
-            // Nothing is used: whatever is used now leaves a period later.
-            (None, _) => at.plus(self.period),
-        };
-        match (self.allowed, self.remaining) {
-            (true, _) => Some(more),
-            // A block may hide how much there is.
-            (false, 0) => self.ready_at(),
-            (false, _) => Some(self.ready_at().map_or(more, |ready| more.min(ready))),
-        }
-    }
-
-    /// How long `units` take to refill.
-    fn refills(&self, units: u64) -> Span {
-        let micros = u128::from(units).saturating_mul(u128::from(self.period.micros()));
-        let micros = micros.checked_div(u128::from(self.limit)).unwrap_or(0);
-        Span::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
-    }
-
-    /// `resetAt` in Unix seconds, for a decision made at `at`.
-    #[must_use]
-    pub fn reset_at(&self, at: Timestamp) -> Option<u64> {
-        if self.allowed { self.reset_if_allowed(at) } else { self.ready_at().map(|ready| told_reset(ready, at)) }
-    }
-
-    /// `resetAt` of an answer that allows.
-    fn reset_if_allowed(&self, at: Timestamp) -> Option<u64> {
-        let reset = if self.estimate { Some(clock_window_end(self.period, at)) } else { self.resets() };
-        reset.map(Timestamp::secs_ceil)
-    }
-}
-
-/// The moment a client is told to come back: now and the whole seconds of its wait.
-fn told_reset(ready: Timestamp, at: Timestamp) -> u64 {
-    at.plus(Span::from_secs(ready.since(at).secs_ceil())).secs_ceil()
-}
-
-/// Why an answer was given without the store, or without all that it needs of it.
+/// The reason why a decision was made without the store, or with less than it needs from the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Degraded {
     /// The store did not answer in time.
     Timeout,
     /// The store answered with an error.
     StoreError,
-    /// The store is full of keys it must not forget.
+    /// The store is full of keys that it must not evict.
     StoreFull,
-    /// More rules met one request than a plan holds.
+    /// The request matched more rules than a plan holds.
     TooManyRules,
-    /// The decision is as it should be, and what it did to somebody's standing is not on disk yet.
+    /// The decision is correct, but the strikes that it added are not on disk yet.
     Journal,
-    /// The store had no room for a budget of its own, and the request was counted by one that stands in for many.
+    /// The store had no room for a new key, so the request was counted by a key that is shared by many.
     SharedBudget,
 }
 
 impl Degraded {
-    /// The reason on the wire.
+    /// Returns the reason's name on the wire.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -183,52 +93,52 @@ impl Degraded {
     }
 }
 
-/// What one request is told, and why.
+/// The answer to one request, with the reasons for it.
 #[derive(Debug, Clone)]
 #[must_use = "a decision that nobody reads protects nothing"]
 pub struct Decision {
-    /// What becomes of the request.
+    /// Whether the request may proceed.
     pub verdict: Verdict,
-    /// When it was decided.
+    /// When the decision was made.
     pub at: Timestamp,
     /// The id of the decision.
     pub trace: TraceId,
-    /// The policy it was decided under.
+    /// The generation of the policy that decided.
     pub generation: u64,
-    /// Every limit that was met, in order.
-    pub readings: ArrayVec<Reading, MAX_CHARGES>,
-    /// Which of them the top-level figures are of.
+    /// The figures of every limit that the request met, in the order of the policy's rules.
+    pub readings: Readings,
+    /// The index of the reading that the top-level figures are taken from.
     pub binding: Option<usize>,
-    /// If denied: when it is worth coming back; `None` if never.
+    /// If denied: when a retry may succeed; `None` if never.
     pub ready_at: Option<Timestamp>,
     /// How long to wait before answering.
-    pub delay: Span,
-    /// Whether the client is warned: by this strike, or, on a denial, because earlier ones still count.
+    pub(crate) delay: Span,
+    /// Whether the client is warned: by this strike or, on a denial, because earlier strikes still count.
     pub warning: bool,
-    /// If it is: by which ladder, and until when.
+    /// If the client is warned: by which ladder, and until when.
     pub warned_by: Option<WarnedBy>,
     /// The layer of the penalty that denied, if one did.
     pub penalty: Option<Layer>,
-    /// How much the client is told: what the rule that binds says, or the rules that led to the penalty.
+    /// How much the client may learn: as configured by the binding rule, or by the rules that led to the penalty.
     pub disclosure: Disclosure,
-    /// Whether a list decided.
+    /// The kind of list that decided, if one did.
     pub listed: Option<Listed>,
-    /// Why the store had no part in this.
+    /// Why the decision is degraded, if it is.
     pub degraded: Option<Degraded>,
-    /// The strikes this request added.
-    pub escalations: ArrayVec<Escalation, MAX_SUBJECTS>,
+    /// The strikes that this request added.
+    pub escalations: Escalations,
 }
 
-/// Whose warning a client gets.
+/// The ladder that warns a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WarnedBy {
-    /// The ladder's place in the policy of the decision's generation.
+    /// The ladder's index in the policy of the decision's generation.
     pub ladder: usize,
-    /// When the strikes are forgotten.
+    /// When the strikes expire.
     pub until: Timestamp,
 }
 
-/// One that allows and says nothing: a place for [`Plan::decide_into`].
+/// A decision that allows and has no readings: the starting point for [`Plan::prepare`].
 impl Default for Decision {
     #[inline]
     fn default() -> Self {
@@ -237,7 +147,7 @@ impl Default for Decision {
             at: Timestamp::EPOCH,
             trace: TraceId::default(),
             generation: 0,
-            readings: ArrayVec::new(),
+            readings: Readings::default(),
             binding: None,
             ready_at: None,
             delay: Span::ZERO,
@@ -247,70 +157,86 @@ impl Default for Decision {
             disclosure: Disclosure::Full,
             listed: None,
             degraded: None,
-            escalations: ArrayVec::new(),
+            escalations: Escalations::default(),
         }
     }
 }
 
 impl Decision {
-    /// Whether the request may cross.
+    /// Returns whether the request may proceed.
     #[must_use]
     pub const fn allowed(&self) -> bool {
         self.verdict.allows()
     }
 
-    /// The reading whose figures are shown.
+    /// Returns the reading that the top-level figures are taken from.
     #[must_use]
     pub fn bound_by(&self) -> Option<&Reading> {
         self.readings.get(self.binding?)
     }
 
-    /// The rule that binds, looked up in the policy this was decided under.
+    /// Returns the rule that binds. `policy` must be the one that decided.
     #[must_use]
     pub fn rule<'p>(&self, policy: &'p Policy) -> Option<&'p Rule> {
-        policy.rules().get(self.bound_by()?.rule)
+        policy.rules().get(self.bound_by()?.rule())
     }
 
-    /// If denied, how long until it is worth coming back.
+    /// Returns, for a denial, the time until a retry may succeed; `None` if the request is allowed or never will be.
     #[must_use]
-    pub fn retry_after(&self) -> Option<Span> {
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_span().map(Duration::from)
+    }
+
+    /// Returns, for a denial, the value of a `Retry-After` field: whole seconds, rounded up, at least 1.
+    #[must_use]
+    pub fn retry_after_secs(&self) -> Option<u64> {
+        self.retry_span().map(|wait| wait.secs_ceil().max(1))
+    }
+
+    pub(crate) fn retry_span(&self) -> Option<Span> {
         if self.allowed() { None } else { self.ready_at.map(|ready| ready.since(self.at)) }
     }
 
-    /// `resetAt` in Unix seconds: on a denial now and the whole seconds of `retryAfter`.
+    /// Returns how long to wait before answering; not zero for a request of a shadow-banned subject.
+    #[must_use]
+    pub fn delay(&self) -> Duration {
+        self.delay.into()
+    }
+
+    /// Returns `resetAt` in Unix seconds; for a denial, now plus the whole seconds of `retryAfter`.
     #[must_use]
     pub fn reset_at(&self) -> Option<u64> {
         if self.allowed() {
             return self.bound_by()?.reset_if_allowed(self.at);
         }
-        self.ready_at.map(|ready| told_reset(ready, self.at))
+        self.ready_at.map(|ready| reset_of_denial(ready, self.at))
     }
 
-    /// Takes over the figures of a later look at the same limits, and the limits that bind by them: what was decided, and
-    /// what it cost, stays.
-    pub fn refresh(&mut self, look: &Self, policy: &Policy) {
-        if look.readings.len() != self.readings.len() {
+    /// Replaces the figures by those of a later decision on the same limits, and recomputes which limit binds. The
+    /// verdict and the cost stay.
+    pub fn refresh(&mut self, later: &Self, policy: &Policy) {
+        if later.readings.len() != self.readings.len() {
             return;
         }
-        for (own, later) in self.readings.iter_mut().zip(&look.readings) {
+        for (own, later) in self.readings.iter_mut().zip(&later.readings) {
             *own = Reading { cost: own.cost, charged: own.charged, ..*later };
         }
-        self.at = look.at;
+        self.at = later.at;
         if self.allowed() {
             self.binding = tightest(self);
             self.disclosure = self.rule(policy).map_or(Disclosure::Full, |rule| rule.disclosure);
         }
     }
 
-    /// Whether it was denied because the store could not answer. What is not on disk yet, or was counted by a shared budget,
-    /// was decided all the same.
+    /// Returns whether the request was denied because the store could not answer.
     #[must_use]
     pub fn unavailable(&self) -> bool {
+        // With these two the store did answer.
         let decided = |reason| matches!(reason, Degraded::Journal | Degraded::SharedBudget);
         !self.allowed() && self.degraded.is_some_and(|reason| !decided(reason))
     }
 
-    /// Whether the client is banned.
+    /// Returns whether the client is banned.
     #[must_use]
     pub const fn banned(&self) -> bool {
         matches!(self.verdict, Verdict::Ban)
@@ -318,26 +244,22 @@ impl Decision {
 }
 
 impl Plan<'_> {
-    /// The decision that an outcome is.
+    /// Returns the decision that follows from an outcome.
     pub fn decide(&self, outcome: &Outcome) -> Decision {
         let mut decision = Decision::default();
-        self.decide_into(outcome, &mut decision);
+        self.prepare(&mut decision);
+        self.conclude(outcome, &mut decision);
         decision
     }
 
-    /// As [`decide`](Self::decide), into a decision that is already there: moving one takes as long as making it.
-    pub fn decide_into(&self, outcome: &Outcome, decision: &mut Decision) {
-        self.prepare(decision);
-        self.conclude(outcome, decision);
-    }
-
-    /// The first half of [`decide_into`](Self::decide_into), before the store is asked: what is said of every limit whatever
-    /// is left of it. While that is written, memory that was asked for arrives.
+    /// Does the first half of [`decide`](Self::decide), before the store settles: clears `decision` and fills in all
+    /// figures that do not depend on stored state. This work overlaps with the memory latency of the store's prefetch.
     pub fn prepare(&self, decision: &mut Decision) {
         self.begin(decision);
         for met in &self.met {
-            let _ = decision.readings.try_push(Reading {
-                rule: met.index,
+            decision.readings.push(Reading {
+                // A policy has at most `MAX_RULES` rules, so an index always fits.
+                rule: u16::try_from(met.index).unwrap_or(u16::MAX),
                 enforced: met.enforced(),
                 allowed: false,
                 limit: met.limit.shown_quota(),
@@ -355,13 +277,13 @@ impl Plan<'_> {
         }
     }
 
-    /// The second half, of a decision that was [prepared](Self::prepare) by this plan.
+    /// Does the second half of [`decide`](Self::decide) on a decision that this plan has [prepared](Self::prepare).
     pub fn conclude(&self, outcome: &Outcome, decision: &mut Decision) {
         let now = outcome.at;
         decision.at = now;
         if let Some(ban) = self.banned(now) {
             decision.readings.clear();
-            return self.tell_ban(ban, outcome.behind_ban, decision);
+            return self.apply_ban(ban, outcome.behind_ban, decision);
         }
         match self.listed {
             Some(Listed::Deny) => {
@@ -375,7 +297,7 @@ impl Plan<'_> {
             decision.degraded = Some(Degraded::SharedBudget);
         }
         let denied_by_limit = self.read(outcome, decision);
-        decision.escalations.extend(outcome.escalations.iter().copied());
+        decision.escalations.extend_from_slice(&outcome.escalations);
         if let Some((subject, penalty)) = outcome.penalty {
             self.penalise(decision, subject, penalty, outcome.denied_until);
             return self.warn(outcome, decision);
@@ -401,7 +323,7 @@ impl Plan<'_> {
         decision.disclosure = bound.map_or(Disclosure::Full, |met| met.rule.disclosure);
     }
 
-    /// Warns a client that is denied and not banned while strikes count. Of several ladders, one with a cookie.
+    /// Warns a client that is denied but not banned while its strikes count. Prefers a ladder with a warning cookie.
     fn warn(&self, outcome: &Outcome, decision: &mut Decision) {
         if decision.verdict != Verdict::Deny {
             return;
@@ -414,22 +336,22 @@ impl Plan<'_> {
         decision.warning = decision.warned_by.is_some();
     }
 
-    /// The warning of a subject's ladder, while its strikes count.
+    /// Returns the warning of a subject's ladder while its strikes count.
     fn warned_by(&self, subject: usize, outcome: &Outcome) -> Option<WarnedBy> {
         let until = outcome.warned_until.get(subject).copied().filter(|until| *until > Timestamp::EPOCH)?;
         Some(WarnedBy { ladder: self.subjects.get(subject)?.ladder_index, until })
     }
 
-    /// An operator's ban: it, the limits and the penalties behind it must all be over. Whoever is denied by a list as well
-    /// has no moment to come back at, nor has whoever is banned for good.
-    fn tell_ban(&self, ban: Banned, behind: Timestamp, decision: &mut Decision) {
+    /// Applies an operator's ban. A retry succeeds when the ban, the limits and the ladders' penalties are all over; never
+    /// if a deny list names the caller too, or if the ban has no end.
+    fn apply_ban(&self, ban: Banned, behind: Timestamp, decision: &mut Decision) {
         decision.verdict = Verdict::Ban;
         decision.penalty = Some(ban.layer);
         let is_listed = self.listed == Some(Listed::Deny);
         decision.ready_at = ban.until.max(behind).unless_never().filter(|_| !is_listed);
     }
 
-    /// A limit denies, or a rung that this request has reached.
+    /// Denies because of a limit, or because of the rung that this request has reached.
     fn refuse(&self, outcome: &Outcome, now: Timestamp, decision: &mut Decision) {
         let harsh = outcome.escalations.iter().filter(|strike| !strike.rung.allows());
         let penalty_ends = harsh.clone().filter_map(|strike| self.rung_ends(strike, now)).max();
@@ -441,7 +363,7 @@ impl Plan<'_> {
         decision.ready_at = waits.map(|ready| ready.max(penalty_ends.unwrap_or(now)));
     }
 
-    /// What the policy says to do when the store fails: the strictest of its enforced rules.
+    /// Returns what to do when the store fails: the strictest `on_store_error` of the enforced rules.
     #[must_use]
     pub fn on_store_error(&self) -> OnStoreError {
         let modes = self.met.iter().filter(|met| met.enforced()).map(|met| met.rule.on_store_error);
@@ -452,14 +374,15 @@ impl Plan<'_> {
         })
     }
 
-    /// The decision when the store failed and the policy is open or closed. Lists need no store and still hold.
+    /// Returns the decision when the store failed and the policy is open or closed. Bans and lists still apply: they need
+    /// no store.
     pub fn decide_blind(&self, open: bool, reason: Degraded, now: Timestamp) -> Decision {
         let mut decision = Decision::default();
         self.begin(&mut decision);
         decision.at = now;
         decision.degraded = Some(reason);
         if let Some(ban) = self.banned(now) {
-            self.tell_ban(ban, now, &mut decision);
+            self.apply_ban(ban, now, &mut decision);
             return decision;
         }
         match self.listed {
@@ -473,8 +396,9 @@ impl Plan<'_> {
         decision
     }
 
-    /// What a request that is to be slowed gets where no more can wait: the denial of its tightest limit, as if that had
-    /// just been used up. Nobody can tell it from a real one. The caller gives back what the request was charged.
+    /// Returns the answer to a request that should be slowed when no more requests can be delayed: a denial by its
+    /// tightest limit, as if that had just been used up. Clients cannot tell it from a genuine denial. The caller refunds
+    /// what the request was charged.
     pub fn decide_as_full(&self, outcome: &Outcome) -> Decision {
         let now = outcome.at;
         let tightest = self.decide(outcome).binding;
@@ -498,7 +422,7 @@ impl Plan<'_> {
         self.read(&uncharged, &mut decision);
         decision.verdict = Verdict::Deny;
         decision.binding = tightest;
-        // Where no limit is met at all, there is nothing to wait for but the others.
+        // Without any limit the only thing to wait for is a free place among the delayed requests.
         decision.ready_at = decision.bound_by().map_or(Some(now.plus(Span::SECOND)), Reading::ready_at);
         let bound = tightest.and_then(|binding| self.met.get(binding));
         decision.disclosure = bound.map_or(Disclosure::Full, |met| met.rule.disclosure);
@@ -512,7 +436,7 @@ impl Plan<'_> {
         decision
     }
 
-    /// What every decision begins with, in place of whatever was decided here before.
+    /// Resets `decision` to the state that every decision starts from.
     #[inline]
     fn begin(&self, decision: &mut Decision) {
         let Decision { readings, escalations, .. } = decision;
@@ -532,12 +456,12 @@ impl Plan<'_> {
         decision.degraded = None;
     }
 
-    /// Adds to every reading what is left of its limit; says whether an enforced one denies.
+    /// Fills in the figures that depend on stored state. Returns whether an enforced limit denies.
     fn read(&self, outcome: &Outcome, decision: &mut Decision) -> bool {
         let mut denied = false;
         for (reading, met) in decision.readings.iter_mut().zip(&self.met) {
             let Some(Settled { look, mark, lifted, .. }) = outcome.settled.get(met.charge) else { break };
-            // A record charges what is enforced, whether or not it fits.
+            // A record charges enforced limits even when the cost does not fit.
             reading.allowed = look.allowed || (self.verb() == Verb::Record && reading.enforced);
             denied |= reading.enforced && !reading.allowed && !lifted;
             (reading.remaining, reading.resets) = match mark {
@@ -550,7 +474,7 @@ impl Plan<'_> {
         denied
     }
 
-    /// Who waits for the last penalty and for the limits behind it gets in.
+    /// Applies a penalty. A retry succeeds when the last penalty is over and the limits have room.
     fn penalise(&self, decision: &mut Decision, subject: usize, penalty: Penalty, until: Timestamp) {
         decision.penalty = self.subjects.get(subject).map(|subject| subject.layer);
         decision.disclosure = self.subjects.get(subject).map_or(Disclosure::Full, |subject| subject.disclosure);
@@ -563,20 +487,20 @@ impl Plan<'_> {
         decision.ready_at = limits.map_or(until, |ready| ready.max(until)).unless_never();
     }
 
-    /// When the penalty of a strike ends.
+    /// Returns when the penalty of a strike ends.
     fn rung_ends(&self, strike: &Escalation, now: Timestamp) -> Option<Timestamp> {
         let cooldown = strike.rung.cooldown.map(|span| now.plus(span));
         cooldown.max(strike.banned_until)
     }
 }
 
-/// A reading that allows is ready now.
+/// Returns `now` for a reading that allows.
 fn allowed_now(reading: &Reading, now: Timestamp) -> Option<Timestamp> {
     reading.allowed.then_some(now)
 }
 
-/// Of the limits that deny, the one with the longest wait; never is longest. The first of equals: layer, then file. With
-/// none that denies, the limit that struck.
+/// Returns the denying limit with the longest wait, where "never" is the longest. Ties go to the first in rule order, which
+/// is by layer and then by position in the file. If no limit denies, returns the one that struck.
 fn longest_wait(decision: &Decision, mut struck: impl Iterator<Item = usize>) -> Option<usize> {
     let denying = decision.readings.iter().enumerate().filter(|(_, reading)| reading.enforced && !reading.allowed);
     let wait = |reading: &Reading| reading.ready;
@@ -589,10 +513,10 @@ fn longest_wait(decision: &Decision, mut struck: impl Iterator<Item = usize>) ->
     longest.map(|(index, _)| index).or_else(|| struck.next())
 }
 
-/// Of the limits that allow, the one with room for the fewest further requests of this cost.
+/// Returns the enforced limit with room for the fewest further requests of this cost.
 fn tightest(decision: &Decision) -> Option<usize> {
     let enforced = decision.readings.iter().enumerate().filter(|(_, reading)| reading.enforced);
-    // Nearly all cost one, and a division takes as long as a dozen other steps.
+    // Nearly all costs are 1, and a 64-bit division takes as long as a dozen other instructions.
     let further = |reading: &Reading| match reading.cost {
         0 | 1 => reading.remaining,
         cost => reading.remaining.checked_div(cost).unwrap_or(0),
@@ -600,8 +524,8 @@ fn tightest(decision: &Decision) -> Option<usize> {
     enforced.min_by_key(|(_, reading)| further(reading)).map(|(index, _)| index)
 }
 
-/// Between one and three seconds. Drawn from the id of the decision under the policy's secret: a client may read the id,
-/// and must not be able to tell the delay from it.
+/// Returns a delay between one and three seconds, derived from the decision's id under the policy's secret: clients can
+/// read the id and must not be able to compute the delay from it.
 fn shadow_delay(key: DigestKey, trace: TraceId) -> Span {
     let (low, high) = SHADOW_DELAY_MS;
     let width = u128::from(high.saturating_sub(low).saturating_add(1));
@@ -620,13 +544,13 @@ mod tests {
     use crate::policy::{BanSource, Banned, Rank, Who};
     use crate::settle::settle;
 
-    /// Everything a client reads of a denial.
+    /// Returns everything that a client can read of a denial.
     fn read(decision: &Decision, policy: &Policy, facts: &Facts<'_>) -> String {
         let bodies = [BodyForm::Json, BodyForm::Problem].map(|form| denial_body(decision, policy, facts, form));
         format!("{:?} {bodies:?}", header_fields(decision, policy))
     }
 
-    /// A shadow-banned request with nobody to wait for it reads as the denial after the limit's last unit does.
+    /// Checks that a shadow-banned request that cannot be delayed looks like a genuine denial after the limit's last unit.
     #[track_caller]
     fn check(rule: &str, units: u64) {
         let more = "[[rule]]\nname = \"wide\"\nper = [\"user\"]\nlimit = \"1000/day\"\n";
@@ -644,16 +568,16 @@ mod tests {
         let refused = plan.decide_as_full(&outcome);
         assert_eq!((refused.verdict, refused.delay), (Verdict::Deny, Span::ZERO));
         assert!(refused.readings.iter().all(|reading| !reading.charged));
-        // Somebody who has used up the narrow limit, and of the wide one as much as the refused request found.
+        // A caller who has used up the narrow limit, and of the wide one as much as the refused request found.
         balances[0] = before[0].clone();
         let genuine = plan.decide(&settle(plan.bill(), &mut balances, &mut [], now));
         assert_eq!(genuine.verdict, Verdict::Deny);
         assert_eq!(read(&refused, &policy, &facts), read(&genuine, &policy, &facts), "{rule}");
     }
 
-    /// Clients may read the id of a decision. Woken by drawing the delay from the id alone.
+    /// Clients can read the id of a decision. Woken by drawing the delay from the id alone.
     #[test]
-    fn the_id_of_a_decision_does_not_tell_its_delay() {
+    fn the_delay_cannot_be_computed_from_the_id() {
         let ids =
             || (0..64).map(|n: u128| TraceId::from_u128(n.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)));
         let delays = |key: [u8; 16]| ids().map(|id| shadow_delay(DigestKey::new(key), id)).collect::<Vec<_>>();
@@ -662,17 +586,17 @@ mod tests {
         assert!(alike < 8, "{alike} of 64 delays are the same under another secret");
         let range = Span::SECOND..=Span::from_secs(3);
         assert!(one.iter().chain(&other).all(|delay| range.contains(delay)));
-        // All of the range is used: no half of it is empty, which one delay in 2^64 pages would be.
+        // Both halves of the range are used; by chance one would be empty once in 2^127 runs.
         assert!(
             one.iter().any(|delay| *delay < Span::from_secs(2)) && one.iter().any(|delay| *delay > Span::from_secs(2))
         );
     }
 
-    /// Everybody is banned, until a moment.
+    /// A ban source that bans every caller until a moment.
     #[derive(Debug)]
-    struct Everybody(Timestamp);
+    struct EveryoneBanned(Timestamp);
 
-    impl BanSource for Everybody {
+    impl BanSource for EveryoneBanned {
         fn is_empty(&self) -> bool {
             false
         }
@@ -688,22 +612,24 @@ mod tests {
 
     /// Woken by leaving out `readings.clear()` in `conclude`, and `readings.clear()` in `begin`.
     #[test]
-    fn a_ban_tells_of_no_limit_and_nothing_is_left_of_an_earlier_decision() {
+    fn a_ban_has_no_readings_and_a_reused_decision_keeps_nothing() {
         let policy = Policy::parse("[[rule]]\nname = 'r'\nper = ['user']\nlimit = '3/min'\n", &|_| None).unwrap();
         let (now, later) = (Timestamp::from_secs(1_767_225_630), Timestamp::from_secs(1_767_225_640));
-        let policy = policy.with_bans(std::sync::Arc::new(Everybody(later)));
+        let policy = policy.with_bans(std::sync::Arc::new(EveryoneBanned(later)));
         let plan = policy.plan(&Facts { user: Some("u1"), ..Facts::default() }).unwrap();
         let mut balances = [Balance::default()];
         let mut decision = Decision::default();
         let (allow, ban) = ((later, Verdict::Allow, 1), (now, Verdict::Ban, 0));
         for (at, verdict, limits) in [allow, allow, ban, allow] {
-            plan.decide_into(&settle(plan.bill(), &mut balances, &mut [], at), &mut decision);
+            let outcome = settle(plan.bill(), &mut balances, &mut [], at);
+            plan.prepare(&mut decision);
+            plan.conclude(&outcome, &mut decision);
             assert_eq!((decision.verdict, decision.readings.len(), decision.at), (verdict, limits, at));
         }
     }
 
     #[test]
-    fn a_refusal_for_want_of_room_reads_as_any_other() {
+    fn a_refused_shadow_ban_looks_like_a_genuine_denial() {
         check("limit = \"3/min\"", 3);
         check("limit = \"7/min burst 2\"", 2);
         check("limit = \"3/h\"\nalgorithm = \"fixed-window\"", 3);
@@ -712,5 +638,25 @@ mod tests {
         check("limit = \"3/h\"\nalgorithm = \"sliding-estimate\"", 3);
         check("limit = \"3/h\"\nalgorithm = \"sliding-log\"\nblock_for = \"2h\"", 3);
         check("limit = \"3\"\nalgorithm = \"concurrency\"", 3);
+    }
+
+    /// Small enough to be returned by value. Woken by `INLINE` of 16.
+    #[test]
+    fn a_decision_takes_little_room() {
+        assert!(size_of::<Decision>() <= 640, "{} bytes", size_of::<Decision>());
+    }
+
+    /// The seventh reading and those after it are on the heap. Woken by `truncate(6)` in `Readings::push`.
+    #[test]
+    fn a_request_that_meets_sixteen_rules_has_sixteen_readings() {
+        let rule = |n: u32| format!("[[rule]]\nname = 'r{n}'\nper = ['user']\nlimit = '{}/min'\n", n + 1);
+        let policy = Policy::parse(&(0..16).map(rule).collect::<String>(), &|_| None).unwrap();
+        let plan = policy.plan(&Facts { user: Some("u1"), ..Facts::default() }).unwrap();
+        let mut balances = vec![Balance::default(); 16];
+        let now = Timestamp::from_secs(1_767_225_630);
+        let decision = plan.decide(&settle(plan.bill(), &mut balances, &mut [], now));
+        let remaining: Vec<u64> = decision.readings.iter().map(|reading| reading.remaining).collect();
+        assert_eq!(remaining, (0..16).collect::<Vec<u64>>());
+        assert_eq!(decision.binding, Some(0));
     }
 }

@@ -34,9 +34,9 @@ pub fn header_fields(decision: &Decision, policy: &Policy) -> Vec<Field> {
     }
     if !decision.allowed() {
         if shown < Disclosure::None
-            && let Some(wait) = decision.retry_after()
+            && let Some(seconds) = decision.retry_after_secs()
         {
-            fields.push(("Retry-After", wait.secs_ceil().max(1).to_string()));
+            fields.push(("Retry-After", seconds.to_string()));
         }
         fields.push(("Cache-Control", "no-store".to_owned()));
     }
@@ -63,7 +63,7 @@ fn rate_limit(decision: &Decision, policy: &Policy, fields: &mut Vec<Field>) {
     let room = || String::with_capacity(decision.readings.len().saturating_mul(USUAL_ITEM));
     let (mut limits, mut policies) = (room(), room());
     for reading in decision.readings.iter().filter(|reading| reading.enforced) {
-        let rule = policy.rules().get(reading.rule).filter(|rule| rule.disclosure == Disclosure::Full);
+        let rule = policy.rules().get(reading.rule()).filter(|rule| rule.disclosure == Disclosure::Full);
         let Some((rule, static_fields)) = rule.and_then(|rule| Some((rule, rule.static_fields.as_ref()?))) else {
             continue;
         };
@@ -275,7 +275,7 @@ fn json_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>) -> Map<Str
     }
     put("message", json!(rule.and_then(|rule| rule.message.as_deref())));
     if shown == Disclosure::Full {
-        put("retryAfter", json!(decision.retry_after().map(|wait| wait.secs_ceil().max(1))));
+        put("retryAfter", json!(decision.retry_after_secs()));
         put("resetAt", json!(decision.reset_at().and_then(iso_8601)));
     }
     put("traceId", json!(decision.trace.to_string()));
@@ -301,13 +301,13 @@ fn problem_body(decision: &Decision, policy: &Policy, status: u16) -> Map<String
     let shown = decision.disclosure;
     if shown == Disclosure::Full && kind == "quota-exceeded" {
         let denying = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed);
-        let names = denying.filter_map(|reading| policy.rules().get(reading.rule)).map(|rule| rule.name.as_ref());
+        let names = denying.filter_map(|reading| policy.rules().get(reading.rule())).map(|rule| rule.name.as_ref());
         body.insert("violated-policies".to_owned(), json!(names.collect::<Vec<_>>()));
     }
     if shown == Disclosure::Full
-        && let Some(wait) = decision.retry_after()
+        && let Some(seconds) = decision.retry_after_secs()
     {
-        body.insert("retryAfter".to_owned(), json!(wait.secs_ceil().max(1)));
+        body.insert("retryAfter".to_owned(), json!(seconds));
     }
     body.insert("traceId".to_owned(), json!(decision.trace.to_string()));
     body

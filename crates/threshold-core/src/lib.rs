@@ -19,7 +19,7 @@
 //! | [`Balance`] | the stored state of one key |
 //! | [`settle()`] | the one atomic step: all charged or none |
 //! | [`Outcome`] | what settling found and did |
-//! | [`Reading`] | the figures of one limit that was met |
+//! | [`Reading`] | the figures of one limit that a request met |
 //! | [`Decision`], [`Verdict`] | what the request is told |
 //! | [`ladder::Ladder`], [`ladder::Rung`], strike, penalty | the graduated response |
 //! | subject, [`Standing`] | who is punished, and how it stands with them |
@@ -88,7 +88,7 @@ pub use balance::Balance;
 pub use bill::{Bill, OwnedBill};
 pub use codec::{BytesError, Format};
 pub use command::{Answer, Command, Records};
-pub use decision::{Decision, Reading, Verdict};
+pub use decision::{Decision, Reading, Readings, Verdict};
 pub use facts::Facts;
 pub use key::{Digest, DigestKey, Partition, TraceId};
 pub use ladder::Standing;

@@ -1,9 +1,9 @@
-//! Receipt: what was charged, so that exactly that can be given back, once.
+//! Receipt: a record of what was charged, so that exactly that can be refunded once.
 
 mod pending;
 mod reservation;
 
-use arrayvec::ArrayVec;
+use smallvec::SmallVec;
 
 use crate::balance::Balance;
 use crate::bill::Bill;
@@ -19,14 +19,17 @@ use crate::time::{Span, Timestamp};
 pub use pending::Pending;
 pub use reservation::{CommitError, MAX_RESERVATION, OnExpire, Reservation, UnknownReservation};
 
-/// What one request was charged.
+/// A record of what one request was charged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receipt {
     id: TraceId,
     generation: u64,
     at: Timestamp,
-    charged: ArrayVec<Charged, MAX_CHARGES>,
+    charged: Charges,
 }
+
+/// The charges of a receipt. As many as a decision has readings in line, so that both are small enough to be returned.
+type Charges = SmallVec<[Charged; 6]>;
 
 /// One charge on a receipt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,12 +42,12 @@ pub(crate) struct Charged {
     limit: Limit,
     unit: CostTag,
     mark: Mark,
-    /// When a token bucket is full again after this charge, rounded up: from then on the charge has refilled. Other
-    /// algorithms tell by the mark whether a charge still counts; for them this is the end of time.
+    /// For a token bucket: when it is full again after this charge, rounded up. From then on the charge has refilled. For
+    /// other algorithms, whose mark shows whether a charge still counts: [`Timestamp::MAX`].
     counts_until: Timestamp,
 }
 
-/// What a charge counted: requests, bytes, or the digest of a name.
+/// The unit of a charge: requests, bytes, or the digest of a cost's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CostTag(u64);
 
@@ -52,7 +55,7 @@ impl CostTag {
     const REQUESTS: Self = Self(0);
     const BYTES: Self = Self(1);
 
-    /// The same under every secret: a reservation may outlive a rotation.
+    /// Digests a cost's name with a fixed key: a reservation may outlive a rotation of the secret.
     fn named(name: &str) -> Self {
         let mut digest = DigestKey::OF_NAMES.begin(Domain::CostName);
         digest.text(Part::Fact, name);
@@ -61,28 +64,28 @@ impl CostTag {
     }
 }
 
-/// What a reserved request really cost; what is not said stays as it was reserved.
+/// The actual cost of a reserved request. A cost that is `None` or missing stays as it was reserved.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ActualCost<'a> {
-    /// In requests.
+    /// The cost in requests.
     pub cost: Option<u64>,
-    /// In bytes.
+    /// The cost in bytes.
     pub bytes: Option<u64>,
-    /// In named units.
+    /// The named costs.
     pub costs: &'a [(&'a str, u64)],
 }
 
-/// What a reserved request really cost, as a store is told: names are digests.
+/// An [`ActualCost`] that a store can keep: owned, with digests for names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OwnedCost {
     pub(crate) requests: Option<u64>,
     pub(crate) bytes: Option<u64>,
-    /// Each name's digest and its amount.
+    /// The digest of each name, and its amount.
     pub(crate) named: Vec<(u64, u64)>,
 }
 
 impl ActualCost<'_> {
-    /// The same for a store.
+    /// Returns the cost in the form that stores take.
     #[must_use]
     pub fn owned(&self) -> OwnedCost {
         let named = self.costs.iter().map(|(name, cost)| (CostTag::named(name).0, *cost)).collect();
@@ -91,7 +94,7 @@ impl ActualCost<'_> {
 }
 
 impl Plan<'_> {
-    /// The receipt of what was charged; `None` if nothing was.
+    /// Returns the receipt of what was charged; `None` if nothing was.
     #[must_use]
     pub fn receipt(&self, outcome: &Outcome) -> Option<Receipt> {
         let mut receipt = self.holding(outcome);
@@ -99,19 +102,19 @@ impl Plan<'_> {
         (!receipt.charged.is_empty()).then_some(receipt)
     }
 
-    /// What a reservation holds: every limit that had room, also where nothing was charged yet.
+    /// Returns what a reservation holds: every limit that had room, even if nothing was charged yet.
     #[must_use]
     pub fn holding(&self, outcome: &Outcome) -> Receipt {
-        let mut charged = ArrayVec::new();
+        let mut charged = Charges::new();
         for (met, settled) in self.billed(outcome).filter(|(_, settled)| settled.look.allowed || settled.mark.is_some())
         {
             let mark = settled.mark.unwrap_or(Mark::new(settled.at, 0));
-            let _ = charged.try_push(self.charged(met, settled, mark, outcome));
+            charged.push(self.charged(met, settled, mark, outcome));
         }
         Receipt { id: self.trace(), generation: self.policy.generation, at: outcome.at(), charged }
     }
 
-    /// What became of each charge, with the first rule that asked for it.
+    /// Pairs each settled charge with the first rule that asked for it.
     fn billed<'o>(&'o self, outcome: &'o Outcome) -> impl Iterator<Item = (&'o Met<'o>, &'o Settled)> {
         let first = |charge: usize| self.met.iter().find(move |met| met.charge == charge);
         outcome.settled.iter().enumerate().filter_map(move |(charge, settled)| Some((first(charge)?, settled)))
@@ -131,31 +134,30 @@ impl Plan<'_> {
 }
 
 impl Settled {
-    /// Until when its charge counts, as far as the limit cannot tell by the mark.
+    /// Returns until when the charge counts, where the mark does not show it.
     fn counts_until(&self, limit: &Limit) -> Timestamp {
         limit.counts_until(self.look.reset_if_charged)
     }
 }
 
 impl Receipt {
-    /// What was charged of a bill, so that it can be given back at once; `None` if nothing was.
+    /// Returns the receipt of a settled bill, to give its charges back at once; `None` if nothing was charged.
     pub(crate) fn of_bill(bill: &Bill<'_>, outcome: &Outcome) -> Option<Self> {
-        let mut charged = ArrayVec::new();
+        let mut charged = Charges::new();
         for (charge, settled) in bill.charges.iter().zip(&outcome.settled) {
             let Some(mark) = settled.mark.filter(|mark| mark.amount > 0) else { continue };
             let key = outcome.charged_key(charge.key);
             let unit = CostTag::REQUESTS;
             let counts_until = settled.counts_until(charge.limit);
             let rule = charge.terms.tag;
-            let _ =
-                charged.try_push(Charged { key, at: settled.at, rule, limit: *charge.limit, unit, mark, counts_until });
+            charged.push(Charged { key, at: settled.at, rule, limit: *charge.limit, unit, mark, counts_until });
         }
         let receipt = Self { id: bill.trace, generation: 0, at: outcome.at(), charged };
         (!receipt.charged.is_empty()).then_some(receipt)
     }
 
-    /// The same by partition, each with the charges that lie in it. Every part has the id of the whole, so that each
-    /// partition gives back its own part once.
+    /// Splits the receipt by partition. Every part keeps the id of the whole, so that each partition refunds its own part
+    /// once.
     #[must_use]
     pub fn split(&self) -> Vec<(Partition, Self)> {
         let mut parts: Vec<(Partition, Self)> = Vec::new();
@@ -164,60 +166,60 @@ impl Receipt {
             if let Some((_, known)) = parts.iter_mut().find(|(own, _)| *own == partition) {
                 known.charged.push(*charged);
             } else {
-                let charged = ArrayVec::from_iter([*charged]);
+                let charged = Charges::from_iter([*charged]);
                 parts.push((partition, Self { id: self.id, generation: self.generation, at: self.at, charged }));
             }
         }
         parts
     }
 
-    /// The versions in which it is read.
+    /// The format versions that can be read.
     pub(crate) const VERSIONS: Versions = Versions::FIRST.containing(Limit::VERSIONS);
 
-    /// The id of the decision it is of. A store that has seen it refunded refunds it no more.
+    /// Returns the id of the decision. A store remembers the ids that it has refunded.
     #[must_use]
     pub fn id(&self) -> TraceId {
         self.id
     }
 
-    /// The partition in which the record of giving it back, or of its reservation, lies: that of its first charge. Where
-    /// nothing was charged, its id says.
+    /// Returns the partition that records the refund or the reservation: that of the first charge or, if nothing was
+    /// charged, one derived from the id.
     #[must_use]
     pub fn home(&self) -> Partition {
         let first = self.charged.first().map(|charged| charged.key);
         first.unwrap_or(Digest::from_u128(self.id.to_u128())).partition()
     }
 
-    /// When it was charged.
+    /// Returns when the request was charged.
     #[must_use]
     pub fn at(&self) -> Timestamp {
         self.at
     }
 
-    /// The policy it was charged under.
+    /// Returns the generation of the policy that charged.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The keys that were charged, in the order in which their balances are to be handed to [`refund`](Self::refund).
+    /// Returns the charged keys, in the order in which [`refund`](Self::refund) takes their balances.
     pub fn keys(&self) -> impl Iterator<Item = Digest> {
         self.charged.iter().map(|charged| charged.key)
     }
 
-    /// The keys that were charged, each with the limit it was charged under.
+    /// Returns the charged keys, each with its limit.
     pub fn charges(&self) -> impl Iterator<Item = (Digest, Limit)> {
         self.charged.iter().map(|charged| (charged.key, charged.limit))
     }
 
-    /// From when on refunding it does nothing, so that a store may forget that it was refunded.
+    /// Returns when a refund stops having any effect, so that a store may forget it.
     #[must_use]
     pub fn void_from(&self) -> Timestamp {
         let ends = self.charged.iter().map(|charged| charged.at.plus(charged.limit.memory()));
         ends.max().unwrap_or(self.at)
     }
 
-    /// The same receipt for keys that have moved, after a rotation of the secret.
+    /// Returns the receipt with keys replaced by `present`, after a rotation of the secret has moved balances.
     #[must_use]
     pub fn rekeyed(&self, present: impl Fn(Digest) -> Digest) -> Self {
         let mut receipt = self.clone();
@@ -227,19 +229,19 @@ impl Receipt {
         receipt
     }
 
-    /// Gives back what was charged, where it still counts. The caller sees to it that this happens once.
+    /// Gives back what was charged, where it still counts. The caller ensures that this happens once.
     pub fn refund(&self, balances: &mut [Balance], now: Timestamp) {
         for (charged, balance) in self.charged.iter().zip(balances) {
             charged.give_back(charged.mark.amount, balance, now, self.id);
         }
     }
 
-    /// Gives back what was charged and charges it again, as if the request came now. In one step under a store's lock no
-    /// limit has less in view than before, so this needs no room and never fails.
+    /// Gives back what was charged and charges it again, as if the request came now. Under one lock of the store this
+    /// never needs more room than before, so it cannot fail.
     pub fn renew(&mut self, balances: &mut [Balance], now: Timestamp) {
         self.refund(balances, now);
         for (charged, balance) in self.charged.iter_mut().zip(balances) {
-            // Under other figures it was not given back.
+            // A balance under another limit was not refunded, so it must not be charged again.
             if balance.state == State::Empty || balance.is_in_terms_of(&charged.limit) {
                 let (look, _) = balance.look(&charged.limit, charged.mark.amount, now);
                 charged.mark = balance.charge(&charged.limit, charged.mark.amount, now, self.id);
@@ -250,30 +252,30 @@ impl Receipt {
         self.at = now;
     }
 
-    /// The opaque, signed text that callers hold.
+    /// Returns the receipt as an opaque, signed token.
     #[must_use]
     pub fn to_token(&self, secret: &Secret, format: Format) -> String {
         secret.seal(Purpose::Receipt, &self.to_bytes(format))
     }
 
-    /// Reads a token.
+    /// Verifies and decodes a token.
     ///
     /// # Errors
-    /// Where it was not signed by this installation as a receipt.
+    /// Returns an error if the token is not a receipt that one of these secrets has signed.
     pub fn from_token(token: &str, secrets: &Secrets) -> Result<Self, BytesError> {
         Self::from_bytes(&secrets.open(Purpose::Receipt, token)?)
     }
 
-    /// The bytes that are signed and stored.
+    /// Encodes the receipt, for signing and for storage.
     #[must_use]
     pub fn to_bytes(&self, format: Format) -> Vec<u8> {
         to_bytes(Self::VERSIONS, format, |out| self.write(out))
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    /// Decodes what [`to_bytes`](Self::to_bytes) has encoded.
     ///
     /// # Errors
-    /// On another version, and on bytes no receipt has.
+    /// Returns an error on an unknown version and on malformed bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
         from_bytes(bytes, Self::VERSIONS, Self::read)
     }
@@ -298,17 +300,17 @@ impl Receipt {
             id: TraceId::from_u128(from.wide()?),
             generation: from.number()?,
             at: Timestamp::from_micros(from.number()?),
-            charged: ArrayVec::new(),
+            charged: Charges::new(),
         };
         for _ in 0..from.count(MAX_CHARGES)? {
-            let _ = receipt.charged.try_push(Charged::read(from, receipt.at)?);
+            receipt.charged.push(Charged::read(from, receipt.at)?);
         }
         Ok(receipt)
     }
 }
 
 impl Charged {
-    /// Reads one that was charged at `latest`, or so much before as it says.
+    /// Decodes one charge. Its time is stored as the difference to `latest`, the time of the receipt.
     fn read(from: &mut Reader<'_>, latest: Timestamp) -> Result<Self, BytesError> {
         let key = Digest::from_u128(from.wide()?);
         let before = from.number()?;
@@ -323,12 +325,12 @@ impl Charged {
         Ok(Self { key, at, rule, limit, unit, mark, counts_until })
     }
 
-    /// Gives `amount` of this charge back. A balance in other figures, or a clock that stands before the charge, cannot
-    /// say any more which part of it this was: then there is nothing to give back. A hold is known by its id, whatever
-    /// the clock says.
+    /// Gives back `amount` of this charge. Does nothing if the balance is under another limit, or if the clock is before
+    /// the charge: then nothing shows which part of the balance the charge was. A concurrency hold is found by its id,
+    /// whatever the clock says.
     fn give_back(&self, amount: u64, balance: &mut Balance, now: Timestamp, id: TraceId) {
-        let tells = now >= self.at || self.limit.is_concurrency();
-        if tells && now < self.counts_until && balance.is_in_terms_of(&self.limit) {
+        let found = now >= self.at || self.limit.is_concurrency();
+        if found && now < self.counts_until && balance.is_in_terms_of(&self.limit) {
             balance.give_back(self.mark.with_amount(amount), now, id);
         }
     }

@@ -24,7 +24,7 @@ const COOKIE: &str = "Path=/; Max-Age=15552000; HttpOnly; Secure; SameSite=Lax";
 static CHECKS: Semaphore = Semaphore::const_new(4);
 
 struct Accounts {
-    /// Its secret is made anew with each start, and devices are forgotten. `with_parts` takes one that you keep.
+    /// Its secret is random, so a restart forgets all devices. `Limiter::builder(policy).secrets(secret)` takes one that you keep.
     limiter: Limiter,
     hashes: HashMap<&'static str, PasswordHash>,
     /// Of a password that nobody has: what is asked of an account that is unknown, it takes as long to answer.

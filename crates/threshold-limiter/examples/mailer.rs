@@ -10,7 +10,7 @@ use axum::extract::{RawQuery, State};
 use axum::{Json, Router, http::StatusCode, response::IntoResponse, response::Result, routing::get};
 use serde_json::{Value, json};
 use std::{error::Error, sync::Arc, time::Duration};
-use threshold_limiter::{ActualCost, Decision, Facts, Limiter, OnExpire, Policy, Span};
+use threshold_limiter::{ActualCost, Decision, Facts, Limiter, OnExpire, Policy};
 
 const POLICY: &str = include_str!("policies/mail-sender.toml");
 const DOMAINS: [&str; 2] = ["a.example", "b.example"];
@@ -29,7 +29,7 @@ async fn send(State(own): State<Gateway>, RawQuery(mode): RawQuery, Json(mail): 
     let send = || tokio::task::block_in_place(post).map_err(|_| refuse(StatusCode::BAD_GATEWAY, "the relay failed"));
     let counted = if mode.as_deref() == Some("mode=reserve") {
         // The place is taken before the mail leaves; a minute is longer than any send.
-        let held = limiter.reserve(&facts, Span::MINUTE, OnExpire::Charge).expect(DECIDABLE);
+        let held = limiter.reserve(&facts, Duration::from_secs(60), OnExpire::Charge).expect(DECIDABLE);
         admit(limiter, &held.decision)?;
         let sent = send();
         let end = |id| if sent.is_ok() { limiter.commit(id, &ActualCost::default()) } else { limiter.release(id) };
@@ -49,7 +49,7 @@ async fn send(State(own): State<Gateway>, RawQuery(mode): RawQuery, Json(mail): 
 fn log(limiter: &Limiter, decision: &Decision, rejected: bool) {
     let policy = limiter.policy();
     for own in decision.readings.iter().filter(|own| if rejected { !own.allowed } else { own.charged }) {
-        let name = policy.rules().get(own.rule).map(|rule| &*rule.name);
+        let name = policy.rules().get(own.rule()).map(|rule| &*rule.name);
         let (limit, count) = (own.limit, own.limit.saturating_sub(own.remaining));
         let warn = || tracing::warn!(name, count, limit, "rejected");
         if rejected { warn() } else { tracing::debug!(name, count, limit, "counted") }
@@ -59,7 +59,7 @@ fn log(limiter: &Limiter, decision: &Decision, rejected: bool) {
 fn admit(limiter: &Limiter, decision: &Decision) -> Result<(), impl IntoResponse> {
     log(limiter, decision, true);
     let detail = decision.rule(&limiter.policy()).and_then(|rule| rule.message.clone());
-    let wait = decision.retry_after().map_or(1, Span::secs_ceil).to_string();
+    let wait = decision.retry_after_secs().unwrap_or(1).to_string();
     let refusal = (StatusCode::TOO_MANY_REQUESTS, [("retry-after", wait)], Json(json!({ "detail": detail })));
     if decision.allowed() { Ok(()) } else { Err(refusal) }
 }

@@ -1,4 +1,4 @@
-//! Bans that operators set while the limiter runs: looked up for every request, changed for a few.
+//! The list of bans that operators set while the limiter runs: read for every request, changed rarely.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
@@ -13,33 +13,33 @@ use crate::store::ChangeSink;
 
 pub use threshold_core::control::MAX_BANS;
 
-/// Every ban, by its number and by whom it is on.
+/// The bans that operators have set, and the names of subjects that ladders have banned.
 #[derive(Debug, Default)]
 pub struct BanList {
-    /// Whether there is anybody to look for: a request that meets no ban pays for one load.
+    /// Whether there is any ban. While there is none, a request pays for one atomic load.
     any: AtomicBool,
-    pages: RwLock<Pages>,
+    entries: RwLock<Entries>,
     sink: Option<Arc<dyn ChangeSink>>,
 }
 
 #[derive(Debug)]
-struct Pages {
-    /// The most bans, and the most names.
-    most: usize,
-    /// No ban and no name here ends before this: a full book is not searched in vain for one that has.
+struct Entries {
+    /// The maximum number of bans, and of names.
+    max: usize,
+    /// No ban and no name ends before this. It saves a search for ended ones when the list is full.
     first_end: Timestamp,
     by_id: BTreeMap<Digest, Arc<Ban>>,
     bans: Bans,
-    /// Whom ladders have banned, by the subject. Their standings say until when; these say who it is.
+    /// The subjects that ladders have banned, by the digest of the subject. The store's standings decide; these hold names.
     named: BTreeMap<Digest, Ban>,
-    /// Of users whom ladders have banned.
+    /// The spellings of users that ladders have banned.
     spellings: Spellings,
 }
 
-impl Default for Pages {
+impl Default for Entries {
     fn default() -> Self {
         Self {
-            most: MAX_BANS,
+            max: MAX_BANS,
             first_end: Timestamp::MAX,
             by_id: BTreeMap::new(),
             bans: Bans::default(),
@@ -49,7 +49,7 @@ impl Default for Pages {
     }
 }
 
-impl Pages {
+impl Entries {
     fn insert(&mut self, id: Digest, ban: Arc<Ban>) {
         self.first_end = self.first_end.min(ban.until);
         self.bans.insert(&ban.whom, ban.until);
@@ -65,7 +65,7 @@ impl Pages {
         self.named.insert(subject, ban);
     }
 
-    /// Says whether there was one.
+    /// Removes the name of a subject. Returns whether there was one.
     fn remove_named(&mut self, subject: Digest) -> bool {
         let Some(ban) = self.named.remove(&subject) else { return false };
         if let ListEntry::User(user) = &ban.whom {
@@ -88,85 +88,86 @@ impl std::fmt::Display for TooManyBans {
 impl std::error::Error for TooManyBans {}
 
 impl BanList {
-    /// The same book, which tells this sink of every change from now on.
+    /// Reports every change from now on to this sink.
     #[must_use]
     pub fn with_change_sink(mut self, sink: Arc<dyn ChangeSink>) -> Self {
         self.sink = Some(sink);
         self
     }
 
-    /// Sets a ban in this process alone, in place of the one on the same client. What is over goes first, so that a book
-    /// never fills with it. [`Limiter::change_control`](crate::Limiter::change_control) sets one on every node.
+    /// Sets a ban in this process alone, and replaces the one with the same id. Ended bans are removed first if the list is
+    /// full. [`Limiter::change_control`](crate::Limiter::change_control) sets a ban on every node.
     ///
     /// # Errors
-    /// Where there is room for no more.
+    /// Returns an error if the list is full.
     pub fn set(&self, id: Digest, ban: impl Into<Arc<Ban>>, now: Timestamp) -> Result<(), TooManyBans> {
-        let mut pages = self.write();
-        self.make_room_in(&mut pages, id, now)?;
-        self.put_in(&mut pages, id, ban.into());
+        let mut entries = self.write();
+        self.make_room_in(&mut entries, id, now)?;
+        self.put_in(&mut entries, id, ban.into());
         Ok(())
     }
 
-    /// Sets a ban that the store has found room for. One that is there already is not told again.
+    /// Sets a ban that the store has accepted. A ban that is already set is not reported again.
     pub(crate) fn put(&self, id: Digest, ban: Arc<Ban>) {
-        let mut pages = self.write();
-        if pages.by_id.get(&id) != Some(&ban) {
-            self.put_in(&mut pages, id, ban);
+        let mut entries = self.write();
+        if entries.by_id.get(&id) != Some(&ban) {
+            self.put_in(&mut entries, id, ban);
         }
     }
 
-    fn put_in(&self, pages: &mut Pages, id: Digest, ban: Arc<Ban>) {
+    fn put_in(&self, entries: &mut Entries, id: Digest, ban: Arc<Ban>) {
+        // Under the write lock, so that the sink sees the changes of one ban in their order.
         if let Some(sink) = &self.sink {
             sink.ban(id, Some(&ban));
         }
-        pages.insert(id, ban);
+        entries.insert(id, ban);
         self.any.store(true, Ordering::Release);
     }
 
-    /// Who is told of every change.
+    /// Returns the change sink.
     pub(crate) fn sink(&self) -> Option<&Arc<dyn ChangeSink>> {
         self.sink.as_ref()
     }
 
-    /// Finds out whether a ban of this number could be set; what is over goes for it.
+    /// Checks whether a ban with this id could be set, and removes ended bans if the list is full.
     ///
     /// # Errors
-    /// Where there is room for no more.
+    /// Returns an error if the list is full.
     pub fn make_room(&self, id: Digest, now: Timestamp) -> Result<(), TooManyBans> {
         self.make_room_in(&mut self.write(), id, now)
     }
 
-    /// Ends a ban in this process alone. Returns it, if there was one.
+    /// Lifts a ban in this process alone, and returns it.
     pub fn lift(&self, id: Digest) -> Option<Arc<Ban>> {
-        let mut pages = self.write();
-        let ban = pages.by_id.remove(&id)?;
-        self.forget(&mut pages, id, &ban);
-        self.any.store(!pages.by_id.is_empty(), Ordering::Release);
+        let mut entries = self.write();
+        let ban = entries.by_id.remove(&id)?;
+        self.forget(&mut entries, id, &ban);
+        self.any.store(!entries.by_id.is_empty(), Ordering::Release);
         Some(ban)
     }
 
-    /// Writes down whom a ladder has banned: a standing alone has no name. Where there is no room, it stays nameless.
+    /// Records the name of a subject that a ladder has banned. If the list is full, the subject stays without a name.
     pub fn name(&self, subject: Digest, ban: Ban, now: Timestamp) {
-        let mut pages = self.write();
-        let is_known = pages.named.contains_key(&subject);
-        if pages.named.len() >= pages.most && !is_known {
-            self.sweep_pages(&mut pages, now);
+        let mut entries = self.write();
+        let is_known = entries.named.contains_key(&subject);
+        if entries.named.len() >= entries.max && !is_known {
+            self.sweep_entries(&mut entries, now);
         }
-        if pages.named.len() < pages.most || is_known {
+        if entries.named.len() < entries.max || is_known {
             if let Some(sink) = &self.sink {
                 sink.named(subject, Some(&ban));
             }
-            pages.insert_named(subject, ban);
+            entries.insert_named(subject, ban);
         }
     }
 
-    /// Whom a ladder has banned under this subject.
+    /// Returns the ban with the name of a subject that a ladder has banned.
     #[must_use]
     pub fn named(&self, subject: Digest) -> Option<Ban> {
         self.read().named.get(&subject).cloned()
     }
 
-    /// Forgets the name of a subject.
+    /// Removes the name of a subject.
     pub fn forget_name(&self, subject: Digest) {
         if self.write().remove_named(subject)
             && let Some(sink) = &self.sink
@@ -175,7 +176,7 @@ impl BanList {
         }
     }
 
-    /// The bans that hold at `now`, by their numbers.
+    /// Returns the bans in force at `now`, with their ids.
     #[must_use]
     pub fn all(&self, now: Timestamp) -> Vec<(Digest, Ban)> {
         let mut all = Vec::new();
@@ -186,111 +187,111 @@ impl BanList {
         all
     }
 
-    /// Shows the bans that hold at `now` in the order of their numbers, from the first after `after`, until `show` stops:
-    /// a page costs no more than what it shows. No ban is changed meanwhile.
+    /// Calls `show` for the bans in force at `now` in the order of their ids, from the first after `after`, until it breaks. The
+    /// list is locked for reading meanwhile.
     pub fn walk(&self, after: Option<Digest>, now: Timestamp, mut show: impl FnMut(Digest, &Ban) -> ControlFlow<()>) {
-        let pages = self.read();
-        let mut bans = pages.by_id.range(beyond(after)).filter(|(_, ban)| ban.until > now);
+        let entries = self.read();
+        let mut bans = entries.by_id.range(beyond(after)).filter(|(_, ban)| ban.until > now);
         let _ = bans.try_for_each(|(id, ban)| show(*id, ban));
     }
 
-    /// Shows every ban, by its number. Nothing else is looked up or changed meanwhile.
+    /// Calls `show` for every ban, ended ones too. The list is locked for reading meanwhile.
     pub fn each(&self, mut show: impl FnMut(Digest, &Ban)) {
         self.read().by_id.iter().for_each(|(id, ban)| show(*id, ban));
     }
 
-    /// Shows whom ladders have banned, by their subjects, in the same way.
+    /// Calls `show` for every subject that a ladder has banned. The list is locked for reading meanwhile.
     pub fn each_named(&self, mut show: impl FnMut(Digest, &Ban)) {
         self.read().named.iter().for_each(|(subject, ban)| show(*subject, ban));
     }
 
-    /// One ban that holds at `now`.
+    /// Returns the ban with this id, if it is in force at `now`.
     #[must_use]
     pub fn one(&self, id: Digest, now: Timestamp) -> Option<Ban> {
         self.read().by_id.get(&id).filter(|ban| ban.until > now).map(|ban| Ban::clone(ban))
     }
 
-    /// Forgets bans that are over, and brings back those that were set by a clock which has since gone back.
+    /// Removes ended bans, and shortens those that were set by a clock which has since gone back.
     pub fn sweep(&self, now: Timestamp) {
         let concerns = |ban: &Ban| ban.until <= now || ban.is_ahead(now);
-        let pages = self.read();
-        let any = pages.by_id.values().map(AsRef::as_ref).chain(pages.named.values()).any(concerns);
-        drop(pages);
+        let entries = self.read();
+        let any = entries.by_id.values().map(AsRef::as_ref).chain(entries.named.values()).any(concerns);
+        drop(entries);
         if any {
-            let mut pages = self.write();
-            self.bring_back(&mut pages, now);
-            self.sweep_pages(&mut pages, now);
-            self.any.store(!pages.by_id.is_empty(), Ordering::Release);
+            let mut entries = self.write();
+            self.bring_back(&mut entries, now);
+            self.sweep_entries(&mut entries, now);
+            self.any.store(!entries.by_id.is_empty(), Ordering::Release);
         }
     }
 
-    fn bring_back(&self, pages: &mut Pages, now: Timestamp) {
-        let ahead: Vec<(Digest, Arc<Ban>)> = pages.by_id.extract_if(.., |_, ban| ban.is_ahead(now)).collect();
+    fn bring_back(&self, entries: &mut Entries, now: Timestamp) {
+        let ahead: Vec<(Digest, Arc<Ban>)> = entries.by_id.extract_if(.., |_, ban| ban.is_ahead(now)).collect();
         for (id, ban) in ahead {
             let ban = Arc::new(Arc::unwrap_or_clone(ban).brought_back(now));
-            pages.bans.remove(&ban.whom);
+            entries.bans.remove(&ban.whom);
             if let Some(sink) = &self.sink {
                 sink.ban(id, Some(&ban));
             }
-            pages.insert(id, ban);
+            entries.insert(id, ban);
         }
-        let ahead: Vec<(Digest, Ban)> = pages.named.extract_if(.., |_, ban| ban.is_ahead(now)).collect();
+        let ahead: Vec<(Digest, Ban)> = entries.named.extract_if(.., |_, ban| ban.is_ahead(now)).collect();
         for (subject, ban) in ahead {
             let ban = ban.brought_back(now);
             if let Some(sink) = &self.sink {
                 sink.named(subject, Some(&ban));
             }
-            pages.first_end = pages.first_end.min(ban.until);
-            pages.named.insert(subject, ban);
+            entries.first_end = entries.first_end.min(ban.until);
+            entries.named.insert(subject, ban);
         }
     }
 
-    fn make_room_in(&self, pages: &mut Pages, id: Digest, now: Timestamp) -> Result<(), TooManyBans> {
-        if pages.by_id.len() >= pages.most && !pages.by_id.contains_key(&id) {
-            self.sweep_pages(pages, now);
-            if pages.by_id.len() >= pages.most {
+    fn make_room_in(&self, entries: &mut Entries, id: Digest, now: Timestamp) -> Result<(), TooManyBans> {
+        if entries.by_id.len() >= entries.max && !entries.by_id.contains_key(&id) {
+            self.sweep_entries(entries, now);
+            if entries.by_id.len() >= entries.max {
                 return Err(TooManyBans);
             }
         }
         Ok(())
     }
 
-    fn sweep_pages(&self, pages: &mut Pages, now: Timestamp) {
-        if pages.first_end > now {
+    fn sweep_entries(&self, entries: &mut Entries, now: Timestamp) {
+        if entries.first_end > now {
             return;
         }
-        let over: Vec<(Digest, Arc<Ban>)> = pages.by_id.extract_if(.., |_, ban| ban.until <= now).collect();
+        let over: Vec<(Digest, Arc<Ban>)> = entries.by_id.extract_if(.., |_, ban| ban.until <= now).collect();
         for (id, ban) in over {
-            self.forget(pages, id, &ban);
+            self.forget(entries, id, &ban);
         }
-        let over = pages.named.iter().filter(|(_, ban)| ban.until <= now);
+        let over = entries.named.iter().filter(|(_, ban)| ban.until <= now);
         for subject in over.map(|(subject, _)| *subject).collect::<Vec<_>>() {
-            pages.remove_named(subject);
+            entries.remove_named(subject);
             if let Some(sink) = &self.sink {
                 sink.named(subject, None);
             }
         }
-        let ends = pages.by_id.values().map(AsRef::as_ref).chain(pages.named.values()).map(|ban| ban.until);
-        pages.first_end = ends.min().unwrap_or(Timestamp::MAX);
+        let ends = entries.by_id.values().map(AsRef::as_ref).chain(entries.named.values()).map(|ban| ban.until);
+        entries.first_end = ends.min().unwrap_or(Timestamp::MAX);
     }
 
-    fn forget(&self, pages: &mut Pages, id: Digest, ban: &Ban) {
-        pages.bans.remove(&ban.whom);
+    fn forget(&self, entries: &mut Entries, id: Digest, ban: &Ban) {
+        entries.bans.remove(&ban.whom);
         if let Some(sink) = &self.sink {
             sink.ban(id, None);
         }
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Pages> {
-        self.pages.read().unwrap_or_else(PoisonError::into_inner)
+    fn read(&self) -> RwLockReadGuard<'_, Entries> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Pages> {
-        self.pages.write().unwrap_or_else(PoisonError::into_inner)
+    fn write(&self) -> RwLockWriteGuard<'_, Entries> {
+        self.entries.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Everything after a number; everything without one.
+/// Returns the range of all ids after `after`; of all ids without one.
 pub(crate) fn beyond(after: Option<Digest>) -> (Bound<Digest>, Bound<Digest>) {
     (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded)
 }
@@ -305,8 +306,8 @@ impl BanSource for BanList {
     }
 
     fn spellings(&self, folded: &str) -> Vec<Box<str>> {
-        let pages = self.read();
-        pages.bans.spellings(folded).chain(pages.spellings.of(folded)).map(Box::from).collect()
+        let entries = self.read();
+        entries.bans.spellings(folded).chain(entries.spellings.of(folded)).map(Box::from).collect()
     }
 }
 
@@ -326,33 +327,33 @@ mod tests {
 
     #[test]
     fn a_ban_that_was_set_again_is_one_ban_and_what_is_over_is_swept() {
-        let book = BanList::default();
+        let list = BanList::default();
         let who = Who { ip: "203.0.113.7".parse().ok(), ..Who::default() };
         let now = Timestamp::from_secs(10);
-        assert_eq!(book.find(who, None), None);
+        assert_eq!(list.find(who, None), None);
         for (key, until) in [("203.0.113.7", 20), ("203.0.113.7/32", 30), ("203.0.113.0/24", 5)] {
             let (id, ban) = ban(key, until);
-            book.set(id, ban, now).unwrap();
+            list.set(id, ban, now).unwrap();
         }
-        assert_eq!(book.all(now).len(), 1);
-        assert_eq!(book.find(who, None).unwrap().until, Timestamp::from_secs(30));
-        book.sweep(now);
-        assert_eq!(book.all(Timestamp::EPOCH).len(), 1);
+        assert_eq!(list.all(now).len(), 1);
+        assert_eq!(list.find(who, None).unwrap().until, Timestamp::from_secs(30));
+        list.sweep(now);
+        assert_eq!(list.all(Timestamp::EPOCH).len(), 1);
         let (id, _) = ban("203.0.113.7", 0);
-        assert!(book.lift(id).is_some() && book.lift(id).is_none());
-        assert_eq!(book.find(who, None), None);
+        assert!(list.lift(id).is_some() && list.lift(id).is_none());
+        assert_eq!(list.find(who, None), None);
     }
 
     /// Woken by: `forget` leaving whom it was on among those who are looked up.
     #[test]
     fn one_ban_is_lifted_and_another_stays() {
-        let book = BanList::default();
+        let list = BanList::default();
         for key in ["203.0.113.7", "198.51.100.7"] {
             let (id, ban) = ban(key, 20);
-            book.set(id, ban, Timestamp::EPOCH).unwrap();
+            list.set(id, ban, Timestamp::EPOCH).unwrap();
         }
-        book.lift(ban("203.0.113.7", 0).0).unwrap();
-        let found = |ip: &str| book.find(Who { ip: ip.parse().ok(), ..Who::default() }, None).is_some();
+        list.lift(ban("203.0.113.7", 0).0).unwrap();
+        let found = |ip: &str| list.find(Who { ip: ip.parse().ok(), ..Who::default() }, None).is_some();
         assert_eq!((found("203.0.113.7"), found("198.51.100.7")), (false, true));
     }
 
@@ -361,17 +362,17 @@ mod tests {
     /// Woken by: `Bound::Included` in `beyond`.
     #[test]
     fn a_page_is_walked_and_no_more() {
-        let book = BanList::default();
+        let list = BanList::default();
         let now = Timestamp::from_secs(10);
         for number in 0..1_000u32 {
             let until = if number % 10 == 0 { 10 } else { 20 };
             let (id, ban) = ban(&std::net::Ipv4Addr::from_bits(0x0b00_0000 + number).to_string(), until);
-            book.set(id, ban, Timestamp::EPOCH).unwrap();
+            list.set(id, ban, Timestamp::EPOCH).unwrap();
         }
         let (mut listed, mut shown, mut after) = (Vec::new(), 0, None);
         for _ in 0..1_000 {
             let mut page = Vec::new();
-            book.walk(after, now, |id, _| {
+            list.walk(after, now, |id, _| {
                 page.push(id);
                 shown += 1;
                 if page.len() == 7 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -383,7 +384,7 @@ mod tests {
             }
         }
         assert_eq!((listed.len(), shown), (900, 900));
-        assert_eq!(listed, book.all(now).into_iter().map(|(id, _)| id).collect::<Vec<_>>());
+        assert_eq!(listed, list.all(now).into_iter().map(|(id, _)| id).collect::<Vec<_>>());
     }
 
     /// There are at most so many: one more is refused, one in place of another is not, and what is over makes room. A ladder's
@@ -393,8 +394,8 @@ mod tests {
     #[test]
     fn a_full_book_refuses_what_is_new_until_something_is_over() {
         const MOST: usize = 1_000;
-        let book = BanList::default();
-        assert_eq!(std::mem::replace(&mut book.write().most, MOST), MAX_BANS);
+        let list = BanList::default();
+        assert_eq!(std::mem::replace(&mut list.write().max, MOST), MAX_BANS);
         let whom = |number: usize| ListEntry::User(format!("u{number}").into());
         let ban = |number: usize, until| {
             let until = Timestamp::from_secs(until);
@@ -403,38 +404,38 @@ mod tests {
         let id = |number: usize| Digest::from_u128(u128::try_from(number).unwrap());
         for number in 0..MOST {
             let until = if number == 7 { 20 } else { 100 };
-            book.set(id(number), ban(number, until), Timestamp::EPOCH).unwrap();
-            book.name(id(number), ban(number, until), Timestamp::EPOCH);
+            list.set(id(number), ban(number, until), Timestamp::EPOCH).unwrap();
+            list.name(id(number), ban(number, until), Timestamp::EPOCH);
         }
         let (more, now) = (MOST, Timestamp::from_secs(10));
-        assert_eq!(book.set(id(more), ban(more, 100), now), Err(TooManyBans));
-        assert_eq!(book.set(id(3), ban(3, 200), now), Ok(()));
-        book.name(id(more), ban(more, 100), now);
-        assert_eq!((book.named(id(more)), book.all(now).len()), (None, MOST));
+        assert_eq!(list.set(id(more), ban(more, 100), now), Err(TooManyBans));
+        assert_eq!(list.set(id(3), ban(3, 200), now), Ok(()));
+        list.name(id(more), ban(more, 100), now);
+        assert_eq!((list.named(id(more)), list.all(now).len()), (None, MOST));
         // One name in place of another needs no room.
-        book.name(id(3), ban(3, 200), now);
-        assert_eq!(book.named(id(3)).map(|ban| ban.until), Some(Timestamp::from_secs(200)));
+        list.name(id(3), ban(3, 200), now);
+        assert_eq!(list.named(id(3)).map(|ban| ban.until), Some(Timestamp::from_secs(200)));
         let later = Timestamp::from_secs(20);
-        assert_eq!(book.set(id(more), ban(more, 100), later), Ok(()));
-        book.name(id(more), ban(more, 100), later);
-        assert!(book.named(id(more)).is_some() && book.named(id(7)).is_none());
-        assert_eq!(book.all(later).len(), MOST);
+        assert_eq!(list.set(id(more), ban(more, 100), later), Ok(()));
+        list.name(id(more), ban(more, 100), later);
+        assert!(list.named(id(more)).is_some() && list.named(id(7)).is_none());
+        assert_eq!(list.all(later).len(), MOST);
     }
 
     /// A scan of as many would take a million comparisons for each of these; a walk down the prefixes takes at most 32.
     #[test]
     fn among_a_hundred_thousand_blocks_the_right_one_is_found() {
-        let book = BanList::default();
+        let list = BanList::default();
         for number in 0..100_000u32 {
             let net = std::net::Ipv4Addr::from_bits(0x0b00_0000 + (number << 8));
             let (id, ban) = ban(&format!("{net}/24"), 100);
-            book.set(id, ban, Timestamp::EPOCH).unwrap();
+            list.set(id, ban, Timestamp::EPOCH).unwrap();
         }
         for number in (0..100_000u32).step_by(997) {
             let inside = std::net::Ipv4Addr::from_bits(0x0b00_0000 + (number << 8) + 7);
-            assert!(book.find(Who { ip: Some(inside.into()), ..Who::default() }, None).is_some());
+            assert!(list.find(Who { ip: Some(inside.into()), ..Who::default() }, None).is_some());
         }
         let outside = Who { ip: "10.255.255.255".parse().ok(), ..Who::default() };
-        assert_eq!(book.find(outside, None), None);
+        assert_eq!(list.find(outside, None), None);
     }
 }

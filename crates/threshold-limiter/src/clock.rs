@@ -1,4 +1,4 @@
-//! What time it is: the system's clock, cheaply, and without steps that do not last; and one you set by hand.
+//! Clocks: the system's, cheap to read and without short-lived steps, and one that is set by hand.
 
 mod steady;
 
@@ -9,39 +9,40 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use steady::Steady;
 use threshold_core::{Span, Timestamp};
 
-/// Tells the time. A limiter asks once for each decision.
+/// A source of the time. A limiter reads it once for each decision.
 pub trait Clock: Send + Sync {
-    /// Now.
+    /// Returns the current time.
     fn now(&self) -> Timestamp;
 }
 
-/// How often the counter is compared with the system's clocks, in microseconds.
+/// How often the counter is compared with the system's clocks, in microseconds: often enough to notice a suspend at once, and
+/// seldom enough that a read costs a few nanoseconds on average.
 const COMPARE_EVERY: u64 = 100_000;
 
 /// The system's clock.
 ///
 /// It reads the processor's counter, which takes a few nanoseconds, and ten times a second compares itself with the wall
-/// clock and with a clock that nobody sets. A wall clock that was set by more than a second, forward or back, counts when that
-/// has lasted for a minute; smaller differences are met at 5 % of the time that passes. Time in suspend counts at once on
-/// Linux and Android, which have a clock that goes on meanwhile (`CLOCK_BOOTTIME`). Elsewhere it is a step like any other,
-/// unless the system's monotonic clock goes on too.
+/// clock and with a monotonic clock. A wall clock that was set by more than a second, forward or back, is followed after the
+/// step has lasted for a minute; smaller differences are slewed at 5 % of the time that passes. Time in suspend counts at
+/// once on Linux and Android, whose `CLOCK_BOOTTIME` runs on meanwhile. On other systems a suspend is a step like any other,
+/// unless the monotonic clock runs on too.
 ///
-/// Time goes back when a wall clock that was set back has stayed so for a minute. That grants nothing: core keeps what lies in
-/// the future in a form that ends.
+/// The time goes back when the wall clock was set back and has stayed so for a minute. That grants no capacity: core bounds
+/// state that lies in the future.
 #[derive(Debug)]
 pub struct SystemClock {
     counter: quanta::Clock,
     start: u64,
     began: Instant,
-    /// Microseconds to add to those counted since the start.
+    /// Microseconds to add to the time counted since the start.
     offset: AtomicI64,
-    /// When it was last compared, in microseconds counted since the start.
+    /// The time of the last comparison, in microseconds counted since the start.
     compared_at: AtomicU64,
     steady: Mutex<Steady>,
 }
 
 impl SystemClock {
-    /// Begins to count now.
+    /// Creates a clock that starts from the wall clock's present time.
     #[must_use]
     pub fn new() -> Self {
         let counter = quanta::Clock::new();
@@ -56,10 +57,10 @@ impl SystemClock {
 
     #[cold]
     fn compare(&self) {
-        // One thread does it; the others go on with what they have.
+        // One thread compares; the others use the offset as it is.
         let Ok(mut steady) = self.steady.try_lock() else { return };
         let used = steady.read(wall(), boot(self.began));
-        // The counter only fills the time between two comparisons: if it was stopped or reset, that ends here.
+        // The counter only bridges the time between two comparisons, so a counter that was stopped or reset is corrected here.
         let counted = self.counted();
         self.offset.store(used.saturating_sub(signed(counted)), Ordering::Relaxed);
         self.compared_at.store(counted, Ordering::Relaxed);
@@ -75,14 +76,14 @@ fn wall() -> i64 {
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// Microseconds on a clock that nobody sets, and that goes on in suspend.
+/// Returns the microseconds of a monotonic clock that runs on in suspend.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn boot(_: Instant) -> i64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     now.tv_sec.saturating_mul(1_000_000).saturating_add(now.tv_nsec.checked_div(1_000).unwrap_or(0))
 }
 
-/// Microseconds on a clock that nobody sets. Whether it goes on in suspend depends on the system.
+/// Returns the microseconds of a monotonic clock. Whether it runs on in suspend depends on the system.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn boot(began: Instant) -> i64 {
     i64::try_from(began.elapsed().as_micros()).unwrap_or(i64::MAX)
@@ -97,7 +98,7 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
         let mut counted = self.counted();
-        // A counter that was reset gives a difference that is too large, and not one that is too small.
+        // After a reset of the counter the wrapped difference is large, so that it is compared at once.
         if counted.wrapping_sub(self.compared_at.load(Ordering::Relaxed)) >= COMPARE_EVERY {
             self.compare();
             counted = self.counted();
@@ -107,23 +108,23 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until it is moved, for tests.
+/// A clock for tests, which stands still until it is moved.
 #[derive(Debug, Default)]
 pub struct ManualClock(AtomicU64);
 
 impl ManualClock {
-    /// Set to a moment.
+    /// Creates a clock that is set to `now`.
     #[must_use]
     pub fn new(now: Timestamp) -> Self {
         Self(AtomicU64::new(now.micros()))
     }
 
-    /// Moves it on.
+    /// Moves the clock forward.
     pub fn advance(&self, by: Span) {
         self.0.fetch_add(by.micros(), Ordering::Relaxed);
     }
 
-    /// Sets it, backwards too.
+    /// Sets the clock, forward or back.
     pub fn set(&self, now: Timestamp) {
         self.0.store(now.micros(), Ordering::Relaxed);
     }
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manual_clock_moves_when_told() {
+    fn a_manual_clock_moves_by_hand_only() {
         let clock = ManualClock::new(Timestamp::from_secs(10));
         clock.advance(Span::SECOND);
         assert_eq!(clock.now(), Timestamp::from_secs(11));

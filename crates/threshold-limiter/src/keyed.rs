@@ -1,122 +1,194 @@
-//! One limit by keys of your own, without a policy.
+//! One limit counted by keys of your own, without a policy.
 
 mod hash;
 mod lines;
 mod table;
 
+use std::hash::Hash;
+use std::time::Duration;
+
 use arrayvec::ArrayVec;
-use threshold_core::key::TextKeys;
+use siphasher::sip128::{Hasher128 as _, SipHasher13};
 use threshold_core::limit::Look;
 use threshold_core::policy::{Memory, WhenFull};
-use threshold_core::{Digest, DigestKey, Limit, Timestamp, TraceId};
+use threshold_core::{Digest, Limit, Span, Timestamp, TraceId};
 
 use crate::clock::{Clock, SystemClock};
 use crate::store::Store as _;
-use crate::store::memory::{Checked, MemoryStore, Usage};
+use crate::store::memory::{MemoryStore, Usage};
 use hash::{Hashed, KeyHash};
 use table::PackedTable;
 
-/// How many keys are asked for before the first is decided: as many misses as a core of today keeps under way.
+/// The number of keys that a limiter has room for by default; the same as a policy's.
+const MAX_KEYS: u64 = 1_000_000;
+/// How many keys are prefetched before the first is decided: as many cache misses as a core of today has in flight.
 const BATCH: usize = 16;
 
-/// One limit, counted by any text: a user, an address, a job.
+/// One limit, counted by any key that can be hashed: a user's name, an address, a number, a tuple.
 ///
 /// ```
+/// use std::net::IpAddr;
 /// use threshold_limiter::{KeyLimiter, Limit};
 ///
-/// let limiter = KeyLimiter::new(Limit::per_minute(2), 100_000);
-/// assert!(limiter.check("u1", 1).allowed);
-/// assert!(limiter.check("u1", 1).allowed);
-/// assert!(!limiter.check("u1", 1).allowed);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// let limiter = KeyLimiter::new(Limit::per_minute(2));
+/// assert!(limiter.check("u1").allowed);
+/// assert_eq!(limiter.check("u1").remaining, 0);
+/// let denied = limiter.check("u1");
+/// println!("denied, retry in {:?}", denied.retry_after());
+/// # assert!(!denied.allowed && denied.retry_after().is_some());
+///
+/// assert!(limiter.check(&IpAddr::from([203, 0, 113, 7])).allowed);
+/// assert!(limiter.check(&1_234_567_u64).allowed);
+/// assert!(limiter.check(&("tenant", 7_u64)).allowed);
 /// ```
+///
+/// Keys are equal if they write the same into their hasher: `"u1"` and `String::from("u1")` are one key, and so are `1_u32`
+/// and `1_u64`. Use one type of key for each limiter. Keys are hashed under a secret, so nobody can choose keys that collide.
+///
+/// A limiter is shared between threads as it is, and takes no lock for a key that it already has. It has room for
+/// 1,000,000 keys unless [`max_keys`](Self::max_keys) says otherwise, and never grows. When it is full, keys that are back at
+/// their full limit are evicted first, then the least used. Keys that have used more than half are never evicted: new keys
+/// are denied instead.
 #[derive(Debug)]
 pub struct KeyLimiter<C = SystemClock> {
+    limit: Limit,
+    max_keys: u64,
     balances: Storage,
     clock: C,
 }
 
-/// Where balances are kept.
+/// The answer of a [`KeyLimiter`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "a decision that nobody reads protects nothing"]
+pub struct KeyDecision {
+    /// Whether the cost fitted, and was charged.
+    pub allowed: bool,
+    /// The cost that still fits, after this charge.
+    pub remaining: u64,
+    at: Timestamp,
+    ready: Timestamp,
+}
+
+impl KeyDecision {
+    #[inline(always)]
+    fn new(look: Look, cost: u64, at: Timestamp) -> Self {
+        let charged = if look.allowed { cost } else { 0 };
+        let remaining = look.remaining.saturating_sub(charged);
+        Self { allowed: look.allowed, remaining, at, ready: look.ready_at }
+    }
+
+    /// Returns, for a denial, how long to wait before this cost fits; `None` if it was allowed or never will be.
+    ///
+    /// Where a new key is denied because the limiter is full, this is one second.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        if self.allowed {
+            return None;
+        }
+        let wait = self.ready.unless_never()?.since(self.at);
+        // The limit has room and the table has none: there is no time to compute.
+        Some(if wait.is_zero() { Span::SECOND } else { wait }.into())
+    }
+}
+
+/// The table of balances.
 #[derive(Debug)]
 enum Storage {
     /// Token buckets, nearly all of them.
     Packed { hash: KeyHash, table: PackedTable },
-    /// Whatever does not fit a slot of 16 bytes.
-    Any { limit: Limit, keys: TextKeys, store: MemoryStore },
+    /// All limits whose state does not fit into a slot of 16 bytes.
+    Any { secret: [u8; 16], store: MemoryStore },
 }
 
 impl KeyLimiter {
-    /// A limit with room for `max_keys` keys at once, on the system's clock.
+    /// Creates a limiter with room for 1,000,000 keys on the system's clock.
+    ///
+    /// A token bucket takes 32 bytes for each key, other limits take 57 and more. Memory that no key has used is not taken
+    /// from the system.
     #[must_use]
-    pub fn new(limit: Limit, max_keys: u64) -> Self {
-        Self::with_clock(limit, max_keys, SystemClock::new())
+    pub fn new(limit: Limit) -> Self {
+        let clock = SystemClock::new();
+        Self { limit, max_keys: MAX_KEYS, balances: Storage::new(limit, MAX_KEYS, clock.now()), clock }
     }
 }
 
 impl<C: Clock> KeyLimiter<C> {
-    /// A limit on a clock of your own.
+    /// Makes room for this many keys instead. Resets all keys: call it before the first check.
     #[must_use]
-    pub fn with_clock(limit: Limit, max_keys: u64, clock: C) -> Self {
-        let balances = Storage::new(limit, max_keys, clock.now());
-        Self { balances, clock }
+    pub fn max_keys(self, max_keys: u64) -> Self {
+        let balances = Storage::new(self.limit, max_keys, self.clock.now());
+        Self { max_keys, balances, ..self }
     }
 
-    /// Whether `cost` fits under this key now; if it does, it is charged.
-    // In line, so that a caller who asks for `fits` alone does not pay for the figures beside it.
+    /// Uses another clock instead. Resets all keys: call it before the first check.
+    #[must_use]
+    pub fn clock<D: Clock>(self, clock: D) -> KeyLimiter<D> {
+        let Self { limit, max_keys, .. } = self;
+        KeyLimiter { limit, max_keys, balances: Storage::new(limit, max_keys, clock.now()), clock }
+    }
+
+    /// Decides whether a cost of 1 fits under this key now, and charges it if so.
     #[inline(always)]
-    pub fn check(&self, key: &str, cost: u64) -> Look {
+    pub fn check<K: Hash + ?Sized>(&self, key: &K) -> KeyDecision {
+        self.check_cost(key, 1)
+    }
+
+    /// Decides whether `cost` fits under this key now, and charges it if so. A cost of 0 charges nothing.
+    // In line, so that a caller who reads `allowed` alone does not pay for the other figures.
+    #[inline(always)]
+    pub fn check_cost<K: Hash + ?Sized>(&self, key: &K, cost: u64) -> KeyDecision {
         match &self.balances {
             Storage::Packed { hash, table } => {
                 let key = hash.hash(key);
                 // The clock is read while the slot is on its way from memory.
                 table.prefetch(key);
-                table.check(key, cost, self.clock.now())
+                let now = self.clock.now();
+                KeyDecision::new(table.check(key, cost, now), cost, now)
             }
-            Storage::Any { limit, keys, store } => {
-                check_any(limit, store, keys.digest(key), cost, self.clock.now()).look
+            Storage::Any { secret, store } => {
+                check_any(&self.limit, store, digest(secret, key), cost, self.clock.now())
             }
         }
     }
 
-    /// Decides the same cost under several keys, one after the other. With many keys this is faster than
-    /// [`check`](Self::check) for each: the memory of sixteen is asked for at once.
+    /// Decides a cost of 1 under each of several keys, one after the other. The answers are those of one
+    /// [`check`](Self::check) for each. With more keys than the processor's cache holds this is faster, because the memory
+    /// of sixteen keys is prefetched at once.
     ///
     /// ```
     /// # use threshold_limiter::{KeyLimiter, Limit};
-    /// let limiter = KeyLimiter::new(Limit::per_minute(1), 100_000);
-    /// let looks = limiter.check_many(&["u1", "u2", "u1"], 1);
-    /// assert_eq!(looks.iter().map(|look| look.allowed).collect::<Vec<_>>(), [true, true, false]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// let limiter = KeyLimiter::new(Limit::per_minute(1));
+    /// let decisions = limiter.check_many(&["u1", "u2", "u1"]);
+    /// assert_eq!(decisions.iter().map(|decision| decision.allowed).collect::<Vec<_>>(), [true, true, false]);
     /// ```
-    pub fn check_many(&self, keys: &[&str], cost: u64) -> Vec<Look> {
-        let mut looks = Vec::new();
-        self.check_many_into(keys, cost, &mut looks);
-        looks
+    pub fn check_many<K: Hash>(&self, keys: &[K]) -> Vec<KeyDecision> {
+        self.check_many_cost(keys, 1)
     }
 
-    /// As [`check_many`](Self::check_many), in place of whatever is in `looks`, whose memory is used again.
-    pub fn check_many_into(&self, keys: &[&str], cost: u64, looks: &mut Vec<Look>) {
-        looks.clear();
-        looks.reserve(keys.len());
+    /// Decides the same cost under each of several keys; see [`check_many`](Self::check_many).
+    pub fn check_many_cost<K: Hash>(&self, keys: &[K], cost: u64) -> Vec<KeyDecision> {
+        let mut decisions = Vec::with_capacity(keys.len());
         for batch in keys.chunks(BATCH) {
             match &self.balances {
                 Storage::Packed { hash, table } => {
                     let hashed: ArrayVec<Hashed, BATCH> = batch.iter().map(|key| hash.hash(key)).collect();
                     hashed.iter().for_each(|key| table.prefetch(*key));
                     let now = self.clock.now();
-                    looks.extend(hashed.into_iter().map(|key| table.check(key, cost, now)));
+                    let decide = |key| KeyDecision::new(table.check(key, cost, now), cost, now);
+                    decisions.extend(hashed.into_iter().map(decide));
                 }
-                Storage::Any { limit, keys, store } => {
-                    let digests: ArrayVec<Digest, BATCH> = batch.iter().map(|key| keys.digest(key)).collect();
+                Storage::Any { secret, store } => {
+                    let digests: ArrayVec<Digest, BATCH> = batch.iter().map(|key| digest(secret, key)).collect();
                     digests.iter().for_each(|key| store.prefetch(*key));
                     let now = self.clock.now();
-                    looks.extend(digests.into_iter().map(|key| check_any(limit, store, key, cost, now).look));
+                    decisions.extend(digests.into_iter().map(|key| check_any(&self.limit, store, key, cost, now)));
                 }
             }
         }
+        decisions
     }
 
-    /// What is held, and what was done to stay within bounds. Goes through the whole table.
+    /// Returns how many keys and bytes are in use, and how many keys were evicted. Scans the whole table.
     pub fn usage(&self) -> Usage {
         match &self.balances {
             Storage::Packed { table, .. } => table.usage(),
@@ -127,19 +199,27 @@ impl<C: Clock> KeyLimiter<C> {
 
 impl Storage {
     fn new(limit: Limit, max_keys: u64, now: Timestamp) -> Self {
-        let table = limit.packed_rate(now).and_then(|rate| PackedTable::new(rate, max_keys));
-        if let Some(table) = table {
-            return Self::Packed { hash: KeyHash::new(&limit), table };
+        match limit.packed_rate(now).and_then(|rate| PackedTable::new(rate, max_keys)) {
+            Some(table) => Self::Packed { hash: KeyHash::new(), table },
+            None => {
+                let store = MemoryStore::new(Memory { max_keys, when_full: WhenFull::Deny });
+                Self::Any { secret: crate::random(), store }
+            }
         }
-        let keys = TextKeys::new(DigestKey::new(crate::random()), &limit);
-        Self::Any { limit, keys, store: MemoryStore::new(Memory { max_keys, when_full: WhenFull::Deny }) }
     }
 }
 
-/// Not part of those who call it: for the others it would be in the way.
+/// Returns the digest of a key under a secret: SipHash-1-3 with 128 bits, as for the keys of a policy.
+fn digest<K: Hash + ?Sized>(secret: &[u8; 16], key: &K) -> Digest {
+    let mut hasher = SipHasher13::new_with_key(secret);
+    key.hash(&mut hasher);
+    Digest::from_u128(hasher.finish128().as_u128())
+}
+
+// Never in line: in `check_cost` it would push the token bucket's path out of the instruction cache.
 #[inline(never)]
-fn check_any(limit: &Limit, store: &MemoryStore, key: Digest, cost: u64, now: Timestamp) -> Checked {
-    // What a charge is known by where it is kept one by one.
+fn check_any(limit: &Limit, store: &MemoryStore, key: Digest, cost: u64, now: Timestamp) -> KeyDecision {
+    // Concurrency limits identify each hold by an id; other limits need none.
     let id = if limit.is_concurrency() { crate::random_id() } else { TraceId::default() };
-    store.check_one(key, limit, cost, now, id)
+    KeyDecision::new(store.check_one(key, limit, cost, now, id).look, cost, now)
 }

@@ -37,21 +37,21 @@ pub mod tower;
 
 pub use bans::BanList;
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use keyed::KeyLimiter;
-pub use limiter::{Limiter, LoginError, Reserved};
+pub use keyed::{KeyDecision, KeyLimiter};
+pub use limiter::{Limiter, LimiterBuilder, LoginError, Reserved};
 pub use observer::{Observer, Refused, TokenRefused};
 pub use store::{ImmediateStore, Store};
 /// Everything that a decision is made of, where the names below are not enough.
 pub use threshold_core;
 pub use threshold_core::decision::Degraded;
 pub use threshold_core::explain::Explained;
-pub use threshold_core::limit::{Algorithm, Anchor, LimitError, LimitOptions, Look};
+pub use threshold_core::limit::{Algorithm, Anchor, LimitError, LimitOptions};
 pub use threshold_core::lockout::{Attempted, LoginRequest, LoginResult, Refusal, RefusedBy};
 pub use threshold_core::policy::Layer;
 pub use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
 pub use threshold_core::{
-    BytesError, Decision, DigestKey, Facts, Limit, PlanError, Policy, PolicyError, Reading, Receipt, Secret, Secrets,
-    Span, Timestamp, TraceId, Verdict,
+    BytesError, Decision, DigestKey, Facts, Limit, PlanError, Policy, PolicyError, Reading, Readings, Receipt, Secret,
+    Secrets, Span, Timestamp, TraceId, Verdict,
 };
 
 /// Fresh random bytes that nobody can guess.

@@ -1,7 +1,7 @@
-//! Asking for memory before it is needed.
+//! Prefetching memory.
 
-/// Asks for the memory of something and waits for nothing: what is done meanwhile costs no time. A hint, and no more than
-/// that: where the processor's instruction for it has no safe name, it does nothing.
+/// Prefetches the cache line of a value, so that work until its first use overlaps with the memory latency. Does nothing on
+/// processors whose prefetch instruction has no safe function.
 #[inline(always)]
 pub(crate) fn prefetch<T>(place: &T) {
     #[cfg(target_arch = "x86_64")]

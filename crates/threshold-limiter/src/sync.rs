@@ -1,4 +1,4 @@
-//! Locks and atomics: std's, and under `cfg(shuttle)` those of a scheduler that chooses who goes on at each of them.
+//! Locks and atomics: std's or, under `cfg(shuttle)`, those of a scheduler that tries many interleavings.
 
 #[cfg(not(shuttle))]
 pub(crate) use std::sync::{Mutex, MutexGuard, atomic};

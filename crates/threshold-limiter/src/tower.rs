@@ -1,4 +1,4 @@
-//! A tower layer: every request is decided before the service sees it, and its answer says how its caller stands.
+//! A tower layer: every request is decided before the service sees it, and the response carries rate-limit fields.
 //!
 //! ```no_run
 //! use std::{net::SocketAddr, sync::Arc};
@@ -18,24 +18,25 @@
 //! }
 //! ```
 //!
-//! What the layer does with a request:
+//! For each request:
 //!
-//! - **Who is calling** it finds as the policy's `[identity]` says, from the peer's address ([`PeerAddr`], or
-//!   [`ThresholdLayer::peer`]) and from header fields, which are believed from trusted peers only. What the application
-//!   knows better it says in [`ThresholdLayer::identify`]. A `claim:` is that of the request's bearer token, verified as
-//!   `[identity.jwt]` says; `threshold_limiter::jwt` (feature `jwt`) reads the keys. A token that does not verify names
+//! - **The caller** is identified as the policy's `[identity]` says: by the peer's address ([`PeerAddr`], axum's `ConnectInfo`
+//!   with the feature `axum`, or [`ThresholdLayer::peer`]), and by header fields if the peer is a trusted proxy. The
+//!   application may identify it in [`ThresholdLayer::identify`]. A `claim:` comes from the bearer token, verified as
+//!   `[identity.jwt]` says; `threshold_limiter::jwt` (feature `jwt`) reads the keys. A token that does not verify identifies
 //!   nobody.
-//! - **Allowed**: the answer carries the rate-limit fields. Fields that the service set itself stay as they are.
-//! - **Denied**: the service never sees it. The answer is a 429, or what the rule says, as JSON, as
+//! - **An allowed request** goes to the service, and its response gets the rate-limit fields. Fields that the service has set
+//!   stay as they are.
+//! - **A denied request** does not reach the service. The response is a 429, or the rule's `status`, as JSON, as
 //!   `application/problem+json`, or in gRPC as `RESOURCE_EXHAUSTED`.
-//! - **Impossible**: a cost that no waiting makes fit is a 413 where it is in bytes, else a 400; a request without any
-//!   identity, not even an address, is a 429; one that meets more rules than a plan holds is a 503, since a limiter that
-//!   cannot count must not wave through.
-//! - **Bytes** are charged when the request comes, as far as their number is known, and otherwise when they have streamed.
-//! - **Concurrency** is held until the body of the answer ends or is dropped.
-//! - **Rules with `count`** are charged when the request comes and give back their charge when the answer is not one that
-//!   they count. Without any answer the charge stays: a client cannot dodge it by leaving early.
-//! - **Shadow bans** are waited out here, by so many requests at once as [`ThresholdLayer::max_delayed`] says.
+//! - **A request that cannot be decided** is refused: a cost in bytes that never fits with 413, another one with 400; a request
+//!   without any identity, not even an address, with 429; one that matches more rules than a plan holds with 503, since a
+//!   limiter that cannot count must not let requests through.
+//! - **Bytes** are charged when the request comes if the length is known, and otherwise when they have streamed.
+//! - **Concurrency** is held until the body of the response ends or is dropped.
+//! - **Rules with `count`** are charged when the request comes, and refunded if the response is not one that they count.
+//!   Without a response the charge stays: a client cannot avoid it by leaving early.
+//! - **Shadow bans** delay requests here, at most [`ThresholdLayer::max_delayed`] at once.
 
 mod answer;
 mod background;

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use threshold_core::policy::{Ban, ListEntry};
 use threshold_core::receipt::{ActualCost, OnExpire};
@@ -80,7 +81,12 @@ impl World {
         let store = Far { memory, fails: Arc::clone(&fails), loses_reserve: Arc::clone(&loses_reserve) };
         let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
         let secret = Secret::new(&[7; 32]).unwrap();
-        let limiter = Limiter::with_parts(policy, store, Arc::clone(&clock), DigestKey::new([7; 16]), secret);
+        let limiter = Limiter::builder(policy)
+            .store(store)
+            .clock(Arc::clone(&clock))
+            .digest_key(DigestKey::new([7; 16]))
+            .secrets(secret)
+            .build();
         Self { limiter, clock, fails, loses_reserve }
     }
 
@@ -164,16 +170,18 @@ async fn every_verb_says_that_the_store_is_away() {
     let world = World::new(&rule("on_store_error = \"closed\""));
     let limiter = &world.limiter;
     let (_, receipt) = limiter.check_with_receipt_async(&user()).await.unwrap();
-    let reserved = limiter.reserve_async(&user(), Span::MINUTE, OnExpire::Charge).await.unwrap();
+    let reserved = limiter.reserve_async(&user(), Duration::from_secs(60), OnExpire::Charge).await.unwrap();
     let id = reserved.reservation.unwrap();
     world.cut(DEAD);
     assert_eq!(limiter.refund_async(receipt.as_ref().unwrap()).await, Err(DEAD));
     assert_eq!(limiter.commit_async(id, &ActualCost::default()).await, Err(EndError::Store(DEAD)));
     assert_eq!(limiter.release_async(id).await, Err(EndError::Store(DEAD)));
-    assert_eq!(limiter.pause_async(Layer::User, "u", Span::MINUTE).await, Err(DEAD));
+    assert_eq!(limiter.pause_async(Layer::User, "u", Duration::from_secs(60)).await, Err(DEAD));
     assert_eq!(limiter.forgive_async(Layer::User, "u").await, Err(DEAD));
     assert_eq!(limiter.reset_account_async("ada").await, Err(LoginError::Store(DEAD)));
-    assert!(limiter.reserve_async(&user(), Span::MINUTE, OnExpire::Charge).await.unwrap().reservation.is_none());
+    assert!(
+        limiter.reserve_async(&user(), Duration::from_secs(60), OnExpire::Charge).await.unwrap().reservation.is_none()
+    );
     // Nothing of this has happened.
     world.mend();
     assert_eq!(limiter.release_async(id).await, Ok(()));
@@ -197,7 +205,7 @@ async fn a_reservation_whose_answer_is_lost_gives_its_charge_back_once() {
         };
         assert_eq!(world.check().await, (Verdict::Allow, None));
         *world.loses_reserve.lock().unwrap() = Some(heard);
-        let reserved = world.limiter.reserve_async(&user(), Span::MINUTE, OnExpire::Release).await.unwrap();
+        let reserved = world.limiter.reserve_async(&user(), Duration::from_secs(60), OnExpire::Release).await.unwrap();
         assert!(reserved.reservation.is_none());
         let told = (reserved.decision.verdict, reserved.decision.degraded);
         assert_eq!(told, (Verdict::Deny, Some(Degraded::Timeout)));
@@ -307,7 +315,6 @@ async fn a_login_that_is_local_locks_in_this_process() {
 #[cfg(feature = "wait")]
 #[tokio::test(start_paused = true)]
 async fn a_far_store_is_waited_on_in_order() {
-    use std::time::Duration;
     let world = World::new(&rule(""));
     let (limiter, hour) = (&world.limiter, Duration::from_secs(7_200));
     assert!(world.check().await.0 == Verdict::Allow && world.check().await.0 == Verdict::Allow);
@@ -336,12 +343,12 @@ fn every_future_can_be_sent() {
     sent(limiter.check_with_receipt_async(&user()));
     sent(limiter.check_many_async(&[user()]));
     sent(limiter.record_async(&user()));
-    sent(limiter.reserve_async(&user(), Span::MINUTE, OnExpire::Charge));
+    sent(limiter.reserve_async(&user(), Duration::from_secs(60), OnExpire::Charge));
     sent(limiter.commit_async(TraceId::default(), &ActualCost::default()));
-    sent(limiter.pause_async(Layer::User, "u", Span::MINUTE));
+    sent(limiter.pause_async(Layer::User, "u", Duration::from_secs(60)));
     sent(limiter.login_attempt_async(&ADA));
     sent(limiter.login_result_async("", true));
     sent(limiter.reset_account_async("ada"));
     #[cfg(feature = "wait")]
-    sent(limiter.wait_with_receipt(&user(), std::time::Duration::ZERO));
+    sent(limiter.wait_with_receipt(&user(), Duration::ZERO));
 }

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use threshold_core::policy::{Ban, Layer, ListEntry};
 use threshold_core::{Span, Timestamp, Verdict};
@@ -24,7 +25,7 @@ impl World {
     fn new(policy: &str) -> Self {
         let clock = Arc::new(ManualClock::new(START));
         let policy = Policy::parse(policy, &|_| None).unwrap();
-        Self { limiter: Limiter::with_clock(policy, Arc::clone(&clock)), clock }
+        Self { limiter: Limiter::builder(policy).clock(Arc::clone(&clock)).build(), clock }
     }
 
     /// Bans Alice for so many seconds; for good, if for none.
@@ -44,7 +45,7 @@ impl World {
     fn is_told(&self, seconds: u64) {
         let told = self.check();
         assert_eq!((told.verdict, told.penalty, told.readings.len()), (Verdict::Ban, Some(Layer::User), 0));
-        assert_eq!(told.retry_after().map(Span::secs_ceil), Some(seconds));
+        assert_eq!(told.retry_after_secs(), Some(seconds));
         let peeked = self.limiter.peek(&alice()).unwrap();
         assert_eq!((peeked.verdict, peeked.ready_at), (told.verdict, told.ready_at));
         self.clock.set(told.ready_at.unwrap().minus(Span::from_micros(1)));
@@ -78,7 +79,7 @@ fn a_ban_ends_when_the_ladders_penalty_behind_it_does() {
     let ladder = "[ladders.l]\nrungs = [\"cooldown 2h\", \"ban 24h\"]\n";
     let world = World::new(&format!("{ladder}{ONE_AN_HOUR}ladder = \"l\"\nstrike = \"request\"\n"));
     assert!(world.check().allowed());
-    assert_eq!(world.check().retry_after(), Some(Span::from_secs(7_200)));
+    assert_eq!(world.check().retry_after(), Some(Duration::from_secs(7_200)));
     world.ban(Some(600));
     for _ in 0..5 {
         assert!(world.check().escalations.is_empty());
@@ -120,5 +121,5 @@ fn a_ban_on_somebody_in_an_allowed_tenant_ends_by_itself() {
     let world = World::new(&format!("[lists]\nallow = [\"tenant:t\"]\n{ONE_AN_HOUR}"));
     world.ban(Some(600));
     let told = world.limiter.check(&Facts { tenant: Some("t"), ..alice() }).unwrap();
-    assert_eq!((told.verdict, told.retry_after()), (Verdict::Ban, Some(Span::from_secs(600))));
+    assert_eq!((told.verdict, told.retry_after()), (Verdict::Ban, Some(Duration::from_secs(600))));
 }

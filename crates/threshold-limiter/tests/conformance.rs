@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use threshold_core::TraceId;
@@ -59,7 +60,14 @@ impl<S: Store> Player for Played<S> {
             _ => {
                 let (store, key) = ((self.store)(&policy), DigestKey::new([7; 16]));
                 let secret = Secret::new(&[9; 32]).unwrap();
-                self.limiter = Some(Limiter::with_parts(policy, store, Arc::clone(&self.clock), key, secret));
+                self.limiter = Some(
+                    Limiter::builder(policy)
+                        .store(store)
+                        .clock(Arc::clone(&self.clock))
+                        .digest_key(key)
+                        .secrets(secret)
+                        .build(),
+                );
             }
         }
         Ok(())
@@ -154,7 +162,7 @@ impl<S: Store> Played<S> {
         }
         let facts = facts_of(args.get("facts").unwrap_or(&json!({})));
         let reserved = facts.with(TraceId::default(), |facts| {
-            self.wait_for(self.limiter().reserve_async(facts, Span::from_secs(seconds), on_expire))
+            self.wait_for(self.limiter().reserve_async(facts, Duration::from_secs(seconds), on_expire))
         });
         match reserved {
             Err(error) => error,
@@ -198,7 +206,7 @@ impl<S: Store> Played<S> {
         let layers = [Layer::Global, Layer::Edge, Layer::Tenant, Layer::User, Layer::Endpoint];
         let layer = layers.into_iter().find(|layer| layer.name() == text(args, "layer")).unwrap();
         let (key, limiter) = (args["key"].as_str().unwrap_or_default(), self.limiter());
-        let length = Span::from_secs(args["seconds"].as_u64().unwrap_or(0));
+        let length = Duration::from_secs(args["seconds"].as_u64().unwrap_or(0));
         let ok = match verb {
             "pause" => self.wait_for(limiter.pause_async(layer, key, length)).unwrap(),
             _ => self.wait_for(limiter.forgive_async(layer, key)).is_ok(),
@@ -207,7 +215,7 @@ impl<S: Store> Played<S> {
     }
 
     fn explain(&self, args: &Value) -> Value {
-        let asked = |facts: &Facts<'_>| self.limiter().explain(facts, explained_json);
+        let asked = |facts: &Facts<'_>| explained_json(&self.limiter().policy().explain(facts));
         facts_of(args).with(TraceId::default(), asked).unwrap_or_else(|error| error)
     }
 

@@ -71,7 +71,12 @@ type Node = Limiter<Shared, Arc<ManualClock>>;
 
 fn node(store: &Shared, clock: &Arc<ManualClock>) -> Node {
     let policy = Policy::parse(POLICY, &|_| None).unwrap();
-    Limiter::with_parts(policy, store.clone(), Arc::clone(clock), KEY, Secret::new(&[7; 32]).unwrap())
+    Limiter::builder(policy)
+        .store(store.clone())
+        .clock(Arc::clone(clock))
+        .digest_key(KEY)
+        .secrets(Secret::new(&[7; 32]).unwrap())
+        .build()
 }
 
 fn two_nodes() -> (Shared, Arc<ManualClock>, Node, Node) {

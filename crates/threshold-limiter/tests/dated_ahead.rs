@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use threshold_core::policy::{Ban, Layer, ListEntry};
 use threshold_core::receipt::OnExpire;
@@ -32,7 +33,7 @@ type World = (Arc<ManualClock>, Limiter<MemoryStore, Arc<ManualClock>>);
 /// A limiter whose clock is a day ahead.
 fn ahead() -> World {
     let clock = Arc::new(ManualClock::new(START.plus(Span::DAY)));
-    (Arc::clone(&clock), Limiter::with_clock(Policy::parse(POLICY, &|_| None).unwrap(), clock))
+    (Arc::clone(&clock), Limiter::builder(Policy::parse(POLICY, &|_| None).unwrap()).clock(clock).build())
 }
 
 /// Woken by: not calling `bring_standings` in `Step::check`.
@@ -112,7 +113,7 @@ fn a_lock_of_a_login() {
 fn a_reservation_ends_within_an_hour() {
     let (clock, limiter) = ahead();
     let facts = |user| Facts { user: Some(user), ..Facts::default() };
-    let reserve = |user| limiter.reserve(&facts(user), Span::HOUR, OnExpire::Charge).unwrap();
+    let reserve = |user| limiter.reserve(&facts(user), Duration::from_secs(3_600), OnExpire::Charge).unwrap();
     let first = reserve("one").reservation.unwrap();
     clock.set(START);
     let _ = reserve("two");

@@ -119,7 +119,14 @@ impl<S: Store + 'static> TowerDoor<S> {
     fn start(&self, policy: Policy) -> Serving<S> {
         let (store, clock) = ((self.store)(&policy), Arc::clone(&self.clock));
         let secret = Secret::new(&[9; 32]).unwrap();
-        let limiter = Arc::new(Limiter::with_parts(policy, store, clock, DigestKey::new([7; 16]), secret));
+        let limiter = Arc::new(
+            Limiter::builder(policy)
+                .store(store)
+                .clock(clock)
+                .digest_key(DigestKey::new([7; 16]))
+                .secrets(secret)
+                .build(),
+        );
         let layer = ThresholdLayer::new(Arc::clone(&limiter)).unwrap().peer(peer).identify(identified);
         let app = Router::new().fallback(any(|| async { Body::new(Endless) })).layer(layer);
         let listener = self.runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();

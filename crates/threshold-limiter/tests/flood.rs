@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use threshold_core::{Decision, Span, Timestamp, Verdict};
 use threshold_limiter::store::memory::MemoryStore;
@@ -27,7 +28,7 @@ fn clock() -> ManualClock {
 fn a_thousand_keys_over_their_limit_stay_over_it() {
     for algorithm in ["token-bucket", "fixed-window", "sliding-estimate", "sliding-window", "sliding-log"] {
         let rule = format!("per = [\"user\"]\nlimit = \"5/h\"\nalgorithm = \"{algorithm}\"");
-        let limiter = Limiter::with_clock(policy(&rule, "fold"), clock());
+        let limiter = Limiter::builder(policy(&rule, "fold")).clock(clock()).build();
         let check = |user: &str| {
             let facts = Facts { user: Some(user), ip: Some("203.0.113.7".parse().unwrap()), ..Facts::default() };
             limiter.check(&facts).unwrap().allowed()
@@ -51,7 +52,7 @@ fn a_thousand_keys_over_their_limit_stay_over_it() {
 fn memory_stays_within_its_bound() {
     for (algorithm, limit) in [("token-bucket", "5/h"), ("sliding-log", "1000/h"), ("sliding-window", "1000/h")] {
         let rule = format!("per = [\"user\"]\nlimit = \"{limit}\"\nalgorithm = \"{algorithm}\"");
-        let limiter = Limiter::with_clock(policy(&rule, "fold"), clock());
+        let limiter = Limiter::builder(policy(&rule, "fold")).clock(clock()).build();
         let empty = limiter.store().usage().bytes;
         let mut most = 0;
         for flood in 0..5 * MAX_KEYS {
@@ -74,7 +75,8 @@ fn memory_stays_within_its_bound() {
 #[test]
 fn what_says_nothing_goes_first() {
     let moved = Arc::new(clock());
-    let limiter = Limiter::with_clock(policy("per = [\"user\"]\nlimit = \"5/min\"", "fold"), Arc::clone(&moved));
+    let limiter =
+        Limiter::builder(policy("per = [\"user\"]\nlimit = \"5/min\"", "fold")).clock(Arc::clone(&moved)).build();
     let check = |user: String| {
         let facts = Facts { user: Some(&user), ip: Some("203.0.113.7".parse().unwrap()), ..Facts::default() };
         limiter.check(&facts).unwrap().allowed()
@@ -96,7 +98,7 @@ fn what_says_nothing_goes_first() {
 /// Where everything left is protected, new keys are counted by their prefix, and a flood from one prefix is one client.
 #[test]
 fn only_protected_keys_left_means_folding() {
-    let limiter = Limiter::with_clock(policy("per = [\"user\"]\nlimit = \"2/h\"", "fold"), clock());
+    let limiter = Limiter::builder(policy("per = [\"user\"]\nlimit = \"2/h\"", "fold")).clock(clock()).build();
     let check = |user: &str, ip: &str| {
         let facts = Facts { user: Some(user), ip: Some(ip.parse().unwrap()), ..Facts::default() };
         limiter.check(&facts).unwrap().allowed()
@@ -120,7 +122,7 @@ fn only_protected_keys_left_means_folding() {
 /// the key itself on the receipt.
 #[test]
 fn what_a_stand_in_was_charged_is_given_back_to_it() {
-    let limiter = Limiter::with_clock(policy("per = [\"user\"]\nlimit = \"2/h\"", "fold"), clock());
+    let limiter = Limiter::builder(policy("per = [\"user\"]\nlimit = \"2/h\"", "fold")).clock(clock()).build();
     for key in 0..3 * MAX_KEYS {
         let name = format!("full {key}");
         let facts = Facts { user: Some(&name), ip: Some("198.51.100.1".parse().unwrap()), ..Facts::default() };
@@ -140,7 +142,7 @@ fn what_a_stand_in_was_charged_is_given_back_to_it() {
 /// Fails where `deny` folds, as `fold` does.
 #[test]
 fn a_full_store_denies_new_keys_where_the_policy_says_so() {
-    let limiter = Limiter::with_clock(policy("per = [\"user\"]\nlimit = \"2/h\"", "deny"), clock());
+    let limiter = Limiter::builder(policy("per = [\"user\"]\nlimit = \"2/h\"", "deny")).clock(clock()).build();
     let check = |user: &str| {
         let facts = Facts { user: Some(user), ip: Some("198.51.100.1".parse().unwrap()), ..Facts::default() };
         limiter.check(&facts).unwrap()
@@ -159,7 +161,7 @@ fn a_full_store_denies_new_keys_where_the_policy_says_so() {
 /// left is the one budget of the rule. The table neither overflows nor stops.
 #[test]
 fn a_flood_from_everywhere_ends_in_one_budget() {
-    let limiter = Limiter::with_clock(policy("per = [\"user\"]\nlimit = \"1/h\"", "fold"), clock());
+    let limiter = Limiter::builder(policy("per = [\"user\"]\nlimit = \"1/h\"", "fold")).clock(clock()).build();
     let mut admitted_late = 0;
     for n in 0..u32::try_from(8 * MAX_KEYS).unwrap() {
         let user = format!("u{n}");
@@ -181,7 +183,7 @@ fn a_flood_from_everywhere_ends_in_one_budget() {
 /// a peek as for a check.
 #[test]
 fn a_flood_that_only_looks_changes_nothing() {
-    let limiter = Limiter::with_clock(policy("per = [\"user\"]\nlimit = \"5/h\"", "fold"), clock());
+    let limiter = Limiter::builder(policy("per = [\"user\"]\nlimit = \"5/h\"", "fold")).clock(clock()).build();
     let ip = Some("203.0.113.7".parse().unwrap());
     for flood in 0..2 * MAX_KEYS {
         let _ = limiter.check(&Facts { user: Some(&format!("u{flood}")), ip, ..Facts::default() }).unwrap();
@@ -200,7 +202,7 @@ fn a_flood_that_only_looks_changes_nothing() {
 fn a_flood_of_names_unlocks_nobody() {
     const NAMES: usize = 1_000;
     let text = format!("[memory]\nmax_keys = {NAMES}\n[login]\nlocks = {{ 3 = \"1h\" }}\n");
-    let limiter = Limiter::with_clock(Policy::parse(&text, &|_| None).unwrap(), clock());
+    let limiter = Limiter::builder(Policy::parse(&text, &|_| None).unwrap()).clock(clock()).build();
     let attempt = |name: &str| {
         let request = LoginRequest { account: Some(name), ..LoginRequest::default() };
         limiter.login_attempt(&request).map(|attempted| attempted.token().map(str::to_owned))
@@ -227,7 +229,7 @@ fn warned_once(max_keys: usize) -> Limiter<MemoryStore, ManualClock> {
                 match = { path = \"/warned\" }\n\
                 [[rule]]\nname = \"h\"\nper = [\"user\"]\nlimit = \"1/h\"\nladder = \"hard\"\nmatch = { path = \"/hard\" }\n";
     let text = format!("[memory]\nmax_keys = {max_keys}\n{rules}");
-    Limiter::with_clock(Policy::parse(&text, &|_| None).unwrap(), clock())
+    Limiter::builder(Policy::parse(&text, &|_| None).unwrap()).clock(clock()).build()
 }
 
 fn ask(limiter: &Limiter<MemoryStore, ManualClock>, user: &str, path: &str) -> Decision {
@@ -257,7 +259,9 @@ fn a_full_table_of_penalties_warns_nobody_through() {
         assert!(admitted <= 1, "{name}: {admitted} of 25");
         denied += usize::from(told.iter().all(|decision| decision.verdict != Verdict::Ban));
         for decision in told.iter().filter(|decision| decision.verdict == Verdict::Deny) {
-            assert!(decision.escalations.is_empty() && !decision.warning && decision.retry_after() > Some(Span::ZERO));
+            assert!(
+                decision.escalations.is_empty() && !decision.warning && decision.retry_after() > Some(Duration::ZERO)
+            );
         }
     }
     assert!(denied > 100, "only {denied} of 200 found no room");
@@ -307,7 +311,7 @@ fn nobody_is_struck_for_what_others_used_up() {
                  [[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"10/h\"\nblock_for = \"1min\"\nladder = \"l\"\n\
                  strike = \"{strike}\""
             );
-            let limiter = Limiter::with_clock(Policy::parse(&text, &|_| None).unwrap(), clock());
+            let limiter = Limiter::builder(Policy::parse(&text, &|_| None).unwrap()).clock(clock()).build();
             for user in 0..2_500 {
                 for _ in 0..6 {
                     let told = ask(&limiter, &format!("other {user}"), "/");

@@ -33,7 +33,7 @@ fn small(policy: &str) -> (Small, Arc<ManualClock>) {
 fn sized(policy: &str, max_keys: usize, when_full: &str) -> (Small, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
     let text = format!("{policy}\n[memory]\nmax_keys = {max_keys}\nwhen_full = \"{when_full}\"\n");
-    (Limiter::with_clock(Policy::parse(&text, &|_| None).unwrap(), Arc::clone(&clock)), clock)
+    (Limiter::builder(Policy::parse(&text, &|_| None).unwrap()).clock(Arc::clone(&clock)).build(), clock)
 }
 
 fn user(name: &str) -> Facts<'_> {
@@ -66,7 +66,7 @@ fn log_in(limiter: &Small, request: &LoginRequest<'_>) -> Option<String> {
 #[test]
 fn reservations_that_ended_go_first_and_open_ones_stay() {
     let (limiter, _) = small("[[rule]]\nname = \"r\"\nlayer = \"global\"\nper = []\nlimit = \"100000/day\"");
-    let reserve = || limiter.reserve(&user("u"), Span::HOUR, OnExpire::Charge).unwrap();
+    let reserve = || limiter.reserve(&user("u"), Duration::from_secs(3_600), OnExpire::Charge).unwrap();
     let open = reserve().reservation.unwrap();
     let ended: Vec<TraceId> = (0..5 * ROOM)
         .map(|number| {
@@ -118,7 +118,7 @@ fn reservations_take_no_room_from_refunds() {
         "[[rule]]\nname = \"r\"\nlayer = \"global\"\nper = []\nlimit = \"100000/day\"\nalgorithm = \"fixed-window\"",
     );
     for _ in 0..3 * ROOM {
-        let reserved = limiter.reserve(&user("u"), Span::MINUTE, OnExpire::Charge).unwrap();
+        let reserved = limiter.reserve(&user("u"), Duration::from_secs(60), OnExpire::Charge).unwrap();
         limiter.release(reserved.reservation.unwrap()).unwrap();
     }
     clock.advance(Span::HOUR);

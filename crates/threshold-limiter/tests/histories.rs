@@ -143,7 +143,8 @@ impl<'p> Pair<'p> {
             RefundLast => self.refund(self.receipts.last().cloned()),
             RefundFirst => self.refund(self.receipts.first().cloned()),
             Reserve(user, cost, on_expire) => {
-                let reserve = |limiter: &Small, facts: &Facts<'_>| limiter.reserve(facts, UNIT, on_expire).unwrap();
+                let reserve =
+                    |limiter: &Small, facts: &Facts<'_>| limiter.reserve(facts, UNIT.into(), on_expire).unwrap();
                 let (reserved, checked) = self.told(user, cost, reserve, |ledger, policy, facts, now| {
                     ledger.decide(policy, Check, facts, now).unwrap()
                 });
@@ -222,7 +223,8 @@ fn play_all(policy: &Policy, steps: &[Step], length: u32) -> u64 {
     let clock = Arc::new(ManualClock::new(START));
     let store = MemoryStore::new(Memory { max_keys: 8, when_full: WhenFull::Deny });
     let secret = Secret::new(&[7; 32]).unwrap();
-    let limiter = Limiter::with_parts(policy.clone(), store, Arc::clone(&clock), KEY, secret);
+    let limiter =
+        Limiter::builder(policy.clone()).store(store).clock(Arc::clone(&clock)).digest_key(KEY).secrets(secret).build();
     let mut played = 0;
     for number in 0..steps.len().pow(length) {
         let history = (0..length).map(|place| steps[number / steps.len().pow(place) % steps.len()]);

@@ -1,14 +1,15 @@
-//! One limit by keys of one's own: each key is counted exactly, many at once as each alone, and never more than there is
-//! room for.
+//! `KeyLimiter`: each key is counted exactly, many at once as each alone, within the room that it was made with.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use threshold_limiter::threshold_core::Balance;
-use threshold_limiter::{Algorithm, KeyLimiter, LimitOptions, Look, ManualClock, Span, Timestamp, TraceId};
+use threshold_limiter::{Algorithm, KeyDecision, KeyLimiter, LimitOptions, ManualClock, Span, Timestamp, TraceId};
 
 const START: Timestamp = Timestamp::from_secs(1_767_225_600);
 
@@ -25,10 +26,10 @@ const LIMITS: [(&str, Algorithm); 6] = [
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
 
-    /// Whatever keys come together, however often each, and whatever the buffer held before: the answers are those of
-    /// one check after the other, in the same order.
+    /// Whatever keys come together, and however often each: the answers are those of one check after the other, in the same
+    /// order.
     ///
-    /// Woken by: leaving out `looks.clear()`; `chunks_exact` for `chunks`; and a batch decided from its end.
+    /// Woken by: `chunks_exact` for `chunks`; and a batch decided from its end.
     #[test]
     fn many_keys_are_decided_as_each_alone_would_be(
         algorithm in prop::sample::select(&Algorithm::ALL[..]),
@@ -37,15 +38,13 @@ proptest! {
         let clock = Arc::new(ManualClock::new(START));
         let text = if algorithm.is_concurrency() { "3" } else { "3/min" };
         let limit = LimitOptions::new().algorithm(algorithm).parse(text).unwrap();
-        let limiter = || KeyLimiter::with_clock(limit, 1_000, Arc::clone(&clock));
+        let limiter = || KeyLimiter::new(limit).max_keys(1_000).clock(Arc::clone(&clock));
         let (alone, together) = (limiter(), limiter());
-        let mut looks = Vec::new();
         for (keys, cost, seconds) in batches {
             let names: Vec<String> = keys.iter().map(|key| format!("k{key}")).collect();
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            let expect: Vec<Look> = names.iter().map(|name| alone.check(name, cost)).collect();
-            together.check_many_into(&names, cost, &mut looks);
-            prop_assert_eq!(&looks, &expect);
+            let expect: Vec<KeyDecision> = names.iter().map(|name| alone.check_cost(*name, cost)).collect();
+            prop_assert_eq!(together.check_many_cost(&names, cost), expect);
             clock.advance(Span::from_secs(seconds));
         }
         prop_assert_eq!(together.usage().keys, alone.usage().keys);
@@ -64,7 +63,7 @@ proptest! {
     ) {
         let clock = Arc::new(ManualClock::new(START));
         let limit = LimitOptions::new().algorithm(limit.1).parse(limit.0).unwrap();
-        let limiter = KeyLimiter::with_clock(limit, 1, Arc::clone(&clock));
+        let limiter = KeyLimiter::new(limit).max_keys(1).clock(Arc::clone(&clock));
         let mut balances = vec![Balance::default(); 4];
         let mut now = START;
         for (key, cost, back, seconds) in steps {
@@ -72,7 +71,11 @@ proptest! {
             now = if back { now.minus(span) } else { now.plus(span) };
             clock.set(now);
             let expect = balances[key].check(&limit, cost, now, TraceId::default()).look;
-            prop_assert_eq!(limiter.check(&format!("k{key}"), cost), expect);
+            let told = limiter.check_cost(&format!("k{key}"), cost);
+            let remaining = if expect.allowed { expect.remaining - cost } else { expect.remaining };
+            prop_assert_eq!((told.allowed, told.remaining), (expect.allowed, remaining));
+            let ready = expect.ready_at.unless_never().filter(|_| !expect.allowed);
+            prop_assert_eq!(told.retry_after(), ready.map(|ready| ready.since(now).into()));
         }
     }
 }
@@ -80,11 +83,11 @@ proptest! {
 fn limiter(limit: &str, keys: u64) -> (KeyLimiter<Arc<ManualClock>>, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::new(START));
     let limit = LimitOptions::new().algorithm(Algorithm::TokenBucket).parse(limit).unwrap();
-    (KeyLimiter::with_clock(limit, keys, Arc::clone(&clock)), clock)
+    (KeyLimiter::new(limit).max_keys(keys).clock(Arc::clone(&clock)), clock)
 }
 
 fn admitted(limiter: &KeyLimiter<Arc<ManualClock>>, keys: impl Iterator<Item = u64>) -> usize {
-    keys.filter(|key| limiter.check(&format!("key {key}"), 1).allowed).count()
+    keys.filter(|key| limiter.check(&format!("key {key}")).allowed).count()
 }
 
 /// As many keys as it was made for are all counted, and none of them makes another go.
@@ -128,8 +131,9 @@ fn full_of_keys_over_their_limit_it_denies_who_is_new() {
     let (limiter, clock) = limiter("1/min", 1);
     assert_eq!(admitted(&limiter, 0..8), 8);
     assert_eq!(admitted(&limiter, 0..20), 0);
-    let look = limiter.check("key 8", 1);
-    assert_eq!((look.allowed, look.remaining), (false, 1));
+    let denied = limiter.check("key 8");
+    assert_eq!((denied.allowed, denied.remaining), (false, 1));
+    assert_eq!(denied.retry_after(), Some(Duration::from_secs(1)));
     clock.advance(Span::MINUTE);
     assert_eq!(admitted(&limiter, 8..16), 8);
     assert_eq!(limiter.usage().counts.dropped, 8);
@@ -140,8 +144,37 @@ fn full_of_keys_over_their_limit_it_denies_who_is_new() {
 #[test]
 fn what_changes_nothing_keeps_nothing() {
     let (limiter, _) = limiter("2/min", 100);
-    assert!(limiter.check("a", 0).allowed);
-    assert!(!limiter.check("b", 3).allowed);
-    assert!(!limiter.check("c", u64::MAX).allowed);
+    assert!(limiter.check_cost("a", 0).allowed);
+    assert!(!limiter.check_cost("b", 3).allowed);
+    assert!(!limiter.check_cost("c", u64::MAX).allowed);
     assert_eq!(limiter.usage().keys, 0);
+}
+
+/// Under token buckets and under limits that are kept in a store. Woken by `key.hash` left out in `digest`, and in
+/// `KeyHash::hash`.
+#[test]
+fn every_kind_of_key_has_a_budget_of_its_own() {
+    for algorithm in [Algorithm::TokenBucket, Algorithm::SlidingLog] {
+        let limiter = KeyLimiter::new(LimitOptions::new().algorithm(algorithm).parse("1/day").unwrap()).max_keys(1_000);
+        let addresses: Vec<IpAddr> =
+            ["203.0.113.7", "203.0.113.8", "2001:db8::1"].map(|text| text.parse().unwrap()).into();
+        for expected in [true, false] {
+            let mut allowed = Vec::new();
+            allowed.extend(["u1", "u2"].map(|name| limiter.check(name).allowed));
+            allowed.extend(addresses.iter().map(|address| limiter.check(address).allowed));
+            allowed.extend([7_u64, 8].map(|number| limiter.check(&number).allowed));
+            allowed.extend([("t1", 7_u64), ("t1", 8), ("t2", 7)].map(|pair| limiter.check(&pair).allowed));
+            assert!(allowed.iter().all(|allowed| *allowed == expected), "{algorithm:?}: {allowed:?}");
+        }
+        assert!(!limiter.check(&String::from("u1")).allowed, "an owned key is the same key");
+    }
+}
+
+/// Woken by `retry_after` without `unless_never`.
+#[test]
+fn a_cost_that_never_fits_has_no_time_to_retry() {
+    let (limiter, _) = limiter("2/min", 100);
+    assert_eq!(limiter.check_cost("a", 2).retry_after(), None);
+    assert_eq!(limiter.check_cost("a", 1).retry_after(), Some(Duration::from_secs(30)));
+    assert_eq!(limiter.check_cost("a", 3).retry_after(), None);
 }

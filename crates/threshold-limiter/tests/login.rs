@@ -14,7 +14,7 @@ type Watched = Limiter<MemoryStore, Arc<ManualClock>>;
 fn watched(policy: &str) -> (Watched, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
     let policy = Policy::parse(&format!("{policy}\n[memory]\nmax_keys = 1000\n"), &|_| None).unwrap();
-    (Limiter::with_clock(policy, Arc::clone(&clock)), clock)
+    (Limiter::builder(policy).clock(Arc::clone(&clock)).build(), clock)
 }
 
 fn ada(device: Option<&str>) -> LoginRequest<'_> {

@@ -29,7 +29,7 @@ const POLICY: &str = r#"
 
 fn limiter() -> Limiter<threshold_limiter::store::memory::MemoryStore, ManualClock> {
     let policy = Policy::parse(POLICY, &|_| None).unwrap();
-    Limiter::with_clock(policy, ManualClock::new(Timestamp::from_secs(1_767_225_600)))
+    Limiter::builder(policy).clock(ManualClock::new(Timestamp::from_secs(1_767_225_600))).build()
 }
 
 /// What a caller reads of an answer, but for its id.
@@ -54,7 +54,6 @@ proptest! {
     ) {
         let names = ["a", "b", "c", ""];
         let (one_by_one, together) = (limiter(), limiter());
-        let mut answers = Vec::new();
         for batch in &batches {
             let facts: Vec<Facts<'_>> = batch
                 .iter()
@@ -66,7 +65,7 @@ proptest! {
                     ..Facts::default()
                 })
                 .collect();
-            together.check_many_into(&facts, &mut answers);
+            let answers = together.check_many(&facts);
             let expected: Vec<_> = facts.iter().map(|facts| told(&one_by_one.check(facts))).collect();
             prop_assert_eq!(answers.iter().map(told).collect::<Vec<_>>(), expected);
         }

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use threshold_limiter::{Facts, Limiter, ManualClock, OnExpire, Policy, Receipt, Span, Timestamp};
 
@@ -15,7 +16,7 @@ type Small = Limiter<threshold_limiter::store::memory::MemoryStore, Arc<ManualCl
 fn limiter(memory: &str) -> (Small, Arc<ManualClock>) {
     let text = format!("[memory]\n{memory}\n[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"10/min\"\n");
     let clock = Arc::new(ManualClock::new(START));
-    (Limiter::with_clock(Policy::parse(&text, &|_| None).unwrap(), Arc::clone(&clock)), clock)
+    (Limiter::builder(Policy::parse(&text, &|_| None).unwrap()).clock(Arc::clone(&clock)).build(), clock)
 }
 
 fn user(name: &str, cost: u64) -> Facts<'_> {
@@ -94,7 +95,7 @@ fn nobody_sees_a_release_that_is_overdue() {
         ("nothing", |_| ()),
         ("a request of somebody else", |limiter| drop(limiter.check(&user("somebody", 1)).unwrap())),
         ("a pause", |limiter| {
-            assert!(limiter.pause(threshold_limiter::Layer::User, "somebody", Span::SECOND).unwrap());
+            assert!(limiter.pause(threshold_limiter::Layer::User, "somebody", Duration::from_secs(1)).unwrap());
         }),
         ("the file of counters", |limiter| {
             let at = limiter.now();
@@ -110,7 +111,7 @@ fn nobody_sees_a_release_that_is_overdue() {
     ];
     for (what, look) in looks {
         let (limiter, clock) = limiter("max_keys = 1000");
-        let ten = Span::from_secs(10);
+        let ten = Duration::from_secs(10);
         assert!(limiter.reserve(&user("u1", 5), ten, OnExpire::Release).unwrap().reservation.is_some());
         let _ = charged(&limiter, "u1", 5);
         clock.advance(Span::from_secs(12));

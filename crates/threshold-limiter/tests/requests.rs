@@ -3,16 +3,17 @@
 #![expect(clippy::unwrap_used, reason = "a test that unwraps nothing should fail loudly, on the line where it does")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{RequestKey, RequestState, Store, StoreError};
-use threshold_limiter::{DigestKey, Limiter, ManualClock, Policy, Secret, Span, Timestamp};
+use threshold_limiter::{DigestKey, Limiter, ManualClock, Policy, Secret, Timestamp};
 
 #[path = "stores/key_value.rs"]
 mod key_value;
 use key_value::KeyValueStore;
 
-const LIFE: Span = Span::from_secs(10);
+const LIFE: Duration = Duration::from_secs(10);
 
 struct Node<S> {
     limiter: Limiter<S, Arc<ManualClock>>,
@@ -24,7 +25,12 @@ impl<S: Store> Node<S> {
         let clock = Arc::new(ManualClock::default());
         let secret = Secret::new(&[7; 32]).unwrap();
         let policy = Policy::parse("", &|_| None).unwrap();
-        let limiter = Limiter::with_parts(policy, store, Arc::clone(&clock), DigestKey::new([1; 16]), secret);
+        let limiter = Limiter::builder(policy)
+            .store(store)
+            .clock(Arc::clone(&clock))
+            .digest_key(DigestKey::new([1; 16]))
+            .secrets(secret)
+            .build();
         Self { limiter, clock }
     }
 
@@ -43,7 +49,7 @@ impl<S: Store> Node<S> {
 
     async fn end(&self, key: RequestKey, answer: Option<&str>) {
         let answer = answer.map(|answer| answer.as_bytes().into());
-        self.limiter.end_request(key, answer, Span::MINUTE).await.unwrap();
+        self.limiter.end_request(key, answer, Duration::from_secs(60)).await.unwrap();
     }
 }
 

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use threshold_limiter::{
     Decision, Degraded, Facts, Limiter, ManualClock, Observer, OnExpire, Policy, Reserved, Span, Timestamp, Verdict,
@@ -55,18 +56,23 @@ fn user(name: &str) -> Facts<'_> {
 fn without_room_for_a_reservation_nothing_is_charged() {
     let told = Arc::new(Verdicts::default());
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
-    let limiter = Limiter::with_clock(Policy::parse(POLICY, &|_| None).unwrap(), Arc::clone(&clock))
-        .observed_by(Arc::clone(&told) as Arc<dyn Observer>);
+    let limiter = Limiter::builder(Policy::parse(POLICY, &|_| None).unwrap())
+        .clock(Arc::clone(&clock))
+        .observer(Arc::clone(&told) as Arc<dyn Observer>)
+        .build();
     let left = || {
         let decision = limiter.peek(&Facts { cost: Some(0), ..user("last") }).unwrap();
         decision.readings.iter().map(|reading| reading.remaining).collect::<Vec<_>>()
     };
-    let called = || limiter.reserve(&user("last"), Span::MINUTE, OnExpire::Release).unwrap();
+    let called = || limiter.reserve(&user("last"), Duration::from_secs(60), OnExpire::Release).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let awaited = || runtime.block_on(limiter.reserve_async(&user("last"), Span::MINUTE, OnExpire::Release)).unwrap();
+    let awaited =
+        || runtime.block_on(limiter.reserve_async(&user("last"), Duration::from_secs(60), OnExpire::Release)).unwrap();
     for index in 0..1_024 {
         let name = format!("u{index}");
-        assert!(limiter.reserve(&user(&name), Span::MINUTE, OnExpire::Release).unwrap().reservation.is_some());
+        assert!(
+            limiter.reserve(&user(&name), Duration::from_secs(60), OnExpire::Release).unwrap().reservation.is_some()
+        );
     }
     let before = left();
     assert_eq!(before, [5_000 - 1_024, 5_000 - 1_024, 2]);

@@ -13,7 +13,7 @@ use axum::body::Body;
 use http::{Request, Response};
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::tower::{RequestBody, ThresholdLayer};
-use threshold_limiter::{ActualCost, Facts, Limiter, ManualClock, OnExpire, Policy, Span, Timestamp};
+use threshold_limiter::{ActualCost, Facts, Limiter, ManualClock, OnExpire, Policy, Timestamp};
 use tokio::time::{Instant, sleep};
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
@@ -26,7 +26,7 @@ const ENDS_AFTER: Duration = Duration::from_millis(10_300);
 fn one_at_once() -> One {
     let rule = "[[rule]]\nname = \"r\"\nlayer = \"global\"\nper = []\nlimit = \"1\"\nalgorithm = \"concurrency\"\nttl = \"1h\"\n";
     let clock = ManualClock::new(Timestamp::from_secs(1_767_225_600));
-    Arc::new(Limiter::with_clock(Policy::parse(rule, &|_| None).unwrap(), clock))
+    Arc::new(Limiter::builder(Policy::parse(rule, &|_| None).unwrap()).clock(clock).build())
 }
 
 /// Somebody waits for the one place, which is given back after a while: they have it at that moment.
@@ -43,7 +43,7 @@ async fn is_noticed(limiter: &One, ends: impl Future<Output = ()>) {
 }
 
 fn reserved(limiter: &One) -> threshold_limiter::TraceId {
-    limiter.reserve(&Facts::default(), Span::HOUR, OnExpire::Charge).unwrap().reservation.unwrap()
+    limiter.reserve(&Facts::default(), Duration::from_secs(3_600), OnExpire::Charge).unwrap().reservation.unwrap()
 }
 
 /// Woken by: leaving out `made_room` in `Limiter::{commit, release, commit_async, release_async}`, each.

@@ -14,7 +14,7 @@ const THREADS: u64 = 16;
 
 fn limiter(policy: &str) -> Limiter<threshold_limiter::store::memory::MemoryStore, ManualClock> {
     let policy = Policy::parse(policy, &|_| None).unwrap();
-    Limiter::with_clock(policy, ManualClock::new(Timestamp::from_secs(1_767_225_600)))
+    Limiter::builder(policy).clock(ManualClock::new(Timestamp::from_secs(1_767_225_600))).build()
 }
 
 /// Runs `each` on every thread at once, `times` times, and counts what it says yes to.
@@ -144,7 +144,7 @@ fn the_last_of_several_swaps_is_in_force() {
         format!("[[rule]]\nname = \"r{number}\"\nper = [\"user\"]\nlimit = \"5/h\"\n{path}\n")
     };
     let policy = Policy::parse(&(0..200).map(rule).collect::<String>(), &|_| None).unwrap();
-    let limiter = Limiter::with_clock(policy.clone(), ManualClock::new(Timestamp::from_secs(1_767_225_600)));
+    let limiter = Limiter::builder(policy.clone()).clock(ManualClock::new(Timestamp::from_secs(1_767_225_600))).build();
     for round in 1..40 {
         let last = AtomicU64::new(0);
         count(1, |_| last.fetch_max(limiter.swap(policy.clone()), Ordering::Relaxed) == 0);
@@ -171,7 +171,7 @@ fn a_receipt_is_refunded_once() {
 fn key_limiter(limit: &str, keys: u64) -> (KeyLimiter<Arc<ManualClock>>, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
     let limit = LimitOptions::new().algorithm(Algorithm::TokenBucket).parse(limit).unwrap();
-    (KeyLimiter::with_clock(limit, keys, Arc::clone(&clock)), clock)
+    (KeyLimiter::new(limit).max_keys(keys).clock(Arc::clone(&clock)), clock)
 }
 
 /// Each round is a new key, which all threads bring at once.
@@ -182,7 +182,7 @@ fn a_key_admits_exactly_its_limit() {
     let (limiter, _) = key_limiter("100/day", 2_000);
     for round in 0..2_000 {
         let key = format!("key {round}");
-        assert_eq!(count(7, |_| limiter.check(&key, 1).allowed), 100);
+        assert_eq!(count(7, |_| limiter.check(&key).allowed), 100);
     }
 }
 
@@ -196,7 +196,7 @@ fn a_new_key_is_added_once() {
         let keys: Vec<String> = (0..200).map(|key| format!("key {key}")).collect();
         let admitted = AtomicU64::new(0);
         count(1, |_| {
-            let fits = keys.iter().filter(|key| limiter.check(key, 1).allowed).count();
+            let fits = keys.iter().filter(|key| limiter.check(key).allowed).count();
             admitted.fetch_add(fits as u64, Ordering::Relaxed) == 0
         });
         assert_eq!((admitted.into_inner(), limiter.usage().keys), (600, 200));
@@ -212,13 +212,13 @@ fn slots_that_change_hands_cost_nobody_else_anything() {
     for round in 0..100 {
         let (limiter, _) = key_limiter("20/day", 1);
         for _ in 0..11 {
-            assert!(limiter.check("one", 1).allowed && limiter.check("two", 1).allowed);
+            assert!(limiter.check("one").allowed && limiter.check("two").allowed);
         }
         let step = AtomicU64::new(0);
         let admitted = count(20, |thread| {
             let stranger = format!("stranger {}", step.fetch_add(1, Ordering::Relaxed) % 40);
-            limiter.check(&stranger, 1);
-            limiter.check(if thread % 2 == 0 { "one" } else { "two" }, 1).allowed
+            let _ = limiter.check(&stranger);
+            limiter.check(if thread % 2 == 0 { "one" } else { "two" }).allowed
         });
         assert_eq!(admitted, 2 * 9, "round {round}");
         assert!(limiter.usage().counts.evicted > 0);
@@ -237,7 +237,7 @@ fn a_slot_that_says_nothing_is_handed_on_once() {
         let admitted = AtomicU64::new(0);
         count(1, |thread| {
             let (before, after) = keys.split_at(usize::try_from(thread).unwrap());
-            let fits = after.iter().chain(before).filter(|key| limiter.check(key, 1).allowed).count();
+            let fits = after.iter().chain(before).filter(|key| limiter.check(key).allowed).count();
             admitted.fetch_add(fits as u64, Ordering::Relaxed) == 0
         });
         assert_eq!(admitted.into_inner(), 8, "second {second}");

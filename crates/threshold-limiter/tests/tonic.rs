@@ -32,7 +32,7 @@ impl World {
         let identity = "[identity]\ntrusted_proxies = [\"127.0.0.1/32\"]\nuser = \"header:x-user\"\n";
         let policy = format!("{identity}[[rule]]\nname = \"calls\"\nper = [\"user\"]\n{rule}");
         let policy = Policy::parse(&policy, &|_| None).unwrap();
-        let limiter = Limiter::with_clock(policy, ManualClock::new(Timestamp::from_secs(1_767_225_600)));
+        let limiter = Limiter::builder(policy).clock(ManualClock::new(Timestamp::from_secs(1_767_225_600))).build();
         let layer = ThresholdLayer::new(Arc::new(limiter))
             .unwrap()
             .peer(|parts| parts.extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr));

@@ -48,7 +48,7 @@ impl World {
     fn new(policy: &str) -> Self {
         let clock = Arc::new(ManualClock::new(START));
         let policy = Policy::parse(policy, &|_| None).unwrap();
-        let limiter = Arc::new(Limiter::with_clock(policy, Arc::clone(&clock)));
+        let limiter = Arc::new(Limiter::builder(policy).clock(Arc::clone(&clock)).build());
         Self { clock, limiter }
     }
 
@@ -685,7 +685,7 @@ async fn the_figures_after_a_wait_are_those_of_the_answer() {
              [[rule]]\nname = 'pages'\nmatch = {{ path = '/x' }}\nper = ['user']\n{limit}\n"
         );
         let policy = Policy::parse(&text, &|_| None).unwrap();
-        let limiter = Arc::new(Limiter::with_clock(policy, PausedClock(Instant::now())));
+        let limiter = Arc::new(Limiter::builder(policy).clock(PausedClock(Instant::now())).build());
         let layer = ThresholdLayer::new(Arc::clone(&limiter)).unwrap();
         let app = Router::new().route("/{*path}", any(|| async { "hello" })).layer(layer);
         for _ in 0..2 {
@@ -712,7 +712,7 @@ async fn a_wait_strikes_nobody_twice() {
         [[rule]]\nname = 'pages'\nper = ['user']\nlimit = '2/min'\nalgorithm = 'sliding-log'\nladder = 'quiet'\nstrike = 'request'\n\
         [[rule]]\nname = 'wide'\nper = ['user']\nlimit = '100/h'\nalgorithm = 'sliding-log'\n";
     let policy = Policy::parse(text, &|_| None).unwrap();
-    let limiter = Arc::new(Limiter::with_clock(policy, PausedClock(Instant::now())));
+    let limiter = Arc::new(Limiter::builder(policy).clock(PausedClock(Instant::now())).build());
     let app =
         Router::new().route("/x", get(|| async { "hello" })).layer(ThresholdLayer::new(Arc::clone(&limiter)).unwrap());
     for _ in 0..2 {
@@ -765,7 +765,7 @@ async fn what_was_admitted_crosses_after_its_wait() {
     let mut slow = Box::pin(ask(&app, PROXY, U1));
     assert!(tokio::time::timeout(Duration::ZERO, &mut slow).await.is_err());
     // While it waits: a provider asks for a pause, and the same user is banned for a second request at once.
-    assert!(world.limiter.pause(Layer::User, "u1", Span::HOUR).unwrap());
+    assert!(world.limiter.pause(Layer::User, "u1", Duration::from_secs(3_600)).unwrap());
     let facts = Facts { user: Some("u1"), method: Some("GET"), ..Facts::default() };
     assert_eq!(world.limiter.check(&facts).unwrap().verdict, Verdict::Deny, "of the pause");
     world.limiter.forgive(Layer::User, "u1").unwrap();

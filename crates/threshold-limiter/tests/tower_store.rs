@@ -95,8 +95,13 @@ impl World {
         let (clock, counts) = (Arc::new(ManualClock::new(START)), Arc::<Counts>::default());
         let policy = Policy::parse(policy, &|_| None).unwrap();
         let secret = Secret::new(&[9; 32]).unwrap();
-        let limiter = Limiter::with_parts(policy, store, Arc::clone(&clock), DigestKey::new([7; 16]), secret);
-        let limiter = Arc::new(limiter.observed_by(Arc::clone(&counts) as Arc<dyn Observer>));
+        let limiter = Limiter::builder(policy)
+            .store(store)
+            .clock(Arc::clone(&clock))
+            .digest_key(DigestKey::new([7; 16]))
+            .secrets(secret)
+            .observer(Arc::clone(&counts) as Arc<dyn Observer>);
+        let limiter = Arc::new(limiter.build());
         Self { clock, limiter, counts }
     }
 

@@ -19,7 +19,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use threshold_core::policy::{Ban, Layer, ListEntry};
 use threshold_core::{Span, Timestamp};
-use threshold_limiter::limiter::Waited;
+use threshold_limiter::limiter::{InMemory, LimiterBuilder, Waited};
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{Command, Store as _};
 use threshold_limiter::{Clock, Decision, Facts, Limiter, Observer, PlanError, Policy, Verdict};
@@ -50,8 +50,12 @@ impl Clock for TokioClock {
 type Waiting = Limiter<MemoryStore, TokioClock>;
 
 fn limiter(policy: &str) -> Waiting {
+    builder(policy).build()
+}
+
+fn builder(policy: &str) -> LimiterBuilder<InMemory, TokioClock> {
     let small = format!("[memory]\nmax_keys = 1000\n{policy}");
-    Limiter::with_clock(Policy::parse(&small, &|_| None).unwrap(), TokioClock::new())
+    Limiter::builder(Policy::parse(&small, &|_| None).unwrap()).clock(TokioClock::new())
 }
 
 fn rule(name: &str, per: &str, limit: &str) -> String {
@@ -191,7 +195,7 @@ async fn one_that_fits_does_not_wait_and_one_that_cannot_fit_in_time_is_told_at_
     assert!(limiter.wait(&user("u"), Duration::ZERO).await.unwrap().allowed());
     let denied = limiter.wait(&user("u"), Duration::from_secs(59)).await.unwrap();
     assert_eq!(denied.verdict, Verdict::Deny);
-    assert_eq!(denied.retry_after().unwrap().secs_ceil(), 60);
+    assert_eq!(denied.retry_after_secs().unwrap(), 60);
     assert_eq!(Instant::now(), start, "nobody has waited");
     // Exactly as long as was told is long enough.
     assert!(limiter.wait(&user("u"), MINUTE).await.unwrap().allowed());
@@ -212,7 +216,7 @@ impl Clock for LateClock {
 #[tokio::test(start_paused = true)]
 async fn a_hair_between_two_clocks_is_forgiven() {
     let policy = Policy::parse(&rule("r", "[]", "limit = \"1/min\""), &|_| None).unwrap();
-    let limiter = Limiter::with_clock(policy, LateClock(TokioClock::new()));
+    let limiter = Limiter::builder(policy).clock(LateClock(TokioClock::new())).build();
     assert!(limiter.check(&user("u")).unwrap().allowed());
     assert!(limiter.wait(&user("u"), MINUTE).await.unwrap().allowed());
 }
@@ -287,7 +291,7 @@ async fn one_who_is_behind_a_long_wait_holds_up_nobody_else() {
 
 /// Two budgets that open by turns, each with others behind: what opened is kept until the other opens too.
 ///
-/// Woken by: `keep` always false in `stand`.
+/// Woken by: `keep` always false in `enqueue`.
 #[tokio::test(start_paused = true)]
 async fn one_who_needs_two_budgets_gets_both() {
     let by = |name| rule(name, &format!("[\"fact:{name}\"]"), "limit = \"1/s\"\non_missing = \"skip\"");
@@ -309,7 +313,7 @@ async fn one_who_needs_two_budgets_gets_both() {
 
 /// Who has used up a budget of their own, or is shut out, does not keep others from one that is full for a moment only.
 ///
-/// Woken by: `soon` always true in `stand`.
+/// Woken by: `soon` always true in `enqueue`.
 #[tokio::test(start_paused = true)]
 async fn a_long_wait_of_ones_own_holds_up_nobody_else() {
     let ladder = "limit = \"1/h\"\nladder = \"graduated\"\nstrike = \"request\"";
@@ -336,7 +340,8 @@ async fn a_long_wait_of_ones_own_holds_up_nobody_else() {
 
 #[tokio::test(start_paused = true)]
 async fn one_more_than_may_wait_is_denied_at_once() {
-    let limiter = limiter(&rule("r", "[\"user\"]", "limit = \"1/min\"")).most_waiters(2).most_waiters_per_key(2);
+    let rule = rule("r", "[\"user\"]", "limit = \"1/min\"");
+    let limiter = builder(&rule).max_waiters(2).max_waiters_per_key(2).build();
     assert!(limiter.check(&user("a")).unwrap().allowed());
     let (a, start) = (user("a"), Instant::now());
     let mut first = Box::pin(limiter.wait(&a, HOUR));
@@ -359,7 +364,7 @@ async fn one_more_than_may_wait_is_denied_at_once() {
 /// Woken by: leaving out `keys.iter().all(has_room)` in `begin_to_wait`.
 #[tokio::test(start_paused = true)]
 async fn those_who_wait_for_one_budget_leave_places_for_others() {
-    let limiter = limiter(&rule("r", "[\"user\"]", "limit = \"1/min\"")).most_waiters(8);
+    let limiter = builder(&rule("r", "[\"user\"]", "limit = \"1/min\"")).max_waiters(8).build();
     let (a, b, start) = (user("a"), user("b"), Instant::now());
     assert!(limiter.check(&a).unwrap().allowed() && limiter.check(&b).unwrap().allowed());
     let mut crowd: Vec<_> = (0..2).map(|_| Box::pin(limiter.wait(&a, HOUR))).collect();
@@ -378,10 +383,10 @@ async fn those_who_wait_for_one_budget_leave_places_for_others() {
     assert!(waits(&mut next).await);
 }
 
-/// Woken by: leaving out `.chain(ban)` in `stand`.
+/// Woken by: leaving out `.chain(ban)` in `enqueue`.
 #[tokio::test(start_paused = true)]
 async fn those_who_wait_for_a_ban_to_end_leave_places_for_others() {
-    let limiter = limiter(&rule("r", "[\"user\"]", "limit = \"1/min\"")).most_waiters(8);
+    let limiter = builder(&rule("r", "[\"user\"]", "limit = \"1/min\"")).max_waiters(8).build();
     let whom = ListEntry::named(Layer::User, "a").unwrap();
     let until = limiter.now().plus(Span::from_secs(30));
     let ban = Ban { whom: whom.clone(), reason: "r".into(), by: "b".into(), from: limiter.now(), until };
@@ -404,7 +409,7 @@ async fn waiting_neither_strikes_nor_blocks_and_no_rung_lifts_it() {
     for _ in 0..9 {
         let denied = limiter.wait(&user("a"), Duration::from_secs(1)).await.unwrap();
         assert_eq!((denied.verdict, denied.escalations.len()), (Verdict::Deny, 0));
-        assert_eq!(denied.retry_after().unwrap().secs_ceil(), 10);
+        assert_eq!(denied.retry_after_secs().unwrap(), 10);
     }
     // The first strike is still to come, and its rung lets through.
     assert_eq!(limiter.check(&user("a")).unwrap().verdict, Verdict::Warn);
@@ -506,7 +511,8 @@ impl Observer for Verdicts {
 #[tokio::test(start_paused = true)]
 async fn observers_hear_of_the_end_and_of_nothing_before() {
     let told = Arc::new(Verdicts::default());
-    let limiter = limiter(&rule("r", "[]", "limit = \"1/10s\"")).observed_by(Arc::clone(&told) as Arc<dyn Observer>);
+    let rule = rule("r", "[]", "limit = \"1/10s\"");
+    let limiter = builder(&rule).observer(Arc::clone(&told) as Arc<dyn Observer>).build();
     for _ in 0..2 {
         assert!(limiter.wait(&user("a"), MINUTE).await.unwrap().allowed());
     }

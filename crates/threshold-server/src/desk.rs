@@ -21,11 +21,11 @@ use threshold_core::policy::Policy;
 use threshold_core::receipt::{ActualCost, OnExpire};
 use threshold_core::{BytesError, Decision, Facts, Limit, PlanError, Receipt, Span, Timestamp, TraceId};
 use threshold_limiter::journal::{Journal, STRIKE_WAIT, Unsaved};
-use threshold_limiter::limiter::Waited;
+use threshold_limiter::limiter::{LimiterBuilder, Waited};
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{AnyStore, EndError, StoreError};
 use threshold_limiter::tower::ThresholdLayer;
-use threshold_limiter::{Attempted, Clock, Limiter, LoginError, LoginRequest, LoginResult, RefusedBy};
+use threshold_limiter::{Attempted, Clock, Limiter, LoginError, LoginRequest, LoginResult, RefusedBy, Reserved};
 
 use crate::log::{self, Denials, Samples};
 use crate::metrics::Metrics;
@@ -40,6 +40,7 @@ const RESULT_WAIT: Duration = Duration::from_secs(2);
 
 /// A limiter on whatever store and clock the server was given.
 type ServerLimiter = Limiter<AnyStore, Arc<dyn Clock>>;
+type ServerLimiterBuilder = LimiterBuilder<AnyStore, Arc<dyn Clock>>;
 
 /// A limiter, asked under a policy that the door holds: the answer then names that policy's rules, whatever policy is put
 /// in force meanwhile, and the items of a list are all decided under the same one.
@@ -82,12 +83,12 @@ impl Desk {
 
     /// A desk on this store, whose records nobody else knows.
     pub(crate) fn on(policy: Policy, store: AnyStore, clock: Arc<dyn Clock>) -> Self {
-        Self::around(Limiter::with_store(policy, store, clock), None)
+        Self::around(Limiter::builder(policy).store(store).clock(clock), None)
     }
 
-    fn around(limiter: ServerLimiter, journal: Option<Arc<Journal>>) -> Self {
+    fn around(builder: ServerLimiterBuilder, journal: Option<Arc<Journal>>) -> Self {
         let metrics = Metrics::new();
-        let limiter = limiter.observed_by(Arc::new(Denials::default())).observed_by(metrics.observer());
+        let limiter = builder.observer(Arc::new(Denials::default())).observer(metrics.observer()).build();
         Self {
             limiter: Arc::new(limiter),
             logins: Samples::default(),
@@ -102,15 +103,19 @@ impl Desk {
     #[cfg(test)]
     pub(crate) fn sharing(policy: Policy, store: AnyStore, clock: Arc<dyn Clock>, key: [u8; 16]) -> Self {
         let secret = threshold_core::Secret::new(&[7; 32]).expect("32 bytes are enough");
-        Self::around(Limiter::with_parts(policy, store, clock, threshold_core::DigestKey::new(key), secret), None)
+        let key = threshold_core::DigestKey::new(key);
+        Self::around(Limiter::builder(policy).store(store).clock(clock).digest_key(key).secrets(secret), None)
     }
 
-    /// Tells this observer too.
+    /// Creates a desk on this store with one more observer.
     #[cfg(test)]
-    pub(crate) fn observed_by(mut self, observer: Arc<dyn threshold_limiter::Observer>) -> Self {
-        let limiter = Arc::into_inner(self.limiter).expect("no door has it yet");
-        self.limiter = Arc::new(limiter.observed_by(observer));
-        self
+    pub(crate) fn observed(
+        policy: Policy,
+        store: AnyStore,
+        clock: Arc<dyn Clock>,
+        observer: Arc<dyn threshold_limiter::Observer>,
+    ) -> Self {
+        Self::around(Limiter::builder(policy).store(store).clock(clock).observer(observer), None)
     }
 
     /// The policy in force.
@@ -148,9 +153,9 @@ impl Desk {
         facts: &Facts<'_>,
         read: impl FnOnce(&Decided) -> T,
     ) -> Result<T, PlanError> {
-        let mut decided = Decided::default();
-        let sign = |receipt: &Receipt| self.limiter.sign(receipt);
-        decided.receipt = self.limiter.decide_under(policy, verb, facts, &mut decided.decision, sign).await?;
+        let (decision, receipt) = self.limiter.decide_under(policy, verb, facts).await?;
+        let receipt = receipt.map(|receipt| self.limiter.sign(&receipt));
+        let decided = Decided { decision, receipt, reservation: None };
         match verb {
             Verb::Check => log::counted("check", facts, &decided.decision, policy),
             Verb::Record => log::counted("record", facts, &decided.decision, policy),
@@ -167,9 +172,9 @@ impl Desk {
         Held { ttl, on_expire }: Held,
         read: impl FnOnce(&Decided) -> T,
     ) -> Result<T, PlanError> {
-        let mut decided = Decided::default();
-        decided.reservation =
-            self.limiter.reserve_under(policy, facts, (ttl, on_expire), &mut decided.decision).await?;
+        let Reserved { decision, reservation } =
+            self.limiter.reserve_under(policy, facts, ttl.into(), on_expire).await?;
+        let decided = Decided { decision, receipt: None, reservation };
         log::counted("reserve", facts, &decided.decision, policy);
         Ok(read(&decided))
     }
@@ -181,10 +186,8 @@ impl Desk {
         facts: &Facts<'_>,
         read: impl FnOnce(&[Explained<'_>], &Decided) -> T,
     ) -> Result<T, PlanError> {
-        let read = |rules: &[Explained<'_>], decision: &Decision| {
-            read(rules, &Decided { decision: decision.clone(), ..Decided::default() })
-        };
-        self.limiter.explain_under(policy, facts, read).await
+        let (rules, decision) = self.limiter.explain_under(policy, facts).await?;
+        Ok(read(&rules, &Decided { decision, ..Decided::default() }))
     }
 
     /// As [`decide`](Self::decide). A request that strikes is answered once that is on disk, or by then, marked as degraded.

@@ -120,7 +120,7 @@ impl Denials {
             count = bound.map(count),
             limit = bound.map(|reading| reading.limit),
             full = full_limits(decision, policy),
-            retry_after = decision.retry_after().map(threshold_core::Span::secs_ceil),
+            retry_after = decision.retry_after().map(|wait| threshold_core::Span::from(wait).secs_ceil()),
             ip,
             user,
             tenant,
@@ -145,7 +145,7 @@ pub(crate) fn counted(verb: &'static str, facts: &Facts<'_>, decision: &Decision
 fn log_counted(verb: &'static str, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
     let Shown { ip, user, tenant } = Shown::new(facts, policy);
     let charged = decision.readings.iter().filter(|reading| reading.charged);
-    for (rule, reading) in charged.filter_map(|reading| Some((policy.rules().get(reading.rule)?, reading))) {
+    for (rule, reading) in charged.filter_map(|reading| Some((policy.rules().get(reading.rule())?, reading))) {
         tracing::debug!(
             verb,
             rule = rule.name.as_ref(),
@@ -169,7 +169,7 @@ fn count(reading: &Reading) -> u64 {
 /// The limits that had no room for a request and bind, with their rules.
 fn full<'d>(decision: &'d Decision, policy: &'d Policy) -> impl Iterator<Item = (&'d Rule, &'d Reading)> {
     let full = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed);
-    full.filter_map(|reading| Some((policy.rules().get(reading.rule)?, reading)))
+    full.filter_map(|reading| Some((policy.rules().get(reading.rule())?, reading)))
 }
 
 /// Every full limit with its count: `per-minute 10/10, per-hour 100/100`. `None` if a list, a ban or a penalty denied.

@@ -124,7 +124,7 @@ impl Observer for Counts {
             self.remove_series(&before, policy);
             series = self.series.load();
         }
-        let bound = decision.bound_by().and_then(|reading| series.rules.get(reading.rule)).unwrap_or(&series.unbound);
+        let bound = decision.bound_by().and_then(|reading| series.rules.get(reading.rule())).unwrap_or(&series.unbound);
         if let Some(counter) = bound.verdicts.get(place(decision.verdict)) {
             counter.inc();
         }

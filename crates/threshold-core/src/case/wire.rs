@@ -173,12 +173,12 @@ pub fn path_error_json(error: PathError) -> Value {
 pub fn decision_json(decision: &Decision, policy: &Policy, receipt: Option<&str>) -> Value {
     let rule = decision.rule(policy);
     let reading = decision.bound_by();
-    let wait = decision.retry_after();
+    let wait = decision.retry_span();
     let limits: Vec<Value> = decision
         .readings
         .iter()
         .map(|reading| {
-            let rule = policy.rules().get(reading.rule);
+            let rule = policy.rules().get(reading.rule());
             let wait = reading.ready_at().map(|ready| ready.since(decision.at));
             let mut limit = Map::new();
             limit.insert("rule".to_owned(), json!(rule.map(|rule| rule.name.as_ref())));

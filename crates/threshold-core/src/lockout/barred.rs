@@ -72,7 +72,7 @@ impl Refusal {
             Verdict::Deny => RefusedBy::CoolDown,
             Verdict::Ban => RefusedBy::Ban,
         };
-        Some(Self { by, retry_after: decision.retry_after() })
+        Some(Self { by, retry_after: decision.retry_span() })
     }
 }
 

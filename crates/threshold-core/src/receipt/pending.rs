@@ -1,18 +1,18 @@
-//! Pending: what a request was charged, at a door that sees how it ends.
+//! Pending charges of a request whose end is seen, as behind the tower layer.
 
 use arrayvec::ArrayVec;
 
-use super::{Charged, Receipt};
+use super::{Charged, Charges, Receipt};
 use crate::key::TraceId;
 use crate::plan::{MAX_CHARGES, Met, Plan};
 use crate::policy::StatusSet;
 use crate::settle::Outcome;
 use crate::time::Timestamp;
 
-/// What a request was charged, while it is not over: some of it is given back when it is answered, some when it ends.
+/// The charges of a request in flight. Some are given back when the request is answered, some when it ends.
 ///
-/// Each charge is taken out of it once, and it never leaves the process. So what it gives out can be given back without
-/// anybody having to remember that it was; a receipt can be shown twice, and needs that.
+/// Each charge can be taken out once, and the value never leaves the process. So a store need not remember what was given
+/// back. A [`Receipt`] can be presented twice, and needs that.
 #[derive(Debug)]
 pub struct Pending {
     id: TraceId,
@@ -21,36 +21,37 @@ pub struct Pending {
     charged: ArrayVec<(Charged, Ends), MAX_CHARGES>,
 }
 
-/// When it is known whether a charge stays.
+/// The event that decides whether a charge stays.
 #[derive(Debug)]
 enum Ends {
-    /// It stays.
+    /// None: the charge stays.
     Already,
-    /// It stays if the answer is one of these.
+    /// The answer: the charge stays if the answer has one of these statuses.
     WithTheAnswer(StatusSet),
-    /// It is a hold, and does not stay.
+    /// The end of the request: the charge is a concurrency hold, and is given back.
     WithTheRequest,
 }
 
 impl Pending {
-    /// Whether anything may be given back yet, unless the request is taken back as a whole.
+    /// Returns whether the answer or the end of the request may give anything back.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.charged.iter().any(|(_, ends)| !matches!(ends, Ends::Already))
     }
 
-    /// Whether it holds any concurrency.
+    /// Returns whether the request holds a place in a concurrency limit.
     #[must_use]
     pub fn has_holds(&self) -> bool {
         self.charged.iter().any(|(_, ends)| matches!(ends, Ends::WithTheRequest))
     }
 
-    /// Takes out what is held while the request lasts.
+    /// Takes out the concurrency holds.
     pub fn take_holds(&mut self) -> Option<Receipt> {
         self.take(|ends| matches!(ends, Ends::WithTheRequest))
     }
 
-    /// Takes out what rules charged that do not count an answer of this status; `None` if nobody was asked for one.
+    /// Takes out the charges of rules that do not count an answer of this status. `None` means that the service was never
+    /// called.
     pub fn take_uncounted(&mut self, status: Option<u16>) -> Option<Receipt> {
         self.take(|ends| match ends {
             Ends::WithTheAnswer(statuses) => !status.is_some_and(|status| statuses.contains(status)),
@@ -58,31 +59,31 @@ impl Pending {
         })
     }
 
-    /// The receipt of everything that is not held, so that a store can [renew](Receipt::renew) it.
+    /// Returns the receipt of all charges but the holds, so that a store can [renew](Receipt::renew) them.
     #[must_use]
     pub fn charged(&self) -> Receipt {
         let charged = self.charged.iter().filter(|own| stays(own)).map(|(charged, _)| *charged).collect();
         Receipt { id: self.id, generation: self.generation, at: self.at, charged }
     }
 
-    /// Takes over what a store made of the receipt that [`charged`](Self::charged) gave.
+    /// Replaces the charges by a renewed receipt that [`charged`](Self::charged) has returned.
     pub fn renewed(&mut self, receipt: Receipt) {
         self.at = receipt.at;
         let own = self.charged.iter_mut().filter(|own| stays(own));
         own.zip(receipt.charged).for_each(|((own, _), renewed)| *own = renewed);
     }
 
-    /// Takes out all that is left: the request is refused after all, and a refusal charges nothing.
+    /// Takes out all remaining charges: the request is refused after all, and a refused request is not charged.
     pub fn take_all(&mut self) -> Option<Receipt> {
         self.take(|_| true)
     }
 
     fn take(&mut self, which: impl Fn(&Ends) -> bool) -> Option<Receipt> {
-        let mut taken = ArrayVec::new();
+        let mut taken = Charges::new();
         self.charged.retain(|(charged, ends)| {
             let goes = which(ends);
             if goes {
-                let _ = taken.try_push(*charged);
+                taken.push(*charged);
             }
             !goes
         });
@@ -91,20 +92,20 @@ impl Pending {
     }
 }
 
-/// Whether a charge is not a hold.
+/// Returns whether a charge is not a hold.
 fn stays((_, ends): &(Charged, Ends)) -> bool {
     !matches!(ends, Ends::WithTheRequest)
 }
 
 impl Plan<'_> {
-    /// Whether anything that this plan charges may be given back: by the answer, where that is seen, or at the end.
+    /// Returns whether anything that this plan charges may be given back by the answer or at the end of the request.
     #[must_use]
     pub fn ends_later(&self) -> bool {
         let open = |met: &Met<'_>| met.limit.is_concurrency() || met.rule.count.is_some();
         self.met.iter().any(open)
     }
 
-    /// What was charged, at a door that sees how the request ends.
+    /// Returns the charges of a request whose end will be seen.
     #[must_use]
     pub fn pending(&self, outcome: &Outcome) -> Pending {
         let charged = self.billed(outcome).filter_map(|(met, settled)| {
@@ -149,7 +150,7 @@ mod tests {
         algorithm = "concurrency"
     "#;
 
-    /// One request under the rules above, and how many of its charges `take` takes out.
+    /// Charges one request under the rules above and checks what is left after `take` was given back.
     #[track_caller]
     fn check(take: impl Fn(&mut Pending) -> Option<Receipt>, expect: [u64; 3]) {
         let policy = Policy::parse(RULES, &|_| None).unwrap();
@@ -183,8 +184,8 @@ mod tests {
         check(Pending::take_all, [10, 5, 2]);
     }
 
-    /// Five requests under way at once took the whole of a bucket by outcome, and left 1 of 5 when none of them was one to be
-    /// counted, 12 s later.
+    /// Five requests in flight took a whole bucket that counts by outcome. 12 s later none of them counted, and the bucket had
+    /// only 1 of 5 left.
     #[test]
     fn what_was_not_counted_by_outcome_is_there_again() {
         let rule = "[[rule]]\nname = \"failures\"\nper = [\"user\"]\nlimit = \"5/min\"\ncount = \"status:401\"\n";

@@ -61,7 +61,7 @@ proptest! {
             let slow = clean.allowed() && who.user == ALICE.user && clean.at < until && clean.at > start;
             prop_assert_eq!(dark.verdict, if slow { Verdict::Slow } else { clean.verdict });
             let delays = if slow { Span::SECOND..=Span::from_secs(3) } else { Span::ZERO..=Span::ZERO };
-            prop_assert!(delays.contains(&dark.delay));
+            prop_assert!(delays.contains(&Span::from(dark.delay())));
             Ok(())
         };
         for _ in 0..2 {
@@ -105,8 +105,8 @@ proptest! {
             let field = |name: &str| fields.iter().find(|(own, _)| *own == name).map(|(_, value)| value.as_str());
             let open = decision.disclosure == Disclosure::Full;
             let told: Vec<_> = decision.readings.iter()
-                .filter(|reading| open && decision.penalty.is_none() && reading.enforced && policy.rules()[reading.rule].disclosure == Disclosure::Full)
-                .map(|reading| (policy.rules()[reading.rule].name.to_string(), reading))
+                .filter(|reading| open && decision.penalty.is_none() && reading.enforced && policy.rules()[reading.rule()].disclosure == Disclosure::Full)
+                .map(|reading| (policy.rules()[reading.rule()].name.to_string(), reading))
                 .collect();
             let figures = |figure: fn(&threshold_core::Reading) -> u64| -> Vec<(String, i64)> {
                 told.iter().map(|(name, reading)| (name.clone(), i64::try_from(figure(reading)).unwrap())).collect()

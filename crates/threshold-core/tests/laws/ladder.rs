@@ -134,11 +134,11 @@ impl Model {
             None => {}
         }
         let over: Vec<_> = decision.readings.iter().filter(|reading| !reading.allowed).collect();
-        let first = over.iter().map(|reading| reading.rule).find(|rule| self.counts(steps, *rule, now));
+        let first = over.iter().map(|reading| reading.rule()).find(|rule| self.counts(steps, *rule, now));
         let struck = first.map(|rule| (rule, self.strike(steps, rule, now)));
         // All rules count by user and name one ladder: what lifts one limit lifts all.
         let lifted = struck.is_some_and(|(_, rung)| rung.allows());
-        for rule in over.iter().filter(|_| !lifted).map(|reading| reading.rule) {
+        for rule in over.iter().filter(|_| !lifted).map(|reading| reading.rule()) {
             let told = sent(decision);
             let runs = self.waiting[rule].filter(|(_, until)| now < *until && first != Some(rule));
             self.denied[rule].push((now, told));
@@ -161,7 +161,7 @@ impl Model {
 
 /// When a denied client was told to come again, by the whole seconds of its Retry-After.
 fn sent(decision: &Decision) -> Timestamp {
-    let seconds = decision.retry_after().unwrap().secs_ceil().max(1);
+    let seconds = decision.retry_after_secs().unwrap();
     decision.at.plus(Span::from_secs(seconds))
 }
 
@@ -217,7 +217,7 @@ proptest! {
             let held = before.penalty(now);
             let (verdict, struck) = model.answer(&steps, &decision);
             prop_assert_eq!(decision.verdict, verdict, "{:?} {:?}", decision, before);
-            let told = decision.escalations.iter().map(|strike| (decision.readings[strike.charge].rule, strike.rung));
+            let told = decision.escalations.iter().map(|strike| (decision.readings[strike.charge].rule(), strike.rung));
             prop_assert_eq!(told.collect::<Vec<_>>(), struck.into_iter().collect::<Vec<_>>());
             prop_assert!(decision.escalations.iter().all(|strike| strike.strikes == model.strikes));
             let strikes = if now < model.decays_at { model.strikes } else { 0 };
@@ -263,20 +263,20 @@ proptest! {
                 let strike = decision.escalations.iter().find(|strike| strike.charge == index);
                 if strike.is_some() {
                     let in_time = |(at, told): &(Timestamp, Timestamp)| at.plus(Span::SECOND) <= now && now < *told;
-                    let fair = match steps.modes[reading.rule] {
+                    let fair = match steps.modes[reading.rule()] {
                         StrikeMode::Request => true,
                         StrikeMode::Window => {
-                            struck[reading.rule].iter().all(|at: &Timestamp| at.plus(steps.period(reading.rule)) <= now)
+                            struck[reading.rule()].iter().all(|at: &Timestamp| at.plus(steps.period(reading.rule())) <= now)
                         }
-                        StrikeMode::Ignored => denied[reading.rule].iter().any(in_time),
+                        StrikeMode::Ignored => denied[reading.rule()].iter().any(in_time),
                     };
                     prop_assert!(fair, "{:?} {:?}", decision, before);
-                    struck[reading.rule].push(now);
-                } else if steps.modes[reading.rule] == StrikeMode::Request {
+                    struck[reading.rule()].push(now);
+                } else if steps.modes[reading.rule()] == StrikeMode::Request {
                     prop_assert_eq!(decision.escalations.len(), 1);
                 }
                 if !decision.allowed() {
-                    denied[reading.rule].push((now, sent(&decision)));
+                    denied[reading.rule()].push((now, sent(&decision)));
                 }
             }
         }
@@ -378,7 +378,7 @@ fn a_warning_is_no_denial() {
         let (plan, now) = (policy.plan(&facts).unwrap(), Timestamp::from_secs(1_750_000_000 + seconds));
         let outcome = shelf.settle(&plan, now);
         let decision = plan.decide(&outcome);
-        (decision.verdict, decision.retry_after().map(Span::secs_ceil))
+        (decision.verdict, decision.retry_after_secs())
     };
     assert_eq!(told(0, 2).0, Verdict::Allow);
     assert_eq!(told(30, 8).0, Verdict::Allow);

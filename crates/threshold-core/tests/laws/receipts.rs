@@ -202,7 +202,7 @@ fn room_at(world: &mut World, rules: usize, at: Timestamp) -> Vec<u64> {
     let decision = world.peek_at(&facts, at);
     let mut room = vec![0; rules];
     for reading in &decision.readings {
-        let index = place(&world.policy.rules()[reading.rule].name);
+        let index = place(&world.policy.rules()[reading.rule()].name);
         room[index] = reading.remaining;
     }
     room

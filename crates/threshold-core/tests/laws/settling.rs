@@ -18,7 +18,7 @@ use crate::world::{
 
 /// Where a rule stands: its layer, then its place in the file. Rules are named by that place.
 fn rank(policy: &Policy, reading: &Reading) -> (Layer, usize) {
-    let rule = &policy.rules()[reading.rule];
+    let rule = &policy.rules()[reading.rule()];
     (rule.layer, place(&rule.name))
 }
 
@@ -81,7 +81,7 @@ proptest! {
                     expect.insert(keys[index], 0);
                 }
                 // All rules with a ladder count by user and name the same one, so that one rung lifts all of them.
-                let rule = &world.policy.rules()[reading.rule];
+                let rule = &world.policy.rules()[reading.rule()];
                 let has_ladder = rule.layer == Layer::User && !rule.fixed_limit().is_some_and(Limit::is_concurrency);
                 let lifted = has_ladder && decision.escalations.iter().any(|strike| strike.rung.allows());
                 prop_assert!(!decision.allowed() || !reading.enforced || reading.allowed || lifted);
@@ -118,7 +118,7 @@ proptest! {
             prop_assert!(ready > world.now);
             prop_assert!(!world.peek_at(&facts, ready.minus(Span::from_micros(1))).allowed());
             prop_assert!(world.peek_at(&facts, ready).allowed());
-            let seconds = Span::from_secs(decision.retry_after().unwrap().secs_ceil());
+            let seconds = Span::from_secs(Span::from(decision.retry_after().unwrap()).secs_ceil());
             prop_assert!(world.peek_at(&facts, world.now.plus(seconds)).allowed());
             prop_assert_eq!(decision.reset_at(), Some(world.now.plus(seconds).secs_ceil()));
         }
@@ -140,7 +140,7 @@ proptest! {
             let look = Facts { cost: Some(0), ..facts };
             for (index, reading) in decision.readings.iter().enumerate() {
                 prop_assert!(reading.remaining <= reading.limit);
-                let rule = &rules[place(&world.policy.rules()[reading.rule].name)];
+                let rule = &rules[place(&world.policy.rules()[reading.rule()].name)];
                 // Denied though it asks for nothing: blocked, which hides how much there is.
                 let hidden = !reading.allowed && reading.cost == 0;
                 if rule.algorithm.is_concurrency() || !reading.enforced || hidden {

@@ -277,7 +277,10 @@ pub(crate) fn noticed(decision: &Decision, policy: &Policy) -> String {
     let strikes: Vec<_> = decision.escalations.iter().map(|strike| (strike.strikes, strike.rung)).collect();
     format!(
         "{:?} {:?} {:?} {:?} {name:?} {bound:?} {strikes:?}",
-        decision.verdict, decision.ready_at, decision.delay, decision.warning
+        decision.verdict,
+        decision.ready_at,
+        decision.delay(),
+        decision.warning
     )
 }
 

@@ -1,42 +1,42 @@
-//! Which time to use, from what the wall clock says and how much time has really passed: a pure state machine.
+//! Computes the time to use from the wall clock and a monotonic clock: a pure state machine.
 
-/// A difference to the wall clock beyond which it was set, in microseconds.
+/// A difference to the wall clock, in microseconds, beyond which the wall clock must have been set.
 const STEPPED: i64 = 1_000_000;
-/// How long the wall clock must say the same, in microseconds, before a step of it counts.
+/// How long a step of the wall clock must last, in microseconds, before it is followed.
 const BELIEVED_AFTER: i64 = 60_000_000;
-/// By how much of the time that passes the time is slowed or hurried to meet the wall clock again, as a divisor.
+/// The slew rate, as a divisor of the time that passes: small differences to the wall clock are corrected at 5 %.
 const SLEW: i64 = 20;
 
-/// A time that follows the wall clock, and no step of it that does not last.
+/// A time that follows the wall clock, except for steps that do not last.
 ///
-/// What has passed is measured by a clock that nobody sets, and that goes on while the machine is suspended. A wall clock
-/// that is further ahead, or behind, by more than a second was set. Such a step counts when it has lasted for a minute, so
-/// that one that is taken back at once ends no ban and opens no window.
+/// The passing of time is measured by a monotonic clock that runs on in suspend. A wall clock that differs by more than a
+/// second was set. Such a step is followed when it has lasted for a minute, so that one that is taken back at once ends no
+/// ban and opens no window.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Steady {
     /// The time in use.
     used: i64,
-    /// What the clock that nobody sets said then.
+    /// The monotonic clock at that time.
     boot: i64,
     step: Option<Step>,
 }
 
-/// A step of the wall clock that does not count yet.
+/// A step of the wall clock that is not followed yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Step {
-    /// When it was first seen.
+    /// When the step was first seen, by the monotonic clock.
     since: i64,
-    /// The least that the wall clock was off by since: no more of it has lasted.
+    /// The smallest difference since then: only this much of the step has lasted.
     least: i64,
 }
 
 impl Steady {
-    /// Begins with what the wall clock says: there is nothing else to go by.
+    /// Starts from the wall clock.
     pub(super) fn new(wall: i64, boot: i64) -> Self {
         Self { used: wall, boot, step: None }
     }
 
-    /// The time to use now. `boot` does not go back; where it does, nothing has passed.
+    /// Returns the time to use now. `boot` must not go back; if it does, no time has passed.
     pub(super) fn read(&mut self, wall: i64, boot: i64) -> i64 {
         let passed = boot.saturating_sub(self.boot).max(0);
         self.boot = self.boot.max(boot);
@@ -61,7 +61,7 @@ impl Steady {
     }
 }
 
-/// The one of two differences of the same sign that is nearer to zero.
+/// Returns the one of two differences of the same sign that is nearer to zero.
 fn nearer(one: i64, other: i64) -> i64 {
     if one.saturating_abs() < other.saturating_abs() { one } else { other }
 }
@@ -78,7 +78,7 @@ mod tests {
     const START: i64 = 1_767_225_600 * SECOND;
     const TICK: i64 = SECOND / 10;
 
-    /// A wall clock that is off by so much, and a clock that nobody sets, both in steps of a tenth of a second.
+    /// A wall clock and a monotonic clock, which advance by a tenth of a second at a time.
     struct World {
         steady: Steady,
         boot: i64,
@@ -89,7 +89,8 @@ mod tests {
             Self { steady: Steady::new(START, 0), boot: 0 }
         }
 
-        /// Goes on for so long with a wall clock that is off by `off`; the largest and the last difference to the true time.
+        /// Runs for `length` with a wall clock that is wrong by `off`. Returns the largest and the last difference to the true
+        /// time.
         fn run(&mut self, length: i64, off: i64) -> (i64, i64) {
             let (mut most, mut last) = (0i64, 0i64);
             let end = self.boot + length;
@@ -102,7 +103,7 @@ mod tests {
         }
     }
 
-    /// It ended a ban of 24 hours, and stayed ahead for weeks.
+    /// Such a step once ended a ban of 24 hours, and the time stayed ahead for weeks.
     ///
     /// Woken by: `BELIEVED_AFTER` of 0.
     #[test]

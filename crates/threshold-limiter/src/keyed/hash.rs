@@ -1,85 +1,80 @@
-//! What stands for a key in the table of one process: a tag of 64 bits, and the place where its probe begins.
+//! Hashes the keys of one table: any `Hash` key becomes a tag of 64 bits and the place where its probe begins.
 //!
-//! Keys of up to 64 bytes are hashed by a sum of their words and their length, each times a secret coefficient of 128
-//! bits, of which the upper half is the tag ("Strongly universal string hashing is fast", Lemire and Kaser). Of any two
-//! keys, whoever chose them, all pairs of tags are equally likely as long as nobody has seen one, so they are equal with a
-//! chance of 2^-64. That is proven, and it is why this hash serves here and nowhere else: what it gives stays in this
-//! table, never leaves the process and is told to nobody. Longer keys get SipHash.
+//! What a key writes into its hasher is taken as a vector of words of 64 bits: an integer is a word, and bytes are their
+//! length followed by their words. After the last word comes a 1, so that no vector is another one with zeros behind it. The
+//! hash is the sum of all words, each times a secret coefficient of 128 bits; the upper half of the sum is the tag
+//! ("Strongly universal string hashing is fast", Lemire and Kaser). Of two different vectors, whoever chose them, all pairs
+//! of tags are equally likely as long as nobody has seen one, so they are equal with a probability of 2^-64. That is proven,
+//! and it is why this hash serves here and nowhere else: its output stays in this table and is never shown to anyone.
+//!
+//! A key with more words than there are coefficients is hashed with SipHash-1-3 under a secret from there on.
 
-use threshold_core::key::TextKeys;
-use threshold_core::{Digest, DigestKey, Limit};
+use std::hash::{Hash, Hasher};
+use std::slice;
 
-/// Words of the longest key that is hashed here: a name, an address, a digest in hexadecimal.
-const WORDS: usize = 8;
-/// The secret numbers that a hash is made of: one that is always added, a coefficient for the length and for each word,
-/// a factor, and the key of SipHash.
-const NUMBERS: usize = WORDS + 4;
+use siphasher::sip128::{Hasher128 as _, SipHasher13};
+
+/// The coefficients: for the length and eight words of a text, which is a name, an address or a digest in hexadecimal; for
+/// the mark at the end; and two to spare, for a tuple of such a text with integers.
+const COEFFICIENTS: usize = 12;
+/// The secret numbers of 128 bits: the coefficients, a factor, and the key of SipHash.
+const NUMBERS: usize = COEFFICIENTS + 2;
 const SECRET: usize = NUMBERS * size_of::<u128>();
 
-/// Hashes keys under a secret of its own.
+/// A hash under a secret of its own.
 pub(super) struct KeyHash {
-    always: u128,
-    length: u128,
-    words: [u128; WORDS],
+    coefficients: [u128; COEFFICIENTS],
     factor: u64,
-    long: TextKeys,
+    long: [u8; 16],
 }
 
-/// What stands for one key.
+/// The hash of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hashed {
-    /// Whose a slot is; never 0.
+    /// Identifies the key in its slot; never 0.
     pub(super) tag: u64,
-    /// Where the probe begins and how it goes on.
+    /// Chooses the line where the probe begins, and its stride.
     pub(super) place: u64,
 }
 
 impl KeyHash {
-    /// A hash that nobody can guess.
-    pub(super) fn new(limit: &Limit) -> Self {
-        // Under a scheduler that tries many orders, nothing else shall differ from run to run.
-        Self::from_secret(limit, if cfg!(shuttle) { fixed_secret() } else { crate::random() })
+    /// Creates a hash with a random secret.
+    pub(super) fn new() -> Self {
+        // Under a scheduler that tries many interleavings, nothing else may differ from run to run.
+        Self::from_secret(if cfg!(shuttle) { fixed_secret() } else { crate::random() })
     }
 
-    fn from_secret(limit: &Limit, secret: [u8; SECRET]) -> Self {
+    fn from_secret(secret: [u8; SECRET]) -> Self {
         let mut numbers = secret.as_chunks().0.iter().map(|bytes| u128::from_le_bytes(*bytes));
         let mut number = || numbers.next().expect("a secret has all numbers");
         Self {
-            always: number(),
-            length: number(),
-            words: [(); WORDS].map(|()| number()),
+            coefficients: [(); COEFFICIENTS].map(|()| number()),
             factor: low(number()) | 1,
-            long: TextKeys::new(DigestKey::new(number().to_le_bytes()), limit),
+            long: number().to_le_bytes(),
         }
     }
 
-    /// What stands for this key.
+    /// Hashes a key.
     #[inline(always)]
-    pub(super) fn hash(&self, key: &str) -> Hashed {
-        let bytes = key.as_bytes();
-        let (chunks, rest) = bytes.as_chunks();
-        let mut sum = self.always.wrapping_add(times(self.length, bytes.len() as u64));
-        let mut coefficients = self.words.iter();
-        for chunk in chunks {
-            let Some(coefficient) = coefficients.next() else { return self.hash_long(key) };
-            sum = sum.wrapping_add(times(*coefficient, u64::from_le_bytes(*chunk)));
-        }
-        if !rest.is_empty() {
-            let Some(coefficient) = coefficients.next() else { return self.hash_long(key) };
-            sum = sum.wrapping_add(times(*coefficient, last_word(bytes)));
-        }
-        Hashed::new(high(sum), self.spread(high(sum) ^ low(sum).rotate_left(32)))
+    pub(super) fn hash<K: Hash + ?Sized>(&self, key: &K) -> Hashed {
+        let mut hasher =
+            SumHasher { hash: self, sum: 0, coefficients: self.coefficients.iter(), is_after_bytes: false };
+        key.hash(&mut hasher);
+        hasher.hashed()
     }
 
+    /// Replaces a sum by a keyed digest of it and of further bytes. Chained from call to call, it takes any number of them.
     #[cold]
     #[inline(never)]
-    fn hash_long(&self, key: &str) -> Hashed {
-        let digest = Digest::to_u128(self.long.digest(key));
-        Hashed::new(high(digest), low(digest))
+    fn chain(&self, sum: u128, bytes: &[u8]) -> u128 {
+        let mut hasher = SipHasher13::new_with_key(&self.long);
+        hasher.write(&sum.to_le_bytes());
+        hasher.write(bytes);
+        hasher.finish128().as_u128()
     }
 
-    /// Sums of similar keys are at even distances, and so would the keys be in the table: now close together, now far
-    /// apart. The two halves of a product laid over each other have nothing even about them.
+    /// Mixes a number for use as a place. Sums of similar keys are at even distances, and so would their places be: now
+    /// close together, now far apart. Folding the two halves of a product breaks the pattern.
     #[inline]
     fn spread(&self, number: u64) -> u64 {
         let product = times(u128::from(self.factor), number);
@@ -87,10 +82,103 @@ impl KeyHash {
     }
 }
 
-impl Hashed {
-    #[inline]
-    fn new(tag: u64, place: u64) -> Self {
-        Self { tag: tag.max(1), place }
+/// The hasher of one key. All of its methods are in line, so that for a `str` only the sum over its words is left: the
+/// branches on `is_after_bytes` are decided when it is compiled.
+struct SumHasher<'h> {
+    hash: &'h KeyHash,
+    sum: u128,
+    /// Those that no word has used yet.
+    coefficients: slice::Iter<'h, u128>,
+    /// Whether the last write was bytes.
+    is_after_bytes: bool,
+}
+
+impl SumHasher<'_> {
+    #[inline(always)]
+    fn word(&mut self, word: u64) {
+        self.is_after_bytes = false;
+        self.sum = match self.coefficients.next() {
+            Some(coefficient) => self.sum.wrapping_add(times(*coefficient, word)),
+            None => self.hash.chain(self.sum, &word.to_le_bytes()),
+        };
+    }
+
+    /// Chains bytes that have more words than there are coefficients. Some of the words may be part of the sum already,
+    /// which does no harm.
+    #[inline(always)]
+    fn long(&mut self, bytes: &[u8]) {
+        self.sum = self.hash.chain(self.sum, bytes);
+        self.coefficients = [].iter();
+    }
+
+    #[inline(always)]
+    fn hashed(mut self) -> Hashed {
+        let sum = match self.coefficients.next() {
+            // The mark at the end: a 1.
+            Some(coefficient) => self.sum.wrapping_add(*coefficient),
+            None => self.hash.chain(self.sum, &[]),
+        };
+        let tag = high(sum);
+        Hashed { tag: tag.max(1), place: self.hash.spread(tag ^ low(sum).rotate_left(32)) }
+    }
+}
+
+impl Hasher for SumHasher<'_> {
+    #[inline(always)]
+    fn write(&mut self, bytes: &[u8]) {
+        self.word(bytes.len() as u64);
+        self.is_after_bytes = true;
+        let (chunks, rest) = bytes.as_chunks();
+        for chunk in chunks {
+            let Some(coefficient) = self.coefficients.next() else { return self.long(bytes) };
+            self.sum = self.sum.wrapping_add(times(*coefficient, u64::from_le_bytes(*chunk)));
+        }
+        if !rest.is_empty() {
+            let Some(coefficient) = self.coefficients.next() else { return self.long(bytes) };
+            self.sum = self.sum.wrapping_add(times(*coefficient, last_word(bytes)));
+        }
+    }
+
+    #[inline(always)]
+    fn write_u8(&mut self, value: u8) {
+        // A `str` writes a 0xff after its bytes, where it ends. Here the length has said that.
+        if self.is_after_bytes && value == 0xff {
+            self.is_after_bytes = false;
+        } else {
+            self.word(u64::from(value));
+        }
+    }
+
+    #[inline(always)]
+    fn write_u16(&mut self, value: u16) {
+        self.word(u64::from(value));
+    }
+
+    #[inline(always)]
+    fn write_u32(&mut self, value: u32) {
+        self.word(u64::from(value));
+    }
+
+    #[inline(always)]
+    fn write_u64(&mut self, value: u64) {
+        self.word(value);
+    }
+
+    #[inline(always)]
+    fn write_u128(&mut self, value: u128) {
+        self.word(low(value));
+        self.word(high(value));
+    }
+
+    #[inline(always)]
+    fn write_usize(&mut self, value: usize) {
+        self.word(value as u64);
+    }
+
+    // Signed integers are written as unsigned ones by the standard library's defaults.
+
+    fn finish(&self) -> u64 {
+        high(self.sum)
     }
 }
 
@@ -100,7 +188,7 @@ impl std::fmt::Debug for KeyHash {
     }
 }
 
-/// A secret that is none: the same in every run.
+/// Returns the same "secret" in every run.
 fn fixed_secret() -> [u8; SECRET] {
     use rand::{Rng as _, SeedableRng as _};
     let mut secret = [0; SECRET];
@@ -108,8 +196,8 @@ fn fixed_secret() -> [u8; SECRET] {
     secret
 }
 
-/// The last bytes of a key, up to eight. Of two keys of one length they differ wherever the last words do: bytes may be
-/// read twice, but none is left out.
+/// Returns the last bytes of a key as a word, up to eight. Two keys of one length that differ in their last words differ
+/// here: bytes may be read twice, but none is left out.
 #[inline]
 fn last_word(bytes: &[u8]) -> u64 {
     if let Some(last) = bytes.last_chunk() {
@@ -146,17 +234,18 @@ mod tests {
     use super::*;
 
     fn hash() -> KeyHash {
-        KeyHash::from_secret(&Limit::per_second(1), fixed_secret())
+        KeyHash::from_secret(fixed_secret())
     }
 
     fn letter(number: u32) -> u8 {
         u8::try_from(number & 127).expect("seven bits")
     }
 
-    /// Texts around the lengths at which words end, and beyond what is hashed as words; with few letters, so that many are
-    /// alike but for one byte, or for zeros at the end.
+    /// Generates texts around the lengths at which words end, and beyond what is hashed as words; with few letters, so that
+    /// many differ in one byte only, or in zeros at the end.
     fn texts() -> impl Strategy<Value = String> {
-        let ends = prop::sample::select(vec![0usize, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 63, 64, 65, 72, 200]);
+        let ends =
+            prop::sample::select(vec![0usize, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 63, 64, 65, 72, 80, 81, 88, 200]);
         (ends, "[\u{0}a]{0,3}", any::<prop::sample::Index>(), "[\u{0}ab]").prop_map(|(len, end, at, letter)| {
             let mut text = "a".repeat(len) + &end;
             let at = at.index(text.len().max(1)).min(text.len());
@@ -173,16 +262,16 @@ mod tests {
         #[test]
         fn distinct_keys_have_distinct_tags(one in texts(), other in texts()) {
             let hash = hash();
-            let (a, b) = (hash.hash(&one), hash.hash(&other));
+            let (a, b) = (hash.hash(one.as_str()), hash.hash(other.as_str()));
             prop_assert_eq!(one == other, a.tag == b.tag);
             prop_assert_eq!(one == other, a == b);
         }
     }
 
-    /// Keys that are numbered, padded, have the same words in another order, or differ in the last bytes of their words:
-    /// into 256 boxes of 64 on average, by the upper bits of the place, which choose a line, and by the lower ones, which
-    /// choose a stride. By chance, the sum of squared differences over 64 is 255, give or take 23; it shall neither be much
-    /// larger, nor smaller as when numbers are at even distances.
+    /// Sorts keys into 256 boxes of 64 on average, by the upper bits of the place, which choose a line, and by the lower ones,
+    /// which choose a stride. The keys are numbered, padded, have the same words in another order, or differ in the last
+    /// bytes of their words. For random places the sum of squared differences over 64 is 255 ± 23. It must not be much
+    /// larger, nor smaller, as it is for places at even distances.
     ///
     /// Woken by: the upper half of the sum for the place, without `spread`; and one coefficient for all words.
     #[test]
@@ -199,7 +288,7 @@ mod tests {
         ];
         let hash = hash();
         for (number, pattern) in patterns.iter().enumerate() {
-            let all: Vec<Hashed> = (0..1 << 14).map(|n| hash.hash(&pattern(n))).collect();
+            let all: Vec<Hashed> = (0..1 << 14).map(|n| hash.hash(pattern(n).as_str())).collect();
             let tags: HashSet<u64> = all.iter().map(|hashed| hashed.tag).collect();
             assert_eq!(tags.len(), all.len(), "pattern {number}");
             for shift in [56, 24] {
@@ -210,6 +299,40 @@ mod tests {
                 let squares: u32 = boxes.iter().map(|count| count.abs_diff(64).pow(2)).sum();
                 assert!((140..=400).contains(&(squares / 64)), "pattern {number}, bits {shift}: {}", squares / 64);
             }
+        }
+    }
+
+    /// Everything that two keys of one type may differ in. Woken by: no mark at the end; no length before bytes; the upper
+    /// half of a `u128` left out; and `long` that drops the sum.
+    #[test]
+    fn keys_of_every_type_are_told_apart() {
+        fn check<K: Hash>(keys: &[K]) {
+            let hash = hash();
+            let tags: HashSet<u64> = keys.iter().map(|key| hash.hash(key).tag).collect();
+            assert_eq!(tags.len(), keys.len());
+        }
+        let long = "x".repeat(100);
+        check(&["", "\0", "a", "a\0", "a\u{ff}"]);
+        check(&[("ab", "c"), ("a", "bc"), ("abc", ""), ("", "abc")]);
+        check(&[("aaaaaaaa", 10u64), ("aaaaaaaa\t", 0), ("aaaaaaaa", 0)]);
+        check(&[(long.as_str(), "a"), (long.as_str(), "b"), ("a", long.as_str()), ("b", long.as_str())]);
+        check(&[0u64, 1, u64::MAX, 1 << 63]);
+        check(&[0u128, 1, 1 << 64, u128::MAX]);
+        check(&[-1i32, 0, 1, i32::MIN]);
+        check(&[vec![0u64; 3], vec![0; 4], vec![], vec![0; 20], vec![0; 21]]);
+        check(&[vec!["a"; 3], vec!["a"; 4], vec!["a"; 20], vec!["a"; 21]]);
+        check(&[None, Some(0u8), Some(255)]);
+        let address = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
+        check(&[address("0.0.0.0"), address("::"), address("::1"), address("0.0.0.1"), address("1::")]);
+    }
+
+    /// A key is the same however it is held. Woken by an address of the key in the hash.
+    #[test]
+    fn borrowed_and_owned_keys_are_the_same() {
+        let hash = hash();
+        for text in ["u1", "a name of more than eight bytes", &"x".repeat(200)] {
+            assert_eq!(hash.hash(text), hash.hash(&text.to_owned()));
+            assert_eq!(hash.hash(text), hash.hash(&std::borrow::Cow::Borrowed(text)));
         }
     }
 }

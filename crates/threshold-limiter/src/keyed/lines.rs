@@ -1,43 +1,43 @@
-//! Slots of two words, four to a cache line, and the way a key takes through them.
+//! Slots of two words, four to a cache line, and the probe sequence of a key.
 
 use crate::sync::atomic::AtomicU64;
 use crate::sync::atomic::Ordering::Acquire;
 
-/// Slots of a cache line.
+/// The slots of a cache line.
 pub(super) const SLOTS: usize = 4;
-/// Words of a cache line.
+/// The words of a cache line.
 const WORDS: usize = 2 * SLOTS;
-/// Keys for which there is a line. A full table is half full then, and all but one key in twenty-five are in their first
+/// Keys for each line. A table that is full of keys has half of its slots in use, and all but one key in 25 are in their first
 /// line.
 const KEYS_A_LINE: usize = 2;
-/// Lines that a key may be in. In a full table one line in six has no slot left; that none of these has has a chance of less
-/// than one in a billion.
+/// Lines that a key may be in. In a full table one line in six has no slot left; the probability that none of 12 has one is
+/// less than one in a billion.
 const PROBE: usize = 12;
 /// More lines than any memory holds.
 const MAX_LINES: usize = 1 << 40;
 
-/// Four tags, then the states of the same slots.
+/// A cache line: four tags, then the states of the same slots.
 pub(super) type Line = [AtomicU64; WORDS];
 
-/// A slot of its own.
+/// One slot.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Slot<'t> {
     pub(super) tag: &'t AtomicU64,
     pub(super) state: &'t AtomicU64,
 }
 
-/// Lines that never grow. Slots are zero until they are used.
+/// All lines of a table. They never grow, and slots are zero until they are used.
 #[derive(Debug)]
 pub(super) struct Lines {
     words: Box<[AtomicU64]>,
-    /// Where the first cache line begins.
+    /// The index of the first word that begins a cache line.
     start: usize,
-    /// A prime number: whatever its stride, a probe then comes to all of them.
+    /// The number of lines: a prime, so that a probe visits all of them whatever its stride.
     count: usize,
 }
 
 impl Lines {
-    /// Lines for so many keys.
+    /// Creates lines for this many keys.
     pub(super) fn new(keys: u64) -> Self {
         let keys = usize::try_from(keys).unwrap_or(usize::MAX);
         let count = prime_from(keys.div_ceil(KEYS_A_LINE).clamp(2, MAX_LINES));
@@ -50,7 +50,7 @@ impl Lines {
         size_of_val(&*self.words)
     }
 
-    /// All lines.
+    /// Returns all lines.
     pub(super) fn all(&self) -> impl Iterator<Item = &Line> {
         (0..self.count).filter_map(|at| self.line(at))
     }
@@ -60,13 +60,13 @@ impl Lines {
         self.words.get(self.start.wrapping_add(at.wrapping_mul(WORDS))..)?.first_chunk()
     }
 
-    /// The line where a probe begins.
+    /// Returns the line where a probe begins.
     #[inline]
     pub(super) fn home(&self, place: u64) -> Option<&Line> {
         self.line(share(place, self.count))
     }
 
-    /// The lines that a key may be in, in order: first its home, then others, each as far from the last.
+    /// Returns the lines that a key may be in, in order: first its home, then others at equal strides.
     pub(super) fn probe(&self, place: u64) -> impl Iterator<Item = &Line> {
         let home = share(place, self.count);
         let stride = share(place.rotate_left(32), self.count.saturating_sub(1)).saturating_add(1);
@@ -78,13 +78,14 @@ impl Lines {
     }
 }
 
-/// The slots of a line.
+/// Returns the slots of a line.
 pub(super) fn slots(line: &Line) -> impl Iterator<Item = Slot<'_>> {
     let (tags, states) = line.split_at(SLOTS);
     tags.iter().zip(states).map(|(tag, state)| Slot { tag, state })
 }
 
-/// The slot of this line with this tag. All four are compared and none is jumped to: which it is, no processor guesses.
+/// Returns the slot of this line with this tag. It compares all four tags without a branch: which one matches is random, and a
+/// branch would be mispredicted.
 #[inline]
 pub(super) fn find<'t>(line: &'t Line, tag: u64) -> Option<Slot<'t>> {
     let [a, b, c, d, ..] = line;
@@ -95,20 +96,20 @@ pub(super) fn find<'t>(line: &'t Line, tag: u64) -> Option<Slot<'t>> {
     Some(Slot { tag: tags.get(at)?, state: states.get(at)? })
 }
 
-/// As far along `count` as `place` is along all numbers.
+/// Maps a `place` in the range of `u64` to the range of `count`, in proportion.
 #[inline]
 fn share(place: u64, count: usize) -> usize {
     // A product of two 64-bit numbers never wraps.
     usize::try_from(u128::from(place).wrapping_mul(count as u128) >> 64).unwrap_or(0)
 }
 
-/// The first prime number from here on.
+/// Returns the first prime number from `number` on.
 fn prime_from(number: usize) -> usize {
     let is_prime = |number: &usize| (2..=number.isqrt()).all(|divisor| !number.is_multiple_of(divisor));
     (number..usize::MAX).find(is_prime).unwrap_or(number)
 }
 
-/// Memory that nobody has touched yet costs nothing.
+/// Allocates zeroed memory, which the system provides when it is first used.
 #[cfg(not(shuttle))]
 fn zeroed(len: usize) -> Box<[AtomicU64]> {
     <[AtomicU64] as zerocopy::FromZeros>::new_box_zeroed_with_elems(len).expect("memory for the table")

@@ -1,24 +1,24 @@
-//! Many token buckets under one limit, each in a slot of 16 bytes: exact under threads, and without a lock for whoever is
-//! already there.
+//! A table of token buckets under one limit, each in a slot of 16 bytes: exact under threads, and without a lock for keys that
+//! it already has.
 //!
-//! A slot is a tag, which says whose it is, and a state: when its bucket is full again, and in the lowest bits how often
-//! the slot has changed hands. Slots are found by the tag, used where they are, and never moved.
+//! A slot has a tag, which identifies its key, and a state: the time at which its bucket is full again and, in the lowest
+//! bits, a generation that counts how often the slot was given to another key. Slots are never moved.
 //!
-//! **A decision** reads the state, then the tag. If the tag is the key's own, it computes, and exchanges the state for the
-//! next one if it is still the one it read; if nothing changes, it reads the state once more instead, and writes nothing.
+//! **A decision** reads the state, then the tag. If the tag is the key's own, it computes the next state and writes it by
+//! compare-and-swap, which fails if the state has changed since. A denial changes nothing: it reads the state once more
+//! instead, and writes nothing.
 //!
-//! **A slot changes hands** when its bucket says nothing any more, or when a new key finds nothing but live ones: then the
-//! least used of them goes, unless more than half of it is used. The state is exchanged for `LOCKED`, the tag is written,
-//! then the new state. So whoever reads a state and then a tag that belongs to another owner finds another state when they
-//! come to exchange it. They would find the same one only if states came back, and they do not: a bucket that says nothing
-//! leaves an earlier moment than any that follows; and after one that was live, the lowest bits have been counted on. Those
-//! are few, and come round. Somebody would have to stand between two instructions while one slot changes hands hundreds
-//! of times, and then meet the same moment to a microsecond or less. Even so no limit would be passed: their charge would
-//! count as made before their key had to go, and the stranger in its place would be charged once too often.
+//! **Reusing a slot.** A new key takes a slot whose bucket is full again. If there is none, it takes the least used one,
+//! unless more than half of that is used. The state is exchanged for `LOCKED`, the tag is written, then the new state. So a
+//! thread that has read the old state and then another key's tag, or the other way round, fails in its compare-and-swap:
+//! a state never returns. After a bucket that is full again, the new state is a later time; after a live one, the generation
+//! is another. Generations are few and wrap around. A thread would have to stop between two instructions while one slot is
+//! reused hundreds of times, and then meet the same time to a microsecond or less. Even then no limit would be exceeded: its
+//! charge would count as made before its key was evicted, and the other key would be charged once too often.
 //!
-//! **A key is in one slot only**, because whoever adds it holds a lock that is chosen by the key, and has looked again
-//! while holding it. Nobody holds two locks, and nobody waits while a slot is `LOCKED` by them. A slot that was used once
-//! is never unused again, and no key is added beyond a line with unused slots; so a search that comes to one is over.
+//! **A key is in one slot only**: a thread that adds a key holds a lock that the key chooses, and searches again while it
+//! holds it. No thread holds two locks, and none waits while it has a slot `LOCKED`, so there is no deadlock. A used slot never
+//! becomes unused again, and no key is added beyond a line with unused slots, so a search ends at an unused slot.
 
 use std::sync::PoisonError;
 
@@ -32,45 +32,45 @@ use crate::store::memory::{Counts, Usage};
 use crate::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::sync::{Mutex, MutexGuard, yield_now};
 
-/// The state of a slot that is changing hands. No state is that late.
+/// The state of a slot that is being given to another key. No time is that late.
 const LOCKED: u64 = u64::MAX;
-/// Bits that count how often a slot has changed hands, at least and at most.
+/// The number of generation bits, at least and at most.
 const GENERATION_BITS: std::ops::RangeInclusive<u32> = 1..=16;
-/// Locks for those who add keys. Threads that do seldom meet, and a small table is not all locks.
+/// The locks for adding keys: enough that threads seldom contend, few enough that a small table is not mostly locks.
 const LOCKS: usize = 64;
 
-/// Buckets under one limit, by key.
+/// The buckets of one limit, by key.
 #[derive(Debug)]
 pub(super) struct PackedTable {
     rate: PackedRate,
     generation_bits: u32,
     lines: Lines,
-    /// What was done to stay within bounds, behind the lock of those who do it.
+    /// The locks for adding keys, each with the counts of what was done under it.
     locks: Box<[Mutex<Counts>]>,
 }
 
-/// What a decision was made on.
+/// The state that a decision was made on.
 #[derive(Debug, Clone, Copy)]
-struct Met {
-    /// What was there before.
+struct Found {
+    /// The state before the charge.
     state: Ticks,
     /// Whether there was no room for a new key.
     full: bool,
 }
 
-/// A slot that a new key may have.
+/// A slot that a new key may take.
 #[derive(Debug, Clone, Copy)]
 struct Room<'t> {
     slot: Slot<'t>,
-    /// Its state and generation, as they must still be when it is taken.
+    /// Its state and generation, which must be unchanged when it is taken.
     word: u64,
 }
 
 impl PackedTable {
-    /// A table with room for so many keys; `None` if a state of this rate leaves no bits to count generations.
+    /// Creates a table with room for this many keys; `None` if the times of this rate leave no bits for generations.
     pub(super) fn new(rate: PackedRate, keys: u64) -> Option<Self> {
         let Ticks(last) = rate.last();
-        // One more, so that no state is `LOCKED`.
+        // Room for one more than the last time, so that no state equals `LOCKED`.
         let generation_bits = last.checked_add(1)?.leading_zeros().min(*GENERATION_BITS.end());
         let locks = (0..LOCKS).map(|_| Mutex::new(Counts::default())).collect();
         (generation_bits >= *GENERATION_BITS.start()).then(|| Self {
@@ -81,19 +81,19 @@ impl PackedTable {
         })
     }
 
-    /// Whether `cost` fits under this key now; if it does, it is charged.
+    /// Decides whether `cost` fits under this key now, and charges it if so.
     #[inline(always)]
     pub(super) fn check(&self, key: Hashed, cost: u64, now: Timestamp) -> Look {
-        let met = match self.find(key).and_then(|slot| self.decide(slot, key.tag, cost, now)) {
-            Some(state) => Met { state, full: false },
+        let found = match self.find(key).and_then(|slot| self.decide(slot, key.tag, cost, now)) {
+            Some(state) => Found { state, full: false },
             None => self.check_new(key, cost, now),
         };
-        // Only here, where whoever asks for `fits` alone can do without the rest.
-        let look = self.rate.look(met.state, cost, now);
-        Look { allowed: look.allowed && !met.full, ..look }
+        // Computed here, in line: a caller who reads `allowed` alone does not pay for the other figures.
+        let look = self.rate.look(found.state, cost, now);
+        Look { allowed: look.allowed && !found.full, ..look }
     }
 
-    /// Asks for the memory where a key's probe begins.
+    /// Prefetches the line where a key's probe begins.
     #[inline]
     pub(super) fn prefetch(&self, key: Hashed) {
         if let Some(line) = self.lines.home(key.place) {
@@ -101,7 +101,7 @@ impl PackedTable {
         }
     }
 
-    /// What is held. Goes through the whole table.
+    /// Returns what is in use. Scans the whole table.
     pub(super) fn usage(&self) -> Usage {
         let mut usage = Usage { bytes: self.lines.bytes(), ..Usage::default() };
         let is_used = |slot: &Slot<'_>| slot.state.load(Relaxed) != 0;
@@ -135,7 +135,7 @@ impl PackedTable {
         None
     }
 
-    /// Decides, and says on what; `None` if the slot is no longer this key's.
+    /// Decides, and returns the state that it decided on; `None` if the slot is no longer this key's.
     #[inline(always)]
     fn decide(&self, slot: Slot<'_>, tag: u64, cost: u64, now: Timestamp) -> Option<Ticks> {
         loop {
@@ -157,38 +157,38 @@ impl PackedTable {
         }
     }
 
-    /// The same for a key that was not found, or has just lost its slot.
+    /// Decides for a key that was not found, or has just lost its slot.
     #[cold]
     #[inline(never)]
-    fn check_new(&self, key: Hashed, cost: u64, now: Timestamp) -> Met {
+    fn check_new(&self, key: Hashed, cost: u64, now: Timestamp) -> Found {
         let fresh = Ticks::default();
         let next = self.rate.next(fresh, cost, now);
         let mut counts = self.lock(key);
         loop {
             if let Some(slot) = self.find(key) {
                 match self.decide(slot, key.tag, cost, now) {
-                    Some(state) => return Met { state, full: false },
-                    // Another key has just taken its slot.
+                    Some(state) => return Found { state, full: false },
+                    // Another key has taken its slot since: search again.
                     None => continue,
                 }
             }
             if next == fresh {
-                return Met { state: fresh, full: false };
+                return Found { state: fresh, full: false };
             }
-            let Some(room) = self.room(key, now) else { return Met { state: fresh, full: true } };
+            let Some(room) = self.room(key, now) else { return Found { state: fresh, full: true } };
             if self.take(room, key.tag, next) {
                 if !self.rate.is_silent(self.state(room.word), now) {
                     counts.evicted = counts.evicted.saturating_add(1);
                 } else if room.word != 0 {
                     counts.dropped = counts.dropped.saturating_add(1);
                 }
-                return Met { state: fresh, full: false };
+                return Found { state: fresh, full: false };
             }
         }
     }
 
-    /// A slot in the first line that has one that is unused, or else says nothing any more; failing that, the least used of
-    /// all lines, never a protected one.
+    /// Returns a slot in the first line that has an unused one or one whose bucket is full again; otherwise the least used of
+    /// all lines, unless more than half of it is used.
     fn room(&self, key: Hashed, now: Timestamp) -> Option<Room<'_>> {
         let mut least: Option<Room<'_>> = None;
         for line in self.lines.probe(key.place) {
@@ -208,7 +208,7 @@ impl PackedTable {
         least.filter(|least| !self.rate.is_protected(self.state(least.word), now))
     }
 
-    /// Makes a slot this key's, if it is still as it was found.
+    /// Gives a slot to this key, if it is still as it was found.
     fn take(&self, room: Room<'_>, tag: u64, state: Ticks) -> bool {
         let Room { slot, word } = room;
         if slot.state.compare_exchange(word, LOCKED, Acquire, Relaxed).is_err() {
@@ -219,7 +219,7 @@ impl PackedTable {
         true
     }
 
-    /// The lock for adding this key.
+    /// Locks the table for adding this key.
     fn lock(&self, key: Hashed) -> MutexGuard<'_, Counts> {
         let at = key.tag.checked_rem(LOCKS as u64).and_then(|at| usize::try_from(at).ok());
         let lock = at.and_then(|at| self.locks.get(at));
@@ -231,7 +231,7 @@ impl PackedTable {
         Ticks(word >> self.generation_bits)
     }
 
-    /// A state with the generation of another word.
+    /// Returns a word of this state, with the generation of another word.
     #[inline]
     fn word(&self, Ticks(state): Ticks, generation: u64) -> u64 {
         let lowest = !(u64::MAX << self.generation_bits);
@@ -239,7 +239,7 @@ impl PackedTable {
     }
 }
 
-/// The state of a slot, once it is not changing hands.
+/// Returns the word of a slot, once it is not `LOCKED`.
 #[inline(always)]
 fn settled(slot: Slot<'_>) -> u64 {
     loop {
@@ -247,7 +247,7 @@ fn settled(slot: Slot<'_>) -> u64 {
         if word != LOCKED {
             return word;
         }
-        // Whoever has it needs two stores more, and no lock.
+        // The thread that has locked it only needs two more stores, and no lock.
         yield_now();
     }
 }

@@ -1,6 +1,7 @@
-//! Every verb, on any store. On a store in this process each is ready at the first poll.
+//! The operations on any store, as async functions. On an `ImmediateStore` each is ready at the first poll.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use threshold_core::balance::Checked;
 use threshold_core::command::{Answer, Command};
@@ -10,7 +11,7 @@ use threshold_core::plan::{SubjectKeys, Verb};
 use threshold_core::policy::Layer;
 use threshold_core::receipt::{ActualCost, OnExpire};
 use threshold_core::{
-    Decision, Digest, Facts, Limit, Outcome, Plan, PlanError, Policy, Receipt, Span, Standing, Timestamp, TraceId,
+    Decision, Digest, Facts, Limit, Outcome, Plan, PlanError, Policy, Receipt, Standing, Timestamp, TraceId,
 };
 
 use super::{Limiter, Reserved};
@@ -19,23 +20,23 @@ use crate::random_id;
 use crate::store::{EndError, Kind, Listed, Store, StoreError};
 
 impl<S: Store, C: Clock> Limiter<S, C> {
-    /// As [`check`](Self::check), on any store.
+    /// Does what [`check`](Self::check) does, on any store.
     ///
     /// # Errors
-    /// As for `check`.
+    /// As for [`check`](Self::check).
     pub async fn check_async(&self, facts: &Facts<'_>) -> Result<Decision, PlanError> {
         Ok(self.decide_with_receipt(Verb::Check, facts).await?.0)
     }
 
-    /// As [`check_with_receipt`](Self::check_with_receipt), on any store.
+    /// Does what [`check_with_receipt`](Self::check_with_receipt) does, on any store.
     ///
     /// # Errors
-    /// As for `check`.
+    /// As for [`check`](Self::check).
     pub async fn check_with_receipt_async(&self, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
         self.decide_with_receipt(Verb::Check, facts).await
     }
 
-    /// As [`check_many`](Self::check_many), on any store.
+    /// Does what [`check_many`](Self::check_many) does, on any store.
     pub async fn check_many_async(&self, requests: &[Facts<'_>]) -> Vec<Result<Decision, PlanError>> {
         let mut decisions = Vec::with_capacity(requests.len());
         for facts in requests {
@@ -44,26 +45,26 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         decisions
     }
 
-    /// As [`peek`](Self::peek), on any store.
+    /// Does what [`peek`](Self::peek) does, on any store.
     ///
     /// # Errors
-    /// As for `check`.
+    /// As for [`check`](Self::check).
     pub async fn peek_async(&self, facts: &Facts<'_>) -> Result<Decision, PlanError> {
         Ok(self.decide_with_receipt(Verb::Peek, facts).await?.0)
     }
 
-    /// As [`record`](Self::record), on any store.
+    /// Does what [`record`](Self::record) does, on any store.
     ///
     /// # Errors
-    /// As for `check`, but any cost will do.
+    /// As for [`record`](Self::record).
     pub async fn record_async(&self, facts: &Facts<'_>) -> Result<(Decision, Option<Receipt>), PlanError> {
         self.decide_with_receipt(Verb::Record, facts).await
     }
 
-    /// As [`refund`](Self::refund), on any store.
+    /// Does what [`refund`](Self::refund) does, on any store.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Returns an error if the store cannot answer.
     pub async fn refund_async(&self, receipt: &Receipt) -> Result<bool, StoreError> {
         let receipt = self.present_receipt(receipt);
         match self.execute(Command::Refund(Box::new(receipt.clone().into_owned()))).await? {
@@ -75,53 +76,51 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
-    /// As [`reserve`](Self::reserve), on any store.
+    /// Does what [`reserve`](Self::reserve) does, on any store.
     ///
     /// # Errors
-    /// As for `check`.
+    /// As for [`check`](Self::check).
     pub async fn reserve_async(
         &self,
         facts: &Facts<'_>,
-        ttl: Span,
+        ttl: Duration,
         on_expire: OnExpire,
     ) -> Result<Reserved, PlanError> {
-        let (policy, mut decision) = (self.policy(), Decision::default());
-        let reservation = self.reserve_under(&policy, facts, (ttl, on_expire), &mut decision).await?;
-        Ok(Reserved { decision, reservation })
+        self.reserve_under(&self.policy(), facts, ttl, on_expire).await
     }
 
-    /// As [`commit`](Self::commit), on any store.
+    /// Does what [`commit`](Self::commit) does, on any store.
     ///
     /// # Errors
-    /// Where the reservation is unknown or has ended, where it was committed with another cost, or where the store cannot
+    /// Returns an error if the reservation is unknown, has ended or was committed with another cost, or if the store cannot
     /// answer.
     pub async fn commit_async(&self, reservation: TraceId, actual: &ActualCost<'_>) -> Result<(), EndError> {
         self.end(Command::Commit { id: reservation, cost: actual.owned() }).await
     }
 
-    /// As [`release`](Self::release), on any store.
+    /// Does what [`release`](Self::release) does, on any store.
     ///
     /// # Errors
-    /// As for `commit_async`.
+    /// As for [`commit_async`](Self::commit_async).
     pub async fn release_async(&self, reservation: TraceId) -> Result<(), EndError> {
         self.end(Command::Release { id: reservation }).await
     }
 
-    /// As [`pause`](Self::pause), on any store.
+    /// Does what [`pause`](Self::pause) does, on any store.
     ///
     /// # Errors
-    /// Where the store cannot answer.
-    pub async fn pause_async(&self, layer: Layer, key: &str, length: Span) -> Result<bool, StoreError> {
+    /// Returns an error if the store cannot answer.
+    pub async fn pause_async(&self, layer: Layer, key: &str, length: Duration) -> Result<bool, StoreError> {
         let keys = self.policy().keys_of(layer, key);
         let known = !keys.balances.is_empty();
-        self.execute(Command::Pause { keys, until: self.clock.now().plus(length) }).await?;
+        self.execute(Command::Pause { keys, until: self.clock.now().plus(length.into()) }).await?;
         Ok(known)
     }
 
-    /// As [`forgive`](Self::forgive), on any store.
+    /// Does what [`forgive`](Self::forgive) does, on any store.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Returns an error if the store cannot answer.
     pub async fn forgive_async(&self, layer: Layer, key: &str) -> Result<(), StoreError> {
         let keys = self.policy().keys_of(layer, key);
         let (room, standings): (Vec<_>, _) = (keys.all().collect(), keys.standings.clone());
@@ -134,10 +133,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         Ok(())
     }
 
-    /// Decides one cost on one key under one limit, without a policy. Keys are digested apart from those of rules.
+    /// Decides one cost on one key under one limit, without a policy. Such keys never collide with those of rules.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Returns an error if the store cannot answer.
     pub async fn check_limit(&self, key: &str, limit: &Limit, cost: u64) -> Result<(Checked, Timestamp), StoreError> {
         let text = key;
         let key = TextKeys::new(self.policy().key(), limit).digest(text);
@@ -150,10 +149,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
-    /// How it stands with the subject under a key.
+    /// Returns the standing of the subject with this key.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Returns an error if the store cannot answer.
     pub async fn standing(&self, key: Digest) -> Result<Option<Standing>, StoreError> {
         match self.execute(Command::ReadStanding { key }).await? {
             Answer::Standing(standing) => Ok(standing.map(|standing| *standing)),
@@ -161,11 +160,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
-    /// Until when a pause, or a rule's `block_for`, denies a subject under one of its limits at least; in the past where
-    /// nothing does.
+    /// Returns until when a pause or a rule's `block_for` denies a subject under at least one of its limits; a time in the
+    /// past if nothing does.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Returns an error if the store cannot answer.
     pub async fn blocked_until(&self, keys: SubjectKeys) -> Result<Timestamp, StoreError> {
         match self.execute(Command::ReadBlock { keys }).await? {
             Answer::Blocked(until) => Ok(until),
@@ -173,10 +172,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
-    /// What is known of the account under a key.
+    /// Returns the login account with this key.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Returns an error if the store cannot answer.
     pub async fn account(&self, account: Digest) -> Result<Option<Account>, StoreError> {
         match self.execute(Command::ReadAccount { account }).await? {
             Answer::Account(account) => Ok(account.map(|account| *account)),
@@ -184,10 +183,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
-    /// What is stored of one kind, as [`Store::list`] has it.
+    /// Lists the stored records of one kind; see [`Store::list`].
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Returns an error if the store cannot answer.
     pub async fn list(&self, kind: Kind, after: Option<Digest>, limit: usize) -> Result<Vec<Listed>, StoreError> {
         self.store.list(kind, after, limit, self.clock.now()).await
     }
@@ -195,7 +194,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Executes a command on the store.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Returns an error if the store cannot answer.
     pub async fn execute(&self, command: Command) -> Result<Answer, StoreError> {
         self.store.execute(command, self.clock.now()).await
     }
@@ -215,7 +214,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         verb: Verb,
         facts: &Facts<'_>,
     ) -> Result<(Decision, Option<Receipt>), PlanError> {
-        // Whole, not guarded: a guard is a slot of its thread, which an await may leave.
+        // An `Arc`, not a guard: a guard of `arc-swap` belongs to its thread, and this may resume on another.
         let policy: Arc<Policy> = self.policy();
         let (mut plan, mut outcome, mut decision) = (Plan::new(&policy, verb), Outcome::default(), Decision::default());
         let settled = self.decide(&mut plan, facts, &mut outcome, &mut decision).await?;

@@ -1,4 +1,4 @@
-//! Bans and settings that hold on every node: a change goes to the store first, and each node follows the store's log.
+//! Bans and settings that hold on every node: a change is written to the store's log first, and each node follows the log.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -13,20 +13,20 @@ use crate::clock::Clock;
 use crate::store::{Store, StoreError};
 use crate::sync::MutexGuard;
 
-/// A setting that does not fit the policy in force, and why: it is kept, and not in force.
+/// A setting that does not fit the policy in force, and why. It is kept, but not in force.
 pub type UnfitSetting = (Owner, Arc<str>, SettingError);
 
-/// How far a node has followed the log of bans and settings.
+/// The position of a node in the log of bans and settings.
 #[derive(Debug, Default)]
 pub(super) struct Followed {
     /// Every change up to this number has been applied.
     position: u64,
-    /// Changes after that number that were made here, and so applied before the ones between.
+    /// Later changes that were made on this node, and so were applied before the ones between. The value is the number.
     ahead: BTreeMap<ControlKey, u64>,
 }
 
 impl Followed {
-    /// Whether a change of this number is to be applied: not where it, or a later one of the same key, has been.
+    /// Returns whether a change is to be applied: neither it nor a later change of the same key was applied before.
     fn is_new(&self, number: u64, change: &ControlChange) -> bool {
         number > self.position && self.ahead.get(&change.key()).is_none_or(|ahead| number > *ahead)
     }
@@ -38,12 +38,13 @@ impl Followed {
 }
 
 impl<S: Store, C: Clock> Limiter<S, C> {
-    /// Sets or lifts a ban, gives something or takes it back: on the store, and so on every node that
-    /// [follows](Self::follow_control) it, and in this process at once. Says which settings do not fit the policy in force.
+    /// Sets or lifts a ban, or sets or removes a setting: in the store, and so on every node that
+    /// [follows](Self::follow_control) it, and in this process at once. Returns the settings that do not fit the policy in
+    /// force.
     ///
     /// # Errors
-    /// Where the store cannot answer: [`StoreError::Full`] where it has room for no more. Nothing is changed in this process
-    /// then. After a timeout the store may have made the change, which is followed as any other.
+    /// Returns an error if the store cannot answer, or [`StoreError::Full`] if it has no room. Then nothing is changed in this
+    /// process. After a timeout the store may have made the change all the same, and this node follows it like any other.
     pub async fn change_control(&self, change: ControlChange) -> Result<Vec<UnfitSetting>, StoreError> {
         let number = match self.execute(Command::Control(Box::new(change.clone()))).await? {
             Answer::Controlled { number } => number,
@@ -51,18 +52,18 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         };
         let (mut unfit, is_behind) = self.apply_own(number, &change);
         if is_behind {
-            // What others have changed before. It is read again later if it cannot be read now.
+            // Other nodes have made changes before this one. If they cannot be read now, the next call reads them.
             unfit.extend(self.follow_control().await.unwrap_or_default());
         }
         Ok(unfit)
     }
 
-    /// Takes over the bans and settings that other nodes have changed since the last call; at first, all of them. Call it at
-    /// the start, and every 500 ms where other processes use the same store. While the store is away, this node goes on with
-    /// what it holds. Says which settings do not fit the policy in force.
+    /// Applies the bans and settings that other nodes have changed since the last call; the first call applies all of them.
+    /// Call it at the start, and every 500 ms if other processes use the same store. While the store is unavailable, this
+    /// node goes on with the bans and settings that it has. Returns the settings that do not fit the policy in force.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Returns an error if the store cannot answer.
     pub async fn follow_control(&self) -> Result<Vec<UnfitSetting>, StoreError> {
         let mut unfit = Vec::new();
         let mut after = self.followed().position;
@@ -84,17 +85,18 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
-    /// As [`swap`](Self::swap), with the settings that are given under the policy in force. Says which of them do not fit.
+    /// Puts another policy in force, as [`swap`](Self::swap) does, and keeps the settings of the policy before. Returns its
+    /// generation and the settings that do not fit.
     pub fn reload(&self, mut policy: Policy) -> (u64, Vec<UnfitSetting>) {
-        // Thousands of settings take a while, so most of the work is done before others have to wait. What changes meanwhile
-        // is taken over below.
+        // Thousands of settings take a while, so most of the work is done before the lock is taken. The second call, under
+        // the lock, takes over what has changed meanwhile.
         let unfit = policy.take_settings_of(&self.policy());
         let _followed = self.followed();
         policy.take_settings_of(&self.policy());
         (self.swap(policy), unfit)
     }
 
-    /// Takes back what was given until now. Every node does so by itself.
+    /// Removes the settings that end at or before `now`. Every node does so by itself; call it about twice a second.
     pub fn end_settings(&self, now: Timestamp) {
         let is_over = |(_, _, setting): &(Owner, &str, &Setting)| setting.until <= now;
         if !self.policy().settings().any(|given| is_over(&given)) {
@@ -113,7 +115,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
-    /// Applies a change that was made here. Says whether changes of others come before it that were not read yet.
+    /// Applies a change that was made on this node. Returns whether there are earlier changes that were not read yet.
     fn apply_own(&self, number: u64, change: &ControlChange) -> (Vec<UnfitSetting>, bool) {
         let mut followed = self.followed();
         if !followed.is_new(number, change) {
@@ -128,7 +130,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         (unfit, true)
     }
 
-    /// Takes over the whole set in place of what is held here: changes are missing that would say what has gone.
+    /// Replaces all bans and settings by those of the store: the log no longer has the changes that removed some.
     async fn read_whole_control(&self, is_restarted: bool) -> Result<Vec<UnfitSetting>, StoreError> {
         let mut page = self.read_control(0).await?;
         let (mut all, began) = (BTreeMap::new(), page.last);
@@ -141,7 +143,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             page = self.read_control(end).await?;
         }
         let mut followed = self.followed();
-        // Removals that were made meanwhile may be missing, or somebody else has read more: the next call decides.
+        // Removals that were made while reading may be missing, or another thread has read further: leave it to the next
+        // call.
         if page.forgotten > began || (followed.position > page.last && !is_restarted) {
             return Ok(Vec::new());
         }
@@ -169,7 +172,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
-    /// Puts changes in force in this process. The caller holds `followed`.
+    /// Applies changes in this process. The caller holds the lock on `followed`, so that changes of one key are applied in
+    /// their order.
     fn apply<'c>(&self, changes: impl Iterator<Item = &'c ControlChange>) -> Vec<UnfitSetting> {
         let (mut changed, mut unfit) = (None::<Policy>, Vec::new());
         let mut settings = Vec::new();
@@ -196,7 +200,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 
     fn followed(&self) -> MutexGuard<'_, Followed> {
-        // A poisoned lock is taken all the same: what was applied twice is the same as once.
+        // A poisoned lock is safe to use: a change that is applied twice has the same effect.
         self.followed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

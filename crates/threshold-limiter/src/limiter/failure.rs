@@ -1,7 +1,7 @@
-//! What becomes of a request when the store cannot answer: the one place where `on_store_error` is obeyed.
+//! Decisions while the store fails: the one place that applies `on_store_error`.
 //!
-//! A store that is full has answered, and what it says is a denial in every mode: it holds nothing but what must not be
-//! forgotten, and its policy says not to share.
+//! `StoreError::Full` is an answer, and a denial in every mode: the store holds only what it must not evict, and the policy
+//! forbids shared budgets.
 
 use threshold_core::command::{Answer, Command};
 use threshold_core::lockout::{Attempt, AttemptOutcome, Login, ResultOutcome, Try};
@@ -14,12 +14,12 @@ use crate::store::memory::MemoryStore;
 use crate::store::{Store as _, StoreError, at_once};
 
 impl<S, C> Limiter<S, C> {
-    /// The decision without the store. It strikes nobody, and there is no receipt for it: what a stand-in charged, the
-    /// store never heard of.
+    /// Decides without the store. The decision has no strikes and no receipt: the store does not know what the stand-in has
+    /// charged.
     #[cold]
     pub(super) fn decide_without_store(&self, plan: &Plan<'_>, error: StoreError, now: Timestamp) -> Decision {
         let reason = error.into();
-        // What has happened is not denied.
+        // A record is of something that has happened, and is never denied.
         let otherwise = || plan.decide_blind(plan.verb() == Verb::Record, reason, now);
         match (error, plan.on_store_error()) {
             (StoreError::Full, _) | (_, OnStoreError::Closed) => otherwise(),
@@ -28,14 +28,18 @@ impl<S, C> Limiter<S, C> {
                 let plan = plan.clone().without_punishment();
                 let mut outcome = Outcome::default();
                 match at_once(self.stand_in(plan.policy()).settle(&plan, now, &mut outcome)) {
-                    Ok(()) => Decision { degraded: Some(reason), ..plan.decide(&outcome) },
+                    Ok(()) => {
+                        let mut decision = plan.decide(&outcome);
+                        decision.degraded = Some(reason);
+                        decision
+                    }
                     Err(_) => otherwise(),
                 }
             }
         }
     }
 
-    /// What a login is told without the store.
+    /// Decides a login attempt without the store.
     #[cold]
     pub(super) fn attempt_without_store(
         &self,
@@ -48,9 +52,9 @@ impl<S, C> Limiter<S, C> {
         match (error, login.on_store_error) {
             (StoreError::Full, _) | (_, OnStoreError::Closed) => Err(error),
             (_, OnStoreError::Open) => {
-                // An attempt on nobody, from nowhere: its result is taken and changes nothing.
-                let nobody = Try { account: None, address: None, device: None, ..*tried };
-                Ok(login.attempt(&nobody, None, &mut Balance::default(), now))
+                // Without an account and an address the attempt is not counted, and its result changes nothing.
+                let uncounted = Try { account: None, address: None, device: None, ..*tried };
+                Ok(login.attempt(&uncounted, None, &mut Balance::default(), now))
             }
             (_, OnStoreError::Local) => {
                 let command = Command::BeginLogin { login: login.clone(), tried: *tried };
@@ -62,7 +66,7 @@ impl<S, C> Limiter<S, C> {
         }
     }
 
-    /// What a login is told after an attempt that the stand-in has decided; `None` for every other attempt.
+    /// Ends an attempt that the stand-in has decided; returns `None` for every other attempt.
     pub(super) fn result_without_store(
         &self,
         login: &Login,
@@ -71,8 +75,8 @@ impl<S, C> Limiter<S, C> {
         nonce: TraceId,
         now: Timestamp,
     ) -> Option<ResultOutcome> {
-        // Without an account nothing tells whose an attempt is. The store takes it: it gives back no charge but one it
-        // made at that very microsecond.
+        // Without an account nothing shows which store decided the attempt. The store may have it: it refunds only a
+        // charge that it made itself at that microsecond.
         let stand_in = self.stand_in.get().filter(|_| attempt.account.is_some())?;
         let command = Command::EndLogin { login: login.clone(), attempt: *attempt, success, nonce };
         match at_once(stand_in.execute(command, now)) {
@@ -81,8 +85,8 @@ impl<S, C> Limiter<S, C> {
         }
     }
 
-    /// A store of this process alone, from the first failure on. Its table is as large as the policy's, and what it does
-    /// not touch costs nothing.
+    /// Returns the stand-in for the store, created at the first failure. Its table is sized by the policy's `[memory]`;
+    /// memory that no key has used is not taken from the system.
     fn stand_in(&self, policy: &Policy) -> &MemoryStore {
         self.stand_in.get_or_init(|| MemoryStore::new(policy.memory()))
     }

@@ -1,4 +1,4 @@
-//! A login, before and after its secret is checked.
+//! Login attempts: before and after the password is checked.
 
 use std::fmt;
 
@@ -55,8 +55,9 @@ impl From<StoreError> for LoginError {
 }
 
 impl<S: ImmediateStore, C: Clock> Limiter<S, C> {
-    /// Before the secret is checked: whether it may be. Counts as a failure until the result says otherwise. Whoever is
-    /// banned, deny-listed or cooling down is refused and not counted: they cannot lock anybody.
+    /// Decides whether the secret of a login may be checked. The attempt counts as a failure until
+    /// [`login_result`](Self::login_result) reports a success. A caller who is banned, deny-listed or cooling down is refused
+    /// and not counted, and so cannot lock an account.
     ///
     /// ```
     /// use threshold_limiter::{Attempted, Limiter, LoginRequest, Policy};
@@ -66,7 +67,7 @@ impl<S: ImmediateStore, C: Clock> Limiter<S, C> {
     /// match limiter.login_attempt(&request)? {
     ///     Attempted::Refused(refusal) => println!("429 {}: {}", refusal.code(), refusal.message()),
     ///     Attempted::Allowed(attempt) => {
-    ///         let verified = false; // what the secret turned out to be
+    ///         let verified = false; // the result of checking the password
     ///         assert!(limiter.login_result(&attempt, verified)?.allowed);
     ///     }
     /// }
@@ -74,42 +75,42 @@ impl<S: ImmediateStore, C: Clock> Limiter<S, C> {
     /// ```
     ///
     /// # Errors
-    /// Where the policy has no `[login]`, where an account is named and nothing is left of its name, and where the store
+    /// Returns an error if the policy has no `[login]`, if the account's name is empty after normalisation, or if the store
     /// cannot answer.
     pub fn login_attempt(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
         at_once(self.login_attempt_async(request))
     }
 
-    /// After the secret was checked, within a minute. `attempt` is the token of the attempt.
+    /// Reports whether the secret was right. `attempt` is the token of the attempt, which is valid for a minute.
     ///
     /// # Errors
-    /// Where there is no such attempt under way, or no `[login]`.
+    /// Returns an error if the attempt is unknown or has ended, or if the policy has no `[login]`.
     pub fn login_result(&self, attempt: &str, success: bool) -> Result<LoginResult, LoginError> {
         at_once(self.login_result_async(attempt, success))
     }
 
-    /// After a reset of the account's secret: nothing is locked, and every device must log in again.
+    /// Unlocks an account after its secret was changed. All known devices become unknown.
     ///
     /// # Errors
-    /// Where the account has no name.
+    /// Returns an error if the account has no name.
     pub fn reset_account(&self, account: &str) -> Result<(), LoginError> {
         at_once(self.reset_account_async(account))
     }
 
-    /// An operator's pardon: nothing is locked, and known devices stay known.
+    /// Unlocks an account for an operator. Known devices stay known.
     ///
     /// # Errors
-    /// Where the account has no name.
+    /// Returns an error if the account has no name.
     pub fn pardon_account(&self, account: &str) -> Result<(), LoginError> {
         at_once(self.pardon_account_async(account))
     }
 }
 
 impl<S: Store, C: Clock> Limiter<S, C> {
-    /// As [`login_attempt`](Self::login_attempt), on any store.
+    /// Does what [`login_attempt`](Self::login_attempt) does, on any store.
     ///
     /// # Errors
-    /// As for `login_attempt`.
+    /// As for [`login_attempt`](Self::login_attempt).
     pub async fn login_attempt_async(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
         let policy = self.policy();
         let (login, tried, now) = self.tried(&policy, request)?;
@@ -138,10 +139,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         Ok(outcome.told(self.secrets.present(), Format::PRESENT, now))
     }
 
-    /// As [`login_result`](Self::login_result), on any store.
+    /// Does what [`login_result`](Self::login_result) does, on any store.
     ///
     /// # Errors
-    /// As for `login_result`, and where the store cannot answer.
+    /// As for [`login_result`](Self::login_result), and if the store cannot answer.
     pub async fn login_result_async(&self, attempt: &str, success: bool) -> Result<LoginResult, LoginError> {
         let policy = self.policy();
         let (login, attempt, now) = self.ended(&policy, attempt)?;
@@ -159,18 +160,18 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         Ok(outcome.told(self.secrets.present(), Format::PRESENT, now))
     }
 
-    /// As [`reset_account`](Self::reset_account), on any store.
+    /// Does what [`reset_account`](Self::reset_account) does, on any store.
     ///
     /// # Errors
-    /// Where the account has no name, and where the store cannot answer.
+    /// Returns an error if the account has no name, or if the store cannot answer.
     pub async fn reset_account_async(&self, account: &str) -> Result<(), LoginError> {
         self.change_account(account, AccountChange::Reset).await
     }
 
-    /// As [`pardon_account`](Self::pardon_account), on any store.
+    /// Does what [`pardon_account`](Self::pardon_account) does, on any store.
     ///
     /// # Errors
-    /// As for `reset_account_async`.
+    /// As for [`reset_account_async`](Self::reset_account_async).
     pub async fn pardon_account_async(&self, account: &str) -> Result<(), LoginError> {
         self.change_account(account, AccountChange::Lift).await
     }
@@ -202,10 +203,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         Ok((login, self.present_attempt(attempt), self.clock.now()))
     }
 
-    /// What is known of an account, by its name; `None` where nothing is.
+    /// Returns the account with this name; `None` if nothing is stored of it.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Returns an error if the store cannot answer.
     pub async fn account_named(&self, name: &str) -> Result<Option<Account>, StoreError> {
         let Some(account) = self.policy().account_digest(name).ok().flatten() else { return Ok(None) };
         self.rekey_account(name, account).await?;
@@ -218,8 +219,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 }
 
-/// Whether somebody may not even try. Bans and lists hold without the store; penalties are the store's to know, and without
-/// it they are asked for no more than the login itself.
+/// Returns the refusal of a caller who is barred from logging in. Bans and lists apply without the store. Penalties need it;
+/// while it fails, they follow `on_store_error` of the login.
 fn barring(
     login: &Login,
     bar: &Plan<'_>,

@@ -1,4 +1,4 @@
-//! Many requests at once: each is planned, and its memory asked for, before the one ahead of it is settled.
+//! Many requests in one call, with memory prefetched across requests.
 
 use std::sync::Arc;
 
@@ -11,52 +11,47 @@ use super::Limiter;
 use crate::clock::Clock;
 use crate::store::{ImmediateStore, at_once};
 
-/// How many are planned ahead: memory that was asked for when one of them was planned is there when it is settled. More would
-/// only take room in the processor's nearest cache.
+/// How many requests are planned ahead. While one is settled, the memory of the next is on its way; a third plan would only
+/// take room in the first-level cache.
 const AHEAD: usize = 2;
 
-/// A request that was planned, and what became of that.
+/// A planned request, or the reason why it could not be planned.
 struct Planned<'p> {
     plan: Plan<'p>,
-    fits: Result<(), PlanError>,
+    planned: Result<(), PlanError>,
 }
 
 impl<S: ImmediateStore, C: Clock> Limiter<S, C> {
-    /// Decides several requests, one after the other, under one policy. With many keys this is faster than
-    /// [`check`](Self::check) for each: each is planned, and its memory asked for, while the one before is decided.
+    /// Decides several requests, one after the other, under one policy. The answers are those of one
+    /// [`check`](Self::check) for each. With more keys than the processor's cache holds this is faster, because the memory
+    /// of each request is prefetched while the one before it is decided.
     pub fn check_many(&self, requests: &[Facts<'_>]) -> Vec<Result<Decision, PlanError>> {
-        let mut decisions = Vec::new();
-        self.check_many_into(requests, &mut decisions);
-        decisions
-    }
-
-    /// As [`check_many`](Self::check_many), in place of whatever is in `decisions`, whose memory is used again.
-    pub fn check_many_into(&self, requests: &[Facts<'_>], decisions: &mut Vec<Result<Decision, PlanError>>) {
         let policy: Guard<Arc<Policy>> = self.policy.load();
         let mut outcome = Outcome::default();
-        decisions.clear();
-        decisions.reserve(requests.len());
-        let mut planned: ArrayVec<Planned<'_>, AHEAD> = ArrayVec::new();
+        let mut decisions = Vec::with_capacity(requests.len());
+        let mut ahead: ArrayVec<Planned<'_>, AHEAD> = ArrayVec::new();
         let mut coming = requests.iter();
         for facts in coming.by_ref().take(AHEAD) {
             let mut plan = Plan::new(&policy, Verb::Check);
-            let fits = self.plan(&mut plan, facts);
-            planned.push(Planned { plan, fits });
+            let planned = self.plan(&mut plan, facts);
+            ahead.push(Planned { plan, planned });
         }
-        // Each place in turn: what was planned there is settled, and the next is planned in its stead.
+        // A ring: the plan at `turn` is settled, then its place is used for the next request to plan.
         let mut turn: usize = 0;
         for facts in requests {
-            let Some(Planned { plan, fits }) = planned.get_mut(turn) else { break };
+            let Some(Planned { plan, planned }) = ahead.get_mut(turn) else { break };
             turn = turn.wrapping_add(1) % AHEAD;
-            decisions.push(std::mem::replace(fits, Ok(())).map(|()| Decision::default()));
+            decisions.push(std::mem::replace(planned, Ok(())).map(|()| Decision::default()));
+            // Decided in place: a decision that is made elsewhere and then pushed is copied.
             if let Some(Ok(decision)) = decisions.last_mut() {
                 at_once(self.settle_of(facts, plan, &mut outcome, decision));
                 self.name_banned(plan, facts, decision);
                 self.tell(facts, decision, &policy);
             }
             if let Some(facts) = coming.next() {
-                *fits = self.plan(plan, facts);
+                *planned = self.plan(plan, facts);
             }
         }
+        decisions
     }
 }

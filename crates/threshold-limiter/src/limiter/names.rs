@@ -1,4 +1,4 @@
-//! Records by name whom a ladder has banned: a standing holds only a digest, and operators want to read who it is.
+//! Records the names of subjects that a ladder has banned: a standing holds only a digest, and operators need the name.
 
 use threshold_core::plan::SubjectKeys;
 use threshold_core::policy::Ban;
@@ -9,8 +9,8 @@ use crate::clock::Clock;
 use crate::store::{Command, Store, StoreError};
 
 impl<S: Store, C: Clock> Limiter<S, C> {
-    /// Records the subjects that this decision's strikes have banned. Called for every decision, before observers hear of
-    /// it and before anybody waits for the disk.
+    /// Records the subjects that this decision's strikes have banned. Called for every decision, before observers are
+    /// notified and before anyone waits for the disk: the name must be in the journal no later than the ban.
     #[inline]
     pub(crate) fn name_banned(&self, plan: &Plan<'_>, facts: &Facts<'_>, decision: &Decision) {
         if decision.escalations.iter().any(|strike| strike.rung.ban.is_some()) {
@@ -32,10 +32,10 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
-    /// Ends the penalties of the subject under a key, and forgets its strikes and its name.
+    /// Ends the penalties of the subject with this key, and removes its strikes and its name.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Returns an error if the store cannot answer.
     pub async fn forgive_standing(&self, key: Digest) -> Result<(), StoreError> {
         let keys = SubjectKeys { standings: [key].into(), ..SubjectKeys::default() };
         self.execute(Command::Forgive { keys }).await?;

@@ -1,5 +1,5 @@
-//! While the secret is rotated: what is stored under digests of the old secret is found, and moves to those of the present
-//! one when whomever it is about comes back.
+//! Rotation of the secret: records that are stored under digests of the old secret move to digests of the present one when a
+//! request needs them.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -17,18 +17,18 @@ use crate::clock::Clock;
 use crate::store::{Store, StoreError};
 use crate::sync::{Mutex, MutexGuard};
 
-/// How many digests are remembered that have moved: receipts and attempts from before the rotation name old ones. It takes
-/// some megabytes, and only while the secret is rotated.
+/// How many moved digests are remembered: receipts and login attempts from before the rotation refer to old digests. They take
+/// some megabytes, only during a rotation.
 const MAX_MOVED: usize = 1 << 16;
 
-/// The policy in force, digested with the key of the old secret.
+/// The policy in force under the key of the old secret.
 pub(super) struct Previous {
     key: DigestKey,
     policy: ArcSwap<Policy>,
     moved: Mutex<Moved>,
 }
 
-/// The latest digests that have moved, and where to.
+/// The digests that have moved most recently, and their new digests.
 #[derive(Default)]
 struct Moved {
     to: HashMap<Digest, Digest>,
@@ -54,13 +54,13 @@ impl Previous {
         Self { key, policy, moved: Mutex::default() }
     }
 
-    /// Where what was stored under a digest is now; the same where it has not moved.
+    /// Returns the digest that a record is stored under now.
     fn present(&self, digest: Digest) -> Digest {
         self.moved().to.get(&digest).copied().unwrap_or(digest)
     }
 
     fn moved(&self) -> MutexGuard<'_, Moved> {
-        // A poisoned lock is taken all the same: an entry is never half there.
+        // A poisoned lock is safe to use: an entry is never half inserted.
         self.moved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -68,7 +68,7 @@ impl Previous {
         self.policy.store(Arc::new(policy.clone().with_key(self.key)));
     }
 
-    /// Shows `policy` under the old key: that is at hand unless it is not in force any more, or not yet.
+    /// Calls `show` with `policy` under the old key. That of the policy in force is at hand; any other is derived.
     fn under<T>(&self, policy: &Policy, show: impl FnOnce(&Policy) -> T) -> T {
         let held = self.policy.load();
         let own = if held.generation() == policy.generation() {
@@ -81,8 +81,7 @@ impl Previous {
 }
 
 impl<S: Store, C: Clock> Limiter<S, C> {
-    /// As [`settle`](Self::settle), of a plan of these facts. While the secret is rotated, everything that the plan needs is
-    /// moved first.
+    /// Settles a plan of these facts. During a rotation, moves the records that the plan needs first.
     #[inline]
     pub(super) async fn settle_of(
         &self,
@@ -94,7 +93,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self.settle_moving(self.moves_of(facts, plan), plan, outcome, decision).await
     }
 
-    /// What a plan of these facts needs and has to be moved first; nothing, unless the secret is rotated.
+    /// Returns the records that must move before a plan of these facts is settled; `None` unless the secret is rotated.
     #[inline]
     pub(crate) fn moves_of(&self, facts: &Facts<'_>, plan: &Plan<'_>) -> Option<Box<Rekeyed>> {
         let previous = self.previous.as_ref()?;
@@ -106,7 +105,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         })
     }
 
-    /// As [`settle`](Self::settle), after [what has to be moved](Self::moves_of).
+    /// Settles a plan after [the records that it needs](Self::moves_of) have moved.
     #[inline]
     pub(crate) async fn settle_moving(
         &self,
@@ -116,7 +115,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         decision: &mut Decision,
     ) -> bool {
         if let Some(moves) = moves {
-            // In a box: it is seldom there, and would take room in every decision.
+            // Boxed: it is needed during a rotation only, and would enlarge the future of every decision.
             if let Err(error) = Box::pin(self.rekey(*moves)).await {
                 *decision = self.decide_without_store(plan, error, self.clock.now());
                 return false;
@@ -125,7 +124,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self.settle(plan, outcome, decision).await
     }
 
-    /// Before a login: the account, its address's budget, and the penalties of whoever tries.
+    /// Moves the records of a login attempt: the account, the budget of the address, and the caller's penalties.
     pub(super) async fn rekey_login(
         &self,
         policy: &Policy,
@@ -149,7 +148,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self.rekey(rekeyed).await
     }
 
-    /// Before somebody looks at an account, or changes it, by its name.
+    /// Moves the record of an account that is read or changed by its name.
     pub(super) async fn rekey_account(&self, name: &str, new: Digest) -> Result<(), StoreError> {
         let digest = |previous: &Previous| previous.policy.load().account_digest(name).ok().flatten();
         let old = self.previous.as_ref().and_then(digest);
@@ -157,17 +156,18 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self.rekey(Rekeyed { accounts, ..Rekeyed::default() }).await
     }
 
-    /// Before one limit that stands alone is asked.
+    /// Moves the balance of a key that is checked without a policy.
     pub(super) async fn rekey_text(&self, text: &str, new: Digest, limit: &Limit) -> Result<(), StoreError> {
         let old = self.previous.as_ref().map(|previous| TextKeys::new(previous.key, limit).digest(text));
         let balances = old.map(|old| (old, new, *limit)).into_iter().collect();
         self.rekey(Rekeyed { balances, ..Rekeyed::default() }).await
     }
 
-    /// Before somebody looks at how it stands with a subject. Without a rotation under way there is nothing to do.
+    /// Moves the standings of a subject, so that they can be read by their present digests. Does nothing unless the secret is
+    /// rotated.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Returns an error if the store cannot answer.
     pub async fn rekey_subject(&self, layer: Layer, key: &str) -> Result<(), StoreError> {
         let Some(previous) = &self.previous else { return Ok(()) };
         let policy = self.policy();
@@ -175,7 +175,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self.rekey(Rekeyed { standings, ..Rekeyed::default() }).await
     }
 
-    /// Forgets what is still stored of a subject under digests of the old secret.
+    /// Removes what is still stored of a subject under digests of the old secret.
     pub(super) async fn forgive_previous(&self, layer: Layer, key: &str) -> Result<(), StoreError> {
         let Some(previous) = &self.previous else { return Ok(()) };
         let keys = previous.policy.load().keys_of(layer, key);
@@ -188,7 +188,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
         let now = self.clock.now();
         for (old, new) in &rekeyed.standings {
-            // One whose name is hidden is found by its digest alone.
+            // The name of a ban is stored under the digest too, and must move with it.
             if let Some(ban) = self.bans.named(*old) {
                 self.bans.forget_name(*old);
                 self.bans.name(*new, ban, now);
@@ -204,7 +204,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         Ok(())
     }
 
-    /// A receipt in the terms of what is stored now.
+    /// Returns a receipt with the digests that its balances are stored under now.
     pub(super) fn present_receipt<'r>(&self, receipt: &'r Receipt) -> Cow<'r, Receipt> {
         match &self.previous {
             Some(previous) => Cow::Owned(receipt.rekeyed(|key| previous.present(key))),
@@ -212,7 +212,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
-    /// An attempt in the terms of what is stored now.
+    /// Returns a login attempt with the digests that its records are stored under now.
     pub(super) fn present_attempt(&self, mut attempt: Attempt) -> Attempt {
         let Some(previous) = &self.previous else { return attempt };
         let present = |digest: Option<Digest>| digest.map(|digest| previous.present(digest));

@@ -1,4 +1,4 @@
-//! Who a request's bearer token names.
+//! The verified claims of a request's bearer token.
 
 use threshold_core::address::Headers;
 use threshold_core::policy::{Claims, Policy};
@@ -9,7 +9,7 @@ use crate::observer::TokenRefused;
 use crate::store::Store;
 
 impl<S: Store, C: Clock> Limiter<S, C> {
-    /// The claims of a request's token at this moment. A token that does not hold names nobody, and observers are told.
+    /// Returns the claims of a request's bearer token. A token that does not verify yields none, and observers are notified.
     pub(crate) fn claims<H: Headers + ?Sized>(&self, policy: &Policy, headers: &H) -> Option<Claims> {
         match policy.claims(headers, || self.now()) {
             Ok(claims) => claims,

@@ -1,42 +1,41 @@
-//! Decisions under a policy that their caller holds: an answer then names the rules it was decided by, and the answers of a
-//! list are all decided by the same ones, whatever policy is put in force meanwhile.
+//! Decisions under a policy that the caller holds: the caller can then look up the rules that decided, and decide a list of
+//! requests under one policy, even if another policy comes into force meanwhile.
+
+use std::time::Duration;
 
 use threshold_core::command::Command;
 use threshold_core::explain::Explained;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
 use threshold_core::receipt::OnExpire;
-use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Receipt, Span, Timestamp, TraceId};
+use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Receipt, Timestamp};
 
-use super::{Limiter, traced};
+use super::{Limiter, Reserved, traced};
 use crate::clock::Clock;
 use crate::random_id;
 use crate::store::{Store, StoreError};
 
 impl<S: Store, C: Clock> Limiter<S, C> {
-    /// Checks, peeks or records under a policy that [`policy`](Self::policy) gave, in force or not any more. Returns what
-    /// `keep` makes of the receipt, if anything was charged.
-    ///
-    /// The decision is written in place of whatever is in `decision`, and the receipt is lent: both are some kilobytes, and
-    /// moving them takes as long as making them.
+    /// Checks, peeks or records under a policy that [`policy`](Self::policy) has returned, whether or not it is still in
+    /// force. Returns a receipt if anything was charged.
     ///
     /// # Errors
     /// As for [`check`](Self::check).
-    pub async fn decide_under<T>(
+    pub async fn decide_under(
         &self,
         policy: &Policy,
         verb: Verb,
         facts: &Facts<'_>,
-        decision: &mut Decision,
-        keep: impl FnOnce(&Receipt) -> T,
-    ) -> Result<Option<T>, PlanError> {
-        let (mut plan, mut outcome) = (Plan::new(policy, verb), Outcome::default());
-        let settled = self.decide(&mut plan, facts, &mut outcome, decision).await?;
-        let receipt = if settled && decision.allowed() { plan.receipt(&outcome) } else { None };
-        Ok(receipt.as_ref().filter(|_| verb != Verb::Peek).map(keep))
+    ) -> Result<(Decision, Option<Receipt>), PlanError> {
+        let (mut plan, mut outcome, mut decision) = (Plan::new(policy, verb), Outcome::default(), Decision::default());
+        let settled = self.decide(&mut plan, facts, &mut outcome, &mut decision).await?;
+        let charged = settled && decision.allowed() && verb != Verb::Peek;
+        let receipt = if charged { plan.receipt(&outcome) } else { None };
+        Ok((decision, receipt))
     }
 
-    /// As [`reserve`](Self::reserve), and as [`decide_under`](Self::decide_under). Returns what to end the reservation by.
+    /// Reserves under a policy that the caller holds; see [`reserve`](Self::reserve) and
+    /// [`decide_under`](Self::decide_under).
     ///
     /// # Errors
     /// As for [`check`](Self::check).
@@ -44,49 +43,50 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         &self,
         policy: &Policy,
         facts: &Facts<'_>,
-        (ttl, on_expire): (Span, OnExpire),
-        decision: &mut Decision,
-    ) -> Result<Option<TraceId>, PlanError> {
+        ttl: Duration,
+        on_expire: OnExpire,
+    ) -> Result<Reserved, PlanError> {
         let (mut plan, mut outcome) = (Plan::new(policy, Verb::Check), Outcome::default());
-        let settled = self.settle_planned(&mut plan, facts, &mut outcome, decision).await?;
-        let mut reservation = None;
-        if settled && decision.allowed() {
+        let mut reserved = Reserved { decision: Decision::default(), reservation: None };
+        let settled = self.settle_planned(&mut plan, facts, &mut outcome, &mut reserved.decision).await?;
+        if settled && reserved.decision.allowed() {
             let now = outcome.at();
             let receipt = Box::new(plan.holding(&outcome));
             let id = receipt.id();
-            match self.store.execute(Command::Reserve { receipt: receipt.clone(), ttl, on_expire }, now).await {
-                Ok(_) => reservation = Some(id),
+            let command = Command::Reserve { receipt: receipt.clone(), ttl: ttl.into(), on_expire };
+            match self.store.execute(command, now).await {
+                Ok(_) => reserved.reservation = Some(id),
                 Err(error) => {
                     self.withdraw(receipt, error, now).await;
-                    *decision = self.decide_without_store(&plan, error, now);
+                    reserved.decision = self.decide_without_store(&plan, error, now);
                 }
             }
         }
-        self.tell(facts, decision, policy);
-        Ok(reservation)
+        self.tell(facts, &reserved.decision, policy);
+        Ok(reserved)
     }
 
-    /// As [`explain`](Self::explain), with what [`peek`](Self::peek) would answer. No observer hears of it: who asks about
-    /// a decision does not ask to cross.
+    /// Returns which rules a request matches, by which keys, why the others do not match, and what [`peek`](Self::peek)
+    /// would answer. Observers do not see this decision: it explains one and admits nothing.
     ///
     /// # Errors
     /// As for [`check`](Self::check).
-    pub async fn explain_under<T>(
+    pub async fn explain_under<'p>(
         &self,
-        policy: &Policy,
+        policy: &'p Policy,
         facts: &Facts<'_>,
-        read: impl FnOnce(&[Explained<'_>], &Decision) -> T,
-    ) -> Result<T, PlanError> {
+    ) -> Result<(Vec<Explained<'p>>, Decision), PlanError> {
         let facts = traced(facts);
         let (mut outcome, mut decision) = (Outcome::default(), Decision::default());
         self.settle_of(&facts, &policy.plan_for(Verb::Peek, &facts)?, &mut outcome, &mut decision).await;
-        Ok(read(&policy.explain(&facts), &decision))
+        Ok((policy.explain(&facts), decision))
     }
 
-    /// Fills the plan, settles it, decides, and tells observers. Says whether the store answered; where not, the outcome
-    /// says nothing.
+    /// Fills the plan, settles it, decides, and notifies observers. Returns whether the store answered; if not, `outcome` is
+    /// not filled in.
     ///
-    /// What is large is the caller's, so that nothing of it is moved.
+    /// The caller provides the plan, the outcome and the decision: together they are some kilobytes, and an async fn would
+    /// copy them on every await if it returned them.
     #[inline]
     pub(crate) async fn decide(
         &self,
@@ -114,7 +114,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         Ok(settled)
     }
 
-    /// Plans a request, and has the store fetch what it will need while there is still something else to do.
+    /// Plans a request. Each key is prefetched as soon as it is known, so that memory latency overlaps with the planning.
     #[inline]
     pub(crate) fn plan(&self, plan: &mut Plan<'_>, facts: &Facts<'_>) -> Result<(), PlanError> {
         plan.fill_expecting(facts, |key| self.store.prefetch(key))?;
@@ -122,7 +122,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         Ok(())
     }
 
-    /// Settles a plan and decides. Says whether the store answered; where not, the outcome says nothing.
+    /// Settles a plan and decides. Returns whether the store answered; if not, `outcome` is not filled in.
     #[inline]
     pub(crate) async fn settle(&self, plan: &Plan<'_>, outcome: &mut Outcome, decision: &mut Decision) -> bool {
         plan.prepare(decision);
@@ -139,12 +139,13 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
-    /// Gives back what was charged for a reservation that was not kept, if the store hears of it. Where that is not known,
-    /// it may have been kept all the same: a refund is remembered, and refused where there is a reservation.
+    /// Gives back the charges of a reservation that the store did not confirm.
     async fn withdraw(&self, holding: Box<Receipt>, error: StoreError, now: Timestamp) {
         let keys: Vec<_> = holding.keys().collect();
         let command = match error {
             StoreError::Full => Command::GiveBack(holding),
+            // The store may have kept the reservation all the same. A refund is remembered by id, and refused where there
+            // is a reservation, so it cannot give back twice.
             StoreError::Timeout | StoreError::Unavailable => Command::Refund(holding),
         };
         let _ = self.store.execute(command, now).await;

@@ -1,4 +1,4 @@
-//! Decision → answer: fields for those who cross, a whole response for those who do not.
+//! Decision → response: header fields for an allowed request, a whole response for a refused one.
 
 use bytes::Bytes;
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, SET_COOKIE};
@@ -10,22 +10,22 @@ use threshold_core::{Decision, Facts, PlanError, Policy};
 
 use super::request_facts::BadRequest;
 
-/// The codes of gRPC that a refusal may have.
+/// The gRPC status codes of refusals.
 const INVALID_ARGUMENT: u8 = 3;
 const RESOURCE_EXHAUSTED: u8 = 8;
 const UNAVAILABLE: u8 = 14;
 
-/// How a client reads a refusal.
+/// The format of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// As a status and a body.
+    /// An HTTP status and a body.
     Http(BodyForm),
-    /// As a code and a message of gRPC.
+    /// A gRPC status and message.
     Grpc,
 }
 
 impl Form {
-    /// What a request asks for.
+    /// Returns the format that a request asks for.
     pub(super) fn of(headers: &HeaderMap) -> Self {
         let text = |value: &HeaderValue| value.to_str().unwrap_or_default().to_ascii_lowercase();
         if headers.get(CONTENT_TYPE).is_some_and(|value| text(value).starts_with("application/grpc")) {
@@ -36,7 +36,7 @@ impl Form {
     }
 }
 
-/// The fields of any answer.
+/// Returns the header fields of a decision.
 pub(super) fn fields(decision: &Decision, policy: &Policy) -> HeaderMap {
     let fields = header_fields(decision, policy);
     let mut headers = HeaderMap::with_capacity(fields.len());
@@ -48,7 +48,7 @@ pub(super) fn fields(decision: &Decision, policy: &Policy) -> HeaderMap {
     headers
 }
 
-/// The names that core gives, which need not be read letter by letter for each answer.
+/// Returns the name of a field. The usual names are constants, so that they are not parsed for each response.
 fn field_name(name: &'static str) -> Option<HeaderName> {
     Some(match name {
         "X-RateLimit-Limit" => HeaderName::from_static("x-ratelimit-limit"),
@@ -60,7 +60,8 @@ fn field_name(name: &'static str) -> Option<HeaderName> {
     })
 }
 
-/// Sets fields, except those that are there: what is closer to the answer knows better, a second limiter for instance.
+/// Adds fields that the response does not have yet. Those that it has were set closer to the service, for instance by a second
+/// limiter, and stay.
 pub(super) fn add_fields(headers: &mut HeaderMap, mut fields: HeaderMap) {
     if headers.is_empty() {
         *headers = fields;
@@ -68,7 +69,7 @@ pub(super) fn add_fields(headers: &mut HeaderMap, mut fields: HeaderMap) {
     }
     headers.reserve(fields.len());
     for (name, value) in fields.drain() {
-        // A second line under one name has none; there is no such field.
+        // `drain` yields no name for the second value of a field; of ours, no field has two.
         let Some(name) = name else { continue };
         if name == SET_COOKIE {
             headers.append(name, value);
@@ -78,7 +79,7 @@ pub(super) fn add_fields(headers: &mut HeaderMap, mut fields: HeaderMap) {
     }
 }
 
-/// The answer to a request that may not cross.
+/// Returns the response to a denied request.
 pub(super) fn denial(decision: &Decision, policy: &Policy, facts: &Facts<'_>, form: Form) -> Response<Bytes> {
     let mut response = match form {
         Form::Grpc => {
@@ -95,7 +96,7 @@ pub(super) fn denial(decision: &Decision, policy: &Policy, facts: &Facts<'_>, fo
     response
 }
 
-/// The answer to a request that cannot be decided. It names no rule, since none of them has said what may be told.
+/// Returns the response to a request that cannot be decided. It names no rule, since no rule's `disclosure` applies.
 pub(super) fn impossible(error: &PlanError, form: Form) -> Response<Bytes> {
     let (status, code, name, title) = match error {
         PlanError::CostExceedsLimit { cost_of: CostOf::Bytes, .. } => {
@@ -111,7 +112,7 @@ pub(super) fn impossible(error: &PlanError, form: Form) -> Response<Bytes> {
     undecided((status, code, name, title), form)
 }
 
-/// The answer where the policy in force cannot be served.
+/// Returns the response while the policy in force cannot be served.
 pub(super) fn unavailable(form: Form) -> Response<Bytes> {
     undecided((503, UNAVAILABLE, "unavailable", "Temporarily unavailable"), form)
 }
@@ -129,7 +130,7 @@ fn undecided((status, code, name, title): (u16, u8, &str, &str), form: Form) -> 
     not_stored(response)
 }
 
-/// The answer to a request whose path is not matched. It says what is wrong with the path, and repeats nothing of it.
+/// Returns the response to a request whose path cannot be matched. It describes the mistake and repeats nothing of the path.
 fn bad_path(error: PathError, form: Form) -> Response<Bytes> {
     let (status, name, title) = match error {
         PathError::TooLong => (414, "uri_too_long", "The path is too long"),
@@ -138,12 +139,12 @@ fn bad_path(error: PathError, form: Form) -> Response<Bytes> {
     refusal((status, name, title), "path", &error.to_string(), form)
 }
 
-/// The answer to a request that can be read in two ways.
+/// Returns the response to an ambiguous request.
 pub(super) fn bad_request(bad: BadRequest, form: Form) -> Response<Bytes> {
     refusal((400, "bad_request", "Bad request"), bad.field, bad.message, form)
 }
 
-/// The answer to a request that is refused undecided. `message` needs no escapes in JSON.
+/// Returns the response to a request that is refused without a decision. `message` must need no escapes in JSON.
 fn refusal((status, name, title): (u16, &str, &str), field: &str, message: &str, form: Form) -> Response<Bytes> {
     let response = match form {
         Form::Grpc => grpc(INVALID_ARGUMENT, message),
@@ -173,7 +174,7 @@ fn http(status: u16, content_type: &'static str, text: String) -> Response<Bytes
     response
 }
 
-/// Nothing but trailers, which in HTTP are then the header: the status is 200, and there is no body.
+/// Returns a gRPC response of trailers only: the status is 200, the trailers are in the header, and there is no body.
 fn grpc(code: u8, message: &str) -> Response<Bytes> {
     let mut response = Response::new(Bytes::new());
     let headers = response.headers_mut();
@@ -185,7 +186,7 @@ fn grpc(code: u8, message: &str) -> Response<Bytes> {
     response
 }
 
-/// As gRPC writes messages: everything but printable ASCII, and the percent sign itself.
+/// Percent-encodes a message as gRPC does: everything but printable ASCII, and the percent sign itself.
 fn percent_encoded(message: &str) -> String {
     let mut encoded = String::with_capacity(message.len());
     for byte in message.bytes() {
@@ -202,12 +203,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_of_grpc_is_printable_ascii() {
+    fn a_grpc_message_is_printable_ascii() {
         assert_eq!(percent_encoded("100 % of 5\n€"), "100 %25 of 5%0A%E2%82%AC");
     }
 
     #[test]
-    fn the_form_is_what_the_client_reads() {
+    fn the_form_is_what_the_client_accepts() {
         let check = |name: &'static str, value: &'static str, expect: Form| {
             let headers = [(HeaderName::from_static(name), HeaderValue::from_static(value))].into_iter().collect();
             assert_eq!(Form::of(&headers), expect, "{name}: {value}");
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limiter_that_cannot_count_does_not_wave_through() {
+    fn a_request_with_too_many_rules_is_refused() {
         let status = |form| impossible(&PlanError::TooManyRules, form).status().as_u16();
         assert_eq!(status(Form::Http(BodyForm::Json)), 503);
         assert_eq!(status(Form::Http(BodyForm::Problem)), 503);
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_answer_says_already_stays() {
+    fn fields_of_the_service_stay() {
         let mut headers: HeaderMap = [(HeaderName::from_static("ratelimit"), HeaderValue::from_static("own"))]
             .into_iter()
             .chain([(SET_COOKIE, HeaderValue::from_static("a=1"))])

@@ -1,4 +1,4 @@
-//! Work that goes on after its request has left: giving back what it held, and decisions that a store has not answered yet.
+//! Background tasks: decisions and refunds that continue after the client has left.
 
 use std::fmt;
 use std::future::Future;
@@ -8,38 +8,38 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-/// The most pieces of work under way at once. Each takes some kilobytes and ends with the deadline of its store.
-const MAX_UNDER_WAY: usize = 10_000;
+/// The most tasks at once. Each takes some kilobytes, and ends no later than the deadline of its store.
+const MAX_TASKS: usize = 10_000;
 
 /// A bounded number of tasks on the runtime that the layer is called on.
 #[derive(Clone)]
 pub(super) struct Background {
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl Background {
     pub(super) fn new() -> Self {
-        Self::with_room(MAX_UNDER_WAY)
+        Self::with_max(MAX_TASKS)
     }
 
-    fn with_room(room: usize) -> Self {
-        Self { room: Arc::new(Semaphore::new(room)) }
+    fn with_max(max: usize) -> Self {
+        Self { permits: Arc::new(Semaphore::new(max)) }
     }
 
-    /// Starts a piece of work.
+    /// Spawns a task.
     ///
     /// # Errors
-    /// Gives it back where there is no room, or no runtime.
+    /// Returns the future unchanged if there are too many tasks, or no tokio runtime.
     pub(super) fn start<F>(&self, work: F) -> Result<JoinHandle<F::Output>, F>
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        let (Ok(runtime), Ok(place)) = (Handle::try_current(), Arc::clone(&self.room).try_acquire_owned()) else {
+        let (Ok(runtime), Ok(permit)) = (Handle::try_current(), Arc::clone(&self.permits).try_acquire_owned()) else {
             return Err(work);
         };
         Ok(runtime.spawn(async move {
             let done = work.await;
-            drop(place);
+            drop(permit);
             done
         }))
     }
@@ -47,7 +47,7 @@ impl Background {
 
 impl fmt::Debug for Background {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Background").field("room", &self.room.available_permits()).finish()
+        f.debug_struct("Background").field("permits", &self.permits.available_permits()).finish()
     }
 }
 
@@ -57,8 +57,8 @@ mod tests {
     use tokio::sync::oneshot;
 
     #[tokio::test]
-    async fn work_beyond_the_room_is_given_back_and_there_is_room_again_when_some_has_ended() {
-        let background = Background::with_room(2);
+    async fn too_many_tasks_are_refused_until_one_has_ended() {
+        let background = Background::with_max(2);
         let mut ends = Vec::new();
         let work = |ends: &mut Vec<oneshot::Sender<u8>>| {
             let (end, ended) = oneshot::channel();
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_given_back_where_there_is_no_runtime() {
+    fn without_a_runtime_every_task_is_refused() {
         assert!(Background::new().start(async {}).is_err());
     }
 }

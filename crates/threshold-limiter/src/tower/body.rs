@@ -1,4 +1,4 @@
-//! The bodies on both sides of a service: what streams in is counted, what is held ends with what streams out.
+//! The bodies of requests and responses: one counts the bytes that stream in, the other ends the request when it ends.
 
 use std::fmt;
 use std::pin::Pin;
@@ -14,8 +14,8 @@ use super::pending_charges::{AnyLimiter, PendingCharges, without_waiting};
 use super::request_facts::RequestFacts;
 
 pin_project! {
-    /// The body of a request. Where limits count bytes and nobody knows how many will come, it counts what streams, and
-    /// records it when it ends or is dropped.
+    /// The body of a request. If a limit counts bytes and the length is not known, it counts the bytes that stream, and
+    /// records them when it ends or is dropped.
     #[derive(Debug)]
     pub struct RequestBody<B> {
         #[pin]
@@ -57,7 +57,7 @@ impl<B: Body> Body for RequestBody<B> {
     }
 }
 
-/// The bytes of one request, recorded when this is dropped.
+/// Counts the bytes of one request, and records them when it is dropped.
 pub(super) struct Count {
     pub(super) limiter: Arc<dyn AnyLimiter>,
     pub(super) background: Background,
@@ -67,7 +67,7 @@ pub(super) struct Count {
 
 impl Drop for Count {
     fn drop(&mut self) {
-        // What the request said of its length was charged when it came; a length that was too small is made up for.
+        // The announced length was charged when the request came. Charge only what streamed beyond it.
         let more = self.seen.saturating_sub(self.request_facts.bytes.unwrap_or(0));
         if more > 0 {
             let (limiter, request_facts) =
@@ -84,7 +84,7 @@ impl fmt::Debug for Count {
 }
 
 pin_project! {
-    /// The body of an answer: the service's own, for as long as which the request holds what it holds, or a refusal.
+    /// The body of a response: that of the service or, for a refusal, a text. Concurrency is held until it ends or is dropped.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
@@ -111,7 +111,7 @@ impl<B> ResponseBody<B> {
     }
 }
 
-/// No body at all, for middleware around this one that answers by itself.
+/// An empty body, for middleware around this one that answers by itself.
 impl<B> Default for ResponseBody<B> {
     fn default() -> Self {
         Self { kind: Kind::Refusal { text: None } }

@@ -1,4 +1,4 @@
-//! The answer to come: at once for a refusal, after a wait for some, and else when the service has it.
+//! The response future: a state machine from the decision to the service's response.
 
 use std::fmt;
 use std::future::Future;
@@ -15,11 +15,12 @@ use tower_service::Service;
 
 use super::answer::add_fields;
 use super::body::{RequestBody, ResponseBody};
-use super::gate::{Admission, Crossing, Slowed, Strike};
+use super::gate::{Admission, Allowed, Delayed, Strike};
 use super::pending_charges::Boxed;
 
 pin_project! {
-    /// The answer of a [`ThresholdService`](super::ThresholdService). Dropped early, it gives back what the request holds.
+    /// The response of a [`ThresholdService`](super::ThresholdService). If it is dropped early, the concurrency that the request
+    /// holds is given back.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, B>
     where
@@ -38,29 +39,29 @@ pin_project! {
     {
         /// The store has not answered yet.
         Deciding { deciding: Boxed<'static, Admission>, arrived: Option<Arrived<S, B>> },
-        /// Refused, and not told yet.
+        /// The request is refused; the response may wait for a strike to be on disk.
         Refused { response: Option<Response<Bytes>>, strike: Strike },
-        /// Waiting before it may cross.
+        /// The request is delayed.
         Waiting { #[pin] sleep: Sleep, entering: Option<Entering<S, B>> },
-        /// Waiting for the service to be ready.
+        /// The request waits for the service to be ready.
         Entering { entering: Option<Entering<S, B>> },
-        /// It has waited, and its charges are moved to now.
-        Renewing { renewing: Boxed<'static, Crossing>, entered: Option<(S, Request<RequestBody<B>>)> },
-        /// The service is at work.
-        Called { #[pin] future: S::Future, crossing: Option<Crossing> },
-        /// The service has answered, and a strike is being written down.
-        Answered { answer: Option<S::Response>, crossing: Option<Crossing> },
+        /// The delay is over, and the charges are moved to the present.
+        Renewing { renewing: Boxed<'static, Allowed>, entered: Option<(S, Request<RequestBody<B>>)> },
+        /// The service handles the request.
+        Called { #[pin] future: S::Future, allowed: Option<Allowed> },
+        /// The service has answered; the response may wait for a strike to be on disk.
+        Answered { answer: Option<S::Response>, allowed: Option<Allowed> },
     }
 }
 
-/// A request that the store is asked about.
+/// A request whose decision is pending.
 pub(super) struct Arrived<S, B> {
     pub(super) service: S,
     pub(super) parts: Parts,
     pub(super) body: B,
 }
 
-/// A request that is to cross when the service is ready.
+/// A request that is called when the service is ready.
 struct Entering<S, B> {
     service: S,
     request: Request<RequestBody<B>>,
@@ -68,10 +69,10 @@ struct Entering<S, B> {
 }
 
 enum Admitted {
-    /// At once.
-    Now(Crossing),
-    /// It has waited.
-    Slowed(Box<Slowed>),
+    /// Without a delay.
+    Now(Allowed),
+    /// After a delay.
+    Delayed(Box<Delayed>),
 }
 
 impl<S, B> ResponseFuture<S, B>
@@ -79,15 +80,15 @@ where
     S: Service<Request<RequestBody<B>>>,
 {
     pub(super) fn passing(future: S::Future) -> Self {
-        Self { stage: Stage::Called { future, crossing: None } }
+        Self { stage: Stage::Called { future, allowed: None } }
     }
 
-    pub(super) fn crossing(future: S::Future, crossing: Crossing) -> Self {
-        Self { stage: Stage::Called { future, crossing: Some(crossing) } }
+    pub(super) fn allowed(future: S::Future, allowed: Allowed) -> Self {
+        Self { stage: Stage::Called { future, allowed: Some(allowed) } }
     }
 
-    pub(super) fn waiting(service: S, request: Request<RequestBody<B>>, slowed: Box<Slowed>) -> Self {
-        Self { stage: Stage::waiting(service, request, slowed) }
+    pub(super) fn waiting(service: S, request: Request<RequestBody<B>>, delayed: Box<Delayed>) -> Self {
+        Self { stage: Stage::waiting(service, request, delayed) }
     }
 
     pub(super) fn deciding(deciding: Boxed<'static, Admission>, arrived: Arrived<S, B>) -> Self {
@@ -99,7 +100,7 @@ where
     }
 }
 
-/// Why a part of a stage is there: it is taken in the poll that ends the stage, and no poll follows an answer.
+/// Why `take` finds a value: each part is taken in the poll that ends its stage, and a future is not polled after it is ready.
 const ONCE: &str = "a stage ends once";
 
 impl<S, B, ResBody> Future for ResponseFuture<S, B>
@@ -125,8 +126,8 @@ where
                 StageProjected::Waiting { sleep, entering } => {
                     ready!(sleep.poll(cx));
                     let mut entering = entering.take().expect(ONCE);
-                    if let Admitted::Slowed(slowed) = &mut entering.admitted {
-                        slowed.leave_pool();
+                    if let Admitted::Delayed(delayed) = &mut entering.admitted {
+                        delayed.release_permit();
                     }
                     Stage::Entering { entering: Some(entering) }
                 }
@@ -135,19 +136,19 @@ where
                     entering.take().expect(ONCE).enter()
                 }
                 StageProjected::Renewing { renewing, entered } => {
-                    let crossing = ready!(renewing.as_mut().poll(cx));
+                    let allowed = ready!(renewing.as_mut().poll(cx));
                     let (service, request) = entered.take().expect(ONCE);
-                    Stage::called(service, request, crossing)
+                    Stage::called(service, request, allowed)
                 }
-                StageProjected::Called { future, crossing } => {
+                StageProjected::Called { future, allowed } => {
                     let answer = ready!(future.poll(cx))?;
-                    Stage::Answered { answer: Some(answer), crossing: crossing.take() }
+                    Stage::Answered { answer: Some(answer), allowed: allowed.take() }
                 }
-                StageProjected::Answered { answer, crossing } => {
-                    if let Some(crossing) = crossing {
-                        ready!(crossing.strike.poll(cx));
+                StageProjected::Answered { answer, allowed } => {
+                    if let Some(allowed) = allowed {
+                        ready!(allowed.strike.poll(cx));
                     }
-                    return Poll::Ready(Ok(answered(answer.take().expect(ONCE), crossing.take())));
+                    return Poll::Ready(Ok(answered(answer.take().expect(ONCE), allowed.take())));
                 }
             };
             stage.set(next);
@@ -159,17 +160,17 @@ impl<S, B> Stage<S, B>
 where
     S: Service<Request<RequestBody<B>>>,
 {
-    fn waiting(service: S, request: Request<RequestBody<B>>, slowed: Box<Slowed>) -> Self {
-        let sleep = tokio::time::sleep(slowed.delay);
-        let entering = Entering { service, request, admitted: Admitted::Slowed(slowed) };
+    fn waiting(service: S, request: Request<RequestBody<B>>, delayed: Box<Delayed>) -> Self {
+        let sleep = tokio::time::sleep(delayed.delay);
+        let entering = Entering { service, request, admitted: Admitted::Delayed(delayed) };
         Self::Waiting { sleep, entering: Some(entering) }
     }
 
-    fn called(mut service: S, request: Request<RequestBody<B>>, mut crossing: Crossing) -> Self {
-        if let Some(pending) = &mut crossing.pending {
+    fn called(mut service: S, request: Request<RequestBody<B>>, mut allowed: Allowed) -> Self {
+        if let Some(pending) = &mut allowed.pending {
             pending.call();
         }
-        Self::Called { future: service.call(request), crossing: Some(crossing) }
+        Self::Called { future: service.call(request), allowed: Some(allowed) }
     }
 }
 
@@ -181,11 +182,11 @@ where
         let Self { service, parts, body } = self;
         let wrapped = |count| Request::from_parts(parts, RequestBody::new(body, count));
         match admission {
-            Admission::Open(crossing, count) => {
-                let (request, admitted) = (wrapped(count), Admitted::Now(crossing));
+            Admission::Allowed(allowed, count) => {
+                let (request, admitted) = (wrapped(count), Admitted::Now(allowed));
                 Stage::Entering { entering: Some(Entering { service, request, admitted }) }
             }
-            Admission::Slow(slowed, count) => Stage::waiting(service, wrapped(count), slowed),
+            Admission::Delayed(delayed, count) => Stage::waiting(service, wrapped(count), delayed),
             Admission::Refused(response, strike) => Stage::Refused { response: Some(response), strike },
         }
     }
@@ -198,16 +199,16 @@ where
     fn enter(self) -> Stage<S, B> {
         let Self { service, request, admitted } = self;
         match admitted {
-            Admitted::Now(crossing) => Stage::called(service, request, crossing),
-            Admitted::Slowed(slowed) => {
-                Stage::Renewing { renewing: Box::pin(slowed.cross()), entered: Some((service, request)) }
+            Admitted::Now(allowed) => Stage::called(service, request, allowed),
+            Admitted::Delayed(delayed) => {
+                Stage::Renewing { renewing: Box::pin(delayed.admit()), entered: Some((service, request)) }
             }
         }
     }
 }
 
 impl Strike {
-    /// Ready once it is written down, or has taken too long.
+    /// Resolves when the strike is on disk, or when that takes too long.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(saving) = &mut self.0 {
             ready!(saving.as_mut().poll(cx));
@@ -217,12 +218,12 @@ impl Strike {
     }
 }
 
-/// The service's answer with what the client is told, holding what the request holds until its body ends.
-fn answered<B>(mut response: Response<B>, crossing: Option<Crossing>) -> Response<ResponseBody<B>> {
+/// Adds the rate-limit fields to the service's response. Concurrency is held until the body ends.
+fn answered<B>(mut response: Response<B>, allowed: Option<Allowed>) -> Response<ResponseBody<B>> {
     let mut pending = None;
-    if let Some(crossing) = crossing {
-        add_fields(response.headers_mut(), crossing.fields);
-        pending = crossing.pending;
+    if let Some(allowed) = allowed {
+        add_fields(response.headers_mut(), allowed.fields);
+        pending = allowed.pending;
     }
     if let Some(pending) = &mut pending {
         pending.answer(response.status().as_u16());

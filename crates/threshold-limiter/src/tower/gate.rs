@@ -1,4 +1,4 @@
-//! One request at the gate: it crosses, waits and then crosses, or is refused.
+//! The decision on one request: it is allowed, delayed, or refused.
 
 use std::net::{IpAddr, SocketAddr};
 use std::panic::resume_unwind;
@@ -9,41 +9,41 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Response};
 use http_body::SizeHint;
-use threshold_core::{Decision, PlanError, Span};
+use threshold_core::{Decision, PlanError};
 
 use super::answer::{self, Form};
 use super::body::Count;
 use super::layer::Door;
 use super::pending_charges::{Admitted, Answers, Boxed, PendingCharges, Undecided};
-use super::pool::Place;
-use super::request_facts::{Learned, Lines, RequestFacts, address};
+use super::pool::Permit;
+use super::request_facts::{Lines, PolicyView, RequestFacts, address};
 use crate::store::Durability;
 
 /// The limiters that have decided on a request, as an extension of it.
 #[derive(Debug, Clone, Default)]
 struct Decided(Vec<usize>);
 
-/// What becomes of a request.
+/// The state of the decision on a request.
 pub(super) enum Gate {
-    /// Another layer of this limiter has seen to it.
-    Passed,
-    /// The store has not answered yet.
+    /// An outer layer of this limiter has decided already.
+    DecidedBefore,
+    /// The store has not answered yet; the future resolves with the decision.
     Deciding(Boxed<'static, Admission>),
-    /// It was decided.
+    /// The decision was made.
     Decided(Admission),
 }
 
-/// What was decided.
+/// The decision on a request.
 pub(super) enum Admission {
-    /// It crosses.
-    Open(Crossing, Option<Box<Count>>),
-    /// It crosses after a delay.
-    Slow(Box<Slowed>, Option<Box<Count>>),
-    /// It does not.
+    /// The request goes to the service.
+    Allowed(Allowed, Option<Box<Count>>),
+    /// The request goes to the service after a delay.
+    Delayed(Box<Delayed>, Option<Box<Count>>),
+    /// The request is answered here.
     Refused(Response<Bytes>, Strike),
 }
 
-/// A strike that is being written down; nothing where there was none, or nobody writes.
+/// A strike that is being written to the journal; `None` without a strike or without a journal.
 #[derive(Default)]
 pub(super) struct Strike(pub(super) Option<Durability>);
 
@@ -53,81 +53,81 @@ impl std::fmt::Debug for Strike {
     }
 }
 
-/// A request that crosses: what its answer says, and what it gives back in the end.
+/// An allowed request: the fields of its response, and what it gives back when it ends.
 #[derive(Debug)]
-pub(super) struct Crossing {
+pub(super) struct Allowed {
     pub(super) fields: HeaderMap,
     pub(super) pending: Option<Box<PendingCharges>>,
-    /// What its answer waits for.
+    /// The response waits until this is on disk.
     pub(super) strike: Strike,
 }
 
-/// A request that waits before it crosses.
+/// A request of a shadow-banned caller, which is delayed.
 #[derive(Debug)]
-pub(super) struct Slowed {
+pub(super) struct Delayed {
     pub(super) delay: Duration,
-    place: Option<Place>,
+    permit: Option<Permit>,
     pending: Option<Box<PendingCharges>>,
     strike: Strike,
     request_facts: RequestFacts<'static>,
-    learned: Arc<Learned>,
+    view: Arc<PolicyView>,
     decision: Decision,
     answers: Answers,
 }
 
-/// Refuses a request undecided, and says so to observers.
+/// Refuses a request without a decision, and notifies observers.
 #[cold]
-fn refused(door: &Door, learned: &Learned, (ip, reason): (Option<IpAddr>, &str), answer: Response<Bytes>) -> Admission {
-    // What gRPC reads as an error has the status 200.
+fn refused(door: &Door, view: &PolicyView, (ip, reason): (Option<IpAddr>, &str), answer: Response<Bytes>) -> Admission {
+    // A gRPC error has the HTTP status 200.
     let request = Undecided { ip, status: answer.status().as_u16(), reason };
-    door.limiter.tell_refused(&request, &learned.policy);
+    door.limiter.tell_refused(&request, &view.policy);
     Admission::Refused(answer, Strike::default())
 }
 
-/// Decides on a request that comes from `peer`.
+/// Decides on a request from `peer`.
 pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAddr>, size: &SizeHint) -> Gate {
-    // A door whose answers are elsewhere has nothing behind it that could be another.
+    // There is no service behind a layer that only decides, and so no second layer.
     if door.answers == Answers::Seen && !first_time(door, parts) {
-        return Gate::Passed;
+        return Gate::DecidedBefore;
     }
-    let learned = door.learned();
+    let view = door.view();
     let form = Form::of(&parts.headers);
-    if learned.policy.lacks_token_verifier() {
-        let ip = peer.map(|peer| address(parts, &learned, peer));
+    if view.policy.lacks_token_verifier() {
+        let ip = peer.map(|peer| address(parts, &view, peer));
         let reason = (ip, super::layer::NO_VERIFIER);
-        return Gate::Decided(refused(door, &learned, reason, answer::unavailable(form)));
+        return Gate::Decided(refused(door, &view, reason, answer::unavailable(form)));
     }
-    let claims = |lines: &Lines<'_>| door.tokens.claims(&learned.policy, lines);
-    let request_facts = match RequestFacts::new(parts, size, &learned, peer, door.identify(parts), claims) {
+    let claims = |lines: &Lines<'_>| door.tokens.claims(&view.policy, lines);
+    let request_facts = match RequestFacts::new(parts, size, &view, peer, door.identify(parts), claims) {
         Ok(request_facts) => request_facts,
         Err(bad) => {
-            let ip = peer.map(|peer| address(parts, &learned, peer));
-            return Gate::Decided(refused(door, &learned, (ip, bad.message), answer::bad_request(bad, form)));
+            let ip = peer.map(|peer| address(parts, &view, peer));
+            return Gate::Decided(refused(door, &view, (ip, bad.message), answer::bad_request(bad, form)));
         }
     };
-    let streams = learned.counts_bytes && size.exact().is_none();
+    let streams = view.counts_bytes && size.exact().is_none();
     if !door.limiter.answers_at_once() {
-        return Gate::Deciding(deciding(Arc::clone(door), request_facts.into_owned(), learned, form, streams));
+        return Gate::Deciding(deciding(Arc::clone(door), request_facts.into_owned(), view, form, streams));
     }
     let mut decision = Decision::default();
-    let admitted = door.limiter.admit_at_once(&learned.policy, &request_facts, door.answers, &mut decision);
-    Gate::Decided(decided(door, request_facts, learned, form, streams, decision, admitted))
+    let admitted = door.limiter.admit_at_once(&view.policy, &request_facts, door.answers, &mut decision);
+    Gate::Decided(decided(door, request_facts, view, form, streams, decision, admitted))
 }
 
-/// Decides on a store that takes its time. The decision goes on where its request leaves, so that what was charged for
-/// nothing is given back.
+/// Decides on a store that is not immediate. The decision continues in the background if the client leaves: only then is it
+/// known what was charged, and must be given back.
 fn deciding(
     door: Arc<Door>,
     request_facts: RequestFacts<'static>,
-    learned: Arc<Learned>,
+    view: Arc<PolicyView>,
     form: Form,
     streams: bool,
 ) -> Boxed<'static, Admission> {
     let background = door.background.clone();
     let deciding = async move {
         let mut decision = Decision::default();
-        let admitted = door.limiter.admit(&learned.policy, &request_facts, door.answers, &mut decision).await;
-        decided(&door, request_facts, learned, form, streams, decision, admitted)
+        let admitted = door.limiter.admit(&view.policy, &request_facts, door.answers, &mut decision).await;
+        decided(&door, request_facts, view, form, streams, decision, admitted)
     };
     match background.start(deciding) {
         Ok(task) => Box::pin(async move { task.await.unwrap_or_else(|stopped| resume_unwind(stopped.into_panic())) }),
@@ -135,11 +135,11 @@ fn deciding(
     }
 }
 
-/// What becomes of a request that was decided.
+/// Turns a decision into an admission.
 fn decided(
     door: &Arc<Door>,
     mut request_facts: RequestFacts<'_>,
-    learned: Arc<Learned>,
+    view: Arc<PolicyView>,
     form: Form,
     streams: bool,
     decision: Decision,
@@ -149,7 +149,7 @@ fn decided(
         Ok(admitted) => admitted,
         Err(error) => {
             let answer = answer::impossible(&error, form);
-            return refused(door, &learned, (request_facts.ip(), &error.to_string()), answer);
+            return refused(door, &view, (request_facts.ip(), &error.to_string()), answer);
         }
     };
     request_facts.trace = decision.trace;
@@ -159,34 +159,34 @@ fn decided(
     let pending =
         pending.map(|pending| Box::new(PendingCharges::new(Arc::clone(limiter), background.clone(), pending)));
     if !decision.allowed() {
-        return Admission::Refused(denied(&request_facts, &decision, &learned, form), strike);
+        return Admission::Refused(denied(&request_facts, &decision, &view, form), strike);
     }
     let count = streams.then(|| {
         let (limiter, background) = (Arc::clone(limiter), background.clone());
         Box::new(Count { limiter, background, request_facts: request_facts.clone().into_owned(), seen: 0 })
     });
-    if decision.delay == Span::ZERO {
-        let fields = answer::fields(&decision, &learned.policy);
-        return Admission::Open(Crossing { fields, pending, strike }.left_to(door.answers), count);
+    if decision.delay().is_zero() {
+        let fields = answer::fields(&decision, &view.policy);
+        return Admission::Allowed(Allowed { fields, pending, strike }.keep_pending(door.answers), count);
     }
-    let Some(place) = door.pool.enter() else {
+    let Some(permit) = door.pool.acquire() else {
         if let Some(pending) = pending {
             pending.withdraw();
         }
         return Admission::Refused(
-            denied(&request_facts, if_full.as_deref().unwrap_or(&decision), &learned, form),
+            denied(&request_facts, if_full.as_deref().unwrap_or(&decision), &view, form),
             strike,
         );
     };
-    // What it holds, it holds from now on: it was admitted, and nothing is left to be decided when the wait is over.
-    Admission::Slow(
-        Box::new(Slowed {
-            delay: Duration::from_micros(decision.delay.micros()),
-            place: Some(place),
+    // It is charged now and holds its concurrency while it is delayed: after the delay nothing is decided again.
+    Admission::Delayed(
+        Box::new(Delayed {
+            delay: decision.delay(),
+            permit: Some(permit),
             pending,
             strike,
             request_facts: request_facts.into_owned(),
-            learned,
+            view,
             decision,
             answers: door.answers,
         }),
@@ -194,7 +194,7 @@ fn decided(
     )
 }
 
-/// Whether no other layer of this limiter has decided on this request.
+/// Returns whether no other layer of this limiter has decided on this request.
 fn first_time(door: &Door, parts: &mut Parts) -> bool {
     let decided = parts.extensions.get_or_insert_default::<Decided>();
     let first = !decided.0.contains(&door.id());
@@ -204,9 +204,9 @@ fn first_time(door: &Door, parts: &mut Parts) -> bool {
     first
 }
 
-impl Crossing {
-    /// Keeps the pending only if it has something to give back and somebody will see when.
-    fn left_to(mut self, answers: Answers) -> Self {
+impl Allowed {
+    /// Keeps the pending charges only if they may be given back and the response is seen here.
+    fn keep_pending(mut self, answers: Answers) -> Self {
         self.pending = match (self.pending, answers) {
             (Some(pending), Answers::Seen) => Some(pending).filter(|pending| pending.is_open()),
             (Some(pending), Answers::Unseen) => {
@@ -219,24 +219,24 @@ impl Crossing {
     }
 }
 
-impl Slowed {
-    /// The wait is over: makes room for the next.
-    pub(super) fn leave_pool(&mut self) {
-        self.place = None;
+impl Delayed {
+    /// Returns the permit when the delay is over.
+    pub(super) fn release_permit(&mut self) {
+        self.permit = None;
     }
 
-    /// It was admitted when it came, so it crosses. Its charges move to now, and its answer has the figures of now: those
-    /// of its arrival would tell how long it has waited.
-    pub(super) async fn cross(self: Box<Self>) -> Crossing {
-        let Self { mut pending, strike, request_facts, learned, mut decision, answers, .. } = *self;
+    /// Lets the request through after its delay. Its charges move to the present, and its response has the present figures:
+    /// those of its arrival would reveal the delay.
+    pub(super) async fn admit(self: Box<Self>) -> Allowed {
+        let Self { mut pending, strike, request_facts, view, mut decision, answers, .. } = *self;
         if let Some(pending) = &mut pending {
-            pending.renew(&learned.policy, &request_facts, &mut decision).await;
+            pending.renew(&view.policy, &request_facts, &mut decision).await;
         }
-        let fields = answer::fields(&decision, &learned.policy);
-        Crossing { fields, pending, strike }.left_to(answers)
+        let fields = answer::fields(&decision, &view.policy);
+        Allowed { fields, pending, strike }.keep_pending(answers)
     }
 }
 
-fn denied(request_facts: &RequestFacts<'_>, decision: &Decision, learned: &Learned, form: Form) -> Response<Bytes> {
-    request_facts.facts(|facts| answer::denial(decision, &learned.policy, facts, form))
+fn denied(request_facts: &RequestFacts<'_>, decision: &Decision, view: &PolicyView, form: Form) -> Response<Bytes> {
+    request_facts.facts(|facts| answer::denial(decision, &view.policy, facts, form))
 }

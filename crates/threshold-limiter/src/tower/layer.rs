@@ -1,4 +1,4 @@
-//! The layer: a limiter, and what an application tells it of its requests.
+//! The layer: a limiter, and how to find the identity of a request.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,84 +12,94 @@ use tower_layer::Layer;
 use super::background::Background;
 use super::pending_charges::{Answers, AnyLimiter};
 use super::pool::Pool;
-use super::request_facts::{Identified, Learned, Lines, PeerAddr};
+use super::request_facts::{Identified, Lines, PeerAddr, PolicyView};
 use super::service::ThresholdService;
 use crate::clock::Clock;
 use crate::limiter::Limiter;
 use crate::store::Store;
 
-/// How many shadow-banned requests wait at once unless said: a thousand futures are a few megabytes.
-const MAX_WAITING: usize = 1_000;
+/// How many requests are delayed at once by default: a thousand futures take a few megabytes.
+const MAX_DELAYED: usize = 1_000;
 
-/// Puts a limiter in front of a service.
+/// A [`Layer`] that puts a limiter in front of a service.
 ///
-/// Layers of one limiter around one service count a request once: the outermost decides.
+/// If several layers of one limiter are around a service, the outermost decides, and a request is counted once.
 ///
-/// The service must take a request with a [`RequestBody`](super::RequestBody), as everything does that is generic over
-/// bodies: axum's and tonic's routes, hyper's and tower's clients.
+/// The service must accept requests with a [`RequestBody`](super::RequestBody), as everything does that is generic over the
+/// body: axum's and tonic's routes, hyper's and tower's clients.
 #[derive(Debug, Clone)]
 pub struct ThresholdLayer {
     door: Arc<Door>,
 }
 
 impl ThresholdLayer {
-    /// A layer in front of which everyone is who the policy says, from the address in [`PeerAddr`].
+    /// Creates a layer for a limiter. Callers are identified as the policy's `[identity]` says, from the address in
+    /// [`PeerAddr`]; with the feature `axum`, from axum's `ConnectInfo<SocketAddr>` too.
     ///
     /// # Errors
-    /// Where the limiter's policy has an `[identity.jwt]` and nothing is attached to it that verifies tokens. (A policy that
-    /// is put in force later and lacks it has every request answered with 503.)
+    /// Returns an error if the policy has an `[identity.jwt]` and no token verifier is attached. (While a policy without a
+    /// verifier is in force later, every request is answered with 503.)
     pub fn new<S, C>(limiter: Arc<Limiter<S, C>>) -> Result<Self, NoTokenVerifier>
     where
         S: Store + 'static,
         C: Clock + 'static,
     {
-        let learned = Learned::new(limiter.policy());
-        if learned.policy.lacks_token_verifier() {
+        let view = PolicyView::new(limiter.policy());
+        if view.policy.lacks_token_verifier() {
             return Err(NoTokenVerifier);
         }
-        let learned = Arc::new(ArcSwap::from_pointee(learned));
+        Ok(Self::with_view(limiter, view))
+    }
+
+    fn with_view<S, C>(limiter: Arc<Limiter<S, C>>, view: PolicyView) -> Self
+    where
+        S: Store + 'static,
+        C: Clock + 'static,
+    {
         let door = Door {
             tokens: Arc::<Limiter<S, C>>::clone(&limiter),
             limiter,
-            learned,
-            peer: Arc::new(|parts| parts.extensions.get::<PeerAddr>().map(|peer| peer.0)),
+            view: Arc::new(ArcSwap::from_pointee(view)),
+            peer: Arc::new(recorded_peer),
             identify: None,
-            pool: Pool::new(MAX_WAITING),
+            pool: Pool::new(MAX_DELAYED),
             background: Background::new(),
             answers: Answers::Seen,
         };
-        Ok(Self { door: Arc::new(door) })
+        Self { door: Arc::new(door) }
     }
 
-    /// Takes the address at the other end of the connection from elsewhere. It must not come from the request itself.
+    /// Finds the peer's address with this function. It must not take the address from what the client sent.
     ///
-    /// With axum, for instance: `|parts| parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0)`.
+    /// Behind tonic's own server, for instance:
+    /// `|parts| parts.extensions.get::<TcpConnectInfo>().and_then(|info| info.remote_addr())`.
     #[must_use]
     pub fn peer(mut self, peer: impl Fn(&Parts) -> Option<SocketAddr> + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.door).peer = Arc::new(peer);
         self
     }
 
-    /// Says what the application knows of a request, after it has authenticated it for instance. What `identify` gives
-    /// goes before what the policy finds.
+    /// Identifies callers with this function, for instance after the application has authenticated them. What it returns
+    /// takes precedence over what the policy finds.
     #[must_use]
     pub fn identify(mut self, identify: impl Fn(&Parts) -> Identified + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.door).identify = Some(Arc::new(identify));
         self
     }
 
-    /// The services behind this layer only say that a request may cross: it is answered elsewhere, and how it ends is
-    /// never seen here. Rules with `count` are then looked at and not charged, and concurrency is held until its `ttl`.
+    /// Makes the layer decide only: requests are answered elsewhere, as with forward auth, and their end is not seen here.
+    /// Rules with `count` are then checked but not charged, and concurrency is held until its `ttl`.
     #[must_use]
     pub fn decision_only(mut self) -> Self {
         Arc::make_mut(&mut self.door).answers = Answers::Unseen;
         self
     }
 
-    /// Lets so many shadow-banned requests wait at once; 1,000 unless said. Those beyond are denied, as anyone might be.
+    /// Delays at most this many requests of shadow-banned callers at once; 1,000 by default. Further ones get a denial that
+    /// looks like any other.
     #[must_use]
-    pub fn max_delayed(mut self, most: usize) -> Self {
-        Arc::make_mut(&mut self.door).pool = Pool::new(most);
+    pub fn max_delayed(mut self, max: usize) -> Self {
+        Arc::make_mut(&mut self.door).pool = Pool::new(max);
         self
     }
 }
@@ -102,7 +112,17 @@ impl<S> Layer<S> for ThresholdLayer {
     }
 }
 
-/// Why a policy is not served.
+/// Returns the peer's address that the server has recorded in the request's extensions. [`PeerAddr`] comes first, because a
+/// program that inserts it knows better than the framework, for instance behind the PROXY protocol.
+fn recorded_peer(parts: &Parts) -> Option<SocketAddr> {
+    let recorded = parts.extensions.get::<PeerAddr>().map(|peer| peer.0);
+    #[cfg(feature = "axum")]
+    let recorded =
+        recorded.or_else(|| parts.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>().map(|info| info.0));
+    recorded
+}
+
+/// The reason why no request is served.
 pub(super) const NO_VERIFIER: &str = "the policy has [identity.jwt], and nothing verifies its tokens";
 
 /// The policy has an `[identity.jwt]`, and nothing is attached to it that verifies tokens.
@@ -117,7 +137,7 @@ impl fmt::Display for NoTokenVerifier {
 
 impl std::error::Error for NoTokenVerifier {}
 
-/// Who a request's token names, for a limiter of any store and clock.
+/// Verifies bearer tokens; implemented by limiters of every store and clock.
 pub(super) trait Tokens: Send + Sync {
     fn claims(&self, policy: &Policy, headers: &Lines<'_>) -> Option<Claims>;
 }
@@ -131,12 +151,12 @@ impl<S: Store, C: Clock> Tokens for Limiter<S, C> {
 type Peer = Arc<dyn Fn(&Parts) -> Option<SocketAddr> + Send + Sync>;
 type Identify = Arc<dyn Fn(&Parts) -> Identified + Send + Sync>;
 
-/// What every service of a layer shares.
+/// The state that all services of a layer share.
 #[derive(Clone)]
 pub(super) struct Door {
     pub(super) limiter: Arc<dyn AnyLimiter>,
     pub(super) tokens: Arc<dyn Tokens>,
-    learned: Arc<ArcSwap<Learned>>,
+    view: Arc<ArcSwap<PolicyView>>,
     peer: Peer,
     identify: Option<Identify>,
     pub(super) pool: Arc<Pool>,
@@ -145,16 +165,16 @@ pub(super) struct Door {
 }
 
 impl Door {
-    /// The policy in force, looked through once for each that comes.
-    pub(super) fn learned(&self) -> Arc<Learned> {
+    /// Returns the policy in force with what the layer derives from it. It is derived once for each policy.
+    pub(super) fn view(&self) -> Arc<PolicyView> {
         let policy = self.limiter.policy();
-        let known = self.learned.load_full();
+        let known = self.view.load_full();
         if Arc::ptr_eq(&known.policy, &policy) {
             return known;
         }
-        let learned = Arc::new(Learned::new(policy));
-        self.learned.store(Arc::clone(&learned));
-        learned
+        let view = Arc::new(PolicyView::new(policy));
+        self.view.store(Arc::clone(&view));
+        view
     }
 
     pub(super) fn peer(&self, parts: &Parts) -> Option<SocketAddr> {
@@ -165,7 +185,7 @@ impl Door {
         self.identify.as_ref().map(|identify| identify(parts)).unwrap_or_default()
     }
 
-    /// Which limiter this is. Its address is its own for as long as any door to it stands.
+    /// Returns an id of the limiter: its address, which is unique as long as this door holds it.
     pub(super) fn id(&self) -> usize {
         Arc::as_ptr(&self.limiter).cast::<()>().addr()
     }

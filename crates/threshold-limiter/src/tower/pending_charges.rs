@@ -1,4 +1,4 @@
-//! What a request was charged while it is under way, and what it gives back by ending, however it ends.
+//! Pending charges: what a request in flight was charged, and gives back when it ends.
 
 use std::fmt;
 use std::future::Future;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use threshold_core::command::{Answer, Command};
 use threshold_core::plan::Verb;
 use threshold_core::receipt::Pending;
-use threshold_core::{Decision, Outcome, Plan, PlanError, Policy, Receipt, Span};
+use threshold_core::{Decision, Outcome, Plan, PlanError, Policy, Receipt};
 
 use crate::clock::Clock;
 use crate::limiter::Limiter;
@@ -19,15 +19,15 @@ use crate::store::{Durability, Store, at_once};
 use super::background::Background;
 use super::request_facts::RequestFacts;
 
-/// A limiter as the layer needs it, whatever its store and its clock.
+/// A limiter of any store and clock, as the layer needs it.
 pub(super) trait AnyLimiter: Send + Sync {
     fn policy(&self) -> Arc<Policy>;
 
-    /// Whether its store answers at once: then every future of it is ready at the first poll.
+    /// Returns whether the store is immediate: then all of the limiter's futures are ready at the first poll.
     fn answers_at_once(&self) -> bool;
 
-    /// Decides and charges a request on a store that answers at once. The decision is written where it is read: it is some
-    /// kilobytes, and moving it about takes as long as making it.
+    /// Decides and charges a request on an immediate store, without a boxed future. The decision is an out-parameter so that
+    /// it is not copied through the call by vtable.
     fn admit_at_once(
         &self,
         policy: &Policy,
@@ -45,8 +45,7 @@ pub(super) trait AnyLimiter: Send + Sync {
         decision: &'a mut Decision,
     ) -> Boxed<'a, Result<Admitted, PlanError>>;
 
-    /// Charges again what a request was charged when it came, and reads its figures again: it has waited, and those of its
-    /// arrival would tell how long.
+    /// Moves the charges of a delayed request to the present, and replaces the figures of its decision by the present ones.
     fn renew<'a>(
         &'a self,
         policy: &'a Policy,
@@ -55,26 +54,26 @@ pub(super) trait AnyLimiter: Send + Sync {
         decision: &'a mut Decision,
     ) -> Boxed<'a, ()>;
 
-    /// Charges after the fact.
+    /// Charges bytes that have already streamed.
     fn record<'a>(&'a self, request_facts: &'a RequestFacts<'_>) -> Boxed<'a, ()>;
 
     fn give_back(&self, taken: Receipt) -> Boxed<'_, ()>;
 
-    /// Tells observers that what a request should have given back was lost.
+    /// Notifies observers that a request could not give back its charges.
     fn tell_lost(&self);
 
-    /// Whether what was changed is written down, where it is at all.
+    /// Returns a future that resolves when all changes are on disk; `None` without a journal.
     fn durability(&self) -> Option<Durability>;
 
-    /// Tells observers of a request that was refused undecided.
+    /// Notifies observers of a request that was refused without a decision.
     fn tell_refused(&self, request: &Undecided<'_>, policy: &Policy);
 }
 
-/// A future of a limiter whose type is not known.
+/// A boxed future.
 pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Carries out work that its request does not wait for: now, where the store answers at once, and else in the background.
-/// Where there is no room for it there, it is lost, and observers are told: what was held is held to the end of its time.
+/// Runs work that no request waits for: now if the store is immediate, otherwise in the background. If there are too many
+/// background tasks the work is dropped, and observers are notified: concurrency is then held until its `ttl`.
 pub(super) fn without_waiting<F>(limiter: &Arc<dyn AnyLimiter>, background: &Background, work: F)
 where
     F: Future<Output = ()> + Send + 'static,
@@ -86,7 +85,7 @@ where
     }
 }
 
-/// A request that was refused undecided.
+/// A request that was refused without a decision.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Undecided<'r> {
     pub(super) ip: Option<IpAddr>,
@@ -94,36 +93,36 @@ pub(super) struct Undecided<'r> {
     pub(super) reason: &'r str,
 }
 
-/// Whether the answer to a request is seen.
+/// Whether the layer sees the response to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answers {
     Seen,
     Unseen,
 }
 
-/// What a decision charged.
+/// What a decision has charged.
 #[derive(Default)]
 pub(super) struct Admitted {
-    /// What may be given back yet.
+    /// The charges that may be given back.
     pub(super) pending: Option<Box<Pending>>,
-    /// If the request is to be slowed: what it is told where no more can wait.
+    /// For a request that is to be delayed: the decision if no more can be delayed.
     pub(super) if_full: Option<Box<Decision>>,
 }
 
 impl Admitted {
     fn of(plan: &Plan<'_>, outcome: &Outcome, decision: &Decision, settled: bool) -> Self {
-        let slowed = decision.delay > Span::ZERO;
-        let ends_later = decision.allowed() && (slowed || plan.ends_later());
+        let delayed = !decision.delay().is_zero();
+        let ends_later = decision.allowed() && (delayed || plan.ends_later());
         if !settled || !ends_later {
             return Self::default();
         }
         let pending = Some(Box::new(plan.pending(outcome)));
-        Self { pending, if_full: slowed.then(|| Box::new(plan.decide_as_full(outcome))) }
+        Self { pending, if_full: delayed.then(|| Box::new(plan.decide_as_full(outcome))) }
     }
 }
 
 impl<S: Store, C: Clock> Limiter<S, C> {
-    /// Settles a request that was planned, where the door sees its answer or not.
+    /// Plans and settles a request, and notifies observers.
     async fn admit_planned(
         &self,
         plan: &mut Plan<'_>,
@@ -189,7 +188,7 @@ impl<S: Store, C: Clock> AnyLimiter for Limiter<S, C> {
             if let Ok(Answer::Renewed(renewed)) = self.execute(renew).await {
                 pending.renewed(*renewed);
             }
-            // It was planned when it came, under the same policy.
+            // It could be planned when it came, so it can be planned again under the same policy.
             let Ok(plan) = request_facts.facts(|facts| policy.plan_for(Verb::Peek, facts)) else { return };
             let mut look = Decision::default();
             if self.settle(&plan.only_limits(), &mut Outcome::default(), &mut look).await {
@@ -202,7 +201,7 @@ impl<S: Store, C: Clock> AnyLimiter for Limiter<S, C> {
         Box::pin(async move {
             let policy = self.policy();
             let mut plan = Plan::new(&policy, Verb::Record);
-            // The facts were decided on before, so that there is nothing in them to be refused, and nobody to be told.
+            // A request with these facts was decided before, so planning cannot fail; and there is nobody to answer.
             let _ = self.admit_planned(&mut plan, request_facts, &mut Decision::default()).await;
         })
     }
@@ -231,14 +230,14 @@ impl<S: Store, C: Clock> AnyLimiter for Limiter<S, C> {
     }
 }
 
-/// What a request was charged. Dropping it ends the request: what it holds is given back, and also what depends on an
-/// answer that nobody was asked for.
+/// The charges of a request in flight. Dropping it ends the request, however it ended: concurrency is given back, and so are
+/// charges that depend on the response if the service was never called.
 pub(super) struct PendingCharges {
     limiter: Arc<dyn AnyLimiter>,
     background: Background,
     pending: Box<Pending>,
-    /// Whether the service was called. From then on a charge that depends on the answer stays until there is one: who
-    /// leaves early must not be better off.
+    /// Whether the service was called. From then on a charge that depends on the response stays until there is one: a client
+    /// must not avoid it by leaving early.
     called: bool,
 }
 
@@ -251,7 +250,7 @@ impl PendingCharges {
         self.called = true;
     }
 
-    /// Whether anything may still be given back.
+    /// Returns whether anything may still be given back.
     pub(super) fn is_open(&self) -> bool {
         self.pending.is_open()
     }
@@ -270,17 +269,18 @@ impl PendingCharges {
         self.give_back(taken);
     }
 
-    /// The request has waited: see [`AnyLimiter::renew`].
+    /// Moves the charges to the present after a delay; see [`AnyLimiter::renew`].
     pub(super) async fn renew(&mut self, policy: &Policy, request_facts: &RequestFacts<'_>, decision: &mut Decision) {
         self.limiter.renew(policy, request_facts, &mut self.pending, decision).await;
     }
 
-    /// Nobody here will see how the request ends: what was charged stays, and what is held is held to the end of its time.
+    /// Drops the charges without giving anything back: the end of the request is not seen here, so concurrency is held until
+    /// its `ttl`.
     pub(super) fn leave(mut self) {
         drop(self.pending.take_all());
     }
 
-    /// The request is refused after all.
+    /// Gives back all charges: the request is refused after all.
     pub(super) fn withdraw(mut self) {
         let taken = self.pending.take_all();
         self.give_back(taken);

@@ -1,34 +1,34 @@
-//! How many requests may wait at once.
+//! A counting semaphore: bounds how many requests are delayed at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Room for so many.
+/// A bounded number of permits.
 #[derive(Debug)]
 pub(super) struct Pool {
-    most: usize,
-    waiting: AtomicUsize,
+    max: usize,
+    used: AtomicUsize,
 }
 
-/// A place in a pool, given back when it is dropped.
+/// A permit of a pool, returned when it is dropped.
 #[derive(Debug)]
-pub(super) struct Place(Arc<Pool>);
+pub(super) struct Permit(Arc<Pool>);
 
 impl Pool {
-    pub(super) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { most, waiting: AtomicUsize::new(0) })
+    pub(super) fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self { max, used: AtomicUsize::new(0) })
     }
 
-    /// A place, if there is one left.
-    pub(super) fn enter(self: &Arc<Self>) -> Option<Place> {
-        let room = |waiting: usize| waiting.checked_add(1).filter(|waiting| *waiting <= self.most);
-        self.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).ok()?;
-        Some(Place(Arc::clone(self)))
+    /// Takes a permit, if one is left.
+    pub(super) fn acquire(self: &Arc<Self>) -> Option<Permit> {
+        let one_more = |used: usize| used.checked_add(1).filter(|used| *used <= self.max);
+        self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
+        Some(Permit(Arc::clone(self)))
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::AcqRel);
+        self.0.used.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -1,4 +1,4 @@
-//! A request → facts: who is calling, as far as the policy says where to look or the application knows better.
+//! Request → facts: the identity of the caller, from where the policy says or from the application.
 
 use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
@@ -13,42 +13,42 @@ use threshold_core::path::{PathError, spell_host};
 use threshold_core::policy::{Claims, IdentitySource, Seen};
 use threshold_core::{Facts, Policy, TraceId};
 
-/// The address at the other end of a request's connection, as an extension of the request. Whoever accepts connections
-/// puts it there; nothing in a request can.
+/// The peer's address, as an extension of the request. The program that accepts connections inserts it; clients cannot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerAddr(pub SocketAddr);
 
-/// What the application knows of a request. What it leaves out is found as the policy says; an empty name is nobody's.
+/// The identity of a request, as far as the application knows it. What is `None` is found as the policy says; an empty name
+/// identifies nobody.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identified {
-    /// Whose customer this is.
+    /// The tenant.
     pub tenant: Option<String>,
-    /// Who is calling.
+    /// The user.
     pub user: Option<String>,
     /// The tenant's plan.
     pub tier: Option<String>,
-    /// The category, where it is not what the policy's `[[category]]` tables say.
+    /// The category, in place of the policy's `[[category]]` tables.
     pub category: Option<String>,
-    /// The endpoint: a router's matched route.
+    /// The endpoint, such as the router's matched route.
     pub endpoint: Option<String>,
     /// Facts of your own, by name.
     pub facts: Vec<(String, String)>,
-    /// What the request costs in requests; 1 unless said.
+    /// The cost in requests; 1 by default.
     pub cost: Option<u64>,
-    /// What it costs in named units.
+    /// The named costs.
     pub costs: Vec<(String, u64)>,
 }
 
-/// A policy, and what the layer needs to know of it for every request.
+/// A policy, with what the layer derives from it once and needs for every request.
 #[derive(Debug)]
-pub(super) struct Learned {
+pub(super) struct PolicyView {
     pub(super) policy: Arc<Policy>,
     /// The header fields that rules count by.
     headers: Vec<HeaderName>,
     pub(super) counts_bytes: bool,
 }
 
-impl Learned {
+impl PolicyView {
     pub(super) fn new(policy: Arc<Policy>) -> Self {
         let names = policy.header_names();
         let headers = names.iter().filter_map(|name| HeaderName::from_bytes(name.as_bytes()).ok()).collect();
@@ -57,18 +57,18 @@ impl Learned {
     }
 }
 
-/// What a request asks, apart from its body: borrowed from it while it is decided, and owned where it is needed longer.
+/// The facts of a request, borrowed from it while it is decided, and owned where they are needed longer.
 #[derive(Debug, Clone)]
 pub(super) struct RequestFacts<'r> {
     ip: Option<IpAddr>,
     method: Cow<'r, Method>,
     uri: Cow<'r, Uri>,
-    /// The route that the application's router has matched, where it is known.
+    /// The route that the application's router has matched, if known.
     route: Option<Cow<'r, str>>,
     host: Option<Cow<'r, HeaderValue>>,
     headers: Vec<(HeaderName, Cow<'r, HeaderValue>)>,
     who: Identified,
-    /// Its bytes, as far as they are known before it has streamed.
+    /// The length of the body, if it is known before the body streams.
     pub(super) bytes: Option<u64>,
     pub(super) trace: TraceId,
 }
@@ -77,31 +77,31 @@ impl<'r> RequestFacts<'r> {
     pub(super) fn new(
         parts: &'r Parts,
         size: &SizeHint,
-        learned: &Learned,
+        view: &PolicyView,
         peer: Option<SocketAddr>,
         who: Identified,
         claims: impl FnOnce(&Lines<'_>) -> Option<Claims>,
     ) -> Result<Self, BadRequest> {
         one_host(parts)?;
-        let identity = learned.policy.identity();
+        let identity = view.policy.identity();
         let lines = Lines(&parts.headers);
-        // Core takes a field that comes twice for a missing one; a third line changes nothing.
+        // Core treats a field with two values like a missing one, so a third value changes nothing.
         let counted = |name| parts.headers.get_all(name).iter().take(2).map(move |line| (name, line));
         let known = || size.exact().or_else(|| content_length(&parts.headers));
         let mut request_facts = Self {
-            ip: peer.map(|peer| address(parts, learned, peer)),
+            ip: peer.map(|peer| address(parts, view, peer)),
             method: Cow::Borrowed(&parts.method),
             uri: Cow::Borrowed(&parts.uri),
             route: route(parts).map(Cow::Borrowed),
             host: parts.headers.get(HOST).map(Cow::Borrowed),
-            headers: learned
+            headers: view
                 .headers
                 .iter()
                 .flat_map(counted)
                 .map(|(name, line)| (name.clone(), Cow::Borrowed(line)))
                 .collect(),
             who,
-            bytes: if learned.counts_bytes { known() } else { None },
+            bytes: if view.counts_bytes { known() } else { None },
             trace: TraceId::default(),
         };
         let sources = [
@@ -132,12 +132,12 @@ impl<'r> RequestFacts<'r> {
         Ok(request_facts)
     }
 
-    /// The client's address, if it is known.
+    /// Returns the client's address, if it is known.
     pub(super) fn ip(&self) -> Option<IpAddr> {
         self.ip
     }
 
-    /// The same, for longer than the request lasts.
+    /// Returns owned facts, which outlive the request.
     pub(super) fn into_owned(self) -> RequestFacts<'static> {
         let owned = |(name, value): (HeaderName, Cow<'_, HeaderValue>)| (name, Cow::Owned(value.into_owned()));
         RequestFacts {
@@ -153,7 +153,7 @@ impl<'r> RequestFacts<'r> {
         }
     }
 
-    /// The facts of the request.
+    /// Calls `read` with the facts in the form that core takes.
     pub(super) fn facts<T>(&self, read: impl FnOnce(&Facts<'_>) -> T) -> T {
         let who = &self.who;
         let pairs: Vec<(&str, &str)> = who.facts.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
@@ -181,24 +181,25 @@ impl<'r> RequestFacts<'r> {
         })
     }
 
-    /// The same request, for `bytes` that it was not charged for yet, and for nothing else.
+    /// Returns the facts of a charge for further `bytes` alone.
     pub(super) fn for_bytes_alone(mut self, bytes: u64) -> Self {
         self.bytes = Some(bytes);
         self.who.cost = Some(0);
         self.who.costs.clear();
-        // What is recorded is a charge of its own.
+        // It is a charge of its own, and must not have the id of the first.
         self.trace = TraceId::default();
         self
     }
 
-    /// The authority of an absolute URI, which is HTTP/2's `:authority` too, goes before `Host` (RFC 9112, 3.2.2).
+    /// Returns the host. The authority of an absolute URI, which is HTTP/2's `:authority` too, takes precedence over `Host`
+    /// (RFC 9112, 3.2.2).
     fn host(&self) -> Option<&str> {
         self.uri.host().or_else(|| self.host.as_deref().map(readable))
     }
 }
 
-/// Why a request is refused before any limit is asked: applications could read it in two ways, and rules would be matched
-/// by one of them.
+/// A request that is refused before any limit is checked: applications could read it in two ways, and rules would be matched
+/// by only one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BadRequest {
     /// The header field.
@@ -206,7 +207,7 @@ pub(super) struct BadRequest {
     pub(super) message: &'static str,
 }
 
-/// The name that a source gives, unless servers may read different ones from the path.
+/// Returns the name from a source, or an error if servers may read different names from the path.
 fn found(source: &IdentitySource, seen: &Seen<'_, Lines<'_>>, path: &str) -> Result<Option<String>, BadRequest> {
     let name = source.find(seen);
     if name.is_none() && source.path_error(path) == Some(PathError::AmbiguousIdentity) {
@@ -215,12 +216,12 @@ fn found(source: &IdentitySource, seen: &Seen<'_, Lines<'_>>, path: &str) -> Res
     Ok(name)
 }
 
-/// The client's address of a request that comes from `peer`.
-pub(super) fn address(parts: &Parts, learned: &Learned, peer: SocketAddr) -> IpAddr {
-    learned.policy.identity().address.resolve(peer.ip(), &Lines(&parts.headers))
+/// Returns the client's address for a request from `peer`.
+pub(super) fn address(parts: &Parts, view: &PolicyView, peer: SocketAddr) -> IpAddr {
+    view.policy.identity().address.resolve(peer.ip(), &Lines(&parts.headers))
 }
 
-/// The route that axum's router has matched.
+/// Returns the route that axum's router has matched.
 #[cfg(feature = "axum")]
 fn route(parts: &Parts) -> Option<&str> {
     parts.extensions.get::<axum::extract::MatchedPath>().map(axum::extract::MatchedPath::as_str)
@@ -231,8 +232,8 @@ fn route(_: &Parts) -> Option<&str> {
     None
 }
 
-/// Whether all that a request says of its host agrees: the authority of an absolute URI, or HTTP/2's `:authority`, and
-/// `Host`. An application may read either.
+/// Checks that the authority of an absolute URI, or HTTP/2's `:authority`, and `Host` name one host. An application may read
+/// either.
 fn one_host(parts: &Parts) -> Result<(), BadRequest> {
     let bad = |message| BadRequest { field: "host", message };
     let mut lines = parts.headers.get_all(HOST).iter();
@@ -252,12 +253,12 @@ fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// What a field says; nothing, where that is no text.
+/// Returns the value of a field as text; an empty text if it is not UTF-8.
 fn readable(value: &HeaderValue) -> &str {
     std::str::from_utf8(value.as_bytes()).unwrap_or_default()
 }
 
-/// Header fields as core reads them.
+/// Adapts a header map to core's trait.
 pub(super) struct Lines<'r>(&'r HeaderMap);
 
 impl Headers for Lines<'_> {

@@ -1,4 +1,4 @@
-//! The service: decides on each request before the one inside sees it.
+//! The service: decides on each request before the inner service sees it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,8 +27,8 @@ impl<S> ThresholdService<S> {
         Self { inner, door }
     }
 
-    /// As [`call`](Service::call), for whoever knows the address at the other end of the connection and need not put it
-    /// into the request: an extension there costs every request a map of its own.
+    /// Calls the service with the peer's address as an argument. This saves the extension in the request, which costs an
+    /// allocation each.
     pub fn call_from<ReqBody>(
         &mut self,
         peer: Option<SocketAddr>,
@@ -55,22 +55,22 @@ impl<S> ThresholdService<S> {
         let gate = gate::decide(&self.door, &mut parts, peer, &body.size_hint());
         let wrapped = |parts, body, count| Request::from_parts(parts, RequestBody::new(body, count));
         let admission = match gate {
-            Gate::Passed => return ResponseFuture::passing(self.inner.call(wrapped(parts, body, None))),
+            Gate::DecidedBefore => return ResponseFuture::passing(self.inner.call(wrapped(parts, body, None))),
             Gate::Deciding(deciding) => {
                 return ResponseFuture::deciding(deciding, Arrived { service: self.inner.clone(), parts, body });
             }
             Gate::Decided(admission) => admission,
         };
         match admission {
-            Admission::Open(mut crossing, count) => {
-                if let Some(pending) = &mut crossing.pending {
+            Admission::Allowed(mut allowed, count) => {
+                if let Some(pending) = &mut allowed.pending {
                     pending.call();
                 }
-                ResponseFuture::crossing(self.inner.call(wrapped(parts, body, count)), crossing)
+                ResponseFuture::allowed(self.inner.call(wrapped(parts, body, count)), allowed)
             }
-            // The clone is made ready when the wait is over: whatever room this one has is not kept from others.
-            Admission::Slow(slowed, count) => {
-                ResponseFuture::waiting(self.inner.clone(), wrapped(parts, body, count), slowed)
+            // A clone is made ready after the delay: this one's readiness must not be held for seconds.
+            Admission::Delayed(delayed, count) => {
+                ResponseFuture::waiting(self.inner.clone(), wrapped(parts, body, count), delayed)
             }
             Admission::Refused(response, strike) => ResponseFuture::refused(response, strike),
         }

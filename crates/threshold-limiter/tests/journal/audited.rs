@@ -61,7 +61,7 @@ fn a_change_and_its_line_are_written_together_or_not_at_all() {
 
 /// Only the server once named whom a ladder had banned: a library's own journal had a digest and nothing else.
 ///
-/// Fails without `name_banned` in `settle_planned`, and in `check_many_into`.
+/// Fails without `name_banned` in `settle_planned`, and in `check_many`.
 #[test]
 fn whom_a_ladder_bans_is_listed_by_name_after_a_restart() {
     let scratch = Scratch::new();

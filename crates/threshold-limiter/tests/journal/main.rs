@@ -102,7 +102,13 @@ fn world_under(policy: &str, path: &Path, secrets: &Secrets, now: Timestamp) -> 
     let restored = restore(&journal, &kept, (&store, &bans), (&policy, secrets), now);
     let store = store.with_change_sink(Arc::<Journal>::clone(&journal));
     let bans = Arc::new(bans.with_change_sink(Arc::<Journal>::clone(&journal)));
-    let limiter = Limiter::with_bans(policy, store, ManualClock::new(now), (key, secrets.clone()), bans);
+    let limiter = Limiter::builder(policy)
+        .store(store)
+        .clock(ManualClock::new(now))
+        .digest_key(key)
+        .secrets(secrets.clone())
+        .bans(bans)
+        .build();
     World { limiter, journal, restored, kept }
 }
 
@@ -363,7 +369,8 @@ fn a_layers_answer_waits_for_its_strike() {
     let sink = Arc::new(Slow::default());
     let store = MemoryStore::new(policy.memory()).with_change_sink(Arc::<Slow>::clone(&sink));
     let key = secret().digest_key();
-    let limiter = Limiter::with_parts(policy, store, ManualClock::new(START), key, secret());
+    let limiter =
+        Limiter::builder(policy).store(store).clock(ManualClock::new(START)).digest_key(key).secrets(secret()).build();
     let layer = ThresholdLayer::new(Arc::new(limiter))
         .unwrap()
         .identify(|_| Identified { user: Some("eve".to_owned()), ..Identified::default() });

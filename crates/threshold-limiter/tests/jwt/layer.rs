@@ -70,7 +70,7 @@ impl World {
         let clock = Arc::new(ManualClock::new(START));
         let ear = Arc::new(Ear::default());
         let (policy, _) = jwt::attach(policy()).unwrap();
-        let limiter = Limiter::with_clock(policy, Arc::clone(&clock)).observed_by(Arc::clone(&ear) as _);
+        let limiter = Limiter::builder(policy).clock(Arc::clone(&clock)).observer(Arc::clone(&ear) as _).build();
         Self { clock, limiter: Arc::new(limiter), ear }
     }
 

@@ -192,7 +192,7 @@ impl Desk {
         }
         let key = &*self.policy().subject_key(layer, key).map_err(|message| Refused::invalid("key", message))?;
         let (length, now) = (Span::from_secs(seconds), self.now());
-        let known = self.limiter.pause_async(layer, key, length).await?;
+        let known = self.limiter.pause_async(layer, key, length.into()).await?;
         if known && let Some(left_out) = self.pauses.take(now) {
             let left_out = if left_out > 0 { format!(", {left_out} before it are left out") } else { String::new() };
             let action = format!("pause: {seconds} s, until {}{left_out}", moment(now.plus(length)));

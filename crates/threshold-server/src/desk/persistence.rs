@@ -55,8 +55,8 @@ impl Desk {
         let damage = tell(path, &kept, restored, &counters);
         let store = AnyStore::from(store.with_change_sink(Arc::<Journal>::clone(&journal)));
         let bans = Arc::new(bans.with_change_sink(Arc::<Journal>::clone(&journal)));
-        let limiter = Limiter::with_bans(policy, store, clock, (key, secrets), bans);
-        let desk = Self::around(limiter, Some(Arc::clone(&journal)));
+        let builder = Limiter::builder(policy).store(store).clock(clock).secrets(secrets).bans(bans);
+        let desk = Self::around(builder, Some(Arc::clone(&journal)));
         // The store has the settings. It is in memory, and always answers.
         let _ = at_once(desk.follow());
         // The limiter's store has the journal: held the other way too, neither would ever end.

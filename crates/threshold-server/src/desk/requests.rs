@@ -18,7 +18,7 @@ use super::{Desk, ServerLimiter, new_trace};
 pub(crate) const MEMORY: Span = Span::MINUTE;
 /// How long a request may be under way before another node may begin it, unless this one says that it still is. So long is
 /// an id without an answer after its node died.
-const LIFE: Span = Span::from_secs(10);
+const LIFE: Duration = Duration::from_secs(10);
 /// How often a node says that a request is still under way.
 const RENEW: Duration = Duration::from_secs(3);
 /// The most requests at once that are ended after they were given up. Others are ended by [`LIFE`].
@@ -121,7 +121,7 @@ impl Begun {
     pub(crate) async fn end(mut self, answer: Option<Box<[u8]>>) {
         self.answer = answer;
         // What cannot be said is said by the end of its life.
-        let _ = self.requests.limiter.end_request(self.key, self.answer.clone(), MEMORY).await;
+        let _ = self.requests.limiter.end_request(self.key, self.answer.clone(), MEMORY.into()).await;
         self.ended = true;
     }
 }
@@ -135,7 +135,7 @@ impl Drop for Begun {
         let place = Arc::clone(&self.requests.ending).try_acquire_owned();
         if let (Ok(runtime), Ok(place)) = (Handle::try_current(), place) {
             runtime.spawn(async move {
-                let _ = limiter.end_request(key, answer, MEMORY).await;
+                let _ = limiter.end_request(key, answer, MEMORY.into()).await;
                 drop(place);
             });
         }

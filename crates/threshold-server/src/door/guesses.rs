@@ -45,7 +45,7 @@ impl Default for Guesses {
 impl Guesses {
     /// Wrong tokens of so many addresses.
     fn new(addresses: u64, clock: &Arc<dyn Clock>) -> Self {
-        let limiter = || KeyLimiter::with_clock(GUESSES, addresses, Arc::clone(clock));
+        let limiter = || KeyLimiter::new(GUESSES).max_keys(addresses).clock(Arc::clone(clock));
         Self { callers: limiter(), operators: limiter(), late: Semaphore::new(MAX_LATE), logged: Samples::default() }
     }
 }
@@ -53,13 +53,13 @@ impl Guesses {
 impl Guesses {
     /// Whether an address has shown so many wrong operators' tokens that it is not heard for a while.
     pub(super) fn bar_operators(&self, peer: Option<IpAddr>) -> bool {
-        self.operators.check(&source(peer), 0).remaining == 0
+        self.operators.check_cost(&source(peer), 0).remaining == 0
     }
 
     /// Counts a wrong token of somebody who wants to be an operator.
     pub(super) fn count_operator(&self, peer: Option<IpAddr>, app: &App) {
         let source = source(peer);
-        let _ = self.operators.check(&source, 1);
+        let _ = self.operators.check(&source);
         if self.bar_operators(peer) {
             self.tell(&source, "too many wrong tokens for operators; this address is not heard for a while", app);
         }
@@ -69,7 +69,7 @@ impl Guesses {
     /// refused: whoever shares an address with somebody who guesses is still served.
     pub(super) async fn caller(&self, peer: Option<IpAddr>, app: &App) -> Result<(), ApiError> {
         let source = source(peer);
-        if self.callers.check(&source, 1).allowed {
+        if self.callers.check(&source).allowed {
             return Ok(());
         }
         self.tell(&source, "too many wrong tokens from this address; they are answered late", app);
@@ -180,8 +180,8 @@ mod tests {
         let mut known = 0;
         for number in 0..1_000 {
             let source = source(address(number));
-            let fits = (0..10).filter(|_| app.guesses.operators.check(&source, 1).allowed).count();
-            let _ = (0..10).filter(|_| app.guesses.callers.check(&source, 1).allowed).count();
+            let fits = (0..10).filter(|_| app.guesses.operators.check(&source).allowed).count();
+            let _ = (0..10).filter(|_| app.guesses.callers.check(&source).allowed).count();
             known += u32::from(fits == 10);
         }
         assert!((100..500).contains(&known), "{known}");

@@ -112,11 +112,11 @@ impl Serving {
 
     fn serve(&self, policy: Policy) -> Served {
         let store = (self.store)(&policy);
-        let mut desk = Desk::on(policy, store, Arc::clone(&self.clock) as _);
-        if let Some(observer) = &self.observer {
-            desk = desk.observed_by(Arc::clone(observer));
-        }
-        self.serve_desk(desk)
+        let clock = Arc::clone(&self.clock) as _;
+        self.serve_desk(match &self.observer {
+            Some(observer) => Desk::observed(policy, store, clock, Arc::clone(observer)),
+            None => Desk::on(policy, store, clock),
+        })
     }
 
     fn serve_desk(&self, desk: Desk) -> Served {

@@ -73,7 +73,7 @@ fn path_json(path: &PathReadings) -> Value {
 
 /// The reading of a rule, if the decision has one.
 fn reading<'d>(explained: &Explained<'_>, decision: Option<&'d Decision>) -> Option<&'d Reading> {
-    let mut own = decision?.readings.iter().filter(|own| own.rule == explained.index);
+    let mut own = decision?.readings.iter().filter(|own| own.rule() == explained.index);
     own.nth(explained.nth)
 }
 

@@ -45,7 +45,7 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
     policy.login().with_context(|| format!("{} has no [login] to rehearse", source.name))?;
     let (prefix, scope) = (policy.identity().ipv6_prefix, policy.identity().user_scope);
     let clock = Arc::new(ManualClock::default());
-    let limiter = Limiter::with_clock(policy, Arc::clone(&clock));
+    let limiter = Limiter::builder(policy).clock(Arc::clone(&clock)).build();
     let mut feed = Feed::open_as(Form::Logins, &args.log.logs, args.log.fields()?, args.log.reorder)?;
     let mut logins = Logins {
         attempts: 0,

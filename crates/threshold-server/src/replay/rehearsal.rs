@@ -1,6 +1,6 @@
 //! One policy on its own store, told the log's time: the same plan, settle and decide as everywhere else.
 
-use threshold_core::decision::Degraded;
+use threshold_core::decision::{Degraded, Reading};
 use threshold_core::limit::Limit;
 use threshold_core::plan::Verb;
 use threshold_core::policy::{IdentitySource, Layer, Per, Policy, Seen};
@@ -84,7 +84,7 @@ impl<'p> Rehearsal<'p> {
         }
         match at_once(self.store.settle(&self.plan, now, &mut self.outcome)) {
             Ok(()) => {
-                self.plan.decide_into(&self.outcome, &mut self.decision);
+                self.decision = self.plan.decide(&self.outcome);
                 if self.gives_back && self.decision.allowed() {
                     self.give_back(request.status, now);
                 }
@@ -141,7 +141,7 @@ impl<'p> Rehearsal<'p> {
             Verdict::Slow => None,
             _ => decision.bound_by(),
         };
-        let rule = reading.map(|reading| reading.rule);
+        let rule = reading.map(Reading::rule);
         let by_user = facts.user.is_some();
         let per = rule.and_then(|rule| self.policy.rules().get(rule)).map(|rule| rule.per.as_slice());
         let counts_by = |wanted: &Per| per.is_some_and(|per| per.contains(wanted));

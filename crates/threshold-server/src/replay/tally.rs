@@ -223,7 +223,7 @@ impl Tally {
     /// What each rule found, whether or not it was the one that bound.
     fn read(&mut self, plan: &Plan<'_>, decision: &Decision) {
         for (reading, charge) in decision.readings.iter().zip(plan.met()) {
-            if let Some(rule) = self.rules.get_mut(reading.rule) {
+            if let Some(rule) = self.rules.get_mut(reading.rule()) {
                 bump(&mut rule.met);
                 rule.full = rule.full.saturating_add(u64::from(!reading.allowed));
             }
@@ -232,7 +232,7 @@ impl Tally {
             if self.peaks.takes(digest) {
                 let capacity = charge.limit().capacity();
                 let used = capacity.saturating_sub(reading.remaining);
-                self.filled.push((digest, Peak { rule: reading.rule, used, capacity, full: !reading.allowed }));
+                self.filled.push((digest, Peak { rule: reading.rule(), used, capacity, full: !reading.allowed }));
             }
         }
     }

@@ -1,10 +1,10 @@
-//! Who waits for what, in the order in which they came.
+//! The queues of waiting requests, one for each key, in the order of arrival.
 //!
-//! A ticket is drawn on arrival. Whoever must wait stands in the queue of what has denied it, and of what others ahead of
-//! it stand for; a try is allowed to those with nobody ahead on anything they contest. The lowest ticket is behind nobody,
-//! so somebody can always go on, and whoever leaves a queue rings for the next: there is no circle, and no wake-up to
-//! lose. A budget that has never denied somebody is not queued for, so that whoever waits for one does not hold up those
-//! who want another.
+//! A request draws a ticket when it arrives. If it must wait, it joins the queues of the keys that have denied it and of
+//! those where a request ahead of it waits. It may try when nobody is ahead of it in the queue of any key that it contests.
+//! The request with the lowest ticket is behind nobody, so there is always one that may try, and a request that leaves a
+//! queue notifies the next: there is no deadlock, and no lost wake-up. A key that has never denied a request is not queued
+//! for, so that requests that wait for one key do not hold up those for another.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -14,54 +14,59 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use threshold_core::Digest;
 use tokio::sync::Notify;
 
-/// The order of arrival.
+/// The position in the order of arrival.
 type Ticket = u64;
 
-/// Everyone who waits in one limiter.
+/// All waiting requests of one limiter.
 pub(crate) struct Waiters {
-    pub(super) most: usize,
-    /// The most who begin to wait for one key; a quarter of `most` unless said.
-    pub(super) most_per_key: Option<usize>,
+    /// How many may wait in all.
+    pub(in crate::limiter) max: usize,
+    /// How many may begin to wait for one key; a quarter of `max` by default.
+    pub(in crate::limiter) max_per_key: Option<usize>,
     tickets: AtomicU64,
-    /// As many as there are bells, for those who only ask whether anybody waits.
+    /// The number of `wakers`, readable without the lock: a limiter that gives back capacity asks every time whether any
+    /// request waits.
     waiting: AtomicUsize,
     queues: Mutex<Queues>,
 }
 
 #[derive(Debug, Default)]
 struct Queues {
-    /// What wakes each of those who wait.
-    bells: BTreeMap<Ticket, Arc<Notify>>,
-    /// Who stands for which key; a queue in which nobody stands is not kept.
-    standing: HashMap<Digest, BTreeSet<Ticket>>,
+    /// The notification of each waiting request.
+    wakers: BTreeMap<Ticket, Arc<Notify>>,
+    /// The queue of each key. Empty queues are removed, so that the map is bounded by the waiting requests.
+    by_key: HashMap<Digest, BTreeSet<Ticket>>,
 }
 
-/// Somebody who has come. They count as waiting from when they must; dropping this is leaving, for whatever reason.
+/// The place of one request in the queues. Dropping it leaves them, whatever the reason: that makes `wait` safe to cancel.
 pub(super) struct Place<'w> {
     waiters: &'w Waiters,
     ticket: Ticket,
-    bell: Arc<Notify>,
+    waker: Arc<Notify>,
+    /// Whether it counts as waiting: from the first time that it could not go on.
     waits: bool,
-    stands_for: Vec<Digest>,
+    /// The keys in whose queues it is.
+    queued_for: Vec<Digest>,
+    /// Those of them that have denied it.
     denied_by: Vec<Digest>,
 }
 
-/// Whether somebody may try.
+/// Whether a request may try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// Nobody is ahead.
+    /// No request is ahead.
     Own,
-    /// Somebody is, and will ring on leaving.
+    /// A request is ahead, and will notify the next when it leaves.
     Behind,
-    /// Somebody is, and no more may wait.
+    /// A request is ahead, and the queues are full.
     NoRoom,
 }
 
 impl Default for Waiters {
     fn default() -> Self {
         Self {
-            most: super::MAX_WAITERS,
-            most_per_key: None,
+            max: super::MAX_WAITERS,
+            max_per_key: None,
             tickets: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             queues: Mutex::default(),
@@ -71,7 +76,7 @@ impl Default for Waiters {
 
 impl fmt::Debug for Waiters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waiters").field("most", &self.most).field("waiting", &self.waiting).finish_non_exhaustive()
+        f.debug_struct("Waiters").field("max", &self.max).field("waiting", &self.waiting).finish_non_exhaustive()
     }
 }
 
@@ -80,9 +85,9 @@ impl Waiters {
         Place {
             waiters: self,
             ticket: self.tickets.fetch_add(1, Ordering::Relaxed),
-            bell: Arc::default(),
+            waker: Arc::default(),
             waits: false,
-            stands_for: Vec::new(),
+            queued_for: Vec::new(),
             denied_by: Vec::new(),
         }
     }
@@ -91,62 +96,63 @@ impl Waiters {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// How many may begin to wait for one key.
+    /// Returns how many may begin to wait for one key.
     fn per_key(&self) -> usize {
-        self.most_per_key.unwrap_or_else(|| self.most.div_ceil(4))
+        self.max_per_key.unwrap_or_else(|| self.max.div_ceil(4))
     }
 
-    /// Lets whoever is first for one of these keys look again.
-    pub(in crate::limiter) fn ring_first(&self, keys: impl IntoIterator<Item = Digest>) {
+    /// Wakes the first in the queue of each of these keys.
+    pub(in crate::limiter) fn wake_first(&self, keys: impl IntoIterator<Item = Digest>) {
         if self.waiting() == 0 {
             return;
         }
         let queues = self.lock();
         for key in keys {
-            queues.ring(key);
+            queues.wake_first(key);
         }
     }
 
-    /// Lets everyone look again.
-    pub(in crate::limiter) fn ring_all(&self) {
+    /// Wakes all waiting requests.
+    pub(in crate::limiter) fn wake_all(&self) {
         if self.waiting() > 0 {
-            self.lock().bells.values().for_each(|bell| bell.notify_one());
+            self.lock().wakers.values().for_each(|waker| waker.notify_one());
         }
     }
 
-    /// A poisoned lock is taken all the same: nothing that it guards can panic half way.
     fn lock(&self) -> MutexGuard<'_, Queues> {
+        // A poisoned lock is safe to use: no change to the queues panics half way.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Queues {
-    /// Rings for whoever is first. A bell that nobody listens to yet is heard when they do.
-    fn ring(&self, key: Digest) {
-        let first = self.standing.get(&key).and_then(BTreeSet::first);
-        if let Some(bell) = first.and_then(|ticket| self.bells.get(ticket)) {
-            bell.notify_one();
+    /// Wakes the first in a queue. `Notify` stores a notification that comes before the request awaits it.
+    fn wake_first(&self, key: Digest) {
+        let first = self.by_key.get(&key).and_then(BTreeSet::first);
+        if let Some(waker) = first.and_then(|ticket| self.wakers.get(ticket)) {
+            waker.notify_one();
         }
     }
 
     fn leave(&mut self, key: Digest, ticket: Ticket) {
-        let Some(queue) = self.standing.get_mut(&key) else { return };
+        let Some(queue) = self.by_key.get_mut(&key) else { return };
         let was_first = queue.first() == Some(&ticket);
         queue.remove(&ticket);
         if queue.is_empty() {
-            self.standing.remove(&key);
+            self.by_key.remove(&key);
         } else if was_first {
-            self.ring(key);
+            self.wake_first(key);
         }
     }
 }
 
 impl Place<'_> {
-    /// Whether it may try for these keys. If somebody is ahead, it stands behind them and nowhere else.
+    /// Returns whether the request may try for these keys. If a request is ahead of it, it queues behind that one, and in no
+    /// other queue.
     pub(super) fn turn(&mut self, contested: impl Iterator<Item = Digest>) -> Turn {
         let mut queues = self.waiters.lock();
         let ahead = |key: &Digest| {
-            let first = queues.standing.get(key).and_then(BTreeSet::first);
+            let first = queues.by_key.get(key).and_then(BTreeSet::first);
             first.is_some_and(|first| *first < self.ticket)
         };
         let ahead: Vec<Digest> = contested.filter(ahead).collect();
@@ -156,15 +162,15 @@ impl Place<'_> {
         if !self.begin_to_wait(&mut queues, &ahead) {
             return Turn::NoRoom;
         }
-        // Nobody knows how long those ahead will take, so nothing else is kept meanwhile.
+        // There is no telling how long those ahead will take, so it holds no other key meanwhile.
         self.denied_by.clear();
-        self.stand_for(&mut queues, ahead);
+        self.queue_for(&mut queues, ahead);
         Turn::Behind
     }
 
-    /// Stands for what has denied it, just now or before if it is to be kept, and for nothing else. Says whether there
-    /// is room to wait.
-    pub(super) fn stand(&mut self, keep: impl Fn(Digest) -> bool, denied_by: impl Iterator<Item = Digest>) -> bool {
+    /// Queues the request for the keys that have denied it now, and for those of earlier attempts that `keep` holds; leaves
+    /// all others. Returns whether there is room to wait.
+    pub(super) fn enqueue(&mut self, keep: impl Fn(Digest) -> bool, denied_by: impl Iterator<Item = Digest>) -> bool {
         let mut keys: Vec<Digest> = self.denied_by.iter().copied().filter(|key| keep(*key)).collect();
         for key in denied_by {
             if !keys.contains(&key) {
@@ -176,37 +182,37 @@ impl Place<'_> {
             return false;
         }
         self.denied_by.clone_from(&keys);
-        self.stand_for(&mut queues, keys);
+        self.queue_for(&mut queues, keys);
         true
     }
 
-    /// Until somebody rings.
-    pub(super) async fn rung(&self) {
-        self.bell.notified().await;
+    /// Waits for a notification.
+    pub(super) async fn notified(&self) {
+        self.waker.notified().await;
     }
 
-    /// Takes a place among those who wait, where there is one in all and in the queue of each of these keys. Whoever waits
-    /// already has one, and may change queues.
+    /// Counts the request as waiting if there is room, in all and in the queue of each of these keys. A request that already
+    /// waits may change queues. Returns whether it waits.
     fn begin_to_wait(&mut self, queues: &mut Queues, keys: &[Digest]) -> bool {
         let per_key = self.waiters.per_key();
-        let has_room = |key| queues.standing.get(key).map_or(0, BTreeSet::len) < per_key;
-        if !self.waits && queues.bells.len() < self.waiters.most && keys.iter().all(has_room) {
-            queues.bells.insert(self.ticket, Arc::clone(&self.bell));
-            self.waiters.waiting.store(queues.bells.len(), Ordering::Release);
+        let has_room = |key| queues.by_key.get(key).map_or(0, BTreeSet::len) < per_key;
+        if !self.waits && queues.wakers.len() < self.waiters.max && keys.iter().all(has_room) {
+            queues.wakers.insert(self.ticket, Arc::clone(&self.waker));
+            self.waiters.waiting.store(queues.wakers.len(), Ordering::Release);
             self.waits = true;
         }
         self.waits
     }
 
-    /// Stands for these keys and no others.
-    fn stand_for(&mut self, queues: &mut Queues, keys: Vec<Digest>) {
+    /// Moves the request to the queues of these keys.
+    fn queue_for(&mut self, queues: &mut Queues, keys: Vec<Digest>) {
         for key in &keys {
-            queues.standing.entry(*key).or_default().insert(self.ticket);
+            queues.by_key.entry(*key).or_default().insert(self.ticket);
         }
-        for key in self.stands_for.iter().filter(|key| !keys.contains(key)) {
+        for key in self.queued_for.iter().filter(|key| !keys.contains(key)) {
             queues.leave(*key, self.ticket);
         }
-        self.stands_for = keys;
+        self.queued_for = keys;
     }
 }
 
@@ -216,9 +222,9 @@ impl Drop for Place<'_> {
             return;
         }
         let mut queues = self.waiters.lock();
-        queues.bells.remove(&self.ticket);
-        self.waiters.waiting.store(queues.bells.len(), Ordering::Release);
-        for key in &self.stands_for {
+        queues.wakers.remove(&self.ticket);
+        self.waiters.waiting.store(queues.wakers.len(), Ordering::Release);
+        for key in &self.queued_for {
             queues.leave(*key, self.ticket);
         }
     }
@@ -233,7 +239,7 @@ mod tests {
 
     const KEYS: u8 = 4;
 
-    /// The keys of a mask.
+    /// Returns the keys of a bit mask.
     fn keys(mask: u8) -> impl Iterator<Item = Digest> {
         (0..KEYS).filter(move |key| mask >> key & 1 == 1).map(|key| Digest::from_u128(u128::from(key)))
     }
@@ -241,14 +247,14 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// No more wait than may, nobody begins to wait in a queue that is full, nobody stands who does not wait, no queue
-        /// is empty, the first of all who wait is behind nobody; and when all have left, nothing remains.
+        /// No more requests wait than may, none begins to wait in a full queue, only waiting requests are in queues, no queue
+        /// is empty, and the first of all waiting requests may try. When all have left, nothing remains.
         ///
-        /// Woken by: leaving out `self.standing.remove(&key)` in `Queues::leave`; and `<=` for either `<` in
+        /// Woken by: leaving out `self.by_key.remove(&key)` in `Queues::leave`; and `<=` for either `<` in
         /// `begin_to_wait`.
         #[test]
-        fn nothing_remains_of_those_who_left(steps in vec((0..6usize, 0..3u8, 0..1u8 << KEYS), 0..60)) {
-            let waiters = Waiters { most: 4, most_per_key: Some(2), ..Waiters::default() };
+        fn the_queues_hold_waiting_requests_only(steps in vec((0..6usize, 0..3u8, 0..1u8 << KEYS), 0..60)) {
+            let waiters = Waiters { max: 4, max_per_key: Some(2), ..Waiters::default() };
             let mut places: Vec<Place<'_>> = (0..6).map(|_| waiters.arrive()).collect();
             for (who, act, mask) in steps {
                 let place = &mut places[who];
@@ -256,24 +262,24 @@ mod tests {
                 match act {
                     0 => drop(std::mem::replace(place, waiters.arrive())),
                     1 => drop(place.turn(keys(mask))),
-                    _ => drop(place.stand(|key| key.to_u128() > 0, keys(mask))),
+                    _ => drop(place.enqueue(|key| key.to_u128() > 0, keys(mask))),
                 }
                 let queues = waiters.lock();
-                prop_assert_eq!(queues.bells.len(), waiters.waiting());
-                prop_assert!(queues.bells.len() <= waiters.most);
-                let standing = queues.standing.values();
-                prop_assert!(standing.clone().all(|queue| !queue.is_empty()));
-                prop_assert!(standing.flatten().all(|ticket| queues.bells.contains_key(ticket)));
-                let begun = places[who].stands_for.iter().filter(|_| !waited);
-                prop_assert!(begun.into_iter().all(|key| queues.standing[key].len() <= 2));
-                let first = queues.bells.keys().next().copied();
+                prop_assert_eq!(queues.wakers.len(), waiters.waiting());
+                prop_assert!(queues.wakers.len() <= waiters.max);
+                let by_key = queues.by_key.values();
+                prop_assert!(by_key.clone().all(|queue| !queue.is_empty()));
+                prop_assert!(by_key.flatten().all(|ticket| queues.wakers.contains_key(ticket)));
+                let begun = places[who].queued_for.iter().filter(|_| !waited);
+                prop_assert!(begun.into_iter().all(|key| queues.by_key[key].len() <= 2));
+                let first = queues.wakers.keys().next().copied();
                 drop(queues);
                 let first = places.iter_mut().find(|place| place.waits && Some(place.ticket) == first);
                 prop_assert!(first.is_none_or(|place| place.turn(keys(u8::MAX)) == Turn::Own));
             }
             drop(places);
             let queues = waiters.lock();
-            prop_assert!(queues.standing.is_empty() && queues.bells.is_empty());
+            prop_assert!(queues.by_key.is_empty() && queues.wakers.is_empty());
         }
     }
 }

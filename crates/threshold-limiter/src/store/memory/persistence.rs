@@ -260,7 +260,7 @@ mod tests {
     fn those_who_are_banned_are_in_order_as_their_standings_say() {
         let clock = Arc::new(ManualClock::default());
         clock.set(Timestamp::from_secs(1_767_225_600));
-        let limiter = Limiter::with_clock(Policy::parse(POLICY, &|_| None).unwrap(), Arc::clone(&clock));
+        let limiter = Limiter::builder(Policy::parse(POLICY, &|_| None).unwrap()).clock(Arc::clone(&clock)).build();
         let store = limiter.store();
         let agree = |expect: usize| {
             let now = limiter.now();

@@ -92,7 +92,7 @@ impl<'a> Answer<'a> {
         let decision = &decided.decision;
         let rule = decision.rule(policy);
         let reading = decision.bound_by();
-        let wait = decision.retry_after();
+        let wait = decision.retry_after().map(Span::from);
         Self {
             allowed: decision.allowed(),
             verdict: Plain(decision.verdict.name()),
@@ -103,7 +103,7 @@ impl<'a> Answer<'a> {
             reset_at: decision.reset_at(),
             retry_after: wait.map(Span::secs_ceil),
             retry_after_ms: wait.map(Span::millis_ceil),
-            delay_ms: decision.delay.millis_ceil(),
+            delay_ms: Span::from(decision.delay()).millis_ceil(),
             warning: decision.warning,
             banned: decision.banned(),
             degraded: decision.degraded.is_some(),
@@ -138,7 +138,7 @@ impl Json for Limits<'_> {
 
 impl Limits<'_> {
     fn one(&self, reading: &Reading) -> LimitAnswer<'_> {
-        let rule = self.policy.rules().get(reading.rule);
+        let rule = self.policy.rules().get(reading.rule());
         LimitAnswer {
             rule: rule.map(|rule| Any(&rule.name)),
             layer: rule.map(|rule| Plain(rule.layer.name())),

@@ -123,7 +123,7 @@ fn script() -> Vec<Step> {
 /// What clients are answered.
 pub(super) fn answers(policy: &str) -> Result<String, String> {
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(START)));
-    let limiter = Arc::new(Limiter::with_clock(parse(policy)?, Arc::clone(&clock)));
+    let limiter = Arc::new(Limiter::builder(parse(policy)?).clock(Arc::clone(&clock)).build());
     let named = |parts: &http::request::Parts, kind: &str| -> Vec<(String, String)> {
         let named = parts.headers.iter().filter_map(|(name, value)| Some((name.as_str().strip_prefix(kind)?, value)));
         named.map(|(name, value)| (name.to_owned(), value.to_str().unwrap().to_owned())).collect()
@@ -189,7 +189,12 @@ impl Store for Dead {
 /// What is decided, and how logins go, without the store.
 pub(super) fn without_store(policy: &str) -> Result<String, String> {
     let (clock, secret) = (ManualClock::new(Timestamp::from_secs(START)), Secret::new(&[7; 32]).unwrap());
-    let limiter = Limiter::with_parts(parse(policy)?, Dead, clock, DigestKey::new([7; 16]), secret);
+    let limiter = Limiter::builder(parse(policy)?)
+        .store(Dead)
+        .clock(clock)
+        .digest_key(DigestKey::new([7; 16]))
+        .secrets(secret)
+        .build();
     runtime().block_on(async {
         let mut seen = String::new();
         for _ in 0..3 {
@@ -210,7 +215,7 @@ pub(super) fn without_store(policy: &str) -> Result<String, String> {
 /// How logins go that all fail, on one account and on many.
 pub(super) fn logins(policy: &str) -> Result<String, String> {
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(START)));
-    let limiter = Limiter::with_clock(parse(policy)?, Arc::clone(&clock));
+    let limiter = Limiter::builder(parse(policy)?).clock(Arc::clone(&clock)).build();
     let mut seen = String::new();
     for number in 0..24 {
         for account in ["same".to_owned(), format!("other {number}")] {
@@ -232,7 +237,7 @@ pub(super) fn logins(policy: &str) -> Result<String, String> {
 /// What is left for others when a flood has filled the table.
 pub(super) fn full_table(policy: &str) -> Result<String, String> {
     let clock = ManualClock::new(Timestamp::from_secs(START));
-    let limiter: Limiter<MemoryStore, ManualClock> = Limiter::with_clock(parse(policy)?, clock);
+    let limiter: Limiter<MemoryStore, ManualClock> = Limiter::builder(parse(policy)?).clock(clock).build();
     let check = |user: &str, ip: Ipv4Addr| {
         let facts = Facts { user: Some(user), ip: Some(IpAddr::V4(ip)), ..Facts::default() };
         limiter.check(&facts).unwrap()

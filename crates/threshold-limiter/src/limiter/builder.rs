@@ -1,0 +1,176 @@
+//! Builds a limiter from a policy, a store, a clock, secrets and observers.
+
+use std::sync::{Arc, OnceLock};
+
+use arc_swap::ArcSwap;
+use threshold_core::{DigestKey, Policy, Secret, Secrets};
+
+use super::{Limiter, rotation};
+use crate::bans::BanList;
+use crate::clock::{Clock, SystemClock};
+use crate::observer::Observer;
+use crate::store::Store;
+use crate::store::memory::MemoryStore;
+use crate::sync::Mutex;
+
+/// The parts of a [`Limiter`]; made by [`Limiter::builder`].
+///
+/// ```
+/// use std::sync::Arc;
+/// use threshold_limiter::{Limiter, ManualClock, Policy, Secret, Timestamp};
+///
+/// let policy = Policy::parse("[[rule]]\nname = 'user'\nper = ['user']\nlimit = '2/min'", &|_| None)?;
+/// let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
+/// let secret = Secret::new(b"at least 32 bytes that nobody can guess").expect("it is long enough");
+/// let limiter = Limiter::builder(policy).clock(clock).secrets(secret).build();
+/// # let _ = limiter;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "call `build` to get a limiter"]
+pub struct LimiterBuilder<S = InMemory, C = SystemClock> {
+    pub(super) policy: Policy,
+    store: S,
+    pub(super) clock: C,
+    pub(super) secrets: Option<Secrets>,
+    pub(super) digest_key: Option<DigestKey>,
+    bans: Arc<BanList>,
+    observers: Vec<Arc<dyn Observer>>,
+    #[cfg(feature = "wait")]
+    waiters: super::wait::Waiters,
+}
+
+/// Stands for a [`MemoryStore`] that is sized by the policy's `[memory]`, until the limiter is built.
+#[derive(Debug, Clone, Copy)]
+pub struct InMemory;
+
+impl Limiter {
+    /// Begins a limiter with this policy. Unless told otherwise it is in memory and on the system's clock, and its secrets
+    /// are random and last as long as the limiter.
+    pub fn builder(policy: Policy) -> LimiterBuilder {
+        LimiterBuilder {
+            policy,
+            store: InMemory,
+            clock: SystemClock::new(),
+            secrets: None,
+            digest_key: None,
+            bans: Arc::default(),
+            observers: Vec::new(),
+            #[cfg(feature = "wait")]
+            waiters: super::wait::Waiters::default(),
+        }
+    }
+}
+
+impl<S, C> LimiterBuilder<S, C> {
+    /// Keeps balances in this store.
+    ///
+    /// Records in a store that outlives the process are found again only with the same [`secrets`](Self::secrets).
+    pub fn store<T: Store>(self, store: T) -> LimiterBuilder<T, C> {
+        self.with(|_, clock| (store, clock))
+    }
+
+    /// Reads the time from this clock.
+    pub fn clock<D: Clock>(self, clock: D) -> LimiterBuilder<S, D> {
+        self.with(|store, _| (store, clock))
+    }
+
+    /// Signs receipts and login tokens with this secret, and derives from it the key that stored keys are digested with:
+    /// one [`Secret`], or [`Secrets`] with an old one. What the old one signed is accepted; what is stored under its
+    /// [`digest_key`](Secret::digest_key) is found, and moves to the present key as it is used.
+    pub fn secrets(mut self, secrets: impl Into<Secrets>) -> Self {
+        self.secrets = Some(secrets.into());
+        self
+    }
+
+    /// Digests stored keys with this key instead of the one that is derived from the secret.
+    pub fn digest_key(mut self, key: DigestKey) -> Self {
+        self.digest_key = Some(key);
+        self
+    }
+
+    /// Uses this list of bans, which several limiters may share.
+    pub fn bans(mut self, bans: Arc<BanList>) -> Self {
+        self.bans = bans;
+        self
+    }
+
+    /// Notifies this observer of every decision. Call it once for each observer.
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observers.push(observer);
+        self
+    }
+
+    /// Lets at most this many requests [`wait`](Limiter::wait) at once; by default
+    /// [`MAX_WAITERS`](super::MAX_WAITERS). Further ones are denied at once.
+    #[cfg(feature = "wait")]
+    pub fn max_waiters(mut self, max: usize) -> Self {
+        self.waiters.max = max;
+        self
+    }
+
+    /// Lets at most this many requests wait for one key; by default a quarter of [`max_waiters`](Self::max_waiters), so
+    /// that one caller's queue leaves room for the others. Further ones are denied at once.
+    #[cfg(feature = "wait")]
+    pub fn max_waiters_per_key(mut self, max: usize) -> Self {
+        self.waiters.max_per_key = Some(max);
+        self
+    }
+
+    fn with<T, D>(self, replace: impl FnOnce(S, C) -> (T, D)) -> LimiterBuilder<T, D> {
+        let (store, clock) = replace(self.store, self.clock);
+        LimiterBuilder {
+            policy: self.policy,
+            store,
+            clock,
+            secrets: self.secrets,
+            digest_key: self.digest_key,
+            bans: self.bans,
+            observers: self.observers,
+            #[cfg(feature = "wait")]
+            waiters: self.waiters,
+        }
+    }
+}
+
+impl<C: Clock> LimiterBuilder<InMemory, C> {
+    /// Builds the limiter in memory, sized by the policy's `[memory]`.
+    #[must_use]
+    pub fn build(self) -> Limiter<MemoryStore, C> {
+        let store = MemoryStore::new(self.policy.memory());
+        self.store(store).build()
+    }
+}
+
+impl<S: Store, C: Clock> LimiterBuilder<S, C> {
+    /// Builds the limiter.
+    #[must_use]
+    pub fn build(self) -> Limiter<S, C> {
+        let Self { policy, store, clock, secrets, digest_key, bans, observers, .. } = self;
+        let secrets = secrets
+            .unwrap_or_else(|| Secret::new(&crate::random::<32>()).expect("32 bytes are enough for a secret").into());
+        let key = digest_key.unwrap_or_else(|| secrets.present().digest_key());
+        let policy = policy.with_key(key).with_bans(Arc::<BanList>::clone(&bans)).with_generation(1);
+        let previous = secrets.old().map(|old| rotation::Previous::new(old.digest_key(), &policy));
+        Limiter {
+            bans,
+            policy: ArcSwap::from_pointee(policy),
+            previous,
+            generation: Mutex::new(1),
+            key,
+            secrets,
+            store,
+            clock,
+            observers,
+            followed: Mutex::default(),
+            stand_in: OnceLock::new(),
+            #[cfg(feature = "wait")]
+            waiters: self.waiters,
+        }
+    }
+}
+
+impl<S: std::fmt::Debug, C: std::fmt::Debug> std::fmt::Debug for LimiterBuilder<S, C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LimiterBuilder").field("store", &self.store).field("clock", &self.clock).finish_non_exhaustive()
+    }
+}
