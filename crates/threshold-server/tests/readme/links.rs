@@ -124,18 +124,27 @@ fn the_index_lists_every_page() {
     }
 }
 
-/// Every file that a page names in backticks with its folder exists, so that a reader who follows it finds it.
+/// Every file that a page names in backticks with its folder exists. `*` and `NAME` stand for names of the reader's own.
 #[test]
 fn files_that_architecture_names_exist() {
     for page in ["ARCHITECTURE.md", "CONTRIBUTING.md"] {
         let text = prose(&read(page));
         let named = text.split('`').skip(1).step_by(2).filter(|name| name.starts_with("crates/"));
         for name in named {
-            let exists = match name.split_once('*') {
-                Some((folder, _)) => root().join(folder).exists(),
-                None => root().join(name).exists(),
-            };
-            assert!(exists, "{page} names {name}, which does not exist");
+            let known = name.split(['*']).next().and_then(|name| name.split("NAME").next()).unwrap();
+            assert!(root().join(known).exists(), "{page} names {name}, which does not exist");
         }
+    }
+}
+
+/// A newcomer finds the file to begin with for the changes that are made most. The links themselves are tested above.
+#[test]
+fn architecture_says_where_to_begin() {
+    let page = read("ARCHITECTURE.md");
+    let (_, table) = page.split_once("## Where to change what\n").unwrap();
+    for change in ["an algorithm", "a response header", "a rung", "a store", "a door", "an endpoint", "a metric"] {
+        let row = table.lines().find(|line| line.starts_with(&format!("| {change}")));
+        let begin = row.and_then(|row| row.split(" | ").nth(1)).unwrap_or_default();
+        assert!(begin.contains("](crates/"), "ARCHITECTURE.md does not say where to begin with {change}");
     }
 }
