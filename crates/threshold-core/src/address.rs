@@ -1,12 +1,12 @@
 //! Whose address: the client's, behind the proxies that are trusted and no others.
 
 mod forwarded;
+mod network;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::IpNet;
-
 pub use crate::key::AddressGroup;
+pub use network::{Network, NetworkError};
 
 /// The most hops of a forwarding header that are looked at. A chain longer than this is not a real one.
 const MAX_HOPS: usize = 32;
@@ -135,7 +135,7 @@ impl AddressGroup {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientAddress {
     /// The peers whose forwarding headers are believed.
-    pub trusted: Vec<IpNet>,
+    pub trusted: Vec<Network>,
     /// Tried in order; the peer itself comes last of all.
     pub sources: Vec<AddressSource>,
 }
@@ -151,7 +151,7 @@ impl ClientAddress {
     #[must_use]
     pub fn trusts(&self, peer: IpAddr) -> bool {
         let peer = canonical(peer);
-        self.trusted.iter().any(|net| net.contains(&peer))
+        self.trusted.iter().any(|net| net.contains(peer))
     }
 
     /// The client's address. A peer that is not trusted is the client, whatever it says.

@@ -1,4 +1,4 @@
-//! A request as rules see it: one spelling for everything, and the parts of its keys.
+//! A request as rules see it: normalized, with the parts of its keys.
 
 use std::cell::OnceCell;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use crate::policy::{CostOf, Layer, Per, Policy, Rule, ScopedName, UserScope};
 /// The category of a request that no `[[category]]` matches.
 pub(crate) const DEFAULT_CATEGORY: &str = "requests";
 
-/// A request as rules see it: one spelling for everything.
+/// A normalized request.
 #[derive(Debug)]
 pub(crate) struct Caller<'a> {
     pub(crate) facts: &'a Facts<'a>,
@@ -25,20 +25,20 @@ pub(crate) struct Caller<'a> {
     pub(crate) tier: Option<&'a str>,
     pub(crate) category: &'a str,
     scope: UserScope,
-    /// The user's name where users belong to tenants, once it was asked for.
+    /// The canonical name of a user who belongs to a tenant, once it was needed.
     scoped: OnceCell<ScopedName>,
-    /// What an ordinary path does not have.
+    /// The other readings of the path, which an ordinary path does not have.
     odd: Option<Box<Odd<'a>>>,
 }
 
 /// The other readings of a path.
 #[derive(Debug, Default)]
 struct Odd<'a> {
-    /// The path as it was spelled and resolved, while another reading stands in its place.
+    /// The normalized path, while another reading is in its place.
     resolved: Option<Spelled<'a>>,
-    /// The readings that have not been looked at.
+    /// The readings that are still to be matched.
     others: Vec<String>,
-    /// Why the path is not matched at all.
+    /// Why the path cannot be matched.
     error: Option<PathError>,
 }
 
@@ -49,7 +49,7 @@ impl<'a> Caller<'a> {
         caller
     }
 
-    /// Who is calling, and not yet what for: everything but what [`spell`](Self::spell) adds.
+    /// Creates a caller with its names only; [`spell`](Self::spell) adds the rest.
     #[inline]
     pub(crate) fn named(facts: &'a Facts<'a>, policy: &Policy) -> Self {
         Self {
@@ -68,7 +68,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// The user's name as lists, bans and settings have it.
+    /// Returns the user's canonical name, as lists, bans and settings store it.
     #[inline]
     pub(crate) fn user_name(&self) -> Option<&str> {
         let user = self.user?;
@@ -78,18 +78,18 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// The address in its one form.
+    /// Returns the address, with IPv4-mapped IPv6 addresses as IPv4.
     pub(crate) fn ip(&self) -> Option<IpAddr> {
         self.facts.ip.map(canonical)
     }
 
-    /// The addresses that share a budget with this one.
+    /// Returns the address block that shares a budget.
     #[inline]
     pub(crate) fn group(&self) -> Option<AddressGroup> {
         self.facts.ip.map(|ip| AddressGroup::of(ip, self.ipv6_prefix))
     }
 
-    /// The addresses that share a budget with this one where `per` counts by addresses.
+    /// Returns the address block that shares a budget, if `per` is an address.
     pub(crate) fn group_of(&self, per: &Per) -> Option<AddressGroup> {
         match per {
             Per::Ip => self.group(),
@@ -98,7 +98,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Adds the method, the path and the host, each in its one spelling, and the category and the tier.
+    /// Normalizes the method, the path and the host, and finds the category and the tier.
     pub(crate) fn spell(&mut self, policy: &'a Policy) {
         let facts = self.facts;
         self.method.set(known(facts.method), METHOD);
@@ -109,21 +109,21 @@ impl<'a> Caller<'a> {
         self.host.set(known(facts.host), HOST);
         self.tier = known(facts.tier);
         self.categorize(policy);
-        // Most policies have no tiers, and then only what is said counts.
+        // Most policies have no tiers: then only the tier of the request counts.
         if policy.tiers.has_tiers() {
             let default = policy.identity().default_tier.as_deref();
             self.tier = policy.tiers.tier_of(self, self.tier, default);
         }
     }
 
-    /// Finds the category of the present reading.
+    /// Finds the category of the current reading.
     fn categorize(&mut self, policy: &'a Policy) {
         let found = known(self.facts.category)
             .or_else(|| policy.categories.iter().find(|own| own.matches.holds(self)).map(|own| own.name.as_ref()));
         self.category = found.unwrap_or(DEFAULT_CATEGORY);
     }
 
-    /// Finds what else the path may be read as.
+    /// Finds the other readings of the path.
     #[cold]
     fn read_path(&mut self, policy: &Policy) {
         let (Some(path), Some(spelled)) = (known(self.facts.path), self.path.get()) else { return };
@@ -142,20 +142,19 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Why the path is not matched at all.
+    /// Why the path cannot be matched.
     #[inline]
     pub(crate) fn path_error(&self) -> Option<PathError> {
         self.odd.as_ref().and_then(|odd| odd.error)
     }
 
-    /// Whether the path has other readings than its one spelling.
+    /// Whether servers may read the path differently.
     #[inline]
     pub(crate) fn has_other_readings(&self) -> bool {
         self.odd.is_some()
     }
 
-    /// Puts the next reading of the path in the place of the present one, with the category that it falls into. Says
-    /// whether there is one.
+    /// Replaces the path by its next reading, and the category with it. Returns whether there is one.
     pub(crate) fn read_next(&mut self, policy: &'a Policy) -> bool {
         let Some(odd) = &mut self.odd else { return false };
         let Some(next) = odd.others.pop() else { return false };
@@ -165,13 +164,13 @@ impl<'a> Caller<'a> {
         true
     }
 
-    /// The path as it was spelled and resolved, whichever reading is the present one.
+    /// Returns the normalized path, whichever reading is the current one.
     fn resolved(&self) -> Option<&str> {
         self.odd.as_ref().and_then(|odd| odd.resolved.as_ref()).unwrap_or(&self.path).get()
     }
 
-    /// `METHOD:/pattern`: what the caller gave, else the first pattern of this rule that the present reading of the path
-    /// meets, else the first of an endpoint rule that the resolved path meets, else the resolved path itself.
+    /// Returns the endpoint as method and pattern: the one in the facts, else the first pattern of this rule that matches the
+    /// current reading of the path, else the first pattern of an endpoint rule that matches the normalized path, else that path.
     #[inline(never)]
     pub(crate) fn endpoint<'e>(&'e self, rule: &'e Rule, policy: &'e Policy) -> Option<(Option<&'e str>, &'e str)> {
         if let Some(given) = self.facts.endpoint.filter(|given| !given.is_empty()) {
@@ -185,7 +184,7 @@ impl<'a> Caller<'a> {
         Some((Some(self.method.get().unwrap_or("*")), pattern))
     }
 
-    /// One part of a key, as text for people; `None` if the request does not have it.
+    /// Returns one part of a key for display; `None` if the request lacks it.
     pub(crate) fn part_text(&self, per: &Per, rule: &Rule, policy: &Policy) -> Option<String> {
         match per {
             Per::Ip | Per::IpPrefix(_) => self.group_of(per).map(|group| group.to_string()),
@@ -207,8 +206,8 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Appends one part to a key; says whether the request has it.
-    // Inlined into the loop over the parts, everything any of them needs would be loaded for each key.
+    /// Appends one part to a key. Returns whether the request has it.
+    // Not inlined into the loop over the parts, where every key would load what only some parts need.
     #[inline(never)]
     fn add_part(&self, key: &mut KeyBuilder, per: &Per, rule: &Rule, policy: &Policy) -> bool {
         let (part, value) = match per {
@@ -237,7 +236,7 @@ impl<'a> Caller<'a> {
         value.is_some()
     }
 
-    /// Appends every part; what is missing is replaced by the address where that is allowed.
+    /// Appends every part. With `floors`, the address replaces a missing one.
     #[inline]
     pub(crate) fn add_parts(
         &self,
@@ -264,7 +263,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Whether a path is one that a route plainly stands for, so that the route says nothing new.
+/// Whether a path plainly matches a route, so that the route is no other reading of it.
 fn follows(path: &str, route: &str) -> bool {
     let mut segments = path.split('/');
     for part in route.trim_end_matches('/').split('/') {
@@ -279,16 +278,19 @@ fn follows(path: &str, route: &str) -> bool {
     segments.next().is_none()
 }
 
-/// An empty text says nothing.
+/// An empty text counts as missing.
 fn known(value: Option<&str>) -> Option<&str> {
     value.filter(|value| !value.is_empty())
 }
 
-/// How much of a key the request could give.
+/// Whether a request has every part of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keyed {
+    /// It has every part.
     Whole,
+    /// The address replaces a missing part.
     Floored,
+    /// A part is missing.
     Missing,
 }
 
@@ -297,7 +299,7 @@ fn shown(policy: &Policy, secret: bool, value: &str) -> String {
 }
 
 impl CostOf {
-    /// What a request costs, counted so.
+    /// Returns the cost of a request.
     #[inline]
     pub(crate) fn of(&self, facts: &Facts<'_>) -> u64 {
         match self {
@@ -308,7 +310,7 @@ impl CostOf {
     }
 }
 
-/// The field of the API that gives a part of a key.
+/// Returns the field of the API that a part of a key is taken from.
 pub(crate) fn field_of(per: &Per) -> String {
     match per {
         Per::IpPrefix(_) => "ip".to_owned(),

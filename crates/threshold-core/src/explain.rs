@@ -1,4 +1,4 @@
-//! Which rules a request meets, by which keys and limits, and why not the others.
+//! Explains which rules match a request, with their keys and limits, and why the others do not.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,20 +10,21 @@ use crate::path::PathError;
 use crate::policy::{Measured, Mismatch, OnMissing, Per, Policy, Rule, TierSource};
 use crate::text::is_hidden;
 
-/// Why a rule does or does not apply, for `explain`.
+/// Why a rule does or does not apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Why {
     /// It applies.
     Met,
-    /// It applies to another reading of the path.
+    /// It applies to this other reading of the path.
     MetAs(String),
-    /// One of its keys does not hold.
+    /// One of its keys does not match.
     NotMet(Mismatch),
-    /// Another rule of its layer was met.
+    /// It is a fallback, and another rule of its layer matches.
     NotFallback,
     /// It has no limit for this request.
     Unlimited,
-    /// The request lacks what it counts by, and it says to skip.
+    /// The request lacks this part of `per`, and the rule skips such requests.
     Skipped(String),
 }
 
@@ -40,49 +41,50 @@ impl fmt::Display for Why {
     }
 }
 
-/// What `explain` says of one rule, before anything is looked up.
+/// The explanation of one rule, without stored state.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Explained<'p> {
     /// The rule.
     pub rule: &'p Rule,
-    /// Its place in the policy.
+    /// Its index in the policy.
     pub index: usize,
-    /// Which of the charges of this rule it is: a path that can be read in several ways may be charged more than once.
+    /// The number of this charge among those of the rule: a path with several readings may be charged more than once.
     pub nth: usize,
     /// Whether it applies, or why not.
     pub why: Why,
-    /// Whose budget, in words: `tenant=t1,category=writes`.
+    /// The key of the budget, for display: `tenant=t1,category=writes`.
     pub key: Option<String>,
     /// The limit, if it applies.
     pub limit: Option<&'p Limit>,
-    /// Where a limit by tier was found: `tier seedling`, `its own`.
+    /// The origin of a limit by tier: `tier seedling`, `its own`.
     pub from: Option<String>,
     /// What the limit counts.
     pub unit: Unit,
-    /// What it would be charged; 0 if it does not apply.
+    /// The cost; 0 if the rule does not apply.
     pub cost: u64,
 }
 
 impl Explained<'_> {
-    /// The limit as a policy writes it; empty if the rule does not apply.
+    /// Returns the limit as a policy writes it; empty if the rule does not apply.
     #[must_use]
     pub fn notation(&self) -> String {
         self.limit.map(|limit| limit.notation(self.unit)).unwrap_or_default()
     }
 }
 
-/// How servers may read the path of a request, and what client doors make of it.
+/// How servers may read the path of a request, and whether client-facing doors refuse it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PathReadings {
-    /// Every reading, the one spelling first; more than one where servers differ. Empty where the request has no path, or
-    /// one that cannot be matched at all.
+    /// Every reading, the normalized path first. Empty if the request has no path, or one that cannot be matched.
     pub readings: Vec<String>,
-    /// Why client doors (the tower layer, forward auth) refuse the path. The API may decide it all the same.
+    /// Why client-facing doors (the tower layer, forward auth) refuse the path. The API may accept it all the same.
     pub refused: Option<PathError>,
 }
 
 impl PathReadings {
-    /// The status that client doors refuse the path with.
+    /// Returns the status of that refusal.
     #[must_use]
     pub fn status(&self) -> Option<u16> {
         self.refused.map(|error| if error == PathError::TooLong { 414 } else { 400 })
@@ -90,7 +92,7 @@ impl PathReadings {
 }
 
 impl Policy {
-    /// How the path of a request may be read, whatever rules it meets.
+    /// Returns how servers may read the path of a request.
     #[must_use]
     pub fn path_readings(&self, facts: &Facts<'_>) -> PathReadings {
         let client = Facts { from_client: true, ..*facts };
@@ -111,7 +113,7 @@ impl Policy {
         PathReadings { readings, refused }
     }
 
-    /// Which rules a request meets, by which keys, and why not the others.
+    /// Explains which rules match a request, with their keys, and why the others do not.
     #[must_use]
     pub fn explain(&self, facts: &Facts<'_>) -> Vec<Explained<'_>> {
         let mut caller = Caller::new(facts, self);
@@ -161,7 +163,7 @@ impl Policy {
         explained
     }
 
-    /// A key in words: `user=u1`, and `user→ip=203.0.113.7` where the address stands in.
+    /// Returns a key for display: `user=u1`, or `user→ip=203.0.113.7` if the address replaces the user.
     fn key_text(&self, rule: &Rule, caller: &Caller<'_>) -> String {
         let implied = rule.is_by_tier() && !rule.per.contains(&Per::Category);
         let part = |per: &Per| {
@@ -176,14 +178,14 @@ impl Policy {
         if text.is_empty() { "all".to_owned() } else { text }
     }
 
-    /// The category that a request falls into.
+    /// Returns the category of a request.
     #[must_use]
     pub fn category_of(&self, facts: &Facts<'_>) -> String {
         Caller::new(facts, self).category.to_owned()
     }
 }
 
-/// Adds a rule as another reading of the path meets it, unless it is charged the same already.
+/// Adds a rule that matches another reading of the path, unless the same budget is already listed.
 fn add_reading<'p>(all: &mut Vec<Explained<'p>>, mut other: Explained<'p>, reading: &str) {
     other.why = Why::MetAs(reading.to_owned());
     let own = |explained: &&mut Explained<'p>| explained.index == other.index;
@@ -200,7 +202,7 @@ fn add_reading<'p>(all: &mut Vec<Explained<'p>>, mut other: Explained<'p>, readi
     all.insert(after.saturating_add(1).min(all.len()), other);
 }
 
-/// Keeps the words for keys injective: what separates parts is escaped inside them, and so is what nobody would see.
+/// Escapes separators and invisible characters, so that different keys are displayed differently.
 fn escaped(value: &str) -> Cow<'_, str> {
     let separates = |c: char| matches!(c, ',' | '=' | '%' | '→') || is_hidden(c);
     if !value.contains(separates) {

@@ -1,46 +1,46 @@
-//! What a door knows of one request.
+//! The facts of one request that a decision depends on.
 
 use std::net::IpAddr;
 
 use crate::key::TraceId;
 
-/// Everything a decision may depend on, except the time and what is stored.
+/// Everything a decision depends on, except the time and the stored state.
 ///
-/// All of it is optional: a rule that needs what is missing says what to do (`on_missing`). Empty strings are as good
-/// as missing.
+/// Every field is optional; `on_missing` of a rule decides about requests that lack a part of its `per`. An empty string counts as
+/// missing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Facts<'a> {
-    /// The client's address, as [`crate::address::ClientAddress::resolve`] found it.
+    /// The client's address; behind a proxy, as [`ClientAddress::resolve`](crate::address::ClientAddress::resolve) returns it.
     pub ip: Option<IpAddr>,
     /// The host the request is for.
     pub host: Option<&'a str>,
-    /// The method, in any case.
+    /// The method, in upper or lower case.
     pub method: Option<&'a str>,
-    /// The path, in any spelling.
+    /// The path, not normalized.
     pub path: Option<&'a str>,
-    /// The route that the application's router has found for the path, `/users/{id}`: one more reading of it.
+    /// The route that the application's router matched, `/users/{id}`. It counts as another reading of the path.
     pub route: Option<&'a str>,
-    /// Whether the path is as a client sent it, at a door that answers the client: `odd_paths` is then obeyed.
+    /// Whether the path comes from the client directly, so that `odd_paths` applies.
     pub from_client: bool,
-    /// Whose customer this is.
+    /// The tenant: the customer that the request belongs to.
     pub tenant: Option<&'a str>,
-    /// Who is calling.
+    /// The user.
     pub user: Option<&'a str>,
-    /// The tenant's plan.
+    /// The tier: the tenant's plan.
     pub tier: Option<&'a str>,
-    /// The category, where the caller knows better than the policy's `[[category]]` tables.
+    /// The category, which takes precedence over the policy's `[[category]]` tables.
     pub category: Option<&'a str>,
-    /// The endpoint, where the caller knows it: a router's matched route.
+    /// The endpoint, which takes precedence over the patterns of rules.
     pub endpoint: Option<&'a str>,
-    /// The caller's own facts, by name.
+    /// Custom facts, by name.
     pub facts: &'a [(&'a str, &'a str)],
-    /// The header fields that rules count by, by lower-case name. One that is given twice counts as missing.
+    /// The header fields that rules count by, by lower-case name. A field that occurs twice counts as missing.
     pub headers: &'a [(&'a str, &'a str)],
-    /// What the request costs in requests; 1 unless said, and 0 only looks.
+    /// The cost of the request for limits that count requests: 1 by default. A cost of 0 charges nothing.
     pub cost: Option<u64>,
-    /// What it costs in bytes.
+    /// The cost in bytes.
     pub bytes: Option<u64>,
-    /// What it costs in named units.
+    /// Named costs.
     pub costs: &'a [(&'a str, u64)],
     /// The id of the decision.
     pub trace: TraceId,
@@ -52,7 +52,7 @@ impl<'a> Facts<'a> {
     }
 
     pub(crate) fn header(&self, name: &str) -> Option<&'a str> {
-        // Two lines mean that somebody wrote one and a proxy added its own: which is whose, nobody knows.
+        // Of two lines, one may be the client's and one the proxy's, and nothing tells them apart.
         let mut others = self.headers.iter().filter(|(own, _)| *own == name).skip(1);
         if others.next().is_some() { None } else { lookup(self.headers, name) }
     }

@@ -1,4 +1,4 @@
-//! Decision → what a client reads: header fields and the body of a denial. Nothing here tells a shadow ban.
+//! The answer to a client: header fields and the body of a denial. Neither reveals a shadow ban.
 
 use serde_json::{Map, Value, json};
 use sfv::{ItemSerializer, KeyRef, RefBareItem, StringRef};
@@ -13,21 +13,21 @@ use crate::time::Span;
 /// A header field and its value.
 pub type Field = (&'static str, String);
 
-/// The most fields of an answer.
+/// The maximum number of fields in an answer.
 const MAX_FIELDS: usize = 10;
-/// As long as most items of `RateLimit` and `RateLimit-Policy` are.
+/// The usual length of an item of `RateLimit` and `RateLimit-Policy`, for allocating once.
 const USUAL_ITEM: usize = 40;
-/// Where the draft's problem types live.
+/// The base URL of the draft's problem types.
 const PROBLEMS: &str = "https://iana.org/assignments/http-problem-types#";
 
-/// The header fields of an answer to a client.
+/// Returns the header fields of the answer to a client.
 #[must_use]
 pub fn header_fields(decision: &Decision, policy: &Policy) -> Vec<Field> {
     let mut fields = Vec::with_capacity(MAX_FIELDS);
     let shown = decision.disclosure;
     if shown == Disclosure::Full {
         x_rate_limit(decision, &mut fields);
-        // Under a penalty no limit binds, and what remains of one would only mislead.
+        // Under a penalty the remaining quota would mislead: every request is denied anyway.
         if decision.penalty.is_none() {
             rate_limit(decision, policy, &mut fields);
         }
@@ -58,7 +58,7 @@ fn x_rate_limit(decision: &Decision, fields: &mut Vec<Field>) {
     fields.extend(decision.reset_at().map(|reset| ("X-RateLimit-Reset", number(reset))));
 }
 
-/// `RateLimit` and `RateLimit-Policy` in the form of drafts 08 to 11, listing every enforced limit that may be told.
+/// Adds `RateLimit` and `RateLimit-Policy` in the form of drafts 08 to 11, with every enforced limit that may be disclosed.
 fn rate_limit(decision: &Decision, policy: &Policy, fields: &mut Vec<Field>) {
     let room = || String::with_capacity(decision.readings.len().saturating_mul(USUAL_ITEM));
     let (mut limits, mut policies) = (room(), room());
@@ -88,15 +88,15 @@ fn rate_limit(decision: &Decision, policy: &Policy, fields: &mut Vec<Field>) {
     }
 }
 
-/// What clients are told of a rule that is the same in every answer, written as structured fields when its policy is read.
+/// The parts of a rule's header fields that are the same in every answer, serialized when the policy is compiled.
 #[derive(Debug, Clone)]
 pub(crate) struct StaticFields {
     name: Box<str>,
-    /// Its item of `RateLimit-Policy` for these figures, where they do not depend on who asks.
+    /// Its item of `RateLimit-Policy` for these figures, if they are the same for everyone.
     policy: Option<(Figures, Box<str>)>,
 }
 
-/// What an item of `RateLimit-Policy` says of a limit.
+/// The figures of a limit in an item of `RateLimit-Policy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Figures {
     limit: u64,
@@ -112,7 +112,7 @@ impl Figures {
 }
 
 impl StaticFields {
-    /// Nothing, where the rule has a name that no structured field can have.
+    /// Returns `None` if a structured field cannot contain the rule's name.
     pub(crate) fn of(rule: &Rule) -> Option<Self> {
         let name = ItemSerializer::new().bare_item(StringRef::from_str(&rule.name).ok()?).finish().into();
         let fixed = rule.fixed_limit().zip(rule.counts());
@@ -129,7 +129,7 @@ impl StaticFields {
     }
 }
 
-/// A parameter whose value is another in every answer.
+/// Appends a parameter with an integer value.
 fn push_integer(out: &mut String, key: &str, value: u64) {
     out.push_str(key);
     out.push_str(itoa::Buffer::new().format(clamped(value)));
@@ -139,7 +139,7 @@ fn policy_item(rule: &Rule, figures: Figures) -> Option<String> {
     let Figures { limit, period, unit, at_once } = figures;
     let name = StringRef::from_str(&rule.name).ok()?;
     let mut item = ItemSerializer::new().bare_item(name).parameter(key("q"), integer(limit));
-    // What is counted, where it is not requests.
+    // The quota unit, unless it is requests.
     let unit = match unit {
         _ if at_once => Some("concurrent-requests"),
         Unit::Bytes => Some("content-bytes"),
@@ -148,7 +148,7 @@ fn policy_item(rule: &Rule, figures: Figures) -> Option<String> {
     if let Some(unit) = unit {
         item = item.parameter(key("qu"), StringRef::constant(unit));
     }
-    // Of what is never allowed there is nothing to wait for.
+    // A limit of 0 has no window to wait for.
     if !at_once && limit > 0 {
         item = item.parameter(key("w"), integer(period.secs_ceil().max(1)));
     }
@@ -159,7 +159,7 @@ fn key(name: &'static str) -> &'static KeyRef {
     KeyRef::constant(name)
 }
 
-/// A structured integer has at most 15 digits.
+/// Limits a value to the 15 digits of a structured integer.
 fn clamped(value: u64) -> u64 {
     value.min(MAX_QUOTA)
 }
@@ -176,8 +176,9 @@ fn warning_cookie(decision: &Decision, policy: &Policy) -> Option<Field> {
     Some(("Set-Cookie", format!("{name}=1; Path=/; Max-Age={seconds}; SameSite=Lax")))
 }
 
-/// The body of a denial, with its status and type.
+/// The body of a denial, with its status and media type.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DenialBody {
     /// The status.
     pub status: u16,
@@ -187,7 +188,7 @@ pub struct DenialBody {
     pub text: String,
 }
 
-/// Which body a client asked for.
+/// The format of a denial's body.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum BodyForm {
     /// Plain JSON.
@@ -198,7 +199,7 @@ pub enum BodyForm {
 }
 
 impl BodyForm {
-    /// What an `Accept` header asks for.
+    /// Returns the format that an `Accept` header asks for.
     #[must_use]
     pub fn accepted(accept: &str) -> Self {
         let wants = |part: &str| {
@@ -210,7 +211,7 @@ impl BodyForm {
     }
 }
 
-/// The body of a denial; `None` if the request may cross.
+/// Returns the body of a denial; `None` if the request is allowed.
 #[must_use]
 pub fn denial_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>, form: BodyForm) -> Option<DenialBody> {
     if decision.allowed() {
@@ -230,7 +231,7 @@ pub fn denial_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>, form
     Some(DenialBody { status, content_type, text: Value::Object(body).to_string() })
 }
 
-/// The `error` of a denial.
+/// Returns the value of `error` in a denial's body.
 #[must_use]
 pub fn error_name(decision: &Decision, policy: &Policy) -> &'static str {
     if decision.banned() || decision.listed == Some(Listed::Deny) {
@@ -313,7 +314,7 @@ fn problem_body(decision: &Decision, policy: &Policy, status: u16) -> Map<String
     body
 }
 
-/// The limit in prose: as the policy says it, else `100 per min`.
+/// Returns the limit in prose: the rule's `period`, else `100 per minute`.
 fn prose(rule: &Rule, reading: &Reading) -> String {
     match &rule.period {
         Some(own) => own.to_string(),
@@ -323,7 +324,7 @@ fn prose(rule: &Rule, reading: &Reading) -> String {
     }
 }
 
-/// A moment as people and programs read it; `None` beyond the year 9999.
+/// Formats a time as ISO 8601; `None` beyond the year 9999.
 #[must_use]
 pub fn iso_8601(unix_seconds: u64) -> Option<String> {
     let seconds = i64::try_from(unix_seconds).ok()?;
@@ -337,10 +338,10 @@ mod tests {
     use crate::settle::settle;
     use crate::time::Timestamp;
 
-    /// What was written ahead is told of the limit it was written for, and of no other: somebody may have ten times as much.
-    /// Woken by telling it whatever the reading says.
+    /// The precomputed item is used only for the figures that it was made for: a tenant may have ten times the limit.
+    /// Woken by using it whatever the reading says.
     #[test]
-    fn a_limit_of_ones_own_is_told_as_it_is() {
+    fn an_overridden_limit_is_shown_as_it_is() {
         let text = "[[rule]]\nname = 'a b'\nper = []\nlimit = '5/min'\n[[rule]]\nname = 'c'\nper = []\nlimit = '7MB/h'\n\
                     [[rule]]\nname = 'd'\nper = []\nlimit = '2'\nalgorithm = 'concurrency'\n";
         let policy = Policy::parse(text, &|_| None).unwrap();

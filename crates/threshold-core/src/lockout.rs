@@ -25,7 +25,11 @@ use crate::time::{Span, Timestamp};
 pub use account::Account;
 pub use device::{Device, MAX_DEVICES};
 pub use exchange::{Attempted, LoginRequest, LoginResult, Refusal, RefusedBy};
-pub use name::{Spellings, account_digest, canonical_account};
+#[cfg(feature = "login")]
+pub use name::canonical_account;
+#[cfg(not(feature = "login"))]
+pub(crate) use name::canonical_account;
+pub use name::{Spellings, account_digest};
 
 /// An attempt without a result for this long has failed.
 pub const RESULT_WITHIN: Span = Span::MINUTE;

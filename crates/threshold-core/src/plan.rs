@@ -559,7 +559,7 @@ impl<'p> Plan<'p> {
     {
         let policy = self.policy;
         while caller.read_next(policy) {
-            known.forget_what_was_asked(policy);
+            known.forget_path_dependent(policy);
             let mut other = Plan::new(policy, self.bill.verb);
             other.requests = self.requests;
             let mut identities = Identities::new(known, caller, policy);

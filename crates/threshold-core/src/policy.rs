@@ -1,10 +1,12 @@
-//! Policy, rule, match: what one policy file means, once it has been read.
+//! Policies: rules and everything they refer to, compiled from a file or from code.
 
 mod bans;
+mod builder;
 mod change;
 mod check;
 mod codes;
 mod counted;
+#[cfg(feature = "toml")]
 mod expand;
 mod file;
 mod finding;
@@ -16,6 +18,7 @@ mod reviewer;
 mod rule;
 mod settings;
 mod shared_map;
+mod subject_error;
 mod tiers;
 mod token;
 mod users;
@@ -30,10 +33,14 @@ use crate::lockout::{Login, canonical_account};
 use crate::time::{Span, Timestamp};
 
 pub use bans::{Ban, BanSource, Banned, Bans, Who};
+pub use builder::{
+    CategoryBuilder, IdentityBuilder, JwtBuilder, LadderBuilder, LimitText, LoginBuilder, PeriodText, PolicyBuilder,
+    RuleBuilder,
+};
 pub use change::Forgotten;
 pub use codes::{CODES, Code, Place};
 pub(crate) use counted::{CountedBy, Identities, Known, REMEMBERED};
-pub use finding::{Finding, PolicyError, Severity};
+pub use finding::{Finding, Location, PolicyError, Severity};
 pub use identity::{CLIENT_HEADERS, Identity, IdentitySource, Jwt, Seen};
 pub use lists::{ListEntry, Listed, Lists, Rank};
 pub(crate) use load::rules::Shape;
@@ -45,80 +52,102 @@ pub use rule::{
 };
 pub(crate) use rule::{Measure, Measured, SubjectRule};
 pub use settings::{MAX_TIMES, Owner, Setting, SettingError};
+pub use subject_error::SubjectError;
 pub(crate) use tiers::{Source as TierSource, TiersInForce};
 pub use token::{Claims, MAX_TOKEN, TokenError, TokenVerifier};
 pub(crate) use users::ScopedName;
 pub use users::UserScope;
 
-/// The most rules one policy may hold.
+/// The maximum number of rules in a policy.
 pub const MAX_RULES: usize = 1_000;
-/// The largest policy file, in bytes.
+/// The maximum size of a policy file, in bytes.
 pub const MAX_FILE: usize = 4 << 20;
 
-/// Who may cross, how often, and what happens when they do not keep to it. Copies share all that the file says.
+/// Rate limits for a service: whom they count, how much they allow, and how violations are answered.
+///
+/// A policy comes from a TOML file ([`Policy::parse`], with the feature `toml`) or from code ([`Policy::builder`]). It is immutable
+/// but for [settings](Setting) of single tenants and users, and cheap to clone: clones share everything the file says.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// The findings of no rule that are meant, each with its reason.
+    /// The codes of silenced warnings that belong to no rule, each with its reason.
     allow: Arc<[(Box<str>, Box<str>)]>,
     pub(crate) rules: Arc<[Rule]>,
     pub(crate) categories: Arc<[Category]>,
     pub(crate) tiers: TiersInForce,
     pub(crate) subjects: Arc<[SubjectRule]>,
-    /// Everything that rules and subjects are counted by.
+    /// The distinct identities that rules and subjects are counted by.
     pub(crate) counted: Arc<[CountedBy]>,
-    /// Which of them are digested before anything else is done.
+    /// The indexes of those that are digested first, so that their memory can be prefetched.
     pub(crate) early: Arc<[usize]>,
     pub(crate) ladders: Arc<[Ladder]>,
     identity: Arc<Identity>,
     lists: Arc<Lists>,
-    /// Whether the lists hold anybody.
+    /// Whether the lists have entries.
     any_listed: bool,
     login: Option<Arc<Login>>,
     alerts: Arc<Alerts>,
     memory: Memory,
-    /// Who is banned while this policy is in force.
+    /// The bans that are looked up for every request.
     bans: Option<Arc<dyn BanSource>>,
-    /// What verifies tokens, where the host can.
+    /// The verifier of bearer tokens, if the host has one.
     tokens: Option<Arc<dyn TokenVerifier>>,
     pub(crate) key: DigestKey,
-    /// The partitions of identities under that key.
+    /// Derives the partitions of identities under that key.
     pub(crate) anchors: Anchors,
     pub(crate) generation: u64,
 }
 
-/// A policy as read, with everything there is to say about it.
+/// A policy with all findings about it.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Review {
-    /// The policy, unless there are errors.
+    /// The policy; `None` if there are errors.
     pub policy: Option<Policy>,
     /// Errors and warnings, in the order of the file.
     pub findings: Vec<Finding>,
-    /// Where each rule's name stands in the file.
+    /// The name of each rule, and its span in the file.
     pub rule_names: Vec<(Box<str>, std::ops::Range<usize>)>,
 }
 
 impl Policy {
-    /// Reads a policy. `variable` looks up `${NAME}`; core does not know of an environment.
+    /// Begins a policy in code: the same rules as in a policy file, without TOML.
     ///
-    /// # Errors
-    /// With every error found, each with its place. Warnings are left out; [`review`](Self::review) has them.
-    pub fn parse(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, PolicyError> {
-        let Review { policy, mut findings, .. } = Self::review(source, variable);
-        policy.ok_or_else(|| {
-            findings.retain(|finding| finding.severity == Severity::Error);
-            let place = findings.first().map_or((1, 1), |first| first.place(source));
-            PolicyError { findings, place }
-        })
+    /// ```
+    /// use threshold_core::Policy;
+    /// use threshold_core::policy::{Per, Rule};
+    ///
+    /// let policy = Policy::builder()
+    ///     .rule(Rule::builder("address").per([Per::Ip]).limit("100/min burst 20"))
+    ///     .rule(Rule::builder("posts").per([Per::User]).method("POST").path("/api/posts").limit("10/h"))
+    ///     .build()?;
+    /// # assert_eq!(policy.rules().len(), 2);
+    /// # Ok::<(), threshold_core::PolicyError>(())
+    /// ```
+    pub fn builder() -> PolicyBuilder {
+        PolicyBuilder::default()
     }
 
-    /// Reads a policy and says all that is wrong or doubtful about it.
+    /// Reads a policy file. `variable` looks up the variables that the file names as `${NAME}`.
+    ///
+    /// A file without variables is read by [`str::parse`] too.
+    ///
+    /// # Errors
+    /// If the policy cannot be used; the error has every finding. Warnings are dropped; [`review`](Self::review) has them.
+    #[cfg(feature = "toml")]
+    pub fn parse(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, PolicyError> {
+        let Review { policy, findings, .. } = Self::review(source, variable);
+        policy.ok_or_else(|| PolicyError::of_file(findings, source))
+    }
+
+    /// Reads a policy file and returns everything that is wrong or doubtful about it.
+    #[cfg(feature = "toml")]
     #[must_use]
     pub fn review(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Review {
         load::review(source, variable)
     }
 
-    /// The same policy, with keys digested under this secret. Without it, a fixed key is used: good for rehearsals,
-    /// not for a store that an attacker's keys reach.
+    /// Sets the secret that keys are digested under. The default is a public constant: sufficient for tests and replays, but it
+    /// lets attackers choose keys that collide in a store.
     #[must_use]
     pub fn with_key(self, key: DigestKey) -> Self {
         if self.key == key { self } else { self.digested_with(key) }
@@ -136,7 +165,7 @@ impl Policy {
         }
         for rule in Arc::make_mut(&mut self.rules) {
             rule.digest_with(key);
-            // What a limit by tier counts, it counts in each category.
+            // A limit by tier has a budget for each category.
             let category = rule.is_by_tier() && !rule.per.contains(&Per::Category);
             let floors = rule.on_missing == OnMissing::Floor;
             let counted = CountedBy::new(rule.per.clone(), category, floors, scope, key);
@@ -149,31 +178,30 @@ impl Policy {
         self
     }
 
-    /// The same policy, together with bans that come and go while it is in force.
+    /// Sets where bans are looked up, which come and go while the policy is in force.
     #[must_use]
     pub fn with_bans(mut self, bans: Arc<dyn BanSource>) -> Self {
         self.bans = Some(bans);
         self
     }
 
-    /// The same policy, together with what verifies the tokens of its `[identity.jwt]`.
+    /// Sets the verifier of bearer tokens for `[identity.jwt]`.
     #[must_use]
     pub fn with_token_verifier(mut self, verifier: Arc<dyn TokenVerifier>) -> Self {
         self.tokens = Some(verifier);
         self
     }
 
-    /// Whether it has an `[identity.jwt]` and nothing that verifies its tokens. A door that faces clients does not serve
-    /// such a policy.
+    /// Returns whether the policy has an `[identity.jwt]` but no verifier. Client-facing doors do not serve such a policy.
     #[must_use]
     pub fn lacks_token_verifier(&self) -> bool {
         self.identity.jwt.is_some() && self.tokens.is_none()
     }
 
-    /// The claims of a request's bearer token, if it has one and the policy verifies any. `now` is asked only then.
+    /// Returns the claims of a request's bearer token, if it has one and the policy has a verifier. `now` is called only then.
     ///
     /// # Errors
-    /// Where the token does not hold. The request then goes on without any claims.
+    /// If the token is invalid. The request is then treated as one without claims.
     pub fn claims<H: Headers + ?Sized>(
         &self,
         headers: &H,
@@ -183,10 +211,10 @@ impl Policy {
         token::bearer(headers)?.map(|token| verifier.verify(token, now())).transpose()
     }
 
-    /// What the lists say of somebody, and a ban that they meet. An allowance that is narrower than a ban lifts it.
+    /// Looks a caller up in the lists and bans. An allow-list entry that is narrower than a ban overrides it.
     #[inline]
     pub(crate) fn listing<'w>(&self, who: impl FnOnce() -> Who<'w>) -> (Option<Listed>, Option<Banned>) {
-        // Mostly nobody is listed or banned, and then nobody need be named.
+        // Usually nobody is listed or banned: then the name, which may need an allocation, is not computed.
         if !self.any_listed && self.bans.as_ref().is_none_or(|bans| bans.is_empty()) {
             return (None, None);
         }
@@ -202,7 +230,7 @@ impl Policy {
         (listed.map(|(_, listed)| listed), ban)
     }
 
-    /// The users of a tenant who are denied or banned, by their own names, whose name as an account is `folded`.
+    /// Returns the names of a tenant's denied or banned users whose canonical account name is `folded`.
     pub(crate) fn spellings(&self, tenant: Option<&str>, folded: &str) -> Vec<String> {
         let scope = self.identity.user_scope;
         let written = match scope {
@@ -213,27 +241,27 @@ impl Policy {
         names.extend(self.bans.iter().flat_map(|bans| bans.spellings(&written)));
         let own = |name: &str| {
             let (of, user) = scope.read(name).ok()?;
-            // Tenants that differ in case only are two, and so are names that are alike only when they are encoded.
+            // The whole name was folded for the lookup; tenants are case-sensitive, and an encoded user name may fold differently.
             let same = scope == UserScope::Global || of.as_deref() == tenant && canonical_account(&user) == folded;
             same.then(|| user.into_owned())
         };
         names.iter().filter_map(|name| own(name)).collect()
     }
 
-    /// The same policy, as the `generation`th that a process has used.
+    /// Sets the number of this policy among those that the process has used.
     #[must_use]
     pub fn with_generation(mut self, generation: u64) -> Self {
         self.generation = generation;
         self
     }
 
-    /// Which of a process's policies this is; every decision carries it.
+    /// Returns the number of this policy among those that the process has used. Every decision carries it.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Whether a finding is said to be meant: in the rule that it is about, else at the top of the policy.
+    /// Returns whether a warning is silenced: in the rule that it is about, else at the top of the policy.
     #[must_use]
     pub fn allows(&self, code: &str, rule: Option<&str>) -> bool {
         let allow = match rule {
@@ -243,19 +271,19 @@ impl Policy {
         allow.is_some_and(|allow| allow.iter().any(|(own, _)| own.as_ref() == code))
     }
 
-    /// The rules, in the order in which they are met: by layer, then as in the file.
+    /// Returns the rules in the order in which they are evaluated: by layer, then as in the file.
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
 
-    /// Whether it has neither rules nor `[login]`: such a policy limits nobody, whatever else it holds.
+    /// Returns whether the policy has neither rules nor `[login]`, so that it limits nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty() && self.login.is_none()
     }
 
-    /// The header fields that rules count by, in lower case, each once.
+    /// Returns the names of the header fields that rules count by, in lower case.
     #[must_use]
     pub fn header_names(&self) -> BTreeSet<&str> {
         let parts = self.rules.iter().flat_map(|rule| &rule.per);
@@ -263,51 +291,69 @@ impl Policy {
         names.collect()
     }
 
-    /// Whether any limit counts bytes.
+    /// Returns whether any limit counts bytes.
     #[must_use]
     pub fn counts_bytes(&self) -> bool {
         let fixed = |rule: &Rule| matches!(&rule.measure, Measure::Fixed(Measured { cost: CostOf::Bytes, .. }));
         self.rules.iter().any(fixed) || self.tiers.counts_bytes()
     }
 
-    /// How callers are found.
+    /// Returns how callers are identified.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// The allow and deny lists.
+    /// Returns the allow and deny lists.
     #[must_use]
     pub fn lists(&self) -> &Lists {
         &self.lists
     }
 
-    /// Protection of a login, if the policy has any.
+    /// Returns the login protection, if the policy has any.
     #[must_use]
     pub fn login(&self) -> Option<&Login> {
         self.login.as_deref()
     }
 
-    /// When to raise an alert.
+    /// Returns when alerts are raised.
     #[must_use]
     pub fn alerts(&self) -> &Alerts {
         &self.alerts
     }
 
-    /// How much is kept in memory.
+    /// Returns how much state the memory store keeps.
     #[must_use]
     pub fn memory(&self) -> Memory {
         self.memory
     }
 
-    /// The key that digests and redactions are made with.
+    /// Returns the key that digests and redactions are made with.
     #[must_use]
     pub fn key(&self) -> DigestKey {
         self.key
     }
 }
 
-/// The JSON Schema of the policy file, as editors read it.
+/// Reads a policy file without an environment: every `${NAME}` needs a default.
+///
+/// ```
+/// use threshold_core::Policy;
+///
+/// let policy: Policy = "[[rule]]\nname = 'address'\nper = ['ip']\nlimit = '100/min'".parse()?;
+/// # assert_eq!(policy.rules().len(), 1);
+/// # Ok::<(), threshold_core::PolicyError>(())
+/// ```
+#[cfg(feature = "toml")]
+impl std::str::FromStr for Policy {
+    type Err = PolicyError;
+
+    fn from_str(source: &str) -> Result<Self, PolicyError> {
+        Self::parse(source, &|_| None)
+    }
+}
+
+/// Returns the JSON Schema of the policy file, for editors.
 #[cfg(feature = "schema")]
 #[must_use]
 pub fn schema_json() -> String {
@@ -317,33 +363,47 @@ pub fn schema_json() -> String {
     text
 }
 
-/// A kind of request, for limits by tier.
+/// A category of requests, for limits by tier.
 #[derive(Debug, Clone)]
 pub(crate) struct Category {
     pub(crate) name: Box<str>,
     pub(crate) matches: Match,
 }
 
-/// When to raise an alert, by what is counted: `edge_blocks`, `tenant_blocks`, `user_bans`, `ip_blocks`.
-pub type Alerts = BTreeMap<&'static str, Alert>;
+/// The alerts of a policy, by the event they count.
+pub type Alerts = BTreeMap<AlertOn, Alert>;
 
-/// Two thresholds over a period.
+/// An event that alerts count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum AlertOn {
+    /// Denials of the edge layer: `edge_blocks`.
+    EdgeBlocks,
+    /// Denials of the tenant layer: `tenant_blocks`.
+    TenantBlocks,
+    /// Bans of users: `user_bans`.
+    UserBans,
+    /// Denials of any one address: `ip_blocks`.
+    IpBlocks,
+}
+
+/// Two thresholds for a count over a period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Alert {
     /// The period.
     pub per: Span,
-    /// Fires at so many.
+    /// The count that raises a warning.
     pub warning: u64,
-    /// Fires at so many, louder.
+    /// The count that raises a critical alert.
     pub critical: u64,
 }
 
-/// How much is kept in memory.
+/// How much state the memory store keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// The most keys that are kept.
+    /// The maximum number of keys.
     pub max_keys: u64,
-    /// What to do with new keys when only protected ones are left.
+    /// How to treat new keys when the table is full and no key may be evicted.
     pub when_full: WhenFull,
 }
 
@@ -353,14 +413,14 @@ impl Default for Memory {
     }
 }
 
-/// What to do with new keys when only protected ones are left.
+/// How to treat new keys when the table is full and no key may be evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenFull {
-    /// Count them by their address prefix.
+    /// Counts them by their address prefix.
     Fold,
-    /// Count them all together.
+    /// Counts them in one shared budget.
     Shared,
-    /// Deny them.
+    /// Denies them.
     Deny,
 }
 
@@ -369,7 +429,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_says_what_a_door_must_look_at() {
+    fn a_policy_lists_the_headers_it_counts_by() {
         let check = |text: &str, names: &[&str], bytes: bool| {
             let policy = Policy::parse(text, &|_| None).unwrap();
             assert_eq!(policy.header_names().into_iter().collect::<Vec<_>>(), names, "{text}");

@@ -1,12 +1,12 @@
-//! Text from elsewhere, made safe to show: on a terminal, in a log line, on a page.
+//! Escapes untrusted text for a terminal, a log line or a page.
 //!
-//! A name, a path or a policy may come from anybody. Some of its characters are not shown but obeyed: they move a cursor,
-//! end a line, or turn the order of what follows around; others are not seen at all, so that two names look alike.
+//! Names, paths and policies may contain characters that terminals and browsers interpret instead of showing them: they move the
+//! cursor, end a line or reverse the direction of text. Others are invisible, so that two different names look alike.
 
 use std::borrow::Cow;
 
-/// Whether a character is obeyed or hidden instead of shown: controls (C1 among them, of which U+009B begins a sequence
-/// that terminals obey), line and paragraph separators, and format characters, with those that set the direction of text.
+/// Returns whether a character is interpreted or invisible instead of shown: control characters (including C1, where U+009B begins
+/// a terminal escape sequence), line and paragraph separators, and format characters such as those that set the text direction.
 #[must_use]
 pub const fn is_hidden(c: char) -> bool {
     matches!(
@@ -27,15 +27,15 @@ pub const fn is_hidden(c: char) -> bool {
     )
 }
 
-/// One line of text with every hidden character escaped as in JSON: `\n`, `\u202e`.
+/// Escapes every hidden character as JSON does: `\n`, `\u202e`. The result is a single line.
 ///
-/// Nothing else is escaped, not even a backslash: this is for reading. JSON stays the same JSON.
+/// Nothing else is escaped, not even a backslash: the text is for people. JSON text keeps its meaning.
 #[must_use]
 pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, is_hidden)
 }
 
-/// The same for several lines: line feeds and tabs stay.
+/// Escapes like [`printable`], but keeps line feeds and tabs.
 #[must_use]
 pub fn printable_lines(text: &str) -> Cow<'_, str> {
     escaped(text, |c| is_hidden(c) && !matches!(c, '\n' | '\t'))
@@ -52,7 +52,7 @@ fn escaped(text: &str, hides: impl Fn(char) -> bool) -> Cow<'_, str> {
             '\n' => out.push_str("\\n"),
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
-            // JSON writes characters beyond the first plane as two.
+            // JSON escapes a character beyond the first plane as a surrogate pair.
             c => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out.push_str(&format!("\\u{unit:04x}"))),
         }
     }
@@ -65,7 +65,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_obeyed_or_hidden_is_escaped() {
+    fn interpreted_and_invisible_characters_are_escaped() {
         let check = |text: &str, expect: &str| assert_eq!(printable(text), expect);
         check(
             "caf\u{e9} \u{4e2d}\u{6587} \u{5d0}\u{5d1} \u{1f600} a\\b \"c\"",
@@ -81,7 +81,7 @@ mod tests {
 
     /// Every character that changes the direction of text (Unicode's Bidi_Control).
     #[test]
-    fn no_character_turns_text_around() {
+    fn every_bidi_control_is_hidden() {
         let marks = ['\u{61c}', '\u{200e}', '\u{200f}'];
         for c in marks.into_iter().chain('\u{202a}'..='\u{202e}').chain('\u{2066}'..='\u{2069}') {
             assert!(is_hidden(c), "{c:?}");

@@ -434,33 +434,34 @@ fn a_change_says_what_it_forgets() {
         }
     };
     expect(old.replace("\"r\"", "\"renamed\""), &["\"renamed\" is the rule \"r\" renamed"]);
-    expect(rule("s", "[\"ip\"]", "limit = \"10/h\""), &["\"r\" is gone", "strikes by user"]);
+    expect(rule("s", "[\"ip\"]", "limit = \"10/h\""), &["\"r\" is removed", "strikes by user"]);
     expect(old.replace("[\"user\"]", "[\"tenant\", \"user\"]"), &["counts by tenant, user", "strikes by user"]);
     expect(old.replace("graduated", "strict"), &["ladder \"graduated\""]);
     assert_eq!(forgets("[login]", "").len(), 1);
 }
 
-/// The page is written from the table. After a change of that, run this test with `UPDATE_DOCS=1` to write it anew.
+/// The page is generated from the table. After a change of the table, run this test with `UPDATE_DOCS=1` to generate it again.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the page is a file, and a test may read it")]
 fn the_page_lists_every_code() {
     let mut page = String::from(
-        "# What lint finds\n\n`threshold lint POLICY` says what is wrong or doubtful about a policy: each finding with its \
-         code, its place, the\nreason and what to write instead. It exits with 0 if there are none, with 2 on errors, and \
-         with 1 on warnings under\n`--deny warnings`. The presets pass that.\n\nA warning that is meant is silenced in its \
-         own rule, with the reason:\n\n```toml\nallow = [\"shared-below-clients: one campus, and everybody knows \
-         everybody\"]\n```\n\nOne that belongs to no rule is silenced by the same line at the top of the policy, above \
-         all tables:\n",
+        "# Lint findings\n\n`threshold lint POLICY` reports errors and warnings about a policy: each with its code, its position, the \
+         reason and\nwhat to write instead. It exits with 0 if there are none, with 2 on errors, and with 1 on warnings under\n\
+         `--deny warnings`. The presets have neither.\n\nA warning that you accept is silenced in its own rule, with the \
+         reason:\n\n```toml\nallow = [\"shared-below-clients: one campus, where abuse is noticed at once\"]\n```\n\nA \
+         warning that belongs to no rule is silenced by the same line at the top of the policy, above all tables:\n",
     );
     let of_no_rule = CODES.iter().filter(|code| code.severity == Severity::Warning && code.place != Place::Rule);
     let names: Vec<String> = of_no_rule.map(|code| format!("`{}`", code.name)).collect();
     page.push_str(&names.chunks(5).map(|line| line.join(", ")).collect::<Vec<_>>().join(",\n"));
     page.push_str(
-        " (if its rule is gone). An error cannot be silenced.\n\n`--against OLD` adds what a change forgets, `--log LOG` and \
-         `--openapi FILE` (JSON or YAML) add the requests that no rule\nlimits.\n",
+        " (if its rule was removed). An error cannot be silenced.\n\n`--against OLD` adds the budgets and penalties that a \
+         change resets, `--log LOG` and `--openapi FILE` (JSON or YAML) the\nrequests that no rule limits.\n",
     );
     for (severity, title) in [(Severity::Error, "Errors"), (Severity::Warning, "Warnings")] {
-        page.push_str(&format!("\n## {title}\n\n| code | found | why it matters | what to do |\n|---|---|---|---|\n"));
+        page.push_str(&format!(
+            "\n## {title}\n\n| code | finding | why it matters | how to fix it |\n|---|---|---|---|\n"
+        ));
         for code in CODES.iter().filter(|code| code.severity == severity) {
             page.push_str(&format!("| `{}` | {} | {} | {} |\n", code.name, code.says, code.why, code.fix));
         }

@@ -338,17 +338,17 @@ fn a_message_names_the_variable_in_the_place_of_its_value() {
         review.findings.into_iter().map(|finding| finding.message).collect::<Vec<_>>()
     };
     let proxies = "[identity]\ntrusted_proxies = [\"${PROXY}\"]";
-    assert_eq!(told(proxies), ["a value that its key cannot have: \"${PROXY}\""]);
+    assert_eq!(told(proxies), ["a value that the key does not accept: \"${PROXY}\""]);
     let twice = format!("{0}{0}", rule("limit = \"1/h\"").replace("\"r\"", "\"${NAME}-posts\""));
-    assert_eq!(told(&twice), ["two rules or categories of one name: \"${NAME}-posts\""]);
+    assert_eq!(told(&twice), ["two rules, categories, tiers or ladders with the same name: \"${NAME}-posts\""]);
     let met = format!("{}match = {{ category = \"x\" }}", twice.split("[[rule]]").nth(1).unwrap_or_default());
-    assert_eq!(told(&format!("[[rule]]{met}")), ["this rule is never met: no category is called \"x\""]);
+    assert_eq!(told(&format!("[[rule]]{met}")), ["this rule never matches: no category is called \"x\""]);
 }
 
 /// A value is not recognised in a message that writes it in another way, as addresses and patterns are: such a message
 /// repeats none.
 #[test]
-fn a_value_that_is_spelled_anew_is_not_repeated() {
+fn a_value_that_is_normalized_is_not_repeated() {
     let told = |source: &str, value: &str| {
         let review = Policy::review(source, &|_| Some(value.to_owned()));
         let told: Vec<String> = review.findings.iter().map(|finding| finding.render("p.toml", source)).collect();

@@ -19,6 +19,20 @@
 //! assert!(!limiter.check(&facts)?.allowed());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Features
+//!
+//! None is enabled by default. A [`KeyLimiter`], and a policy from [`Policy::builder`], need none.
+//!
+//! | feature | enables |
+//! |---|---|
+//! | `toml` | policies from TOML files: [`Policy::parse`] |
+//! | `login` | login protection (`[login]` of a policy), with Unicode tables for account names |
+//! | `tower` | a layer and a service for axum, hyper, tonic and other users of tower |
+//! | `axum` | `tower`, and the route that axum's router matched |
+//! | `wait` | waiting for capacity, on tokio's timer |
+//! | `sqlite` | a journal in an SQLite file: bans, strikes and locks outlive the process |
+//! | `jwt` | users, tenants and tiers from the claims of bearer tokens |
 
 pub mod bans;
 pub mod clock;

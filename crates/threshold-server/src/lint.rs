@@ -14,7 +14,7 @@ use crate::source::Source;
 
 pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
     let source = Source::read(&args.policy)?;
-    let Review { policy, mut findings, rule_names } = source.review();
+    let Review { policy, mut findings, rule_names, .. } = source.review();
     if let Some(policy) = &policy {
         findings.extend(keys(policy).into_iter().filter(|finding| !policy.allows(finding.code, None)));
         if let Some(old) = &args.against {

@@ -129,7 +129,7 @@ fn variables_come_from_the_environment() {
     assert_eq!(limit(&[("RATE_LIMIT_MAX", "5"), ("RATE_LIMIT_WINDOW_MS", "60000")]), "5/min");
     let run = threshold_with(&["lint", "-"], &policy, &[("RATE_LIMIT_MAX", "lots")]);
     assert_eq!(run.code, 2);
-    assert!(run.out.contains("RATE_LIMIT_MAX must be digits") && !run.out.contains("lots"), "{}", run.out);
+    assert!(run.out.contains("RATE_LIMIT_MAX is not a number") && !run.out.contains("lots"), "{}", run.out);
 }
 
 #[test]

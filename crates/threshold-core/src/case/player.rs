@@ -270,7 +270,7 @@ impl LedgerPlayer {
         let seconds = args.seconds.ok_or("a pause takes seconds")?;
         let layer = layer(&args.layer)?;
         if let Err(message) = policy.subject_key(layer, &args.key) {
-            return Ok(error_json("bad_request", &message, "key"));
+            return Ok(error_json("bad_request", &message.to_string(), "key"));
         }
         let keys = policy.keys_of(layer, &args.key);
         let known = !keys.balances.is_empty();
@@ -281,7 +281,7 @@ impl LedgerPlayer {
     fn forgive(&mut self, policy: &Policy, args: &SubjectArgs, now: Timestamp) -> Result<Value, String> {
         let layer = layer(&args.layer)?;
         if let Err(message) = policy.subject_key(layer, &args.key) {
-            return Ok(error_json("bad_request", &message, "key"));
+            return Ok(error_json("bad_request", &message.to_string(), "key"));
         }
         self.execute(&Command::Forgive { keys: policy.keys_of(layer, &args.key) }, now);
         Ok(json!({"ok": true}))
@@ -343,7 +343,7 @@ impl LedgerPlayer {
         let name = args.get("account").and_then(Value::as_str).ok_or("this takes an account")?;
         let account: Digest = match policy.account_digest(name) {
             Ok(account) => account.ok_or("the account has no name")?,
-            Err(message) => return Ok(error_json("bad_request", &message, "account")),
+            Err(message) => return Ok(error_json("bad_request", &message.to_string(), "account")),
         };
         let change = if verb == "reset" { AccountChange::Reset } else { AccountChange::Lift };
         self.execute(&Command::ChangeAccount { account, change }, now);

@@ -169,6 +169,24 @@ impl Limit {
         self.to_quota(unit).to_string()
     }
 
+    /// Splits the limit into the quota and the options that make it, with the burst as an option.
+    pub(crate) fn to_parts(self) -> (Quota, LimitOptions) {
+        let mut quota = self.to_quota(Unit::Count);
+        let defaults = LimitOptions::new();
+        let Some(figures) = self.figures() else { return (quota, defaults) };
+        let mut options = LimitOptions {
+            algorithm: self.algorithm(),
+            anchor: figures.anchor,
+            buckets: figures.buckets,
+            ttl: figures.period,
+            ..defaults
+        };
+        if let Quota::Per { burst, .. } = &mut quota {
+            options.burst = burst.take();
+        }
+        (quota, options)
+    }
+
     fn to_quota(self, unit: Unit) -> Quota {
         let Some(figures) = self.figures() else { return Quota::Never };
         if self.is_concurrency() {

@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 
+#[cfg(feature = "login")]
 use caseless::Caseless as _;
+#[cfg(feature = "login")]
 use unicode_normalization::UnicodeNormalization as _;
 
 use crate::key::{Anchors, Digest, DigestKey, Domain, Part};
-use crate::policy::Policy;
+use crate::policy::{Policy, SubjectError};
 
-/// The one spelling of an account's name: trimmed, compatibility forms and case folded, and without characters that
-/// nobody sees.
+/// Returns the canonical spelling of an account's name: trimmed, with compatibility forms and case folded, and without
+/// invisible characters.
+#[cfg(feature = "login")]
 #[must_use]
 pub fn canonical_account(name: &str) -> String {
     // First, because what stands around an invisible character may compose.
@@ -17,8 +20,14 @@ pub fn canonical_account(name: &str) -> String {
     seen.nfkc().default_case_fold().nfkc().collect::<String>().trim().to_owned()
 }
 
-/// The digest of an account, however its name is spelled; `None` where nothing is left of the name. `tenant` is that whose
-/// user it is, where users belong to tenants.
+/// Without the feature `login` no policy protects a login, so no name is ever compared with another spelling of it.
+#[cfg(not(feature = "login"))]
+pub(crate) fn canonical_account(name: &str) -> String {
+    name.to_owned()
+}
+
+/// Returns the digest of an account, however its name is spelled. `tenant` is the tenant whose user it is, if users belong to
+/// tenants. Returns `None` if the name has no visible characters, and always without the feature `login`.
 #[must_use]
 pub fn account_digest(key: DigestKey, tenant: Option<&str>, name: &str) -> Option<Digest> {
     let name = canonical_account(name);
@@ -29,7 +38,7 @@ pub fn account_digest(key: DigestKey, tenant: Option<&str>, name: &str) -> Optio
     digest.text(Part::User, &name);
     let digest = digest.finish();
     let home = tenant.map_or(digest, |tenant| Anchors::new(key).tenant(tenant));
-    (!name.is_empty()).then(|| digest.in_partition(home.partition()))
+    (cfg!(feature = "login") && !name.is_empty()).then(|| digest.in_partition(home.partition()))
 }
 
 impl Policy {
@@ -37,7 +46,7 @@ impl Policy {
     ///
     /// # Errors
     /// Where users belong to tenants and the name does not say to which: see [`UserScope`](crate::policy::UserScope).
-    pub fn account_digest(&self, written: &str) -> Result<Option<Digest>, String> {
+    pub fn account_digest(&self, written: &str) -> Result<Option<Digest>, SubjectError> {
         let (tenant, name) = self.identity().user_scope.read(written)?;
         Ok(account_digest(self.key(), tenant.as_deref(), &name))
     }
@@ -79,6 +88,7 @@ impl Spellings {
 /// Whether a character takes no room on a screen: control characters, interlinear annotations, and what Unicode 16 calls
 /// `Default_Ignorable_Code_Point` (zero-width spaces and joiners, directions, fillers, variation selectors, tags).
 /// `NFKC_Casefold` leaves the last out for the same reason.
+#[cfg(feature = "login")]
 fn is_invisible(c: char) -> bool {
     let ignorable = matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'

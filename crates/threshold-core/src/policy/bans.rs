@@ -1,4 +1,4 @@
-//! Bans that are set while a policy is in force: whom they are on, until when, and which of them a request meets.
+//! Bans that operators set while a policy is in force: on whom, until when, and which of them applies to a request.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,8 +8,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 
 use super::lists::{ListEntry, Rank};
-use super::{Layer, Policy, check};
-use crate::address::{AddressGroup, canonical};
+use super::{Layer, Policy, SubjectError, check};
+use crate::address::{AddressGroup, Network, canonical};
 use crate::caller::Caller;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::facts::Facts;
@@ -17,34 +17,34 @@ use crate::key::{Digest, DigestKey, Domain, Part};
 use crate::lockout::Spellings;
 use crate::time::{Span, Timestamp};
 
-/// The longest text of a ban, in bytes.
+/// The maximum length of a text in a ban, in bytes.
 const MAX_TEXT: usize = 1 << 14;
-/// The widest blocks that can be banned, of IPv4 and of IPv6. Nobody means more than that by one ban.
+/// The shortest prefixes that can be banned, of IPv4 and of IPv6. A wider block is taken for a mistake.
 const WIDEST: (u8, u8) = (8, 16);
 
-/// One ban.
+/// A ban.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ban {
-    /// Whom it is on.
+    /// The banned address, user or tenant.
     pub whom: ListEntry,
-    /// Why. Clients are never told.
+    /// Why. No answer to a client reveals it.
     pub reason: Box<str>,
     /// Who set it.
     pub by: Box<str>,
     /// Since when.
     pub from: Timestamp,
-    /// Until when; `Timestamp::MAX` is for good.
+    /// Until when; `Timestamp::MAX` is permanent.
     pub until: Timestamp,
 }
 
 impl Ban {
-    /// Whether it was set by a clock that has since gone back: it begins in the future.
+    /// Returns whether the ban begins in the future, because the clock was set back after it was made.
     #[must_use]
     pub fn is_ahead(&self, now: Timestamp) -> bool {
         self.from > now.plus(Span::SECOND)
     }
 
-    /// The same ban, if it [is ahead](Self::is_ahead) beginning now and lasting as long as it was meant to.
+    /// Moves a ban that [is ahead](Self::is_ahead) to begin now, with its length unchanged.
     #[must_use]
     pub fn brought_back(self, now: Timestamp) -> Self {
         if !self.is_ahead(now) {
@@ -55,28 +55,28 @@ impl Ban {
     }
 }
 
-/// What a request is banned by.
+/// The ban that applies to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Banned {
     /// Until when.
     pub until: Timestamp,
-    /// Whether it is the address, the tenant or the user that is banned.
+    /// The layer of the banned address, tenant or user.
     pub layer: Layer,
 }
 
-/// Where a policy asks for bans: they change from one request to the next, and the policy does not.
+/// Looks up bans for a policy. Bans may change between two requests; the policy does not.
 pub trait BanSource: fmt::Debug + Send + Sync {
-    /// Whether nobody is banned.
+    /// Returns whether there are no bans.
     fn is_empty(&self) -> bool;
 
-    /// Of the bans that this request meets and that are no wider than `allowed`, the one that ends last.
+    /// Returns the ban on a caller that ends last, among those no wider than `allowed`.
     fn find(&self, who: Who<'_>, allowed: Option<Rank>) -> Option<Banned>;
 
-    /// Banned users whose name, in its one spelling, is this: their names as they are written, where that is another.
+    /// Returns the banned users whose canonical account name is `folded` and whose name is written differently.
     fn spellings(&self, folded: &str) -> Vec<Box<str>>;
 }
 
-/// Who is asking, as lists and bans know them.
+/// A caller, as lists and bans identify it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Who<'a> {
     /// The address.
@@ -88,26 +88,22 @@ pub struct Who<'a> {
 }
 
 impl ListEntry {
-    /// As operators name it: an address or block on the edge, a tenant, a user.
+    /// Parses a subject as operators write it: an address or block for the edge layer, else the name of a tenant or user.
     ///
     /// # Errors
-    /// Where that layer has nobody to ban, or the key is no address.
-    pub fn named(layer: Layer, key: &str) -> Result<Self, String> {
+    /// If the layer has no subjects, or the key of the edge layer is not an address.
+    pub fn named(layer: Layer, key: &str) -> Result<Self, SubjectError> {
         let key = key.trim();
         match layer {
-            _ if key.is_empty() => Err("the key is empty".to_owned()),
-            Layer::Edge => super::lists::parse_net(key)
-                .map(Self::Address)
-                .ok_or_else(|| format!("\"{key}\" is not an address or a CIDR")),
+            _ if key.is_empty() => Err(SubjectError::Empty),
+            Layer::Edge => key.parse().map(Self::Address).map_err(|_| SubjectError::NotAnAddress(key.into())),
             Layer::Tenant => Ok(Self::Tenant(key.into())),
             Layer::User => Ok(Self::User(key.into())),
-            Layer::Global | Layer::Endpoint => {
-                Err("an address (edge), a tenant or a user can be banned, and nothing else".to_owned())
-            }
+            Layer::Global | Layer::Endpoint => Err(SubjectError::NoSubjects(layer)),
         }
     }
 
-    /// The layer it belongs to.
+    /// Returns the layer of the subject.
     #[must_use]
     pub const fn layer(&self) -> Layer {
         match self {
@@ -117,26 +113,26 @@ impl ListEntry {
         }
     }
 
-    /// The key as operators write it: a single IPv4 address without its prefix. A single IPv6 address keeps it, because
-    /// without one it stands for more (see [`Policy::ban_target`]).
+    /// Returns the key as operators write it. A single IPv4 address has no prefix; a single IPv6 address keeps it, because
+    /// without one it stands for its whole network (see [`Policy::ban_target`]).
     #[must_use]
     pub fn key(&self) -> String {
         match self {
-            Self::Address(IpNet::V4(net)) if net.prefix_len() == net.max_prefix_len() => net.addr().to_string(),
-            Self::Address(net) => net.to_string(),
+            Self::Address(network) if network.addr().is_ipv4() && network.is_single() => network.addr().to_string(),
+            Self::Address(network) => network.to_string(),
             Self::User(name) | Self::Tenant(name) => name.to_string(),
         }
     }
 
-    /// The number that a ban on it is known by: the same whenever it is banned.
+    /// Returns the id of a ban on this subject, which is the same for every ban on it.
     #[must_use]
     pub fn ban_id(&self, key: DigestKey) -> Digest {
         let mut digest = key.begin(Domain::Ban);
         digest.text(Part::Identity, self.layer().name());
-        // A single address without its prefix: journals have such numbers.
+        // A single address has no prefix here: journals contain ids that were made this way.
         match self {
-            Self::Address(net) if net.prefix_len() == net.max_prefix_len() => {
-                digest.text(Part::Fact, &net.addr().to_string());
+            Self::Address(network) if network.is_single() => {
+                digest.text(Part::Fact, &network.addr().to_string());
             }
             Self::Address(_) | Self::User(_) | Self::Tenant(_) => digest.text(Part::Fact, &self.key()),
         }
@@ -145,8 +141,8 @@ impl ListEntry {
 }
 
 impl Policy {
-    /// The name of a request's subject, as operators read it: a secret one is hidden, and the address stands in for one
-    /// that is missing.
+    /// Returns the subject of a request in a layer, as operators see it: secret names are redacted, and the address replaces a
+    /// missing name.
     #[must_use]
     pub fn name_of(&self, layer: Layer, facts: &Facts<'_>) -> Option<ListEntry> {
         let caller = Caller::new(facts, self);
@@ -159,44 +155,44 @@ impl Policy {
         };
         named.or_else(|| {
             let group = caller.group()?;
-            IpNet::new(group.base, group.prefix).ok().map(ListEntry::Address)
+            Network::new(group.base, group.prefix).map(ListEntry::Address)
         })
     }
 
-    /// Whom an operator means to ban: as [`ListEntry::named`], except that an IPv6 address alone stands for its
-    /// `ipv6_prefix`, as it does for limits. `ADDR/128` is that one address.
+    /// Parses the subject of a ban like [`ListEntry::named`], except that a bare IPv6 address stands for its `ipv6_prefix`, as it
+    /// does for limits. `ADDR/128` is that one address.
     ///
     /// # Errors
-    /// As for `ListEntry::named`, and where a user's name does not say whose user it is; see
+    /// The same as for `ListEntry::named`; and if a user's name needs a tenant and has none, see
     /// [`UserScope`](super::UserScope).
-    pub fn ban_target(&self, layer: Layer, key: &str) -> Result<ListEntry, String> {
+    pub fn ban_target(&self, layer: Layer, key: &str) -> Result<ListEntry, SubjectError> {
         let key = self.subject_key(layer, key.trim())?;
         let named = ListEntry::named(layer, &key)?;
         let Some(ip @ IpAddr::V6(_)) = key.trim().parse().ok().filter(|_| layer == Layer::Edge).map(canonical) else {
             return Ok(named);
         };
         let group = AddressGroup::of(ip, self.identity().ipv6_prefix);
-        Ok(IpNet::new(group.base, group.prefix).map_or(named, ListEntry::Address))
+        Ok(Network::new(group.base, group.prefix).map_or(named, ListEntry::Address))
     }
 
-    /// Why this must not be banned, if it must not: whoever stands behind it is not one client.
+    /// Returns why a subject must not be banned, if it covers more than one client's addresses.
     #[must_use]
     pub fn refuses_ban(&self, whom: &ListEntry) -> Option<String> {
-        let ListEntry::Address(net) = whom else { return None };
-        let widest = if matches!(net, IpNet::V4(_)) { WIDEST.0 } else { WIDEST.1 };
+        let ListEntry::Address(network) = whom else { return None };
+        let widest = if network.addr().is_ipv4() { WIDEST.0 } else { WIDEST.1 };
         let covered = check::too_wide(whom, super::Listed::Deny, &self.identity().address);
         covered.or_else(|| {
-            let loopback = net.addr().is_loopback().then(|| "this is this machine's own address".to_owned());
-            loopback.or_else(|| (net.prefix_len() < widest).then(|| format!("a ban covers at most a /{widest}")))
+            let loopback = network.addr().is_loopback().then(|| "this is this machine's own address".to_owned());
+            loopback.or_else(|| (network.prefix_len() < widest).then(|| format!("a ban covers at most a /{widest}")))
         })
     }
 }
 
 impl Ban {
-    /// The versions in which it is read.
+    /// The versions that can be read.
     pub(crate) const VERSIONS: Versions = Versions::FIRST;
 
-    /// The bytes that are kept.
+    /// Returns the stored form.
     #[must_use]
     pub fn to_bytes(&self, format: Format) -> Vec<u8> {
         to_bytes(Self::VERSIONS, format, |out| self.write(out))
@@ -219,7 +215,7 @@ impl Ban {
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
     ///
     /// # Errors
-    /// On another version, and on bytes no ban has.
+    /// If the version is unknown or the bytes are malformed.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
         from_bytes(bytes, Self::VERSIONS, Self::read)
     }
@@ -239,7 +235,7 @@ impl Ban {
     }
 }
 
-/// Who is banned, and until when: an address costs one walk down its prefixes, however many bans there are.
+/// A table of bans. An address is found by one walk down its prefixes, however many bans there are.
 #[derive(Debug, Clone, Default)]
 pub struct Bans {
     v4: PrefixMap<Ipv4Net, Timestamp>,
@@ -250,11 +246,13 @@ pub struct Bans {
 }
 
 impl Bans {
-    /// Bans somebody until then, instead of until any other moment.
+    /// Adds a ban, or changes the end of the ban on the same subject.
     pub fn insert(&mut self, whom: &ListEntry, until: Timestamp) {
         match whom {
-            ListEntry::Address(IpNet::V4(net)) => drop(self.v4.insert(*net, until)),
-            ListEntry::Address(IpNet::V6(net)) => drop(self.v6.insert(*net, until)),
+            ListEntry::Address(network) => match network.net() {
+                IpNet::V4(net) => drop(self.v4.insert(net, until)),
+                IpNet::V6(net) => drop(self.v6.insert(net, until)),
+            },
             ListEntry::User(user) => {
                 if self.users.insert(user.clone(), until).is_none() {
                     self.spellings.insert(user);
@@ -264,11 +262,13 @@ impl Bans {
         }
     }
 
-    /// Bans somebody no longer.
+    /// Removes the ban on a subject.
     pub fn remove(&mut self, whom: &ListEntry) {
         match whom {
-            ListEntry::Address(IpNet::V4(net)) => drop(self.v4.remove(net)),
-            ListEntry::Address(IpNet::V6(net)) => drop(self.v6.remove(net)),
+            ListEntry::Address(network) => match network.net() {
+                IpNet::V4(net) => drop(self.v4.remove(&net)),
+                IpNet::V6(net) => drop(self.v6.remove(&net)),
+            },
             ListEntry::User(user) => {
                 if self.users.remove(user).is_some() {
                     self.spellings.remove(user);
@@ -278,13 +278,13 @@ impl Bans {
         }
     }
 
-    /// As [`BanSource::spellings`].
+    /// Implements [`BanSource::spellings`].
     pub fn spellings(&self, folded: &str) -> impl Iterator<Item = &str> {
         self.spellings.of(folded)
     }
 
-    /// As [`BanSource::find`]. A ban that is over is found like any other: the request's own moment is not known here, and
-    /// the one that ends last decides.
+    /// Implements [`BanSource::find`]. Bans that are over are found too: the time of the request is not known here, and the ban
+    /// that ends last decides.
     #[must_use]
     pub fn find(&self, who: Who<'_>, allowed: Option<Rank>) -> Option<Banned> {
         let counts = |rank: Rank| allowed.is_none_or(|allowed| rank >= allowed);
@@ -414,8 +414,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_ban_reads_back_as_it_was_written(name in ".{1,40}", reason in ".{0,80}", from: u64, until: u64, prefix in 0u8..=32, bits: u32) {
-            let net = Ipv4Net::new(bits.into(), prefix).unwrap();
-            for whom in [ListEntry::User(name.as_str().into()), ListEntry::Tenant(name.as_str().into()), ListEntry::Address(net.into())] {
+            let network = Network::new(IpAddr::V4(bits.into()), prefix).unwrap();
+            for whom in [ListEntry::User(name.as_str().into()), ListEntry::Tenant(name.as_str().into()), ListEntry::Address(network)] {
                 let ban = Ban { whom, reason: reason.as_str().into(), by: "ops".into(), from: Timestamp::from_micros(from), until: Timestamp::from_micros(until) };
                 let bytes = ban.to_bytes(Format::PRESENT);
                 prop_assert_eq!(Ban::from_bytes(&bytes), Ok(ban));
@@ -428,7 +428,7 @@ mod tests {
         /// Lists and bans are two tables that follow one rule: what a list denies, a ban denies.
         #[test]
         fn bans_and_deny_lists_agree(nets in prop::collection::vec((0u32..8, 24u8..=32), 0..12), allowed in prop::collection::vec((0u32..8, 24u8..=32), 0..6), asked in 0u32..8) {
-            let net = |(bits, prefix): (u32, u8)| ListEntry::Address(Ipv4Net::new(bits.into(), prefix).unwrap().trunc().into());
+            let net = |(bits, prefix): (u32, u8)| ListEntry::Address(Network::new(IpAddr::V4(bits.into()), prefix).unwrap());
             let (mut lists, mut only_allowed, mut bans) = (crate::policy::Lists::default(), crate::policy::Lists::default(), Bans::default());
             for own in nets {
                 lists.insert(net(own), Listed::Deny);

@@ -1,21 +1,22 @@
-//! What a change of policy forgets: budgets and penalties that nobody finds again under their new names.
+//! Budgets and penalties that a change of policy resets, because they are stored under an identity that no longer exists.
 
 use std::collections::BTreeSet;
 
 use super::{Measure, Per, Policy, Rule};
 use crate::limit::Algorithm;
 
-/// Something that a change forgets.
+/// A budget or penalty that a change of policy resets.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Forgotten {
-    /// The rule of the new policy it is about; `None` where there is none any more.
+    /// The rule of the new policy that it is about; `None` if there is no such rule.
     pub rule: Option<Box<str>>,
-    /// What is forgotten.
+    /// What is reset, in a sentence.
     pub what: String,
 }
 
 impl Policy {
-    /// What putting this policy in the place of `old` forgets.
+    /// Returns what replacing `old` by this policy resets.
     #[must_use]
     pub fn forgets(&self, old: &Self) -> Vec<Forgotten> {
         let mut forgotten = Vec::new();
@@ -26,12 +27,12 @@ impl Policy {
                         && rule.per == was.per
                         && self.algorithms(rule) == old.algorithms(was)
                 });
-                let what = format!("the rule \"{}\" is gone, and with it what was used of its limit", was.name);
+                let what = format!("the rule \"{}\" is removed, and its balances with it", was.name);
                 let rule = renamed.map(|rule| rule.name.clone());
                 forgotten.push(match &rule {
                     Some(name) => Forgotten {
                         what: format!(
-                            "if \"{name}\" is the rule \"{}\" renamed, what was used of its limit is forgotten",
+                            "if \"{name}\" is the rule \"{}\" renamed, its balances start from zero",
                             was.name
                         ),
                         rule,
@@ -41,57 +42,63 @@ impl Policy {
                 continue;
             };
             let rule = Some(now.name.clone());
-            if self.scopes_otherwise(old) && was.per.contains(&Per::User) {
-                let what = format!("\"{}\" counts users otherwise (user_scope): everybody begins anew", now.name);
+            if self.scope_changes(old) && was.per.contains(&Per::User) {
+                let what =
+                    format!("\"{}\" counts users differently (user_scope), so its balances start from zero", now.name);
                 forgotten.push(Forgotten { rule, what });
             } else if now.per != was.per {
-                let what =
-                    format!("\"{}\" counts by {} instead of {}: everybody begins anew", now.name, per(now), per(was));
+                let what = format!(
+                    "\"{}\" counts by {} instead of {}, so its balances start from zero",
+                    now.name,
+                    per(now),
+                    per(was)
+                );
                 forgotten.push(Forgotten { rule, what });
             } else if self.algorithms(now) != old.algorithms(was) {
                 let names =
                     |names: BTreeSet<Algorithm>| names.iter().map(|name| name.name()).collect::<Vec<_>>().join(", ");
                 let (new, before) = (names(self.algorithms(now)), names(old.algorithms(was)));
-                let what = format!("\"{}\" is a {new} instead of a {before}: everybody begins anew", now.name);
+                let what =
+                    format!("\"{}\" is a {new} instead of a {before}, so its balances start from zero", now.name);
                 forgotten.push(Forgotten { rule, what });
             }
         }
         self.forgets_subjects(old, &mut forgotten);
-        if self.scopes_otherwise(old) {
+        if self.scope_changes(old) {
             let what =
-                "user_scope is another, so bans and settings of users, and locks of accounts, find nobody".to_owned();
+                "user_scope changes, so bans and settings of users and locks of accounts no longer apply".to_owned();
             forgotten.push(Forgotten { rule: None, what });
         }
         if old.login().is_some() && self.login().is_none() {
-            let what = "there is no [login] any more, and its locks hold nobody".to_owned();
+            let what = "[login] is removed, and its locks no longer apply".to_owned();
             forgotten.push(Forgotten { rule: None, what });
         }
         forgotten
     }
 
-    /// Whether a user's name means somebody else.
-    fn scopes_otherwise(&self, old: &Self) -> bool {
+    /// Whether the same name identifies another user.
+    fn scope_changes(&self, old: &Self) -> bool {
         self.identity().user_scope != old.identity().user_scope
     }
 
-    /// Strikes belong to the ladder's name and to what is counted by.
+    /// Strikes are stored by the ladder's name and `per`.
     fn forgets_subjects(&self, old: &Self, forgotten: &mut Vec<Forgotten>) {
         for was in old.subjects.iter() {
             let stays = |now: &&super::SubjectRule| now.per == was.per && now.ladder_name == was.ladder_name;
-            let moves = self.scopes_otherwise(old) && was.per.contains(&Per::User);
+            let moves = self.scope_changes(old) && was.per.contains(&Per::User);
             if !moves && self.subjects.iter().any(|now| stays(&now)) {
                 continue;
             }
             let by = was.per.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             let what = format!(
-                "no rule counts strikes by {by} on the ladder \"{}\" any more: strikes, cool-downs and bans end",
+                "no rule counts strikes by {by} on the ladder \"{}\" any more, so its strikes, cool-downs and bans end",
                 was.ladder_name
             );
             forgotten.push(Forgotten { rule: None, what });
         }
     }
 
-    /// The algorithms a rule may count with: one, or those of the limits of its tiers.
+    /// Returns the algorithms of a rule: one, or those of the limits of its tiers.
     fn algorithms(&self, rule: &Rule) -> BTreeSet<Algorithm> {
         match &rule.measure {
             Measure::Unlimited => BTreeSet::new(),

@@ -1,13 +1,11 @@
-//! What can only be seen with the whole policy in view: names used twice, rules that are never met, gaps in tiers.
+//! Checks that need the whole policy: duplicate names, rules that never match, gaps in tiers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
-use ipnet::IpNet;
-
 use super::Pattern;
-use super::file::PolicyFile;
+use super::file::{NamedEntries, PolicyFile};
 use super::lists::{ListEntry, Listed};
 use super::load::Loader;
 use super::rule::{Match, Measure, Mode, Rule, SubjectRule};
@@ -17,17 +15,42 @@ use crate::caller::DEFAULT_CATEGORY;
 use crate::ladder::{Ladder, Rung};
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS};
 
+/// Reports rules with the same name.
 pub(super) fn names(loader: &mut Loader<'_>, rules: &[(Rule, Range<usize>)]) {
     let mut seen: BTreeSet<&str> = BTreeSet::new();
     for (rule, span) in rules {
         if !seen.insert(&rule.name) {
             let message = format!("two rules are called \"{}\"", rule.name);
-            loader.error("duplicate-name", span.clone(), message, "what was used belongs to a rule by its name");
+            loader.error("duplicate-name", span.clone(), message, "stored balances belong to a rule by its name");
         }
     }
 }
 
-/// Two categories of one name, and categories that leave nothing for the others.
+/// Reports keys that a table has twice. TOML itself forbids that, but a builder's method can be called twice.
+pub(super) fn repeated_keys(loader: &mut Loader<'_>, file: &PolicyFile) {
+    fn check<V>(loader: &mut Loader<'_>, kind: &str, entries: &NamedEntries<V>) {
+        let mut seen: BTreeSet<&str> = BTreeSet::new();
+        for (name, _) in &entries.0 {
+            if !seen.insert(&name.value) {
+                let message = format!("two {kind} are called \"{}\"", name.value);
+                loader.error("duplicate-name", name.span.clone(), message, "remove one of them");
+            }
+        }
+    }
+    let tables = [("tiers", &file.tiers), ("tenants", &file.tenants), ("users", &file.users)];
+    for (kind, table) in tables {
+        check(loader, kind, table);
+        for (_, limits) in &table.0 {
+            check(loader, "limits of one table", limits);
+        }
+    }
+    check(loader, "ladders", &file.ladders);
+    for locks in file.login.iter().filter_map(|login| login.value.locks.as_ref()) {
+        check(loader, "locks", locks);
+    }
+}
+
+/// Reports categories with the same name, and categories that match every request.
 pub(super) fn categories(loader: &mut Loader<'_>, file: &PolicyFile) {
     let mut seen: BTreeSet<&str> = BTreeSet::new();
     for category in &file.category {
@@ -43,13 +66,13 @@ pub(super) fn categories(loader: &mut Loader<'_>, file: &PolicyFile) {
     }
 }
 
-/// Tiers that rules rest on and that say nothing about some requests.
+/// Reports tiers that are missing or have no limit for a category.
 pub(super) fn tiers(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, rules: &[(Rule, Range<usize>)]) {
     let by_tier = || rules.iter().filter(|(rule, _)| rule.is_by_tier());
     if tiers.tiers.is_empty() && tiers.tenants.is_empty() && tiers.users.is_empty() {
         for (_, span) in by_tier() {
             let help = "add [tiers.NAME] with a limit for each category, and default_tier under [identity]";
-            loader.error("no-tiers", span.clone(), "limit = \"tier\", and the policy has no tiers", help);
+            loader.error("no-tiers", span.clone(), "limit = \"tier\" needs tiers, and the policy has none", help);
         }
     }
     for (name, table) in &file.tiers.0 {
@@ -67,7 +90,7 @@ pub(super) fn tiers(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, r
     }
 }
 
-/// A warning lets a request through uncharged, which is no answer to a limit that counts bytes.
+/// Reports ladders that warn on limits in bytes: a warned request is allowed without being charged, however large it is.
 pub(super) fn warnings_for_bytes(
     loader: &mut Loader<'_>,
     tiers: &Tiers,
@@ -82,7 +105,7 @@ pub(super) fn warnings_for_bytes(
         let subject = rule.subject.and_then(|subject| subjects.get(subject));
         let ladder = subject.and_then(|subject| ladders.get(subject.ladder_name.as_ref()));
         if ladder.is_some_and(|ladder| ladder.rungs.iter().any(Rung::allows)) {
-            let message = "a rung that lets the request through is not for bytes, and a tier counts some";
+            let message = "a rung that allows the request cannot be used with a limit in bytes, and a tier has one";
             loader.error(
                 "ladder-warns",
                 span.clone(),
@@ -93,7 +116,7 @@ pub(super) fn warnings_for_bytes(
     }
 }
 
-/// Ladders whose strikes are forgotten before the next one can follow, so that nobody climbs them.
+/// Reports ladders that forget a strike before the next one can follow.
 pub(super) fn strikes_outlast_waits(
     loader: &mut Loader<'_>,
     tiers: &Tiers,
@@ -112,28 +135,28 @@ pub(super) fn strikes_outlast_waits(
         };
         if let Some(wait) = wait.filter(|wait| *wait >= ladder.decay) {
             let message = format!(
-                "\"{}\" strikes once in {wait} at most, and its ladder forgets strikes after {}",
+                "\"{}\" adds a strike at most once in {wait}, and its ladder forgets strikes after {}",
                 rule.name, ladder.decay
             );
-            let help = "nobody gets past the first rung: raise decay above the wait, or write strike = \"request\"";
+            let help = "no subject gets past the first rung: raise decay above the wait, or write strike = \"request\"";
             loader.warning("strikes-decay", span.clone(), message, help);
         }
     }
 }
 
-/// Rules that no request can meet.
+/// Reports rules that no request can match.
 pub(super) fn unmet(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, rules: &[(Rule, Range<usize>)]) {
     for file_rule in file.rule.iter().map(|located| &located.value) {
         let matches = &file_rule.matches;
         for category in matches.category.iter().flat_map(|texts| &texts.items) {
             if !is_category(file, &category.value) {
-                let message = format!("this rule is never met: no category is called \"{}\"", category.value);
+                let message = format!("this rule never matches: no category is called \"{}\"", category.value);
                 loader.warning("never-matches", category.span.clone(), message, "add it as [[category]]");
             }
         }
         for tier in matches.tier.iter().flat_map(|texts| &texts.items) {
             if !tier.value.contains('*') && !tiers.tiers.contains_key(tier.value.as_str()) {
-                let message = format!("this rule is never met: no tier is called \"{}\"", tier.value);
+                let message = format!("this rule never matches: no tier is called \"{}\"", tier.value);
                 loader.warning("never-matches", tier.span.clone(), message, "add [tiers.NAME]");
             }
         }
@@ -146,7 +169,7 @@ pub(super) fn unmet(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, r
         let own = rules.iter().find(|(rule, _)| rule.name.as_ref() == file_rule.name.value);
         let always = |other: &Rule| !other.fallback && other.matches.is_everything();
         if own.is_some_and(|(own, _)| rules.iter().any(|(other, _)| other.layer == own.layer && always(other))) {
-            let message = "this fallback is never met: another rule of its layer meets every request";
+            let message = "this fallback never applies: another rule of its layer matches every request";
             loader.warning("never-matches", flag.span.clone(), message, "leave fallback out, or narrow the other rule");
         }
     }
@@ -156,7 +179,7 @@ fn is_category(file: &PolicyFile, name: &str) -> bool {
     name == DEFAULT_CATEGORY || file.category.iter().any(|own| own.name.value == name)
 }
 
-/// A plan holds a bounded number of subjects.
+/// Reports too many subjects: a plan has room for a fixed number.
 pub(super) fn subjects(loader: &mut Loader<'_>, subjects: &[SubjectRule], file: &PolicyFile) {
     if subjects.len() > MAX_SUBJECTS {
         let span =
@@ -167,24 +190,24 @@ pub(super) fn subjects(loader: &mut Loader<'_>, subjects: &[SubjectRule], file: 
     }
 }
 
-/// A plan holds a bounded number of charges, so no request may meet more rules. Tried with the requests that the rules
-/// themselves describe; a stranger one is refused when it comes.
+/// Reports requests that too many rules match: a plan has room for a fixed number of charges. Only the requests that the rules
+/// themselves describe are tried; any other one with too many matches is refused when it arrives.
 pub(super) fn meetings(loader: &mut Loader<'_>, rules: &[(Rule, Range<usize>)]) {
     let methods: BTreeSet<&str> = rules.iter().flat_map(|(rule, _)| &rule.matches.method).map(AsRef::as_ref).collect();
     for (rule, span) in rules {
         for method in methods.iter().copied().chain(["GET"]) {
             let sample = Sample::of(&rule.matches, method);
-            let met = rules.iter().filter(|(other, _)| !other.fallback && sample.meets(&other.matches)).count();
-            if met > MAX_CHARGES && sample.meets(&rule.matches) {
-                let message = format!("a {method} request that meets \"{}\" meets {met} rules", rule.name);
-                let help = format!("at most {MAX_CHARGES} rules may meet one request; narrow what they match");
+            let met = rules.iter().filter(|(other, _)| !other.fallback && sample.may_match(&other.matches)).count();
+            if met > MAX_CHARGES && sample.may_match(&rule.matches) {
+                let message = format!("a {method} request that matches \"{}\" matches {met} rules", rule.name);
+                let help = format!("at most {MAX_CHARGES} rules may match one request; narrow what they match");
                 return loader.error("too-many-meet", span.clone(), message, &help);
             }
         }
     }
 }
 
-/// A request that a rule describes; where it says nothing, an ordinary one.
+/// A request that a rule describes, with ordinary values where the rule accepts any.
 struct Sample<'r> {
     method: &'r str,
     path: String,
@@ -202,8 +225,8 @@ impl<'r> Sample<'r> {
         }
     }
 
-    /// Whether a rule is met. Tenants, tiers and facts could be whatever it wants.
-    fn meets(&self, other: &Match) -> bool {
+    /// Whether a rule matches. Tenants, tiers and facts are assumed to.
+    fn may_match(&self, other: &Match) -> bool {
         let name = |own: &str, names: &[Box<str>]| names.is_empty() || names.iter().any(|name| name.as_ref() == own);
         let pattern = |own: &str, patterns: &[Pattern]| {
             patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches(own))
@@ -215,21 +238,20 @@ impl<'r> Sample<'r> {
     }
 }
 
-/// Why a list entry covers more than anyone can mean.
+/// Returns why a list entry covers too much to be intended.
 pub(super) fn too_wide(entry: &ListEntry, listed: Listed, address: &ClientAddress) -> Option<String> {
-    let ListEntry::Address(net) = entry else { return None };
-    if net.prefix_len() == 0 {
+    let ListEntry::Address(network) = entry else { return None };
+    if network.prefix_len() == 0 {
         return Some("this covers a whole address space".to_owned());
     }
     if listed == Listed::Allow {
         return None;
     }
     let loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-    if loopback.iter().any(|own| net.contains(own)) {
+    if loopback.iter().any(|own| network.contains(*own)) {
         return Some("this covers this machine's own address".to_owned());
     }
-    let overlaps = |proxy: &IpNet| net.contains(proxy) || proxy.contains(net);
-    // Which one is not said: its address may be a variable's value, written in another way.
-    let covers = address.trusted.iter().any(overlaps);
-    covers.then(|| "this covers a trusted proxy, and with it everyone behind it".to_owned())
+    // The message does not say which one: its address may be a variable's value in another notation.
+    let covers = address.trusted.iter().any(|proxy| network.overlaps(proxy));
+    covers.then(|| "this covers a trusted proxy and everyone behind it".to_owned())
 }

@@ -1,48 +1,48 @@
-//! What budgets are counted by: once for all rules that count by the same things, and digested once for each request.
+//! The identities that budgets are counted by. Rules with the same `per` share one, and it is digested once per request.
 
 use crate::caller::{Caller, Keyed};
 use crate::key::{Digest, DigestKey, Digester, Part, Partition, identity_secret};
 use crate::policy::{Per, Policy, Rule, UserScope};
 
-/// The most entries whose digests are remembered within one request. Policies count by fewer things.
+/// The number of digests that are cached within one request. Typical policies count by fewer identities.
 pub(crate) const REMEMBERED: usize = 8;
 
-/// One combination of things that budgets are counted by.
+/// One combination of parts that budgets are counted by.
 #[derive(Debug, Clone)]
 pub(crate) struct CountedBy {
     per: Vec<Per>,
-    /// Whether the category counts too, as it does for limits by tier.
+    /// Whether the category is a part, as for limits by tier.
     category: bool,
-    /// Whether every rule that counts by this finds the same in a request. An endpoint is found by the rule's own patterns.
+    /// Whether the digest is the same for every rule. An endpoint depends on the rule's own patterns.
     shared: bool,
-    /// Whether a user is counted as this tenant's user although the tenant is not counted by.
+    /// Whether users belong to tenants and the tenant is not itself a part, so that it is added to the digest.
     scoped: bool,
-    /// Whether the address stands in for what a request does not have.
+    /// Whether the address replaces a missing part.
     floors: bool,
-    /// Whether a rule that every request meets counts by this.
+    /// Whether a rule that matches every request counts by this.
     common: bool,
-    /// Whether it takes nothing but [who is calling](Caller::named).
+    /// Whether it needs only the caller's [names](Caller::named), not the path or the category.
     named: bool,
-    /// What is digested without a frame, for the secret is this combination's own.
-    alone: Option<Alone>,
+    /// The single part, if there is at most one: it is digested without framing, because the secret belongs to this combination.
+    alone: Option<SinglePart>,
     secret: DigestKey,
-    /// The same secret, made ready.
+    /// The same secret, with its state precomputed.
     ready: Digester,
-    /// The secret for an address that stands in for a single part.
+    /// The secret for an address that replaces a single part.
     floor: Digester,
     anchor: Anchor,
 }
 
-/// What the partition of such an identity is taken from.
+/// The parts that decide the partition of an identity.
 #[derive(Debug, Clone)]
 enum Anchor {
-    /// The rule: it counts by nothing that tells one caller from another.
+    /// The rule itself: no part identifies a caller.
     Rule,
-    /// The tenant or the user where they are counted by, else the addresses.
+    /// The tenant or the user, if they are parts, else the address.
     Name { tenant: bool, user: bool },
-    /// All of it.
+    /// The whole identity.
     Whole,
-    /// What of it tells one caller from another, in one order, and the secret it is digested under.
+    /// The parts that identify a caller, sorted, and the secret that they are digested under.
     Identity(Vec<Per>, DigestKey),
 }
 
@@ -64,9 +64,9 @@ impl Anchor {
     }
 }
 
-/// What most budgets are counted by: a single part, or none.
+/// The most common identities: a single part, or none.
 #[derive(Debug, Clone, Copy)]
-enum Alone {
+enum SinglePart {
     Nothing,
     Address,
     Tenant,
@@ -89,10 +89,10 @@ impl CountedBy {
         let spelled = |per: &Per| matches!(per, Per::Tier | Per::Category | Per::Endpoint | Per::Method | Per::Host);
         let named = !category && !per.iter().any(spelled);
         let alone = match (per.as_slice(), category) {
-            ([], false) => Some(Alone::Nothing),
-            ([Per::Ip], false) => Some(Alone::Address),
-            ([Per::Tenant], false) => Some(Alone::Tenant),
-            ([Per::User], false) if !scoped => Some(Alone::User),
+            ([], false) => Some(SinglePart::Nothing),
+            ([Per::Ip], false) => Some(SinglePart::Address),
+            ([Per::Tenant], false) => Some(SinglePart::Tenant),
+            ([Per::User], false) if !scoped => Some(SinglePart::User),
             _ => None,
         };
         let (ready, floor) = (secret.digester(), builder.derive().digester());
@@ -100,13 +100,13 @@ impl CountedBy {
         Self { per, category, shared, scoped, floors, common: false, named, alone, secret, ready, floor, anchor }
     }
 
-    /// The same combination as a rule counts by it that every request meets, or only some.
+    /// Sets whether a rule that matches every request counts by this.
     pub(crate) fn common(mut self, common: bool) -> Self {
         self.common = common;
         self
     }
 
-    /// The place of a combination among those known, where it is put if it is new.
+    /// Returns the index of a combination, which is added if it is new.
     pub(crate) fn find_or_add(all: &mut Vec<Self>, own: Self) -> usize {
         let same = |other: &Self| (&other.per, other.category, other.floors) == (&own.per, own.category, own.floors);
         if let Some(place) = all.iter().position(same) {
@@ -119,31 +119,31 @@ impl CountedBy {
         all.len().saturating_sub(1)
     }
 
-    /// Whether it is worth digesting before anything else is done, and can be.
+    /// Whether nearly every request needs its digest, and it can be computed first.
     pub(crate) fn is_early(&self) -> bool {
         self.common && self.named
     }
 
-    /// Digests what a request has of it, in the partition of its anchor.
-    // Into where it stays: what was just written by halves and is then read as a whole, a processor waits for.
+    /// Digests the identity of a request, in the partition of its anchor.
+    // Writes in place: returning the digest would store it in halves and read it back whole, which stalls store forwarding.
     #[inline]
     fn digest(&self, request: &Request<'_>, anchored: &mut Anchored, into: &mut (Digest, Keyed)) {
         let Request { caller, policy, .. } = *request;
         *into = match self.alone {
-            Some(Alone::User) => self.digest_one(caller.user, &mut anchored.user, request),
-            Some(Alone::Tenant) => self.digest_one(caller.tenant, &mut anchored.tenant, request),
-            Some(Alone::Address) => match caller.group() {
+            Some(SinglePart::User) => self.digest_one(caller.user, &mut anchored.user, request),
+            Some(SinglePart::Tenant) => self.digest_one(caller.tenant, &mut anchored.tenant, request),
+            Some(SinglePart::Address) => match caller.group() {
                 Some(group) => {
                     (self.ready.digest(&group.to_bytes()).in_partition(policy.anchors.address(group)), Keyed::Whole)
                 }
                 None => (self.ready.digest(b""), Keyed::Missing),
             },
-            Some(Alone::Nothing) => (self.ready.digest(b"").in_partition(NOWHERE), Keyed::Whole),
+            Some(SinglePart::Nothing) => (self.ready.digest(b"").in_partition(NOWHERE), Keyed::Whole),
             None => self.digest_all(request, anchored),
         };
     }
 
-    /// The digest of a single name is also that of the anchor.
+    /// Digests a single name. Its digest is also that of the anchor.
     #[inline]
     fn digest_one(
         &self,
@@ -194,10 +194,10 @@ impl CountedBy {
     }
 }
 
-/// In the digest of what tells no callers apart: a rule adds its own partition.
+/// The partition of an identity that does not distinguish callers: the rule adds its own.
 const NOWHERE: Partition = Partition::from_u16(0);
 
-/// What is digested: a request as one rule of a policy sees it.
+/// A request as one rule of a policy sees it.
 #[derive(Debug, Clone, Copy)]
 struct Request<'r> {
     caller: &'r Caller<'r>,
@@ -206,14 +206,14 @@ struct Request<'r> {
 }
 
 impl Request<'_> {
-    /// The partition of the address that stands in for what the request lacks.
+    /// Returns the partition of the address, if it replaces a missing part.
     fn floor(&self, keyed: Keyed) -> Option<Partition> {
         let group = self.caller.group().filter(|_| keyed == Keyed::Floored);
         group.map(|group| self.policy.anchors.address(group))
     }
 }
 
-/// The digests of a request's anchors that are known already.
+/// The cached digests of a request's tenant and user.
 #[derive(Debug, Default)]
 struct Anchored {
     tenant: Option<Digest>,
@@ -221,8 +221,8 @@ struct Anchored {
 }
 
 impl Anchored {
-    /// The partition of the tenant, else of the user, where they are counted by; else of the narrowest block of addresses
-    /// that is counted by; else of the address that stands in for them.
+    /// Returns the partition of the tenant, else of the user, if they are parts; else of the narrowest address block among the
+    /// parts; else of the address that replaces them.
     fn by_name(
         &mut self,
         (tenant, user): (Option<&str>, Option<&str>),
@@ -240,7 +240,7 @@ impl Anchored {
     }
 }
 
-/// What a request has of each combination, digested when first asked for.
+/// The identities of a request, each digested when it is first needed.
 #[derive(Debug)]
 pub(crate) struct Identities<'c> {
     caller: &'c Caller<'c>,
@@ -248,7 +248,7 @@ pub(crate) struct Identities<'c> {
     known: &'c mut Known,
 }
 
-/// What of that is known already.
+/// The digests that were computed for a request so far.
 #[derive(Debug)]
 pub(crate) struct Known {
     bits: u8,
@@ -263,8 +263,8 @@ impl Known {
         Self { bits: 0, digests, anchored: Anchored::default() }
     }
 
-    /// Digests what nearly every request is counted by, before anything else is done: `expect` then hears of it early. Of
-    /// the caller no more need be known than who is calling.
+    /// Digests the identities that nearly every request needs, before anything else is done, and passes them to `expect`, which
+    /// can prefetch their memory. Only the caller's names must be known.
     #[inline]
     pub(crate) fn learn(&mut self, caller: &Caller<'_>, policy: &Policy, mut expect: impl FnMut(Digest)) {
         let Some(rule) = policy.rules.first() else { return };
@@ -274,7 +274,7 @@ impl Known {
                 self.bits |= bit(place);
             }
         }
-        // All at once: a processor finds several pages in the time that it takes for one.
+        // All together: a processor resolves several cache and TLB misses in parallel.
         for &place in policy.early.iter() {
             if let Some((digest, _)) = self.digests.get(place) {
                 expect(*digest);
@@ -282,8 +282,8 @@ impl Known {
         }
     }
 
-    /// Forgets all that takes more than who is calling.
-    pub(crate) fn forget_what_was_asked(&mut self, policy: &Policy) {
+    /// Drops the digests that depend on the path, for another reading of it.
+    pub(crate) fn forget_path_dependent(&mut self, policy: &Policy) {
         for (place, counted) in policy.counted.iter().enumerate().take(REMEMBERED) {
             if !counted.named {
                 self.bits &= !bit(place);
@@ -303,13 +303,13 @@ impl<'c> Identities<'c> {
         Self { caller, policy, known }
     }
 
-    /// Whether a combination was digested before.
+    /// Whether a digest is cached.
     #[inline]
     pub(crate) fn knows(&self, place: usize) -> bool {
         self.known.has(place)
     }
 
-    /// The digest of a combination for this rule, and how much of it the request has.
+    /// Returns the digest of an identity for this rule, and whether the request has all parts of it.
     #[inline]
     pub(crate) fn of(&mut self, place: usize, rule: &Rule) -> Option<(Digest, Keyed)> {
         if self.knows(place) {
@@ -404,7 +404,7 @@ mod tests {
         let [high, low] = keys[2].halves();
         let [other_high, other_low] = keys[3].halves();
         assert!(high << 16 != other_high << 16 && low << 32 != other_low << 32);
-        // Whoever fetches ahead hears of every one of them.
+        // Every key's memory can be prefetched.
         assert!(keys.iter().all(|key| expected.iter().any(|digest| begins(*digest) == begins(*key))));
         assert!(begins(keys[0]) != begins(keys[1]) && begins(keys[1]) != begins(keys[2]));
     }

@@ -1,40 +1,43 @@
 //! Variables in strings: `${NAME}`, `${NAME:-default}`, and `$$` for a dollar sign.
+//!
+//! A value may be a secret, so this file also remembers which texts were expanded: messages show `${NAME}`, never the value.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A value that is replaced in messages wherever it occurs is at least this long. A shorter one is replaced only where it
-/// stands in quotes: it could be a part of any word.
+/// The shortest value that messages hide wherever it occurs. A shorter one could be a part of any word, so it is hidden only
+/// in quotes.
 const LONG_VALUE: usize = 6;
-/// The most characters of a text that a message repeats.
+/// The most characters of a text that a message quotes.
 const MAX_SHOWN: usize = 80;
 
-/// A variable that cannot be filled in.
+/// Why a variable cannot be expanded.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct VariableError {
     pub(crate) message: String,
     pub(crate) help: String,
 }
 
-/// Fills in the variables of all strings of one policy.
+/// Expands the variables in all strings of one policy.
 pub(crate) struct Expander<'v> {
     variable: &'v dyn Fn(&str) -> Option<String>,
-    /// The bytes that all expanded strings together may still grow to; nothing is expanded once they are exceeded.
+    /// The bytes that all expanded strings together may still take; `None` once that was exceeded, and nothing more is
+    /// expanded.
     room: Option<usize>,
     values: Values,
 }
 
-/// The strings that had variables, and the values that no message may repeat.
+/// The strings that had variables, and the values that no message may show.
 #[derive(Debug, Default)]
 pub(crate) struct Values {
-    /// Each such string: its place in the file, and its text before the variables were filled in.
+    /// The span of each such string, and its text before the expansion.
     written: Vec<(Range<usize>, String)>,
-    /// What a value was written as.
+    /// The variable that each value came from.
     hidden: BTreeMap<String, String>,
 }
 
 impl<'v> Expander<'v> {
-    /// `room` bounds the bytes of all expanded strings together.
+    /// Creates an expander. `room` bounds the bytes of all expanded strings together.
     pub(crate) fn new(variable: &'v dyn Fn(&str) -> Option<String>, room: usize) -> Self {
         Self { variable, room: Some(room), values: Values::default() }
     }
@@ -43,8 +46,8 @@ impl<'v> Expander<'v> {
         self.values
     }
 
-    /// Fills in every variable of the text at `span`. With `digits_only`, a value must be a plain number: in a limit, a
-    /// variable may change the figures, not the meaning.
+    /// Expands every variable of the text at `span`; returns `None` if there is none. With `digits_only` a value must be a plain
+    /// number, so that a variable in a limit changes its figures and never its meaning.
     pub(crate) fn expand(
         &mut self,
         text: &str,
@@ -62,7 +65,7 @@ impl<'v> Expander<'v> {
             } else if let Some(after) = after.strip_prefix('{') {
                 let Some((inside, after)) = after.split_once('}') else {
                     return Err(wrong(
-                        "a variable that begins with ${ ends with }",
+                        "a variable begins with ${ and ends with }",
                         "write \"${NAME}\" or \"${NAME:-20}\"",
                     ));
                 };
@@ -71,13 +74,17 @@ impl<'v> Expander<'v> {
                     self.room = None;
                     let message = format!("the variable {name} makes the policy too large");
                     let most = super::MAX_FILE;
-                    let help = format!("all strings with variables may be {most} bytes together: use a shorter value");
+                    let help =
+                        format!("all strings with variables together are at most {most} bytes: use a shorter value");
                     return Err(wrong(&message, &help));
                 }
                 out.push_str(&value);
                 rest = after;
             } else {
-                return Err(wrong("a lone $", "write \"$$\" for a dollar sign, or \"${NAME}\" for a variable"));
+                return Err(wrong(
+                    "a $ without a variable",
+                    "write \"$$\" for a dollar sign, or \"${NAME}\" for a variable",
+                ));
             }
         }
         out.push_str(rest);
@@ -87,7 +94,7 @@ impl<'v> Expander<'v> {
         Ok(Some(out))
     }
 
-    /// The name of a variable, and its value.
+    /// Returns the name and the value of a variable.
     fn value<'t>(&mut self, inside: &'t str, digits_only: bool) -> Result<(&'t str, String), VariableError> {
         let (name, default) = match inside.split_once(":-") {
             Some((name, default)) => (name, Some(default)),
@@ -96,8 +103,8 @@ impl<'v> Expander<'v> {
         let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
             && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         if !is_name {
-            // What stands there may be a part of a password with "${" in it: it is not repeated.
-            let message = "the name of a variable is letters, digits and _, and begins with no digit";
+            // The text may be a part of a password that has "${" in it, so the message does not quote it.
+            let message = "the name of a variable consists of letters, digits and _, and does not start with a digit";
             return Err(wrong(message, "write \"${NAME}\" or \"${NAME:-20}\""));
         }
         let set = (self.variable)(name).filter(|value| !value.is_empty());
@@ -109,8 +116,8 @@ impl<'v> Expander<'v> {
             return Err(wrong(&format!("the variable {name} is not set"), &help));
         };
         if digits_only && (value.is_empty() || !value.bytes().all(|byte| byte.is_ascii_digit())) {
-            // The value itself may be a secret that landed in the wrong variable: it is not repeated.
-            let message = format!("the variable {name} must be digits in a limit");
+            // The value may be a secret that was put into the wrong variable, so the message does not quote it.
+            let message = format!("the variable {name} is not a number, and a limit needs one");
             return Err(wrong(&message, &format!("set {name} to a whole number")));
         }
         Ok((name, value))
@@ -124,15 +131,15 @@ impl Values {
         }
     }
 
-    /// The text, as written, of the string that holds this place, if variables were filled in there.
+    /// Returns the unexpanded text of the string at this place, if it had variables.
     pub(crate) fn written_at(&self, place: &Range<usize>) -> Option<String> {
         let inside = |span: &Range<usize>| span.start <= place.start && place.end <= span.end;
         self.written.iter().find(|(span, _)| inside(span)).map(|(_, written)| shown(written))
     }
 
-    /// A message with variables in the place of their values.
+    /// Returns a message with values replaced by their variables.
     pub(crate) fn unexpanded(&self, message: &str) -> String {
-        // The longest first: a value may be a part of another.
+        // The longest first, because a value may be a part of another.
         let mut hidden: Vec<(&String, &String)> = self.hidden.iter().collect();
         hidden.sort_by_key(|(value, _)| std::cmp::Reverse(value.len()));
         hidden.into_iter().fold(message.to_owned(), |text, (value, written)| {
@@ -145,7 +152,7 @@ impl Values {
     }
 }
 
-/// Replaces every occurrence, in upper or lower case: names of headers and paths are spelled in one case.
+/// Replaces every occurrence, ignoring ASCII case: names of headers and paths are lower-cased before they are reported.
 fn replaced(text: &str, value: &str, with: &str) -> String {
     let (lower, value) = (text.to_ascii_lowercase(), value.to_ascii_lowercase());
     let mut out = String::with_capacity(text.len());
@@ -159,7 +166,7 @@ fn replaced(text: &str, value: &str, with: &str) -> String {
     out
 }
 
-/// The beginning of a text that a message repeats.
+/// Returns the beginning of a text, for messages.
 fn shown(text: &str) -> String {
     match text.char_indices().nth(MAX_SHOWN) {
         None => text.to_owned(),
@@ -185,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_filled_in() {
+    fn variables_are_expanded() {
         let check = |text: &str, expect: &str| {
             let full = Expander::new(&lookup, 100).expand(text, 0..0, false).unwrap();
             let full = full.unwrap_or_else(|| text.to_owned());
@@ -202,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_filled_in_is_named() {
+    fn a_variable_that_cannot_be_expanded_is_named() {
         let check = |text: &str, digits, expect: &str| {
             let error = Expander::new(&lookup, 100).expand(text, 0..0, digits).unwrap_err();
             assert!(error.message.contains(expect), "{text}: {}", error.message);
@@ -210,11 +217,11 @@ mod tests {
         check("${NONE}", false, "NONE is not set");
         check("${EMPTY}", false, "EMPTY is not set");
         check("${MAX", false, "ends with }");
-        check("costs $5", false, "lone $");
-        check("${a b}", false, "the name of a variable is");
-        check("${}", false, "the name of a variable is");
-        check("${WORD}/min", true, "WORD must be digits");
-        check("${NONE:-x}/min", true, "NONE must be digits");
+        check("costs $5", false, "a $ without");
+        check("${a b}", false, "the name of a variable consists");
+        check("${}", false, "the name of a variable consists");
+        check("${WORD}/min", true, "WORD is not a number");
+        check("${NONE:-x}/min", true, "NONE is not a number");
     }
 
     /// A file of 4 MiB with a long variable in each string would grow to gigabytes.
@@ -224,7 +231,7 @@ mod tests {
         let mut expander = Expander::new(&lookup, 100);
         assert!(expander.expand("${A}", 0..0, false).is_ok_and(|full| full.is_some()));
         assert!(expander.expand("${A}${A}", 0..0, false).is_err_and(|error| error.message.contains("A makes")));
-        // One error is enough to refuse the policy, and the next string gets no room either.
+        // One error refuses the policy, so no further string is expanded.
         assert_eq!(expander.expand("${A}", 0..0, false), Ok(None));
         let mut exact = Expander::new(&lookup, 80);
         assert!(exact.expand("${A}", 0..0, false).is_ok_and(|full| full.is_some()));

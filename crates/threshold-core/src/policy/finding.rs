@@ -1,4 +1,4 @@
-//! What is wrong, or doubtful, about a policy: where, why, and what to write instead.
+//! Errors and warnings about a policy: where they are, and what to write instead.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,29 +8,29 @@ use crate::text::{printable, printable_lines};
 /// Whether a policy with this finding can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// It can, but probably does not do what was meant.
+    /// It can, but it may not do what was intended.
     Warning,
     /// It cannot.
     Error,
 }
 
-/// One thing found in a policy file.
+/// An error or a warning about a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Error or warning.
     pub severity: Severity,
-    /// A short name that does not change.
+    /// The short name of its kind, which is stable across versions; see [`Code`](super::Code).
     pub code: &'static str,
-    /// The bytes of the file it is about.
+    /// The bytes of the file that it is about.
     pub span: Range<usize>,
-    /// What is found.
+    /// What is wrong.
     pub message: String,
     /// What to write instead, or why it matters.
     pub help: String,
 }
 
 impl Finding {
-    /// Line and column of the first character, both from 1, the column in characters.
+    /// Returns the line and the column where it begins; both start at 1, and the column counts characters.
     #[must_use]
     pub fn place(&self, source: &str) -> (usize, usize) {
         let before = source.get(..self.span.start.min(source.len())).unwrap_or(source);
@@ -40,7 +40,7 @@ impl Finding {
         (line, column)
     }
 
-    /// The finding as `lint` prints it: place, message, the line with the text underlined, help.
+    /// Renders the finding as `lint` prints it: position, message, the line with the text underlined, and help.
     #[must_use]
     pub fn render(&self, file: &str, source: &str) -> String {
         let (line, column) = self.place(source);
@@ -63,7 +63,7 @@ impl Finding {
         out
     }
 
-    /// The line of the source, with the text underlined.
+    /// Renders the line of the source, with the text underlined.
     fn underlined(&self, source: &str, (line, column): (usize, usize), gutter: &str) -> String {
         let text = source.lines().nth(line.saturating_sub(1)).unwrap_or_default();
         let indent = column.saturating_sub(1);
@@ -71,8 +71,7 @@ impl Finding {
             .get(self.span.start..self.span.end)
             .map_or(1, |span| span.lines().next().unwrap_or_default().chars().count())
             .clamp(1, text.chars().count().saturating_sub(indent).max(1));
-        // As they are shown, where a character may be an escape. Tabs stay tabs, so that the underline stands below its
-        // text at any tab width.
+        // Widths are those of the escaped text. Tabs stay tabs, so that the underline stands below its text at any tab width.
         let shown = |text: &mut dyn Iterator<Item = char>| printable_lines(&text.collect::<String>()).into_owned();
         let mut characters = text.chars();
         let before = shown(&mut characters.by_ref().take(indent));
@@ -82,8 +81,8 @@ impl Finding {
     }
 }
 
-/// Whether the line at this byte of the source may hold the key that tokens are verified with: no message shows it. The
-/// source may be broken anywhere, so this looks at lines alone, and rather hides too many than too few.
+/// Whether the line at this byte may contain the key that tokens are verified with, which no message may show. The source may
+/// be malformed anywhere, so this looks at single lines, and rather hides too many than too few.
 pub(super) fn is_secret(source: &str, at: usize) -> bool {
     let before = source.get(..at.min(source.len())).unwrap_or(source);
     let line = before.matches('\n').count();
@@ -91,19 +90,19 @@ pub(super) fn is_secret(source: &str, at: usize) -> bool {
     source.split('\n').take(line.saturating_add(1)).map(|text| lines.next(text)).last().unwrap_or(false)
 }
 
-/// What is known of `[identity.jwt]` after each line.
+/// Tracks line by line whether `[identity.jwt]` is open.
 #[derive(Default)]
 struct SecretLines {
-    /// Its table is open.
+    /// Whether its table is open.
     in_table: bool,
-    /// An inline table of its is open, and this many braces deep.
+    /// The number of open braces of its inline table.
     braces: usize,
-    /// A string of its over several lines is open, and ends with this.
+    /// The delimiter that ends its open multi-line string.
     string: Option<&'static str>,
 }
 
 impl SecretLines {
-    /// Whether the next line is one of its.
+    /// Whether the next line belongs to it.
     fn next(&mut self, line: &str) -> bool {
         if let Some(end) = self.string {
             self.string = Some(end).filter(|end| line.matches(end).count().is_multiple_of(2));
@@ -128,25 +127,100 @@ impl SecretLines {
 fn names_jwt(line: &str) -> bool {
     let after = line.split("jwt").skip(1);
     let mut after = after.map(|rest| rest.trim_start_matches(['"', '\'', ' ', '\t']));
-    // A header may lack its end.
+    // A malformed header may lack its closing bracket.
     let is_header = line.trim_start().starts_with('[');
     after.any(|rest| (rest.is_empty() && is_header) || rest.starts_with(['.', '=', ']']))
 }
 
-/// A policy that cannot be used, with every reason found.
+/// A policy that cannot be used, with every error that was found.
+///
+/// It displays the first error and where it is; [`Finding::render`] shows each of them with its line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyError {
-    /// Errors, in the order of the file. Never empty.
-    pub findings: Vec<Finding>,
-    /// The first one's line and column.
-    pub place: (usize, usize),
+    /// Never empty.
+    findings: Vec<Finding>,
+    location: Location,
+}
+
+/// Where an error is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Location {
+    /// A position in a policy file; both numbers start at 1, and the column counts characters.
+    #[non_exhaustive]
+    Position {
+        /// The line.
+        line: usize,
+        /// The column.
+        column: usize,
+    },
+    /// The rule of this name, in a policy that was built in code.
+    Rule(Box<str>),
+    /// A table, as in `identity` or `ladders.strict`, in a policy that was built in code.
+    Table(Box<str>),
+    /// The policy as a whole, or a key above all tables, in a policy that was built in code.
+    Policy,
+}
+
+impl Location {
+    /// Finds the table of a printed policy that a finding is in.
+    fn printed(finding: &Finding, source: &str, rules: &[(Box<str>, Range<usize>)]) -> Self {
+        let (line, _) = finding.place(source);
+        // A printed string has no line breaks, so only headers begin with a bracket.
+        let headers = || source.lines().take(line).filter(|line| line.starts_with('['));
+        let Some(header) = headers().last() else { return Self::Policy };
+        if header != "[[rule]]" {
+            return Self::Table(header.trim_matches(['[', ']']).into());
+        }
+        let index = headers().filter(|header| *header == "[[rule]]").count().saturating_sub(1);
+        rules.get(index).map_or(Self::Policy, |(name, _)| Self::Rule(name.clone()))
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Position { line, column } => write!(f, "line {line}, column {column}"),
+            Self::Rule(name) => write!(f, "rule \"{name}\""),
+            Self::Table(name) => write!(f, "[{name}]"),
+            Self::Policy => f.write_str("policy"),
+        }
+    }
+}
+
+impl PolicyError {
+    /// The error about a policy file. Warnings among the findings are dropped.
+    #[cfg(feature = "toml")]
+    pub(super) fn of_file(mut findings: Vec<Finding>, source: &str) -> Self {
+        findings.retain(|finding| finding.severity == Severity::Error);
+        let (line, column) = findings.first().map_or((1, 1), |first| first.place(source));
+        Self { findings, location: Location::Position { line, column } }
+    }
+
+    /// The error about a policy that was built in code and printed as `source`. Warnings among the findings are dropped.
+    pub(super) fn of_builder(mut findings: Vec<Finding>, source: &str, rules: &[(Box<str>, Range<usize>)]) -> Self {
+        findings.retain(|finding| finding.severity == Severity::Error);
+        let location = findings.first().map_or(Location::Policy, |first| Location::printed(first, source, rules));
+        Self { findings, location }
+    }
+
+    /// Returns the errors, in the order of the policy. There is at least one.
+    #[must_use]
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// Returns where the first error is.
+    #[must_use]
+    pub fn location(&self) -> &Location {
+        &self.location
+    }
 }
 
 impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (line, column) = self.place;
         let message = self.findings.first().map_or("invalid policy", |finding| finding.message.as_str());
-        write!(f, "line {line}, column {column}: {message}")?;
+        write!(f, "{}: {message}", self.location)?;
         match self.findings.len() {
             0 | 1 => Ok(()),
             more => write!(f, " (and {} more)", more.saturating_sub(1)),

@@ -1,4 +1,4 @@
-//! Who is calling: where tenant, user and tier are found in a request.
+//! How callers are identified: where tenant, user and tier are taken from in a request.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use super::{Claims, Pattern, UserScope};
 use crate::address::{ClientAddress, Headers};
 use crate::path::{OddPaths, PathError, read, spell_host, spell_path};
 
-/// The headers, by lower-case name, that clients write themselves and applications need: no proxy removes them.
+/// The headers that clients set and applications need, so that no proxy removes them; in lower case.
 pub const CLIENT_HEADERS: [&str; 9] = [
     "accept",
     "accept-encoding",
@@ -19,66 +19,67 @@ pub const CLIENT_HEADERS: [&str; 9] = [
     "user-agent",
 ];
 
-/// How callers are found.
+/// How callers are identified.
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct Identity {
-    /// Who is trusted, and where the client's address is.
+    /// The trusted proxies, and where the client's address is taken from.
     pub address: ClientAddress,
     /// IPv6 addresses that share this many leading bits share a budget.
     pub ipv6_prefix: u8,
-    /// Where the tenant's name is.
+    /// Where the tenant's name is taken from.
     pub tenant: Option<IdentitySource>,
-    /// Where the user's name is.
+    /// Where the user's name is taken from.
     pub user: Option<IdentitySource>,
-    /// Among whom a user's name is unique.
+    /// Where user names are unique.
     pub user_scope: UserScope,
-    /// Where the tier's name is.
+    /// Where the tier's name is taken from.
     pub tier: Option<IdentitySource>,
-    /// The tier of a request that has no other.
+    /// The tier of requests that have no other.
     pub default_tier: Option<Box<str>>,
     /// Whether tenants' names are secrets.
     pub secret_tenant: bool,
     /// Whether users' names are secrets.
     pub secret_user: bool,
-    /// Whether log lines may hold users and addresses as they are.
+    /// Whether log lines show users and addresses unredacted.
     pub log_identifiers: bool,
-    /// How `claim:` tokens are verified.
+    /// How the bearer tokens behind `claim:` sources are verified.
     pub jwt: Option<Jwt>,
-    /// What doors that face clients do with odd paths.
+    /// How client-facing doors treat paths that servers read differently.
     pub odd_paths: OddPaths,
 }
 
 impl Identity {
-    /// Whether users' names are secrets, or hold the secret name of a tenant.
+    /// Returns whether users' names are secrets, or contain the secret name of a tenant.
     #[must_use]
     pub fn hides_users(&self) -> bool {
         self.secret_user || self.user_scope == UserScope::Tenant && self.secret_tenant
     }
 }
 
-/// Where a name is found in a request.
+/// Where a name is taken from in a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdentitySource {
-    /// A header of a trusted peer, by lower-case name.
+    /// A header that a trusted peer sets, by its lower-case name.
     Header(Box<str>),
-    /// A cookie of a trusted peer.
+    /// A cookie that a trusted peer passes on.
     Cookie(Box<str>),
-    /// The capture of a pattern over the host.
+    /// The captured part of the host.
     Host(Pattern),
-    /// The capture of a pattern over the path.
+    /// The captured segment of the path.
     Path(Pattern),
-    /// A claim of a verified token.
+    /// A claim of a verified bearer token.
     Claim(Box<str>),
 }
 
 impl IdentitySource {
-    /// The name in a request, if it is there. Headers and cookies are believed from trusted peers only, and claims
-    /// from anybody: their token was verified.
+    /// Returns the name in a request, if it has one. Headers and cookies count only from trusted peers; claims count from any
+    /// peer, because their token was verified.
     #[must_use]
     pub fn find<H: Headers + ?Sized>(&self, seen: &Seen<'_, H>) -> Option<String> {
         let found = match self {
             Self::Header(name) => {
-                // Two lines mean that somebody wrote one and a proxy added its own: which is whose, nobody knows.
+                // Of two lines, one may be the client's and one the proxy's, and nothing tells them apart.
                 let mut lines = seen.headers.filter(|_| seen.trusted)?.lines(name);
                 let only = lines.next()?;
                 if lines.next().is_some() { None } else { text_of(only) }
@@ -88,7 +89,7 @@ impl IdentitySource {
                 let pairs = lines.flat_map(|line| line.split(|byte| *byte == b';'));
                 let mut values = pairs.filter_map(|pair| cookie_value(pair, name));
                 let first = values.next()?;
-                // Of two that differ, applications take the first or the last: nobody knows which is meant.
+                // Of two different cookies some applications take the first and some the last.
                 if values.all(|other| other == first) { text_of(first) } else { None }
             }
             Self::Host(pattern) => capture(pattern, &spell_host(seen.host?)),
@@ -98,7 +99,7 @@ impl IdentitySource {
         found.filter(|name| !name.is_empty())
     }
 
-    /// Why the path of a request names nobody: servers may read different names from it, or it cannot be read.
+    /// Returns why no name can be taken from the path of a request: servers may read different names from it, or it is invalid.
     #[must_use]
     pub fn path_error(&self, path: &str) -> Option<PathError> {
         match self {
@@ -107,7 +108,7 @@ impl IdentitySource {
         }
     }
 
-    /// Whether names of this source are secrets by themselves.
+    /// Whether names from this source are credentials.
     pub(crate) fn is_secret(&self) -> bool {
         match self {
             Self::Cookie(_) => true,
@@ -116,8 +117,8 @@ impl IdentitySource {
         }
     }
 
-    /// Whether nobody but its owner can claim such a name. A trusted proxy sets headers itself, except those in which
-    /// clients sign in: these, and cookies, are passed on as the client wrote them.
+    /// Whether only its owner can claim a name from this source. A trusted proxy sets headers itself, except credentials and
+    /// cookies, which it passes on as the client sent them.
     pub(crate) fn is_verified(&self) -> bool {
         match self {
             Self::Header(name) => !matches!(name.as_ref(), "authorization" | "cookie"),
@@ -130,15 +131,15 @@ impl IdentitySource {
 /// How `claim:` tokens are verified.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Jwt {
-    /// The one accepted algorithm.
+    /// The only accepted algorithm.
     pub alg: Box<str>,
     /// The key itself.
     pub key: Option<Box<str>>,
-    /// The file that holds the key.
+    /// The path of the file that holds the key.
     pub key_file: Option<Box<str>>,
-    /// The issuer a token must name.
+    /// The issuer that tokens must name.
     pub iss: Option<Box<str>>,
-    /// The audience a token must name.
+    /// The audience that tokens must name.
     pub aud: Option<Box<str>>,
 }
 
@@ -148,27 +149,27 @@ impl std::fmt::Debug for Jwt {
     }
 }
 
-/// What a door has seen of a request, for finding names in it.
+/// The parts of a request that names are taken from.
 #[derive(Debug)]
 pub struct Seen<'r, H: ?Sized> {
-    /// Whether the peer's headers are believed.
+    /// Whether the peer is trusted.
     pub trusted: bool,
     /// The header fields.
     pub headers: Option<&'r H>,
     /// The host the request is for.
     pub host: Option<&'r str>,
-    /// The path, in any spelling.
+    /// The path, not normalized.
     pub path: Option<&'r str>,
-    /// The claims of its verified token.
+    /// The claims of the verified token.
     pub claims: Option<&'r Claims>,
 }
 
-/// A value as text; `None` if it is none.
+/// Returns a header's value as text; `None` if it is not UTF-8.
 fn text_of(value: &[u8]) -> Option<String> {
     std::str::from_utf8(value).ok().map(|text| text.trim().to_owned())
 }
 
-/// The value of a cookie, if it has this name.
+/// Returns the value of a cookie if it has this name.
 fn cookie_value<'l>(pair: &'l [u8], name: &str) -> Option<&'l [u8]> {
     let at = pair.iter().position(|byte| *byte == b'=')?;
     let (own, value) = pair.split_at(at);
@@ -177,7 +178,7 @@ fn cookie_value<'l>(pair: &'l [u8], name: &str) -> Option<&'l [u8]> {
     (own.trim_ascii() == name.as_bytes()).then_some(bare)
 }
 
-/// The name that all readings of a path agree on, as far as they have one.
+/// Returns the name that all readings of a path agree on; readings without a name are ignored.
 fn capture_from_path(pattern: &Pattern, path: &str) -> Result<Option<String>, PathError> {
     let spelled = spell_path(path);
     let Cow::Owned(spelled) = spelled else { return Ok(capture(pattern, &spelled)) };

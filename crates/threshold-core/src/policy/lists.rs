@@ -1,4 +1,4 @@
-//! Allow and deny lists: addresses, users, tenants, and which of them wins.
+//! Allow and deny lists of addresses, users and tenants.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -6,24 +6,26 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 
+use super::SubjectError;
 use super::bans::Who;
+use crate::address::Network;
 use crate::lockout::Spellings;
 
-/// What a list says of a request.
+/// The list that a caller is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Listed {
-    /// Never limited and never counted.
+    /// The allow list: never limited and never counted.
     Allow,
-    /// Always denied.
+    /// The deny list: always denied.
     Deny,
 }
 
-/// How narrow an entry is: a user is one person, a tenant many, and an address the narrower the longer its prefix.
+/// How narrow an entry is, for deciding which of two wins: users are narrower than addresses, addresses narrower than tenants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
     /// A tenant.
     Tenant,
-    /// A block of addresses with so long a prefix.
+    /// A block of addresses, by the length of its prefix.
     Address(u8),
     /// A user.
     User,
@@ -33,7 +35,7 @@ pub enum Rank {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListEntry {
     /// A block of addresses.
-    Address(IpNet),
+    Address(Network),
     /// A user.
     User(Box<str>),
     /// A tenant.
@@ -41,11 +43,11 @@ pub enum ListEntry {
 }
 
 impl ListEntry {
-    /// Reads `203.0.113.0/24`, `203.0.113.7`, `user:ID` or `tenant:ID`.
+    /// Parses `203.0.113.0/24`, `203.0.113.7`, `user:ID` or `tenant:ID`.
     ///
     /// # Errors
-    /// Where the text is none of these.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    /// If the text is none of these.
+    pub fn parse(text: &str) -> Result<Self, SubjectError> {
         let text = text.trim();
         if let Some(user) = text.strip_prefix("user:").filter(|user| !user.is_empty()) {
             return Ok(Self::User(user.into()));
@@ -53,55 +55,41 @@ impl ListEntry {
         if let Some(tenant) = text.strip_prefix("tenant:").filter(|tenant| !tenant.is_empty()) {
             return Ok(Self::Tenant(tenant.into()));
         }
-        parse_net(text)
-            .map(Self::Address)
-            .ok_or_else(|| format!("\"{text}\" is not an address, a CIDR, \"user:ID\" or \"tenant:ID\""))
+        text.parse().map(Self::Address).map_err(|_| SubjectError::NotAListEntry(text.into()))
     }
 }
 
-/// Reads a CIDR or a single address. A mapped IPv4 block is that IPv4 block, and bits behind the prefix are dropped.
-pub(crate) fn parse_net(text: &str) -> Option<IpNet> {
-    let net = match text.parse::<IpNet>() {
-        Ok(net) => net.trunc(),
-        Err(_) => IpNet::from(text.parse::<IpAddr>().ok()?),
-    };
-    match (net.addr().to_canonical(), net.prefix_len().checked_sub(96)) {
-        (IpAddr::V4(v4), Some(prefix)) if matches!(net, IpNet::V6(_)) => {
-            Ipv4Net::new(v4, prefix).ok().map(|net| IpNet::V4(net.trunc()))
-        }
-        _ => Some(net),
-    }
-}
-
-/// Allow and deny lists together: an address costs one prefix lookup, however many entries there are.
+/// The allow and deny lists. An address is found by one longest-prefix match, however many entries there are.
 #[derive(Debug, Clone, Default)]
 pub struct Lists {
     v4: PrefixMap<Ipv4Net, Listed>,
     v6: PrefixMap<Ipv6Net, Listed>,
     users: BTreeMap<Box<str>, Listed>,
     tenants: BTreeMap<Box<str>, Listed>,
-    /// Of denied users.
+    /// The canonical names of denied users, for logins.
     spellings: Spellings,
-    /// Whether anybody is listed.
+    /// Whether there are entries.
     any: bool,
 }
 
 impl Lists {
-    /// Adds an entry. On both lists, it is denied.
+    /// Adds an entry. An entry on both lists is denied.
     pub fn insert(&mut self, entry: ListEntry, listed: Listed) {
         fn stricter(old: Option<Listed>, new: Listed) -> Listed {
             if old == Some(Listed::Deny) { Listed::Deny } else { new }
         }
         self.any = true;
         match entry {
-            ListEntry::Address(IpNet::V4(net)) => {
-                let listed = stricter(self.v4.get(&net).copied(), listed);
-                self.v4.insert(net, listed);
-            }
-            ListEntry::Address(IpNet::V6(net)) => {
-                let listed = stricter(self.v6.get(&net).copied(), listed);
-                self.v6.insert(net, listed);
-            }
+            ListEntry::Address(network) => match network.net() {
+                IpNet::V4(net) => {
+                    let listed = stricter(self.v4.get(&net).copied(), listed);
+                    self.v4.insert(net, listed);
+                }
+                IpNet::V6(net) => {
+                    let listed = stricter(self.v6.get(&net).copied(), listed);
+                    self.v6.insert(net, listed);
+                }
+            },
             ListEntry::User(user) => {
                 if listed == Listed::Deny {
                     self.spellings.insert(&user);
@@ -116,20 +104,20 @@ impl Lists {
         }
     }
 
-    /// Whether nobody is listed.
+    /// Returns whether there are no entries.
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
         !self.any
     }
 
-    /// What the lists say: the narrowest entry wins, a user before an address before a tenant.
+    /// Returns the list that a caller is on. The narrowest entry wins: a user before an address before a tenant.
     #[must_use]
     pub fn find(&self, ip: Option<IpAddr>, user: Option<&str>, tenant: Option<&str>) -> Option<Listed> {
         self.find_ranked(Who { ip, user, tenant }).map(|(_, listed)| listed)
     }
 
-    /// As [`find`](Self::find), with how narrow the entry is.
+    /// Returns the same as [`find`](Self::find), and how narrow the entry is.
     #[must_use]
     pub fn find_ranked(&self, Who { ip, user, tenant }: Who<'_>) -> Option<(Rank, Listed)> {
         if self.is_empty() {
@@ -140,7 +128,7 @@ impl Lists {
         user.or_else(|| ip.and_then(|ip| self.find_address(ip))).or_else(tenant)
     }
 
-    /// Denied users who are found at a login by this spelling, as they are written.
+    /// Returns the denied users whose canonical account name is `folded`, as the list writes them.
     pub(crate) fn spellings(&self, folded: &str) -> impl Iterator<Item = &str> {
         self.spellings.of(folded)
     }

@@ -1,59 +1,78 @@
-//! Text → policy: reads the file, and collects everything there is to say about it.
+//! The policy file → a policy: gives every key its meaning, and collects all findings on the way.
+
+mod identity;
+#[cfg(feature = "toml")]
+mod read;
+pub(super) mod rules;
+mod tables;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use serde::Deserialize as _;
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
-
-use super::expand::{Expander, Values};
+#[cfg(feature = "toml")]
+use super::expand::Values;
 use super::file::{MatchFile, PolicyFile, Text, Texts};
 use super::finding::{Finding, Severity};
 use super::rule::{Layer, Match, Measured, Rule, SubjectRule};
 use super::tiers::{Categories, Own, Tiers, TiersInForce};
-use super::{
-    Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, UserScope, check, finding, reviewer,
-};
+use super::{Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, UserScope, check, reviewer};
 use crate::key::{Anchors, DigestKey};
 use crate::limit::{Limit, NotationError, Quota, parse_span};
 use crate::path::{is_method, spell_method};
 use crate::time::Span;
 
-mod identity;
-pub(super) mod rules;
-mod tables;
+#[cfg(feature = "toml")]
+pub(super) use read::{read_file, review};
 
-/// The key rules are digested under until a host gives its own.
-const REHEARSAL_KEY: DigestKey = DigestKey::new(*b"threshold/policy");
+/// The key that digests are made with until the host sets its own.
+const DEFAULT_KEY: DigestKey = DigestKey::new(*b"threshold/policy");
 
-/// An estimate below this gives less than 90 % of what it says.
+/// A smaller estimate allows less than 90 % of its limit to a client that sends continuously.
 const SMALL_ESTIMATE: u64 = 10;
 
-pub(super) fn review(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Review {
-    let mut loader = Loader { source, findings: Vec::new(), values: Values::default() };
-    let file = loader.read(variable);
-    let policy = file.as_ref().map(|file| loader.policy(file));
-    let rules = file.iter().flat_map(|file| &file.rule).map(|rule| &rule.value.name);
-    let rule_names = rules.map(|name| (name.value.as_str().into(), name.span.clone())).collect();
-    let mut findings = loader.without_values();
-    findings.sort_by_key(|finding| finding.span.start);
-    let usable = findings.iter().all(|finding| finding.severity != Severity::Error);
-    Review { policy: policy.filter(|_| usable), findings, rule_names }
+/// Checks and compiles a policy that was built in code. `source` is the file as [printed](PolicyFile::print).
+pub(super) fn review_file(file: &PolicyFile, source: &str) -> Review {
+    let mut loader = Loader::new(source);
+    if source.len() > MAX_FILE {
+        loader.error("too-large", 0..0, format!("a policy is at most {MAX_FILE} bytes"), "");
+    }
+    check::repeated_keys(&mut loader, file);
+    let policy = loader.policy(file);
+    loader.finish(Some(file), Some(policy))
 }
 
-/// Reads one file; what it finds on the way is collected, so that a person sees everything at once.
+/// Gives one file its meaning. Findings are collected instead of returned, so that one run shows them all.
 pub(super) struct Loader<'s> {
     source: &'s str,
     findings: Vec<Finding>,
-    /// What variables were filled in.
+    /// The variables that were filled in: no message may show their values.
+    #[cfg(feature = "toml")]
     values: Values,
 }
 
-impl Loader<'_> {
-    /// The findings with variables as they are written: a value may be a secret that landed in the wrong place, and
-    /// messages reach logs and terminals.
-    fn without_values(self) -> Vec<Finding> {
+impl<'s> Loader<'s> {
+    fn new(source: &'s str) -> Self {
+        Self {
+            source,
+            findings: Vec::new(),
+            #[cfg(feature = "toml")]
+            values: Values::default(),
+        }
+    }
+
+    fn finish(self, file: Option<&PolicyFile>, policy: Option<Policy>) -> Review {
+        let rules = file.into_iter().flat_map(|file| &file.rule).map(|rule| &rule.value.name);
+        let rule_names = rules.map(|name| (name.value.as_str().into(), name.span.clone())).collect();
+        let mut findings = self.into_findings();
+        findings.sort_by_key(|finding| finding.span.start);
+        let usable = findings.iter().all(|finding| finding.severity != Severity::Error);
+        Review { policy: policy.filter(|_| usable), findings, rule_names }
+    }
+
+    /// Returns the findings, with variables in place of their values: a value may be a secret that landed in the wrong place,
+    /// and messages reach logs and terminals.
+    #[cfg(feature = "toml")]
+    fn into_findings(self) -> Vec<Finding> {
         let Self { mut findings, values, .. } = self;
         // Findings about variables name them, and repeat no value.
         for finding in findings.iter_mut().filter(|finding| finding.code != "bad-variable") {
@@ -65,6 +84,23 @@ impl Loader<'_> {
             };
         }
         findings
+    }
+
+    #[cfg(not(feature = "toml"))]
+    fn into_findings(self) -> Vec<Finding> {
+        self.findings
+    }
+
+    /// Whether a variable was filled in at this place.
+    #[cfg(feature = "toml")]
+    fn has_variable(&self, span: &Range<usize>) -> bool {
+        self.values.written_at(span).is_some()
+    }
+
+    #[cfg(not(feature = "toml"))]
+    #[expect(clippy::unused_self, reason = "without TOML there are no variables")]
+    fn has_variable(&self, _: &Range<usize>) -> bool {
+        false
     }
 
     pub(super) fn error(&mut self, code: &'static str, span: Range<usize>, message: impl Into<String>, help: &str) {
@@ -80,7 +116,7 @@ impl Loader<'_> {
         self.findings.push(Finding { severity, code, span, message, help: help.to_owned() });
     }
 
-    /// An error inside a string: it points at the characters, unless the string was escaped or had variables filled in.
+    /// Adds an error inside a string. It points at the characters, unless the string has escapes or variables.
     pub(super) fn notation(&mut self, code: &'static str, text: &Text, error: &NotationError) {
         let raw = self.source.get(text.span.clone()).unwrap_or_default();
         let plain = raw.get(1..raw.len().saturating_sub(1)) == Some(text.value.as_str());
@@ -93,90 +129,7 @@ impl Loader<'_> {
         self.error(code, span, error.message.clone(), &error.help);
     }
 
-    fn read(&mut self, variable: &dyn Fn(&str) -> Option<String>) -> Option<PolicyFile> {
-        if self.source.len() > MAX_FILE {
-            self.error("too-large", 0..0, format!("a policy is at most {MAX_FILE} bytes"), "");
-            return None;
-        }
-        let (mut table, errors) = DeTable::parse_recoverable(self.source);
-        for error in errors {
-            self.toml_error(&error);
-        }
-        if !self.findings.is_empty() {
-            return None;
-        }
-        let mut expander = Expander::new(variable, MAX_FILE);
-        self.expand_table(table.get_mut(), &mut expander, false, 0);
-        self.values = expander.into_values();
-        if !self.findings.is_empty() {
-            return None;
-        }
-        match PolicyFile::deserialize(toml::de::Deserializer::from(table)) {
-            Ok(file) => Some(file),
-            Err(error) => {
-                self.toml_error(&error);
-                None
-            }
-        }
-    }
-
-    fn toml_error(&mut self, error: &toml::de::Error) {
-        let span = error.span().unwrap_or(0..0);
-        let message = error.message();
-        let is_secret = finding::is_secret(self.source, span.start);
-        let Some((name, known)) = unknown_name(message) else {
-            let message = if is_secret { "this cannot be read" } else { message };
-            return self.error("syntax", span, message.to_owned(), "");
-        };
-        let close = known
-            .iter()
-            .map(|known| (strsim::damerau_levenshtein(name, known), *known))
-            .min()
-            .filter(|(distance, _)| *distance <= name.len().div_ceil(2).min(3));
-        let help = match close {
-            Some((_, known)) => format!("did you mean \"{known}\"?"),
-            None => format!("known here: {}", known.join(", ")),
-        };
-        let what = if message.starts_with("unknown variant") { "value" } else { "key" };
-        let code = if what == "key" { "unknown-key" } else { "bad-value" };
-        let message = if is_secret { format!("unknown {what}") } else { format!("unknown {what} \"{name}\"") };
-        self.error(code, span, message, &help);
-    }
-
-    fn expand_table(&mut self, table: &mut DeTable<'_>, expander: &mut Expander<'_>, in_limits: bool, depth: usize) {
-        for (key, value) in table.iter_mut() {
-            let name = key.get_ref().as_ref();
-            let limits = in_limits || matches!((depth, name), (0, "tiers" | "tenants" | "users"));
-            let is_limit = limits && name != "tier" || matches!(name, "limit" | "account" | "ip");
-            self.expand_value(value, expander, limits, is_limit, depth);
-        }
-    }
-
-    fn expand_value(
-        &mut self,
-        value: &mut Spanned<DeValue<'_>>,
-        expander: &mut Expander<'_>,
-        in_limits: bool,
-        is_limit: bool,
-        depth: usize,
-    ) {
-        let span = value.span();
-        match value.get_mut() {
-            DeValue::String(text) => match expander.expand(text, span.clone(), is_limit) {
-                Ok(Some(expanded)) => *text = expanded.into(),
-                Ok(None) => {}
-                Err(error) => self.error("bad-variable", span, error.message, &error.help),
-            },
-            DeValue::Array(items) => {
-                for item in items.iter_mut() {
-                    self.expand_value(item, expander, in_limits, is_limit, depth);
-                }
-            }
-            DeValue::Table(table) => self.expand_table(table, expander, in_limits, depth.saturating_add(1)),
-            _ => {}
-        }
-    }
-
+    /// Compiles the file. The policy is of use only if no error was found.
     fn policy(&mut self, file: &PolicyFile) -> Policy {
         let identity = self.identity(&file.identity);
         let ladders = self.ladders(&file.ladders);
@@ -204,11 +157,11 @@ impl Loader<'_> {
         check::unmet(self, file, &tiers, &rules);
         check::subjects(self, &subjects, file);
         check::meetings(self, &rules);
-        // Doubts are for policies that can be used.
+        // Warnings about the design of a policy would only distract from its errors.
         if self.findings.iter().all(|finding| finding.severity != Severity::Error) {
             reviewer::review(self, file, &identity, &rules);
         }
-        // Stable: within a layer the order of the file stays.
+        // A stable sort: within a layer the order of the file is kept.
         rules.sort_by_key(|(rule, _)| rule.layer);
         let lists = self.lists(&file.lists, &identity);
         let policy = Policy {
@@ -228,12 +181,12 @@ impl Loader<'_> {
             bans: None,
             tokens: None,
             identity: Arc::new(identity),
-            key: REHEARSAL_KEY,
-            anchors: Anchors::new(REHEARSAL_KEY),
+            key: DEFAULT_KEY,
+            anchors: Anchors::new(DEFAULT_KEY),
             generation: 0,
         };
         self.drop_allowed(file, &policy);
-        policy.digested_with(REHEARSAL_KEY)
+        policy.digested_with(DEFAULT_KEY)
     }
 
     pub(super) fn span(&mut self, text: &Text) -> Option<Span> {
@@ -244,30 +197,30 @@ impl Loader<'_> {
         text.value.parse().map_err(|error| self.notation("bad-limit", text, &error)).ok()
     }
 
-    /// Asks which is meant where a limit is written as 0. A variable may say 0: there is no other word for unlimited then.
-    pub(super) fn doubt_zero(&mut self, text: &Text, quota: Quota) {
+    /// Warns about a limit of 0. A variable may be 0, because its value cannot be "unlimited".
+    pub(super) fn warn_of_zero(&mut self, text: &Text, quota: Quota) {
         let is_word = text.value.trim() == "unlimited";
-        if quota == Quota::Unlimited && !is_word && self.values.written_at(&text.span).is_none() {
-            let message = format!("\"{}\" is no limit at all", text.value);
-            let help = "write \"unlimited\" if that is meant, or \"none\" to let nothing through";
+        if quota == Quota::Unlimited && !is_word && !self.has_variable(&text.span) {
+            let message = format!("\"{}\" means unlimited", text.value);
+            let help = "write \"unlimited\" if that is intended, or \"none\" to deny everything";
             self.warning("zero-limit", text.span.clone(), message, help);
         }
     }
 
-    /// Doubts an estimate that gives much less than it says.
-    pub(super) fn doubt_estimate(&mut self, text: &Text, limit: Option<&Limit>) {
+    /// Warns about an estimate that allows much less than its limit.
+    pub(super) fn warn_of_small_estimate(&mut self, text: &Text, limit: Option<&Limit>) {
         if let Some(limit) = limit
             && let Some(share) = limit.steady_share()
             && limit.quota() < SMALL_ESTIMATE
         {
-            let message = format!("somebody who always asks gets {share} % of this estimate");
+            let message = format!("a client that sends continuously gets {share} % of this estimate");
             let help = "use sliding-log, which is exact, or sliding-window";
             self.warning("small-estimate", text.span.clone(), message, help);
         }
     }
 
-    /// Drops the warnings that are said to be meant, each in its own place. A rule reaches from its header to the next
-    /// one's; what stands in the tables between them is about no rule.
+    /// Drops the warnings that an `allow` silences. A finding belongs to the last rule whose header precedes it; in tables
+    /// between rules only warnings that belong to the policy are found.
     fn drop_allowed(&mut self, file: &PolicyFile, policy: &Policy) {
         let mut starts: Vec<usize> = file.rule.iter().map(|rule| rule.span.start).collect();
         starts.push(usize::MAX);
@@ -276,13 +229,13 @@ impl Loader<'_> {
             let at = starts.partition_point(|start| *start <= finding.span.start).checked_sub(1);
             let rule = at.and_then(|at| file.rule.get(at)).map(|located| located.value.name.value.as_str());
             let of_rule = || rule.is_some_and(|rule| policy.allows(finding.code, Some(rule)));
-            let meant = match place {
+            let silenced = match place {
                 Some(Place::Policy) => policy.allows(finding.code, None),
-                // Found in a rule, or in a table that is none.
+                // Found in a rule, or in a table.
                 Some(Place::Either) => of_rule() || policy.allows(finding.code, None),
                 Some(Place::Rule) | None => of_rule(),
             };
-            finding.severity == Severity::Error || !meant
+            finding.severity == Severity::Error || !silenced
         });
     }
 
@@ -305,7 +258,7 @@ impl Loader<'_> {
         let mut methods = Vec::new();
         for text in texts.iter().flat_map(|texts| &texts.items) {
             if !is_method(&text.value) {
-                let message = format!("\"{}\" cannot be a method", text.value.escape_debug());
+                let message = format!("\"{}\" is not a method", text.value.escape_debug());
                 let help = "a method is a word such as POST; write several as a list";
                 self.error("bad-method", text.span.clone(), message, help);
             }
@@ -320,7 +273,7 @@ impl Loader<'_> {
             match Pattern::parse(&text.value, kind) {
                 Ok(pattern) => patterns.push(pattern),
                 Err(message) => {
-                    let help = "* is one segment, ** anything, {x} a segment that is kept";
+                    let help = "* is one segment, ** anything, {x} a captured segment";
                     self.error("bad-pattern", text.span.clone(), message, help);
                 }
             }
@@ -359,8 +312,8 @@ impl Loader<'_> {
             for (name, table) in &table.0 {
                 let spelled = match scope.spell(&name.value) {
                     Ok(spelled) => spelled,
-                    Err(message) => {
-                        self.error("bad-value", name.span.clone(), message, "");
+                    Err(error) => {
+                        self.error("bad-value", name.span.clone(), error.to_string(), "");
                         continue;
                     }
                 };
@@ -390,39 +343,29 @@ impl Loader<'_> {
         tiers
     }
 
-    /// Makes each limit of a table ready in every shape that rules count it in.
+    /// Compiles each limit of a table for every shape in which rules count it.
     fn shaped<'f>(&mut self, entries: impl Iterator<Item = &'f (Text, Text)>, shapes: &rules::Shapes) -> Categories {
         let mut categories = Categories::new();
         for (category, text) in entries {
             let Some(quota) = self.quota(text) else { continue };
-            self.doubt_zero(text, quota);
+            self.warn_of_zero(text, quota);
             let mut refuse = |message| self.error("impossible-limit", text.span.clone(), message, "");
             let shaped = shapes.all().map(|shape| shape.measured(quota).map_err(&mut refuse).ok().flatten());
             let shaped: Vec<Option<Measured>> = shaped.collect();
             let estimate = shaped.iter().flatten().map(|own| &own.limit).find(|own| own.steady_share().is_some());
-            self.doubt_estimate(text, estimate);
+            self.warn_of_small_estimate(text, estimate);
             categories.insert(category.value.as_str().into(), shaped);
         }
         categories
     }
 }
 
-/// The name and the known names in serde's message about an unknown one.
-fn unknown_name(message: &str) -> Option<(&str, Vec<&str>)> {
-    if !message.starts_with("unknown field") && !message.starts_with("unknown variant") {
-        return None;
-    }
-    let mut quoted = message.split('`').skip(1).step_by(2);
-    let name = quoted.next()?;
-    Some((name, quoted.collect()))
-}
-
-/// Whether a text can be the name of a header or a cookie.
+/// Whether a text is a valid name of a header or of a warning cookie.
 pub(super) fn is_token(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
 }
 
-/// The layer a rule stands in when it does not say: that of the narrowest thing it is counted by.
+/// Returns the default layer of a rule: that of the narrowest part of `per`.
 pub(super) fn layer_of(per: &[super::Per]) -> Layer {
     use super::Per;
     if per.iter().any(|per| matches!(per, Per::Endpoint)) {

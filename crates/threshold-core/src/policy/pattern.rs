@@ -1,4 +1,4 @@
-//! The patterns of `match`: `*` one segment, `**` anything, `{name}` a segment to keep.
+//! The patterns of `match`: `*` is one segment, `**` anything, `{name}` a captured segment.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use arrayvec::ArrayVec;
 
 use crate::path::spell_characters;
 
-/// The most captures one pattern may hold.
+/// The maximum number of captures in a pattern.
 const MAX_CAPTURES: usize = 4;
 
-/// A pattern over the one spelling of a path, a host or a plain name.
+/// A pattern over a normalized path, a normalized host or a plain name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern {
     text: Box<str>,
@@ -19,17 +19,17 @@ pub struct Pattern {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Token {
-    /// These very characters.
+    /// Exactly these characters.
     Literal(Box<str>),
-    /// Any characters but the separator, at least so many.
+    /// At least `least` characters, none of which is the separator.
     Segment { least: usize, capture: bool },
     /// Any characters at all.
     Any,
-    /// Nothing, or a separator and anything: the `/**` at the end and in the middle of a path.
+    /// Nothing, or a slash and anything: `/**` at the end or in the middle of a path.
     Deeper,
 }
 
-/// What a pattern matches against: decides the separator and the case.
+/// The kind of text that a pattern matches, which decides the separator and the case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Path,
@@ -37,7 +37,7 @@ pub(crate) enum Kind {
     Name,
 }
 
-/// The text of each capture, in the order of the pattern.
+/// The captured texts, in the order of the pattern.
 pub(crate) type Captures<'a> = ArrayVec<&'a str, MAX_CAPTURES>;
 
 impl Pattern {
@@ -48,23 +48,23 @@ impl Pattern {
             Kind::Name => (None, text.to_owned()),
         };
         if text.is_empty() {
-            return Err("a pattern is not empty".to_owned());
+            return Err("a pattern must not be empty".to_owned());
         }
         match kind {
             Kind::Path => check_path(&spell_characters(&folded))?,
             Kind::Host if !folded.is_ascii() => {
-                return Err("a host is ASCII in a request: write its xn-- form".to_owned());
+                return Err("hosts are ASCII in requests: write the xn-- form".to_owned());
             }
             Kind::Host | Kind::Name => {}
         }
-        // A trailing slash says nothing in a path that has one spelling.
+        // A normalized path has no trailing slash.
         let trimmed = match folded.strip_suffix('/') {
             Some(rest) if kind == Kind::Path && !rest.is_empty() => rest,
             _ => &folded,
         };
         let mut tokens = tokenize(trimmed, separator)?;
         if kind == Kind::Path {
-            // As requests are spelled: a path with other escapes than theirs would never be met.
+            // Literals are normalized like requests: with other escapes they would never match.
             for token in &mut tokens {
                 if let Token::Literal(literal) = token {
                     *literal = spell_characters(literal).into();
@@ -73,12 +73,12 @@ impl Pattern {
         }
         let captures = tokens.iter().filter(|token| matches!(token, Token::Segment { capture: true, .. })).count();
         if captures > MAX_CAPTURES {
-            return Err(format!("a pattern keeps at most {MAX_CAPTURES} captures"));
+            return Err(format!("a pattern has at most {MAX_CAPTURES} captures"));
         }
         Ok(Self { text: trimmed.into(), tokens, separator })
     }
 
-    /// The pattern as written.
+    /// Returns the pattern as written, in lower case for paths and hosts.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
@@ -88,7 +88,7 @@ impl Pattern {
     pub(crate) fn matches(&self, text: &str) -> bool {
         match self.tokens.as_slice() {
             [Token::Literal(literal)] => literal.as_ref() == text,
-            // Most patterns begin with what most texts do not.
+            // Most patterns are ruled out by their first literal.
             [Token::Literal(literal), rest @ ..] => {
                 let after = text.as_bytes().strip_prefix(literal.as_bytes());
                 after.is_some_and(|after| self.matches_after(rest, after))
@@ -97,7 +97,7 @@ impl Pattern {
         }
     }
 
-    /// Whether the tokens behind the first match what follows it.
+    /// Whether the tokens after the first one match the rest of the text.
     fn matches_after(&self, tokens: &[Token], after: &[u8]) -> bool {
         match tokens {
             [Token::Deeper] => after.first().is_none_or(|first| *first == b'/'),
@@ -108,7 +108,7 @@ impl Pattern {
         }
     }
 
-    /// A text that this pattern matches.
+    /// Returns a text that this pattern matches.
     pub(crate) fn sample(&self) -> String {
         let part = |token: &Token| match token {
             Token::Literal(literal) => literal.to_string(),
@@ -118,7 +118,7 @@ impl Pattern {
         self.tokens.iter().map(part).collect()
     }
 
-    /// What each capture takes of a text that matches: as much as it can, the first before the others.
+    /// Returns the captures, if the text matches. Each takes as much as it can, the first before the others.
     pub(crate) fn captures<'a>(&self, text: &'a str) -> Option<Captures<'a>> {
         let mut starts = vec![0; self.tokens.len()];
         let matched = Search::new(self, text.as_bytes()).run(|token, at| {
@@ -150,7 +150,7 @@ impl Pattern {
         Some(captures)
     }
 
-    /// How far tokens before a `**` can reach, if they reach `end` at least and `limit` at most.
+    /// Returns how far the tokens before a `**` can reach, between `end` and `limit`.
     fn longest(&self, tokens: &[Token], text: &str, end: usize, limit: usize) -> usize {
         let ahead = text.get(end..limit).unwrap_or_default();
         let ahead = ahead.split(|c: char| self.separator.map(char::from) == Some(c)).next().unwrap_or_default();
@@ -165,14 +165,14 @@ impl Pattern {
     }
 }
 
-/// Adds what the captures among `tokens` take of a text that these match from end to end. From right to left each wildcard
-/// takes as little as it can, so the first takes as much as it can.
+/// Adds the captures among `tokens`, which match the whole text. Going from right to left, each wildcard takes as little as it
+/// can, so that the first one takes as much as it can.
 fn keep_captures<'a>(tokens: &[Token], text: &'a str, separator: Option<u8>, captures: &mut Captures<'a>) {
     let before = |at: usize| {
         let last = text.get(..at)?.chars().next_back()?;
         (Some(last) != separator.map(char::from)).then(|| at.saturating_sub(last.len_utf8()))
     };
-    // Where each token begins, the last first.
+    // The start of each token, filled in from the last one.
     let mut begins = vec![text.len(); tokens.len()];
     let (mut left, mut at) = (tokens.len(), text.len());
     let mut star = None;
@@ -211,22 +211,22 @@ fn keep_captures<'a>(tokens: &[Token], text: &'a str, separator: Option<u8>, cap
     }
 }
 
-/// One pass over a text that decides whether a pattern matches it.
+/// Decides in one pass whether a pattern matches a text.
 ///
-/// Each wildcard takes as little as it can. Where the text then differs, only the last `*` of the segment and the last `**`
-/// are extended: no other choice for an earlier wildcard could help, since a later one takes up whatever it leaves. So the
-/// work is bounded by the length of the text times that of the pattern.
+/// Each wildcard takes as little as it can. On a mismatch only the last `*` of the segment and the last `**` are extended: another
+/// choice for an earlier wildcard cannot help, since a later one absorbs the difference. So the work is bounded by the length of
+/// the text times that of the pattern, without backtracking.
 struct Search<'p, 'a> {
     pattern: &'p Pattern,
     text: &'a [u8],
-    /// The token that is matched next, and where.
+    /// The token to match next, and its position in the text.
     token: usize,
     at: usize,
-    /// The token after the last `*`, and where it is tried.
+    /// The token after the last `*`, and the position where it is tried.
     star: Option<(usize, usize)>,
-    /// The token after the last `**`, and where it is tried.
+    /// The token after the last `**`, and the position where it is tried.
     glob: Option<(usize, usize)>,
-    /// The bytes that were looked at for what follows a `**`.
+    /// The number of bytes scanned for the token after a `**`.
     #[cfg(test)]
     scanned: usize,
 }
@@ -245,7 +245,7 @@ impl<'p, 'a> Search<'p, 'a> {
         }
     }
 
-    /// Whether the pattern matches. `step` hears of every token that is tried, and where.
+    /// Returns whether the pattern matches. `step` is called with every token that is tried and its position.
     fn run(&mut self, mut step: impl FnMut(usize, usize)) -> bool {
         loop {
             step(self.token, self.at);
@@ -269,7 +269,7 @@ impl<'p, 'a> Search<'p, 'a> {
         }
     }
 
-    /// Matches one token at the present place, with as little of the text as it takes.
+    /// Matches one token at the current position, with as little of the text as possible.
     #[inline]
     fn advance(&mut self, token: &Token) -> Option<Step> {
         let rest = self.text.get(self.at..)?;
@@ -295,7 +295,7 @@ impl<'p, 'a> Search<'p, 'a> {
         }
     }
 
-    /// Lets the last wildcard that can take more of the text do so. Says whether there is one.
+    /// Extends the last wildcard that can take more of the text. Returns whether there is one.
     fn extend(&mut self) -> bool {
         let starred = self.star.is_some();
         if let Some((token, at)) = self.star
@@ -306,7 +306,7 @@ impl<'p, 'a> Search<'p, 'a> {
             return true;
         }
         let Some((token, at)) = self.glob else { return false };
-        // Where a `*` was of no help, none is in this segment: what follows `**` is tried in the next.
+        // A `*` cannot reach past its segment, so what follows the `**` is tried in the next segment.
         let skipped = if starred { self.separator_from(at) } else { Some(at) };
         let Some(at) = skipped.and_then(|at| self.next_start(token, at.saturating_add(1))) else { return false };
         (self.star, self.glob) = (None, Some((token, at)));
@@ -314,8 +314,8 @@ impl<'p, 'a> Search<'p, 'a> {
         true
     }
 
-    /// The first place from here on where what follows a `**` can begin: where its literal stands, if it begins with one.
-    /// Behind `/**` it always does, with a slash.
+    /// Returns the first position from here where the token after a `**` can begin: at the next occurrence of its literal, if it
+    /// is one. After `/**` it always is, and begins with a slash.
     fn next_start(&mut self, token: usize, at: usize) -> Option<usize> {
         let rest = self.text.get(at..)?;
         let Some(Token::Literal(literal)) = self.pattern.tokens.get(token) else { return Some(at) };
@@ -330,14 +330,14 @@ impl<'p, 'a> Search<'p, 'a> {
         start.map(|start| at.saturating_add(start))
     }
 
-    /// The place after the character here; nothing, if the segment ends here.
+    /// Returns the position after the character here; `None` if the segment ends here.
     fn next_character(&self, at: usize) -> Option<usize> {
         let (first, rest) = self.text.get(at..)?.split_first()?;
         let continues = rest.iter().take_while(|byte| (0x80..0xc0).contains(*byte)).count();
         (Some(*first) != self.pattern.separator).then(|| at.saturating_add(1).saturating_add(continues))
     }
 
-    /// Where the segment that goes on here ends in a separator.
+    /// Returns the position of the next separator.
     fn separator_from(&self, at: usize) -> Option<usize> {
         let separator = self.pattern.separator?;
         let rest = self.text.get(at..)?;
@@ -345,13 +345,13 @@ impl<'p, 'a> Search<'p, 'a> {
     }
 }
 
-/// What a token does to a search.
+/// The result of matching one token.
 enum Step {
-    /// The pattern matches, whatever follows.
+    /// The pattern matches, whatever the rest of the text is.
     Done,
-    /// What must follow does not stand in the rest of the text, so that no other choice helps.
+    /// The rest of the text does not contain a required literal, so the pattern cannot match.
     Never,
-    /// The next token is tried here.
+    /// The token matches up to this position.
     To(usize),
 }
 
@@ -360,11 +360,11 @@ fn check_path(text: &str) -> Result<(), String> {
         return Err(format!("a path starts with / or **: write \"/{text}\""));
     }
     if text.contains(['?', '#']) {
-        return Err("a path pattern has no query: rules match paths".to_owned());
+        return Err("a path pattern must not have a query".to_owned());
     }
     let odd = text.split('/').any(|segment| segment == "." || segment == "..") || text.contains("//");
     if odd {
-        return Err("this path is never met: requests are matched without //, /./ and /../".to_owned());
+        return Err("this path never matches: requests are normalized, without //, /./ and /../".to_owned());
     }
     Ok(())
 }
@@ -398,7 +398,7 @@ fn tokenize(text: &str, separator: Option<u8>) -> Result<Vec<Token>, String> {
             rest = after;
         } else if let Some(after) = rest.strip_prefix('{') {
             let Some((name, after)) = after.split_once('}') else {
-                return Err("a capture that begins with { ends with }".to_owned());
+                return Err("a capture begins with { and ends with }".to_owned());
             };
             if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
                 return Err(format!("a capture is a name in braces, as in {{id}}, not {{{name}}}"));

@@ -1,4 +1,4 @@
-//! A reviewer's doubts: policies that can be used, and do not protect as they seem to.
+//! Warnings about policies that are valid but do not protect as they appear to.
 
 mod believed;
 
@@ -13,21 +13,22 @@ use super::{Identity, Pattern, UserScope};
 use crate::limit::Limit;
 use crate::time::Span;
 
-/// A shared limit should hold at least so many clients at their own limits.
+/// A shared limit should leave room for at least this many clients at their own limits.
 const CLIENTS: u64 = 50;
-/// What the paths of logins are called.
+/// Words that occur in the paths of logins.
 const LOGIN_WORDS: [&str; 11] =
     ["login", "logon", "signin", "sign-in", "password", "passwd", "otp", "2fa", "mfa", "/auth", "oauth"];
-/// What accounts are called among a caller's own facts.
+/// Names of custom facts that hold an account name.
 const ACCOUNT_WORDS: [&str; 5] = ["account", "username", "user", "email", "login"];
 
 type Placed = (Rule, Range<usize>);
 
+/// Adds the warnings about a policy that has no errors.
 pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Identity, rules: &[Placed]) {
     allowances(loader, file.allow.as_ref(), Place::Policy);
     if file.rule.is_empty() && file.login.is_none() {
         let help = "add a [[rule]]; a server takes such a policy only with --allow-empty";
-        loader.warning("no-rules", 0..0, "the policy has no rules and no [login]: it limits nobody", help);
+        loader.warning("no-rules", 0..0, "the policy has no rules and no [login], so it limits nothing", help);
     }
     believed::counts_the_proxy(loader, &file.identity, identity, rules.iter().map(|(rule, _)| rule));
     believed::passed_on(loader, &file.identity, identity);
@@ -53,18 +54,18 @@ pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Iden
     }
 }
 
-/// Allowances that silence nothing where they stand.
+/// Warns about each `allow` that silences nothing.
 fn allowances(loader: &mut Loader<'_>, allow: Option<&Texts>, place: Place) {
     for text in allow.iter().flat_map(|texts| &texts.items) {
         let name = text.value.split(':').next().unwrap_or_default().trim();
         let (message, help) = match Code::named(name) {
             None => (format!("no finding is called \"{name}\""), "docs/lint.md lists them all"),
             Some(code) if code.severity == Severity::Error => {
-                (format!("\"{name}\" is an error, and cannot be allowed"), "correct what it is about")
+                (format!("\"{name}\" is an error, which cannot be silenced"), "fix the error")
             }
             Some(code) if code.place == place || code.place == Place::Either => continue,
             Some(_) if place == Place::Policy => {
-                (format!("\"{name}\" is about a rule"), "write it in that rule, where others do not hide behind it")
+                (format!("\"{name}\" is about a rule"), "write it in that rule, so that it silences nothing else")
             }
             Some(_) => (format!("\"{name}\" is about no rule"), "write it at the top of the policy, above all tables"),
         };
@@ -72,7 +73,7 @@ fn allowances(loader: &mut Loader<'_>, allow: Option<&Texts>, place: Place) {
     }
 }
 
-/// The limit of a rule that counts every request alike.
+/// Returns the limit of a rule that counts every matching request as one.
 fn plain_limit(rule: &Rule) -> Option<&Limit> {
     match &rule.measure {
         Measure::Fixed(Measured { limit, cost: CostOf::Requests }) if rule.count.is_none() && !rule.fallback => {
@@ -87,32 +88,34 @@ fn is_login(rule: &Rule) -> bool {
     rule.matches.path.iter().any(login)
 }
 
+/// Reports ladders by account name on a login.
 fn before_login(loader: &mut Loader<'_>, written: &RuleFile, rule: &Rule) {
     let names_account = |per: &Per| matches!(per, Per::Fact(name) if ACCOUNT_WORDS.contains(&name.as_ref()));
     if let Some(ladder) = &written.ladder
         && is_login(rule)
         && rule.per.iter().any(names_account)
     {
-        let help = "whoever types the name could get its owner banned; [login] locks with care";
+        let help = "anyone who types the name could get its owner banned; [login] locks accounts without that risk";
         loader.error(
             "ladder-before-login",
             ladder.span.clone(),
-            "an account's name is not proven before the login",
+            "an account name is not proven before the login",
             help,
         );
     }
 }
 
+/// Warns about login rules that leave the failure mode to the default.
 fn failure_mode(loader: &mut Loader<'_>, written: &RuleFile, rule: &Rule) {
     let limits = !matches!(rule.measure, Measure::Unlimited);
     if limits && is_login(rule) && written.on_store_error.is_none() {
-        let message = format!("the rule \"{}\" guards a login and does not say what a failing store means", rule.name);
-        let help =
-            "write on_store_error = \"closed\" to refuse, \"local\" to limit on each node, \"open\" to let through";
+        let message = format!("the rule \"{}\" guards a login and does not set on_store_error", rule.name);
+        let help = "write \"closed\" to deny while the store fails, \"local\" to limit on each node, \"open\" to allow";
         loader.warning("login-failure-mode", written.name.span.clone(), message, help);
     }
 }
 
+/// Warns about buckets that allow twice their limit.
 fn burst(loader: &mut Loader<'_>, written: &RuleFile, rule: &Rule) {
     let Some((text, limit)) = written.limit.as_ref().zip(plain_limit(rule)) else { return };
     if !limit.refills_smoothly() {
@@ -121,30 +124,31 @@ fn burst(loader: &mut Loader<'_>, written: &RuleFile, rule: &Rule) {
     let said = written.burst.is_some() || text.value.contains("burst");
     let doubles = if said { limit.capacity() >= limit.quota() } else { limit.period() > Span::MINUTE };
     if doubles {
-        let message =
-            format!("{} may come in any {}, and the limit is {}", limit.bound(), limit.period(), limit.quota());
+        let (most, period) = (limit.bound(), limit.period());
+        let message = format!("up to {most} requests are allowed in any {period}, and the limit is {}", limit.quota());
         let help = "write a smaller burst, or algorithm = \"sliding-window\"";
         loader.warning("double-burst", text.span.clone(), message, help);
     }
 }
 
+/// Warns about limits that the store of their consistency cannot count.
 fn store_windows(loader: &mut Loader<'_>, written: &RuleFile, rule: &Rule) {
     let Some((text, limit)) = written.limit.as_ref().zip(plain_limit(rule)) else { return };
     match rule.consistency {
         Consistency::Eventual if limit.period() < Span::MINUTE => {
-            let message = format!("Workers KV cannot promise a window of {}", limit.period());
+            let message = format!("Workers KV is too slow for a window of {}", limit.period());
             let help = "use a window of a minute or more, or consistency = \"strong\"";
             loader.warning("window-too-short", text.span.clone(), message, help);
         }
         Consistency::Leased if limit.period() > Span::MINUTE && limit.quota() < 100 => {
-            let message = format!("1 % of {} is less than one request, so there is nothing to lease", limit.quota());
+            let message = format!("1 % of {} is less than one request, so nothing can be leased", limit.quota());
             loader.warning("lease-too-small", text.span.clone(), message, "use consistency = \"strong\"");
         }
         Consistency::Strong | Consistency::Leased | Consistency::Eventual => {}
     }
 }
 
-/// Whether a client can have as many different values as it likes.
+/// Whether a client can choose any number of different values.
 fn is_client_chosen(per: &Per, identity: &Identity) -> bool {
     let weak = |source: &Option<super::IdentitySource>| source.as_ref().is_some_and(|source| !source.is_verified());
     match per {
@@ -152,12 +156,13 @@ fn is_client_chosen(per: &Per, identity: &Identity) -> bool {
         Per::User if identity.user_scope == UserScope::Tenant => weak(&identity.user) || weak(&identity.tenant),
         Per::User => weak(&identity.user),
         Per::Tenant => weak(&identity.tenant),
-        // A client with a /64 has all the networks within it.
+        // A client with a /64 can use every longer prefix within it.
         Per::IpPrefix(prefix) => *prefix > 64,
         Per::Ip | Per::Tier | Per::Category | Per::Fact(_) => false,
     }
 }
 
+/// Warns about budgets that a client gets more of by choosing new values.
 fn client_chosen(loader: &mut Loader<'_>, identity: &Identity, rules: &[Placed], rule: &Rule, span: &Range<usize>) {
     let Some(first) = rule.per.iter().find(|per| is_client_chosen(per, identity)) else { return };
     let bounds = |per: &Per| matches!(per, Per::Ip | Per::IpPrefix(_) | Per::Fact(_) | Per::User | Per::Tenant);
@@ -172,28 +177,28 @@ fn client_chosen(loader: &mut Loader<'_>, identity: &Identity, rules: &[Placed],
     if bounded || one_endpoint || rules.iter().any(|(other, _)| stands_behind(other)) {
         return;
     }
-    let message = format!("\"{}\" counts by {first}, which the client itself chooses", rule.name);
-    let help = "whoever sends another value gets another budget; add \"ip\" to per, or a rule by address beside it";
+    let message = format!("\"{}\" counts by {first}, which the client chooses", rule.name);
+    let help = "a client gets a new budget with each new value; add \"ip\" to per, or a rule by address beside it";
     loader.warning("client-chosen-key", span.clone(), message, help);
 }
 
-/// A rule that matches switches its layer's fallback off, also where it does not limit the request itself.
+/// Warns about rules that switch their layer's fallback off for requests that they do not limit themselves.
 fn fallback_off(loader: &mut Loader<'_>, rules: &[Placed], rule: &Rule, span: &Range<usize>) {
     let observes = rule.mode == Mode::Observe;
-    if rule.fallback || !(observes || skips_somebody(rule)) {
+    if rule.fallback || !(observes || skips_requests(rule)) {
         return;
     }
     let overlaps = |other: &Rule| covers(&other.matches, &rule.matches) || covers(&rule.matches, &other.matches);
-    // A fallback that skips the same requests is not missed.
+    // A fallback that skips the same requests would not have limited them either.
     let missed = |other: &Rule| {
-        let skips_alike = skips_somebody(other) && (observes || rule.per.iter().all(|per| other.per.contains(per)));
+        let skips_alike = skips_requests(other) && (observes || rule.per.iter().all(|per| other.per.contains(per)));
         other.fallback && other.layer == rule.layer && other.mode == Mode::Enforce && overlaps(other) && !skips_alike
     };
     let limits_too = |other: &Rule| {
         !other.fallback
             && other.layer == rule.layer
             && other.mode == Mode::Enforce
-            && !skips_somebody(other)
+            && !skips_requests(other)
             && covers(&other.matches, &rule.matches)
     };
     let Some((fallback, _)) = rules.iter().find(|(other, _)| missed(other)) else { return };
@@ -201,7 +206,8 @@ fn fallback_off(loader: &mut Loader<'_>, rules: &[Placed], rule: &Rule, span: &R
         return;
     }
     let (message, help) = if observes {
-        let message = format!("\"{}\" only observes, and switches the fallback \"{}\" off", rule.name, fallback.name);
+        let message =
+            format!("\"{}\" only observes, and still switches the fallback \"{}\" off", rule.name, fallback.name);
         (message, "a fallback applies only where no other rule of its layer matches; add an enforced rule beside it")
     } else {
         let message = format!(
@@ -210,29 +216,31 @@ fn fallback_off(loader: &mut Loader<'_>, rules: &[Placed], rule: &Rule, span: &R
             rule.per.iter().filter(|per| may_be_missing(per)).map(ToString::to_string).collect::<Vec<_>>().join(" or "),
             fallback.name
         );
-        (message, "they meet no limit of this layer; write on_missing = \"floor\", or add a rule by address beside it")
+        (message, "no rule of this layer limits them; write on_missing = \"floor\", or add a rule by address beside it")
     };
     loader.warning("fallback-off", span.clone(), message, help);
 }
 
-/// A rule for a script of PHP and not for what follows the script's name, which runs it as well.
+/// Warns about rules for a PHP script that do not match what follows the script's name: PHP runs the script for that too.
 fn path_info(loader: &mut Loader<'_>, rule: &Rule, span: &Range<usize>) {
     let paths = &rule.matches.path;
     let dodged = |script: &Pattern| {
         let follows = format!("{script}/x");
         script.as_str().ends_with(".php") && !paths.iter().any(|own| own.matches(&follows))
     };
-    // A pattern is not repeated: it is in its one spelling, in which no variable's value is recognised.
+    // The message does not quote the pattern: it is normalized, so that a variable's value in it would not be recognized.
     if paths.iter().any(dodged) {
-        let message =
-            format!("PHP runs a script also for what follows its name, which \"{}\" does not match", rule.name);
+        let message = format!(
+            "PHP also runs a script for a path that continues after its name, which \"{}\" does not match",
+            rule.name
+        );
         let help = "write \"/login.php/**\" for \"/login.php\": it matches both";
         loader.warning("path-info", span.clone(), message, help);
     }
 }
 
-/// Whether there are requests that match a rule and are not limited by it.
-fn skips_somebody(rule: &Rule) -> bool {
+/// Whether a rule skips some of the requests that it matches.
+fn skips_requests(rule: &Rule) -> bool {
     rule.on_missing == OnMissing::Skip && rule.per.iter().any(may_be_missing)
 }
 
@@ -240,7 +248,7 @@ fn may_be_missing(per: &Per) -> bool {
     matches!(per, Per::Tenant | Per::User | Per::Tier | Per::Header(_) | Per::Fact(_))
 }
 
-/// Whether every request that `narrow` meets is met by `wide`; patterns count as equal or not.
+/// Whether `wide` matches every request that `narrow` matches. Patterns are only compared for equality.
 fn covers(wide: &Match, narrow: &Match) -> bool {
     let names = |wide: &[Box<str>], narrow: &[Box<str>]| {
         wide.is_empty() || (!narrow.is_empty() && narrow.iter().all(|name| wide.contains(name)))
@@ -259,9 +267,10 @@ fn covers(wide: &Match, narrow: &Match) -> bool {
         && wide.fact.is_empty()
 }
 
+/// Warns about limits that another rule always reaches first.
 fn cannot_bind(loader: &mut Loader<'_>, rules: &[Placed], rule: &Rule, span: &Range<usize>) {
     let Some(limit) = plain_limit(rule) else { return };
-    // A rung that warns lets requests past a limit, so one with a ladder does not always come first.
+    // A rung that warns allows requests beyond the limit, so a rule with a ladder does not always come first.
     let first = rules.iter().map(|(other, _)| other).find(|other| {
         other.name != rule.name
             && other.mode == Mode::Enforce
@@ -271,12 +280,12 @@ fn cannot_bind(loader: &mut Loader<'_>, rules: &[Placed], rule: &Rule, span: &Ra
             && plain_limit(other).is_some_and(|tighter| tighter.fills_before(limit, other.per == rule.per))
     });
     if let Some(other) = first {
-        let message = format!("\"{}\" cannot bind: \"{}\" is always full first", rule.name, other.name);
+        let message = format!("\"{}\" has no effect: \"{}\" is always reached first", rule.name, other.name);
         loader.warning("cannot-bind", span.clone(), message, "remove it, or make it tighter than the other");
     }
 }
 
-/// Whether all that one budget of `narrow` counts is also counted by one budget of `wide`.
+/// Whether everything that one budget of `narrow` counts is also counted by a single budget of `wide`.
 fn holds_whenever(wide: &Rule, narrow: &Rule) -> bool {
     let given =
         |per: &Per| narrow.per.contains(per) || (matches!(per, Per::IpPrefix(_)) && narrow.per.contains(&Per::Ip));
@@ -285,11 +294,12 @@ fn holds_whenever(wide: &Rule, narrow: &Rule) -> bool {
     wide.per.iter().all(given) && !(may_be_missing && skips)
 }
 
-/// Requests over a time, made comparable by the other's period.
+/// Multiplies a quota by the other limit's period, which makes two rates comparable without a division.
 fn rate(quota: u64, others_period: Span) -> u128 {
     u128::from(quota).saturating_mul(u128::from(others_period.micros()))
 }
 
+/// Warns about shared budgets that a few clients can use up.
 fn shared_below_clients(loader: &mut Loader<'_>, rules: &[Placed], rule: &Rule, span: &Range<usize>) {
     let is_shared = !rule.per.iter().any(Per::is_identity);
     let Some(limit) = plain_limit(rule).filter(|_| is_shared) else { return };
@@ -302,10 +312,10 @@ fn shared_below_clients(loader: &mut Loader<'_>, rules: &[Placed], rule: &Rule, 
         let needed = rate(own.quota().saturating_mul(CLIENTS), limit.period());
         if rate(limit.quota(), own.period()) < needed {
             let message = format!(
-                "\"{}\" is everyone's, and holds fewer than {CLIENTS} clients at the limit of \"{}\"",
+                "\"{}\" is shared by everyone and has room for fewer than {CLIENTS} clients at the limit of \"{}\"",
                 rule.name, client.name
             );
-            let help = "a few clients within their limits can shut out all others; raise it, or lower theirs";
+            let help = "a few clients within their own limits can shut everyone else out; raise it, or lower theirs";
             return loader.warning("shared-below-clients", span.clone(), message, help);
         }
     }

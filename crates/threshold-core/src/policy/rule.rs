@@ -1,4 +1,4 @@
-//! One rule: which requests it meets, whose budget it charges, and how it answers.
+//! One rule: which requests it matches, whose budget it charges, and how it answers.
 
 use std::fmt;
 
@@ -10,26 +10,26 @@ use crate::limit::{Algorithm, Limit, Unit};
 use crate::policy::Pattern;
 use crate::time::Span;
 
-/// Where a rule stands; limits are met, and ties are broken, in this order.
+/// The layer of a rule. Limits are evaluated, and ties are broken, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Layer {
-    /// One budget for all.
+    /// One budget shared by all requests.
     Global,
-    /// By address.
+    /// Limits by address.
     Edge,
-    /// By tenant.
+    /// Limits by tenant.
     Tenant,
-    /// By user.
+    /// Limits by user.
     User,
-    /// By endpoint.
+    /// Limits by endpoint.
     Endpoint,
 }
 
 impl Layer {
-    /// How many layers there are.
+    /// The number of layers.
     pub(crate) const COUNT: usize = 5;
 
-    /// The name as a policy writes it.
+    /// Returns the name as a policy writes it.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -48,82 +48,84 @@ impl fmt::Display for Layer {
     }
 }
 
-/// Whether a rule binds.
+/// Whether a rule is enforced.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// It binds.
+    /// Denies requests over the limit.
     #[default]
     Enforce,
-    /// It is only watched.
+    /// Only reports what it would have denied.
     Observe,
 }
 
 /// How exact a distributed store must be for a rule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Consistency {
     /// Exact.
     #[default]
     Strong,
-    /// Decided locally from a part taken ahead of time.
+    /// Decided locally, from a part of the limit that was leased in advance.
     Leased,
     /// Approximate.
     Eventual,
 }
 
-/// What to do when the store fails.
+/// How to decide when the store fails.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnStoreError {
-    /// Limit on this node alone, to its share.
+    /// Limits on this node alone, to its share.
     #[default]
     Local,
-    /// Let through.
+    /// Allows the request.
     Open,
-    /// Refuse.
+    /// Denies the request.
     Closed,
 }
 
-/// How much a denied client is told.
+/// How much the answer to a denied client reveals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Disclosure {
-    /// Limit, remaining, reset, rule.
+    /// The rule, its limit, what remains, and when it resets.
     #[default]
     Full,
-    /// When to come back.
+    /// Only when to retry.
     Minimal,
-    /// Nothing but the status.
+    /// Only the status.
     None,
 }
 
 /// How denials are logged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum LogMode {
-    /// A sample.
+    /// Logs a sample.
     #[default]
     Sampled,
-    /// Each.
+    /// Logs every denial.
     Each,
 }
 
-/// What to do without the identity a rule is counted by.
+/// How to treat a request that lacks a part of `per`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnMissing {
-    /// Key by the address, in a budget of its own.
+    /// Counts it by address, in a separate budget.
     #[default]
     Floor,
-    /// Leave the rule out.
+    /// Skips the rule.
     Skip,
-    /// Deny.
+    /// Denies the request.
     Deny,
 }
 
-/// What a rule charges.
+/// The cost that a rule charges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CostOf {
-    /// `cost`, 1 unless said.
+    /// The number of requests: [`Facts::cost`](crate::Facts::cost), 1 by default.
     Requests,
-    /// `bytes`.
+    /// The size: [`Facts::bytes`](crate::Facts::bytes).
     Bytes,
-    /// `costs.NAME`.
+    /// A named cost: an entry of [`Facts::costs`](crate::Facts::costs).
     Named(Box<str>),
 }
 
@@ -136,24 +138,25 @@ impl CostOf {
     }
 }
 
-/// HTTP statuses, for rules that count by outcome.
+/// A set of HTTP statuses, for rules that count by outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatusSet(pub(crate) Vec<(u16, u16)>);
 
 impl StatusSet {
-    /// Whether a response of this status is counted.
+    /// Returns whether responses with this status are counted.
     #[must_use]
     pub fn contains(&self, status: u16) -> bool {
         self.0.iter().any(|(low, high)| (*low..=*high).contains(&status))
     }
 }
 
-/// One thing a budget is counted by.
+/// A property of requests that a budget is counted by.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Per {
-    /// The address, or its IPv6 prefix.
+    /// The client's address; for IPv6, its `ipv6_prefix`.
     Ip,
-    /// A wider prefix of the address.
+    /// A shorter prefix of the address.
     IpPrefix(u8),
     /// The tenant.
     Tenant,
@@ -169,20 +172,20 @@ pub enum Per {
     Method,
     /// The host.
     Host,
-    /// A header, by lower-case name.
+    /// A header field, by its lower-case name.
     Header(Box<str>),
-    /// One of the caller's own facts.
+    /// A custom fact that the application supplies.
     Fact(Box<str>),
 }
 
 impl Per {
-    /// Whether this says who is calling, rather than what is asked for.
+    /// Whether this identifies the caller rather than the request.
     pub(crate) const fn is_identity(&self) -> bool {
         matches!(self, Self::Ip | Self::IpPrefix(_) | Self::Tenant | Self::User | Self::Header(_) | Self::Fact(_))
     }
 }
 
-/// As a policy writes it.
+/// Displays the part as a policy writes it.
 impl fmt::Display for Per {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -201,59 +204,61 @@ impl fmt::Display for Per {
     }
 }
 
-/// A limit, and what it counts.
+/// A limit and the cost that it counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Measured {
     pub(crate) limit: Limit,
     pub(crate) cost: CostOf,
 }
 
-/// How much a rule allows.
+/// The limit of a rule.
 #[derive(Debug, Clone)]
 pub(crate) enum Measure {
     /// The same for everyone.
     Fixed(Measured),
-    /// By tenant or user, tier and category; the number is the rule's shape in [`super::Tiers`].
+    /// By tenant or user, tier and category. The number is the index of the rule's shape in [`Tiers`](super::tiers::Tiers).
     Tier(usize),
-    /// No limit at all: the rule is met and charges nothing.
+    /// No limit: the rule matches and charges nothing.
     Unlimited,
 }
 
-/// One limit: who it is counted by, how much, and what happens beyond it.
+/// A compiled rule of a [`Policy`](super::Policy): which requests it counts, by whom, up to how many, and how it answers beyond
+/// that. [`Rule::builder`] begins one in code.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct Rule {
-    /// Its name.
+    /// The name.
     pub name: Box<str>,
-    /// Where it stands.
+    /// The layer.
     pub layer: Layer,
-    /// Which requests it meets.
+    /// Which requests it applies to.
     pub matches: Match,
-    /// What it is counted by.
+    /// What requests are counted by.
     pub per: Vec<Per>,
     pub(crate) measure: Measure,
-    /// The outcomes it counts; all requests, unless said.
+    /// The response statuses that it counts; `None` counts every request.
     pub count: Option<StatusSet>,
-    /// How long a key is denied once it has gone over.
+    /// How long a key stays denied once it has exceeded the limit.
     pub block_for: Option<Span>,
-    /// Only when no other rule of its layer is met.
+    /// Whether it applies only if no other rule of its layer matches.
     pub fallback: bool,
-    /// What to do without the identity it is counted by.
+    /// How to treat a request that lacks a part of `per`.
     pub on_missing: OnMissing,
-    /// The subject whose strikes this rule adds to, if it names a ladder.
+    /// The index of the subject that this rule's strikes are counted for, if it has a ladder.
     pub(crate) subject: Option<usize>,
-    /// Which violations are strikes.
+    /// Which violations count as strikes.
     pub strike: StrikeMode,
-    /// Whether it binds.
+    /// Whether it is enforced.
     pub mode: Mode,
     /// How exact a distributed store must be.
     pub consistency: Consistency,
     /// Whether an approximation is accepted.
     pub approximate: bool,
-    /// What to do when the store fails.
+    /// How to decide when the store fails.
     pub on_store_error: OnStoreError,
-    /// How much a denied client is told.
+    /// How much the answer to a denied client reveals.
     pub disclosure: Disclosure,
-    /// The status of a denial.
+    /// The HTTP status of a denial.
     pub status: u16,
     /// A sentence for the body of a denial.
     pub message: Option<Box<str>>,
@@ -263,24 +268,24 @@ pub struct Rule {
     pub period: Option<Box<str>>,
     /// How denials are logged.
     pub log: LogMode,
-    /// Lint findings that are meant, with the reason.
+    /// The codes of silenced lint warnings, each with its reason.
     pub allow: Vec<(Box<str>, Box<str>)>,
     pub(crate) tag: RuleTag,
-    /// The key that the rule's identity makes, one for each algorithm and one for `deny`.
+    /// The keys that the rule's identity is digested to: one for each algorithm, and one for `deny`.
     pub(crate) prefixes: Vec<KeyPrefix>,
-    /// The partition of what everyone under the rule shares.
+    /// The partition of a budget that all requests share.
     pub(crate) partition: Partition,
-    /// What it is counted by, as its place among all that the policy counts by.
+    /// The index of what it is counted by in [`Policy::counted`](super::Policy).
     pub(crate) counted: usize,
-    /// Whether every request meets it.
+    /// Whether every request matches it.
     pub(crate) common: bool,
-    /// What clients are told of it that is the same in every answer; nothing, if its name or what it counts cannot be
-    /// told in structured fields.
+    /// The parts of its header fields that are the same in every answer; `None` if structured fields cannot express its name
+    /// or cost.
     pub(crate) static_fields: Option<StaticFields>,
 }
 
 impl Rule {
-    /// Begins this rule's keys anew under another secret.
+    /// Derives this rule's keys from another secret.
     pub(crate) fn digest_with(&mut self, key: DigestKey) {
         let begin = |key: DigestKey, algorithm: &str| {
             let mut builder = key.begin(Domain::Rule);
@@ -297,18 +302,18 @@ impl Rule {
         let tells_apart = self.per.iter().any(Per::is_identity);
         let alone = (!tells_apart).then_some(self.partition);
         self.prefixes = names.map(|name| KeyPrefix::new(begin(key, name).derive(), alone)).collect();
-        // The rule's name and `per` alone, under no secret: a strike outlives a change of either.
+        // From the rule's name and `per` alone, without a secret or an algorithm: strikes outlive a change of those.
         self.tag = RuleTag::try_from(begin(DigestKey::OF_NAMES, "").finish().to_u128() >> 96).unwrap_or_default();
     }
 
-    /// The secret that makes a budget of this rule's own out of the digest of whom it is counted by.
+    /// Returns the prefix that turns the digest of a caller into the key of this rule's budget.
     #[inline]
     pub(crate) fn prefix(&self, limit: &Limit) -> Option<&KeyPrefix> {
         let index = limit.algorithm().map_or(Algorithm::ALL.len(), |algorithm| algorithm as usize);
         self.prefixes.get(index)
     }
 
-    /// The limit everyone has under this rule; `None` if it depends on the tier, or there is none.
+    /// Returns the limit, if it is the same for everyone; `None` if it depends on the tier, or there is none.
     #[must_use]
     pub fn fixed_limit(&self) -> Option<&Limit> {
         match &self.measure {
@@ -317,7 +322,7 @@ impl Rule {
         }
     }
 
-    /// The limit everyone has under this rule, as a policy writes it.
+    /// Returns the limit as a policy writes it, if it is the same for everyone.
     #[must_use]
     pub fn notation(&self) -> Option<String> {
         match &self.measure {
@@ -326,7 +331,7 @@ impl Rule {
         }
     }
 
-    /// What the rule charges, where that is the same for everyone.
+    /// Returns the cost that the rule charges, if its limit is the same for everyone.
     #[must_use]
     pub fn counts(&self) -> Option<&CostOf> {
         match &self.measure {
@@ -335,34 +340,34 @@ impl Rule {
         }
     }
 
-    /// Whether the limit comes from the tier.
+    /// Returns whether the limit depends on the tier.
     #[must_use]
     pub fn is_by_tier(&self) -> bool {
         matches!(self.measure, Measure::Tier(_))
     }
 }
 
-/// A subject that rules with this `per` and ladder share.
+/// The subject of penalties that rules with the same identity and ladder share.
 #[derive(Debug, Clone)]
 pub(crate) struct SubjectRule {
     pub(crate) per: Vec<Per>,
     pub(crate) layer: Layer,
-    /// The ladder's place in the policy.
+    /// The index of the ladder in the policy.
     pub(crate) ladder: usize,
     pub(crate) ladder_name: Box<str>,
-    /// Whether a request without this identity is counted by its address, by any of the rules.
+    /// Whether any of its rules counts a request without this identity by its address.
     pub(crate) floors: bool,
-    /// The strictest of its rules': a penalty tells no more than they do.
+    /// The strictest disclosure of its rules: the answer to a penalty reveals no more than theirs.
     pub(crate) disclosure: Disclosure,
-    /// The key of what it is, to be laid over the digest of whom it is.
+    /// The prefix that turns the digest of a caller into the key of its standing.
     pub(crate) prefix: KeyPrefix,
-    /// What it is counted by, as its place among all that the policy counts by.
+    /// The index of what it is counted by in [`Policy::counted`](super::Policy).
     pub(crate) counted: usize,
 }
 
 impl SubjectRule {
-    /// What it is counted by, not only its values: equal facts of two names, or two names that one address stands in for,
-    /// are different subjects.
+    /// Derives the key prefix from the names of the parts, not only their values: equal values of two facts, or one address that
+    /// replaces two missing names, are different subjects.
     pub(crate) fn digest_with(&mut self, key: DigestKey) {
         let mut builder = key.begin(Domain::Subject);
         builder.text(Part::Identity, &self.ladder_name);
@@ -373,33 +378,35 @@ impl SubjectRule {
     }
 }
 
-/// Which requests a rule meets: every key must hold, with any of its values.
+/// Which requests a rule applies to: every key must match, with any of its values. An empty list matches everything.
 #[derive(Debug, Clone, Default)]
+#[non_exhaustive]
 pub struct Match {
-    /// Methods in their one spelling; empty for any.
+    /// Methods, normalized.
     pub method: Vec<Box<str>>,
-    /// Paths; empty for any.
+    /// Path patterns.
     pub path: Vec<Pattern>,
-    /// Hosts; empty for any.
+    /// Host patterns.
     pub host: Vec<Pattern>,
-    /// Categories; empty for any.
+    /// Categories.
     pub category: Vec<Box<str>>,
-    /// Tenants; empty for any.
+    /// Patterns of tenants' names.
     pub tenant: Vec<Pattern>,
-    /// Tiers; empty for any.
+    /// Patterns of tiers' names.
     pub tier: Vec<Pattern>,
-    /// The caller's own facts.
+    /// Patterns of custom facts, by name.
     pub fact: Vec<(Box<str>, Vec<Pattern>)>,
 }
 
-/// The first key of a match that does not hold.
+/// The first key of a [`Match`] that a request does not match.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Mismatch {
     /// The key: `method`, `path`, …
     pub key: String,
-    /// What the rule wants.
+    /// The values that the rule accepts.
     pub wanted: String,
-    /// What the request has.
+    /// The value of the request.
     pub found: Option<String>,
 }
 
@@ -413,7 +420,7 @@ impl fmt::Display for Mismatch {
 }
 
 impl Match {
-    /// Whether every request is met.
+    /// Whether every request matches.
     pub(crate) fn is_everything(&self) -> bool {
         self.method.is_empty()
             && self.path.is_empty()
@@ -424,13 +431,13 @@ impl Match {
             && self.fact.is_empty()
     }
 
-    /// Whether a request is met.
+    /// Whether a request matches.
     #[inline]
     pub(crate) fn holds(&self, caller: &Caller<'_>) -> bool {
         self.first_mismatch(caller).is_none()
     }
 
-    /// Why a request is not met.
+    /// Returns why a request does not match.
     pub(crate) fn mismatch(&self, caller: &Caller<'_>) -> Option<Mismatch> {
         let key = self.first_mismatch(caller)?;
         let patterns = |patterns: &[Pattern]| list(patterns.iter().map(Pattern::as_str));
@@ -455,7 +462,7 @@ impl Match {
     }
 
     fn first_mismatch(&self, caller: &Caller<'_>) -> Option<&str> {
-        // Most keys of most rules are not there: that is asked first.
+        // Most rules have few keys, so whether a key is set is tested first.
         let any = |patterns: &[Pattern], value: Option<&str>| {
             value.is_some_and(|value| patterns.iter().any(|pattern| pattern.matches(value)))
         };

@@ -1,4 +1,4 @@
-//! What a tenant or a user is given while a policy is in force: a tier, limits of their own, or so many times as much.
+//! Settings that operators give single tenants and users while a policy is in force: a tier, limits, or a multiplier.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -6,19 +6,19 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::tiers::{Categories, Given, Own, Scaled};
-use super::{Measure, Measured, Per, Policy};
+use super::{Measure, Measured, Per, Policy, SubjectError};
 use crate::caller::DEFAULT_CATEGORY;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::limit::Quota;
 use crate::time::Timestamp;
 
-/// The longest text, in bytes, and the most limits of one setting.
+/// The maximum length of a text, in bytes, and the maximum number of limits in one setting.
 const MAX_TEXT: usize = 1 << 14;
 const MAX_LIMITS: usize = 256;
-/// The most that a limit is multiplied by.
+/// The largest multiplier.
 pub const MAX_TIMES: u32 = 1_000_000;
 
-/// Who is given something.
+/// The kind of subject that a setting is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner {
     /// A tenant.
@@ -27,31 +27,32 @@ pub enum Owner {
     User,
 }
 
-/// What somebody is given. What is left out stays as the policy says.
+/// The overrides of a tenant or a user. Everything that is left out stays as the policy has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// A tier.
+    /// The tier.
     pub tier: Option<Box<str>>,
     /// Limits by category, as a policy writes them.
     pub limits: BTreeMap<Box<str>, Box<str>>,
-    /// So many times as much as any limit would else be.
+    /// The multiplier of every limit.
     pub times: u32,
-    /// Until when; `Timestamp::MAX` is for good.
+    /// Until when; `Timestamp::MAX` is permanent.
     pub until: Timestamp,
     /// Since when.
     pub from: Timestamp,
-    /// Who has set it.
+    /// Who set it.
     pub by: Box<str>,
     /// Why.
     pub reason: Box<str>,
 }
 
-/// Why a setting does not fit a policy: which field, and what is wrong with it.
+/// Why a setting does not fit a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SettingError {
     /// The field.
     pub field: String,
-    /// What is wrong.
+    /// What is wrong with it.
     pub message: String,
 }
 
@@ -64,16 +65,16 @@ impl fmt::Display for SettingError {
 impl std::error::Error for SettingError {}
 
 impl Setting {
-    /// Whether it changes nothing.
+    /// Returns whether the setting changes nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tier.is_none() && self.limits.is_empty() && self.times <= 1
     }
 
-    /// The versions in which it is read.
+    /// The versions that can be read.
     pub(crate) const VERSIONS: Versions = Versions::FIRST;
 
-    /// The bytes that are kept.
+    /// Returns the stored form.
     #[must_use]
     pub fn to_bytes(&self, format: Format) -> Vec<u8> {
         to_bytes(Self::VERSIONS, format, |out| self.write(out))
@@ -97,7 +98,7 @@ impl Setting {
     /// Reads what [`to_bytes`](Self::to_bytes) wrote.
     ///
     /// # Errors
-    /// On another version, and on bytes no setting has.
+    /// If the version is unknown or the bytes are malformed.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
         from_bytes(bytes, Self::VERSIONS, Self::read)
     }
@@ -116,11 +117,11 @@ impl Setting {
 }
 
 impl Policy {
-    /// Gives somebody what a setting says, on top of what the policy's file gives them, and instead of whatever they were
-    /// given before. However many others were given something, this costs the same.
+    /// Applies a setting to a tenant or a user, on top of the policy's file, and replaces the setting before. The cost does not
+    /// depend on the number of settings.
     ///
     /// # Errors
-    /// Where the setting does not fit this policy; it then changes nothing.
+    /// If the setting does not fit this policy, which then stays unchanged.
     pub fn give(&mut self, owner: Owner, name: &str, setting: &Setting) -> Result<(), SettingError> {
         let name = &*self.name_given(owner, name)?;
         let own = self.with_setting(owner, name, setting)?;
@@ -128,18 +129,19 @@ impl Policy {
         Ok(())
     }
 
-    /// As [`give`](Self::give), but what does not fit is kept without being in force, for a policy that it fits again.
+    /// Applies a setting like [`give`](Self::give), but stores one that does not fit too, without effect, for a later policy that
+    /// it fits.
     ///
     /// # Errors
-    /// Where it does not fit.
+    /// If the setting does not fit.
     pub fn keep_setting(&mut self, owner: Owner, name: &str, setting: &Setting) -> Result<(), SettingError> {
         self.keep_shared(owner, name, &Arc::new(setting.clone()))
     }
 
-    /// As [`keep_setting`](Self::keep_setting), of a setting that others hold too; `None` takes back what there is.
+    /// Applies a shared setting like [`keep_setting`](Self::keep_setting); `None` removes the present one.
     ///
     /// # Errors
-    /// Where it does not fit.
+    /// If the setting does not fit.
     pub fn apply_setting(
         &mut self,
         owner: Owner,
@@ -155,20 +157,20 @@ impl Policy {
         }
     }
 
-    /// Takes back what somebody was given. Says whether there was anything.
+    /// Removes a setting. Returns whether there was one.
     pub fn take_back(&mut self, owner: Owner, name: &str) -> bool {
         let spelled = self.owner_name(owner, name).unwrap_or(Cow::Borrowed(name));
         self.tiers.give(owner, &spelled, None)
     }
 
-    /// What somebody was given.
+    /// Returns the setting of a tenant or a user.
     #[must_use]
     pub fn setting(&self, owner: Owner, name: &str) -> Option<&Setting> {
         let spelled = self.owner_name(owner, name).unwrap_or(Cow::Borrowed(name));
         self.tiers.given(owner).get(&spelled).map(|given| &*given.setting)
     }
 
-    /// All that was given, in no particular order.
+    /// Returns all settings, in no particular order.
     pub fn settings(&self) -> impl Iterator<Item = (Owner, &str, &Setting)> {
         [Owner::Tenant, Owner::User].into_iter().flat_map(|owner| {
             let given = self.tiers.given(owner).iter();
@@ -176,14 +178,14 @@ impl Policy {
         })
     }
 
-    /// How many were given something.
+    /// Returns the number of settings.
     #[must_use]
     pub fn settings_len(&self) -> usize {
         self.tiers.given(Owner::Tenant).len().saturating_add(self.tiers.given(Owner::User).len())
     }
 
-    /// Takes over exactly what was given under another policy. Those that this one has from there already cost a comparison
-    /// each. Returns what does not fit, and so is kept without being in force.
+    /// Replaces all settings by those of another policy. A setting that both already share costs one comparison. Returns the
+    /// settings that do not fit; they are stored without effect.
     pub fn take_settings_of(&mut self, other: &Self) -> Vec<(Owner, Arc<str>, SettingError)> {
         let mut unfit = Vec::new();
         for owner in [Owner::Tenant, Owner::User] {
@@ -205,22 +207,23 @@ impl Policy {
         unfit
     }
 
-    /// Whether somebody could be given this.
+    /// Checks that a setting fits this policy.
     ///
     /// # Errors
-    /// Where it does not fit this policy.
+    /// If it does not fit.
     pub fn fits(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), SettingError> {
         let name = self.name_given(owner, name)?;
         self.with_setting(owner, &name, setting).map(drop)
     }
 
-    /// The one spelling of the name of somebody who is given something.
+    /// Returns the canonical name of the owner of a setting.
     fn name_given<'n>(&self, owner: Owner, name: &'n str) -> Result<Cow<'n, str>, SettingError> {
-        self.owner_name(owner, name).map_err(|message| SettingError { field: "id".to_owned(), message })
+        let id = |error: SubjectError| SettingError { field: "id".to_owned(), message: error.to_string() };
+        self.owner_name(owner, name).map_err(id)
     }
 
     fn keep_shared(&mut self, owner: Owner, name: &str, setting: &Arc<Setting>) -> Result<(), SettingError> {
-        // What is written otherwise than this policy's names are is kept as it is.
+        // A name that does not have the form of this policy's names is stored unchanged.
         let spelled = self.name_given(owner, name);
         let with_setting = spelled.as_ref().map_err(SettingError::clone);
         let (own, fits) = match with_setting.and_then(|name| self.with_setting(owner, name, setting)) {
@@ -231,7 +234,7 @@ impl Policy {
         fits
     }
 
-    /// What somebody has with a setting on top of what the file gives them.
+    /// Compiles what an owner has with a setting on top of the policy's file.
     fn with_setting(&self, owner: Owner, name: &str, setting: &Setting) -> Result<Own, SettingError> {
         let wrong = |field: String, message: String| Err(SettingError { field, message });
         let written = self.tiers.written();
@@ -268,7 +271,7 @@ impl Policy {
         self.tiers.written().shapes.iter().map(|shape| shape.measured(quota)).collect()
     }
 
-    /// Everything that somebody could have, so many times over.
+    /// Compiles every limit that applies to an owner, multiplied.
     fn scaled(&self, owner: Owner, own: &Own, times: u32) -> Result<Box<Scaled>, String> {
         let part = if owner == Owner::User { Per::User } else { Per::Tenant };
         if times > MAX_TIMES {

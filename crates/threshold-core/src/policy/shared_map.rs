@@ -1,15 +1,15 @@
-//! A map by name whose copies share their parts: changing a copy costs a few small parts, however many entries there are.
+//! A persistent map by name (a hash array mapped trie): clones share their nodes, and a change copies only the nodes on its path.
 
 use std::hash::Hasher as _;
 use std::sync::Arc;
 
 use siphasher::sip::SipHasher13;
 
-/// The children of a branch, and the bits of a hash that choose one.
+/// The number of children of a branch, and the bits of the hash that choose one.
 const WIDTH: usize = 16;
 const BITS: u32 = 4;
 
-/// Values by name. A copy takes as long as counting one more reference, and keeps what it had when the other changes.
+/// Values by name. A clone increments one reference count, and later changes of either map do not affect the other.
 #[derive(Debug)]
 pub(crate) struct SharedMap<V> {
     root: Child<V>,
@@ -18,10 +18,10 @@ pub(crate) struct SharedMap<V> {
 
 type Child<V> = Option<Arc<Node<V>>>;
 
-/// A part of the tree. The hash of a name says the way to its leaf, four bits at each branch.
+/// A node of the trie. The hash of a name leads to its leaf, four bits at each branch.
 #[derive(Debug)]
 enum Node<V> {
-    /// The names with one hash: nearly always a single one.
+    /// The entries with one hash, nearly always a single one.
     Leaf {
         hash: u64,
         entries: Vec<Entry<V>>,
@@ -43,22 +43,22 @@ impl<V> SharedMap<V> {
 
     #[inline]
     pub(crate) fn get(&self, name: &str) -> Option<&V> {
-        // Mostly there is nobody to look for.
+        // Usually the map is empty, and the name need not be hashed.
         let root = self.root.as_deref()?;
         root.find(hash(name), name)
     }
 
-    /// Puts a value in the place of the one before, which is returned.
+    /// Inserts a value and returns the previous one.
     pub(crate) fn insert(&mut self, name: &str, value: V) -> Option<Arc<V>> {
         self.insert_hashed(hash(name), (name.into(), Arc::new(value)))
     }
 
-    /// Takes out a value, if there is one.
+    /// Removes and returns a value.
     pub(crate) fn remove(&mut self, name: &str) -> Option<Arc<V>> {
         self.remove_hashed(hash(name), name)
     }
 
-    /// All entries, in an order of their own.
+    /// Returns all entries, in the order of the trie.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry<V>> {
         let mut nodes: Vec<&Node<V>> = self.root.as_deref().into_iter().collect();
         let leaves = std::iter::from_fn(move || {
@@ -108,7 +108,7 @@ impl<V> Node<V> {
         }
     }
 
-    /// The same without a name that is there. A branch with a single leaf becomes that leaf.
+    /// Returns the node without a name that it contains. A branch with a single leaf left becomes that leaf.
     fn without(&self, hash: u64, depth: u32, name: &str) -> Child<V> {
         let children = match self {
             Self::Leaf { hash, entries } => {
@@ -130,7 +130,7 @@ impl<V> Node<V> {
     }
 }
 
-/// A part with one more entry, or with another value of one that it has, and the value before.
+/// Returns a node with an entry inserted or replaced, and the previous value.
 fn inserted<V>(node: Option<&Arc<Node<V>>>, hash: u64, depth: u32, entry: Entry<V>) -> (Arc<Node<V>>, Option<Arc<V>>) {
     let mut children: [Child<V>; WIDTH] = match node.map(AsRef::as_ref) {
         None => return (Arc::new(Node::Leaf { hash, entries: vec![entry] }), None),
@@ -163,13 +163,13 @@ fn inserted<V>(node: Option<&Arc<Node<V>>>, hash: u64, depth: u32, entry: Entry<
     (Arc::new(Node::Branch(children)), before)
 }
 
-/// Which child of a branch a hash belongs to. Two hashes that differ part within 16 branches.
+/// Returns the index of the child that a hash belongs to. Two different hashes are separated within 16 levels.
 fn place(hash: u64, depth: u32) -> usize {
     let bits = hash.checked_shr(depth.saturating_mul(BITS)).unwrap_or(0);
     usize::try_from(bits % 16).unwrap_or(0)
 }
 
-/// Only operators add names, so the hash needs no secret.
+/// Hashes without a secret: only operators add names, so nobody can flood one leaf.
 fn hash(name: &str) -> u64 {
     let mut hasher = SipHasher13::new();
     hasher.write(name.as_bytes());

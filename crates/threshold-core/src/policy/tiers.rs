@@ -1,4 +1,4 @@
-//! Limits by tier and category, and what single tenants and users have of their own.
+//! Limits by tier and category, and the overrides of single tenants and users.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,42 +9,42 @@ use crate::caller::Caller;
 use crate::limit::{Algorithm, Limit};
 use crate::policy::{CostOf, Measured, Per, Shape};
 
-/// One limit by tier, made ready once for each way in which rules count it (their shape); `None` is unlimited.
+/// One limit by tier, compiled for each [`Shape`] in which rules count it; `None` is unlimited.
 pub(crate) type Shaped = Vec<Option<Measured>>;
 
-/// What a tier, a tenant or a user has, by category.
+/// The limits of a tier, a tenant or a user, by category.
 pub(crate) type Categories = BTreeMap<Box<str>, Shaped>;
 
-/// What one tenant or user has of its own.
+/// The overrides of one tenant or user.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Own {
     pub(crate) tier: Option<Box<str>>,
     pub(crate) limits: Categories,
-    /// All that it could have, so many times over, where it was given that.
+    /// Every limit that applies to it, multiplied, if a setting has a multiplier.
     pub(crate) scaled: Option<Box<Scaled>>,
 }
 
-/// Limits so many times over.
+/// Multiplied limits.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Scaled {
-    /// Those of rules that give everyone the same, by the rule's name.
+    /// Those of rules whose limit is the same for everyone, by the rule's name.
     pub(crate) rules: BTreeMap<Box<str>, Measured>,
     pub(crate) own: Categories,
     pub(crate) tiers: BTreeMap<Box<str>, Categories>,
 }
 
-/// All limits by tier that a policy's file has.
+/// The limits by tier in a policy's file.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tiers {
     pub(crate) tiers: BTreeMap<Box<str>, Categories>,
     pub(crate) tenants: BTreeMap<Box<str>, Own>,
     pub(crate) users: BTreeMap<Box<str>, Own>,
-    /// Every way in which rules count a limit by tier.
+    /// The distinct shapes in which rules count limits by tier.
     pub(crate) shapes: Vec<Shape>,
 }
 
-/// The limits by tier in force: the file's, and above them what single tenants and users were given since. Copies share all
-/// of it, so that one more setting costs as much with thousands of others as with none.
+/// The limits by tier in force: the file's, and the settings of single tenants and users above them. Clones share everything, so
+/// the cost of a change does not depend on the number of settings.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TiersInForce {
     written: Arc<Tiers>,
@@ -52,24 +52,24 @@ pub(crate) struct TiersInForce {
     users: SharedMap<Given>,
     totals: Totals,
     has_tiers: bool,
-    /// Whether anybody has more than the policy gives them.
+    /// Whether any setting has a multiplier.
     pub(crate) any_scaled: bool,
 }
 
-/// What one tenant or user was given while the policy is in force.
+/// The setting of one tenant or user.
 #[derive(Debug)]
 pub(crate) struct Given {
     pub(crate) setting: Arc<Setting>,
-    /// All that it has with that, the file's too; `None` where the setting does not fit the policy.
+    /// The overrides of the file and the setting together; `None` if the setting does not fit the policy.
     pub(crate) own: Option<Own>,
 }
 
-/// What all that was given comes to. It changes with each setting, so that nobody has to look at all of them.
+/// Figures over all settings, updated with each change so that no one has to iterate over the settings.
 #[derive(Debug, Clone, Default)]
 struct Totals {
     scaled: usize,
     in_bytes: usize,
-    /// One limit for each kind that is among them, and how many there are. As many kinds as a policy can tell apart.
+    /// One limit of each kind among them, and how many of that kind there are. The policy bounds the number of kinds.
     limits: Arc<BTreeMap<LimitKind, (usize, Limit)>>,
 }
 
@@ -91,12 +91,12 @@ impl TiersInForce {
         Self { written: Arc::new(written), has_tiers, ..Self::default() }
     }
 
-    /// What the file says.
+    /// Returns the limits of the file.
     pub(crate) fn written(&self) -> &Tiers {
         &self.written
     }
 
-    /// What was given to tenants, or to users.
+    /// Returns the settings of tenants, or of users.
     pub(crate) fn given(&self, owner: Owner) -> &SharedMap<Given> {
         match owner {
             Owner::Tenant => &self.tenants,
@@ -104,8 +104,7 @@ impl TiersInForce {
         }
     }
 
-    /// Gives somebody something instead of whatever they were given before; `None` takes it back. Says whether there was
-    /// anything before.
+    /// Replaces a setting; `None` removes it. Returns whether there was one before.
     pub(crate) fn give(&mut self, owner: Owner, name: &str, given: Option<Given>) -> bool {
         if let Some(own) = given.as_ref().and_then(|given| given.own.as_ref()) {
             self.totals.add(own);
@@ -127,8 +126,8 @@ impl TiersInForce {
         own_of(&self.tenants, &self.written.tenants, name)
     }
 
+    /// Returns the overrides of a request's user. Usually no user has any: then the user's canonical name is not computed.
     #[inline]
-    /// What a request's user has. Mostly no user has anything, and then nobody need be named.
     fn user_of(&self, caller: &Caller<'_>) -> Option<&Own> {
         if self.users.is_empty() && self.written.users.is_empty() {
             return None;
@@ -142,8 +141,8 @@ impl TiersInForce {
         self.has_tiers
     }
 
-    /// The tier of a request: the user's or tenant's own, else the one it came with, else the default. One that the policy
-    /// does not know counts only where nothing else is said.
+    /// Returns the tier of a request: the user's or tenant's own, else the one in the request, else the default. A tier that the
+    /// policy does not define counts only if there is no other.
     #[inline(never)]
     pub(crate) fn tier_of<'t>(
         &'t self,
@@ -157,7 +156,7 @@ impl TiersInForce {
         tiers.find(|name| self.written.tiers.contains_key(*name)).or(given)
     }
 
-    /// The limit of a rule with this shape: the user's or tenant's own, else its tier's. `None` is unlimited.
+    /// Returns the limit of a rule with this shape: the user's or tenant's own, else its tier's. `None` is unlimited.
     pub(crate) fn limit<'p>(
         &'p self,
         shape: usize,
@@ -179,7 +178,7 @@ impl TiersInForce {
         Some((limit, Source::Tier(name)))
     }
 
-    /// What somebody has who was given so many times as much, of rules that count by them.
+    /// Returns the multiplied limits of the user or tenant that a rule counts by.
     pub(crate) fn scaled(&self, per: &[Per], caller: &Caller<'_>) -> Option<&Scaled> {
         if !self.any_scaled {
             return None;
@@ -191,13 +190,13 @@ impl TiersInForce {
         own.or_else(|| tenants().and_then(|own| own.scaled.as_deref()))
     }
 
-    /// The limits of this shape that single tenants and users have of their own, at least one of each algorithm.
+    /// Returns the limits of this shape that single tenants and users have, at least one of each algorithm.
     pub(crate) fn owned(&self, shape: usize, category: &str) -> impl Iterator<Item = &Limit> {
         let given = self.totals.limits.iter().filter(move |((own, of, _), _)| *of == shape && **own == *category);
         self.written.owned(shape, category).chain(given.map(|(_, (_, limit))| limit))
     }
 
-    /// The algorithms of all limits of this shape.
+    /// Returns the algorithms of all limits of this shape.
     pub(crate) fn algorithms(&self, shape: usize) -> BTreeSet<Algorithm> {
         let given = self.totals.limits.keys().filter(|(_, of, _)| *of == shape).map(|(.., algorithm)| *algorithm);
         self.written.all_of_shape(shape).filter_map(Limit::algorithm).chain(given).collect()
@@ -238,7 +237,7 @@ impl Own {
         counts_bytes(self.limits.values())
     }
 
-    /// Its limits, each by category, shape and algorithm.
+    /// Returns its limits, each with category, shape and algorithm.
     fn kinds(&self) -> impl Iterator<Item = (LimitKind, Limit)> {
         let tables = [Some(&self.limits), self.scaled.as_deref().map(|scaled| &scaled.own)];
         tables.into_iter().flatten().flatten().flat_map(|(category, shaped)| {
@@ -252,19 +251,19 @@ impl Own {
 }
 
 impl Tiers {
-    /// Every category that somebody has a limit for.
+    /// Returns every category that has a limit.
     pub(crate) fn categories(&self) -> BTreeSet<&str> {
         self.tables().flat_map(Categories::keys).map(AsRef::as_ref).collect()
     }
 
-    /// The limits of this shape that single tenants and users have of their own.
+    /// Returns the limits of this shape that single tenants and users have.
     fn owned(&self, shape: usize, category: &str) -> impl Iterator<Item = &Limit> {
         let owners = self.tenants.values().chain(self.users.values());
         let shaped = owners.filter_map(move |own| own.limits.get(category)?.get(shape)?.as_ref());
         shaped.map(|measured| &measured.limit)
     }
 
-    /// Every limit of this shape.
+    /// Returns every limit of this shape.
     pub(crate) fn all_of_shape(&self, shape: usize) -> impl Iterator<Item = &Limit> {
         let shaped = self.tables().flat_map(Categories::values);
         shaped.filter_map(move |shaped| shaped.get(shape)?.as_ref()).map(|measured| &measured.limit)
@@ -275,17 +274,17 @@ impl Tiers {
         counts_bytes(self.tables().flat_map(Categories::values))
     }
 
-    /// What tiers, tenants and users have.
+    /// Returns the limits of tiers, tenants and users.
     fn tables(&self) -> impl Iterator<Item = &Categories> {
         let owners = self.tenants.values().chain(self.users.values()).map(|own| &own.limits);
         self.tiers.values().chain(owners)
     }
 }
 
-/// What somebody has of their own: with what they were given, else by the file alone.
+/// Returns the overrides of an owner: with its setting if it has one, else by the file alone.
 #[inline]
 fn own_of<'t>(given: &'t SharedMap<Given>, written: &'t BTreeMap<Box<str>, Own>, name: &str) -> Option<&'t Own> {
-    // Mostly nobody has anything.
+    // Usually there are none, and hashing the name would be wasted.
     if given.is_empty() && written.is_empty() {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Bearer tokens: where a request carries one, and what a host's verifier makes of it.
+//! Bearer tokens: finding one in a request, and the interface of the host's verifier.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,25 +6,24 @@ use std::fmt;
 use crate::address::Headers;
 use crate::time::Timestamp;
 
-/// The longest token that is looked at, in bytes. Servers usually take 8 KiB for a whole header field.
+/// The maximum length of a token, in bytes. Servers usually accept 8 KiB for a whole header field.
 pub const MAX_TOKEN: usize = 8 << 10;
 
-/// Verifies tokens as `[identity.jwt]` says. Core has no cryptography and reads no files: a host that can verify attaches
-/// one to its policy with [`Policy::with_token_verifier`](super::Policy::with_token_verifier).
+/// Verifies tokens as `[identity.jwt]` requires. Core has no cryptography and reads no files; a host attaches its verifier with [`Policy::with_token_verifier`](super::Policy::with_token_verifier).
 pub trait TokenVerifier: fmt::Debug + Send + Sync {
-    /// The claims of a token that holds at this time.
+    /// Verifies a token at this time and returns its claims.
     ///
     /// # Errors
-    /// Where it does not. Such a token names nobody.
+    /// If the token is invalid. It then identifies nobody.
     fn verify(&self, token: &str, now: Timestamp) -> Result<Claims, TokenError>;
 }
 
-/// The claims of a verified token that can be a name: strings as they are, numbers and booleans as they are written.
+/// The claims of a verified token that can be names: strings, and the text of numbers and booleans.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Claims(BTreeMap<Box<str>, Box<str>>);
 
 impl Claims {
-    /// The claim of this name, exactly as written.
+    /// Returns the claim of this name, unchanged.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(AsRef::as_ref)
@@ -37,7 +36,7 @@ impl<N: Into<Box<str>>, V: Into<Box<str>>> FromIterator<(N, V)> for Claims {
     }
 }
 
-/// Why a token names nobody.
+/// Why a token is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TokenError {
@@ -45,11 +44,11 @@ pub enum TokenError {
     Repeated,
     /// It is longer than [`MAX_TOKEN`].
     TooLong,
-    /// It is not a signed JWT, names a claim or a header parameter twice, or uses an extension that is not known here.
+    /// It is not a signed JWT, has a claim or a header parameter twice, or uses an unsupported extension.
     Malformed,
-    /// It names another algorithm than the policy.
+    /// Its algorithm is not that of the policy.
     Algorithm,
-    /// It names no key, or one that is unknown or ambiguous.
+    /// It names no key, or an unknown or ambiguous one.
     Key,
     /// The signature does not match.
     Signature,
@@ -57,14 +56,14 @@ pub enum TokenError {
     Expired,
     /// It is not valid yet.
     NotYetValid,
-    /// It comes from another issuer.
+    /// Its issuer is not that of the policy.
     Issuer,
-    /// It is meant for another audience.
+    /// Its audience is not that of the policy.
     Audience,
 }
 
 impl TokenError {
-    /// Every reason there is.
+    /// Every variant.
     pub const ALL: [Self; 10] = [
         Self::Repeated,
         Self::TooLong,
@@ -78,7 +77,7 @@ impl TokenError {
         Self::Audience,
     ];
 
-    /// The name for logs and metrics.
+    /// Returns the name for logs and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -115,11 +114,11 @@ impl fmt::Display for TokenError {
 
 impl std::error::Error for TokenError {}
 
-/// The bearer token of a request (RFC 6750, 2.1), if it has one. Credentials of another scheme are none.
+/// Returns the bearer token of a request (RFC 6750, 2.1). Credentials of other schemes are ignored.
 pub(super) fn bearer<H: Headers + ?Sized>(headers: &H) -> Result<Option<&str>, TokenError> {
     let mut lines = headers.lines("authorization");
     let Some(only) = lines.next() else { return Ok(None) };
-    // Two lines mean that servers may read different tokens: which one the application believes, nobody knows.
+    // Of two lines, the application may read another one than this function.
     if lines.next().is_some() {
         return Err(TokenError::Repeated);
     }

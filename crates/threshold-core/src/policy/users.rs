@@ -1,4 +1,4 @@
-//! Whose user: what a user's name means under `user_scope`, and how it is written.
+//! User names under `user_scope`: unique among all users, or written as `TENANT/USER`.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
@@ -7,54 +7,53 @@ use std::ops::Deref;
 use arrayvec::ArrayString;
 use percent_encoding::{percent_decode_str, percent_encode_byte};
 
-use super::{Layer, ListEntry, Owner, Policy};
+use super::{Layer, ListEntry, Owner, Policy, SubjectError};
 
-/// Among whom a user's name is unique: `[identity] user_scope`.
+/// Where user names are unique: `[identity] user_scope`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum UserScope {
-    /// Among all users. A name alone says who is meant.
+    /// Among all users: a name alone identifies a user.
     #[default]
     Global,
-    /// Among the users of one tenant. Policies, the API and the command line write `TENANT/USER`, each part
-    /// percent-encoded; `/USER` is a user without a tenant.
+    /// Within each tenant. Policies, the API and the command line write `TENANT/USER`, each part percent-encoded; `/USER` is a user
+    /// without a tenant.
     Tenant,
 }
 
-/// The tenant and the user of a name; global users have no tenant in their names.
+/// The tenant and the user of a name; the names of global users contain no tenant.
 type Parts<'a> = (Option<Cow<'a, str>>, Cow<'a, str>);
 
 impl UserScope {
-    /// A user's name in its one spelling, as lists, bans and settings have it.
+    /// Returns the canonical name of a user, as lists, bans and settings store it.
     #[must_use]
     pub fn write<'a>(self, tenant: Option<&str>, user: &'a str) -> Cow<'a, str> {
         match self {
             Self::Global => user.into(),
             Self::Tenant => {
                 let mut name = String::new();
-                // A string has room for anything.
+                // Writing to a string does not fail.
                 let _ = write_scoped(&mut name, tenant, user);
                 name.into()
             }
         }
     }
 
-    /// The tenant and the user that somebody means by a name. The tenant is `None` for a user without one, and for every
-    /// global user.
+    /// Parses a name into tenant and user. The tenant is `None` for a user without one, and for every global user.
     ///
     /// # Errors
-    /// Where users belong to tenants and the name does not say to which; and where it is not percent-encoded.
-    pub fn read(self, written: &str) -> Result<Parts<'_>, String> {
+    /// If users belong to tenants and the name has no tenant, or is not percent-encoded.
+    pub fn read(self, written: &str) -> Result<Parts<'_>, SubjectError> {
         match self {
             Self::Global => Ok((None, written.into())),
             Self::Tenant => read_scoped(written),
         }
     }
 
-    /// The one spelling of a name that somebody wrote.
+    /// Returns the canonical form of a name.
     ///
     /// # Errors
-    /// As for [`read`](Self::read).
-    pub fn spell(self, written: &str) -> Result<Cow<'_, str>, String> {
+    /// The same as for [`read`](Self::read).
+    pub fn spell(self, written: &str) -> Result<Cow<'_, str>, SubjectError> {
         match self {
             Self::Global => Ok(written.into()),
             Self::Tenant => {
@@ -65,27 +64,21 @@ impl UserScope {
     }
 }
 
-fn read_scoped(written: &str) -> Result<Parts<'_>, String> {
+fn read_scoped(written: &str) -> Result<Parts<'_>, SubjectError> {
     let Some((tenant, user)) = written.split_once('/') else {
         let mut spelled = String::new();
         let _ = encode(&mut spelled, written);
-        return Err(format!(
-            "\"{written}\" does not say whose user it is: users belong to tenants (user_scope = \"tenant\"), so write \
-             \"TENANT/{spelled}\", or \"/{spelled}\" for one without a tenant"
-        ));
+        return Err(SubjectError::NoTenant(written.into(), spelled.into()));
     };
     if user.is_empty() || user.contains('/') {
-        return Err(format!("\"{written}\" is not TENANT/USER: write a \"/\" within either part as %2F"));
+        return Err(SubjectError::NotTenantUser(written.into()));
     }
-    let decoded = |part| {
-        decode(part)
-            .ok_or_else(|| format!("\"{written}\" is not percent-encoded: write a \"%\" within either part as %25"))
-    };
+    let decoded = |part| decode(part).ok_or_else(|| SubjectError::NotEncoded(written.into()));
     let tenant = (!tenant.is_empty()).then(|| decoded(tenant)).transpose()?;
     Ok((tenant, decoded(user)?))
 }
 
-/// A text from its percent-encoding; `None` where that is none.
+/// Decodes percent-encoded text; `None` if it is malformed.
 fn decode(part: &str) -> Option<Cow<'_, str>> {
     let is_hex = |digits: &str| digits.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
     let sound = part.split('%').skip(1).all(is_hex);
@@ -98,7 +91,7 @@ fn write_scoped(out: &mut impl Write, tenant: Option<&str>, user: &str) -> fmt::
     encode(out, user)
 }
 
-/// Percent-encodes what would be read as something else: a separator, an escape, blanks and control characters.
+/// Percent-encodes separators, percent signs, blanks and control characters.
 fn encode(out: &mut impl Write, part: &str) -> fmt::Result {
     for piece in part.split_inclusive(is_encoded) {
         match piece.char_indices().next_back().filter(|(_, last)| is_encoded(*last)) {
@@ -116,7 +109,7 @@ const fn is_encoded(c: char) -> bool {
     matches!(c, '/' | '%' | ' ') || c.is_ascii_control()
 }
 
-/// The name of a request's user who belongs to a tenant. Most names need no heap.
+/// The canonical name of a user who belongs to a tenant. Most names fit without an allocation.
 #[derive(Debug)]
 pub(crate) enum ScopedName {
     Short(ArrayString<96>),
@@ -145,41 +138,41 @@ impl Deref for ScopedName {
 }
 
 impl Policy {
-    /// The one spelling of a subject's key as operators write it.
+    /// Returns the canonical form of a subject's key as operators write it.
     ///
     /// # Errors
-    /// Where a user's name must say whose user it is, and does not; see [`UserScope`].
-    pub fn subject_key<'k>(&self, layer: Layer, key: &'k str) -> Result<Cow<'k, str>, String> {
+    /// If a user's name needs a tenant and has none; see [`UserScope`].
+    pub fn subject_key<'k>(&self, layer: Layer, key: &'k str) -> Result<Cow<'k, str>, SubjectError> {
         if layer == Layer::User { self.identity().user_scope.spell(key) } else { Ok(key.into()) }
     }
 
-    /// The one spelling of the name of somebody who is given something.
+    /// Returns the canonical name of the owner of a setting.
     ///
     /// # Errors
-    /// As for [`subject_key`](Self::subject_key).
-    pub fn owner_name<'k>(&self, owner: Owner, name: &'k str) -> Result<Cow<'k, str>, String> {
+    /// The same as for [`subject_key`](Self::subject_key).
+    pub fn owner_name<'k>(&self, owner: Owner, name: &'k str) -> Result<Cow<'k, str>, SubjectError> {
         self.subject_key(if owner == Owner::User { Layer::User } else { Layer::Tenant }, name)
     }
 
-    /// A user's name as people read it: a secret part is a short digest.
+    /// Returns a user's name for display, with secret parts redacted.
     pub(crate) fn shown_user(&self, tenant: Option<&str>, user: &str) -> String {
         let identity = self.identity();
         let shown = |name: &str, secret: bool| -> String {
-            // What was hidden before stays as it is.
+            // A name that was redacted before stays as it is.
             if secret && !name.starts_with('#') { self.key().redact(name) } else { name.to_owned() }
         };
         let tenant = tenant.map(|tenant| shown(tenant, identity.secret_tenant));
         identity.user_scope.write(tenant.as_deref(), &shown(user, identity.secret_user)).into_owned()
     }
 
-    /// The key of a list's entry or a ban as people read it: a secret name is a short digest.
+    /// Returns the key of a list entry or a ban for display, with secret names redacted.
     #[must_use]
     pub fn shown_key(&self, entry: &ListEntry) -> String {
         let identity = self.identity();
         match entry {
             ListEntry::User(name) => match identity.user_scope.read(name) {
                 Ok((tenant, user)) => self.shown_user(tenant.as_deref(), &user),
-                // Banned when names were written otherwise.
+                // The ban was made under another `user_scope`.
                 Err(_) => self.shown_user(None, name),
             },
             ListEntry::Tenant(name) if identity.secret_tenant && !name.starts_with('#') => self.key().redact(name),
@@ -222,6 +215,7 @@ mod tests {
         assert_eq!(spell("/u1"), Ok("/u1".to_owned()));
         assert_eq!(UserScope::Global.spell("a%zz/b/").as_deref(), Ok("a%zz/b/"));
         let bare = spell("u 1").unwrap_err();
+        let bare = bare.to_string();
         assert!(bare.contains("\"TENANT/u%201\"") && bare.contains("\"/u%201\""), "{bare}");
         for wrong in ["acme/", "acme/a/b", "acme/a%2", "acme/a%zz", "acme/%ff", "a%/b", ""] {
             assert!(spell(wrong).is_err(), "{wrong}");
@@ -234,7 +228,7 @@ mod tests {
     fn a_policy_refuses_bare_names_where_users_belong_to_tenants() {
         let check = |text: &str| {
             let error = Policy::parse(&format!("{SCOPED}{text}"), &|_| None).unwrap_err();
-            let finding = &error.findings[0];
+            let finding = &error.findings()[0];
             assert_eq!(finding.code, "bad-value", "{text}");
             assert!(finding.message.contains("\"TENANT/u1\""), "{}", finding.message);
             let scoped = text.replace("u1", "acme/u1");

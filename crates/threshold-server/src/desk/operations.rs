@@ -70,7 +70,7 @@ impl Desk {
     pub(crate) async fn ban(&self, who: &str, new: NewBan<'_>) -> Result<(Digest, Ban), Refused> {
         let reason = reason_of(new.reason)?;
         let policy = self.policy();
-        let whom = policy.ban_target(new.layer, new.key).map_err(|message| Refused::invalid("key", message))?;
+        let whom = policy.ban_target(new.layer, new.key).map_err(|error| Refused::invalid("key", error.to_string()))?;
         if let Some(why) = policy.refuses_ban(&whom) {
             return Err(Refused::invalid("key", why));
         }
@@ -190,7 +190,8 @@ impl Desk {
         if !(1..=MAX_PAUSE).contains(&seconds) {
             return Err(Refused::invalid("seconds", format!("a pause lasts between 1 and {MAX_PAUSE} seconds")));
         }
-        let key = &*self.policy().subject_key(layer, key).map_err(|message| Refused::invalid("key", message))?;
+        let key =
+            &*self.policy().subject_key(layer, key).map_err(|error| Refused::invalid("key", error.to_string()))?;
         let (length, now) = (Span::from_secs(seconds), self.now());
         let known = self.limiter.pause_async(layer, key, length.into()).await?;
         if known && let Some(left_out) = self.pauses.take(now) {

@@ -70,7 +70,7 @@ impl Desk {
     /// The one spelling of the name of somebody who is given something.
     pub(super) fn owner_name<'n>(&self, owner: Owner, name: &'n str) -> Result<Cow<'n, str>, Refused> {
         check_name(name)?;
-        self.policy().owner_name(owner, name).map_err(|message| Refused::invalid("id", message))
+        self.policy().owner_name(owner, name).map_err(|error| Refused::invalid("id", error.to_string()))
     }
 
     /// What somebody was given.
@@ -115,7 +115,7 @@ fn warn_unfit(unfit: Vec<UnfitSetting>) {
     }
 }
 
-fn unfit(SettingError { field, message }: SettingError) -> Refused {
+fn unfit(SettingError { field, message, .. }: SettingError) -> Refused {
     Refused::Invalid { field, message }
 }
 

@@ -87,8 +87,12 @@ impl<'a> Target<'a> {
             Self::Subject(Layer::Edge, _) if threshold_core::address::parse_address(key).is_none() => {
                 Err(Refused::invalid("key", format!("\"{key}\" is not an address")))
             }
-            Self::Subject(layer, _) => policy.subject_key(layer, key).map_err(|why| Refused::invalid("key", why)),
-            Self::Account(_) => policy.subject_key(Layer::User, key).map_err(|why| Refused::invalid("key", why)),
+            Self::Subject(layer, _) => {
+                policy.subject_key(layer, key).map_err(|error| Refused::invalid("key", error.to_string()))
+            }
+            Self::Account(_) => {
+                policy.subject_key(Layer::User, key).map_err(|error| Refused::invalid("key", error.to_string()))
+            }
         }
     }
 }

@@ -1,18 +1,15 @@
-//! `[identity]` as written → how callers are found.
-
-use ipnet::IpNet;
+//! Compiles `[identity]`: how callers are identified.
 
 use super::{Loader, is_token};
-use crate::address::{AddressSource, ClientAddress};
+use crate::address::{AddressSource, ClientAddress, Network};
 use crate::path::OddPaths;
-use crate::policy::file::{IdentityFile, JwtFile, Located, OddPathsName, Text, Texts, UserScopeName};
-use crate::policy::lists::parse_net;
+use crate::policy::file::{IdentityFile, JwtFile, Located, Text, Texts};
 use crate::policy::{CLIENT_HEADERS, Identity, IdentitySource, Jwt, Kind, Pattern, UserScope};
 
 impl Loader<'_> {
     pub(super) fn identity(&mut self, file: &IdentityFile) -> Identity {
         let trusted = file.trusted_proxies.iter().flat_map(|texts| &texts.items);
-        let trusted: Vec<IpNet> = trusted.filter_map(|text| self.proxy(text)).collect();
+        let trusted: Vec<Network> = trusted.filter_map(|text| self.proxy(text)).collect();
         let sources = match &file.client_ip {
             None => vec![AddressSource::Peer],
             Some(texts) => self.address_sources(texts, trusted.is_empty()),
@@ -29,7 +26,7 @@ impl Loader<'_> {
         }
         let claims = [&tenant, &user, &tier].into_iter().any(|source| matches!(source, Some(IdentitySource::Claim(_))));
         if let Some(jwt) = file.jwt.as_ref().filter(|_| !claims) {
-            let message = "tokens are verified, and no source is a claim of one";
+            let message = "tokens are verified, but no identity is taken from a claim";
             let help = "write \"claim:NAME\" as a source of tenant, user or tier, or remove the table";
             self.warning("unused-jwt", jwt.alg.span.clone(), message, help);
         }
@@ -41,57 +38,56 @@ impl Loader<'_> {
             secret_user: secret_user || user.as_ref().is_some_and(IdentitySource::is_secret),
             tenant,
             user,
-            user_scope: match file.user_scope.as_ref().map(|scope| scope.value) {
-                None | Some(UserScopeName::Global) => UserScope::Global,
-                Some(UserScopeName::Tenant) => UserScope::Tenant,
-            },
+            user_scope: file.user_scope.as_ref().map_or(UserScope::Global, |scope| scope.value.into()),
             tier,
             default_tier: file.default_tier.as_ref().map(|text| text.value.as_str().into()),
             log_identifiers: file.log_identifiers,
             jwt: file.jwt.as_ref().and_then(|jwt| self.jwt(jwt)),
-            odd_paths: match file.odd_paths.as_ref().map(|odd| odd.value) {
-                None | Some(OddPathsName::Refuse) => OddPaths::Refuse,
-                Some(OddPathsName::Match) => OddPaths::Match,
-            },
+            odd_paths: file.odd_paths.as_ref().map_or(OddPaths::Refuse, |odd| odd.value.into()),
         }
     }
 
-    fn proxy(&mut self, text: &Text) -> Option<IpNet> {
-        let net = parse_net(&text.value);
+    fn proxy(&mut self, text: &Text) -> Option<Network> {
+        let net: Option<Network> = text.value.parse().ok();
         if net.is_none() {
             let message = format!("\"{}\" is not a CIDR", text.value);
             self.error("bad-value", text.span.clone(), message, "write \"10.0.0.0/8\" or a single address");
         } else if net.is_some_and(|net| net.prefix_len() == 0) {
             let message = "every peer is trusted, so every client can claim any address";
-            self.warning("trusts-everyone", text.span.clone(), message, "name the addresses of your proxies");
+            self.warning("trusts-everyone", text.span.clone(), message, "list the addresses of your proxies");
         }
         net
     }
 
-    fn address_sources(&mut self, texts: &Texts, nobody_is_trusted: bool) -> Vec<AddressSource> {
+    fn address_sources(&mut self, texts: &Texts, no_trusted_proxy: bool) -> Vec<AddressSource> {
         let help = "write \"peer\", \"x-forwarded-for\", \"forwarded\" or a header's name";
         if texts.items.is_empty() {
-            self.error("bad-value", texts.span.clone(), "client_ip names no source of an address", help);
+            self.error("bad-value", texts.span.clone(), "client_ip has no sources", help);
         }
         for text in &texts.items {
             let name = text.value.to_ascii_lowercase();
             match name.strip_prefix("header:") {
                 Some(bare) if is_token(bare) => {
                     let help = format!("write the bare name: \"{bare}\"");
-                    self.error("bad-value", text.span.clone(), "client_ip names headers without a prefix", &help);
+                    self.error(
+                        "bad-value",
+                        text.span.clone(),
+                        "client_ip takes the name of a header without a prefix",
+                        &help,
+                    );
                 }
                 _ if !is_token(&name) => {
-                    let message = format!("\"{}\" cannot be the name of a header", text.value);
+                    let message = format!("\"{}\" is not the name of a header", text.value);
                     self.error("bad-value", text.span.clone(), message, help);
                 }
-                _ if !may_hold_an_address(&name) => {
-                    let message = format!("the header \"{}\" never holds a client's address", text.value);
+                _ if !may_contain_address(&name) => {
+                    let message = format!("the header \"{}\" never contains a client's address", text.value);
                     self.error("bad-value", text.span.clone(), message, help);
                 }
-                _ if nobody_is_trusted && name != "peer" => {
-                    let message = "this is believed from trusted proxies only, and there are none: everyone is counted by \
-                                   the connection's address";
-                    self.warning("never-believed", text.span.clone(), message, "name them in trusted_proxies");
+                _ if no_trusted_proxy && name != "peer" => {
+                    let message = "this header is ignored because no proxy is trusted: everyone is counted by the \
+                                   connection's address";
+                    self.warning("never-believed", text.span.clone(), message, "list your proxies in trusted_proxies");
                 }
                 _ => {}
             }
@@ -101,29 +97,29 @@ impl Loader<'_> {
 
     fn ipv6_prefix(&mut self, prefix: &Located<u8>) {
         if !(32..=128).contains(&prefix.value) {
-            self.error("bad-value", prefix.span.clone(), "ipv6_prefix is between 32 and 128", "64 suits most");
+            self.error("bad-value", prefix.span.clone(), "ipv6_prefix is between 32 and 128", "64 suits most services");
         } else if prefix.value > 64 {
-            let message = format!("a client with a /64 has a budget for each of its /{} networks", prefix.value);
+            let message = format!("a client with a /64 gets a budget for each of its /{} networks", prefix.value);
             self.warning("narrow-ipv6", prefix.span.clone(), message, "write 64, or less");
         }
     }
 
-    /// Whether a source of names can ever give one.
-    fn source_is_usable(&mut self, text: &Text, source: &IdentitySource, has_jwt: bool, nobody_is_trusted: bool) {
+    /// Reports a source that can never provide a name.
+    fn source_is_usable(&mut self, text: &Text, source: &IdentitySource, has_jwt: bool, no_trusted_proxy: bool) {
         match source {
             IdentitySource::Claim(_) if !has_jwt => {
-                let help = "say how tokens are verified: alg, and key or key_file";
+                let help = "state how tokens are verified: alg, and key or key_file";
                 self.error("no-jwt", text.span.clone(), "a claim needs [identity.jwt]", help);
             }
-            IdentitySource::Header(_) | IdentitySource::Cookie(_) if nobody_is_trusted => {
-                let message = "this is believed from trusted proxies only, and there are none";
-                self.warning("never-believed", text.span.clone(), message, "name them in trusted_proxies");
+            IdentitySource::Header(_) | IdentitySource::Cookie(_) if no_trusted_proxy => {
+                let message = "this source is ignored because no proxy is trusted";
+                self.warning("never-believed", text.span.clone(), message, "list your proxies in trusted_proxies");
             }
             _ => {}
         }
     }
 
-    /// Whether tenants and users are marked as secrets.
+    /// Returns whether tenants, and whether users, are marked as secrets.
     fn secrets(&mut self, file: &IdentityFile) -> (bool, bool) {
         let mut secret = (false, false);
         for text in file.secret.iter().flat_map(|texts| &texts.items) {
@@ -140,7 +136,7 @@ impl Loader<'_> {
         let help = "write \"header:NAME\", \"cookie:NAME\", \"host:{tenant}.example.com\", \"path:/t/{tenant}/**\" or \
                     \"claim:NAME\"";
         let Some((kind, name)) = text.value.split_once(':').filter(|(_, name)| !name.is_empty()) else {
-            self.error("bad-value", text.span.clone(), format!("\"{}\" is no source of a name", text.value), help);
+            self.error("bad-value", text.span.clone(), format!("\"{}\" is not a source of names", text.value), help);
             return None;
         };
         let named = match kind {
@@ -149,7 +145,7 @@ impl Loader<'_> {
             _ => true,
         };
         if !named {
-            let message = format!("\"{name}\" cannot be the name of a {kind}");
+            let message = format!("\"{name}\" is not the name of a {kind}");
             self.error("bad-value", text.span.clone(), message, help);
             return None;
         }
@@ -166,7 +162,7 @@ impl Loader<'_> {
         };
         match Pattern::parse(name, kind) {
             Ok(pattern) if !name.contains('{') => {
-                let message = format!("\"{pattern}\" keeps nothing");
+                let message = format!("\"{pattern}\" captures nothing");
                 self.error("bad-value", text.span.clone(), message, "put the name in braces, as in {tenant}");
                 None
             }
@@ -183,7 +179,7 @@ impl Loader<'_> {
         const ALGS: [&str; 9] = ["HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "ES256", "ES384", "EdDSA"];
         if !ALGS.contains(&file.alg.value.as_str()) {
             let help = format!("known: {}", ALGS.join(", "));
-            // Not repeated: what stands there may be the key.
+            // The message does not quote the value, which may be the key.
             self.error("bad-value", file.alg.span.clone(), "unknown algorithm", &help);
             return None;
         }
@@ -191,7 +187,7 @@ impl Loader<'_> {
             self.error(
                 "bad-value",
                 file.alg.span.clone(),
-                "a token is verified with one key",
+                "tokens are verified with exactly one key",
                 "give either key or key_file",
             );
             return None;
@@ -214,10 +210,10 @@ impl Loader<'_> {
     }
 }
 
-/// Whether a key can be one of this algorithm, as far as its text tells. Nothing of the key is repeated, not even its length.
+/// Checks that a key suits an algorithm, as far as its text shows. The errors reveal nothing about the key, not even its length.
 fn key_fits(alg: &str, key: &str) -> Result<(), &'static str> {
     let (key, is_pem) = (key.trim(), key.contains("-----BEGIN "));
-    // RFC 7518, 3.2: a key is at least as long as the hash.
+    // RFC 7518, 3.2: a key is at least as long as the output of the hash.
     let least = match alg {
         "HS256" => Some(32),
         "HS384" => Some(48),
@@ -225,24 +221,24 @@ fn key_fits(alg: &str, key: &str) -> Result<(), &'static str> {
         _ => None,
     };
     match least {
-        _ if key.contains("PRIVATE KEY-----") => Err("this is a private key, and a verifier needs the public one"),
-        Some(_) if is_pem => Err("this is a public key: whoever has it could sign tokens for this algorithm"),
+        _ if key.contains("PRIVATE KEY-----") => Err("this is a private key, and verification needs the public one"),
+        Some(_) if is_pem => Err("this is a public key: with this algorithm anyone who has it could sign tokens"),
         Some(least) if key.len() < least => {
-            Err("the key is shorter than the hash of its algorithm, and can be guessed")
+            Err("the key is shorter than the hash of its algorithm, so it can be guessed")
         }
         None if !is_pem && !key.starts_with('{') => Err("this is neither a public key in PEM nor a JWKS"),
         _ => Ok(()),
     }
 }
 
-/// A token of RFC 9110, which the name of a cookie is (RFC 6265, 4.1.1).
+/// Whether a text is a token of RFC 9110, as the name of a cookie must be (RFC 6265, 4.1.1).
 fn is_cookie_name(text: &str) -> bool {
     let mark = |byte: u8| b"!#$%&'*+-.^_`|~".contains(&byte);
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || mark(byte))
 }
 
-/// Whether a header, by its lower-case name, is none of those that are known to hold something else.
-fn may_hold_an_address(name: &str) -> bool {
+/// Whether a header may contain a client's address: it is not known to contain anything else. `name` is in lower case.
+fn may_contain_address(name: &str) -> bool {
     const OTHERS: [&str; 29] = [
         "cache-control",
         "connection",

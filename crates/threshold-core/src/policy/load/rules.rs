@@ -1,4 +1,4 @@
-//! One rule as written → one rule as meant.
+//! Compiles one rule.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,21 +7,18 @@ use super::{Loader, is_token, layer_of};
 use crate::headers::StaticFields;
 use crate::key::{DigestKey, KeyPrefix, Partition};
 use crate::ladder::{Ladder, Rung, StrikeMode};
-use crate::limit::{Algorithm, Anchor, Limit, LimitOption, LimitOptions, Quota, Unit};
-use crate::policy::file::{
-    AnchorName, ConsistencyName, DisclosureName, LayerName, LogName, ModeName, OnMissingName, OnStoreErrorName,
-    RuleFile, StrikeName, Text, Texts,
-};
+use crate::limit::{Algorithm, Limit, LimitOption, LimitOptions, Quota, Unit};
+use crate::policy::file::{LayerName, RuleFile, StrikeName, Text, Texts};
 use crate::policy::rule::{
     Consistency, CostOf, Disclosure, Layer, LogMode, Measure, Measured, Mode, OnMissing, OnStoreError, Per, Rule,
     StatusSet, SubjectRule,
 };
 use crate::policy::{Identity, IdentitySource, UserScope};
 
-/// Stands in until the whole policy is given its key.
+/// A placeholder until the whole policy is digested under its key.
 const UNKEYED: DigestKey = DigestKey::new([0; 16]);
 
-/// How a rule counts whatever limit it is given.
+/// How a rule counts the limits of tiers: everything but the quota.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shape {
     options: LimitOptions,
@@ -29,11 +26,11 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// The limit this quota makes, and what it counts; `None` is unlimited.
+    /// Returns the limit with this quota, and what it counts; `None` is unlimited.
     pub(crate) fn measured(&self, quota: Quota) -> Result<Option<Measured>, String> {
         let is_bytes = matches!(quota, Quota::Per { unit: Unit::Bytes, .. });
         let cost = match &self.cost_name {
-            Some(_) if is_bytes => return Err("a limit in bytes charges bytes, and no named cost".to_owned()),
+            Some(_) if is_bytes => return Err("a limit in bytes cannot have a named cost".to_owned()),
             Some(name) => CostOf::Named(name.clone()),
             None if is_bytes => CostOf::Bytes,
             None => CostOf::Requests,
@@ -43,7 +40,7 @@ impl Shape {
     }
 }
 
-/// Every shape that a rule with `limit = "tier"` has, once.
+/// The distinct shapes of the rules with `limit = "tier"`.
 #[derive(Debug, Default)]
 pub(crate) struct Shapes(Vec<Shape>);
 
@@ -60,7 +57,7 @@ impl Shapes {
     }
 }
 
-/// What a rule may refer to.
+/// The other parts of the policy that a rule refers to.
 pub(super) struct Context<'c> {
     pub(super) identity: &'c Identity,
     pub(super) ladders: &'c BTreeMap<String, Ladder>,
@@ -112,14 +109,14 @@ impl Loader<'_> {
             common: false,
             static_fields: None,
         };
-        // The draft has no unit for what only this policy counts: `qu` takes registered names, and without one it would
-        // read as requests.
+        // The draft has no quota unit for a named cost: `qu` takes registered names only, and without it the field would mean
+        // requests.
         rule.static_fields = if file.cost.is_none() { StaticFields::of(&rule) } else { None };
         Some(rule)
     }
 
     fn rule_name(&mut self, name: &Text) {
-        // Names go into structured header fields, which hold printable ASCII only.
+        // Names go into structured header fields, which allow only printable ASCII.
         let plain = name.value.bytes().all(|byte| (0x20..0x7f).contains(&byte) && byte != b'"' && byte != b'\\');
         if name.value.is_empty() || name.value.len() > 64 || !plain {
             let message = "a rule's name is 1 to 64 printable ASCII characters without quotes and backslashes";
@@ -129,7 +126,7 @@ impl Loader<'_> {
 
     fn per(&mut self, file: &RuleFile, span: &Range<usize>) -> Option<Vec<Per>> {
         let Some(texts) = &file.per else {
-            let help = "write per = [\"ip\"], [\"user\"], …, or per = [] for one budget for all";
+            let help = "write per = [\"ip\"], [\"user\"], …, or per = [] for one shared budget";
             self.error("no-per", file.name.span.clone(), format!("the rule \"{}\" has no per", file.name.value), help);
             return None;
         };
@@ -150,9 +147,13 @@ impl Loader<'_> {
         let is_global = file.layer.as_ref().is_some_and(|layer| layer.value == LayerName::Global);
         if is_global != per.is_empty() && (is_global || file.layer.is_some()) {
             let at = file.layer.as_ref().map_or(span.clone(), |layer| layer.span.clone());
-            self.error("bad-value", at, "layer = \"global\" and per = [] go together", "one budget for all is global");
+            self.error(
+                "bad-value",
+                at,
+                "layer = \"global\" and per = [] go together",
+                "a budget that all requests share is global",
+            );
         }
-        // One order, so that rules which list the same things in another order share a subject.
         Some(per)
     }
 
@@ -176,10 +177,7 @@ impl Loader<'_> {
             Some(text) => self.span(text)?,
             None => defaults.ttl,
         };
-        let anchor = match file.anchor.as_ref().map(|anchor| anchor.value) {
-            Some(AnchorName::First) => Anchor::First,
-            Some(AnchorName::Clock) | None => Anchor::Clock,
-        };
+        let anchor = file.anchor.as_ref().map_or(defaults.anchor, |anchor| anchor.value.into());
         let options = LimitOptions {
             algorithm,
             anchor,
@@ -201,17 +199,17 @@ impl Loader<'_> {
             return None;
         };
         if never {
-            self.error("bad-value", text.span.clone(), "deny = true needs no limit", "leave limit out");
+            self.error("bad-value", text.span.clone(), "deny = true excludes a limit", "leave limit out");
             return None;
         }
         if text.value.trim() == "tier" {
             return Some(Measure::Tier(shapes.index(shape)));
         }
         let quota = self.quota(text)?;
-        self.doubt_zero(text, quota);
+        self.warn_of_zero(text, quota);
         match shape.measured(quota) {
             Ok(Some(measured)) => {
-                self.doubt_estimate(text, Some(&measured.limit));
+                self.warn_of_small_estimate(text, Some(&measured.limit));
                 Some(Measure::Fixed(measured))
             }
             Ok(None) => Some(Measure::Unlimited),
@@ -226,7 +224,7 @@ impl Loader<'_> {
         let help = "write count = \"status:401,403\" or \"status:5xx\"";
         let parsed = text.value.strip_prefix("status:").and_then(|list| list.split(',').map(status_range).collect());
         if parsed.is_none() {
-            self.error("bad-value", text.span.clone(), format!("\"{}\" names no outcomes", text.value), help);
+            self.error("bad-value", text.span.clone(), format!("\"{}\" is not a list of statuses", text.value), help);
         }
         parsed.map(StatusSet)
     }
@@ -238,13 +236,13 @@ impl Loader<'_> {
                 "bad-value",
                 status.span.clone(),
                 "the status of a denial is between 400 and 599",
-                "429 suits most",
+                "429 suits most services",
             );
         }
         status.value
     }
 
-    /// The findings that are meant, each with its reason.
+    /// Parses `allow`: codes and reasons.
     pub(super) fn allowances(&mut self, allow: Option<&Texts>) -> Vec<(Box<str>, Box<str>)> {
         let mut allowances = Vec::new();
         for text in allow.iter().flat_map(|texts| &texts.items) {
@@ -255,8 +253,8 @@ impl Loader<'_> {
                 _ => self.error(
                     "bad-value",
                     text.span.clone(),
-                    "an allowance gives its reason",
-                    "write \"CODE: why it is meant\"",
+                    "an allowance needs a code and a reason",
+                    "write \"CODE: reason\"",
                 ),
             }
         }
@@ -276,7 +274,7 @@ impl Loader<'_> {
                 self.warning(
                     "no-ladder",
                     strike.span.clone(),
-                    "strike does nothing without a ladder",
+                    "strike has no effect without a ladder",
                     "add ladder = \"graduated\"",
                 );
             }
@@ -294,7 +292,7 @@ impl Loader<'_> {
         let mut per = identity;
         per.sort();
         let ladder_name: Box<str> = name.value.as_str().into();
-        // An address that stands in for a user is shared by others, so it is struck only where that is accepted.
+        // The address that replaces a missing user may be shared, so it gets strikes only if the policy accepts that.
         let floors = file.ban_shared.as_ref().is_some_and(|flag| flag.value);
         let disclosure = file.disclosure.as_ref().map_or(Disclosure::Full, |name| name.value.into());
         let known = context.subjects.iter_mut().position(|own| own.per == per && own.ladder == index);
@@ -334,11 +332,11 @@ impl Loader<'_> {
     ) {
         let span = name.span.clone();
         if identity.is_empty() {
-            let help = "a ladder punishes somebody: count by user, tenant or ip";
+            let help = "a penalty needs a subject: count by user, tenant or ip";
             return self.error("ladder-for-nobody", span, "a ladder needs an identity in per", help);
         }
         if let Some(why) = unverified(identity, source) {
-            let help = "anyone could get the owner banned; use a claim, or a header of a trusted proxy";
+            let help = "anyone could get the owner banned; use a claim, or a header that a trusted proxy sets";
             self.error("unverified-ladder", span.clone(), why, help);
         }
         let counts_requests = match measure {
@@ -347,12 +345,12 @@ impl Loader<'_> {
             Measure::Tier(_) | Measure::Unlimited => file.cost.is_none(),
         };
         if ladder.rungs.iter().any(Rung::allows) && !counts_requests {
-            let message = "a rung that lets the request through is not for bytes, named costs or concurrency";
+            let message = "a rung that allows the request cannot be used with bytes, named costs or concurrency";
             self.error("ladder-warns", span.clone(), message, "use a ladder whose rungs all deny, such as \"strict\"");
         }
         let every_one = file.strike.as_ref().is_some_and(|strike| strike.value == StrikeName::Request);
         if every_one && ladder.rungs.last().is_some_and(Rung::allows) {
-            let message = "the last rung repeats and lets every request through, so this rule never limits";
+            let message = "the last rung repeats and allows every request, so this rule never limits";
             self.warning("never-denies", span.clone(), message, "end the ladder with a rung that denies");
         }
         let shared = !identity.iter().any(|per| matches!(per, Per::User | Per::Header(_) | Per::Fact(_)));
@@ -360,16 +358,17 @@ impl Loader<'_> {
             let bans = ladder.rungs.iter().any(|rung| rung.ban.is_some());
             if bans && !file.ban_shared.as_ref().is_some_and(|flag| flag.value) {
                 let message = "this ladder bans an address or a tenant, which several people may share";
-                self.error("shared-ban", span, message, "write ban_shared = true if that is meant");
+                self.error("shared-ban", span, message, "write ban_shared = true to accept that");
             } else {
                 let message = "strikes are counted by an address or a tenant, which several people may share";
-                self.warning("shared-ladder", span, message, "count by user where there is one");
+                self.warning("shared-ladder", span, message, "count by user if there is one");
             }
         }
     }
 }
 
-/// What a subject is: a penalty holds for all of its requests, whatever the layer of the rule that it broke first.
+/// Returns the layer of a subject. A penalty applies to all requests of its subject, so its layer is that of the identity, not
+/// that of the rule that was exceeded.
 fn subject_layer(per: &[Per], rule: Layer) -> Layer {
     if per.contains(&Per::User) {
         Layer::User
@@ -382,7 +381,7 @@ fn subject_layer(per: &[Per], rule: Layer) -> Layer {
     }
 }
 
-/// Why an identity is not safe to punish by.
+/// Returns why penalties on an identity would not be safe: clients can claim it.
 fn unverified(identity: &[Per], source: &Identity) -> Option<String> {
     let weak = |name: &str, from: &Option<IdentitySource>| {
         let from = from.as_ref().filter(|from| !from.is_verified())?;
@@ -392,7 +391,7 @@ fn unverified(identity: &[Per], source: &Identity) -> Option<String> {
             IdentitySource::Host(_) => "host".to_owned(),
             IdentitySource::Path(_) | IdentitySource::Claim(_) => "path".to_owned(),
         };
-        Some(format!("the {name} is taken from the {kind}, which anyone can write"))
+        Some(format!("the {name} is taken from the {kind}, which clients choose"))
     };
     identity.iter().find_map(|per| match per {
         Per::Header(name) => Some(format!("the header {name} is not verified")),
@@ -438,26 +437,4 @@ fn status_range(text: &str) -> Option<(u16, u16)> {
     }
     let status: u16 = text.parse().ok().filter(|status| (100..=599).contains(status))?;
     Some((status, status))
-}
-
-/// Declares what each name of the file means.
-macro_rules! means {
-    ($($name:ident => $meaning:ident { $($variant:ident),+ })+) => {$(
-        impl From<$name> for $meaning {
-            fn from(name: $name) -> Self {
-                match name { $($name::$variant => Self::$variant),+ }
-            }
-        }
-    )+};
-}
-
-means! {
-    LayerName => Layer { Global, Edge, Tenant, User, Endpoint }
-    OnMissingName => OnMissing { Floor, Skip, Deny }
-    StrikeName => StrikeMode { Window, Request, Ignored }
-    ModeName => Mode { Enforce, Observe }
-    ConsistencyName => Consistency { Strong, Leased, Eventual }
-    OnStoreErrorName => OnStoreError { Local, Open, Closed }
-    DisclosureName => Disclosure { Full, Minimal, None }
-    LogName => LogMode { Sampled, Each }
 }

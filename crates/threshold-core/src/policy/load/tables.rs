@@ -1,7 +1,8 @@
-//! Ladders, lists, login, alerts and memory as written → as meant.
+//! Compiles ladders, lists, login, alerts and memory.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::ops::Range;
 
 use super::{Loader, is_token};
 use crate::address::canonical;
@@ -9,10 +10,10 @@ use crate::ladder::{Ladder, Rung};
 use crate::limit::{Quota, SlidingLog, Unit};
 use crate::lockout::Login;
 use crate::policy::file::{
-    AlertFile, AlertsFile, LadderFile, ListsFile, Located, LoginFile, MemoryFile, NamedEntries, Text, WhenFullName,
+    AlertFile, AlertsFile, LadderFile, ListsFile, Located, LoginFile, MemoryFile, NamedEntries, Text,
 };
 use crate::policy::lists::{ListEntry, Listed, Lists};
-use crate::policy::{Alert, Alerts, Identity, Memory, WhenFull, check};
+use crate::policy::{Alert, AlertOn, Alerts, Identity, Memory, check};
 use crate::time::Span;
 
 impl Loader<'_> {
@@ -48,8 +49,8 @@ impl Loader<'_> {
                 if is_token(&cookie.value) {
                     ladder.warning_cookie = Some(cookie.value.as_str().into());
                 } else {
-                    let message = format!("\"{}\" cannot be the name of a cookie", cookie.value);
-                    self.error("bad-value", cookie.span.clone(), message, "letters, digits, - and _");
+                    let message = format!("\"{}\" is not the name of a cookie", cookie.value);
+                    self.error("bad-value", cookie.span.clone(), message, "use letters, digits, - and _");
                 }
             }
             ladders.insert(name.value.clone(), ladder);
@@ -72,18 +73,18 @@ impl Loader<'_> {
                 };
                 let entry = match entry {
                     Ok(entry) => entry,
-                    Err(message) => {
-                        self.error("bad-value", text.span.clone(), message, "");
+                    Err(error) => {
+                        self.error("bad-value", text.span.clone(), error.to_string(), "");
                         continue;
                     }
                 };
                 if let Some(why) = check::too_wide(&entry, listed, &identity.address) {
-                    self.error("list-too-wide", text.span.clone(), why, "name the addresses you mean");
+                    self.error("list-too-wide", text.span.clone(), why, "list the addresses that you mean");
                 }
                 let is_bare = matches!(text.value.trim().parse().map(canonical), Ok(IpAddr::V6(_)));
                 if is_bare && listed == Listed::Deny {
-                    let message = format!("\"{}\" is one address of the many that a client has", text.value);
-                    let help = "write its /64, or /128 if that one is meant";
+                    let message = format!("\"{}\" is only one of the addresses that a client has", text.value);
+                    let help = "write its /64, or /128 for that one address";
                     self.warning("one-ipv6-address", text.span.clone(), message, help);
                 }
                 lists.insert(entry, listed);
@@ -92,7 +93,8 @@ impl Loader<'_> {
         lists
     }
 
-    pub(super) fn login(&mut self, file: &LoginFile) -> Login {
+    pub(super) fn login(&mut self, Located { value: file, span }: &Located<LoginFile>) -> Login {
+        self.require_feature("login", cfg!(feature = "login"), span);
         let mut login = Login::default();
         if let Some(account) = file.account.as_ref().and_then(|text| self.login_limit(text)) {
             login.account = account;
@@ -109,12 +111,12 @@ impl Loader<'_> {
                 self.error(
                     "bad-value",
                     ceiling.span.clone(),
-                    "a ceiling of 0 refuses everyone",
-                    "100 is what NIST allows",
+                    "a ceiling of 0 would refuse every login",
+                    "NIST SP 800-63B allows 100",
                 );
             } else if ceiling.value > 100 {
-                let help = "NIST SP 800-63B allows at most 100 failures in a row";
-                self.warning("high-ceiling", ceiling.span.clone(), "a ceiling above 100", help);
+                let help = "NIST SP 800-63B allows at most 100 consecutive failures";
+                self.warning("high-ceiling", ceiling.span.clone(), "the ceiling is above 100", help);
             }
             login.ceiling = ceiling.value;
         }
@@ -122,6 +124,15 @@ impl Loader<'_> {
             login.on_store_error = mode.value.into();
         }
         login
+    }
+
+    /// Reports a table whose feature is off.
+    fn require_feature(&mut self, feature: &str, is_on: bool, span: &Range<usize>) {
+        if !is_on {
+            let message = format!("this program was built without the feature `{feature}`");
+            let help = format!("enable the feature `{feature}` of threshold-core or threshold-limiter");
+            self.error("not-built-in", span.clone(), message, &help);
+        }
     }
 
     fn login_limit(&mut self, text: &Text) -> Option<SlidingLog> {
@@ -147,21 +158,21 @@ impl Loader<'_> {
     }
 
     pub(super) fn alerts(&mut self, file: &AlertsFile) -> Alerts {
-        let named: [(&'static str, &Option<AlertFile>); 4] = [
-            ("edge_blocks", &file.edge_blocks),
-            ("tenant_blocks", &file.tenant_blocks),
-            ("user_bans", &file.user_bans),
-            ("ip_blocks", &file.ip_blocks),
+        let named: [(AlertOn, &Option<AlertFile>); 4] = [
+            (AlertOn::EdgeBlocks, &file.edge_blocks),
+            (AlertOn::TenantBlocks, &file.tenant_blocks),
+            (AlertOn::UserBans, &file.user_bans),
+            (AlertOn::IpBlocks, &file.ip_blocks),
         ];
         let mut alerts = Alerts::new();
-        for (name, alert) in named {
+        for (on, alert) in named {
             let Some(alert) = alert else { continue };
             let Some(per) = self.span(&alert.per) else { continue };
             if alert.warning.value == 0 || alert.critical.value < alert.warning.value {
-                let help = "warning is at least 1, and critical no lower";
-                self.error("bad-value", alert.critical.span.clone(), "these thresholds cannot be met in order", help);
+                let help = "warning is at least 1, and critical is not below warning";
+                self.error("bad-value", alert.critical.span.clone(), "the thresholds are 0 or out of order", help);
             }
-            alerts.insert(name, Alert { per, warning: alert.warning.value, critical: alert.critical.value });
+            alerts.insert(on, Alert { per, warning: alert.warning.value, critical: alert.critical.value });
         }
         alerts
     }
@@ -175,12 +186,25 @@ impl Loader<'_> {
             memory.max_keys = *value;
         }
         if let Some(when_full) = &file.when_full {
-            memory.when_full = match when_full.value {
-                WhenFullName::Fold => WhenFull::Fold,
-                WhenFullName::Shared => WhenFull::Shared,
-                WhenFullName::Deny => WhenFull::Deny,
-            };
+            memory.when_full = when_full.value.into();
         }
         memory
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tests are built with every feature, so the feature is off by argument.
+    #[test]
+    fn a_table_without_its_feature_is_an_error() {
+        let mut loader = Loader::new("[login]\n");
+        loader.require_feature("login", true, &(0..7));
+        loader.require_feature("login", false, &(0..7));
+        let findings = loader.finish(None, None).findings;
+        assert_eq!(findings.len(), 1);
+        assert_eq!((findings[0].code, findings[0].span.clone()), ("not-built-in", 0..7));
+        assert_eq!(findings[0].message, "this program was built without the feature `login`");
     }
 }

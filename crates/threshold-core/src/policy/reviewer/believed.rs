@@ -1,4 +1,4 @@
-//! Headers that a policy believes from trusted proxies, and that a proxy passes on unless it is told otherwise.
+//! Warnings about identity headers that a proxy passes on as the client sent them.
 
 use std::ops::Range;
 
@@ -8,15 +8,15 @@ use crate::policy::load::Loader;
 use crate::policy::rule::{Per, Rule};
 use crate::policy::{CLIENT_HEADERS, Identity, IdentitySource};
 
-/// What no proxy removes, since the application needs it.
+/// Help for headers that no proxy removes, because the application needs them.
 const CLIENTS_OWN_HELP: &str = "clients write it themselves and applications need it, so the files of `threshold export` \
                                 hide it from Threshold alone: take the name from claim:NAME, or from a header that the \
-                                gateway sets once it has checked the session; if nobody can guess the values, say so in \
-                                allow = [\"passed-on: …\"] above all tables";
-const HELP: &str = "have the proxy set or remove it, as the files do that `threshold export nginx-auth` and its like \
-                    write; then say which proxy does, in allow = [\"passed-on: …\"] above all tables";
+                                gateway sets once it has checked the session; if the values cannot be guessed, state that \
+                                in allow = [\"passed-on: …\"] above all tables";
+const HELP: &str = "have the proxy set or remove it, as the files from `threshold export nginx-auth`, `caddy-auth` and \
+                    `traefik-auth` do; then state which proxy does, in allow = [\"passed-on: …\"] above all tables";
 
-/// Warns where a proxy is trusted, and its own address is what rules by address count.
+/// Warns if rules count by address and that address is always the proxy's.
 pub(super) fn counts_the_proxy<'r>(
     loader: &mut Loader<'_>,
     file: &IdentityFile,
@@ -33,12 +33,12 @@ pub(super) fn counts_the_proxy<'r>(
     }
     let written = file.client_ip.as_ref().and_then(|texts| texts.items.first());
     let span = written.map_or(&proxies.span, |text| &text.span);
-    let message = "client_ip is the connection's own address: all clients of a proxy share one budget by address";
-    let help = "write client_ip = \"x-forwarded-for\", or the header in which your proxy tells the client's address";
+    let message = "client_ip is the connection's own address, so all clients of a proxy share one budget by address";
+    let help = "write client_ip = \"x-forwarded-for\", or the header in which your proxy passes the client's address";
     loader.warning("counts-the-proxy", span.clone(), message, help);
 }
 
-/// Warns about each header that says whose request it is and that a proxy does not set by itself.
+/// Warns about each header that identifies the caller and that proxies do not set by default.
 pub(super) fn passed_on(loader: &mut Loader<'_>, file: &IdentityFile, identity: &Identity) {
     // Without a trusted peer no header is believed.
     if identity.address.trusted.is_empty() {
@@ -47,7 +47,7 @@ pub(super) fn passed_on(loader: &mut Loader<'_>, file: &IdentityFile, identity: 
     let addresses = file.client_ip.iter().flat_map(|texts| &texts.items).zip(&identity.address.sources);
     for (text, source) in addresses {
         let header = match source {
-            // Proxies put their peer's address last, where this is read from.
+            // Proxies append their peer's address, and this header is read from its end.
             AddressSource::Peer | AddressSource::XForwardedFor => continue,
             AddressSource::Forwarded => "forwarded",
             AddressSource::Header(name) => name,
@@ -70,7 +70,7 @@ pub(super) fn passed_on(loader: &mut Loader<'_>, file: &IdentityFile, identity: 
 }
 
 fn warn(loader: &mut Loader<'_>, span: Range<usize>, header: &str, what: &str) {
-    let message = format!("a proxy that passes \"{header}\" on lets the client choose its {what}");
+    let message = format!("a proxy that passes \"{header}\" on lets clients choose their {what}");
     let help = if CLIENT_HEADERS.contains(&header) { CLIENTS_OWN_HELP } else { HELP };
     loader.warning("passed-on", span, message, help);
 }

@@ -1,0 +1,125 @@
+//! TOML text → the types of the policy file, with variables filled in.
+
+use serde::Deserialize as _;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::Loader;
+use crate::policy::expand::Expander;
+use crate::policy::file::PolicyFile;
+use crate::policy::{MAX_FILE, PolicyError, Review, finding};
+
+/// Reads, checks and compiles a policy file.
+pub(in crate::policy) fn review(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Review {
+    let mut loader = Loader::new(source);
+    let file = loader.read(variable);
+    let policy = file.as_ref().map(|file| loader.policy(file));
+    loader.finish(file.as_ref(), policy)
+}
+
+/// Reads a policy file without checking what it means.
+pub(in crate::policy) fn read_file(
+    source: &str,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Result<PolicyFile, PolicyError> {
+    let mut loader = Loader::new(source);
+    let file = loader.read(variable);
+    file.ok_or_else(|| PolicyError::of_file(loader.finish(None, None).findings, source))
+}
+
+impl Loader<'_> {
+    /// Reads the source; on failure the loader has the findings.
+    fn read(&mut self, variable: &dyn Fn(&str) -> Option<String>) -> Option<PolicyFile> {
+        if self.source.len() > MAX_FILE {
+            self.error("too-large", 0..0, format!("a policy is at most {MAX_FILE} bytes"), "");
+            return None;
+        }
+        let (mut table, errors) = DeTable::parse_recoverable(self.source);
+        for error in errors {
+            self.toml_error(&error);
+        }
+        if !self.findings.is_empty() {
+            return None;
+        }
+        let mut expander = Expander::new(variable, MAX_FILE);
+        self.expand_table(table.get_mut(), &mut expander, false, 0);
+        self.values = expander.into_values();
+        if !self.findings.is_empty() {
+            return None;
+        }
+        match PolicyFile::deserialize(toml::de::Deserializer::from(table)) {
+            Ok(file) => Some(file),
+            Err(error) => {
+                self.toml_error(&error);
+                None
+            }
+        }
+    }
+
+    fn toml_error(&mut self, error: &toml::de::Error) {
+        let span = error.span().unwrap_or(0..0);
+        let message = error.message();
+        let is_secret = finding::is_secret(self.source, span.start);
+        let Some((name, known)) = unknown_name(message) else {
+            let message = if is_secret { "invalid value" } else { message };
+            return self.error("syntax", span, message.to_owned(), "");
+        };
+        let close = known
+            .iter()
+            .map(|known| (strsim::damerau_levenshtein(name, known), *known))
+            .min()
+            .filter(|(distance, _)| *distance <= name.len().div_ceil(2).min(3));
+        let help = match close {
+            Some((_, known)) => format!("did you mean \"{known}\"?"),
+            None => format!("known here: {}", known.join(", ")),
+        };
+        let what = if message.starts_with("unknown variant") { "value" } else { "key" };
+        let code = if what == "key" { "unknown-key" } else { "bad-value" };
+        let message = if is_secret { format!("unknown {what}") } else { format!("unknown {what} \"{name}\"") };
+        self.error(code, span, message, &help);
+    }
+
+    fn expand_table(&mut self, table: &mut DeTable<'_>, expander: &mut Expander<'_>, in_limits: bool, depth: usize) {
+        for (key, value) in table.iter_mut() {
+            let name = key.get_ref().as_ref();
+            let limits = in_limits || matches!((depth, name), (0, "tiers" | "tenants" | "users"));
+            let is_limit = limits && name != "tier" || matches!(name, "limit" | "account" | "ip");
+            self.expand_value(value, expander, limits, is_limit, depth);
+        }
+    }
+
+    fn expand_value(
+        &mut self,
+        value: &mut Spanned<DeValue<'_>>,
+        expander: &mut Expander<'_>,
+        in_limits: bool,
+        is_limit: bool,
+        depth: usize,
+    ) {
+        let span = value.span();
+        match value.get_mut() {
+            DeValue::String(text) => match expander.expand(text, span.clone(), is_limit) {
+                Ok(Some(expanded)) => *text = expanded.into(),
+                Ok(None) => {}
+                Err(error) => self.error("bad-variable", span, error.message, &error.help),
+            },
+            DeValue::Array(items) => {
+                for item in items.iter_mut() {
+                    self.expand_value(item, expander, in_limits, is_limit, depth);
+                }
+            }
+            DeValue::Table(table) => self.expand_table(table, expander, in_limits, depth.saturating_add(1)),
+            _ => {}
+        }
+    }
+}
+
+/// Extracts the unknown name and the known names from serde's error message.
+fn unknown_name(message: &str) -> Option<(&str, Vec<&str>)> {
+    if !message.starts_with("unknown field") && !message.starts_with("unknown variant") {
+        return None;
+    }
+    let mut quoted = message.split('`').skip(1).step_by(2);
+    let name = quoted.next()?;
+    Some((name, quoted.collect()))
+}
