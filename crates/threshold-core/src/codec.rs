@@ -4,10 +4,12 @@ use std::fmt;
 
 use crate::secret::KeyId;
 
-/// Why bytes could not be read. A store treats each of these as a failure, never as "no balance".
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The reasons why a record or a token was not decoded. A store treats each of them as a failure, never as "no balance".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum BytesError {
     /// Written in a version that this program does not read.
+    #[error("the bytes have version {found}, and this program reads {}", Readable { oldest: *oldest, newest: *newest })]
     UnknownVersion {
         /// The version of the bytes.
         found: u8,
@@ -16,37 +18,35 @@ pub enum BytesError {
         /// The newest version that is read.
         newest: u8,
     },
-    /// The bytes end too early.
+    /// The bytes end before the record does.
+    #[error("the bytes end too early")]
     Truncated,
-    /// Bytes are left over at the end.
+    /// Bytes follow the end of the record.
+    #[error("bytes are left over at the end")]
     Trailing,
-    /// A value no writer produces; the text names it.
+    /// A field holds a value that no writer produces. The text names the field.
+    #[error("malformed {0}")]
     Malformed(&'static str),
     /// The signature does not match.
+    #[error("the signature does not match")]
     Unsigned,
-    /// Signed under a secret that is not in force; this is its key id.
+    /// The token was signed under a secret that is not in force. The field is the key id of that secret.
+    #[error("signed under the key {0}, which is not in force")]
     UnknownKey(KeyId),
 }
 
-impl fmt::Display for BytesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::UnknownVersion { found, oldest, newest } if oldest == newest => {
-                write!(f, "the bytes have version {found}, and this program reads version {newest}")
-            }
-            Self::UnknownVersion { found, oldest, newest } => {
-                write!(f, "the bytes have version {found}, and this program reads versions {oldest} and {newest}")
-            }
-            Self::Truncated => f.write_str("the bytes end too early"),
-            Self::Trailing => f.write_str("bytes are left over at the end"),
-            Self::Malformed(what) => write!(f, "malformed {what}"),
-            Self::Unsigned => f.write_str("the signature does not match"),
-            Self::UnknownKey(id) => write!(f, "signed under the key {id}, which is not in force"),
-        }
-    }
+/// The versions that are read, as an error message lists them.
+struct Readable {
+    oldest: u8,
+    newest: u8,
 }
 
-impl std::error::Error for BytesError {}
+impl fmt::Display for Readable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { oldest, newest } = self;
+        if oldest == newest { write!(f, "version {newest}") } else { write!(f, "versions {oldest} and {newest}") }
+    }
+}
 
 /// The format of everything that a host writes. A release that changes any record raises it by one.
 ///

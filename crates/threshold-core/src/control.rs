@@ -4,7 +4,6 @@
 //! up to, in order, and so holds the same set as every other node.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
@@ -191,17 +190,10 @@ impl ControlPage {
     }
 }
 
-/// There is room for no more bans, or for no more settings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The log already holds the maximum number of bans or of settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("there are {MAX_BANS} bans or {MAX_SETTINGS} settings already")]
 pub struct ControlFull;
-
-impl fmt::Display for ControlFull {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "there are {MAX_BANS} bans or {MAX_SETTINGS} settings already")
-    }
-}
-
-impl std::error::Error for ControlFull {}
 
 /// The newest change under each key, in memory or as one record, for stores that have no better table.
 #[derive(Debug, Clone)]

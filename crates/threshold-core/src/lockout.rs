@@ -167,17 +167,10 @@ pub struct ResultOutcome {
     pub device: Option<Device>,
 }
 
-/// There is no such attempt, or its time was up and it has failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The login attempt is unknown, already ended, or expired. An expired attempt counts as failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the attempt is unknown, already ended, or expired")]
 pub struct UnknownAttempt;
-
-impl std::fmt::Display for UnknownAttempt {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("there is no such attempt, or its time was up")
-    }
-}
-
-impl std::error::Error for UnknownAttempt {}
 
 /// The digest of an address's login budget.
 #[must_use]

@@ -2,7 +2,6 @@
 
 mod subject_keys;
 
-use std::fmt;
 use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
@@ -153,10 +152,13 @@ impl Subject<'_> {
     }
 }
 
-/// Why a request cannot be planned: the caller's mistake, never a reason to try again later.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The reasons why a request cannot be planned. A retry does not help with any of them.
+///
+/// This enum is exhaustive on purpose: each door answers each variant with a status of its own.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// The cost is more than the limit holds at all.
+    /// The cost exceeds the capacity of the limit.
+    #[error("a cost of {cost} never fits rule \"{rule}\", which holds {capacity}")]
     CostExceedsLimit {
         /// The rule.
         rule: Box<str>,
@@ -167,35 +169,21 @@ pub enum PlanError {
         /// What is counted.
         cost_of: CostOf,
     },
-    /// A rule needs an identity, and not even an address is there.
+    /// A rule needs an identity, and the request has neither it nor an address.
+    #[error("rule \"{rule}\" needs {field}, or an ip to stand in for it")]
     Missing {
         /// The rule.
         rule: Box<str>,
-        /// The field that would do.
+        /// The field that is missing.
         field: String,
     },
-    /// More rules are met than a plan holds.
+    /// The request matches more rules than a plan holds.
+    #[error("the request meets more than {MAX_CHARGES} rules")]
     TooManyRules,
-    /// The path is not matched.
+    /// The path cannot be matched.
+    #[error(transparent)]
     Path(PathError),
 }
-
-impl fmt::Display for PlanError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::CostExceedsLimit { rule, cost, capacity, .. } => {
-                write!(f, "a cost of {cost} never fits rule \"{rule}\", which holds {capacity}")
-            }
-            Self::Missing { rule, field } => {
-                write!(f, "rule \"{rule}\" needs {field}, or an ip to stand in for it")
-            }
-            Self::TooManyRules => write!(f, "the request meets more than {MAX_CHARGES} rules"),
-            Self::Path(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for PlanError {}
 
 impl Policy {
     /// The plan of a `check`.

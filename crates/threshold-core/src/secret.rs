@@ -57,17 +57,10 @@ pub struct Secrets {
     old: Option<Secret>,
 }
 
-/// Two secrets have the same key id: they are the same, or, once in four billion, cannot be told apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The present and the old secret have the same key id: they are equal, or collide, which happens once in four billion pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the present and the old secret have the same key id, {0}: give another one, or no old one")]
 pub struct SameKeyId(pub KeyId);
-
-impl fmt::Display for SameKeyId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the present and the old secret have the same key id, {}: give another one, or no old one", self.0)
-    }
-}
-
-impl std::error::Error for SameKeyId {}
 
 impl Secrets {
     /// One secret, which signs and is accepted.

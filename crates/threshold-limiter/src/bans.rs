@@ -75,17 +75,10 @@ impl Entries {
     }
 }
 
-/// There is room for no more bans.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The list already holds the maximum number of bans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("there are {MAX_BANS} bans already")]
 pub struct TooManyBans;
-
-impl std::fmt::Display for TooManyBans {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "there are {MAX_BANS} bans already")
-    }
-}
-
-impl std::error::Error for TooManyBans {}
 
 impl BanList {
     /// Reports every change from now on to this sink.

@@ -5,7 +5,6 @@ mod change_sink;
 pub mod memory;
 mod shared;
 
-use std::fmt;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -25,14 +24,17 @@ pub use any::AnyStore;
 pub use change_sink::{ChangeSink, Durability};
 
 /// Why a store could not answer. What becomes of the request then is the policy's to say.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// Everything it holds is protected, and the policy says to deny what is new.
+    /// The store is full of keys that must not be evicted, and the policy denies new keys.
+    #[error("the store is full of protected keys")]
     Full,
-    /// It did not answer in time. What was asked may have happened all the same.
+    /// The store did not answer in time. The operation may have happened all the same.
+    #[error("the store did not answer in time")]
     Timeout,
-    /// It cannot be reached, or answered something else than was asked.
+    /// The store cannot be reached, or answered another command than was sent.
+    #[error("the store cannot be reached")]
     Unavailable,
 }
 
@@ -42,18 +44,6 @@ impl StoreError {
         Self::Unavailable
     }
 }
-
-impl fmt::Display for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Full => "the store is full of protected keys",
-            Self::Timeout => "the store did not answer in time",
-            Self::Unavailable => "the store cannot be reached",
-        })
-    }
-}
-
-impl std::error::Error for StoreError {}
 
 impl From<StoreError> for Degraded {
     fn from(error: StoreError) -> Self {
@@ -66,33 +56,18 @@ impl From<StoreError> for Degraded {
 }
 
 /// Why something under way, a reservation or a login attempt, was not ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndError {
-    /// It is unknown, or has already ended.
+    /// The reservation or attempt is unknown or already ended.
+    #[error("unknown or already ended")]
     Unknown,
-    /// A reservation that was committed before, with another cost, which stays.
+    /// The reservation was already committed with another cost, which stays.
+    #[error("{}", CommitError::OtherCost)]
     OtherCost,
-    /// The store could not answer.
-    Store(StoreError),
-}
-
-impl fmt::Display for EndError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown => f.write_str("unknown or already ended"),
-            Self::OtherCost => CommitError::OtherCost.fmt(f),
-            Self::Store(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for EndError {}
-
-impl From<StoreError> for EndError {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 impl From<CommitError> for EndError {

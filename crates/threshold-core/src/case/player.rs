@@ -320,7 +320,7 @@ impl LedgerPlayer {
     fn result(&mut self, login: &Login, args: &ResultArgs, now: Timestamp) -> Result<Value, String> {
         let nonce = self.id();
         let Ok(attempt) = Attempt::from_token(&args.attempt, &self.secrets) else {
-            return Ok(error_json("bad_request", "this is no attempt of ours", "attempt"));
+            return Ok(error_json("bad_request", "the token is not a login attempt of this installation", "attempt"));
         };
         let command = Command::EndLogin { login: login.clone(), attempt, success: args.success, nonce };
         let Answer::LoginEnded(ended) = self.execute(&command, now) else {

@@ -4,8 +4,6 @@
 //! A rule that holds for one reading alone is dodged by a spelling that the application reads in another way. So a path
 //! has every reading that a combination of these differences gives, and a request meets the rules of all of them.
 
-use std::fmt;
-
 use super::{decoded, decoded_bytes, escape, push_escape, strip_authority};
 
 /// The longest path that is matched, in bytes: as long as the longest line of a header that nginx takes by default.
@@ -18,41 +16,32 @@ const MAX_DIFFERENCES: usize = 4;
 /// The most `.` and `..` segments of one path: each is a place where a reading may end.
 const MAX_DOT_SEGMENTS: usize = 64;
 
-/// Why a path is not matched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The reasons why a path is not matched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PathError {
-    /// It is longer than [`MAX_PATH`].
+    /// The path is longer than [`MAX_PATH`].
+    #[error("the path is longer than {MAX_PATH} bytes")]
     TooLong,
-    /// It has more than [`MAX_READINGS`] readings, or may have.
+    /// The path has, or may have, more than [`MAX_READINGS`] readings.
+    #[error("servers may read the path in more than {MAX_READINGS} ways")]
     TooManyReadings,
-    /// It has a `.` or `..` segment, and `odd_paths` says to refuse it.
+    /// The path has a `.` or `..` segment, and `odd_paths` refuses it.
+    #[error("the path has a dot segment (. or ..)")]
     DotSegment,
-    /// It has a backslash, and `odd_paths` says to refuse it.
+    /// The path has a backslash, and `odd_paths` refuses it.
+    #[error("the path has a backslash")]
     Backslash,
-    /// It has a control character, and `odd_paths` says to refuse it.
+    /// The path has a control character, and `odd_paths` refuses it.
+    #[error("the path has a control character")]
     ControlCharacter,
-    /// It has a number sign that is not encoded, and `odd_paths` says to refuse it.
+    /// The path has a number sign that is not encoded, and `odd_paths` refuses it.
+    #[error("the path has a number sign that is not encoded")]
     NumberSign,
-    /// Two of its readings name different callers.
+    /// Two readings of the path name different callers.
+    #[error("servers may read different callers from the path")]
     AmbiguousIdentity,
 }
-
-impl fmt::Display for PathError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TooLong => write!(f, "the path is longer than {MAX_PATH} bytes"),
-            Self::TooManyReadings => write!(f, "servers may read the path in more than {MAX_READINGS} ways"),
-            Self::DotSegment => f.write_str("the path has a dot segment (. or ..)"),
-            Self::Backslash => f.write_str("the path has a backslash"),
-            Self::ControlCharacter => f.write_str("the path has a control character"),
-            Self::NumberSign => f.write_str("the path has a number sign that is not encoded"),
-            Self::AmbiguousIdentity => f.write_str("servers may read different callers from the path"),
-        }
-    }
-}
-
-impl std::error::Error for PathError {}
 
 /// The readings of a path besides its one spelling, which comes first.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 use super::tiers::{Categories, Given, Own, Scaled};
@@ -47,7 +46,8 @@ pub struct Setting {
 }
 
 /// Why a setting does not fit a policy.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
 #[non_exhaustive]
 pub struct SettingError {
     /// The field.
@@ -55,14 +55,6 @@ pub struct SettingError {
     /// What is wrong with it.
     pub message: String,
 }
-
-impl fmt::Display for SettingError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.field, self.message)
-    }
-}
-
-impl std::error::Error for SettingError {}
 
 impl Setting {
     /// Returns whether the setting changes nothing.

@@ -36,35 +36,48 @@ impl<N: Into<Box<str>>, V: Into<Box<str>>> FromIterator<(N, V)> for Claims {
     }
 }
 
-/// Why a token is invalid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The reasons why a token was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
     /// The request has several `Authorization` fields.
+    #[error("several Authorization fields")]
     Repeated,
-    /// It is longer than [`MAX_TOKEN`].
+    /// The token is longer than [`MAX_TOKEN`].
+    #[error("the token is too long")]
     TooLong,
-    /// It is not a signed JWT, has a claim or a header parameter twice, or uses an unsupported extension.
+    /// The token is not a signed JWT, names a claim or a header parameter twice, or uses an unknown critical extension.
+    #[error("not a signed JWT")]
     Malformed,
-    /// Its algorithm is not that of the policy.
+    /// The token names another algorithm than the policy.
+    #[error("another algorithm")]
     Algorithm,
-    /// It names no key, or an unknown or ambiguous one.
+    /// The token names no key, or an unknown or ambiguous one.
+    #[error("no such key")]
     Key,
     /// The signature does not match.
+    #[error("the signature does not match")]
     Signature,
-    /// It has expired, or has no expiry.
+    /// The token has expired.
+    #[error("expired")]
     Expired,
-    /// It is not valid yet.
+    /// The token has no expiry.
+    #[error("no expiry")]
+    NoExpiry,
+    /// The token is not valid yet.
+    #[error("not valid yet")]
     NotYetValid,
-    /// Its issuer is not that of the policy.
+    /// The token comes from another issuer.
+    #[error("another issuer")]
     Issuer,
-    /// Its audience is not that of the policy.
+    /// The token is meant for another audience.
+    #[error("another audience")]
     Audience,
 }
 
 impl TokenError {
     /// Every variant.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Repeated,
         Self::TooLong,
         Self::Malformed,
@@ -72,6 +85,7 @@ impl TokenError {
         Self::Key,
         Self::Signature,
         Self::Expired,
+        Self::NoExpiry,
         Self::NotYetValid,
         Self::Issuer,
         Self::Audience,
@@ -88,31 +102,13 @@ impl TokenError {
             Self::Key => "key",
             Self::Signature => "signature",
             Self::Expired => "expired",
+            Self::NoExpiry => "no_expiry",
             Self::NotYetValid => "not_yet_valid",
             Self::Issuer => "issuer",
             Self::Audience => "audience",
         }
     }
 }
-
-impl fmt::Display for TokenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Repeated => "several Authorization fields",
-            Self::TooLong => "the token is too long",
-            Self::Malformed => "not a signed JWT",
-            Self::Algorithm => "another algorithm",
-            Self::Key => "no such key",
-            Self::Signature => "the signature does not match",
-            Self::Expired => "expired, or without an expiry",
-            Self::NotYetValid => "not valid yet",
-            Self::Issuer => "another issuer",
-            Self::Audience => "another audience",
-        })
-    }
-}
-
-impl std::error::Error for TokenError {}
 
 /// Returns the bearer token of a request (RFC 6750, 2.1). Credentials of other schemes are ignored.
 pub(super) fn bearer<H: Headers + ?Sized>(headers: &H) -> Result<Option<&str>, TokenError> {

@@ -35,38 +35,22 @@ enum Stage {
 /// One amount for each charge of a receipt.
 type Amounts = ArrayVec<u64, MAX_CHARGES>;
 
-/// There is no such reservation, or no longer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The reservation is unknown or already ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the reservation is unknown or already ended")]
 pub struct UnknownReservation;
 
-impl std::fmt::Display for UnknownReservation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("there is no such reservation, or no longer")
-    }
-}
-
-impl std::error::Error for UnknownReservation {}
-
-/// Why a reservation was not committed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The reasons why a reservation was not committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
-    /// The reservation is unknown, or has already ended otherwise.
+    /// The reservation is unknown or already ended.
+    #[error("{UnknownReservation}")]
     Unknown,
-    /// It was committed before, with another cost, which stays.
+    /// The reservation was already committed with another cost, which stays.
+    #[error("the reservation was already committed with another cost, which stays")]
     OtherCost,
 }
-
-impl std::fmt::Display for CommitError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Unknown => UnknownReservation.fmt(f),
-            Self::OtherCost => f.write_str("the reservation was already committed with another cost, which stays"),
-        }
-    }
-}
-
-impl std::error::Error for CommitError {}
 
 impl From<UnknownReservation> for CommitError {
     fn from(_: UnknownReservation) -> Self {

@@ -1,9 +1,9 @@
 //! Login attempts: before and after the password is checked.
 
-use std::fmt;
-
 use threshold_core::command::{AccountChange, Answer, Command};
-use threshold_core::lockout::{Account, Attempt, Attempted, Login, LoginRequest, LoginResult, Refusal, Try};
+use threshold_core::lockout::{
+    Account, Attempt, Attempted, Login, LoginRequest, LoginResult, Refusal, Try, UnknownAttempt,
+};
 use threshold_core::policy::OnStoreError;
 use threshold_core::{Digest, Format, Outcome, Plan, Policy, Timestamp};
 
@@ -13,45 +13,30 @@ use crate::random_id;
 use crate::store::{ImmediateStore, Store, StoreError, at_once};
 
 /// Why a login could not be decided, or an account not be changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoginError {
     /// The policy has no `[login]`.
+    #[error("the policy has no [login]")]
     NoLogin,
-    /// An account has a name.
+    /// The name of the account is empty, or has no visible character.
+    #[error("the account has no name")]
     NoAccount,
-    /// Users belong to tenants, and the account does not say to which.
+    /// Users belong to tenants, and the account does not name its tenant.
+    #[error(
+        "the account does not say whose it is: users belong to tenants (user_scope = \"tenant\"), so write \
+         TENANT/ACCOUNT, each part percent-encoded, or /ACCOUNT for one without a tenant"
+    )]
     WhoseAccount,
-    /// The token is no attempt of ours.
+    /// The token was not issued as a login attempt by this installation.
+    #[error("the token is not a login attempt of this installation")]
     NotOurs,
-    /// The attempt has ended, or its minute was up and it has failed.
+    /// The attempt is unknown, already ended, or expired. An expired attempt counts as failed.
+    #[error("{UnknownAttempt}")]
     UnknownAttempt,
-    /// The store could not answer, and `[login]` is closed then: answer with a 503.
-    Store(StoreError),
-}
-
-impl fmt::Display for LoginError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoLogin => f.write_str("the policy has no [login]"),
-            Self::NoAccount => f.write_str("the account has no name"),
-            Self::WhoseAccount => f.write_str(
-                "the account does not say whose it is: users belong to tenants (user_scope = \"tenant\"), so write \
-                 TENANT/ACCOUNT, each part percent-encoded, or /ACCOUNT for one without a tenant",
-            ),
-            Self::NotOurs => f.write_str("this is no attempt of ours"),
-            Self::UnknownAttempt => f.write_str("there is no such attempt, or its time was up"),
-            Self::Store(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for LoginError {}
-
-impl From<StoreError> for LoginError {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
+    /// The store failed, and `[login]` fails closed: answer with a 503.
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 impl<S: ImmediateStore, C: Clock> Limiter<S, C> {

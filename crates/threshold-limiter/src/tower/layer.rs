@@ -125,17 +125,10 @@ fn recorded_peer(parts: &Parts) -> Option<SocketAddr> {
 /// The reason why no request is served.
 pub(super) const NO_VERIFIER: &str = "the policy has [identity.jwt], and nothing verifies its tokens";
 
-/// The policy has an `[identity.jwt]`, and nothing is attached to it that verifies tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The policy has an `[identity.jwt]`, and no token verifier is attached to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{NO_VERIFIER}: pass the policy through threshold_limiter::jwt::attach (feature \"jwt\") first")]
 pub struct NoTokenVerifier;
-
-impl fmt::Display for NoTokenVerifier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{NO_VERIFIER}: pass the policy through threshold_limiter::jwt::attach (feature \"jwt\") first")
-    }
-}
-
-impl std::error::Error for NoTokenVerifier {}
 
 /// Verifies bearer tokens; implemented by limiters of every store and clock.
 pub(super) trait Tokens: Send + Sync {
