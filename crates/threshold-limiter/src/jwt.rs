@@ -1,4 +1,4 @@
-//! Verifies bearer tokens as a policy's `[identity.jwt]` says, so that its `claim:` sources name somebody.
+//! The verification of bearer tokens (JWT) as `[identity.jwt]` of a policy demands, for its `claim:` sources.
 //!
 //! ```
 //! use threshold_limiter::{Limiter, Policy, jwt};
@@ -17,16 +17,17 @@
 //!     "#,
 //!     &|name| (name == "JWT_KEY").then(|| "a secret of at least thirty-two bytes".to_owned()),
 //! )?;
-//! // Reads the key, or says why it cannot be used.
+//! // Reads the key, or fails if it cannot be used.
 //! let (policy, _verifier) = jwt::attach(policy)?;
 //! let limiter = Limiter::new(policy);
 //! # drop(limiter);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The crate `jsonwebtoken` reads tokens and JWKS, and `ring` checks signatures. `jsonwebtoken`'s own provider of
-//! cryptography belongs to the whole process, and its checks of times to the system's clock: neither is used here.
+//! The crate `jsonwebtoken` decodes tokens and JWKS, and `ring` verifies signatures. The crypto provider of `jsonwebtoken` is
+//! global to the process, and its checks of times read the system clock: neither is used here.
 
+mod error;
 mod keys;
 
 use std::collections::BTreeMap;
@@ -49,24 +50,25 @@ use serde_json::value::RawValue;
 use threshold_core::Timestamp;
 use threshold_core::policy::{Claims, Jwt, MAX_TOKEN, Policy, TokenError, TokenVerifier};
 
+pub use error::{KeyError, KeyFault};
 use keys::Keys;
 
-/// How far the clocks of an issuer and of this machine may differ, in seconds.
+/// The tolerated difference between the clocks of the issuer and of this machine, in seconds.
 const LEEWAY: f64 = 60.0;
-/// The largest file of keys, in bytes. A JWKS is some kilobytes.
+/// The largest file of keys, in bytes. A JWKS has some kilobytes.
 pub const MAX_KEY_FILE: usize = 1 << 20;
 
-/// A policy whose tokens are verified, and what verifies them, if it has an `[identity.jwt]`.
+/// Attaches a token verifier to a policy that has an `[identity.jwt]`. Returns both.
 ///
 /// # Errors
-/// Where the key cannot be read, or does not fit the algorithm.
+/// Fails if the key cannot be read, or does not fit the algorithm.
 pub fn attach(policy: Policy) -> Result<(Policy, Option<Arc<Verifier>>), KeyError> {
     let Some(settings) = &policy.identity().jwt else { return Ok((policy, None)) };
     let verifier = Arc::new(Verifier::new(settings)?);
     Ok((policy.with_token_verifier(Arc::<Verifier>::clone(&verifier)), Some(verifier)))
 }
 
-/// Verifies tokens of one algorithm, with keys that may change while it does.
+/// A verifier of tokens of one algorithm, whose keys can be replaced while it is in use.
 pub struct Verifier {
     alg: Algorithm,
     iss: Option<Box<str>>,
@@ -76,39 +78,39 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// A verifier with the key that is given, or that is in the file.
+    /// Creates a verifier with the key, or the file of keys, of these settings.
     ///
     /// # Errors
-    /// Where the key cannot be read, or does not fit the algorithm.
+    /// Fails if the key cannot be read, or does not fit the algorithm.
     pub fn new(settings: &Jwt) -> Result<Self, KeyError> {
         match (&settings.key, &settings.key_file) {
             (Some(key), None) => Self::with_key(settings, key.as_bytes()),
             (None, Some(file)) => Self::with_key(settings, &read_key_file(Path::new(file.as_ref()))?),
-            _ => Err(KeyError::new("a token is verified with one key: give either key or key_file")),
+            _ => Err(KeyFault::NotOneKey.of_key()),
         }
     }
 
-    /// A verifier with this key: what `key` says, or what `key_file` holds.
+    /// Creates a verifier with this key: the value of `key`, or the content of `key_file`.
     ///
     /// # Errors
-    /// Where the key does not fit the algorithm.
+    /// Fails if the key does not fit the algorithm.
     pub fn with_key(settings: &Jwt, key: &[u8]) -> Result<Self, KeyError> {
-        let alg = Algorithm::from_str(&settings.alg).map_err(|_| KeyError::new("the algorithm is not supported"))?;
+        let alg = Algorithm::from_str(&settings.alg).map_err(|_| KeyFault::Algorithm.of_key())?;
         let key_file = settings.key_file.as_ref().map(|file| PathBuf::from(file.as_ref()));
-        let keys = Keys::parse(alg, key).map_err(|error| error.of_file(key_file.is_some()))?;
+        let keys = Keys::parse(alg, key).map_err(|fault| fault.of(key_file.is_some()))?;
         let keys = ArcSwap::from_pointee(keys);
         Ok(Self { alg, iss: settings.iss.clone(), aud: settings.aud.clone(), key_file, keys })
     }
 
-    /// The file that holds the keys, if there is one.
+    /// Returns the path of the file of keys, if there is one.
     pub fn key_file(&self) -> Option<&Path> {
         self.key_file.as_deref()
     }
 
-    /// Reads the file again and uses its keys from now on. Does nothing where the key is in the policy itself.
+    /// Reads the file again and replaces the keys. Does nothing if the key is in the policy itself.
     ///
     /// # Errors
-    /// Where they cannot be used. The keys in use stay.
+    /// Fails if the new keys cannot be used. The old keys stay.
     pub fn reload(&self) -> Result<(), KeyError> {
         match &self.key_file {
             Some(file) => self.load(&read_key_file(file)?),
@@ -116,24 +118,30 @@ impl Verifier {
         }
     }
 
-    /// Uses these contents of the file from now on.
+    /// Replaces the keys by these contents of the file.
     ///
     /// # Errors
-    /// Where they cannot be used. The keys in use stay.
+    /// Fails if the new keys cannot be used. The old keys stay.
     pub fn load(&self, contents: &[u8]) -> Result<(), KeyError> {
-        let keys = Keys::parse(self.alg, contents).map_err(|error| error.of_file(self.key_file.is_some()))?;
+        let keys = Keys::parse(self.alg, contents).map_err(|fault| fault.of(self.key_file.is_some()))?;
         self.keys.store(Arc::new(keys));
         Ok(())
     }
 
-    /// The ids that several keys of a JWKS share. Tokens that name one of them are refused.
+    /// Returns the ids that several keys of a JWKS share. Tokens that name one of them are refused.
     pub fn ambiguous_kids(&self) -> Vec<String> {
         self.keys.load().ambiguous_kids()
     }
 
-    fn holds(&self, payload: &Payload, now: Timestamp) -> Result<(), TokenError> {
+    /// Returns why keys of a JWKS are not used, one message for each. Its other keys are.
+    pub fn skipped_keys(&self) -> Vec<String> {
+        self.keys.load().skipped()
+    }
+
+    /// Checks the claims of a token whose signature is verified.
+    fn check_claims(&self, payload: &Payload, now: Timestamp) -> Result<(), TokenError> {
         let now = seconds(now);
-        let expires = payload.date("exp")?.ok_or(TokenError::Expired)?;
+        let expires = payload.date("exp")?.ok_or(TokenError::NoExpiry)?;
         if now >= expires + LEEWAY {
             return Err(TokenError::Expired);
         }
@@ -145,7 +153,7 @@ impl Verifier {
         {
             return Err(TokenError::Issuer);
         }
-        // RFC 7519, 4.1.3: a token that names audiences is refused by everyone who is none of them.
+        // RFC 7519, 4.1.3: a token that names audiences is for nobody else.
         let audiences = payload.audiences()?;
         match (&self.aud, audiences) {
             (None, None) => Ok(()),
@@ -155,16 +163,30 @@ impl Verifier {
     }
 }
 
+/// Returns why the header of a token was not decoded. `jsonwebtoken` knows neither `none` nor other algorithms that no key is
+/// for, and reports them as malformed.
+fn header_fault(token: &str) -> TokenError {
+    #[derive(serde::Deserialize)]
+    struct Header {
+        alg: String,
+    }
+    let header = token.split('.').next().and_then(|header| URL_SAFE_NO_PAD.decode(header).ok());
+    match header.and_then(|header| serde_json::from_slice::<Header>(&header).ok()) {
+        Some(Header { alg }) if Algorithm::from_str(&alg).is_err() => TokenError::Algorithm,
+        _ => TokenError::Malformed,
+    }
+}
+
 impl TokenVerifier for Verifier {
     fn verify(&self, token: &str, now: Timestamp) -> Result<Claims, TokenError> {
         if token.len() > MAX_TOKEN {
             return Err(TokenError::TooLong);
         }
-        let header = decode_header(token).map_err(|_| TokenError::Malformed)?;
+        let header = decode_header(token).map_err(|_| header_fault(token))?;
         if header.alg != self.alg {
             return Err(TokenError::Algorithm);
         }
-        // RFC 7515, 4.1.11: an extension that is marked as critical and not understood.
+        // RFC 7515, 4.1.11: critical extensions must be understood, and none is.
         if header.crit.is_some() {
             return Err(TokenError::Malformed);
         }
@@ -176,7 +198,7 @@ impl TokenVerifier for Verifier {
             return Err(TokenError::Signature);
         }
         let payload: Payload = insecure_decode_claims(token).map_err(|_| TokenError::Malformed)?;
-        self.holds(&payload, now)?;
+        self.check_claims(&payload, now)?;
         Ok(payload.claims())
     }
 }
@@ -187,22 +209,22 @@ impl fmt::Debug for Verifier {
     }
 }
 
-/// What a token says: each claim as it is written, so that no number is rounded.
+/// The claims of a token as they are written, so that no number is rounded.
 struct Payload(BTreeMap<String, Box<RawValue>>);
 
 impl Payload {
-    /// A string.
+    /// Returns a claim that is a string.
     fn text(&self, name: &str) -> Option<String> {
         serde_json::from_str(self.0.get(name)?.get()).ok()
     }
 
-    /// A date in Unix seconds, perhaps with a fraction (RFC 7519, 2).
+    /// Returns a claim that is a date: Unix seconds, perhaps with a fraction (RFC 7519, 2).
     fn date(&self, name: &str) -> Result<Option<f64>, TokenError> {
         let Some(raw) = self.0.get(name) else { return Ok(None) };
         serde_json::from_str(raw.get()).map(Some).map_err(|_| TokenError::Malformed)
     }
 
-    /// One audience, or several.
+    /// Returns the audiences: a string, or a list of strings.
     fn audiences(&self) -> Result<Option<Vec<String>>, TokenError> {
         let Some(raw) = self.0.get("aud") else { return Ok(None) };
         let one = || serde_json::from_str(raw.get()).map(|one| vec![one]);
@@ -210,7 +232,7 @@ impl Payload {
         one().or_else(|_| several()).map(Some).map_err(|_| TokenError::Malformed)
     }
 
-    /// Everything that can be a name.
+    /// Returns the claims that can be a name: strings, numbers and booleans.
     fn claims(&self) -> Claims {
         let usable = |raw: &RawValue| match raw.get().as_bytes().first()? {
             b'"' => serde_json::from_str(raw.get()).ok(),
@@ -234,7 +256,7 @@ impl<'de> Deserialize<'de> for Payload {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Payload, A::Error> {
                 let mut members = BTreeMap::new();
                 while let Some((name, value)) = map.next_entry::<String, Box<RawValue>>()? {
-                    // Of two claims with one name, readers take the first or the last.
+                    // Of two claims with one name, some parsers take the first and some the last.
                     if members.insert(name, value).is_some() {
                         return Err(serde::de::Error::custom("a claim comes twice"));
                     }
@@ -246,59 +268,33 @@ impl<'de> Deserialize<'de> for Payload {
     }
 }
 
-/// Why a key cannot be used. It holds nothing of the key, and does not name its file: what stands in the place of the name may
-/// be the key, by mistake.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeyError {
-    setting: &'static str,
-    message: String,
-}
-
-impl KeyError {
-    fn new(message: impl Into<String>) -> Self {
-        Self { setting: "key", message: message.into() }
-    }
-
-    fn of_file(self, is_file: bool) -> Self {
-        Self { setting: if is_file { "key_file" } else { "key" }, ..self }
-    }
-}
-
-impl fmt::Display for KeyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "[identity.jwt] {}: {}", self.setting, self.message)
-    }
-}
-
-impl std::error::Error for KeyError {}
-
-/// What a file of keys holds, for [`Verifier::with_key`] and [`Verifier::load`].
+/// Reads a file of keys, for [`Verifier::with_key`] and [`Verifier::load`].
 ///
 /// # Errors
-/// Where it cannot be read, or is larger than [`MAX_KEY_FILE`].
+/// Fails if the file cannot be read, is not a regular file, or is larger than [`MAX_KEY_FILE`].
 pub fn read_key_file(path: &Path) -> Result<Vec<u8>, KeyError> {
-    let unusable = |message: String| KeyError::new(message).of_file(true);
     let limit = u64::try_from(MAX_KEY_FILE).unwrap_or(u64::MAX).saturating_add(1);
     let mut contents = Vec::new();
-    let reading = open_file(path).and_then(|file| file.take(limit).read_to_end(&mut contents));
-    reading.map_err(|error| unusable(format!("the file cannot be read: {error}")))?;
+    let unreadable = |error| KeyFault::Unreadable(error).of_file();
+    let file = open(path).map_err(unreadable)?;
+    // A named pipe would block its reader, and with it every reload.
+    if !file.metadata().map_err(unreadable)?.is_file() {
+        return Err(KeyFault::NotAFile.of_file());
+    }
+    file.take(limit).read_to_end(&mut contents).map_err(unreadable)?;
     if contents.len() > MAX_KEY_FILE {
-        return Err(unusable(format!("the file is larger than {MAX_KEY_FILE} bytes")));
+        return Err(KeyFault::TooLarge.of_file());
     }
     Ok(contents)
 }
 
-/// Opens a regular file. Anything else may keep its reader waiting for ever, as a named pipe does, and with it every reload.
-fn open_file(path: &Path) -> io::Result<File> {
+/// Opens a file without waiting for a writer, as opening a named pipe would.
+fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
     options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
-    let file = options.open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    Ok(file)
+    options.open(path)
 }
 
 fn seconds(at: Timestamp) -> f64 {

@@ -23,7 +23,7 @@ pub(crate) fn attach(policy: Policy) -> Result<(Policy, Option<TokenKeys>), KeyE
         None => Verifier::new(settings)?,
     };
     let verifier = Arc::new(verifier);
-    warn_of_ambiguous(&verifier);
+    warn_of_keys(&verifier);
     let policy = policy.with_token_verifier(Arc::<Verifier>::clone(&verifier));
     Ok((policy, Some(TokenKeys { verifier, contents })))
 }
@@ -31,12 +31,20 @@ pub(crate) fn attach(policy: Policy) -> Result<(Policy, Option<TokenKeys>), KeyE
 /// Uses what the file of keys holds now. After an error the keys in use stay.
 pub(crate) fn load(verifier: &Verifier, contents: &[u8]) -> Result<(), KeyError> {
     verifier.load(contents)?;
-    warn_of_ambiguous(verifier);
+    warn_of_keys(verifier);
     Ok(())
 }
 
-fn warn_of_ambiguous(verifier: &Verifier) {
+/// Formats an error of a key with its cause.
+pub(crate) fn describe(error: KeyError) -> String {
+    format!("{:#}", anyhow::Error::from(error))
+}
+
+fn warn_of_keys(verifier: &Verifier) {
     for kid in verifier.ambiguous_kids() {
         tracing::warn!(kid, "several keys of the JWKS have this kid: tokens that name it are refused");
+    }
+    for reason in verifier.skipped_keys() {
+        tracing::warn!(reason, "key of the JWKS skipped");
     }
 }

@@ -10,6 +10,7 @@ use threshold_limiter::jwt::{Verifier, read_key_file};
 
 use crate::Report;
 use crate::cli::{Denied, LintArgs};
+use crate::jwt::describe;
 use crate::source::Source;
 
 pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
@@ -48,13 +49,13 @@ fn keys(policy: &Policy) -> Option<Finding> {
     let settings = policy.identity().jwt.as_ref()?;
     let file = settings.key_file.as_deref().map(Path::new);
     let (severity, code, message) = match file.map(read_key_file).transpose() {
-        Err(error) => (Severity::Warning, "no-key-file", error.to_string()),
+        Err(error) => (Severity::Warning, "no-key-file", describe(error)),
         Ok(contents) => {
             let checked = match &contents {
                 Some(contents) => Verifier::with_key(settings, contents),
                 None => Verifier::new(settings),
             };
-            (Severity::Error, "bad-key", checked.err()?.to_string())
+            (Severity::Error, "bad-key", describe(checked.err()?))
         }
     };
     let help = "docs/policy.md says what each algorithm takes".to_owned();

@@ -137,7 +137,7 @@ impl Watched {
             }
             Kind::Keys(verifier) => {
                 let contents = files.map(<[Vec<u8>]>::concat);
-                let loaded = contents.and_then(|key| jwt::load(verifier, &key).map_err(|error| error.to_string()));
+                let loaded = contents.and_then(|key| jwt::load(verifier, &key).map_err(jwt::describe));
                 let trouble =
                     loaded.as_ref().err().map(|error| format!("the keys of tokens are not in force: {error}"));
                 app.health.keys(trouble.map(|full| Trouble::hiding(full, &self.paths)));
@@ -216,7 +216,7 @@ fn usable(
         return Err(Trouble { open: text.clone(), full: text });
     }
     jwt::attach(policy)
-        .map_err(|error| Trouble { open: "a key of tokens cannot be used".to_owned(), full: error.to_string() })
+        .map_err(|error| Trouble { open: "a key of tokens cannot be used".to_owned(), full: jwt::describe(error) })
 }
 
 /// What errors there are and in which lines, and nothing that the file says there.

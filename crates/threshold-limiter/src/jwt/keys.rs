@@ -1,4 +1,4 @@
-//! A secret, a public key in PEM or a JWKS → the keys that signatures are checked with.
+//! The keys that signatures are verified with, from a shared secret, a public key in PEM or a JWKS.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -15,32 +15,37 @@ use x509_parser::prelude::FromDer as _;
 use x509_parser::public_key::{PublicKey, RSAPublicKey};
 use x509_parser::x509::SubjectPublicKeyInfo;
 
-use super::KeyError;
+use super::KeyFault;
 
 /// The keys of one algorithm.
 pub(super) enum Keys {
-    /// One key, whatever id a token gives it.
+    /// One key, whatever id a token names.
     One(Key),
-    /// The usable keys of a JWKS by their ids.
-    Set(Vec<(Option<String>, Key)>),
+    /// The keys of a JWKS.
+    Set {
+        /// The usable keys by their ids.
+        keys: Vec<(Option<String>, Key)>,
+        /// Why the others are not used.
+        skipped: Vec<KeyFault>,
+    },
 }
 
-/// One key and what it is used with.
+/// One key, with the parameters of its algorithm.
 pub(super) enum Key {
     Hmac(hmac::Key),
     Rsa(&'static RsaParameters, RsaPublicKeyComponents<Vec<u8>>),
     Curve(UnparsedPublicKey<Vec<u8>>),
 }
 
-/// What an algorithm is made of.
+/// The parameters of an algorithm.
 enum Kind {
     Hmac(hmac::Algorithm, &'static digest::Algorithm),
     Rsa(&'static RsaParameters),
     Curve(&'static dyn VerificationAlgorithm, EllipticCurve),
 }
 
-/// Whether a text is in a form in which public keys are handed out, or begins as JSON and pages do: an error page, say, that was
-/// stored in the place of the keys.
+/// Returns whether a text looks like a public key, or like JSON or HTML: an error page, say, that was stored in place of the
+/// keys.
 fn is_public(text: &[u8]) -> bool {
     let text = text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text).trim_ascii();
     let packed: Vec<u8> = text.iter().copied().filter(|byte| !byte.is_ascii_whitespace()).collect();
@@ -54,16 +59,12 @@ fn is_public(text: &[u8]) -> bool {
 }
 
 impl Keys {
-    /// The keys in a text: for HS algorithms the secret itself or a JWKS, for the others a public key in PEM or a JWKS.
-    pub(super) fn parse(alg: Algorithm, text: &[u8]) -> Result<Self, KeyError> {
-        let kind = Kind::of(alg).ok_or_else(|| KeyError::new("the algorithm is not supported"))?;
+    /// Parses keys: for HS algorithms the secret itself or a JWKS, for the others a public key in PEM or a JWKS.
+    pub(super) fn parse(alg: Algorithm, text: &[u8]) -> Result<Self, KeyFault> {
+        let kind = Kind::of(alg).ok_or(KeyFault::Algorithm)?;
         let is_pem = text.windows(11).any(|window| window == b"-----BEGIN ");
         if is_pem && matches!(kind, Kind::Hmac(..)) {
-            let message = format!(
-                "this is a key in PEM, and {alg:?} takes a shared secret: whoever has a public key could \
-                                   sign tokens with it"
-            );
-            return Err(KeyError::new(message));
+            return Err(KeyFault::PemAsSecret(name(alg)));
         }
         if is_pem {
             return kind.pem_key(alg, text).map(Self::One);
@@ -72,30 +73,36 @@ impl Keys {
         match (kind, serde_json::from_slice::<JwkSet>(text)) {
             (kind, Ok(set)) => kind.key_set(alg, &set),
             (Kind::Hmac(..), Err(_)) if is_object && serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok() => {
-                Err(KeyError::new("this is JSON, and no JWKS"))
+                Err(KeyFault::OtherJson)
             }
-            (Kind::Hmac(..), Err(_)) if is_public(text) => Err(KeyError::new(
-                "this is a public key or a document, not a shared secret: whoever can read it could sign tokens with it",
-            )),
+            (Kind::Hmac(..), Err(_)) if is_public(text) => Err(KeyFault::PublicAsSecret),
             (kind @ Kind::Hmac(..), Err(_)) => kind.secret(alg, without_line_end(text)).map(Self::One),
-            (_, Err(_)) => Err(KeyError::new("this is neither a public key in PEM nor a JWKS")),
+            (_, Err(_)) => Err(KeyFault::NoPublicKey),
         }
     }
 
-    /// The one key that a token names, or the only one there is.
+    /// Returns the key that a token names, or the only one there is.
     pub(super) fn find(&self, kid: Option<&str>) -> Option<&Key> {
         let keys = match self {
             Self::One(key) => return Some(key),
-            Self::Set(keys) => keys,
+            Self::Set { keys, .. } => keys,
         };
         let mut named = keys.iter().filter(|(own, _)| kid.is_none() || own.as_deref() == kid).map(|(_, key)| key);
         let only = named.next();
         if named.next().is_none() { only } else { None }
     }
 
-    /// The ids that several keys have.
+    /// Returns why keys of a JWKS are not used.
+    pub(super) fn skipped(&self) -> Vec<String> {
+        match self {
+            Self::One(_) => Vec::new(),
+            Self::Set { skipped, .. } => skipped.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    /// Returns the ids that several keys have.
     pub(super) fn ambiguous_kids(&self) -> Vec<String> {
-        let Self::Set(keys) = self else { return Vec::new() };
+        let Self::Set { keys, .. } = self else { return Vec::new() };
         let mut kids: Vec<&String> = keys.iter().filter_map(|(kid, _)| kid.as_ref()).collect();
         kids.sort_unstable();
         let mut twice: Vec<String> = kids
@@ -134,56 +141,51 @@ impl Kind {
         })
     }
 
-    /// A shared secret, which is no shorter than the hash (RFC 7518, 3.2).
-    fn secret(&self, alg: Algorithm, secret: &[u8]) -> Result<Key, KeyError> {
+    /// Accepts a shared secret that is no shorter than the hash (RFC 7518, 3.2).
+    fn secret(&self, alg: Algorithm, secret: &[u8]) -> Result<Key, KeyFault> {
         match self {
             Self::Hmac(algorithm, digest) if secret.len() >= digest.output_len() => {
                 Ok(Key::Hmac(hmac::Key::new(*algorithm, secret)))
             }
-            Self::Hmac(_, digest) => {
-                let least = digest.output_len();
-                Err(KeyError::new(format!("the secret is too short: {alg:?} takes at least {least} bytes")))
-            }
+            Self::Hmac(_, digest) => Err(KeyFault::TooShort { alg: name(alg), least: digest.output_len() }),
             Self::Rsa(_) | Self::Curve(..) => Err(wrong_kind(alg)),
         }
     }
 
-    /// An RSA key of a length that signatures are checked with.
-    fn rsa(&self, alg: Algorithm, modulus: &[u8], exponent: &[u8]) -> Result<Key, KeyError> {
+    /// Accepts an RSA key of a length that `ring` verifies signatures with.
+    fn rsa(&self, alg: Algorithm, modulus: &[u8], exponent: &[u8]) -> Result<Key, KeyFault> {
         let Self::Rsa(parameters) = self else { return Err(wrong_kind(alg)) };
         let (n, e) = (without_zeros(modulus), without_zeros(exponent));
         let bits =
             n.len().saturating_mul(8).saturating_sub(n.first().map_or(0, |first| first.leading_zeros() as usize));
         if !(2048..=8192).contains(&bits) {
-            return Err(KeyError::new(format!("this RSA key has {bits} bits, and 2048 to 8192 are accepted")));
+            return Err(KeyFault::RsaBits(bits));
         }
         Ok(Key::Rsa(parameters, RsaPublicKeyComponents { n: n.to_vec(), e: e.to_vec() }))
     }
 
-    /// A point of this curve, not compressed.
-    fn point(&self, alg: Algorithm, curve: &EllipticCurve, point: &[u8]) -> Result<Key, KeyError> {
+    /// Accepts an uncompressed point of this curve.
+    fn point(&self, alg: Algorithm, curve: &EllipticCurve, point: &[u8]) -> Result<Key, KeyFault> {
         let (verification, length) = match self {
             Self::Curve(verification, own) if own == curve => (*verification, point_length(own)),
             _ => return Err(wrong_kind(alg)),
         };
         let is_whole = point.len() == length && (length == 32 || point.first() == Some(&4));
         if !is_whole {
-            return Err(KeyError::new("the public key is not a whole point of its curve"));
+            return Err(KeyFault::NotAPoint);
         }
         Ok(Key::Curve(UnparsedPublicKey::new(verification, point.to_vec())))
     }
 
-    fn pem_key(&self, alg: Algorithm, text: &[u8]) -> Result<Key, KeyError> {
+    fn pem_key(&self, alg: Algorithm, text: &[u8]) -> Result<Key, KeyFault> {
         let blocks: Result<Vec<Pem>, _> = Pem::iter_from_buffer(text).collect();
-        let blocks = blocks.map_err(|_| KeyError::new("the PEM is damaged"))?;
+        let blocks = blocks.map_err(|_| KeyFault::DamagedPem)?;
         let [block] = blocks.as_slice() else {
-            return Err(KeyError::new("there is more than one key in PEM: put them into a JWKS"));
+            return Err(KeyFault::SeveralPems);
         };
-        let damaged = || KeyError::new("the key in PEM is damaged");
+        let damaged = || KeyFault::DamagedPem;
         match block.label.as_str() {
-            label if label.ends_with("PRIVATE KEY") => {
-                Err(KeyError::new("this is a private key, and a verifier needs the public one"))
-            }
+            label if label.ends_with("PRIVATE KEY") => Err(KeyFault::PrivateKey),
             "RSA PUBLIC KEY" => {
                 let (_, key) = RSAPublicKey::from_der(&block.contents).map_err(|_| damaged())?;
                 self.rsa(alg, key.modulus, key.exponent)
@@ -196,11 +198,11 @@ impl Kind {
                 let certificate = block.parse_x509().map_err(|_| damaged())?;
                 self.public_key(alg, certificate.public_key())
             }
-            _ => Err(KeyError::new("the PEM holds no public key")),
+            _ => Err(KeyFault::OtherPem),
         }
     }
 
-    fn public_key(&self, alg: Algorithm, info: &SubjectPublicKeyInfo<'_>) -> Result<Key, KeyError> {
+    fn public_key(&self, alg: Algorithm, info: &SubjectPublicKeyInfo<'_>) -> Result<Key, KeyFault> {
         if info.algorithm.algorithm == OID_SIG_ED25519 {
             return self.point(alg, &EllipticCurve::Ed25519, &info.subject_public_key.data);
         }
@@ -219,25 +221,25 @@ impl Kind {
         }
     }
 
-    /// The keys of a set that are meant for this algorithm. Sets hold keys for other uses too.
-    fn key_set(&self, alg: Algorithm, set: &JwkSet) -> Result<Keys, KeyError> {
-        let mut keys = Vec::new();
+    /// Returns the keys of a JWKS for this algorithm. A set also holds keys for other uses. A key that cannot be used is
+    /// skipped, so that one weak key of an issuer does not lock out the users of the others.
+    fn key_set(&self, alg: Algorithm, set: &JwkSet) -> Result<Keys, KeyFault> {
+        let (mut keys, mut skipped) = (Vec::new(), Vec::new());
         for jwk in set.keys.iter().filter(|jwk| self.is_for(alg, jwk)) {
             let kid = jwk.common.key_id.clone();
-            let key = self.jwk(alg, jwk).map_err(|error| {
-                let named =
-                    kid.as_deref().map_or_else(|| "a key without kid".to_owned(), |kid| format!("the key {kid:?}"));
-                KeyError::new(format!("{named} of the JWKS: {}", error.message))
-            })?;
-            keys.push((kid, key));
+            match self.jwk(alg, jwk) {
+                Ok(key) => keys.push((kid, key)),
+                Err(fault) => skipped.push(KeyFault::InSet { kid, fault: Box::new(fault) }),
+            }
         }
         if keys.is_empty() {
-            return Err(KeyError::new(format!("the JWKS holds no key for {alg:?}")));
+            let fault = skipped.into_iter().next();
+            return Err(fault.unwrap_or_else(|| KeyFault::NoneInSet(name(alg))));
         }
-        Ok(Keys::Set(keys))
+        Ok(Keys::Set { keys, skipped })
     }
 
-    /// Whether a key of a set is meant for checking signatures of this algorithm.
+    /// Returns whether a key of a set is meant for verifying signatures of this algorithm.
     fn is_for(&self, alg: Algorithm, jwk: &Jwk) -> bool {
         let common = &jwk.common;
         let kind = match (self, &jwk.algorithm) {
@@ -251,8 +253,8 @@ impl Kind {
             && common.key_operations.as_ref().is_none_or(|own| own.contains(&KeyOperations::Verify))
     }
 
-    fn jwk(&self, alg: Algorithm, jwk: &Jwk) -> Result<Key, KeyError> {
-        let key = DecodingKey::from_jwk(jwk).map_err(|_| KeyError::new("it is damaged"))?;
+    fn jwk(&self, alg: Algorithm, jwk: &Jwk) -> Result<Key, KeyFault> {
+        let key = DecodingKey::from_jwk(jwk).map_err(|_| KeyFault::DamagedJwk)?;
         match (self, key.kind()) {
             (_, DecodingKeyKind::RsaModulusExponent { n, e }) => self.rsa(alg, n, e),
             (Self::Curve(_, curve), DecodingKeyKind::SecretOrDer(point)) => self.point(alg, curve, point),
@@ -269,17 +271,22 @@ fn point_length(curve: &EllipticCurve) -> usize {
     }
 }
 
-fn wrong_kind(alg: Algorithm) -> KeyError {
-    KeyError::new(format!("this is a key of another kind, and tokens of {alg:?} are not checked with it"))
+fn wrong_kind(alg: Algorithm) -> KeyFault {
+    KeyFault::OtherKind(name(alg))
 }
 
-/// A number without leading zeros, as `ring` reads it.
+/// Returns the name of an algorithm as a policy writes it.
+fn name(alg: Algorithm) -> String {
+    format!("{alg:?}")
+}
+
+/// Removes the leading zeros of a number, which `ring` does not accept.
 fn without_zeros(number: &[u8]) -> &[u8] {
     let zeros = number.iter().take_while(|byte| **byte == 0).count();
     number.get(zeros..).unwrap_or_default()
 }
 
-/// A text without the line end that editors put there.
+/// Removes the line end that editors add.
 fn without_line_end(text: &[u8]) -> &[u8] {
     let text = text.strip_suffix(b"\n").unwrap_or(text);
     text.strip_suffix(b"\r").unwrap_or(text)

@@ -3,9 +3,9 @@
 use serde_json::json;
 use threshold_core::policy::{Jwt, TokenError, TokenVerifier as _};
 use threshold_limiter::Policy;
-use threshold_limiter::jwt::{self, Verifier};
+use threshold_limiter::jwt::{self, KeyFault, Verifier};
 
-use crate::sign::{SECRET, jwk, token};
+use crate::sign::{SECRET, jwk, signed, token};
 use crate::{NOW, START};
 
 fn settings(alg: &str) -> Jwt {
@@ -151,8 +151,37 @@ fn a_set_holds_a_key_for_the_algorithm() {
     let mut damaged = jwk("ES256", "cut");
     damaged["y"] = "AAAA".into();
     check("ES256", &set(&[damaged]), Err("\"cut\" of the JWKS"));
-    // Keys that nobody knows are left alone.
+    // Keys of unknown types are ignored.
     check("ES256", &set(&[jwk("ES256", "1"), json!({ "kty": "AKP", "pub": "AAAA" })]), Ok(()));
+}
+
+/// One key that cannot be used refused the whole set, and with it every user of the issuer's other keys.
+///
+/// Fails where `key_set` returns the first fault.
+#[test]
+fn a_weak_key_of_a_set_is_skipped() {
+    let mut weak = jwk("HS256", "weak");
+    weak["k"] = "AAAA".into();
+    let set = json!({ "keys": [weak, jwk("HS256", "1")] }).to_string();
+    let verifier = Verifier::with_key(&settings("HS256"), set.as_bytes()).unwrap();
+    assert_eq!(
+        verifier.skipped_keys(),
+        ["the key \"weak\" of the JWKS: the secret is too short: HS256 takes at least 32 bytes"]
+    );
+    let claims = json!({ "exp": NOW });
+    verifier.verify(&token("HS256", &claims), START).unwrap();
+    let named = signed(&json!({ "alg": "HS256", "kid": "weak" }), &claims, "HS256");
+    assert_eq!(verifier.verify(&named, START).unwrap_err(), TokenError::Key);
+}
+
+/// The message names the setting and not the file, and the cause is the source.
+#[test]
+fn an_unreadable_file_has_a_cause() {
+    let error = jwt::read_key_file(std::path::Path::new("/nonexistent/threshold.pem")).unwrap_err();
+    assert_eq!(error.to_string(), "[identity.jwt] key_file: the file cannot be read");
+    assert!(matches!(error.fault(), KeyFault::Unreadable(_)));
+    let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    assert_eq!(source.map(std::io::Error::kind), Some(std::io::ErrorKind::NotFound));
 }
 
 /// A file that vanishes with the test.

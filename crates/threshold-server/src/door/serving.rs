@@ -63,7 +63,7 @@ impl Serving {
     /// As [`threshold_core::case::Player::load`].
     pub(super) fn load(&mut self, policy: &str, env: &BTreeMap<String, String>, fresh: bool) -> Result<(), String> {
         let policy = Policy::parse(policy, &|name| env.get(name).cloned()).map_err(|error| error.to_string())?;
-        let (policy, _) = crate::jwt::attach(policy).map_err(|error| error.to_string())?;
+        let (policy, _) = crate::jwt::attach(policy).map_err(crate::jwt::describe)?;
         match &self.served {
             Some(served) if !fresh => {
                 served.app.desk.swap(policy);

@@ -99,7 +99,7 @@ fn a_token_that_does_not_verify_names_nobody_and_is_counted() {
         hmac_of(ring::hmac::HMAC_SHA256, &[b'x'; 32], message)
     });
     let refused = [
-        ("malformed", bearer(&unsigned)),
+        ("algorithm", bearer(&unsigned)),
         ("malformed", "Bearer opaque".to_owned()),
         ("signature", bearer(&foreign)),
         ("algorithm", bearer(&token("HS384", &claims()))),
