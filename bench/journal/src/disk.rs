@@ -55,7 +55,7 @@ fn size(folder: &Path, many: u32, fill: Fill) -> Result<u64> {
     for number in 0..many {
         fill(&world, number)?;
         if number % 100 == 99 {
-            while world.journal.behind().is_some() {
+            while world.journal.write_lag().is_some() {
                 std::thread::yield_now();
             }
         }

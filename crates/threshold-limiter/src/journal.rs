@@ -1,20 +1,25 @@
-//! What outlives the process: bans, strikes, locks and settings, in one SQLite file beside the store in memory.
+//! A journal beside the store in memory: bans, strikes, locks and settings that outlive the process, in one SQLite file.
 //!
-//! Memory decides; the journal writes down. A change is noted as the latest bytes under its key, so that a hundred strikes
-//! of one subject are one row. One thread takes all that was noted, writes it in one transaction, waits for the disk, and
-//! then says so. Whoever owes somebody an answer that must not be forgotten waits for that, and nobody else does.
+//! Memory decides; the journal records. A change is queued as the latest bytes of its key, so that a hundred strikes of one
+//! subject are one row. One thread commits everything that is queued as one transaction (a group commit) and syncs it to
+//! disk. A caller whose answer must not be forgotten waits for that commit; no other request waits for the disk.
 
+mod commit_mark;
 mod counters;
+mod damage_record;
+mod error;
+mod events;
 mod file;
+mod fs;
+mod inspect;
 mod pages;
 mod queue;
 mod rebuild;
 mod restore;
 mod rows;
 mod salvage;
+mod schema;
 mod secret;
-mod untold;
-mod wal;
 mod writer;
 
 use std::fmt;
@@ -25,45 +30,45 @@ use std::time::{Duration, Instant};
 
 use threshold_core::lockout::Account;
 use threshold_core::policy::{Ban, Owner, Setting};
-use threshold_core::secret::SameKeyId;
 use threshold_core::{Digest, Format, KeyId, Secret, Secrets, Standing};
-use tokio::sync::watch;
 
 use crate::store::{ChangeSink, Durability};
 pub use counters::{Counters, load_counters, save_counters};
-use file::{JournalFile, Missing, resolve};
+pub use error::{CountersError, JournalError, SaveError};
+pub use events::{JournalEvent, JournalEvents};
+use file::{JournalFile, Missing};
+use fs::resolve;
 use queue::Queue;
 pub use rebuild::Repair;
 pub use restore::{Restored, restore, rows_in_memory};
 use rows::OldDigests;
 pub use rows::{AuditLine, Kind, Row};
 pub use salvage::Damage;
-use secret::settle_secret;
 pub use secret::{GivenSecrets, installation_secrets, old_secret_path, secret_path};
-use writer::Source;
+use writer::RebuildSource;
 
-/// How long a request that strikes waits for the disk: long enough for one group of writes on a disk that is well, short
-/// enough that nobody notices on one that is not.
+/// The longest time that a request with a strike waits for the disk: enough for one group commit on a healthy disk, and too
+/// short for a client to notice on a failing one.
 pub const STRIKE_WAIT: Duration = Duration::from_millis(10);
 
-/// The format of what is written.
+/// The format of written records.
 const FORMAT: Format = Format::PRESENT;
 
-/// A journal that is open, and the thread that writes it.
+/// An open journal and its writer thread.
 pub struct Journal {
     queue: Arc<Queue>,
     path: PathBuf,
-    source: Source,
+    source: RebuildSource,
     writer: Mutex<Option<JoinHandle<()>>>,
     old: Arc<OldDigests>,
 }
 
-/// The secrets that a journal may have been written under: it is written under the present one from now on.
+/// The key ids of the secrets that a journal may have been written under. New rows are written under the present one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyIds {
     /// The key id of the present secret.
     pub present: KeyId,
-    /// That of the old one, while the secret is rotated.
+    /// The key id of the old secret, during a rotation.
     pub old: Option<KeyId>,
 }
 
@@ -79,274 +84,183 @@ impl From<&Secrets> for KeyIds {
     }
 }
 
-/// What a journal held when it was opened.
+/// The contents of a journal when it was opened or read.
 #[derive(Debug, Default)]
-pub struct Kept {
-    /// Its rows. What one says is for its reader to judge.
+#[non_exhaustive]
+pub struct Contents {
+    /// The rows. Their values are not decoded.
     pub rows: Vec<Row>,
-    /// What was wrong with the file, if anything was: now, or before and not [reported](Journal::damage_told) yet.
+    /// Damage that was found now, or earlier and not [acknowledged](Journal::acknowledge_damage) yet.
     pub damage: Option<Damage>,
-    /// Whether there was no such file before.
+    /// Whether the journal was created.
     pub is_new: bool,
 }
 
-/// Why a journal cannot be opened.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum JournalError {
-    /// Another process has it open.
-    InUse(PathBuf),
-    /// It was written under another secret: nothing in it would be recognised.
-    OtherSecret(PathBuf),
-    /// It was written by a later version of this program.
-    Newer(PathBuf, i64),
-    /// It was written by an earlier version of this program, whose digests are others.
-    Older(PathBuf, i64),
-    /// The file, or one beside it, cannot be used.
-    Io(PathBuf, std::io::Error),
-    /// SQLite cannot use it.
-    Sqlite(PathBuf, rusqlite::Error),
-    /// The secret beside it is none.
-    BadSecret(PathBuf),
-    /// The journal is missing or empty, and the second file shows that there was one.
-    Missing(PathBuf, PathBuf),
-    /// The journal is there, and its secret, the second file, is not.
-    SecretMissing(PathBuf, PathBuf),
-    /// The secret can be used by others than its owner; these are its permissions.
-    OpenSecret(PathBuf, u32),
-    /// The present and the old secret are the same, or have the same key id.
-    SameSecret(SameKeyId),
-    /// There is an old secret, and none to sign with: the second file is missing.
-    OldSecretAlone(String, PathBuf),
-}
-
-impl fmt::Display for JournalError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::InUse(path) => write!(f, "{} is in use by another process", path.display()),
-            Self::OtherSecret(path) => write!(
-                f,
-                "{} was written under another secret: give THRESHOLD_SECRET, or the secret file, as it was then; to \
-                 rotate the secret, give that one as THRESHOLD_SECRET_OLD beside the new one; or start with another file",
-                path.display()
-            ),
-            Self::Newer(path, version) => {
-                write!(f, "{} has version {version}, which this program does not know", path.display())
-            }
-            Self::Older(path, version) => {
-                let path = path.display();
-                write!(
-                    f,
-                    "{path} has version {version}, which an earlier build wrote and this program does not read; it was left as \
-                     it is. Start with another file, or move it away and begin a new one (threshold serve --new-journal)"
-                )
-            }
-            Self::Io(path, error) => write!(f, "cannot use {}: {error}", path.display()),
-            Self::Sqlite(path, error) => write!(f, "cannot use {}: {error}", path.display()),
-            Self::Missing(path, trace) => {
-                let (path, trace) = (path.display(), trace.display());
-                write!(
-                    f,
-                    "{path} is missing or empty, but {trace} shows that there was a journal: its bans, strikes and locks \
-                     would be gone. Put it back, or a copy of it (threshold restore COPY --db {path}); or start without \
-                     them (threshold serve --new-journal)"
-                )
-            }
-            Self::SecretMissing(path, secret) => {
-                let (path, secret) = (path.display(), secret.display());
-                write!(
-                    f,
-                    "{path} is there, and {secret} is missing: without the secret that it was written under nothing in it \
-                     is recognised. Put the secret back, or give it as THRESHOLD_SECRET; or start with another file"
-                )
-            }
-            Self::OpenSecret(path, mode) => {
-                let path = path.display();
-                write!(
-                    f,
-                    "{path} has the permissions {mode:03o}, so that others can use the secret: run chmod 600 {path}"
-                )
-            }
-            Self::SameSecret(same) => same.fmt(f),
-            Self::OldSecretAlone(old, path) => {
-                let path = path.display();
-                write!(
-                    f,
-                    "{old} is an old secret, and there is no present one: give THRESHOLD_SECRET, or write a new one to \
-                     {path} (umask 077; openssl rand -hex 32 > {path})"
-                )
-            }
-            Self::BadSecret(path) => write!(f, "{} holds no secret: 64 hexadecimal digits are one", path.display()),
-        }
-    }
-}
-
-impl std::error::Error for JournalError {}
-
-/// What was noted is not on disk yet. It is kept in memory, and written as soon as that can be done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unsaved;
-
-impl fmt::Display for Unsaved {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("this is not on disk yet")
-    }
-}
-
-impl std::error::Error for Unsaved {}
-
 impl Journal {
-    /// Opens a journal, or makes one, and reads what it holds. A damaged file is put aside, and what could still be read
-    /// of it goes into a new one; [`Kept::damage`] says so, then and at every later open until
-    /// [`damage_told`](Self::damage_told) is called.
+    /// Opens or creates a journal, and reads its rows.
+    ///
+    /// A damaged file is quarantined, and its readable rows go into a new one. [`Contents::damage`] reports that now and at
+    /// every later open, until [`acknowledge_damage`](Self::acknowledge_damage) is called.
     ///
     /// # Errors
-    /// Where the file cannot be used at all, is in use, belongs to another installation, or is missing or empty beside files
-    /// that show that there was one.
-    pub fn open(path: &Path, keys: impl Into<KeyIds>) -> Result<(Self, Kept), JournalError> {
+    /// Fails if the file cannot be used, is in use, belongs to another installation, or is missing or empty beside files that
+    /// show that there was a journal.
+    pub fn open(path: &Path, keys: impl Into<KeyIds>) -> Result<(Self, Contents), JournalError> {
         Self::open_as(path, keys.into(), Missing::Refuse)
     }
 
-    /// As [`open`](Self::open), but makes a new journal also where files beside it show that there was one.
+    /// Opens a journal as [`open`](Self::open) does, but creates one also where other files show that there was one.
     ///
     /// # Errors
-    /// As `open`, but for [`JournalError::Missing`].
-    pub fn open_new(path: &Path, keys: impl Into<KeyIds>) -> Result<(Self, Kept), JournalError> {
+    /// As `open`, except for [`JournalError::Missing`].
+    pub fn open_new(path: &Path, keys: impl Into<KeyIds>) -> Result<(Self, Contents), JournalError> {
         Self::open_as(path, keys.into(), Missing::StartNew)
     }
 
-    fn open_as(path: &Path, keys: KeyIds, missing: Missing) -> Result<(Self, Kept), JournalError> {
+    fn open_as(path: &Path, keys: KeyIds, missing: Missing) -> Result<(Self, Contents), JournalError> {
         let path = &*resolve(path);
-        let (file, kept) = JournalFile::open(path, keys, missing)?;
-        settle_secret(path, keys.present)?;
-        let old = Arc::new(OldDigests::of(&kept.rows));
-        let (queue, source) = (Arc::new(Queue::default()), Source::default());
+        let (file, contents) = JournalFile::open(path, keys, missing)?;
+        secret::publish(path, keys.present)?;
+        let old = Arc::new(OldDigests::of(&contents.rows));
+        let (queue, source) = (Arc::new(Queue::default()), RebuildSource::default());
         let writer = writer::start(file, Arc::clone(&queue), Arc::clone(&source));
-        let writer = Mutex::new(Some(writer.map_err(|error| JournalError::Io(path.into(), error))?));
-        Ok((Self { queue, path: path.into(), source, writer, old }, kept))
+        let writer = Mutex::new(Some(writer.map_err(JournalError::io(path))?));
+        Ok((Self { queue, path: path.into(), source, writer, old }, contents))
     }
 
-    /// Reads what a journal holds, and changes nothing: for when no server runs.
+    /// Reads the rows of a journal and changes nothing, for use while no server runs.
     ///
     /// # Errors
-    /// Where the file cannot be read.
-    pub fn read(path: &Path) -> Result<Kept, JournalError> {
+    /// Fails if the file cannot be read.
+    pub fn read(path: &Path) -> Result<Contents, JournalError> {
         file::read_only(&resolve(path))
     }
 
-    /// A copy of the journal as it is on disk now, in a file that was not there.
+    /// Copies the journal as it is on disk to a new file.
     ///
     /// # Errors
-    /// Where there is such a file already, and where one of the two cannot be used.
+    /// Fails if the new file exists, or if one of the two cannot be used.
     pub fn copy(from: &Path, to: &Path) -> Result<(), JournalError> {
         file::copy(&resolve(from), to)
     }
 
-    /// Puts a sound copy in the place of a journal that nobody has open. What was there is put aside, and its path returned.
+    /// Replaces a journal by a copy. Returns the path of the quarantined old journal.
     ///
     /// # Errors
-    /// Where the journal is in use, the copy is damaged, or one of the two cannot be used.
+    /// Fails if the journal is in use, if the copy is damaged, or if one of the two cannot be used.
     pub fn replace(from: &Path, journal: &Path) -> Result<Option<PathBuf>, JournalError> {
         let journal = &*resolve(journal);
-        let _lock = file::lock(journal)?;
+        let lock = fs::lock(journal)?;
+        // First: a copy is older than the mark, and would be reported as one that has lost commits.
+        commit_mark::clear(&lock).map_err(JournalError::io(journal))?;
         salvage::replace(from, journal)
     }
 
-    /// Who is asked for everything that the journal should hold, where its file is found damaged and must be written anew:
-    /// [`rows_in_memory`], and whatever else was noted. `None` is for when that cannot be said any more. It is asked from the
-    /// journal's own thread, and set once.
-    pub fn with_rebuild_source(&self, everything: impl Fn() -> Option<Vec<Row>> + Send + Sync + 'static) {
+    /// Sets the callback that lists every row the journal should hold, for the rebuild of a damaged file.
+    ///
+    /// It returns [`rows_in_memory`] and the rows of other tables, or `None` once those are gone. The writer thread calls it.
+    /// Only the first call of this function has an effect.
+    pub fn with_rebuild_source(&self, rows: impl Fn() -> Option<Vec<Row>> + Send + Sync + 'static) {
         let old = Arc::clone(&self.old);
-        let stored = move || everything().map(|rows| rows.into_iter().map(|row| old.stored(row)).collect());
+        let stored = move || rows().map(|rows| rows.into_iter().map(|row| old.stored(row)).collect());
         let _ = self.source.set(Box::new(stored));
     }
 
-    /// Where it is.
+    /// Returns the path of the database, with symbolic links resolved.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Notes the latest value under a key; `None` takes it out.
-    pub fn note(&self, kind: Kind, key: &[u8], value: Option<Vec<u8>>) {
+    /// Queues the latest value of a key; `None` deletes the row.
+    pub fn put(&self, kind: Kind, key: &[u8], value: Option<Vec<u8>>) {
         let row = self.old.stored(Row { kind, key: key.to_vec(), value });
-        self.queue.note(kind, &row.key, row.value);
+        self.queue.put(kind, &row.key, row.value);
     }
 
-    /// Notes who changed what, and why. Where so many wait for a disk that one more would be too many, it is refused: what
-    /// cannot be written down must not be done.
+    /// Queues a line of the audit log.
     ///
     /// # Errors
-    /// In that case.
-    pub fn audit(&self, line: AuditLine) -> Result<(), Unsaved> {
+    /// Fails with [`SaveError::AuditFull`] if too many lines wait for the disk. The change that the line is about must not be
+    /// made then.
+    pub fn audit(&self, line: AuditLine) -> Result<(), SaveError> {
         self.queue.audit(line)
     }
 
-    /// Begins a change that the audit names. What is noted from here on is written in one transaction with the line that
-    /// [`AuditedChange::confirm`] adds, so that after a crash there are both or neither. Nothing at all is written meanwhile:
-    /// do not keep it open longer than the change takes.
+    /// Begins a change that is recorded in the audit log.
+    ///
+    /// Everything that is queued from here on is written in one transaction with the line that [`AuditedChange::confirm`]
+    /// adds: after a crash there are both or neither. Nothing at all is written meanwhile, so do not hold it for longer than
+    /// the change takes.
     ///
     /// # Errors
-    /// Where the audit has no room for another line, as for [`audit`](Self::audit). Nothing must be changed then.
-    pub fn begin_change(&self) -> Result<AuditedChange, Unsaved> {
+    /// Fails as [`audit`](Self::audit) does. Nothing must be changed then.
+    pub fn begin_change(&self) -> Result<AuditedChange, SaveError> {
         self.queue.begin_change()?;
         Ok(AuditedChange { queue: Arc::clone(&self.queue), line: None })
     }
 
-    /// Removes the record of the damage from the file: to be called once [`Kept::damage`] was reported where an operator sees
-    /// it, and after [`restore`]. It is on disk when [`saved`](Self::saved) returns.
-    pub fn damage_told(&self) {
-        self.queue.damage_told();
+    /// Removes the record of damage from the file.
+    ///
+    /// Call it once [`Contents::damage`] was reported to an operator, and after [`restore`]. It is on disk when
+    /// [`saved`](Self::saved) returns.
+    pub fn acknowledge_damage(&self) {
+        self.queue.acknowledge_damage();
     }
 
-    /// Waits until everything that was noted before is on disk, for so long at most. Where the disk is known to be in
-    /// trouble and the wait is a short one, it does not wait at all.
+    /// Waits until every change so far is on disk. Short waits end at once while the disk is failing.
     ///
     /// # Errors
-    /// Where it is not on disk by then.
-    pub async fn saved(&self, at_most: Duration) -> Result<(), Unsaved> {
-        self.queue.saved(at_most).await
+    /// Fails with [`SaveError::NotOnDisk`] after the timeout.
+    pub async fn saved(&self, timeout: Duration) -> Result<(), SaveError> {
+        self.queue.saved(timeout).await
     }
 
-    /// As [`saved`](Self::saved), where nobody can await.
-    fn wait_until_saved(&self, at_most: Duration) {
+    /// Waits as [`saved`](Self::saved) does, outside of async code.
+    fn wait_until_saved(&self, timeout: Duration) {
         let begun = Instant::now();
-        while !self.queue.is_clean() && begun.elapsed() < at_most {
+        while !self.queue.is_saved() && begun.elapsed() < timeout {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// What is wrong with the disk, whenever that changes; `None` while nothing is.
+    /// Subscribes to failed writes and repairs.
     #[must_use]
-    pub fn troubles(&self) -> watch::Receiver<Option<Arc<str>>> {
-        self.queue.troubles()
+    pub fn events(&self) -> JournalEvents {
+        self.queue.events()
     }
 
-    /// What was found damaged while the journal was in use and is whole again, whenever that happens.
+    /// Returns why changes cannot be written; `None` while they can.
     #[must_use]
-    pub fn repairs(&self) -> watch::Receiver<Option<Arc<Repair>>> {
-        self.queue.repairs()
+    pub fn failure(&self) -> Option<Arc<str>> {
+        self.queue.failure()
     }
 
-    /// For how long the oldest change has waited that is not on disk; `None` while all of them are.
+    /// Returns the last repair of a file that was damaged while it was in use.
     #[must_use]
-    pub fn behind(&self) -> Option<Duration> {
-        self.queue.behind()
+    pub fn last_repair(&self) -> Option<Arc<Repair>> {
+        self.queue.last_repair()
     }
 
-    /// Writes what is left, and ends. Says whether all of it is on disk.
+    /// Returns the age of the oldest change that is not on disk; `None` if every change is.
+    #[must_use]
+    pub fn write_lag(&self) -> Option<Duration> {
+        self.queue.write_lag()
+    }
+
+    /// Writes what is queued and ends the writer. Returns whether every change is on disk.
     pub fn close(&self) -> bool {
-        self.queue.stop();
+        self.queue.close();
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Whoever asks memory for all of it may be the last to hold it, and so the one who ends the journal.
+        // The rebuild source may hold the last reference to the journal, which is then closed by the writer itself.
         if let Some(writer) = writer.filter(|writer| writer.thread().id() != std::thread::current().id()) {
             let _ = writer.join();
         }
-        self.queue.is_clean()
+        self.queue.is_saved()
     }
 }
 
-/// A change that has begun, and whose line of the audit is still to come. Dropped without a line, it was not made.
+/// A change that has begun and whose audit line is still to come. Dropped without a line, it counts as not made.
 #[derive(Debug)]
 #[must_use = "nothing is written to the journal while a change is open"]
 pub struct AuditedChange {
@@ -355,7 +269,7 @@ pub struct AuditedChange {
 }
 
 impl AuditedChange {
-    /// The change was made: the line is written together with it.
+    /// Ends the change, and writes the line in the same transaction.
     pub fn confirm(mut self, line: AuditLine) {
         self.line = Some(line);
     }
@@ -381,20 +295,20 @@ impl fmt::Debug for Journal {
 
 impl ChangeSink for Journal {
     fn standing(&self, key: Digest, standing: Option<&Standing>) {
-        self.note(Kind::Standing, &key.to_u128().to_be_bytes(), standing.map(|standing| standing.to_bytes(FORMAT)));
+        self.put(Kind::Standing, &key.to_u128().to_be_bytes(), standing.map(|standing| standing.to_bytes(FORMAT)));
     }
 
     fn account(&self, key: Digest, account: Option<&Account>) {
-        self.note(Kind::Account, &key.to_u128().to_be_bytes(), account.map(|account| account.to_bytes(FORMAT)));
+        self.put(Kind::Account, &key.to_u128().to_be_bytes(), account.map(|account| account.to_bytes(FORMAT)));
     }
 
     fn ban(&self, id: Digest, ban: Option<&Ban>) {
-        self.note(Kind::Ban, &id.to_u128().to_be_bytes(), ban.map(|ban| ban.to_bytes(FORMAT)));
+        self.put(Kind::Ban, &id.to_u128().to_be_bytes(), ban.map(|ban| ban.to_bytes(FORMAT)));
     }
 
     fn setting(&self, owner: Owner, name: &str, setting: Option<&Setting>) {
         let kind = if owner == Owner::User { Kind::User } else { Kind::Tenant };
-        self.note(kind, name.as_bytes(), setting.map(|setting| setting.to_bytes(FORMAT)));
+        self.put(kind, name.as_bytes(), setting.map(|setting| setting.to_bytes(FORMAT)));
     }
 
     fn durability(&self) -> Durability {
@@ -403,6 +317,6 @@ impl ChangeSink for Journal {
     }
 
     fn named(&self, subject: Digest, ban: Option<&Ban>) {
-        self.note(Kind::Named, &subject.to_u128().to_be_bytes(), ban.map(|ban| ban.to_bytes(FORMAT)));
+        self.put(Kind::Named, &subject.to_u128().to_be_bytes(), ban.map(|ban| ban.to_bytes(FORMAT)));
     }
 }

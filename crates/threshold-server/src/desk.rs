@@ -20,7 +20,7 @@ use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
 use threshold_core::receipt::{ActualCost, OnExpire};
 use threshold_core::{BytesError, Decision, Facts, Limit, PlanError, Receipt, Span, Timestamp, TraceId};
-use threshold_limiter::journal::{Journal, STRIKE_WAIT, Unsaved};
+use threshold_limiter::journal::{Journal, STRIKE_WAIT, SaveError};
 use threshold_limiter::limiter::{LimiterBuilder, Waited};
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{AnyStore, EndError, StoreError};
@@ -289,7 +289,7 @@ impl Desk {
     }
 
     /// Waits until everything that was changed is on disk. Without a journal, nothing ever is.
-    async fn saved(&self, at_most: Duration) -> Result<(), Unsaved> {
+    async fn saved(&self, at_most: Duration) -> Result<(), SaveError> {
         match &self.journal {
             Some(journal) => journal.saved(at_most).await,
             None => Ok(()),

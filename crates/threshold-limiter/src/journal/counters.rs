@@ -1,53 +1,53 @@
-//! Counters in a file of their own: what was used survives a stop, and with it nothing has to be fast on disk.
+//! The file of counters: balances that survive a clean stop.
 //!
-//! They change with every request, so they do not go through the journal. The whole table is written beside it and takes
-//! the place of the last one in one step.
+//! Balances change with every request, so they do not go through the journal. The whole table is written to a file beside it,
+//! which replaces the previous one by a rename.
 
 use std::io::{self, BufWriter, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
 use threshold_core::{Balance, Digest, KeyId, Limit, Timestamp, TraceId};
 
-use super::file::{beside, create_exclusively, resolve, settle_in};
-use super::rows::row_sum;
-use super::{FORMAT, KeyIds};
+use super::fs::{create_replacing, resolve, sync_parent, with_suffix};
+use super::rows::checksum;
+use super::{CountersError, FORMAT, KeyIds};
 use crate::store::memory::MemoryStore;
 
-/// What the file begins with; the last byte is its version.
+/// The first bytes of the file. The last of them is its version.
 const MAGIC: &[u8; 8] = b"thrshld\x02";
-/// What stands in the place of a row's kind in the sum of a record.
+/// Stands in for the kind of a row in the checksum of a record.
 const COUNTER: i64 = 7;
-/// No limit takes more bytes than this: a version, a kind and three numbers.
+/// The longest limit in bytes: a version, an algorithm and three numbers.
 const MAX_LIMIT: usize = 64;
-/// Key, sum, and the lengths of limit and balance.
+/// The length of the key, the checksum, and the lengths of limit and balance.
 const HEADER: usize = 32;
 
 pub(super) fn counters_path(journal: &Path) -> PathBuf {
     resolve(journal).with_extension("counters")
 }
 
-/// Writes down every balance, and which receipts were refunded. Returns how many balances there are.
+/// Writes every balance and the ids of refunded receipts. Returns the number of balances.
 ///
 /// # Errors
-/// Where the file cannot be written; the one before it is then still there.
+/// Fails if the file cannot be written. The previous file stays.
 pub fn save_counters(store: &MemoryStore, journal: &Path, key_id: KeyId, now: Timestamp) -> io::Result<usize> {
     let path = counters_path(journal);
-    let next = beside(&path, ".next");
-    let file = create_exclusively(&next)?;
+    let next = with_suffix(&path, ".next");
+    let file = create_replacing(&next)?;
     let mut out = BufWriter::with_capacity(1 << 16, file);
     out.write_all(MAGIC)?;
     out.write_all(&key_id.to_u32().to_be_bytes())?;
     let (mut written, mut failed) = (0usize, None);
     store.each_balance(now, |key, limit, balance| {
         if failed.is_none() {
-            match write_one(&mut out, key, limit, balance) {
+            match write_balance(&mut out, key, limit, balance) {
                 Ok(()) => written = written.saturating_add(1),
                 Err(error) => failed = Some(error),
             }
         }
     });
-    // After the balances: a refund that is written without what it gave back gives back nothing, and the other way round it
-    // would give it back again after the restart.
+    // After the balances: requests go on meanwhile. A refund whose id is written without its effect is lost; a refund whose
+    // effect is written without its id could be repeated after the restart.
     store.each_refund(now, |id, void_from| {
         if failed.is_none() {
             failed = write_refund(&mut out, id, void_from).err();
@@ -55,47 +55,46 @@ pub fn save_counters(store: &MemoryStore, journal: &Path, key_id: KeyId, now: Ti
     });
     failed.map_or(Ok(()), Err)?;
     let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+    // The content before the name: else a power loss leaves the name with a file of zeros.
     file.sync_all()?;
     std::fs::rename(&next, &path)?;
-    settle_in(&path)?;
+    sync_parent(&path)?;
     Ok(written)
 }
 
-/// What a file of counters held.
+/// The result of reading a file of counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Balances that are as they were written.
+    /// The number of balances that were restored.
     pub read: usize,
-    /// Damaged records, and those in formats of another version. Where lengths are damaged too, all the bytes up to the next
-    /// sound record count as one.
+    /// The number of damaged records, and of records in formats of another version. If the lengths of a record are damaged
+    /// too, all bytes up to the next sound record count as one.
     pub skipped: usize,
 }
 
-/// Reads back what was saved; a file is read once, so that none is ever older than the last stop. A damaged record is
-/// skipped, and the ones after it are read.
+/// Restores the balances of the last clean stop, and deletes the file. Damaged records are skipped.
+///
+/// A file is read once: after a crash it would be older than the requests since.
 ///
 /// # Errors
-/// Where the file is there and cannot be read, and where it does not begin as counters of this installation do.
+/// Fails if the file cannot be read, has another version, or was written under another secret.
 pub fn load_counters(
     store: &MemoryStore,
     journal: &Path,
     keys: impl Into<KeyIds>,
     now: Timestamp,
-) -> io::Result<Counters> {
+) -> Result<Counters, CountersError> {
     let keys = keys.into();
     let path = counters_path(journal);
     let bytes = match std::fs::read(&path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Counters::default()),
-        Err(error) => return Err(error),
+        Err(error) => return Err(CountersError::Io(path, error)),
     };
-    std::fs::remove_file(&path)?;
+    std::fs::remove_file(&path).map_err(|error| CountersError::Io(path.clone(), error))?;
     let known = |id: &[u8; 4]| [Some(keys.present), keys.old].contains(&Some(KeyId::from_u32(u32::from_be_bytes(*id))));
     let headed = bytes.strip_prefix(MAGIC).and_then(|rest| rest.split_first_chunk());
-    let mut rest = headed.filter(|(id, _)| known(id)).map(|(_, rest)| rest).ok_or_else(|| {
-        let text = format!("{} has another version, or was written under another secret", path.display());
-        io::Error::new(ErrorKind::InvalidData, text)
-    })?;
+    let mut rest = headed.filter(|(id, _)| known(id)).map(|(_, rest)| rest).ok_or(CountersError::Unknown(path))?;
     let mut counters = Counters::default();
     while !rest.is_empty() {
         let record = Record::parse(rest);
@@ -115,11 +114,11 @@ pub fn load_counters(
     Ok(counters)
 }
 
-/// What follows from the next sound record on, if what `bytes` begin with is damaged. Its lengths may be what is damaged, so
-/// every further byte may be the next record's first. A sum of 64 bits is not met by chance.
+/// Returns the bytes from the next sound record on, where `bytes` begin with a damaged one. Its lengths may be damaged, so
+/// every byte may be the first of the next record. A checksum of 64 bits does not match by chance.
 fn next_sound(bytes: &[u8]) -> &[u8] {
     let from = |at: usize| bytes.get(at..).unwrap_or_default();
-    // Lengths that are as they were written lead to it at once.
+    // If the lengths are sound, they lead to the next record.
     let by_length = Record::parse(bytes).map(|record| record.rest);
     if let Some(next) = by_length.filter(|rest| rest.is_empty() || begins_sound(rest)) {
         return next;
@@ -132,28 +131,28 @@ fn begins_sound(bytes: &[u8]) -> bool {
     Record::parse(bytes).is_some_and(|record| is_one(&record) && record.is_sound())
 }
 
-/// A receipt that was refunded: a record without a limit, with its id and when it gives nothing back any more.
+/// Writes a refunded receipt: a record without a limit, whose balance is the end of the receipt's validity.
 fn write_refund(out: &mut impl io::Write, id: TraceId, void_from: Timestamp) -> io::Result<()> {
     write_record(out, id.to_u128(), &[], &void_from.micros().to_be_bytes())
 }
 
-/// Key, sum, the lengths of limit and balance, limit, balance.
-fn write_one(out: &mut impl io::Write, key: Digest, limit: &Limit, balance: &Balance) -> io::Result<()> {
+fn write_balance(out: &mut impl io::Write, key: Digest, limit: &Limit, balance: &Balance) -> io::Result<()> {
     write_record(out, key.to_u128(), &limit.to_bytes(FORMAT), &balance.to_bytes(FORMAT))
 }
 
+/// Writes key, checksum, the lengths of limit and balance, limit and balance.
 fn write_record(out: &mut impl io::Write, key: u128, limit: &[u8], balance: &[u8]) -> io::Result<()> {
     let key = key.to_be_bytes();
     let value = [limit, balance].concat();
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes();
     out.write_all(&key)?;
-    out.write_all(&row_sum(COUNTER, &key, &value).to_be_bytes())?;
+    out.write_all(&checksum(COUNTER, &key, &value).to_be_bytes())?;
     out.write_all(&length(limit))?;
     out.write_all(&length(balance))?;
     out.write_all(&value)
 }
 
-/// One record as its lengths say, sound or not.
+/// One record as its lengths delimit it, sound or damaged.
 struct Record<'a> {
     key: &'a [u8],
     sum: i64,
@@ -164,7 +163,7 @@ struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// `None` where the bytes end before the record does, or no record is as long as this one says.
+    /// Returns `None` if the bytes end before the record does, or if its lengths exceed those of any record.
     fn parse(bytes: &'a [u8]) -> Option<Self> {
         let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
         let (key, header) = header.split_at_checked(16)?;
@@ -180,7 +179,7 @@ impl<'a> Record<'a> {
     }
 
     fn is_sound(&self) -> bool {
-        row_sum(COUNTER, self.key, self.value) == self.sum
+        checksum(COUNTER, self.key, self.value) == self.sum
     }
 
     fn refund(&self) -> Option<(TraceId, Timestamp)> {

@@ -1,292 +1,217 @@
-//! The SQLite file: how it is opened, looked through, and written.
+//! The SQLite database of a journal: opening, committing and copying it.
 
-use std::fs::{File, OpenOptions, TryLockError};
-use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension as _, Transaction, TransactionBehavior, params};
-
+use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 use threshold_core::KeyId;
 
+use super::fs::{WAL, create_new, is_empty, length, lock, open_or_create, sync_parent, with_suffix};
+use super::inspect::Inspection;
 use super::queue::Batch;
-use super::rebuild::{Fault, Left};
-use super::rows::{Row, Total, row_sum};
-use super::salvage::{self, Damage, Found, Old};
-use super::{JournalError, Kept, KeyIds};
-use super::{untold, wal};
+use super::rebuild::{FileStamps, WriteFault};
+use super::rows::Summary;
+use super::salvage::{self, Damage};
+use super::schema::{NewFile, VERSION, append_audit, initialize, meta, put_row, store_summary, stored_summary};
+use super::{Contents, JournalError, KeyIds, commit_mark, damage_record};
 
-/// The version of the tables below and of the digests in them. 1 was before a digest had a partition.
-pub(super) const VERSION: i64 = 2;
-/// Who else may have the file open is somebody who copies it, and that takes a moment.
-const BUSY: Duration = Duration::from_millis(100);
+/// How long SQLite waits for another process. Nobody but a copy should have the file open, and that takes a moment.
+const BUSY_TIMEOUT: Duration = Duration::from_millis(100);
+/// The smallest page of SQLite. SQLite takes a file of one byte for an empty database, and deletes its log.
+const MIN_PAGE: u64 = 512;
 
-/// What the lock of a journal is called, beside it.
-pub(super) const LOCK: &str = ".lock";
-
-/// No SQLite file is smaller: that is the smallest page.
-const SMALLEST: u64 = 512;
-/// As many symbolic links in a row as Linux follows.
-const MAX_LINKS: usize = 40;
-const NO_FOLLOW: i32 = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
-
-const TABLES: &str = "
-    CREATE TABLE meta (name TEXT PRIMARY KEY NOT NULL, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
-    CREATE TABLE record (
-        kind INTEGER NOT NULL, key BLOB NOT NULL, value BLOB NOT NULL, sum INTEGER NOT NULL,
-        PRIMARY KEY (kind, key)
-    ) STRICT, WITHOUT ROWID;
-    CREATE TABLE audit (
-        id INTEGER PRIMARY KEY, at INTEGER NOT NULL, who TEXT NOT NULL, action TEXT NOT NULL, about TEXT NOT NULL,
-        why TEXT NOT NULL
-    ) STRICT;
-";
-
-/// An open file, and the sum of what is in it.
+/// An open database, and the state in which this process left it.
 #[derive(Debug)]
 pub(super) struct JournalFile {
     pub(super) path: PathBuf,
-    /// That of the present secret.
+    /// The key id of the present secret.
     pub(super) key_id: KeyId,
-    /// `None` from when it is found damaged until it is whole again.
+    /// `None` from the detection of damage until the database is rebuilt.
     pub(super) connection: Option<Connection>,
-    pub(super) total: Total,
-    pub(super) left: Left,
-    /// Held for as long as the file is open: two processes that both decide from memory would overwrite each other.
+    pub(super) summary: Summary,
+    pub(super) stamps: FileStamps,
+    /// Held for as long as the journal is open: two processes would overwrite each other's rows. Its content is the commit
+    /// mark.
     pub(super) lock: File,
-    /// What was put aside of a file that is not whole again yet.
-    pub(super) aside: Option<PathBuf>,
-    /// When something was put aside last.
-    pub(super) put_aside: Option<Instant>,
-    /// The damage that the file records, until it was reported.
-    pub(super) untold: Option<Damage>,
+    /// The quarantined copy of a damaged database that is not rebuilt yet.
+    pub(super) quarantined: Option<PathBuf>,
+    /// The time of the last quarantine.
+    pub(super) last_quarantine: Option<Instant>,
+    /// The damage that the database records until it is reported.
+    pub(super) unreported: Option<Damage>,
 }
 
 impl JournalFile {
-    pub(super) fn open(path: &Path, keys: KeyIds, missing: Missing) -> Result<(Self, Kept), JournalError> {
+    pub(super) fn open(path: &Path, keys: KeyIds, missing: Missing) -> Result<(Self, Contents), JournalError> {
         let key_id = keys.present;
-        let sqlite = |error| JournalError::Sqlite(path.into(), error);
         let lock = lock(path)?;
         check_version(path)?;
-        salvage::finish(path)?;
-        let is_new = is_empty(path);
-        if is_new {
-            make_way(path, missing)?;
+        salvage::finish_replacement(path)?;
+        if is_empty(path) {
+            return Self::create(path, key_id, lock, missing);
         }
-        create(path).map_err(|error| JournalError::Io(path.into(), error))?;
-        if is_new {
-            let mut connection = connect(path).map_err(sqlite)?;
-            let (total, _) = make(&mut connection, key_id, &[], None, None).map_err(sqlite)?;
-            settle_in(path).map_err(|error| JournalError::Io(path.into(), error))?;
-            let kept = Kept { is_new, ..Kept::default() };
-            return Ok((Self::new(path, key_id, lock, (connection, total), &kept)?, kept));
-        }
-        // Whoever opens a log and closes it again has put it away.
-        let log_fault = wal::fault(path);
-        let aside = log_fault.is_some().then(|| salvage::put_aside(path, "damaged")).transpose();
-        let aside = aside.map_err(|error| JournalError::Io(path.into(), error))?;
-        let (connection, mut found) = if length(path) < SMALLEST {
-            // SQLite would take it for empty, and delete the log.
-            (None, Found::unopened(path, "it is shorter than a page".to_owned()))
-        } else {
-            match connect(path) {
-                Ok(connection) => {
-                    let mut found = Found::look(&connection, path);
-                    found.faults.extend(log_fault);
-                    (Some(connection), found)
-                }
-                Err(error) if is_damage(&error) => (None, Found::unopened(path, error.to_string())),
-                Err(error) => return Err(sqlite(error)),
-            }
-        };
-        let is_of = |id: KeyId| found.secret == Some(i64::from(id.to_u32()));
-        let rotated = keys.old.filter(|old| is_of(*old));
-        let is_sound = connection.is_some() && found.faults.is_empty();
-        let is_other = !is_of(key_id) && rotated.is_none();
-        if is_other && (is_sound || connection.is_none() && found.secret.is_some()) {
+        // Fails early on a file that cannot be written.
+        open_or_create(path).map_err(JournalError::io(path))?;
+        let mark = commit_mark::read(&lock);
+        let (connection, mut inspection) = inspect(path)?;
+        inspection.check_commits(mark);
+        let was_written_under = |id: KeyId| inspection.secret == Some(i64::from(id.to_u32()));
+        let rotated = keys.old.filter(|old| was_written_under(*old));
+        let is_sound = connection.is_some() && inspection.faults.is_empty();
+        let is_foreign = !was_written_under(key_id) && rotated.is_none();
+        if is_foreign && (is_sound || connection.is_none() && inspection.secret.is_some()) {
             return Err(JournalError::OtherSecret(path.into()));
         }
         if let Some(old) = rotated {
-            found.rows = found.rows.into_iter().map(|row| row.under_old(old).under_present(key_id)).collect();
+            inspection.rows = inspection.rows.into_iter().map(|row| row.under_old(old).under_present(key_id)).collect();
         }
+        let new = NewFile { key_id, commits: inspection.commits_with(mark), rows: &[], damage: None };
         match connection {
             Some(connection) if is_sound && rotated.is_some() => {
-                salvage::put_anew(path, key_id, &found.rows, found.untold.as_ref(), Some(connection))?;
-                let kept = Kept { rows: found.rows, damage: found.untold, is_new };
-                Ok((Self::reopened(path, key_id, lock, &kept)?, kept))
+                let new = NewFile { rows: &inspection.rows, damage: inspection.unreported.as_ref(), ..new };
+                salvage::rewrite(path, &new, Some(connection))?;
+                let contents = Contents { rows: inspection.rows, damage: inspection.unreported, is_new: false };
+                Ok((Self::reopen(path, key_id, lock, &contents)?, contents))
             }
             Some(connection) if is_sound => {
-                let kept = Kept { rows: found.rows, damage: found.untold, is_new };
-                Ok((Self::new(path, key_id, lock, (connection, found.total), &kept)?, kept))
+                let contents = Contents { rows: inspection.rows, damage: inspection.unreported, is_new: false };
+                Ok((Self::new(path, key_id, lock, (connection, inspection.summary), &contents)?, contents))
             }
-            other => {
-                let aside = aside.map_or_else(|| salvage::put_aside(path, "damaged"), Ok);
-                let aside = aside.map_err(|error| JournalError::Io(path.into(), error))?;
-                let kept = salvage::rebuild(path, key_id, found, other, &aside)?;
-                Ok((Self::reopened(path, key_id, lock, &kept)?, kept))
+            damaged => {
+                // The connection is still open: closing it would apply the log, which belongs into the quarantine.
+                let quarantine = salvage::quarantine(path, "damaged").map_err(JournalError::io(path))?;
+                let contents = salvage::salvage(path, inspection, (new, damaged), &quarantine)?;
+                Ok((Self::reopen(path, key_id, lock, &contents)?, contents))
             }
         }
     }
 
-    /// A file that was just written.
-    fn reopened(path: &Path, key_id: KeyId, lock: File, kept: &Kept) -> Result<Self, JournalError> {
-        let sqlite = |error| JournalError::Sqlite(path.into(), error);
-        let connection = connect(path).map_err(sqlite)?;
-        let total = stated(&connection).map_err(sqlite)?;
-        Self::new(path, key_id, lock, (connection, total), kept)
+    /// Creates a journal where there is none.
+    fn create(path: &Path, key_id: KeyId, lock: File, missing: Missing) -> Result<(Self, Contents), JournalError> {
+        check_may_create(path, missing)?;
+        // The mark is that of the journal that was here before.
+        commit_mark::clear(&lock).map_err(JournalError::io(path))?;
+        open_or_create(path).map_err(JournalError::io(path))?;
+        let mut connection = connect(path).map_err(JournalError::sqlite(path))?;
+        let new = NewFile { key_id, commits: 0, rows: &[], damage: None };
+        let (summary, _) = initialize(&mut connection, &new, None).map_err(JournalError::sqlite(path))?;
+        sync_parent(path).map_err(JournalError::io(path))?;
+        let contents = Contents { is_new: true, ..Contents::default() };
+        Ok((Self::new(path, key_id, lock, (connection, summary), &contents)?, contents))
+    }
+
+    /// Opens a database that was just written.
+    fn reopen(path: &Path, key_id: KeyId, lock: File, contents: &Contents) -> Result<Self, JournalError> {
+        let connection = connect(path).map_err(JournalError::sqlite(path))?;
+        let summary = stored_summary(&connection).map_err(JournalError::sqlite(path))?;
+        Self::new(path, key_id, lock, (connection, summary), contents)
     }
 
     fn new(
         path: &Path,
         key_id: KeyId,
         lock: File,
-        (connection, total): (Connection, Total),
-        kept: &Kept,
+        (connection, summary): (Connection, Summary),
+        contents: &Contents,
     ) -> Result<Self, JournalError> {
-        let left = Left::now(path).map_err(|error| JournalError::Io(path.into(), error))?;
-        let (path, connection, untold) = (path.into(), Some(connection), kept.damage.clone());
-        Ok(Self { path, key_id, connection, total, left, lock, aside: None, put_aside: None, untold })
+        let stamps = FileStamps::read(path).map_err(JournalError::io(path))?;
+        let (path, connection, unreported) = (path.into(), Some(connection), contents.damage.clone());
+        let (quarantined, last_quarantine) = (None, None);
+        let file = Self { path, key_id, connection, summary, stamps, lock, quarantined, last_quarantine, unreported };
+        file.write_mark();
+        Ok(file)
     }
 
-    /// Writes a batch, and returns when it is on disk; an empty one only looks whether the file is still as it was left.
-    pub(super) fn write(&mut self, batch: &Batch) -> Result<(), Fault> {
-        self.look_again()?;
+    /// Commits a batch and returns when it is on disk. An empty batch only verifies that nobody else has changed the files.
+    pub(super) fn write(&mut self, batch: &Batch) -> Result<(), WriteFault> {
+        self.verify_unchanged()?;
         if !batch.is_empty() {
             self.commit(batch)?;
-            self.left = Left::now(&self.path)?;
+            self.write_mark();
+            self.stamps = FileStamps::read(&self.path)?;
         }
         Ok(())
     }
 
     fn commit(&mut self, batch: &Batch) -> rusqlite::Result<()> {
-        let mut total = self.total;
-        let connection = self.connection.as_mut().expect("look_again has opened it, or said why not");
+        let mut summary = self.summary;
+        let connection = self.connection.as_mut().expect("verify_unchanged has opened it, or returned an error");
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         for ((kind, key), value) in &batch.changes {
-            put_row(&transaction, &mut total, kind.number(), key, value.as_deref())?;
+            put_row(&transaction, &mut summary, kind.number(), key, value.as_deref())?;
         }
-        if batch.damage_told {
-            untold::clear(&transaction, &mut total)?;
+        if batch.acknowledges_damage {
+            damage_record::clear(&transaction, &mut summary)?;
         }
-        state(&transaction, total)?;
-        {
-            let mut insert = transaction
-                .prepare_cached("INSERT INTO audit (at, who, action, about, why) VALUES (?1, ?2, ?3, ?4, ?5)")?;
-            for line in &batch.lines {
-                let at = i64::try_from(line.at.micros()).unwrap_or(i64::MAX);
-                insert.execute(params![at, line.who, line.action, line.about, line.why])?;
-            }
+        summary.commits = summary.commits.saturating_add(1);
+        store_summary(&transaction, summary)?;
+        for line in &batch.lines {
+            append_audit(&transaction, line)?;
         }
         transaction.commit()?;
-        self.total = total;
-        if batch.damage_told {
-            self.untold = None;
+        self.summary = summary;
+        if batch.acknowledges_damage {
+            self.unreported = None;
         }
         Ok(())
     }
-}
 
-/// Makes the tables and fills in what there is already, and what can be read of a damaged file's audit: how many lines those
-/// are is returned too. With a damage, the file records it until it was reported, and each row that has no value.
-pub(super) fn make(
-    connection: &mut Connection,
-    key_id: KeyId,
-    rows: &[Row],
-    damage: Option<&Damage>,
-    old: Option<&Old<'_>>,
-) -> rusqlite::Result<(Total, usize)> {
-    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    transaction.execute_batch(TABLES)?;
-    transaction.pragma_update(None, "user_version", VERSION)?;
-    let mut total = Total::default();
-    total.add(about_sum(VERSION, i64::from(key_id.to_u32())));
-    for (name, value) in [("version", VERSION), ("secret", i64::from(key_id.to_u32())), ("rows", 0), ("sum", 0)] {
-        transaction.execute("INSERT INTO meta (name, value) VALUES (?1, ?2)", params![name, value])?;
+    /// Writes the commit mark. A mark that cannot be written stays behind the database, where it is still true.
+    pub(super) fn write_mark(&self) {
+        let _ = commit_mark::write(&self.lock, self.summary.commits);
     }
-    for row in rows.iter().filter(|row| row.value.is_some()) {
-        put_row(&transaction, &mut total, row.kind.number(), &row.key, row.value.as_deref())?;
+}
+
+/// Opens and inspects an existing database. There is no connection if SQLite cannot open it.
+fn inspect(path: &Path) -> Result<(Option<Connection>, Inspection), JournalError> {
+    if length(path) < MIN_PAGE {
+        return Ok((None, Inspection::without_sqlite(path, "it is shorter than a page".to_owned())));
     }
-    if let Some(damage) = damage {
-        untold::record(&transaction, &mut total, damage, rows)?;
+    match connect(path) {
+        Ok(connection) => {
+            let inspection = Inspection::run(&connection, path);
+            Ok((Some(connection), inspection))
+        }
+        Err(error) if is_damage(&error) => Ok((None, Inspection::without_sqlite(path, error.to_string()))),
+        Err(error) => Err(JournalError::sqlite(path)(error)),
     }
-    state(&transaction, total)?;
-    let lines = old.map_or(Ok(0), |old| old.copy_audit(&transaction))?;
-    transaction.commit()?;
-    Ok((total, lines))
 }
 
-/// What the file says of itself is a row of its own in the sum of all.
-pub(super) fn about_sum(version: i64, secret: i64) -> i64 {
-    row_sum(0, &version.to_be_bytes(), &secret.to_be_bytes())
-}
-
-/// Writes one row and keeps the total right; without a value, removes it.
-pub(super) fn put_row(
-    transaction: &Transaction<'_>,
-    total: &mut Total,
-    kind: i64,
-    key: &[u8],
-    value: Option<&[u8]>,
-) -> rusqlite::Result<()> {
-    let old: Option<i64> = transaction
-        .prepare_cached("SELECT sum FROM record WHERE kind = ?1 AND key = ?2")?
-        .query_row(params![kind, key], |row| row.get(0))
-        .optional()?;
-    if let Some(old) = old {
-        total.take(old);
-    }
-    let Some(value) = value else {
-        transaction.prepare_cached("DELETE FROM record WHERE kind = ?1 AND key = ?2")?.execute(params![kind, key])?;
-        return Ok(());
-    };
-    let sum = row_sum(kind, key, value);
-    transaction
-        .prepare_cached("INSERT OR REPLACE INTO record (kind, key, value, sum) VALUES (?1, ?2, ?3, ?4)")?
-        .execute(params![kind, key, value, sum])?;
-    total.add(sum);
-    Ok(())
-}
-
-fn state(transaction: &Transaction<'_>, total: Total) -> rusqlite::Result<()> {
-    for (name, value) in [("rows", total.rows), ("sum", total.sum)] {
-        transaction.prepare_cached("UPDATE meta SET value = ?2 WHERE name = ?1")?.execute(params![name, value])?;
-    }
-    Ok(())
-}
-
-pub(super) fn stated(connection: &Connection) -> rusqlite::Result<Total> {
-    Ok(Total { rows: meta(connection, "rows")?, sum: meta(connection, "sum")? })
-}
-
-pub(super) fn meta(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
-    connection.query_row("SELECT value FROM meta WHERE name = ?1", [name], |row| row.get(0))
-}
-
-/// Every commit is on disk before it returns, and readers never stop the writer.
+/// Opens a database in WAL mode, with a sync of each commit.
 pub(super) fn connect(path: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_timeout(BUSY)?;
-    // Nothing in the file is taken on trust: it may have been changed by anything.
+    // If one of these fails, the database and its log go into quarantine as they are.
+    set_checkpoint_on_close(&connection, false);
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    // The file may have been changed by anybody: trust neither its schema nor its cell sizes.
     connection.pragma_update(None, "trusted_schema", false)?;
     connection.pragma_update(None, "cell_size_check", true)?;
-    // A page that is no longer in use is emptied: what was deleted must not come back where a damaged file is read by pages.
+    // Overwrites deleted rows with zeros, so that a page scan of a damaged file does not bring them back.
     connection.pragma_update_and_check(None, "secure_delete", true, |row| row.get::<_, i64>(0))?;
+    // Readers, as a backup is one, do not block the writer in WAL mode.
     connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get::<_, String>(0))?;
+    // In WAL mode only `full` syncs each commit; `normal` syncs checkpoints alone.
     connection.pragma_update(None, "synchronous", "full")?;
+    set_checkpoint_on_close(&connection, true);
     Ok(connection)
 }
 
-/// Closes a file, and leaves it and its log as they are.
-pub(super) fn let_go(connection: Option<Connection>) {
+/// Closes a database and leaves it and its log as they are.
+pub(super) fn close_without_checkpoint(connection: Option<Connection>) {
     if let Some(connection) = connection {
-        let _ = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+        set_checkpoint_on_close(&connection, false);
     }
 }
 
-/// Whether an error says that the file is not what was written, and not that it cannot be reached just now.
+fn set_checkpoint_on_close(connection: &Connection, checkpoint: bool) {
+    // Fails on an unknown option only, and SQLite is bundled.
+    let _ = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, !checkpoint);
+}
+
+/// Returns whether an error means that the database is damaged, and not that it is out of reach for now.
 pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     !matches!(
         error.sqlite_error_code(),
@@ -304,138 +229,83 @@ pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     )
 }
 
-/// What to do where a journal is missing, or empty, beside files that show that there was one.
+/// The behaviour where a journal is missing, or empty, beside files that show that there was one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Missing {
     Refuse,
     StartNew,
 }
 
-/// Makes sure that a new journal is what is wanted in the place of one that is missing or empty.
-fn make_way(path: &Path, missing: Missing) -> Result<(), JournalError> {
-    let has_content = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|metadata| metadata.len() > 0);
-    let log = beside(path, "-wal");
+/// Fails where a new journal would hide the loss of one.
+fn check_may_create(path: &Path, missing: Missing) -> Result<(), JournalError> {
+    let has_content = |path: &PathBuf| !is_empty(path);
+    let log = with_suffix(path, WAL);
     let traces = [super::secret_path(path), log.clone(), super::counters::counters_path(path)];
     match (traces.into_iter().find(has_content), missing) {
         (Some(trace), Missing::Refuse) => Err(JournalError::Missing(path.into(), trace)),
-        // SQLite would delete a log without its file.
+        // SQLite deletes a log without its database.
         (_, Missing::StartNew) if has_content(&log) => {
-            salvage::put_aside(path, "damaged").map(drop).map_err(|error| JournalError::Io(path.into(), error))
+            salvage::quarantine(path, "damaged").map(drop).map_err(JournalError::io(path))
         }
         _ => Ok(()),
     }
 }
 
-pub(super) fn is_empty(path: &Path) -> bool {
-    length(path) == 0
-}
-
-fn length(path: &Path) -> u64 {
-    std::fs::metadata(path).map_or(0, |metadata| metadata.len())
-}
-
-/// The file that a path leads to through symbolic links, whether or not it is there. Every name of a journal leads to the
-/// same lock, log and secret, which are beside that file.
-pub(super) fn resolve(path: &Path) -> PathBuf {
-    let mut path = path.to_owned();
-    for _ in 0..MAX_LINKS {
-        let Ok(target) = std::fs::read_link(&path) else { break };
-        path = folder(&path).join(target);
-    }
-    match (std::fs::canonicalize(folder(&path)), path.file_name()) {
-        (Ok(folder), Some(name)) => folder.join(name),
-        _ => path,
-    }
-}
-
-fn folder(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// Makes the file, for its owner alone, if it is not there; fails where it cannot be written.
-fn create(path: &Path) -> io::Result<()> {
-    open_or_create(path).map(drop)
-}
-
-fn open_or_create(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(NO_FOLLOW).open(path)
-}
-
-/// Makes a file that must not be there, for its owner alone. A link is not followed.
-pub(super) fn create_new(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
-}
-
-/// As [`create_new`], in the place of one that was left behind by a process that was killed.
-pub(super) fn create_exclusively(path: &Path) -> io::Result<File> {
-    remove(path)?;
-    create_new(path)
-}
-
-pub(super) fn remove(path: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// The name of a file that was just made is on disk too.
-pub(super) fn settle_in(path: &Path) -> io::Result<()> {
-    File::open(folder(path))?.sync_all()
-}
-
-/// Refuses a file that another version of this program has written. It is read without SQLite, which would change it.
-pub(super) fn check_version(path: &Path) -> Result<(), JournalError> {
-    match salvage::other_version(path) {
+/// Refuses a database of another version, and changes no byte of it.
+fn check_version(path: &Path) -> Result<(), JournalError> {
+    match other_version(path) {
         None => Ok(()),
         Some(version) if version > VERSION => Err(JournalError::Newer(path.into(), version)),
         Some(version) => Err(JournalError::Older(path.into(), version)),
     }
 }
 
-/// Takes the lock of a journal. It is a file of its own: SQLite's own locks would be let go with it.
-pub(super) fn lock(path: &Path) -> Result<File, JournalError> {
-    let lock = beside(path, LOCK);
-    let io = |error| JournalError::Io(lock.clone(), error);
-    let file = open_or_create(&lock).map_err(io)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(JournalError::InUse(path.into())),
-        Err(TryLockError::Error(error)) => Err(io(error)),
+/// Returns the version of a database if it is not this program's, and the database states it twice. One that contradicts
+/// itself is damaged.
+fn other_version(path: &Path) -> Option<i64> {
+    if length(path) < MIN_PAGE {
+        return None;
     }
+    // In exclusive mode SQLite keeps its index of the log in memory, and touches no file. It fails while another process has
+    // the database open. Then the index exists, and closing changes nothing because the other process stays.
+    let read = |mode: &str| -> rusqlite::Result<Option<i64>> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(path, flags)?;
+        // Without a log SQLite creates an empty one, and removes it by the checkpoint.
+        set_checkpoint_on_close(&connection, is_empty(&with_suffix(path, WAL)));
+        connection.busy_timeout(Duration::ZERO)?;
+        connection.pragma_update_and_check(None, "locking_mode", mode, |_| Ok(()))?;
+        connection.pragma_update(None, "query_only", true)?;
+        let own: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        if own == VERSION {
+            return Ok(None);
+        }
+        Ok(Some(own).filter(|own| meta(&connection, "version").is_ok_and(|stored| stored == *own)))
+    };
+    read("exclusive").or_else(|_| read("normal")).unwrap_or(None)
 }
 
-/// A file with the same name and more.
-pub(super) fn beside(path: &Path, more: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(more);
-    name.into()
-}
-
-/// Reads a file that a server may have open, and changes nothing in it.
-pub(super) fn read_only(path: &Path) -> Result<Kept, JournalError> {
-    let sqlite = |error| JournalError::Sqlite(path.into(), error);
-    std::fs::metadata(path).map_err(|error| JournalError::Io(path.into(), error))?;
+/// Reads a database that a server may have open, and changes nothing in it.
+pub(super) fn read_only(path: &Path) -> Result<Contents, JournalError> {
+    std::fs::metadata(path).map_err(JournalError::io(path))?;
     check_version(path)?;
-    let connection = connect(path).map_err(sqlite)?;
-    connection.pragma_update(None, "query_only", true).map_err(sqlite)?;
-    Ok(Found::look(&connection, path).untouched(path))
+    let connection = connect(path).map_err(JournalError::sqlite(path))?;
+    connection.pragma_update(None, "query_only", true).map_err(JournalError::sqlite(path))?;
+    Ok(Inspection::run(&connection, path).into_contents(path))
 }
 
-/// Copies a sound file, also while it is written to.
+/// Copies a sound database, also while a server writes to it.
 pub(super) fn copy(from: &Path, to: &Path) -> Result<(), JournalError> {
-    let failed = |error| JournalError::Sqlite(from.into(), error);
-    let io = |error| JournalError::Io(to.into(), error);
-    std::fs::metadata(from).map_err(|error| JournalError::Io(from.into(), error))?;
+    std::fs::metadata(from).map_err(JournalError::io(from))?;
     check_version(from)?;
-    let made = create_new(to).map_err(io)?;
+    let created = create_new(to).map_err(JournalError::io(to))?;
     let copied = connect(from).and_then(|connection| {
         let name = to.to_str().ok_or_else(|| rusqlite::Error::InvalidPath(to.into()))?;
         connection.execute("VACUUM INTO ?1", [name]).map(drop)
     });
-    let copied = copied.map_err(failed).and_then(|()| salvage::sound(to));
-    if let Err(error) = copied.and_then(|()| made.sync_all().and_then(|()| settle_in(to)).map_err(io)) {
+    let copied = copied.map_err(JournalError::sqlite(from)).and_then(|()| salvage::check_sound(to));
+    let synced = || created.sync_all().and_then(|()| sync_parent(to)).map_err(JournalError::io(to));
+    if let Err(error) = copied.and_then(|()| synced()) {
         let _ = std::fs::remove_file(to);
         return Err(error);
     }

@@ -1,5 +1,4 @@
-//! A file that is found damaged, changed or gone while it is in use: it is put aside, and written anew from memory, which
-//! holds all that it held.
+//! The rebuild of a journal that is found damaged, changed or missing while it is in use: memory holds every row of it.
 
 use std::fmt;
 use std::fs::Metadata;
@@ -9,187 +8,190 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::JournalError;
-use super::file::{JournalFile, LOCK, beside, connect, is_damage, let_go, lock, stated};
+use super::file::{JournalFile, close_without_checkpoint, connect, is_damage};
+use super::fs::{LOCK, WAL, lock, with_suffix};
+use super::inspect::Inspection;
 use super::rows::Row;
-use super::salvage::{self, Found};
-use super::wal;
+use super::salvage::{quarantine, rewrite};
+use super::schema::{NewFile, stored_summary};
 
-/// How often a damaged file is kept at most: a disk that damages everything must not be filled with copies.
-const ASIDE_EVERY: Duration = Duration::from_secs(3_600);
+/// The shortest time between two quarantined copies: a disk that damages everything must not be filled with them.
+const QUARANTINE_INTERVAL: Duration = Duration::from_secs(3_600);
 
-/// Why something could not be written.
-#[derive(Debug)]
-pub(super) enum Fault {
-    /// The file is not what was written. Waiting does not help.
+/// The reasons why a batch was not written.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WriteFault {
+    /// The database is not as this process left it. A retry does not help.
+    #[error("{0}")]
     Damaged(String),
-    /// It cannot be reached just now.
-    Cannot(String),
+    /// The database cannot be written for now.
+    #[error("{0}")]
+    Unavailable(String),
 }
 
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Damaged(reason) | Self::Cannot(reason) => f.write_str(reason),
-        }
-    }
-}
-
-impl From<rusqlite::Error> for Fault {
+impl From<rusqlite::Error> for WriteFault {
     fn from(error: rusqlite::Error) -> Self {
-        if is_damage(&error) { Self::Damaged(error.to_string()) } else { Self::Cannot(error.to_string()) }
+        if is_damage(&error) { Self::Damaged(error.to_string()) } else { Self::Unavailable(error.to_string()) }
     }
 }
 
-impl From<io::Error> for Fault {
+impl From<io::Error> for WriteFault {
     fn from(error: io::Error) -> Self {
-        Self::Cannot(error.to_string())
+        Self::Unavailable(error.to_string())
     }
 }
 
-/// A journal that was damaged while it was in use, and is whole again.
+/// A journal that was damaged while it was in use, and has been rebuilt.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Repair {
-    /// What was wrong.
+    /// The fault that was found.
     pub reason: String,
-    /// Rows that were written from memory.
+    /// The number of rows that were written from memory.
     pub rows: usize,
-    /// Lines of the audit that could still be read.
+    /// The number of audit lines that could be read.
     pub lines: usize,
-    /// Where the damaged file is; `None` where there was none any more, and where another was kept within the hour.
-    pub aside: Option<PathBuf>,
+    /// The path of the quarantined copy of the damaged file; `None` if there was no file any more, or if another copy was
+    /// made within the hour.
+    pub quarantine: Option<PathBuf>,
 }
 
 impl fmt::Display for Repair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { reason, rows, lines, aside } = self;
-        write!(f, "the journal was damaged ({reason}) and is written anew from memory: {rows} rows, ")?;
+        let Self { reason, rows, lines, quarantine } = self;
+        write!(f, "the journal was damaged ({reason}) and has been rebuilt from memory: {rows} rows, ")?;
         write!(f, "and {lines} lines of the audit that could be read; ")?;
-        match aside {
-            Some(aside) => write!(f, "the damaged file is {}", aside.display()),
-            None => f.write_str("of the damaged file nothing was kept"),
+        match quarantine {
+            Some(path) => write!(f, "the damaged file is {}", path.display()),
+            None => f.write_str("no copy of the damaged file was kept"),
         }
     }
 }
 
-/// How a journal's files were left: if they are otherwise, somebody else has been there.
+/// The identity and the modification times of the database and its log, as this process left them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Left {
-    file: Option<Stamp>,
-    log: Option<Stamp>,
+pub(super) struct FileStamps {
+    database: Option<FileStamp>,
+    log: Option<FileStamp>,
 }
 
-/// Which file it is, and when it was last changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+struct FileStamp {
+    /// Device and inode.
     identity: (u64, u64),
-    changed: (u64, i64, i64),
+    /// Length and modification time.
+    modified: (u64, i64, i64),
 }
 
-impl Left {
-    pub(super) fn now(path: &Path) -> io::Result<Self> {
+impl FileStamps {
+    pub(super) fn read(path: &Path) -> io::Result<Self> {
         let stamp = |path: &Path| match std::fs::metadata(path) {
-            Ok(metadata) => Ok(Some(Stamp::of(&metadata))),
+            Ok(metadata) => Ok(Some(FileStamp::of(&metadata))),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
             Err(error) => Err(error),
         };
-        Ok(Self { file: stamp(path)?, log: stamp(&beside(path, "-wal"))? })
+        Ok(Self { database: stamp(path)?, log: stamp(&with_suffix(path, WAL))? })
     }
 
-    /// Whether these are the same files, whatever is in them now.
-    fn same_files(&self, other: &Self) -> bool {
-        let identity = |stamp: &Option<Stamp>| stamp.map(|stamp| stamp.identity);
-        identity(&self.file) == identity(&other.file) && identity(&self.log) == identity(&other.log)
+    /// Returns whether these are the same files, whatever their content.
+    fn are_same_files(&self, other: &Self) -> bool {
+        let identity = |stamp: &Option<FileStamp>| stamp.map(|stamp| stamp.identity);
+        identity(&self.database) == identity(&other.database) && identity(&self.log) == identity(&other.log)
     }
 }
 
-impl Stamp {
+impl FileStamp {
     fn of(metadata: &Metadata) -> Self {
         Self {
             identity: (metadata.dev(), metadata.ino()),
-            changed: (metadata.len(), metadata.mtime(), metadata.mtime_nsec()),
+            modified: (metadata.len(), metadata.mtime(), metadata.mtime_nsec()),
         }
     }
 }
 
 impl JournalFile {
-    /// Finds out whether somebody else has been at the files since the last write. SQLite would not: it has what it read
-    /// before, and goes on writing to a file that was deleted.
-    pub(super) fn look_again(&mut self) -> Result<(), Fault> {
-        self.lock_again()?;
-        let now = Left::now(&self.path)?;
-        if now == self.left {
-            // It was away, and has come back as it was.
+    /// Verifies that nobody else has changed the files since the last write.
+    ///
+    /// SQLite does not notice: it answers from its cache, and goes on writing to a file that was deleted.
+    pub(super) fn verify_unchanged(&mut self) -> Result<(), WriteFault> {
+        self.reacquire_lock()?;
+        let now = FileStamps::read(&self.path)?;
+        if now == self.stamps {
+            // The files were out of reach, and are back as they were.
             if self.connection.is_none() {
                 self.connection = Some(connect(&self.path)?);
             }
             return Ok(());
         }
-        if !now.same_files(&self.left) {
-            return Err(Fault::Damaged("it was taken away, or another file was put in its place".to_owned()));
+        if !now.are_same_files(&self.stamps) {
+            return Err(WriteFault::Damaged("it was taken away, or another file was put in its place".to_owned()));
         }
+        // A new connection: the old one would answer from its cache.
         let fresh = connect(&self.path)?;
-        let found = Found::look(&fresh, &self.path);
-        let lost = wal::fault(&self.path).or_else(|| found.faults.first().cloned());
-        let differs = (found.total != self.total).then(|| "its rows are not what was written".to_owned());
-        // What is in the log hides what is in the file, so the file may be worse than it looks. A log that somebody has
-        // added to, to shorten the audit say, is looked at as a whole.
-        let touched = (now.file != self.left.file).then(|| "somebody else has written to it".to_owned());
-        match lost.or(differs).or(touched) {
+        let inspection = Inspection::run(&fresh, &self.path);
+        let differs = (inspection.summary != self.summary).then(|| "its rows are not what was written".to_owned());
+        // Pages in the log hide pages of the database, so the database may be worse than it looks. A log that grew while
+        // every row stayed the same is that of an operator who shortens the audit.
+        let is_touched = now.database != self.stamps.database;
+        let touched = is_touched.then(|| "somebody else has written to it".to_owned());
+        match inspection.faults.into_iter().next().or(differs).or(touched) {
             Some(fault) => {
-                let_go(Some(fresh));
-                Err(Fault::Damaged(fault))
+                close_without_checkpoint(Some(fresh));
+                Err(WriteFault::Damaged(fault))
             }
             None => {
                 self.connection = Some(fresh);
-                self.left = now;
+                self.stamps = now;
                 Ok(())
             }
         }
     }
 
-    /// Puts the file aside, and writes another from what memory holds; where nobody can say what that is, from what can
-    /// still be read. Until the new one is whole, the damaged one stays where it is.
-    pub(super) fn write_anew(&mut self, reason: &str, memory: Option<Vec<Row>>) -> Result<Repair, JournalError> {
-        let_go(self.connection.take());
-        self.set_aside()?;
-        let old = connect(&self.path);
+    /// Quarantines the database and writes a new one from memory, or, if memory cannot be read, from what can be salvaged.
+    /// The damaged database stays in place until the new one is complete.
+    pub(super) fn rebuild(&mut self, reason: &str, memory: Option<Vec<Row>>) -> Result<Repair, JournalError> {
+        close_without_checkpoint(self.connection.take());
+        self.quarantine()?;
+        let damaged = connect(&self.path);
         let rows = memory.unwrap_or_else(|| {
-            let found = match &old {
-                Ok(old) => Found::look(old, &self.path),
-                Err(error) => Found::unopened(&self.path, error.to_string()),
+            let inspection = match &damaged {
+                Ok(damaged) => Inspection::run(damaged, &self.path),
+                Err(error) => Inspection::without_sqlite(&self.path, error.to_string()),
             };
-            // Rows may be lost here: as at a start, that is recorded until it was reported.
-            self.untold = found.damage(self.aside.as_deref().unwrap_or(&self.path)).or_else(|| self.untold.take());
-            found.rows
+            // Rows may be lost here. As at a start, the new file records that until it is reported.
+            let quarantine = self.quarantined.as_deref().unwrap_or(&self.path);
+            self.unreported = inspection.damage(quarantine).or_else(|| self.unreported.take());
+            inspection.rows
         });
-        let old = old.ok();
-        let lines = salvage::put_anew(&self.path, self.key_id, &rows, self.untold.as_ref(), old)?;
-        let sqlite = |error| JournalError::Sqlite(self.path.clone(), error);
-        let connection = connect(&self.path).map_err(sqlite)?;
-        self.total = stated(&connection).map_err(sqlite)?;
+        let (commits, damage) = (self.summary.commits, self.unreported.as_ref());
+        let new = NewFile { key_id: self.key_id, commits, rows: &rows, damage };
+        let lines = rewrite(&self.path, &new, damaged.ok())?;
+        let connection = connect(&self.path).map_err(JournalError::sqlite(&self.path))?;
+        self.summary = stored_summary(&connection).map_err(JournalError::sqlite(&self.path))?;
         self.connection = Some(connection);
-        self.left = Left::now(&self.path).map_err(|error| JournalError::Io(self.path.clone(), error))?;
+        self.stamps = FileStamps::read(&self.path).map_err(JournalError::io(&self.path))?;
         let rows = rows.iter().filter(|row| row.value.is_some()).count();
-        Ok(Repair { reason: reason.to_owned(), rows, lines, aside: self.aside.take() })
+        Ok(Repair { reason: reason.to_owned(), rows, lines, quarantine: self.quarantined.take() })
     }
 
-    /// Whoever deletes the lock does not mean to let somebody else in.
-    fn lock_again(&mut self) -> Result<(), Fault> {
-        let held = Stamp::of(&self.lock.metadata()?).identity;
-        let there = std::fs::metadata(beside(&self.path, LOCK)).ok().map(|metadata| Stamp::of(&metadata).identity);
-        if there != Some(held) {
-            self.lock = lock(&self.path).map_err(|error| Fault::Cannot(error.to_string()))?;
+    /// Takes the lock again if its file was deleted: else a second process could open the journal.
+    fn reacquire_lock(&mut self) -> Result<(), WriteFault> {
+        let held = FileStamp::of(&self.lock.metadata()?).identity;
+        let present = std::fs::metadata(with_suffix(&self.path, LOCK)).ok();
+        if present.map(|metadata| FileStamp::of(&metadata).identity) != Some(held) {
+            self.lock = lock(&self.path).map_err(|error| WriteFault::Unavailable(error.with_causes()))?;
+            self.write_mark();
         }
         Ok(())
     }
 
-    /// Once for each time that it is damaged, however often it takes to mend that.
-    fn set_aside(&mut self) -> Result<(), JournalError> {
-        let is_recent = self.put_aside.is_some_and(|since| since.elapsed() < ASIDE_EVERY);
-        let io = |error| JournalError::Io(self.path.clone(), error);
-        if self.aside.is_none() && !is_recent && std::fs::exists(&self.path).map_err(io)? {
-            self.aside = Some(salvage::put_aside(&self.path, "damaged").map_err(io)?);
-            self.put_aside = Some(Instant::now());
+    /// Copies a damaged database aside, once however often its rebuild is tried.
+    fn quarantine(&mut self) -> Result<(), JournalError> {
+        let is_recent = self.last_quarantine.is_some_and(|last| last.elapsed() < QUARANTINE_INTERVAL);
+        let exists = std::fs::exists(&self.path).map_err(JournalError::io(&self.path))?;
+        if self.quarantined.is_none() && !is_recent && exists {
+            self.quarantined = Some(quarantine(&self.path, "damaged").map_err(JournalError::io(&self.path))?);
+            self.last_quarantine = Some(Instant::now());
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! After a restart: what a journal held goes back into memory.
+//! The restore after a restart: puts the rows of a journal back into memory.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,57 +10,58 @@ use threshold_core::policy::{Ban, ListEntry, Owner, Setting};
 use threshold_core::{Digest, DigestKey, KeyId, Policy, Secret, Secrets, Span, Standing, Timestamp};
 
 use super::rows::{Kind, Row};
-use super::{FORMAT, Journal, Kept};
+use super::{Contents, FORMAT, Journal};
 use crate::bans::BanList;
 use crate::store::ChangeSink as _;
 use crate::store::memory::MemoryStore;
 
-/// How long somebody is kept out of whom the journal only knows that there was something: as long as the longest lock of a
-/// login, and long enough for an operator to look.
-const UNREADABLE_FOR: Span = Span::HOUR;
+/// How long the subject of an unreadable row is blocked: as long as the longest lock of a login, and long enough for an
+/// operator to look.
+const UNREADABLE_BLOCK: Span = Span::HOUR;
 
-/// How long a start waits for the disk after a rotation. A disk that takes longer is in trouble, which is told elsewhere.
-const REKEYED_WAIT: Duration = Duration::from_secs(30);
+/// How long a start waits for the disk after a rotation. A disk that takes longer is failing, which an event reports.
+const REKEY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What went back.
+/// The result of a restore.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Restored {
-    /// Subjects with strikes or penalties.
+    /// The number of subjects with strikes or penalties.
     pub subjects: usize,
-    /// Accounts.
+    /// The number of accounts.
     pub accounts: usize,
-    /// Bans that operators have set.
+    /// The number of bans set by operators.
     pub bans: usize,
-    /// Tenants and users with settings. They are in force once [`Limiter::follow_control`](crate::Limiter::follow_control)
-    /// has read them from the store.
+    /// The number of tenants and users with settings. They are in force once
+    /// [`Limiter::follow_control`](crate::Limiter::follow_control) has read them from the store.
     pub settings: usize,
-    /// Rows that say something else than was written. Whoever they are about is kept out for an hour, where that is known.
+    /// The number of unreadable rows. Their subjects and accounts are blocked for an hour, as far as the key is known.
     pub unreadable: usize,
-    /// Rows that memory had no room for.
+    /// The number of rows that memory had no room for.
     pub no_room: usize,
-    /// Rows under an old secret that are under the present one now: bans, and penalties of those whose names are known.
+    /// The number of rows that were moved from the old secret to the present one: bans, and penalties of subjects whose names
+    /// are known.
     pub rekeyed: usize,
-    /// Rows under an old secret that is not given, which nobody can be recognised by any more.
+    /// The number of rows under a secret that is no longer given. No request can match them any more.
     pub forgotten: usize,
 }
 
-/// Puts back what was kept, and takes out of the journal what says nothing any more. What was moved to the present secret is
-/// on disk when this returns.
+/// Puts the rows of a journal back into memory, and deletes expired rows from it.
 ///
-/// `store` and `bans` do not tell the journal of changes yet: what comes from it need not go back.
+/// Rows that were moved to the present secret are on disk when this returns. Attach the journal to `store` and `bans` only
+/// afterwards: rows that come from it need not go back to it.
 pub fn restore(
     journal: &Journal,
-    kept: &Kept,
+    contents: &Contents,
     (store, bans): (&MemoryStore, &BanList),
     (policy, secrets): (&Policy, &Secrets),
     now: Timestamp,
 ) -> Restored {
     let mut restored = Restored::default();
-    // All or nothing: between a row under the old secret and the same under the present one there is no moment without it.
-    let held = journal.begin_change();
+    // One transaction: a crash must not find a row under neither of two secrets.
+    let transaction = journal.begin_change();
     let login = policy.login().cloned().unwrap_or_default();
-    let rotation = secrets.old().map(|old| Rotation::new(policy, old, &kept.rows));
-    for row in &kept.rows {
+    let rotation = secrets.old().map(|old| Rotation::new(policy, old, &contents.rows));
+    for row in &contents.rows {
         let Some(mut key) = row.digest() else {
             restore_setting(journal, row, store, &mut restored, now);
             continue;
@@ -69,59 +70,59 @@ pub fn restore(
             match rotation.as_ref().filter(|rotation| rotation.key_id == id) {
                 Some(rotation) => {
                     if let Some(new) = rotation.new_key(row, key, policy.key()) {
-                        journal.note(row.kind, &row.key, None);
-                        journal.note(row.kind, &new.to_u128().to_be_bytes(), row.value.clone());
+                        journal.put(row.kind, &row.key, None);
+                        journal.put(row.kind, &new.to_u128().to_be_bytes(), row.value.clone());
                         restored.rekeyed = restored.rekeyed.saturating_add(1);
                         key = new;
                     }
                 }
                 None => {
-                    journal.note(row.kind, &row.key, None);
+                    journal.put(row.kind, &row.key, None);
                     restored.forgotten = restored.forgotten.saturating_add(1);
                     continue;
                 }
             }
         }
-        let known = row.value.as_deref().and_then(|bytes| read(row.kind, bytes, now));
-        let has_room = match known {
-            Some(Known::Standing(standing)) if standing.silent_from() > now => {
+        let decoded = row.value.as_deref().and_then(|bytes| decode(row.kind, bytes, now));
+        let has_room = match decoded {
+            Some(Decoded::Standing(standing)) if standing.silent_from() > now => {
                 restored.subjects = restored.subjects.saturating_add(1);
                 store.restore_standing(key, standing, now)
             }
-            Some(Known::Account(account)) if account.silent_from(&login) > now => {
+            Some(Decoded::Account(account)) if account.silent_from(&login) > now => {
                 restored.accounts = restored.accounts.saturating_add(1);
                 store.restore_account(key, *account)
             }
-            Some(Known::Ban(ban)) if ban.until > now && row.kind == Kind::Ban => {
+            Some(Decoded::Ban(ban)) if ban.until > now && row.kind == Kind::Ban => {
                 restored.bans = restored.bans.saturating_add(1);
                 let ban = Arc::new(ban);
                 let change = ControlChange::Ban { id: key, ban: Some(Arc::clone(&ban)) };
                 bans.set(key, ban, now).is_ok() && store.restore_control(change, now)
             }
-            Some(Known::Ban(ban)) if ban.until > now => {
+            Some(Decoded::Ban(ban)) if ban.until > now => {
                 bans.name(key, ban, now);
                 true
             }
             Some(_) => {
-                journal.note(row.kind, &key.to_u128().to_be_bytes(), None);
+                journal.put(row.kind, &key.to_u128().to_be_bytes(), None);
                 true
             }
             None => {
                 restored.unreadable = restored.unreadable.saturating_add(1);
-                keep_out(journal, row, key, store, now)
+                block_unreadable(journal, row, key, store, now)
             }
         };
         restored.no_room = restored.no_room.saturating_add(usize::from(!has_room));
     }
-    drop(held);
+    drop(transaction);
     if restored.rekeyed > 0 {
-        // Who sees this return may drop the old secret.
-        journal.wait_until_saved(REKEYED_WAIT);
+        // The operator may drop the old secret once this returns.
+        journal.wait_until_saved(REKEY_TIMEOUT);
     }
     restored
 }
 
-/// A setting goes back into the store. One that is over, or cannot be read, is taken out of the journal.
+/// Puts a setting back into the store. An expired or unreadable one is deleted from the journal.
 fn restore_setting(journal: &Journal, row: &Row, store: &MemoryStore, restored: &mut Restored, now: Timestamp) {
     let owner = match row.kind {
         Kind::Tenant => Owner::Tenant,
@@ -131,7 +132,7 @@ fn restore_setting(journal: &Journal, row: &Row, store: &MemoryStore, restored: 
     let setting = row.value.as_deref().and_then(|bytes| Setting::from_bytes(bytes).ok());
     let name = std::str::from_utf8(&row.key).ok();
     let Some((setting, name)) = setting.filter(|setting| setting.until > now).zip(name) else {
-        journal.note(row.kind, &row.key, None);
+        journal.put(row.kind, &row.key, None);
         return;
     };
     let change = ControlChange::Setting { owner, name: name.into(), setting: Some(Arc::new(setting)) };
@@ -139,8 +140,9 @@ fn restore_setting(journal: &Journal, row: &Row, store: &MemoryStore, restored: 
     restored.no_room = restored.no_room.saturating_add(usize::from(!store.restore_control(change, now)));
 }
 
-/// Everything that a store and its bans hold, as rows: what a journal would have to hold had it been written anew. Requests
-/// go on meanwhile; what they change is noted, and written after it.
+/// Returns everything that a store and its bans hold as rows, for the rebuild of a journal.
+///
+/// Requests go on meanwhile. Their changes are queued, and written after these rows.
 #[must_use]
 pub fn rows_in_memory(store: &MemoryStore, bans: &BanList) -> Vec<Row> {
     let mut rows = Vec::new();
@@ -160,10 +162,10 @@ pub fn rows_in_memory(store: &MemoryStore, bans: &BanList) -> Vec<Row> {
     rows
 }
 
-/// What a rotation of the secret means for rows under the old one.
+/// A rotation of the secret, for rows under the old one.
 struct Rotation {
     key_id: KeyId,
-    /// Subjects whose names are known: the old digest, and the present one.
+    /// The digests under the present secret, by those under the old one, of subjects whose names are known.
     named: HashMap<Digest, Digest>,
 }
 
@@ -174,20 +176,20 @@ impl Rotation {
         let own = rows.iter().filter(|row| row.kind == Kind::Named && row.old_key_id() == Some(key_id));
         let named = own.filter_map(|row| {
             let (subject, ban) = (row.digest()?, Ban::from_bytes(row.value.as_deref()?).ok()?);
-            // A block of addresses is one subject, whichever of its addresses is asked for.
+            // Every address of a block is the same subject.
             let key = match &ban.whom {
                 ListEntry::Address(net) => net.addr().to_string(),
                 ListEntry::User(name) | ListEntry::Tenant(name) => name.to_string(),
             };
             let rekeyed = policy.rekeyed_standings(&before, ban.whom.layer(), &key);
-            // A name that is hidden leads nowhere.
+            // The digest of a redacted name does not match.
             rekeyed.into_iter().find(|(old, _)| *old == subject)
         });
         Self { key_id, named: named.collect() }
     }
 
-    /// The digest of the same thing under the present secret, where its name is known. Accounts, and subjects that were
-    /// never banned, have none: they move when they come back.
+    /// Returns the digest of the same record under the present secret, if its name is known. Accounts, and subjects that were
+    /// never banned, have no name in the journal: they move with their next request.
     fn new_key(&self, row: &Row, old: Digest, key: DigestKey) -> Option<Digest> {
         match row.kind {
             Kind::Ban => Ban::from_bytes(row.value.as_deref()?).ok().map(|ban| ban.whom.ban_id(key)),
@@ -197,24 +199,25 @@ impl Rotation {
     }
 }
 
-enum Known {
+/// The record in a row.
+enum Decoded {
     Standing(Standing),
     Account(Box<Account>),
     Ban(Ban),
 }
 
-fn read(kind: Kind, bytes: &[u8], now: Timestamp) -> Option<Known> {
+fn decode(kind: Kind, bytes: &[u8], now: Timestamp) -> Option<Decoded> {
     match kind {
-        Kind::Standing => Standing::from_bytes(bytes).ok().map(Known::Standing),
-        Kind::Account => Account::from_bytes(bytes).ok().map(Box::new).map(Known::Account),
-        Kind::Ban | Kind::Named => Ban::from_bytes(bytes).ok().map(|ban| Known::Ban(ban.brought_back(now))),
+        Kind::Standing => Standing::from_bytes(bytes).ok().map(Decoded::Standing),
+        Kind::Account => Account::from_bytes(bytes).ok().map(Box::new).map(Decoded::Account),
+        Kind::Ban | Kind::Named => Ban::from_bytes(bytes).ok().map(|ban| Decoded::Ban(ban.brought_back(now))),
         Kind::Tenant | Kind::User => None,
     }
 }
 
-/// Whoever a row was about that cannot be read is kept out for a while: what it said may have been a ban or a lock.
-fn keep_out(journal: &Journal, row: &Row, key: Digest, store: &MemoryStore, now: Timestamp) -> bool {
-    let until = now.plus(UNREADABLE_FOR);
+/// Blocks the subject or account of an unreadable row for a while: it may have been banned or locked.
+fn block_unreadable(journal: &Journal, row: &Row, key: Digest, store: &MemoryStore, now: Timestamp) -> bool {
+    let until = now.plus(UNREADABLE_BLOCK);
     match row.kind {
         Kind::Standing => {
             let standing = Standing::banned(until);
@@ -226,9 +229,9 @@ fn keep_out(journal: &Journal, row: &Row, key: Digest, store: &MemoryStore, now:
             journal.account(key, Some(&account));
             store.restore_account(key, account)
         }
-        // Nobody knows whom it was on; that it is gone is said where the damage is.
+        // The key does not say who was banned. The report of the damage counts the row as lost.
         Kind::Ban | Kind::Named | Kind::Tenant | Kind::User => {
-            journal.note(row.kind, &row.key, None);
+            journal.put(row.kind, &row.key, None);
             true
         }
     }

@@ -1,4 +1,4 @@
-//! The rows of a journal, and the sum by which a changed one is told from what was written.
+//! The rows of a journal and their checksums.
 
 use std::collections::HashMap;
 use std::hash::Hasher as _;
@@ -6,25 +6,26 @@ use std::hash::Hasher as _;
 use siphasher::sip::SipHasher13;
 use threshold_core::{Digest, KeyId, Timestamp};
 
-/// The bytes of a digest.
+/// The length of a digest in bytes.
 const DIGEST: usize = 16;
-/// The bytes of a key id.
+/// The length of a key id in bytes.
 const KEY_ID: usize = 4;
 
-/// What a row is about. The numbers are stored: never reuse one.
+/// The kind of a row. The numbers are stored: never reuse one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Kind {
-    /// How it stands with a subject, by its digest.
+    /// Strikes and penalties of a subject, by its digest.
     Standing = 1,
-    /// What is known of an account, by its digest.
+    /// Login state of an account, by its digest.
     Account = 2,
-    /// A ban that an operator has set, by its number.
+    /// A ban set by an operator, by its id.
     Ban = 3,
-    /// What a tenant has of its own, by its name.
+    /// Settings of a tenant, by its name.
     Tenant = 4,
-    /// What a user has of its own, by their name.
+    /// Settings of a user, by its name.
     User = 5,
-    /// Whom a ladder has banned, by the subject's digest: the standing itself holds no name.
+    /// The name of a subject that a ladder has banned, by its digest. The standing itself holds no name.
     Named = 6,
 }
 
@@ -39,39 +40,39 @@ impl Kind {
         self as i64
     }
 
-    /// Whether its rows are found by digests.
+    /// Returns whether the keys of this kind are digests.
     const fn has_digests(self) -> bool {
         !matches!(self, Self::Tenant | Self::User)
     }
 }
 
-/// One row.
+/// One row of a journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// What it is about.
+    /// The kind of record.
     pub kind: Kind,
-    /// Whom it is about.
+    /// The key of the record: a digest or a name.
     pub key: Vec<u8>,
-    /// What it says; `None` where it says something else than was written, and nobody knows what that was.
+    /// The record's bytes; `None` if the row is damaged, so that only its key is known.
     pub value: Option<Vec<u8>>,
 }
 
 impl Row {
-    /// The digest that its key is, if it is one.
+    /// Returns the digest in the key, for kinds whose keys are digests.
     #[must_use]
     pub fn digest(&self) -> Option<Digest> {
         let (before, digest) = self.key.split_last_chunk().filter(|_| self.kind.has_digests())?;
         matches!(before.len(), 0 | KEY_ID).then(|| Digest::from_u128(u128::from_be_bytes(*digest)))
     }
 
-    /// The key id of the old secret that its digest was made with; `None` for the journal's present one.
+    /// Returns the key id of the old secret that the digest was made with; `None` for the present secret.
     #[must_use]
     pub fn old_key_id(&self) -> Option<KeyId> {
         let (id, _) = self.key.split_first_chunk().filter(|(_, digest)| digest.len() == DIGEST)?;
         self.kind.has_digests().then(|| KeyId::from_u32(u32::from_be_bytes(*id)))
     }
 
-    /// The same row, if its digest was made with the journal's present secret, which is an old one from now on.
+    /// Marks a digest of the present secret as one of an old secret, which it becomes by a rotation.
     pub(super) fn under_old(mut self, id: KeyId) -> Self {
         if self.kind.has_digests() && self.key.len() == DIGEST {
             self.key.splice(0..0, id.to_u32().to_be_bytes());
@@ -79,7 +80,7 @@ impl Row {
         self
     }
 
-    /// The same row, if its digest was made with a secret that was an old one and is the present one again.
+    /// Marks a digest of an old secret as one of the present secret, when that secret is in force again.
     pub(super) fn under_present(mut self, id: KeyId) -> Self {
         if self.old_key_id() == Some(id) {
             self.key.drain(..KEY_ID);
@@ -88,7 +89,7 @@ impl Row {
     }
 }
 
-/// The digests in a journal that were made with an old secret. Their rows begin with its key id.
+/// The digests in a journal that were made with an old secret. The keys of their rows begin with its key id.
 #[derive(Debug, Default)]
 pub(super) struct OldDigests(HashMap<Digest, KeyId>);
 
@@ -97,7 +98,7 @@ impl OldDigests {
         Self(rows.iter().filter_map(|row| row.digest().zip(row.old_key_id())).collect())
     }
 
-    /// The row as it is stored.
+    /// Returns the row under the key that it is stored by.
     pub(super) fn stored(&self, row: Row) -> Row {
         match row.digest().and_then(|digest| self.0.get(&digest)) {
             Some(id) => row.under_old(*id),
@@ -106,23 +107,23 @@ impl OldDigests {
     }
 }
 
-/// Who changed what, and why.
+/// A line of the audit log: one change by an operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditLine {
-    /// When.
+    /// When the change was made.
     pub at: Timestamp,
-    /// Who: the name of a token, never the token.
+    /// The name of the token that made it, never the token.
     pub who: String,
-    /// What was done: a word (`ban`, `lift`, `forgive`), and behind a colon what was given or taken.
+    /// The action (`ban`, `lift`, `forgive`), and after a colon its arguments.
     pub action: String,
-    /// To whom.
+    /// The target of the action.
     pub about: String,
-    /// Why.
+    /// The reason given.
     pub why: String,
 }
 
-/// The sum of a row. It stands against chance alone, so its key is no secret.
-pub(super) fn row_sum(kind: i64, key: &[u8], value: &[u8]) -> i64 {
+/// Computes the checksum of a row. It detects accidental damage only, so its key is public.
+pub(super) fn checksum(kind: i64, key: &[u8], value: &[u8]) -> i64 {
     let mut hasher = SipHasher13::new_with_key(b"threshold row 01");
     hasher.write(&kind.to_be_bytes());
     hasher.write(&u64::try_from(key.len()).unwrap_or(u64::MAX).to_be_bytes());
@@ -131,21 +132,26 @@ pub(super) fn row_sum(kind: i64, key: &[u8], value: &[u8]) -> i64 {
     hasher.finish().cast_signed()
 }
 
-/// The sum of all rows: it is the same in whatever order they were written, so one row changes it by its own sum.
+/// The summary that a database stores of itself in the table `meta`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Total {
+pub(super) struct Summary {
+    /// The number of rows.
     pub(super) rows: i64,
+    /// The sum of their checksums modulo 2^64. It does not depend on their order, so that changing one row changes it by the
+    /// checksum of that row.
     pub(super) sum: i64,
+    /// The number of transactions so far; see [`commit_mark`](super::commit_mark).
+    pub(super) commits: i64,
 }
 
-impl Total {
-    pub(super) fn add(&mut self, sum: i64) {
+impl Summary {
+    pub(super) fn add(&mut self, checksum: i64) {
         self.rows = self.rows.saturating_add(1);
-        self.sum = self.sum.wrapping_add(sum);
+        self.sum = self.sum.wrapping_add(checksum);
     }
 
-    pub(super) fn take(&mut self, sum: i64) {
+    pub(super) fn remove(&mut self, checksum: i64) {
         self.rows = self.rows.saturating_sub(1);
-        self.sum = self.sum.wrapping_sub(sum);
+        self.sum = self.sum.wrapping_sub(checksum);
     }
 }

@@ -1,4 +1,4 @@
-//! The secret of an installation: given, or made once and kept beside the journal.
+//! The secret of an installation: given by the environment, or generated once and stored beside the journal.
 
 use std::fmt;
 use std::io::{ErrorKind, Write as _};
@@ -8,33 +8,33 @@ use std::path::{Path, PathBuf};
 use threshold_core::{KeyId, Secret, Secrets};
 
 use super::JournalError;
-use super::file::{beside, create_exclusively, is_empty, lock, resolve, settle_in};
+use super::fs::{create_replacing, is_empty, lock, resolve, sync_parent, with_suffix};
 
-/// What a secret is called until its journal is there: a secret without its journal means that the journal is missing.
+/// The suffix of a secret whose journal is not created yet: a secret without its journal means that the journal is missing.
 const NEXT: &str = ".next";
-/// What the old secret is called while the secret is rotated.
+/// The suffix of the old secret during a rotation.
 const OLD: &str = ".old";
-/// What nobody but its owner may do with a secret.
+/// The permissions of group and others, none of which a secret may have.
 const OTHERS: u32 = 0o077;
 
-/// Where the secret of a journal is kept.
+/// Returns the path of the secret of a journal.
 #[must_use]
 pub fn secret_path(journal: &Path) -> PathBuf {
     resolve(journal).with_extension("secret")
 }
 
-/// Where the old secret of a journal is kept while the secret is rotated.
+/// Returns the path of the old secret of a journal, which is there during a rotation.
 #[must_use]
 pub fn old_secret_path(journal: &Path) -> PathBuf {
-    beside(&secret_path(journal), OLD)
+    with_suffix(&secret_path(journal), OLD)
 }
 
-/// Secrets that are given in place of those in files.
+/// Secrets that take precedence over those in files.
 #[derive(Clone, Copy, Default)]
 pub struct GivenSecrets<'a> {
-    /// The present one: `THRESHOLD_SECRET`.
+    /// The present secret: `THRESHOLD_SECRET`.
     pub present: Option<&'a str>,
-    /// The old one: `THRESHOLD_SECRET_OLD`.
+    /// The old secret: `THRESHOLD_SECRET_OLD`.
     pub old: Option<&'a str>,
 }
 
@@ -44,12 +44,14 @@ impl fmt::Debug for GivenSecrets<'_> {
     }
 }
 
-/// The secrets that stored digests and tokens are made with: those that are given, else those beside the journal. Where
-/// there is neither a journal nor a secret, one is made for its owner alone; it gets its name when the journal is opened.
+/// Returns the secrets that digests and tokens are made with: the given ones, else those beside the journal.
+///
+/// If there is neither a journal nor a secret, a secret is generated in a file of mode 0600. It gets its final name when the
+/// journal is opened.
 ///
 /// # Errors
-/// Where a file cannot be used, holds no secret, can be read by others, or is missing beside its journal; where there is an
-/// old secret and no present one; and where both are the same.
+/// Fails if a file cannot be used, holds no secret, can be read by others, or is missing beside its journal; if there is an
+/// old secret and no present one; and if both have the same key id.
 pub fn installation_secrets(journal: &Path, given: GivenSecrets<'_>) -> Result<Secrets, JournalError> {
     let (path, old_path) = (secret_path(journal), old_secret_path(journal));
     let old = match given.old {
@@ -84,48 +86,49 @@ fn installation_secret(journal: &Path, given: Option<&str>) -> Result<Secret, Jo
     }
     let journal = resolve(journal);
     let path = secret_path(&journal);
-    let next = beside(&path, NEXT);
+    let next = with_suffix(&path, NEXT);
     if let Some(text) = read(&path)? {
         return parse(&text).ok_or(JournalError::BadSecret(path));
     }
-    // A start that was interrupted has left one, and perhaps a journal under it.
+    // An interrupted start has left a secret, and perhaps a journal that was written under it.
     if let Some(secret) = read(&next)?.and_then(|text| parse(&text)) {
         return Ok(secret);
     }
     if !is_empty(&journal) {
         return Err(JournalError::SecretMissing(journal, path));
     }
-    // Of two processes that start at once, one makes it.
+    // Two processes that start at once must not generate two secrets.
     let _lock = lock(&journal)?;
     match read(&next)?.and_then(|text| parse(&text)) {
         Some(secret) => Ok(secret),
-        None => make(&next).map_err(|error| JournalError::Io(next, error)),
+        None => generate(&next).map_err(JournalError::io(&next)),
     }
 }
 
-/// Gives a secret that was just made its name, now that its journal is there.
-pub(super) fn settle_secret(journal: &Path, key_id: KeyId) -> Result<(), JournalError> {
+/// Renames a generated secret to its final name, once its journal exists.
+pub(super) fn publish(journal: &Path, key_id: KeyId) -> Result<(), JournalError> {
     let path = secret_path(journal);
-    let next = beside(&path, NEXT);
+    let next = with_suffix(&path, NEXT);
     if std::fs::exists(&path).unwrap_or(true) {
         return Ok(());
     }
     let own = read(&next)?.and_then(|text| parse(&text)).filter(|secret| secret.key_id() == key_id);
     if own.is_some() {
-        let renamed = std::fs::rename(&next, &path).and_then(|()| settle_in(&path));
-        renamed.map_err(|error| JournalError::Io(path, error))?;
+        let renamed = std::fs::rename(&next, &path).and_then(|()| sync_parent(&path));
+        renamed.map_err(JournalError::io(&path))?;
     }
     Ok(())
 }
 
-/// The text of a secret's file, if there is one. Whoever can read it can forge tokens and guess whom digests stand for.
+/// Reads the file of a secret, if it exists. Fails if others can use it: they could forge tokens, and find the names behind
+/// digests.
 fn read(path: &Path) -> Result<Option<String>, JournalError> {
-    let io = |error| JournalError::Io(path.into(), error);
+    let io = JournalError::io(path);
     let file = match std::fs::File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(io)?,
+        opened => opened.map_err(&io)?,
     };
-    let mode = file.metadata().map_err(io)?.mode();
+    let mode = file.metadata().map_err(&io)?.mode();
     if mode & OTHERS != 0 {
         return Err(JournalError::OpenSecret(path.into(), mode & 0o777));
     }
@@ -138,11 +141,12 @@ fn parse(text: &str) -> Option<Secret> {
     is_whole.then(|| Secret::new(text.as_bytes())).flatten()
 }
 
-fn make(path: &Path) -> std::io::Result<Secret> {
+fn generate(path: &Path) -> std::io::Result<Secret> {
     let text: String = crate::random::<32>().iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut file = create_exclusively(path)?;
+    let mut file = create_replacing(path)?;
     writeln!(file, "{text}")?;
+    // Digests and tokens are made with it from now on, so it must survive a power loss.
     file.sync_all()?;
-    settle_in(path)?;
+    sync_parent(path)?;
     Secret::new(text.as_bytes()).ok_or_else(|| std::io::Error::other("64 digits are enough"))
 }

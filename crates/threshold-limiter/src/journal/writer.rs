@@ -1,4 +1,4 @@
-//! The one thread that writes: it takes all that waits, writes it in one transaction, and tries again where it cannot.
+//! The writer thread: takes everything that is queued, commits it as one transaction, and retries after failures.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -7,71 +7,74 @@ use std::time::Duration;
 
 use super::file::JournalFile;
 use super::queue::{Batch, Queue};
-use super::rebuild::Fault;
+use super::rebuild::WriteFault;
 use super::rows::Row;
 
-/// The first rest after a failure; each further one is twice as long.
-const FIRST_REST: Duration = Duration::from_millis(50);
-/// The longest: so soon after a disk is back, everything is on it.
-const LONGEST_REST: Duration = Duration::from_secs(2);
-/// How often it is tried at the end of the process.
-const LAST_TRIES: u32 = 3;
+/// The delay before the first retry; each further delay is twice as long.
+const FIRST_DELAY: Duration = Duration::from_millis(50);
+/// The longest delay: the journal is up to date this long after a disk recovers.
+const MAX_DELAY: Duration = Duration::from_secs(2);
+/// The number of attempts once the journal is closing.
+const CLOSING_ATTEMPTS: u32 = 3;
 
-/// Why a file that is whole is rebuilt.
+/// The reason for a rebuild after deletions were dropped from the queue.
 const INCOMPLETE: &str = "it missed more changes than there was room to remember";
 
-/// Says everything that the journal should hold, where there is anybody to ask.
-pub(super) type Source = Arc<OnceLock<Box<dyn Fn() -> Option<Vec<Row>> + Send + Sync>>>;
+/// The callback that lists every row the journal should hold.
+pub(super) type RebuildSource = Arc<OnceLock<Box<dyn Fn() -> Option<Vec<Row>> + Send + Sync>>>;
 
-pub(super) fn start(file: JournalFile, queue: Arc<Queue>, source: Source) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name("journal".to_owned()).spawn(move || write_all(file, &queue, &source))
+pub(super) fn start(file: JournalFile, queue: Arc<Queue>, source: RebuildSource) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name("journal".to_owned()).spawn(move || run(file, &queue, &source))
 }
 
-fn write_all(mut file: JournalFile, queue: &Queue, source: &Source) {
-    let mut rest = FIRST_REST;
-    let mut last_tries = 0u32;
+fn run(mut file: JournalFile, queue: &Queue, source: &RebuildSource) {
+    let mut delay = FIRST_DELAY;
+    let mut closing_attempts = 0u32;
     while let Some(mut batch) = queue.take() {
         match write(&mut file, &mut batch, queue, source) {
             Ok(()) => {
-                queue.wrote(batch.up_to);
-                rest = FIRST_REST;
+                queue.committed(batch.last_change);
+                delay = FIRST_DELAY;
             }
             Err(fault) => {
-                if queue.failed(batch, &fault.to_string()) {
-                    last_tries = last_tries.saturating_add(1);
-                    if last_tries >= LAST_TRIES {
+                if queue.requeue(batch, &fault.to_string()) {
+                    closing_attempts = closing_attempts.saturating_add(1);
+                    if closing_attempts >= CLOSING_ATTEMPTS {
                         return;
                     }
-                    // At the end nobody interrupts a rest any more.
-                    std::thread::sleep(FIRST_REST);
+                    // `queue.sleep` returns at once while the journal is closing.
+                    std::thread::sleep(FIRST_DELAY);
                     continue;
                 }
-                queue.rest(rest);
-                rest = rest.saturating_mul(2).min(LONGEST_REST);
+                queue.sleep(delay);
+                delay = delay.saturating_mul(2).min(MAX_DELAY);
             }
         }
     }
 }
 
-/// Writes a batch; into a new file, where the old one is found damaged. A file that is to lose rows which there was no room
-/// to remember is rebuilt from memory afterwards.
-fn write(file: &mut JournalFile, batch: &mut Batch, queue: &Queue, source: &Source) -> Result<(), Fault> {
-    let everything = || source.get().and_then(|everything| everything());
-    let failed = |reason: &str, error| Fault::Cannot(format!("{reason}, and it cannot be written anew: {error}"));
+/// Commits a batch. A damaged database is rebuilt first; one that missed deletions is rebuilt afterwards.
+fn write(file: &mut JournalFile, batch: &mut Batch, queue: &Queue, source: &RebuildSource) -> Result<(), WriteFault> {
+    let memory = || source.get().and_then(|rows| rows());
     match file.write(batch) {
-        Err(Fault::Damaged(reason)) => {
-            // It is told before it is mended: that may take a while, or fail.
-            queue.troubled(&reason);
-            let repair = file.write_anew(&reason, everything());
-            queue.repaired(repair.map_err(|error| failed(&reason, error))?);
+        Err(WriteFault::Damaged(reason)) => {
+            // Reported before the rebuild, which may take long or fail.
+            queue.report_failure(&reason);
+            rebuild(file, queue, &reason, memory())?;
             file.write(batch)
         }
         Ok(()) if batch.is_incomplete => {
-            batch.clear_written();
-            let repair = file.write_anew(INCOMPLETE, everything());
-            queue.repaired(repair.map_err(|error| failed(INCOMPLETE, error))?);
-            Ok(())
+            batch.clear_committed();
+            rebuild(file, queue, INCOMPLETE, memory())
         }
         other => other,
     }
+}
+
+fn rebuild(file: &mut JournalFile, queue: &Queue, reason: &str, memory: Option<Vec<Row>>) -> Result<(), WriteFault> {
+    let repair = file.rebuild(reason, memory).map_err(|error| {
+        WriteFault::Unavailable(format!("{reason}, and the rebuild failed: {}", error.with_causes()))
+    })?;
+    queue.report_repair(repair);
+    Ok(())
 }

@@ -1,6 +1,5 @@
 //! A limiter in memory with a journal beside it: opens, restores and connects both.
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,8 +10,8 @@ use super::{Limiter, UnfitSetting};
 use crate::bans::BanList;
 use crate::clock::{Clock, SystemClock};
 use crate::journal::{
-    Counters, Damage, GivenSecrets, Journal, JournalError, KeyIds, Restored, installation_secrets, load_counters,
-    restore, rows_in_memory,
+    Counters, CountersError, Damage, GivenSecrets, Journal, JournalError, KeyIds, Restored, installation_secrets,
+    load_counters, restore, rows_in_memory,
 };
 use crate::store::at_once;
 use crate::store::memory::MemoryStore;
@@ -28,8 +27,8 @@ pub struct Journaled<C = SystemClock> {
     /// What was restored from the journal.
     pub restored: Restored,
     /// What was restored of the counters that [`save_counters`](crate::journal::save_counters) wrote.
-    pub counters: io::Result<Counters>,
-    /// What was wrong with the journal's file: report it to an operator, then call [`Journal::damage_told`].
+    pub counters: Result<Counters, CountersError>,
+    /// What was wrong with the journal's file: report it to an operator, then call [`Journal::acknowledge_damage`].
     pub damage: Option<Damage>,
     /// Settings in the journal that do not fit the policy. They are kept, and not in force.
     pub unfit: Vec<UnfitSetting>,
@@ -68,12 +67,12 @@ impl<C: Clock + 'static> LimiterBuilder<InMemory, C> {
             None => installation_secrets(path, GivenSecrets::default())?,
         };
         let (key, key_ids) = (self.digest_key.unwrap_or(secrets.present().digest_key()), KeyIds::from(&secrets));
-        let (journal, kept) = Journal::open(path, key_ids)?;
+        let (journal, contents) = Journal::open(path, key_ids)?;
         let journal = Arc::new(journal);
         let policy = self.policy.clone().with_key(key);
         let (store, bans, now) = (MemoryStore::new(policy.memory()), BanList::default(), self.clock.now());
         // Before the journal is told of changes: what it holds need not be written to it again.
-        let restored = restore(&journal, &kept, (&store, &bans), (&policy, &secrets), now);
+        let restored = restore(&journal, &contents, (&store, &bans), (&policy, &secrets), now);
         let counters = load_counters(&store, path, key_ids, now);
         let store = store.with_change_sink(Arc::<Journal>::clone(&journal));
         let bans = Arc::new(bans.with_change_sink(Arc::<Journal>::clone(&journal)));
@@ -83,6 +82,6 @@ impl<C: Clock + 'static> LimiterBuilder<InMemory, C> {
         // The store holds the journal. If the journal held the limiter, neither would ever be dropped.
         let memory = Arc::downgrade(&limiter);
         journal.with_rebuild_source(move || memory.upgrade().map(|own| rows_in_memory(own.store(), &own.bans())));
-        Ok(Journaled { limiter, journal, restored, counters, damage: kept.damage, unfit })
+        Ok(Journaled { limiter, journal, restored, counters, damage: contents.damage, unfit })
     }
 }

@@ -1,5 +1,5 @@
-//! Changes that the audit names: on disk there are both the change and its line, or neither; and whom a ladder bans has a
-//! name in the journal without any server.
+//! Audited changes: the disk has both the change and its audit line, or neither. Subjects that a ladder bans have a name in
+//! the journal, also without a server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ fn a_change_and_its_line_are_written_together_or_not_at_all() {
     let scratch = Scratch::new();
     let (journal, _) = Journal::open(&scratch.db(), key(1)).unwrap();
     let change = journal.begin_change().unwrap();
-    journal.note(Kind::Tenant, b"acme", Some(vec![1]));
+    journal.put(Kind::Tenant, b"acme", Some(vec![1]));
     // Nothing reaches the disk while the change is open, however long anybody waits.
     assert!(!saved(&journal, Duration::from_millis(300)));
     assert_eq!(on_disk(&scratch), (vec![], vec![]));
@@ -42,7 +42,7 @@ fn a_change_and_its_line_are_written_together_or_not_at_all() {
     // A change that was given up leaves no line, and holds up nobody any longer.
     let other = journal.begin_change().unwrap();
     drop(journal.begin_change().unwrap());
-    journal.note(Kind::Tenant, b"other", Some(vec![1]));
+    journal.put(Kind::Tenant, b"other", Some(vec![1]));
     drop(other);
     assert!(saved(&journal, SECOND));
     assert_eq!(on_disk(&scratch).0.len(), 1);
@@ -53,7 +53,7 @@ fn a_change_and_its_line_are_written_together_or_not_at_all() {
         let journal = Arc::clone(&journal);
         move || journal.close()
     });
-    journal.note(Kind::Tenant, b"last", Some(vec![1]));
+    journal.put(Kind::Tenant, b"last", Some(vec![1]));
     last.confirm(line("tenant last"));
     assert!(closing.join().unwrap());
     assert_eq!((on_disk(&scratch).0.len(), on_disk(&scratch).1.len()), (2, 3));
@@ -98,19 +98,19 @@ fn a_file_that_missed_too_many_removals_is_rebuilt_from_memory() {
     let memory = kept.clone();
     journal.with_rebuild_source(move || Some(vec![memory.clone()]));
     for name in [&b"kept"[..], b"lifted"] {
-        journal.note(Kind::Tenant, name, Some(vec![1]));
+        journal.put(Kind::Tenant, name, Some(vec![1]));
     }
     assert!(saved(&journal, SECOND));
     let other = rusqlite::Connection::open(scratch.db()).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     journal.begin_change().unwrap().confirm(line("tenant lifted"));
-    journal.note(Kind::Tenant, b"lifted", None);
+    journal.put(Kind::Tenant, b"lifted", None);
     for number in 0..600_000u32 {
-        journal.note(Kind::Standing, &u128::from(number).to_be_bytes(), None);
+        journal.put(Kind::Standing, &u128::from(number).to_be_bytes(), None);
     }
     drop(other);
     assert!(journal.close());
     assert_eq!(Journal::read(&scratch.db()).unwrap().rows, [kept]);
     assert_eq!(on_disk(&scratch).0, ["tenant lifted"]);
-    assert!(journal.repairs().borrow().as_ref().is_some_and(|repair| repair.reason.contains("missed more changes")));
+    assert!(journal.last_repair().is_some_and(|repair| repair.reason.contains("missed more changes")));
 }

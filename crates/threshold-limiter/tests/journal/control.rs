@@ -73,5 +73,5 @@ fn changes_are_there_again_after_a_restart_and_can_be_taken_back() {
     let world = world(&scratch.db(), START.plus(Span::MINUTE));
     assert_eq!(at_once(world.limiter.follow_control()), Ok(vec![]));
     assert!(world.is_banned("mallory") && !world.is_banned("trudy"));
-    assert_eq!((given(&world).len(), world.kept.rows.len()), (0, 1));
+    assert_eq!((given(&world).len(), world.contents.rows.len()), (0, 1));
 }

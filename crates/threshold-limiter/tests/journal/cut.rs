@@ -1,11 +1,11 @@
-//! A file that was cut, or whose pages are damaged where SQLite cannot go on: every row that is whole is kept.
+//! Salvage of truncated databases, and of databases with damaged pages: every row that is whole is kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use threshold_core::Timestamp;
 use threshold_core::policy::{Layer, ListEntry};
-use threshold_limiter::journal::{AuditLine, Journal, JournalError, Kept, Kind};
+use threshold_limiter::journal::{AuditLine, Contents, Journal, JournalError, Kind};
 
 use super::{SECOND, START, Scratch, saved, secret, world};
 
@@ -15,8 +15,8 @@ const PAGE: usize = 4_096;
 
 type Rows = BTreeMap<(Kind, Vec<u8>), Vec<u8>>;
 
-/// A journal with many small rows, some that overflow their page, and an audit; written in one go, so that no page holds
-/// what is elsewhere too.
+/// Returns the bytes of a journal with many small rows, some that overflow their page, and an audit log. It is vacuumed, so
+/// that no row is on two pages.
 fn journal() -> Vec<u8> {
     let scratch = Scratch::new();
     let world = world(&scratch.db(), START);
@@ -24,7 +24,7 @@ fn journal() -> Vec<u8> {
         world.ban(Layer::User, &format!("mallory{number}"), Timestamp::MAX);
     }
     for number in 0..20u8 {
-        world.journal.note(Kind::Tenant, format!("tenant{number}").as_bytes(), Some(vec![number; 3_000]));
+        world.journal.put(Kind::Tenant, format!("tenant{number}").as_bytes(), Some(vec![number; 3_000]));
     }
     for number in 0..LINES {
         let (about, who) = (format!("about-{number:05}"), "ops".to_owned());
@@ -39,8 +39,8 @@ fn journal() -> Vec<u8> {
     std::fs::read(copy).unwrap()
 }
 
-fn rows_of(kept: &Kept) -> Rows {
-    let whole = kept.rows.iter().filter_map(|row| Some(((row.kind, row.key.clone()), row.value.clone()?)));
+fn rows_of(contents: &Contents) -> Rows {
+    let whole = contents.rows.iter().filter_map(|row| Some(((row.kind, row.key.clone()), row.value.clone()?)));
     whole.collect()
 }
 
@@ -50,26 +50,28 @@ fn abouts(path: &Path) -> BTreeSet<String> {
     select.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
 }
 
-/// Where a text of `length` bytes ends for each of these that the file holds.
+/// Returns the offset at which each text of `length` bytes ends in the file.
 fn ends<T: Ord>(bytes: &[u8], length: usize, name: impl Fn(&[u8]) -> Option<T>) -> BTreeMap<T, usize> {
     let places = bytes.windows(length).enumerate();
     places.filter_map(|(at, window)| Some((name(window)?, at + length))).collect()
 }
 
-/// Opens these bytes as a journal; what was kept, and the lines of the audit.
-fn opened(bytes: &[u8]) -> (Kept, BTreeSet<String>) {
+/// Opens these bytes as a journal. Returns its contents and its audit lines.
+fn opened(bytes: &[u8]) -> (Contents, BTreeSet<String>) {
     let scratch = Scratch::new();
     std::fs::write(scratch.db(), bytes).unwrap();
-    let (journal, kept) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
+    let (journal, contents) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
     drop(journal);
-    // What was kept is in the new file, which is whole, and records the damage.
+    // The new file is sound, holds the same rows, and records the damage.
     let again = Journal::read(&scratch.db()).unwrap();
-    assert_eq!(again.damage, kept.damage);
-    assert_eq!(rows_of(&again), rows_of(&kept));
-    (kept, abouts(&scratch.db()))
+    assert_eq!(again.damage, contents.damage);
+    assert_eq!(rows_of(&again), rows_of(&contents));
+    (contents, abouts(&scratch.db()))
 }
 
-/// A file cut in half lost every row: SQLite does not open it.
+/// A database cut in half lost every row, because SQLite does not open it.
+///
+/// Fails without `scan_pages` in `Inspection::without_sqlite`.
 #[test]
 fn a_file_that_was_cut_keeps_every_row_that_is_whole() {
     let whole = journal();
@@ -90,9 +92,9 @@ fn a_file_that_was_cut_keeps_every_row_that_is_whole() {
     let cuts =
         [share(90), share(75), share(50), share(50) + 1_000, share(25) + 3_000, share(10), 3 * PAGE, PAGE + 1, 600];
     for cut in cuts {
-        let (kept, audit) = opened(&whole[..cut]);
-        let damage = kept.damage.as_ref().expect("a cut is damage");
-        let found = rows_of(&kept);
+        let (contents, audit) = opened(&whole[..cut]);
+        let damage = contents.damage.as_ref().expect("a cut is damage");
+        let found = rows_of(&contents);
         assert_eq!(damage.kept, found.len());
         assert!(found.iter().all(|(key, value)| rows.get(key) == Some(value)));
         for (key, end) in &row_ends {
@@ -109,45 +111,47 @@ fn a_file_that_was_cut_keeps_every_row_that_is_whole() {
         }
     }
     // A half is a half: a good part of the rows, and not all of them.
-    let (kept, _) = opened(&whole[..share(50)]);
-    assert!(kept.rows.len() > ROWS / 4 && kept.rows.len() < ROWS * 9 / 10, "{}", kept.rows.len());
+    let (contents, _) = opened(&whole[..share(50)]);
+    assert!(contents.rows.len() > ROWS / 4 && contents.rows.len() < ROWS * 9 / 10, "{}", contents.rows.len());
 }
 
-/// With the schema, or the pages above all others, everything else is still there: also rows that overflow their page.
+/// A damaged schema page or inner page hides no other page: also rows that overflow their page are found.
+///
+/// Fails without `scan_pages` in `Inspection::run` and `Inspection::without_sqlite`.
 #[test]
 fn no_page_leads_to_the_loss_of_others() {
     let whole = journal();
-    let (kept, lines) = opened(&whole);
-    let rows = rows_of(&kept);
+    let (contents, lines) = opened(&whole);
+    let rows = rows_of(&contents);
     for page in 0..4 {
         let mut bytes = whole.clone();
         bytes[page * PAGE..(page + 1) * PAGE].fill(0xff);
-        let (kept, audit) = opened(&bytes);
-        assert!(kept.damage.is_some());
-        let lost = rows.len() - rows_of(&kept).len();
+        let (contents, audit) = opened(&bytes);
+        assert!(contents.damage.is_some());
+        let lost = rows.len() - rows_of(&contents).len();
         assert!(lost <= 100 && lines.len() - audit.len() <= 100, "page {page}: {lost} rows are gone");
-        let large = rows_of(&kept).keys().filter(|(kind, _)| *kind == Kind::Tenant).count();
+        let large = rows_of(&contents).keys().filter(|(kind, _)| *kind == Kind::Tenant).count();
         assert!(page > 0 || (lost, large, &audit) == (0, 20, &lines), "page {page}: {lost}, {large}");
     }
 }
 
-/// A row whose value is gone with the page that it overflows to is known by its key.
+/// A row whose overflow page is cut off is known by its key.
 #[test]
 fn a_row_whose_end_is_missing_is_known_by_its_key() {
     let scratch = Scratch::new();
     let (journal, _) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
-    journal.note(Kind::Account, &[7; 16], Some(vec![1; 9_000]));
-    journal.note(Kind::Ban, &[8; 16], Some(vec![2; 50]));
+    journal.put(Kind::Account, &[7; 16], Some(vec![1; 9_000]));
+    journal.put(Kind::Ban, &[8; 16], Some(vec![2; 50]));
     assert!(journal.close());
     drop(journal);
     let whole = std::fs::read(scratch.db()).unwrap();
-    let (kept, _) = opened(&whole[..whole.len() - PAGE]);
-    assert_eq!(kept.damage.unwrap().kept, 1);
-    let account = kept.rows.iter().find(|row| row.kind == Kind::Account).unwrap();
+    let (contents, _) = opened(&whole[..whole.len() - PAGE]);
+    assert_eq!(contents.damage.unwrap().kept, 1);
+    let account = contents.rows.iter().find(|row| row.kind == Kind::Account).unwrap();
     assert_eq!((account.key.as_slice(), &account.value), (&[7; 16][..], &None));
 }
 
-/// What was lifted is not found again on pages that are no longer in use.
+/// A page scan does not find lifted bans on free pages.
 ///
 /// Woken by: leaving out `secure_delete` in `connect`, with `free` empty.
 #[test]
@@ -169,13 +173,16 @@ fn what_was_deleted_does_not_come_back() {
     let whole = std::fs::read(scratch.db()).unwrap();
     assert!(whole.len() > 20 * PAGE);
     for cut in [whole.len() - PAGE, whole.len() / 2] {
-        let (kept, _) = opened(&whole[..cut]);
+        let (contents, _) = opened(&whole[..cut]);
         let few: BTreeSet<Vec<u8>> = (0..10).map(|number| id(number).to_u128().to_be_bytes().to_vec()).collect();
-        assert!(kept.rows.iter().all(|row| few.contains(&row.key)), "{} rows", kept.rows.len());
+        assert!(contents.rows.iter().all(|row| few.contains(&row.key)), "{} rows", contents.rows.len());
     }
 }
 
-/// After a kill the log holds what the file does not yet: it is read too.
+/// After a kill the write-ahead log holds pages that the database does not have yet. SQLite applies them to a copy that is
+/// long enough to be opened.
+///
+/// Fails without `set_len` in `replay`.
 #[test]
 fn a_file_that_was_cut_beside_its_log() {
     let scratch = Scratch::new();
@@ -184,17 +191,17 @@ fn a_file_that_was_cut_beside_its_log() {
         world.ban(Layer::User, &format!("mallory{number}"), Timestamp::MAX);
     }
     assert!(saved(&world.journal, SECOND));
-    // As another process would find them, had this one been killed. Nothing has gone from the log to the file yet.
+    // The files of a killed process. No checkpoint has run yet.
     let log = |path: &Path| path.with_extension("db-wal");
     let (file, pages) = (std::fs::read(scratch.db()).unwrap(), std::fs::read(log(&scratch.db())).unwrap());
     for cut in [file.len(), file.len() / 2, 1] {
         let copy = Scratch::new();
         std::fs::write(copy.db(), &file[..cut]).unwrap();
         std::fs::write(log(&copy.db()), &pages).unwrap();
-        let (_, kept) = Journal::open(&copy.db(), secret().key_id()).unwrap();
-        assert_eq!(rows_of(&kept).len(), 200, "cut at {cut}: {:?}", kept.damage);
+        let (_, contents) = Journal::open(&copy.db(), secret().key_id()).unwrap();
+        assert_eq!(rows_of(&contents).len(), 200, "cut at {cut}: {:?}", contents.damage);
     }
-    // Without any of the file, SQLite would delete the log.
+    // SQLite deletes a log without its database.
     let copy = Scratch::new();
     std::fs::write(log(&copy.db()), &pages).unwrap();
     let refused = Journal::open(&copy.db(), secret().key_id());

@@ -1,4 +1,4 @@
-//! A file that is found damaged at a start: nothing in it is lost in silence.
+//! Damage that a start finds: no row is lost without a report.
 
 use std::path::Path;
 
@@ -8,14 +8,13 @@ use threshold_limiter::journal::{Journal, Kind, Row};
 
 use super::{SECOND, START, Scratch, saved, secret, world};
 
-/// Every how many bytes one is changed; `./test long` changes far more.
+/// Returns the distance between changed bytes. `./test long` changes far more of them.
 fn step(usual: usize) -> usize {
     let factor: usize = std::env::var("THRESHOLD_LAW_FACTOR").map_or(1, |factor| factor.parse().unwrap());
     usual.checked_div(factor).unwrap_or(usual).max(1)
 }
 
-/// Bytes all over the file are changed in turn. It opens without a panic; and where a ban is not there any more, damage is
-/// said.
+/// Changes bytes all over the database in turn. It opens without a panic, and reports damage if a ban is gone.
 #[test]
 fn no_changed_byte_clears_a_ban_in_silence() {
     let scratch = Scratch::new();
@@ -39,18 +38,18 @@ fn no_changed_byte_clears_a_ban_in_silence() {
         let copy = Scratch::new();
         std::fs::write(copy.db(), &bytes).unwrap();
         match Journal::open(&copy.db(), secret().key_id()) {
-            Ok((journal, kept)) => {
-                let sound = kept.rows == original;
-                assert!(sound || kept.damage.is_some(), "byte {at}: rows are gone and nobody said so");
-                if let Some(damage) = &kept.damage {
+            Ok((journal, contents)) => {
+                let sound = contents.rows == original;
+                assert!(sound || contents.damage.is_some(), "byte {at}: rows are gone without a report");
+                if let Some(damage) = &contents.damage {
                     noticed += 1;
-                    assert_eq!(std::fs::read(&damage.aside).unwrap().len(), whole.len(), "byte {at}");
+                    assert_eq!(std::fs::read(&damage.quarantine).unwrap().len(), whole.len(), "byte {at}");
                     salvaged += usize::from(damage.kept + 1 >= original.len());
-                    // What could be read is in the new file, which is whole, and records the damage until it is reported.
+                    // The new file is sound, holds the readable rows, and records the damage until it is acknowledged.
                     let again = Journal::read(&copy.db()).unwrap();
                     assert_eq!(again.damage.as_ref(), Some(damage), "byte {at}");
-                    assert_eq!(again.rows.len(), kept.rows.len(), "byte {at}");
-                    journal.damage_told();
+                    assert_eq!(again.rows.len(), contents.rows.len(), "byte {at}");
+                    journal.acknowledge_damage();
                     assert!(journal.close());
                     let again = Journal::read(&copy.db()).unwrap();
                     assert!(again.damage.is_none(), "byte {at}: {:?}", again.damage);
@@ -63,8 +62,10 @@ fn no_changed_byte_clears_a_ban_in_silence() {
     assert!(noticed > 10 && salvaged > 5, "{noticed} noticed, {salvaged} salvaged");
 }
 
-/// The same for the write-ahead log that a kill leaves behind: whatever was committed before the last write is there, or
-/// damage is said.
+/// The same for the write-ahead log that a kill leaves behind. SQLite ends the recovery of a log at the first damaged frame
+/// without an error, so that only the commit mark tells that later commits are missing.
+///
+/// Fails without `check_commits` in `JournalFile::open`, and without `write_mark` in `JournalFile::write`.
 #[test]
 fn no_changed_byte_of_the_log_clears_a_ban_in_silence() {
     let scratch = Scratch::new();
@@ -74,8 +75,10 @@ fn no_changed_byte_of_the_log_clears_a_ban_in_silence() {
         assert!(saved(&world.journal, SECOND));
     }
     let log_of = |path: &Path| path.with_extension("db-wal");
-    // As another process would find them, had this one been killed.
+    let lock_of = |path: &Path| path.with_extension("db.lock");
+    // The files of a killed process.
     let (file, log) = (std::fs::read(scratch.db()).unwrap(), std::fs::read(log_of(&scratch.db())).unwrap());
+    let mark = std::fs::read(lock_of(&scratch.db())).unwrap();
     assert!(log.len() > 6 * 4_096);
     let mut noticed = 0;
     for at in (0..log.len()).step_by(step(397)) {
@@ -84,14 +87,16 @@ fn no_changed_byte_of_the_log_clears_a_ban_in_silence() {
         let copy = Scratch::new();
         std::fs::write(copy.db(), &file).unwrap();
         std::fs::write(log_of(&copy.db()), &bytes).unwrap();
-        let (_, kept) = Journal::open(&copy.db(), secret().key_id()).unwrap();
-        // The last of them may have been under way.
-        assert!(kept.rows.len() >= 5 || kept.damage.is_some(), "byte {at}: {} rows", kept.rows.len());
-        if let Some(damage) = kept.damage {
+        std::fs::write(lock_of(&copy.db()), &mark).unwrap();
+        let (_, contents) = Journal::open(&copy.db(), secret().key_id()).unwrap();
+        assert!(contents.rows.len() == 6 || contents.damage.is_some(), "byte {at}: {} rows", contents.rows.len());
+        if let Some(damage) = contents.damage {
             noticed += 1;
             assert_eq!(
                 std::fs::read(
-                    damage.aside.with_file_name(format!("{}-wal", damage.aside.file_name().unwrap().to_str().unwrap()))
+                    damage
+                        .quarantine
+                        .with_file_name(format!("{}-wal", damage.quarantine.file_name().unwrap().to_str().unwrap()))
                 )
                 .unwrap(),
                 bytes
@@ -99,17 +104,18 @@ fn no_changed_byte_of_the_log_clears_a_ban_in_silence() {
         }
     }
     assert!(noticed > 10, "{noticed}");
-    // Untouched, nothing is wrong with it.
+    // Unchanged, it is sound.
     let copy = Scratch::new();
     std::fs::write(copy.db(), &file).unwrap();
     std::fs::write(log_of(&copy.db()), &log).unwrap();
-    let (_, kept) = Journal::open(&copy.db(), secret().key_id()).unwrap();
-    assert!(kept.damage.is_none() && kept.rows.len() == 6);
+    std::fs::write(lock_of(&copy.db()), &mark).unwrap();
+    let (_, contents) = Journal::open(&copy.db(), secret().key_id()).unwrap();
+    assert!(contents.damage.is_none() && contents.rows.len() == 6);
 }
 
-/// A row whose value cannot be read keeps its subject out; one whose key is known fails closed.
+/// An unreadable row blocks its subject or account: it may have been a ban or a lock.
 #[test]
-fn whoever_a_row_is_about_that_cannot_be_read_is_kept_out() {
+fn the_subject_of_an_unreadable_row_is_blocked() {
     let scratch = Scratch::new();
     {
         let world = world(&scratch.db(), START);
@@ -122,18 +128,18 @@ fn whoever_a_row_is_about_that_cannot_be_read_is_kept_out() {
     drop(raw);
     let world = world(&scratch.db(), START);
     assert_eq!(world.restored.unreadable, 2);
-    assert!(world.kept.damage.is_some());
+    assert!(world.contents.damage.is_some());
     assert!(world.is_banned("bob"));
     assert!(world.is_locked("victim"));
-    world.journal.damage_told();
+    world.journal.acknowledge_damage();
     assert!(saved(&world.journal, SECOND));
     drop(world);
     let world = self::world(&scratch.db(), START);
-    assert!(world.kept.damage.is_none());
+    assert!(world.contents.damage.is_none());
     assert!(world.is_banned("bob") && world.is_locked("victim"));
 }
 
-/// Twenty bans, of which the file has lost one, and a strike and a lock whose values it has lost.
+/// Writes a journal with twenty bans, of which it has lost one, and with a strike and a lock whose values are lost.
 fn damaged(scratch: &Scratch) {
     {
         let world = world(&scratch.db(), START);
@@ -150,87 +156,88 @@ fn damaged(scratch: &Scratch) {
         .unwrap();
 }
 
-/// The process is killed right after the salvaged file has taken the journal's place, before anything was logged: each open
-/// finds the same damage and the same rows, until it is told that somebody knows.
+/// A process that is killed after the salvage and before it has logged anything: each open reports the same damage and the
+/// same rows until the damage is acknowledged.
 ///
-/// Woken by: no `untold::record` in `make`; no `damage: found.untold` in `JournalFile::open`; no `untold::clear` in `commit`.
+/// Woken by: no `damage_record::write` in `initialize`; no `damage: inspection.unreported` in `JournalFile::open`; no
+/// `damage_record::clear` in `commit`.
 #[test]
-fn a_damage_is_found_at_each_open_until_it_was_told() {
+fn damage_is_reported_at_each_open_until_it_is_acknowledged() {
     let scratch = Scratch::new();
     damaged(&scratch);
     let open = || Journal::open(&scratch.db(), secret().key_id()).unwrap();
     let (journal, first) = open();
-    // Nothing is noted and nothing is told: what a kill would leave.
+    // Nothing was changed or acknowledged, as after a kill.
     drop(journal);
     let damage = first.damage.unwrap();
     assert_eq!((damage.kept, damage.lost), (19, Some(3)), "{damage}");
     for _ in 0..2 {
-        let (_, kept) = open();
-        assert_eq!(kept.damage.as_ref(), Some(&damage));
-        assert_eq!(sorted(&kept.rows), sorted(&first.rows));
+        let (_, contents) = open();
+        assert_eq!(contents.damage.as_ref(), Some(&damage));
+        assert_eq!(sorted(&contents.rows), sorted(&first.rows));
     }
-    // Those whose rows could not be read are kept out all the same.
+    // The subjects of unreadable rows are blocked all the same.
     let world = world(&scratch.db(), START);
     assert_eq!((world.restored.unreadable, world.restored.bans), (2, 19));
     assert!(world.is_banned("bob") && world.is_locked("victim"));
-    world.journal.damage_told();
+    world.journal.acknowledge_damage();
     assert!(saved(&world.journal, SECOND));
     drop(world);
     let world = self::world(&scratch.db(), START);
-    assert!(world.kept.damage.is_none(), "{:?}", world.kept.damage);
+    assert!(world.contents.damage.is_none(), "{:?}", world.contents.damage);
     assert_eq!((world.restored.unreadable, world.restored.bans), (0, 19));
     assert!(world.is_banned("bob") && world.is_locked("victim"));
 }
 
-/// A copy of a salvaged file, one that is damaged again, and one that is written anew while it is in use have not been told
-/// either.
+/// Unacknowledged damage stays recorded in a copy of the salvaged file, after more damage, and after a rebuild while it is in
+/// use.
 ///
-/// Woken by: `None` in place of `self.untold` in `write_anew`; no reason from before in `Found::damage`.
+/// Woken by: `None` in place of `self.unreported` in `rebuild`; no earlier reason in `Inspection::damage`.
 #[test]
-fn a_damage_that_was_not_told_outlives_copies_and_further_damage() {
+fn unacknowledged_damage_outlives_copies_and_further_damage() {
     let scratch = Scratch::new();
     damaged(&scratch);
-    let (journal, kept) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
-    let first = kept.damage.unwrap();
+    let (journal, contents) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
+    let first = contents.damage.unwrap();
     let copy = scratch.0.join("copy.db");
     Journal::copy(&scratch.db(), &copy).unwrap();
     assert_eq!(Journal::read(&copy).unwrap().damage.as_ref(), Some(&first));
     // Memory holds all that is left.
-    let rows: Vec<Row> = kept.rows.iter().filter(|row| row.value.is_some()).cloned().collect();
+    let rows: Vec<Row> = contents.rows.iter().filter(|row| row.value.is_some()).cloned().collect();
     journal.with_rebuild_source(move || Some(rows.clone()));
-    let mut repairs = journal.repairs();
     std::fs::remove_file(scratch.db()).unwrap();
-    journal.note(Kind::Tenant, b"acme", None);
+    journal.put(Kind::Tenant, b"acme", None);
     assert!(saved(&journal, SECOND));
-    assert_eq!(repairs.borrow_and_update().as_ref().unwrap().rows, 19);
+    assert_eq!(journal.last_repair().unwrap().rows, 19);
     drop(journal);
     assert_eq!(Journal::read(&scratch.db()).unwrap().damage.as_ref(), Some(&first));
     let raw = rusqlite::Connection::open(scratch.db()).unwrap();
     raw.execute("DELETE FROM record WHERE kind = 3 AND key = (SELECT max(key) FROM record WHERE kind = 3)", [])
         .unwrap();
     drop(raw);
-    let (_, kept) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
-    let second = kept.damage.unwrap();
+    let (_, contents) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
+    let second = contents.damage.unwrap();
     assert_eq!((second.kept, second.lost), (18, Some(1)), "{second}");
     assert!(second.to_string().contains(&first.to_string()), "{second}");
 }
 
-/// Where nobody can say what a file held that is damaged while it is in use, rows may be lost as at a start.
+/// Without a rebuild source, rows may be lost as at a start, and the new file records that.
 ///
-/// Woken by: not setting `untold` in `write_anew`.
+/// Woken by: not setting `unreported` in `rebuild`.
 #[test]
 fn a_file_that_is_salvaged_while_in_use_records_the_damage() {
     let scratch = Scratch::new();
     let (journal, _) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
-    journal.note(Kind::Tenant, b"acme", Some(vec![1]));
+    journal.put(Kind::Tenant, b"acme", Some(vec![1]));
     assert!(saved(&journal, SECOND));
     std::fs::remove_file(scratch.db()).unwrap();
-    journal.note(Kind::Tenant, b"other", Some(vec![1]));
+    journal.put(Kind::Tenant, b"other", Some(vec![1]));
     assert!(saved(&journal, SECOND));
     drop(journal);
-    let (_, kept) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
-    assert_eq!(kept.rows.len(), 1);
-    assert!(kept.damage.is_some_and(|damage| damage.kept == 0 && damage.lost.is_none()));
+    let (_, contents) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
+    // The row from before is still in the write-ahead log, which SQLite applies to an empty copy.
+    assert_eq!(contents.rows.len(), 2);
+    assert!(contents.damage.is_some_and(|damage| damage.kept == 1 && damage.lost == Some(0)));
 }
 
 fn sorted(rows: &[Row]) -> Vec<&Row> {
@@ -239,11 +246,11 @@ fn sorted(rows: &[Row]) -> Vec<&Row> {
     rows
 }
 
-/// A row that is gone from a page which is sound, as after an old page was put back: only the sum over all rows knows.
+/// A row that is gone from a sound page, as after a lost write of that page: only the sum over all rows tells.
 ///
-/// Woken by: no comparison with what is stated in `look`.
+/// Woken by: no comparison with `stored_summary` in `Inspection::run`.
 #[test]
-fn a_row_that_is_gone_without_a_trace_is_missed() {
+fn a_row_that_is_gone_without_a_trace_is_reported() {
     let scratch = Scratch::new();
     {
         let world = world(&scratch.db(), START);
@@ -255,12 +262,12 @@ fn a_row_that_is_gone_without_a_trace_is_missed() {
     let other = rusqlite::Connection::open(scratch.db()).unwrap();
     assert_eq!(other.execute("DELETE FROM record WHERE key = (SELECT min(key) FROM record)", []).unwrap(), 1);
     drop(other);
-    let (_, kept) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
-    let damage = kept.damage.unwrap();
-    assert_eq!((kept.rows.len(), damage.kept, damage.lost), (4, 4, Some(1)), "{damage}");
+    let (_, contents) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
+    let damage = contents.damage.unwrap();
+    assert_eq!((contents.rows.len(), damage.kept, damage.lost), (4, 4, Some(1)), "{damage}");
 }
 
-/// A page that is gone hides its own rows, and not those behind it.
+/// A damaged page hides its own rows only.
 #[test]
 fn a_page_that_is_gone_hides_no_more_than_itself() {
     const ROWS: usize = 1_000;
@@ -280,8 +287,8 @@ fn a_page_that_is_gone_hides_no_more_than_itself() {
         bytes[page * PAGE..(page + 1) * PAGE].fill(0xff);
         let copy = Scratch::new();
         std::fs::write(copy.db(), &bytes).unwrap();
-        let (_, kept) = Journal::open(&copy.db(), secret().key_id()).unwrap();
-        kept.rows.len() + 2 * PAGE / 60 < ROWS
+        let (_, contents) = Journal::open(&copy.db(), secret().key_id()).unwrap();
+        contents.rows.len() + 2 * PAGE / 60 < ROWS
     };
     let much = (0..pages).filter(hides_much).count();
     assert!(pages > 20 && much == 0, "{much} of {pages} pages hide much");

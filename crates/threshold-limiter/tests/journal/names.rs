@@ -22,10 +22,10 @@ fn mode(path: &Path) -> u32 {
 fn a_journal_has_one_lock_under_all_its_names() {
     let (scratch, other) = (Scratch::new(), Scratch::new());
     let link = other.0.join("elsewhere.db");
-    // Also before the file is there: whoever comes first makes it where the link leads to.
+    // Also before the file exists: the first process creates it where the link leads to.
     symlink(scratch.db(), &link).unwrap();
-    let (journal, kept) = Journal::open(&link, key(1)).unwrap();
-    assert!(kept.is_new && scratch.db().exists());
+    let (journal, contents) = Journal::open(&link, key(1)).unwrap();
+    assert!(contents.is_new && scratch.db().exists());
     assert_eq!(journal.path(), scratch.db());
     assert!(matches!(Journal::open(&scratch.db(), key(1)), Err(JournalError::InUse(_))));
     let chain = other.0.join("chain.db");
@@ -75,10 +75,10 @@ fn nothing_is_written_through_a_link() {
     symlink(&victim, scratch.0.join("threshold.db.next-journal")).unwrap();
     let opened = Journal::open(&scratch.db(), secret().key_id());
     untouched();
-    let (_, kept) = opened.unwrap();
-    let damage = kept.damage.unwrap();
-    assert_eq!((mode(&scratch.db()), mode(&damage.aside)), (0o600, 0o600));
-    drop(kept.rows);
+    let (_, contents) = opened.unwrap();
+    let damage = contents.damage.unwrap();
+    assert_eq!((mode(&scratch.db()), mode(&damage.quarantine)), (0o600, 0o600));
+    drop(contents.rows);
     // A lock that is a link would let a second server in, as soon as it is changed.
     let locked = Scratch::new();
     symlink(&victim, locked.0.join("threshold.db.lock")).unwrap();
@@ -140,14 +140,14 @@ fn a_journal_that_is_missing_is_not_a_new_one() {
         let error = Journal::open(&scratch.db(), key_id).unwrap_err();
         assert!(matches!(&error, JournalError::Missing(_, trace) if *trace == secret_path(&scratch.db())));
         assert!(error.to_string().contains("--new-journal"), "{error}");
-        let (journal, kept) = Journal::open_new(&scratch.db(), key_id).unwrap();
-        assert!(kept.is_new);
+        let (journal, contents) = Journal::open_new(&scratch.db(), key_id).unwrap();
+        assert!(contents.is_new);
         drop(journal);
         drop(Journal::open(&scratch.db(), key_id).unwrap());
     }
     // Nothing is asked of one that is there.
-    let (_, kept) = Journal::open_new(&scratch.db(), key_id).unwrap();
-    assert!(!kept.is_new);
+    let (_, contents) = Journal::open_new(&scratch.db(), key_id).unwrap();
+    assert!(!contents.is_new);
     // With a secret that is given there is none beside it; what was used tells.
     std::fs::remove_file(scratch.db()).unwrap();
     std::fs::remove_file(secret_path(&scratch.db())).unwrap();

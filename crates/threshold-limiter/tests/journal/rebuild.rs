@@ -1,4 +1,4 @@
-//! A file that is damaged, deleted or replaced while the journal is in use.
+//! Databases that are damaged, deleted or replaced while the journal is in use.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -7,22 +7,28 @@ use std::sync::Arc;
 use threshold_core::policy::{Ban, Layer, ListEntry};
 use threshold_core::{Policy, Timestamp};
 use threshold_limiter::bans::BanList;
-use threshold_limiter::journal::{AuditLine, Journal, JournalError, Repair, rows_in_memory};
+use threshold_limiter::journal::{AuditLine, Journal, JournalError, JournalEvent, Repair, rows_in_memory};
 use threshold_limiter::store::memory::MemoryStore;
 
 use super::{POLICY, SECOND, START, Scratch, saved, secret, world};
 
-/// Waits until the journal has found damage and mended it.
+/// Waits until the journal has found damage and repaired it.
 fn repaired(journal: &Journal) -> Arc<Repair> {
-    let mut repairs = journal.repairs();
+    let mut events = journal.events();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    let repaired = runtime.block_on(async { tokio::time::timeout(SECOND, repairs.wait_for(Option::is_some)).await });
-    repaired.unwrap().unwrap().clone().unwrap()
+    let repair = async {
+        loop {
+            if let JournalEvent::Repaired(repair) = events.next().await.unwrap() {
+                return repair;
+            }
+        }
+    };
+    runtime.block_on(async { tokio::time::timeout(SECOND, repair).await }).unwrap()
 }
 
 type Harm = fn(&Path);
 
-/// What somebody can do to a file while it is in use.
+/// Returns ways to damage a database while it is in use.
 fn harms() -> [(&'static str, Harm); 6] {
     fn log(path: &Path) -> PathBuf {
         path.with_extension("db-wal")
@@ -50,12 +56,11 @@ fn harms() -> [(&'static str, Harm); 6] {
     ]
 }
 
-/// Whatever is done to the file while it is in use: it is noticed by itself, told, kept, and written anew from memory; what
-/// was acknowledged before and what comes after is all there.
+/// Damage is detected without a write, reported, quarantined, and repaired from memory. No acknowledged change is lost.
 ///
-/// Woken by: no `look_again` in `write`; not asking memory in `write_anew`; not putting aside in `set_aside`.
+/// Woken by: no `verify_unchanged` in `write`; no rows of memory in `rebuild`; no copy in `quarantine`.
 #[test]
-fn a_file_that_is_damaged_while_in_use_is_written_anew_from_memory() {
+fn a_file_that_is_damaged_while_in_use_is_rebuilt_from_memory() {
     for (what, harm) in harms() {
         let scratch = Scratch::new();
         let (journal, _) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
@@ -80,30 +85,30 @@ fn a_file_that_is_damaged_while_in_use_is_written_anew_from_memory() {
         journal.audit(line("before")).unwrap();
         assert!(saved(&journal, SECOND));
         harm(&scratch.db());
-        // Nothing is written, and it is found all the same.
+        // Detected although nothing is written.
         let repair = repaired(&journal);
         assert_eq!(repair.rows, 100, "{what}: {repair}");
-        assert_eq!(repair.aside.is_none(), what == "deleted", "{what}: {repair}");
-        assert!(repair.aside.as_ref().is_none_or(|aside| aside.exists()), "{what}: {repair}");
+        assert_eq!(repair.quarantine.is_none(), what == "deleted", "{what}: {repair}");
+        assert!(repair.quarantine.as_ref().is_none_or(|aside| aside.exists()), "{what}: {repair}");
         assert!(matches!(Journal::open(&scratch.db(), secret().key_id()), Err(JournalError::InUse(_))), "{what}");
         ban("later");
         journal.audit(line("after")).unwrap();
         assert!(saved(&journal, SECOND), "{what}");
-        assert!(journal.troubles().borrow().is_none(), "{what}");
+        assert!(journal.failure().is_none(), "{what}");
         let copy = scratch.0.join("copy.db");
         Journal::copy(&scratch.db(), &copy).unwrap();
-        let kept = Journal::read(&copy).unwrap();
-        assert_eq!((kept.rows.len(), kept.damage), (101, None), "{what}");
+        let contents = Journal::read(&copy).unwrap();
+        assert_eq!((contents.rows.len(), contents.damage), (101, None), "{what}");
         let lines = rusqlite::Connection::open(&copy).unwrap();
         let lines: i64 = lines.query_row("SELECT count(*) FROM audit", [], |row| row.get(0)).unwrap();
         assert_eq!(usize::try_from(lines).unwrap(), repair.lines + 1, "{what}: {repair}");
     }
 }
 
-/// Where nobody can be asked what memory holds, what can be read is kept. A line of the audit that somebody has written by
-/// hand is no damage; a row is.
+/// Without a rebuild source, the readable rows are kept. An audit line that an operator adds by hand is no damage; a changed
+/// row is.
 #[test]
-fn without_memory_to_ask_what_can_be_read_is_kept() {
+fn without_a_rebuild_source_readable_rows_are_kept() {
     let scratch = Scratch::new();
     let world = world(&scratch.db(), START);
     for number in 0..40 {
@@ -114,19 +119,19 @@ fn without_memory_to_ask_what_can_be_read_is_kept() {
     other.execute("INSERT INTO audit (at, who, action, about, why) VALUES (1, 'by hand', '', '', '')", []).unwrap();
     world.ban(Layer::User, "after somebody else's line", Timestamp::MAX);
     assert!(saved(&world.journal, SECOND));
-    assert!(world.journal.repairs().borrow().is_none());
+    assert!(world.journal.last_repair().is_none());
     other.execute("UPDATE record SET sum = sum + 1 WHERE key = (SELECT min(key) FROM record)", []).unwrap();
     drop(other);
     let repair = repaired(&world.journal);
     assert_eq!((repair.rows, repair.lines), (40, 1), "{repair}");
 }
 
-/// A start that was interrupted while it put a whole file in the place of a damaged one: the log of the damaged one is gone,
-/// and what is left of it looks sound. The whole one is what counts.
+/// A crash in the middle of a replacement: the log of the old database is gone already, and the rest of it looks sound. The
+/// next start completes the replacement.
 ///
-/// Woken by: no `finish` in `open`.
+/// Woken by: no `finish_replacement` in `open`.
 #[test]
-fn a_file_that_was_about_to_take_the_journals_place_takes_it() {
+fn an_interrupted_replacement_is_completed() {
     let scratch = Scratch::new();
     let next = scratch.0.join("threshold.db.next");
     let rows = |path: &Path| Journal::open(path, secret().key_id()).unwrap().1.rows.len();
@@ -139,7 +144,7 @@ fn a_file_that_was_about_to_take_the_journals_place_takes_it() {
     file.set_modified(std::time::UNIX_EPOCH).unwrap();
     assert_eq!(rows(&scratch.db()), 2);
     assert!(!next.exists());
-    // One that is not whole, or is older than the journal, is nobody's successor.
+    // An incomplete replacement, or one that is older than the journal, is discarded.
     for left in [&b"half a file"[..], &earlier] {
         std::fs::write(&next, left).unwrap();
         std::fs::OpenOptions::new().write(true).open(&next).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();

@@ -161,7 +161,7 @@ fn everything_holds_while_the_old_secret_is_given() {
     }
     assert!(world.take("one").is_some() && world.take("two").is_some() && world.take("two").is_none());
     assert!(world.is_locked("victim"));
-    // Whoever else tries on carol's account moves it; her own attempt, which came before, ends all the same.
+    // Another attempt on carol's account moves it. Her own attempt, which came before, ends all the same.
     assert!(!world.is_locked("carol"));
     for attempt in [&attempt, &late_attempt] {
         let token = attempt.token().unwrap();
@@ -225,7 +225,6 @@ fn without_the_old_secret_bans_hold_and_who_has_not_come_back_is_forgotten() {
     assert!(Journal::read(&scratch.db()).unwrap().rows.iter().all(|row| row.old_key_id().is_none()));
 }
 
-/// An operator's word counts for what is still under the old secret too.
 /// A kill right after the first start under the new secret lost bans that had been moved and were not on disk.
 ///
 /// Woken by: leaving out `wait_until_saved` in `restore`.
@@ -287,7 +286,7 @@ fn going_back_to_the_old_secret_forgets_nothing() {
 }
 
 #[test]
-fn whoever_is_forgiven_or_reset_while_it_is_rotated_stays_so() {
+fn forgiven_subjects_and_reset_accounts_stay_so_during_a_rotation() {
     let scratch = Scratch::new();
     let device;
     {
@@ -329,9 +328,9 @@ fn a_damaged_journal_is_rotated_with_what_can_be_read_of_it() {
     connection.execute("UPDATE record SET value = x'00' WHERE kind = 1 AND key = ?1", [first]).unwrap();
     drop(connection);
     let world = open(&scratch, &both(2, 1));
-    assert!(world.kept.damage.is_some());
+    assert!(world.contents.damage.is_some());
     let banned = (0..40).filter(|number| world.is_banned(&format!("eve{number}"))).count();
-    assert_eq!(banned, 40, "whoever's row cannot be read is kept out");
+    assert_eq!(banned, 40, "the subject of an unreadable row is blocked");
 }
 
 #[test]

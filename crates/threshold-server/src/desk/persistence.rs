@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use threshold_core::policy::Policy;
 use threshold_limiter::journal::{
-    Counters, GivenSecrets, Journal, JournalError, Kept, KeyIds, Restored, installation_secrets, load_counters,
-    restore, rows_in_memory, save_counters,
+    Contents, Counters, CountersError, GivenSecrets, Journal, JournalError, KeyIds, Restored, installation_secrets,
+    load_counters, restore, rows_in_memory, save_counters,
 };
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{AnyStore, at_once};
@@ -41,8 +41,8 @@ impl Desk {
         let secrets = installation_secrets(path, place.secrets)?;
         let (key, key_ids) = (secrets.present().digest_key(), KeyIds::from(&secrets));
         let open = if place.new_journal { Journal::open_new } else { Journal::open };
-        let (journal, kept) = open(path, key_ids)?;
-        if place.new_journal && !kept.is_new {
+        let (journal, contents) = open(path, key_ids)?;
+        if place.new_journal && !contents.is_new {
             tracing::warn!(
                 "--new-journal changes nothing: the journal is there. Remove the option, which would hide its loss"
             );
@@ -50,9 +50,9 @@ impl Desk {
         let journal = Arc::new(journal);
         let policy = policy.with_key(key);
         let (store, bans, now) = (MemoryStore::new(policy.memory()), BanList::default(), clock.now());
-        let restored = restore(&journal, &kept, (&store, &bans), (&policy, &secrets), now);
+        let restored = restore(&journal, &contents, (&store, &bans), (&policy, &secrets), now);
         let counters = load_counters(&store, path, key_ids, now);
-        let damage = tell(path, &kept, restored, &counters);
+        let damage = report(path, &contents, restored, counters);
         let store = AnyStore::from(store.with_change_sink(Arc::<Journal>::clone(&journal)));
         let bans = Arc::new(bans.with_change_sink(Arc::<Journal>::clone(&journal)));
         let builder = Limiter::builder(policy).store(store).clock(clock).secrets(secrets).bans(bans);
@@ -73,7 +73,7 @@ impl Desk {
         let (Some(journal), Some(store)) = (&self.journal, self.limiter.store().memory()) else { return };
         let now = self.limiter.now();
         if let Err(error) = save_counters(store, journal.path(), self.limiter.key_id(), now) {
-            tracing::error!(%error, "what was used could not be written down");
+            tracing::error!(reason = %error, "counters not saved");
         }
     }
 
@@ -82,37 +82,48 @@ impl Desk {
         let Some(journal) = &self.journal else { return };
         self.save_counters();
         if !journal.close() {
-            tracing::error!(journal = %journal.path().display(), "changes could not be written down before the end");
+            tracing::error!(journal = %journal.path().display(), "journal closed with unsaved changes");
         }
     }
 }
 
-/// Says what came of the journal, and returns what was wrong with it.
-fn tell(path: &Path, kept: &Kept, restored: Restored, counters: &std::io::Result<Counters>) -> Option<String> {
+/// Logs the result of a restore. Returns what is wrong with the journal, for `/readyz`.
+fn report(
+    path: &Path,
+    contents: &Contents,
+    restored: Restored,
+    counters: Result<Counters, CountersError>,
+) -> Option<String> {
     let journal = path.display();
-    if let Err(error) = counters {
-        tracing::warn!(%error, "what was used before could not be read");
-    }
     let Restored { subjects, accounts, bans, settings, unreadable, no_room, rekeyed, forgotten } = restored;
-    let Counters { read: counters, skipped } = counters.as_ref().map_or_else(|_| Counters::default(), |read| *read);
+    let Counters { read: counters, skipped } = counters.unwrap_or_else(|error| {
+        tracing::warn!(reason = format!("{:#}", anyhow::Error::from(error)), "counters not restored");
+        Counters::default()
+    });
     if skipped > 0 {
-        tracing::warn!(skipped, counters, "damaged counters were skipped: what they say was used is forgotten");
+        tracing::warn!(skipped, counters, "damaged counters skipped");
     }
     if rekeyed > 0 {
-        tracing::info!(rekeyed, "the secret was rotated: bans and penalties of known names are under the present one");
+        tracing::info!(rekeyed, "journal rows moved to the present secret");
     }
     if forgotten > 0 {
-        tracing::warn!(
-            forgotten,
-            "subjects and accounts known only under a secret that is no longer given are forgotten"
-        );
+        tracing::warn!(forgotten, "journal rows under an unknown secret deleted");
     }
-    let is_new = kept.is_new;
-    tracing::info!(%journal, is_new, subjects, accounts, bans, settings, unreadable, counters, "what was kept is in force");
-    let damage = kept.damage.as_ref().map(ToString::to_string);
+    let is_new = contents.is_new;
+    tracing::info!(%journal, is_new, subjects, accounts, bans, settings, unreadable, counters, "journal restored");
+    let damage = contents.damage.as_ref().map(ToString::to_string);
     let crowded = (no_room > 0)
         .then(|| format!("memory has no room for {no_room} of the subjects in the journal: raise [memory] max_keys"));
-    let trouble = damage.or(crowded)?;
-    tracing::error!(%journal, "{trouble}");
-    Some(trouble)
+    let reason = match (damage, crowded) {
+        (Some(reason), _) => {
+            tracing::error!(%journal, reason, "journal damaged");
+            reason
+        }
+        (None, Some(reason)) => {
+            tracing::error!(%journal, reason, "journal larger than memory");
+            reason
+        }
+        (None, None) => return None,
+    };
+    Some(reason)
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use threshold_limiter::journal::Journal;
+use threshold_limiter::journal::{Journal, JournalEvent};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::door::{App, Trouble};
@@ -61,53 +61,56 @@ async fn follow(app: Arc<App>) {
     }
 }
 
-/// Tells of everything that is wrong with the journal, as it comes and goes.
+/// Logs the events of the journal, and keeps `/readyz` up to date with its condition.
 async fn watch(app: Arc<App>, journal: Arc<Journal>, damage: Option<String>) {
-    let (mut troubles, mut repairs) = (journal.troubles(), journal.repairs());
+    let mut events = journal.events();
     let mut ticks = interval(LOOK);
     let (mut is_slow, mut repaired) = (false, None::<(Instant, String)>);
     let (since, mut is_recorded) = (Instant::now(), damage.is_some());
     loop {
         tokio::select! {
-            // What was mended is told before that all is well.
             biased;
-            Ok(()) = repairs.changed() => {
-                if let Some(repair) = &*repairs.borrow_and_update() {
-                    tracing::error!("{repair}");
+            event = events.next() => {
+                let Some(event) = event else { return };
+                log(&event);
+                if let JournalEvent::Repaired(repair) = event {
                     repaired = Some((Instant::now(), repair.to_string()));
-                }
-            }
-            changed = troubles.changed() => {
-                if changed.is_err() {
-                    return;
-                }
-                match &*troubles.borrow_and_update() {
-                    Some(error) => tracing::error!(%error, "the journal cannot be written; decisions go on without it"),
-                    None => tracing::info!("the journal is written again, with everything that has changed meanwhile"),
                 }
             }
             _ = ticks.tick() => {}
         }
-        let trouble = troubles.borrow().as_ref().map(|error| format!("the journal cannot be written: {error}"));
-        let slow = journal.behind().filter(|behind| *behind >= SLOW && trouble.is_none());
+        let failure = journal.failure().map(|error| format!("the journal cannot be written: {error}"));
+        let slow = journal.write_lag().filter(|lag| *lag >= SLOW && failure.is_none());
         match (slow, is_slow) {
-            (Some(_), false) => tracing::warn!("the disk is slow; what must be on it before it is answered waits"),
-            (None, true) => tracing::info!("the disk is no longer slow"),
+            (Some(lag), false) => tracing::warn!(lag_ms = lag.as_millis(), "journal slow"),
+            (None, true) => tracing::info!("journal no longer slow"),
             _ => {}
         }
         is_slow = slow.is_some();
-        let slow = slow.map(|behind| {
-            format!("the journal is slow: what was changed {} s ago is not on disk yet", behind.as_secs())
-        });
+        let slow =
+            slow.map(|lag| format!("the journal is slow: what was changed {} s ago is not on disk yet", lag.as_secs()));
         let recent = repaired.as_ref().filter(|(since, _)| since.elapsed() < REPAIRED);
         let recent = recent.map(|(_, repair)| repair.clone());
-        let told = trouble.or(slow).or(recent).or_else(|| damage.clone());
-        app.health.journal(told.map(|told| Trouble::hiding(told, &[journal.path()])));
+        let reason = failure.or(slow).or(recent).or_else(|| damage.clone());
+        app.health.journal(reason.map(|reason| Trouble::hiding(reason, &[journal.path()])));
         // By now the error is in the log. If the process is killed before, the next start reports the damage again.
         if is_recorded && since.elapsed() >= LOOK {
-            journal.damage_told();
+            journal.acknowledge_damage();
             is_recorded = false;
         }
+    }
+}
+
+fn log(event: &JournalEvent) {
+    match event {
+        JournalEvent::Repaired(repair) => {
+            let quarantine = repair.quarantine.as_ref().map(|path| path.display().to_string());
+            let (rows, lines) = (repair.rows, repair.lines);
+            tracing::error!(reason = repair.reason, rows, lines, quarantine, "journal rebuilt");
+        }
+        JournalEvent::Degraded(reason) => tracing::error!(%reason, "journal degraded"),
+        JournalEvent::Recovered => tracing::info!("journal recovered"),
+        other => tracing::warn!(event = ?other, "journal event"),
     }
 }
 

@@ -139,7 +139,7 @@ fn check_degraded(server: &Server, reason: &str) {
     let ready = get(server, "/readyz");
     assert_eq!(ready["status"], "degraded");
     assert!(ready["reason"].as_str().unwrap().contains(reason), "{ready}");
-    while !server.wait_for_log("the journal cannot be written").contains(reason) {}
+    while !server.wait_for_log("journal degraded").contains(reason) {}
     assert!(!strike(server, "striker"), "a strike was said to be on a disk that is not written to");
     assert_eq!(guess(server, "victim"), 503);
     assert_eq!(post(server, "/v1/check", &json!({"user": "meanwhile"})).1["banned"], true);
@@ -165,7 +165,7 @@ fn check_all_there(server: Server, start: impl Fn() -> Server) -> Server {
 /// Well again: it is said, what comes is acknowledged, and everything is there.
 fn check_recovered(server: Server, start: impl Fn() -> Server) {
     until_ready(&server, |ready| ready["status"] == "ok");
-    server.wait_for_log("the journal is written again");
+    server.wait_for_log("journal recovered");
     check_all_there(server, start);
 }
 
@@ -265,14 +265,14 @@ fn a_disk_that_is_slow() {
     assert!(!strike(&server, "striker"));
     let ready = until_ready(&server, |ready| ready["status"] == "degraded");
     assert!(ready["reason"].as_str().unwrap().contains("the journal is slow"), "{ready}");
-    server.wait_for_log("the disk is slow");
+    server.wait_for_log("journal slow");
     assert_eq!((ban(&server, "meanwhile"), guess(&server, "victim")), (503, 503));
     for number in 0..100 {
         let told = post(&server, "/v1/check", &json!({"user": format!("u{number}")})).1;
         assert_eq!((&told["allowed"], &told["degraded"]), (&json!(true), &json!(false)));
     }
     disk.order("ok");
-    server.wait_for_log("the disk is no longer slow");
+    server.wait_for_log("journal no longer slow");
     guess(&server, "victim");
     ban_for_sure(&server, "afterwards");
     server.signal("KILL");
@@ -327,10 +327,10 @@ fn a_file_that_is_damaged_while_the_server_runs() {
         bytes.iter_mut().zip(text.bytes().cycle()).skip(100).for_each(|(byte, other)| *byte = other);
         std::fs::write(&path, &bytes).unwrap();
     }
-    let said = server.wait_for_log("is written anew from memory");
+    let said = server.wait_for_log("journal rebuilt");
     assert!(said.contains("threshold.db.damaged-"), "{said}");
     // It stays said for a while, for whoever looks now and then.
-    let ready = until_ready(&server, |ready| ready["reason"].as_str().is_some_and(|reason| reason.contains("anew")));
+    let ready = until_ready(&server, |ready| ready["reason"].as_str().is_some_and(|reason| reason.contains("rebuilt")));
     assert_eq!(ready["status"], "degraded");
     let server = check_all_there(server, start);
     assert_eq!(get(&server, "/v1/users/u1")["times"], 10);

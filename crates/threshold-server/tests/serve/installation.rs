@@ -150,7 +150,7 @@ fn a_journal_cut_in_half_keeps_what_is_whole() {
     assert_eq!(told["status"], "degraded", "{told}");
     let banned = users.iter().filter(|user| is_banned(&server, user)).count();
     assert!(banned > 100, "{banned} of 400 bans are left");
-    server.wait_for_log("the journal was damaged");
+    server.wait_for_log("journal damaged");
     // Once it was reported, the file does not say so any more: the next start is "ok".
     let begun = Instant::now();
     while Journal::read(&db).unwrap().damage.is_some() {
@@ -164,7 +164,7 @@ fn a_journal_cut_in_half_keeps_what_is_whole() {
 
 /// A start on a damaged file is killed at any moment: either it has logged the damage, or the next start reports it.
 ///
-/// Woken by: no `untold::record` in `make`.
+/// Woken by: no `damage_record::write` in `initialize`.
 #[test]
 fn a_start_that_is_killed_does_not_hide_the_damage() {
     let place = Installation::new();
@@ -187,6 +187,6 @@ fn a_start_that_is_killed_does_not_hide_the_damage() {
         let log = String::from_utf8(killed.wait_with_output().unwrap().stderr).unwrap();
         let told = ready(&place.start(&db, &[]));
         let is_told = told["status"] == "degraded" && told["reason"].as_str().unwrap().contains("was damaged");
-        assert!(is_told || log.contains("the journal was damaged"), "after {after} ms: {told}, {log}");
+        assert!(is_told || log.contains("journal damaged"), "after {after} ms: {told}, {log}");
     }
 }

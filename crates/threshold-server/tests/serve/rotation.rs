@@ -139,7 +139,7 @@ fn what_was_promised_under_the_old_secret_holds() {
     assert!(attempt(&server, "ada", "192.0.2.6", None).is_none());
     let login = attempt(&server, "ada", "192.0.2.6", Some(&held.device)).unwrap();
     let device = result(&server, &login, true).1["device"].as_str().unwrap().to_owned();
-    assert!(stop(server).contains("the secret was rotated"));
+    assert!(stop(server).contains("journal rows moved to the present secret"));
 
     let server = place.start(&[("THRESHOLD_SECRET", NEW)]);
     for user in ["mallory", "eve", "bob"] {
