@@ -246,7 +246,8 @@ impl Receipt {
                 let (look, _) = balance.look(&charged.limit, charged.mark.amount, now);
                 charged.mark = balance.charge(&charged.limit, charged.mark.amount, now, self.id);
                 charged.at = now;
-                charged.counts_until = charged.limit.counts_until(look.reset_if_charged);
+                let latest = charged.limit.latest_reset(&charged.mark, now);
+                charged.counts_until = charged.limit.counts_until(look.reset_if_charged.min(latest));
             }
         }
         self.at = now;

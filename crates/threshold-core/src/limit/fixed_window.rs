@@ -298,7 +298,7 @@ mod definition {
         let (mut start, mut used, mut members) = (0, 0, Vec::new());
         for (place, (at, event)) in history.events.iter().enumerate() {
             match event {
-                Event::Charge { amount, .. } => {
+                Event::Charge { amount } => {
                     if used == 0 || *at >= start + period {
                         (start, used) = (*at, 0);
                         members.clear();

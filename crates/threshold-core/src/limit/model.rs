@@ -45,8 +45,8 @@ pub(super) struct History {
 /// One thing that happened.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Event {
-    /// What was asked for, and the whole cost that was charged once debt had saturated.
-    Charge { asked: u128, amount: u128 },
+    /// The whole cost that was charged: less than was asked where debt saturates.
+    Charge { amount: u128 },
     /// Part or all of the charge at this place among the events.
     GiveBack { charge: usize, amount: u128 },
 }
@@ -55,7 +55,7 @@ impl History {
     /// Everything charged at such times, less what was given back of it.
     pub(super) fn sum(&self, counts: impl Fn(u128) -> bool) -> u128 {
         let charged = self.events.iter().map(|(at, event)| match event {
-            Event::Charge { amount, .. } if counts(*at) => *amount,
+            Event::Charge { amount } if counts(*at) => *amount,
             Event::Charge { .. } | Event::GiveBack { .. } => 0,
         });
         let given_back = self.events.iter().map(|(_, event)| match event {
@@ -114,9 +114,8 @@ impl Model {
     /// Charges up to twice the capacity; returns the place of the charge and its amount.
     pub(super) fn charge(&mut self, cost: u64, now: u64) -> (usize, u64) {
         let room = (2 * self.capacity()).saturating_sub(self.used(now)) / self.unit();
-        let asked = u128::from(cost);
-        let amount = asked.min(room);
-        self.history.events.push((now.into(), Event::Charge { asked, amount }));
+        let amount = room.min(cost.into());
+        self.history.events.push((now.into(), Event::Charge { amount }));
         (self.history.events.len() - 1, u64::try_from(amount).unwrap())
     }
 
@@ -142,7 +141,7 @@ impl Model {
         let mut places = Vec::new();
         for (place, (at, event)) in self.history.events.iter().enumerate() {
             match event {
-                Event::Charge { amount, .. } => {
+                Event::Charge { amount } => {
                     net.push((*at, *amount));
                     places.push(place);
                 }

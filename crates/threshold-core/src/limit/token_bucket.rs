@@ -96,6 +96,11 @@ impl TokenBucket {
         self.interval.cost(self.burst).saturating_mul(2)
     }
 
+    /// The latest that a bucket can be full again, in ticks, whatever it is charged now.
+    fn latest(&self, now: Timestamp) -> u128 {
+        self.interval.moment(now, 0).saturating_add(self.deepest())
+    }
+
     #[inline]
     fn bring_level(&self, level: &mut Level, now: Timestamp) -> bool {
         let in_terms = level.is_in_terms_of(self);
@@ -112,7 +117,7 @@ impl TokenBucket {
         if !in_terms {
             self.convert(level, now);
         }
-        let furthest = self.interval.moment(now, 0).saturating_add(self.deepest());
+        let furthest = self.latest(now);
         if self.interval.moment(level.full_at, level.fraction) > furthest {
             // Written by a clock that has since stepped back: no charge leaves a level this far ahead.
             (level.full_at, level.fraction) = self.interval.split(furthest);
@@ -218,7 +223,9 @@ impl TokenBucket {
         let backlog = interval.moment(level.full_at, level.fraction).saturating_sub(start);
         let room = self.deepest().saturating_sub(backlog);
         let wanted = interval.cost(cost);
-        let (added, amount) = if wanted <= room { (wanted, cost) } else { (room, interval.whole_cost(room)) };
+        // Whole units only: a mark says how many were charged, and a part of one would void earlier refunds.
+        let amount = if wanted <= room { cost } else { interval.whole_cost(room) };
+        let added = interval.cost(amount);
         (level.full_at, level.fraction) = interval.split(start.saturating_add(backlog).saturating_add(added));
         Mark::new(level.full_at, amount).with_fraction(level.fraction)
     }
@@ -370,8 +377,11 @@ impl LimitAlgorithm for TokenBucket {
         reset
     }
 
-    fn latest_reset(&self, _mark: &Mark, now: Timestamp) -> Timestamp {
-        self.interval.round_up(self.interval.moment(now, 0).saturating_add(self.deepest()))
+    fn latest_reset(&self, mark: &Mark, now: Timestamp) -> Timestamp {
+        // The mark's moment is exact, unless something was given back before the charge: then it is later. Debt saturates at
+        // the other moment; `RefundedBucket::charge` does not forget what was given back before that.
+        let marked = self.interval.moment(mark.part, mark.fraction());
+        self.interval.round_up(marked.min(self.latest(now)))
     }
 
     fn write_receipt(&self, mark: &Mark, counts_until: Timestamp, out: &mut Writer) {

@@ -1,13 +1,15 @@
 //! Refunds: what is given back, and that it is never more than was charged.
 
+use std::time::Duration;
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::cases;
 use super::world::{Act, GUEST, Gap, Shape, World, gaps, orderly, returning, shapes, shares, starts, traces};
 use crate::balance::Balance;
-use crate::limit::Algorithm;
 use crate::limit::model::Model;
+use crate::limit::{Algorithm, Limit};
 use crate::time::Timestamp;
 
 proptest! {
@@ -152,4 +154,32 @@ impl Pair {
         prop_assert!(self.with.look(0).remaining <= self.without.look(0).remaining);
         Ok(())
     }
+}
+
+/// A charge that saturates stops at whole units, before the latest moment that its receipt counts until. A bucket that had
+/// given back before the charge, and was dropped between these two moments, gave the refilled charge back once more.
+///
+/// Woken by: `full_at` for `counts_until` in `RefundedBucket::charge`.
+#[test]
+fn a_saturated_charge_gives_nothing_back_once_it_has_refilled() {
+    // A unit refills in 10 µs, and at most two are missing.
+    let limit = Limit::token_bucket(1, Duration::from_micros(10)).unwrap();
+    let mut world = World::new(limit, Timestamp::from_secs(1_750_000_000));
+    world.record(1);
+    world.record(1);
+    let first = world.charges[0];
+    world.balance.give_back(first.mark, world.now, first.id);
+    world.wait(Gap::Micros(5));
+    assert_eq!(world.record(5), 1);
+    // The charge has refilled after 15 µs, and its receipt counts for 20.
+    world.wait(Gap::Micros(16));
+    if world.balance.silent_from() <= world.now {
+        world.balance = Balance::default();
+    }
+    world.record(1);
+    let before = world.look(0);
+    let refilled = world.charges[2];
+    assert!(world.now < refilled.counts_until);
+    world.balance.give_back(refilled.mark, world.now, refilled.id);
+    assert_eq!(world.look(0), before);
 }

@@ -17,7 +17,7 @@ impl Definition for TokenBucket {
 
     /// What is missing from the bucket, replayed event by event.
     fn used(&self, history: &History, now: u128) -> u128 {
-        let (quota, deepest) = (u128::from(self.quota), 2 * u128::from(self.burst) * self.unit());
+        let quota = u128::from(self.quota);
         let (mut missing, mut last) = (0u128, 0);
         // Of each charge: its place, what was missing just after it, when, and how much of it is there unless it was
         // given back out of order.
@@ -28,10 +28,9 @@ impl Definition for TokenBucket {
             missing = missing.saturating_sub((at - last) * quota);
             last = *at;
             match event {
-                Event::Charge { asked, .. } => {
-                    let before = missing;
-                    missing = (missing + asked * self.unit()).min(deepest);
-                    charges.push((place, missing, *at, missing - before));
+                Event::Charge { amount } => {
+                    missing += amount * self.unit();
+                    charges.push((place, missing, *at, amount * self.unit()));
                 }
                 Event::GiveBack { charge, amount } => {
                     let index = charges.iter().position(|(own, ..)| own == charge).unwrap();

@@ -69,7 +69,10 @@ impl RefundedBucket {
     pub(super) fn charge(&mut self, limit: &TokenBucket, cost: u64, now: Timestamp) -> Mark {
         let Mark { amount, .. } = limit.charge_level(&mut self.level, cost, now);
         let full_at = self.level.moment();
-        self.peak = self.peak.max(full_at);
+        // A charge that saturates may stop short of the latest moment by a part of a unit. Its receipt cannot tell by how much
+        // (`latest_reset`), so until that moment what was given back must be known.
+        let counts_until = if amount < cost { limit.latest(now) } else { full_at };
+        self.peak = self.peak.max(full_at).max(counts_until);
         let (part, fraction) = self.level.interval().split(full_at.saturating_add(self.given));
         Mark::new(part, amount).with_fraction(fraction)
     }
@@ -87,8 +90,7 @@ impl RefundedBucket {
             self.given = old.convert(self.given.saturating_add(left), new);
             self.peak = old.convert(self.peak, new);
         }
-        let furthest = new.moment(now, 0).saturating_add(limit.deepest());
-        self.peak = self.peak.min(furthest).max(self.level.moment());
+        self.peak = self.peak.min(limit.latest(now)).max(self.level.moment());
         *self != before
     }
 
