@@ -1,4 +1,4 @@
-//! What the program can be asked on the command line.
+//! The definition of the command line.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -28,23 +28,23 @@ pub(crate) enum Command {
     Init(InitArgs),
     /// Check a policy: exits with 0 if clean, 1 on warnings that are denied, 2 on errors
     Lint(LintArgs),
-    /// Say which rules a request meets, by which keys and limits, and why
+    /// Show which rules a request meets, with their keys and limits, and why
     Explain(Box<ExplainArgs>),
     /// Run a policy's own test cases
     Test(TestArgs),
-    /// Say what a policy would have done to recorded traffic
+    /// Show what a policy would have done to recorded traffic
     Replay(Box<crate::replay::ReplayArgs>),
     /// Write the configuration of a proxy that asks Threshold, or a policy's edge rules for an edge that counts by itself
     Export(crate::export::ExportArgs),
     /// Suggest limits from recorded traffic, as a policy
     Suggest(Box<crate::suggest::SuggestArgs>),
-    /// See, set and lift bans
+    /// List, add and lift bans
     Bans(BansArgs),
-    /// See how it stands with an address, a tenant, a user or an account, or forgive them
+    /// Show the state of an address, a tenant, a user or an account, or forgive it
     Subject(SubjectArgs),
     /// Copy the journal, also while a server runs
     Backup(BackupArgs),
-    /// Put a copy in the journal's place, while no server runs
+    /// Replace the journal by a copy, while no server runs
     Restore(RestoreArgs),
     /// Write a shell's completions to standard output
     Completions(CompletionsArgs),
@@ -60,23 +60,23 @@ pub(crate) struct ServeArgs {
     /// Where to listen: HOST:PORT, or unix:PATH
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
     pub(crate) http: Address,
-    /// Another name that requests may call the server by, in Host and Origin; may be repeated. Without tokens only its
-    /// address and localhost are accepted, so that no page in a browser can call it by a name of its own
+    /// Another name that requests may have in Host and Origin; may be repeated. Without tokens only loopback addresses and
+    /// localhost are accepted, as a protection against DNS rebinding
     #[arg(long, value_name = "NAME")]
     pub(crate) allow_host: Vec<HostName>,
-    /// Accept a policy without rules, which limits nobody, at the start and on a reload
+    /// Accept a policy without rules, which limits nothing, at the start and on a reload
     #[arg(long)]
     pub(crate) allow_empty: bool,
-    /// The journal: bans, strikes, locks and settings, written down so that they outlive the process
+    /// The journal, where bans, strikes, locks and settings are saved
     #[arg(long, value_name = "FILE", default_value = "threshold.db")]
     pub(crate) db: PathBuf,
-    /// Keep everything in memory alone
+    /// Keep everything in memory only
     #[arg(long, conflicts_with_all = ["db", "save_counters", "new_journal"])]
     pub(crate) no_db: bool,
-    /// Start with a new journal where the old one is missing or empty beside its secret, without the bans that were in it
+    /// Start with a new journal if the old one is missing or empty beside its secret; the bans in it are lost
     #[arg(long)]
     pub(crate) new_journal: bool,
-    /// Write down every second what was used, not only at the end
+    /// Save the counters every second, not only at the end
     #[arg(long)]
     pub(crate) save_counters: bool,
     /// The certificate chain, in PEM
@@ -85,43 +85,44 @@ pub(crate) struct ServeArgs {
     /// Its private key, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// How log lines are written, on standard error
+    /// The format of log lines, on standard error
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     pub(crate) log: LogForm,
     /// The most connections at once; more wait to be accepted
     #[arg(long, value_name = "N", default_value = "16384", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) max_connections: u32,
-    /// The most connections of one address, or of one IPv6 /64; more are closed. A quarter of --max-connections unless said;
-    /// the policy's trusted proxies and sockets may have as many as there are
+    /// The most connections of one address, or of one IPv6 /64; more are closed. A quarter of --max-connections by default;
+    /// the policy's trusted proxies and Unix sockets are exempt
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) max_connections_per_peer: Option<u32>,
     /// The largest body of a request, in bytes
     #[arg(long, value_name = "BYTES", default_value = "1048576", value_parser = clap::value_parser!(u32).range(1_024..=67_108_864))]
     pub(crate) max_body: u32,
-    /// The most memory for answers that are remembered by the ids of their requests, in bytes. Beyond it a request with a
-    /// new requestId is 503; of answers to proxies (X-Threshold-Request-Id) the oldest are forgotten
+    /// The most memory for answers that are remembered under request ids, in bytes. Beyond it, a request with a new requestId
+    /// is answered with 503, and the oldest answers to proxies (X-Threshold-Request-Id) are forgotten
     #[arg(long, value_name = "BYTES", default_value = "134217728", value_parser = clap::value_parser!(u32).range(8_388_608..))]
     pub(crate) request_id_memory: u32,
-    /// How long a client may keep the server waiting: for a request's headers or body, for the next request, or to read
+    /// How long the server waits for a client: for a request's headers or body, for the next request, or for it to read
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = span)]
     pub(crate) client_timeout: Span,
-    /// How long requests under way may take to end after SIGTERM
+    /// How long requests in progress may take after SIGTERM
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = span)]
     pub(crate) drain: Span,
 }
 
 const SERVE_HELP: &str = "\
-Tokens come from the environment, where no list of processes shows them: THRESHOLD_TOKEN for callers, \
-THRESHOLD_ADMIN_TOKEN for operators, THRESHOLD_READ_TOKEN for operators who only look, each one or several, by commas or spaces, each of at least 16 characters. An address that other machines reach is \
-refused without THRESHOLD_TOKEN. THRESHOLD_LOG says how much is logged: error, warn, info (the default), debug.
+Tokens come from the environment, so that they do not appear in the list of processes: THRESHOLD_TOKEN for callers, \
+THRESHOLD_ADMIN_TOKEN for operators, THRESHOLD_READ_TOKEN for operators with read-only access. Each may have several, \
+separated by commas or spaces, of at least 16 characters each. Without THRESHOLD_TOKEN only loopback addresses are accepted \
+for --http. THRESHOLD_LOG is the level of logging: error, warn, info (the default), debug.
 
-THRESHOLD_SECRET is the installation's secret, in place of the file beside the journal; THRESHOLD_SECRET_OLD is the one before \
-it, while it is rotated.
+THRESHOLD_SECRET is the installation's secret, in place of the file beside the journal; THRESHOLD_SECRET_OLD is the previous \
+one, while the secret is rotated.
 
-SIGHUP, or a change of the file, loads the policy anew; a bad one is reported, and the old one stays. SIGTERM stops \
-accepting, lets what is under way end, and exits.";
+SIGHUP, or a change of the file, reloads the policy; an invalid one is reported, and the old one stays in force. SIGTERM stops \
+accepting connections, waits for requests in progress, and exits.";
 
-/// How log lines are written.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogForm {
     Text,
@@ -137,7 +138,7 @@ pub(crate) struct CompletionsArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// The command it is about; without one, the program
+    /// The command; the whole program by default
     pub(crate) command: Option<String>,
 }
 
@@ -158,13 +159,13 @@ pub(crate) struct LintArgs {
     /// Exit with 1 if there are warnings
     #[arg(long, value_enum)]
     pub(crate) deny: Option<Denied>,
-    /// The policy before the change: say what it makes a server forget
+    /// The policy before the change: warn of state that a server forgets by it
     #[arg(long, value_name = "OLD")]
     pub(crate) against: Option<PathBuf>,
-    /// An access log: say which of its requests no rule limits; may be repeated
+    /// An access log: warn of its requests that no rule limits; may be repeated
     #[arg(long, value_name = "LOG")]
     pub(crate) log: Vec<PathBuf>,
-    /// An OpenAPI document, JSON or YAML: say which of its operations no rule limits
+    /// An OpenAPI document, JSON or YAML: warn of its operations that no rule limits
     #[arg(long, value_name = "FILE")]
     pub(crate) openapi: Option<PathBuf>,
 }
@@ -199,10 +200,10 @@ pub(crate) struct ExplainArgs {
     /// The tenant's plan
     #[arg(long)]
     pub(crate) tier: Option<String>,
-    /// What it costs, in requests
+    /// The cost in requests
     #[arg(long)]
     pub(crate) cost: Option<u64>,
-    /// What it costs, in bytes
+    /// The cost in bytes
     #[arg(long)]
     pub(crate) bytes: Option<u64>,
     /// A named cost, as in tokens=812; may be repeated
@@ -220,7 +221,7 @@ pub(crate) struct ExplainArgs {
     /// The category, if you know it better than the policy
     #[arg(long)]
     pub(crate) category: Option<String>,
-    /// Answer in JSON
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -234,16 +235,16 @@ pub(crate) struct TestArgs {
     pub(crate) cases: Vec<PathBuf>,
 }
 
-/// Which server to ask. The token is THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN for looking.
+/// The server that a command calls.
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
-    /// The server; THRESHOLD_SERVER unless said, else http://127.0.0.1:8080
+    /// The server; THRESHOLD_SERVER by default, else http://127.0.0.1:8080
     #[arg(long, value_name = "URL", global = true)]
     pub(crate) server: Option<String>,
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "The token comes from THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN for looking.")]
+#[command(after_help = "The token comes from THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN to read.")]
 pub(crate) struct BansArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
@@ -253,12 +254,12 @@ pub(crate) struct BansArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BansCommand {
-    /// List everyone who is banned
+    /// List all bans
     List {
-        /// Answer in JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
-        /// The journal to read where no server answers
+        /// The journal to read if no server answers
         #[arg(long, value_name = "FILE", default_value = "threshold.db")]
         db: PathBuf,
     },
@@ -268,28 +269,28 @@ pub(crate) enum BansCommand {
         layer: String,
         /// The address or CIDR, the tenant, or the user
         key: String,
-        /// Why; whoever is banned is not told
+        /// The reason; it is not disclosed to the banned client
         #[arg(long)]
         reason: String,
-        /// For how long, as in 24h; for good unless said
+        /// The length, such as 24h; for good by default
         #[arg(long = "for", value_name = "TIME", value_parser = span)]
         length: Option<Span>,
-        /// Answer in JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
     /// End a ban
     Lift {
-        /// Its number, as `list` shows it
+        /// The id of the ban, as `list` shows it
         id: String,
-        /// Why, for the audit
+        /// The reason, for the audit
         #[arg(long)]
         reason: Option<String>,
     },
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "The token comes from THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN for looking.")]
+#[command(after_help = "The token comes from THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN to read.")]
 pub(crate) struct SubjectArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
@@ -297,20 +298,20 @@ pub(crate) struct SubjectArgs {
     pub(crate) layer: String,
     /// The address, the tenant, the user, the endpoint, or the account's name
     pub(crate) key: String,
-    /// Forget what it has used, its strikes and penalties, or an account's failures
+    /// Clear what it has used, its strikes and penalties, or an account's failures
     #[arg(long)]
     pub(crate) forgive: bool,
-    /// Why, for the audit
+    /// The reason, for the audit
     #[arg(long, requires = "forgive")]
     pub(crate) reason: Option<String>,
-    /// Answer in JSON
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct BackupArgs {
-    /// The copy; it must not be there yet
+    /// The copy; it must not exist yet
     pub(crate) file: PathBuf,
     /// The journal
     #[arg(long, value_name = "FILE", default_value = "threshold.db")]
@@ -321,22 +322,22 @@ pub(crate) struct BackupArgs {
 pub(crate) struct RestoreArgs {
     /// The copy
     pub(crate) file: PathBuf,
-    /// The journal whose place it takes; what is there is put aside
+    /// The journal to replace; the present one is renamed
     #[arg(long, value_name = "FILE", default_value = "threshold.db")]
     pub(crate) db: PathBuf,
 }
 
 fn span(text: &str) -> Result<Span, String> {
     let span = parse_span(text).ok().filter(|span| *span > Span::ZERO);
-    span.ok_or_else(|| "write a time above 0, as in 30s or 5min".to_owned())
+    span.ok_or_else(|| "expected a time above 0, such as 30s or 5min".to_owned())
 }
 
 fn method(text: &str) -> Result<String, String> {
-    if is_method(text) { Ok(text.to_owned()) } else { Err("write a method, as in GET or POST".to_owned()) }
+    if is_method(text) { Ok(text.to_owned()) } else { Err("expected a method, such as GET or POST".to_owned()) }
 }
 
 pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
 }
 

@@ -1,4 +1,5 @@
-//! Where the doors have requests decided: by the limiter, under one policy each, and what they hand out with it.
+//! The desk between the doors and the limiter: decides requests, signs receipts, waits for the journal, and makes the
+//! operators' changes.
 
 mod audit;
 mod operations;
@@ -27,50 +28,53 @@ use threshold_limiter::store::{AnyStore, EndError, StoreError};
 use threshold_limiter::tower::ThresholdLayer;
 use threshold_limiter::{Attempted, Clock, Limiter, LoginError, LoginRequest, LoginResult, RefusedBy, Reserved};
 
-use crate::log::{self, Denials, Samples};
+use crate::log::{self, DenialLog, LogSampler};
 use crate::metrics::Metrics;
-pub(crate) use operations::{NewBan, Refused};
-pub(crate) use persistence::{Opened, Place};
-pub(crate) use requests::{Beginning, Begun, MEMORY, SharedRequests};
+pub(crate) use operations::{NewBan, OperationError};
+pub(crate) use persistence::{JournalLocation, OpenDesk};
+pub(crate) use requests::{ANSWER_LIFETIME, BeginOutcome, BegunRequest, SharedRequests};
 pub(crate) use settings::NewSetting;
 pub(crate) use subjects::{Subject, Target};
 
-/// How long a login's result waits for the disk before it is refused.
-const RESULT_WAIT: Duration = Duration::from_secs(2);
+/// How long the result of a login waits for the disk before it is answered with an error.
+const RESULT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A limiter on whatever store and clock the server was given.
+/// The server's limiter, on any store and clock.
 type ServerLimiter = Limiter<AnyStore, Arc<dyn Clock>>;
 type ServerLimiterBuilder = LimiterBuilder<AnyStore, Arc<dyn Clock>>;
 
-/// A limiter, asked under a policy that the door holds: the answer then names that policy's rules, whatever policy is put
-/// in force meanwhile, and the items of a list are all decided under the same one.
+/// The limiter with its journal, metrics and log.
 ///
-/// The limiter, its bans and the journal are private: a door changes nothing but by a function of the desk.
+/// A door holds a policy and passes it with each request: the answer then names that policy's rules, even if another is
+/// loaded meanwhile, and all items of a list are decided under the same policy.
+///
+/// The limiter, its bans and the journal are private, so that doors make changes only by the desk's functions.
 pub(crate) struct Desk {
     limiter: Arc<ServerLimiter>,
-    logins: Samples,
-    /// Which pauses are recorded in the audit.
-    pauses: Samples,
-    /// Held by the operation that is under way: the audit has changes in the order in which they were made.
+    /// Samples the login events in the log.
+    logins: LogSampler,
+    /// Samples the pauses in the audit.
+    pauses: LogSampler,
+    /// Held during an operator's change, so that the audit has changes in the order in which they were made.
     operations: tokio::sync::Mutex<()>,
     pub(crate) metrics: Metrics,
-    /// Where what must not be forgotten is written down, if anywhere.
+    /// `None` with `--no-db`.
     journal: Option<Arc<Journal>>,
 }
 
-/// A decision, and what its door may hand out with it.
+/// A decision, with its receipt or reservation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Decided {
     pub(crate) decision: Decision,
-    /// What was charged, signed.
+    /// The signed receipt of the charges.
     pub(crate) receipt: Option<String>,
-    /// What to end a reservation by.
+    /// The id of a reservation.
     pub(crate) reservation: Option<TraceId>,
 }
 
-/// How long a reservation lasts, and what becomes of it then.
+/// How long a reservation lasts, and whether it stays charged when it expires.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Held {
+pub(crate) struct ReservationTerms {
     pub(crate) ttl: Span,
     pub(crate) on_expire: OnExpire,
 }
@@ -78,36 +82,36 @@ pub(crate) struct Held {
 impl Desk {
     pub(crate) fn new(policy: Policy, clock: Arc<dyn Clock>) -> Self {
         let store = MemoryStore::new(policy.memory()).into();
-        Self::on(policy, store, clock)
+        Self::with_store(policy, store, clock)
     }
 
-    /// A desk on this store, whose records nobody else knows.
-    pub(crate) fn on(policy: Policy, store: AnyStore, clock: Arc<dyn Clock>) -> Self {
-        Self::around(Limiter::builder(policy).store(store).clock(clock), None)
+    /// A desk on this store, with digest keys of its own and without a journal.
+    pub(crate) fn with_store(policy: Policy, store: AnyStore, clock: Arc<dyn Clock>) -> Self {
+        Self::from_builder(Limiter::builder(policy).store(store).clock(clock), None)
     }
 
-    fn around(builder: ServerLimiterBuilder, journal: Option<Arc<Journal>>) -> Self {
+    fn from_builder(builder: ServerLimiterBuilder, journal: Option<Arc<Journal>>) -> Self {
         let metrics = Metrics::new();
-        let limiter = builder.observer(Arc::new(Denials::default())).observer(metrics.observer()).build();
+        let limiter = builder.observer(Arc::new(DenialLog::default())).observer(metrics.observer()).build();
         Self {
             limiter: Arc::new(limiter),
-            logins: Samples::default(),
-            pauses: Samples::default(),
+            logins: LogSampler::default(),
+            pauses: LogSampler::default(),
             operations: tokio::sync::Mutex::default(),
             metrics,
             journal,
         }
     }
 
-    /// A desk on a store that others share, who have the same key.
+    /// A desk on a store that others share, which have the same digest key.
     #[cfg(test)]
     pub(crate) fn sharing(policy: Policy, store: AnyStore, clock: Arc<dyn Clock>, key: [u8; 16]) -> Self {
         let secret = threshold_core::Secret::new(&[7; 32]).expect("32 bytes are enough");
         let key = threshold_core::DigestKey::new(key);
-        Self::around(Limiter::builder(policy).store(store).clock(clock).digest_key(key).secrets(secret), None)
+        Self::from_builder(Limiter::builder(policy).store(store).clock(clock).digest_key(key).secrets(secret), None)
     }
 
-    /// Creates a desk on this store with one more observer.
+    /// A desk on this store with one more observer.
     #[cfg(test)]
     pub(crate) fn observed(
         policy: Policy,
@@ -115,37 +119,37 @@ impl Desk {
         clock: Arc<dyn Clock>,
         observer: Arc<dyn threshold_limiter::Observer>,
     ) -> Self {
-        Self::around(Limiter::builder(policy).store(store).clock(clock).observer(observer), None)
+        Self::from_builder(Limiter::builder(policy).store(store).clock(clock).observer(observer), None)
     }
 
-    /// The policy in force.
+    /// Returns the policy in force.
     pub(crate) fn policy(&self) -> Arc<Policy> {
         self.limiter.policy()
     }
 
-    /// What the limiter's clock says.
+    /// Returns the time of the limiter's clock.
     pub(crate) fn now(&self) -> Timestamp {
         self.limiter.now()
     }
 
-    /// A secret as it may be shown: nobody can tell from it what it was.
+    /// Returns a keyed digest of a secret, which may be shown in place of it.
     pub(crate) fn redact(&self, secret: &str) -> String {
         self.limiter.key().redact(secret)
     }
 
-    /// The tower layer of the same limiter, for requests that come as HTTP.
+    /// Returns a tower layer on the same limiter.
     pub(crate) fn layer(&self) -> ThresholdLayer {
-        ThresholdLayer::new(Arc::clone(&self.limiter)).expect("the keys are attached when a policy is read")
+        ThresholdLayer::new(Arc::clone(&self.limiter)).expect("a policy gets its verifier when it is loaded")
     }
 
-    /// How many requests wait for room.
+    /// Returns the number of requests that wait until they fit.
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
         self.limiter.waiting()
     }
 
-    /// Decides a request, and charges it unless it only looks. What comes of it is read where it is made: a decision is
-    /// some kilobytes, and moving it about takes as long as writing it down.
+    /// Decides a request, and charges it unless `verb` is a peek. `read` borrows the decision instead of receiving it by value:
+    /// it is some kilobytes, and to move it takes as long as to encode it.
     pub(crate) async fn decide<T>(
         &self,
         policy: &Policy,
@@ -157,29 +161,29 @@ impl Desk {
         let receipt = receipt.map(|receipt| self.limiter.sign(&receipt));
         let decided = Decided { decision, receipt, reservation: None };
         match verb {
-            Verb::Check => log::counted("check", facts, &decided.decision, policy),
-            Verb::Record => log::counted("record", facts, &decided.decision, policy),
+            Verb::Check => log::charges("check", facts, &decided.decision, policy),
+            Verb::Record => log::charges("record", facts, &decided.decision, policy),
             Verb::Peek => {}
         }
         Ok(read(&decided))
     }
 
-    /// Decides and charges a request whose true cost is not known yet.
+    /// Decides and charges a request whose actual cost is not known yet.
     pub(crate) async fn reserve<T>(
         &self,
         policy: &Policy,
         facts: &Facts<'_>,
-        Held { ttl, on_expire }: Held,
+        ReservationTerms { ttl, on_expire }: ReservationTerms,
         read: impl FnOnce(&Decided) -> T,
     ) -> Result<T, PlanError> {
         let Reserved { decision, reservation } =
             self.limiter.reserve_under(policy, facts, ttl.into(), on_expire).await?;
         let decided = Decided { decision, receipt: None, reservation };
-        log::counted("reserve", facts, &decided.decision, policy);
+        log::charges("reserve", facts, &decided.decision, policy);
         Ok(read(&decided))
     }
 
-    /// What a check would answer, and why.
+    /// Returns what a check would answer, and why.
     pub(crate) async fn explain<T>(
         &self,
         policy: &Policy,
@@ -190,32 +194,33 @@ impl Desk {
         Ok(read(&rules, &Decided { decision, ..Decided::default() }))
     }
 
-    /// As [`decide`](Self::decide). A request that strikes is answered once that is on disk, or by then, marked as degraded.
-    pub(crate) async fn decide_saved<T>(
+    /// Decides as [`decide`](Self::decide) does. A request that strikes is answered once the strike is on disk; after
+    /// `deadline`, it is answered all the same and marked as degraded.
+    pub(crate) async fn decide_and_save<T>(
         &self,
         policy: &Policy,
         verb: Verb,
         facts: &Facts<'_>,
-        by: Instant,
+        deadline: Instant,
         read: impl Fn(&Decided) -> T,
     ) -> Result<T, PlanError> {
-        let made = self.decide(policy, verb, facts, |decided| self.made(decided, &read)).await?;
-        Ok(self.when_saved(made, by, read).await)
+        let pending = self.decide(policy, verb, facts, |decided| self.pending_answer(decided, &read)).await?;
+        Ok(self.complete_answer(pending, deadline, read).await)
     }
 
-    /// As [`reserve`](Self::reserve), and the same as [`decide_saved`](Self::decide_saved).
-    pub(crate) async fn reserve_saved<T>(
+    /// Reserves as [`reserve`](Self::reserve) does, and waits for strikes as [`decide_and_save`](Self::decide_and_save) does.
+    pub(crate) async fn reserve_and_save<T>(
         &self,
         policy: &Policy,
         facts: &Facts<'_>,
-        held: Held,
+        terms: ReservationTerms,
         read: impl Fn(&Decided) -> T,
     ) -> Result<T, PlanError> {
-        let made = self.reserve(policy, facts, held, |decided| self.made(decided, &read)).await?;
-        Ok(self.when_saved(made, strikes_wait(), read).await)
+        let pending = self.reserve(policy, facts, terms, |decided| self.pending_answer(decided, &read)).await?;
+        Ok(self.complete_answer(pending, strike_deadline(), read).await)
     }
 
-    /// Ends a reservation with what it really cost.
+    /// Ends a reservation with its actual cost.
     pub(crate) async fn commit(&self, reservation: TraceId, actual: &ActualCost<'_>) -> Result<(), EndError> {
         self.limiter.commit_async(reservation, actual).await
     }
@@ -225,17 +230,17 @@ impl Desk {
         self.limiter.release_async(reservation).await
     }
 
-    /// A receipt that this server signed.
+    /// Verifies and decodes a receipt that this server has signed.
     pub(crate) fn read_receipt(&self, token: &str) -> Result<Receipt, BytesError> {
         self.limiter.read_receipt(token)
     }
 
-    /// Gives back what a receipt says was charged, once. Says whether this was the first time.
+    /// Gives back what a receipt was charged, once. Returns whether this was the first time.
     pub(crate) async fn refund(&self, receipt: &Receipt) -> Result<bool, StoreError> {
         self.limiter.refund_async(receipt).await
     }
 
-    /// Decides one cost on one key under one limit, without a policy.
+    /// Checks and charges one limit by a key, without a policy.
     pub(crate) async fn check_limit(
         &self,
         key: &str,
@@ -245,71 +250,76 @@ impl Desk {
         self.limiter.check_limit(key, limit, cost).await
     }
 
-    /// Whether to check the secret of a login.
+    /// Decides whether the secret of a login may be checked.
     pub(crate) async fn login_attempt(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
         let attempted = self.limiter.login_attempt_async(request).await?;
         if let (Attempted::Refused(refusal), Some(ip)) = (&attempted, request.ip)
             && refusal.by == RefusedBy::Address
         {
-            self.tell_crowded_login(ip);
+            self.log_address_limit(ip);
         }
         Ok(attempted)
     }
 
-    /// How a login went. What that changes is on disk before it is told; `None` where it is not there in time.
+    /// Records the result of a login, and waits until its changes are on disk; `None` if they are not in time.
     pub(crate) async fn login_result(&self, attempt: &str, success: bool) -> Result<Option<LoginResult>, LoginError> {
         let ended = self.limiter.login_result_async(attempt, success).await?;
-        if self.saved(RESULT_WAIT).await.is_err() {
+        if self.wait_until_saved(RESULT_TIMEOUT).await.is_err() {
             return Ok(None);
         }
         if ended.lockout_remaining.is_some() {
-            self.tell_lockout();
+            self.log_lockout();
         }
         Ok(Some(ended))
     }
 
-    /// Forgets bans that are over.
+    /// Removes bans that have ended.
     pub(crate) fn sweep_bans(&self) {
         self.limiter.bans().sweep(self.now());
     }
 
-    /// Says that an address has tried too many logins.
-    fn tell_crowded_login(&self, ip: IpAddr) {
+    /// Logs that an address has attempted too many logins.
+    fn log_address_limit(&self, ip: IpAddr) {
         let policy = self.limiter.policy();
-        if self.logins.take(self.limiter.now()).is_some() {
+        if self.logins.sample(self.limiter.now()).is_some() {
             tracing::warn!(ip = log::shown_address(ip, &policy), "auth_ip_rate_limit");
         }
     }
 
-    /// Says that failures have locked an account.
-    fn tell_lockout(&self) {
-        if self.logins.take(self.limiter.now()).is_some() {
+    /// Logs that failures have locked an account.
+    fn log_lockout(&self) {
+        if self.logins.sample(self.limiter.now()).is_some() {
             tracing::warn!("auth_user_lockout");
         }
     }
 
-    /// Waits until everything that was changed is on disk. Without a journal, nothing ever is.
-    async fn saved(&self, at_most: Duration) -> Result<(), SaveError> {
+    /// Waits until all changes so far are on disk. Without a journal it returns at once.
+    async fn wait_until_saved(&self, at_most: Duration) -> Result<(), SaveError> {
         match &self.journal {
             Some(journal) => journal.saved(at_most).await,
             None => Ok(()),
         }
     }
 
-    fn made<T>(&self, decided: &Decided, read: impl Fn(&Decided) -> T) -> Made<T> {
+    fn pending_answer<T>(&self, decided: &Decided, read: impl Fn(&Decided) -> T) -> PendingAnswer<T> {
         if self.journal.is_some() && !decided.decision.escalations.is_empty() {
-            Made::Strike(Box::new(decided.clone()))
+            PendingAnswer::AwaitsJournal(Box::new(decided.clone()))
         } else {
-            Made::Ready(read(decided))
+            PendingAnswer::Ready(read(decided))
         }
     }
 
-    async fn when_saved<T>(&self, made: Made<T>, by: Instant, read: impl Fn(&Decided) -> T) -> T {
-        match made {
-            Made::Ready(read) => read,
-            Made::Strike(mut decided) => {
-                let left = by.saturating_duration_since(Instant::now());
-                if self.saved(left).await.is_err() {
+    async fn complete_answer<T>(
+        &self,
+        pending: PendingAnswer<T>,
+        deadline: Instant,
+        read: impl Fn(&Decided) -> T,
+    ) -> T {
+        match pending {
+            PendingAnswer::Ready(read) => read,
+            PendingAnswer::AwaitsJournal(mut decided) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if self.wait_until_saved(left).await.is_err() {
                     decided.decision.degraded.get_or_insert(Degraded::Journal);
                 }
                 read(&decided)
@@ -317,8 +327,8 @@ impl Desk {
         }
     }
 
-    /// Waits until the request fits and charges it, or says why not. Policies may change meanwhile: what is read beside the
-    /// decision is the one that it was made under.
+    /// Waits until the request fits and charges it, or returns why it is denied. The policy may be reloaded meanwhile, so
+    /// `read` gets the one that the request was decided under.
     pub(crate) async fn wait<T>(
         &self,
         facts: &Facts<'_>,
@@ -326,7 +336,7 @@ impl Desk {
         read: impl FnOnce(&Decided, &Policy) -> T,
     ) -> Result<T, PlanError> {
         let Waited { decision, receipt, policy } = self.limiter.wait_with_receipt(facts, at_most).await?;
-        log::counted("check", facts, &decision, &policy);
+        log::charges("check", facts, &decision, &policy);
         let receipt = receipt.map(|receipt| self.limiter.sign(&receipt));
         Ok(read(&Decided { decision, receipt, reservation: None }, &policy))
     }
@@ -338,19 +348,19 @@ impl std::fmt::Debug for Desk {
     }
 }
 
-/// An answer, or what becomes one once it is on disk.
-enum Made<T> {
+/// An answer that is ready, or a decision with a strike, which becomes an answer once the strike is on disk.
+enum PendingAnswer<T> {
     Ready(T),
-    Strike(Box<Decided>),
+    AwaitsJournal(Box<Decided>),
 }
 
-/// Until when a strike that begins now may wait for the disk.
-pub(crate) fn strikes_wait() -> Instant {
+/// Returns the time until which a strike that begins now waits for the disk.
+pub(crate) fn strike_deadline() -> Instant {
     let now = Instant::now();
     now.checked_add(STRIKE_WAIT).unwrap_or(now)
 }
 
-/// An id nobody can guess.
+/// Returns a random id. It is also the id of a reservation, so it must not be guessable.
 pub(crate) fn new_trace() -> TraceId {
     TraceId::from_u128(rand::random())
 }

@@ -1,23 +1,26 @@
-//! The doors on one router, and what they share.
+//! The HTTP doors on one router, and the state that they share.
 
 mod admin;
-#[cfg(test)]
-mod crowd;
+mod answer_memory;
 pub(crate) mod error;
 mod forward_auth;
-mod guesses;
 pub(crate) mod health;
 mod hosts;
 mod http;
-mod large;
+mod json_body;
 mod login;
 mod metrics;
 #[cfg(test)]
-mod observed;
+mod observers;
+mod openapi;
+mod query;
 mod request_ids;
-mod sent;
+mod routes;
 #[cfg(test)]
-mod serving;
+mod slow_clients;
+#[cfg(test)]
+mod test_server;
+mod token_guesses;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -40,50 +43,52 @@ use threshold_limiter::tower::PeerAddr;
 use tower_service::Service as _;
 
 use crate::desk::Desk;
-use crate::log::Samples;
-use crate::serve::{Line, Tokens};
+use crate::log::LogSampler;
+use crate::serve::{ConnectionWatch, Tokens};
+use answer_memory::AnswerMemory;
 pub(crate) use error::ApiError;
-pub(crate) use health::{Health, Trouble};
+pub(crate) use health::{Health, Problem};
 pub(crate) use hosts::{HostName, Hosts};
-use large::LargeAnswers;
 use request_ids::RequestIds;
 #[cfg(test)]
-pub(crate) use serving::KeyValueStore;
+pub(crate) use test_server::KeyValueStore;
+use token_guesses::TokenGuesses;
 
-/// What every door is given.
+/// The state that all doors share.
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) desk: Desk,
     pub(crate) tokens: Tokens,
     pub(crate) health: Health,
     pub(crate) bounds: Bounds,
-    large: LargeAnswers,
-    /// What operators list has room of its own: they must see whom to ban while callers use up theirs.
-    listed: LargeAnswers,
+    /// Memory for the answers to lists of requests.
+    answer_memory: AnswerMemory,
+    /// Memory for the answers to operators. It is separate, so that they can list bans while callers use up their own.
+    operator_answer_memory: AnswerMemory,
     request_ids: Arc<RequestIds>,
-    guesses: guesses::Guesses,
-    /// Which requests that were refused for their headers become a line of the log.
-    pub(crate) refused: Samples,
+    token_guesses: TokenGuesses,
+    /// Samples the requests that are refused for their headers.
+    pub(crate) refused: LogSampler,
     forward_auth: forward_auth::ForwardAuth,
 }
 
-/// The most bytes of what operators list, as [`Bounds::answers`] for callers.
-const LISTED: usize = 16 << 20;
+/// The most bytes of large answers to operators, as [`Bounds::answers`] is for callers. A page of 10,000 bans is about 2 MB.
+const OPERATOR_ANSWERS: usize = 16 << 20;
 
-/// What a client may ask of the server's memory and patience.
+/// How much memory and time clients may take.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
     /// The most connections at once.
     pub(crate) connections: usize,
-    /// The most connections of one peer that is no trusted proxy.
+    /// The most connections of one peer, unless it is a trusted proxy.
     pub(crate) connections_per_peer: usize,
     /// The largest body, in bytes.
     pub(crate) body: usize,
-    /// How long a client may keep the server waiting.
-    pub(crate) patience: Duration,
-    /// The most bytes of large answers that are made or not yet read.
+    /// How long the server waits for a client: the bound on slow clients (slowloris).
+    pub(crate) client_timeout: Duration,
+    /// The most bytes of large answers that are being written or not yet read by their clients.
     pub(crate) answers: usize,
-    /// The most bytes of answers that are remembered by the ids of their requests.
+    /// The most bytes of answers that are remembered under the ids of their requests.
     pub(crate) request_ids: usize,
 }
 
@@ -93,7 +98,7 @@ impl Default for Bounds {
             connections: 16_384,
             connections_per_peer: 4_096,
             body: 1 << 20,
-            patience: Duration::from_secs(30),
+            client_timeout: Duration::from_secs(30),
             answers: 64 << 20,
             request_ids: 128 << 20,
         }
@@ -103,14 +108,25 @@ impl Default for Bounds {
 impl App {
     pub(crate) fn new(desk: Desk, tokens: Tokens, bounds: Bounds) -> Self {
         let forward_auth = forward_auth::ForwardAuth::new(&desk);
-        let (large, listed) = (LargeAnswers::new(bounds.answers), LargeAnswers::new(LISTED));
+        let answer_memory = AnswerMemory::new(bounds.answers);
+        let operator_answer_memory = AnswerMemory::new(OPERATOR_ANSWERS);
         let request_ids = Arc::new(RequestIds::of(&desk, bounds.request_ids));
-        let (health, guesses, refused) = (Health::default(), guesses::Guesses::default(), Samples::default());
-        Self { desk, tokens, health, bounds, large, listed, request_ids, guesses, refused, forward_auth }
+        Self {
+            desk,
+            tokens,
+            health: Health::default(),
+            bounds,
+            answer_memory,
+            operator_answer_memory,
+            request_ids,
+            token_guesses: TokenGuesses::default(),
+            refused: LogSampler::default(),
+            forward_auth,
+        }
     }
 }
 
-/// All doors that speak HTTP.
+/// The service that answers every HTTP request.
 #[derive(Debug, Clone)]
 pub(crate) struct Doors {
     app: Arc<App>,
@@ -119,22 +135,24 @@ pub(crate) struct Doors {
 }
 
 impl Doors {
-    /// `hosts` are the names by which requests may call.
+    /// Builds the router. `hosts` are the names that requests may call the server by.
     pub(crate) fn new(app: Arc<App>, hosts: Hosts) -> Self {
         Self { router: router(Arc::clone(&app)), hosts, app }
     }
 
-    /// What all doors share.
+    /// Returns the state that all doors share.
     pub(crate) fn app(&self) -> &App {
         &self.app
     }
 
-    /// Answers a request from `peer`. Forward auth does not go through the router: it is asked for every request of a whole
-    /// site, and finding the way took longer than deciding.
-    pub(crate) fn call(&self, peer: SocketAddr, line: &Line, mut request: Request<Incoming>) -> Answering {
+    /// Answers a request from `peer`.
+    ///
+    /// The check of `Host` comes first, so that no route can be reached by DNS rebinding. Forward auth does not go through the
+    /// router: it is called for every request of a whole site, and routing took longer than deciding.
+    pub(crate) fn call(&self, peer: SocketAddr, watch: &ConnectionWatch, mut request: Request<Incoming>) -> Answering {
         if let Err(refusal) = self.hosts.check(request.version(), request.uri(), request.headers()) {
-            if let Some(left_out) = self.app.refused.take(self.app.desk.now()) {
-                refusal.tell(left_out);
+            if let Some(left_out) = self.app.refused.sample(self.app.desk.now()) {
+                refusal.log(left_out);
             }
             return Answering::now(ApiError::from(refusal).into_response());
         }
@@ -142,25 +160,25 @@ impl Doors {
             return forward_auth::answer(&self.app, peer, request.into_parts().0);
         }
         request.extensions_mut().insert(PeerAddr(peer));
-        request.extensions_mut().insert(line.clone());
-        // A router is always ready.
+        request.extensions_mut().insert(watch.clone());
+        // `Router::poll_ready` always returns ready, so it need not be polled first.
         Answering::Routed { future: self.router.clone().call(request) }
     }
 }
 
 pin_project! {
-    /// An answer that is there, or is waited for.
+    /// An answer that is ready, or the future of one.
     #[project = AnsweringProjected]
     pub(crate) enum Answering {
         Now { response: Option<Response> },
-        Late { future: Pin<Box<dyn Future<Output = Response> + Send>> },
-        Proxied { #[pin] future: forward_auth::Proxied },
+        Boxed { future: Pin<Box<dyn Future<Output = Response> + Send>> },
+        ForwardAuth { #[pin] future: forward_auth::GateAnswer },
         Routed { #[pin] future: RouteFuture<Infallible> },
     }
 }
 
 impl Answering {
-    /// A request that is not even looked at.
+    /// Answers with an error, without routing the request.
     pub(crate) fn refusing(error: ApiError) -> Self {
         Self::now(error.into_response())
     }
@@ -175,21 +193,18 @@ impl Future for Answering {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project() {
-            AnsweringProjected::Now { response } => Poll::Ready(Ok(response.take().expect("it is polled once"))),
-            AnsweringProjected::Late { future } => future.as_mut().poll(cx).map(Ok),
-            AnsweringProjected::Proxied { future } => future.poll(cx).map(Ok),
+            AnsweringProjected::Now { response } => {
+                Poll::Ready(Ok(response.take().expect("a future is not polled again once it is ready")))
+            }
+            AnsweringProjected::Boxed { future } => future.as_mut().poll(cx).map(Ok),
+            AnsweringProjected::ForwardAuth { future } => future.poll(cx).map(Ok),
             AnsweringProjected::Routed { future } => future.poll(cx),
         }
     }
 }
 
 fn router(app: Arc<App>) -> Router {
-    Router::new()
-        .merge(health::routes())
-        .merge(metrics::routes())
-        .merge(http::routes())
-        .merge(login::routes())
-        .merge(admin::routes())
+    routes::router()
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "not_found", "there is nothing at this path") })
         .method_not_allowed_fallback(|| async {
             let message = "this path takes another method; see Allow";
@@ -198,14 +213,14 @@ fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// An answer in JSON. It may quote what others have written, and somebody may read it at a terminal: what a terminal would
-/// obey is escaped, which in JSON says the same.
+/// Builds an answer in JSON. It may quote a client's text and be printed to a terminal, so control characters are written as
+/// JSON escapes, which does not change the value.
 fn json<T: Serialize>(status: StatusCode, body: &T) -> Response {
     let text = serde_json::to_string(body).unwrap_or_default();
     json_bytes(status, printable(&text).into_owned())
 }
 
-/// An answer that is JSON already.
+/// Builds an answer from encoded JSON.
 fn json_bytes(status: StatusCode, body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
     *response.status_mut() = status;

@@ -1,4 +1,4 @@
-//! `threshold explain`: which rules a request meets, by which keys and limits, and why.
+//! `threshold explain`: shows which rules a request meets, with their keys and limits, and why.
 
 mod json;
 
@@ -14,34 +14,34 @@ use crate::Report;
 use crate::cli::ExplainArgs;
 use crate::source::Source;
 pub(crate) use json::live_json;
-use json::rehearsed_json;
+use json::offline_json;
 
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<Report> {
     let policy = Source::read(&args.policy)?.policy()?;
-    let owned = Owned::new(args);
-    let facts = owned.facts(args);
+    let pairs = CommandLinePairs::new(args);
+    let facts = pairs.facts(args);
     let rules = policy.explain(&facts);
-    // On a fresh store: what the first such request would be answered.
+    // Decided on an empty store, as the first such request would be.
     let now = Timestamp::from_micros(u64::try_from(std::time::UNIX_EPOCH.elapsed()?.as_micros())?);
     let decided = Ledger::default().decide(&policy, Verb::Check, &facts, now);
     let text = if args.json {
-        let mut text = serde_json::to_string_pretty(&rehearsed_json(&policy, &facts, &rules, &decided))?;
+        let mut text = serde_json::to_string_pretty(&offline_json(&policy, &facts, &rules, &decided))?;
         text.push('\n');
         text
     } else {
-        in_words(&policy, args, &facts, &rules, &decided)
+        to_text(&policy, args, &facts, &rules, &decided)
     };
     Ok(Report { text, code: if decided.is_ok() { 0 } else { 2 } })
 }
 
-/// The pairs of the command line, as `Facts` borrows them.
-struct Owned<'a> {
+/// The pairs of the command line, in the form that [`Facts`] borrows.
+struct CommandLinePairs<'a> {
     facts: Vec<(&'a str, &'a str)>,
     headers: Vec<(&'a str, &'a str)>,
     costs: Vec<(&'a str, u64)>,
 }
 
-impl<'a> Owned<'a> {
+impl<'a> CommandLinePairs<'a> {
     fn new(args: &'a ExplainArgs) -> Self {
         let pairs = |list: &'a [(String, String)]| {
             list.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect::<Vec<_>>()
@@ -76,7 +76,7 @@ impl<'a> Owned<'a> {
     }
 }
 
-fn in_words(
+fn to_text(
     policy: &Policy,
     args: &ExplainArgs,
     facts: &Facts<'_>,
@@ -107,7 +107,7 @@ fn in_words(
     out
 }
 
-/// The readings of a path, where there are several.
+/// Lists the readings of a path, if there are several.
 fn readings_lines(path: &PathReadings) -> String {
     if path.readings.len() < 2 {
         return String::new();
@@ -116,7 +116,7 @@ fn readings_lines(path: &PathReadings) -> String {
     format!("Servers may read the path as any of these, and the rules of all of them apply:\n{lines}\n")
 }
 
-/// What client doors do with the path, where that is not what the API does.
+/// Describes how client doors refuse the path, if they do.
 fn refusal_line(path: &PathReadings) -> String {
     let Some((error, status)) = path.refused.zip(path.status()) else { return String::new() };
     format!("\nThe tower layer and forward auth refuse such a path with {status}: {error}. The API:\n")

@@ -1,5 +1,5 @@
-//! `threshold export`: the edge rules of a policy, in the language of an edge that counts by itself, and the configuration
-//! of a proxy that asks Threshold.
+//! `threshold export`: writes a policy's edge rules for an edge that counts by itself, or the configuration of a proxy that
+//! asks Threshold.
 
 mod auth;
 mod haproxy;
@@ -62,9 +62,9 @@ pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<Report> {
     let policy = source.policy()?;
     let asking = |proxy| Ok(Report { text: auth::write(proxy, &policy, &source.name)?, code: 0 });
     match args.target {
-        Target::Terraform => edge(args, &source, &policy, terraform::cannot),
-        Target::Nginx => edge(args, &source, &policy, nginx::cannot),
-        Target::Haproxy => edge(args, &source, &policy, haproxy::cannot),
+        Target::Terraform => edge(args, &source, &policy, terraform::unsupported),
+        Target::Nginx => edge(args, &source, &policy, nginx::unsupported),
+        Target::Haproxy => edge(args, &source, &policy, haproxy::unsupported),
         Target::NginxAuth if args.location => asking(auth::Proxy::NginxLocation),
         Target::NginxAuth => asking(auth::Proxy::Nginx),
         Target::CaddyAuth => asking(auth::Proxy::Caddy),
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<Report> {
 }
 
 impl ExportArgs {
-    /// An option that says nothing here is a mistake.
+    /// Refuses options that the target does not use.
     fn check(&self) -> anyhow::Result<()> {
         let terraform = [self.provider.is_some(), self.name.is_some(), self.host.is_some()];
         if terraform.contains(&true) && self.target != Target::Terraform {
@@ -86,10 +86,10 @@ impl ExportArgs {
     }
 }
 
-/// The edge rules, except what that edge cannot count.
-fn edge(args: &ExportArgs, source: &Source, policy: &Policy, cannot: Cannot) -> anyhow::Result<Report> {
-    let mut exported = Exported::new(policy);
-    exported.leave_out(cannot);
+/// Writes the edge rules, without those that the edge cannot count.
+fn edge(args: &ExportArgs, source: &Source, policy: &Policy, unsupported: Unsupported) -> anyhow::Result<Report> {
+    let mut exported = EdgeRules::new(policy);
+    exported.leave_out(unsupported);
     if exported.rules.is_empty() {
         let reasons: Vec<String> = exported.left_out.iter().map(|(name, why)| format!("\n  {name}: {why}")).collect();
         bail!("{} has no rule of the layer \"edge\" that an edge can count by itself{}", source.name, reasons.concat());
@@ -102,35 +102,35 @@ fn edge(args: &ExportArgs, source: &Source, policy: &Policy, cannot: Cannot) -> 
     Ok(Report { text, code: 0 })
 }
 
-/// Why an edge cannot count a rule.
-type Cannot = fn(&EdgeRule<'_>) -> Option<&'static str>;
+/// Returns why an edge cannot count a rule.
+type Unsupported = fn(&EdgeRule<'_>) -> Option<&'static str>;
 
-/// The rules that an edge can count, and those that none can.
-struct Exported<'p> {
+/// The edge rules that can be exported, and why others cannot.
+struct EdgeRules<'p> {
     rules: Vec<EdgeRule<'p>>,
     left_out: Vec<(&'p str, &'static str)>,
 }
 
-/// One rule as edges see it: so many requests of one address in a time.
+/// One exportable rule: a number of requests of one address in a period.
 struct EdgeRule<'p> {
     rule: &'p Rule,
-    /// Its name as an identifier, of no other rule.
+    /// The rule's name as an identifier, unique among the rules.
     identifier: String,
     quota: u64,
     period: Span,
-    /// How wide addresses are grouped, where that is not the usual.
+    /// The prefix by which addresses are grouped, if the rule has one.
     prefix: Option<u8>,
     paths: Vec<Shape>,
     hosts: Vec<Shape>,
 }
 
-impl<'p> Exported<'p> {
+impl<'p> EdgeRules<'p> {
     fn new(policy: &'p Policy) -> Self {
         let (mut rules, mut left_out): (Vec<EdgeRule<'_>>, _) = (Vec::new(), Vec::new());
         for rule in policy.rules().iter().filter(|rule| rule.layer == Layer::Edge) {
             match EdgeRule::new(rule) {
                 Ok(mut rule) => {
-                    // Two names may look alike as identifiers.
+                    // Two names may become the same identifier.
                     let own = rule.identifier.clone();
                     let taken = |id: &str, rules: &[EdgeRule<'_>]| rules.iter().any(|other| other.identifier == id);
                     let mut number = 2_usize;
@@ -146,19 +146,19 @@ impl<'p> Exported<'p> {
         Self { rules, left_out }
     }
 
-    /// Leaves out what one edge cannot count.
-    fn leave_out(&mut self, cannot: Cannot) {
+    /// Removes the rules that one edge cannot count.
+    fn leave_out(&mut self, unsupported: Unsupported) {
         self.rules.retain(|rule| {
-            let why = cannot(rule);
+            let why = unsupported(rule);
             self.left_out.extend(why.map(|why| (rule.rule.name.as_ref(), why)));
             why.is_none()
         });
     }
 
-    /// What the file begins with, as comments.
+    /// Writes the comments at the top of the file.
     fn comments(&self, more: &[String]) -> String {
         let mut text = String::from(
-            "# Written by threshold export from the policy's edge rules; change the policy, not this file.\n",
+            "# Generated by threshold export from the policy's edge rules; change the policy, not this file.\n",
         );
         let left_out = self.left_out.iter().map(|(name, why)| format!("Left out: {name}: {why}."));
         for line in left_out.chain(more.iter().cloned()) {
@@ -193,7 +193,7 @@ impl<'p> EdgeRule<'p> {
             _ => return Err("it does not count by address"),
         };
         if !limit.is_over_time() {
-            return Err("it is no limit over a time");
+            return Err("it is not a limit over a period");
         }
         let matches = &rule.matches;
         if !matches.category.is_empty()
@@ -224,12 +224,12 @@ impl<'p> EdgeRule<'p> {
         self.period.secs_ceil()
     }
 
-    /// How long an address is kept out: as the rule says, else for a period.
+    /// Returns how long an address is blocked, in seconds: `block_for`, else the period.
     fn timeout(&self) -> u64 {
         self.rule.block_for.unwrap_or(self.period).secs_ceil()
     }
 
-    /// The body of a denial, and what kind of text it is.
+    /// Returns the body of a denial and its content type.
     fn body(&self) -> (String, &'static str) {
         let usual = || format!("{{\"error\":\"rate_limited\",\"retry_after\":{}}}", self.timeout());
         let body = self.rule.body.as_deref().map_or_else(usual, str::to_owned);
@@ -237,7 +237,7 @@ impl<'p> EdgeRule<'p> {
         (body, if json { "application/json" } else { "text/plain" })
     }
 
-    /// What the rule says, for a comment: `1000/min by ip`.
+    /// Describes the rule for a comment: `edge: 1000/min by ip`.
     fn about(&self) -> String {
         let by = self.rule.per.first().map(ToString::to_string).unwrap_or_default();
         format!("{}: {} by {by}", self.rule.name, self.rule.notation().unwrap_or_default())
@@ -249,7 +249,7 @@ fn identifier(name: &str) -> String {
     name.chars().map(plain).collect()
 }
 
-/// Whether a length of time is whole seconds, which is all that edges count in.
+/// Whether a period is whole seconds, the unit that most edges count in.
 fn is_whole_seconds(span: Span) -> bool {
     Timestamp::EPOCH.plus(span) == Timestamp::from_secs(span.secs_ceil())
 }

@@ -1,4 +1,4 @@
-//! `threshold init`: the presets, each a readable policy, built into the program.
+//! `threshold init`: prints a preset, a commented policy that is built into the program.
 
 use anyhow::bail;
 
@@ -22,12 +22,12 @@ pub(crate) fn run(args: &InitArgs) -> anyhow::Result<Report> {
     }
     let Some((_, text)) = PRESETS.iter().find(|(name, _)| *name == args.preset) else {
         let names: Vec<&str> = PRESETS.iter().map(|(name, _)| *name).collect();
-        bail!("no preset is called \"{}\"; there are {}", args.preset, names.join(", "));
+        bail!("unknown preset \"{}\"; the presets are {}", args.preset, names.join(", "));
     };
     Ok(Report { text: (*text).to_owned(), code: 0 })
 }
 
-/// The first sentence of a preset's opening comment.
+/// Returns the first sentence of a preset's opening comment.
 fn about(text: &str) -> String {
     let comment = text.lines().skip_while(|line| line.starts_with("#:"));
     let words: Vec<&str> = comment.map_while(|line| line.strip_prefix('#')).map(str::trim).collect();
@@ -41,7 +41,7 @@ mod tests {
     use threshold_core::policy::Policy;
 
     #[test]
-    fn every_preset_is_clean() {
+    fn every_preset_has_no_findings() {
         for (name, text) in PRESETS {
             let review = Policy::review(text, &|_| None);
             let rendered: Vec<String> = review.findings.iter().map(|finding| finding.render(name, text)).collect();

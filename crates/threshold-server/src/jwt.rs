@@ -1,4 +1,4 @@
-//! The keys of `[identity.jwt]`: read with the policy that names them, and again when their file changes.
+//! The keys of `[identity.jwt]`, which are read with their policy and again when their file changes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,14 +6,17 @@ use std::sync::Arc;
 use threshold_core::policy::Policy;
 use threshold_limiter::jwt::{KeyError, Verifier, read_key_file};
 
-/// What verifies the tokens of the policy in force, and what its file held when it was read.
+/// The verifier of a policy, and the contents of its key file.
 pub(crate) struct TokenKeys {
     pub(crate) verifier: Arc<Verifier>,
-    /// Nothing, where the key is in the policy itself.
+    /// `None` if the key is in the policy itself.
     pub(crate) contents: Option<Vec<u8>>,
 }
 
-/// A policy whose tokens are verified, and by what. Fails where its key cannot be read or used.
+/// Attaches a verifier to a policy with `[identity.jwt]`.
+///
+/// # Errors
+/// If the key cannot be read or parsed.
 pub(crate) fn attach(policy: Policy) -> Result<(Policy, Option<TokenKeys>), KeyError> {
     let Some(settings) = &policy.identity().jwt else { return Ok((policy, None)) };
     let file = settings.key_file.as_deref().map(Path::new);
@@ -28,7 +31,7 @@ pub(crate) fn attach(policy: Policy) -> Result<(Policy, Option<TokenKeys>), KeyE
     Ok((policy, Some(TokenKeys { verifier, contents })))
 }
 
-/// Uses what the file of keys holds now. After an error the keys in use stay.
+/// Loads changed keys into a verifier. After an error the present keys stay in use.
 pub(crate) fn load(verifier: &Verifier, contents: &[u8]) -> Result<(), KeyError> {
     verifier.load(contents)?;
     warn_of_keys(verifier);
@@ -42,7 +45,7 @@ pub(crate) fn describe(error: KeyError) -> String {
 
 fn warn_of_keys(verifier: &Verifier) {
     for kid in verifier.ambiguous_kids() {
-        tracing::warn!(kid, "several keys of the JWKS have this kid: tokens that name it are refused");
+        tracing::warn!(kid, "JWKS has several keys with this kid: tokens that name it are refused");
     }
     for reason in verifier.skipped_keys() {
         tracing::warn!(reason, "key of the JWKS skipped");

@@ -1,4 +1,4 @@
-//! `threshold lint`: everything there is to say about a policy, with file, line and column.
+//! `threshold lint`: prints the errors and warnings of a policy, with file, line and column.
 
 mod coverage;
 mod openapi;
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
     Ok(Report { text, code })
 }
 
-/// What is wrong with the keys of `[identity.jwt]`. A key file that is not here may be where the server is.
+/// Checks the keys of `[identity.jwt]`. A missing key file is only a warning: it may exist on the server.
 fn keys(policy: &Policy) -> Option<Finding> {
     let settings = policy.identity().jwt.as_ref()?;
     let file = settings.key_file.as_deref().map(Path::new);
@@ -62,7 +62,7 @@ fn keys(policy: &Policy) -> Option<Finding> {
     Some(Finding { severity, code, span: 0..0, message, help })
 }
 
-/// What putting this policy in the place of the old one forgets, at the rules it is about.
+/// Returns warnings about state that is forgotten when this policy replaces the old one.
 fn forgotten<'f>(
     policy: &'f Policy,
     old: &'f Policy,

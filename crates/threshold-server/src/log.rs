@@ -1,4 +1,4 @@
-//! Log lines: how they are written, and which denials become one.
+//! Logging: its setup, and the lines about denials and charges.
 
 mod queue;
 
@@ -19,17 +19,16 @@ use crate::cli::LogForm;
 pub(crate) use queue::FlushOnDrop;
 use queue::Queue;
 
-/// The most of a kind that are logged in one second: enough to see who is being turned away, too few to fill a disk
-/// by asking for it.
-const SAMPLES: u32 = 10;
+/// The most lines of one kind in a second: enough to see what happens, too few for a client to fill a disk.
+const MAX_PER_SECOND: u32 = 10;
 
-/// Sends log lines to standard error, through a queue. `THRESHOLD_LOG` says which: `warn`, or
-/// `info,threshold::reload=debug`. What is returned waits for the last lines when it is dropped.
+/// Starts logging to standard error, through a queue. `THRESHOLD_LOG` has the levels: `warn`, or
+/// `info,threshold::reload=debug`. The returned guard waits for the last lines when it is dropped.
 pub(crate) fn start(form: LogForm) -> anyhow::Result<FlushOnDrop> {
     let wanted = std::env::var("THRESHOLD_LOG").ok().filter(|text| !text.trim().is_empty());
     let targets: Targets = match wanted {
         None => Targets::new().with_default(tracing::Level::INFO),
-        Some(text) => wanted_targets(&text)?,
+        Some(text) => parse_targets(&text)?,
     };
     let (queue, flush) = Queue::to_stderr()?;
     let registry = tracing_subscriber::registry().with(targets);
@@ -40,53 +39,54 @@ pub(crate) fn start(form: LogForm) -> anyhow::Result<FlushOnDrop> {
             registry.with(layer.with_writer(queue)).try_init()?;
         }
     }
-    // The default hook writes to standard error itself, and would wait for its reader.
+    // The default hook writes to standard error directly, and would block if its reader stalls.
     std::panic::set_hook(Box::new(|panic| {
-        let place = panic.location().map(ToString::to_string);
-        tracing::error!(place, "panic: {}", panic.payload_as_str().unwrap_or("no message"));
+        let location = panic.location().map(ToString::to_string);
+        tracing::error!(location, panic = panic.payload_as_str().unwrap_or("no message"), "panic");
     }));
     Ok(flush)
 }
 
-/// A word that is no level would be taken for a part of the program, and everything else be silent.
-fn wanted_targets(text: &str) -> anyhow::Result<Targets> {
+/// Parses `THRESHOLD_LOG`. tracing takes a misspelled level for the name of a module, and would then log nothing else: it is
+/// refused.
+fn parse_targets(text: &str) -> anyhow::Result<Targets> {
     if let Some(word) = text.split(',').find(|word| !word.contains('=') && word.trim().parse::<LevelFilter>().is_err())
     {
         anyhow::bail!(
-            "THRESHOLD_LOG: \"{word}\" is no level; write error, warn, info, debug, trace or off, or PART=LEVEL"
+            "THRESHOLD_LOG: \"{word}\" is not a level: use error, warn, info, debug, trace or off, or MODULE=LEVEL"
         );
     }
     text.parse().map_err(|error| anyhow::anyhow!("THRESHOLD_LOG: {error}"))
 }
 
-/// An address as log lines show it: a digest, unless the policy has `log_identifiers = true`.
+/// Returns an address as it is logged: a digest, unless the policy has `log_identifiers = true`.
 pub(crate) fn shown_address(ip: IpAddr, policy: &Policy) -> String {
     let ip = ip.to_canonical().to_string();
     if policy.identity().log_identifiers { ip } else { policy.key().redact(&ip) }
 }
 
-/// Which denials become a line: each one of a rule that says so, of all others a few in a second.
+/// Logs denials: all of a rule with `log = "each"`, and a sample of the others.
 #[derive(Debug, Default)]
-pub(crate) struct Denials {
-    denied: Samples,
-    /// Requests that were refused undecided are counted apart: they must not keep denials out of the log.
-    refused: Samples,
-    /// The same of tokens that did not verify.
-    tokens: Samples,
+pub(crate) struct DenialLog {
+    denied: LogSampler,
+    /// Samples the requests that were refused undecided, separately: they must not crowd denials out of the log.
+    refused: LogSampler,
+    /// Samples the JWTs that did not verify.
+    tokens: LogSampler,
 }
 
-/// Which of many things alike become a line: a few in a second.
+/// Selects which of many similar events are logged: the first ten of each second.
 #[derive(Debug, Default)]
-pub(crate) struct Samples(Mutex<Second>);
+pub(crate) struct LogSampler(Mutex<CurrentSecond>);
 
 #[derive(Debug, Default)]
-struct Second {
+struct CurrentSecond {
     number: u64,
     logged: u32,
     left_out: u64,
 }
 
-impl Observer for Denials {
+impl Observer for DenialLog {
     fn decided(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
         if !decision.allowed() {
             self.log(facts, decision, policy);
@@ -94,32 +94,32 @@ impl Observer for Denials {
     }
 
     fn refused(&self, refused: Refused<'_>, policy: &Policy) {
-        let Some(left_out) = self.refused.take(refused.at) else { return };
-        let Shown { ip, .. } = Shown::new(&Facts { ip: refused.ip, ..Facts::default() }, policy);
+        let Some(left_out) = self.refused.sample(refused.at) else { return };
+        let LoggedIdentity { ip, .. } = LoggedIdentity::new(&Facts { ip: refused.ip, ..Facts::default() }, policy);
         tracing::warn!(status = refused.status, reason = refused.reason, ip, left_out, "request refused undecided");
     }
 
     fn token_refused(&self, refused: TokenRefused, _: &Policy) {
-        let Some(left_out) = self.tokens.take(refused.at) else { return };
-        tracing::warn!(reason = refused.reason.name(), left_out, "a token did not verify, and names nobody");
+        let Some(left_out) = self.tokens.sample(refused.at) else { return };
+        tracing::warn!(reason = refused.reason.name(), left_out, "JWT not accepted: the request has no identity");
     }
 }
 
-impl Denials {
+impl DenialLog {
     fn log(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
         let rule = decision.rule(policy);
         let is_each = |rule: &Rule| rule.log == LogMode::Each;
-        let each = rule.is_some_and(is_each) || full(decision, policy).any(|(rule, _)| is_each(rule));
-        let left_out = if each { Some(0) } else { self.denied.take(decision.at) };
+        let each = rule.is_some_and(is_each) || exceeded(decision, policy).any(|(rule, _)| is_each(rule));
+        let left_out = if each { Some(0) } else { self.denied.sample(decision.at) };
         let Some(left_out) = left_out else { return };
-        let Shown { ip, user, tenant } = Shown::new(facts, policy);
+        let LoggedIdentity { ip, user, tenant } = LoggedIdentity::new(facts, policy);
         let bound = decision.bound_by();
         tracing::warn!(
             verdict = decision.verdict.name(),
             rule = rule.map(|rule| rule.name.as_ref()),
             count = bound.map(count),
             limit = bound.map(|reading| reading.limit),
-            full = full_limits(decision, policy),
+            full = exceeded_text(decision, policy),
             retry_after = decision.retry_after().map(|wait| threshold_core::Span::from(wait).secs_ceil()),
             ip,
             user,
@@ -132,18 +132,17 @@ impl Denials {
     }
 }
 
-/// Writes one line at DEBUG for each limit that a request was charged on. `verb` is what was asked for: `record`, `check`
-/// or `reserve`.
+/// Logs one line at DEBUG for each limit that a request was charged on.
 #[inline]
-pub(crate) fn counted(verb: &'static str, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+pub(crate) fn charges(verb: &'static str, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
     if tracing::enabled!(tracing::Level::DEBUG) {
-        log_counted(verb, facts, decision, policy);
+        charges_at_debug(verb, facts, decision, policy);
     }
 }
 
 #[cold]
-fn log_counted(verb: &'static str, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
-    let Shown { ip, user, tenant } = Shown::new(facts, policy);
+fn charges_at_debug(verb: &'static str, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
+    let LoggedIdentity { ip, user, tenant } = LoggedIdentity::new(facts, policy);
     let charged = decision.readings.iter().filter(|reading| reading.charged);
     for (rule, reading) in charged.filter_map(|reading| Some((policy.rules().get(reading.rule())?, reading))) {
         tracing::debug!(
@@ -161,35 +160,35 @@ fn log_counted(verb: &'static str, facts: &Facts<'_>, decision: &Decision, polic
     }
 }
 
-/// How much of a limit is taken, at most all of it.
+/// Returns how much of a limit is used, at most all of it.
 fn count(reading: &Reading) -> u64 {
     reading.limit.saturating_sub(reading.remaining)
 }
 
-/// The limits that had no room for a request and bind, with their rules.
-fn full<'d>(decision: &'d Decision, policy: &'d Policy) -> impl Iterator<Item = (&'d Rule, &'d Reading)> {
+/// Returns the enforced limits that a request exceeded, with their rules.
+fn exceeded<'d>(decision: &'d Decision, policy: &'d Policy) -> impl Iterator<Item = (&'d Rule, &'d Reading)> {
     let full = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed);
     full.filter_map(|reading| Some((policy.rules().get(reading.rule())?, reading)))
 }
 
-/// Every full limit with its count: `per-minute 10/10, per-hour 100/100`. `None` if a list, a ban or a penalty denied.
-fn full_limits(decision: &Decision, policy: &Policy) -> Option<String> {
+/// Formats the exceeded limits: `per-minute 10/10, per-hour 100/100`. `None` if a list, a ban or a penalty denied.
+fn exceeded_text(decision: &Decision, policy: &Policy) -> Option<String> {
     let mut text = String::new();
-    for (rule, reading) in full(decision, policy) {
+    for (rule, reading) in exceeded(decision, policy) {
         let comma = if text.is_empty() { "" } else { ", " };
         let _ = write!(text, "{comma}{} {}/{}", rule.name, count(reading), reading.limit);
     }
     (!text.is_empty()).then_some(text)
 }
 
-/// Who is asking, as log lines show it: users and addresses as digests, unless the policy has `log_identifiers = true`.
-struct Shown {
+/// The caller as it is logged: users and addresses as digests, unless the policy has `log_identifiers = true`.
+struct LoggedIdentity {
     ip: Option<String>,
     user: Option<String>,
     tenant: Option<String>,
 }
 
-impl Shown {
+impl LoggedIdentity {
     fn new(facts: &Facts<'_>, policy: &Policy) -> Self {
         let identity = policy.identity();
         let shown = |value: &str, hidden: bool| if hidden { policy.key().redact(value) } else { value.to_owned() };
@@ -202,16 +201,16 @@ impl Shown {
     }
 }
 
-impl Samples {
-    /// Whether this one is logged; if so, how many before it were not.
-    pub(crate) fn take(&self, at: Timestamp) -> Option<u64> {
+impl LogSampler {
+    /// If this event is to be logged, returns the number of events since the last logged one.
+    pub(crate) fn sample(&self, at: Timestamp) -> Option<u64> {
         let number = at.micros().checked_div(1_000_000).unwrap_or(0);
         let mut second = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if second.number != number {
             second.number = number;
             second.logged = 0;
         }
-        if second.logged >= SAMPLES {
+        if second.logged >= MAX_PER_SECOND {
             second.left_out = second.left_out.saturating_add(1);
             return None;
         }
@@ -225,22 +224,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_that_is_no_level_is_not_silence() {
+    fn a_misspelled_level_is_refused() {
         for fine in ["warn", "INFO", "off", "info,threshold::reload=debug", "threshold=trace, warn"] {
-            assert!(wanted_targets(fine).is_ok(), "{fine}");
+            assert!(parse_targets(fine).is_ok(), "{fine}");
         }
         for wrong in ["loud", "info,verbose", "threshold", "threshold=loud"] {
-            assert!(wanted_targets(wrong).is_err(), "{wrong}");
+            assert!(parse_targets(wrong).is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn ten_denials_a_second_are_logged_and_the_others_counted() {
-        let samples = Samples::default();
+    fn ten_events_a_second_are_logged_and_the_others_counted() {
+        let samples = LogSampler::default();
         let at = Timestamp::from_secs(1_767_225_600);
-        let logged = (0..25).filter(|_| samples.take(at).is_some()).count();
+        let logged = (0..25).filter(|_| samples.sample(at).is_some()).count();
         assert_eq!(logged, 10);
-        assert_eq!(samples.take(Timestamp::from_secs(1_767_225_601)), Some(15));
-        assert_eq!(samples.take(Timestamp::from_secs(1_767_225_601)), Some(0));
+        assert_eq!(samples.sample(Timestamp::from_secs(1_767_225_601)), Some(15));
+        assert_eq!(samples.sample(Timestamp::from_secs(1_767_225_601)), Some(0));
     }
 }

@@ -29,7 +29,7 @@ use clap::Parser as _;
 use cli::{Cli, Command};
 use threshold_core::text::printable_lines;
 
-/// What a command prints, and how it ends.
+/// The output of a command and its exit code.
 struct Report {
     text: String,
     code: u8,
@@ -58,21 +58,21 @@ fn main() -> ExitCode {
             ExitCode::from(code)
         }
         Err(error) => {
-            complain(&format!("{error:#}"));
+            print_error(&format!("{error:#}"));
             ExitCode::from(2)
         }
     }
 }
 
-/// Prints to standard output. Whatever the text quotes, of a log, a policy or a server's answer, a terminal obeys none of
-/// it. JSON stays the same JSON.
+/// Prints to standard output. Control characters are escaped, because the text may quote a log, a policy or a server's answer
+/// that contain terminal escape sequences. JSON keeps its meaning.
 fn print(text: &str) {
-    // A reader that has seen enough (`| head`) is no error.
+    // A closed pipe (`| head`) is not an error.
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(printable_lines(text).as_bytes()).and_then(|()| out.flush());
 }
 
-/// Prints what is wrong to standard error, likewise.
-fn complain(text: &str) {
+/// Prints an error to standard error, with control characters escaped.
+fn print_error(text: &str) {
     eprintln!("threshold: {}", printable_lines(text));
 }

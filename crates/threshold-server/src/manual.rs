@@ -1,4 +1,4 @@
-//! What the command line says of itself, as a shell's completions and as manual pages.
+//! `threshold completions` and `threshold man`: generated from the definition of the command line.
 
 use anyhow::Context as _;
 use clap::CommandFactory as _;
@@ -14,10 +14,10 @@ pub(crate) fn completions(args: &CompletionsArgs) -> Report {
 
 pub(crate) fn page(args: &ManArgs) -> anyhow::Result<Report> {
     let mut command = Cli::command();
-    // Names of commands become those of their pages: threshold-serve.
+    // Sets the display names of the subcommands, which become the names of their pages: threshold-serve.
     command.build();
     if let Some(name) = &args.command {
-        let own = command.find_subcommand(name).with_context(|| format!("no command is called \"{name}\""))?.clone();
+        let own = command.find_subcommand(name).with_context(|| format!("unknown command \"{name}\""))?.clone();
         command = own.display_name(format!("threshold-{name}"));
     }
     let mut text = Vec::new();

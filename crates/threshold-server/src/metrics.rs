@@ -1,5 +1,5 @@
-//! What is counted for Prometheus: decisions by rule and verdict. Labels come from the policy alone, so that no caller can add
-//! a series.
+//! The metrics for Prometheus: decisions by rule and verdict. Labels come only from the policy, so that no caller can add a
+//! series.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(crate) struct Metrics {
     counts: Arc<Counts>,
 }
 
-/// What an observer counts.
+/// The counters, which are updated as an observer of the limiter.
 #[derive(Debug)]
 struct Counts {
     decisions: Family<DecisionLabels, Counter>,
@@ -30,7 +30,7 @@ struct Counts {
     refused: Counter,
     tokens_refused: Family<ReasonLabel, Counter>,
     returns_lost: Counter,
-    /// The series of the policy in force, found once for each generation of it.
+    /// The series of the policy in force, looked up once for each generation.
     series: ArcSwap<Series>,
 }
 
@@ -57,9 +57,9 @@ const VERDICTS: [Verdict; 5] = [Verdict::Allow, Verdict::Warn, Verdict::Slow, Ve
 #[derive(Debug)]
 struct Series {
     generation: u64,
-    /// By rule, then by verdict.
+    /// By the rule's index in the policy.
     rules: Vec<RuleSeries>,
-    /// For decisions that no rule binds: allow-listed, banned by an operator, or met by no rule.
+    /// For decisions without a binding rule: allow-listed, banned by an operator, or matched by no rule.
     unbound: RuleSeries,
 }
 
@@ -91,26 +91,26 @@ impl Metrics {
         registry.register("refused", "Requests that client doors refused undecided", counts.refused.clone());
         registry.register(
             "tokens_refused",
-            "Bearer tokens that named nobody, by reason",
+            "Bearer tokens that did not verify, by reason",
             counts.tokens_refused.clone(),
         );
         registry.register(
             "returns_lost",
-            "Requests whose returns a store that takes its time did not get",
+            "Requests whose refunds an asynchronous store did not receive",
             counts.returns_lost.clone(),
         );
         Self { registry, counts }
     }
 
-    /// Counts what it is told.
+    /// Returns the observer that updates the counters.
     pub(crate) fn observer(&self) -> Arc<dyn Observer> {
         Arc::<Counts>::clone(&self.counts)
     }
 
-    /// Everything as OpenMetrics text.
+    /// Encodes all metrics as OpenMetrics text.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
-        // A string takes whatever is written.
+        // Writing to a string cannot fail.
         let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
         text
     }
@@ -168,7 +168,7 @@ impl Counts {
         Series { generation: policy.generation(), rules, unbound: series("none", "") }
     }
 
-    /// Removes the series of rules that a later policy has no longer: else each reload with new names would add to them.
+    /// Removes the series of rules that a newer policy no longer has. Otherwise each reload with new names would add series.
     fn remove_series(&self, before: &Series, policy: &Policy) {
         if before.generation > policy.generation() {
             return;
@@ -199,7 +199,7 @@ mod tests {
 
     /// Fails without `remove_series`.
     #[test]
-    fn series_are_those_of_the_policy_in_force_however_often_it_is_reloaded() {
+    fn there_are_only_series_of_the_policy_in_force_however_often_it_is_reloaded() {
         let metrics = Metrics::new();
         let series = || metrics.text().lines().filter(|line| line.starts_with("threshold_decisions_total{")).count();
         for generation in 1..=100 {
@@ -209,12 +209,12 @@ mod tests {
             );
             let policy = Policy::parse(&text, &|_| None).unwrap().with_generation(generation);
             metrics.counts.decided(&Facts::default(), &Decision::default(), &policy);
-            // Two rules, and what no rule binds.
+            // Two rules, and the decisions without a binding rule.
             assert_eq!(series(), 3 * VERDICTS.len(), "after {generation} policies");
         }
         assert!(metrics.text().contains(r#"rule="rule 100""#) && !metrics.text().contains(r#"rule="rule 99""#));
         let text = metrics.text();
         let allowed = text.lines().find(|line| line.contains(r#"layer="none""#) && line.contains("allow"));
-        assert!(allowed.is_some_and(|line| line.ends_with(" 100")), "what stays goes on counting: {allowed:?}");
+        assert!(allowed.is_some_and(|line| line.ends_with(" 100")), "a series that stays keeps its count: {allowed:?}");
     }
 }

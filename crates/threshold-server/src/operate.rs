@@ -1,4 +1,4 @@
-//! `threshold bans` and `threshold subject`: what operators do from a terminal, by the server's own API.
+//! `threshold bans` and `threshold subject`: operators' commands, which call the server's API.
 
 mod api;
 
@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::bail;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use serde_json::{Value, json};
 use threshold_core::policy::Ban;
 use threshold_core::text::printable;
@@ -17,22 +18,24 @@ use crate::Report;
 use crate::cli::{BansArgs, BansCommand, ServerArgs, SubjectArgs};
 use api::{Api, Unreachable};
 
-/// How many bans are asked for at once.
+/// The number of bans in one request: the most that the server answers.
 const PAGE: usize = 10_000;
+/// Every character but the unreserved ones of RFC 3986.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Report> {
     let text = match &args.command {
         BansCommand::List { json, db } => {
             let bans = match all_bans(&args.server) {
                 Err(error) if error.is::<Unreachable>() && db.exists() => {
-                    crate::complain(&format!("{error}; this is what {} holds", db.display()));
+                    crate::print_error(&format!("{error}; these are the bans in {}", db.display()));
                     bans_in_file(db)?
                 }
                 other => other?,
             };
             match bans.as_slice() {
                 bans if *json => format!("{:#}\n", Value::from(bans)),
-                [] => "nobody is banned\n".to_owned(),
+                [] => "there are no bans\n".to_owned(),
                 bans => table(bans),
             }
         }
@@ -43,7 +46,7 @@ pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Report> {
             if *json { format!("{ban:#}\n") } else { table(&[ban]) }
         }
         BansCommand::Lift { id, reason } => {
-            let path = format!("/v1/bans/{}{}", encoded(id), because(reason.as_deref()));
+            let path = format!("/v1/bans/{}{}", encoded(id), reason_query(reason.as_deref()));
             Api::new(&args.server).call("DELETE", &path, None)?;
             "lifted\n".to_owned()
         }
@@ -55,7 +58,7 @@ pub(crate) fn subject(args: &SubjectArgs) -> anyhow::Result<Report> {
     let path = format!("/v1/subjects/{}/{}", encoded(&args.layer), encoded(&args.key));
     let api = Api::new(&args.server);
     if args.forgive {
-        api.call("DELETE", &format!("{path}{}", because(args.reason.as_deref())), None)?;
+        api.call("DELETE", &format!("{path}{}", reason_query(args.reason.as_deref())), None)?;
         return Ok(Report { text: "forgiven\n".to_owned(), code: 0 });
     }
     let subject = api.call("GET", &path, None)?;
@@ -87,7 +90,7 @@ fn all_bans(args: &ServerArgs) -> anyhow::Result<Vec<Value>> {
     let mut after = String::new();
     loop {
         let page = api.call("GET", &format!("/v1/bans?limit={PAGE}{after}"), None)?;
-        let Value::Array(page) = page else { bail!("the server's answer is no list") };
+        let Value::Array(page) = page else { bail!("the server's answer is not a list") };
         let last = page.last().and_then(|ban| ban.get("id")?.as_str()).map(str::to_owned);
         let whole = page.len() == PAGE;
         bans.extend(page);
@@ -98,11 +101,11 @@ fn all_bans(args: &ServerArgs) -> anyhow::Result<Vec<Value>> {
     }
 }
 
-/// The bans that a journal holds, where no server runs.
+/// Reads the bans from a journal, for when no server runs.
 fn bans_in_file(path: &Path) -> anyhow::Result<Vec<Value>> {
     let kept = Journal::read(path)?;
     if let Some(damage) = &kept.damage {
-        crate::complain(&damage.to_string());
+        crate::print_error(&damage.to_string());
     }
     let now = SystemClock::new().now();
     let read = |row: &Row| Ban::from_bytes(row.value.as_deref()?).ok();
@@ -129,7 +132,7 @@ fn bans_in_file(path: &Path) -> anyhow::Result<Vec<Value>> {
     Ok(bans)
 }
 
-/// One line for each ban, under a headline. Why is last: it is as long as it is.
+/// Formats bans as a table. The reason is the last column, because it may be long.
 fn table(bans: &[Value]) -> String {
     const HEADLINE: [&str; 6] = ["ID", "LAYER", "UNTIL", "KEY", "BY", "REASON"];
     let line = |ban: &Value| {
@@ -144,7 +147,7 @@ fn table(bans: &[Value]) -> String {
     for line in &lines {
         for (column, cell) in line.iter().take(5).enumerate() {
             let lengths = lines.iter().filter_map(|other| other.get(column)).map(|other| other.chars().count());
-            // One who has a very long name does not push everybody else's line off the screen.
+            // A single long key must not push the other columns off the screen.
             let width = lengths.max().unwrap_or(0).min(40);
             let _ = write!(text, "{cell:<width$}  ");
         }
@@ -154,7 +157,7 @@ fn table(bans: &[Value]) -> String {
     text
 }
 
-/// A value as one word: what somebody has called themselves must not move a terminal's cursor.
+/// Formats a value. Control characters are escaped: a client chooses its name, and could send terminal escape sequences.
 fn shown(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -168,10 +171,11 @@ fn moment(value: &Value) -> String {
     at.map_or_else(|| shown(value), |at| at.to_string())
 }
 
-fn encoded(text: &str) -> String {
-    form_urlencoded::byte_serialize(text.as_bytes()).collect::<String>().replace('+', "%20")
+/// Percent-encodes a segment of a path, or a value of a query.
+fn encoded(text: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(text, RESERVED)
 }
 
-fn because(reason: Option<&str>) -> String {
+fn reason_query(reason: Option<&str>) -> String {
     reason.map(|reason| format!("?reason={}", encoded(reason))).unwrap_or_default()
 }

@@ -1,5 +1,6 @@
-//! Puts changed files in force while the server runs: the policy, the keys that its tokens are verified with, and the
-//! certificate with its key. What cannot be used is reported, and the old one stays.
+//! Reloads changed files while the server runs: the policy, the keys that verify JWTs, and the TLS certificate.
+//!
+//! If a file cannot be used, the error is logged and set in `/readyz`, and the present contents stay in force.
 
 mod watch;
 
@@ -10,28 +11,28 @@ use std::time::{Duration, SystemTime};
 use threshold_core::policy::{Finding, Policy};
 use threshold_limiter::jwt::Verifier;
 
-use crate::door::{App, Trouble};
+use crate::door::{App, Problem};
 use crate::jwt::{self, TokenKeys};
 use crate::serve::Certificates;
-use crate::serve::offers;
+use crate::serve::policy_support;
 use crate::source::Source;
 use watch::{Contents, Found, Watch};
 
-/// How often files are looked at. A change must be there twice, so it is in force a second after it was written.
-const EVERY: Duration = Duration::from_millis(500);
+/// How often files are checked. A change must be seen twice, so it is in force about a second after it was written.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How many errors of a policy are told to everyone.
+/// How many errors of a policy are in the public reason of `/readyz`.
 const MAX_CODES: usize = 3;
 
 /// Watches the files that a server was started with.
 pub(crate) struct Reloader {
     app: Arc<App>,
-    /// Whether a policy that limits nobody may be put in force.
+    /// Whether a policy without rules may be loaded.
     allow_empty: bool,
     watched: Vec<Watched>,
 }
 
-/// Files that are read together, and what for.
+/// Files that are loaded together, and their kind.
 struct Watched {
     paths: Vec<PathBuf>,
     watch: Watch,
@@ -46,25 +47,25 @@ enum Kind {
 }
 
 impl Reloader {
-    /// Watches nothing yet. `allow_empty` says whether a policy that limits nobody may be put in force.
+    /// A reloader that watches nothing yet. `allow_empty` allows a policy without rules.
     pub(crate) fn new(app: Arc<App>, allow_empty: bool) -> Self {
         Self { app, allow_empty, watched: Vec::new() }
     }
 
-    /// Watches a policy, of which this is in force.
+    /// Watches a policy file whose present text is in force.
     pub(crate) fn watch_policy(&mut self, path: PathBuf, text: String) {
         let watch = Watch::new(&Ok(vec![text.into_bytes()]));
         self.watched.push(Watched { paths: vec![path], watch, kind: Kind::Policy });
     }
 
-    /// Watches the files of a certificate and its key, of which these are in force.
+    /// Watches the files of a certificate and its key, whose present contents are in force.
     pub(crate) fn watch_certificate(&mut self, certificates: Arc<Certificates>, files: [Vec<u8>; 2]) {
-        certificates.tell_validity(SystemTime::now(), &self.app.health);
+        certificates.report_validity(SystemTime::now(), &self.app.health);
         let (paths, watch) = (certificates.paths().to_vec(), Watch::new(&Ok(files.into())));
         self.watched.push(Watched { paths, watch, kind: Kind::Certificate(certificates) });
     }
 
-    /// Watches the file of keys that the policy in force names, and no other.
+    /// Watches the key file of the policy in force, in place of that of an earlier policy.
     pub(crate) fn watch_keys(&mut self, keys: Option<TokenKeys>) {
         self.watched.retain(|watched| !matches!(watched.kind, Kind::Keys(_)));
         let Some(TokenKeys { verifier, contents: Some(contents) }) = keys else { return };
@@ -73,16 +74,19 @@ impl Reloader {
         self.watched.push(Watched { paths: vec![path], watch, kind: Kind::Keys(verifier) });
     }
 
-    /// Looks at the files once, half a second from now. Dropped at any moment, it leaves nothing half done.
-    pub(crate) async fn look(&mut self) {
-        tokio::time::sleep(EVERY).await;
+    /// Checks the files once, half a second from now.
+    ///
+    /// It may be cancelled: each file is compared and loaded without an `await` between, and SIGHUP, which cancels it, is
+    /// followed by [`reload_all`](Self::reload_all).
+    pub(crate) async fn check(&mut self) {
+        tokio::time::sleep(CHECK_INTERVAL).await;
         let mut renewed = None;
         for watched in &mut self.watched {
             if watched.is_replaced(renewed.as_ref()) {
                 continue;
             }
             let (paths, seen) = (watched.paths.clone(), watched.watch.trusted());
-            // A file system may take its time, and requests shall not wait for it.
+            // On a blocking thread: a network file system may take long, and must not delay requests.
             let found = tokio::task::spawn_blocking(move || Found::unless(&paths, seen.as_deref())).await;
             if let Ok(Some(found)) = found
                 && let Some(contents) = watched.watch.take(found, SystemTime::now())
@@ -90,14 +94,14 @@ impl Reloader {
                 renewed = watched.load(&contents, &self.app, self.allow_empty).or(renewed);
             }
             if let Kind::Certificate(certificates) = &watched.kind {
-                certificates.tell_validity(SystemTime::now(), &self.app.health);
+                certificates.report_validity(SystemTime::now(), &self.app.health);
             }
         }
-        self.take_over(renewed);
+        self.watch_new_keys(renewed);
     }
 
-    /// Loads all files now, changed or not.
-    pub(crate) async fn now(&mut self) {
+    /// Loads all files now, changed or not (SIGHUP).
+    pub(crate) async fn reload_all(&mut self) {
         let mut renewed = None;
         for watched in &mut self.watched {
             if watched.is_replaced(renewed.as_ref()) {
@@ -109,11 +113,11 @@ impl Reloader {
                 renewed = watched.load(&contents, &self.app, self.allow_empty).or(renewed);
             }
         }
-        self.take_over(renewed);
+        self.watch_new_keys(renewed);
     }
 
-    /// Another policy is in force, with keys of its own.
-    fn take_over(&mut self, renewed: Option<NewPolicy>) {
+    /// Watches the keys of a policy that was just loaded.
+    fn watch_new_keys(&mut self, renewed: Option<NewPolicy>) {
         if let Some(NewPolicy { keys }) = renewed {
             self.watch_keys(keys);
         }
@@ -121,12 +125,12 @@ impl Reloader {
 }
 
 impl Watched {
-    /// Whether these are keys of a policy that another one has just replaced.
+    /// Whether these are keys of a policy that was just replaced.
     fn is_replaced(&self, renewed: Option<&NewPolicy>) -> bool {
         renewed.is_some() && matches!(self.kind, Kind::Keys(_))
     }
 
-    /// Puts what was read in force, or says why not.
+    /// Puts the contents in force, or reports why not. Returns the policy's keys if a policy was loaded.
     fn load(&self, contents: &Contents, app: &App, allow_empty: bool) -> Option<NewPolicy> {
         let files = contents.as_deref().map_err(Clone::clone);
         match &self.kind {
@@ -138,22 +142,24 @@ impl Watched {
             Kind::Keys(verifier) => {
                 let contents = files.map(<[Vec<u8>]>::concat);
                 let loaded = contents.and_then(|key| jwt::load(verifier, &key).map_err(jwt::describe));
-                let trouble =
-                    loaded.as_ref().err().map(|error| format!("the keys of tokens are not in force: {error}"));
-                app.health.keys(trouble.map(|full| Trouble::hiding(full, &self.paths)));
+                let problem = loaded.as_ref().err().map(|error| format!("the JWT keys could not be reloaded: {error}"));
+                app.health.set_keys(problem.map(|details| Problem::hiding(details, &self.paths)));
                 match &loaded {
-                    Ok(()) => tracing::info!("new keys of tokens are in force"),
-                    Err(error) => tracing::error!("the old keys of tokens stay: {error}"),
+                    Ok(()) => tracing::info!("JWT keys reloaded"),
+                    Err(error) => tracing::error!(%error, "JWT keys not reloaded: the old ones stay in force"),
                 }
             }
             Kind::Certificate(certificates) => {
                 let loaded = files.and_then(|files| certificates.load(files).map_err(|error| format!("{error:#}")));
-                let trouble = loaded.as_ref().err().map(|error| format!("the certificate is not in force: {error}"));
-                app.health.certificate(trouble.map(|full| Trouble::hiding(full, &self.paths)));
-                certificates.tell_validity(SystemTime::now(), &app.health);
+                let problem =
+                    loaded.as_ref().err().map(|error| format!("the certificate could not be reloaded: {error}"));
+                app.health.set_certificate(problem.map(|details| Problem::hiding(details, &self.paths)));
+                certificates.report_validity(SystemTime::now(), &app.health);
                 match &loaded {
-                    Ok(()) => tracing::info!(certificate = %certificates, "a new certificate is in force"),
-                    Err(error) => tracing::error!(certificate = %certificates, "the old certificate stays: {error}"),
+                    Ok(()) => tracing::info!(certificate = %certificates, "certificate reloaded"),
+                    Err(error) => {
+                        tracing::error!(certificate = %certificates, %error, "certificate not reloaded: the old one stays");
+                    }
                 }
             }
         }
@@ -161,7 +167,7 @@ impl Watched {
     }
 }
 
-/// A policy was put in force.
+/// The keys of a policy that was just loaded.
 struct NewPolicy {
     keys: Option<TokenKeys>,
 }
@@ -171,55 +177,59 @@ fn load_policy(path: &Path, bytes: Result<Vec<u8>, String>, app: &App, allow_emp
     match usable(path, bytes, &app.desk.policy(), allow_empty) {
         Ok((policy, keys)) => {
             if policy.memory() != app.desk.policy().memory() {
-                tracing::warn!(policy = name, "[memory] changed: that takes effect when the server starts again");
+                tracing::warn!(policy = name, "change of [memory] takes effect at the next start");
             }
             let (rules, is_empty) = (policy.rules().len(), policy.is_empty());
-            let generation = app.desk.swap(policy);
-            app.health.policy(None);
-            app.health.keys(None);
-            tracing::info!(policy = name, rules, generation, "a new policy is in force");
-            offers::warn(&app.desk.policy());
+            let generation = app.desk.reload_policy(policy);
+            app.health.set_policy(None);
+            app.health.set_keys(None);
+            tracing::info!(policy = name, rules, generation, "policy reloaded");
+            policy_support::warn_of_unsupported(&app.desk.policy());
             if is_empty {
-                tracing::warn!(policy = name, "the policy has no rules: nobody is limited");
+                tracing::warn!(policy = name, "policy has no rules and limits nothing");
             }
             Some(NewPolicy { keys })
         }
-        Err(Trouble { open, full }) => {
-            let said = |text: &str| format!("the policy file is not in force: {text}");
-            app.health.policy(Some(Trouble { open: said(&open), full: said(&full) }));
-            tracing::error!(policy = name, "the old policy stays in force: {full}");
+        Err(Problem { public, details }) => {
+            let problem = |text: &str| format!("the policy could not be reloaded: {text}");
+            app.health.set_policy(Some(Problem { public: problem(&public), details: problem(&details) }));
+            tracing::error!(policy = name, error = details, "policy not reloaded: the old one stays in force");
             None
         }
     }
 }
 
-/// A policy that may take the place of the one in force, or why it may not.
+/// Parses a policy and checks that it may replace the one in force.
 fn usable(
     path: &Path,
     bytes: Result<Vec<u8>, String>,
     in_force: &Policy,
     allow_empty: bool,
-) -> Result<(Policy, Option<TokenKeys>), Trouble> {
-    let bytes = bytes.map_err(|error| Trouble::hiding(error, &[path]))?;
-    let source = Source::from_bytes(path, bytes).map_err(|error| Trouble::hiding(format!("{error:#}"), &[path]))?;
+) -> Result<(Policy, Option<TokenKeys>), Problem> {
+    let bytes = bytes.map_err(|error| Problem::hiding(error, &[path]))?;
+    let source = Source::from_bytes(path, bytes).map_err(|error| Problem::hiding(format!("{error:#}"), &[path]))?;
     let policy = source.policy_or_errors().map_err(|errors| {
-        let full = format!("the policy cannot be used\n{}", source.render(&errors));
-        Trouble { open: codes(&errors, &source.text), full }
+        let details = format!("the policy cannot be used\n{}", source.render(&errors));
+        Problem { public: codes(&errors, &source.text), details }
     })?;
-    if let Some(text) = offers::refuses(&policy) {
-        return Err(Trouble { open: "a rule asks for more than the store offers".to_owned(), full: text });
+    if let Some(text) = policy_support::refusal(&policy) {
+        return Err(Problem {
+            public: "a rule requires a consistency that is not supported".to_owned(),
+            details: text,
+        });
     }
-    // A file that was emptied or cut is a policy, too. One for logins alone never had rules.
+    // A file that was emptied or truncated by mistake is a valid policy without rules. A policy for logins only never had any.
     let loses_rules = policy.rules().is_empty() && !in_force.rules().is_empty();
     if (policy.is_empty() || loses_rules) && !allow_empty {
-        let text = "no-rules: it would limit nobody any more (--allow-empty accepts that)".to_owned();
-        return Err(Trouble { open: text.clone(), full: text });
+        let text =
+            "no-rules: the new policy has no rules and would limit nothing (--allow-empty accepts that)".to_owned();
+        return Err(Problem { public: text.clone(), details: text });
     }
     jwt::attach(policy)
-        .map_err(|error| Trouble { open: "a key of tokens cannot be used".to_owned(), full: jwt::describe(error) })
+        .map_err(|error| Problem { public: "the JWT key cannot be used".to_owned(), details: jwt::describe(error) })
 }
 
-/// What errors there are and in which lines, and nothing that the file says there.
+/// Lists the codes and line numbers of errors, without text of the file.
 fn codes(errors: &[Finding], source: &str) -> String {
     let codes = errors.iter().take(MAX_CODES).map(|error| format!("{} in line {}", error.code, error.place(source).0));
     let more = errors.len().saturating_sub(MAX_CODES);

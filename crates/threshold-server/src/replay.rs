@@ -1,4 +1,4 @@
-//! `threshold replay`: what a policy would have done to real traffic, by the log's own clock.
+//! `threshold replay`: decides the requests of access logs under a policy, at the times of the log.
 
 mod args;
 mod compare;
@@ -9,7 +9,7 @@ mod report;
 mod sample;
 mod series;
 mod tally;
-mod worst;
+mod top_subjects;
 
 use anyhow::Context as _;
 use threshold_core::policy::Policy;
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
     Ok(Report { text, code: 0 })
 }
 
-/// Plays all requests of the logs to one policy, or to two side by side.
+/// Decides all requests of the logs under one policy, or under two side by side.
 fn rehearse<'p>(
     mut feed: Feed,
     policy: &'p Policy,
@@ -66,11 +66,11 @@ fn rehearse<'p>(
         let mut next = second.next();
         while let Some(request) = next {
             let coming = second.next();
-            let judged = rehearsal.decide(&request, coming.as_ref());
+            let decided = rehearsal.decide(&request, coming.as_ref());
             if let Some((other, comparison)) = &mut beside {
-                let judged_by_other = other.decide(&request, coming.as_ref());
+                let decided_by_other = other.decide(&request, coming.as_ref());
                 let (name, other_name) = (rehearsal.tally.last_touched(), other.tally.last_touched());
-                comparison.add((&judged, name), (&judged_by_other, other_name), request.at.micros);
+                comparison.add((&decided, name), (&decided_by_other, other_name), request.at.micros);
             }
             next = coming;
         }

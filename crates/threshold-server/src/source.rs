@@ -1,4 +1,4 @@
-//! A policy as it stands in a file, with its name for messages.
+//! Policy files: reading them, and formatting their errors with file name, line and column.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 use threshold_core::policy::{Finding, MAX_FILE, Policy, Review, Severity};
 
-/// A policy's text and what to call it.
+/// The text of a policy, and its file name for messages.
 pub(crate) struct Source {
     pub(crate) name: String,
     pub(crate) text: String,
@@ -18,31 +18,31 @@ impl Source {
         Self::from_bytes(path, read_bytes(path, MAX_FILE)?)
     }
 
-    /// What was read of a policy file.
+    /// Decodes the bytes of a policy file.
     pub(crate) fn from_bytes(path: &Path, bytes: Vec<u8>) -> anyhow::Result<Self> {
         let name = if path.as_os_str() == "-" { "<stdin>".to_owned() } else { path.display().to_string() };
         Ok(Self { text: text_of(path, bytes)?, name })
     }
 
-    /// Everything there is to say about the policy. Variables come from the environment.
+    /// Reviews the policy: errors and warnings. Variables come from the environment.
     pub(crate) fn review(&self) -> Review {
         Policy::review(&self.text, &|name| std::env::var(name).ok())
     }
 
-    /// The policy, or all its errors as one.
+    /// Parses the policy. All of its errors become one.
     pub(crate) fn policy(&self) -> anyhow::Result<Policy> {
         let errors = |errors: Vec<Finding>| anyhow::anyhow!("the policy cannot be used\n{}", self.render(&errors));
         self.policy_or_errors().map_err(errors)
     }
 
-    /// The policy, or all its errors, of which there is at least one.
+    /// Parses the policy, or returns its errors, of which there is at least one.
     pub(crate) fn policy_or_errors(&self) -> Result<Policy, Vec<Finding>> {
         let Review { policy, mut findings, .. } = self.review();
         findings.retain(|finding| finding.severity == Severity::Error);
         policy.ok_or(findings)
     }
 
-    /// Findings as a person reads them.
+    /// Formats findings with file name, line and column.
     pub(crate) fn render(&self, findings: &[Finding]) -> String {
         findings.iter().map(|finding| finding.render(&self.name, &self.text)).collect::<Vec<_>>().join("\n")
     }
@@ -72,6 +72,6 @@ pub(crate) fn read_bytes(path: &Path, at_most: usize) -> anyhow::Result<Vec<u8>>
 fn text_of(path: &Path, bytes: Vec<u8>) -> anyhow::Result<String> {
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
-        anyhow::anyhow!("{} is not UTF-8 text: byte {at} is no character", path.display())
+        anyhow::anyhow!("{} is not UTF-8: the byte at offset {at} is invalid", path.display())
     })
 }

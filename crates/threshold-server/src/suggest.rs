@@ -1,4 +1,4 @@
-//! `threshold suggest`: limits that would have touched no more than a given share of a log's addresses, as a policy.
+//! `threshold suggest`: writes a policy whose limits would have affected at most a given share of a log's addresses.
 
 mod demand;
 mod endpoints;
@@ -22,14 +22,14 @@ use write::Suggestion;
 pub(crate) struct SuggestArgs {
     #[command(flatten)]
     pub(crate) log: LogArgs,
-    /// The share of addresses that the limits may touch at most
+    /// The largest share of addresses that the limits may affect
     #[arg(long, default_value = "0.1%", value_name = "SHARE", value_parser = touch)]
     pub(crate) touch: f64,
 }
 
 pub(crate) fn run(args: &SuggestArgs) -> anyhow::Result<Report> {
     if args.log.logs.iter().any(|log| log == Path::new("-")) {
-        bail!("suggest reads its logs twice, which standard input does not allow; write it to a file first");
+        bail!("suggest reads its logs twice, which is not possible from standard input: save it to a file first");
     }
     let mut endpoints = Endpoints::default();
     let counts = each_request(args, |request| endpoints.add(request))?;
@@ -51,7 +51,7 @@ fn each_request(args: &SuggestArgs, mut each: impl FnMut(&crate::traffic::Reques
     Ok(feed.finish())
 }
 
-/// Leaves out the rules that lint finds idle beside the others. What is left touches fewer, never more.
+/// Removes the rules that lint finds to have no effect beside the others. Fewer rules never affect more addresses.
 fn without_idle_rules(mut suggestion: Suggestion<'_>) -> anyhow::Result<String> {
     loop {
         let text = suggestion.text();
@@ -70,6 +70,6 @@ fn without_idle_rules(mut suggestion: Suggestion<'_>) -> anyhow::Result<String> 
 /// `0.1%` or `0.001`.
 fn touch(text: &str) -> Result<f64, String> {
     let (digits, scale) = text.trim().strip_suffix('%').map_or((text, 1.0), |digits| (digits, 0.01));
-    let share = digits.trim().parse::<f64>().map_err(|_| format!("\"{text}\" is no share; write 0.1%"))? * scale;
-    if (0.0..1.0).contains(&share) { Ok(share) } else { Err("a share is between 0% and 100%".to_owned()) }
+    let share = digits.trim().parse::<f64>().map_err(|_| format!("\"{text}\" is not a share, such as 0.1%"))? * scale;
+    if (0.0..1.0).contains(&share) { Ok(share) } else { Err("a share is at least 0% and below 100%".to_owned()) }
 }

@@ -1,4 +1,4 @@
-//! `threshold test`: a policy's own test cases, in the format of the conformance vectors.
+//! `threshold test`: runs a policy's test cases, in the format of the conformance vectors.
 
 use anyhow::Context as _;
 use threshold_core::case::{CaseFile, LedgerPlayer, Lines, play};
@@ -12,7 +12,7 @@ const MAX_CASES: usize = 64 << 20;
 
 pub(crate) fn run(args: &TestArgs) -> anyhow::Result<Report> {
     let source = Source::read(&args.policy)?;
-    // Fails here, with line and column, rather than in every case.
+    // An invalid policy fails here once, with line and column, rather than in every case.
     source.policy()?;
     let mut text = String::new();
     let (mut passed, mut failed) = (0usize, 0usize);

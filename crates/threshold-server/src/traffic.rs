@@ -1,4 +1,4 @@
-//! Recorded traffic: access logs in the formats that servers write, as requests in the order of their own clock.
+//! Reads access logs in the formats that servers write, as requests in the order of their time.
 
 mod batch;
 mod fields;
@@ -16,48 +16,46 @@ pub(crate) use fields::{Field, Fields};
 pub(crate) use input::{Line, Lines, open};
 pub(crate) use json::Scalars;
 pub(crate) use moment::{Moment, MomentReader};
-pub(crate) use order::{Feed, Form, LineCounts};
+pub(crate) use order::{Feed, LineCounts, LogKind};
 pub(crate) use progress::Progress;
 
-/// What a log says of one request.
+/// One request of a log.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Request<'a> {
-    /// When it came.
+    /// The time of the request.
     pub(crate) at: Moment,
-    /// From where.
+    /// The client's address.
     pub(crate) ip: Option<IpAddr>,
     /// The method, as logged.
     pub(crate) method: Option<&'a str>,
     /// The path, with its query.
     pub(crate) path: Option<&'a str>,
-    /// The host it was for.
+    /// The host of the request.
     pub(crate) host: Option<&'a str>,
-    /// Who was calling.
     pub(crate) user: Option<&'a str>,
-    /// Whose customer that was.
     pub(crate) tenant: Option<&'a str>,
     /// The tenant's plan.
     pub(crate) tier: Option<&'a str>,
-    /// How it was answered.
+    /// The status of the answer.
     pub(crate) status: Option<u16>,
     /// The size of the request itself, which few logs have.
     pub(crate) bytes: Option<u64>,
-    /// How many times more the line says it came.
+    /// How many more times the line says that it occurred.
     pub(crate) repeated: u64,
 }
 
-/// Why a line is no request, for people.
+/// Why a line could not be parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unreadable(pub(crate) &'static str);
 
-/// As `str::split_once` by an ASCII character, several times as fast: of each line of a log this is asked six times.
+/// Splits as `str::split_once` does, by an ASCII byte and several times as fast: it is called six times for each line.
 fn split_once(text: &str, byte: u8) -> Option<(&str, &str)> {
     let at = memchr::memchr(byte, text.as_bytes())?;
-    // The byte itself is one character, so there is one behind it.
+    // An ASCII byte is a character of its own, so the position after it is a boundary.
     Some((text.get(..at)?, text.get(at.saturating_add(1)..)?))
 }
 
-/// Splits the line of a request, `GET /path HTTP/1.1`. What a scanner sent instead of one has neither method nor path.
+/// Splits a request line, `GET /path HTTP/1.1`, into method and path. The bytes of a scanner may have neither.
 fn request_line(text: &str) -> (Option<&str>, Option<&str>) {
     let Some((method, rest)) = split_once(text, b' ') else { return (None, None) };
     let last = memchr::memrchr(b' ', rest.as_bytes()).and_then(|at| rest.split_at_checked(at));

@@ -1,4 +1,4 @@
-//! The program as a person runs it: its arguments, what it prints, how it exits.
+//! Tests the program's arguments, output and exit codes.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use threshold_core::text::is_hidden;
 
-/// What a run printed and how it ended.
+/// The output and the exit code of a run.
 struct Run {
     code: i32,
     out: String,
@@ -29,14 +29,14 @@ fn threshold_with(args: &[&str], input: &str, variables: &[(&str, &str)]) -> Run
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A program that does not read its input may be gone already.
+    // A program that does not read its input may have ended.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     let output = child.wait_with_output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Run { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// A file that vanishes with the test.
+/// A file that is removed after the test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -73,7 +73,7 @@ const GROVE_POST: [&str; 12] = [
 ];
 
 #[test]
-fn every_preset_is_written_and_lints_clean() {
+fn every_preset_is_printed_and_has_no_findings() {
     let listed = threshold(&["init", "--list"]);
     assert_eq!((listed.code, listed.out.lines().count()), (0, 6));
     for name in ["starter", "telegram-bot", "chat-tenants", "weather-api", "mail-sender", "grove"] {
@@ -95,14 +95,14 @@ fn a_preset_passes_its_own_cases() {
 }
 
 #[test]
-fn an_unknown_preset_is_answered_with_the_known_ones() {
+fn an_unknown_preset_is_an_error_that_lists_the_known_ones() {
     let run = threshold(&["init", "groove"]);
     assert_eq!((run.code, run.out.as_str()), (2, ""));
     assert!(run.err.contains("\"groove\"") && run.err.contains("grove"), "{}", run.err);
 }
 
 #[test]
-fn lint_says_file_line_and_column_and_exits_by_severity() {
+fn lint_prints_file_line_and_column_and_exits_by_severity() {
     let bad = threshold(&["init", "grove"]).out.replacen("\"10/h\"", "\"10 per fortnight\"", 1);
     let line = bad.lines().position(|line| line.contains("fortnight")).unwrap() + 1;
     let file = Scratch::new("bad.toml", &bad);
@@ -151,14 +151,14 @@ fn explain_lists_every_layer_with_its_key() {
         threshold(&args).out
     };
     assert_eq!(spelled("/API//%70osts/"), run.out);
-    // Read in several ways, it meets the rules of each.
+    // A path with several readings matches the rules of each.
     let odd = spelled("/api%2fposts");
     assert!(odd.contains("POST:/api/posts") && odd.contains("user=t1/u1"), "{odd}");
 }
 
-/// `explain` said "allow" of paths that client doors refuse, and did not say how else a path may be read.
+/// `explain` once answered "allow" for paths that client doors refuse, and did not list the readings of a path.
 #[test]
-fn explain_tells_the_readings_and_what_client_doors_refuse() {
+fn explain_lists_the_readings_and_what_client_doors_refuse() {
     let policy = "[[rule]]\nname = \"r\"\nper = [\"ip\"]\nlimit = \"10/h\"\n";
     let explain = |policy: &str, path: &str, more: &[&str]| {
         let args: Vec<&str> =
@@ -188,7 +188,7 @@ fn explain_tells_the_readings_and_what_client_doors_refuse() {
 }
 
 #[test]
-fn explain_says_what_cannot_be_decided() {
+fn explain_reports_a_request_that_cannot_be_decided() {
     let policy = "[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"10/h\"\n";
     let run = threshold_with(&["explain", "-", "--path", "/"], policy, &[]);
     assert_eq!(run.code, 2);
@@ -223,7 +223,7 @@ fn test_runs_cases_against_a_policy() {
 }
 
 #[test]
-fn what_cannot_be_read_is_named() {
+fn a_file_that_cannot_be_read_is_named() {
     let run = threshold(&["lint", "/no/such/policy.toml"]);
     assert!(run.code == 2 && run.err.contains("/no/such/policy.toml"), "{}", run.err);
     let binary = Scratch::new("binary.toml", "");
@@ -234,9 +234,9 @@ fn what_cannot_be_read_is_named() {
     assert!(run.code == 2 && run.err.contains("<stdin>:2:8:"), "{}", run.err);
 }
 
-/// Completions and manual pages come from the command line itself, so whatever it offers is in them.
+/// Completions and manual pages are generated from the definition of the command line.
 #[test]
-fn it_describes_itself() {
+fn version_completions_and_manual_pages_are_printed() {
     let version = threshold(&["--version"]);
     assert_eq!((version.code, version.out), (0, format!("threshold {}\n", env!("CARGO_PKG_VERSION"))));
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
@@ -258,14 +258,14 @@ fn it_describes_itself() {
     assert!(unknown.code == 2 && unknown.err.contains("nonsense"), "{}", unknown.err);
 }
 
-/// Turns text around, ends a line, begins a terminal's sequence, and cannot be seen.
+/// Characters that reverse text, break a line, start an escape sequence, or are invisible.
 const HIDDEN: &str = "a\u{202e}b\u{2028}c\u{9b}31md\u{200b}e\u{1b}[2Jf";
-/// The same as it is shown.
+/// The same, escaped.
 const SHOWN: &str = "a\\u202eb\\u2028c\\u009b31md\\u200be\\u001b[2Jf";
 
-/// Whatever the program quotes, of a policy, of cases, of its arguments, a terminal only shows it.
+/// Control characters are escaped in every quote of a policy, of cases and of arguments.
 #[test]
-fn a_terminal_obeys_nothing_that_is_quoted() {
+fn control_characters_in_quoted_text_are_escaped() {
     let rule = "[[rule]]\nname = 'r'\nper = ['user']\nlimit = '1/h'\n";
     let policy = Scratch::new("hidden.toml", rule);
     let hidden = HIDDEN.replace('\u{1b}', "");
@@ -290,9 +290,9 @@ fn a_terminal_obeys_nothing_that_is_quoted() {
     assert_eq!(json["facts"]["user"], HIDDEN, "in JSON it is still the same text");
 }
 
-/// The underline stands below what it underlines, though that is shown longer than it is.
+/// The underline has the position of the escaped text, which is longer than the source.
 #[test]
-fn an_underline_stands_below_what_is_shown() {
+fn an_underline_is_below_the_escaped_text() {
     let policy =
         Scratch::new("underline.toml", "[[rule]]\nname = 'r'\nper = ['ip']\nlimit = '1/h'\n\u{202e}\u{2028} = 1\n");
     let run = threshold(&["lint", policy.path()]);

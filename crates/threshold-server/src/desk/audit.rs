@@ -1,74 +1,76 @@
-//! The audit: every change with who made it, what was given and why, in the journal and in the log.
+//! The audit: a record of every operators' change in the journal and in the log.
 
 use threshold_core::Timestamp;
 use threshold_core::policy::Policy;
 use threshold_limiter::journal::{AuditLine, AuditedChange};
 use threshold_limiter::store::StoreError;
 
-use super::{Desk, Refused};
+use super::{Desk, OperationError};
 
-/// What the audit has of one change.
+/// The audit record of one change.
 #[derive(Debug)]
 pub(super) struct Entry<'a> {
-    /// Who makes it.
+    /// The operator or caller.
     pub(super) who: &'a str,
-    /// What is done: a word, and behind a colon what is given or taken, with what was there before.
+    /// A verb, a colon, and the old and new state.
     pub(super) action: String,
-    /// Whom it is done to: by layer and key.
+    /// The layer of the changed subject.
     pub(super) layer: &'a str,
     pub(super) key: &'a str,
+    /// The reason.
     pub(super) why: &'a str,
 }
 
-/// A change under way. What it notes in the journal is written in one transaction with its line of the audit.
-#[must_use = "a change that is dropped is recorded as one that nobody has confirmed"]
+/// A change in progress. Its changes of the store reach the disk in one transaction with its audit record.
+#[must_use = "a change that is dropped is recorded as not confirmed"]
 pub(super) struct Change<'a> {
     desk: &'a Desk,
-    /// `None` once it has ended.
+    /// `None` once the change is confirmed or withdrawn.
     entry: Option<Entry<'a>>,
     journal: Option<AuditedChange>,
 }
 
 impl Desk {
-    /// Begins a change. What the audit has no room for must not be done.
-    pub(super) fn begin<'a>(&'a self, entry: Entry<'a>) -> Result<Change<'a>, Refused> {
+    /// Begins a change. If the audit is full, the change must not be made.
+    pub(super) fn begin<'a>(&'a self, entry: Entry<'a>) -> Result<Change<'a>, OperationError> {
         let journal = self.journal.as_ref().map(|journal| journal.begin_change()).transpose();
-        Ok(Change { desk: self, entry: Some(entry), journal: journal.map_err(|_| Refused::NotRecorded)? })
+        Ok(Change { desk: self, entry: Some(entry), journal: journal.map_err(|_| OperationError::NotRecorded)? })
     }
 }
 
 impl Change<'_> {
-    /// It was made.
+    /// Records that the change was made.
     pub(super) fn confirm(mut self) {
         if let Some(entry) = self.entry.take() {
             self.record(entry);
         }
     }
 
-    /// It was not made, and never will be: there is nothing to record.
+    /// Discards the record: the change was not made.
     pub(super) fn withdraw(mut self) {
         self.entry = None;
     }
 
-    /// The store could not answer. Only one that is full has certainly changed nothing.
-    pub(super) fn fail(self, error: StoreError) -> Refused {
+    /// Handles an error of the store. Only `Full` means that nothing was changed; after any other error the change may have
+    /// been made, and is recorded as not confirmed.
+    pub(super) fn fail(self, error: StoreError) -> OperationError {
         if error == StoreError::Full {
             self.withdraw();
         }
-        Refused::Store(error)
+        OperationError::Store(error)
     }
 
-    /// As [`fail`](Self::fail), of a ban or setting: a full store has room for no more of them.
-    pub(super) fn fail_control(self, error: StoreError, when_full: Refused) -> Refused {
-        let refused = self.fail(error);
-        if error == StoreError::Full { when_full } else { refused }
+    /// Handles an error as [`fail`](Self::fail) does, but returns `when_full` if the store is full.
+    pub(super) fn fail_control(self, error: StoreError, when_full: OperationError) -> OperationError {
+        let failed = self.fail(error);
+        if error == StoreError::Full { when_full } else { failed }
     }
 
     fn record(&mut self, Entry { who, action, layer, key, why }: Entry<'_>) {
         let policy = self.desk.policy();
         let about = |hides: bool| format!("{layer} {}", shown(&policy, layer, key, hides));
         let shown = about(!policy.identity().log_identifiers);
-        tracing::info!(who, action, about = shown, why, "an operator has changed something");
+        tracing::info!(who, action, about = shown, why, "operator change");
         if let Some(journal) = self.journal.take() {
             let (at, who, why) = (self.desk.now(), who.to_owned(), why.to_owned());
             journal.confirm(AuditLine { at, who, action, about: about(false), why });
@@ -77,7 +79,8 @@ impl Change<'_> {
 }
 
 impl Drop for Change<'_> {
-    /// Neither confirmed nor withdrawn: its caller has left, or the store did not say what became of it.
+    /// A change that is neither confirmed nor withdrawn may have been made: its caller disconnected while the store was
+    /// changed, or the store did not answer.
     fn drop(&mut self) {
         if let Some(mut entry) = self.entry.take() {
             entry.action.push_str(" (not confirmed)");
@@ -86,14 +89,14 @@ impl Drop for Change<'_> {
     }
 }
 
-/// A moment as operators read it, to the second.
+/// Formats a time in RFC 3339, to the second.
 pub(super) fn moment(at: Timestamp) -> String {
     let seconds = i64::try_from(at.secs_ceil()).ok();
     let read = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
     read.map_or_else(|| at.secs_ceil().to_string(), |at| at.to_string())
 }
 
-/// A key as it may be shown: secret names never, and users, accounts and addresses not in a log that hides them.
+/// Returns a key, or its digest: secret names are always redacted, users, accounts and addresses if `hides` is set.
 fn shown(policy: &Policy, layer: &str, key: &str, hides: bool) -> String {
     let identity = policy.identity();
     let hidden = match layer {

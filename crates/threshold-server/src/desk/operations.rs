@@ -1,5 +1,7 @@
-//! What operators do. Each operation is one function, which validates, makes the change together with its line of the audit,
-//! and waits for the disk. Doors only translate a request into its arguments, and its result into an answer.
+//! The operators' changes: bans, forgiveness, settings and pauses.
+//!
+//! Each is one function that validates, makes the change together with its audit record, and waits for the disk. Doors only
+//! parse the arguments and write the result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +14,11 @@ use threshold_limiter::store::StoreError;
 
 use super::Desk;
 use super::audit::{Entry, moment};
-use super::settings::{NewSetting, in_words};
+use super::settings::{NewSetting, describe};
 use super::subjects::Target;
 
-/// How long a change waits for the disk before it is refused.
-const CHANGE_WAIT: Duration = Duration::from_secs(5);
+/// How long a change waits for the disk before it is answered with `not_saved`.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest ban with an end: ten years.
 const MAX_BAN: u64 = 10 * 365 * 86_400;
 /// The longest pause: a year.
@@ -24,55 +26,56 @@ const MAX_PAUSE: u64 = 365 * 86_400;
 /// The longest reason, in characters.
 const MAX_REASON: usize = 1_000;
 
-/// Why an operation was not done, or not acknowledged.
+/// Why a change was not made, or is not known to be saved.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
-    /// A field is wrong. Nothing was changed.
+pub(crate) enum OperationError {
+    /// A field is invalid. Nothing was changed.
     Invalid { field: String, message: String },
-    /// There is no such ban, or no longer.
+    /// The ban is unknown or already ended.
     UnknownBan,
-    /// There is room for no more bans. Nothing was changed.
+    /// The list of bans is full. Nothing was changed.
     TooManyBans,
-    /// There is room for no more settings. Nothing was changed.
+    /// The list of settings is full. Nothing was changed.
     TooManySettings,
-    /// The store could not answer.
+    /// The store could not answer. The change may have been made.
     Store(StoreError),
-    /// So many lines of the audit wait for the disk that there is room for no more. Nothing was changed.
+    /// The queue of audit records that wait for the disk is full. Nothing was changed.
     NotRecorded,
-    /// It is in force, and not on disk yet. It is written as soon as that can be done.
+    /// The change is in effect, but not on disk yet. The journal goes on trying.
     NotSaved,
 }
 
-impl Refused {
+impl OperationError {
     pub(super) fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Invalid { field: field.into(), message: message.into() }
     }
 }
 
-impl From<StoreError> for Refused {
+impl From<StoreError> for OperationError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
 }
 
-/// Somebody to ban.
+/// A ban to set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NewBan<'a> {
     pub(crate) layer: Layer,
     pub(crate) key: &'a str,
     pub(crate) reason: &'a str,
-    /// For how long; for good unless said.
+    /// The length in seconds; `None` for a permanent ban.
     pub(crate) seconds: Option<u64>,
 }
 
 impl Desk {
-    /// Bans somebody, in place of the ban there is on them. Returns its number.
-    pub(crate) async fn ban(&self, who: &str, new: NewBan<'_>) -> Result<(Digest, Ban), Refused> {
+    /// Sets a ban, which replaces the one on the same subject. Returns its id.
+    pub(crate) async fn ban(&self, who: &str, new: NewBan<'_>) -> Result<(Digest, Ban), OperationError> {
         let reason = reason_of(new.reason)?;
         let policy = self.policy();
-        let whom = policy.ban_target(new.layer, new.key).map_err(|error| Refused::invalid("key", error.to_string()))?;
+        let whom =
+            policy.ban_target(new.layer, new.key).map_err(|error| OperationError::invalid("key", error.to_string()))?;
         if let Some(why) = policy.refuses_ban(&whom) {
-            return Err(Refused::invalid("key", why));
+            return Err(OperationError::invalid("key", why));
         }
         let turn = self.operations.lock().await;
         let now = self.now();
@@ -81,7 +84,7 @@ impl Desk {
             Some(seconds @ 1..=MAX_BAN) => now.plus(Span::from_secs(seconds)),
             Some(_) => {
                 let message = format!("a ban lasts between 1 and {MAX_BAN} seconds");
-                return Err(Refused::invalid("durationSec", message));
+                return Err(OperationError::invalid("durationSec", message));
             }
         };
         let (bans, id, layer, key) =
@@ -92,7 +95,7 @@ impl Desk {
         let change = self.begin(Entry { who, action, layer, key: &key, why: reason })?;
         let set = ControlChange::Ban { id, ban: Some(Arc::new(ban.clone())) };
         if let Err(error) = self.limiter.change_control(set).await {
-            return Err(change.fail_control(error, Refused::TooManyBans));
+            return Err(change.fail_control(error, OperationError::TooManyBans));
         }
         change.confirm();
         drop(turn);
@@ -100,15 +103,15 @@ impl Desk {
         Ok((id, ban))
     }
 
-    /// Ends a ban, whoever has set it: an operator, a ladder, or both.
-    pub(crate) async fn lift(&self, who: &str, id: Digest, reason: Option<&str>) -> Result<(), Refused> {
+    /// Ends a ban by an operator, by a ladder, or by both.
+    pub(crate) async fn lift(&self, who: &str, id: Digest, reason: Option<&str>) -> Result<(), OperationError> {
         let reason = reason.map_or(Ok(""), reason_of)?;
         let turn = self.operations.lock().await;
         let (bans, now) = (self.limiter.bans(), self.now());
         let by_operator = bans.one(id, now);
         let by_ladder = self.limiter.standing(id).await?.and_then(|standing| standing.banned_until());
         let by_ladder = by_ladder.filter(|until| *until > now);
-        let until = by_operator.as_ref().map(|ban| ban.until).max(by_ladder).ok_or(Refused::UnknownBan)?;
+        let until = by_operator.as_ref().map(|ban| ban.until).max(by_ladder).ok_or(OperationError::UnknownBan)?;
         let is_by_operator = by_operator.is_some();
         let named = by_operator.or_else(|| bans.named(id));
         let (by, because) = named.as_ref().map_or(("ladder", ""), |ban| (&*ban.by, &*ban.reason));
@@ -116,7 +119,7 @@ impl Desk {
         let whom = named.as_ref().map(|ban| (ban.whom.layer().name(), ban.whom.key()));
         let (layer, key) = whom.unwrap_or_else(|| ("ban", format!("{:032x}", id.to_u128())));
         let change = self.begin(Entry { who, action, layer, key: &key, why: reason })?;
-        // Lifted by half it is still in force, and can be lifted again.
+        // If only the first of the two steps succeeds, the ban is still listed and can be lifted again.
         if by_ladder.is_some()
             && let Err(error) = self.limiter.forgive_standing(id).await
         {
@@ -130,13 +133,18 @@ impl Desk {
         self.acknowledged().await
     }
 
-    /// Forgets the strikes and penalties of a subject and what it has used, or the failures of an account.
-    pub(crate) async fn forgive(&self, who: &str, whom: Target<'_>, reason: Option<&str>) -> Result<(), Refused> {
+    /// Clears the strikes and penalties of a subject and what it has used, or the failures of an account.
+    pub(crate) async fn forgive(
+        &self,
+        who: &str,
+        whom: Target<'_>,
+        reason: Option<&str>,
+    ) -> Result<(), OperationError> {
         let reason = reason.map_or(Ok(""), reason_of)?;
         let key = whom.spelled(&self.policy())?;
         let whom = whom.with_key(&key);
         let turn = self.operations.lock().await;
-        let action = format!("forgive: {}", self.subject(whom).await?.in_words());
+        let action = format!("forgive: {}", self.subject(whom).await?.describe());
         let change = self.begin(Entry { who, action, layer: whom.layer_name(), key: whom.key(), why: reason })?;
         let forgiven = match whom {
             Target::Subject(layer, key) => self.limiter.forgive_async(layer, key).await.map_err(LoginError::Store),
@@ -147,34 +155,33 @@ impl Desk {
             Err(LoginError::Store(error)) => return Err(change.fail(error)),
             Err(error) => {
                 change.withdraw();
-                return Err(Refused::invalid("key", error.to_string()));
+                return Err(OperationError::invalid("key", error.to_string()));
             }
         }
         drop(turn);
         self.acknowledged().await
     }
 
-    /// Gives a tenant or a user something instead of what they were given before. What says nothing takes it all back.
-    /// Returns what they have now.
+    /// Replaces the setting of a tenant or a user; an empty one removes it. Returns the new setting.
     pub(crate) async fn set(
         &self,
         who: &str,
         owner: Owner,
         name: &str,
         new: NewSetting,
-    ) -> Result<Option<Setting>, Refused> {
+    ) -> Result<Option<Setting>, OperationError> {
         let name = &*self.owner_name(owner, name)?;
         let turn = self.operations.lock().await;
-        let setting = new.meant(name, who, self.now())?;
-        // What is refused is no change, and is not recorded as one.
-        self.refuses(owner, name, &setting)?;
+        let setting = new.into_setting(name, who, self.now())?;
+        // Checked before the audit record begins: a refused setting is not a change.
+        self.check_setting(owner, name, &setting)?;
         let word = if setting.is_empty() { "take-back" } else { "give" };
-        let before = in_words(self.setting(owner, name).as_ref());
-        let action = format!("{word}: {before} -> {}", in_words(Some(&setting)));
+        let before = describe(self.setting(owner, name).as_ref());
+        let action = format!("{word}: {before} -> {}", describe(Some(&setting)));
         let layer = if owner == Owner::User { "user" } else { "tenant" };
         let change = self.begin(Entry { who, action, layer, key: name, why: &setting.reason })?;
-        if let Err(error) = self.give(owner, name, &setting).await {
-            return Err(change.fail_control(error, Refused::TooManySettings));
+        if let Err(error) = self.store_setting(owner, name, &setting).await {
+            return Err(change.fail_control(error, OperationError::TooManySettings));
         }
         change.confirm();
         drop(turn);
@@ -182,47 +189,52 @@ impl Desk {
         Ok(Some(setting).filter(|setting| !setting.is_empty()))
     }
 
-    /// Denies a subject for a while. Says whether any rule counts by it alone.
+    /// Denies a subject for a while. Returns whether any rule counts by it alone.
     ///
-    /// Unlike other changes it is made by callers, as often as their providers ask for it. So it waits for no disk, at most
-    /// ten a second are recorded, and it holds whether or not it is.
-    pub(crate) async fn pause(&self, who: &str, layer: Layer, key: &str, seconds: u64) -> Result<bool, Refused> {
+    /// Unlike other changes it is made by callers, as often as their providers answer with Retry-After. So it does not wait
+    /// for the disk, at most ten a second are recorded, and it is made even if it cannot be recorded.
+    pub(crate) async fn pause(&self, who: &str, layer: Layer, key: &str, seconds: u64) -> Result<bool, OperationError> {
         if !(1..=MAX_PAUSE).contains(&seconds) {
-            return Err(Refused::invalid("seconds", format!("a pause lasts between 1 and {MAX_PAUSE} seconds")));
+            return Err(OperationError::invalid("seconds", format!("a pause lasts between 1 and {MAX_PAUSE} seconds")));
         }
-        let key =
-            &*self.policy().subject_key(layer, key).map_err(|error| Refused::invalid("key", error.to_string()))?;
+        let key = &*self
+            .policy()
+            .subject_key(layer, key)
+            .map_err(|error| OperationError::invalid("key", error.to_string()))?;
         let (length, now) = (Span::from_secs(seconds), self.now());
         let known = self.limiter.pause_async(layer, key, length.into()).await?;
-        if known && let Some(left_out) = self.pauses.take(now) {
+        if known && let Some(left_out) = self.pauses.sample(now) {
             let left_out = if left_out > 0 { format!(", {left_out} before it are left out") } else { String::new() };
             let action = format!("pause: {seconds} s, until {}{left_out}", moment(now.plus(length)));
             match self.begin(Entry { who, action, layer: layer.name(), key, why: "" }) {
                 Ok(change) => change.confirm(),
-                Err(_) => tracing::warn!("a pause could not be written to the journal"),
+                Err(_) => tracing::warn!("pause not recorded: the audit is full"),
             }
         }
         Ok(known)
     }
 
     /// Waits until a change is on disk.
-    async fn acknowledged(&self) -> Result<(), Refused> {
-        self.saved(CHANGE_WAIT).await.map_err(|_| Refused::NotSaved)
+    async fn acknowledged(&self) -> Result<(), OperationError> {
+        self.wait_until_saved(SAVE_TIMEOUT).await.map_err(|_| OperationError::NotSaved)
     }
 }
 
-/// A reason without the blanks around it, if it says anything and is not too long.
-pub(super) fn reason_of(text: &str) -> Result<&str, Refused> {
-    // As it was sent: blanks that are dropped below have their length too.
+/// Trims a reason, and refuses an empty or too long one.
+pub(super) fn reason_of(text: &str) -> Result<&str, OperationError> {
+    // The length as sent, with the spaces that are trimmed: the schema of the API counts them too.
     let is_long = text.chars().count() > MAX_REASON;
     let text = text.trim();
     if text.is_empty() || is_long {
-        return Err(Refused::invalid("reason", format!("say why, in at most {MAX_REASON} characters")));
+        return Err(OperationError::invalid(
+            "reason",
+            format!("the reason must have from 1 to {MAX_REASON} characters"),
+        ));
     }
     Ok(text)
 }
 
-/// How long a ban lasts, in words.
+/// Describes the end of a ban, for the audit.
 fn length(until: Timestamp) -> String {
     until.unless_never().map_or_else(|| "for good".to_owned(), |until| format!("until {}", moment(until)))
 }

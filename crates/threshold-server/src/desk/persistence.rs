@@ -1,4 +1,4 @@
-//! What the desk keeps beyond its life: the journal, and counters at the end.
+//! Opens a desk with its journal, and saves the counters when it is closed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,38 +14,40 @@ use threshold_limiter::{BanList, Clock, Limiter};
 
 use super::Desk;
 
-/// Where a desk keeps what must not be forgotten.
-pub(crate) struct Place<'a> {
+/// Where a journal is, and how to open it.
+pub(crate) struct JournalLocation<'a> {
     /// The journal's file.
     pub(crate) journal: &'a Path,
-    /// The installation's secrets, if they are not in files beside the journal.
+    /// The installation's secrets from the environment. Without them, they are read from files beside the journal.
     pub(crate) secrets: GivenSecrets<'a>,
-    /// Whether to start with a new journal where the old one is missing.
+    /// Whether to start with a new journal if the old one is missing.
     pub(crate) new_journal: bool,
 }
 
-/// A desk that was opened with a journal.
+/// A desk, and its journal if it has one.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct OpenDesk {
     pub(crate) desk: Desk,
-    /// For whoever watches over it. Doors reach it only by what the desk does.
+    /// For the maintenance task. Doors reach the journal only by the desk's functions.
     pub(crate) journal: Option<Arc<Journal>>,
-    /// What was wrong with it, if anything was.
+    /// The damage that was found when the journal was opened.
     pub(crate) damage: Option<String>,
 }
 
 impl Desk {
-    /// A desk that goes on from what a journal holds, and writes down what must not be forgotten.
-    pub(crate) fn kept(policy: Policy, clock: Arc<dyn Clock>, place: &Place<'_>) -> Result<Opened, JournalError> {
-        let path = place.journal;
-        let secrets = installation_secrets(path, place.secrets)?;
+    /// Opens a desk on the store in memory, restores it from the journal, and has it write its changes there.
+    pub(crate) fn with_journal(
+        policy: Policy,
+        clock: Arc<dyn Clock>,
+        location: &JournalLocation<'_>,
+    ) -> Result<OpenDesk, JournalError> {
+        let path = location.journal;
+        let secrets = installation_secrets(path, location.secrets)?;
         let (key, key_ids) = (secrets.present().digest_key(), KeyIds::from(&secrets));
-        let open = if place.new_journal { Journal::open_new } else { Journal::open };
+        let open = if location.new_journal { Journal::open_new } else { Journal::open };
         let (journal, contents) = open(path, key_ids)?;
-        if place.new_journal && !contents.is_new {
-            tracing::warn!(
-                "--new-journal changes nothing: the journal is there. Remove the option, which would hide its loss"
-            );
+        if location.new_journal && !contents.is_new {
+            tracing::warn!("--new-journal ignored: the journal exists; remove the option, or it hides a later loss");
         }
         let journal = Arc::new(journal);
         let policy = policy.with_key(key);
@@ -56,19 +58,19 @@ impl Desk {
         let store = AnyStore::from(store.with_change_sink(Arc::<Journal>::clone(&journal)));
         let bans = Arc::new(bans.with_change_sink(Arc::<Journal>::clone(&journal)));
         let builder = Limiter::builder(policy).store(store).clock(clock).secrets(secrets).bans(bans);
-        let desk = Self::around(builder, Some(Arc::clone(&journal)));
-        // The store has the settings. It is in memory, and always answers.
-        let _ = at_once(desk.follow());
-        // The limiter's store has the journal: held the other way too, neither would ever end.
+        let desk = Self::from_builder(builder, Some(Arc::clone(&journal)));
+        // Applies the settings that were restored into the store, which is in memory and cannot fail.
+        let _ = at_once(desk.apply_remote_changes());
+        // A weak reference, because the limiter's store holds the journal: a cycle would never be dropped.
         let limiter = Arc::downgrade(&desk.limiter);
         journal.with_rebuild_source(move || {
             let limiter = limiter.upgrade()?;
             Some(rows_in_memory(limiter.store().memory()?, &limiter.bans()))
         });
-        Ok(Opened { desk, journal: Some(journal), damage })
+        Ok(OpenDesk { desk, journal: Some(journal), damage })
     }
 
-    /// Writes down what was used, so that the next start goes on from it.
+    /// Saves the counters, so that the next start continues with them.
     pub(crate) fn save_counters(&self) {
         let (Some(journal), Some(store)) = (&self.journal, self.limiter.store().memory()) else { return };
         let now = self.limiter.now();
@@ -77,7 +79,7 @@ impl Desk {
         }
     }
 
-    /// Ends the journal: what was changed is on disk, and what was used too.
+    /// Saves the counters and closes the journal, after all changes are written.
     pub(crate) fn close(&self) {
         let Some(journal) = &self.journal else { return };
         self.save_counters();

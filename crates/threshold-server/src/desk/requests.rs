@@ -1,4 +1,4 @@
-//! Requests with an id on a store that other nodes share: one that was begun or answered elsewhere is known here.
+//! Requests with an id on a store that other nodes share, so that a repeat to another node is charged once.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,118 +15,118 @@ use tokio::time::Instant;
 use super::{Desk, ServerLimiter, new_trace};
 
 /// How long an answer is remembered.
-pub(crate) const MEMORY: Span = Span::MINUTE;
-/// How long a request may be under way before another node may begin it, unless this one says that it still is. So long is
-/// an id without an answer after its node died.
-const LIFE: Duration = Duration::from_secs(10);
-/// How often a node says that a request is still under way.
-const RENEW: Duration = Duration::from_secs(3);
-/// The most requests at once that are ended after they were given up. Others are ended by [`LIFE`].
+pub(crate) const ANSWER_LIFETIME: Span = Span::MINUTE;
+/// How long a node owns a request that it has begun, unless it renews. After a node has died, its ids are blocked so long.
+const LEASE: Duration = Duration::from_secs(10);
+/// How often a node renews a request that it is deciding: three times within the lease.
+const RENEW_INTERVAL: Duration = Duration::from_secs(3);
+/// The most cancelled requests that are ended in the background at once. Others end when their [`LEASE`] expires.
 const MAX_ENDING: usize = 10_000;
 
-/// The requests with an id of all nodes.
+/// The requests with an id of all nodes, in the shared store.
 #[derive(Clone)]
 pub(crate) struct SharedRequests {
     limiter: Arc<ServerLimiter>,
     ending: Arc<Semaphore>,
 }
 
-/// A request that this node carries out. Dropped before it was ended, it ends in the background.
+/// A request that this node owns. If it is dropped before it has ended, it is ended in the background.
 #[derive(Debug)]
-pub(crate) struct Begun {
+pub(crate) struct BegunRequest {
     requests: SharedRequests,
     key: RequestKey,
-    /// When the store last heard of it.
+    /// When it was last begun or renewed.
     since: Instant,
     answer: Option<Box<[u8]>>,
     ended: bool,
 }
 
-/// What became of a request that is to begin.
+/// The store's answer to a request that is to begin.
 #[derive(Debug)]
-pub(crate) enum Beginning {
-    Begun(Begun),
+pub(crate) enum BeginOutcome {
+    Begun(BegunRequest),
     UnderWay,
     Answered(Box<[u8]>),
     Reused,
 }
 
 impl Desk {
-    /// The requests with an id of all nodes, where there may be others: a store that answers at once is in this process,
-    /// and nobody else asks it.
+    /// Returns the requests of all nodes, if the store is shared. A store that answers at once is in this process, and no
+    /// other node uses it.
     pub(crate) fn shared_requests(&self) -> Option<SharedRequests> {
         let limiter = Arc::clone(&self.limiter);
         let ending = Arc::new(Semaphore::new(MAX_ENDING));
         (!limiter.store().answers_at_once()).then_some(SharedRequests { limiter, ending })
     }
 
-    /// What ids and requests are digested with.
+    /// Returns the key that ids and requests are digested with.
     pub(crate) fn digest_key(&self) -> DigestKey {
         self.limiter.key()
     }
 }
 
 impl SharedRequests {
-    /// Begins a request, unless it was begun before. Its answer is given at most `repeats` times again, if that is said.
+    /// Begins a request, unless it was begun before. With `repeats`, its answer is returned at most that many times.
     pub(crate) async fn begin(
         &self,
         (id, request): (Digest, Digest),
         repeats: Option<u32>,
-    ) -> Result<Beginning, StoreError> {
+    ) -> Result<BeginOutcome, StoreError> {
         let key = RequestKey { id, request, by: new_trace() };
-        // Made before it is asked for: given up meanwhile, it may have begun all the same.
-        let begun = Begun { requests: self.clone(), key, since: Instant::now(), answer: None, ended: false };
-        begun.confirm(repeats).await
+        // Created before the store is asked: if this future is dropped meanwhile, the store may have begun the request, and
+        // the drop of `begun` ends it.
+        let begun = BegunRequest { requests: self.clone(), key, since: Instant::now(), answer: None, ended: false };
+        begun.renew(repeats).await
     }
 }
 
-impl Begun {
-    /// Whether so much time has passed that another node may soon take this one for dead.
-    pub(crate) fn is_old(&self) -> bool {
-        self.since.elapsed() >= RENEW
+impl BegunRequest {
+    /// Whether the lease is old enough that it should be renewed before the request is decided.
+    pub(crate) fn needs_renewal(&self) -> bool {
+        self.since.elapsed() >= RENEW_INTERVAL
     }
 
-    /// Says again that this node carries it out, unless another one does by now.
-    pub(crate) async fn confirm(mut self, repeats: Option<u32>) -> Result<Beginning, StoreError> {
+    /// Renews the lease, unless another node has taken the request over.
+    pub(crate) async fn renew(mut self, repeats: Option<u32>) -> Result<BeginOutcome, StoreError> {
         let since = Instant::now();
-        let state = self.requests.limiter.begin_request(self.key, LIFE, repeats).await?;
+        let state = self.requests.limiter.begin_request(self.key, LEASE, repeats).await?;
         self.since = since;
-        // What did not begin has no end.
+        // A request that this node does not own must not be ended by its drop.
         self.ended = state != RequestState::Begun;
         Ok(match state {
-            RequestState::Begun => Beginning::Begun(self),
-            RequestState::UnderWay => Beginning::UnderWay,
-            RequestState::Answered(answer) => Beginning::Answered(answer),
-            RequestState::Reused => Beginning::Reused,
+            RequestState::Begun => BeginOutcome::Begun(self),
+            RequestState::UnderWay => BeginOutcome::UnderWay,
+            RequestState::Answered(answer) => BeginOutcome::Answered(answer),
+            RequestState::Reused => BeginOutcome::Reused,
         })
     }
 
-    /// Carries it out, and tells the other nodes as long as that takes.
-    pub(crate) async fn during<T>(&self, work: impl Future<Output = T>) -> T {
+    /// Polls `work`, and renews the lease until it is done.
+    pub(crate) async fn while_renewing<T>(&self, work: impl Future<Output = T>) -> T {
         let renewing = async {
             loop {
-                tokio::time::sleep(RENEW).await;
-                // A store that cannot answer now is asked again.
-                let _ = self.requests.limiter.begin_request(self.key, LIFE, None).await;
+                tokio::time::sleep(RENEW_INTERVAL).await;
+                // An error is ignored: the next renewal may succeed within the lease.
+                let _ = self.requests.limiter.begin_request(self.key, LEASE, None).await;
             }
         };
         tokio::select! {
             biased;
             done = work => done,
-            () = renewing => unreachable!("it renews until the work is done"),
+            () = renewing => unreachable!("the loop never ends"),
         }
     }
 
-    /// Ends it with the answer that a repeat gets; without one, the next one with its id is carried out.
+    /// Ends the request with the answer for repeats. Without one, the next request with its id is decided.
     pub(crate) async fn end(mut self, answer: Option<Box<[u8]>>) {
         self.answer = answer;
-        // What cannot be said is said by the end of its life.
-        let _ = self.requests.limiter.end_request(self.key, self.answer.clone(), MEMORY.into()).await;
+        // An error is ignored: the request ends when its lease expires.
+        let _ = self.requests.limiter.end_request(self.key, self.answer.clone(), ANSWER_LIFETIME.into()).await;
         self.ended = true;
     }
 }
 
-impl Drop for Begun {
+impl Drop for BegunRequest {
     fn drop(&mut self) {
         if self.ended {
             return;
@@ -135,7 +135,7 @@ impl Drop for Begun {
         let place = Arc::clone(&self.requests.ending).try_acquire_owned();
         if let (Ok(runtime), Ok(place)) = (Handle::try_current(), place) {
             runtime.spawn(async move {
-                let _ = limiter.end_request(key, answer, MEMORY.into()).await;
+                let _ = limiter.end_request(key, answer, ANSWER_LIFETIME.into()).await;
                 drop(place);
             });
         }

@@ -1,4 +1,4 @@
-//! What tenants and users are given while the server runs, on top of the policy that its file says.
+//! Settings that operators give to tenants and users while the server runs, on top of the policy file.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,41 +12,41 @@ use threshold_limiter::store::{Store as _, StoreError};
 
 use super::audit::moment;
 use super::operations::reason_of;
-use super::{Desk, Refused};
+use super::{Desk, OperationError};
 
 /// The most limits of one setting.
 const MAX_LIMITS: usize = 64;
-/// The longest name, in bytes.
+/// The longest name of a tenant or user, in bytes.
 const MAX_NAME: usize = 1_024;
 
-/// What somebody is to be given, as an operator writes it.
+/// A setting as an operator writes it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NewSetting {
     /// A tier of the policy.
     pub(crate) tier: Option<String>,
     /// Limits by category, as a policy writes them.
     pub(crate) limits: BTreeMap<String, String>,
-    /// So many times as much as they would have; once unless said.
+    /// The factor by which every limit is multiplied; 1 by default.
     pub(crate) times: Option<u64>,
-    /// Until when, in Unix seconds; for good unless said.
+    /// The end, in Unix seconds; permanent by default.
     pub(crate) until: Option<u64>,
     pub(crate) reason: Option<String>,
 }
 
 impl NewSetting {
-    /// The setting that this means, for somebody of this name.
-    pub(super) fn meant(self, name: &str, by: &str, now: Timestamp) -> Result<Setting, Refused> {
+    /// Validates the setting of the tenant or user with this name.
+    pub(super) fn into_setting(self, name: &str, by: &str, now: Timestamp) -> Result<Setting, OperationError> {
         check_name(name)?;
         if self.limits.len() > MAX_LIMITS {
-            return Err(Refused::invalid("limits", format!("at most {MAX_LIMITS} limits")));
+            return Err(OperationError::invalid("limits", format!("at most {MAX_LIMITS} limits")));
         }
         let times = match self.times.unwrap_or(1) {
-            0 => return Err(Refused::invalid("times", "times is at least 1")),
-            times => u32::try_from(times).map_err(|_| Refused::invalid("times", "times is too large"))?,
+            0 => return Err(OperationError::invalid("times", "times is at least 1")),
+            times => u32::try_from(times).map_err(|_| OperationError::invalid("times", "times is too large"))?,
         };
         let until = self.until.map_or(Timestamp::MAX, Timestamp::from_secs);
         if until <= now {
-            return Err(Refused::invalid("until", "this moment has passed; it is in Unix seconds"));
+            return Err(OperationError::invalid("until", "until is in the past; it is in Unix seconds"));
         }
         let reason = self.reason.as_deref().map_or(Ok(""), reason_of)?.into();
         let limits = self.limits.into_iter().map(|(category, limit)| (category.into(), limit.into())).collect();
@@ -55,55 +55,55 @@ impl NewSetting {
 }
 
 impl Desk {
-    /// Puts another policy in force, with what was given on top of it. Returns its generation.
-    pub(crate) fn swap(&self, policy: Policy) -> u64 {
+    /// Puts another policy in force, with the settings on top of it. Returns its generation.
+    pub(crate) fn reload_policy(&self, policy: Policy) -> u64 {
         let (generation, unfit) = self.limiter.reload(policy);
         warn_unfit(unfit);
         generation
     }
 
-    /// What somebody was given, if their name can be one.
-    pub(crate) fn given(&self, owner: Owner, name: &str) -> Result<Option<Setting>, Refused> {
+    /// Returns the setting of a tenant or user, or an error if the name is invalid.
+    pub(crate) fn setting_of(&self, owner: Owner, name: &str) -> Result<Option<Setting>, OperationError> {
         Ok(self.setting(owner, &self.owner_name(owner, name)?))
     }
 
-    /// The one spelling of the name of somebody who is given something.
-    pub(super) fn owner_name<'n>(&self, owner: Owner, name: &'n str) -> Result<Cow<'n, str>, Refused> {
+    /// Normalises the name of a tenant or user.
+    pub(super) fn owner_name<'n>(&self, owner: Owner, name: &'n str) -> Result<Cow<'n, str>, OperationError> {
         check_name(name)?;
-        self.policy().owner_name(owner, name).map_err(|error| Refused::invalid("id", error.to_string()))
+        self.policy().owner_name(owner, name).map_err(|error| OperationError::invalid("id", error.to_string()))
     }
 
-    /// What somebody was given.
+    /// Returns the setting of a normalised name.
     pub(super) fn setting(&self, owner: Owner, name: &str) -> Option<Setting> {
         let (policy, now) = (self.limiter.policy(), self.limiter.now());
         policy.setting(owner, name).filter(|setting| setting.until > now).cloned()
     }
 
-    /// Why somebody could not be given something, if they could not.
-    pub(super) fn refuses(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), Refused> {
+    /// Checks that a setting fits the policy.
+    pub(super) fn check_setting(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), OperationError> {
         self.limiter.policy().fits(owner, name, setting).map_err(unfit)
     }
 
-    /// Gives somebody something instead of whatever they were given before; an empty setting takes it all back. The policy
-    /// in force is copied for that, which costs as much with thousands of settings as with none.
-    pub(super) async fn give(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), StoreError> {
+    /// Stores a setting and puts it in force; an empty one removes it. The policy in force is copied for that, with its parts
+    /// shared, which costs the same with thousands of settings.
+    pub(super) async fn store_setting(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), StoreError> {
         let setting = (!setting.is_empty()).then(|| Arc::new(setting.clone()));
         warn_unfit(self.limiter.change_control(ControlChange::Setting { owner, name: name.into(), setting }).await?);
         Ok(())
     }
 
-    /// Takes back what was given until now.
+    /// Removes settings that have ended.
     pub(crate) fn end_settings(&self, now: Timestamp) {
         self.limiter.end_settings(now);
     }
 
-    /// Takes over the bans and settings that are in the store and not in force here yet.
-    pub(crate) async fn follow(&self) -> Result<(), StoreError> {
+    /// Puts the bans and settings in force that other nodes have stored.
+    pub(crate) async fn apply_remote_changes(&self) -> Result<(), StoreError> {
         warn_unfit(self.limiter.follow_control().await?);
         Ok(())
     }
 
-    /// Whether other processes may change bans and settings in the store.
+    /// Whether other processes use the same store.
     pub(crate) fn shares_store(&self) -> bool {
         !self.limiter.store().answers_at_once()
     }
@@ -111,23 +111,23 @@ impl Desk {
 
 fn warn_unfit(unfit: Vec<UnfitSetting>) {
     for (owner, _, error) in unfit {
-        tracing::warn!(?owner, %error, "a setting does not fit the policy, and is not in force");
+        tracing::warn!(?owner, %error, "setting not in force: it does not fit the policy");
     }
 }
 
-fn unfit(SettingError { field, message, .. }: SettingError) -> Refused {
-    Refused::Invalid { field, message }
+fn unfit(SettingError { field, message, .. }: SettingError) -> OperationError {
+    OperationError::Invalid { field, message }
 }
 
-fn check_name(name: &str) -> Result<(), Refused> {
+fn check_name(name: &str) -> Result<(), OperationError> {
     if name.trim().is_empty() || name.len() > MAX_NAME {
-        return Err(Refused::invalid("id", format!("a name has between 1 and {MAX_NAME} bytes")));
+        return Err(OperationError::invalid("id", format!("a name has from 1 to {MAX_NAME} bytes")));
     }
     Ok(())
 }
 
-/// What somebody was given, in words, for the audit.
-pub(super) fn in_words(setting: Option<&Setting>) -> String {
+/// Describes a setting, for the audit.
+pub(super) fn describe(setting: Option<&Setting>) -> String {
     let Some(Setting { tier, limits, times, until, .. }) = setting.filter(|setting| !setting.is_empty()) else {
         return "nothing".to_owned();
     };
@@ -167,11 +167,12 @@ mod tests {
         at_once(desk.decide(&desk.limiter.policy(), Verb::Peek, &facts, read)).unwrap()
     }
 
-    /// Most of a new policy's settings are applied before others have to wait; what is given meanwhile is not lost.
+    /// A reload applies most settings to the new policy before it takes the lock. Settings that are stored meanwhile must not
+    /// be lost.
     ///
     /// Woken by: leaving out the lock of `Limiter::reload` or of `apply_own`, or the second `take_settings_of` in `reload`.
     #[test]
-    fn nothing_is_lost_between_reloads_and_settings_at_once() {
+    fn concurrent_reloads_and_settings_lose_nothing() {
         const EACH: usize = 300;
         let desk = desk(&Arc::default());
         let name = |writer: usize, number: usize| format!("tenant {writer} {number}");
@@ -180,17 +181,18 @@ mod tests {
                 let (desk, name) = (&desk, &name);
                 scope.spawn(move || {
                     for number in 0..EACH {
-                        at_once(desk.give(Owner::Tenant, &name(writer, number), &ten_times(Timestamp::MAX))).unwrap();
+                        at_once(desk.store_setting(Owner::Tenant, &name(writer, number), &ten_times(Timestamp::MAX)))
+                            .unwrap();
                         if number % 3 == 0 {
                             let nothing = Setting { times: 1, ..ten_times(Timestamp::MAX) };
-                            at_once(desk.give(Owner::Tenant, &name(writer, number), &nothing)).unwrap();
+                            at_once(desk.store_setting(Owner::Tenant, &name(writer, number), &nothing)).unwrap();
                         }
                     }
                 });
             }
             scope.spawn(|| {
                 for _ in 0..EACH {
-                    desk.swap(Policy::parse(POLICY, &|_| None).unwrap());
+                    desk.reload_policy(Policy::parse(POLICY, &|_| None).unwrap());
                 }
             });
         });
@@ -204,18 +206,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_is_taken_back_and_there_is_room_for_no_more() {
+    fn settings_end_at_their_time_and_their_number_is_bounded() {
         let clock = Arc::new(ManualClock::default());
         let desk = desk(&clock);
         let now = desk.limiter.now();
         let later = now.plus(threshold_core::Span::MINUTE);
-        at_once(desk.give(Owner::Tenant, "short", &ten_times(later))).unwrap();
+        at_once(desk.store_setting(Owner::Tenant, "short", &ten_times(later))).unwrap();
         for number in 1..MAX_SETTINGS {
-            at_once(desk.give(Owner::Tenant, &format!("long {number}"), &ten_times(Timestamp::MAX))).unwrap();
+            at_once(desk.store_setting(Owner::Tenant, &format!("long {number}"), &ten_times(Timestamp::MAX))).unwrap();
         }
         let new = || NewSetting { times: Some(10), ..NewSetting::default() };
         let give = |name: &str| at_once(desk.set("ops", Owner::Tenant, name, new()));
-        assert_eq!(give("one more"), Err(Refused::TooManySettings));
+        assert_eq!(give("one more"), Err(OperationError::TooManySettings));
         assert!(give("long 7").is_ok(), "another in place of the one before");
         assert_eq!(
             at_once(desk.set("ops", Owner::Tenant, "one more", NewSetting::default())),

@@ -1,4 +1,4 @@
-//! What operators look up: who is banned, and how it stands with one subject or account.
+//! What operators look up: the list of bans, and the state of a subject or an account.
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
@@ -8,52 +8,52 @@ use threshold_core::{Digest, Standing, Timestamp};
 use threshold_limiter::store::{Kind, Listed, StoreError};
 
 use super::audit::moment;
-use super::{Desk, Refused};
+use super::{Desk, OperationError};
 
-/// Whom an operator means: a subject of the policy's layers, or the account of a login.
+/// The target of a lookup: a subject in a layer of the policy, or the account of a login.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Target<'a> {
     Subject(Layer, &'a str),
     Account(&'a str),
 }
 
-/// How it stands with a subject or an account.
+/// The state of a subject or an account.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Subject {
-    /// Strikes that still count, the most of any ladder.
+    /// The strikes that have not decayed, on the ladder with the most of them.
     pub(crate) strikes: u32,
     pub(crate) shadow_banned: bool,
-    /// Until when a ladder's cool-down or ban denies it.
+    /// The end of a ladder's cool-down or ban.
     pub(crate) denied_until: Option<Timestamp>,
-    /// Until when a pause, or a rule's `block_for`, denies it under one of its limits at least.
+    /// The end of a pause, or of a rule's `block_for`, under at least one of its limits.
     pub(crate) paused_until: Option<Timestamp>,
-    /// Until when a ladder has banned it.
+    /// The end of a ladder's ban.
     pub(crate) banned_until: Option<Timestamp>,
-    /// The operators' own ban on it, by its number.
+    /// The ban that an operator set, with its id.
     pub(crate) ban: Option<(Digest, Ban)>,
     pub(crate) account: Option<AccountState>,
 }
 
-/// What is known of an account.
+/// The state of an account.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct AccountState {
-    /// Failures in a row of devices that are not known.
+    /// Consecutive failures from unknown devices.
     pub(crate) failures: u32,
-    /// Until when it is locked for them; `Timestamp::MAX` at the ceiling.
+    /// Until when it is locked for unknown devices; `Timestamp::MAX` at the ceiling.
     pub(crate) locked_until: Option<Timestamp>,
 }
 
-/// One that is banned, by the ban's number.
+/// A ban in the list of all bans.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ListedBan {
     pub(crate) id: Digest,
-    /// Who, why and by whom; unknown where there was no room to keep the name of one whom a ladder has banned.
+    /// `None` for a ban by a ladder whose subject's name could not be kept.
     pub(crate) ban: Option<Ban>,
     pub(crate) until: Timestamp,
 }
 
 impl<'a> Target<'a> {
-    /// What a login's account is called among the layers.
+    /// The name of accounts where others have the name of a layer.
     pub(crate) const ACCOUNT: &'static str = "account";
 
     pub(crate) fn layer_name(self) -> &'static str {
@@ -69,7 +69,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// The same kind of subject by another key.
+    /// Returns the same kind of target with another key.
     pub(super) fn with_key(self, key: &str) -> Target<'_> {
         match self {
             Self::Subject(layer, _) => Target::Subject(layer, key),
@@ -77,29 +77,29 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// The key in its one spelling, if it can be one.
-    pub(super) fn spelled(self, policy: &Policy) -> Result<Cow<'a, str>, Refused> {
+    /// Normalises the key, or returns why it is invalid.
+    pub(super) fn spelled(self, policy: &Policy) -> Result<Cow<'a, str>, OperationError> {
         let key = self.key();
         if key.trim().is_empty() {
-            return Err(Refused::invalid("key", "the key is empty"));
+            return Err(OperationError::invalid("key", "the key is empty"));
         }
         match self {
             Self::Subject(Layer::Edge, _) if threshold_core::address::parse_address(key).is_none() => {
-                Err(Refused::invalid("key", format!("\"{key}\" is not an address")))
+                Err(OperationError::invalid("key", format!("\"{key}\" is not an address")))
             }
             Self::Subject(layer, _) => {
-                policy.subject_key(layer, key).map_err(|error| Refused::invalid("key", error.to_string()))
+                policy.subject_key(layer, key).map_err(|error| OperationError::invalid("key", error.to_string()))
             }
             Self::Account(_) => {
-                policy.subject_key(Layer::User, key).map_err(|error| Refused::invalid("key", error.to_string()))
+                policy.subject_key(Layer::User, key).map_err(|error| OperationError::invalid("key", error.to_string()))
             }
         }
     }
 }
 
 impl Subject {
-    /// What there is to forgive, for the audit.
-    pub(super) fn in_words(&self) -> String {
+    /// Describes what is forgiven, for the audit.
+    pub(super) fn describe(&self) -> String {
         let until = |what: &str, until: Option<Timestamp>| until.map(|until| format!("{what} until {}", moment(until)));
         let locked = self.account.as_ref().and_then(|account| account.locked_until);
         let failures = self.account.as_ref().map(|account| account.failures).filter(|failures| *failures > 0);
@@ -119,8 +119,8 @@ impl Subject {
 }
 
 impl Desk {
-    /// How it stands with a subject or an account.
-    pub(crate) async fn subject(&self, whom: Target<'_>) -> Result<Subject, Refused> {
+    /// Returns the state of a subject or an account.
+    pub(crate) async fn subject(&self, whom: Target<'_>) -> Result<Subject, OperationError> {
         let key = whom.spelled(&self.policy())?;
         Ok(match whom.with_key(&key) {
             Target::Subject(layer, key) => self.layer_subject(layer, key).await?,
@@ -128,9 +128,9 @@ impl Desk {
         })
     }
 
-    /// The bans after a number, operators' and ladders' in one order, at most `limit` of them. A page is read from each of
-    /// the two, however many there are.
-    pub(crate) async fn bans(&self, after: Option<Digest>, limit: usize) -> Result<Vec<ListedBan>, Refused> {
+    /// Returns at most `limit` bans with ids above `after`, by operators and by ladders, ordered by id. One page is read of
+    /// each kind, so the cost does not grow with the number of bans.
+    pub(crate) async fn bans(&self, after: Option<Digest>, limit: usize) -> Result<Vec<ListedBan>, OperationError> {
         let (book, now) = (self.limiter.bans(), self.now());
         let mut bans = Vec::new();
         book.walk(after, now, |id, ban| {
@@ -160,7 +160,7 @@ impl Desk {
         }
         let blocked_until = self.limiter.blocked_until(keys).await?;
         let later = |until: Option<Timestamp>| until.filter(|until| *until > now);
-        // A single IPv6 address is meant by its prefix, and may be banned by itself too.
+        // An IPv6 address stands for its prefix, and may be banned as a single address too.
         let named = [policy.ban_target(layer, key), ListEntry::named(layer, key)];
         let ban = named.into_iter().flatten().find_map(|whom| {
             let id = whom.ban_id(self.limiter.key());

@@ -1,4 +1,4 @@
-//! Operations at the desk itself: what is refused, what is in force, and what the audit has of it.
+//! Tests the desk's operations: their errors, their effect and their audit records.
 
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{Answer, AnyStore, Command, Kind, Listed, Outcome, Plan, Store, StoreError, at_once};
 
 use super::audit::Entry;
-use super::{Desk, NewBan, NewSetting, Opened, Place, Refused, Target};
+use super::{Desk, JournalLocation, NewBan, NewSetting, OpenDesk, OperationError, Target};
 
 pub(crate) const START: Timestamp = Timestamp::from_secs(1_767_225_600);
 
@@ -29,7 +29,7 @@ const POLICY: &str = "
     strike = 'request'
 ";
 
-/// A folder with a journal, which vanishes with the test.
+/// A folder with a journal, which is removed after the test.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -45,15 +45,15 @@ impl Folder {
         self.0.join("threshold.db")
     }
 
-    /// A desk whose journal is here. All of them have one secret, so that their records have the same keys.
-    pub(crate) fn open(&self, policy: &str) -> Opened {
+    /// Opens a desk with its journal in this folder. All folders have the same secret, so that records have the same keys.
+    pub(crate) fn open(&self, policy: &str) -> OpenDesk {
         let policy = Policy::parse(policy, &|_| None).unwrap();
         let secrets = GivenSecrets { present: Some("one for all of them"), old: None };
-        let place = Place { journal: &self.journal(), secrets, new_journal: false };
-        Desk::kept(policy, Arc::new(ManualClock::new(START)), &place).unwrap()
+        let location = JournalLocation { journal: &self.journal(), secrets, new_journal: false };
+        Desk::with_journal(policy, Arc::new(ManualClock::new(START)), &location).unwrap()
     }
 
-    /// The audit as it is on disk: who, what, about whom, and why.
+    /// Reads the audit from disk: who, action, about and why.
     pub(crate) fn audit(&self) -> Vec<[String; 4]> {
         let file = rusqlite::Connection::open(self.journal()).unwrap();
         let mut select = file.prepare("SELECT who, action, about, why FROM audit ORDER BY id").unwrap();
@@ -66,7 +66,7 @@ impl Folder {
         Journal::read(&self.journal()).unwrap().rows.iter().any(|row| row.digest() == Some(id))
     }
 
-    /// Keeps the journal from being written, until what is returned is dropped.
+    /// Blocks writes to the journal until the returned connection is dropped.
     fn block_writes(&self) -> rusqlite::Connection {
         let other = rusqlite::Connection::open(self.journal()).unwrap();
         other.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -88,13 +88,13 @@ fn is_banned(desk: &Desk, user: &str) -> bool {
     at_once(desk.limiter.peek_async(&Facts { user: Some(user), ..Facts::default() })).unwrap().banned()
 }
 
-/// A full audit once answered that the change "holds until the server ends": nothing had been changed.
+/// With a full audit, the answer once claimed that the change was in effect, while nothing had been changed.
 ///
-/// Fails where `begin` is left out, or comes after the change.
+/// Fails if `begin` is left out or comes after the change.
 #[tokio::test(start_paused = true)]
-async fn what_the_audit_has_no_room_for_is_not_done() {
+async fn a_change_is_not_made_if_the_audit_is_full() {
     let folder = Folder::new();
-    let Opened { desk, journal, .. } = folder.open(POLICY);
+    let OpenDesk { desk, journal, .. } = folder.open(POLICY);
     let blocked = folder.block_writes();
     let filler = AuditLine {
         at: START,
@@ -105,7 +105,7 @@ async fn what_the_audit_has_no_room_for_is_not_done() {
     };
     let journal = journal.unwrap();
     while journal.audit(filler.clone()).is_ok() {}
-    assert_eq!(desk.ban("ops", mallory()).await, Err(Refused::NotRecorded));
+    assert_eq!(desk.ban("ops", mallory()).await, Err(OperationError::NotRecorded));
     assert!(!is_banned(&desk, "mallory"));
     drop(blocked);
     assert!(journal.close());
@@ -113,14 +113,14 @@ async fn what_the_audit_has_no_room_for_is_not_done() {
     assert!(Journal::read(&folder.journal()).unwrap().rows.is_empty());
 }
 
-/// A disk that does not answer is told as such, the ban is in force all the same, and once the disk is back both the ban and
-/// its line are on it.
+/// While the disk does not answer, the ban is in effect and the error says that it is not saved. Once the disk answers again,
+/// both the ban and its audit record are written.
 #[tokio::test(start_paused = true)]
-async fn what_is_not_on_disk_is_in_force_and_said_to_be_unsaved() {
+async fn a_change_that_cannot_be_saved_is_in_effect_and_reported_as_not_saved() {
     let folder = Folder::new();
-    let Opened { desk, journal, .. } = folder.open(POLICY);
+    let OpenDesk { desk, journal, .. } = folder.open(POLICY);
     let blocked = folder.block_writes();
-    assert_eq!(desk.ban("ops", mallory()).await, Err(Refused::NotSaved));
+    assert_eq!(desk.ban("ops", mallory()).await, Err(OperationError::NotSaved));
     assert!(is_banned(&desk, "mallory"));
     assert_eq!((folder.audit().len(), Journal::read(&folder.journal()).unwrap().rows.len()), (0, 0));
     drop(blocked);
@@ -130,29 +130,29 @@ async fn what_is_not_on_disk_is_in_force_and_said_to_be_unsaved() {
 }
 
 #[test]
-fn a_change_is_recorded_as_confirmed_as_unconfirmed_or_not_at_all() {
+fn a_change_is_recorded_as_confirmed_or_not_confirmed_unless_it_is_withdrawn() {
     let folder = Folder::new();
-    let Opened { desk, journal, .. } = folder.open(POLICY);
+    let OpenDesk { desk, journal, .. } = folder.open(POLICY);
     let entry = |action: &str| Entry { who: "ops", action: action.to_owned(), layer: "user", key: "u", why: "w" };
     desk.begin(entry("made")).unwrap().confirm();
     desk.begin(entry("refused")).unwrap().withdraw();
-    // Its caller has left in the middle of it, or the store did not say what became of it.
+    // As when its caller disconnects while it is made, or the store does not answer.
     drop(desk.begin(entry("left")).unwrap());
     assert!(journal.unwrap().close());
     let actions: Vec<String> = folder.audit().into_iter().map(|[_, action, ..]| action).collect();
     assert_eq!(actions, ["made", "left (not confirmed)"]);
 }
 
-/// An operation under way.
-type Pending<'a> = Pin<Box<dyn Future<Output = Result<(), Refused>> + 'a>>;
+/// An operation in progress.
+type Pending<'a> = Pin<Box<dyn Future<Output = Result<(), OperationError>> + 'a>>;
 
-/// What the audit says was there before is what was there: no other operation comes between.
+/// The old state in an audit record is right only if no other operation comes between.
 ///
-/// Fails where one of them does not take its turn.
+/// Fails if one of the operations does not take the lock.
 #[tokio::test]
-async fn operations_are_made_one_after_the_other() {
+async fn operations_are_serialized() {
     let folder = Folder::new();
-    let Opened { desk, .. } = folder.open(POLICY);
+    let OpenDesk { desk, .. } = folder.open(POLICY);
     let (id, _) = desk.ban("ops", mallory()).await.unwrap();
     let setting = NewSetting { times: Some(2), ..NewSetting::default() };
     let turn = desk.operations.lock().await;
@@ -177,7 +177,7 @@ async fn operations_are_made_one_after_the_other() {
     assert_eq!(words, ["ban", "ban", "lift", "forgive", "give"]);
 }
 
-/// Operators' bans and ladders' are one list, in pages of any length.
+/// Bans by operators and by ladders are one list, in pages of any length.
 ///
 /// Woken by: leaving out `truncate`, the sorting, or either `after` in `bans`.
 #[test]
@@ -217,10 +217,10 @@ fn pages_of_any_length_list_every_ban_once_and_in_order() {
     }
 }
 
-/// A store in memory that cannot answer what is asked about bans and settings.
-struct Refusing(MemoryStore, StoreError);
+/// A store in memory that fails for bans and settings.
+struct FailingStore(MemoryStore, StoreError);
 
-impl Store for Refusing {
+impl Store for FailingStore {
     async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         self.0.settle(plan, now, outcome).await
     }
@@ -243,21 +243,21 @@ impl Store for Refusing {
     }
 }
 
-/// Fails where a change is in force before the store has it, or where a full store is told as one that is away.
+/// Fails if a change is in force before it is in the store, or if a full store is reported as unavailable.
 #[tokio::test]
-async fn a_ban_or_setting_that_the_store_does_not_take_is_refused_and_not_in_force() {
+async fn a_ban_or_setting_that_cannot_be_stored_is_refused_and_not_in_force() {
     for error in [StoreError::Full, StoreError::Timeout] {
         let policy = Policy::parse(POLICY, &|_| None).unwrap();
-        let store = AnyStore::other(Refusing(MemoryStore::new(policy.memory()), error));
-        let desk = Desk::on(policy, store, Arc::new(ManualClock::new(START)));
+        let store = AnyStore::other(FailingStore(MemoryStore::new(policy.memory()), error));
+        let desk = Desk::with_store(policy, store, Arc::new(ManualClock::new(START)));
         let full = error == StoreError::Full;
         let ban = desk.ban("ops", mallory()).await.unwrap_err();
-        assert_eq!(ban, if full { Refused::TooManyBans } else { Refused::Store(error) });
+        assert_eq!(ban, if full { OperationError::TooManyBans } else { OperationError::Store(error) });
         let setting = NewSetting { times: Some(2), ..NewSetting::default() };
         let set = desk.set("ops", Owner::User, "u1", setting).await.unwrap_err();
-        assert_eq!(set, if full { Refused::TooManySettings } else { Refused::Store(error) });
-        assert!(!is_banned(&desk, "mallory") && desk.given(Owner::User, "u1").unwrap().is_none());
+        assert_eq!(set, if full { OperationError::TooManySettings } else { OperationError::Store(error) });
+        assert!(!is_banned(&desk, "mallory") && desk.setting_of(Owner::User, "u1").unwrap().is_none());
         assert_eq!(desk.bans(None, 10).await, Ok(vec![]));
-        assert_eq!(desk.follow().await, Err(error));
+        assert_eq!(desk.apply_remote_changes().await, Err(error));
     }
 }

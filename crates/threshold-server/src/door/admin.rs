@@ -1,20 +1,18 @@
-//! What operators may do: see and change who is banned, look subjects up, and forgive them. Every change is written down
-//! with who made it and why, and is on disk before it is answered.
+//! The operators' API: bans, subjects and settings. Every change is audited, and is on disk before it is answered.
 
 #[cfg(test)]
-mod another_store;
+mod async_store;
+mod describe;
 mod operator;
 #[cfg(test)]
-mod same;
+mod same_as_desk;
 mod settings;
 mod subjects;
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::{Path, State};
 use axum::response::Response;
-use axum::routing::{delete, get};
 use http::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -22,88 +20,116 @@ use threshold_core::policy::{Ban, Policy};
 use threshold_core::{Digest, Timestamp};
 
 use super::http::{LayerName, Text, Whole, read, trace_id};
-use super::sent::Sent;
+use super::json_body::JsonBody;
+use super::query::Query;
+use super::routes::{Route, delete, get, post, put};
 use super::{ApiError, App, json, json_bytes};
 use crate::desk;
 pub(super) use operator::caller_name;
-use operator::{Operator, Query, Reader};
-pub(super) use settings::{NewSetting, SettingBody};
-pub(super) use subjects::SubjectBody;
+use operator::{Operator, Reader};
+use settings::{NewSetting, SettingBody};
+use subjects::SubjectBody;
 
-/// How many bans one answer lists, unless said, and at most.
-const BANS_LISTED: (usize, usize) = (1_000, 10_000);
+/// The number of bans in one answer by default.
+const DEFAULT_PAGE: usize = 1_000;
+/// The most bans in one answer.
+const MAX_PAGE: usize = 10_000;
 
-/// Somebody who is banned.
+/// A ban.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Ban")]
-pub(super) struct BanBody {
+struct BanBody {
     id: String,
-    /// `edge` for an address, `tenant`, or `user`; null where only the number is known.
+    /// `edge` for an address, `tenant`, or `user`; null if only the id is known.
     layer: Option<&'static str>,
     /// The address or block, the tenant, or the user.
     key: String,
     reason: String,
-    /// Who has set it; `ladder` for those whom the policy's own ladders ban.
+    /// The operator who set it, or `ladder` for a ban by one of the policy's ladders.
     by: String,
-    /// Since when, in Unix seconds.
+    /// The start, in Unix seconds.
     from: u64,
-    /// Until when; null is for good.
+    /// The end, in Unix seconds; null for a permanent ban.
     until: Option<u64>,
 }
 
-/// Somebody to ban.
+/// A ban to set.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", expecting = "an object")]
 #[schemars(rename = "NewBan")]
-pub(super) struct NewBan<'a> {
+struct NewBan<'a> {
     layer: LayerName,
     /// An address or CIDR (edge), a tenant, or a user. An IPv6 address without a prefix stands for the policy's
     /// `ipv6_prefix`; `ADDR/128` is one address.
     #[serde(borrow)]
     #[schemars(length(min = 1))]
     key: Text<'a>,
-    /// Why. Whoever is banned is never told.
+    /// The reason. It is not disclosed to the banned client.
     #[serde(borrow)]
     #[schemars(length(min = 1, max = 1_000))]
     reason: Text<'a>,
-    /// For how long; for good unless said.
+    /// The length; permanent if left out.
     #[schemars(range(min = 1, max = 315_360_000))]
     duration_sec: Option<Whole>,
 }
 
-/// Something was done.
+/// The answer to a change that returns nothing else.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Changed")]
-pub(super) struct ChangedBody {
+struct ChangedBody {
     ok: bool,
 }
 
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new()
-        .route("/v1/bans", get(list).post(add))
-        .route("/v1/bans/{id}", delete(lift))
-        .route("/v1/subjects/{layer}/{key}", get(subjects::show).delete(subjects::forgive))
-        .route("/v1/tenants/{id}", get(settings::tenant).put(settings::set_tenant))
-        .route("/v1/users/{id}", get(settings::user).put(settings::set_user))
+/// The query of a call that lists bans.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PageQuery {
+    limit: Option<String>,
+    after: Option<String>,
 }
 
-async fn list(_: Reader, State(app): State<Arc<App>>, query: Query) -> Result<Response, ApiError> {
-    let mut query = query.only(&["limit", "after"])?;
-    let limit = query.take("limit").map_or(Ok(BANS_LISTED.0), |text| {
-        let limit = text.parse().ok().filter(|limit| (1..=BANS_LISTED.1).contains(limit));
-        limit.ok_or_else(|| ApiError::bad("limit", format!("limit is between 1 and {}", BANS_LISTED.1)))
+/// The query of a change without a body.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReasonQuery {
+    reason: Option<String>,
+}
+
+pub(super) fn routes() -> Vec<Route> {
+    let (subject, tenant, user) = ("/v1/subjects/{layer}/{key}", "/v1/tenants/{id}", "/v1/users/{id}");
+    vec![
+        get("/v1/bans", list, describe::list_bans),
+        post("/v1/bans", add, describe::add_ban),
+        delete("/v1/bans/{id}", lift, describe::lift_ban),
+        get(subject, subjects::show, describe::subject),
+        delete(subject, subjects::forgive, describe::forgive),
+        get(tenant, settings::tenant, describe::tenant),
+        put(tenant, settings::set_tenant, describe::set_tenant),
+        get(user, settings::user, describe::user),
+        put(user, settings::set_user, describe::set_user),
+    ]
+}
+
+async fn list(
+    _: Reader,
+    State(app): State<Arc<App>>,
+    Query(PageQuery { limit, after }): Query<PageQuery>,
+) -> Result<Response, ApiError> {
+    let limit = limit.map_or(Ok(DEFAULT_PAGE), |text| {
+        let limit = text.parse().ok().filter(|limit| (1..=MAX_PAGE).contains(limit));
+        limit.ok_or_else(|| ApiError::bad("limit", format!("limit must be from 1 to {MAX_PAGE}")))
     })?;
-    let after = query.take("after").map(|id| ban_id(&id)).transpose()?;
+    let after = after.map(|id| ban_id(&id)).transpose()?;
     let policy = app.desk.policy();
-    let listed = app.desk.bans(after, limit).await?;
-    let listed = listed.iter().map(|listed| BanBody::new(listed.id, listed.ban.as_ref(), listed.until, &policy));
-    let listed: Vec<BanBody> = listed.collect();
-    let body = serde_json::to_vec(&listed).unwrap_or_default();
-    let room = app.listed.room(body.len()).await?;
-    Ok(json_bytes(StatusCode::OK, room.body(body, app.bounds.patience)))
+    let bans = app.desk.bans(after, limit).await?;
+    let bans = bans.iter().map(|listed| BanBody::new(listed.id, listed.ban.as_ref(), listed.until, &policy));
+    let bans: Vec<BanBody> = bans.collect();
+    let body = serde_json::to_vec(&bans).unwrap_or_default();
+    let permit = app.operator_answer_memory.acquire(body.len()).await?;
+    Ok(json_bytes(StatusCode::OK, permit.body(body, app.bounds.client_timeout)))
 }
 
-async fn add(operator: Operator, State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+async fn add(operator: Operator, State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let NewBan { layer, key, reason, duration_sec } = read(&body)?;
     let seconds = duration_sec.map(Whole::number);
     let new = desk::NewBan { layer: layer.0, key: key.as_str(), reason: reason.as_str(), seconds };
@@ -115,9 +141,8 @@ async fn lift(
     operator: Operator,
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
-    query: Query,
+    Query(ReasonQuery { reason }): Query<ReasonQuery>,
 ) -> Result<Response, ApiError> {
-    let reason = reason_in(query)?;
     app.desk.lift(&operator.0, ban_id(&id)?, reason.as_deref()).await?;
     Ok(json(StatusCode::OK, &ChangedBody { ok: true }))
 }
@@ -137,14 +162,9 @@ impl BanBody {
     }
 }
 
-/// The reason of a call that has no body.
-fn reason_in(query: Query) -> Result<Option<String>, ApiError> {
-    Ok(query.only(&["reason"])?.take("reason"))
-}
-
 fn ban_id(text: &str) -> Result<Digest, ApiError> {
     let id = trace_id(text).map(|id| Digest::from_u128(id.to_u128()));
-    id.ok_or_else(|| ApiError::bad("id", "the number of a ban is 32 hexadecimal digits"))
+    id.ok_or_else(|| ApiError::bad("id", "the id of a ban has 32 hexadecimal digits"))
 }
 
 fn hexadecimal(id: Digest) -> String {

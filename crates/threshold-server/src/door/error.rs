@@ -1,4 +1,4 @@
-//! What a caller reads when a request cannot be answered: which field, and why.
+//! The errors of the HTTP API: a status, a stable code, a message and the field it is about.
 
 use std::borrow::Cow;
 
@@ -13,26 +13,26 @@ use threshold_limiter::bans::TooManyBans;
 use threshold_limiter::store::StoreError;
 
 use super::json;
-use crate::desk::Refused;
+use crate::desk::OperationError;
 
-/// An answer that is no decision.
+/// An error with its HTTP status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
     pub(crate) body: ErrorBody,
 }
 
-/// Why a request was not answered.
+/// The body of an error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[schemars(rename = "Error")]
 pub(crate) struct ErrorBody {
-    /// A name that does not change.
+    /// A stable code for programs.
     error: &'static str,
-    /// What is wrong, for people.
+    /// The error in words.
     message: Cow<'static, str>,
-    /// The field it is about, if it is about one.
+    /// The field that the error is about, if any.
     field: Option<String>,
-    /// In a list: the item, from 0.
+    /// The index of the item in a list, from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<usize>,
 }
@@ -42,29 +42,31 @@ impl ApiError {
         Self { status, body: ErrorBody { error, message: message.into(), field: None, index: None } }
     }
 
-    /// 400, about one field.
+    /// 400 `bad_request`, about one field.
     pub(crate) fn bad(field: impl Into<String>, message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "bad_request", message).about(Some(field.into()))
     }
 
-    /// 503: something was changed, and is not on disk. It holds in memory, and is written as soon as that can be done.
+    /// 503 `not_saved`: a change is in effect, but not on disk yet. The journal goes on trying to write it.
     pub(crate) fn not_saved() -> Self {
-        let message = "this could not be written down in time; it holds until the server ends, and is still tried";
+        let message =
+            "the change is in effect but could not be saved in time; it is lost if the server ends before it is";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "not_saved", message)
     }
 
-    /// 503: nothing was changed, because the audit has no room for what would be.
+    /// 503 `not_recorded`: nothing was changed, because the queue of audit records is full.
     fn not_recorded() -> Self {
-        let message = "nothing was changed: too much waits for the disk already, and this could not be written down";
+        let message = "nothing was changed: the audit is full of records that wait for the disk";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "not_recorded", message)
     }
 
+    /// Sets the field that the error is about.
     pub(crate) fn about(mut self, field: Option<String>) -> Self {
         self.body.field = field;
         self
     }
 
-    /// The same, about one item of a list.
+    /// Sets the index of the item in a list.
     pub(crate) fn at(mut self, index: Option<usize>) -> Self {
         self.body.index = index;
         self
@@ -72,18 +74,18 @@ impl ApiError {
 }
 
 impl ErrorBody {
-    /// What is wrong, for people.
+    /// Returns the error in words.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }
 
-    /// The name of the error.
+    /// Returns the stable code.
     #[cfg(test)]
-    pub(crate) fn name(&self) -> &str {
+    pub(crate) fn code(&self) -> &str {
         self.error
     }
 
-    /// The field it is about.
+    /// Returns the field that the error is about.
     #[cfg(test)]
     pub(crate) fn field(&self) -> Option<&str> {
         self.field.as_deref()
@@ -96,23 +98,23 @@ impl From<StoreError> for ApiError {
     }
 }
 
-impl From<Refused> for ApiError {
-    fn from(refused: Refused) -> Self {
-        match refused {
-            Refused::Invalid { field, message } => Self::bad(field, message),
-            Refused::UnknownBan => {
-                Self::new(StatusCode::NOT_FOUND, "unknown_ban", "there is no such ban, or no longer")
+impl From<OperationError> for ApiError {
+    fn from(error: OperationError) -> Self {
+        match error {
+            OperationError::Invalid { field, message } => Self::bad(field, message),
+            OperationError::UnknownBan => {
+                Self::new(StatusCode::NOT_FOUND, "unknown_ban", "the ban is unknown or already ended")
             }
-            Refused::TooManyBans => {
+            OperationError::TooManyBans => {
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_bans", TooManyBans.to_string())
             }
-            Refused::TooManySettings => {
-                let message = "there are too many settings already";
+            OperationError::TooManySettings => {
+                let message = "there are too many settings; remove one first";
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_settings", message)
             }
-            Refused::Store(error) => error.into(),
-            Refused::NotRecorded => Self::not_recorded(),
-            Refused::NotSaved => Self::not_saved(),
+            OperationError::Store(error) => error.into(),
+            OperationError::NotRecorded => Self::not_recorded(),
+            OperationError::NotSaved => Self::not_saved(),
         }
     }
 }
@@ -130,7 +132,7 @@ impl From<PlanError> for ApiError {
                 Self::new(StatusCode::BAD_REQUEST, "cost_exceeds_limit", message).about(Some(field))
             }
             PlanError::Missing { field, .. } => Self::bad(field, message),
-            // The policy's mistake, which its caller cannot mend.
+            // A mistake of the policy, which the caller cannot correct: therefore not 400.
             PlanError::TooManyRules => Self::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_rules", message),
             PlanError::Path(_) => Self::bad("path", message),
         }
@@ -145,15 +147,15 @@ impl IntoResponse for ApiError {
             StatusCode::UNAUTHORIZED => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"threshold\""));
             }
-            // Tokens that were guessed at; nothing else is refused for coming too often.
+            // Only guessed tokens are answered with this status: a denied request is a 200 with a decision.
             StatusCode::TOO_MANY_REQUESTS => {
-                headers.insert(RETRY_AFTER, HeaderValue::from_static(super::guesses::GUESS_AGAIN_AFTER));
+                headers.insert(RETRY_AFTER, HeaderValue::from_static(super::token_guesses::RETRY_AFTER_SECS));
             }
-            // There is no room just now.
+            // Memory for answers or for request ids is full, and is free again as soon as others are done.
             StatusCode::SERVICE_UNAVAILABLE if matches!(self.body.error, "busy" | "too_many_request_ids") => {
                 headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
             }
-            // What is left of such a body is not worth reading.
+            // The rest of the body is not read, so the connection cannot be used for another request.
             StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE => {
                 headers.insert(CONNECTION, HeaderValue::from_static("close"));
             }

@@ -1,7 +1,8 @@
-//! Forward auth: a proxy asks for each request whether it may cross, and hands the answer to its client.
+//! Forward auth: a proxy asks for each request whether it may cross, and hands a denial to its client.
 //!
-//! It is the tower layer around nothing: what the proxy tells of a request is put in the place of the proxy's own, and the
-//! layer then finds the caller, decides, waits out shadow bans and words the answer as it does in an application.
+//! The door rebuilds the client's request from the proxy's headers and passes it through the tower layer, with a service
+//! inside that always answers 200. The layer finds the caller, decides, delays shadow bans and writes the answer as it does
+//! in an application.
 
 #[cfg(test)]
 mod conformance;
@@ -29,37 +30,37 @@ use threshold_core::{Digest, Timestamp};
 use threshold_limiter::tower::{RequestBody, ResponseBody, ResponseFuture, ThresholdService};
 use tower_service::Service;
 
-use super::request_ids::{OwnedQuestion, RequestIds};
+use super::request_ids::{ProxyClaim, RequestIds};
 use super::{Answering, ApiError, App};
 use crate::desk::Desk;
-use crate::log::{Samples, shown_address};
+use crate::log::{LogSampler, shown_address};
 
-/// Where proxies ask.
+/// The path that proxies call.
 pub(super) const PATH: &str = "/auth";
-/// Where a proxy shows its token. `Authorization` is its client's.
+/// The proxy's token. `Authorization` is its client's.
 const TOKEN: HeaderName = HeaderName::from_static("x-threshold-token");
-/// The status that a denial has where the proxy does not pass it on.
+/// The status of a denial, for a proxy that does not pass it on.
 const STATUS: HeaderName = HeaderName::from_static("x-threshold-status");
-/// The form of its body: `json`, `problem` or `text`.
+/// The format of a denial's body: `json`, `problem` or `text`.
 const FORM: HeaderName = HeaderName::from_static("x-threshold-form");
-/// Its body, in one line.
+/// The body of a denial, in one line.
 const BODY: HeaderName = HeaderName::from_static("x-threshold-body");
-/// The longest body that travels in a header field. nginx reads a head of 16 KiB as configured in deploy/nginx, and the
-/// other fields have to fit in as well.
-const MAX_CARRIED: usize = 8 << 10;
+/// The longest body in a header field. nginx reads a head of 16 KiB as configured in deploy/nginx, and the other fields have
+/// to fit too.
+const MAX_HEADER_BODY: usize = 8 << 10;
 
-/// What the door keeps between requests.
+/// The state of the door.
 pub(super) struct ForwardAuth {
-    gate: ThresholdService<Crosses>,
-    /// Which proxies that were turned away become a line of the log.
-    refusals: Samples,
+    gate: ThresholdService<AllowedService>,
+    /// Samples the refused proxies.
+    refusals: LogSampler,
 }
 
 impl ForwardAuth {
     pub(super) fn new(desk: &Desk) -> Self {
         use tower_layer::Layer as _;
         let layer = desk.layer().decision_only();
-        Self { gate: layer.layer(Crosses), refusals: Samples::default() }
+        Self { gate: layer.layer(AllowedService), refusals: LogSampler::default() }
     }
 }
 
@@ -69,81 +70,82 @@ impl fmt::Debug for ForwardAuth {
     }
 }
 
-/// Whether a request here describes another one, as proxies do.
+/// Whether a request describes another one, as a proxy's does.
 pub(super) fn describes_a_request(headers: &HeaderMap) -> bool {
     original::is_described(headers)
 }
 
-/// Answers a proxy. Any method will do: Traefik can be told to ask with its client's.
+/// Answers a proxy. Every method is accepted: Traefik can be configured to use its client's.
 pub(super) fn answer(app: &Arc<App>, peer: SocketAddr, parts: Parts) -> Answering {
-    let deny = Deny::asked(parts.uri.query());
+    let deny = DenialForm::from_query(parts.uri.query());
     let token = parts.headers.get(TOKEN);
     if !app.tokens.admit_proxy(token) {
         let is_wrong = token.is_some();
         let app = Arc::clone(app);
-        return Answering::Late {
+        return Answering::Boxed {
             future: Box::pin(async move { deny.refuse(unauthorized(&app, peer, is_wrong).await) }),
         };
     }
     match ask(app, peer, parts, deny) {
         Ok(answering) => answering,
         Err(error) => {
-            app.forward_auth.tell(&error, peer.ip(), &app.desk);
+            app.forward_auth.log_refusal(&error, peer.ip(), &app.desk);
             Answering::now(deny.refuse(error))
         }
     }
 }
 
-/// Turns a proxy away that showed no token, or a wrong one, which is counted.
+/// Refuses a proxy without a valid token, and counts a wrong one.
 async fn unauthorized(app: &App, peer: SocketAddr, is_wrong: bool) -> ApiError {
     if is_wrong {
-        // The proxy's client has guessed nothing: it never reads 429 for it.
-        let _ = app.guesses.caller(Some(peer.ip()), app).await;
+        // The error is ignored: the token is the proxy's, and its client must not get a 429 for it.
+        let _ = app.token_guesses.count_for_callers(Some(peer.ip()), app).await;
     }
-    let message = "send X-Threshold-Token and a token of this server";
+    let message = "send X-Threshold-Token with a token of this server";
     let error = ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message);
-    app.forward_auth.tell(&error, peer.ip(), &app.desk);
+    app.forward_auth.log_refusal(&error, peer.ip(), &app.desk);
     error
 }
 
-fn ask(app: &Arc<App>, peer: SocketAddr, mut parts: Parts, deny: Deny) -> Result<Answering, ApiError> {
+fn ask(app: &Arc<App>, peer: SocketAddr, mut parts: Parts, deny: DenialForm) -> Result<Answering, ApiError> {
     let mut question = None;
     let length = if is_trusted(app, peer.ip().to_canonical()) {
-        let length = original::put_in_place(&mut parts)?;
+        let length = original::restore_request(&mut parts)?;
         question = repeats::question(&app.request_ids, peer.ip().to_canonical(), &parts, length)?;
         length
     } else {
-        app.forward_auth.warn(peer.ip(), &app.desk);
+        app.forward_auth.warn_untrusted(peer.ip(), &app.desk);
         0
     };
-    // gRPC's refusals are 200 with a code, and to a proxy 200 means that the request may cross.
+    // A denial of a gRPC request is a 200 with a status in the trailers, and a 200 means to a proxy that it may cross.
     parts.headers.remove(CONTENT_TYPE);
-    let asked = http::Request::from_parts(parts, Announced(length));
+    let asked = http::Request::from_parts(parts, DeclaredBody(length));
     if let (Some(question), Some(_)) = (question, app.request_ids.shared()) {
         let future = Box::pin(ask_once(Arc::clone(app), peer, asked, question, deny));
-        return Ok(Answering::Late { future });
+        return Ok(Answering::Boxed { future });
     }
     let now = || app.desk.now();
-    if let Some(fields) = question.and_then(|question| app.request_ids.repeat(question, now())) {
-        return Ok(Answering::now(crosses_again(fields)));
+    if let Some(fields) = question.and_then(|question| app.request_ids.proxy_answer(question, now())) {
+        return Ok(Answering::now(repeated_answer(fields)));
     }
-    let told = app.forward_auth.gate.clone().call_from(Some(peer), asked);
-    let repeated = question.map(|question| Repeated { question, now: now(), ids: Arc::clone(&app.request_ids) });
-    Ok(Answering::Proxied { future: Proxied { told, deny, repeated } })
+    let answer = app.forward_auth.gate.clone().call_from(Some(peer), asked);
+    let repeated =
+        question.map(|question| RepeatableQuestion { question, now: now(), ids: Arc::clone(&app.request_ids) });
+    Ok(Answering::ForwardAuth { future: GateAnswer { answer, deny, repeated } })
 }
 
-/// Answers a question that the proxy may ask again, of any node that shares the store.
+/// Answers a question that the proxy may repeat to any node that shares the store.
 async fn ask_once(
     app: Arc<App>,
     peer: SocketAddr,
-    asked: http::Request<Announced>,
+    asked: http::Request<DeclaredBody>,
     question: Digest,
-    deny: Deny,
+    deny: DenialForm,
 ) -> Response {
     let mut first = None;
     if let Some(shared) = app.request_ids.shared() {
-        match OwnedQuestion::begin(shared, question).await {
-            Ok(fields) => return crosses_again(fields),
+        match ProxyClaim::begin(shared, question).await {
+            Ok(fields) => return repeated_answer(fields),
             Err(begun) => first = begun,
         }
     }
@@ -151,121 +153,121 @@ async fn ask_once(
     if let Some(first) = first {
         first.end((response.status() == StatusCode::OK).then(|| response.headers())).await;
     }
-    deny.word(response)
+    deny.apply(response)
 }
 
-/// The answer to a request that may cross, as it was given before.
-fn crosses_again(fields: HeaderMap) -> Response {
+/// Builds the answer to a repeated question, which was allowed before.
+fn repeated_answer(fields: HeaderMap) -> Response {
     let mut response = Response::new(Body::empty());
     *response.headers_mut() = fields;
     response
 }
 
-/// A question that the proxy may ask again.
-struct Repeated {
+/// A question that the proxy may repeat, and where to remember its answer.
+struct RepeatableQuestion {
     question: Digest,
     now: Timestamp,
     ids: Arc<RequestIds>,
 }
 
 pin_project! {
-    /// What the gate says, worded for the proxy. Only shadow bans and strikes make it wait.
-    pub(super) struct Proxied {
+    /// The gate's answer, in the form that the proxy wants. It is pending only for shadow bans and strikes.
+    pub(super) struct GateAnswer {
         #[pin]
-        told: ResponseFuture<Crosses, Announced>,
-        deny: Deny,
-        repeated: Option<Repeated>,
+        answer: ResponseFuture<AllowedService, DeclaredBody>,
+        deny: DenialForm,
+        repeated: Option<RepeatableQuestion>,
     }
 }
 
-impl Future for Proxied {
+impl Future for GateAnswer {
     type Output = Response;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Response> {
         let this = self.project();
-        this.told.poll(cx).map(|Ok(response)| {
-            if let Some(Repeated { question, now, ids }) = this.repeated.take()
+        this.answer.poll(cx).map(|Ok(response)| {
+            if let Some(RepeatableQuestion { question, now, ids }) = this.repeated.take()
                 && response.status() == StatusCode::OK
             {
-                ids.keep(question, now, response.headers());
+                ids.remember_proxy_answer(question, now, response.headers());
             }
-            this.deny.word(response)
+            this.deny.apply(response)
         })
     }
 }
 
-/// Whoever is not trusted cannot ask for others: the request is then the peer's own, whatever it says of anybody.
+/// Whether a peer may describe the requests of others. An untrusted peer is decided as a client itself.
 fn is_trusted(app: &App, peer: IpAddr) -> bool {
     app.desk.policy().identity().address.trusts(peer)
 }
 
 impl ForwardAuth {
-    /// A proxy's clients cannot mend what is wrong with it, and some proxies drop what they are told: so it is logged.
-    fn tell(&self, error: &ApiError, peer: IpAddr, desk: &Desk) {
-        let Some(left_out) = self.refusals.take(desk.now()) else { return };
+    /// Logs why a proxy was refused. Its clients cannot correct it, and some proxies discard the answer.
+    fn log_refusal(&self, error: &ApiError, peer: IpAddr, desk: &Desk) {
+        let Some(left_out) = self.refusals.sample(desk.now()) else { return };
         tracing::warn!(
             status = error.status.as_u16(),
             peer = shown_address(peer, &desk.policy()),
             message = error.body.message(),
             left_out,
-            "turned away at /auth"
+            "refused at /auth"
         );
     }
 
-    /// All clients of a proxy that somebody forgot to list share one budget, and rules by path hold for none of them.
-    fn warn(&self, peer: IpAddr, desk: &Desk) {
-        let Some(left_out) = self.refusals.take(desk.now()) else { return };
-        let message = "a peer that is not one of the policy's trusted_proxies is decided as its own client";
+    /// Warns of a proxy that is missing in `trusted_proxies`: its clients share one budget, and rules by path match none.
+    fn warn_untrusted(&self, peer: IpAddr, desk: &Desk) {
+        let Some(left_out) = self.refusals.sample(desk.now()) else { return };
         let peer = shown_address(peer, &desk.policy());
-        tracing::warn!(peer, message, left_out, "not believed at /auth");
+        tracing::warn!(peer, left_out, "peer at /auth is not in trusted_proxies: it is decided as a client itself");
     }
 }
 
-/// How a denial is told.
+/// How a proxy wants its denials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Deny {
-    /// As it is: the proxy hands it on.
-    Whole,
-    /// As 403, with the answer in header fields: nginx hands on nothing else.
+enum DenialForm {
+    /// As the client shall get it: the proxy passes it on.
+    PassThrough,
+    /// As 403, with the answer in header fields: nginx's `auth_request` passes on no other status and no body.
     Forbidden,
 }
 
-impl Deny {
-    /// Other parameters are not the proxy's: Caddy's `forward_auth` passes on those of its client's request.
-    fn asked(query: Option<&str>) -> Self {
+impl DenialForm {
+    /// Reads `?deny=403`, which is compared undecoded. Other parameters are ignored: Caddy's `forward_auth` adds those of its
+    /// client's request.
+    fn from_query(query: Option<&str>) -> Self {
         let forbidden = query.is_some_and(|query| query.split('&').any(|pair| pair == "deny=403"));
-        if forbidden { Self::Forbidden } else { Self::Whole }
+        if forbidden { Self::Forbidden } else { Self::PassThrough }
     }
 }
 
-impl Deny {
-    fn word(self, response: GateResponse) -> Response {
+impl DenialForm {
+    fn apply(self, response: GateResponse) -> Response {
         match (self, response.status()) {
-            // Nobody reads what is not there.
+            // The body is empty. Replacing it avoids boxing the gate's body.
             (_, StatusCode::OK) => Response::from_parts(response.into_parts().0, Body::empty()),
-            (Self::Whole, _) => response.map(Body::new),
+            (Self::PassThrough, _) => response.map(Body::new),
             (Self::Forbidden, _) => forbidden(response),
         }
     }
 
-    /// What a proxy is told that asked for something impossible. Its client may be the one to blame, and shall then read
-    /// why; but a token is the proxy's own, and nginx hands on 401 by itself.
+    /// Answers a proxy's invalid question. The client may have caused it and shall then see why. A wrong token is the proxy's
+    /// own, and nginx passes on 401 by itself.
     fn refuse(self, error: ApiError) -> Response {
         let response = error.into_response();
         match (self, response.status()) {
-            (Self::Whole, _) | (_, StatusCode::UNAUTHORIZED) => response,
+            (Self::PassThrough, _) | (_, StatusCode::UNAUTHORIZED) => response,
             (Self::Forbidden, _) => forbidden(response),
         }
     }
 }
 
-/// What the gate answers.
+/// The gate's response.
 type GateResponse = http::Response<ResponseBody<Empty<Bytes>>>;
 
-/// The same denial for a proxy that passes on 403 alone.
+/// Converts a denial for a proxy that only passes on 403.
 fn forbidden<B: http_body::Body<Data = Bytes>>(response: http::Response<B>) -> Response {
     let (mut parts, body) = response.into_parts();
-    // A refusal is one frame, which is there.
+    // The body of a denial is one frame that is ready, so that one poll collects it.
     let text = match pin!(body.collect()).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Ok(text)) => text.to_bytes(),
         Poll::Ready(Err(_)) | Poll::Pending => Bytes::new(),
@@ -288,20 +290,21 @@ fn form(headers: &HeaderMap) -> HeaderValue {
     })
 }
 
-/// A body as a field can carry it. Line breaks become blanks, which in JSON says the same.
+/// Returns a body as a header value, or `None` if it is too long. Control characters become spaces: in JSON, they occur only
+/// between tokens, where a space means the same.
 fn one_line(text: &[u8]) -> Option<HeaderValue> {
-    if text.len() > MAX_CARRIED {
+    if text.len() > MAX_HEADER_BODY {
         return None;
     }
     let line: Vec<u8> = text.iter().map(|byte| if byte.is_ascii_control() { b' ' } else { *byte }).collect();
     HeaderValue::from_bytes(&line).ok()
 }
 
-/// What is behind the gate: a request that comes here may cross.
+/// The service behind the gate, which answers 200: only allowed requests reach it.
 #[derive(Debug, Clone, Copy)]
-struct Crosses;
+struct AllowedService;
 
-impl Service<http::Request<RequestBody<Announced>>> for Crosses {
+impl Service<http::Request<RequestBody<DeclaredBody>>> for AllowedService {
     type Response = http::Response<Empty<Bytes>>;
     type Error = Infallible;
     type Future = Ready<Result<Self::Response, Infallible>>;
@@ -310,16 +313,16 @@ impl Service<http::Request<RequestBody<Announced>>> for Crosses {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _: http::Request<RequestBody<Announced>>) -> Self::Future {
+    fn call(&mut self, _: http::Request<RequestBody<DeclaredBody>>) -> Self::Future {
         ready(Ok(http::Response::new(Empty::new())))
     }
 }
 
-/// A body of so many bytes that never comes here.
+/// An empty body that declares the length of the client's body, which the proxy keeps.
 #[derive(Debug, Clone, Copy)]
-struct Announced(u64);
+struct DeclaredBody(u64);
 
-impl http_body::Body for Announced {
+impl http_body::Body for DeclaredBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -343,7 +346,7 @@ mod tests {
     use crate::door::Bounds;
     use crate::serve::Tokens;
 
-    const SHADOWED: &str = r#"
+    const SHADOW_BAN: &str = r#"
         [identity]
         trusted_proxies = ["127.0.0.1/32"]
         user = "header:x-user"
@@ -357,7 +360,7 @@ mod tests {
         ladder = "mine"
     "#;
 
-    /// Asks for a user, and says how long the answer took.
+    /// Asks for a user, and returns how long the answer took.
     async fn ask(app: &Arc<App>, user: &str) -> (Response, Duration) {
         let peer = SocketAddr::from(([127, 0, 0, 1], 4711));
         let request = http::Request::get("/auth").header("x-original-method", "GET").header("x-original-uri", "/");
@@ -368,11 +371,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_shadow_ban_is_waited_out_and_never_told() {
+    async fn a_shadow_ban_is_delayed_and_not_disclosed() {
         let start = Timestamp::from_secs(1_767_225_600);
         let clock = Arc::new(ManualClock::new(start));
-        let policy = Policy::parse(SHADOWED, &|_| None).unwrap();
-        let bounds = Bounds { patience: Duration::MAX, ..Bounds::default() };
+        let policy = Policy::parse(SHADOW_BAN, &|_| None).unwrap();
+        let bounds = Bounds { client_timeout: Duration::MAX, ..Bounds::default() };
         let app = Arc::new(App::new(Desk::new(policy, Arc::clone(&clock) as _), Tokens::default(), bounds));
         for status in [200, 429] {
             let (response, waited) = ask(&app, "shadowed").await;
@@ -387,24 +390,24 @@ mod tests {
     }
 
     #[test]
-    fn a_body_travels_in_one_line_or_not_at_all() {
+    fn a_body_becomes_one_header_line_unless_it_is_too_long() {
         let check = |text: &str, expect: Option<&[u8]>| {
             assert_eq!(one_line(text.as_bytes()).as_ref().map(HeaderValue::as_bytes), expect);
         };
         check("{\"error\":\"caf\u{e9}\"}", Some("{\"error\":\"caf\u{e9}\"}".as_bytes()));
         check("{\r\n\t\"a\": 1\n}", Some(b"{   \"a\": 1 }"));
         check("", Some(b""));
-        check(&"x".repeat(MAX_CARRIED), Some("x".repeat(MAX_CARRIED).as_bytes()));
-        check(&"x".repeat(MAX_CARRIED + 1), None);
+        check(&"x".repeat(MAX_HEADER_BODY), Some("x".repeat(MAX_HEADER_BODY).as_bytes()));
+        check(&"x".repeat(MAX_HEADER_BODY + 1), None);
     }
 
     #[test]
-    fn a_denial_is_told_whole_unless_it_must_be_a_403() {
-        for whole in [None, Some(""), Some("deny"), Some("deny=429"), Some("x=1&xdeny=403"), Some("Deny=403")] {
-            assert_eq!(Deny::asked(whole), Deny::Whole, "{whole:?}");
+    fn a_denial_is_passed_through_unless_the_proxy_asks_for_403() {
+        for whole in [None, Some(""), Some("deny"), Some("deny=429"), Some("x=1&xdeny=403"), Some("DenialForm=403")] {
+            assert_eq!(DenialForm::from_query(whole), DenialForm::PassThrough, "{whole:?}");
         }
         for forbidden in ["deny=403", "deny=403&x=1", "x&deny=403"] {
-            assert_eq!(Deny::asked(Some(forbidden)), Deny::Forbidden, "{forbidden}");
+            assert_eq!(DenialForm::from_query(Some(forbidden)), DenialForm::Forbidden, "{forbidden}");
         }
     }
 }

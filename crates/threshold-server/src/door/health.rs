@@ -1,4 +1,4 @@
-//! Whether the server lives, and whether it does all that it should. Open to everyone; details are for those with a token.
+//! `/healthz` and `/readyz`: liveness and readiness. Both need no token; details are only for requests with one.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -6,10 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwapOption;
-use axum::Router;
 use axum::extract::{FromRequestParts, State};
 use axum::response::Response;
-use axum::routing::get;
 use http::StatusCode;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
@@ -17,50 +15,54 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use threshold_limiter::tower::PeerAddr;
 
+use super::openapi::{Operation, Schemas, WRONG_HOST, json_content};
+use super::routes::{Route, get};
 use super::{App, json};
 
-/// How the server stands.
+/// The state that `/readyz` reports.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     draining: AtomicBool,
-    /// Why the policy is not the one that it should be, if it is not.
-    policy: ArcSwapOption<Trouble>,
-    /// The same of the keys that tokens are verified with.
-    keys: ArcSwapOption<Trouble>,
-    /// The same of the certificate.
-    certificate: ArcSwapOption<Trouble>,
-    /// Why clients do not accept the certificate in force, if they do not.
-    validity: ArcSwapOption<Trouble>,
-    /// What is wrong with the journal, if anything is.
-    journal: ArcSwapOption<Trouble>,
+    /// Why the policy file could not be loaded.
+    policy: ArcSwapOption<Problem>,
+    /// Why the keys that verify JWTs could not be loaded.
+    keys: ArcSwapOption<Problem>,
+    /// Why the TLS certificate could not be loaded.
+    certificate: ArcSwapOption<Problem>,
+    /// Why clients refuse the certificate in use: it is expired or not yet valid.
+    validity: ArcSwapOption<Problem>,
+    /// Why the journal is not written, or was damaged.
+    journal: ArcSwapOption<Problem>,
 }
 
-/// What is wrong, in two versions.
+/// A problem, as everyone may read it and in full.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Trouble {
-    /// For everyone: it names no files, and quotes none.
-    pub(crate) open: String,
-    /// For the log, and for those who show a token.
-    pub(crate) full: String,
+pub(crate) struct Problem {
+    /// Without file names and without text of files.
+    pub(crate) public: String,
+    /// For the log, and for requests with a token.
+    pub(crate) details: String,
 }
 
-impl Trouble {
-    /// The same for everyone, but for the paths of these files.
-    pub(crate) fn hiding(full: String, paths: &[impl AsRef<Path>]) -> Self {
+impl Problem {
+    /// A problem whose public text is the same but for the paths of these files.
+    pub(crate) fn hiding(details: String, paths: &[impl AsRef<Path>]) -> Self {
         let paths = paths.iter().map(|path| path.as_ref().display().to_string()).filter(|path| !path.is_empty());
-        let open = paths.fold(full.clone(), |text, path| hide(&text, &path));
-        Self { open, full }
+        let public = paths.fold(details.clone(), |text, path| hide(&text, &path));
+        Self { public, details }
     }
 }
 
-/// A text without a path, or the name of a file beside it that begins as it does.
+/// Replaces a path in a text, and also the path of a file beside it whose name begins with it, such as a damaged copy.
 fn hide(text: &str, path: &str) -> String {
     let mut parts = text.split(path);
     let mut shown = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let beside = part.strip_prefix('.').filter(|rest| rest.starts_with(|c: char| c.is_ascii_alphanumeric()));
         let (name, rest) = match beside {
-            Some(rest) => ("one beside it", rest.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '-')),
+            Some(rest) => {
+                ("a file beside it", rest.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '-'))
+            }
             None => ("the file", part),
         };
         shown.push_str(name);
@@ -70,93 +72,106 @@ fn hide(text: &str, path: &str) -> String {
 }
 
 impl Health {
-    /// How it stands with the policy: what is wrong, or nothing.
-    pub(crate) fn policy(&self, trouble: Option<Trouble>) {
-        self.policy.store(trouble.map(Arc::new));
+    /// Sets the problem of the policy; `None` clears it.
+    pub(crate) fn set_policy(&self, problem: Option<Problem>) {
+        self.policy.store(problem.map(Arc::new));
     }
 
-    /// How it stands with the keys that tokens are verified with: what is wrong, or nothing.
-    pub(crate) fn keys(&self, trouble: Option<Trouble>) {
-        self.keys.store(trouble.map(Arc::new));
+    /// Sets the problem of the keys that verify JWTs; `None` clears it.
+    pub(crate) fn set_keys(&self, problem: Option<Problem>) {
+        self.keys.store(problem.map(Arc::new));
     }
 
-    /// How it stands with the certificate: what is wrong, or nothing.
-    pub(crate) fn certificate(&self, trouble: Option<Trouble>) {
-        self.certificate.store(trouble.map(Arc::new));
+    /// Sets the problem of loading the certificate; `None` clears it.
+    pub(crate) fn set_certificate(&self, problem: Option<Problem>) {
+        self.certificate.store(problem.map(Arc::new));
     }
 
-    /// Whether clients accept the certificate in force: why they do not, or nothing.
-    pub(crate) fn validity(&self, trouble: Option<Trouble>) {
-        self.validity.store(trouble.map(Arc::new));
+    /// Sets why clients refuse the certificate in use; `None` clears it.
+    pub(crate) fn set_validity(&self, problem: Option<Problem>) {
+        self.validity.store(problem.map(Arc::new));
     }
 
-    /// How it stands with the journal: what is wrong, or nothing.
-    pub(crate) fn journal(&self, trouble: Option<Trouble>) {
-        self.journal.store(trouble.map(Arc::new));
+    /// Sets the problem of the journal; `None` clears it.
+    pub(crate) fn set_journal(&self, problem: Option<Problem>) {
+        self.journal.store(problem.map(Arc::new));
     }
 
-    /// It takes no new connections any more.
-    pub(crate) fn drain(&self) {
+    /// Marks the server as draining: it accepts no more connections.
+    pub(crate) fn set_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 }
 
-/// How the server stands.
+/// The health of the server.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Health")]
-pub(crate) struct HealthBody {
+struct HealthBody {
     #[schemars(extend("enum" = ["ok", "degraded", "draining"]))]
     status: &'static str,
-    /// Why it is degraded; with a token in full.
+    /// Why the server is degraded; in full for requests with a token.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
 }
 
-/// Who asks how the server stands.
+/// Whether a request that needs no token has a valid one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Asker {
-    Anyone,
-    /// Somebody with a token of this server.
-    Known,
+pub(super) enum Viewer {
+    Anonymous,
+    Authenticated,
 }
 
-impl FromRequestParts<Arc<App>> for Asker {
+impl FromRequestParts<Arc<App>> for Viewer {
     type Rejection = Infallible;
 
-    /// A wrong token is counted here as everywhere, and otherwise the same as none: this path is open.
+    /// A wrong token is counted as on every path, so that it cannot be guessed here, and else treated as none.
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Infallible> {
-        let shown = parts.headers.get(AUTHORIZATION).filter(|_| app.tokens.are_some());
-        let Some(shown) = shown else { return Ok(Self::Anyone) };
-        if app.tokens.know_any(shown) {
-            return Ok(Self::Known);
+        let authorization = parts.headers.get(AUTHORIZATION).filter(|_| app.tokens.any_configured());
+        let Some(authorization) = authorization else { return Ok(Self::Anonymous) };
+        if app.tokens.is_any_known(authorization) {
+            return Ok(Self::Authenticated);
         }
         let peer = parts.extensions.get::<PeerAddr>().map(|peer| peer.0.ip());
-        let _ = app.guesses.caller(peer, app).await;
-        Ok(Self::Anyone)
+        let _ = app.token_guesses.count_for_callers(peer, app).await;
+        Ok(Self::Anonymous)
     }
 }
 
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/healthz", get(alive)).route("/readyz", get(ready))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        get("/healthz", alive, |schemas| describe(schemas, "healthz", "Whether the server is alive")),
+        get("/readyz", ready, |schemas| {
+            describe(schemas, "readyz", "Whether the server is ready, degraded or draining")
+        }),
+    ]
+}
+
+fn describe(schemas: &mut Schemas, id: &'static str, summary: &'static str) -> Operation {
+    let health = json_content(&schemas.of::<HealthBody>());
+    Operation::new(id, summary)
+        .response(200, "The server works, or is degraded", &health)
+        .response(503, "The server is about to stop", &health)
+        .errors(&[WRONG_HOST])
+        .security(serde_json::json!([]))
 }
 
 async fn alive() -> Response {
     json(StatusCode::OK, &HealthBody { status: "ok", reason: None })
 }
 
-/// Degraded is still 200: it decides by the last good policy, and taking it out of service would help nobody.
-async fn ready(State(app): State<Arc<App>>, asker: Asker) -> Response {
+/// A degraded server answers 200: it decides by the last good policy, and to take it out of service would not help.
+async fn ready(State(app): State<Arc<App>>, viewer: Viewer) -> Response {
     if app.health.draining.load(Ordering::Relaxed) {
         return json(StatusCode::SERVICE_UNAVAILABLE, &HealthBody { status: "draining", reason: None });
     }
     let health = &app.health;
-    let troubles = [&health.policy, &health.keys, &health.certificate, &health.validity, &health.journal];
-    let troubles = troubles.map(ArcSwapOption::load);
-    let told = |trouble: &Arc<Trouble>| match asker {
-        Asker::Anyone => trouble.open.clone(),
-        Asker::Known => trouble.full.clone(),
+    let problems = [&health.policy, &health.keys, &health.certificate, &health.validity, &health.journal];
+    let problems = problems.map(ArcSwapOption::load);
+    let shown = |problem: &Arc<Problem>| match viewer {
+        Viewer::Anonymous => problem.public.clone(),
+        Viewer::Authenticated => problem.details.clone(),
     };
-    let reasons: Vec<String> = troubles.iter().filter_map(|trouble| trouble.as_ref().map(told)).collect();
+    let reasons: Vec<String> = problems.iter().filter_map(|problem| problem.as_ref().map(shown)).collect();
     let status = if reasons.is_empty() { "ok" } else { "degraded" };
     let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
     json(StatusCode::OK, &HealthBody { status, reason })
@@ -166,12 +181,13 @@ async fn ready(State(app): State<Arc<App>>, asker: Asker) -> Response {
 mod tests {
     use super::*;
 
-    /// A file beside the journal was told as `the file.damaged-1794794439965074`.
+    /// A file beside the journal once appeared as `the file.damaged-1794794439965074`.
     #[test]
-    fn no_path_is_told_to_everyone() {
-        let check = |full: &str, expect: &str| assert_eq!(Trouble::hiding(full.to_owned(), &["/d/t.db"]).open, expect);
+    fn the_public_text_of_a_problem_names_no_path() {
+        let check =
+            |details: &str, expect: &str| assert_eq!(Problem::hiding(details.to_owned(), &["/d/t.db"]).public, expect);
         check("cannot read /d/t.db: no", "cannot read the file: no");
-        check("/d/t.db is cut; see /d/t.db.damaged-17, or not", "the file is cut; see one beside it, or not");
+        check("/d/t.db is cut; see /d/t.db.damaged-17, or not", "the file is cut; see a file beside it, or not");
         check("look at /d/t.db. Then go on", "look at the file. Then go on");
         check("nothing", "nothing");
     }

@@ -1,4 +1,7 @@
-//! Guards a server without tokens against DNS rebinding: requests must name it by its address or by one of its names.
+//! Guards a server without tokens against DNS rebinding: `Host` and `Origin` must be an address or a name of the server.
+//!
+//! An attacker's web page can have its own name resolve to 127.0.0.1, and then call this server from the victim's browser as
+//! if it were the page's origin. Such a request carries the attacker's name in `Host`.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -9,15 +12,15 @@ use http::{HeaderMap, HeaderValue, StatusCode, Uri, Version};
 
 use super::{ApiError, forward_auth};
 
-/// The most characters of a header that a log line repeats.
+/// The most characters of a header in a log line: names are shorter, and a client chooses the value.
 const MAX_LOGGED: usize = 80;
 
-/// The names by which requests may call a listener.
+/// The names that requests may call a listener by.
 #[derive(Debug, Clone)]
 pub(crate) enum Hosts {
-    /// Any: callers show a token, which no page has, or come through a socket, which no page can open.
+    /// Any name: callers need a token, which no page knows, or a Unix socket, which no page can open.
     Any,
-    /// This machine's loopback addresses, `localhost`, and these.
+    /// Loopback addresses, `localhost`, and these.
     Own(Arc<[HostName]>),
 }
 
@@ -40,39 +43,40 @@ impl FromStr for HostName {
         if is_name(text) {
             return Ok(Self(text.trim_end_matches('.').to_ascii_lowercase()));
         }
-        Err("write a name or an address, without a scheme, a port or wildcards".to_owned())
+        Err("expected a name or an address, without a scheme, a port or wildcards".to_owned())
     }
 }
 
-/// Why a request is refused before anything is done with it.
+/// Why a request is refused before it is routed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// HTTP/1.1 does not allow it.
-    Bad(&'static str),
-    /// A header names another server, or a page of one.
+    /// The request violates HTTP/1.1.
+    Invalid(&'static str),
+    /// `Host` or `Origin` is not a name of this server.
     Misdirected { header: &'static str, value: String },
 }
 
 impl Hosts {
-    /// Refuses requests that HTTP forbids, and those for another name than this server's.
+    /// Checks `Host` and `Origin`.
     pub(super) fn check(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
         let mut hosts = headers.get_all(HOST).iter();
         let host = hosts.next();
         if host.is_none() && version >= Version::HTTP_11 {
-            return Err(Refusal::Bad("HTTP/1.1 requires a Host header"));
+            return Err(Refusal::Invalid("HTTP/1.1 requires a Host header"));
         }
+        // Proxies and servers disagree about which of two Host lines counts (request smuggling), so neither is accepted.
         if hosts.next().is_some() {
-            return Err(Refusal::Bad("there is more than one Host header"));
+            return Err(Refusal::Invalid("there is more than one Host header"));
         }
         let Self::Own(names) = self else { return Ok(()) };
         let target = uri.authority().map(|target| target.as_str().as_bytes());
-        // A request without any is no browser's: HTTP/1.0.
+        // A request with neither is HTTP/1.0, which no browser sends.
         let named = host.map(HeaderValue::as_bytes).into_iter().chain(target);
         if let Some(other) = { named }.find(|named| !is_own(host_of(named), names)) {
             return Err(Refusal::misdirected("Host", other));
         }
-        // The Origin that a proxy passes on is its client's. No page of another site can send the headers by which a
-        // proxy describes a request: its browser would ask this server first.
+        // A proxy passes on its client's Origin. A page cannot send the headers by which a proxy describes a request: its
+        // browser would send a CORS preflight first, which this server does not answer.
         if uri.path() == forward_auth::PATH && forward_auth::describes_a_request(headers) {
             return Ok(());
         }
@@ -90,12 +94,12 @@ impl Refusal {
         Self::Misdirected { header, value }
     }
 
-    /// Says so in the log, too: what a proxy is told, its operator may never see.
-    pub(super) fn tell(&self, left_out: u64) {
+    /// Logs the refusal: a proxy's operator may never see what the proxy is answered.
+    pub(super) fn log(&self, left_out: u64) {
         match self {
-            Self::Bad(message) => tracing::debug!(left_out, "refused: {message}"),
+            Self::Invalid(reason) => tracing::debug!(reason, left_out, "request refused: invalid Host"),
             Self::Misdirected { header, value } => {
-                tracing::warn!(header, ?value, left_out, "refused: not a name of this server (--allow-host)");
+                tracing::warn!(header, ?value, left_out, "request refused: not a name of this server (--allow-host)");
             }
         }
     }
@@ -104,7 +108,7 @@ impl Refusal {
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
         match refusal {
-            Refusal::Bad(message) => Self::new(StatusCode::BAD_REQUEST, "bad_request", message),
+            Refusal::Invalid(message) => Self::new(StatusCode::BAD_REQUEST, "bad_request", message),
             Refusal::Misdirected { header, .. } => {
                 let message = format!(
                     "{header} is neither an address of this machine, nor localhost, nor a name that the server was \
@@ -125,7 +129,7 @@ fn is_own(host: Option<&str>, names: &[HostName]) -> bool {
     host.eq_ignore_ascii_case("localhost") || names.iter().any(|name| name.0.eq_ignore_ascii_case(host))
 }
 
-/// The host of `HOST[:PORT]`. Which port it is does not matter: a tunnel may have another.
+/// Returns the host of `HOST[:PORT]`. The port is ignored: a tunnel may listen on another one than the server.
 fn host_of(authority: &[u8]) -> Option<&str> {
     let authority = std::str::from_utf8(authority).ok()?;
     let (host, port) = match authority.strip_prefix('[') {
@@ -136,7 +140,7 @@ fn host_of(authority: &[u8]) -> Option<&str> {
     (port.is_empty() || port.strip_prefix(':').is_some_and(is_port)).then_some(host)
 }
 
-/// The host of `SCHEME://HOST[:PORT]`; `null` has none.
+/// Returns the host of `SCHEME://HOST[:PORT]`; `None` for an opaque origin, which is sent as `null`.
 fn host_of_origin(origin: &[u8]) -> Option<&str> {
     let origin = std::str::from_utf8(origin).ok()?;
     let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"))?;
@@ -168,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_called_by_its_own_names() {
+    fn a_host_must_be_a_loopback_address_or_a_name_of_the_server() {
         let (bare, named) = (own(&[]), own(&["threshold.internal.", "Box", "10.0.0.5", "[fd00::1]"]));
         for host in
             ["127.0.0.1", "127.9.9.9:8080", "[::1]:80", "[::1]", "localhost", "LocalHost.:9", "[::ffff:127.0.0.1]"]
@@ -204,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_one_of_its_own_names() {
+    fn an_origin_must_be_a_name_of_the_server_unless_a_proxy_passes_it_on() {
         let hosts = own(&["box"]);
         let page = |origin| [("host", "localhost"), ("origin", origin)];
         for origin in ["http://localhost:3000", "https://box", "http://127.0.0.1", "http://[::1]:8080"] {
@@ -217,7 +221,7 @@ mod tests {
         }
         let two = [("host", "localhost"), ("origin", "http://localhost"), ("origin", "https://evil.example")];
         refused(&hosts, "/", &two, "Origin");
-        // A proxy passes on its client's.
+        // A proxy passes on its client's Origin.
         let proxied = [("host", "localhost"), ("origin", "https://evil.example"), ("x-original-uri", "/")];
         assert_eq!(check(&hosts, "/auth?deny=403", &proxied), Ok(()));
         refused(&hosts, "/v1/check", &proxied, "Origin");
@@ -226,17 +230,17 @@ mod tests {
     }
 
     #[test]
-    fn there_is_one_host() {
+    fn a_request_has_exactly_one_host_header_and_http_1_0_may_have_none() {
         for hosts in [Hosts::Any, own(&[])] {
-            assert!(matches!(check(&hosts, "/", &[]), Err(Refusal::Bad(_))));
+            assert!(matches!(check(&hosts, "/", &[]), Err(Refusal::Invalid(_))));
             let two = [("host", "localhost"), ("host", "localhost")];
-            assert!(matches!(check(&hosts, "/", &two), Err(Refusal::Bad(_))));
+            assert!(matches!(check(&hosts, "/", &two), Err(Refusal::Invalid(_))));
             assert_eq!(hosts.check(Version::HTTP_10, &Uri::from_static("/"), &HeaderMap::new()), Ok(()));
         }
     }
 
     #[test]
-    fn what_is_no_name_cannot_be_allowed() {
+    fn only_a_name_or_an_address_can_be_allowed() {
         for wrong in ["", "*", "*.example.com", "http://box", "box:8080", "[::1]:80", "a b", "caf\u{e9}"] {
             assert!(wrong.parse::<HostName>().is_err(), "{wrong}");
         }

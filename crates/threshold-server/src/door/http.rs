@@ -1,12 +1,12 @@
-//! The HTTP API: JSON in, decisions out. It decides nothing itself.
+//! The HTTP API: parses JSON, asks the desk, writes JSON.
 
 mod answer;
 #[cfg(test)]
 mod conformance;
+mod describe;
 mod limit;
 #[cfg(test)]
-mod lists;
-mod openapi;
+mod list_tests;
 mod request;
 mod schema;
 mod text;
@@ -15,15 +15,12 @@ mod write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Router;
-use axum::extract::{FromRequestParts, State};
+use axum::extract::State;
 use axum::response::Response;
-use axum::routing::{get, post};
 use bytes::Bytes;
-use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
 use threshold_core::receipt::{ActualCost, CommitError, MAX_RESERVATION};
@@ -32,80 +29,103 @@ use threshold_limiter::store::EndError;
 use tokio::task::yield_now;
 
 use super::admin::caller_name;
-use super::request_ids::{Named, Room};
-use super::sent::{Caller, Sent};
-use super::{ApiError, App, json, json_bytes};
-use crate::desk::{Decided, Held, new_trace, strikes_wait};
+use super::json_body::{Caller, JsonBody};
+use super::query::Query;
+use super::request_ids::{AnswerSpace, RequestKey};
+use super::routes::{Route, get, post};
+use super::{ApiError, App, json, json_bytes, openapi};
+use crate::desk::{Decided, ReservationTerms, new_trace, strike_deadline};
 use crate::explain::live_json;
-use crate::serve::Line;
-use answer::{Answer, USUAL_ANSWER, largest_answer};
+use crate::serve::ConnectionWatch;
+use answer::{Answer, TYPICAL_ANSWER, max_answer};
 pub(super) use request::{Address, LayerName, layer_named, read};
 use request::{CommitBody, MAX_ITEMS, OneOrMany, PauseBody, RefundBody, ReleaseBody, RequestBody, read_requests};
 use text::Pairs;
 pub(super) use text::{Text, Whole};
 
-/// Which of the policies that this process has used decided.
+/// The generation of the policy that decided: it grows by one with each reload.
 const GENERATION: HeaderName = HeaderName::from_static("x-threshold-generation");
-/// How long a reservation lasts unless said, in seconds.
-const RESERVATION: u64 = 60;
-/// The longest that a check waits, in milliseconds.
-const MAX_WAIT: u64 = 60_000;
+/// How long a reservation lasts by default, in seconds.
+const DEFAULT_TTL_SECS: u64 = 60;
+/// The longest that a check waits, in milliseconds: shorter than most clients and proxies wait for an answer.
+const MAX_WAIT_MS: u64 = 60_000;
 
-/// An answer as it is sent.
+/// An encoded answer.
 #[derive(Debug, Clone)]
-pub(super) struct Answered {
+pub(super) struct EncodedAnswer {
     pub(super) body: Bytes,
     /// Whether anything was charged.
     pub(super) charged: bool,
-    /// Whether the store failed and the rules are closed then.
+    /// Whether the store failed and a rule that fails closed denied.
     pub(super) closed: bool,
-    /// The policy it was decided under.
+    /// The generation of the policy that decided.
     pub(super) generation: u64,
 }
 
-/// Whether something was done.
+/// The result of a call that is not a decision.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Done")]
 struct DoneBody {
-    /// Whether there was anything to do it to.
+    /// Whether the call applied to anything.
     ok: bool,
-    /// Of a refund: whether this was the first time.
+    /// For a refund: whether this was the first one of its receipt.
     #[serde(skip_serializing_if = "Option::is_none")]
     first: Option<bool>,
 }
 
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new()
-        .route("/v1/check", post(check))
-        .route("/v1/peek", post(peek))
-        .route("/v1/record", post(record))
-        .route("/v1/explain", post(explain))
-        .route("/v1/reserve", post(reserve))
-        .route("/v1/commit", post(commit))
-        .route("/v1/release", post(release))
-        .route("/v1/refund", post(refund))
-        .route("/v1/pause", post(pause))
-        .route("/v1/limit", post(limit))
-        .route("/check", post(limit))
-        .route("/openapi.json", get(openapi))
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        post("/v1/check", check, describe::check),
+        post("/v1/peek", peek, describe::peek),
+        post("/v1/record", record, describe::record),
+        post("/v1/explain", explain, describe::explain),
+        post("/v1/reserve", reserve, describe::reserve),
+        post("/v1/commit", commit, describe::commit),
+        post("/v1/release", release, describe::release),
+        post("/v1/refund", refund, describe::refund),
+        post("/v1/pause", pause, describe::pause),
+        post("/v1/limit", limit, describe::limit),
+        post("/check", limit, describe::limit_alias),
+        get("/openapi.json", document, describe::openapi),
+    ]
 }
 
-async fn check(State(app): State<Arc<App>>, line: Line, wait: Wait, Sent(body): Sent) -> Result<Response, ApiError> {
-    match wait.0 {
-        None => decide(&app, &line, Verb::Check, &body).await,
-        Some(at_most) => line.watch(wait_for_room(&app, &line, &body, at_most)).await,
+/// The query of a check.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct CheckQuery {
+    wait_ms: Option<String>,
+}
+
+async fn check(
+    State(app): State<Arc<App>>,
+    watch: ConnectionWatch,
+    Query(query): Query<CheckQuery>,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
+    match query.wait()? {
+        None => decide(&app, &watch, Verb::Check, &body).await,
+        Some(at_most) => watch.until_disconnect(check_waiting(&app, &watch, &body, at_most)).await,
     }
 }
 
-async fn peek(State(app): State<Arc<App>>, line: Line, Sent(body): Sent) -> Result<Response, ApiError> {
-    decide(&app, &line, Verb::Peek, &body).await
+async fn peek(
+    State(app): State<Arc<App>>,
+    watch: ConnectionWatch,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
+    decide(&app, &watch, Verb::Peek, &body).await
 }
 
-async fn record(State(app): State<Arc<App>>, line: Line, Sent(body): Sent) -> Result<Response, ApiError> {
-    decide(&app, &line, Verb::Record, &body).await
+async fn record(
+    State(app): State<Arc<App>>,
+    watch: ConnectionWatch,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
+    decide(&app, &watch, Verb::Record, &body).await
 }
 
-async fn explain(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+async fn explain(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let request: RequestBody<'_> = read(&body)?;
     request.without_reservation()?;
     let policy = app.desk.policy();
@@ -114,23 +134,27 @@ async fn explain(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
     let explained = app.desk.explain(&policy, &facts, |rules, decided| {
         live_json(&policy, &facts, rules, &decided.decision, &Answer::new(decided, &policy).to_json())
     });
-    Ok(of_generation(json(StatusCode::OK, &explained.await?), policy.generation()))
+    Ok(with_generation(json(StatusCode::OK, &explained.await?), policy.generation()))
 }
 
-async fn reserve(State(app): State<Arc<App>>, line: Line, Sent(body): Sent) -> Result<Response, ApiError> {
+async fn reserve(
+    State(app): State<Arc<App>>,
+    watch: ConnectionWatch,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
     let request: RequestBody<'_> = read(&body)?;
-    let held = held(&request)?;
+    let terms = reservation_terms(&request)?;
     let policy = app.desk.policy();
-    let answered = once((&app, &line), "reserve", &request, None, async {
+    let answer = once((&app, &watch), "reserve", &request, None, async {
         let lists = request.lists();
         let facts = request.facts(&lists, new_trace());
-        let read = |decided: &Decided| Answered::new(decided, &policy, "reserve");
-        Ok(app.desk.reserve_saved(&policy, &facts, held, read).await?)
+        let encode = |decided: &Decided| EncodedAnswer::new(decided, &policy, "reserve");
+        Ok(app.desk.reserve_and_save(&policy, &facts, terms, encode).await?)
     });
-    Ok(answered.await?.into_response())
+    Ok(answer.await?.into_response())
 }
 
-async fn commit(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+async fn commit(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let CommitBody { reservation, cost, bytes, costs } = read(&body)?;
     let costs = Pairs::costs(costs.as_ref());
     let actual = ActualCost { cost: cost.map(Whole::number), bytes: bytes.map(Whole::number), costs: &costs };
@@ -140,7 +164,7 @@ async fn commit(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respons
     }
 }
 
-async fn release(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+async fn release(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let ReleaseBody { reservation } = read(&body)?;
     match trace_id(reservation.as_str()) {
         Some(id) => ended(app.desk.release(id).await),
@@ -148,117 +172,130 @@ async fn release(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
     }
 }
 
-async fn refund(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+async fn refund(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let RefundBody { receipt } = read(&body)?;
     let receipt = app.desk.read_receipt(receipt.as_str());
-    let receipt = receipt.map_err(|_| ApiError::bad("receipt", "this is no receipt of this server"))?;
+    let receipt = receipt.map_err(|_| ApiError::bad("receipt", "this receipt was not issued by this server"))?;
     let first = app.desk.refund(&receipt).await.map_err(|error| {
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", format!("nothing was given back: {error}"))
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", format!("nothing was refunded: {error}"))
     })?;
     Ok(json(StatusCode::OK, &DoneBody { ok: true, first: Some(first) }))
 }
 
-async fn pause(State(app): State<Arc<App>>, headers: HeaderMap, Sent(body): Sent) -> Result<Response, ApiError> {
+async fn pause(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
     let PauseBody { layer, key, seconds } = read(&body)?;
     let who = caller_name(&headers, &app);
     let ok = app.desk.pause(&who, layer.0, key.as_str(), seconds.number()).await?;
     Ok(json(StatusCode::OK, &DoneBody { ok, first: None }))
 }
 
-async fn limit(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+async fn limit(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     limit::answer(&app, &body).await
 }
 
-async fn openapi(_: Caller) -> Response {
+async fn document(_: Caller) -> Response {
     json_bytes(StatusCode::OK, openapi::document())
 }
 
-/// One request or a list of them, under one policy.
-async fn decide(app: &App, line: &Line, verb: Verb, body: &[u8]) -> Result<Response, ApiError> {
-    // Room for a list's answers is there before the list is read: it takes more memory read than sent.
-    let room = match list_bytes(body, &app.desk.policy()) {
+/// Decides one request or a list of them, under one policy.
+async fn decide(app: &App, watch: &ConnectionWatch, verb: Verb, body: &[u8]) -> Result<Response, ApiError> {
+    // Memory for a list's answers is acquired before the list is parsed, because parsed it takes more memory than encoded.
+    let permit = match list_bytes(body, &app.desk.policy()) {
         None => None,
-        Some(bytes) => Some(line.watch(app.large.room(bytes)).await?),
+        Some(bytes) => Some(watch.until_disconnect(app.answer_memory.acquire(bytes)).await?),
     };
-    let asked = read_requests(body)?;
+    let requests = read_requests(body)?;
     let policy = app.desk.policy();
-    match (&asked, room) {
-        (OneOrMany::Many(requests), Some(room)) => {
-            let Listed { body, closed } = answer_all((app, line), verb, requests, &policy).await?;
-            let response = json_bytes(status(closed), room.body(body, app.bounds.patience));
-            Ok(of_generation(response, policy.generation()))
+    match (&requests, permit) {
+        (OneOrMany::Many(requests), Some(permit)) => {
+            let ListAnswer { body, closed } = answer_all((app, watch), verb, requests, &policy).await?;
+            let response = json_bytes(status(closed), permit.body(body, app.bounds.client_timeout));
+            Ok(with_generation(response, policy.generation()))
         }
         (OneOrMany::One(request), _) => {
             request.without_reservation()?;
-            Ok(answer((app, line), verb, request, &policy, strikes_wait(), None).await?.into_response())
+            Ok(answer((app, watch), verb, request, &policy, strike_deadline(), None).await?.into_response())
         }
+        // `list_bytes` and the parser disagree about what a list is. No input is known for which they do.
         (OneOrMany::Many(_), None) => {
             Err(ApiError::new(StatusCode::BAD_REQUEST, "bad_request", "a list begins with ["))
         }
     }
 }
 
-/// The most bytes that the answers to a list take, with its requests as they are read; nothing if this is no list. Every
-/// request begins with a brace, and so does whatever else is counted along.
+/// Returns the most bytes that a list's parsed requests and its answers take; `None` if the body is not a list.
+///
+/// Every request begins with a brace. Braces inside of requests are counted too, so that this is an upper bound.
 fn list_bytes(body: &[u8], policy: &Policy) -> Option<usize> {
     body.iter().find(|byte| !byte.is_ascii_whitespace()).filter(|byte| **byte == b'[')?;
     let items = memchr::memchr_iter(b'{', body).count().min(MAX_ITEMS);
-    let each = largest_answer(policy).saturating_add(size_of::<RequestBody<'_>>());
+    let each = max_answer(policy).saturating_add(size_of::<RequestBody<'_>>());
     Some(items.saturating_mul(each).saturating_add(2))
 }
 
-/// A check that waits for room.
-async fn wait_for_room(app: &App, line: &Line, body: &[u8], at_most: Duration) -> Result<Response, ApiError> {
+/// Decides a check that may wait until it fits.
+async fn check_waiting(
+    app: &App,
+    watch: &ConnectionWatch,
+    body: &[u8],
+    at_most: Duration,
+) -> Result<Response, ApiError> {
     let OneOrMany::One(request) = read_requests(body)? else {
-        return Err(ApiError::bad("waitMs", "one request can wait, a list cannot"));
+        return Err(ApiError::bad("waitMs", "only a single request can wait, not a list"));
     };
     request.without_reservation()?;
-    let answered = once((app, line), "check", &request, None, async {
+    let answer = once((app, watch), "check", &request, None, async {
         let lists = request.lists();
         let facts = request.facts(&lists, new_trace());
-        let read = |decided: &Decided, policy: &Policy| Answered::new(decided, policy, "check");
-        Ok(app.desk.wait(&facts, at_most, read).await?)
+        let encode = |decided: &Decided, policy: &Policy| EncodedAnswer::new(decided, policy, "check");
+        Ok(app.desk.wait(&facts, at_most, encode).await?)
     });
-    Ok(answered.await?.into_response())
+    Ok(answer.await?.into_response())
 }
 
 async fn answer(
-    (app, line): (&App, &Line),
+    (app, watch): (&App, &ConnectionWatch),
     verb: Verb,
     request: &RequestBody<'_>,
     policy: &Policy,
-    by: Instant,
-    room: Option<&mut Room<'_>>,
-) -> Result<Answered, ApiError> {
+    strike_deadline: Instant,
+    space: Option<&mut AnswerSpace<'_>>,
+) -> Result<EncodedAnswer, ApiError> {
     let name = name_of(verb);
     let decide = async {
         let lists = request.lists();
         let facts = request.facts(&lists, new_trace());
-        let read = |decided: &Decided| Answered::new(decided, policy, name);
-        Ok(app.desk.decide_saved(policy, verb, &facts, by, read).await?)
+        let encode = |decided: &Decided| EncodedAnswer::new(decided, policy, name);
+        Ok(app.desk.decide_and_save(policy, verb, &facts, strike_deadline, encode).await?)
     };
-    // What charges nothing is not remembered.
+    // A peek charges nothing, so that repeating it needs no protection.
     if verb == Verb::Peek {
         return decide.await;
     }
-    once((app, line), name, request, room, decide).await
+    once((app, watch), name, request, space, decide).await
 }
 
-/// The answers to a list.
-struct Listed {
+/// The encoded answers to a list.
+struct ListAnswer {
     body: Vec<u8>,
-    /// Whether the store failed one of them and the rules are closed then.
+    /// Whether the store failed for one of them and a rule that fails closed denied.
     closed: bool,
 }
 
-/// A list is refused as a whole before anything of it is charged. Others have their turn after each item: a thousand of
-/// them would keep a thread busy for as long as any other request may take.
+/// Decides the requests of a list in order.
+///
+/// All of them are planned before the first is charged, so that a list with an invalid item charges nothing. The task yields
+/// after each item: a thousand in one go kept a worker thread busy for 53 ms, and its other connections waited.
 async fn answer_all(
-    (app, line): (&App, &Line),
+    (app, watch): (&App, &ConnectionWatch),
     verb: Verb,
     requests: &[RequestBody<'_>],
     policy: &Policy,
-) -> Result<Listed, ApiError> {
+) -> Result<ListAnswer, ApiError> {
     for (index, request) in requests.iter().enumerate() {
         let planned = {
             let lists = request.lists();
@@ -268,53 +305,53 @@ async fn answer_all(
         fine.map_err(|error| error.at(Some(index)))?;
         yield_now().await;
     }
-    let (places, ids): (Vec<usize>, Vec<Named>) = requests
+    let (indexes, keys): (Vec<usize>, Vec<RequestKey>) = requests
         .iter()
         .enumerate()
         .filter(|_| verb != Verb::Peek)
-        .filter_map(|(index, request)| Some((index, named(app, name_of(verb), request)?)))
+        .filter_map(|(index, request)| Some((index, request_key(app, name_of(verb), request)?)))
         .unzip();
-    let room = app.request_ids.open(&ids, || app.desk.now()).await;
-    let mut room = room
-        .map_err(|(place, refused)| ApiError::from(refused).at(place.and_then(|place| places.get(place).copied())))?;
-    let mut listed = Listed { body: Vec::new(), closed: false };
-    listed.body.reserve_exact(requests.len().saturating_mul(USUAL_ANSWER).saturating_add(2));
-    // However many of them strike, the list waits no longer than one.
-    let by = strikes_wait();
-    listed.body.push(b'[');
+    let space = app.request_ids.begin_list(&keys, || app.desk.now()).await;
+    let mut space = space
+        .map_err(|(place, error)| ApiError::from(error).at(place.and_then(|place| indexes.get(place).copied())))?;
+    let mut list = ListAnswer { body: Vec::new(), closed: false };
+    list.body.reserve_exact(requests.len().saturating_mul(TYPICAL_ANSWER).saturating_add(2));
+    // One deadline for the whole list: however many of its requests strike, it waits for the disk only once.
+    let deadline = strike_deadline();
+    list.body.push(b'[');
     for (index, request) in requests.iter().enumerate() {
-        let answered = answer((app, line), verb, request, policy, by, Some(&mut room)).await;
-        let answered = answered.map_err(|error| error.at(Some(index)))?;
-        listed.closed |= answered.closed;
+        let answer = answer((app, watch), verb, request, policy, deadline, Some(&mut space)).await;
+        let answer = answer.map_err(|error| error.at(Some(index)))?;
+        list.closed |= answer.closed;
         if index > 0 {
-            listed.body.push(b',');
+            list.body.push(b',');
         }
-        listed.body.extend_from_slice(&answered.body);
+        list.body.extend_from_slice(&answer.body);
         yield_now().await;
     }
-    listed.body.push(b']');
-    Ok(listed)
+    list.body.push(b']');
+    Ok(list)
 }
 
-/// Decides, or gives the answer that this request's own id was given before.
+/// Decides, or returns the answer that was given to this request's id before.
 async fn once(
-    (app, line): (&App, &Line),
+    (app, watch): (&App, &ConnectionWatch),
     verb: &'static str,
     request: &RequestBody<'_>,
-    room: Option<&mut Room<'_>>,
-    decide: impl Future<Output = Result<Answered, ApiError>>,
-) -> Result<Answered, ApiError> {
-    match named(app, verb, request) {
+    space: Option<&mut AnswerSpace<'_>>,
+    decide: impl Future<Output = Result<EncodedAnswer, ApiError>>,
+) -> Result<EncodedAnswer, ApiError> {
+    match request_key(app, verb, request) {
         None => decide.await,
-        // It may be under way elsewhere, and wait there.
-        Some(named) => line.watch(app.request_ids.run(named, || app.desk.now(), room, decide)).await,
+        // A request with the same id may be in progress, and this one then waits for it.
+        Some(key) => watch.until_disconnect(app.request_ids.run(key, || app.desk.now(), space, decide)).await,
     }
 }
 
-/// The id that a request has, if any, and what it asks.
-fn named(app: &App, verb: &'static str, request: &RequestBody<'_>) -> Option<Named> {
+/// Returns the digests of a request's id and content; `None` if it has no id.
+fn request_key(app: &App, verb: &'static str, request: &RequestBody<'_>) -> Option<RequestKey> {
     let id = request.request_id.as_ref()?;
-    Some(Named { id: app.request_ids.digest(&(verb, id.0.as_ref())), question: app.request_ids.digest(request) })
+    Some(RequestKey { id: app.request_ids.digest(&(verb, id.0.as_ref())), content: app.request_ids.digest(request) })
 }
 
 fn name_of(verb: Verb) -> &'static str {
@@ -329,29 +366,18 @@ fn status(closed: bool) -> StatusCode {
     if closed { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
 }
 
-/// How long a check may wait, from `?waitMs=`.
-#[derive(Debug, Clone, Copy)]
-struct Wait(Option<Duration>);
-
-impl FromRequestParts<Arc<App>> for Wait {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, ApiError> {
-        let mut wait = None;
-        for pair in parts.uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            if name != "waitMs" {
-                return Err(ApiError::bad(name, format!("unknown parameter `{name}`, expected `waitMs`")));
-            }
-            let millis = value.parse().ok().filter(|millis| *millis <= MAX_WAIT && wait.is_none());
-            let message = || format!("waitMs is given once, as a whole number from 0 to {MAX_WAIT}");
-            wait = Some(millis.ok_or_else(|| ApiError::bad("waitMs", message()))?);
-        }
-        Ok(Self(wait.filter(|millis| *millis > 0).map(Duration::from_millis)))
+impl CheckQuery {
+    /// Returns how long the check may wait; `None` if it must not.
+    fn wait(&self) -> Result<Option<Duration>, ApiError> {
+        let Some(text) = &self.wait_ms else { return Ok(None) };
+        let millis = text.parse().ok().filter(|millis| *millis <= MAX_WAIT_MS);
+        let message = || format!("waitMs must be a whole number from 0 to {MAX_WAIT_MS}");
+        let millis = millis.ok_or_else(|| ApiError::bad("waitMs", message()))?;
+        Ok((millis > 0).then(|| Duration::from_millis(millis)))
     }
 }
 
-impl Answered {
+impl EncodedAnswer {
     fn new(decided: &Decided, policy: &Policy, verb: &str) -> Self {
         Self {
             body: Answer::new(decided, policy).to_json().into(),
@@ -362,26 +388,28 @@ impl Answered {
     }
 
     fn into_response(self) -> Response {
-        of_generation(json_bytes(status(self.closed), self.body), self.generation)
+        with_generation(json_bytes(status(self.closed), self.body), self.generation)
     }
 }
 
-fn held(request: &RequestBody<'_>) -> Result<Held, ApiError> {
-    let ttl = Span::from_secs(request.ttl_sec.map_or(RESERVATION, Whole::number));
+fn reservation_terms(request: &RequestBody<'_>) -> Result<ReservationTerms, ApiError> {
+    let ttl = Span::from_secs(request.ttl_sec.map_or(DEFAULT_TTL_SECS, Whole::number));
     if ttl == Span::ZERO || ttl > MAX_RESERVATION {
-        let most = MAX_RESERVATION.secs_ceil();
-        return Err(ApiError::bad("ttlSec", format!("ttlSec is between 1 and {most}")));
+        let max = MAX_RESERVATION.secs_ceil();
+        return Err(ApiError::bad("ttlSec", format!("ttlSec must be from 1 to {max}")));
     }
-    Ok(Held { ttl, on_expire: request.on_expire.map(Into::into).unwrap_or_default() })
+    Ok(ReservationTerms { ttl, on_expire: request.on_expire.map(Into::into).unwrap_or_default() })
 }
 
+/// Parses an id of 32 hexadecimal digits.
 pub(super) fn trace_id(text: &str) -> Option<TraceId> {
     let hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     hex.then(|| u128::from_str_radix(text, 16).ok()).flatten().map(TraceId::from_u128)
 }
 
-fn ended(ended: Result<(), EndError>) -> Result<Response, ApiError> {
-    let Err(error) = ended else { return Ok(json(StatusCode::OK, &DoneBody { ok: true, first: None })) };
+/// Answers a commit or a release.
+fn ended(result: Result<(), EndError>) -> Result<Response, ApiError> {
+    let Err(error) = result else { return Ok(json(StatusCode::OK, &DoneBody { ok: true, first: None })) };
     let (status, name, error) = match error {
         EndError::OtherCost => (StatusCode::CONFLICT, "already_committed", CommitError::OtherCost),
         EndError::Store(error) => return Err(error.into()),
@@ -390,7 +418,7 @@ fn ended(ended: Result<(), EndError>) -> Result<Response, ApiError> {
     Err(ApiError::new(status, name, error.to_string()).about(Some("reservation".to_owned())))
 }
 
-fn of_generation(mut response: Response, generation: u64) -> Response {
+fn with_generation(mut response: Response, generation: u64) -> Response {
     response.headers_mut().insert(GENERATION, HeaderValue::from(generation));
     response
 }

@@ -1,11 +1,11 @@
-//! Login over HTTP: asked before a secret is checked, told afterwards. What a result changes is on disk before it is told.
+//! Login protection over HTTP: an attempt before a secret is checked, and its result afterwards.
+//!
+//! The changes that a result makes are on disk before it is answered.
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::post;
 use http::header::RETRY_AFTER;
 use http::{HeaderValue, StatusCode};
 use schemars::JsonSchema;
@@ -13,75 +13,97 @@ use serde::{Deserialize, Serialize};
 use threshold_core::Span;
 use threshold_limiter::{Attempted, LoginError, LoginRequest};
 
+use super::error::ErrorBody;
 use super::http::{Address, Text, read};
-use super::sent::Sent;
+use super::json_body::JsonBody;
+use super::openapi::{Operation, Schemas, json_content};
+use super::routes::{Route, post};
 use super::{ApiError, App, json};
 
 /// A login whose secret is about to be checked.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 #[schemars(rename = "LoginAttempt")]
-pub(super) struct AttemptBody<'a> {
+struct AttemptBody<'a> {
     /// The account's name, in any spelling.
     #[serde(borrow)]
     account: Option<Text<'a>>,
     /// The client's address.
     ip: Address,
-    /// Which secret is tried: a password, unless said.
+    /// The kind of secret that is tried; a password by default.
     #[serde(borrow)]
     factor: Option<Text<'a>>,
-    /// The device token that the client showed.
+    /// The device token from the client's cookie.
     #[serde(borrow)]
     device: Option<Text<'a>>,
-    /// Whose account it is, as bans and penalties name them; the account's own name, unless said.
+    /// The user as bans and penalties name them; the account's name by default.
     #[serde(borrow)]
     user: Option<Text<'a>>,
-    /// The tenant whose login it is. Where users belong to tenants, each has accounts of its own.
+    /// The tenant. With `user_scope = "tenant"` each tenant has accounts of its own.
     #[serde(borrow)]
     tenant: Option<Text<'a>>,
 }
 
-/// How a login went.
+/// The result of a login attempt.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 #[schemars(rename = "LoginResult")]
-pub(super) struct ResultBody<'a> {
-    /// What the attempt was given.
+struct ResultBody<'a> {
+    /// The token that the attempt was answered with.
     #[serde(borrow)]
     attempt: Text<'a>,
     /// Whether the secret was right.
     success: bool,
 }
 
-/// What becomes of a login.
+/// The answer to an attempt or a result.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(rename = "Login")]
-pub(super) struct LoginBody {
-    /// Before: whether to check the secret. After: whether the client is in, or may try again.
+struct LoginBody {
+    /// For an attempt: whether to check the secret. For a result: whether the client is logged in, or may try again.
     allowed: bool,
-    /// What to tell the result with.
+    /// The token to send the result with.
     #[serde(skip_serializing_if = "Option::is_none")]
     attempt: Option<String>,
-    /// For how many seconds this client is kept from trying.
+    /// The seconds until this client may try again.
     #[serde(skip_serializing_if = "Option::is_none")]
     lockout_remaining: Option<u64>,
-    /// By what this device is known from now on, for a cookie that is `__Host-`, `HttpOnly`, `Secure` and `SameSite=Lax`.
+    /// The new device token, for a cookie that is `__Host-`, `HttpOnly`, `Secure` and `SameSite=Lax`.
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<String>,
-    /// Why not: `too_many_requests`, `account_locked` or `banned`.
+    /// Why the attempt was refused: `too_many_requests`, `account_locked` or `banned`.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'static str>,
-    /// The same, for people.
+    /// The same in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<&'static str>,
 }
 
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/v1/login/attempt", post(attempt)).route("/v1/login/result", post(result))
+pub(super) fn routes() -> Vec<Route> {
+    vec![post("/v1/login/attempt", attempt, describe_attempt), post("/v1/login/result", result, describe_result)]
 }
 
-async fn attempt(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+fn describe_attempt(schemas: &mut Schemas) -> Operation {
+    let (body, login) = (schemas.of::<AttemptBody<'_>>(), schemas.of::<LoginBody>());
+    let refused = serde_json::json!({"anyOf": [login, schemas.of::<ErrorBody>()]});
+    Operation::call("loginAttempt", "Ask, before a secret is checked, whether to check it", &login)
+        .body(body)
+        .response(429, "Do not check the secret; or too many wrong tokens", &json_content(&refused))
+        .errors(&[(503, "The store is full or cannot answer, and logins fail closed")])
+}
+
+fn describe_result(schemas: &mut Schemas) -> Operation {
+    let (body, login) = (schemas.of::<ResultBody<'_>>(), schemas.of::<LoginBody>());
+    Operation::call("loginResult", "Report, after a secret was checked, whether it was right", &login)
+        .body(body)
+        .errors(&[
+            (404, "The attempt is unknown, already ended, or older than a minute"),
+            (503, "The result is not on disk yet (`not_saved`), or the store cannot answer"),
+        ])
+}
+
+async fn attempt(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let AttemptBody { account, ip, factor, device, user, tenant } = read(&body)?;
     let request = LoginRequest {
         account: account.as_ref().map(Text::as_str),
@@ -112,7 +134,7 @@ async fn attempt(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respon
     Ok(response)
 }
 
-async fn result(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Response, ApiError> {
+async fn result(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let ResultBody { attempt, success } = read(&body)?;
     let ended = app.desk.login_result(attempt.as_str(), success).await?.ok_or_else(ApiError::not_saved)?;
     let lockout_remaining = ended.lockout_remaining.map(seconds);
@@ -120,7 +142,7 @@ async fn result(State(app): State<Arc<App>>, Sent(body): Sent) -> Result<Respons
     Ok(json(StatusCode::OK, &body).into_response())
 }
 
-/// Whole seconds, at least one: nobody is told to come back at once and then refused.
+/// Rounds up to whole seconds, at least one: a client that retries after them must not be refused for being early.
 fn seconds(span: Span) -> u64 {
     span.secs_ceil().max(1)
 }
@@ -130,9 +152,10 @@ impl From<LoginError> for ApiError {
         let message = error.to_string();
         match error {
             LoginError::NotOurs => Self::bad("attempt", message),
-            LoginError::NoAccount => {
-                Self::bad("account", "an account has a name that can be seen; leave it out where a login names none")
-            }
+            LoginError::NoAccount => Self::bad(
+                "account",
+                "the account has no visible characters; leave the field out if a login has no account",
+            ),
             LoginError::WhoseAccount => Self::bad("account", message),
             LoginError::UnknownAttempt => {
                 Self::new(StatusCode::NOT_FOUND, "unknown_attempt", message).about(Some("attempt".to_owned()))

@@ -1,24 +1,32 @@
-//! `GET /metrics`: what Prometheus scrapes. Any token of this server opens it, if there is one.
+//! `GET /metrics`: the metrics for Prometheus. Any token of the server is accepted; without configured tokens none is needed.
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::State;
 use axum::response::Response;
-use axum::routing::get;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, StatusCode};
+use serde_json::json;
 
-use super::health::Asker;
+use super::health::Viewer;
+use super::openapi::{Operation, Schemas, WRONG_HOST};
+use super::routes::{Route, get};
 use super::{ApiError, App};
 
-pub(super) fn routes() -> Router<Arc<App>> {
-    Router::new().route("/metrics", get(metrics))
+pub(super) fn routes() -> Vec<Route> {
+    vec![get("/metrics", metrics, describe)]
 }
 
-async fn metrics(State(app): State<Arc<App>>, asker: Asker) -> Result<Response, ApiError> {
-    if app.tokens.are_some() && asker == Asker::Anyone {
-        let message = "send Authorization: Bearer and a token of this server";
+fn describe(_: &mut Schemas) -> Operation {
+    let text = json!({"application/openmetrics-text": {"schema": {"type": "string"}}});
+    Operation::new("metrics", "The metrics for Prometheus")
+        .response(200, "OpenMetrics text", &text)
+        .errors(&[(401, "The server has tokens, and the request has none of them"), WRONG_HOST])
+}
+
+async fn metrics(State(app): State<Arc<App>>, viewer: Viewer) -> Result<Response, ApiError> {
+    if app.tokens.any_configured() && viewer == Viewer::Anonymous {
+        let message = "send Authorization: Bearer with a token of this server";
         return Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
     }
     let mut response = Response::new(app.desk.metrics.text().into());

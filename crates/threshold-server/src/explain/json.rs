@@ -1,4 +1,4 @@
-//! What `explain` says, as JSON: of a first request on an empty store, or of one to a server that is running.
+//! The JSON of an explanation: for a first request on an empty store, and for a request to a running server.
 
 use serde_json::{Value, json};
 use threshold_core::case::decision_json;
@@ -9,8 +9,8 @@ use threshold_core::path::{spell_method, spell_path};
 use threshold_core::policy::{Layer, Policy};
 use threshold_core::{Decision, Facts, Limit, PlanError, Reading, Timestamp};
 
-/// Of a request on an empty store: limits as the policy writes them.
-pub(super) fn rehearsed_json(
+/// Explains a request on an empty store. Limits are as the policy writes them.
+pub(super) fn offline_json(
     policy: &Policy,
     facts: &Facts<'_>,
     rules: &[Explained<'_>],
@@ -31,7 +31,7 @@ pub(super) fn rehearsed_json(
     })
 }
 
-/// Of a request to a server that is running. `answer` is the decision as the door writes it.
+/// Explains a request to a running server. `answer` is the decision as the door encodes it.
 pub(crate) fn live_json(
     policy: &Policy,
     facts: &Facts<'_>,
@@ -41,7 +41,7 @@ pub(crate) fn live_json(
 ) -> Value {
     let rules = rules.iter().map(|explained| {
         let own = reading(explained, Some(decision));
-        // What this request would take is still there before it.
+        // The reading is after the charge of this request.
         let before = own.map(|own| own.remaining.saturating_add(if own.charged { own.cost } else { 0 }));
         rule_json(explained, Some(decision), &json!(explained.limit.map(Limit::shown_quota)), before)
     });
@@ -64,14 +64,14 @@ pub(crate) fn live_json(
     })
 }
 
-/// The readings of the path, and what client doors do with it.
+/// Encodes the readings of the path, and how client doors refuse it.
 fn path_json(path: &PathReadings) -> Value {
     let refused = path.refused.zip(path.status());
     let refused = refused.map(|(error, status)| json!({"status": status, "message": error.to_string()}));
     json!({"readings": path.readings, "refusedAtClientDoors": refused})
 }
 
-/// The reading of a rule, if the decision has one.
+/// Returns the reading of a rule, if the decision has one.
 fn reading<'d>(explained: &Explained<'_>, decision: Option<&'d Decision>) -> Option<&'d Reading> {
     let mut own = decision?.readings.iter().filter(|own| own.rule() == explained.index);
     own.nth(explained.nth)
@@ -97,7 +97,7 @@ fn rule_json(explained: &Explained<'_>, decision: Option<&Decision>, limit: &Val
     })
 }
 
-/// The facts as they are counted: spelled, and with secrets shown as digests.
+/// Encodes the facts as they are counted: normalised, and with secrets as digests.
 fn facts_json(policy: &Policy, facts: &Facts<'_>) -> Value {
     let identity = policy.identity();
     let shown = |name: &str, secret: bool| if secret { policy.key().redact(name) } else { name.to_owned() };

@@ -1,4 +1,4 @@
-//! A proxy's forward-auth configuration, written from a policy: it sets or removes every header that the policy believes.
+//! A proxy's forward-auth configuration for a policy: it sets or removes every header that the policy trusts.
 
 mod caddy;
 mod nginx;
@@ -10,13 +10,13 @@ use anyhow::bail;
 use threshold_core::address::AddressSource;
 use threshold_core::policy::{CLIENT_HEADERS, IdentitySource, Policy};
 
-/// Where Threshold listens unless said.
+/// The default address of Threshold.
 const THRESHOLD: &str = "127.0.0.1:8080";
-/// The application of the files that are a whole site.
+/// The address of the application, in files that are a whole site.
 const APP: &str = "127.0.0.1:3000";
 
-/// What `/auth` believes of every trusted proxy besides the client's address, whatever the policy says.
-const ASKED: [&str; 8] = [
+/// The headers by which a trusted proxy describes a request to `/auth`, whatever the policy.
+const DESCRIBING: [&str; 8] = [
     "x-original-method",
     "x-original-uri",
     "x-original-host",
@@ -26,11 +26,11 @@ const ASKED: [&str; 8] = [
     "x-threshold-request-id",
     "x-threshold-token",
 ];
-/// By these some frameworks choose a route in place of the path, which is then not the path that was decided.
+/// Headers by which some frameworks select a route instead of by the path, which is then not the path that was decided.
 const REROUTES: [&str; 2] = ["x-original-url", "x-rewrite-url"];
-/// The most dashes and underscores of a name whose other spellings are written out: each of them doubles their number.
+/// The most dashes and underscores of a header whose other spellings are removed: each doubles their number.
 const MAX_SEPARATORS: usize = 8;
-/// What every proxy here sets by itself, or has as a part of the protocol.
+/// Headers that every proxy sets itself, or that belong to the protocol.
 const PROXIES_OWN: [&str; 10] = [
     "x-forwarded-for",
     "x-forwarded-host",
@@ -43,12 +43,12 @@ const PROXIES_OWN: [&str; 10] = [
     "transfer-encoding",
     "upgrade",
 ];
-/// The statuses that Threshold answers with whatever the policy says.
+/// The statuses that Threshold answers with, whatever the policy.
 const STATUSES: [u16; 5] = [400, 413, 414, 429, 503];
-/// nginx closes the connection instead of answering with this one.
+/// nginx closes the connection instead of answering with this status.
 const NGINX_CLOSES: u16 = 444;
 
-/// Which proxy a file is for.
+/// The proxy that a file is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Proxy {
     Nginx,
@@ -58,44 +58,44 @@ pub(super) enum Proxy {
     Traefik,
 }
 
-/// What a proxy has to set and to remove for one policy. Names of headers are in lower case.
+/// The headers that a proxy has to set and to remove for one policy, in lower case.
 #[derive(Debug, PartialEq, Eq)]
-struct Believed {
-    /// Where the proxy writes the client's address beside `x-forwarded-for`, if the policy does not read that.
+struct TrustedHeaders {
+    /// The header for the client's address, if the policy does not read `x-forwarded-for`.
     address: Option<String>,
-    /// Other headers that the policy takes for the client's address: nobody's word counts.
+    /// Other headers that the policy reads the client's address from; they are always removed.
     addresses: Vec<String>,
-    /// Headers that say who is calling, and what they say.
-    names: Vec<Named>,
-    /// Headers that applications need from their clients and that the policy takes for a name.
-    clients: Vec<Named>,
-    /// Headers that rules count by as the client sends them.
+    /// Headers that identify the caller, and that a client must not send.
+    names: Vec<IdentityHeader>,
+    /// Headers that identify the caller in the policy, but that applications need from their clients.
+    clients: Vec<IdentityHeader>,
+    /// Headers that rules count by, passed on from the client.
     counted: Vec<String>,
-    /// Whether the policy takes a name from the client's bearer token, which Threshold verifies itself.
+    /// Whether the policy uses claims of the client's bearer token, which Threshold verifies itself.
     token: bool,
     statuses: BTreeSet<u16>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Named {
+struct IdentityHeader {
     header: String,
     /// `user`, or `tenant and user`.
     says: String,
 }
 
 pub(super) fn write(proxy: Proxy, policy: &Policy, name: &str) -> anyhow::Result<String> {
-    let believed = Believed::new(proxy, policy, name)?;
+    let trusted = TrustedHeaders::new(proxy, policy, name)?;
     Ok(match proxy {
-        Proxy::Nginx => nginx::write(&believed),
-        Proxy::NginxLocation => nginx::write_location(&believed),
-        Proxy::Caddy => caddy::write(&believed),
-        Proxy::Traefik => traefik::write(&believed),
+        Proxy::Nginx => nginx::write(&trusted),
+        Proxy::NginxLocation => nginx::write_location(&trusted),
+        Proxy::Caddy => caddy::write(&trusted),
+        Proxy::Traefik => traefik::write(&trusted),
     })
 }
 
-impl Believed {
-    /// The name that an example shows how to set: the user's, where the policy believes one.
-    fn example(&self) -> Option<&Named> {
+impl TrustedHeaders {
+    /// Returns the header for an example in the file: the user's, if there is one.
+    fn example(&self) -> Option<&IdentityHeader> {
         self.names.iter().find(|own| own.says.contains("user")).or_else(|| self.names.first())
     }
 
@@ -103,8 +103,8 @@ impl Believed {
         let identity = policy.identity();
         if identity.address.trusted.is_empty() {
             bail!(
-                "{name} trusts no proxy, so it would believe nothing of what this one says; list the address that the \
-                 proxy connects from: trusted_proxies = [\"127.0.0.1/32\"]"
+                "{name} trusts no proxy, so it would ignore the headers of this one; list the address that the proxy connects \
+                 from: trusted_proxies = [\"127.0.0.1/32\"]"
             );
         }
         let mut addresses = address_headers(&identity.address.sources);
@@ -124,10 +124,10 @@ impl Believed {
                 Some(IdentitySource::Cookie(_)) => "cookie",
                 Some(IdentitySource::Host(_) | IdentitySource::Path(_) | IdentitySource::Claim(_)) | None => continue,
             };
-            let set = PROXIES_OWN.iter().chain(&ASKED).any(|own| *own == header);
+            let set = PROXIES_OWN.iter().chain(&DESCRIBING).any(|own| *own == header);
             let address = address.iter().chain(&addresses).any(|own| own == header) || header == "forwarded";
-            // A policy that believes what clients write themselves believes the client: Threshold is not told, and the
-            // application still is.
+            // A policy that trusts a header that clients write themselves trusts the client. The proxy keeps such a header
+            // from Threshold, but passes it on to the application.
             match (set || address, CLIENT_HEADERS.contains(&header)) {
                 (true, _) => {}
                 (false, true) => add(&mut clients, header, says),
@@ -141,28 +141,28 @@ impl Believed {
                  the token in it: take both from claims"
             );
         }
-        let known = |header: &str| names.iter().chain(&clients).any(|named: &Named| named.header == header);
+        let known = |header: &str| names.iter().chain(&clients).any(|named: &IdentityHeader| named.header == header);
         let counted = policy.header_names().into_iter().filter(|header| !known(header)).map(str::to_owned).collect();
-        for Named { header, .. } in &names {
+        for IdentityHeader { header, .. } in &names {
             if header.matches(['-', '_']).count() > MAX_SEPARATORS {
-                bail!("{name} believes {header}, which has too many spellings to remove: use a name with fewer dashes");
+                bail!("{name} trusts {header}, which has too many spellings to remove: use a name with fewer dashes");
             }
         }
         let statuses = policy.rules().iter().map(|rule| rule.status).chain(STATUSES).filter(|own| *own != NGINX_CLOSES);
         Ok(Self { address, addresses, names, clients, counted, token: claims, statuses: statuses.collect() })
     }
 
-    /// Whatever a client must not send, neither to Threshold nor to the application, besides `x-forwarded-for` and
-    /// `x-forwarded-host`, which proxies treat each in its own way.
+    /// Returns the headers that a client must not send to Threshold or the application, except for `x-forwarded-for` and
+    /// `x-forwarded-host`, which each proxy handles differently.
     fn removed(&self) -> impl Iterator<Item = &str> {
         let addresses = self.address.iter().chain(&self.addresses).map(String::as_str);
         let addresses = addresses.filter(|header| *header != "forwarded");
         let names = self.names.iter().map(|named| named.header.as_str());
-        ASKED.into_iter().chain(REROUTES).chain(["forwarded"]).chain(addresses).chain(names)
+        DESCRIBING.into_iter().chain(REROUTES).chain(["forwarded"]).chain(addresses).chain(names)
     }
 
-    /// The spellings with other dashes and underscores of whatever a client must not send. CGI, WSGI and their like take
-    /// `X_User` and `X-User` for the same header.
+    /// Returns the spellings of these headers with other dashes and underscores: CGI and WSGI do not distinguish `X_User` and
+    /// `X-User` (header smuggling).
     fn respelled(&self) -> Vec<String> {
         let kept = |name: &str| {
             let own = PROXIES_OWN.iter().chain(&CLIENT_HEADERS).any(|own| *own == name);
@@ -173,33 +173,34 @@ impl Believed {
         all.into_iter().collect()
     }
 
-    /// Whether Threshold needs the client's cookies. They may be longer than a head that it reads.
+    /// Whether Threshold needs the client's cookies, which may be longer than the heads that it accepts.
     fn counts_cookies(&self) -> bool {
         self.counted.iter().any(|header| header == "cookie")
     }
 
-    /// What the client's own headers are taken for, and how to hand them on, in words.
+    /// Writes comments about the client's own headers, and how to pass them on.
     fn clients_own(&self, hand_on: &str) -> Vec<String> {
-        let said = |Named { header, says }: &Named| {
+        let said = |IdentityHeader { header, says }: &IdentityHeader| {
             let header = shown(header);
             [
                 format!(
-                    "The policy takes the {says} from {header}, which is the client's own word, so Threshold is not told."
+                    "The policy takes the {says} from {header}, which clients write themselves, so it is not sent to Threshold."
                 ),
-                format!("To count by it all the same, {hand_on}."),
+                format!("To count by it anyway, {hand_on}."),
             ]
         };
         self.clients.iter().flat_map(said).collect()
     }
 
-    /// The headers that are handed to Threshold as the client sent them, in words.
+    /// Writes a comment about the headers that are passed on to Threshold.
     fn counted_by(&self) -> Option<String> {
         let names: Vec<String> = self.counted.iter().map(|header| shown(header)).collect();
-        (!names.is_empty()).then(|| format!("Counted as the client sends them: {}.", names.join(", ")))
+        (!names.is_empty())
+            .then(|| format!("Sent as the client wrote them, because rules count by them: {}.", names.join(", ")))
     }
 }
 
-/// Every spelling of a name with dashes and underscores in each other's places.
+/// Returns every spelling of a name with dashes and underscores exchanged.
 fn respell(name: &str) -> Vec<String> {
     let mut spellings = vec![String::new()];
     for letter in name.chars() {
@@ -210,7 +211,7 @@ fn respell(name: &str) -> Vec<String> {
     spellings
 }
 
-/// The headers that the policy looks for an address in, before it takes the peer's.
+/// Returns the headers that the policy reads an address from, before it takes the peer's.
 fn address_headers(sources: &[AddressSource]) -> Vec<String> {
     let mut headers: Vec<String> = Vec::new();
     for source in sources {
@@ -227,7 +228,7 @@ fn address_headers(sources: &[AddressSource]) -> Vec<String> {
     headers
 }
 
-/// The header in which a proxy says the client's address, where the policy does not read `x-forwarded-for`.
+/// Returns the header in which a proxy sends the client's address, if the policy does not read `x-forwarded-for`.
 fn written_by(proxy: Proxy, headers: &[String], name: &str) -> anyhow::Result<String> {
     let own = headers.iter().find(|header| *header != "forwarded").filter(|_| proxy != Proxy::Traefik);
     let Some(own) = own else {
@@ -240,14 +241,14 @@ fn written_by(proxy: Proxy, headers: &[String], name: &str) -> anyhow::Result<St
     Ok(own.clone())
 }
 
-fn add(named: &mut Vec<Named>, header: &str, says: &str) {
+fn add(named: &mut Vec<IdentityHeader>, header: &str, says: &str) {
     match named.iter_mut().find(|own| own.header == header) {
         Some(own) => own.says = format!("{} and {says}", own.says),
-        None => named.push(Named { header: header.to_owned(), says: says.to_owned() }),
+        None => named.push(IdentityHeader { header: header.to_owned(), says: says.to_owned() }),
     }
 }
 
-/// A header's name as people write it: `CF-Connecting-IP`.
+/// Returns a header's name in its usual case: `CF-Connecting-IP`.
 fn shown(header: &str) -> String {
     let word = |word: &str| match word {
         "api" | "cf" | "id" | "ip" | "uri" | "url" => word.to_ascii_uppercase(),
@@ -264,19 +265,19 @@ fn shown(header: &str) -> String {
     }
 }
 
-/// Why Threshold is not told of cookies.
-const NO_COOKIES: &str = "Threshold has no use for cookies, and they may be longer than a head that it reads.";
+/// Why cookies are not passed on to Threshold.
+const NO_COOKIES: &str = "Threshold does not need cookies, and they may exceed the size of headers that it accepts.";
 
 /// Why names with underscores are removed.
-const RESPELLED: &str =
-    "Applications behind CGI, WSGI and the like read these as the headers above, or as X-Forwarded-For and -Host.";
+const RESPELLED: &str = "CGI, WSGI and similar interfaces do not distinguish these from the headers above, or from X-Forwarded-For and -Host.";
 
-/// What each file begins with.
+/// Writes the comments at the top of a file.
 fn written_from(command: &str, lines: &[&str]) -> String {
-    let first =
-        format!("# Written by `threshold export {command} POLICY` from what the policy believes; write it again when");
+    let first = format!(
+        "# Generated by `threshold export {command} POLICY` from the headers that the policy trusts; generate it again"
+    );
     let mut text = format!(
-        "{first}\n# the policy's [identity] or a rule's status changes. docs/forward-auth.md says why each line is there.\n"
+        "{first}\n# when the policy's [identity] or a rule's status changes. docs/forward-auth.md explains each line.\n"
     );
     if !lines.is_empty() {
         text.push_str("#\n");

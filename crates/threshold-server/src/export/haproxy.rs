@@ -1,4 +1,4 @@
-//! HAProxy's stick tables, and a named defaults section that keeps to them.
+//! Edge rules for HAProxy: stick tables, and a named defaults section that counts in them.
 
 use std::fmt::Write as _;
 
@@ -6,31 +6,31 @@ use threshold_core::Span;
 use threshold_core::policy::Policy;
 
 use super::shape::Shape;
-use super::{EdgeRule, Exported, is_whole_seconds};
+use super::{EdgeRule, EdgeRules, is_whole_seconds};
 
-/// How many tables one request can be counted in, unless a newer HAProxy is told otherwise.
+/// The sticky counters of a request: HAProxy's default of `tune.stick-counters`.
 const SLOTS: usize = 3;
-/// The longest time it knows.
-const LONGEST: Span = Span::from_millis(2_147_483_647);
-/// What every section wants.
+/// The longest period: HAProxy counts milliseconds in 31 bits.
+const MAX_PERIOD: Span = Span::from_millis(2_147_483_647);
+/// The settings that every section requires.
 const PLAIN: &str = "    mode http\n    timeout connect 5s\n    timeout client 30s\n    timeout server 30s\n";
 
-/// Why HAProxy cannot count a rule.
-pub(super) fn cannot(rule: &EdgeRule<'_>) -> Option<&'static str> {
-    (rule.period > LONGEST).then_some("HAProxy counts over 24.8 days at most")
+/// Returns why HAProxy cannot count a rule.
+pub(super) fn unsupported(rule: &EdgeRule<'_>) -> Option<&'static str> {
+    (rule.period > MAX_PERIOD).then_some("HAProxy counts over 24.8 days at most")
 }
 
-pub(super) fn write(exported: &Exported<'_>, policy: &Policy) -> String {
+pub(super) fn write(exported: &EdgeRules<'_>, policy: &Policy) -> String {
     let mut comments = vec![
-        "Load it before your own file (haproxy -f this -f yours), and let frontends begin with it:".to_owned(),
+        "Load it before your own file (haproxy -f this -f yours), and derive frontends from it:".to_owned(),
         "frontend web from threshold".to_owned(),
-        "HAProxy counts over a sliding period, denied requests too: who does not stop stays out, who stops is let in"
+        "HAProxy counts over a sliding period and includes denied requests: a client that goes on stays blocked, one that"
             .to_owned(),
-        "again as the count falls. It counts by the peer's address.".to_owned(),
+        "pauses is admitted again as the count falls. It counts by the peer's address.".to_owned(),
     ];
     if exported.rules.len() > SLOTS {
         comments.push(format!(
-            "A request is counted in {SLOTS} tables at most: of the rules from the third on, in that of the first it meets."
+            "A request is counted in at most {SLOTS} tables: of the third and later rules, only the first that matches counts."
         ));
     }
     let mut out = exported.comments(&comments);
@@ -42,7 +42,7 @@ pub(super) fn write(exported: &Exported<'_>, policy: &Policy) -> String {
         let slot = index.min(SLOTS.saturating_sub(1));
         section(rule, slot, ipv6_prefix, &mut out);
     }
-    // Rules must not come to backends, and whatever follows without a name of its own takes the last section.
+    // Backends without a `from` use the last defaults section, which must not be the one with the rules.
     let _ = write!(out, "\ndefaults threshold_plain\n{PLAIN}");
     for rule in &exported.rules {
         let period = period(rule);
@@ -55,7 +55,7 @@ pub(super) fn write(exported: &Exported<'_>, policy: &Policy) -> String {
     out
 }
 
-/// Counts a request that meets the rule, and denies it beyond the limit.
+/// Writes the lines that count a matching request, and deny it beyond the limit.
 fn section(rule: &EdgeRule<'_>, slot: usize, ipv6_prefix: u8, out: &mut String) {
     let id = rule.identifier.as_str();
     let _ = writeln!(out, "\n    # {}", rule.about());
@@ -69,7 +69,7 @@ fn section(rule: &EdgeRule<'_>, slot: usize, ipv6_prefix: u8, out: &mut String) 
     };
     let _ = writeln!(out, "    http-request track-sc{slot} src,ipmask({v4},{v6}) table threshold_{id}{when}");
     let (body, content_type) = rule.body();
-    // The conditions again: where a slot is shared, the address may be over this limit and the request not meet it.
+    // The conditions are repeated: a shared counter may be over this limit for a request that does not match the rule.
     let over = format!("{conditions} {{ sc_http_req_rate({slot},threshold_{id}) gt {} }}", rule.quota);
     let over = over.trim_start();
     let _ = writeln!(
@@ -81,7 +81,7 @@ fn section(rule: &EdgeRule<'_>, slot: usize, ipv6_prefix: u8, out: &mut String) 
     );
 }
 
-/// A rule's period as HAProxy writes times. It counts in milliseconds, as policies do.
+/// Formats a rule's period for HAProxy, whose unit is milliseconds, as in policies.
 fn period(rule: &EdgeRule<'_>) -> String {
     if is_whole_seconds(rule.period) {
         format!("{}s", rule.period.secs_ceil())
@@ -90,12 +90,12 @@ fn period(rule: &EdgeRule<'_>) -> String {
     }
 }
 
-/// The access lists of a rule, by name; all of them must hold.
+/// Writes the access lists of a rule, and returns their names; all of them must match.
 fn conditions(rule: &EdgeRule<'_>, id: &str, out: &mut String) -> Vec<String> {
     let mut names = Vec::new();
     let methods: Vec<&str> = rule.rule.matches.method.iter().map(AsRef::as_ref).collect();
     if !methods.is_empty() {
-        // GET stands for HEAD too.
+        // A rule for GET matches HEAD too.
         let head = if methods.contains(&"GET") { " HEAD" } else { "" };
         let _ = writeln!(out, "    acl threshold_{id}_method method {}{head}", methods.join(" "));
         names.push(format!("threshold_{id}_method"));
@@ -121,7 +121,7 @@ fn conditions(rule: &EdgeRule<'_>, id: &str, out: &mut String) -> Vec<String> {
     names
 }
 
-/// One word of a configuration, whatever it holds. A quote ends the quoting, is escaped, and begins it again.
+/// Quotes text as one word of the configuration. A quote inside ends the quoting, is escaped, and starts it again.
 fn quoted(text: &str) -> String {
     let one_line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     format!("'{}'", one_line.replace('\'', "'\\''"))

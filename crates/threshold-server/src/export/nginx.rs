@@ -1,4 +1,4 @@
-//! nginx's own limits, for its http block.
+//! Edge rules for nginx: `limit_req`, for its http block.
 
 use std::fmt::Write as _;
 
@@ -6,27 +6,27 @@ use threshold_core::Span;
 use threshold_core::policy::Policy;
 
 use super::shape::Shape;
-use super::{EdgeRule, Exported};
+use super::{EdgeRule, EdgeRules};
 
-/// How much memory a zone has: some 160,000 addresses.
+/// The memory of a zone, for about 160,000 addresses.
 const ZONE: &str = "10m";
 
-/// Why nginx cannot count a rule.
-pub(super) fn cannot(rule: &EdgeRule<'_>) -> Option<&'static str> {
+/// Returns why nginx cannot count a rule.
+pub(super) fn unsupported(rule: &EdgeRule<'_>) -> Option<&'static str> {
     if rule.prefix.is_some() {
         return Some("nginx counts by single addresses");
     }
     rate(rule).is_none().then_some("nginx counts no slower than one in a minute")
 }
 
-pub(super) fn write(exported: &Exported<'_>, policy: &Policy) -> String {
+pub(super) fn write(exported: &EdgeRules<'_>, policy: &Policy) -> String {
     let (mut zones, mut limits, mut comments) = (String::new(), String::new(), Vec::new());
     comments.push("Include it in the http block: include threshold-edge.conf;".to_owned());
     comments.push(
-        "nginx spreads a limit evenly, and lets as many come at once as the limit is. It counts IPv6 by single"
+        "nginx admits requests at an even rate, with a burst of the whole limit. It counts single IPv6 addresses, has no"
             .to_owned(),
     );
-    comments.push("addresses, keeps nobody out longer than that takes, and its own page is the answer.".to_owned());
+    comments.push("block time, and answers with its own error page.".to_owned());
     for rule in &exported.rules {
         let Some(rate) = rate(rule) else { continue };
         if let Some(slower) = rate.slower {
@@ -40,7 +40,7 @@ pub(super) fn write(exported: &Exported<'_>, policy: &Policy) -> String {
         let _ = writeln!(zones, "\n# {}", rule.about());
         let key = key(rule, id, &mut zones);
         let _ = writeln!(zones, "limit_req_zone {key} zone=threshold_{id}:{ZONE} rate={};", rate.text);
-        // The first is counted as the rate allows, and all others are the burst.
+        // nginx admits one request beside the burst.
         let burst = rule.quota.saturating_sub(1);
         let burst = if burst > 0 { format!(" burst={burst}") } else { String::new() };
         let _ = writeln!(limits, "limit_req zone=threshold_{id}{burst} nodelay;");
@@ -52,13 +52,13 @@ pub(super) fn write(exported: &Exported<'_>, policy: &Policy) -> String {
     out
 }
 
-/// A rate as nginx writes it, and in words where it is not the rule's.
+/// A rate for nginx, and a description if it is slower than the rule's.
 struct Rate {
     text: String,
     slower: Option<String>,
 }
 
-/// Whole requests in a second or a minute. Where the limit is neither, the next slower; where that is none, nothing.
+/// Converts a limit to whole requests in a second or a minute, rounded down; `None` if that is less than one in a minute.
 fn rate(rule: &EdgeRule<'_>) -> Option<Rate> {
     let period = u128::from(rule.period.micros());
     let within = |span: Span| {
@@ -74,14 +74,14 @@ fn rate(rule: &EdgeRule<'_>) -> Option<Rate> {
     Some(Rate { slower: (!exact).then(|| format!("{each} in a minute")), text })
 }
 
-/// What is counted by: the address, or nothing where the rule is not met.
+/// Writes the maps of a rule, and returns the variable to count by: the address, or empty if the rule does not match.
 fn key(rule: &EdgeRule<'_>, id: &str, zones: &mut String) -> String {
     let methods = &rule.rule.matches.method;
     let anything = |shapes: &[Shape]| shapes.is_empty() || shapes.contains(&Shape::Anything);
     if methods.is_empty() && anything(&rule.hosts) && anything(&rule.paths) {
         return "$binary_remote_addr".to_owned();
     }
-    // One map for each thing that must hold; each hands on to the next.
+    // One map for each condition; the value of each is the variable of the next.
     let mut next = "$binary_remote_addr".to_owned();
     let each = [("uri", "$uri", &rule.paths), ("host", "$host", &rule.hosts)];
     for (name, variable, shapes) in each.into_iter().filter(|(_, _, shapes)| !anything(shapes)) {
@@ -108,13 +108,13 @@ fn key(rule: &EdgeRule<'_>, id: &str, zones: &mut String) -> String {
     next
 }
 
-/// The proxies that the policy trusts.
+/// Writes the policy's trusted proxies.
 fn real_ip(policy: &Policy) -> String {
     let trusted = &policy.identity().address.trusted;
     if trusted.is_empty() {
         return String::new();
     }
-    let mut out = String::from("\n# Whom the policy trusts to say where a request came from.\n");
+    let mut out = String::from("\n# The policy's trusted proxies, whose X-Forwarded-For is used.\n");
     for proxy in trusted {
         let _ = writeln!(out, "set_real_ip_from {proxy};");
     }

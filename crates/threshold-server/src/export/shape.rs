@@ -1,6 +1,6 @@
-//! What a pattern comes to in languages that have no patterns: equal, contains, begins, ends; or an expression.
+//! Classifies a policy's patterns for languages without them: equals, contains, begins, ends; else a regular expression.
 
-/// A pattern in simpler words.
+/// A pattern as the simplest test that means the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Shape {
     Equals(String),
@@ -19,7 +19,7 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    /// A policy's pattern, with the character that parts its segments.
+    /// Classifies a pattern whose segments are separated by `between`.
     pub(super) fn of(pattern: &str, between: char) -> Self {
         let inner = pattern.trim_start_matches("**").trim_end_matches("**");
         if pattern == "**" || pattern == "/**" {
@@ -38,7 +38,7 @@ impl Shape {
         }
     }
 
-    /// As a regular expression over the whole text.
+    /// Returns a regular expression over the whole text.
     pub(super) fn regex(&self) -> String {
         match self {
             Self::Equals(text) => format!("^{}$", quoted(text)),
@@ -52,7 +52,7 @@ impl Shape {
     }
 }
 
-/// Text that stands for itself in a regular expression.
+/// Escapes text for a regular expression.
 fn quoted(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pattern_is_said_as_simply_as_it_can_be() {
+    fn a_pattern_becomes_the_simplest_test() {
         let check = |pattern: &str, expect: Shape| assert_eq!(Shape::of(pattern, '/'), expect, "{pattern}");
         check("**/api/upload**", Shape::Contains("/api/upload".to_owned()));
         check("**/api/ai/**", Shape::Contains("/api/ai/".to_owned()));

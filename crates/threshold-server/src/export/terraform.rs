@@ -1,22 +1,22 @@
-//! Cloudflare's rate limiting rules, as Terraform.
+//! Edge rules for Cloudflare's rate limiting, as Terraform.
 
 use std::fmt::Write as _;
 
 use anyhow::bail;
 
 use super::shape::Shape;
-use super::{EdgeRule, ExportArgs, Exported, is_whole_seconds};
+use super::{EdgeRule, EdgeRules, ExportArgs, is_whole_seconds};
 
 /// The periods, in seconds, that Cloudflare's documentation lists, and the day that its larger plans have.
 const PERIODS: [u64; 7] = [10, 60, 120, 300, 600, 3_600, 86_400];
-/// How long it can keep an address out.
+/// The lengths of a block, in seconds, that Cloudflare offers.
 const TIMEOUTS: [u64; 7] = [10, 60, 120, 300, 600, 3_600, 86_400];
 const DAY: u64 = 86_400;
-/// What the resource is called unless said.
+/// The default name of the resource.
 const RESOURCE: &str = "threshold_edge";
 
-/// One rule, in Cloudflare's words.
-struct Ruled {
+/// A rule in Cloudflare's terms.
+struct CloudflareRule {
     about: String,
     status: u16,
     body: String,
@@ -27,42 +27,49 @@ struct Ruled {
     expression: String,
 }
 
-/// Why Cloudflare cannot count a rule at all. What could be written otherwise is an error instead.
-pub(super) fn cannot(rule: &EdgeRule<'_>) -> Option<&'static str> {
+/// Returns why Cloudflare cannot count a rule at all. A rule that could be changed to fit is an error instead.
+pub(super) fn unsupported(rule: &EdgeRule<'_>) -> Option<&'static str> {
     rule.prefix.map(|_| "Cloudflare counts by single addresses")
 }
 
-/// An identifier of HCL, as the name of a resource.
+/// Parses the name of a resource, which is an HCL identifier.
 pub(super) fn resource_name(text: &str) -> Result<String, String> {
     let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
     let begins = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');
     let named = plain && begins;
-    named.then(|| text.to_owned()).ok_or_else(|| "write letters, digits, _ and -, and no digit first".to_owned())
+    named
+        .then(|| text.to_owned())
+        .ok_or_else(|| "expected letters, digits, _ and -, not beginning with a digit".to_owned())
 }
 
-/// A host, or a part of one.
+/// Parses a host, or a part of one.
 pub(super) fn host_name(text: &str) -> Result<String, String> {
     let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'));
     let named = plain && !text.is_empty();
-    named.then(|| text.to_ascii_lowercase()).ok_or_else(|| "write a host, as in example.com".to_owned())
+    named.then(|| text.to_ascii_lowercase()).ok_or_else(|| "expected a host, such as example.com".to_owned())
 }
 
-pub(super) fn write(exported: &Exported<'_>, args: &ExportArgs) -> anyhow::Result<String> {
+pub(super) fn write(exported: &EdgeRules<'_>, args: &ExportArgs) -> anyhow::Result<String> {
     let provider = args.provider.unwrap_or(4);
     let host = args.host.as_deref();
-    let rules = exported.rules.iter().map(|rule| ruled(rule, host)).collect::<anyhow::Result<Vec<Ruled>>>()?;
+    let rules = exported
+        .rules
+        .iter()
+        .map(|rule| cloudflare_rule(rule, host))
+        .collect::<anyhow::Result<Vec<CloudflareRule>>>()?;
     let mut comments: Vec<String> = vec![
         format!(
             "For version {provider} of the provider cloudflare/cloudflare; threshold export --provider writes the other."
         ),
-        "Cloudflare wants cf.colo.id beside ip.src: each of its data centres counts by itself, so that an address"
+        "Cloudflare requires cf.colo.id beside ip.src: each data centre counts separately, so an address whose requests"
             .to_owned(),
-        "whose requests reach several of them may get through as many times its limit.".to_owned(),
-        "Paths are compared as they come: switch on URL normalization, or upper case and %2e dodge these rules."
-            .to_owned(),
+        "reach several of them may exceed its limit by that factor.".to_owned(),
+        "Paths are compared as received: enable URL normalization, or upper case and %2e bypass these rules.".to_owned(),
     ];
     if rules.iter().any(|rule| rule.period == DAY) {
-        comments.push("A period of a day is not on every plan: an hour is the longest that is documented.".to_owned());
+        comments.push(
+            "A period of a day is not available on every plan: the longest documented one is an hour.".to_owned(),
+        );
     }
     let mut out = exported.comments(&comments);
     out.push_str("\nvariable \"zone_id\" {\n  type = string\n}\n\n");
@@ -82,27 +89,27 @@ pub(super) fn write(exported: &Exported<'_>, args: &ExportArgs) -> anyhow::Resul
     Ok(out)
 }
 
-fn ruled(rule: &EdgeRule<'_>, host: Option<&str>) -> anyhow::Result<Ruled> {
+fn cloudflare_rule(rule: &EdgeRule<'_>, host: Option<&str>) -> anyhow::Result<CloudflareRule> {
     let (body, content_type) = rule.body();
     let (period, timeout) = (rule.seconds(), rule.timeout());
     let name = &rule.rule.name;
     if !is_whole_seconds(rule.period) || !PERIODS.contains(&period) {
         bail!(
-            "Cloudflare has no period of {}, as \"{name}\" wants; near it are {}",
+            "Cloudflare has no period of {}, which \"{name}\" has; the nearest are {}",
             rule.period,
             near(period, &PERIODS)
         );
     }
     if !TIMEOUTS.contains(&timeout) {
         bail!(
-            "Cloudflare keeps nobody out for {timeout} s, as \"{name}\" wants; near it are {}",
+            "Cloudflare cannot block for {timeout} s, which \"{name}\" has; the nearest are {}",
             near(timeout, &TIMEOUTS)
         );
     }
     if !(400..=499).contains(&rule.rule.status) {
-        bail!("Cloudflare answers with a status from 400 to 499, and \"{name}\" wants {}", rule.rule.status);
+        bail!("Cloudflare answers with a status from 400 to 499, but \"{name}\" has {}", rule.rule.status);
     }
-    Ok(Ruled {
+    Ok(CloudflareRule {
         about: rule.about(),
         status: rule.rule.status,
         body,
@@ -114,7 +121,7 @@ fn ruled(rule: &EdgeRule<'_>, host: Option<&str>) -> anyhow::Result<Ruled> {
     })
 }
 
-/// The next smaller and the next larger.
+/// Lists the next smaller and the next larger value.
 fn near(wanted: u64, known: &[u64]) -> String {
     let below = known.iter().rev().find(|own| **own < wanted);
     let above = known.iter().find(|own| **own > wanted);
@@ -122,8 +129,8 @@ fn near(wanted: u64, known: &[u64]) -> String {
     named.join(" and ")
 }
 
-/// Which requests a rule counts. One that counts all of them counts those of the host that was given, since a zone has
-/// other hosts too.
+/// Writes the expression that selects a rule's requests. A rule for all requests is restricted to `host`, because a zone may
+/// have other hosts.
 fn expression(rule: &EdgeRule<'_>, host: Option<&str>) -> anyhow::Result<String> {
     let mut parts = Vec::new();
     let methods: Vec<String> = rule.rule.matches.method.iter().map(|method| methods_of(method)).collect();
@@ -148,7 +155,7 @@ fn expression(rule: &EdgeRule<'_>, host: Option<&str>) -> anyhow::Result<String>
     })
 }
 
-/// `GET` stands for `HEAD` too.
+/// A rule for `GET` matches `HEAD` too.
 fn methods_of(method: &str) -> String {
     if method == "GET" { "\"GET\" \"HEAD\"".to_owned() } else { format!("\"{}\"", inside(method)) }
 }
@@ -165,25 +172,25 @@ fn clause(field: &str, shape: &Shape, name: &str) -> anyhow::Result<String> {
         }
         Shape::Anything => "true".to_owned(),
         Shape::Expression(_) => bail!(
-            "\"{name}\" matches one segment by * or {{}}, which Cloudflare says only by regular expressions, on its larger \
-             plans; write the pattern with ** at its ends"
+            "\"{name}\" matches one segment by * or {{}}, which needs regular expressions, on Cloudflare's larger plans only; \
+             write the pattern with ** at its ends"
         ),
     })
 }
 
-/// A string of Cloudflare's language.
+/// Escapes text for a string of Cloudflare's rules language.
 fn inside(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"")
 }
 
-/// A string of HCL, with its quotes. `${` and `%{` begin templates there.
+/// Formats a string of HCL. `${` and `%{` begin templates, and are escaped.
 fn hcl(text: &str) -> String {
     let escaped = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n").replace('\r', "\\r");
     format!("\"{}\"", escaped.replace('\t', "\\t").replace("${", "$${").replace("%{", "%%{"))
 }
 
-impl Ruled {
-    /// As provider 4 reads it: blocks.
+impl CloudflareRule {
+    /// Writes the rule for provider 4, as a block.
     fn block(&self, out: &mut String) {
         let _ = write!(
             out,
@@ -203,7 +210,7 @@ impl Ruled {
         );
     }
 
-    /// As provider 5 reads it: a list of objects.
+    /// Writes the rule for provider 5, as an object of a list.
     fn object(&self, out: &mut String) {
         let _ = write!(
             out,

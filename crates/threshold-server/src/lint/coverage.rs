@@ -1,4 +1,4 @@
-//! Requests that no rule limits: those of a log, and those that an OpenAPI document describes.
+//! Finds requests that no rule limits, in access logs and in OpenAPI documents.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -11,20 +11,20 @@ use threshold_core::{Facts, Span};
 use super::openapi::{self, Document};
 use crate::traffic::{Feed, Fields};
 
-/// How many endpoints are told one by one.
+/// How many endpoints are listed.
 const SHOWN: usize = 10;
-/// How many different endpoints of a log are looked at; a log with more repeats itself.
+/// How many different endpoints of a log are checked, which bounds memory.
 const MAX_ENDPOINTS: usize = 100_000;
-/// An address of nobody's, for the rules that want one.
-const SOMEBODY: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+/// An address for rules by address, from a block that is reserved for documentation.
+const SAMPLE_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
-/// The requests of some logs that no rule limits, the most frequent first.
+/// Returns the requests of logs that no rule limits, the most frequent first.
 pub(super) fn by_log(policy: &Policy, logs: &[PathBuf]) -> anyhow::Result<Vec<Finding>> {
     if logs.is_empty() {
         return Ok(Vec::new());
     }
     let mut feed = Feed::open(logs, Fields::default(), Span::ZERO)?;
-    // For each endpoint whether it is covered, and how often it is asked for.
+    // For each endpoint, whether a rule limits it and how often it occurs.
     let mut endpoints: BTreeMap<(String, String, String), (bool, u64)> = BTreeMap::new();
     while let Some(second) = feed.next_second() {
         for request in second {
@@ -40,7 +40,7 @@ pub(super) fn by_log(policy: &Policy, logs: &[PathBuf]) -> anyhow::Result<Vec<Fi
         }
     }
     let counts = feed.finish();
-    anyhow::ensure!(!endpoints.is_empty(), "no line of the log is a request ({} lines)", counts.lines);
+    anyhow::ensure!(!endpoints.is_empty(), "none of the log's {} lines is a request", counts.lines);
     let open = endpoints.into_iter().filter(|(_, (covered, _))| !covered);
     let mut open: Vec<(String, u64)> =
         open.map(|((method, path, host), (_, count))| (format!("{method} {host}{path}"), count)).collect();
@@ -48,7 +48,7 @@ pub(super) fn by_log(policy: &Policy, logs: &[PathBuf]) -> anyhow::Result<Vec<Fi
     Ok(findings(open.into_iter().map(|(endpoint, count)| format!("no rule limits {endpoint} ({count} in the log)"))))
 }
 
-/// The operations of an OpenAPI document that no rule limits.
+/// Returns the operations of an OpenAPI document that no rule limits.
 pub(super) fn by_openapi(policy: &Policy, path: &Path) -> anyhow::Result<Vec<Finding>> {
     let document = Document::read(path)?;
     let covered = |(method, path): &(&str, String)| is_covered(policy, method, &openapi::sample(path), document.host());
@@ -56,12 +56,12 @@ pub(super) fn by_openapi(policy: &Policy, path: &Path) -> anyhow::Result<Vec<Fin
     Ok(findings(open.into_iter().map(|(method, path)| format!("no rule limits {} {path}", method.to_uppercase()))))
 }
 
-/// Whether any rule limits such a request of somebody who is signed in.
+/// Whether any rule limits such a request with an address, a user and a tenant.
 fn is_covered(policy: &Policy, method: &str, path: &str, host: Option<&str>) -> bool {
     let facts = Facts {
-        ip: Some(SOMEBODY),
-        user: Some("somebody"),
-        tenant: Some("somebody"),
+        ip: Some(SAMPLE_ADDRESS),
+        user: Some("sample"),
+        tenant: Some("sample"),
         method: Some(method),
         path: Some(path),
         host,

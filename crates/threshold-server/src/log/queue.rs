@@ -1,4 +1,4 @@
-//! A bounded queue in front of standard error, emptied by a thread of its own: a reader that stalls stops nobody who logs.
+//! A bounded queue in front of standard error, written by a thread of its own: a reader that stalls blocks no request.
 
 use std::borrow::Cow;
 use std::io::{self, ErrorKind, Write};
@@ -10,47 +10,47 @@ use std::time::Duration;
 use threshold_core::text::printable;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// The bytes that may wait to be written: some thousand lines. As many again may be in the hands of the writer.
-const ROOM: usize = 1 << 20;
-/// How long the end of the process waits for the last lines to be written.
-const FLUSH: Duration = Duration::from_secs(1);
-/// How long to wait before a full pipe that does not block is tried again.
-const FULL: Duration = Duration::from_millis(10);
+/// The most bytes in the queue: some thousand lines. The writer's own buffer may hold as many again.
+const MAX_QUEUED: usize = 1 << 20;
+/// How long the process waits for the last lines before it ends.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+/// The pause before writing to a full non-blocking pipe again.
+const RETRY_DELAY: Duration = Duration::from_millis(10);
 
-/// Where lines are put.
+/// The queue of log lines.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Queue(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     waiting: Mutex<Waiting>,
-    /// There are lines to write.
+    /// Notified when there are lines to write.
     filled: Condvar,
-    /// All lines are written.
+    /// Notified when all lines are written.
     emptied: Condvar,
-    /// The thread that writes. Its own lines are always taken: they tell of those that were not.
+    /// The writing thread. Its own lines are never dropped: they report the number of dropped lines.
     writer: OnceLock<ThreadId>,
 }
 
-/// What waits to be written.
+/// The lines that wait to be written.
 #[derive(Debug, Default)]
 struct Waiting {
     lines: Vec<u8>,
     count: u64,
     is_writing: bool,
-    /// Lines that did not fit or could not be written, and that nobody was told of yet.
+    /// The number of lines that did not fit or could not be written, and were not reported yet.
     dropped: u64,
 }
 
-/// Waits, for a bounded time, until all lines are written.
+/// A guard that waits, for a bounded time, until all lines are written.
 #[derive(Debug)]
-#[must_use = "dropped at once, it waits for nothing"]
+#[must_use = "it waits when it is dropped"]
 pub(crate) struct FlushOnDrop(Queue);
 
 impl Queue {
-    /// A queue that a thread empties to standard error.
+    /// Creates a queue, and a thread that writes it to standard error.
     pub(super) fn to_stderr() -> io::Result<(Self, FlushOnDrop)> {
-        // A descriptor of its own: the lock of `io::stderr` would be held for as long as the reader stalls.
+        // A descriptor of its own: while the reader stalls, the lock of `io::stderr` would be held, and block every other user.
         let stderr = std::fs::File::from(io::stderr().as_fd().try_clone_to_owned()?);
         let queue = Self::default();
         let writer = queue.clone();
@@ -60,7 +60,7 @@ impl Queue {
 
     fn push(&self, line: &[u8]) {
         let mut waiting = self.lock();
-        let is_full = waiting.lines.len().saturating_add(line.len()) > ROOM;
+        let is_full = waiting.lines.len().saturating_add(line.len()) > MAX_QUEUED;
         if is_full && self.0.writer.get() != Some(&std::thread::current().id()) {
             waiting.dropped = waiting.dropped.saturating_add(1);
             return;
@@ -71,7 +71,7 @@ impl Queue {
         self.0.filled.notify_one();
     }
 
-    /// Writes lines as they come, for as long as the process lives.
+    /// Writes lines until the process ends.
     fn write_to(&self, mut out: impl Write) {
         let _ = self.0.writer.set(std::thread::current().id());
         let mut lines = Vec::new();
@@ -80,8 +80,8 @@ impl Queue {
             let written = write_all(&mut out, &lines);
             let dropped = self.written(count, written.is_ok());
             if dropped > 0 {
-                // As an error, since errors may be among them. It is written behind the lines that came before them.
-                tracing::error!(dropped, "log lines were dropped, because standard error was not read in time");
+                // An error, because errors may be among the dropped lines.
+                tracing::error!(dropped, "log lines dropped: standard error was not read in time");
             }
         }
     }
@@ -99,8 +99,8 @@ impl Queue {
         std::mem::take(&mut waiting.count)
     }
 
-    /// Notes that lines were written, or could not be. Returns how many dropped lines are to be reported: none where
-    /// writing fails, since the report would fail as well.
+    /// Notes that lines were written, or could not be. Returns how many dropped lines to report: none if writing fails,
+    /// because the report would be lost too.
     fn written(&self, count: u64, is_ok: bool) -> u64 {
         let mut waiting = self.lock();
         waiting.is_writing = false;
@@ -116,14 +116,14 @@ impl Queue {
     }
 }
 
-/// Writes everything. A pipe that its other users have made non-blocking is waited for all the same.
+/// Writes everything. Another process that shares the pipe may have made it non-blocking, so `WouldBlock` is waited for.
 fn write_all(out: &mut impl Write, mut lines: &[u8]) -> io::Result<()> {
     while !lines.is_empty() {
         match out.write(lines) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
             Ok(written) => lines = lines.get(written..).unwrap_or_default(),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(FULL),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(RETRY_DELAY),
             Err(error) => return Err(error),
         }
     }
@@ -135,20 +135,21 @@ impl Drop for FlushOnDrop {
         let Queue(shared) = &self.0;
         let waiting = shared.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let busy = |waiting: &mut Waiting| waiting.is_writing || !waiting.lines.is_empty();
-        // Whatever is not written by then has a reader that does not read.
-        drop(shared.emptied.wait_timeout_while(waiting, FLUSH, busy));
+        // Lines that are not written by then have a reader that does not read.
+        drop(shared.emptied.wait_timeout_while(waiting, FLUSH_TIMEOUT, busy));
     }
 }
 
 impl<'a> MakeWriter<'a> for Queue {
-    type Writer = Line<'a>;
+    type Writer = LineWriter<'a>;
 
-    fn make_writer(&'a self) -> Line<'a> {
-        Line(self)
+    fn make_writer(&'a self) -> LineWriter<'a> {
+        LineWriter(self)
     }
 }
 
-/// An event as one line of text that a terminal only shows, whatever it quotes: a name may hold anything.
+/// Returns an event as one line without control characters: a client's name in it could contain line breaks, which forge log
+/// lines, or terminal escape sequences.
 fn one_line(event: &[u8]) -> Cow<'_, str> {
     let text = match std::str::from_utf8(event) {
         Ok(text) => Cow::Borrowed(text),
@@ -161,11 +162,11 @@ fn one_line(event: &[u8]) -> Cow<'_, str> {
     }
 }
 
-/// A line on its way into the queue: tracing writes it whole.
+/// Writes one line into the queue. tracing writes each line in one call.
 #[derive(Debug)]
-pub(super) struct Line<'a>(&'a Queue);
+pub(super) struct LineWriter<'a>(&'a Queue);
 
-impl Write for Line<'_> {
+impl Write for LineWriter<'_> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.0.push(one_line(line).as_bytes());
         Ok(line.len())
@@ -181,17 +182,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_dropped_and_counted() {
+    fn lines_that_do_not_fit_are_dropped_and_counted() {
         let queue = Queue::default();
-        let line = vec![b'x'; ROOM / 4];
+        let line = vec![b'x'; MAX_QUEUED / 4];
         for _ in 0..7 {
             queue.push(&line);
         }
         let mut lines = Vec::new();
-        assert_eq!((queue.take(&mut lines), lines.len()), (4, ROOM));
-        // While these are being written, others may wait.
+        assert_eq!((queue.take(&mut lines), lines.len()), (4, MAX_QUEUED));
+        // While these are being written, the queue has space again.
         queue.push(b"more\n");
-        assert_eq!(queue.written(4, true), 3);
+        assert_eq!(queue.written(4, true), 3, "dropped lines to report");
         assert_eq!((queue.take(&mut lines), lines.as_slice()), (1, b"more\n".as_slice()));
         assert_eq!(queue.written(1, true), 0, "they are reported once");
         queue.push(b"lost\n");
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_one_line_that_a_terminal_only_shows() {
+    fn an_event_is_one_line_without_control_characters() {
         let check = |event: &str, expect: &str| assert_eq!(one_line(event.as_bytes()), expect);
         check("a line\n", "a line\n");
         let json = "{\"user\":\"\u{202e}\u{9b}2J\u{2028}caf\u{e9}\"}\n";
@@ -213,8 +214,8 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_takes_a_little_gets_it_all() {
-        /// Takes three bytes at a time, and every other time none.
+    fn everything_is_written_to_a_writer_that_takes_a_few_bytes_at_a_time() {
+        /// Takes three bytes at a time, and every other time would block.
         struct Slow(Vec<u8>, bool);
         impl Write for Slow {
             fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

@@ -1,4 +1,4 @@
-//! The server's API, called from a terminal on the same machine, or through a tunnel.
+//! A client of the server's API, over plain HTTP to this machine or a tunnel, or over a Unix socket.
 
 use std::time::Duration;
 
@@ -16,18 +16,18 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::cli::ServerArgs;
 
-/// How long the server may take. A change waits for the disk for five seconds.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The longest answer that is read: a page of ten thousand bans is a third of it.
-const MOST: usize = 64 << 20;
+/// How long to wait for an answer: twice the five seconds that a change waits for the disk.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest answer that is read: three times a page of 10,000 bans with the longest reasons.
+const MAX_ANSWER: usize = 64 << 20;
 
-/// A server, and the token to show it.
+/// A server, and the token to send to it.
 pub(super) struct Api {
     server: String,
     token: Option<String>,
 }
 
-/// Nobody answers at that address.
+/// The error of a server that cannot be connected to.
 #[derive(Debug)]
 pub(super) struct Unreachable(String);
 
@@ -49,7 +49,7 @@ impl Api {
         Self { server: server.trim_end_matches('/').to_owned(), token: tokens.and_then(first) }
     }
 
-    /// Calls, and returns what the server answers; an error of its own is one here.
+    /// Calls the server and returns its answer. A status other than success is an error with the server's message.
     pub(super) fn call(&self, method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Value> {
         let mut request = Request::builder().method(method).uri(path).header(HOST, "localhost");
         if let Some(token) = &self.token {
@@ -58,17 +58,17 @@ impl Api {
         let body = body.map(Value::to_string).unwrap_or_default();
         let request = request.header(CONTENT_TYPE, "application/json").body(Full::from(body))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let answered = runtime.block_on(async { tokio::time::timeout(PATIENCE, self.send(request)).await });
+        let answered = runtime.block_on(async { tokio::time::timeout(ANSWER_TIMEOUT, self.send(request)).await });
         let (status, body) = answered.with_context(|| format!("{} does not answer", self.server))??;
-        let answer: Value = serde_json::from_slice(&body).context("the server's answer is no JSON")?;
+        let answer: Value = serde_json::from_slice(&body).context("the server's answer is not JSON")?;
         if !status.is_success() {
             let message = match answer.get("message").and_then(Value::as_str) {
                 _ if status == StatusCode::UNAUTHORIZED => {
-                    let shown = if self.token.is_some() { "does not know this token" } else { "wants a token" };
-                    format!("{} {shown}: set THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN for looking", self.server)
+                    let problem = if self.token.is_some() { "does not accept this token" } else { "requires a token" };
+                    format!("{} {problem}: set THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN to read", self.server)
                 }
                 Some(message) => printable(message).into_owned(),
-                None => "the server refused".to_owned(),
+                None => "the server refused the request".to_owned(),
             };
             bail!("{message} ({status})");
         }
@@ -82,7 +82,8 @@ impl Api {
         }
         let Some(authority) = self.server.strip_prefix("http://") else {
             bail!(
-                "write http://HOST:PORT or unix:PATH, not \"{}\"; tokens go to other machines in a tunnel",
+                "\"{}\" is not a server: expected http://HOST:PORT or unix:PATH; use a tunnel to reach another machine, so \
+                 that the token is encrypted",
                 self.server
             );
         };
@@ -98,6 +99,7 @@ where
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);
     let (head, body) = sender.send_request(request).await?.into_parts();
-    let body = Limited::new(body, MOST).collect().await.map_err(|error| anyhow::anyhow!("the answer: {error}"))?;
+    let body = Limited::new(body, MAX_ANSWER).collect().await;
+    let body = body.map_err(|error| anyhow::anyhow!("cannot read the server's answer: {error}"))?;
     Ok((head.status, body.to_bytes()))
 }

@@ -1,4 +1,4 @@
-//! Whether files have come to say something else.
+//! Detects changed files by their metadata and by a digest of their contents.
 
 use std::fs::Metadata;
 use std::hash::{BuildHasher as _, RandomState};
@@ -10,35 +10,36 @@ use threshold_core::policy::MAX_FILE;
 
 use crate::source::read_bytes;
 
-/// A file that was written so recently may be written again without its times telling.
-const SETTLED: Duration = Duration::from_secs(3);
+/// Metadata of a file that was modified more recently than this is not trusted: it may be modified again within the resolution
+/// of the file system's timestamps, which is two seconds on FAT.
+const MIN_AGE: Duration = Duration::from_secs(3);
 
-/// What files hold, one after the other, or why one of them cannot be read.
+/// The contents of files, or why one of them cannot be read.
 pub(super) type Contents = Result<Vec<Vec<u8>>, String>;
 
-/// What is known of some files that belong together. Their contents are kept as a digest: one of them may be a key.
+/// The known state of files that are loaded together. Contents are kept as a digest, because one of them may be a private key.
 #[derive(Debug)]
 pub(super) struct Watch {
     hasher: RandomState,
-    /// How they looked when they were last read, if that can be trusted.
-    seen: Option<Vec<Looks>>,
-    /// The contents that are in force, or that were refused.
+    /// The metadata when the files were last read, if it can be trusted.
+    seen: Option<Vec<FileStamp>>,
+    /// The digest of the contents that were last loaded or refused.
     known: u64,
-    /// Other contents that were seen once.
+    /// The digest of other contents that were seen once.
     pending: Option<u64>,
 }
 
-/// Files as they were found.
+/// The metadata and contents of files.
 #[derive(Debug)]
 pub(super) struct Found {
-    looks: Option<Vec<Looks>>,
+    stamps: Option<Vec<FileStamp>>,
     contents: Contents,
 }
 
-/// What tells one state of a file from another without reading it. Symbolic links are followed, so that a mounted
-/// directory whose link is moved looks different too.
+/// The metadata by which a change is detected without reading the file. Symbolic links are followed: Kubernetes updates a
+/// mounted ConfigMap by replacing a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Looks {
+pub(super) struct FileStamp {
     device: u64,
     inode: u64,
     size: u64,
@@ -46,23 +47,23 @@ pub(super) struct Looks {
 }
 
 impl Watch {
-    /// A watch over files that hold this.
+    /// A watch of files whose contents are known.
     pub(super) fn new(contents: &Contents) -> Self {
         let hasher = RandomState::new();
         Self { known: hasher.hash_one(contents), hasher, seen: None, pending: None }
     }
 
-    /// How the files look if there is nothing to read in them.
-    pub(super) fn trusted(&self) -> Option<Vec<Looks>> {
+    /// Returns the metadata with which the files need not be read.
+    pub(super) fn trusted(&self) -> Option<Vec<FileStamp>> {
         self.seen.clone().filter(|_| self.pending.is_none())
     }
 
-    /// What the files have come to say, if that is something else.
+    /// Returns the contents if they have changed.
     ///
-    /// It counts when it is there twice in a row: an editor that empties a file before it writes it anew would else leave
-    /// the server without a policy for a moment, and a certificate comes before its key.
-    pub(super) fn take(&mut self, Found { looks, contents }: Found, now: SystemTime) -> Option<Contents> {
-        self.seen = looks.filter(|looks| looks.iter().all(|looks| looks.is_settled(now)));
+    /// A change counts once it was seen twice in a row: an editor may truncate a file before it writes it, and a certificate
+    /// may be written before its key.
+    pub(super) fn take(&mut self, Found { stamps, contents }: Found, now: SystemTime) -> Option<Contents> {
+        self.seen = stamps.filter(|stamps| stamps.iter().all(|stamp| stamp.is_settled(now)));
         let found = self.hasher.hash_one(&contents);
         if found == self.known {
             self.pending = None;
@@ -79,14 +80,14 @@ impl Watch {
 }
 
 impl Found {
-    /// Reads the files, unless they look as they did.
-    pub(super) fn unless(paths: &[PathBuf], seen: Option<&[Looks]>) -> Option<Self> {
-        let looks = |path: &PathBuf| std::fs::metadata(path).ok().map(|metadata| Looks::of(&metadata));
-        let looks: Option<Vec<Looks>> = paths.iter().map(looks).collect();
-        if seen.is_some() && looks.as_deref() == seen {
+    /// Reads the files, unless their metadata is unchanged.
+    pub(super) fn unless(paths: &[PathBuf], seen: Option<&[FileStamp]>) -> Option<Self> {
+        let stamps = |path: &PathBuf| std::fs::metadata(path).ok().map(|metadata| FileStamp::of(&metadata));
+        let stamps: Option<Vec<FileStamp>> = paths.iter().map(stamps).collect();
+        if seen.is_some() && stamps.as_deref() == seen {
             return None;
         }
-        Some(Self { looks, contents: read(paths) })
+        Some(Self { stamps, contents: read(paths) })
     }
 }
 
@@ -95,7 +96,7 @@ pub(super) fn read(paths: &[PathBuf]) -> Contents {
     paths.iter().map(|path| read_bytes(path, MAX_FILE).map_err(|error| format!("{error:#}"))).collect()
 }
 
-impl Looks {
+impl FileStamp {
     fn of(metadata: &Metadata) -> Self {
         Self {
             device: metadata.dev(),
@@ -106,7 +107,7 @@ impl Looks {
     }
 
     fn is_settled(&self, now: SystemTime) -> bool {
-        self.modified.and_then(|modified| now.duration_since(modified).ok()).is_some_and(|age| age >= SETTLED)
+        self.modified.and_then(|modified| now.duration_since(modified).ok()).is_some_and(|age| age >= MIN_AGE)
     }
 }
 
@@ -114,7 +115,7 @@ impl Looks {
 mod tests {
     use super::*;
 
-    /// A file that vanishes with the test.
+    /// A file that is removed after the test.
     struct Scratch(PathBuf);
 
     impl Scratch {
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_counts_when_it_is_there_twice() {
+    fn a_change_counts_once_it_was_seen_twice() {
         let file = Scratch::new("twice");
         let mut watch = watching("a");
         let mut look = |text: &str| {
@@ -154,7 +155,7 @@ mod tests {
         assert!(!look("b"));
         assert!(look("b"));
         assert!(!look("b"));
-        // Emptied and written anew: the empty text was there only once.
+        // Truncated and rewritten: the empty text was seen only once.
         assert!(!look(""));
         assert!(!look("b"));
         assert!(!look("c"));
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_goes_and_comes_back_is_noticed() {
+    fn a_file_that_is_removed_and_restored_is_a_change() {
         let file = Scratch::new("gone");
         let mut watch = watching("a");
         let mut look = || look(&mut watch, &file, SystemTime::now());
@@ -176,22 +177,22 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_written_just_now_is_read_again_though_it_looks_the_same() {
+    fn a_recently_modified_file_is_read_again_although_its_metadata_is_unchanged() {
         let file = Scratch::new("racy");
         file.write("a");
         let mut watch = watching("a");
         let written = std::fs::metadata(&file.0).unwrap().modified().unwrap();
         assert!(!look(&mut watch, &file, written));
-        // The same size at the same time, as a coarse clock would tell it.
+        // The same size and timestamp, as with a coarse clock.
         file.write("b");
         let same = || std::fs::File::options().write(true).open(&file.0).unwrap().set_modified(written).unwrap();
         same();
         assert!(!look(&mut watch, &file, written));
-        assert!(look(&mut watch, &file, written + SETTLED));
-        // Once it has settled, its looks are enough.
+        assert!(look(&mut watch, &file, written + MIN_AGE));
+        // Once the timestamp is old enough, the metadata is trusted.
         file.write("c");
         same();
-        assert!(!look(&mut watch, &file, written + SETTLED));
+        assert!(!look(&mut watch, &file, written + MIN_AGE));
         assert!(watch.pending.is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! What `threshold replay` can be asked.
+//! The arguments of `threshold replay`.
 
 use std::path::PathBuf;
 
@@ -14,10 +14,10 @@ pub(crate) struct ReplayArgs {
     pub(crate) policy: PathBuf,
     #[command(flatten)]
     pub(crate) log: LogArgs,
-    /// Another policy: what POLICY would newly stop, and what it would no longer stop
+    /// Another policy: show what POLICY stops and this one does not, and the reverse
     #[arg(long, value_name = "POLICY2")]
     pub(crate) against: Option<PathBuf>,
-    /// Answer in JSON
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
     /// Also write one page with plots
@@ -31,7 +31,7 @@ pub(crate) struct ReplayArgs {
     pub(crate) top: usize,
 }
 
-/// Which logs, and how they are read.
+/// The logs, and how they are read.
 #[derive(Debug, Args)]
 pub(crate) struct LogArgs {
     /// Access logs, plain, gzip or zstd, or - for standard input; several are merged by time
@@ -46,7 +46,7 @@ pub(crate) struct LogArgs {
     /// The log's field for the tenant; in text logs user, ident or host
     #[arg(long, value_name = "FIELD")]
     pub(crate) tenant_field: Option<String>,
-    /// How late a line may be written and still be put in its place
+    /// How late a line may be in the log and still be sorted by its time
     #[arg(long, value_name = "TIME", default_value = "1min", value_parser = span)]
     pub(crate) reorder: Span,
 }

@@ -1,4 +1,4 @@
-//! `replay --login`: which accounts and addresses the locks would have held, and when.
+//! `replay --login`: decides recorded logins under a policy's `[login]`.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -14,27 +14,26 @@ use super::ReplayArgs;
 use super::report::{grouped, moment, nothing_read, share, unreadable_lines};
 use super::sample::Sample;
 use super::tally::{Subject, address_digest, name_digest};
-use super::worst::{Kind, Stopped, Worst};
+use super::top_subjects::{Kind, SubjectCounts, TopSubjects};
 use crate::Report;
 use crate::source::Source;
-use crate::traffic::{Feed, Form, LineCounts, Request};
+use crate::traffic::{Feed, LineCounts, LogKind, Request};
 
-/// Accounts, and addresses, that are counted one by one; with more, a sample of them stands for all.
+/// The most accounts and addresses that are counted exactly; with more, a sample is counted.
 const MAX_SUBJECTS: usize = 1 << 18;
 
-/// What the locks would have come to.
+/// The counts of a replay of logins.
 struct Logins {
     attempts: u64,
     succeeded: u64,
-    /// Attempts that would not have reached the secret, by what held them: the address' budget, a lock, the ceiling, a deny
-    /// list.
+    /// Attempts that would have been refused: by the address' budget, a lock, the ceiling, or a deny list.
     held: [u64; 4],
-    /// Of those, the ones that were let in at the time: people, most likely.
+    /// Refused attempts that succeeded in the log: most likely legitimate users.
     held_successes: u64,
     accounts: Sample<Subject>,
     addresses: Sample<Subject>,
-    /// A lock that begins counts as a ban, a try that it holds as a denial.
-    worst: Worst,
+    /// The start of a lock counts as a ban, a refused attempt as a denial.
+    top_subjects: TopSubjects,
     from: u64,
     until: u64,
 }
@@ -46,7 +45,7 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
     let (prefix, scope) = (policy.identity().ipv6_prefix, policy.identity().user_scope);
     let clock = Arc::new(ManualClock::default());
     let limiter = Limiter::builder(policy).clock(Arc::clone(&clock)).build();
-    let mut feed = Feed::open_as(Form::Logins, &args.log.logs, args.log.fields()?, args.log.reorder)?;
+    let mut feed = Feed::open_as(LogKind::Logins, &args.log.logs, args.log.fields()?, args.log.reorder)?;
     let mut logins = Logins {
         attempts: 0,
         succeeded: 0,
@@ -54,7 +53,7 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
         held_successes: 0,
         accounts: Sample::new(MAX_SUBJECTS),
         addresses: Sample::new(MAX_SUBJECTS),
-        worst: Worst::default(),
+        top_subjects: TopSubjects::default(),
         from: 0,
         until: 0,
     };
@@ -112,20 +111,20 @@ impl Logins {
                 match refusal.by {
                     RefusedBy::Address => {
                         touched.1 = true;
-                        self.worst.add(Kind::Ip, &address, None, Verdict::Deny, micros);
+                        self.top_subjects.add(Kind::Ip, &address, None, Verdict::Deny, micros);
                     }
                     RefusedBy::Lock | RefusedBy::Ceiling => {
                         touched.0 = true;
-                        self.worst.add(Kind::User, account, None, Verdict::Deny, micros);
+                        self.top_subjects.add(Kind::User, account, None, Verdict::Deny, micros);
                     }
-                    // Whom a list denies, its author knows.
+                    // Not listed among the top subjects: they are in the policy's own deny list.
                     RefusedBy::Ban | RefusedBy::CoolDown => {}
                 }
             }
             Attempted::Allowed(token) => {
                 if limiter.login_result(&token, success)?.lockout_remaining.is_some() {
                     touched.0 = true;
-                    self.worst.add(Kind::User, account, None, Verdict::Ban, micros);
+                    self.top_subjects.add(Kind::User, account, None, Verdict::Ban, micros);
                 }
             }
         }
@@ -166,7 +165,7 @@ impl Logins {
                 share(touched, all)
             );
         }
-        let worst = self.worst.top(top);
+        let worst = self.top_subjects.top(top);
         if !worst.is_empty() {
             out.push_str("\nHeld most:\n");
         }
@@ -196,9 +195,9 @@ impl Logins {
     fn json(&self, counts: &LineCounts, top: usize) -> Value {
         let [address, lock, ceiling, list] = self.held;
         let worst = |wanted: Kind| {
-            let all = self.worst.top(usize::MAX);
+            let all = self.top_subjects.top(usize::MAX);
             let own = all.into_iter().filter(|(kind, _, _)| *kind == wanted).take(top);
-            own.map(|(_, name, own): (Kind, &str, &Stopped)| {
+            own.map(|(_, name, own): (Kind, &str, &SubjectCounts)| {
                 json!({"name": name, "locks": own.banned, "held": own.denied, "first": moment(own.first), "last": moment(own.last)})
             })
             .collect::<Vec<Value>>()

@@ -1,4 +1,4 @@
-//! The same findings as one page with plots, that needs nothing beside it: light, dark, and on paper.
+//! The report of a replay as one self-contained HTML page with plots, for light and dark screens and for print.
 
 mod plots;
 
@@ -8,12 +8,12 @@ use threshold_core::DigestKey;
 use threshold_core::text::printable;
 
 use super::report::{Replayed, grouped, limit_text, moment, share};
-use super::worst::Kind;
+use super::top_subjects::Kind;
 
-/// How many subjects a page lists.
+/// How many subjects the page lists.
 const SUBJECTS: usize = 15;
 
-/// Text that stands for itself in HTML, whatever it holds.
+/// Escapes text for HTML.
 pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in printable(text).chars() {
@@ -29,7 +29,7 @@ pub(super) fn escaped(text: &str) -> String {
     out
 }
 
-/// Names as a page may show them: it is passed on, so it tells no more of people than a log line would.
+/// Shows names on the page. A page may be passed on, so names are hidden as in log lines.
 struct Names<'r> {
     replayed: &'r Replayed<'r>,
     key: DigestKey,
@@ -37,7 +37,7 @@ struct Names<'r> {
 
 impl<'r> Names<'r> {
     fn new(replayed: &'r Replayed<'r>) -> Self {
-        // Drawn anew for each page, so that nobody can try out who is behind a digest.
+        // A random key for each page: with a known key, a reader could test guesses of a name against its digest.
         Self { replayed, key: DigestKey::new(rand::random()) }
     }
 
@@ -54,7 +54,7 @@ impl<'r> Names<'r> {
 }
 
 impl Replayed<'_> {
-    /// The page.
+    /// Builds the page.
     pub(super) fn html(&self) -> String {
         let names = Names::new(self);
         let title = format!("Rehearsal of {}", escaped(self.name));
@@ -103,7 +103,7 @@ impl Replayed<'_> {
     }
 
     fn subjects_section(&self, names: &Names<'_>, out: &mut String) {
-        let top = self.tally.worst.top(SUBJECTS);
+        let top = self.tally.top_subjects.top(SUBJECTS);
         let rows: Vec<(String, u64, String)> = top
             .iter()
             .map(|(kind, name, own)| {

@@ -1,4 +1,4 @@
-//! One policy on its own store, told the log's time: the same plan, settle and decide as everywhere else.
+//! Decides recorded requests under one policy, on a store of its own and at the times of the log.
 
 use threshold_core::decision::{Degraded, Reading};
 use threshold_core::limit::Limit;
@@ -9,35 +9,35 @@ use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{Command, Store as _, at_once};
 
 use super::tally::Tally;
-use super::worst::Kind;
+use super::top_subjects::Kind;
 use crate::traffic::Request;
 
-/// A policy at work on recorded traffic.
+/// A policy with a store, to which recorded requests are played.
 pub(super) struct Rehearsal<'p> {
     policy: &'p Policy,
     store: MemoryStore,
-    /// The plan of the request that is decided, and that of the one after it: while the first is settled, the store's
-    /// memory for the second is on its way.
+    /// The plans of the present and of the next request: while the first is settled, the store's memory for the second is
+    /// prefetched.
     plan: Box<Plan<'p>>,
     coming: Box<Plan<'p>>,
-    /// What planning the one after came to, if it is planned.
+    /// The result of planning the next request, if it is planned.
     planned: Option<Result<(), PlanError>>,
     outcome: Outcome,
     decision: Decision,
     number: u128,
-    /// Whether some charge depends on the answer, or lasts only as long as the request.
+    /// Whether some rule counts by outcome or is a concurrency limit, so that charges may have to be given back.
     gives_back: bool,
     names: Names<'p>,
     pub(super) tally: Tally,
 }
 
-/// What became of one request.
+/// The decision on one request, as it is counted.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Judged {
+pub(super) struct ReplayedDecision {
     pub(super) verdict: Verdict,
-    /// The rule it was touched by, by its place; the number of rules where a penalty or a list did it.
+    /// The index of the rule that bound; the number of rules for a penalty or a list.
     pub(super) reason: usize,
-    /// What kind of subject that concerns.
+    /// The kind of the affected subject.
     pub(super) kind: Kind,
 }
 
@@ -61,8 +61,8 @@ impl<'p> Rehearsal<'p> {
         }
     }
 
-    /// Decides one request at its own time, and counts what became of it. `coming` is the one after it, if it is known.
-    pub(super) fn decide(&mut self, request: &Request<'_>, coming: Option<&Request<'_>>) -> Judged {
+    /// Decides one request at its time, and counts the decision. `coming` is the next one, if it is known.
+    pub(super) fn decide(&mut self, request: &Request<'_>, coming: Option<&Request<'_>>) -> ReplayedDecision {
         self.number = self.number.saturating_add(1);
         let found = self.names.find(request);
         let facts = facts(request, &found, self.number);
@@ -78,9 +78,9 @@ impl<'p> Rehearsal<'p> {
         }
         let now = Timestamp::from_micros(request.at.micros);
         if let Err(error) = fits {
-            let judged = self.refused(&error);
-            self.tally.add(&self.plan, None, judged, &facts, request.at);
-            return judged;
+            let decided = self.refused(&error);
+            self.tally.add(&self.plan, None, decided, &facts, request.at);
+            return decided;
         }
         match at_once(self.store.settle(&self.plan, now, &mut self.outcome)) {
             Ok(()) => {
@@ -91,9 +91,9 @@ impl<'p> Rehearsal<'p> {
             }
             Err(_) => self.decision = self.plan.decide_blind(false, Degraded::StoreFull, now),
         }
-        let judged = self.judge(&facts);
-        self.tally.add(&self.plan, Some(&self.decision), judged, &facts, request.at);
-        judged
+        let decided = self.outcome_of(&facts);
+        self.tally.add(&self.plan, Some(&self.decision), decided, &facts, request.at);
+        decided
     }
 
     fn plan_ahead(&mut self, coming: &Request<'_>) {
@@ -105,19 +105,19 @@ impl<'p> Rehearsal<'p> {
         self.planned = Some(fits);
     }
 
-    /// What depends on the answer is known at once, since the log has it. How long a request lasted it does not have, so
-    /// nothing is held.
+    /// Gives back charges that are not counted for this status, and all concurrency: the log has the status of the answer, but
+    /// not how long the request lasted.
     fn give_back(&self, status: Option<u16>, now: Timestamp) {
         let mut pending = self.plan.pending(&self.outcome);
         let uncounted = status.and_then(|status| pending.take_uncounted(Some(status)));
         for taken in [uncounted, pending.take_holds()].into_iter().flatten() {
-            // Memory gives back whatever it has charged.
+            // The store in memory cannot fail here.
             let _ = at_once(self.store.execute(Command::GiveBack(Box::new(taken)), now));
         }
     }
 
-    /// A request that cannot be decided is one that clients' doors refuse.
-    fn refused(&self, error: &PlanError) -> Judged {
+    /// A request that cannot be planned counts as denied: client doors refuse it.
+    fn refused(&self, error: &PlanError) -> ReplayedDecision {
         let rules = self.policy.rules();
         let reason = match error {
             PlanError::CostExceedsLimit { rule, .. } | PlanError::Missing { rule, .. } => {
@@ -125,15 +125,15 @@ impl<'p> Rehearsal<'p> {
             }
             PlanError::TooManyRules | PlanError::Path(_) => None,
         };
-        Judged { verdict: Verdict::Deny, reason: reason.unwrap_or(rules.len()), kind: Kind::Ip }
+        ReplayedDecision { verdict: Verdict::Deny, reason: reason.unwrap_or(rules.len()), kind: Kind::Ip }
     }
 
-    fn judge(&self, facts: &Facts<'_>) -> Judged {
+    fn outcome_of(&self, facts: &Facts<'_>) -> ReplayedDecision {
         let decision = &self.decision;
         let verdict = decision.verdict;
-        let nobody = self.policy.rules().len();
+        let no_rule = self.policy.rules().len();
         if verdict == Verdict::Allow {
-            return Judged { verdict, reason: nobody, kind: Kind::Ip };
+            return ReplayedDecision { verdict, reason: no_rule, kind: Kind::Ip };
         }
         let struck = decision.escalations.first().and_then(|strike| decision.readings.get(strike.charge));
         let reading = match verdict {
@@ -153,7 +153,7 @@ impl<'p> Rehearsal<'p> {
         } else {
             Kind::Ip
         };
-        Judged { verdict, reason: rule.unwrap_or(nobody), kind }
+        ReplayedDecision { verdict, reason: rule.unwrap_or(no_rule), kind }
     }
 }
 
@@ -174,7 +174,7 @@ fn facts<'a>(request: &Request<'a>, found: &'a Found, number: u128) -> Facts<'a>
     }
 }
 
-/// Names that the policy finds in the host or the path; a log has no headers, so the rest must be fields of its own.
+/// The names that the policy takes from the host or the path. A log has no headers, so other names must be fields of it.
 struct Names<'p> {
     tenant: Option<&'p IdentitySource>,
     user: Option<&'p IdentitySource>,

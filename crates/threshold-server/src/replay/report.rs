@@ -1,4 +1,4 @@
-//! What was found, for people and for programs.
+//! The report of a replay, as text and as JSON.
 
 use std::fmt::Write as _;
 
@@ -9,39 +9,39 @@ use threshold_core::policy::{Mode, Per, Policy, Rule};
 use threshold_core::text::printable;
 
 use super::compare::{Comparison, Difference};
-use super::tally::{LAYERS, Penalised, Tally};
-use super::worst::{Kind, Stopped};
+use super::tally::{LAYERS, PenaltyCounts, Tally};
+use super::top_subjects::{Kind, SubjectCounts};
 use crate::traffic::LineCounts;
 
-/// A finished rehearsal.
+/// A finished replay.
 pub(super) struct Replayed<'r> {
     pub(super) policy: &'r Policy,
     pub(super) name: &'r str,
     pub(super) tally: &'r Tally,
     pub(super) counts: &'r LineCounts,
-    /// How it differs from another policy, and what that is called.
+    /// The comparison with another policy, and its name.
     pub(super) against: Option<(&'r Comparison, &'r str)>,
     pub(super) top: usize,
 }
 
-/// Why a run has nothing to say, that looked for requests or logins.
+/// Describes why there is nothing to report. `wanted` is what was looked for: a request or a login.
 pub(super) fn nothing_read(counts: &LineCounts, wanted: &str) -> String {
     let mut text = match (counts.lines, counts.problems.is_empty()) {
         (0, true) => "the log is empty".to_owned(),
-        (0, false) => "nothing of the log could be read".to_owned(),
+        (0, false) => "the log could not be read".to_owned(),
         (lines, _) => format!("none of the log's {lines} lines is a {wanted}"),
     };
     text.push_str(&unreadable_lines(counts));
     text
 }
 
-/// A moment as people and programs read it.
+/// Formats a time in RFC 3339.
 pub(super) fn moment(micros: u64) -> String {
     let whole = i64::try_from(micros).ok().and_then(|micros| jiff::Timestamp::from_microsecond(micros).ok());
     whole.map_or_else(|| "?".to_owned(), |timestamp| timestamp.to_string())
 }
 
-/// A whole number with its thousands apart.
+/// Formats a number with commas between thousands.
 pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -54,7 +54,7 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// A share in percent, never rounded to nothing.
+/// Formats a share in percent. A small one is not rounded to 0.
 #[expect(clippy::cast_precision_loss, reason = "a percentage has three digits")]
 pub(crate) fn share(part: u64, whole: u64) -> String {
     match (part, whole) {
@@ -85,7 +85,7 @@ pub(super) fn unreadable_lines(counts: &LineCounts) -> String {
 }
 
 impl Replayed<'_> {
-    /// A subject's name. Names that the policy calls secret are shown nowhere.
+    /// Returns a subject's name, or its digest if the policy marks it as secret.
     pub(super) fn shown(&self, kind: Kind, name: &str) -> String {
         let identity = self.policy.identity();
         let secret = match kind {
@@ -160,7 +160,7 @@ impl Replayed<'_> {
         }
         let names = LAYERS.iter().map(|layer| layer.name()).chain(["lists"]);
         for (own, name) in self.tally.penalties.iter().zip(names) {
-            let Penalised { denied, banned, slowed } = *own;
+            let PenaltyCounts { denied, banned, slowed } = *own;
             if denied.saturating_add(banned).saturating_add(slowed) > 0 {
                 let what = if name == "lists" { "lists, or no plan" } else { "penalties" };
                 let _ = writeln!(
@@ -194,7 +194,7 @@ impl Replayed<'_> {
             );
         }
         let _ = writeln!(out, "\nTouched most:");
-        for (kind, name, own) in self.tally.worst.top(self.top) {
+        for (kind, name, own) in self.tally.top_subjects.top(self.top) {
             let name = printable(&self.shown(kind, name)).into_owned();
             let _ = writeln!(
                 out,
@@ -205,12 +205,12 @@ impl Replayed<'_> {
                 moment(own.last)
             );
         }
-        let short = self.tally.worst.short();
-        if short > 0 {
+        let undercount = self.tally.top_subjects.undercount();
+        if undercount > 0 {
             let _ = writeln!(
                 out,
                 "  (more were touched than are kept: each figure may be up to {} too low)",
-                grouped(short)
+                grouped(undercount)
             );
         }
     }
@@ -250,7 +250,7 @@ impl Replayed<'_> {
         }
     }
 
-    /// What the log cannot tell, and the policy would want to know.
+    /// Returns notes on what the policy needs and the log does not have.
     pub(super) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let rules = self.policy.rules();
@@ -315,7 +315,7 @@ impl Replayed<'_> {
                 "verdict": own.verdict.name(),
                 "rule": self.policy.rules().get(own.reason).map(|rule| rule.name.as_ref()),
             })).collect::<Vec<_>>(),
-            "worst": tally.worst.top(self.top).into_iter().map(|own| self.stopped_json(own)).collect::<Vec<_>>(),
+            "worst": tally.top_subjects.top(self.top).into_iter().map(|own| self.stopped_json(own)).collect::<Vec<_>>(),
             "series": self.series_json(),
             "unreadableLines": self.counts.shown.iter().map(|bad| json!({
                 "log": bad.log, "line": bad.number, "why": bad.why, "text": bad.text,
@@ -359,7 +359,7 @@ impl Replayed<'_> {
         rules.map(rule_json).collect()
     }
 
-    /// The most that each key of each rule had used at once, in ascending order.
+    /// Returns the highest use of each key, by rule and in ascending order.
     pub(super) fn peaks_by_rule(&self) -> Vec<Vec<u64>> {
         let mut peaks: Vec<Vec<u64>> = vec![Vec::new(); self.policy.rules().len()];
         for peak in self.tally.peaks.values() {
@@ -381,7 +381,7 @@ impl Replayed<'_> {
             .collect()
     }
 
-    fn stopped_json(&self, (kind, name, own): (Kind, &str, &Stopped)) -> Value {
+    fn stopped_json(&self, (kind, name, own): (Kind, &str, &SubjectCounts)) -> Value {
         json!({
             "kind": kind.name(),
             "subject": self.shown(kind, name),
@@ -402,7 +402,7 @@ impl Replayed<'_> {
         json!({"requests": difference.requests, "rules": rules, "subjects": subjects})
     }
 
-    /// Steps in which something happened: those without a request say nothing.
+    /// Encodes the steps that have requests.
     fn series_json(&self) -> Value {
         let steps = self.tally.series.steps().filter(|(_, step)| step.requests > 0);
         let steps = steps.map(|(at, step)| {
@@ -416,18 +416,18 @@ impl Replayed<'_> {
     }
 }
 
-fn touches(own: &Stopped) -> String {
+fn touches(own: &SubjectCounts) -> String {
     let counts = [(own.denied, "denied"), (own.banned, "banned"), (own.warned, "warned"), (own.slowed, "slowed")];
     let some = counts.iter().filter(|(count, _)| *count > 0);
     some.map(|(count, what)| format!("{} {what}", grouped(*count))).collect::<Vec<_>>().join(", ")
 }
 
-/// A rule's limit as written, where all have the same.
+/// Returns a rule's limit as written, or `tier`.
 pub(super) fn limit_text(rule: &Rule) -> Option<String> {
     rule.notation().or_else(|| rule.is_by_tier().then(|| "tier".to_owned()))
 }
 
-/// The value at a percentile of sorted values.
+/// Returns the value at a percentile of sorted values.
 pub(crate) fn quantile(sorted: &[u64], percent: usize) -> Option<u64> {
     let at = sorted.len().checked_sub(1)?.saturating_mul(percent).checked_div(100)?;
     sorted.get(at).copied()

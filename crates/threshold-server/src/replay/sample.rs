@@ -1,15 +1,15 @@
-//! A map that never grows past its bound: when it is full it keeps half of its keys, chosen by their digest, and from then
-//! on only looks at those. What it holds is a fair sample, and counts over it are multiplied.
+//! A map of bounded size: when it is full, it keeps half of its keys, chosen by their digests, and ignores the others from
+//! then on. The kept keys are a uniform sample, and counts over them are multiplied.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Values by key. The key must be a digest already: its low bits choose the sample, and it is hashed no further.
+/// Values by key. The key must be a digest: its low bits choose the sample, and the map does not hash it again.
 #[derive(Debug)]
 pub(crate) struct Sample<V> {
-    values: HashMap<u64, V, BuildHasherDefault<AsItIs>>,
+    values: HashMap<u64, V, BuildHasherDefault<IdentityHasher>>,
     most: usize,
-    /// Keys are kept whose lowest bits, so many, are all zero.
+    /// The number of low bits that are zero in every kept key.
     level: u32,
 }
 
@@ -18,7 +18,7 @@ impl<V> Sample<V> {
         Self { values: HashMap::default(), most, level: 0 }
     }
 
-    /// The value of a key, new or known; `None` for keys outside the sample.
+    /// Returns the value of a key, inserting a new one; `None` for keys outside of the sample.
     #[inline]
     pub(crate) fn entry(&mut self, key: u64, new: impl FnOnce() -> V) -> Option<&mut V> {
         if !self.takes(key) {
@@ -33,13 +33,13 @@ impl<V> Sample<V> {
         Some(self.values.entry(key).or_insert_with(new))
     }
 
-    /// Whether this key is of the sample. Most of those that are not are told without a look at the table.
+    /// Whether a key belongs to the sample. This needs no access to the table.
     #[inline]
     pub(crate) fn takes(&self, key: u64) -> bool {
         key.trailing_zeros() >= self.level
     }
 
-    /// Changes the value of a key, new or known, if it is of the sample.
+    /// Changes the value of a key, inserting a new one, if it belongs to the sample.
     #[inline]
     pub(crate) fn change(&mut self, key: u64, new: impl FnOnce() -> V, change: impl FnOnce(&mut V)) {
         if let Some(known) = self.values.get_mut(&key) {
@@ -79,9 +79,9 @@ impl<V> Sample<V> {
 
 /// Takes a digest for the hash that it is.
 #[derive(Debug, Default)]
-pub(crate) struct AsItIs(u64);
+pub(crate) struct IdentityHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -94,7 +94,7 @@ impl Hasher for AsItIs {
     }
 
     fn write_u64(&mut self, digest: u64) {
-        // The low bits chose the sample and are alike; the table looks at the low bits.
+        // The low bits of all keys in a sample are zero, and hashbrown selects a bucket by the low bits.
         self.0 = digest.rotate_left(32);
     }
 }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_exact_until_it_is_full_and_close_after() {
+    fn counts_are_exact_until_the_map_is_full_and_estimates_after() {
         let mut sample = Sample::new(4_096);
         for number in 0..4_096_u64 {
             *sample.entry(digest(number), || 0_u64).unwrap() += 1;

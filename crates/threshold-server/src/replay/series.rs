@@ -1,15 +1,16 @@
-//! Counts over time in a bounded number of steps: when there are too many, neighbours become one.
+//! Counts over time in a bounded number of steps: when there are too many, neighbouring steps are merged.
 
-/// The most steps: more than a screen has columns.
+/// The most steps: about the width of a screen in pixels.
 const MAX_STEPS: usize = 2_000;
-/// Steps that people count in, in seconds; each is a multiple of the one before. Beyond a day they double.
+/// The widths of a step, in seconds. Each is a multiple of the one before, so that steps can be merged; beyond a day they
+/// double.
 const WIDTHS: [u64; 13] = [1, 5, 15, 30, 60, 300, 900, 1_800, 3_600, 10_800, 21_600, 43_200, 86_400];
 
-/// What happened in one step: how many requests, and how many each rule stopped.
+/// The counts of one step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) requests: u64,
-    /// By the rule's place, and in the last place what penalties and lists stopped.
+    /// The stopped requests by the rule's index; the last entry is for penalties and lists.
     pub(crate) stopped: Vec<u64>,
 }
 
@@ -24,12 +25,12 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// For so many reasons to be stopped.
+    /// A series with this number of reasons: the rules, and one for penalties and lists.
     pub(crate) fn new(reasons: usize) -> Self {
         Self { width: 1, first: 0, steps: Vec::new(), reasons }
     }
 
-    /// One request at this second, and why it was stopped. Seconds never go backwards.
+    /// Counts a request at this second, and why it was stopped. Seconds must not decrease.
     #[inline]
     pub(crate) fn add(&mut self, second: u64, stopped: Option<usize>) {
         if self.steps.is_empty() {
@@ -52,7 +53,7 @@ impl Series {
         }
     }
 
-    /// Each step with the second at which it begins.
+    /// Returns each step with its first second.
     pub(crate) fn steps(&self) -> impl ExactSizeIterator<Item = (u64, &Step)> {
         let (first, width) = (self.first, self.width);
         self.steps.iter().enumerate().map(move |(index, step)| {
@@ -61,7 +62,7 @@ impl Series {
         })
     }
 
-    /// How long a step is, in seconds.
+    /// Returns the width of a step, in seconds.
     pub(crate) fn width(&self) -> u64 {
         self.width
     }
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_lost_and_the_number_of_steps_is_bounded() {
+    fn merging_steps_loses_no_count_and_bounds_their_number() {
         let mut series = Series::new(2);
         let seconds: Vec<u64> = (0..50_000).map(|index| 1_431_857_103 + index * index / 40).collect();
         for second in &seconds {
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leap_of_decades_is_only_a_coarser_series() {
+    fn a_gap_of_decades_makes_the_steps_wider() {
         let mut series = Series::new(1);
         series.add(0, None);
         series.add(9_000_000_000, Some(0));

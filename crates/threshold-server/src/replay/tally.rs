@@ -1,4 +1,4 @@
-//! What became of all requests: counts by verdict, rule and subject, over time and through the week.
+//! Counts decisions by verdict, rule and subject, over time and by hour of the week.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -8,42 +8,42 @@ use threshold_core::address::AddressGroup;
 use threshold_core::policy::{Layer, Policy, UserScope};
 use threshold_core::{Decision, Facts, Plan, Verdict};
 
-use super::rehearsal::Judged;
+use super::rehearsal::ReplayedDecision;
 use super::sample::Sample;
 use super::series::Series;
-use super::worst::{Kind, Worst};
+use super::top_subjects::{Kind, TopSubjects};
 use crate::traffic::Moment;
 
-/// Addresses, and users, and tenants, that are counted one by one; with more, a sample of them stands for all.
+/// The most subjects of each kind that are counted exactly; with more, a sample is counted.
 const MAX_SUBJECTS: usize = 1 << 19;
-/// Keys of rules whose fullest moment is kept.
+/// The most keys of rules whose peak is kept; with more, a sample.
 const MAX_KEYS: usize = 1 << 16;
-/// Requests whose subjects and keys are counted together. Each count is a look into a table far larger than a processor's
-/// caches: one behind the other, many of them are on their way at once.
-const TOGETHER: usize = 256;
+/// Requests whose subjects and keys are counted in one batch. Each count is a cache miss in a large table, and in a tight loop
+/// the processor overlaps many of them.
+const BATCH: usize = 256;
 /// The layers by name, in their order.
 pub(super) const LAYERS: [Layer; 5] = [Layer::Global, Layer::Edge, Layer::Tenant, Layer::User, Layer::Endpoint];
 
 /// Counts of one rule.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RuleTally {
-    /// Requests that met it.
+    /// Requests that matched it.
     pub(super) met: u64,
-    /// Requests it denied: of several that are full, the one with the longest wait.
+    /// Requests that it denied. If several limits were exceeded, the one with the longest wait counts.
     pub(super) denied: u64,
-    /// Requests that it banned, by its ladder.
+    /// Requests that its ladder banned.
     pub(super) banned: u64,
     pub(super) warned: u64,
-    /// Requests that found it full, also where another rule answered, and where it is only observed.
+    /// Requests that exceeded it, also if another rule bound or it only observes.
     pub(super) full: u64,
-    /// When it first and last touched anybody, in microseconds.
+    /// The times of the first and last verdict other than allow, in microseconds.
     pub(super) first: Option<u64>,
     pub(super) last: u64,
 }
 
-/// What penalties and lists did, where no rule binds.
+/// Verdicts by penalties and lists, without a binding rule.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Penalised {
+pub(super) struct PenaltyCounts {
     pub(super) denied: u64,
     pub(super) banned: u64,
     pub(super) slowed: u64,
@@ -55,7 +55,7 @@ pub(super) struct Subject {
     pub(super) touched: bool,
 }
 
-/// The fullest moment of one key of one rule.
+/// The highest use of one key of one rule.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peak {
     pub(super) rule: usize,
@@ -64,7 +64,7 @@ pub(super) struct Peak {
     pub(super) full: bool,
 }
 
-/// The first time a subject was touched.
+/// The first verdict other than allow on a subject.
 #[derive(Debug, Clone)]
 pub(super) struct FirstTouch {
     pub(super) kind: Kind,
@@ -81,29 +81,29 @@ pub(super) struct Hour {
     pub(super) stopped: u64,
 }
 
-/// Everything that is counted.
+/// All counts of a replay.
 #[derive(Debug)]
 pub(crate) struct Tally {
     pub(crate) requests: u64,
     verdicts: [u64; 5],
     pub(super) rules: Vec<RuleTally>,
-    /// By layer; what lists denied comes last.
-    pub(super) penalties: [Penalised; 6],
+    /// By layer; the last entry is for lists.
+    pub(super) penalties: [PenaltyCounts; 6],
     /// By kind.
     pub(super) subjects: [Sample<Subject>; 3],
     pub(super) peaks: Sample<Peak>,
-    pub(super) worst: Worst,
+    pub(super) top_subjects: TopSubjects,
     pub(super) first: Vec<FirstTouch>,
     pub(super) series: Series,
-    /// From Monday, by the writer's own clock.
+    /// From Monday, in the log's own time zone.
     pub(super) week: Box<[[Hour; 24]; 7]>,
     pub(super) from: u64,
     pub(super) until: u64,
-    /// Whether any request came with its size.
+    /// Whether any request has a size.
     pub(super) saw_bytes: bool,
-    /// Requests that came without an address.
+    /// Requests without an address.
     pub(super) without_address: u64,
-    /// What is still to be counted among subjects, by kind, and among peaks.
+    /// The batch that is not yet counted: subjects by kind, and peaks.
     seen: [Vec<(u64, bool)>; 3],
     filled: Vec<(u64, Peak)>,
     ipv6_prefix: u8,
@@ -119,10 +119,10 @@ impl Tally {
             requests: 0,
             verdicts: [0; 5],
             rules: vec![RuleTally::default(); rules],
-            penalties: [Penalised::default(); 6],
+            penalties: [PenaltyCounts::default(); 6],
             subjects: [MAX_SUBJECTS; 3].map(Sample::new),
             peaks: Sample::new(MAX_KEYS),
-            worst: Worst::default(),
+            top_subjects: TopSubjects::default(),
             first: Vec::new(),
             series: Series::new(rules.saturating_add(1)),
             week: Box::default(),
@@ -139,7 +139,7 @@ impl Tally {
         }
     }
 
-    /// How many requests got each verdict, by what is said of them.
+    /// Returns the number of requests of each verdict, with its name in the report.
     pub(super) fn by_verdict(&self) -> [(&'static str, u64); 5] {
         [
             ("allowed", Verdict::Allow),
@@ -151,22 +151,22 @@ impl Tally {
         .map(|(name, verdict)| (name, self.of(verdict)))
     }
 
-    /// How many requests got this verdict.
+    /// Returns the number of requests with this verdict.
     pub(super) fn of(&self, verdict: Verdict) -> u64 {
         self.verdicts.get(verdict as usize).copied().unwrap_or(0)
     }
 
-    /// Whom the last request that touched anybody concerned.
+    /// Returns the subject of the last verdict other than allow.
     pub(super) fn last_touched(&self) -> &str {
         &self.name
     }
 
-    /// Counts one request. Without a decision it could not be decided, and was refused.
+    /// Counts one request. `decision` is `None` if it could not be planned.
     pub(super) fn add(
         &mut self,
         plan: &Plan<'_>,
         decision: Option<&Decision>,
-        judged: Judged,
+        decided: ReplayedDecision,
         facts: &Facts<'_>,
         at: Moment,
     ) {
@@ -177,32 +177,32 @@ impl Tally {
         self.saw_bytes |= facts.bytes.is_some();
         self.without_address = self.without_address.saturating_add(u64::from(facts.ip.is_none()));
         bump(&mut self.requests);
-        if let Some(count) = self.verdicts.get_mut(judged.verdict as usize) {
+        if let Some(count) = self.verdicts.get_mut(decided.verdict as usize) {
             bump(count);
         }
         if let Some(decision) = decision {
             self.read(plan, decision);
         }
-        let touched = judged.verdict != Verdict::Allow;
-        let stopped = !judged.verdict.allows();
+        let touched = decided.verdict != Verdict::Allow;
+        let stopped = !decided.verdict.allows();
         self.count_subjects(facts, touched);
-        self.series.add(at.micros.checked_div(1_000_000).unwrap_or(0), stopped.then_some(judged.reason));
+        self.series.add(at.micros.checked_div(1_000_000).unwrap_or(0), stopped.then_some(decided.reason));
         self.count_hour(at, stopped);
         if touched {
-            self.touch(decision, judged, facts, at.micros);
+            self.touch(decision, decided, facts, at.micros);
         }
-        if self.seen.iter().any(|seen| seen.len() >= TOGETHER) || self.filled.len() >= TOGETHER {
-            self.count_seen();
+        if self.seen.iter().any(|seen| seen.len() >= BATCH) || self.filled.len() >= BATCH {
+            self.flush();
         }
     }
 
-    /// Counts what is still to be counted: nothing is whole before this.
+    /// Counts the last batch.
     pub(super) fn finish(mut self) -> Self {
-        self.count_seen();
+        self.flush();
         self
     }
 
-    fn count_seen(&mut self) {
+    fn flush(&mut self) {
         for (seen, subjects) in self.seen.iter_mut().zip(&mut self.subjects) {
             for (digest, touched) in seen.drain(..) {
                 subjects.change(digest, Subject::default, |subject| subject.touched |= touched);
@@ -220,7 +220,7 @@ impl Tally {
         }
     }
 
-    /// What each rule found, whether or not it was the one that bound.
+    /// Counts the readings of all matched rules, binding or not.
     fn read(&mut self, plan: &Plan<'_>, decision: &Decision) {
         for (reading, charge) in decision.readings.iter().zip(plan.met()) {
             if let Some(rule) = self.rules.get_mut(reading.rule()) {
@@ -249,7 +249,7 @@ impl Tally {
     fn count_hour(&mut self, at: Moment, stopped: bool) {
         let hours = at.local_secs().checked_div(3_600).unwrap_or(0);
         let days = hours.checked_div(24).unwrap_or(0);
-        // The epoch was a Thursday.
+        // The Unix epoch was a Thursday.
         let weekday = days.saturating_add(3).checked_rem(7).and_then(|day| usize::try_from(day).ok());
         let hour = hours.checked_rem(24).and_then(|hour| usize::try_from(hour).ok());
         let own = weekday.zip(hour).and_then(|(day, hour)| self.week.get_mut(day)?.get_mut(hour));
@@ -259,9 +259,9 @@ impl Tally {
         }
     }
 
-    /// Somebody was warned, slowed or stopped.
-    fn touch(&mut self, decision: Option<&Decision>, judged: Judged, facts: &Facts<'_>, micros: u64) {
-        let Judged { verdict, reason, kind } = judged;
+    /// Counts a verdict other than allow.
+    fn touch(&mut self, decision: Option<&Decision>, decided: ReplayedDecision, facts: &Facts<'_>, micros: u64) {
+        let ReplayedDecision { verdict, reason, kind } = decided;
         match self.rules.get_mut(reason) {
             Some(rule) => {
                 rule.first.get_or_insert(micros);
@@ -273,7 +273,7 @@ impl Tally {
                     Verdict::Allow | Verdict::Slow => {}
                 }
             }
-            None => self.penalise(decision, verdict),
+            None => self.count_penalty(decision, verdict),
         }
         self.name.clear();
         let _ = match kind {
@@ -287,14 +287,14 @@ impl Tally {
             self.name.push_str("(nobody)");
         }
         let rule = (reason < self.rules.len()).then_some(reason);
-        self.worst.add(kind, &self.name, rule, verdict, micros);
+        self.top_subjects.add(kind, &self.name, rule, verdict, micros);
         let is_new = || !self.first.iter().any(|own| own.kind == kind && own.name == self.name);
         if self.first.len() < self.top && is_new() {
             self.first.push(FirstTouch { kind, name: self.name.clone(), at: micros, verdict, reason });
         }
     }
 
-    fn penalise(&mut self, decision: Option<&Decision>, verdict: Verdict) {
+    fn count_penalty(&mut self, decision: Option<&Decision>, verdict: Verdict) {
         let layer = match decision {
             Some(decision) if verdict == Verdict::Slow => decision.penalty.or(Some(Layer::User)),
             Some(decision) => decision.penalty,
@@ -315,7 +315,7 @@ fn bump(count: &mut u64) {
     *count = count.saturating_add(1);
 }
 
-/// The same for every address of one group.
+/// Digests the group of an address: itself, or an IPv6 prefix.
 pub(super) fn address_digest(ip: IpAddr, ipv6_prefix: u8) -> u64 {
     match ip.to_canonical() {
         IpAddr::V4(v4) => SipHasher13::new().hash(&v4.octets()),

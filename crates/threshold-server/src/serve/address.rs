@@ -1,4 +1,4 @@
-//! Where the server listens: a TCP address, or a socket in the file system.
+//! Where the server listens: a TCP address or a Unix socket.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -11,10 +11,10 @@ use std::str::FromStr;
 use anyhow::{Context as _, bail};
 use tokio::net::{TcpListener, UnixListener};
 
-/// Who may connect to a socket in the file system: its owner and its group.
+/// The permissions of a Unix socket: only its owner and its group may connect.
 const SOCKET_MODE: u32 = 0o660;
 
-/// Where to listen.
+/// An address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
     /// `HOST:PORT`.
@@ -23,14 +23,14 @@ pub(crate) enum Address {
     Unix(PathBuf),
 }
 
-/// What is listened on.
+/// A bound listener.
 #[derive(Debug)]
 pub(crate) enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener, SocketFile),
 }
 
-/// A socket's file, which goes when the socket does.
+/// The file of a Unix socket. It is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct SocketFile(PathBuf);
 
@@ -39,26 +39,26 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix("unix:") {
-            Some("") => Err("write unix: and a path".to_owned()),
+            Some("") => Err("expected a path after unix:".to_owned()),
             Some(path) => Ok(Self::Unix(path.into())),
             None => match text.rsplit_once(':') {
                 Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(Self::Tcp(text.to_owned())),
-                _ => Err("write HOST:PORT, as in 127.0.0.1:8080, or unix:PATH".to_owned()),
+                _ => Err("expected HOST:PORT, such as 127.0.0.1:8080, or unix:PATH".to_owned()),
             },
         }
     }
 }
 
 impl Address {
-    /// Listens here. `guarded` says whether callers must show a token; without one, only this machine may call.
+    /// Binds a listener. Unless callers need a token (`guarded`), only loopback addresses are accepted.
     pub(crate) async fn listen(&self, guarded: bool) -> anyhow::Result<Listener> {
         match self {
             Self::Tcp(text) => {
-                let found = text.to_socket_addrs().with_context(|| format!("cannot find {text}"))?;
+                let found = text.to_socket_addrs().with_context(|| format!("cannot resolve {text}"))?;
                 let addresses: Vec<SocketAddr> = found.collect();
                 if let Some(open) = addresses.iter().find(|address| !guarded && !address.ip().is_loopback()) {
                     bail!(
-                        "{open} is reachable from other machines, and THRESHOLD_TOKEN is not set: set it, or listen on \
+                        "{open} can be reached from other machines, but THRESHOLD_TOKEN is not set: set it, or listen on \
                          127.0.0.1"
                     );
                 }
@@ -97,21 +97,21 @@ impl Drop for SocketFile {
     }
 }
 
-/// Removes the socket of a server that is no more. Anything else at this path stays, and so does a socket that answers.
+/// Removes the socket of a server that has ended. A socket that answers, or any other file, is left alone and is an error.
 fn remove_stale(path: &Path) -> anyhow::Result<()> {
     let kind = match std::fs::symlink_metadata(path) {
         Ok(metadata) => metadata.file_type(),
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error).with_context(|| format!("cannot look at {}", path.display())),
+        Err(error) => return Err(error).with_context(|| format!("cannot access {}", path.display())),
     };
     if !kind.is_socket() {
-        bail!("{} is there already, and is no socket", path.display());
+        bail!("{} exists and is not a socket", path.display());
     }
     match UnixStream::connect(path) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))
         }
-        Err(error) => Err(error).with_context(|| format!("cannot tell whether {} is in use", path.display())),
+        Err(error) => Err(error).with_context(|| format!("cannot find out whether {} is in use", path.display())),
         Ok(_) => bail!("another server listens on {}", path.display()),
     }
 }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_told_apart_or_refused() {
+    fn addresses_are_parsed_or_refused() {
         assert_eq!("127.0.0.1:0".parse(), Ok(Address::Tcp("127.0.0.1:0".to_owned())));
         assert_eq!("[::1]:8080".parse(), Ok(Address::Tcp("[::1]:8080".to_owned())));
         assert_eq!("unix:/run/t.sock".parse(), Ok(Address::Unix("/run/t.sock".into())));

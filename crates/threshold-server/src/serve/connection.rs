@@ -1,4 +1,4 @@
-//! Connections: how many, how large their requests, and how long they may keep the server waiting.
+//! Accepts and serves connections, within bounds on their number, the size of request heads, and the time clients take.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -17,65 +17,72 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 
 use super::address::Listener;
-use super::line::{Line, Socket, Watched};
+use super::connection_watch::{ConnectionWatch, Socket, WatchedStream};
 use super::linger::Lingering;
-use super::peers::{Exempt, PeerPlace, Peers};
+use super::peers::{Exempt, PeerConnections, PeerSlot};
 use crate::door::{Answering, ApiError, Bounds, Doors};
 use crate::log::shown_address;
 
-/// The largest head of a request, in bytes; larger ones get 431.
+/// The largest head of a request, in bytes; larger ones are answered with 431. nginx and Apache accept 8 KiB by default, and a
+/// proxy adds headers of its own.
 const MAX_HEAD: usize = 16 << 10;
-/// The most header fields of a request.
-const MAX_FIELDS: usize = 100;
-/// How long to rest when the system has no more files to give: asking again at once would only burn a core.
-const REST: Duration = Duration::from_millis(100);
+/// The most header fields of a request: hyper's and Apache's default.
+const MAX_HEADERS: usize = 100;
+/// The pause after `accept` has failed: with no free file descriptors it fails again at once, and would take a whole core.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// Who comes through a socket has no address, and is on this machine.
-const ON_A_SOCKET: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0));
+/// The address of a peer on a Unix socket, which has none and is on this machine.
+const UNIX_SOCKET_PEER: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0));
 
-/// A listener, and what is done with its connections.
-pub(crate) struct Front {
+/// A listener with the doors that its connections are served by.
+pub(crate) struct Server {
     pub(crate) listener: Listener,
     pub(crate) tls: Option<TlsAcceptor>,
     pub(crate) doors: Doors,
     pub(crate) bounds: Bounds,
 }
 
-impl Front {
-    /// Serves until `stop` says so, then lets what is under way end, but no longer than `drain`. Says whether it did.
+impl Server {
+    /// Serves until `stop` is set, then waits at most `drain` for requests in progress. Returns whether all of them ended.
     pub(crate) async fn serve(self, mut stop: watch::Receiver<bool>, drain: Duration) -> bool {
         let Self { listener, tls, doors, bounds } = self;
-        let room = Arc::new(Semaphore::new(bounds.connections));
-        let peers = Peers::new(bounds.connections_per_peer);
+        let permits = Arc::new(Semaphore::new(bounds.connections));
+        let peers = PeerConnections::new(bounds.connections_per_peer);
         let graceful = GracefulShutdown::new();
-        let addressed = |peer| Addressed { doors: doors.clone(), peer, line: Line::default() };
+        let service_for = |peer| ConnectionService { doors: doors.clone(), peer, watch: ConnectionWatch::default() };
         loop {
-            // Who finds no room waits in the system's queue, where it costs this process nothing.
-            let place = tokio::select! {
-                place = Arc::clone(&room).acquire_owned() => place,
+            // A permit is acquired before `accept`, so that further connections wait in the kernel's backlog.
+            let permit = tokio::select! {
+                permit = Arc::clone(&permits).acquire_owned() => permit,
                 _ = stop.wait_for(|stop| *stop) => break,
             };
-            let Ok(place) = place else { break };
+            let Ok(permit) = permit else { break };
             let accepted = tokio::select! {
                 accepted = accept(&listener) => accepted,
                 _ = stop.wait_for(|stop| *stop) => break,
             };
-            let connection =
-                Connection { peer_place: None, place, watcher: graceful.watcher(), patience: bounds.patience };
+            let connection = Connection {
+                peer_slot: None,
+                permit,
+                watcher: graceful.watcher(),
+                client_timeout: bounds.client_timeout,
+            };
             match accepted {
-                Ok(Accepted::Unix(stream)) => drop(tokio::spawn(connection.serve(stream, addressed(ON_A_SOCKET)))),
+                Ok(Accepted::Unix(stream)) => {
+                    drop(tokio::spawn(connection.serve(stream, service_for(UNIX_SOCKET_PEER))));
+                }
                 Ok(Accepted::Tcp(stream, peer)) => {
-                    // Dropped, the stream is closed: before TLS, and before anything is read.
-                    let Some(peer_place) = admit(&peers, peer.ip(), &doors) else { continue };
-                    let connection = Connection { peer_place: Some(peer_place), ..connection };
+                    // Dropping the stream closes it, before the TLS handshake and before anything is read.
+                    let Some(peer_slot) = admit(&peers, peer.ip(), &doors) else { continue };
+                    let connection = Connection { peer_slot: Some(peer_slot), ..connection };
                     match tls.clone() {
-                        None => drop(tokio::spawn(connection.serve(stream, addressed(peer)))),
-                        Some(tls) => drop(tokio::spawn(connection.serve_tls(stream, tls, addressed(peer)))),
+                        None => drop(tokio::spawn(connection.serve(stream, service_for(peer)))),
+                        Some(tls) => drop(tokio::spawn(connection.serve_tls(stream, tls, service_for(peer)))),
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(REST).await;
+                    tracing::warn!(%error, "accept failed");
+                    tokio::time::sleep(ACCEPT_BACKOFF).await;
                 }
             }
         }
@@ -84,29 +91,29 @@ impl Front {
     }
 }
 
-/// A place among the connections of one peer, or a line in the log that there is none. A trusted proxy brings the requests of
-/// many clients and may have as many as there are.
-fn admit(peers: &Arc<Peers>, ip: IpAddr, doors: &Doors) -> Option<PeerPlace> {
+/// Counts a connection of a peer, or logs that it has too many. Trusted proxies are exempt: they bring the requests of many
+/// clients.
+fn admit(peers: &Arc<PeerConnections>, ip: IpAddr, doors: &Doors) -> Option<PeerSlot> {
     let desk = &doors.app().desk;
     let policy = desk.policy();
     let exempt = if policy.identity().address.trusts(ip) { Exempt::Yes } else { Exempt::No };
-    let place = peers.admit(ip, exempt);
-    if place.is_none()
-        && let Some(left_out) = peers.refusals.take(desk.now())
+    let slot = peers.admit(ip, exempt);
+    if slot.is_none()
+        && let Some(left_out) = peers.refusals.sample(desk.now())
     {
         let ip = shown_address(ip, &policy);
-        tracing::warn!(ip, most = peers.most(), left_out, "connection closed: its peer has as many as it may");
+        tracing::warn!(ip, max = peers.max(), left_out, "connection closed: too many connections of its peer");
     }
-    place
+    slot
 }
 
-/// Logs that a request was answered with 431. Its headers are unread, so all that is known is who sent them.
+/// Logs that a request was answered with 431. Its headers were not parsed, so only the peer's address is known.
 fn log_large_head(doors: &Doors, ip: IpAddr) {
     let desk = &doors.app().desk;
-    let Some(left_out) = doors.app().refused.take(desk.now()) else { return };
+    let Some(left_out) = doors.app().refused.sample(desk.now()) else { return };
     let ip = shown_address(ip, &desk.policy());
-    let (most_bytes, most_fields) = (MAX_HEAD, MAX_FIELDS);
-    tracing::warn!(status = 431, ip, most_bytes, most_fields, left_out, "request refused: its headers are too large");
+    let (max_bytes, max_headers) = (MAX_HEAD, MAX_HEADERS);
+    tracing::warn!(status = 431, ip, max_bytes, max_headers, left_out, "request refused: headers too large");
 }
 
 enum Accepted {
@@ -125,78 +132,82 @@ async fn accept(listener: &Listener) -> std::io::Result<Accepted> {
     }
 }
 
-/// The doors, and the address at the other end of the connection.
-struct Addressed {
+/// The service of one connection: the doors, and the peer's address.
+struct ConnectionService {
     doors: Doors,
     peer: SocketAddr,
-    line: Line,
+    watch: ConnectionWatch,
 }
 
-impl hyper::service::Service<Request<Incoming>> for Addressed {
+impl hyper::service::Service<Request<Incoming>> for ConnectionService {
     type Response = Response;
     type Error = Infallible;
     type Future = Answering;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        // hyper's own bound grows with what a connection has read before.
+        // hyper's bound is on its read buffer, which a pipelined request may have grown before.
         if head_bytes(&request) > MAX_HEAD {
             log_large_head(&self.doors, self.peer.ip());
             let message = format!("the head of a request has at most {MAX_HEAD} bytes");
             let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
             return Answering::refusing(ApiError::new(status, "headers_too_large", message));
         }
-        self.doors.call(self.peer, &self.line, request)
+        self.doors.call(self.peer, &self.watch, request)
     }
 }
 
-/// How many bytes a request's line and fields took, as most clients write them.
+/// Returns the size of a request's head, as most clients write it.
 fn head_bytes<B>(request: &Request<B>) -> usize {
     let uri = request.uri();
     let target = uri.path_and_query().map_or(0, |target| target.as_str().len());
     let authority = uri.authority().map_or(0, |authority| authority.as_str().len());
     let line = request.method().as_str().len().saturating_add(target).saturating_add(authority);
     let fields = request.headers().iter().map(|(name, value)| name.as_str().len().saturating_add(value.len()));
-    // ": " and a line break for each field; two blanks, the version and a line break; and an empty line.
+    // 4 bytes for ": " and CRLF of each field; 14 for two spaces, "HTTP/1.1", CRLF, and the CRLF of the empty line.
     fields.fold(line.saturating_add(14), |sum, field| sum.saturating_add(field).saturating_add(4))
 }
 
-/// One connection's places, among those of its peer and among all, which it gives back in this order when it ends: whoever
-/// is accepted in its stead may be the same peer's.
+/// The permits of one connection. The peer's is released first: the next connection to be accepted may be the same peer's.
 struct Connection {
-    peer_place: Option<PeerPlace>,
-    place: OwnedSemaphorePermit,
+    peer_slot: Option<PeerSlot>,
+    permit: OwnedSemaphorePermit,
     watcher: Watcher,
-    patience: Duration,
+    client_timeout: Duration,
 }
 
 impl Connection {
-    async fn serve_tls(self, stream: tokio::net::TcpStream, tls: TlsAcceptor, service: Addressed) {
-        match tokio::time::timeout(self.patience, tls.accept(stream)).await {
-            // Boxed, since a session is some kilobytes, and most connections have none.
+    async fn serve_tls(self, stream: tokio::net::TcpStream, tls: TlsAcceptor, service: ConnectionService) {
+        match tokio::time::timeout(self.client_timeout, tls.accept(stream)).await {
+            // Boxed: a TLS session is some kilobytes, which connections without TLS would take up too.
             Ok(Ok(stream)) => self.serve(Box::new(stream), service).await,
-            Ok(Err(error)) => tracing::debug!(%error, "no TLS came of a connection"),
-            Err(_) => tracing::debug!("a TLS handshake took too long"),
+            Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+            Err(_) => tracing::debug!("TLS handshake timed out"),
         }
     }
 
-    async fn serve<S: AsyncRead + AsyncWrite + Socket + Unpin + Send + 'static>(self, stream: S, service: Addressed) {
-        let Self { peer_place, place, watcher, patience } = self;
+    async fn serve<S: AsyncRead + AsyncWrite + Socket + Unpin + Send + 'static>(
+        self,
+        stream: S,
+        service: ConnectionService,
+    ) {
+        let Self { peer_slot, permit, watcher, client_timeout } = self;
         let (doors, peer) = (service.doors.clone(), service.peer.ip());
-        // hyper's timer is for reading. A client that does not read what it asked for is this one's.
-        let mut stream = TimeoutStream::new(Watched::new(Lingering::new(stream), service.line.clone()));
-        stream.set_write_timeout(Some(patience));
+        // hyper has a timeout for reading a head, but none for writing: this one ends connections of clients that do not
+        // read. The order matters: the innermost layer drains on shutdown, the outer ones see every write.
+        let mut stream = TimeoutStream::new(WatchedStream::new(Lingering::new(stream), service.watch.clone()));
+        stream.set_write_timeout(Some(client_timeout));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(patience)
+            .header_read_timeout(client_timeout)
             .max_buf_size(MAX_HEAD)
-            .max_headers(MAX_FIELDS)
+            .max_headers(MAX_HEADERS)
             .serve_connection(TokioIo::new(Box::pin(stream)), service);
         match watcher.watch(connection).await {
             Ok(()) => {}
             Err(error) if error.is_parse_too_large() => log_large_head(&doors, peer),
-            Err(error) => tracing::debug!(%error, "a connection ended early"),
+            Err(error) => tracing::debug!(%error, "connection ended early"),
         }
-        drop(peer_place);
-        drop(place);
+        drop(peer_slot);
+        drop(permit);
     }
 }

@@ -1,7 +1,7 @@
-//! Closes a connection whose request was refused unread only after reading on for a moment.
+//! Lingering close: after a request is refused unread, the connection is read for a moment before it is closed.
 //!
-//! A socket that is closed while bytes are unread or still arriving resets the connection. A peer that is still writing then
-//! sees a broken connection instead of the answer, and a proxy makes 502 of it.
+//! Closing a socket with unread data resets the connection (RST). A peer that is still writing then sees a broken connection
+//! instead of the answer, and a proxy turns it into a 502.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -12,22 +12,22 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-use super::line::Socket;
+use super::connection_watch::Socket;
 
-/// How long a refused peer may go on sending.
-const TIME: Duration = Duration::from_secs(1);
-/// How many bytes of it are read and dropped. Go's servers, such as Caddy, read a head of at most 1 MiB.
-const BYTES: usize = 4 << 20;
-/// How much is read at once.
-const PIECE: usize = 8 << 10;
-/// How the answers begin that are sent before a request was read to its end.
+/// How long a refused peer may go on sending: long enough for a round trip, too short to hold many connections.
+const MAX_TIME: Duration = Duration::from_secs(1);
+/// How many bytes are read and discarded. Go's servers, such as Caddy, accept a head of at most 1 MiB.
+const MAX_BYTES: usize = 4 << 20;
+/// The size of one read.
+const CHUNK: usize = 8 << 10;
+/// The status lines of answers that are sent before a request was read to its end.
 const UNREAD: [&[u8]; 4] = [b"HTTP/1.1 400", b"HTTP/1.1 413", b"HTTP/1.1 414", b"HTTP/1.1 431"];
 
-/// A stream that is closed as said above.
+/// A stream with a lingering close.
 #[derive(Debug)]
 pub(super) struct Lingering<S> {
     stream: S,
-    /// Whether the last answer was to a request that may be unread.
+    /// Whether the last answer refused a request that may be unread.
     refused: bool,
     closing: Closing,
 }
@@ -35,7 +35,7 @@ pub(super) struct Lingering<S> {
 #[derive(Debug)]
 enum Closing {
     NotYet,
-    /// This side has said that it sends no more, and reads what the other still sends.
+    /// The write half is shut down, and what the peer still sends is discarded.
     Draining {
         until: Pin<Box<Sleep>>,
         left: usize,
@@ -48,8 +48,8 @@ impl<S> Lingering<S> {
         Self { stream, refused: false, closing: Closing::NotYet }
     }
 
-    /// Notes whether this is the beginning of an answer, and of which kind.
-    fn note(&mut self, written: &[u8]) {
+    /// Looks for the status line of an answer in written bytes. hyper writes a head in one call.
+    fn note_status(&mut self, written: &[u8]) {
         if written.starts_with(b"HTTP/1.1 ") {
             self.refused = UNREAD.iter().any(|status| written.starts_with(status));
         }
@@ -71,7 +71,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Lingering<S> {
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        this.note(buf);
+        this.note_status(buf);
         Pin::new(&mut this.stream).poll_write(cx, buf)
     }
 
@@ -82,7 +82,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         if let Some(first) = bufs.iter().find(|buf| !buf.is_empty()) {
-            this.note(first);
+            this.note_status(first);
         }
         Pin::new(&mut this.stream).poll_write_vectored(cx, bufs)
     }
@@ -100,7 +100,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
         if matches!(this.closing, Closing::NotYet) {
             ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
             this.closing = match this.refused {
-                true => Closing::Draining { until: Box::pin(sleep(TIME)), left: BYTES },
+                true => Closing::Draining { until: Box::pin(sleep(MAX_TIME)), left: MAX_BYTES },
                 false => Closing::Done,
             };
         }
@@ -112,16 +112,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
     }
 }
 
-/// Reads until the peer closes, or for as long and as much as it may go on.
+/// Discards what the peer sends until it closes, the time is over, or too much was read.
 fn drain<S: AsyncRead + Unpin>(
     stream: &mut S,
     until: Pin<&mut Sleep>,
     left: &mut usize,
     cx: &mut Context<'_>,
 ) -> Poll<()> {
-    let mut piece = [0; PIECE];
+    let mut chunk = [0; CHUNK];
     loop {
-        let mut buf = ReadBuf::new(&mut piece);
+        let mut buf = ReadBuf::new(&mut chunk);
         match Pin::new(&mut *stream).poll_read(cx, &mut buf) {
             Poll::Ready(Ok(())) if !buf.filled().is_empty() && *left > 0 => {
                 *left = left.saturating_sub(buf.filled().len());
@@ -142,17 +142,17 @@ mod tests {
 
     const REFUSED: &[u8] = b"HTTP/1.1 431 Request Header Fields Too Large\r\n\r\n";
 
-    /// A peer that sends so many bytes, and then closes or is silent.
+    /// A peer that sends a number of bytes, and then closes or is silent.
     #[derive(Debug)]
     struct Peer {
         sends: usize,
         closes: bool,
-        told_the_end: bool,
+        is_shut_down: bool,
     }
 
     impl AsyncRead for Peer {
         fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-            assert!(self.told_the_end, "the answer must be sent first");
+            assert!(self.is_shut_down, "the write half must be shut down first");
             let now = self.sends.min(buf.remaining());
             if now == 0 && !self.closes {
                 return Poll::Pending;
@@ -173,14 +173,14 @@ mod tests {
         }
 
         fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            self.told_the_end = true;
+            self.is_shut_down = true;
             Poll::Ready(Ok(()))
         }
     }
 
-    /// Writes this to the peer and closes; returns how many bytes of the peer's are left unread, and how long that took.
+    /// Writes answers to the peer and closes. Returns how many of the peer's bytes are unread, and how long that took.
     async fn close(answers: &[&[u8]], sends: usize, closes: bool) -> (usize, Duration) {
-        let mut stream = Lingering::new(Peer { sends, closes, told_the_end: false });
+        let mut stream = Lingering::new(Peer { sends, closes, is_shut_down: false });
         for answer in answers {
             poll_fn(|cx| Pin::new(&mut stream).poll_write_vectored(cx, &[IoSlice::new(answer)])).await.unwrap();
         }
@@ -191,17 +191,17 @@ mod tests {
 
     /// Woken by: `Closing::Done` for every answer in `poll_shutdown`; leaving out `until` or `left` in `drain`.
     #[tokio::test(start_paused = true)]
-    async fn what_a_refused_peer_still_sends_is_read_within_bounds() {
+    async fn what_a_refused_peer_still_sends_is_discarded_within_bounds() {
         assert_eq!(close(&[REFUSED], 1_000_000, true).await, (0, Duration::ZERO));
         let (left, waited) = close(&[REFUSED], 1_000_000, false).await;
-        assert!(left == 0 && (TIME..TIME + Duration::from_millis(10)).contains(&waited), "{waited:?}");
-        let (left, waited) = close(&[REFUSED], 2 * BYTES, true).await;
-        assert!((BYTES - PIECE..BYTES).contains(&left) && waited == Duration::ZERO, "{left}");
+        assert!(left == 0 && (MAX_TIME..MAX_TIME + Duration::from_millis(10)).contains(&waited), "{waited:?}");
+        let (left, waited) = close(&[REFUSED], 2 * MAX_BYTES, true).await;
+        assert!((MAX_BYTES - CHUNK..MAX_BYTES).contains(&left) && waited == Duration::ZERO, "{left}");
     }
 
-    /// Woken by: leaving out `refused` in `poll_shutdown`, or the test for the beginning of an answer in `note`.
+    /// Woken by: leaving out `refused` in `poll_shutdown`, or the test for a status line in `note_status`.
     #[tokio::test(start_paused = true)]
-    async fn a_peer_whose_last_request_was_read_is_not_waited_for() {
+    async fn after_a_request_that_was_read_the_close_does_not_linger() {
         let other: [&[u8]; 2] = [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 429 Too Many Requests\r\n\r\n"];
         for answer in other {
             assert_eq!(close(&[REFUSED, answer], 10, false).await, (10, Duration::ZERO));

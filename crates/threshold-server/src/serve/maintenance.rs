@@ -1,5 +1,4 @@
-//! What is done while the server runs: troubles of the journal are told, what is over is swept, counters are saved, and
-//! changes of other nodes are taken over.
+//! Background tasks: watch the journal, remove ended bans and settings, save counters, apply changes of other nodes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,64 +6,64 @@ use std::time::Duration;
 use threshold_limiter::journal::{Journal, JournalEvent};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::door::{App, Trouble};
+use crate::door::{App, Problem};
 
-/// How often bans that are over are taken out; nothing depends on it but memory.
-const SWEEP: Duration = Duration::from_secs(60);
-/// How often it is looked whether what somebody was given is over: it ends so much late at most.
-const SETTINGS: Duration = Duration::from_millis(500);
-/// How often bans and settings that other nodes have changed are read: they hold so much later at most.
-const FOLLOW: Duration = Duration::from_millis(500);
-/// How often it is looked whether the disk keeps up.
-const LOOK: Duration = Duration::from_millis(250);
-/// A write that takes longer than this is one of a disk in trouble: one that is well takes milliseconds.
+/// How often ended bans are removed. They are never applied after their end, so this only bounds memory.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+/// How often ended settings are removed, and so the most by which one ends late.
+const SETTINGS_INTERVAL: Duration = Duration::from_millis(500);
+/// How often changes of other nodes are read, and so the most by which they take effect late here.
+const SYNC_INTERVAL: Duration = Duration::from_millis(500);
+/// How often the age of unsaved changes is checked.
+const DISK_INTERVAL: Duration = Duration::from_millis(250);
+/// The age of unsaved changes from which the disk counts as slow: a healthy one takes milliseconds.
 const SLOW: Duration = Duration::from_secs(1);
-/// How long it stays said that the journal was damaged and is whole again: longer than whoever watches looks away.
-const REPAIRED: Duration = Duration::from_secs(60);
-/// How often counters are saved, where that is asked for.
-const SAVE: Duration = Duration::from_secs(1);
+/// How long `/readyz` reports a repaired journal: longer than the interval of usual health checks.
+const REPORT_REPAIR: Duration = Duration::from_secs(60);
+/// How often counters are saved with `--save-counters`.
+const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Starts it all. `damage` is what was wrong with the journal when it was opened: `/readyz` reports it until the process
-/// ends.
+/// Starts the tasks. `damage` was found when the journal was opened; `/readyz` reports it until the process ends.
 pub(super) fn start(app: &Arc<App>, journal: Option<Arc<Journal>>, save_counters: bool, damage: Option<String>) {
     if let Some(journal) = journal {
-        app.health.journal(damage.clone().map(|damage| Trouble::hiding(damage, &[journal.path()])));
-        tokio::spawn(watch(Arc::clone(app), journal, damage));
+        app.health.set_journal(damage.clone().map(|damage| Problem::hiding(damage, &[journal.path()])));
+        tokio::spawn(watch_journal(Arc::clone(app), journal, damage));
     }
     if save_counters {
         let app = Arc::clone(app);
-        every(SAVE, move || app.desk.save_counters());
+        every(SAVE_INTERVAL, move || app.desk.save_counters());
     }
     if app.desk.shares_store() {
-        tokio::spawn(follow(Arc::clone(app)));
+        tokio::spawn(apply_remote_changes(Arc::clone(app)));
     }
     let settings = Arc::clone(app);
-    every(SETTINGS, move || settings.desk.end_settings(settings.desk.now()));
+    every(SETTINGS_INTERVAL, move || settings.desk.end_settings(settings.desk.now()));
     let app = Arc::clone(app);
-    every(SWEEP, move || app.desk.sweep_bans());
+    every(SWEEP_INTERVAL, move || app.desk.sweep_bans());
 }
 
-/// Takes over the bans and settings that other nodes change. While the store is away, those that are known stay in force.
-async fn follow(app: Arc<App>) {
-    let mut ticks = interval(FOLLOW);
+/// Applies the bans and settings that other nodes change. While the store does not answer, the known ones stay in force.
+async fn apply_remote_changes(app: Arc<App>) {
+    let mut ticks = interval(SYNC_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut was_away = false;
+    let mut was_unavailable = false;
     loop {
         ticks.tick().await;
-        let followed = app.desk.follow().await;
-        match (&followed, was_away) {
-            (Err(error), false) => tracing::error!(%error, "bans and settings of other nodes cannot be read"),
-            (Ok(()), true) => tracing::info!("bans and settings of other nodes are read again"),
+        let applied = app.desk.apply_remote_changes().await;
+        // Logged only when it changes: the store may be unavailable for hours.
+        match (&applied, was_unavailable) {
+            (Err(error), false) => tracing::error!(%error, "bans and settings of other nodes not read"),
+            (Ok(()), true) => tracing::info!("bans and settings of other nodes read again"),
             _ => {}
         }
-        was_away = followed.is_err();
+        was_unavailable = applied.is_err();
     }
 }
 
 /// Logs the events of the journal, and keeps `/readyz` up to date with its condition.
-async fn watch(app: Arc<App>, journal: Arc<Journal>, damage: Option<String>) {
+async fn watch_journal(app: Arc<App>, journal: Arc<Journal>, damage: Option<String>) {
     let mut events = journal.events();
-    let mut ticks = interval(LOOK);
+    let mut ticks = interval(DISK_INTERVAL);
     let (mut is_slow, mut repaired) = (false, None::<(Instant, String)>);
     let (since, mut is_recorded) = (Instant::now(), damage.is_some());
     loop {
@@ -88,13 +87,13 @@ async fn watch(app: Arc<App>, journal: Arc<Journal>, damage: Option<String>) {
         }
         is_slow = slow.is_some();
         let slow =
-            slow.map(|lag| format!("the journal is slow: what was changed {} s ago is not on disk yet", lag.as_secs()));
-        let recent = repaired.as_ref().filter(|(since, _)| since.elapsed() < REPAIRED);
+            slow.map(|lag| format!("the journal is slow: a change of {} s ago is not on disk yet", lag.as_secs()));
+        let recent = repaired.as_ref().filter(|(since, _)| since.elapsed() < REPORT_REPAIR);
         let recent = recent.map(|(_, repair)| repair.clone());
-        let reason = failure.or(slow).or(recent).or_else(|| damage.clone());
-        app.health.journal(reason.map(|reason| Trouble::hiding(reason, &[journal.path()])));
-        // By now the error is in the log. If the process is killed before, the next start reports the damage again.
-        if is_recorded && since.elapsed() >= LOOK {
+        let problem = failure.or(slow).or(recent).or_else(|| damage.clone());
+        app.health.set_journal(problem.map(|problem| Problem::hiding(problem, &[journal.path()])));
+        // The log's thread has written the error by now. If the process is killed before, the next start reports it again.
+        if is_recorded && since.elapsed() >= DISK_INTERVAL {
             journal.acknowledge_damage();
             is_recorded = false;
         }
@@ -114,7 +113,7 @@ fn log(event: &JournalEvent) {
     }
 }
 
-/// Does something again and again, where nobody has to wait for it.
+/// Calls a blocking function at an interval, on a thread where it delays no request.
 fn every(period: Duration, work: impl Fn() + Clone + Send + 'static) {
     tokio::spawn(async move {
         let mut ticks = interval(period);
@@ -142,32 +141,32 @@ mod tests {
 
     fn app(store: AnyStore) -> Arc<App> {
         let policy = Policy::parse("[[rule]]\nname = 'r'\nper = ['user']\nlimit = '1/h'", &|_| None).unwrap();
-        let desk = Desk::on(policy, store, Arc::new(ManualClock::default()));
+        let desk = Desk::with_store(policy, store, Arc::new(ManualClock::default()));
         Arc::new(App::new(desk, Tokens::default(), Bounds::default()))
     }
 
-    /// Fails where nobody follows the store, or where it is followed once.
+    /// Fails if the store is not read, or only once.
     #[tokio::test(start_paused = true)]
-    async fn what_another_node_changes_holds_here_within_half_a_second() {
+    async fn changes_of_another_node_take_effect_within_half_a_second() {
         let store = Arc::new(KeyValueStore::default());
         let (one, other) = (app(AnyStore::other(Arc::clone(&store))), app(AnyStore::other(store)));
         start(&other, None, false, None);
-        tokio::time::sleep(FOLLOW * 2).await;
+        tokio::time::sleep(SYNC_INTERVAL * 2).await;
         let new = NewBan { layer: Layer::User, key: "mallory", reason: "fraud", seconds: None };
         let (id, _) = one.desk.ban("ops", new).await.unwrap();
         let setting = NewSetting { times: Some(3), ..NewSetting::default() };
         one.desk.set("ops", Owner::User, "bob", setting).await.unwrap();
-        tokio::time::sleep(FOLLOW * 2).await;
+        tokio::time::sleep(SYNC_INTERVAL * 2).await;
         assert_eq!(other.desk.bans(None, 10).await.unwrap().first().map(|listed| listed.id), Some(id));
-        assert_eq!(other.desk.given(Owner::User, "bob").unwrap().map(|setting| setting.times), Some(3));
+        assert_eq!(other.desk.setting_of(Owner::User, "bob").unwrap().map(|setting| setting.times), Some(3));
         other.desk.lift("ops", id, None).await.unwrap();
         assert_eq!(one.desk.bans(None, 10).await.unwrap().len(), 1);
-        one.desk.follow().await.unwrap();
+        one.desk.apply_remote_changes().await.unwrap();
         assert_eq!(one.desk.bans(None, 10).await.unwrap(), vec![]);
     }
 
     #[test]
-    fn only_a_store_outside_of_this_process_is_followed() {
+    fn only_a_store_outside_of_this_process_is_shared() {
         let policy = Policy::parse("", &|_| None).unwrap();
         assert!(!app(MemoryStore::new(policy.memory()).into()).desk.shares_store());
         assert!(app(AnyStore::other(KeyValueStore::default())).desk.shares_store());

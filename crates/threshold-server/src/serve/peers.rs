@@ -1,56 +1,56 @@
-//! How many connections each peer has open, so that one of them cannot take all there are.
+//! Counts the open connections of each peer, so that one peer cannot use all of them.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::log::Samples;
+use crate::log::LogSampler;
 
-/// The connections of each peer, counted. Those who have none are not kept, so this is bounded by the connections.
+/// The number of connections of each peer. Peers without one are removed, so the size is bounded by the connections.
 #[derive(Debug)]
-pub(super) struct Peers {
-    most: usize,
+pub(super) struct PeerConnections {
+    max: usize,
     open: Mutex<HashMap<IpAddr, usize>>,
-    /// Which refusals become a line of the log.
-    pub(super) refusals: Samples,
+    /// Samples the refused connections.
+    pub(super) refusals: LogSampler,
 }
 
-/// Whether a peer may have as many connections as it likes.
+/// Whether a peer may have any number of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Exempt {
     Yes,
     No,
 }
 
-/// One connection's place among those of its peer, which it gives back when it ends.
+/// One counted connection. Dropping it releases the count.
 #[derive(Debug)]
-pub(super) struct PeerPlace {
-    peers: Arc<Peers>,
+pub(super) struct PeerSlot {
+    peers: Arc<PeerConnections>,
     group: IpAddr,
 }
 
-impl Peers {
-    pub(super) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { most, open: Mutex::default(), refusals: Samples::default() })
+impl PeerConnections {
+    pub(super) fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self { max, open: Mutex::default(), refusals: LogSampler::default() })
     }
 
-    /// The most connections of a peer that is not exempt.
-    pub(super) fn most(&self) -> usize {
-        self.most
+    /// Returns the most connections of a peer that is not exempt.
+    pub(super) fn max(&self) -> usize {
+        self.max
     }
 
-    /// A place for one more connection; none if this peer has as many as it may. Those of exempt peers are counted too: a
-    /// peer may stop being exempt while they are open.
-    pub(super) fn admit(self: &Arc<Self>, ip: IpAddr, exempt: Exempt) -> Option<PeerPlace> {
+    /// Counts one more connection; `None` if the peer has too many. Connections of exempt peers are counted too, because a
+    /// reload may end the exemption while they are open.
+    pub(super) fn admit(self: &Arc<Self>, ip: IpAddr, exempt: Exempt) -> Option<PeerSlot> {
         let group = group(ip);
         let mut open = self.lock();
         let own = open.entry(group).or_insert(0);
-        if *own >= self.most && exempt == Exempt::No {
+        if *own >= self.max && exempt == Exempt::No {
             return None;
         }
         *own = own.saturating_add(1);
         drop(open);
-        Some(PeerPlace { peers: Arc::clone(self), group })
+        Some(PeerSlot { peers: Arc::clone(self), group })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
@@ -58,7 +58,7 @@ impl Peers {
     }
 }
 
-impl Drop for PeerPlace {
+impl Drop for PeerSlot {
     fn drop(&mut self) {
         let mut open = self.peers.lock();
         if let Some(own) = open.get_mut(&self.group) {
@@ -70,7 +70,7 @@ impl Drop for PeerPlace {
     }
 }
 
-/// Whose connection it is: an IPv4 address, or the /64 that one IPv6 client has at least.
+/// Returns the peer that an address belongs to: itself, or its /64, the smallest block that an IPv6 client gets.
 fn group(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V4(v4) => IpAddr::V4(v4),
@@ -86,10 +86,10 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Woken by: leaving out `Drop for PeerPlace`, its `open.remove`, the mask in `group`, and `exempt` in `admit`.
+    /// Woken by: leaving out `Drop for PeerSlot`, its `open.remove`, the mask in `group`, and `exempt` in `admit`.
     #[test]
-    fn a_peer_has_as_many_as_it_may_and_gives_back_what_it_had() {
-        let peers = Peers::new(2);
+    fn the_connections_of_a_peer_are_bounded_and_released_when_they_end() {
+        let peers = PeerConnections::new(2);
         let mut places = Vec::new();
         for (text, expect) in [
             ("192.0.2.1", [true, true, false]),
@@ -107,7 +107,7 @@ mod tests {
             });
             assert_eq!(admitted, expect, "{text}");
         }
-        // One that is exempt is counted all the same, for when it no longer is.
+        // An exempt connection is counted too.
         let exempt = peers.admit(ip("192.0.2.1"), Exempt::Yes).unwrap();
         drop(places);
         let another = peers.admit(ip("192.0.2.1"), Exempt::No).unwrap();

@@ -1,4 +1,4 @@
-//! TLS by a certificate and a key from files, which may change while the server runs.
+//! The TLS certificate and its key, from files that may change while the server runs.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,28 +16,28 @@ use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 use x509_parser::parse_x509_certificate;
 
-use crate::door::{Health, Trouble};
+use crate::door::{Health, Problem};
 use crate::source::read_bytes;
 
-/// The largest file of either kind, in bytes: chains are some kilobytes.
+/// The largest file, in bytes: a certificate chain is some kilobytes.
 const MAX_PEM: usize = 1 << 20;
 
-/// The certificate chain in force, and where the next one will be.
+/// The certificate chain in use, and the files it is reloaded from.
 pub(crate) struct Certificates {
-    /// The files of the chain and of its key.
+    /// The files of the chain and of the key.
     paths: [PathBuf; 2],
     in_force: ArcSwap<Pair>,
-    /// Why clients do not accept what is in force, as it was last logged.
-    told: Mutex<Option<String>>,
+    /// Why clients refuse the certificate, as last logged.
+    logged: Mutex<Option<String>>,
 }
 
-/// A certificate chain with its key, and when clients accept it.
+/// A certificate chain with its key and its validity.
 struct Pair {
     key: Arc<CertifiedKey>,
     validity: Validity,
 }
 
-/// When every certificate of a chain is valid, in Unix seconds.
+/// The time in which every certificate of a chain is valid, in Unix seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Validity {
     from: i64,
@@ -45,15 +45,15 @@ struct Validity {
 }
 
 impl Certificates {
-    /// Reads a certificate chain and its key. Returns what their files hold, too.
+    /// Reads a certificate chain and its key. Also returns the contents of the two files.
     pub(super) fn read(cert: &Path, key: &Path) -> anyhow::Result<(Self, [Vec<u8>; 2])> {
         let paths = [cert.to_owned(), key.to_owned()];
         let files = [read_bytes(cert, MAX_PEM)?, read_bytes(key, MAX_PEM)?];
         let in_force = ArcSwap::from_pointee(pair(&paths, &files)?);
-        Ok((Self { paths, in_force, told: Mutex::default() }, files))
+        Ok((Self { paths, in_force, logged: Mutex::default() }, files))
     }
 
-    /// What connections shake hands with: each by the certificate that is in force then.
+    /// Returns an acceptor that uses the certificate in force at each handshake.
     pub(super) fn acceptor(self: &Arc<Self>) -> anyhow::Result<TlsAcceptor> {
         let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()?
@@ -67,31 +67,31 @@ impl Certificates {
         &self.paths
     }
 
-    /// Puts what its files hold in force for the connections to come.
+    /// Parses changed files, and uses them for new connections.
     pub(crate) fn load(&self, files: &[Vec<u8>]) -> anyhow::Result<()> {
-        let files = files.as_array().context("a certificate and its key are two files")?;
+        let files = files.as_array().context("expected two files, the certificate and its key")?;
         self.in_force.store(Arc::new(pair(&self.paths, files)?));
         Ok(())
     }
 
-    /// Says whether clients accept the certificate at this time: in the log where that has changed, and on `/readyz`.
-    /// Connections go on either way, since some clients do not look.
-    pub(crate) fn tell_validity(&self, now: SystemTime, health: &Health) {
-        let trouble = self.in_force.load().validity.trouble(now);
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if *told != trouble {
-            health.validity(trouble.clone().map(|trouble| Trouble { open: trouble.clone(), full: trouble }));
-            if let Some(trouble) = &trouble {
-                tracing::warn!(certificate = %self, "{trouble}: clients refuse it");
+    /// Reports on `/readyz` whether the certificate is valid, and logs it when that changes. Connections are accepted either
+    /// way, because some clients do not verify.
+    pub(crate) fn report_validity(&self, now: SystemTime, health: &Health) {
+        let problem = self.in_force.load().validity.problem(now);
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if *logged != problem {
+            health.set_validity(problem.clone().map(|problem| Problem { public: problem.clone(), details: problem }));
+            if let Some(reason) = &problem {
+                tracing::warn!(certificate = %self, reason, "clients refuse the certificate");
             }
-            *told = trouble;
+            *logged = problem;
         }
     }
 }
 
 impl Validity {
-    /// That of a chain: a client refuses it if one of its certificates is out of date. What cannot be read here is left to
-    /// clients.
+    /// Returns the validity of a chain: a client refuses it if one of its certificates is not valid. A certificate that cannot
+    /// be parsed here is left to clients to judge.
     fn of(chain: &[CertificateDer<'_>]) -> Self {
         let mut validity = Self { from: i64::MIN, until: i64::MAX };
         for certificate in chain {
@@ -103,8 +103,8 @@ impl Validity {
         validity
     }
 
-    /// Why clients do not accept the chain at this time, if they do not.
-    fn trouble(self, now: SystemTime) -> Option<String> {
+    /// Returns why clients refuse the chain at this time.
+    fn problem(self, now: SystemTime) -> Option<String> {
         let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let now = i64::try_from(now).unwrap_or(i64::MAX);
         let date = |seconds| jiff::Timestamp::from_second(seconds).map_or_else(|_| "?".to_owned(), |at| at.to_string());
@@ -119,14 +119,14 @@ fn pair([cert_path, key_path]: &[PathBuf; 2], [cert, key]: &[Vec<u8>; 2]) -> any
     let (name, key_name) = (cert_path.display(), key_path.display());
     let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(cert)
         .collect::<Result<_, _>>()
-        .with_context(|| format!("{name} is no certificate in PEM"))?;
+        .with_context(|| format!("{name} is not a certificate in PEM"))?;
     if chain.is_empty() {
         bail!("{name} has no certificate");
     }
-    let key = PrivateKeyDer::from_pem_slice(key).with_context(|| format!("{key_name} has no key in PEM"))?;
+    let key = PrivateKeyDer::from_pem_slice(key).with_context(|| format!("{key_name} has no private key in PEM"))?;
     let validity = Validity::of(&chain);
     let key = CertifiedKey::from_der(chain, key, &ring::default_provider())
-        .with_context(|| format!("{name} and {key_name} do not belong together"))?;
+        .with_context(|| format!("the key in {key_name} does not belong to the certificate in {name}"))?;
     Ok(Pair { key: Arc::new(key), validity })
 }
 

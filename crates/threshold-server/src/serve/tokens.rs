@@ -1,41 +1,41 @@
-//! Who may call: tokens from the environment, compared without telling how much of one was right.
+//! The tokens of callers, operators and read-only operators, from the environment. They are compared in constant time.
 
 use anyhow::bail;
 use http::HeaderValue;
 use subtle::{Choice, ConstantTimeEq as _};
 
-/// The shortest token, in characters: of 16 at random, nobody tries all.
-const SHORTEST: usize = 16;
+/// The shortest token, in characters: 16 random hexadecimal digits are 64 bits, too many to guess over a network.
+const MIN_LENGTH: usize = 16;
 
 /// The tokens of callers and of operators.
 #[derive(Default)]
 pub(crate) struct Tokens {
     callers: Vec<Box<str>>,
     operators: Vec<Box<str>>,
-    /// Those of operators who may look and change nothing.
+    /// Read-only tokens of operators.
     readers: Vec<Box<str>>,
 }
 
-/// What somebody has shown who wants to be an operator.
+/// What a request may do as an operator.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) enum Shown {
-    /// A token of an operator.
+pub(crate) enum OperatorAccess {
+    /// Everything: it has this operator's token.
     Operator(String),
-    /// A token for looking.
+    /// Only read: it has a read-only token.
     Reader,
-    /// Nothing is asked for: the server has no tokens, and is open to this machine alone.
+    /// Everything: the server has no tokens, and accepts connections from this machine only.
     Open,
-    /// Nothing that opens anything.
-    Nothing,
+    /// Nothing: it has no operator's token.
+    Denied,
 }
 
 impl Tokens {
     /// Reads `THRESHOLD_TOKEN`, `THRESHOLD_ADMIN_TOKEN` and `THRESHOLD_READ_TOKEN`.
     pub(crate) fn from_environment() -> anyhow::Result<Self> {
         let read = |name: &str| match std::env::var(name) {
-            Ok(text) => list(name, &text),
+            Ok(text) => parse_list(name, &text),
             Err(std::env::VarError::NotPresent) => Ok(Vec::new()),
-            Err(std::env::VarError::NotUnicode(_)) => bail!("{name} is not text"),
+            Err(std::env::VarError::NotUnicode(_)) => bail!("{name} is not UTF-8"),
         };
         Ok(Self {
             callers: read("THRESHOLD_TOKEN")?,
@@ -44,57 +44,57 @@ impl Tokens {
         })
     }
 
-    /// Whether callers need a token.
-    pub(crate) fn ask_callers(&self) -> bool {
+    /// Whether callers must send a token.
+    pub(crate) fn require_from_callers(&self) -> bool {
         !self.callers.is_empty()
     }
 
-    /// Whether a request with this `Authorization` may call. An operator may do what a caller may.
+    /// Whether a request with this `Authorization` may call the API. An operator's token is accepted too.
     pub(crate) fn admit_caller(&self, authorization: Option<&HeaderValue>) -> bool {
-        !self.ask_callers() || authorization.and_then(bearer).is_some_and(|shown| self.know(shown))
+        !self.require_from_callers() || authorization.and_then(bearer).is_some_and(|shown| self.is_caller_token(shown))
     }
 
-    /// Whether a proxy with this `X-Threshold-Token` may call.
+    /// Whether a proxy with this `X-Threshold-Token` may call forward auth.
     pub(crate) fn admit_proxy(&self, token: Option<&HeaderValue>) -> bool {
-        !self.ask_callers() || token.is_some_and(|token| self.know(token.as_bytes().trim_ascii()))
+        !self.require_from_callers() || token.is_some_and(|token| self.is_caller_token(token.as_bytes().trim_ascii()))
     }
 
-    /// Whether there are any tokens, of whomever.
-    pub(crate) fn are_some(&self) -> bool {
+    /// Whether the server has any tokens.
+    pub(crate) fn any_configured(&self) -> bool {
         !(self.callers.is_empty() && self.operators.is_empty() && self.readers.is_empty())
     }
 
-    /// Whether this `Authorization` has any token of this server: of a caller, an operator, or one who looks.
-    pub(crate) fn know_any(&self, authorization: &HeaderValue) -> bool {
+    /// Whether this `Authorization` has any token of this server.
+    pub(crate) fn is_any_known(&self, authorization: &HeaderValue) -> bool {
         let all = self.callers.iter().chain(&self.operators).chain(&self.readers);
-        bearer(authorization).is_some_and(|shown| is_one_of(all, shown))
+        bearer(authorization).is_some_and(|shown| matches_any(all, shown))
     }
 
-    fn know(&self, shown: &[u8]) -> bool {
-        is_one_of(self.callers.iter().chain(&self.operators), shown)
+    fn is_caller_token(&self, shown: &[u8]) -> bool {
+        matches_any(self.callers.iter().chain(&self.operators), shown)
     }
 
-    /// What a request with this `Authorization` may do as an operator. A caller's token opens nothing here.
-    pub(crate) fn operator(&self, authorization: Option<&HeaderValue>) -> Shown {
-        if !self.are_some() {
-            return Shown::Open;
+    /// Returns what a request with this `Authorization` may do as an operator. A caller's token may do nothing.
+    pub(crate) fn operator_access(&self, authorization: Option<&HeaderValue>) -> OperatorAccess {
+        if !self.any_configured() {
+            return OperatorAccess::Open;
         }
-        let Some(shown) = authorization.and_then(bearer) else { return Shown::Nothing };
-        let (changes, looks) = (is_one_of(self.operators.iter(), shown), is_one_of(self.readers.iter(), shown));
+        let Some(shown) = authorization.and_then(bearer) else { return OperatorAccess::Denied };
+        let (changes, looks) = (matches_any(self.operators.iter(), shown), matches_any(self.readers.iter(), shown));
         match (changes, looks) {
-            (true, _) => Shown::Operator(String::from_utf8_lossy(shown).into_owned()),
-            (false, true) => Shown::Reader,
-            (false, false) => Shown::Nothing,
+            (true, _) => OperatorAccess::Operator(String::from_utf8_lossy(shown).into_owned()),
+            (false, true) => OperatorAccess::Reader,
+            (false, false) => OperatorAccess::Denied,
         }
     }
 }
 
-/// Every token is compared to its end: how long this takes says nothing about them.
-fn is_one_of<'t>(tokens: impl Iterator<Item = &'t Box<str>>, shown: &[u8]) -> bool {
+/// Compares with every token in constant time, so that the time taken tells a client nothing about them (a timing attack).
+fn matches_any<'t>(tokens: impl Iterator<Item = &'t Box<str>>, shown: &[u8]) -> bool {
     tokens.fold(Choice::from(0), |found, token| found | token.as_bytes().ct_eq(shown)).into()
 }
 
-/// A token that is printed is a token that is known.
+/// Prints only the number of tokens: debug output may end up in a log.
 impl std::fmt::Debug for Tokens {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Tokens({} callers, {} operators)", self.callers.len(), self.operators.len())
@@ -106,19 +106,20 @@ fn bearer(value: &HeaderValue) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
 
-/// Several tokens, by commas or white space, so that one can be replaced by another while both are in use.
-fn list(name: &str, text: &str) -> anyhow::Result<Vec<Box<str>>> {
+/// Parses a list of tokens, separated by commas or white space. Two at once allow for rotation.
+fn parse_list(name: &str, text: &str) -> anyhow::Result<Vec<Box<str>>> {
     let tokens = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|token| !token.is_empty());
     let tokens: Vec<Box<str>> = tokens.map(Into::into).collect();
     if tokens.is_empty() {
-        bail!("{name} is set and holds no token: unset it to ask for none, or make one with `openssl rand -hex 32`");
+        bail!("{name} is set but has no token: unset it to require none, or generate one with `openssl rand -hex 32`");
     }
     if tokens.iter().any(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
-        bail!("{name} has a token that no header can carry; use letters, digits and signs of ASCII");
+        bail!("{name} has a token with characters that a header cannot carry: use visible ASCII characters");
     }
-    if tokens.iter().any(|token| token.len() < SHORTEST) {
+    if tokens.iter().any(|token| token.len() < MIN_LENGTH) {
         bail!(
-            "{name} has a token of fewer than {SHORTEST} characters, which can be guessed: make one with `openssl rand -hex 32`"
+            "{name} has a token of fewer than {MIN_LENGTH} characters, which can be guessed: generate one with `openssl rand \
+             -hex 32`"
         );
     }
     Ok(tokens)
@@ -130,13 +131,13 @@ mod tests {
 
     #[track_caller]
     fn check(callers: &str, operators: &str, authorization: Option<&'static str>, admitted: bool) {
-        let read = |text: &str| if text.is_empty() { Vec::new() } else { list("TOKEN", text).unwrap() };
+        let read = |text: &str| if text.is_empty() { Vec::new() } else { parse_list("TOKEN", text).unwrap() };
         let tokens = Tokens { callers: read(callers), operators: read(operators), readers: Vec::new() };
         assert_eq!(tokens.admit_caller(authorization.map(HeaderValue::from_static).as_ref()), admitted);
     }
 
     #[test]
-    fn a_caller_shows_one_of_the_tokens() {
+    fn a_caller_needs_one_of_the_tokens() {
         const A: &str = "a-caller-token-1";
         check("", "", None, true);
         check("", "boss-token-12345", None, true);
@@ -159,16 +160,16 @@ mod tests {
     }
 
     #[test]
-    fn an_operator_shows_an_operators_token_and_a_caller_never_is_one() {
-        let read = |text| list("TOKEN", text).unwrap();
+    fn an_operator_needs_an_operators_token_and_a_callers_is_not_enough() {
+        let read = |text| parse_list("TOKEN", text).unwrap();
         let tokens = Tokens {
             callers: read("a-caller-token-1"),
             operators: read("boss-token-12345"),
             readers: read("eye-token-123456"),
         };
-        let shown = |tokens: &Tokens, text| tokens.operator(Some(&HeaderValue::from_static(text)));
-        assert!(shown(&tokens, "Bearer boss-token-12345") == Shown::Operator("boss-token-12345".to_owned()));
-        assert!(shown(&tokens, "Bearer eye-token-123456") == Shown::Reader);
+        let shown = |tokens: &Tokens, text| tokens.operator_access(Some(&HeaderValue::from_static(text)));
+        assert!(shown(&tokens, "Bearer boss-token-12345") == OperatorAccess::Operator("boss-token-12345".to_owned()));
+        assert!(shown(&tokens, "Bearer eye-token-123456") == OperatorAccess::Reader);
         for wrong in [
             "Bearer a-caller-token-1",
             "Bearer boss-token-1234",
@@ -176,34 +177,34 @@ mod tests {
             "Bearer",
             "boss-token-12345",
         ] {
-            assert!(shown(&tokens, wrong) == Shown::Nothing, "{wrong}");
+            assert!(shown(&tokens, wrong) == OperatorAccess::Denied, "{wrong}");
         }
-        assert!(tokens.operator(None) == Shown::Nothing);
+        assert!(tokens.operator_access(None) == OperatorAccess::Denied);
         let only_callers = Tokens { callers: read("a-caller-token-1"), ..Tokens::default() };
-        assert!(shown(&only_callers, "Bearer a-caller-token-1") == Shown::Nothing);
-        assert!(Tokens::default().operator(None) == Shown::Open);
+        assert!(shown(&only_callers, "Bearer a-caller-token-1") == OperatorAccess::Denied);
+        assert!(Tokens::default().operator_access(None) == OperatorAccess::Open);
     }
 
     #[test]
-    fn a_token_that_no_header_carries_is_refused_without_being_told() {
-        let error = list("THRESHOLD_TOKEN", "caf\u{e9}-s3cret").unwrap_err().to_string();
+    fn a_token_that_a_header_cannot_carry_is_refused_and_not_printed() {
+        let error = parse_list("THRESHOLD_TOKEN", "caf\u{e9}-s3cret").unwrap_err().to_string();
         assert!(error.contains("THRESHOLD_TOKEN") && !error.contains("s3cret"), "{error}");
     }
 
-    /// A server that was to ask for a token asked for none.
+    /// With an empty variable, the server once required no token.
     #[test]
-    fn a_variable_that_is_set_holds_a_token() {
+    fn a_variable_that_is_set_must_have_a_token() {
         for empty in ["", " ", ",", ", ,", "\n,\t"] {
-            let error = list("THRESHOLD_ADMIN_TOKEN", empty).unwrap_err().to_string();
+            let error = parse_list("THRESHOLD_ADMIN_TOKEN", empty).unwrap_err().to_string();
             assert!(error.contains("THRESHOLD_ADMIN_TOKEN") && error.contains("no token"), "{error}");
         }
     }
 
     #[test]
-    fn a_short_token_is_refused_without_being_told() {
-        assert_eq!(list("THRESHOLD_TOKEN", "0123456789abcdef").unwrap().len(), 1);
+    fn a_short_token_is_refused_and_not_printed() {
+        assert_eq!(parse_list("THRESHOLD_TOKEN", "0123456789abcdef").unwrap().len(), 1);
         for short in ["0123456789abcde", "0123456789abcdef, x9", "x9 0123456789abcdef"] {
-            let error = list("THRESHOLD_READ_TOKEN", short).unwrap_err().to_string();
+            let error = parse_list("THRESHOLD_READ_TOKEN", short).unwrap_err().to_string();
             assert!(error.contains("THRESHOLD_READ_TOKEN") && error.contains("16"), "{error}");
             assert!(!error.contains("0123") && !error.contains("x9"), "{error}");
         }

@@ -1,4 +1,4 @@
-//! How much each address asked for in its busiest window, for each target: the most exact a limit can be rehearsed.
+//! The number of requests of each address in its busiest window, for each target: from it follows whether a limit affects it.
 
 use std::hash::Hasher as _;
 use std::net::IpAddr;
@@ -9,19 +9,19 @@ use super::endpoints::{Target, endpoint_of, is_write};
 use crate::replay::Sample;
 use crate::traffic::Request;
 
-/// Addresses whose windows are counted one by one; with more, a sample of them stands for all.
+/// The most addresses that are counted exactly; with more, a sample is counted.
 const MAX_ADDRESSES: usize = 1 << 17;
 
-/// One address' windows of one target.
+/// The windows of one address for one target.
 #[derive(Debug, Clone, Copy, Default)]
 struct Windows {
-    /// The number of the window that is counted now, since the epoch.
+    /// The number of the present window since the epoch.
     window: u64,
     count: u64,
     busiest: u64,
 }
 
-/// What addresses asked for.
+/// The demand of all addresses.
 #[derive(Debug)]
 pub(super) struct Demand {
     addresses: Sample<Vec<Windows>>,
@@ -52,7 +52,7 @@ impl Demand {
         }
     }
 
-    /// How many addresses there are.
+    /// Returns the number of addresses.
     pub(super) fn addresses(&self) -> u64 {
         self.addresses.count(|_| true)
     }
@@ -61,12 +61,12 @@ impl Demand {
         self.addresses.is_exact()
     }
 
-    /// How many addresses stand behind each that was counted.
+    /// Returns the number of addresses that each counted one stands for.
     pub(super) fn factor(&self) -> u64 {
         self.addresses.factor()
     }
 
-    /// What each address asked for in its busiest window of a target, in ascending order; who never did is not there.
+    /// Returns the busiest window of each address for a target, in ascending order, without addresses that have none.
     pub(super) fn busiest(&self, target: usize) -> Vec<u64> {
         let own = self.addresses.values().filter_map(|windows| windows.get(target));
         let mut busiest: Vec<u64> = own.map(|windows| windows.busiest).filter(|count| *count > 0).collect();
@@ -74,7 +74,7 @@ impl Demand {
         busiest
     }
 
-    /// How many addresses would go over any of these limits.
+    /// Returns the number of addresses that exceed any of these limits.
     pub(super) fn touched(&self, limits: &[(usize, u64)]) -> u64 {
         self.addresses.count(|windows| {
             limits.iter().any(|(target, limit)| windows.get(*target).is_some_and(|own| own.busiest > *limit))
@@ -93,7 +93,7 @@ impl Windows {
     }
 }
 
-/// The address as a policy groups it unless it says otherwise: IPv6 by /64.
+/// Digests an address as policies group it by default: IPv6 by /64.
 fn digest(ip: IpAddr) -> u64 {
     let mut hasher = SipHasher13::new();
     match ip.to_canonical() {

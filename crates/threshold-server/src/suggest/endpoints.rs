@@ -1,4 +1,4 @@
-//! Which endpoints a log has: paths with what looks like an id cut out, the most frequent ones in a bounded table.
+//! The most frequent endpoints of a log, in a bounded table. Segments that look like an id are replaced by `*`.
 
 use std::collections::HashMap;
 
@@ -6,33 +6,33 @@ use threshold_core::path::{spell_method, spell_path};
 
 use crate::traffic::Request;
 
-/// How many endpoints are kept for certain when the table is cut back.
-const KEPT: usize = 4_096;
+/// How many endpoints stay when the table is trimmed, at half of its bound.
+const MIN_KEPT: usize = 4_096;
 /// The most endpoints that get a limit of their own.
 const MAX_TARGETS: usize = 8;
-/// An endpoint that only reads is worth a limit of its own from this part of all requests on: a fiftieth.
+/// An endpoint that only reads gets a limit of its own from one request in this many.
 const READS_FROM: u64 = 50;
-/// And one that writes from so many requests on.
+/// An endpoint that writes gets one from this many requests.
 const WRITES_FROM: u64 = 20;
-/// Paths of more segments or characters than these make no rule that people would read.
+/// Longer paths make rules that are hard to read.
 const MAX_SEGMENTS: usize = 8;
-const LONGEST_PATH: usize = 56;
+const MAX_PATH: usize = 56;
 
-/// What a limit concerns, and which requests those are.
+/// The requests that a limit applies to, and its window.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Target {
-    /// Everything, in a minute.
+    /// All requests, in a minute.
     Minute,
-    /// Everything, in an hour.
+    /// All requests, in an hour.
     Hour,
-    /// Whatever changes something, in a minute.
+    /// Requests with a method that writes, in a minute.
     Writes,
     /// One endpoint, in a minute.
     Endpoint { method: String, pattern: String },
 }
 
 impl Target {
-    /// Its window in seconds.
+    /// Returns the window in seconds.
     pub(super) const fn window(&self) -> u64 {
         match self {
             Self::Hour => 3_600,
@@ -45,13 +45,13 @@ pub(super) fn is_write(method: &str) -> bool {
     matches!(method, "POST" | "PUT" | "PATCH" | "DELETE")
 }
 
-/// A request's endpoint, as its target would have it.
+/// Returns the method and the pattern of a request.
 pub(super) fn endpoint_of(request: &Request<'_>) -> Option<(String, String)> {
     let method = spell_method(request.method?).into_owned();
     Some((method, pattern_of(request.path?)))
 }
 
-/// A path in its one spelling, with a `*` for each segment that looks like an id.
+/// Normalises a path, and replaces each segment that looks like an id by `*`.
 fn pattern_of(path: &str) -> String {
     let spelled = spell_path(path);
     spelled.split('/').map(|segment| if is_id(segment) { "*" } else { segment }).collect::<Vec<_>>().join("/")
@@ -64,7 +64,7 @@ fn is_id(segment: &str) -> bool {
     all_digits || (hexadecimal && segment.len() >= 8 && digits > 0) || (segment.len() >= 24 && digits >= 4)
 }
 
-/// How often each endpoint is asked for.
+/// The number of requests of each endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
     requests: u64,
@@ -82,18 +82,18 @@ impl Endpoints {
             *count = count.saturating_add(1);
             return;
         }
-        if self.counts.len() >= KEPT.saturating_mul(2) {
-            self.cut_back();
+        if self.counts.len() >= MIN_KEPT.saturating_mul(2) {
+            self.trim();
         }
         self.counts.insert(endpoint, 1);
     }
 
-    /// Requests that came from an address.
+    /// Returns the number of requests with an address.
     pub(super) fn requests(&self) -> u64 {
         self.requests
     }
 
-    /// What limits are suggested for: everything, what writes, and the endpoints that matter most.
+    /// Returns what limits are suggested for: all requests, writes, and the most frequent endpoints.
     pub(super) fn targets(&self) -> Vec<Target> {
         let worth = |((method, pattern), count): &(&(String, String), &u64)| {
             let enough = if is_write(method) {
@@ -104,7 +104,7 @@ impl Endpoints {
             enough && is_readable(pattern) && !method.is_empty()
         };
         let mut chosen: Vec<(&(String, String), &u64)> = self.counts.iter().filter(worth).collect();
-        // What writes comes first, since abuse of it costs more; then by number, then by name.
+        // Writes first, because abuse of them costs more; then by number, then by name.
         chosen.sort_by_key(|(endpoint, count)| (!is_write(&endpoint.0), std::cmp::Reverse(**count), *endpoint));
         let own = chosen
             .into_iter()
@@ -114,19 +114,20 @@ impl Endpoints {
     }
 
     #[cold]
-    fn cut_back(&mut self) {
+    fn trim(&mut self) {
         let mut counts: Vec<u64> = self.counts.values().copied().collect();
         counts.sort_unstable_by(|one, other| other.cmp(one));
-        let floor = counts.get(KEPT).copied().unwrap_or(0);
+        let floor = counts.get(MIN_KEPT).copied().unwrap_or(0);
         self.counts.retain(|_, count| *count > floor);
     }
 }
 
-/// Whether people would write such a path into a rule; anything else a log may hold stays out of the policy.
+/// Whether a path is short and plain enough for a rule. A log has any bytes that clients sent, which must not get into the
+/// policy.
 fn is_readable(pattern: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'-' | b'_' | b'.' | b'*' | b'~');
     pattern.starts_with('/')
-        && pattern.len() <= LONGEST_PATH
+        && pattern.len() <= MAX_PATH
         && pattern.split('/').count() <= MAX_SEGMENTS
         && pattern.bytes().all(plain)
         && !pattern.contains("**")
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_cut_out_of_paths_and_words_are_not() {
+    fn segments_that_look_like_ids_are_replaced_and_words_are_not() {
         let check = |path: &str, expect: &str| assert_eq!(pattern_of(path), expect);
         check("/api/posts/17?x=1", "/api/posts/*");
         check("/u/3f2504e0-4f89-11d3-9a0c-0305e82c3301/a", "/u/*/a");
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn only_paths_that_people_would_write_make_a_rule() {
+    fn only_short_and_plain_paths_make_a_rule() {
         for bad in ["/a\"b", "/$HOME", "/a b", "/{x}", "/%2f", "a", "/é"] {
             assert!(!is_readable(bad), "{bad}");
         }
@@ -162,7 +163,7 @@ mod tests {
             let path = if index.is_multiple_of(3) { "/often".to_owned() } else { format!("/once-{index}x") };
             let ip = "192.0.2.1".parse().ok();
             endpoints.add(&Request { ip, method: Some("GET"), path: Some(&path), ..Request::default() });
-            assert!(endpoints.counts.len() <= KEPT * 2);
+            assert!(endpoints.counts.len() <= MIN_KEPT * 2);
         }
         let often = Target::Endpoint { method: "GET".to_owned(), pattern: "/often".to_owned() };
         assert!(endpoints.targets().contains(&often));

@@ -1,4 +1,4 @@
-//! The suggested limits, chosen and written down with what speaks for them.
+//! Chooses the limits, and writes them as a policy with the figures that they are based on.
 
 use std::fmt::Write as _;
 
@@ -7,12 +7,12 @@ use super::endpoints::Target;
 use crate::replay::{grouped, quantile, share};
 use crate::traffic::LineCounts;
 
-/// A limit below this stops people who merely reload a page.
-const LEAST: u64 = 5;
-/// Words of paths where somebody proves who they are.
+/// The smallest limit: a lower one would stop people who reload a page a few times.
+const MIN_LIMIT: u64 = 5;
+/// Words in the paths of logins.
 const LOGIN_WORDS: [&str; 6] = ["login", "signin", "sign-in", "password", "auth", "otp"];
 
-/// One limit, and the figures that speak for it.
+/// One limit, and the figures that it is based on.
 struct Limit<'t> {
     target: &'t Target,
     index: usize,
@@ -20,7 +20,7 @@ struct Limit<'t> {
     busiest: Vec<u64>,
 }
 
-/// Limits for a log.
+/// The suggested limits.
 pub(super) struct Suggestion<'t> {
     limits: Vec<Limit<'t>>,
     demand: &'t Demand,
@@ -30,7 +30,7 @@ pub(super) struct Suggestion<'t> {
 }
 
 impl<'t> Suggestion<'t> {
-    /// Chooses limits so that all together touch no more than this share of the addresses.
+    /// Chooses limits that together affect at most this share of the addresses.
     pub(super) fn new(
         share: f64,
         targets: &'t [Target],
@@ -40,17 +40,17 @@ impl<'t> Suggestion<'t> {
     ) -> Self {
         let with_demand = targets.iter().enumerate().map(|(index, target)| (index, target, demand.busiest(index)));
         let with_demand: Vec<_> = with_demand.filter(|(_, _, busiest)| !busiest.is_empty()).collect();
-        // Whoever goes over any limit is touched, so the limits divide among them how many may be.
+        // An address is affected if it exceeds any limit, so the allowance is divided among the limits.
         let each = allowance(share, demand).checked_div(with_demand.len()).unwrap_or(0);
         let limits = with_demand.into_iter().map(|(index, target, busiest)| {
             let at = busiest.len().saturating_sub(1).saturating_sub(each);
-            let most = rounded_up(busiest.get(at).copied().unwrap_or(0).max(LEAST));
+            let most = rounded_up(busiest.get(at).copied().unwrap_or(0).max(MIN_LIMIT));
             Limit { target, index, most, busiest }
         });
         Self { limits: limits.collect(), demand, share, requests, unreadable: counts.unreadable }
     }
 
-    /// Leaves a rule out; says whether it was there.
+    /// Removes a rule, and returns whether it was there.
     pub(super) fn drop_rule(&mut self, name: &str) -> bool {
         let before = self.limits.len();
         self.limits.retain(|limit| name_of(limit.target) != name);
@@ -140,8 +140,8 @@ fn name_of(target: &Target) -> String {
     }
 }
 
-/// How many of the addresses that were counted may be touched. In a sample one may stand for more than it should: two
-/// standard deviations are left free.
+/// Returns how many of the counted addresses may be affected. A sample may miss affected addresses, so two standard deviations
+/// are left as a margin.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -155,7 +155,7 @@ fn allowance(share: f64, demand: &Demand) -> usize {
     (expected - free).max(0.0).floor() as usize
 }
 
-/// The next figure that people would choose: two digits, the second of them 0 or 5 from 20 on.
+/// Rounds up to a figure of two significant digits; from 20 on, the second is 0 or 5.
 fn rounded_up(figure: u64) -> u64 {
     let mut scale: u64 = 1;
     while figure.checked_div(scale).unwrap_or(0) >= 100 {

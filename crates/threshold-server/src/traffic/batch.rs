@@ -1,4 +1,4 @@
-//! Requests that outlive their lines, side by side in memory: they are read in the order in which they were written.
+//! Requests that are kept after their lines are gone: records in one vector, and all of their strings in one other.
 
 use std::net::IpAddr;
 
@@ -18,22 +18,22 @@ struct Record {
     status: Option<u16>,
     bytes: Option<u64>,
     repeated: u64,
-    /// Where its texts begin in the batch's, and how long each of them is; they stand one behind the other.
+    /// Where its strings begin in the batch's text, one after the other, and the length of each.
     start: usize,
     lengths: [u32; 6],
 }
 
-/// The length of a text that is not there.
+/// The length of an absent string.
 const ABSENT: u32 = u32::MAX;
 
 impl Batch {
-    /// Takes a request in; says how much text it brought.
+    /// Adds a request, and returns the bytes of its strings.
     pub(super) fn push(&mut self, request: &Request<'_>) -> usize {
         let Request { at, ip, status, bytes, repeated, method, path, host, user, tenant, tier } = *request;
         let start = self.text.len();
         let lengths = [method, path, host, user, tenant, tier].map(|part| {
             let Some(part) = part else { return ABSENT };
-            // No line is that long; a text that were would be as good as not logged.
+            // No line is that long.
             let length = u32::try_from(part.len()).unwrap_or(ABSENT);
             if length != ABSENT {
                 self.text.push_str(part);
@@ -66,7 +66,7 @@ impl Batch {
         Request { at, ip, method, path, host, user, tenant, tier, status, bytes, repeated }
     }
 
-    /// By time. Stable, so that equal times keep the order of the log; and quick where they are in order already.
+    /// Sorts by time. The sort is stable, so that equal times keep the order of the log, and fast on sorted input.
     pub(super) fn sort(&mut self) {
         self.records.sort_by_key(|record| record.at.micros);
     }

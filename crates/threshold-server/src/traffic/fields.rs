@@ -1,15 +1,15 @@
-//! Which field of a log is which: as given on the command line, else found by the names that servers use.
+//! Maps the fields of a log to facts: by the command line, else by the names that common servers use.
 
 use anyhow::{Context as _, bail};
 
-/// What a log may say of a request.
+/// A fact that a log may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Field {
     Time,
     Ip,
     Method,
     Path,
-    /// The whole line of the request, `GET /path HTTP/1.1`.
+    /// The whole request line, `GET /path HTTP/1.1`.
     Request,
     Host,
     User,
@@ -24,7 +24,7 @@ pub(crate) enum Field {
 impl Field {
     pub(crate) const COUNT: usize = 13;
 
-    /// Each by our name, and the names it has in JSON logs, the surest first: nginx and Apache as commonly written down,
+    /// Our name of each field, and its names in JSON logs, the most specific first: nginx and Apache as commonly configured,
     /// Caddy, Traefik, Cloudflare, AWS and the Elastic Common Schema.
     const ALL: [(&str, Self, &str); Self::COUNT] = [
         (
@@ -78,11 +78,11 @@ impl Field {
     }
 }
 
-/// How the fields of a log are found.
+/// The mapping of a log's fields.
 #[derive(Debug, Clone)]
 pub(crate) struct Fields {
     pub(super) columns: Columns,
-    /// Every name that is looked for, sorted, with its field and its rank among the names of that field.
+    /// Every name, sorted, with its field and its rank among the names of that field.
     names: Vec<(String, Field, u8)>,
 }
 
@@ -108,7 +108,7 @@ impl Fields {
         Self { columns: Columns::new(given), names }
     }
 
-    /// From `--field NAME=FIELD`, `--user-field` and `--tenant-field`.
+    /// Builds the mapping from `--field NAME=FIELD`, `--user-field` and `--tenant-field`.
     pub(crate) fn from_args(
         pairs: &[(String, String)],
         user: Option<&str>,
@@ -118,7 +118,7 @@ impl Fields {
         for (name, own) in pairs {
             let known: Vec<&str> = Field::ALL.iter().map(|(name, _, _)| *name).collect();
             let field = Field::named(name)
-                .with_context(|| format!("--field knows no \"{name}\"; it knows {}", known.join(", ")))?;
+                .with_context(|| format!("--field: unknown name \"{name}\"; the names are {}", known.join(", ")))?;
             given.push((field, own.clone()));
         }
         given.extend(user.map(|name| (Field::User, name.to_owned())));
@@ -131,14 +131,14 @@ impl Fields {
         Ok(Self::new(&given))
     }
 
-    /// Every field that a JSON key is, with its rank: a user's name may be the account too.
+    /// Returns the fields of a JSON key, with their ranks. A key may be two of them: `username` is the user and the account.
     pub(super) fn of_key(&self, key: &str) -> impl Iterator<Item = (Field, u8)> {
         let start = self.names.partition_point(|(name, _, _)| name.as_str() < key);
         let own = self.names.iter().skip(start).take_while(move |(name, _, _)| name == key);
         own.map(|(_, field, rank)| (*field, *rank))
     }
 
-    /// Whether any name goes on below this key.
+    /// Whether any name continues below this key, as `request.host` does below `request`.
     pub(super) fn goes_below(&self, key: &str) -> bool {
         let start = self.names.partition_point(|(name, _, _)| name.as_str() <= key);
         let below = |name: &str| name.strip_prefix(key).is_some_and(|rest| rest.starts_with('.'));
@@ -146,7 +146,7 @@ impl Fields {
     }
 }
 
-/// Which column of a text log says who is calling. Unless said, the user is `user`.
+/// The columns of a text log for names. By default the user is the column `user`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Columns {
     pub(super) user: Option<Column>,
@@ -154,7 +154,7 @@ pub(super) struct Columns {
     pub(super) tier: Option<Column>,
 }
 
-/// A column of a text log that may be a name.
+/// A column of a text log that may hold a name.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Column {
     Host,

@@ -1,4 +1,4 @@
-//! Lines of a file, plain or compressed, or of standard input; none longer than a buffer.
+//! Reads the lines of a file, plain or compressed, or of standard input, through a buffer of fixed size.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,16 +8,16 @@ use anyhow::Context as _;
 
 use super::Progress;
 
-/// The longest line. Servers cut request lines at 8 KiB or so, and three such fields still fit.
-const LONGEST_LINE: usize = 128 << 10;
-/// What a gzip file begins with.
+/// The longest line. Servers accept request lines of about 8 KiB, and escaping may multiply that by four.
+const MAX_LINE: usize = 128 << 10;
+/// The first bytes of a gzip file.
 const GZIP: &[u8] = &[0x1f, 0x8b];
-/// What some programs put in front of UTF-8.
+/// The byte order mark that some programs write before UTF-8.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
-/// What a Zstandard frame begins with.
+/// The first bytes of a Zstandard frame.
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
-/// Opens a log, or standard input for `-`. How it is compressed is seen from its first bytes, whatever it is called.
+/// Opens a log, or standard input for `-`. The compression is detected by the first bytes, not by the file name.
 pub(crate) fn open(path: &Path, progress: &Progress) -> anyhow::Result<Lines> {
     let failed = || format!("cannot read {}", path.display());
     let (name, raw): (String, Box<dyn Read>) = if path.as_os_str() == "-" {
@@ -26,7 +26,7 @@ pub(crate) fn open(path: &Path, progress: &Progress) -> anyhow::Result<Lines> {
     } else {
         let file = File::open(path).with_context(failed)?;
         let meta = file.metadata().with_context(failed)?;
-        anyhow::ensure!(!meta.is_dir(), "cannot read {}: it is a folder", path.display());
+        anyhow::ensure!(!meta.is_dir(), "cannot read {}: it is a directory", path.display());
         progress.expect(meta.is_file().then_some(meta.len()));
         (path.display().to_string(), Box::new(file))
     };
@@ -51,29 +51,29 @@ pub(crate) struct Lines {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// How many lines have been given out.
+    /// The number of lines so far.
     pub(crate) number: u64,
-    /// Whether the line that is under way was too long, and its rest is passed over.
+    /// Whether the rest of a line that is too long is being skipped.
     skipping: bool,
     over: bool,
-    /// The line that is under way, if its bytes are not all text.
-    mended: String,
-    /// What ended the file before its end.
+    /// The present line, if it is not valid UTF-8.
+    lossy: String,
+    /// Why the file could not be read to its end.
     pub(crate) problem: Option<String>,
 }
 
-/// One line, or why it is none.
+/// One line, or why it cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line<'a> {
     Text(&'a str),
-    /// With a sign in the place of every byte that is no text: what clients send is logged as it came by some servers.
-    Mended(&'a str),
+    /// With a replacement character for every invalid byte: some servers log the bytes of clients as they are.
+    Lossy(&'a str),
     Bad(&'static str),
 }
 
-/// What the buffer holds next.
+/// The next line in the buffer.
 enum Cut {
-    /// A line of so many bytes, and so many more to pass over.
+    /// The length of a line, and of its line break.
     Line(usize, usize),
     TooLong,
     End,
@@ -81,7 +81,7 @@ enum Cut {
 
 impl Lines {
     pub(super) fn new(name: String, reader: Box<dyn Read>) -> Self {
-        let buffer = vec![0; LONGEST_LINE].into_boxed_slice();
+        let buffer = vec![0; MAX_LINE].into_boxed_slice();
         Self {
             name,
             reader,
@@ -91,18 +91,18 @@ impl Lines {
             number: 0,
             skipping: false,
             over: false,
-            mended: String::new(),
+            lossy: String::new(),
             problem: None,
         }
     }
 
-    /// The next line, without its end; `None` when there are no more.
+    /// Returns the next line, without its line break; `None` at the end.
     pub(crate) fn next_line(&mut self) -> Option<Line<'_>> {
         loop {
             match self.cut() {
                 Cut::End => return None,
                 Cut::TooLong => {
-                    // Its rest goes the same way, up to where the next line begins.
+                    // The rest of the line is skipped in the same way, until a line break is found.
                     let first = !std::mem::replace(&mut self.skipping, true);
                     (self.start, self.end) = (0, 0);
                     if first {
@@ -124,8 +124,8 @@ impl Lines {
                     return Some(match std::str::from_utf8(bytes) {
                         Ok(text) => Line::Text(text),
                         Err(_) => {
-                            self.mended = String::from_utf8_lossy(bytes).into_owned();
-                            Line::Mended(&self.mended)
+                            self.lossy = String::from_utf8_lossy(bytes).into_owned();
+                            Line::Lossy(&self.lossy)
                         }
                     });
                 }
@@ -133,15 +133,15 @@ impl Lines {
         }
     }
 
-    /// Finds the next line in the buffer, and fills it as far as that takes.
+    /// Finds the next line in the buffer, and fills the buffer until there is one.
     fn cut(&mut self) -> Cut {
         let mut searched = 0;
         loop {
-            let held = self.buffer.get(self.start..self.end).unwrap_or_default();
-            if let Some(at) = memchr::memchr(b'\n', held.get(searched..).unwrap_or_default()) {
+            let buffer = self.buffer.get(self.start..self.end).unwrap_or_default();
+            if let Some(at) = memchr::memchr(b'\n', buffer.get(searched..).unwrap_or_default()) {
                 return Cut::Line(searched.saturating_add(at), 1);
             }
-            searched = held.len();
+            searched = buffer.len();
             if self.over {
                 return if searched == 0 { Cut::End } else { Cut::Line(searched, 0) };
             }
@@ -166,7 +166,7 @@ impl Lines {
             Err(error) => {
                 self.over = true;
                 self.problem = Some(match error.kind() {
-                    io::ErrorKind::UnexpectedEof => format!("{} ends in the middle: it was cut off", self.name),
+                    io::ErrorKind::UnexpectedEof => format!("{} is truncated", self.name),
                     _ => format!("{} cannot be read to its end: {error}", self.name),
                 });
             }
@@ -178,7 +178,7 @@ impl Lines {
 mod tests {
     use super::*;
 
-    /// Gives out one byte at a time, as a slow pipe does.
+    /// Returns one byte at a time, as a slow pipe does.
     struct Drip(io::Cursor<Vec<u8>>);
 
     impl Read for Drip {
@@ -196,7 +196,7 @@ mod tests {
         while let Some(line) = lines.next_line() {
             all.push(match line {
                 Line::Text(text) => Ok(text.to_owned()),
-                Line::Mended(text) => Ok(format!("mended {text}")),
+                Line::Lossy(text) => Ok(format!("lossy {text}")),
                 Line::Bad(why) => Err(why),
             });
         }
@@ -205,25 +205,25 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_cut_where_they_end_however_they_arrive() {
+    fn lines_are_split_at_line_breaks_however_they_arrive() {
         for slow in [false, true] {
             let text = |text: &str| lines(text.as_bytes().to_vec(), slow);
             assert_eq!(text(""), []);
             assert_eq!(text("a\r\n\nb"), [Ok("a".to_owned()), Ok(String::new()), Ok("b".to_owned())]);
             assert_eq!(
                 lines(b"a\n\xff\xe9b\nb\n".to_vec(), slow).get(1),
-                Some(&Ok("mended \u{fffd}\u{fffd}b".to_owned()))
+                Some(&Ok("lossy \u{fffd}\u{fffd}b".to_owned()))
             );
-            // A byte order mark is no part of the first line, and is of any other.
+            // A byte order mark is removed from the first line only.
             assert_eq!(text("\u{feff}a\n\u{feff}b"), [Ok("a".to_owned()), Ok("\u{feff}b".to_owned())]);
         }
     }
 
     #[test]
-    fn a_line_that_is_too_long_is_passed_over_as_one() {
-        for longer in [0, 1, LONGEST_LINE, LONGEST_LINE * 3 + 7] {
+    fn a_line_that_is_too_long_is_skipped_as_one_line() {
+        for longer in [0, 1, MAX_LINE, MAX_LINE * 3 + 7] {
             let mut bytes = b"a\n".to_vec();
-            bytes.extend(vec![b'x'; LONGEST_LINE + longer]);
+            bytes.extend(vec![b'x'; MAX_LINE + longer]);
             bytes.extend(b"\nb\n");
             let all = lines(bytes, false);
             assert_eq!(all.len(), 3, "{longer}");

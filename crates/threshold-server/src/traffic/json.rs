@@ -1,4 +1,4 @@
-//! JSON lines: one object a line, its fields found by name at any depth, nothing copied that is not escaped.
+//! Parses JSON lines. Fields are found by name at any depth, and strings are borrowed unless they are escaped.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -17,16 +17,16 @@ pub(crate) enum Scalar<'a> {
     Truth(bool),
 }
 
-/// The fields of one line that were looked for and found.
+/// The known fields of one line.
 #[derive(Debug, Default)]
 pub(crate) struct Scalars<'a> {
     found: [Option<(u8, Scalar<'a>)>; Field::COUNT],
-    /// Numbers that stand for a name, as text.
+    /// Numbers that are used as a name, as text.
     spelled: [Option<String>; Field::COUNT],
 }
 
 impl<'a> Scalars<'a> {
-    /// Reads one line.
+    /// Parses one line.
     pub(crate) fn read(line: &'a str, fields: &Fields) -> Result<Self, Unreadable> {
         let mut scalars = Self::default();
         let mut path = String::new();
@@ -46,7 +46,7 @@ impl<'a> Scalars<'a> {
         self.found.get(field as usize)?.as_ref().map(|(_, scalar)| scalar)
     }
 
-    /// A name: text, or a number written out. Nothing, `-` and the empty text are none.
+    /// Returns a field as text; a number is formatted. `null`, `-` and the empty string are `None`.
     pub(crate) fn text(&self, field: Field) -> Option<&str> {
         let text = match self.get(field)? {
             Scalar::Text(text) => text.as_ref(),
@@ -68,7 +68,7 @@ impl<'a> Scalars<'a> {
         self.text(field)?.parse().ok()
     }
 
-    /// The request that the fields say.
+    /// Builds a request from the fields.
     pub(super) fn request(&self, moments: &mut MomentReader) -> Result<Request<'_>, Unreadable> {
         let at = self.moment(moments).ok_or(Unreadable("no time that can be read"))?;
         let whole = self.text(Field::Request).map(request_line);
@@ -97,12 +97,12 @@ impl<'a> Scalars<'a> {
     }
 }
 
-/// The client of a list such as `X-Forwarded-For`, which is what such a field holds if the server did not choose.
+/// Returns the first address of a list: some servers log the whole `X-Forwarded-For`, in which the client is first.
 fn first_address(text: &str) -> Option<std::net::IpAddr> {
     parse_address(text.split(',').next().unwrap_or(text).trim())
 }
 
-/// `https://host/path` is `/path`.
+/// Removes the scheme and host of `https://host/path`.
 fn without_origin(path: &str) -> &str {
     let Some((scheme, rest)) = path.split_once("://") else { return path };
     if scheme.contains(['/', '?']) {
@@ -151,7 +151,7 @@ impl<'a> Visitor<'a> for Object<'_, 'a> {
     }
 }
 
-/// A key, borrowed where it is not escaped.
+/// A key, borrowed unless it is escaped.
 struct Key;
 
 impl<'a> DeserializeSeed<'a> for Key {
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_given_name_is_the_only_one() {
+    fn a_field_name_of_the_command_line_replaces_the_known_names() {
         let pairs = [("ip".to_owned(), "peer".to_owned())];
         let fields = Fields::from_args(&pairs, Some("who.id"), None).unwrap();
         let line = r#"{"time":1431857103,"ip":"192.0.2.1","peer":"203.0.113.7","user":"x","who":{"id":7}}"#;
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_unreadable() {
+    fn a_line_that_is_not_an_object_is_unreadable() {
         for line in ["{", "[1]", "{\"time\":}", "{} {}", "{\"a\":\u{1}}"] {
             assert!(Scalars::read(line, &Fields::default()).is_err(), "{line}");
         }

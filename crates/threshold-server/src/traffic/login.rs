@@ -1,4 +1,4 @@
-//! Lines about logins: those of sshd, and JSON events.
+//! Parses lines about logins: those of sshd, and JSON events.
 
 use jiff::Zoned;
 use threshold_core::address::parse_address;
@@ -6,15 +6,15 @@ use threshold_core::address::parse_address;
 use super::json::Scalar;
 use super::{Field, MomentReader, Request, Scalars, Unreadable};
 
-/// The most times that one line may stand for.
+/// The most repetitions that one line may stand for: a forged line must not count as millions.
 const MAX_REPEATED: u64 = 10_000;
-/// How JSON events say that somebody got in, and that nobody did.
+/// The words for success and failure in JSON events.
 const IN: [&str; 9] = ["success", "succeeded", "successful", "true", "ok", "accepted", "allow", "allowed", "pass"];
 const OUT: [&str; 10] =
     ["failure", "failed", "fail", "false", "denied", "deny", "invalid", "error", "rejected", "unauthorized"];
 
-/// Reads a line of an auth log. Most of those are about other things, and are `None`. The account is the request's user,
-/// and its status 200 or 401.
+/// Parses a line of an auth log; `None` for lines about other things, which most are. The account is the request's user, and
+/// the status is 200 or 401.
 pub(super) fn parse<'a>(line: &'a str, moments: &mut MomentReader) -> Result<Option<Request<'a>>, Unreadable> {
     if line.trim().is_empty() {
         return Err(Unreadable("it is empty"));
@@ -32,14 +32,14 @@ pub(super) fn parse<'a>(line: &'a str, moments: &mut MomentReader) -> Result<Opt
         return Ok(None);
     };
     let (_, rest) = rest.split_once(" for ").ok_or(Unreadable("no account"))?;
-    // From the right: whoever logs in chooses the name, and may call themselves "root from 192.0.2.1".
+    // Split from the right: a client chooses the name, which may be "root from 192.0.2.1".
     let (name, from) = rest.rsplit_once(" from ").ok_or(Unreadable("no address"))?;
     let ip = from.split(' ').next().and_then(parse_address).ok_or(Unreadable("no address"))?;
     let name = name.strip_prefix("invalid user ").unwrap_or(name);
     Ok(Some(Request { at, ip: Some(ip), user: Some(name), status: Some(status), repeated, ..Request::default() }))
 }
 
-/// The event that the fields of a JSON line say.
+/// Builds a request from the fields of a JSON event.
 pub(super) fn event<'s>(scalars: &'s Scalars<'_>, moments: &mut MomentReader) -> Result<Request<'s>, Unreadable> {
     let at = scalars.moment(moments).ok_or(Unreadable("no time that can be read"))?;
     let ip = scalars.text(Field::Ip).and_then(parse_address);
@@ -54,7 +54,7 @@ pub(super) fn event<'s>(scalars: &'s Scalars<'_>, moments: &mut MomentReader) ->
 fn succeeded(scalar: &Scalar<'_>) -> Option<bool> {
     match scalar {
         Scalar::Truth(truth) => Some(*truth),
-        // A status of HTTP.
+        // An HTTP status.
         Scalar::Number(number) if (200.0..600.0).contains(number) => Some(*number < 400.0),
         Scalar::Number(_) => None,
         Scalar::Text(text) => {
@@ -65,7 +65,7 @@ fn succeeded(scalar: &Scalar<'_>) -> Option<bool> {
     }
 }
 
-/// `message repeated 3 times: [ … ]` stands for three.
+/// Splits syslog's `message repeated 3 times: [ … ]` into the message and the repetitions beyond the first.
 fn repeated(message: &str) -> (&str, u64) {
     let inner = message.strip_prefix("message repeated ").and_then(|rest| rest.split_once(" times: [ "));
     match inner.and_then(|(times, rest)| Some((times.parse::<u64>().ok()?, rest))) {
@@ -74,7 +74,7 @@ fn repeated(message: &str) -> (&str, u64) {
     }
 }
 
-/// The time in front, and what follows it: RFC 3339, or `May 17 10:05:03` without a year.
+/// Splits off the time at the start: RFC 3339, or `May 17 10:05:03` without a year.
 fn written_at<'a>(line: &'a str, moments: &mut MomentReader) -> Option<(super::Moment, &'a str)> {
     let (first, rest) = line.split_once(' ')?;
     if first.as_bytes().first().is_some_and(u8::is_ascii_digit) {
@@ -84,7 +84,7 @@ fn written_at<'a>(line: &'a str, moments: &mut MomentReader) -> Option<(super::M
     let (day, rest) = rest.split_once(' ')?;
     let (time, rest) = rest.split_once(' ')?;
     let now = Zoned::now().with_time_zone(jiff::tz::TimeZone::UTC);
-    // The latest year that does not put the line into the future; a day is left for clocks and zones that differ.
+    // The latest year with which the time is not in the future, with a day of tolerance for clocks and time zones.
     let latest = now.timestamp().as_microsecond().saturating_add(86_400_000_000);
     [0, 1].into_iter().find_map(|back| {
         let year = now.year().checked_sub(back)?;
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn sshd_says_who_from_where_and_how_it_went() {
+    fn sshd_lines_have_an_account_an_address_and_a_result() {
         let at = "2026-05-17T10:05:03.123456+02:00 host sshd[42]:";
         check(
             &format!("{at} Failed password for root from 192.0.2.1 port 4 ssh2"),
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_pass_for_an_address() {
+    fn an_account_name_is_not_taken_for_an_address() {
         let line = "2026-05-17T10:05:03Z host sshd[42]: Failed password for invalid user x from 198.51.100.9 port 1 ssh2 \
                     from 192.0.2.1 port 4 ssh2";
         check(line, Some(("x from 198.51.100.9 port 1 ssh2", "192.0.2.1", 401, 0)));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn json_events_say_how_it_went_in_many_words() {
+    fn json_events_have_many_words_for_the_result() {
         let fields = super::super::Fields::default();
         let check = |outcome: &str, expect: Option<u16>| {
             let line = format!("{{\"time\":1431856800,\"ip\":\"192.0.2.1\",\"email\":\"a@b.c\",{outcome}}}");
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_unreadable() {
+    fn a_line_without_a_time_is_unreadable() {
         assert!(
             parse("yesterday host sshd[1]: Failed password for a from 192.0.2.1", &mut MomentReader::default())
                 .is_err()

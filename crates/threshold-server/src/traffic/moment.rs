@@ -1,31 +1,31 @@
-//! When a line was written: the times of access logs, and those of JSON, read without asking the calendar twice.
+//! Parses the times of access logs and of JSON. The last day and time are cached, because most lines repeat them.
 
 use jiff::Timestamp;
 use jiff::civil::Date;
 
-/// A moment of the log's own clock, and how far its writer's day is from UTC's.
+/// A time in a log, with its offset from UTC.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Moment {
-    /// Since the Unix epoch.
+    /// Microseconds since the Unix epoch.
     pub(crate) micros: u64,
-    /// Seconds that the writer's clock is ahead of UTC.
+    /// The offset from UTC, in seconds.
     pub(crate) offset: i32,
 }
 
 impl Moment {
-    /// The seconds that the writer's own clock showed, as if since the epoch.
+    /// Returns the seconds since the epoch in the log's own time zone.
     pub(crate) fn local_secs(self) -> u64 {
         let secs = self.micros.checked_div(1_000_000).unwrap_or(0);
         secs.saturating_add_signed(i64::from(self.offset))
     }
 }
 
-/// Reads times. Most lines are of the same day as the line before.
+/// A parser of times, with a cache.
 #[derive(Debug, Default)]
 pub(crate) struct MomentReader {
-    /// `17/May/2015`, and the seconds at its midnight.
+    /// The last day, such as `17/May/2015`, and the seconds of its midnight.
     day: ([u8; 11], u64),
-    /// The last time that was read, and what it said: a busy server writes many lines in one second.
+    /// The last time and its value: a busy server writes many lines in one second.
     last: Option<([u8; 26], Moment)>,
 }
 
@@ -33,7 +33,7 @@ const MONTHS: [&[u8]; 12] =
     [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
 
 impl MomentReader {
-    /// `17/May/2015:10:05:03 +0200`, as access logs have it.
+    /// Parses the format of access logs: `17/May/2015:10:05:03 +0200`.
     pub(crate) fn common(&mut self, text: &str) -> Option<Moment> {
         let whole = text.as_bytes().first_chunk::<26>().filter(|_| text.len() == 26);
         if let (Some(whole), Some((last, moment))) = (whole, &self.last)
@@ -53,7 +53,7 @@ impl MomentReader {
             self.day = (*day, midnight(day)?);
         }
         let (hour, minute, second) = (two(*h1, *h2)?, two(*m1, *m2)?, two(*s1, *s2)?);
-        // Sixty, because of leap seconds.
+        // 60 is a leap second.
         if hour > 23 || minute > 59 || second > 60 {
             return None;
         }
@@ -67,8 +67,8 @@ impl MomentReader {
         Some(Moment { micros: secs.checked_mul(1_000_000)?, offset })
     }
 
-    /// Any time that a log may hold as text: the one above, RFC 3339 with or without a zone, or an HTTP date; without a
-    /// zone it is UTC.
+    /// Parses any format: that of access logs, Unix time, RFC 3339 with or without a zone, or an HTTP date. A time without a
+    /// zone is UTC.
     pub(crate) fn text(&mut self, text: &str) -> Option<Moment> {
         let text = text.trim_matches(['[', ']']);
         if let Some(moment) = self.common(text) {
@@ -89,7 +89,8 @@ impl MomentReader {
     }
 }
 
-/// Seconds, milliseconds, microseconds or nanoseconds since the epoch: told apart by size, which is safe until 2286.
+/// Converts seconds, milliseconds, microseconds or nanoseconds since the epoch. They are distinguished by size, which is
+/// unambiguous until 2286.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -121,7 +122,7 @@ fn two(tens: u8, ones: u8) -> Option<u64> {
     digit(tens)?.checked_mul(10)?.checked_add(digit(ones)?)
 }
 
-/// `+0200` or `+02:00` in seconds.
+/// Parses `+0200` or `+02:00` to seconds.
 fn zone_offset(zone: &[u8]) -> Option<i32> {
     let (sign, digits) = zone.split_first()?;
     let (hours, minutes) = match digits {
@@ -136,7 +137,7 @@ fn zone_offset(zone: &[u8]) -> Option<i32> {
     }
 }
 
-/// The offset at the end of an RFC 3339 time; none is UTC.
+/// Returns the offset at the end of an RFC 3339 time; 0 if there is none.
 fn written_offset(text: &str) -> i32 {
     let at = text.len().saturating_sub(6);
     text.as_bytes().get(at..).and_then(zone_offset).unwrap_or(0)
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn every_time_a_log_may_hold_is_the_same_moment() {
+    fn every_format_of_a_time_is_parsed() {
         // 2015-05-17 10:05:03 UTC, as `date` gives it.
         let secs = 1_431_857_103;
         check("17/May/2015:10:05:03 +0000", Some((secs * 1_000_000, 0)));
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_none() {
+    fn an_invalid_time_is_none() {
         for text in ["", "-", "31/Feb/2015:10:05:03 +0000", "17/Mai/2015:10:05:03 +0000", "17/May/2015:25:05:03 +0000"]
         {
             check(text, None);

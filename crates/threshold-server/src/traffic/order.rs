@@ -1,5 +1,4 @@
-//! Requests in the order of their own clock: several logs merged by time, and lines that were written a little late put
-//! back in their place.
+//! Merges several logs by time, and sorts lines that were written late, within a bounded buffer.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,18 +9,18 @@ use threshold_core::text::printable;
 use super::batch::Batch;
 use super::{Fields, Line, Lines, MomentReader, Progress, Request, Scalars, Unreadable, login, open, text};
 
-/// The most lines that wait for their turn.
-const MAX_HELD: usize = 65_536;
-/// The most text of lines that wait.
+/// The most buffered lines.
+const MAX_BUFFERED: usize = 65_536;
+/// The most text of buffered lines, in bytes.
 const MAX_TEXT: usize = 64 << 20;
-/// The most logs in one run: each has a buffer and an open file.
+/// The most logs at once: each has a buffer and an open file.
 const MAX_LOGS: usize = 1_000;
-/// How many of the lines that could not be read are shown.
+/// How many of the lines that could not be parsed are shown.
 const SHOWN: usize = 5;
 /// Microseconds in a second.
 const SECOND: u64 = 1_000_000;
 
-/// A line that could not be read.
+/// A line that could not be parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BadLine {
     pub(crate) log: String,
@@ -30,70 +29,77 @@ pub(crate) struct BadLine {
     pub(crate) text: String,
 }
 
-/// What the lines came to.
+/// The counts of lines.
 #[derive(Debug, Default)]
 pub(crate) struct LineCounts {
     pub(crate) lines: u64,
     pub(crate) unreadable: u64,
-    /// Lines that can be read, and are about something else.
+    /// Lines about something else.
     pub(crate) others: u64,
-    /// Lines older than the window allows, counted as if they had come when they were read.
+    /// Lines that were later than the window allows, and got the time of the line before.
     pub(crate) late: u64,
     pub(crate) shown: Vec<BadLine>,
-    /// Logs that ended before their end.
+    /// Errors of logs that could not be read to their end.
     pub(crate) problems: Vec<String>,
 }
 
-/// What the lines of a log are about.
+/// The kind of lines to look for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum LogKind {
     Requests,
     Logins,
 }
 
-/// All requests of some logs, in order.
+/// All requests of several logs, in order of time.
 pub(crate) struct Feed {
     sources: Vec<Source>,
     reading: Reading,
-    held: Held,
+    buffer: ReorderBuffer,
     window: u64,
-    /// The second whose turn it was last.
+    /// The second that was returned last.
     due: Batch,
-    /// The last time that was given out.
+    /// The time of the request that was returned last.
     last: u64,
 }
 
 impl Feed {
-    /// Opens logs. Lines that come late by no more than `window` are put in their place.
+    /// Opens access logs. Lines that are late by at most `window` are sorted.
     pub(crate) fn open(logs: &[PathBuf], fields: Fields, window: Span) -> anyhow::Result<Self> {
-        Self::open_as(Form::Requests, logs, fields, window)
+        Self::open_as(LogKind::Requests, logs, fields, window)
     }
 
-    /// As [`open`](Self::open), for logs of any form.
-    pub(crate) fn open_as(form: Form, logs: &[PathBuf], fields: Fields, window: Span) -> anyhow::Result<Self> {
+    /// Opens logs of any kind.
+    pub(crate) fn open_as(kind: LogKind, logs: &[PathBuf], fields: Fields, window: Span) -> anyhow::Result<Self> {
         anyhow::ensure!(logs.len() <= MAX_LOGS, "at most {MAX_LOGS} logs can be read at once");
         let progress = Progress::new();
         let lines = logs.iter().map(|path| open(path, &progress)).collect::<anyhow::Result<Vec<Lines>>>()?;
-        Ok(Self::new(form, lines, fields, window, progress))
+        Ok(Self::new(kind, lines, fields, window, progress))
     }
 
-    fn new(form: Form, lines: Vec<Lines>, fields: Fields, window: Span, progress: Progress) -> Self {
-        let mut reading = Reading { form, fields, progress, counts: LineCounts::default() };
+    fn new(kind: LogKind, lines: Vec<Lines>, fields: Fields, window: Span, progress: Progress) -> Self {
+        let mut reading = Reading { kind, fields, progress, counts: LineCounts::default() };
         let mut sources: Vec<Source> = lines
             .into_iter()
             .map(|lines| Source { lines, moments: MomentReader::default(), head: Batch::default() })
             .collect();
-        // One log alone needs no head: there is no other to compare it with.
+        // With a single log, no next request is kept for the merge.
         if sources.len() > 1 {
             sources.iter_mut().for_each(|source| source.read_head(&mut reading));
         }
-        Self { sources, reading, held: Held::default(), window: window.micros(), due: Batch::default(), last: 0 }
+        Self {
+            sources,
+            reading,
+            buffer: ReorderBuffer::default(),
+            window: window.micros(),
+            due: Batch::default(),
+            last: 0,
+        }
     }
 
-    /// The requests of the next second that has any, in order. No time is ever before that of the request before it.
+    /// Returns the requests of the next second that has any, in order. Times never decrease.
     pub(crate) fn next_second(&mut self) -> Option<impl Iterator<Item = Request<'_>>> {
-        while !self.held.is_due(self.window) && self.read_one() {}
-        self.held.take_first(&mut self.due)?;
+        while !self.buffer.is_due(self.window) && self.read_one() {}
+        self.buffer.take_first(&mut self.due)?;
         let Self { due, last, reading, .. } = self;
         Some(due.iter().map(move |mut request| {
             if request.at.micros < *last {
@@ -105,7 +111,7 @@ impl Feed {
         }))
     }
 
-    /// Ends the run: what was counted, and what went wrong.
+    /// Returns the counts and the errors.
     pub(crate) fn finish(mut self) -> LineCounts {
         self.reading.progress.finish();
         let mut counts = self.reading.counts;
@@ -113,38 +119,38 @@ impl Feed {
         counts
     }
 
-    /// Moves the earliest of the logs' next requests to those that wait; says whether there was one.
+    /// Buffers the earliest of the logs' next requests. Returns whether there was one.
     fn read_one(&mut self) -> bool {
-        let held = &mut self.held;
+        let buffer = &mut self.buffer;
         if let [only] = self.sources.as_mut_slice() {
-            return only.read(&mut self.reading, |request| held.hold(request));
+            return only.read(&mut self.reading, |request| buffer.push(request));
         }
         let heads = self.sources.iter().enumerate();
         let heads = heads.filter_map(|(index, source)| Some((source.head.first()?.at.micros, index)));
         let Some(source) = heads.min().and_then(|(_, index)| self.sources.get_mut(index)) else { return false };
         if let Some(request) = source.head.first() {
-            held.hold(&request);
+            buffer.push(&request);
         }
         source.read_head(&mut self.reading);
         true
     }
 }
 
-/// Requests that wait for their turn.
+/// Requests that may be preceded by a late line, by second.
 #[derive(Default)]
-struct Held {
+struct ReorderBuffer {
     seconds: BTreeMap<u64, Batch>,
     requests: usize,
     text: usize,
-    /// The newest time that was read.
+    /// The latest time that was read.
     newest: u64,
-    /// A batch that can be used again.
+    /// An empty batch whose memory is reused.
     spare: Batch,
 }
 
-impl Held {
+impl ReorderBuffer {
     #[inline]
-    fn hold(&mut self, request: &Request<'_>) {
+    fn push(&mut self, request: &Request<'_>) {
         self.newest = self.newest.max(request.at.micros);
         let second = request.at.micros.checked_div(SECOND).unwrap_or(0);
         let batch = self.seconds.entry(second).or_insert_with(|| std::mem::take(&mut self.spare));
@@ -152,9 +158,9 @@ impl Held {
         self.requests = self.requests.saturating_add(1);
     }
 
-    /// Whether the turn of the earliest second has come: nothing of it is waited for any more, or there is no more room.
+    /// Whether the earliest second is complete: no late line of it is within the window any more, or the buffer is full.
     fn is_due(&self, window: u64) -> bool {
-        let full = self.requests >= MAX_HELD || self.text >= MAX_TEXT;
+        let full = self.requests >= MAX_BUFFERED || self.text >= MAX_TEXT;
         let over = |second: u64| {
             let end = second.saturating_add(1).saturating_mul(SECOND);
             end.saturating_add(window) <= self.newest
@@ -162,7 +168,7 @@ impl Held {
         full || self.seconds.first_key_value().is_some_and(|(second, _)| over(*second))
     }
 
-    /// Puts the earliest second in the place of the one whose turn it was.
+    /// Moves the earliest second to `due`.
     fn take_first(&mut self, due: &mut Batch) -> Option<()> {
         let (_, mut batch) = self.seconds.pop_first()?;
         self.requests = self.requests.saturating_sub(batch.len());
@@ -174,15 +180,15 @@ impl Held {
     }
 }
 
-/// How lines are read, and what became of them.
+/// How lines are parsed, and their counts.
 struct Reading {
-    form: Form,
+    kind: LogKind,
     fields: Fields,
     progress: Progress,
     counts: LineCounts,
 }
 
-/// A log, and among several its next request, if there is one.
+/// A log, and its next request for the merge.
 struct Source {
     lines: Lines,
     moments: MomentReader,
@@ -199,17 +205,17 @@ impl Source {
         self.head = head;
     }
 
-    /// Reads on to the next request and hands it over; says whether there was one.
+    /// Reads to the next request and passes it to `take`. Returns whether there was one.
     fn read(&mut self, reading: &mut Reading, mut take: impl FnMut(&Request<'_>)) -> bool {
-        let Reading { form, fields, progress, counts } = reading;
+        let Reading { kind, fields, progress, counts } = reading;
         while let Some(line) = self.lines.next_line() {
             counts.lines = counts.lines.saturating_add(1);
             progress.lines(counts.lines);
             let (text, read) = match line {
                 Line::Bad(why) => ("", Err(Unreadable(why))),
-                Line::Text(text) => (text, read_line(text, *form, fields, &mut self.moments, &mut take)),
-                Line::Mended(text) => {
-                    let read = read_line(text, *form, fields, &mut self.moments, &mut take);
+                Line::Text(text) => (text, read_line(text, *kind, fields, &mut self.moments, &mut take)),
+                Line::Lossy(text) => {
+                    let read = read_line(text, *kind, fields, &mut self.moments, &mut take);
                     (text, read.map_err(|_| Unreadable("it is not UTF-8 text")))
                 }
             };
@@ -230,26 +236,25 @@ impl Source {
     }
 }
 
-/// Reads a line of any format; says whether it is about what is looked for. An object is JSON, and nothing else begins
-/// like one.
+/// Parses a line of any format, and returns whether it is of the wanted kind. Only JSON begins with a brace.
 fn read_line(
     line: &str,
-    form: Form,
+    kind: LogKind,
     fields: &Fields,
     moments: &mut MomentReader,
     take: &mut impl FnMut(&Request<'_>),
 ) -> Result<bool, Unreadable> {
     if line.trim_start().starts_with('{') {
         let scalars = Scalars::read(line, fields)?;
-        take(&match form {
-            Form::Requests => scalars.request(moments)?,
-            Form::Logins => login::event(&scalars, moments)?,
+        take(&match kind {
+            LogKind::Requests => scalars.request(moments)?,
+            LogKind::Logins => login::event(&scalars, moments)?,
         });
         return Ok(true);
     }
-    let read = match form {
-        Form::Requests => Some(text::parse(line, fields, moments)?),
-        Form::Logins => login::parse(line, moments)?,
+    let read = match kind {
+        LogKind::Requests => Some(text::parse(line, fields, moments)?),
+        LogKind::Logins => login::parse(line, moments)?,
     };
     if let Some(request) = &read {
         take(request);
@@ -257,7 +262,7 @@ fn read_line(
     Ok(read.is_some())
 }
 
-/// The beginning of a line, fit for a terminal.
+/// Returns the beginning of a line, with control characters escaped.
 fn shown(text: &str) -> String {
     printable(&text.chars().take(60).collect::<String>()).into_owned()
 }
@@ -271,7 +276,7 @@ mod tests {
             .iter()
             .zip('a'..)
             .map(|(text, name)| Lines::new(name.to_string(), Box::new(std::io::Cursor::new(text.as_bytes().to_vec()))));
-        Feed::new(Form::Requests, lines.collect(), Fields::default(), Span::from_secs(window), Progress::new())
+        Feed::new(LogKind::Requests, lines.collect(), Fields::default(), Span::from_secs(window), Progress::new())
     }
 
     fn log(seconds: &[u64]) -> String {
@@ -298,11 +303,11 @@ mod tests {
     }
 
     #[test]
-    fn lines_within_the_window_are_put_in_order_and_later_ones_are_counted() {
+    fn late_lines_within_the_window_are_sorted_and_later_ones_are_counted() {
         let (found, counts) = paths(feed(&[&log(&[3, 43, 47, 12, 50])], 60));
         assert_eq!(found, ["/0/3", "/0/12", "/0/43", "/0/47", "/0/50"]);
         assert_eq!((counts.lines, counts.late), (5, 0));
-        // Once 47 is ten seconds ago, nothing before it is waited for.
+        // Once 47 is ten seconds ago, lines before it are too late.
         let (found, counts) = paths(feed(&[&log(&[3, 43, 47, 58, 12, 59])], 10));
         assert_eq!(found.len(), 6);
         assert_eq!(counts.late, 1);
@@ -315,13 +320,13 @@ mod tests {
     }
 
     #[test]
-    fn several_logs_are_one() {
+    fn several_logs_are_merged_by_time() {
         let (found, _) = paths(feed(&[&log(&[100, 101, 102]), &log(&[1, 2, 101]), ""], 0));
         assert_eq!(found, ["/0/1", "/0/2", "/1/40", "/1/41", "/1/41", "/1/42"]);
     }
 
     #[test]
-    fn what_cannot_be_read_is_counted_and_the_first_lines_are_shown() {
+    fn lines_that_cannot_be_parsed_are_counted_and_the_first_are_shown() {
         let mut text = "nonsense\n".repeat(7);
         text.insert_str(0, &log(&[1]));
         text.push_str("\n{\"half\": \n\u{1b}[31mred\n");
@@ -333,15 +338,15 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded() {
-        // All of one second, so that nothing would ever be old enough.
-        let text = log(&[1]).repeat(MAX_HELD * 2);
+    fn the_buffer_is_bounded() {
+        // All lines are of one second, which is never complete before the end.
+        let text = log(&[1]).repeat(MAX_BUFFERED * 2);
         let mut feed = feed(&[&text], 3_600);
         let mut count = 0;
         while let Some(in_second) = feed.next_second().map(Iterator::count) {
             count += in_second;
-            assert!(feed.held.requests + feed.due.len() <= MAX_HELD * 2);
+            assert!(feed.buffer.requests + feed.due.len() <= MAX_BUFFERED * 2);
         }
-        assert_eq!(count, MAX_HELD * 2);
+        assert_eq!(count, MAX_BUFFERED * 2);
     }
 }

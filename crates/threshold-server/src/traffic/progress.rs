@@ -1,4 +1,4 @@
-//! How far a long run has come: a bar on a terminal, nothing in a pipe.
+//! A progress bar on a terminal; nothing in a pipe.
 
 use std::cell::Cell;
 use std::io::{self, Read};
@@ -6,15 +6,15 @@ use std::rc::Rc;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Lines between two looks at the bar: a few milliseconds' worth.
-const EVERY: u64 = 8_192;
+/// The lines between two updates of the bar, a few milliseconds.
+const LINES_PER_UPDATE: u64 = 8_192;
 
-/// What has been read of all there is.
+/// The progress over all inputs.
 #[derive(Debug, Clone)]
 pub(crate) struct Progress {
     bar: ProgressBar,
     read: Rc<Cell<u64>>,
-    /// Bytes in all, unless some input has no end that is known.
+    /// The bytes of all inputs; `None` if the size of one is unknown.
     all: Rc<Cell<Option<u64>>>,
 }
 
@@ -25,7 +25,7 @@ impl Progress {
         Self { bar, read: Rc::default(), all: Rc::new(Cell::new(Some(0))) }
     }
 
-    /// One more input, of so many bytes.
+    /// Adds the size of an input.
     pub(super) fn expect(&self, bytes: Option<u64>) {
         let all = self.all.get().zip(bytes).map(|(all, bytes)| all.saturating_add(bytes));
         self.all.set(all);
@@ -44,15 +44,15 @@ impl Progress {
         }
     }
 
-    /// The same reader, counted.
-    pub(super) fn watch(&self, inner: Box<dyn Read>) -> Watched {
-        Watched { inner, read: Rc::clone(&self.read) }
+    /// Wraps a reader, so that its bytes are counted.
+    pub(super) fn watch(&self, inner: Box<dyn Read>) -> CountingReader {
+        CountingReader { inner, read: Rc::clone(&self.read) }
     }
 
-    /// So many lines are done.
+    /// Updates the bar after this number of lines.
     #[inline]
     pub(crate) fn lines(&self, lines: u64) {
-        if lines.is_multiple_of(EVERY) && !self.bar.is_hidden() {
+        if lines.is_multiple_of(LINES_PER_UPDATE) && !self.bar.is_hidden() {
             self.draw(lines);
         }
     }
@@ -69,13 +69,13 @@ impl Progress {
     }
 }
 
-/// A reader that counts what it gives out.
-pub(super) struct Watched {
+/// A reader that counts its bytes.
+pub(super) struct CountingReader {
     inner: Box<dyn Read>,
     read: Rc<Cell<u64>>,
 }
 
-impl Read for Watched {
+impl Read for CountingReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
         self.read.set(self.read.get().saturating_add(u64::try_from(read).unwrap_or(0)));

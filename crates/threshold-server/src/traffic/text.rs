@@ -1,35 +1,35 @@
-//! The common and combined formats, which Apache and nginx write, with or without a virtual host in front.
+//! Parses the common and combined log formats of Apache and nginx, with or without a virtual host in front.
 
 use threshold_core::address::parse_address;
 
 use super::fields::Column;
 use super::{Fields, MomentReader, Request, Unreadable, request_line, split_once};
 
-/// Reads `[host] ip ident user [time] "request" status bytes …`; what follows is not looked at. What a server's own format
-/// leaves out after the address, or puts in before the request, does no harm.
+/// Parses `[host] ip ident user [time] "request" status bytes …`. What follows is ignored. Formats that omit columns after the
+/// address or add some before the request are parsed too.
 pub(super) fn parse<'a>(line: &'a str, fields: &Fields, moments: &mut MomentReader) -> Result<Request<'a>, Unreadable> {
-    let Some((who, rest)) = until_time(line) else {
+    let Some((prefix, rest)) = until_time(line) else {
         return Err(Unreadable(if line.trim().is_empty() { "it is empty" } else { "no [time]" }));
     };
     let (time, rest) = split_once(rest, b']').ok_or(Unreadable("no [time]"))?;
     let at = moments.common(time).or_else(|| moments.text(time)).ok_or(Unreadable("no time that can be read"))?;
-    let who = Who::read(who).ok_or(Unreadable("no address"))?;
+    let prefix = Prefix::read(prefix).ok_or(Unreadable("no address"))?;
     let (_, quoted) = split_once(rest, b'"').ok_or(Unreadable("no \"request\""))?;
     let (request, rest) = until_quote(quoted).ok_or(Unreadable("no end of the \"request\""))?;
     let (method, path) = request_line(request);
     let rest = rest.trim_ascii_start();
     let status = split_once(rest, b' ').map_or(rest, |(status, _)| status).parse().ok();
     let named = |column: Option<Column>| match column? {
-        Column::Host => who.host,
-        Column::Ident => known(who.ident),
-        Column::User => known(who.user),
+        Column::Host => prefix.host,
+        Column::Ident => known(prefix.ident),
+        Column::User => known(prefix.user),
     };
     Ok(Request {
         at,
-        ip: Some(who.ip),
+        ip: Some(prefix.ip),
         method,
         path,
-        host: who.host,
+        host: prefix.host,
         user: named(fields.columns.user),
         tenant: named(fields.columns.tenant),
         tier: named(fields.columns.tier),
@@ -39,15 +39,15 @@ pub(super) fn parse<'a>(line: &'a str, fields: &Fields, moments: &mut MomentRead
     })
 }
 
-/// What stands before the time.
-struct Who<'a> {
+/// The columns before the time.
+struct Prefix<'a> {
     host: Option<&'a str>,
     ip: std::net::IpAddr,
     ident: &'a str,
     user: &'a str,
 }
 
-impl<'a> Who<'a> {
+impl<'a> Prefix<'a> {
     fn read(text: &'a str) -> Option<Self> {
         let (first, rest) = split_once(text, b' ').unwrap_or((text, ""));
         let (host, ip, rest) = match parse_address(first) {
@@ -57,7 +57,7 @@ impl<'a> Who<'a> {
                 (Some(first), parse_address(second)?, rest)
             }
         };
-        // A user's name may hold blanks; the identity before it does not.
+        // A user's name may contain spaces; the ident before it does not.
         let (ident, user) = split_once(rest, b' ').unwrap_or((rest, ""));
         Some(Self { host, ip, ident, user })
     }
@@ -67,7 +67,7 @@ fn known(value: &str) -> Option<&str> {
     Some(value).filter(|value| !value.is_empty() && *value != "-")
 }
 
-/// What stands before ` [`, and what follows it.
+/// Splits at the first ` [`.
 fn until_time(line: &str) -> Option<(&str, &str)> {
     memchr::memchr_iter(b'[', line.as_bytes()).find_map(|at| {
         let (before, rest) = line.split_at_checked(at)?;
@@ -75,7 +75,7 @@ fn until_time(line: &str) -> Option<(&str, &str)> {
     })
 }
 
-/// The text up to the next quote that is not escaped, and what follows it.
+/// Splits at the next quote that is not escaped.
 fn until_quote(text: &str) -> Option<(&str, &str)> {
     let bytes = text.as_bytes();
     memchr::memchr_iter(b'"', bytes).find_map(|at| {
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_read_in_all_its_variants() {
+    fn all_variants_of_a_line_are_parsed() {
         let line = r#"203.0.113.7 - ada [17/May/2015:10:05:03 +0000] "POST /a%20b?c=\"d\" HTTP/1.1" 201 5 "-" "x""#;
         let request = read(line).unwrap();
         assert_eq!((request.method, request.path), (Some("POST"), Some(r#"/a%20b?c=\"d\""#)));
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!((request.ip.unwrap().to_string().as_str(), request.user), ("2001:db8::1", None));
         let request = read(r#"www.example.com:80 203.0.113.7 - - [17/May/2015:10:05:03 +0000] "GET /" 200 -"#).unwrap();
         assert_eq!((request.host, request.path), (Some("www.example.com:80"), Some("/")));
-        // A scanner's bytes are a request all the same.
+        // The bytes of a scanner count as a request without method and path.
         let request = read(r#"203.0.113.7 - - [17/May/2015:10:05:03 +0000] "\x16\x03\x01" 400 0"#).unwrap();
         assert_eq!((request.method, request.path, request.status), (None, None, Some(400)));
         let request = read(r#"203.0.113.7 - a b [17/May/2015:10:05:03 +0000] "GET /a b c HTTP/1.0" 200 0"#).unwrap();
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_says_why() {
+    fn an_error_says_which_part_is_missing() {
         let check = |line: &str, why: &str| assert_eq!(read(line).unwrap_err().0, why, "{line}");
         check(" ", "it is empty");
         check("hello world", "no [time]");

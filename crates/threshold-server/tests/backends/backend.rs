@@ -1,4 +1,4 @@
-//! Applications with a limited login, each on the server it is usually run on: they count how often the login ran.
+//! Applications with a limited login, each on its usual server. They count how often the login ran.
 
 use std::any::Any;
 use std::io::{BufRead as _, BufReader};
@@ -19,16 +19,16 @@ use super::client::Client;
 use super::process::{PATIENCE, Scratch};
 use super::proxy::Proxy;
 
-/// Which application.
+/// The kind of application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Flask on gunicorn.
     Flask,
     /// Django on waitress.
     Django,
-    /// FastAPI on uvicorn, with the parser that is there without any other package.
+    /// FastAPI on uvicorn, with the parser that needs no other package.
     FastApiH11,
-    /// FastAPI on uvicorn, with the parser that `uvicorn[standard]` brings along.
+    /// FastAPI on uvicorn, with the parser of `uvicorn[standard]`.
     FastApiHttptools,
     /// FastAPI on uvicorn, with a route for `/api/login/{rest:path}` as well.
     FastApiBelow,
@@ -38,20 +38,20 @@ pub(crate) enum Kind {
     ExpressUse,
     /// axum, `route("/api/login", …)`.
     AxumRoute,
-    /// axum, `route("/api/{*rest}", …)`, which resolves the whole path by itself.
+    /// axum, `route("/api/{*rest}", …)`, which resolves the whole path itself.
     AxumResolving,
-    /// axum, `route("/api/{*rest}", …)`, which resolves what it captured by itself, and so stays below `/api`.
+    /// axum, `route("/api/{*rest}", …)`, which resolves only the captured part, and so stays below `/api`.
     AxumResolvingBelow,
     /// axum, `route("/api/login/{*rest}", …)`.
     AxumCatchAll,
     /// axum, `nest("/api/login", …)`.
     AxumNest,
-    /// nginx, `proxy_pass` with a path: it hands on the path that it has decoded and resolved.
+    /// nginx, `proxy_pass` with a path: it passes on the decoded and resolved path.
     NginxUri,
 }
 
 impl Kind {
-    /// Whether everything below `/api/login` is the login, too. Rules for such an application say `/api/login/**`.
+    /// Whether everything below `/api/login` is the login too. Rules for such an application match `/api/login/**`.
     pub(crate) fn takes_everything_below(self) -> bool {
         matches!(self, Self::FastApiBelow | Self::ExpressUse | Self::AxumCatchAll | Self::AxumNest)
     }
@@ -61,7 +61,7 @@ impl Kind {
 pub(crate) struct Backend {
     pub(crate) kind: Kind,
     pub(crate) address: SocketAddr,
-    /// What has to be dropped for it to end.
+    /// Ends the application when it is dropped.
     _running: Box<dyn Any>,
 }
 
@@ -83,7 +83,7 @@ impl Backend {
         Self { kind, address, _running: running }
     }
 
-    /// How often the login ran, as the application itself counted.
+    /// Returns how often the login ran, as counted by the application.
     pub(crate) fn logins(&self) -> u64 {
         let stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -92,7 +92,7 @@ impl Backend {
     }
 }
 
-/// A process that says on its first line which port it took.
+/// A process that prints its port on the first line.
 struct Process {
     child: Child,
     folder: Scratch,
@@ -101,7 +101,7 @@ struct Process {
 impl Process {
     fn start(command: &mut Command) -> (SocketAddr, Self) {
         let folder = Scratch::folder();
-        // A file, because nobody reads it as long as nothing fails.
+        // A file, because it is read only if the test fails.
         let errors = std::fs::File::create(folder.path().join("errors")).unwrap();
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors).spawn();
         let child = child.unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
@@ -114,7 +114,7 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// Asks it to end, so that its own processes end with it, and insists if it does not.
+    /// Sends SIGTERM, so that its child processes end too, and SIGKILL if that does not help.
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", std::fs::read_to_string(self.folder.path().join("errors")).unwrap_or_default());
@@ -132,7 +132,7 @@ impl Drop for Process {
     }
 }
 
-/// A path that `./test` sets, to what it has installed.
+/// Returns a path from a variable that `./test` sets.
 fn installed(variable: &str) -> PathBuf {
     std::env::var_os(variable).unwrap_or_else(|| panic!("{variable} is not set: ./test sets it")).into()
 }
@@ -199,7 +199,7 @@ fn router(kind: Kind) -> Router {
     router.route("/health", any(move || std::future::ready(read.load(Ordering::SeqCst).to_string())))
 }
 
-/// The segments of a path, without empty ones and with dot segments followed.
+/// Returns the segments of a path, without empty ones and with dot segments resolved.
 fn resolved(path: &str) -> Vec<&str> {
     let mut segments = Vec::new();
     for segment in path.split('/') {
@@ -212,7 +212,7 @@ fn resolved(path: &str) -> Vec<&str> {
     segments
 }
 
-/// The shipped configuration without Threshold, and with a path behind the application's name.
+/// The shipped configuration without Threshold, and with a path in `proxy_pass`.
 fn nginx() -> (SocketAddr, Box<dyn Any>) {
     let inner = Backend::start(Kind::AxumRoute);
     let proxy = Proxy::edited("127.0.0.1:1", &inner.address.to_string(), &|file, text| match file {
@@ -226,7 +226,7 @@ fn nginx() -> (SocketAddr, Box<dyn Any>) {
     (proxy.address, Box::new((proxy, inner)))
 }
 
-/// nginx's files, where nobody is asked.
+/// Removes the question to Threshold from nginx's files.
 pub(crate) fn without_threshold(file: &str, text: String) -> String {
     if file != "threshold.conf" {
         return text;

@@ -1,9 +1,9 @@
-//! Real applications behind real nginx with Threshold as forward auth: no spelling of a limited path runs the login more
-//! often than its limit.
+//! Tests real applications behind nginx with Threshold as forward auth: no spelling of a limited path runs the login more often
+//! than its limit.
 //!
-//! `./test` installs what this wants: `THRESHOLD_BACKENDS_PYTHON` is a Python with the frameworks, and
-//! `THRESHOLD_BACKENDS_NODE_MODULES` a folder with Express. `THRESHOLD_SPELLINGS_SEED` repeats a run whose seed was
-//! printed; `THRESHOLD_SPELLINGS` changes how many spellings are sent.
+//! `./test` installs what it needs: `THRESHOLD_BACKENDS_PYTHON` is a Python with the frameworks, and
+//! `THRESHOLD_BACKENDS_NODE_MODULES` a folder with Express. `THRESHOLD_SPELLINGS_SEED` repeats a run with its printed
+//! seed; `THRESHOLD_SPELLINGS` is the number of spellings.
 
 #![expect(
     clippy::arithmetic_side_effects,
@@ -37,10 +37,10 @@ use report::Report;
 use site::{LIMIT, Site, ask_directly};
 use spellings::{Spelling, spellings};
 
-/// What `odd_paths` may say.
+/// The values of `odd_paths`.
 const ODD_PATHS: [&str; 2] = ["refuse", "match"];
 
-/// How many of the spellings must reach each login without Threshold. Fewer would prove nothing.
+/// How many of the spellings must reach each login without Threshold, so that the test is meaningful.
 const ENOUGH: usize = 100;
 
 /// The spellings of this run, and their seed.
@@ -54,7 +54,7 @@ fn run() -> &'static (u64, Vec<Spelling>) {
     })
 }
 
-/// Sends every spelling, first without Threshold, then with it, when nothing is left of the limit.
+/// Sends every spelling, first without Threshold, then with it after the limit is used up.
 fn never_runs_more_often_than_the_limit(kind: Kind) {
     let (seed, spellings) = run();
     println!("THRESHOLD_SPELLINGS_SEED={seed}, {} spellings", spellings.len());
@@ -145,9 +145,9 @@ fn nginx_proxy_pass_with_a_path() {
     never_runs_more_often_than_the_limit(Kind::NginxUri);
 }
 
-/// Each of these once ran the login of these applications when a rule for `/api/login` had nothing left.
+/// Each of these once ran the login of these applications after the limit of `/api/login` was used up.
 #[test]
-fn spellings_that_once_got_past() {
+fn spellings_that_once_bypassed_the_limit() {
     const BELOW: [Kind; 4] = [Kind::FastApiBelow, Kind::ExpressUse, Kind::AxumCatchAll, Kind::AxumNest];
     let decoding = [Kind::Flask, Kind::Django, Kind::FastApiH11, Kind::FastApiHttptools, Kind::NginxUri];
     let resolving = [Kind::NginxUri, Kind::AxumResolving, Kind::AxumResolvingBelow];

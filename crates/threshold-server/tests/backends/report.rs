@@ -1,4 +1,4 @@
-//! What became of each spelling, in tables that are read when a test fails.
+//! The results of all spellings, as tables for a failing test.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use super::site::Ended;
 use super::spellings::Spelling;
 
-/// How many spellings a failure shows. The file has all.
+/// How many spellings a failure shows. The file has all of them.
 const SHOWN: usize = 60;
 
-/// All spellings, sent several times. The first time nobody limits them.
+/// All spellings with their results in several runs. The first run has no limit.
 pub(crate) struct Report<'a> {
     spellings: &'a [Spelling],
     times: Vec<(&'static str, Vec<Ended>)>,
@@ -21,18 +21,18 @@ impl<'a> Report<'a> {
         Self { spellings, times: Vec::new() }
     }
 
-    /// Adds how each spelling ended.
+    /// Adds the results of a run.
     pub(crate) fn add(&mut self, name: &'static str, ended: Vec<Ended>) {
         assert_eq!(ended.len(), self.spellings.len(), "each spelling ends in one way");
         self.times.push((name, ended));
     }
 
-    /// How many ran the login when nobody limited them.
+    /// Returns how many ran the login without a limit.
     pub(crate) fn reached(&self) -> usize {
         ran(&self.times[0].1)
     }
 
-    /// For each time: how many ran the login, and how many ended with which status.
+    /// For each run: how many ran the login, and how many had which status.
     pub(crate) fn summary(&self) -> String {
         let times = self.times.iter().map(|(name, ended)| {
             let mut statuses = BTreeMap::<u16, usize>::new();
@@ -43,7 +43,7 @@ impl<'a> Report<'a> {
         times.collect::<Vec<_>>().join("; ")
     }
 
-    /// The spellings that ran the login over its limit, the shortest first.
+    /// Returns the spellings that ran the login over its limit, the shortest first.
     pub(crate) fn passed(&self) -> String {
         let mut text = String::new();
         for (name, ended) in &self.times[1..] {
@@ -58,7 +58,7 @@ impl<'a> Report<'a> {
         text
     }
 
-    /// For each trick: how many spellings use it, and how many of these ran the login each time.
+    /// For each trick: how many spellings use it, and how many of these ran the login in each run.
     pub(crate) fn tricks(&self) -> String {
         let mut rows = BTreeMap::<&str, Vec<usize>>::new();
         for (at, spelling) in self.spellings.iter().enumerate() {
@@ -79,7 +79,7 @@ impl<'a> Report<'a> {
         text
     }
 
-    /// Writes how each spelling ended each time, beside the build; returns where.
+    /// Writes all results to a file beside the build, and returns its path.
     pub(crate) fn write(&self, name: &str) -> PathBuf {
         let mut text = String::from("spelling\ttricks");
         self.times.iter().for_each(|(name, _)| write!(text, "\t{name}").unwrap());

@@ -1,4 +1,4 @@
-//! An application behind nginx, which asks Threshold or nobody, and many clients that are one to it.
+//! An application behind nginx, with or without Threshold, and many connections of one client.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -11,15 +11,15 @@ use super::process::{PATIENCE, Scratch, Server};
 use super::proxy::{Files, Kind, Proxy, Setup};
 use super::spellings::Spelling;
 
-/// How many logins an hour the policy allows.
+/// The limit of logins in an hour.
 pub(crate) const LIMIT: u64 = 5;
 
-/// The clients' address. It is not one of the trusted, as every client's should be.
+/// The client's address, which is not a trusted proxy.
 const CLIENT: [u8; 4] = [127, 0, 0, 2];
-/// Somebody else's.
+/// The address of another client.
 const OTHER: [u8; 4] = [127, 0, 0, 3];
 
-/// Connections that are open at once: enough that nobody waits for the others.
+/// The number of open connections.
 const CONNECTIONS: usize = 8;
 
 /// nginx in front of an application.
@@ -28,16 +28,16 @@ pub(crate) struct Site {
     _threshold: Option<(Server, Scratch)>,
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Ended {
     pub(crate) status: u16,
-    /// The login answered it.
+    /// Whether the login answered it.
     pub(crate) ran: bool,
 }
 
 impl Site {
-    /// With Threshold: `LIMIT` requests an hour for paths that match this pattern.
+    /// A site with Threshold: `LIMIT` requests an hour for paths that match this pattern.
     pub(crate) fn limited(backend: &Backend, pattern: &str, odd_paths: &str) -> Self {
         let (server, policy) = Server::with(&policy(pattern, odd_paths));
         let place = server.place.strip_prefix("http://").unwrap().to_owned();
@@ -47,13 +47,13 @@ impl Site {
         Self { proxy, _threshold: Some((server, policy)) }
     }
 
-    /// Without Threshold, and everything else the same.
+    /// The same site without Threshold.
     pub(crate) fn unlimited(backend: &Backend) -> Self {
         let proxy = Proxy::edited("127.0.0.1:1", &backend.address.to_string(), &without_threshold);
         Self { proxy, _threshold: None }
     }
 
-    /// Logs in as often as the policy allows, and once more.
+    /// Uses up the limit of logins, and checks that the next one is denied.
     pub(crate) fn spend(&self) {
         for _ in 0..LIMIT {
             let ended = self.ask(b"/api/login");
@@ -65,7 +65,7 @@ impl Site {
         assert_eq!(ended.status, 404, "a page that is not limited, and not there");
     }
 
-    /// Logs in as another client, which is within its limit: nothing passes where nobody is let through.
+    /// Logs in as another client within its limit, to show that the site does not deny everything.
     pub(crate) fn log_in_as_another(&self) {
         let ended = Sender::new(OTHER, self.proxy.address).send(b"/api/login");
         assert!(ended.ran, "another client's login: {ended:?}");
@@ -75,7 +75,7 @@ impl Site {
         Sender::new(CLIENT, self.proxy.address).send(target)
     }
 
-    /// Sends all, and says of each how it ended.
+    /// Sends all spellings, and returns the results.
     pub(crate) fn ask_all(&self, spellings: &[Spelling]) -> Vec<Ended> {
         let (address, next) = (self.proxy.address, AtomicUsize::new(0));
         let work = || {
@@ -95,7 +95,7 @@ impl Site {
     }
 }
 
-/// Sends to an application itself, without nginx.
+/// Sends to an application directly, without nginx.
 pub(crate) fn ask_directly(backend: &Backend, target: &[u8]) -> Ended {
     Sender::new(CLIENT, backend.address).send(target)
 }
@@ -119,7 +119,7 @@ algorithm = "sliding-log"
     )
 }
 
-/// A connection that is kept as long as the other side keeps it.
+/// A keep-alive connection.
 struct Sender {
     from: [u8; 4],
     address: SocketAddr,
@@ -133,7 +133,7 @@ impl Sender {
 
     /// Sends a request whose target is these bytes.
     fn send(&mut self, target: &[u8]) -> Ended {
-        // A connection that was kept may be closed just before it is used again; a new one has to answer.
+        // A keep-alive connection may be closed just before it is used again: then a new one is opened.
         let kept = self.client.is_some();
         let answer = match self.try_send(target) {
             Err(_) if kept => self.try_send(target),

@@ -1,4 +1,4 @@
-//! Random spellings of a limited path: what clients write so that a router still finds it and a rule no longer does.
+//! Random spellings of a limited path, by which clients try to reach a route without matching its rule.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 
-/// A request target, and the tricks it was made with.
+/// A request target, and the tricks in it.
 #[derive(Debug, Clone)]
 pub(crate) struct Spelling {
     pub(crate) target: Vec<u8>,
@@ -20,7 +20,7 @@ impl fmt::Display for Spelling {
     }
 }
 
-/// So many different spellings of `/api/login`. The same seed makes the same ones.
+/// Returns this many different spellings of `/api/login`. The same seed gives the same ones.
 pub(crate) fn spellings(seed: u64, count: usize) -> Vec<Spelling> {
     let mut random = StdRng::seed_from_u64(seed);
     let (mut seen, mut all) = (HashSet::new(), Vec::with_capacity(count));
@@ -33,7 +33,7 @@ pub(crate) fn spellings(seed: u64, count: usize) -> Vec<Spelling> {
     all
 }
 
-/// What a router, a proxy or a framework may take for `/`. The first four are the likely ones.
+/// Texts that a router, a proxy or a framework may take for `/`. The first four are likely.
 const SEPARATORS: [&str; 14] = [
     "/",
     "//",
@@ -51,7 +51,7 @@ const SEPARATORS: [&str; 14] = [
     "\u{2215}",
 ];
 
-/// What may stand at the end of a segment without being part of it, or be taken for its end.
+/// Texts at the end of a segment that may be ignored or end it.
 const ENDINGS: [&str; 34] = [
     "%00",
     "%0a",
@@ -89,7 +89,7 @@ const ENDINGS: [&str; 34] = [
     ".json",
 ];
 
-/// Characters that stand for themselves here and there, and are refused, escaped or cut elsewhere.
+/// Characters that some servers accept, and others refuse, escape or cut.
 const RAW: &[u8] = b"\"<>^`{|}'[]()*$&=@;:,+!~\\#?%\t \x01\x0b\x1f\x7f\x80\xa0\xc0\xff";
 
 struct Writer<'a> {
@@ -126,7 +126,7 @@ impl Writer<'_> {
         Spelling { target, tricks: self.tricks }
     }
 
-    /// What stands before a segment.
+    /// Returns the text before a segment.
     fn separator(&mut self, at: usize) -> String {
         if !self.chance(0.2) {
             return "/".to_owned();
@@ -134,7 +134,7 @@ impl Writer<'_> {
         match self.random.random_range(0..4) {
             0 => {
                 self.trick("separator");
-                // Few servers take a target that does not begin with a slash.
+                // Few servers accept a target that does not begin with a slash.
                 let first = if at == 0 && self.chance(0.8) { "/" } else { "" };
                 format!("{first}{}", self.any_separator())
             }
@@ -154,7 +154,7 @@ impl Writer<'_> {
         }
     }
 
-    /// One segment forward and one back; now and then many, or a long one.
+    /// Returns a segment and a dot segment that cancels it; sometimes many, or a long one.
     fn detour(&mut self) -> String {
         match self.random.random_range(0..40) {
             0 => {
@@ -183,7 +183,7 @@ impl Writer<'_> {
         self.one_of(&SEPARATORS)
     }
 
-    /// Mostly a plain one, so that several in a row still mean something to somebody.
+    /// Returns a separator, mostly a plain one, so that several in a row are still valid for some server.
     fn likely_separator(&mut self) -> &'static str {
         match self.random.random_range(0..10) {
             0..7 => "/",
@@ -193,7 +193,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A dot segment, escaped or with parameters or neither.
+    /// Returns a dot segment, which may be escaped or have parameters.
     fn dots(&mut self, count: usize) -> String {
         let mut dots: String = (0..count)
             .map(|_| match self.random.random_range(0..20) {
@@ -214,7 +214,7 @@ impl Writer<'_> {
         self.one_of(&[";", ";x", ";a=b", ";/", ";.", "%3b", "%3Ba=b", ";%2f", ";a;b"]).to_owned()
     }
 
-    /// How this spelling writes its letters.
+    /// Chooses how letters are written.
     fn letters(&mut self) -> Letters {
         let (name, style) = match self.random.random_range(0..20) {
             0..10 => return Letters { share: 0.0, style: Style::Upper },
@@ -250,7 +250,7 @@ impl Writer<'_> {
         if self.chance(0.5) { format!("%{code:02x}") } else { format!("%{code:02X}") }
     }
 
-    /// Full-width, overlong, or a letter that case-folding or normalisation turns into the plain one.
+    /// Returns a full-width or overlong letter, or one that case folding or normalisation turns into the plain one.
     fn look_alike(&mut self, letter: char) -> String {
         let code = u32::from(letter);
         let wide = char::from_u32(0xff00 + code - 0x20).unwrap_or(letter);
@@ -264,7 +264,7 @@ impl Writer<'_> {
         }
     }
 
-    /// What stands behind the last segment.
+    /// Returns the text after the last segment.
     fn suffix(&mut self) -> String {
         match self.random.random_range(0..20) {
             0..10 => String::new(),
@@ -294,7 +294,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Dot segments that lead to another path, for whoever resolves them.
+    /// Returns dot segments that lead to another path when they are resolved.
     fn away(&mut self) -> String {
         let mut away = String::new();
         for _ in 0..self.random.random_range(1..=3) {
@@ -305,7 +305,7 @@ impl Writer<'_> {
         format!("{away}{}{to}", self.likely_separator())
     }
 
-    /// A query or a fragment.
+    /// Returns a query or a fragment.
     fn tail(&mut self) -> String {
         if !self.chance(0.35) {
             return String::new();

@@ -1,6 +1,6 @@
-//! Exported rules on the real edges: nginx and HAProxy start with them and limit, and an HCL parser reads the Terraform.
+//! Tests exported edge rules on real nginx and HAProxy, and parses the Terraform with an HCL parser.
 //!
-//! `./test` installs what this wants. `THRESHOLD_HCL_PYTHON` is a Python that has python-hcl2.
+//! `./test` installs what it needs. `THRESHOLD_HCL_PYTHON` is a Python with python-hcl2.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 #![expect(clippy::indexing_slicing, reason = "what is not there fails the test, as it should")]
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// Five a minute below /api for POST and GET, and three an hour that contain "upload".
+/// Five a minute below /api for POST and GET, and three an hour for paths with "upload".
 const POLICY: &str = r#"
 [identity]
 trusted_proxies = ["127.0.0.1/32"]
@@ -40,7 +40,7 @@ fn export(edge: &str, policy: &Path) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A folder that vanishes with the test.
+/// A folder that is removed after the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -97,12 +97,12 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Status and whole text of an answer.
+/// Returns the status and the whole text of an answer.
 fn ask(port: u16, request: &str, client: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let fields = format!("Host: example.com\r\nX-Forwarded-For: {client}\r\nConnection: close");
     stream.write_all(format!("{request} HTTP/1.1\r\n{fields}\r\n\r\n").as_bytes()).unwrap();
-    // Who refuses may close so abruptly that the end of its answer reads as an error. What came before is the answer.
+    // An edge that refuses may reset the connection, so that the read fails after the answer.
     let mut bytes = Vec::new();
     let ended = stream.read_to_end(&mut bytes);
     assert!(ended.is_ok() || !bytes.is_empty(), "{ended:?}");
@@ -111,13 +111,13 @@ fn ask(port: u16, request: &str, client: &str) -> (u16, String) {
     (status.unwrap_or_else(|| panic!("no answer: {text}")), text)
 }
 
-/// How many of eight requests get through.
+/// Returns how many of eight requests are allowed.
 fn admitted(port: u16, request: &str, client: &str) -> usize {
     (0..8).filter(|_| ask(port, request, client).0 == 200).count()
 }
 
 #[test]
-fn nginx_starts_with_it_and_limits() {
+fn nginx_limits_by_exported_rules() {
     let folder = Folder::new("nginx");
     let policy = folder.file("policy.toml", POLICY);
     folder.file("ok.txt", "ok");
@@ -143,7 +143,7 @@ fn nginx_starts_with_it_and_limits() {
 }
 
 #[test]
-fn haproxy_starts_with_it_and_limits() {
+fn haproxy_limits_by_exported_rules() {
     let folder = Folder::new("haproxy");
     let policy = folder.file("policy.toml", POLICY);
     let edge = folder.file("edge.cfg", &export("haproxy", &policy));
@@ -162,7 +162,7 @@ fn haproxy_starts_with_it_and_limits() {
     assert_eq!(admitted(port, "GET /A/UPLOADS/b", "-"), 3);
 }
 
-/// More rules than HAProxy has slots for, and limits that nginx cannot count: both still start.
+/// The preset has more rules than HAProxy has counters for, and limits that nginx cannot count: both still start.
 #[test]
 fn the_largest_preset_starts_everywhere() {
     let folder = Folder::new("grove");
@@ -198,7 +198,7 @@ fn parsed(text: &str) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A block is a list of one to the parser, and strings may keep their quotes; what they say is the same.
+/// Normalises the parser's output: a block is a list of one, and strings may keep their quotes.
 fn plain(value: &Value) -> Value {
     match value {
         Value::Array(items) if items.len() == 1 && items[0].is_object() => plain(&items[0]),
@@ -209,14 +209,14 @@ fn plain(value: &Value) -> Value {
         }
         Value::String(text) => {
             let inner = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
-            // Some versions of the parser leave escapes as they are.
+            // Some versions of the parser do not decode escapes.
             Value::String(inner.unwrap_or(text).replace("\\\"", "\""))
         }
         other => other.clone(),
     }
 }
 
-/// Each with its own expression; the first is for all requests, and its own is given.
+/// The expected rules of the preset. The expression of the first, which is for all requests, is given.
 fn four_edge_rules(general: &str) -> Vec<Value> {
     let rule = |error: &str, retry: u64, period: u64, requests: u64, timeout: u64, expression: &str| {
         json!({
@@ -253,7 +253,7 @@ fn four_edge_rules(general: &str) -> Vec<Value> {
     ]
 }
 
-/// What a parser reads as the rules of one resource.
+/// Returns the rules of a resource, as the parser reads them.
 fn rules_of(text: &str, resource: &str) -> Vec<Value> {
     let read = plain(&parsed(text));
     let ruleset = &read["resource"]["cloudflare_ruleset"][resource];
@@ -270,7 +270,7 @@ fn rules_of(text: &str, resource: &str) -> Vec<Value> {
 }
 
 #[test]
-fn terraform_is_read_as_the_four_edge_rules() {
+fn terraform_has_the_four_edge_rules() {
     let policy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies/grove.toml");
     for provider in ["4", "5"] {
         let output = Command::new(env!("CARGO_BIN_EXE_threshold"))
@@ -281,7 +281,7 @@ fn terraform_is_read_as_the_four_edge_rules() {
         let text = String::from_utf8(output.stdout).unwrap();
         assert_eq!(rules_of(&text, "threshold_edge"), four_edge_rules("true"), "provider {provider}");
     }
-    // As it is shipped, for one host.
+    // The shipped file is for one host.
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/terraform/rate_limiting.tf");
     let text = std::fs::read_to_string(shipped).unwrap();
     let general = "(http.host contains \"grove.place\")";

@@ -1,5 +1,5 @@
-//! `threshold export`: what it refuses, and what it says of what it leaves out. That the edges understand the rest is
-//! tried on the edges themselves.
+//! Tests `threshold export`: its errors, and its comments about rules that it leaves out. `tests/edges` runs the output on real
+//! edges.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ fn policy(rest: &str) -> Scratch {
 }
 
 #[test]
-fn what_cloudflare_cannot_count_is_an_error_that_names_what_it_can() {
+fn a_rule_that_cloudflare_cannot_count_is_an_error_that_names_the_nearest_values() {
     let check = |rest: &str, expect: &[&str]| {
         let run = threshold(&["export", "terraform", policy(rest).path()]);
         assert!(run.code == 2 && run.out.is_empty(), "{rest}: {}", run.out);
@@ -31,7 +31,7 @@ fn what_cloudflare_cannot_count_is_an_error_that_names_what_it_can() {
 }
 
 #[test]
-fn what_no_edge_can_count_is_an_error_that_says_why() {
+fn a_rule_that_no_edge_can_count_is_an_error_with_the_reason() {
     for edge in ["terraform", "nginx", "haproxy"] {
         for (rest, why) in [
             ("limit = \"50MB/day\"", "counts bytes"),
@@ -39,7 +39,7 @@ fn what_no_edge_can_count_is_an_error_that_says_why() {
             ("limit = \"50/day\"\ncount = \"status:401\"", "by outcome"),
             ("limit = \"50/min\"\nfallback = true", "fallback"),
             ("limit = \"unlimited\"", "no limit"),
-            ("limit = \"5\"\nalgorithm = \"concurrency\"", "over a time"),
+            ("limit = \"5\"\nalgorithm = \"concurrency\"", "over a period"),
             ("limit = \"5/min\"\nmatch = { method = \"GET.x\" }", "method that no request has"),
             ("limit = \"5/min\"\nmatch = { tenant = \"a\" }", "more than method, host and path"),
         ] {
@@ -54,9 +54,9 @@ fn what_no_edge_can_count_is_an_error_that_says_why() {
     }
 }
 
-/// A tenth of a second rounded up to a whole one would be a tenth of the limit.
+/// A period of a tenth of a second that is rounded up to one second would divide the limit by ten.
 #[test]
-fn a_short_period_stays_as_short() {
+fn a_period_below_a_second_is_exported_exactly() {
     let short = policy("limit = \"10/100ms\"");
     let text = threshold(&["export", "nginx", short.path()]).out;
     assert!(text.contains("rate=100r/s;") && text.contains("burst=9 "), "{text}");
@@ -65,7 +65,7 @@ fn a_short_period_stays_as_short() {
 }
 
 #[test]
-fn what_is_written_stands_for_itself() {
+fn names_and_bodies_are_quoted() {
     let file = policy(
         "limit = \"10/min\"\nbody = \"a \\\"b\\\" $${c} %{d}\\n\"\nmatch = { path = \"/api/**\", method = \"GET\" }",
     );
@@ -77,7 +77,7 @@ fn what_is_written_stands_for_itself() {
 }
 
 #[test]
-fn what_an_edge_leaves_out_is_said() {
+fn a_rule_that_is_left_out_is_named_in_a_comment() {
     let slow = policy(
         "limit = \"5/day\"\n[[rule]]\nname = \"net\"\nper = [\"ip/48\"]\nlimit = \"9/min\"\n\
                        [[rule]]\nname = \"quick\"\nper = [\"ip\"]\nlimit = \"5/min\"",
@@ -95,7 +95,7 @@ fn what_an_edge_leaves_out_is_said() {
     assert!(run.code == 2 && run.err.contains("does not count by address"), "{}", run.err);
 }
 
-/// The files in `deploy/` that are written from a preset, and how.
+/// The files in `deploy/` that are generated from a preset, and their arguments.
 const SHIPPED: [(&str, &str, &[&str]); 5] = [
     ("nginx/threshold.conf", "starter", &["nginx-auth"]),
     ("nginx/threshold_location.conf", "starter", &["nginx-auth", "--location"]),
@@ -104,9 +104,9 @@ const SHIPPED: [(&str, &str, &[&str]); 5] = [
     ("terraform/rate_limiting.tf", "grove", &["terraform", "--name", "grove_rate_limiting", "--host", "grove.place"]),
 ];
 
-/// After a change of what is exported, run this test with `UPDATE_DEPLOY=1` to write the files again.
+/// After a change of the output, run this test with `UPDATE_DEPLOY=1` to generate the files again.
 #[test]
-fn the_files_in_deploy_are_what_is_exported() {
+fn the_files_in_deploy_are_up_to_date() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for (file, preset, args) in SHIPPED {
         let policy = root.join(format!("policies/{preset}.toml"));
@@ -127,7 +127,7 @@ fn identity(lines: &str) -> Scratch {
 }
 
 #[test]
-fn what_a_proxy_cannot_say_is_an_error_that_names_what_it_can() {
+fn a_policy_that_a_proxy_cannot_serve_is_an_error_that_says_what_to_change() {
     let trusted = "trusted_proxies = [\"127.0.0.1\"]\n";
     let check = |proxy: &str, lines: &str, expect: &[&str]| {
         let run = threshold(&["export", proxy, identity(lines).path()]);
@@ -142,7 +142,7 @@ fn what_a_proxy_cannot_say_is_an_error_that_names_what_it_can() {
         let peer_first = format!("{trusted}client_ip = [\"peer\", \"x-forwarded-for\"]");
         check(proxy, &peer_first, &["from the peer"]);
         check(proxy, &format!("{trusted}client_ip = \"forwarded\""), &["from forwarded", "x-forwarded-for"]);
-        // What is kept from Threshold as the client's own word holds the token that the other name is taken from.
+        // `Authorization` is not sent to Threshold as an identity, so the claim in it could not be read.
         let token = "[identity.jwt]\nalg = \"ES256\"\nkey_file = \"k\"";
         let both = "client_ip = \"x-forwarded-for\"\nuser = \"header:authorization\"\ntenant = \"claim:org\"";
         check(proxy, &format!("{trusted}{both}\n{token}"), &["header authorization", "take both from claims"]);
@@ -150,7 +150,7 @@ fn what_a_proxy_cannot_say_is_an_error_that_names_what_it_can() {
         let policy = identity(&format!("{trusted}{claims}\n{token}"));
         let run = threshold(&["export", proxy, policy.path()]);
         assert_eq!(run.code, 0, "{proxy}");
-        // Caddy hands on all that it does not remove.
+        // Caddy passes on all headers that it does not remove.
         let handed_on = match proxy {
             "nginx-auth" => "proxy_set_header Authorization $http_authorization;",
             "traefik-auth" => "          - Authorization\n",
@@ -161,7 +161,7 @@ fn what_a_proxy_cannot_say_is_an_error_that_names_what_it_can() {
     check("traefik-auth", &format!("{trusted}client_ip = \"x-real-ip\""), &["from x-real-ip"]);
 }
 
-/// The heading spoke of edges that count by themselves alone.
+/// The help once mentioned only edges.
 #[test]
 fn the_help_names_both_kinds_of_files() {
     let help = threshold(&["export", "--help"]).out;
@@ -170,7 +170,7 @@ fn the_help_names_both_kinds_of_files() {
 }
 
 #[test]
-fn an_option_that_says_nothing_is_an_error() {
+fn an_option_without_effect_is_an_error() {
     let policy = policy("limit = \"10/min\"");
     for (target, option) in [
         ("nginx", &["--host", "example.com"][..]),
@@ -185,12 +185,12 @@ fn an_option_that_says_nothing_is_an_error() {
     for (option, value) in [("--name", "9lives"), ("--name", "a b"), ("--name", ""), ("--host", "a\"b"), ("--host", "")]
     {
         let run = threshold(&["export", "terraform", policy.path(), option, value]);
-        assert!(run.code == 2 && run.out.is_empty() && run.err.contains("write"), "{option} {value}: {}", run.err);
+        assert!(run.code == 2 && run.out.is_empty() && run.err.contains("expected"), "{option} {value}: {}", run.err);
     }
 }
 
 #[test]
-fn a_host_narrows_the_rules_for_all_requests_alone() {
+fn a_host_restricts_only_the_rules_for_all_requests() {
     let two = policy(
         "limit = \"10/min\"\n[[rule]]\nname = \"api\"\nper = [\"ip\"]\nlimit = \"5/min\"\nmatch = { path = \"/api/**\" }",
     );
@@ -200,9 +200,9 @@ fn a_host_narrows_the_rules_for_all_requests_alone() {
     assert_eq!(text.matches("http.host").count(), 1, "{text}");
 }
 
-/// Everything that this policy believes, and that it takes for a name though it is the client's own.
+/// The `[identity]` of a policy with trusted headers, and with a header that clients write themselves.
 const BELIEVES: &str = "trusted_proxies = [\"127.0.0.1\"]\nclient_ip = [\"cf-connecting-ip\", \"true-client-ip\",                         \"x-forwarded-for\"]\nuser = \"header:X-User\"\ntenant = \"cookie:shop\"\ntier = \"header:x-plan\"";
-/// What no client may send to either, whatever the policy.
+/// The headers that a client must not send, whatever the policy.
 const REMOVED: [&str; 16] = [
     "X-Original-URL",
     "X-Rewrite-URL",
@@ -229,7 +229,7 @@ fn set_by_nginx(block: &str) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn nginx_removes_all_that_is_believed_and_asks_with_what_is_needed_alone() {
+fn nginx_removes_all_trusted_headers_and_asks_with_only_the_needed_ones() {
     let policy = identity(BELIEVES);
     let text = threshold(&["export", "nginx-auth", policy.path()]).out;
     let (server, rest) = text.split_once("location = /_threshold {").unwrap();
@@ -254,20 +254,20 @@ fn nginx_removes_all_that_is_believed_and_asks_with_what_is_needed_alone() {
         ("Accept", "$http_accept"),
     ];
     assert_eq!(set_by_nginx(ask), expect, "{ask}");
-    // What the client says of itself is not sent unless the operator wants it.
+    // The client's own headers are not sent, unless the operator uncomments them.
     for off in ["#proxy_set_header X-User $remote_user;", "#proxy_set_header Cookie $http_cookie;"] {
         assert_eq!(ask.matches(off).count(), 1, "{off}: {ask}");
     }
-    // Without x-forwarded-for, the first that the policy reads says it.
+    // Without x-forwarded-for, the first header that the policy reads has the address.
     let real = identity("trusted_proxies = [\"127.0.0.1\"]\nclient_ip = [\"forwarded\", \"x-real-ip\"]");
     let text = threshold(&["export", "nginx-auth", real.path()]).out;
     assert!(text.contains("    proxy_set_header X-Real-IP $remote_addr;\n"), "{text}");
     assert!(text.contains("proxy_set_header X-Real-IP \"\";\n"), "{text}");
 }
 
-/// A policy that counts by a client's header needs it as it came, in as many lines.
+/// A policy that counts by a client's header needs it unchanged, also if it is repeated.
 #[test]
-fn nginx_sends_all_headers_but_the_believed_where_a_rule_counts_by_one() {
+fn nginx_sends_all_headers_but_the_trusted_ones_if_a_rule_counts_by_a_header() {
     let rule = "[[rule]]\nname = \"k\"\nper = [\"header:x-key\"]\nlimit = \"9/min\"\n";
     let policy = identity(&format!("{BELIEVES}\n{rule}"));
     let text = threshold(&["export", "nginx-auth", policy.path()]).out;
@@ -280,9 +280,9 @@ fn nginx_sends_all_headers_but_the_believed_where_a_rule_counts_by_one() {
     assert!(set_by_nginx(ask).contains(&("Cookie", "\"\"")) && !ask.contains("header X-Key"), "{ask}");
 }
 
-/// Caddy and Traefik pass names with underscores on, and WSGI takes them for those with dashes. nginx drops them itself.
+/// Caddy and Traefik pass on names with underscores, which WSGI does not distinguish from dashes. nginx drops them itself.
 #[test]
-fn other_spellings_of_what_is_believed_are_removed() {
+fn other_spellings_of_trusted_headers_are_removed() {
     let names = "user = \"header:X-User-Id\"\ntier = \"header:x_plan\"";
     let policy = identity(&format!("trusted_proxies = [\"127.0.0.1\"]\nclient_ip = \"x-forwarded-for\"\n{names}"));
     let removed = |target: &str, before: &str, after: &str| {
@@ -309,7 +309,7 @@ fn other_spellings_of_what_is_believed_are_removed() {
 }
 
 #[test]
-fn traefik_removes_all_that_is_believed() {
+fn traefik_removes_all_trusted_headers() {
     let policy = identity(BELIEVES);
     let text = threshold(&["export", "traefik-auth", policy.path()]).out;
     let file: Value = serde_saphyr::from_str(&text).unwrap();
@@ -319,13 +319,13 @@ fn traefik_removes_all_that_is_believed() {
         serde_json::json!(["threshold-clean", "threshold-ask", "threshold-done"])
     );
     let cleaned = &middlewares["threshold-clean"]["headers"]["customRequestHeaders"];
-    // This one Traefik writes itself, and so does it with X-Forwarded-For.
+    // Traefik sets X-Forwarded-Host and X-Forwarded-For itself.
     for header in REMOVED.into_iter().filter(|header| *header != "X-Forwarded-Host") {
         assert_eq!(cleaned[header], "", "{header}: {text}");
     }
     let ask = &middlewares["threshold-ask"]["forwardAuth"];
     assert_eq!(ask["trustForwardHeader"], false);
-    // Threshold is told nothing else: not the cookie that the policy takes for a tenant.
+    // No other header is sent, also not the cookie that the policy takes for a tenant.
     assert_eq!(ask["authRequestHeaders"], serde_json::json!(["Accept", "X-Threshold-Token", "X-User", "X-Plan"]));
     assert!(text.contains("takes the tenant from Cookie"), "{text}");
 }

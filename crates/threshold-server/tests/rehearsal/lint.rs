@@ -1,4 +1,4 @@
-//! `threshold lint` with a log, an OpenAPI document, or an older policy beside it.
+//! Tests `threshold lint` with a log, an OpenAPI document, or an older policy.
 
 use crate::logs::{combined_lines, events};
 use crate::running::{Scratch, threshold};
@@ -7,7 +7,7 @@ const LOGIN_ONLY: &str = "[[rule]]\nname = \"login\"\nmatch = { method = \"POST\
                           limit = \"5/min\"\non_store_error = \"closed\"\n";
 
 #[test]
-fn what_no_rule_limits_is_found_in_a_log() {
+fn requests_of_a_log_that_no_rule_limits_are_found() {
     let policy = Scratch::new("some.toml", LOGIN_ONLY);
     let log = Scratch::new("some.log", combined_lines(&events(2, 500)));
     let run = threshold(&["lint", policy.path(), "--log", log.path(), "--deny", "warnings"]);
@@ -21,11 +21,11 @@ fn what_no_rule_limits_is_found_in_a_log() {
     assert_eq!(threshold(&["lint", meant.path(), "--log", log.path(), "--deny", "warnings"]).code, 0);
     let empty = Scratch::new("empty.log", "");
     let run = threshold(&["lint", policy.path(), "--log", empty.path()]);
-    assert!(run.code == 2 && run.err.contains("no line of the log is a request"), "{}", run.err);
+    assert!(run.code == 2 && run.err.contains("lines is a request"), "{}", run.err);
 }
 
 #[test]
-fn what_no_rule_limits_is_found_in_an_openapi_document() {
+fn operations_of_an_openapi_document_that_no_rule_limits_are_found() {
     let policy = Scratch::new("api.toml", LOGIN_ONLY.replace("/login", "/v1/login"));
     let document = r#"{"openapi": "3.1.0", "servers": [{"url": "https://api.example.com/v1/"}], "paths": {
         "/login": {"post": {}, "parameters": []}, "/users/{id}": {"get": {}, "delete": {}}}}"#;
@@ -35,7 +35,7 @@ fn what_no_rule_limits_is_found_in_an_openapi_document() {
     assert!(run.out.contains("GET /v1/users/{id}") && run.out.contains("DELETE /v1/users/{id}"), "{}", run.out);
     assert!(!run.out.contains("POST") && run.out.contains("2 warnings"), "{}", run.out);
     let broken = [
-        ("{\"paths\": ", "no JSON"),
+        ("{\"paths\": ", "not JSON"),
         ("openapi: 3.1.0", "no \"paths\""),
         ("a: [1", "neither JSON nor YAML"),
         ("", "paths"),
@@ -47,7 +47,7 @@ fn what_no_rule_limits_is_found_in_an_openapi_document() {
     }
 }
 
-/// A bomb of aliases, each nine times the one before: a few lines that would be 3 GB.
+/// A billion laughs attack: aliases that each expand to nine of the one before, 3 GB in all.
 fn bomb() -> String {
     let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x]\n");
     for level in 1..10 {
@@ -58,7 +58,7 @@ fn bomb() -> String {
 }
 
 #[test]
-fn an_openapi_document_in_yaml_says_the_same() {
+fn an_openapi_document_may_be_yaml() {
     let policy = Scratch::new("api.toml", LOGIN_ONLY.replace("/login", "/v1/login"));
     let document = "# ours\nopenapi: '3.0.3'\nservers:\n  - url: https://api.example.com/v1\npaths:\n  /login:\n    \
                     post: &op\n      responses:\n        200: {description: ok}\n        default: {description: no}\n  \
@@ -80,7 +80,7 @@ fn an_openapi_document_in_yaml_says_the_same() {
 }
 
 #[test]
-fn what_a_change_forgets_is_told_where_it_was_changed() {
+fn state_that_a_change_forgets_is_reported_at_the_changed_rule() {
     let old = Scratch::new("old.toml", LOGIN_ONLY);
     let new = Scratch::new("new.toml", LOGIN_ONLY.replace("5/min", "5/h"));
     let run = threshold(&["lint", new.path(), "--against", old.path(), "--deny", "warnings"]);

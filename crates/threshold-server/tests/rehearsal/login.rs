@@ -1,4 +1,4 @@
-//! `threshold replay --login`.
+//! Tests `threshold replay --login`.
 
 use crate::running::{Scratch, threshold, threshold_with};
 
@@ -12,10 +12,10 @@ fn sshd(second: u64, outcome: &str, account: &str, ip: &str) -> String {
     )
 }
 
-/// Worked out by hand. Ten tries, ten seconds apart, from one address each: the third failure locks for a minute, until
-/// second 80, and the tries at 30 to 70 are held. The try at 80 fails and locks again, so the one at 90 is held.
+/// Computed by hand. Ten attempts, ten seconds apart, each from another address: the third failure locks for a minute, until
+/// second 80, and the attempts at 30 to 70 are refused. The one at 80 fails and locks again, so the one at 90 is refused.
 #[test]
-fn locks_hold_as_they_would_have() {
+fn locks_refuse_the_attempts_that_they_would_have() {
     let policy = Scratch::new("login.toml", POLICY);
     let mut log: String = (0..10).map(|n| sshd(n * 10, "Failed", "root", &format!("192.0.2.{n}"))).collect();
     log.push_str("2026-05-17T10:01:31Z host CRON[1]: session opened\n");
@@ -32,10 +32,10 @@ fn locks_hold_as_they_would_have() {
     assert_eq!(answer["worstAccounts"][0]["first"], "2026-05-17T10:00:20Z");
 }
 
-/// One address, a new name each time: the budget of twenty in five minutes holds the other ten. Somebody who knew the
-/// secret was among them.
+/// One address, another account each time: after the budget of twenty in five minutes, ten are refused. One of them knew the
+/// secret.
 #[test]
-fn an_address_that_sprays_is_held_and_so_is_who_shares_it() {
+fn an_address_that_sprays_passwords_is_refused_with_all_that_share_it() {
     let policy = Scratch::new("spray.toml", POLICY);
     let mut log: String = (0..29).map(|n| sshd(n, "Failed", &format!("invalid user u{n}"), "192.0.2.1")).collect();
     log.push_str(&sshd(29, "Accepted", "ada", "192.0.2.1"));
@@ -46,9 +46,9 @@ fn an_address_that_sprays_is_held_and_so_is_who_shares_it() {
     assert!(text.contains("address 192.0.2.1: 10 tries held"), "{text}");
 }
 
-/// Whoever a list denies is held by it, and locks nobody: of three tries on root two count.
+/// An attempt that the deny list refuses locks no account: of three attempts on root two count.
 #[test]
-fn whoever_is_deny_listed_locks_nobody() {
+fn a_deny_listed_address_locks_no_account() {
     let policy = Scratch::new("denied.toml", format!("{POLICY}\n[lists]\ndeny = [\"192.0.2.0/24\", \"user:eve\"]\n"));
     let tries = [("root", "192.0.2.1"), ("root", "198.51.100.1"), ("root", "198.51.100.1"), ("Eve", "198.51.100.1")];
     let log: String = (0..).zip(tries).map(|(n, (account, ip))| sshd(n, "Failed", account, ip)).collect();
@@ -60,7 +60,7 @@ fn whoever_is_deny_listed_locks_nobody() {
 }
 
 #[test]
-fn json_events_give_what_sshd_lines_give() {
+fn json_events_give_the_same_counts_as_sshd_lines() {
     let policy = Scratch::new("events.toml", POLICY);
     let lines: String = (0..6)
         .map(|n| {
@@ -79,7 +79,7 @@ fn json_events_give_what_sshd_lines_give() {
 }
 
 #[test]
-fn what_is_no_login_is_told() {
+fn a_log_without_logins_is_an_error() {
     let none = Scratch::new("none.toml", "");
     let run = threshold(&["replay", none.path(), "-", "--login"]);
     assert!(run.code == 2 && run.err.contains("no [login]"), "{}", run.err);

@@ -1,6 +1,6 @@
-//! Made-up traffic, the same for the same seed.
+//! Generates traffic from a seed.
 
-/// Numbers that look random: splitmix64.
+/// A random number generator: splitmix64.
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
@@ -12,14 +12,14 @@ impl Dice {
         (mixed ^ (mixed >> 31)) % below
     }
 
-    /// The smaller, the likelier.
+    /// Returns a number below the bound; smaller ones are more likely.
     pub(crate) fn skewed(&mut self, below: u64) -> u64 {
         let most = self.roll(below) + 1;
         self.roll(most)
     }
 }
 
-/// One request, as the tests know it.
+/// One request.
 #[derive(Debug, Clone)]
 pub(crate) struct Event {
     pub(crate) second: u64,
@@ -54,7 +54,7 @@ pub(crate) fn events(seed: u64, count: usize) -> Vec<Event> {
     events
 }
 
-/// As JSON lines.
+/// Writes JSON lines.
 pub(crate) fn json_lines(events: &[Event]) -> String {
     let line = |event: &Event| {
         let Event { second, ip, user, tenant, method, path, status } = event;
@@ -67,7 +67,7 @@ pub(crate) fn json_lines(events: &[Event]) -> String {
     events.iter().map(line).collect()
 }
 
-/// As a server writes its combined log. Tenants are lost.
+/// Writes the combined log format, which has no tenants.
 pub(crate) fn combined_lines(events: &[Event]) -> String {
     events.iter().map(|event| combined_line(event) + "\n").collect()
 }

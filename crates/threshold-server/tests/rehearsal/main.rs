@@ -1,4 +1,4 @@
-//! Rehearsals as a person runs them: logs go in, numbers come out, and a slow recount must find the same numbers.
+//! Tests the commands that read logs. A slow recount in the tests must find the same numbers.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 #![expect(clippy::arithmetic_side_effects, reason = "a sum that overflows here fails the test, as it should")]

@@ -1,11 +1,11 @@
-//! The recount: the policy below worked out by hand, slowly, with none of the product's code. It keeps every request's
-//! time in lists, and looks through all of them each time.
+//! A recount of the policy below without any of the program's code. It keeps the time of every request in lists, and searches
+//! all of them each time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::logs::Event;
 
-/// What the recount knows by heart.
+/// The policy that the recount implements.
 pub(crate) const POLICY: &str = r#"
 [[category]]
 name = "logins"
@@ -47,7 +47,7 @@ algorithm = "fixed-window"
 count = "status:401"
 "#;
 
-/// What it all comes to.
+/// The counts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Recount {
     pub(crate) allowed: u64,
@@ -56,11 +56,11 @@ pub(crate) struct Recount {
     pub(crate) banned: u64,
     pub(crate) subjects: u64,
     pub(crate) touched: u64,
-    /// Denied, by rule.
+    /// Denied requests by rule.
     pub(crate) by_rule: BTreeMap<&'static str, u64>,
-    /// Denied and banned while a penalty was in force.
+    /// Requests that were denied and banned by a penalty.
     pub(crate) penalties: (u64, u64),
-    /// Requests stopped, by address and user.
+    /// Stopped requests by address and user.
     pub(crate) met: BTreeMap<&'static str, u64>,
 }
 
@@ -75,7 +75,7 @@ struct Strikes {
 
 #[derive(Default)]
 struct State {
-    /// When each address' bucket is full again, in seconds.
+    /// When the bucket of each address is full again, in seconds.
     buckets: BTreeMap<String, u64>,
     windows: BTreeMap<(String, u64), u64>,
     logs: BTreeMap<String, Vec<u64>>,
@@ -83,12 +83,12 @@ struct State {
     strikes: BTreeMap<String, Strikes>,
 }
 
-/// 12 a minute: each costs five seconds, and twelve fit at once.
+/// 12 a minute: each request takes five seconds of the bucket, and twelve fit at once.
 const STEP: u64 = 5;
 const BURST: u64 = 60;
 const RUNGS: usize = 3;
 
-/// When a request would fit each limit it meets: now, or later.
+/// Returns when a request fits each of its limits.
 struct Waits {
     address: u64,
     customer: u64,
@@ -133,7 +133,7 @@ impl State {
         }
     }
 
-    /// The rung that going over brings, from 0; `None` where it is too soon after the last.
+    /// Returns the rung of a strike, from 0; `None` if it is too soon after the last.
     fn strike(&mut self, user: &str, now: u64) -> Option<usize> {
         let own = self.strikes.entry(user.to_owned()).or_default();
         if own.count > 0 && own.last + 1_800 <= now {
@@ -179,7 +179,7 @@ pub(crate) fn recount(events: &[Event]) -> Recount {
     found
 }
 
-/// Decides one request; says whether it was plainly allowed.
+/// Decides one request. Returns whether it was allowed without a warning or a delay.
 fn one(event: &Event, state: &mut State, found: &mut Recount) -> bool {
     let now = event.second;
     if let Some(own) = event.user.as_ref().and_then(|user| state.strikes.get(user)) {

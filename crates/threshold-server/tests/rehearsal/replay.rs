@@ -1,4 +1,4 @@
-//! `threshold replay`.
+//! Tests `threshold replay`.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -27,7 +27,7 @@ fn as_recount(answer: &Value) -> Recount {
     let penalties = answer["penalties"].as_array().unwrap();
     let penalty = |name: &str| penalties.iter().map(|own| own[name].as_u64().unwrap()).sum();
     let mut met = by_rule("met");
-    // Penalties come before limits are looked at, but what was met stays met.
+    // A penalty denies before limits are checked, but the rules still count as matched.
     met.retain(|_, count| *count > 0);
     let mut denied = by_rule("denied");
     denied.retain(|_, count| *count > 0);
@@ -44,8 +44,8 @@ fn as_recount(answer: &Value) -> Recount {
     }
 }
 
-/// Seen to fail with a burst one higher, with a rung left out, with `count` ignored, and with lines left
-/// in the order of the file.
+/// Seen to fail with a burst one higher, with a rung left out, with `count` ignored, and with lines left in
+/// the order of the file.
 #[test]
 fn the_numbers_are_those_of_a_slow_recount() {
     let policy = Scratch::new("recount.toml", POLICY);
@@ -62,7 +62,7 @@ fn the_numbers_are_those_of_a_slow_recount() {
 }
 
 #[test]
-fn the_same_traffic_gives_the_same_numbers_however_it_is_written_down() {
+fn the_same_traffic_gives_the_same_numbers_in_every_format() {
     let policy = Scratch::new("simple.toml", SIMPLE);
     let events = events(7, 3_000);
     let text = combined_lines(&events);
@@ -80,7 +80,7 @@ fn the_same_traffic_gives_the_same_numbers_however_it_is_written_down() {
     gzip.write_all(text.as_bytes()).unwrap();
     let gzip = Scratch::new("log.gz", gzip.finish().unwrap());
     check("gzip", &threshold(&["replay", policy.path(), gzip.path(), "--json"]).json());
-    // Two frames in one file, as `cat a.zst b.zst` makes them.
+    // Two frames in one file, as after `cat a.zst b.zst`.
     let (first, second) = text.split_at(text.match_indices('\n').nth(999).unwrap().0 + 1);
     let frame = |text: &str| zstd::encode_all(text.as_bytes(), 1).unwrap();
     let zstd = Scratch::new("log.zst", [frame(first), frame(second)].concat());
@@ -103,7 +103,7 @@ fn users_and_tenants_come_from_the_fields_that_are_named() {
     let more: Vec<&str> = args.into_iter().chain(["--tenant-field", "org"]).collect();
     let answer = threshold_with(&more, line.repeat(3).as_bytes()).json();
     assert_eq!((&answer["denied"], &answer["worst"][0]["subject"]), (&2.into(), &"acme".into()));
-    // Without the fields everybody is nobody, which must not look like a verdict on the traffic.
+    // Without the fields no request has a user, and the report notes that.
     let nobody = line.replace("client", "wherefrom").repeat(3);
     let text = threshold_with(&["replay", policy.path(), "-"], nobody.as_bytes()).out;
     for note in ["3 requests have no address", "names no users", "--tenant-field NAME"] {
@@ -114,7 +114,7 @@ fn users_and_tenants_come_from_the_fields_that_are_named() {
 }
 
 #[test]
-fn against_another_policy_both_directions_are_told() {
+fn against_another_policy_both_directions_are_reported() {
     let tight = Scratch::new("tight.toml", SIMPLE);
     let loose = Scratch::new("loose.toml", SIMPLE.replace("6/min", "9/min").replace("address", "wide"));
     let log = Scratch::new("against.log", combined_lines(&events(3, 3_000)));
@@ -136,7 +136,7 @@ fn against_another_policy_both_directions_are_told() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told_and_stops_nothing() {
+fn lines_that_cannot_be_parsed_are_reported_and_skipped() {
     let policy = Scratch::new("broken.toml", SIMPLE);
     let mut log = combined_lines(&events(5, 50));
     log.push_str("what is this\n");
@@ -154,14 +154,14 @@ fn what_cannot_be_read_is_told_and_stops_nothing() {
     };
     check("an empty file", b"", "the log is empty");
     check("binary", &[0x7f, 0x45, 0x4c, 0x46, 0xff, 0xfe, 0x00, 0x80].repeat(200), "not UTF-8 text");
-    check("hardly a gzip", &[0x1f, 0x8b, 0x00, 0x00, 0x01], "ends in the middle");
+    check("hardly a gzip", &[0x1f, 0x8b, 0x00, 0x00, 0x01], "is truncated");
     let run = threshold(&["replay", policy.path(), "/no/such/access.log"]);
     assert!(run.code == 2 && run.err.contains("/no/such/access.log"), "{}", run.err);
 }
 
-/// A mark in front, line ends of another system, an agent and a path in Latin-1, a line of a megabyte, and bytes of nothing.
+/// A byte order mark, CRLF line breaks, a user agent and a path in Latin-1, a line of a megabyte, and binary data.
 #[test]
-fn what_is_not_quite_text_is_read_all_the_same() {
+fn lines_with_invalid_utf_8_are_read() {
     let policy = Scratch::new("bytes.toml", SIMPLE);
     let line = |path: &[u8], agent: &[u8]| {
         let before = b"192.0.2.1 - - [17/May/2015:10:05:03 +0000] \"GET /";
@@ -182,7 +182,7 @@ fn what_is_not_quite_text_is_read_all_the_same() {
 }
 
 #[test]
-fn a_truncated_gzip_is_counted_as_far_as_it_goes() {
+fn a_truncated_gzip_is_read_up_to_its_end() {
     let policy = Scratch::new("cut.toml", SIMPLE);
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     gzip.write_all(combined_lines(&events(5, 5_000)).as_bytes()).unwrap();
@@ -191,7 +191,7 @@ fn a_truncated_gzip_is_counted_as_far_as_it_goes() {
     let file = Scratch::new("cut.log.gz", bytes);
     let run = threshold(&["replay", policy.path(), file.path()]);
     assert_eq!(run.code, 0, "{}", run.err);
-    assert!(run.out.contains("ends in the middle"), "{}", run.out);
+    assert!(run.out.contains("is truncated"), "{}", run.out);
     let answer = threshold(&["replay", policy.path(), file.path(), "--json"]).json();
     let requests = answer["requests"].as_u64().unwrap();
     assert!((1_000..4_500).contains(&requests), "{requests}");
@@ -199,7 +199,7 @@ fn a_truncated_gzip_is_counted_as_far_as_it_goes() {
 }
 
 #[test]
-fn what_a_log_holds_does_not_reach_a_terminal_unchecked() {
+fn control_characters_of_a_log_are_escaped() {
     let rule = "[[rule]]\nname = \"u\"\nper = [\"user\"]\nlimit = \"1/h\"\n";
     let policy = Scratch::new("esc.toml", rule);
     let line = "{\"time\":1431856800,\"ip\":\"192.0.2.1\",\"user\":\"\\u001b[2Jada\u{202e}\u{2028}\u{9b}\"}\n\u{1b}[31m\u{202e}\n";
@@ -219,7 +219,7 @@ fn what_a_log_holds_does_not_reach_a_terminal_unchecked() {
 }
 
 #[test]
-fn the_page_stands_alone_and_tells_no_more_of_people_than_a_log_line() {
+fn the_page_is_self_contained_and_hides_names_as_log_lines_do() {
     let policy = "[identity]\n[[rule]]\nname = \"<u>\"\nper = [\"user\"]\nlimit = \"1/h\"\n";
     let line = "{\"time\":1431856800,\"ip\":\"192.0.2.1\",\"user\":\"<script>alert(1)</script>\",\"path\":\"/\"}\n";
     let page = Scratch::new("page.html", "");

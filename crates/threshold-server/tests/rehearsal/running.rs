@@ -1,4 +1,4 @@
-//! Runs the program, and keeps the files it reads.
+//! Runs the program on scratch files.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::Value;
 
-/// What a run printed and how it ended.
+/// The output and the exit code of a run.
 pub(crate) struct Run {
     pub(crate) code: i32,
     pub(crate) out: String,
@@ -36,7 +36,7 @@ pub(crate) fn threshold_with(args: &[&str], input: &[u8]) -> Run {
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_vec();
-    // On a thread of its own: a program that answers before it has read everything would wait for us, and we for it.
+    // On a thread of its own: a program that writes before it has read all input would otherwise deadlock with the test.
     let writer = std::thread::spawn(move || {
         let _ = stdin.write_all(&input);
     });
@@ -46,7 +46,7 @@ pub(crate) fn threshold_with(args: &[&str], input: &[u8]) -> Run {
     Run { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// A file that vanishes with the test.
+/// A file that is removed after the test.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {

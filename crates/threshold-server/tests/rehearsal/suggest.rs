@@ -1,11 +1,11 @@
-//! `threshold suggest`.
+//! Tests `threshold suggest`.
 
 use crate::logs::{combined_lines, events};
 use crate::running::{Scratch, threshold, threshold_with};
 
 /// Seen to fail with the share not divided among the limits.
 #[test]
-fn what_is_suggested_touches_no_more_than_was_asked_and_lints_clean() {
+fn the_suggested_limits_affect_at_most_the_given_share_and_have_no_findings() {
     for seed in 11..=14 {
         let log = Scratch::new("suggest.log", combined_lines(&events(seed, 4_000)));
         for (share, most) in [("0%", 0.0), ("0.1%", 0.001), ("10%", 0.1), ("30%", 0.3)] {
@@ -17,7 +17,7 @@ fn what_is_suggested_touches_no_more_than_was_asked_and_lints_clean() {
             let answer = threshold(&["replay", policy.path(), log.path(), "--json"]).json();
             let (touched, subjects) = (answer["touched"].as_f64().unwrap(), answer["subjects"].as_f64().unwrap());
             assert!(touched <= subjects * most, "seed {seed}, {share}: {touched} of {subjects}\n{}", suggested.out);
-            // What the comments say is what happens.
+            // A replay gives the numbers of the comments.
             let said = format!("would have touched {touched} of them");
             assert!(suggested.out.contains(&said), "{said}\n{}", suggested.out);
         }
@@ -36,7 +36,7 @@ fn a_larger_share_gives_tighter_limits() {
 }
 
 #[test]
-fn what_cannot_be_suggested_from_is_told() {
+fn a_log_without_requests_is_an_error() {
     let empty = Scratch::new("nothing.log", "");
     let run = threshold(&["suggest", empty.path()]);
     assert!(run.code == 2 && run.err.contains("none of the log's 0 lines"), "{}", run.err);

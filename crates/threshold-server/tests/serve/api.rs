@@ -1,4 +1,4 @@
-//! Every endpoint, asked as SPEC says and as a caller would.
+//! Tests every endpoint of the HTTP API as a caller uses it.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ fn user(name: &str) -> Value {
 }
 
 #[test]
-fn check_decides_and_charges_and_says_everything() {
+fn check_decides_and_charges_and_answers_with_every_field() {
     let (server, _file) = Server::with(POLICY);
     let client = &mut server.connect();
     for remaining in [2, 1, 0] {
@@ -40,7 +40,7 @@ fn check_decides_and_charges_and_says_everything() {
     assert!((3598..=3600).contains(&denied["retryAfter"].as_u64().unwrap()), "{denied}");
     let limit: Vec<&str> = denied["limits"][0].as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(limit, ["rule", "layer", "mode", "allowed", "limit", "remaining", "resetAt", "retryAfter"]);
-    // All or nothing: the address was charged for three.
+    // All or nothing: the denied request did not charge the address.
     let peeked = ask(client, "/v1/peek", &json!({"ip": "203.0.113.7"}));
     assert_eq!(peeked["remaining"], 996);
     let traces: Vec<String> = (0..2).map(|_| ask(client, "/v1/peek", &user("u1"))["traceId"].to_string()).collect();
@@ -65,7 +65,7 @@ fn peek_charges_nothing_and_record_never_denies() {
 }
 
 #[test]
-fn a_receipt_gives_back_once() {
+fn a_receipt_is_refunded_once() {
     let (server, _file) = Server::with(POLICY);
     let client = &mut server.connect();
     let receipt = json!({"receipt": ask(client, "/v1/check", &user("u1"))["receipt"]});
@@ -74,10 +74,10 @@ fn a_receipt_gives_back_once() {
     assert_eq!(ask(client, "/v1/peek", &user("u1"))["remaining"], 2);
 }
 
-/// Story: one caller's refunds filled the table, and everyone else's were answered `"first":false` and lost; one caller's
-/// released reservations stopped everyone else's for an hour.
+/// One caller's refunds once filled the table, and those of all others were answered `"first":false` and lost. One caller's
+/// released reservations blocked those of all others for an hour.
 #[test]
-fn a_full_table_refuses_refunds_by_503_and_ended_reservations_refuse_nobody() {
+fn a_full_table_refuses_refunds_with_503_and_ended_reservations_use_no_space() {
     let rule =
         "[[rule]]\nname = \"r\"\nlayer = \"global\"\nper = []\nlimit = \"100000/h\"\nalgorithm = \"fixed-window\"\n";
     let (server, _file) = Server::with(&format!("[memory]\nmax_keys = 1000\n{rule}"));
@@ -104,7 +104,7 @@ fn a_full_table_refuses_refunds_by_503_and_ended_reservations_refuse_nobody() {
 }
 
 #[test]
-fn a_reservation_is_committed_or_released_and_repeating_that_answers_alike() {
+fn a_reservation_is_committed_or_released_and_a_repeat_gets_the_same_answer() {
     let (server, _file) = Server::with(POLICY);
     let client = &mut server.connect();
     let tokens =
@@ -120,7 +120,7 @@ fn a_reservation_is_committed_or_released_and_repeating_that_answers_alike() {
         assert_eq!(ask(client, "/v1/commit", &commit), json!({"ok": true}));
         assert_eq!(left(client), 850);
     }
-    // Another cost, or none, which would leave all that was reserved.
+    // With another cost, or without one, which means the reserved cost.
     for commit in [json!({"reservation": first, "costs": {"tokens": 151}}), json!({"reservation": first})] {
         let answer = client.post("/v1/commit", &commit.to_string()).unwrap();
         let told = answer.json();
@@ -148,7 +148,7 @@ fn a_reservation_is_committed_or_released_and_repeating_that_answers_alike() {
 }
 
 #[test]
-fn a_pause_denies_until_it_is_over() {
+fn a_pause_denies_until_it_ends() {
     let (server, _file) = Server::with(POLICY);
     let client = &mut server.connect();
     assert_eq!(ask(client, "/v1/pause", &json!({"layer": "user", "key": "u1", "seconds": 90})), json!({"ok": true}));
@@ -160,7 +160,7 @@ fn a_pause_denies_until_it_is_over() {
 }
 
 #[test]
-fn explain_says_which_rules_are_met_and_what_is_left() {
+fn explain_lists_the_matched_rules_and_what_remains() {
     let (server, _file) = Server::with(POLICY);
     let client = &mut server.connect();
     ask(client, "/v1/check", &user("u1"));
@@ -181,8 +181,8 @@ fn explain_says_which_rules_are_met_and_what_is_left() {
     assert_eq!((&odd["path"]["refusedAtClientDoors"], &odd["decision"]["allowed"]), (&refused, &json!(true)));
 }
 
-/// A thousand keys and fourteen rules, and the answers of one minute took 1.2 GB. Now they have a bound in bytes: whoever's
-/// answer cannot be remembered is told so and charged nothing, and nobody's is forgotten before its time.
+/// With fourteen rules, the remembered answers of one minute once took 1.2 GB. Now they are bounded in bytes: a request whose
+/// answer cannot be remembered is refused and charges nothing, and no answer is forgotten within its minute.
 #[test]
 fn request_ids_that_cannot_be_remembered_are_refused() {
     let file = Scratch::file("policy.toml", POLICY);
@@ -206,11 +206,11 @@ fn request_ids_that_cannot_be_remembered_are_refused() {
         (503, &json!("too_many_request_ids"), &json!("requestId"))
     );
     assert_eq!(refused.header("retry-after"), Some("1"));
-    // The list that was refused charged nothing, and those that were answered are answered alike.
+    // The refused list charged nothing, and repeats of the others get the same answers.
     let of_refused = json!({"ip": format!("203.0.{}.{}", full / 200, full % 200)});
     assert_eq!(ask(client, "/v1/peek", &of_refused)["remaining"], 999);
     assert_eq!(client.post("/v1/check", &list(0)).unwrap().body, first.body);
-    // Whatever fills the rest, a single request is refused in the same way, and needs no id.
+    // Once the space is full, a single request with an id is refused too. Without an id it is decided.
     let single = |number: u32| {
         json!({"ip": format!("198.51.{}.1", number / 100), "requestId": format!("single-{number}")}).to_string()
     };
@@ -223,14 +223,14 @@ fn request_ids_that_cannot_be_remembered_are_refused() {
 }
 
 #[test]
-fn a_list_is_decided_item_by_item_or_not_at_all() {
+fn a_list_is_decided_in_order_or_refused_as_a_whole() {
     let (server, _file) = Server::with(POLICY);
     let client = &mut server.connect();
     let answers = ask(client, "/v1/check", &Value::Array(vec![user("u1"); 5]));
     let allowed: Vec<bool> = answers.as_array().unwrap().iter().map(|one| one["allowed"] == true).collect();
     assert_eq!(allowed, [true, true, true, false, false]);
     assert_eq!(ask(client, "/v1/check", &json!([])), json!([]));
-    // The last of a thousand is wrong: nothing was charged for the others.
+    // The last of a thousand items is invalid: the others charge nothing.
     let mut items = vec![json!({"ip": "203.0.113.9"}); 999];
     items.push(json!({"ip": "203.0.113.9", "cost": 1001}));
     let refused = client.post("/v1/check", &Value::Array(items).to_string()).unwrap();
@@ -246,7 +246,7 @@ fn a_list_is_decided_item_by_item_or_not_at_all() {
 }
 
 #[test]
-fn a_request_id_is_charged_once_and_answered_alike() {
+fn a_request_id_is_charged_once_and_a_repeat_gets_the_same_answer() {
     let (server, _file) = Server::with(POLICY);
     let client = &mut server.connect();
     let mut request = user("u1");
@@ -255,7 +255,7 @@ fn a_request_id_is_charged_once_and_answered_alike() {
     assert_eq!(ask(client, "/v1/check", &request), first);
     assert_eq!(ask(client, "/v1/check", &json!([request, request])), json!([first, first]));
     assert_eq!(ask(client, "/v1/peek", &user("u1"))["remaining"], 1);
-    // Two threads at once, many times: each id is charged once.
+    // Two threads send the same ids at the same time: each is charged once.
     let totals = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..2)
             .map(|_| {
@@ -272,7 +272,7 @@ fn a_request_id_is_charged_once_and_answered_alike() {
     });
     assert_eq!(totals[0], totals[1]);
     assert_eq!(ask(client, "/v1/peek", &json!({"ip": "203.0.113.8"}))["remaining"], 799);
-    // Who was denied is decided anew.
+    // A denied request is decided again.
     let full = json!({"ip": "203.0.113.7", "user": "u3", "requestId": "r-2"});
     ask(client, "/v1/pause", &json!({"layer": "user", "key": "u3", "seconds": 1}));
     let denied = ask(client, "/v1/check", &full);
@@ -280,18 +280,18 @@ fn a_request_id_is_charged_once_and_answered_alike() {
     assert_ne!(ask(client, "/v1/check", &full)["traceId"], denied["traceId"]);
 }
 
-/// An id that two callers happened to choose gave the second the answer of the first, and let it pass uncharged.
+/// If two callers chose the same id, the second once got the answer of the first, and was not charged.
 #[test]
-fn a_request_id_of_another_request_is_refused() {
+fn a_request_id_of_a_different_request_is_refused() {
     let (server, _file) = Server::with(POLICY);
     let client = &mut server.connect();
     let first = r#"{"ip":"203.0.113.7","user":"u1","path":"/a","facts":{"x":"1","y":"2"},"costs":{"tokens":5},"requestId":"r"}"#;
     let answer = client.post("/v1/check", first).unwrap();
     assert_eq!(answer.status, 200);
-    // The same request in another order is a repeat.
+    // The same fields in another order are a repeat.
     let same = r#"{"requestId":"r","host":"","costs":{"tokens":5},"facts":{"y":"2","x":"1"},"path":"/a","user":"u1","ip":"203.0.113.7"}"#;
     assert_eq!(client.post("/v1/check", same).unwrap().body, answer.body);
-    // So is one with a default written out.
+    // So is a request with a default value written out.
     let defaults = first.replace("\"user\"", "\"cost\":1,\"bytes\":0,\"user\"");
     assert_eq!(client.post("/v1/check", &defaults).unwrap().body, answer.body);
     let refused = |client: &mut Client<_>, path: &str, body: &str, index: Value| {
@@ -315,7 +315,7 @@ fn a_request_id_of_another_request_is_refused() {
         first.replace("facts", "headers"),
     ] {
         refused(client, "/v1/check", &other, Value::Null);
-        // Of a list nothing is charged.
+        // A list with such an id charges nothing.
         refused(client, "/v1/check", &format!(r#"[{{"ip":"203.0.113.7","user":"u3"}},{other}]"#), json!(1));
     }
     refused(
@@ -326,16 +326,16 @@ fn a_request_id_of_another_request_is_refused() {
     );
     assert_eq!(ask(client, "/v1/peek", &user("u3"))["remaining"], 2);
     assert_eq!(ask(client, "/v1/peek", &user("u2"))["remaining"], 2);
-    // Another path is another space of ids; a reservation's own fields are part of what is asked.
+    // Each path has ids of its own. The fields of a reservation are part of its content.
     let reserve = r#"{"ip":"::1","user":"u4","ttlSec":60,"requestId":"r"}"#;
     assert_eq!(client.post("/v1/reserve", reserve).unwrap().status, 200);
     refused(client, "/v1/reserve", &reserve.replace("60", "61"), Value::Null);
     refused(client, "/v1/reserve", &reserve.replace("\"ttlSec\"", "\"onExpire\":\"release\",\"ttlSec\""), Value::Null);
 }
 
-/// Ten a second and one at once: whoever may wait gets in, whoever may not is told, and an id waits for itself.
+/// The limit is ten a second with a burst of one: a check that may wait is allowed, and repeats of one id wait for it.
 #[test]
-fn a_check_can_wait_for_room() {
+fn a_check_can_wait_until_it_fits() {
     let policy = "[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"10/s burst 1\"\n";
     let (server, _file) = Server::with(policy);
     let client = &mut server.connect();
@@ -347,7 +347,7 @@ fn a_check_can_wait_for_room() {
     ask(client, "/v1/pause", &json!({"layer": "user", "key": "u2", "seconds": 3600}));
     let denied = ask(client, "/v1/check?waitMs=60000", &json!({"user": "u2"}));
     assert_eq!((&denied["allowed"], &denied["rule"]), (&json!(false), &json!("r")), "an hour is too long");
-    // Two of one id, sent at once on two connections, both wait, and are charged once.
+    // Two requests with one id on two connections both wait, and are charged once.
     let twice = json!({"user": "u1", "requestId": "w-1"});
     let traces = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..2)
@@ -386,13 +386,13 @@ fn one_limit_needs_no_policy() {
         let denied = ask(client, path, &body);
         assert_eq!((&denied["allowed"], &denied["remaining"]), (&json!(false), &json!(0)));
         assert!((59..=60).contains(&denied["retryAfter"].as_u64().unwrap()), "{denied}");
-        // A changed limit holds from the next request on, and what was used stays used.
+        // A changed limit applies to the next request, and keeps what was used.
         let raised = ask(client, path, &json!({"key": path, "limit": 5, "windowSec": 60, "cost": 0}));
         assert_eq!(raised["remaining"], 3);
-        // The longer name of the same field.
+        // The longer name of the field.
         let named = ask(client, path, &json!({"key": path, "limit": 5, "windowSeconds": 60, "cost": 0}));
         assert_eq!(named["remaining"], 3);
-        // A field that is null says the same as one that is not there.
+        // A null field means the same as an absent one.
         let null = json!({"key": path, "limit": 5, "windowSec": 60, "windowSeconds": null, "cost": 0});
         assert_eq!(ask(client, path, &null)["remaining"], 3);
     }
@@ -406,7 +406,7 @@ fn one_limit_needs_no_policy() {
 }
 
 #[test]
-fn it_says_how_it_stands_and_what_it_offers() {
+fn health_and_the_openapi_document_are_served() {
     let server = Start::default().server();
     let client = &mut server.connect();
     for path in ["/healthz", "/readyz"] {

@@ -1,10 +1,10 @@
-//! Every bad input has its status, its error and its field.
+//! Tests the status, the error code and the field of every invalid input.
 
 use serde_json::{Value, json};
 
 use super::process::{POLICY, Server};
 
-/// A body that is refused, with 400 unless said, and the field it is about.
+/// An invalid body, and the field that the error is about. The status is 400 by default.
 #[track_caller]
 fn check(cases: &[(&str, &str, &str, Option<&str>)]) {
     let (server, _file) = Server::with(POLICY);
@@ -77,7 +77,7 @@ fn facts() {
 }
 
 #[test]
-fn what_is_no_json_or_no_object() {
+fn bodies_that_are_not_json_or_not_an_object() {
     let bad = |body| ("/v1/check", body, "bad_request", None);
     check(&[
         bad(""),
@@ -95,7 +95,7 @@ fn what_is_no_json_or_no_object() {
 }
 
 #[test]
-fn the_place_of_what_is_no_json_is_told() {
+fn a_syntax_error_has_its_line_and_column() {
     let (server, _file) = Server::with(POLICY);
     let answer = server.connect().post("/v1/check", "{\n  \"ip\": }").unwrap().json();
     assert!(answer["message"].as_str().unwrap().contains("line 2 column 9"), "{answer}");
@@ -179,7 +179,7 @@ fn one_limit() {
 }
 
 #[test]
-fn what_is_there_and_how_it_is_asked() {
+fn unknown_paths_methods_and_requests_of_web_pages() {
     let (server, _file) = Server::with(POLICY);
     let client = &mut server.connect();
     let json_type = ("content-type", "application/json");
@@ -197,7 +197,7 @@ fn what_is_there_and_how_it_is_asked() {
         ("POST", "/v1/limit", &[page, ("content-type", "application/jsonp")], 415, "unsupported_media_type"),
         ("POST", "/v1/check", &[("content-encoding", "gzip")], 415, "unsupported_media_type"),
         ("POST", "/v1/limit", &[("content-encoding", "identity, br")], 415, "unsupported_media_type"),
-        // A name that somebody else's page was given, and that now points here.
+        // DNS rebinding: a foreign name that resolves to this machine.
         ("POST", "/v1/check", &[page, json_type, rebound], 403, "forbidden"),
     ];
     for (method, path, fields, status, error) in cases {
@@ -206,7 +206,7 @@ fn what_is_there_and_how_it_is_asked() {
         assert_eq!((answer.status, &answer.json()["error"]), (status, &json!(error)), "{method} {path}");
         assert_eq!(answer.header("allow").is_some(), status == 405);
     }
-    // A page that says what it sends was allowed to; whoever is no page need not say.
+    // A page that sends JSON has passed a CORS preflight; other clients need no content type.
     let fine: [Fields<'_>; 4] = [
         &[page, ("content-type", "Application/JSON; charset=utf-8")],
         &[],

@@ -1,4 +1,4 @@
-//! A client for HTTP/1.1 over anything that reads and writes, small enough to see what it sends.
+//! A minimal HTTP/1.1 client over any stream, which sends exactly the given bytes.
 
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 
@@ -7,11 +7,11 @@ use serde_json::Value;
 /// One connection.
 pub(crate) struct Client<S: Read + Write>(BufReader<S>);
 
-/// What came back.
+/// A response.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// By lower-case name.
+    /// Names are in lower case.
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: String,
 }
@@ -21,7 +21,7 @@ impl<S: Read + Write> Client<S> {
         Self(BufReader::new(stream))
     }
 
-    /// Posts JSON, and waits for the answer.
+    /// Posts JSON and reads the response.
     pub(crate) fn post(&mut self, path: &str, body: &str) -> io::Result<Answer> {
         self.send("POST", path, &[("content-type", "application/json")], body)
     }
@@ -34,8 +34,8 @@ impl<S: Read + Write> Client<S> {
         self.read()
     }
 
-    /// Sends a head with these fields and no others, but for a host where there is none. A body, which may never end, is read
-    /// only if its length is told.
+    /// Sends a head with exactly these fields, and a Host if there is none. The body of the response, which may never end, is read
+    /// only if it has a length.
     pub(crate) fn ask_bytes(&mut self, method: &str, path: &str, fields: &[(String, Vec<u8>)]) -> io::Result<Answer> {
         self.write_head(method, path, fields)?;
         let mut answer = self.read_head()?;
@@ -56,13 +56,13 @@ impl<S: Read + Write> Client<S> {
         self.write_bytes(&head)
     }
 
-    /// Asks for the head of an answer alone.
+    /// Sends a HEAD request.
     pub(crate) fn send_head(&mut self, path: &str) -> io::Result<Answer> {
         self.write(&format!("HEAD {path} HTTP/1.1\r\nhost: localhost\r\n\r\n"))?;
         self.read_head()
     }
 
-    /// Sends a line on a connection that is no longer HTTP, and reads one.
+    /// Sends a line on an upgraded connection, and reads one.
     pub(crate) fn echo(&mut self, line: &str) -> String {
         self.write(&format!("{line}\n")).unwrap();
         self.line().unwrap()
@@ -82,7 +82,7 @@ impl<S: Read + Write> Client<S> {
         Ok(answer)
     }
 
-    /// Reads an answer whose body may be no text, and leaves it out of the answer.
+    /// Reads a response whose body may not be UTF-8, and discards the body.
     pub(crate) fn read_bytes(&mut self) -> io::Result<(Answer, Vec<u8>)> {
         let answer = self.read_head()?;
         if answer.header("transfer-encoding") == Some("chunked") {

@@ -1,4 +1,4 @@
-//! The server under a wall clock that somebody sets.
+//! Tests the server while the wall clock is changed.
 
 use std::path::Path;
 use std::process::Command;
@@ -27,10 +27,10 @@ fn check(server: &Server, user: &str) -> Value {
     server.connect().post("/v1/check", &json!({"user": user}).to_string()).unwrap().json()
 }
 
-/// A clock that jumps two days ahead for a second ended a ban of 24 hours, opened a window of a day again, and stayed ahead
-/// for weeks.
+/// A clock that jumps two days ahead for a second once ended a ban of 24 hours, reset a window of a day, and the server stayed
+/// ahead for weeks.
 #[test]
-fn a_wall_clock_that_jumps_ahead_for_a_moment_does_nothing() {
+fn a_wall_clock_that_jumps_ahead_for_a_moment_has_no_effect() {
     let (folder, policy) = (Scratch::folder(), Scratch::file("policy.toml", POLICY));
     let (library, offset) = (folder.path().join("realtime.so"), folder.path().join("offset"));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/serve/clock/realtime.c");
@@ -41,7 +41,7 @@ fn a_wall_clock_that_jumps_ahead_for_a_moment_does_nothing() {
         std::fs::write(&next, seconds.to_string()).unwrap();
         std::fs::rename(next, &offset).unwrap();
     };
-    // The library is in use: two days off from the start, this server's days are not ours.
+    // Checks that the preloaded library works: the clock of this server is two days off from its start.
     set(-2 * 86_400);
     let variables = [("LD_PRELOAD", library.to_str().unwrap()), ("THRESHOLD_CLOCK", offset.to_str().unwrap())];
     let server = Start { policy: Some(policy.path()), variables: &variables, ..Start::default() }.server();
@@ -61,12 +61,12 @@ fn a_wall_clock_that_jumps_ahead_for_a_moment_does_nothing() {
             assert_eq!(check(&server, "eve")["banned"], true);
         }
     };
-    // Long enough for the clock to be compared some times.
+    // Long enough for the server to compare its clocks several times.
     set(0);
     asked(Duration::from_millis(700));
     set(-2 * 86_400);
     asked(Duration::from_millis(300));
-    // Nobody who comes later is served by a clock that is ahead, and the day of the others is not over.
+    // Later requests are not decided at the later time, and the window of earlier ones has not ended.
     let told = check(&server, "ada");
     assert_eq!(told["allowed"], false, "{told}");
     assert!(told["resetAt"].as_u64().unwrap() < now - 80_000, "{told}");

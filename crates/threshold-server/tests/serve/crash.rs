@@ -1,5 +1,5 @@
-//! The server killed at random points while bans, strikes and locks are written: what was acknowledged is there after each
-//! start, and nothing else is.
+//! Kills the server at random points while bans, strikes and locks are written. After each start, everything that was
+//! acknowledged is there, and nothing that was not requested.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpStream;
@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use super::client::Client;
 use super::process::{Scratch, Server, Start};
 
-/// How often it is killed; `./test long` multiplies it by ten.
+/// How often the server is killed; `./test long` multiplies it by ten.
 const POINTS: u64 = 200;
-/// With room for everyone who is struck in ten times as many rounds: who has least to answer for would go first.
+/// With room for all subjects that are struck in ten times as many rounds: in a full table the least would be evicted.
 const POLICY: &str = r#"
 [memory]
 max_keys = 2000000
@@ -33,14 +33,14 @@ ladder = "patient"
 rungs = ["deny"]
 "#;
 
-/// What is known of one name: how much of it was acknowledged, and how much was asked for.
+/// The known state of one name: how much was acknowledged, and how much was requested.
 #[derive(Debug, Default, Clone, Copy)]
 struct Known {
     at_least: u64,
     at_most: u64,
 }
 
-/// Bans that were set (1), lifted (0), or asked to be either; strikes and failures by count.
+/// Bans are 1 if set and 0 if lifted; strikes and failures are counts.
 #[derive(Debug, Default)]
 struct Model {
     bans: BTreeMap<String, Known>,
@@ -49,7 +49,7 @@ struct Model {
     audit: Audit,
 }
 
-/// A small generator: the seed is printed, so a failure can be had again.
+/// A random number generator. The seed is printed, so that a failure can be reproduced.
 struct Random(u64);
 
 impl Random {
@@ -65,7 +65,7 @@ fn start(policy: &Path, db: &Path) -> Server {
     Start { policy: Some(policy), args: &["--db", db.to_str().unwrap()], ..Start::default() }.server()
 }
 
-/// Sets and lifts bans until the server is gone.
+/// Sets and lifts bans until the server is killed.
 fn write_bans(client: &mut Client<TcpStream>, round: u64, bans: &mut BTreeMap<String, Known>) {
     for number in 0.. {
         let name = format!("banned-{round}-{number}");
@@ -85,7 +85,7 @@ fn write_bans(client: &mut Client<TcpStream>, round: u64, bans: &mut BTreeMap<St
     }
 }
 
-/// Goes over a limit until the server is gone. A strike that did not reach the disk in time says so.
+/// Exceeds a limit until the server is killed. The answer to a strike that is not on disk in time is marked as degraded.
 fn write_strikes(client: &mut Client<TcpStream>, round: u64, strikes: &mut BTreeMap<String, Known>) {
     for number in 0.. {
         let name = format!("striker-{round}-{}", number / 5);
@@ -104,7 +104,7 @@ fn write_strikes(client: &mut Client<TcpStream>, round: u64, strikes: &mut BTree
     }
 }
 
-/// Guesses until the server is gone.
+/// Fails logins until the server is killed.
 fn write_failures(client: &mut Client<TcpStream>, round: u64, failures: &mut BTreeMap<String, Known>) {
     for number in 0.. {
         let name = format!("victim-{round}-{}", number / 5);
@@ -120,7 +120,7 @@ fn write_failures(client: &mut Client<TcpStream>, round: u64, failures: &mut BTr
     }
 }
 
-/// Writes until a moment, then kills.
+/// Writes for a random time, then kills the server.
 fn write_and_kill(server: &Server, round: u64, after: Duration, model: &mut Model) {
     let Model { bans, strikes, failures, .. } = model;
     let [mut first, mut second, mut third] = [server.connect(), server.connect(), server.connect()];
@@ -133,9 +133,9 @@ fn write_and_kill(server: &Server, round: u64, after: Duration, model: &mut Mode
     });
 }
 
-/// The audit and the bans agree: whoever is banned was banned by the last line about them, and nobody else was.
+/// Checks that the audit and the bans agree: a subject is banned exactly if its last audit record says so.
 ///
-/// Fails where a ban and its line are written in two transactions.
+/// Fails if a ban and its audit record are written in two transactions.
 fn compare_audit(db: &Path, there: &BTreeMap<String, u64>, seen: &mut Audit, context: &str) {
     let file = rusqlite::Connection::open(db).unwrap();
     let mut select = file.prepare("SELECT id, about, action FROM audit WHERE id > ?1 ORDER BY id").unwrap();
@@ -152,16 +152,16 @@ fn compare_audit(db: &Path, there: &BTreeMap<String, u64>, seen: &mut Audit, con
     assert!(differ.is_empty(), "{context}: the audit and the bans differ in {differ:?}");
 }
 
-/// What the audit has said so far.
+/// The bans according to the audit so far.
 #[derive(Debug, Default)]
 struct Audit {
     last: i64,
     banned: BTreeSet<String>,
 }
 
-/// Compares the server with what is known, and learns what had been left open.
+/// Compares the server with the known state, and takes over what was requested but not acknowledged.
 fn compare(client: &mut Client<TcpStream>, db: &Path, round: Option<u64>, model: &mut Model, context: &str) {
-    // A kill is no damage.
+    // A killed process does not damage the journal.
     assert_eq!(client.send("GET", "/readyz", &[], "").unwrap().json()["status"], "ok", "{context}");
     let mut there = BTreeMap::new();
     let mut after = String::new();
@@ -185,7 +185,7 @@ fn compare(client: &mut Client<TcpStream>, db: &Path, round: Option<u64>, model:
             let attempts = known.at_most;
             learn(name, known, subject[field].as_u64().unwrap(), context);
             if layer == "account" {
-                // An attempt whose result was lost with the server fails when its minute is up.
+                // An attempt whose result was lost counts as failed after a minute.
                 known.at_most = attempts;
             }
         }
@@ -213,7 +213,7 @@ fn what_was_acknowledged_survives_kill_9_and_nothing_else_does() {
         let server = start(&policy, &db);
         let context = format!("seed {seed}, point {round}");
         compare(&mut server.connect(), &db, Some(round.saturating_sub(1)), &mut model, &context);
-        // Most are killed in the middle of writing, some before they have begun.
+        // Most are killed while they write, some before.
         let after = Duration::from_micros(random.below(40_000));
         write_and_kill(&server, round, after, &mut model);
     }

@@ -1,5 +1,5 @@
-//! The journal on a disk in trouble, for real: full, read-only, slow, failing, or with a file that somebody damages. Decisions
-//! go on, nobody is told that something is on disk that is not, and it recovers without a restart.
+//! Tests the journal on a disk that is full, read-only, slow or failing, and with a damaged file. Decisions continue, nothing is
+//! acknowledged that is not on disk, and the server recovers without a restart.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -23,8 +23,8 @@ strike = "request"
 on_missing = "skip"
 "#;
 
-/// A small disk of its own, in a mount namespace that only its holder and the servers on it are in. It needs `unshare` and
-/// user namespaces, or root; and goes with the test.
+/// A small file system in a mount namespace of its own, which only the test and its servers see. It needs `unshare` and user
+/// namespaces, or root, and ends with the test.
 struct Disk {
     holder: Child,
     folder: Scratch,
@@ -47,13 +47,13 @@ impl Disk {
         self.folder.path().join("threshold.db")
     }
 
-    /// What a command begins with that is to see the disk.
+    /// The words before a command that is to run in the namespace.
     fn inside(&self) -> Vec<String> {
         let holder = self.holder.id().to_string();
         ["nsenter", "--target", &holder, "--user", "--mount", "--preserve-credentials", "--"].map(str::to_owned).into()
     }
 
-    /// Runs a line of shell where the disk is, as `$0`. Says whether it went well.
+    /// Runs a shell command in the namespace, with the disk as `$0`. Returns whether it succeeded.
     fn run(&self, line: &str) -> bool {
         let inside = self.inside();
         let (program, words) = inside.split_first().unwrap();
@@ -72,7 +72,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // It reads until its input ends.
+        // It ends with its standard input.
         drop(self.holder.stdin.take());
         let _ = self.holder.wait();
     }
@@ -95,7 +95,7 @@ fn ban(server: &Server, user: &str) -> u16 {
     status
 }
 
-/// Bans somebody, and says so again until it is on disk, with all that came before it: the machine's own disk may be busy.
+/// Bans a user, and repeats that until it is on disk: the machine's own disk may be busy.
 fn ban_for_sure(server: &Server, user: &str) {
     let begun = Instant::now();
     while ban(server, user) != 200 {
@@ -103,7 +103,7 @@ fn ban_for_sure(server: &Server, user: &str) {
     }
 }
 
-/// Goes over the limit; whether the strike was on disk when that was answered.
+/// Exceeds the limit. Returns whether the strike was on disk when the request was answered.
 fn strike(server: &Server, user: &str) -> bool {
     let told: Vec<Value> = (0..2).map(|_| post(server, "/v1/check", &json!({"user": user})).1).collect();
     assert_eq!((&told[0]["allowed"], &told[1]["allowed"]), (&json!(true), &json!(false)), "{told:?}");
@@ -113,14 +113,14 @@ fn strike(server: &Server, user: &str) -> bool {
     told[1]["degraded"] == false
 }
 
-/// Fails a login; the status of the answer to its result.
+/// Fails a login. Returns the status of the answer to its result.
 fn guess(server: &Server, account: &str) -> u16 {
     let (status, told) = post(server, "/v1/login/attempt", &json!({"account": account, "ip": "203.0.113.7"}));
     assert_eq!(status, 200, "{told}");
     post(server, "/v1/login/result", &json!({"attempt": told["attempt"], "success": false})).0
 }
 
-/// Looks until the server says so; it fails, and does not hang, where that never comes.
+/// Polls `/readyz` until the condition holds, and fails after a bounded time.
 fn until_ready(server: &Server, says: impl Fn(&Value) -> bool) -> Value {
     let begun = Instant::now();
     loop {
@@ -133,7 +133,7 @@ fn until_ready(server: &Server, says: impl Fn(&Value) -> bool) -> Value {
     }
 }
 
-/// In trouble: it is said, nothing is acknowledged that is not on disk, and decisions go on and hold what was changed.
+/// Checks a server whose disk fails: it reports that, acknowledges nothing, and continues to decide by its changes.
 fn check_degraded(server: &Server, reason: &str) {
     assert_eq!(ban(server, "meanwhile"), 503);
     let ready = get(server, "/readyz");
@@ -146,7 +146,7 @@ fn check_degraded(server: &Server, reason: &str) {
     assert_eq!(post(server, "/v1/check", &json!({"user": "somebody"})).1["degraded"], false);
 }
 
-/// What comes is acknowledged, and after `kill -9` everything is there.
+/// Checks that changes are acknowledged, and that all of them are there after `kill -9`.
 fn check_all_there(server: Server, start: impl Fn() -> Server) -> Server {
     guess(&server, "victim");
     ban_for_sure(&server, "afterwards");
@@ -162,7 +162,7 @@ fn check_all_there(server: Server, start: impl Fn() -> Server) -> Server {
     server
 }
 
-/// Well again: it is said, what comes is acknowledged, and everything is there.
+/// Checks a server whose disk works again: it reports that, acknowledges changes, and has lost nothing.
 fn check_recovered(server: Server, start: impl Fn() -> Server) {
     until_ready(&server, |ready| ready["status"] == "ok");
     server.wait_for_log("journal recovered");
@@ -184,7 +184,7 @@ fn a_full_disk() {
     check_recovered(server, || disk.server(policy.path()));
 }
 
-/// A file system that is mounted over the journal's and cannot be written to, until it is gone again.
+/// Remounts the file system of the journal read-only for a while.
 #[test]
 fn a_read_only_disk() {
     let (disk, policy) = (Disk::of_size("1m"), policy());
@@ -194,7 +194,7 @@ fn a_read_only_disk() {
     check_degraded(&server, "Read-only file system");
     assert!(disk.run("umount $0"));
     check_recovered(server, || disk.server(policy.path()));
-    // A start on such a disk says what is wrong, and does not pretend.
+    // A server does not start on such a disk, and says why.
     assert!(disk.run("mount -o remount,bind,ro $0"));
     let (inside, db) = (disk.inside(), disk.db());
     let before: Vec<&str> = inside.iter().map(String::as_str).collect();
@@ -205,7 +205,7 @@ fn a_read_only_disk() {
     assert!(!refused.status.success() && said.contains("Read-only file system"), "{said}");
 }
 
-/// A server whose disk is told what to do by a file.
+/// A server whose writes are slowed or failed by a preloaded library, which a file controls.
 struct Ordered {
     folder: Scratch,
     policy: Scratch,
@@ -255,7 +255,7 @@ fn a_disk_that_fails() {
     check_recovered(server, || disk.server());
 }
 
-/// A write that does not come back: nobody who needs no disk waits for it, and nobody is told that it has.
+/// A write that does not return: requests that need no disk are not delayed, and nothing is acknowledged.
 #[test]
 fn a_disk_that_is_slow() {
     let disk = Ordered::new();
@@ -285,9 +285,9 @@ fn a_disk_that_is_slow() {
     }
 }
 
-/// A disk that never answers again does not keep a server from ending. Woken by waiting for `Desk::close` without a bound.
+/// A disk that never answers does not keep the server from ending. Woken by: waiting for `Desk::close` without a bound.
 #[test]
-fn a_server_ends_though_its_disk_hangs() {
+fn a_server_ends_although_its_disk_hangs() {
     let disk = Ordered::new();
     let server = disk.server_with(&["--drain", "1s"]);
     assert_eq!(ban(&server, "before"), 200);
@@ -296,10 +296,10 @@ fn a_server_ends_though_its_disk_hangs() {
     server.signal("TERM");
     let (status, log) = server.wait();
     assert_eq!(status.code(), Some(1), "{log}");
-    assert!(log.contains("the disk did not answer"), "{log}");
+    assert!(log.contains("journal not closed in time"), "{log}");
 }
 
-/// Somebody overwrites the file while the server runs: it is found before anything is asked for, said, and mended.
+/// The file is overwritten while the server runs: the server detects, reports and repairs that by itself.
 #[test]
 fn a_file_that_is_damaged_while_the_server_runs() {
     let (folder, policy) = (Scratch::folder(), policy());
@@ -329,7 +329,7 @@ fn a_file_that_is_damaged_while_the_server_runs() {
     }
     let said = server.wait_for_log("journal rebuilt");
     assert!(said.contains("threshold.db.damaged-"), "{said}");
-    // It stays said for a while, for whoever looks now and then.
+    // The repair is reported for a while, so that a health check sees it.
     let ready = until_ready(&server, |ready| ready["reason"].as_str().is_some_and(|reason| reason.contains("rebuilt")));
     assert_eq!(ready["status"], "degraded");
     let server = check_all_there(server, start);

@@ -1,4 +1,4 @@
-//! Forward auth as proxies ask it, without a proxy in between: what is believed, of whom, and what is told.
+//! Tests forward auth with the requests that proxies send: which headers are trusted, from whom, and what is answered.
 
 use std::os::unix::net::UnixStream;
 
@@ -38,7 +38,7 @@ count = "status:401"
 
 const TRUSTED: [u8; 4] = [127, 0, 0, 1];
 
-/// What Traefik's ForwardAuth sends for a client's request, in its order.
+/// The headers that Traefik's ForwardAuth sends for a client's request, in its order.
 fn traefik(server: &Server, from: [u8; 4], client: &str, more: &[(&str, &str)]) -> Answer {
     let (_, address) = server.place.split_once("://").unwrap();
     let first = [("host", address), ("user-agent", "curl/8.5.0"), ("accept", "*/*"), ("accept-encoding", "gzip")];
@@ -66,9 +66,9 @@ fn nginx(path: &'static str) -> [(&'static str, &'static str); 3] {
     [("x-original-method", "GET"), ("x-original-uri", path), ("x-forwarded-for", "203.0.113.7")]
 }
 
-/// One byte that is no text had the proxy's own address charged, whoever sent it.
+/// A header with one byte that is not UTF-8 once had the proxy's own address charged.
 #[test]
-fn a_byte_that_is_no_text_changes_nobody() {
+fn a_byte_that_is_not_utf_8_does_not_change_the_client() {
     let (server, _policy) = Server::with(POLICY);
     for (forged, status) in
         [("\u{ff}, 203.0.113.7", 200), ("\u{ff}\u{fe},203.0.113.7", 200), ("\u{fd}, 203.0.113.7", 429)]
@@ -79,7 +79,7 @@ fn a_byte_that_is_no_text_changes_nobody() {
 }
 
 #[test]
-fn traefik_hands_its_client_the_whole_answer() {
+fn traefik_gets_the_whole_answer_for_its_client() {
     let (server, _policy) = Server::with(POLICY);
     for left in ["1", "0"] {
         let answer = traefik(&server, TRUSTED, "203.0.113.7", &[]);
@@ -91,10 +91,10 @@ fn traefik_hands_its_client_the_whole_answer() {
     assert!(denied.header("retry-after").is_some() && denied.header("ratelimit").is_some());
     assert_eq!(denied.json()["rule"], "address");
     assert_eq!(traefik(&server, TRUSTED, "203.0.113.8", &[]).status, 200);
-    // gRPC's own refusals are 200, which here would mean that the request may cross.
+    // A gRPC denial has the status 200, which would allow the request here.
     let grpc = traefik(&server, TRUSTED, "203.0.113.7", &[("content-type", "application/grpc"), ("te", "trailers")]);
     assert_eq!(grpc.status, 429);
-    // A client's field that a proxy passed on beside its own: whose is whose, nobody knows.
+    // A client's header that the proxy passed on beside its own: they cannot be told apart.
     for forged in [("x-original-uri", "/free"), ("x-original-host", "free.example.com"), ("x-original-method", "PUT")] {
         let answer = traefik(&server, TRUSTED, "203.0.113.9", &[forged]);
         assert_eq!((answer.status, &answer.json()["error"]), (400, &"bad_request".into()));
@@ -102,9 +102,9 @@ fn traefik_hands_its_client_the_whole_answer() {
     assert_eq!(traefik(&server, TRUSTED, "203.0.113.9", &[]).header("x-ratelimit-remaining"), Some("1"));
 }
 
-/// Whatever it says of others, and however it changes that, it is one client.
+/// Whatever headers an untrusted peer sends, it is one client.
 #[test]
-fn who_is_not_trusted_asks_for_itself() {
+fn an_untrusted_peer_is_decided_as_a_client() {
     let (server, _policy) = Server::with(POLICY);
     let spoofed = ["203.0.113.7", "127.0.0.1", "127.0.0.3", "203.0.113.7"];
     let statuses = spoofed.map(|client| traefik(&server, [127, 0, 0, 2], client, &[]).status);
@@ -113,7 +113,7 @@ fn who_is_not_trusted_asks_for_itself() {
         let answer = traefik(&server, TRUSTED, client, &[]);
         assert_eq!((answer.status, answer.header("x-ratelimit-remaining")), (200, Some("1")));
     }
-    let told = server.wait_for_log("not believed");
+    let told = server.wait_for_log("peer at /auth");
     assert!(told.contains("trusted_proxies") && !told.contains("127.0.0.2"), "{told}");
 }
 
@@ -132,15 +132,15 @@ fn for_nginx_a_denial_is_a_403_that_carries_the_answer() {
     let problem =
         ask(&server, "/auth?deny=403", &[&nginx("/")[..], &[("accept", "application/problem+json")]].concat());
     assert_eq!(problem.header("x-threshold-form"), Some("problem"));
-    // Without it the same proxy would be told the same as any other.
+    // Without `deny=403` the denial is passed through.
     assert_eq!(ask(&server, "/auth", &nginx("/")).status, 429);
-    // Other parameters are the client's, which Caddy's forward_auth passes on.
+    // Other parameters are ignored: Caddy's forward_auth adds those of its client.
     assert_eq!(ask(&server, "/auth?q=1&lang=en", &nginx("/")).status, 429);
 }
 
-/// nginx asks again for one request after each internal redirect, and each time was charged.
+/// nginx asks again after each internal redirect, and each time once was charged.
 #[test]
-fn a_request_that_its_proxy_names_is_counted_once() {
+fn a_request_with_a_proxys_id_is_counted_once() {
     let (server, _policy) = Server::with(POLICY);
     let named = |path: &'static str, id: &str| {
         ask(&server, "/auth?deny=403", &[&nginx(path)[..], &[("x-threshold-request-id", id)]].concat())
@@ -152,17 +152,17 @@ fn a_request_that_its_proxy_names_is_counted_once() {
         assert_eq!((again.status, again.header("ratelimit")), (200, first.header("ratelimit")));
         assert_eq!(again.header("x-ratelimit-remaining"), Some("1"));
     }
-    // Another request, or another question under the same id, is counted.
+    // Another id, or another question with the same id, is counted.
     assert_eq!(named("/other", "0123456789abcdef0123456789abcdef").header("x-ratelimit-remaining"), Some("0"));
     assert_eq!(named("/", "fedcba9876543210fedcba9876543210").status, 403);
-    // The first may still be asked for again: it is on its way through the proxy.
+    // The first question may still be repeated.
     assert_eq!(named("/", "0123456789abcdef0123456789abcdef").status, 200);
-    // A denial is decided each time.
+    // A denial is decided again.
     assert_eq!(named("/", "fedcba9876543210fedcba9876543210").status, 403);
 }
 
 #[test]
-fn an_id_is_believed_of_trusted_peers_only_and_must_be_one() {
+fn an_id_is_accepted_from_trusted_peers_only_and_must_be_valid() {
     let (server, _policy) = Server::with(POLICY);
     let id = ("x-threshold-request-id", "0123456789abcdef");
     let statuses = [(); 4].map(|()| traefik(&server, [127, 0, 0, 2], "203.0.113.7", &[id]).status);
@@ -171,7 +171,7 @@ fn an_id_is_believed_of_trusted_peers_only_and_must_be_one() {
     assert_eq!((twice.status, &twice.json()["field"]), (400, &"x-threshold-request-id".into()));
 }
 
-/// nginx hands on 401 and 403 and makes 500 of anything else, so whoever asked for something odd read a server's error.
+/// nginx passes on 401 and 403 and turns anything else into 500, so a client with an invalid request once got a server error.
 #[test]
 fn for_nginx_what_cannot_be_asked_is_a_403_that_carries_the_answer_too() {
     let (server, _policy) = Server::with(POLICY);
@@ -184,7 +184,7 @@ fn for_nginx_what_cannot_be_asked_is_a_403_that_carries_the_answer_too() {
 }
 
 #[test]
-fn what_is_held_is_held_to_the_end_of_its_time_and_outcomes_are_not_counted() {
+fn concurrency_lasts_for_its_ttl_and_outcomes_are_not_counted() {
     let (server, _policy) = Server::with(POLICY);
     assert_eq!(ask(&server, "/auth", &nginx("/slow")).status, 200);
     assert_eq!(ask(&server, "/auth", &nginx("/slow")).json()["rule"], "at-once");
@@ -195,19 +195,19 @@ fn what_is_held_is_held_to_the_end_of_its_time_and_outcomes_are_not_counted() {
 }
 
 #[test]
-fn a_proxy_shows_its_token_apart_from_its_clients() {
+fn a_proxy_sends_its_token_in_a_header_of_its_own() {
     let policy = Scratch::file("policy.toml", POLICY);
     let variables = [("THRESHOLD_TOKEN", "t0ken-0123456789")];
     let server = Start { policy: Some(policy.path()), variables: &variables, ..Start::default() }.server();
     let asked = |field: (&str, &str)| ask(&server, "/auth", &[&nginx("/")[..], &[field]].concat()).status;
     assert_eq!(asked(("x-threshold-token", "t0ken-0123456789")), 200);
     assert_eq!(asked(("x-threshold-token", "token-0123456789")), 401);
-    // This one is the client's.
+    // `Authorization` is the client's.
     assert_eq!(asked(("authorization", "Bearer t0ken-0123456789")), 401);
 }
 
 #[test]
-fn who_comes_through_a_socket_is_this_machine() {
+fn a_peer_on_a_unix_socket_is_this_machine() {
     let folder = Scratch::folder();
     let policy = Scratch::file("policy.toml", POLICY);
     let path = folder.path().join("threshold.sock");
@@ -220,7 +220,7 @@ fn who_comes_through_a_socket_is_this_machine() {
 }
 
 #[test]
-fn any_method_asks_and_a_body_that_comes_along_is_no_harm() {
+fn every_method_is_accepted_and_a_body_is_ignored() {
     let (server, _policy) = Server::with(POLICY);
     let mut client = server.connect();
     for status in [200, 200, 429, 429] {

@@ -1,11 +1,11 @@
-//! Which names the server answers to: no page can call a server without tokens by a name of its own.
+//! Tests the protection against DNS rebinding: a server without tokens accepts only its own names in Host and Origin.
 
 use std::os::unix::net::UnixStream;
 
 use super::client::Client;
 use super::process::{POLICY, Scratch, Server, Start};
 
-/// Every call that the server describes, and those that it does not.
+/// Returns every route of the OpenAPI document, and some paths that are not in it.
 fn calls(server: &Server) -> Vec<(String, String)> {
     let document = server.connect().send("GET", "/openapi.json", &[], "").unwrap().json();
     let paths = document["paths"].as_object().unwrap();
@@ -17,11 +17,11 @@ fn calls(server: &Server) -> Vec<(String, String)> {
     described.chain(others.map(|(method, path)| (method.to_owned(), path.to_owned()))).collect()
 }
 
-/// A name that somebody made to point at this machine, and a page that was loaded from it.
+/// A foreign name that resolves to this machine, and a page with that origin.
 ///
 /// Broken once by: leaving out the check in `Doors::call`.
 #[test]
-fn no_call_is_answered_under_another_name() {
+fn no_route_is_reachable_by_a_foreign_name() {
     let (server, _file) = Server::with(POLICY);
     let client = &mut server.connect();
     let calls = calls(&server);
@@ -47,7 +47,7 @@ fn no_call_is_answered_under_another_name() {
 }
 
 #[test]
-fn a_name_can_be_allowed() {
+fn allow_host_adds_a_name() {
     let args = ["--allow-host", "threshold.internal", "--allow-host", "10.0.0.5"];
     let server = Start { args: &args, ..Start::default() }.server();
     let client = &mut server.connect();
@@ -63,16 +63,16 @@ fn a_name_can_be_allowed() {
     assert_eq!(wrong.status.code(), Some(2));
 }
 
-/// With a token no page can call, whatever its name; and no page can open a socket.
+/// A page knows no token, and cannot open a Unix socket.
 #[test]
-fn tokens_and_sockets_need_no_names() {
+fn with_tokens_or_a_unix_socket_every_name_is_accepted() {
     let variables = [("THRESHOLD_TOKEN", "a-token-of-some-length")];
     let server = Start { variables: &variables, args: &["--allow-host", "x"], ..Start::default() }.server();
     let fields = [("host", "evil.example"), ("authorization", "Bearer a-token-of-some-length")];
     assert_eq!(server.connect().send("GET", "/openapi.json", &fields, "").unwrap().status, 200);
     assert_eq!(server.connect().send("GET", "/openapi.json", &fields[..1], "").unwrap().status, 401);
-    server.wait_for_log("--allow-host changes nothing");
-    // An operator's token does not close callers' paths to pages.
+    server.wait_for_log("--allow-host ignored");
+    // An operators' token does not protect the callers' routes.
     let variables = [("THRESHOLD_ADMIN_TOKEN", "a-token-of-some-length")];
     let server = Start { variables: &variables, ..Start::default() }.server();
     assert_eq!(server.connect().send("GET", "/openapi.json", &fields[..1], "").unwrap().status, 403);
@@ -85,9 +85,9 @@ fn tokens_and_sockets_need_no_names() {
     assert_eq!(client.send("GET", "/openapi.json", &fields[..1], "").unwrap().status, 200);
 }
 
-/// What a proxy passes on of its client's request says nothing about who asks here.
+/// The Origin of a proxy's request is its client's.
 #[test]
-fn a_proxy_passes_its_clients_origin_on() {
+fn a_proxy_may_pass_on_its_clients_origin() {
     let (server, _file) = Server::with(POLICY);
     let client = &mut server.connect();
     let page = ("origin", "https://shop.example");

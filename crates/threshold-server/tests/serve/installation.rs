@@ -1,4 +1,4 @@
-//! The files of an installation: a journal has one server under all its names, and is not begun again in silence.
+//! Tests the files of an installation: one server for each journal, by whatever path, and no silent start without it.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
@@ -36,7 +36,7 @@ impl Installation {
         Start { policy: Some(self.policy.path()), args: &args, ..Start::default() }.server()
     }
 
-    /// Starts a server that is expected to refuse; what it says.
+    /// Starts a server that must not start. Returns its error.
     fn refusal(&self, db: &Path) -> String {
         let args = ["--db", db.to_str().unwrap()];
         let output = Start { policy: Some(self.policy.path()), args: &args, ..Start::default() }.command().output();
@@ -68,7 +68,7 @@ fn stop(server: Server) {
 }
 
 #[test]
-fn two_names_of_one_journal_are_one_journal() {
+fn two_paths_to_one_journal_are_one_journal() {
     let place = Installation::new();
     let (db, link) = (place.path("threshold.db"), place.path("link.db"));
     let server = place.start(&db, &[]);
@@ -76,7 +76,7 @@ fn two_names_of_one_journal_are_one_journal() {
     symlink(&db, &link).unwrap();
     assert!(place.refusal(&link).contains("is in use by another process"));
     stop(server);
-    // The same secret, the same counters, the same bans.
+    // The secret, the counters and the bans are the same.
     let server = place.start(&link, &[]);
     assert!(is_banned(&server, "mallory"));
     assert_eq!(ready(&server)["status"], "ok");
@@ -84,7 +84,7 @@ fn two_names_of_one_journal_are_one_journal() {
 }
 
 #[test]
-fn a_secret_that_others_can_read_is_refused() {
+fn a_secret_file_that_others_can_read_is_refused() {
     let place = Installation::new();
     let (db, secret) = (place.path("threshold.db"), place.path("threshold.secret"));
     stop(place.start(&db, &[]));
@@ -93,7 +93,7 @@ fn a_secret_that_others_can_read_is_refused() {
     assert!(said.contains(&format!("chmod 600 {}", secret.display())), "{said}");
 }
 
-/// A journal that was deleted, or emptied, began anew without bans, and was "ok".
+/// After its journal was deleted or emptied, a server once started without bans, and reported "ok".
 #[test]
 fn a_journal_that_is_missing_beside_its_secret_is_refused() {
     let place = Installation::new();
@@ -113,7 +113,7 @@ fn a_journal_that_is_missing_beside_its_secret_is_refused() {
         assert!(said.contains(part), "{said}");
     }
     assert!(!db.exists());
-    // What it says can be done: a copy is put back,
+    // The error names two ways out: a copy is restored,
     let restore = std::process::Command::new(env!("CARGO_BIN_EXE_threshold"))
         .args(["restore"])
         .arg(&copy)
@@ -124,19 +124,19 @@ fn a_journal_that_is_missing_beside_its_secret_is_refused() {
     let server = place.start(&db, &[]);
     assert!(is_banned(&server, "mallory"));
     stop(server);
-    // or it is begun again, once.
+    // or a new journal is started, once.
     std::fs::remove_file(&db).unwrap();
     let server = place.start(&db, &["--new-journal"]);
     assert!(!is_banned(&server, "mallory"));
     assert_eq!(ready(&server)["status"], "ok");
     stop(server);
     let server = place.start(&db, &["--new-journal"]);
-    server.wait_for_log("--new-journal changes nothing");
+    server.wait_for_log("--new-journal ignored");
 }
 
-/// A file cut in half keeps the bans that are whole, and says so.
+/// A server on a truncated file restores the bans that can be read, and reports the damage.
 #[test]
-fn a_journal_cut_in_half_keeps_what_is_whole() {
+fn a_truncated_journal_keeps_the_bans_that_can_be_read() {
     let place = Installation::new();
     let db = place.path("threshold.db");
     let users: Vec<String> = (0..400).map(|number| format!("mallory{number}")).collect();
@@ -162,11 +162,11 @@ fn a_journal_cut_in_half_keeps_what_is_whole() {
     assert_eq!(ready(&place.start(&db, &[]))["status"], "ok");
 }
 
-/// A start on a damaged file is killed at any moment: either it has logged the damage, or the next start reports it.
+/// A server that starts on a damaged file is killed at a random time: either it has logged the damage, or the next start does.
 ///
 /// Woken by: no `damage_record::write` in `initialize`.
 #[test]
-fn a_start_that_is_killed_does_not_hide_the_damage() {
+fn a_killed_start_does_not_hide_damage() {
     let place = Installation::new();
     let db = place.path("threshold.db");
     let server = place.start(&db, &[]);

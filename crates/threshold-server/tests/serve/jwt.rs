@@ -1,4 +1,4 @@
-//! Bearer tokens at forward auth: who they name, what is counted of those that name nobody, and keys that change.
+//! Tests JWTs at forward auth: the user they name, the metrics of those that do not verify, and changed keys.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,7 +12,7 @@ pub(crate) mod sign;
 
 use sign::{SECRET, hmac_of, jwk, of_texts, signed, stranger, token};
 
-/// A policy that counts by the claim `sub`, and by the address of whoever has none.
+/// A policy that counts by the claim `sub`, or by the address of a request without one.
 fn policy(jwt: &str) -> String {
     format!(
         r#"
@@ -48,7 +48,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
 }
 
-/// Asks for a request with these fields, as a proxy does.
+/// Asks as a proxy does, with these headers.
 fn ask(server: &Server, fields: &[(&str, &str)]) -> Answer {
     let mut all = vec![("x-original-method", "GET"), ("x-original-uri", "/x"), ("x-forwarded-for", "203.0.113.7")];
     all.extend_from_slice(fields);
@@ -57,7 +57,7 @@ fn ask(server: &Server, fields: &[(&str, &str)]) -> Answer {
     answer
 }
 
-/// Whether a user had a budget of its own: then what is left of it is less by one each time that it asks.
+/// Whether a request is counted by its user: then the rest of that budget decreases with each.
 fn remaining(server: &Server, bearer: &str) -> u64 {
     let answer = ask(server, &[("authorization", bearer)]);
     answer.header("x-ratelimit-remaining").unwrap().parse().unwrap()
@@ -78,7 +78,7 @@ fn claims() -> Value {
 }
 
 #[test]
-fn a_token_that_does_not_verify_names_nobody_and_is_counted() {
+fn a_token_that_does_not_verify_is_ignored_and_counted_in_the_metrics() {
     let file = Scratch::file("policy.toml", &shared());
     let variables = &[("JWT_KEY", SECRET)];
     let server = Start { policy: Some(file.path()), variables, ..Start::default() }.server();
@@ -91,7 +91,7 @@ fn a_token_that_does_not_verify_names_nobody_and_is_counted() {
     let good = bearer(&token("HS256", &claims()));
     assert_eq!(remaining(&server, &good), 999);
     assert_eq!(remaining(&server, &good), 998);
-    // Another user has another budget, and a number is a user like any other.
+    // Each user has a budget of its own. A number is a valid user.
     assert_eq!(remaining(&server, &with("sub", json!(7))), 999);
     assert_eq!(remaining(&server, &with("sub", json!("7"))), 998);
     let unsigned = of_texts(r#"{"alg":"none"}"#, &claims().to_string(), |_| Vec::new());
@@ -111,7 +111,7 @@ fn a_token_that_does_not_verify_names_nobody_and_is_counted() {
         ("audience", with("aud", json!("web"))),
         ("too_long", with("fill", "x".repeat(8 << 10).into())),
     ];
-    // They share the budget of their address, and take none of the user's.
+    // Such requests share the budget of their address, and do not charge the user's.
     for (number, (reason, field)) in refused.iter().enumerate() {
         let before = counted(&server, reason);
         assert_eq!(remaining(&server, field), 999 - number as u64, "{reason}");
@@ -120,19 +120,19 @@ fn a_token_that_does_not_verify_names_nobody_and_is_counted() {
     let twice = ask(&server, &[("authorization", &good), ("authorization", &good)]);
     assert_eq!(twice.header("x-ratelimit-remaining"), Some("988"));
     assert_eq!(counted(&server, "repeated"), 1);
-    // Other credentials, or none, are no tokens.
+    // Other credentials are not tokens.
     let before = metrics(&server).lines().filter(|line| line.contains("tokens_refused")).count();
     ask(&server, &[("authorization", "Basic dTpw")]);
     ask(&server, &[]);
     assert_eq!(metrics(&server).lines().filter(|line| line.contains("tokens_refused")).count(), before);
     assert_eq!(remaining(&server, &good), 997);
-    let told = server.wait_for_log("did not verify");
+    let told = server.wait_for_log("JWT not accepted");
     assert!(!told.contains(SECRET) && !told.contains("u1") && !told.contains("eyJ"), "{told}");
 }
 
-/// The HTTP API believes its body, as before: whoever calls it has a token of this server, or is on this machine.
+/// The HTTP API trusts its body: a caller has a token of this server, or is on this machine.
 #[test]
-fn callers_of_the_api_say_themselves_who_it_is() {
+fn callers_of_the_api_name_the_user_in_the_body() {
     let file = Scratch::file("policy.toml", &shared());
     let server = Start { policy: Some(file.path()), variables: &[("JWT_KEY", SECRET)], ..Start::default() }.server();
     let answer = server.connect().post("/v1/check", r#"{"user": "u1", "ip": "203.0.113.7"}"#).unwrap().json();
@@ -141,7 +141,7 @@ fn callers_of_the_api_say_themselves_who_it_is() {
 }
 
 #[test]
-fn keys_that_change_are_in_force_and_bad_ones_are_not() {
+fn changed_keys_are_loaded_and_invalid_ones_are_not() {
     let set = |keys: &[Value]| json!({ "keys": keys }).to_string();
     let claims = json!({ "sub": "u1", "exp": now() + 300 });
     let named = |kid: &str| format!("Bearer {}", signed(&json!({ "alg": "ES256", "kid": kid }), &claims, "ES256"));
@@ -153,47 +153,47 @@ fn keys_that_change_are_in_force_and_bad_ones_are_not() {
     assert_eq!(remaining(&server, &named("now")), 999);
     assert_eq!((remaining(&server, &renewed), counted(&server, "key")), (999, 1));
     assert_eq!((remaining(&server, &named("other")), counted(&server, "key")), (998, 2));
-    // It is noticed without a signal.
+    // The change is detected without a signal.
     keys.replace(&set(&[jwk("ES256", "now"), next.clone()]));
-    server.wait_for_log("new keys of tokens are in force");
+    server.wait_for_log("JWT keys reloaded");
     assert_eq!(remaining(&server, &renewed), 998);
     assert_eq!(remaining(&server, &named("now")), 997);
-    // Two keys of one name are neither.
+    // Two keys with one kid are ambiguous, and neither is used.
     let mut twin = next.clone();
     twin["kid"] = "now".into();
     keys.replace(&set(&[jwk("ES256", "now"), twin]));
     server.signal("HUP");
-    server.wait_for_log("several keys of the JWKS have this kid");
-    server.wait_for_log("a new policy is in force");
+    server.wait_for_log("JWKS has several keys with this kid");
+    server.wait_for_log("policy reloaded");
     assert_eq!((remaining(&server, &named("now")), counted(&server, "key")), (997, 3));
     keys.replace(&set(&[next]));
     server.signal("HUP");
-    // What cannot be used changes nothing, and is told.
+    // A file that cannot be used is reported, and the old keys stay.
     while counted(&server, "signature") == 0 {
         remaining(&server, &named("next"));
     }
     keys.replace("{\"keys\": []}");
-    let line = server.wait_for_log("the old keys of tokens stay");
+    let line = server.wait_for_log("JWT keys not reloaded");
     assert!(line.contains("no key for ES256"), "{line}");
     let stands = server.connect().send("GET", "/readyz", &[], "").unwrap().json();
     assert_eq!(stands["status"], "degraded");
     let reason = stands["reason"].as_str().unwrap();
     assert!(reason.contains("no key for ES256") && !reason.contains("keys.json"), "{reason}");
     assert_eq!(remaining(&server, &renewed), 996);
-    // Another policy has a key of its own, and its file is the one that is watched from then on.
+    // Another policy has a key file of its own, which is watched from then on.
     file.replace(&policy(&format!("alg = \"HS256\"\nkey = \"{SECRET}\"")));
     server.signal("HUP");
-    server.wait_for_log("a new policy is in force");
+    server.wait_for_log("policy reloaded");
     assert_eq!(server.connect().send("GET", "/readyz", &[], "").unwrap().json()["status"], "ok");
     assert_eq!(remaining(&server, &format!("Bearer {}", token("HS256", &claims))), 995);
     assert!(remaining(&server, &renewed) < 999);
-    // One whose keys cannot be read is not put in force.
+    // A policy whose key cannot be read is not loaded.
     file.replace(&policy("alg = \"ES256\"\nkey_file = \"/nonexistent/keys.json\""));
     server.signal("HUP");
-    let line = server.wait_for_log("the old policy stays in force");
+    let line = server.wait_for_log("policy not reloaded");
     assert!(line.contains("key_file: the file cannot be read") && !line.contains("/nonexistent"), "{line}");
     let stands = server.connect().send("GET", "/readyz", &[], "").unwrap().json();
-    assert_eq!(stands["reason"], "the policy file is not in force: a key of tokens cannot be used");
+    assert_eq!(stands["reason"], "the policy could not be reloaded: the JWT key cannot be used");
     assert_eq!(remaining(&server, &format!("Bearer {}", token("HS256", &claims))), 994);
 }
 
@@ -217,7 +217,7 @@ fn a_key_that_cannot_be_used_is_an_error_at_the_start_and_in_lint() {
     let bad = (2, "error[bad-key]");
     let unread = "key_file: the file cannot be read";
     check("alg = \"HS256\"\nkey_file = \"/nonexistent/key\"", "", unread, (0, "warning[no-key-file]"));
-    // A key in the place of the name of its file is told nowhere.
+    // A key that was mistakenly given as the name of its file is not printed.
     check("alg = \"HS256\"\nkey_file = \"${JWT_KEY}\"", "hunter2 swordfish", unread, (0, "warning[no-key-file]"));
     check("alg = \"HS256\"\nkey_file = \"HELD\"", "hunter2 swordfish", "too short", bad);
     check("alg = \"HS256\"\nkey = \"${JWT_KEY}\"", "hunter2 swordfish", "a key that its algorithm cannot use", bad);

@@ -1,4 +1,4 @@
-//! Clients that are slow, large or many, and the end of the server.
+//! Tests slow clients, large requests, many connections, and the shutdown of the server.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use super::process::{POLICY, Scratch, Server, Start};
 
 const GOOD: &str = r#"{"ip": "203.0.113.7"}"#;
 
-/// Reads until the other end closes. A server that never does is stopped by the read's own time.
+/// Reads until the server closes the connection, or the read times out.
 fn read_to_close(mut stream: TcpStream) -> String {
     let mut text = Vec::new();
     let mut buffer = [0; 4096];
@@ -20,7 +20,7 @@ fn read_to_close(mut stream: TcpStream) -> String {
         match stream.read(&mut buffer) {
             Ok(0) => break,
             Ok(read) => text.extend_from_slice(&buffer[..read]),
-            // Closed with our bytes unread.
+            // The server closed with unread data.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
             Err(error) => panic!("the server keeps waiting: {error}"),
         }
@@ -28,18 +28,18 @@ fn read_to_close(mut stream: TcpStream) -> String {
     String::from_utf8(text).unwrap()
 }
 
-fn impatient() -> Server {
+fn server_with_short_timeout() -> Server {
     Start { args: &["--client-timeout", "300ms"], ..Start::default() }.server()
 }
 
 #[test]
-fn who_sends_nothing_or_half_a_head_is_closed() {
-    let server = impatient();
+fn a_connection_without_a_whole_head_is_closed() {
+    let server = server_with_short_timeout();
     assert_eq!(read_to_close(server.stream()), "");
     let mut half = server.stream();
     half.write_all(b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\n").unwrap();
     read_to_close(half);
-    // Sending a little now and then does not help: the time is for the whole head.
+    // Slowloris: bytes now and then do not extend the timeout, which is for the whole head.
     let mut slow = server.stream();
     slow.write_all(b"GET /healthz HTTP/1.1\r\n").unwrap();
     let mut dripping = slow.try_clone().unwrap();
@@ -50,15 +50,15 @@ fn who_sends_nothing_or_half_a_head_is_closed() {
     });
     read_to_close(slow);
     drip.join().unwrap();
-    // Nor does being silent after a good request.
+    // An idle connection is closed after its first request too.
     let mut idle = server.stream();
     idle.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
     assert!(read_to_close(idle).starts_with("HTTP/1.1 200"));
 }
 
 #[test]
-fn who_sends_half_a_body_is_told_and_closed() {
-    let server = impatient();
+fn a_client_that_sends_half_a_body_gets_408() {
+    let server = server_with_short_timeout();
     let mut half = server.stream();
     let head =
         "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{";
@@ -67,9 +67,9 @@ fn who_sends_half_a_body_is_told_and_closed() {
     assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("\"timeout\""), "{answer}");
 }
 
-/// A client that asks and asks, and never reads, holds its place for no longer than any other.
+/// A client that sends requests and never reads is closed after the timeout.
 #[test]
-fn who_does_not_read_is_closed() {
+fn a_client_that_does_not_read_is_closed() {
     let server = Start { args: &["--client-timeout", "300ms", "--max-connections", "1"], ..Start::default() }.server();
     let mut deaf = server.stream();
     let asked = "GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(64);
@@ -78,7 +78,7 @@ fn who_does_not_read_is_closed() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_before_it_is_read() {
+fn a_request_that_is_too_large_is_refused_before_it_is_read() {
     let server = Start { args: &["--max-body", "2048"], ..Start::default() }.server();
     let announced = server.stream();
     let mut writing = announced.try_clone().unwrap();
@@ -86,14 +86,14 @@ fn what_is_too_large_is_refused_before_it_is_read() {
     write!(writing, "{head}content-length: 2049\r\n\r\n").unwrap();
     let answer = read_to_close(announced);
     assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("\"too_large\""), "{answer}");
-    // A body that does not say how long it will be is read as far as it may go.
+    // A chunked body has no declared length, and is read up to the limit.
     let mut chunked = server.stream();
     let chunk = format!("400\r\n{}\r\n", " ".repeat(0x400));
     let sent = write!(chunked, "{head}transfer-encoding: chunked\r\n\r\n{}0\r\n\r\n", chunk.repeat(3));
     drop(sent);
     let answer = read_to_close(chunked);
     assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
-    // One that comes in pieces, and fits, is put together.
+    // A chunked body within the limit is accepted.
     let mut pieces = server.connect();
     let chunks: String = GOOD.split_inclusive(':').map(|piece| format!("{:x}\r\n{piece}\r\n", piece.len())).collect();
     pieces.write(&format!("{head}transfer-encoding: chunked\r\n\r\n{chunks}0\r\n\r\n")).unwrap();
@@ -108,9 +108,9 @@ fn what_is_too_large_is_refused_before_it_is_read() {
     }
 }
 
-/// hyper's buffer grows with what a connection has read: after a head of 3,000 bytes, one of 20,000 was accepted.
+/// hyper's read buffer grows: after a head of 3,000 bytes, one of 20,000 once was accepted.
 #[test]
-fn the_bound_of_a_head_does_not_depend_on_what_was_read_before() {
+fn the_limit_of_a_head_does_not_depend_on_earlier_requests() {
     let server = Start::default().server();
     for large in [16_400, 20_000, 24_000] {
         let mut stream = server.stream();
@@ -118,7 +118,7 @@ fn the_bound_of_a_head_does_not_depend_on_what_was_read_before() {
             let head = format!("GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "y".repeat(bytes));
             let (first, rest) = head.split_at(60);
             stream.write_all(first.as_bytes()).unwrap();
-            // In its own segment, as a proxy writes it.
+            // In a TCP segment of its own, as a proxy sends it.
             std::thread::sleep(Duration::from_millis(20));
             stream.write_all(rest.as_bytes()).unwrap();
             let mut answer = [0; 12];
@@ -137,7 +137,7 @@ fn the_bound_of_a_head_does_not_depend_on_what_was_read_before() {
 }
 
 #[test]
-fn beyond_its_bound_connections_wait_for_their_turn() {
+fn connections_beyond_the_limit_wait_to_be_accepted() {
     let server = Start { args: &["--max-connections", "2"], ..Start::default() }.server();
     let mut held = [server.connect(), server.connect()];
     for client in &mut held {
@@ -148,18 +148,17 @@ fn beyond_its_bound_connections_wait_for_their_turn() {
     let mut waiting = Client::new(waiting);
     assert!(waiting.post("/v1/check", GOOD).is_err(), "there was no room");
     drop(held);
-    // What it asked is answered now that there is.
+    // The waiting connection is served once another has closed.
     let answer = (0..300).find_map(|_| waiting.read().ok()).expect("room was made");
     assert_eq!(answer.status, 200);
 }
 
-/// One peer took all connections, and nobody else was accepted. It has a quarter of them unless more are allowed, and what it
-/// opens beyond that is closed, until it closes one itself. Proxies that the policy trusts bring many clients, and sockets
-/// have no address.
+/// One peer could once use all connections. By default it may have a quarter of them, and further ones are closed. Trusted
+/// proxies are exempt, because they bring many clients, and so are Unix sockets.
 ///
 /// Woken by: `Exempt::Yes` for everyone in `admit`.
 #[test]
-fn a_peer_has_its_share_of_the_connections() {
+fn a_peer_has_at_most_its_share_of_the_connections() {
     for args in [&["--max-connections", "8"][..], &["--max-connections", "8", "--max-connections-per-peer", "2"]] {
         let file = Scratch::file("policy.toml", POLICY);
         let server = Start { args, policy: Some(file.path()), ..Start::default() }.server();
@@ -171,7 +170,7 @@ fn a_peer_has_its_share_of_the_connections() {
             assert_eq!(read_to_close(server.stream()), "");
         }
         let line = server.wait_for_log("connection closed");
-        assert!(line.contains("most=2") && !line.contains("127.0.0.1"), "{line}");
+        assert!(line.contains("max=2") && !line.contains("127.0.0.1"), "{line}");
         let [one, mut other] = held;
         drop(one);
         let again = (0..500).any(|_| {
@@ -196,22 +195,22 @@ fn a_peer_has_its_share_of_the_connections() {
 }
 
 #[test]
-fn five_hundred_idle_connections_stop_nobody() {
+fn five_hundred_idle_connections_block_no_request() {
     let server = Start::default().server();
     let idle: Vec<TcpStream> = (0..500).map(|_| server.stream()).collect();
     assert_eq!(server.connect().post("/v1/check", GOOD).unwrap().status, 200);
     drop(idle);
 }
 
-/// Stopped while a body is on its way: that request is answered, new ones find nobody, and the process ends by itself.
+/// On SIGTERM a request in progress is answered, new connections are refused, and the process ends.
 #[test]
-fn sigterm_lets_what_is_under_way_end() {
+fn sigterm_waits_for_requests_in_progress() {
     let (server, _file) = Server::with(POLICY);
     let mut under_way = being_read(&server);
     let mut idle = server.connect();
     assert_eq!(idle.send("GET", "/readyz", &[], "").unwrap().status, 200);
     server.signal("TERM");
-    server.wait_for_log("stopping");
+    server.wait_for_log("draining");
     let address = server.place.trim_start_matches("http://").to_owned();
     let refused = (0..500).any(|_| {
         std::thread::sleep(Duration::from_millis(2));
@@ -222,20 +221,20 @@ fn sigterm_lets_what_is_under_way_end() {
     let answer = under_way.read().unwrap();
     assert_eq!((answer.status, &answer.json()["allowed"]), (200, &json!(true)));
     let (status, log) = server.wait();
-    assert!(status.success() && log.contains("stopped") && !log.contains("under way"), "{log}");
+    assert!(status.success() && log.contains("stopped") && !log.contains("in progress"), "{log}");
 }
 
-/// A request whose body never comes does not keep the server from ending.
+/// A request whose body never arrives does not keep the server from ending.
 #[test]
-fn a_drain_has_an_end_of_its_own() {
+fn a_drain_is_bounded_in_time() {
     let server = Start { args: &["--drain", "200ms"], ..Start::default() }.server();
     let _stuck = being_read(&server);
     server.signal("TERM");
     let (status, log) = server.wait();
-    assert!(status.success() && log.contains("stopped while requests were under way"), "{log}");
+    assert!(status.success() && log.contains("stopped with requests in progress"), "{log}");
 }
 
-/// A request whose body the server waits for: it has said so.
+/// A request whose body the server waits for: it has answered 100 Continue.
 fn being_read(server: &Server) -> Client<TcpStream> {
     let mut client = server.connect();
     let length = GOOD.len();

@@ -1,4 +1,4 @@
-//! Log lines of decisions: which limits were full, and what was counted.
+//! Tests the log lines of decisions: the exceeded limits of a denial, and the charges.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ fn mail_sender(per_minute: &str, per_hour: &str) -> Server {
     Start { policy: Some(policy), args: &["--log", "json"], variables: &variables, ..Start::default() }.server()
 }
 
-/// The lines with this message, in order, after a server has ended.
+/// Stops the server, and returns its log lines with this message.
 fn lines(server: Server, message: &str) -> Vec<Value> {
     server.signal("TERM");
     let (_, log) = server.wait();
@@ -24,10 +24,10 @@ fn lines(server: Server, message: &str) -> Vec<Value> {
     read.filter(|line| line["message"] == message).collect()
 }
 
-/// The mail sender's preset promises a WARN line for each rejection with count and limit. The line once had the limit of the
-/// rule that binds and nothing else, and a rule with `log = "each"` that was full beside it counted for nothing.
+/// The preset `mail-sender` requires a WARN line for each rejection, with count and limit. The line once had only the limit of
+/// the binding rule, and another exceeded rule with `log = "each"` was ignored.
 #[test]
-fn a_rejection_tells_count_and_limit_of_every_full_limit() {
+fn a_denial_is_logged_with_count_and_limit_of_every_exceeded_limit() {
     let server = mail_sender("1", "1");
     let mut client = server.connect();
     let mail = json!({"method": "POST", "path": "/v1/messages", "user": "ada", "ip": "203.0.113.7"}).to_string();
@@ -46,9 +46,9 @@ fn a_rejection_tells_count_and_limit_of_every_full_limit() {
     }
 }
 
-/// Every count is a line at DEBUG for each limit, with what is taken of it; a peek counts nothing, and neither does a denial.
+/// Every charge is a line at DEBUG for each limit. A peek and a denial charge nothing.
 #[test]
-fn each_record_is_logged_with_rule_count_and_limit() {
+fn each_charge_is_logged_with_rule_count_and_limit() {
     let server = mail_sender("4", "9");
     let mut client = server.connect();
     let mail = |cost: u64| json!({"method": "POST", "path": "/v1/messages", "cost": cost}).to_string();
@@ -76,9 +76,9 @@ fn each_record_is_logged_with_rule_count_and_limit() {
     assert_eq!(counted.collect::<Vec<_>>(), expected);
 }
 
-/// A rule with `log = "each"` is logged each time it is full, also where a rule that is sampled has the longer wait.
+/// A rule with `log = "each"` is logged each time it is exceeded, also if a sampled rule has the longer wait.
 #[test]
-fn a_full_rule_that_logs_each_is_logged_beside_one_that_is_sampled() {
+fn an_exceeded_rule_that_logs_each_is_logged_beside_a_sampled_one() {
     let rule = |name: &str, limit: &str, log: &str| {
         format!("[[rule]]\nname = '{name}'\nper = []\nlimit = '{limit}'\nalgorithm = 'fixed-window'\nlog = '{log}'\n")
     };
@@ -93,9 +93,9 @@ fn a_full_rule_that_logs_each_is_logged_beside_one_that_is_sampled() {
     assert!(denied.iter().all(|line| line["full"] == "short 1/1, long 1/1"), "{denied:?}");
 }
 
-/// A client that was refused for its path read no reason, and the log had nothing of it.
+/// A client that was refused for its path once got no reason, and the log had no line about it.
 #[test]
-fn a_path_that_is_refused_is_told_and_logged_and_not_repeated() {
+fn a_refused_path_is_answered_with_a_reason_and_logged_without_the_path() {
     let policy = "[identity]\ntrusted_proxies = ['127.0.0.1/32']\nclient_ip = 'x-forwarded-for'\n\
                   tenant = 'path:/t/{tenant}/**'\n[[rule]]\nname = 'a'\nper = ['ip']\nlimit = '100/h'\n";
     let policy = Scratch::file("policy.toml", policy);
@@ -124,7 +124,7 @@ fn a_path_that_is_refused_is_told_and_logged_and_not_repeated() {
         );
     }
     assert_eq!(ask("/fine").status, 200);
-    // However many there are, a few become lines.
+    // Only a sample is logged.
     for _ in 0..100 {
         ask("/secret/../x");
     }

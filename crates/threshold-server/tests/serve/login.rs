@@ -1,4 +1,4 @@
-//! Logins over HTTP: what they are told, and what stays through a restart.
+//! Tests login protection over HTTP, and its state after a restart.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ fn result(server: &Server, attempt: &Answer, success: bool) -> Answer {
 }
 
 #[test]
-fn locks_devices_and_messages_through_a_kill() {
+fn locks_and_devices_survive_a_kill() {
     let folder = Scratch::folder();
     let mut server = start(folder.path());
     let first = attempt(&server, "Ada", "203.0.113.1", None);
@@ -52,7 +52,7 @@ fn locks_devices_and_messages_through_a_kill() {
         assert!((3_000..=3_600).contains(&wait), "{wait}");
         let header: u64 = locked.header("retry-after").unwrap().parse().unwrap();
         assert!(header.abs_diff(wait) <= 1);
-        // Whoever has logged in from there before is not locked out.
+        // A known device is not locked out.
         let known = attempt(&server, "ada", "203.0.113.3", Some(&device));
         assert_eq!(known.status, 200, "{}", known.body);
         assert_eq!(attempt(&server, "somebody", "203.0.113.4", None).status, 200);
@@ -63,7 +63,7 @@ fn locks_devices_and_messages_through_a_kill() {
 }
 
 #[test]
-fn an_address_that_tries_too_often_is_told_so_also_after_a_clean_stop() {
+fn an_address_with_too_many_attempts_is_refused_also_after_a_restart() {
     let folder = Scratch::folder();
     let server = start(folder.path());
     for number in 0..30 {
@@ -82,7 +82,7 @@ fn an_address_that_tries_too_often_is_told_so_also_after_a_clean_stop() {
     check(&start(folder.path()));
 }
 
-/// Guesses that come at once count as failures until they have ended: the third is the last that reaches the verifier.
+/// Attempts in progress count as failures: the third is the last that reaches the verifier.
 #[test]
 fn a_thousand_parallel_guesses_reach_the_verifier_three_times() {
     let folder = Scratch::folder();
@@ -106,9 +106,9 @@ fn a_thousand_parallel_guesses_reach_the_verifier_three_times() {
     assert!((1..=3).contains(&reached), "{reached} guesses reached the verifier");
 }
 
-/// Somebody who is banned and goes on guessing neither reaches the verifier nor locks the account they guess at.
+/// The attempts of a banned client neither reach the verifier nor lock the account.
 #[test]
-fn whoever_is_banned_does_not_get_to_try_and_locks_nobody() {
+fn a_banned_client_cannot_attempt_a_login_and_locks_no_account() {
     let folder = Scratch::folder();
     let server = start(folder.path());
     let ban = |layer: &str, key: &str, length: Option<u64>| {
@@ -131,7 +131,7 @@ fn whoever_is_banned_does_not_get_to_try_and_locks_nobody() {
     let user = ban("user", "ada", None);
     let refused = attempt(&server, " ADA ", "198.51.100.7", None);
     assert_eq!((refused.json()["error"].as_str(), refused.header("retry-after")), (Some("banned"), None));
-    // What was under way has its result all the same.
+    // An attempt in progress still gets its result.
     let device = result(&server, &elsewhere, true).json()["device"].as_str().unwrap().to_owned();
     assert_eq!(attempt(&server, "ada", "198.51.100.7", Some(&device)).json()["error"], "banned");
     ban("tenant", "closed", None);
@@ -143,10 +143,10 @@ fn whoever_is_banned_does_not_get_to_try_and_locks_nobody() {
     assert_eq!(attempt(&server, "ada", "203.0.113.7", None).status, 200);
 }
 
-/// A user's ban is met at the login however the account is typed, whether an operator has set it or a ladder; elsewhere
-/// names are what they are. Woken by: leaving `pages.bans`, or `pages.spellings`, out of `BanList::spellings`.
+/// A ban of a user applies at the login to every spelling of the account, whether set by an operator or a ladder. Elsewhere
+/// names are compared exactly. Woken by: leaving `pages.bans`, or `pages.spellings`, out of `BanList::spellings`.
 #[test]
-fn a_ban_on_a_user_is_met_at_the_login_in_any_spelling() {
+fn a_ban_of_a_user_applies_to_every_spelling_of_the_account() {
     let folder = Scratch::folder();
     let policy = folder.path().join("policy.toml");
     let rule =
@@ -172,7 +172,7 @@ fn a_ban_on_a_user_is_met_at_the_login_in_any_spelling() {
 }
 
 #[test]
-fn bad_logins_are_told_what_is_wrong() {
+fn invalid_login_requests_name_the_field() {
     let folder = Scratch::folder();
     let server = start(folder.path());
     let client = &mut server.connect();

@@ -1,4 +1,4 @@
-//! The server as a person runs it: a real process, real connections, real signals.
+//! Tests the server as a process, with real connections and signals.
 
 #![expect(
     clippy::arithmetic_side_effects,

@@ -1,4 +1,4 @@
-//! What Prometheus scrapes, from a server that runs.
+//! Tests `/metrics` of a running server.
 
 use serde_json::json;
 
@@ -15,7 +15,7 @@ const POLICY: &str = r#"
     strike = "request"
 "#;
 
-/// Four requests of one user: two fit, one is warned, one is denied. However many users ask, the series stay the same.
+/// Of four requests of one user, two are allowed, one is warned and one is denied. More users add no series.
 #[test]
 fn decisions_are_counted_by_rule_and_verdict() {
     let (server, _policy) = Server::with(POLICY);
@@ -48,7 +48,7 @@ fn decisions_are_counted_by_rule_and_verdict() {
 }
 
 #[test]
-fn metrics_take_any_token_where_there_is_one() {
+fn metrics_accept_any_token_of_the_server() {
     let variables = &[
         ("THRESHOLD_TOKEN", "a-caller-s-token-01"),
         ("THRESHOLD_ADMIN_TOKEN", "an-operator-s-token"),

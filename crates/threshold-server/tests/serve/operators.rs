@@ -1,4 +1,4 @@
-//! Operators over HTTP: bans, subjects, who may do what, and what is written down of it.
+//! Tests the operators' API: bans, subjects, settings, permissions and the audit.
 
 use std::net::TcpStream;
 use std::path::Path;
@@ -42,8 +42,8 @@ fn check(client: &mut Client<TcpStream>, facts: &Value) -> Value {
     client.post("/v1/check", &facts.to_string()).unwrap().json()
 }
 
-/// The story of the specification: under "strict" the fifth request over the limit ends in a ban of a day, which is listed,
-/// survives `kill -9`, and is lifted.
+/// The example of the specification: under "strict" the fifth request over the limit leads to a ban of a day, which is
+/// listed, survives `kill -9`, and can be lifted.
 #[test]
 fn a_ladders_ban_is_listed_survives_a_kill_and_can_be_lifted() {
     let folder = Scratch::folder();
@@ -55,7 +55,7 @@ fn a_ladders_ban_is_listed_survives_a_kill_and_can_be_lifted() {
         assert_eq!(told["allowed"], over <= 0, "{over}: {told}");
         assert_eq!(told["banned"], over == 5, "{over}: {told}");
     }
-    // A strike waits for ten milliseconds at most; an operator's call waits until everything is on disk.
+    // A strike waits for the disk for at most ten milliseconds; an operators' call waits until everything is on disk.
     assert_eq!(client.send("DELETE", "/v1/subjects/user/nobody", &[], "").unwrap().status, 200);
     server.signal("KILL");
     drop(server);
@@ -84,7 +84,7 @@ fn a_ladders_ban_is_listed_survives_a_kill_and_can_be_lifted() {
 }
 
 #[test]
-fn operators_ban_addresses_tenants_and_users_and_the_narrower_wins() {
+fn operators_ban_addresses_tenants_and_users_and_narrower_allow_entries_win() {
     let folder = Scratch::folder();
     let server = start(folder.path(), &[]);
     let client = &mut server.connect();
@@ -99,14 +99,14 @@ fn operators_ban_addresses_tenants_and_users_and_the_narrower_wins() {
     assert!(denied(client, &json!({"ip": "::ffff:198.51.100.7"})));
     assert!(denied(client, &json!({"tenant": "acme", "ip": "203.0.113.1"})));
     assert!(denied(client, &json!({"user": "mallory", "ip": "198.51.100.9"})));
-    // Narrower than the ban: a part of the block, and a user.
+    // Entries that are narrower than the ban: a part of the block, and a user.
     assert!(!denied(client, &json!({"ip": "198.51.100.9"})));
     assert!(!denied(client, &json!({"ip": "198.51.100.7", "user": "friend"})));
     assert!(!denied(client, &json!({"ip": "203.0.113.1", "user": "somebody"})));
     let told = check(client, &json!({"user": "mallory"}));
     assert_eq!((&told["retryAfter"], &told["layer"]), (&Value::Null, &json!("user")));
     assert!(!told.to_string().contains("fraud"), "the reason is for operators");
-    // The same client again is the same ban.
+    // Banning the same subject again replaces the ban.
     let again = ban(client, &json!({"layer": "user", "key": "mallory", "reason": "fraud, again", "durationSec": 60}));
     assert!(again.json()["until"].is_u64());
     assert_eq!(client.send("GET", "/v1/bans", &[], "").unwrap().json().as_array().unwrap().len(), 3);
@@ -116,7 +116,7 @@ fn operators_ban_addresses_tenants_and_users_and_the_narrower_wins() {
     assert_eq!((page.as_array().unwrap().len(), rest.as_array().unwrap().len()), (2, 1));
 }
 
-/// An address of IPv6 was once banned alone, out of the 2^64 that one client has: the next request came from another.
+/// A ban of an IPv6 address once applied to that address only, of the 2^64 that one client has.
 #[test]
 fn a_bare_ipv6_address_is_banned_with_its_prefix() {
     let folder = Scratch::folder();
@@ -137,7 +137,7 @@ fn a_bare_ipv6_address_is_banned_with_its_prefix() {
 }
 
 #[test]
-fn nobody_bans_a_proxy_this_machine_or_everyone() {
+fn a_proxy_this_machine_and_everyone_cannot_be_banned() {
     let folder = Scratch::folder();
     let server = start(folder.path(), &[]);
     let client = &mut server.connect();
@@ -163,7 +163,7 @@ fn nobody_bans_a_proxy_this_machine_or_everyone() {
 }
 
 #[test]
-fn a_token_for_looking_changes_nothing_and_guessing_ends_soon() {
+fn a_read_only_token_changes_nothing_and_guessed_tokens_are_limited() {
     let folder = Scratch::folder();
     let variables = [
         ("THRESHOLD_TOKEN", "caller-token-0123"),
@@ -182,26 +182,26 @@ fn a_token_for_looking_changes_nothing_and_guessing_ends_soon() {
     assert_eq!(send("GET", "/v1/subjects/user/mallory", "eye-token-0123456", "").status, 200);
     assert_eq!(send("POST", "/v1/bans", "eye-token-0123456", &body).status, 403);
     assert_eq!(send("DELETE", "/v1/subjects/user/mallory", "eye-token-0123456", "").status, 403);
-    // A token for looking is no caller's.
+    // A read-only token is not a caller's token.
     assert_eq!(send("POST", "/v1/check", "eye-token-0123456", "{}").status, 401);
     let set = send("POST", "/v1/bans", "boss-token-012345", &body);
     assert_eq!(set.status, 200, "{}", set.body);
     let by = set.json()["by"].as_str().unwrap().to_owned();
     assert!(by.starts_with("operator #") && !by.contains("boss"), "{by}");
-    // Whoever shows no token at all does not guess.
+    // A missing token is not a guess.
     let without: Vec<u16> =
         (0..12).map(|_| server.connect().send("GET", "/v1/bans", &[], "").unwrap().status).collect();
     assert_eq!(without, [401; 12]);
-    // Nor does a caller who shows a right token in the wrong place: operators at the same address are still heard.
+    // Neither is a valid caller's token in the wrong place: operators at the same address are not blocked.
     let callers: Vec<u16> = (0..12).map(|_| send("GET", "/v1/bans", "caller-token-0123", "").status).collect();
     assert_eq!(callers, [401; 12]);
     assert_eq!(send("GET", "/v1/bans", "boss-token-012345", "").status, 200);
     let statuses: Vec<u16> = (0..12).map(|_| send("GET", "/v1/bans", "caller-token-0124", "").status).collect();
     assert!(statuses.starts_with(&[401; 10]) && statuses.ends_with(&[429]), "{statuses:?}");
-    // The right one is not heard either: else guessing would go on.
+    // The right token is refused too, or guessing could go on.
     let unheard = send("GET", "/v1/bans", "boss-token-012345", "");
     assert_eq!((unheard.status, unheard.header("retry-after")), (429, Some("6")));
-    server.wait_for_log("too many wrong tokens for operators");
+    server.wait_for_log("operators' calls refused: too many wrong tokens");
     assert_eq!(send("POST", "/v1/check", "caller-token-0123", "{}").status, 200);
 }
 
@@ -216,7 +216,7 @@ fn a_subject_is_forgiven_and_an_account_pardoned() {
     assert_eq!(check(client, &json!({"user": "eve"}))["banned"], true);
     assert_eq!(client.send("DELETE", "/v1/subjects/user/eve?reason=sorry", &[], "").unwrap().status, 200);
     assert_eq!(check(client, &json!({"user": "eve"}))["remaining"], 1);
-    // Nothing of her is left, not even the name.
+    // Nothing about the subject is left, not even its name.
     let journal = rusqlite::Connection::open(folder.path().join("threshold.db")).unwrap();
     let left: i64 = journal.query_row("SELECT count(*) FROM record", [], |row| row.get(0)).unwrap();
     assert_eq!(left, 0);
@@ -235,15 +235,15 @@ fn a_subject_is_forgiven_and_an_account_pardoned() {
     assert_eq!((&account["failures"], &account["lockedUntil"]), (&json!(0), &Value::Null));
 }
 
-/// A page on another site can neither ban anybody nor read who is banned.
+/// CSRF: a page of another site can neither set nor read bans.
 #[test]
-fn a_page_of_another_site_is_not_heard() {
+fn a_page_of_another_site_cannot_make_operators_calls() {
     let folder = Scratch::folder();
     let server = start(folder.path(), &[]);
     let client = &mut server.connect();
     let body = json!({"layer": "user", "key": "mallory", "reason": "fraud"}).to_string();
     let origin = ("origin", "https://evil.example");
-    // A page of the same machine may call, and is no operator.
+    // A page on another port of the same machine may call the API, but not as an operator.
     for origin in [origin, ("origin", "http://localhost:3000")] {
         let json = ("content-type", "application/json");
         assert_eq!(client.send("POST", "/v1/bans", &[origin, json], &body).unwrap().status, 403);
@@ -256,9 +256,9 @@ fn a_page_of_another_site_is_not_heard() {
     assert_eq!(client.send("GET", "/v1/bans", &[], "").unwrap().json(), json!([]));
 }
 
-/// "u1 at ten times until Friday": it holds at once, survives a kill and a changed policy, and ends by itself.
+/// A setting such as "ten times until Friday" takes effect at once, survives a kill and a reload, and ends by itself.
 #[test]
-fn what_a_user_is_given_holds_until_it_ends() {
+fn a_setting_is_in_force_until_it_ends() {
     let folder = Scratch::folder();
     let server = start(folder.path(), &[]);
     let client = &mut server.connect();
@@ -281,7 +281,7 @@ fn what_a_user_is_given_holds_until_it_ends() {
         let (status, told) = put("/v1/users/u3", body);
         assert_eq!((status, told["field"].as_str()), (400, Some(field)), "{told}");
     }
-    // What was refused is nobody's doing. A call that waits for the disk waits for all that came before it.
+    // Refused changes are not in the audit. A call that waits for the disk waits for all earlier changes too.
     assert_eq!(server.connect().send("DELETE", "/v1/subjects/user/u3", &[], "").unwrap().status, 200);
     let audit = rusqlite::Connection::open(folder.path().join("threshold.db")).unwrap();
     let lines: Vec<String> = {
@@ -301,19 +301,19 @@ fn what_a_user_is_given_holds_until_it_ends() {
     let client = &mut server.connect();
     assert_eq!(limit(client, "u1"), 20);
     assert_eq!(client.send("GET", "/v1/users/u1", &[], "").unwrap().json()["reason"], "a launch");
-    // Two seconds are soon over; whoever waits for it looks again and again, and needs no clock.
+    // The setting ends after two seconds: poll until it has.
     while limit(client, "u2") != 2 {}
     std::fs::write(folder.path().join("policy.toml"), POLICY.replace("2/h", "3/h")).unwrap();
     server.signal("HUP");
-    server.wait_for_log("a new policy is in force");
+    server.wait_for_log("policy reloaded");
     assert_eq!((limit(client, "u1"), limit(client, "u2")), (30, 3));
     let fields = [("content-type", "application/json")];
     assert_eq!(client.send("PUT", "/v1/users/u1", &fields, "{}").unwrap().status, 200);
     assert_eq!(limit(client, "u1"), 3);
 }
 
-/// What operators and callers change, each kind once, with what the audit has of it: what is done and what was there before,
-/// whom it is done to, and why. `?` stands for a moment.
+/// Each kind of change once, with its audit record: the action with the old and new state, the subject and the reason. `?`
+/// stands for a time.
 fn change_everything(client: &mut Client<TcpStream>) -> Vec<[&'static str; 3]> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let mut send = |method: &str, path: &str, body: Value| {
@@ -348,7 +348,7 @@ fn change_everything(client: &mut Client<TcpStream>) -> Vec<[&'static str; 3]> {
     ]
 }
 
-/// A text with `?` in the place of each moment.
+/// Replaces each time by `?`.
 fn without_moments(text: &str) -> String {
     let is_moment =
         |word: &str| word.len() >= 20 && word.starts_with("20") && word.contains('T') && word.ends_with('Z');
@@ -378,9 +378,9 @@ limit = "100/h"
 on_missing = "skip"
 "#;
 
-/// The audit once said that somebody was given something, and not what; a pause was in no list of anything.
+/// The audit once did not say what a setting was, and had no record of pauses.
 #[test]
-fn the_audit_has_what_was_given_and_what_was_there_before() {
+fn the_audit_has_the_old_and_the_new_state() {
     let folder = Scratch::folder();
     let (policy, db) = (folder.path().join("policy.toml"), folder.path().join("threshold.db"));
     std::fs::write(&policy, TIERS).unwrap();
@@ -400,7 +400,7 @@ fn the_audit_has_what_was_given_and_what_was_there_before() {
     assert_eq!(told, expected);
 }
 
-/// Without a journal the log has all of it, with users and addresses hidden as in every line.
+/// Without a journal, the log has every change, with users and addresses redacted.
 #[test]
 fn without_a_journal_the_log_is_the_audit() {
     let policy = Scratch::file("policy.toml", TIERS);
@@ -409,7 +409,7 @@ fn without_a_journal_the_log_is_the_audit() {
     server.signal("TERM");
     let (_, log) = server.wait();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let lines: Vec<Value> = lines.filter(|line| line["message"] == "an operator has changed something").collect();
+    let lines: Vec<Value> = lines.filter(|line| line["message"] == "operator change").collect();
     assert_eq!(lines.len(), expected.len(), "{log}");
     for (line, [action, about, why]) in lines.iter().zip(expected) {
         let field = |name: &str| line[name].as_str().unwrap().to_owned();
@@ -421,7 +421,7 @@ fn without_a_journal_the_log_is_the_audit() {
     }
 }
 
-/// A pause holds however many there are; at most ten a second are written down, and the next says how many were left out.
+/// Every pause takes effect, but at most ten a second are recorded. The next record says how many were left out.
 #[test]
 fn pauses_do_not_fill_the_audit() {
     let policy = Scratch::file("policy.toml", TIERS);
@@ -450,7 +450,7 @@ limit = "2/h"
 on_missing = "skip"
 "#;
 
-/// Where users belong to tenants, every call that names one says whose it is. A bare name is refused with how to write it.
+/// With `user_scope = "tenant"` every call names a user with its tenant. A bare name is refused with the expected form.
 #[test]
 fn users_of_tenants_are_named_with_their_tenant() {
     let folder = Scratch::folder();
@@ -480,7 +480,7 @@ fn users_of_tenants_are_named_with_their_tenant() {
         let message = told.json()["message"].as_str().unwrap().to_owned();
         assert!(message.contains("\"TENANT/u1\""), "{method} {path}: {message}");
     }
-    // Any spelling of a name is taken, and told in one.
+    // Every spelling of a name is accepted, and normalised in the answer.
     for (method, path, body, _) in calls("%61cme/u%31", "%2561cme%2Fu1") {
         let told = call(method, &path, body);
         assert_eq!(told.status, 200, "{method} {path}: {}", told.json());

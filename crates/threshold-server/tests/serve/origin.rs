@@ -1,4 +1,4 @@
-//! The application behind a proxy: it says what it was asked, and echoes what a WebSocket sends.
+//! An application behind a proxy: it answers with the request line it received, and echoes WebSocket messages.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// A server in this process that goes when its test does.
+/// A server in this process that ends with its test.
 pub(crate) struct Origin {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -17,7 +17,7 @@ pub(crate) struct Origin {
 struct Shared {
     stopped: AtomicBool,
     seen: AtomicU32,
-    /// The head of the last request, as it came.
+    /// The head of the last request.
     head: Mutex<String>,
 }
 
@@ -33,7 +33,7 @@ impl Origin {
                     break;
                 }
                 let own = Arc::clone(&own);
-                // It ends when the proxy closes the connection.
+                // The thread ends when the proxy closes the connection.
                 std::thread::spawn(move || while serve(&stream, &own).is_ok() {});
             }
         });
@@ -44,12 +44,12 @@ impl Origin {
         self.address
     }
 
-    /// The head of the last request that it has seen, in lower case.
+    /// Returns the head of the last request, in lower case.
     pub(crate) fn head(&self) -> String {
         self.shared.head.lock().unwrap().clone()
     }
 
-    /// How many requests it has seen.
+    /// Returns the number of requests so far.
     pub(crate) fn seen(&self) -> u32 {
         self.shared.seen.load(Ordering::SeqCst)
     }
@@ -92,7 +92,7 @@ fn serve(stream: &TcpStream, shared: &Shared) -> std::io::Result<()> {
     { stream }.write_all(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{text}", text.len()).as_bytes())
 }
 
-/// A connection from an address of one's own: all of 127.0.0.0/8 is this machine.
+/// Connects from a given address: all of 127.0.0.0/8 is this machine.
 pub(crate) fn connect_from(ip: [u8; 4], to: SocketAddr) -> TcpStream {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
     let stream = runtime.block_on(async {

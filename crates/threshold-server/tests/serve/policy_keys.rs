@@ -1,7 +1,7 @@
-//! Every key that a policy accepts has a reader: two policies that differ in it alone behave differently.
+//! Tests that every key of a policy has an effect: two policies that differ only in it behave differently.
 //!
-//! The keys are those of the schema, which is made from the types that the parser reads. Each has a case, or is one of the
-//! exceptions that are listed here. A case has one policy for each value; a key with a fixed set of values has them all.
+//! The keys are those of the schema, which is generated from the parser's types. Each has a case, or is one of the exceptions
+//! below. A case has one policy for each value; a key with a fixed set of values has all of them.
 
 mod cases;
 mod probes;
@@ -13,28 +13,28 @@ use toml::Table;
 
 use cases::{Case, cases};
 
-/// Keys that change nothing while a server decides, and why they are accepted all the same.
+/// Keys without an effect on decisions, and why they exist.
 const EXCEPTIONS: [(&str, &str); 3] = [
     ("allow", "silences findings of lint"),
     ("rule.allow", "silences findings of lint"),
-    ("alerts.", "warned of at the start until alerts work: alerts_are_warned_of_at_the_start"),
+    ("alerts.", "warned of at the start until alerts work: alerts_cause_a_warning_at_the_start"),
 ];
 
-/// Keys of which a value is refused at the start, and which value.
+/// Keys with a value that is refused at the start.
 const REFUSED: [(&str, &str); 5] = [
-    // A rule that does not deny everything has a limit, and one that does has none.
+    // A rule has either a limit or `deny = true`.
     ("rule.deny", "false"),
-    // Until leases are built.
+    // Not supported yet.
     ("rule.consistency", "leased"),
-    // It is the layer of `per = []`, and of nothing else.
+    // Only `per = []` may have this layer.
     ("rule.layer", "global"),
-    // A count at once has no period, and the others have one.
+    // Concurrency has no period, and all others have one.
     ("rule.algorithm", "concurrency"),
-    // Nobody is banned together with others unless the policy says so.
+    // A shared penalty must be allowed explicitly.
     ("rule.ban_shared", "false"),
 ];
 
-/// A key of the schema: `*` stands for a name that the writer chooses.
+/// The keys of the schema. `*` stands for a name that the author of a policy chooses.
 fn keys() -> BTreeMap<String, Option<BTreeSet<String>>> {
     let schema: Value = serde_json::from_str(include_str!("../../../../policies/schema.json")).unwrap();
     let mut keys = BTreeMap::new();
@@ -42,7 +42,7 @@ fn keys() -> BTreeMap<String, Option<BTreeSet<String>>> {
     keys
 }
 
-/// Adds the keys under `node`, with the values of those that have a fixed set of them.
+/// Adds the keys under `node`, with their values if those are a fixed set.
 fn walk(schema: &Value, node: &Value, path: &str, keys: &mut BTreeMap<String, Option<BTreeSet<String>>>) {
     let node = match node["$ref"].as_str() {
         Some(name) => &schema["$defs"][name.rsplit('/').next().unwrap()],
@@ -57,7 +57,7 @@ fn walk(schema: &Value, node: &Value, path: &str, keys: &mut BTreeMap<String, Op
         children.push((below("*"), &node["additionalProperties"]));
     }
     let same = node["anyOf"].as_array().into_iter().flatten();
-    // The type of one value of a list is a list's own, unless it has keys.
+    // The items of a list count as the list's values, unless they have keys.
     let same: Vec<&Value> = same.chain(node.get("items")).collect();
     if children.is_empty() && same.is_empty() && !path.is_empty() && node["type"] != "null" {
         let values = node["enum"].as_array().map(|values| values.iter().map(text).collect());
@@ -76,7 +76,7 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Everything that a policy says, by its key as the schema has it and by its place in the file.
+/// Returns the values of a policy, by key and by position.
 fn said(policy: &str, known: &BTreeSet<String>) -> BTreeMap<(String, String), String> {
     fn flatten(value: &toml::Value, path: &[String], out: &mut Vec<(Vec<String>, String)>) {
         let below = |name: String| [path, &[name]].concat();
@@ -114,7 +114,7 @@ fn every_key_has_a_case_or_is_an_exception() {
     let cases = cases();
     let covered: BTreeSet<String> = cases.iter().map(|case| case.key.to_owned()).collect();
     assert_eq!(covered.iter().collect::<BTreeSet<_>>(), wanted, "keys with a case, and keys of the schema");
-    // A case is about its key alone, and about each of its values.
+    // The policies of a case differ only in its key, and cover each of its values.
     let mut values: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for case in &cases {
         let policies: Vec<_> = case.policies().iter().map(|policy| said(policy, &known)).collect();
@@ -139,7 +139,7 @@ fn every_key_has_a_case_or_is_an_exception() {
     }
 }
 
-/// Woken by taking out any reader.
+/// Woken by: leaving out any code that reads a key.
 #[test]
 fn two_policies_that_differ_in_one_key_behave_differently() {
     for Case { key, policy, values, probe } in cases() {
@@ -162,12 +162,12 @@ fn two_policies_that_differ_in_one_key_behave_differently() {
 }
 
 #[test]
-fn alerts_are_warned_of_at_the_start() {
+fn alerts_cause_a_warning_at_the_start() {
     let rule = "[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"2/h\"\n";
     assert!(!probes::started(rule).unwrap().contains("alerts"));
     for name in ["edge_blocks", "tenant_blocks", "user_bans", "ip_blocks"] {
         let policy = format!("{rule}[alerts]\n{name} = {{ per = \"min\", warning = 1, critical = 2 }}\n");
         let told = probes::started(&policy).unwrap();
-        assert!(told.contains("[alerts] raises no alerts in this version"), "{name}: {told}");
+        assert!(told.contains("[alerts] has no effect in this version"), "{name}: {told}");
     }
 }

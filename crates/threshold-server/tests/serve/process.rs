@@ -1,4 +1,4 @@
-//! A server in a process of its own, on a port of its own, that goes when its test does.
+//! Starts a server as a process on a free port, which ends with its test.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpStream;
@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use super::client::Client;
 
-/// Far longer than any answer takes.
+/// A timeout that is far longer than any answer takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A policy under which almost everything can be tried.
+/// A policy for most tests.
 pub(crate) const POLICY: &str = r#"
 [[rule]]
 name = "address"
@@ -41,12 +41,12 @@ cost = "tokens"
 on_missing = "skip"
 "#;
 
-/// A server, and what it prints.
+/// A server and its output.
 pub(crate) struct Server {
     child: Child,
-    /// Where it says it listens: `http://127.0.0.1:40123`.
+    /// The address in its banner: `http://127.0.0.1:40123`.
     pub(crate) place: String,
-    /// Whatever it still prints has a reader as long as it runs.
+    /// Threads that read its output, so that it never blocks on a full pipe.
     _out: BufReader<ChildStdout>,
     log: Option<Receiver<String>>,
     reader: Option<JoinHandle<()>>,
@@ -57,9 +57,9 @@ pub(crate) struct Server {
 pub(crate) struct Start<'a> {
     pub(crate) args: &'a [&'a str],
     pub(crate) variables: &'a [(&'a str, &'a str)],
-    /// The text of the policy; the starter policy without one.
+    /// The policy file; the starter policy by default.
     pub(crate) policy: Option<&'a Path>,
-    /// What the program is started by, if by anything but the test: it must become the program.
+    /// A command that execs the program, such as `unshare`.
     pub(crate) before: &'a [&'a str],
 }
 
@@ -92,7 +92,7 @@ impl Start<'_> {
         server
     }
 
-    /// A server whose log nobody reads, unless somebody reads what is returned beside it.
+    /// Starts a server whose log is not read. Its standard error is returned.
     pub(crate) fn unread(&self) -> (Server, ChildStderr) {
         let mut child = self.command().spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
@@ -116,7 +116,7 @@ impl Start<'_> {
 }
 
 impl Server {
-    /// A server with this policy.
+    /// Starts a server with this policy.
     pub(crate) fn with(policy: &str) -> (Self, Scratch) {
         let file = Scratch::file("policy.toml", policy);
         let server = Start { policy: Some(file.path()), ..Start::default() }.server();
@@ -130,7 +130,7 @@ impl Server {
     pub(crate) fn stream(&self) -> TcpStream {
         let (_, address) = self.place.split_once("://").unwrap();
         let stream = TcpStream::connect(address).unwrap();
-        // A server that never answers fails its test, and does not hang it.
+        // If the server never answers, the test fails instead of hanging.
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         stream
@@ -140,13 +140,13 @@ impl Server {
         self.child.id()
     }
 
-    /// Sends a signal, by its name.
+    /// Sends a signal by name.
     pub(crate) fn signal(&self, name: &str) {
         let status = Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status().unwrap();
         assert!(status.success());
     }
 
-    /// Waits for a line of the log that holds this text.
+    /// Waits for a log line that contains this text.
     pub(crate) fn wait_for_log(&self, text: &str) -> String {
         let log = self.log.as_ref().unwrap();
         loop {
@@ -158,12 +158,12 @@ impl Server {
         }
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status, if the process has ended.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// Waits for the end; returns how it ended and the rest of the log.
+    /// Waits for the process to end. Returns its exit status and the rest of the log.
     pub(crate) fn wait(mut self) -> (ExitStatus, String) {
         let status = self.child.wait().unwrap();
         let rest: Vec<String> = self.log.take().iter().flat_map(Receiver::iter).collect();
@@ -181,7 +181,7 @@ impl Drop for Server {
     }
 }
 
-/// A folder or file that vanishes with the test.
+/// A folder or file that is removed after the test.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -204,7 +204,7 @@ impl Scratch {
         &self.0
     }
 
-    /// Puts another text in its place in one step, as careful editors do.
+    /// Replaces the file atomically, as some editors do.
     pub(crate) fn replace(&self, text: &str) {
         let next = self.0.with_extension("next");
         std::fs::write(&next, text).unwrap();

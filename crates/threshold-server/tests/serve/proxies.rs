@@ -1,4 +1,4 @@
-//! Real nginx and real Caddy in front of an application, configured by the files in `deploy/`, and asked as clients ask.
+//! Tests real nginx and Caddy in front of an application, with the files in `deploy/`.
 
 use serde_json::Value;
 
@@ -57,10 +57,10 @@ all day.
 """
 "#;
 
-/// A client's address. It is not one of the trusted, as every client's should be.
+/// A client's address, which is not a trusted proxy.
 pub(crate) const CLIENT: [u8; 4] = [127, 0, 0, 2];
 
-/// A site: an application, Threshold beside it, and a proxy in front of both.
+/// An application, Threshold, and a proxy in front of both.
 pub(crate) struct Site {
     pub(crate) proxy: Proxy,
     pub(crate) server: Option<Server>,
@@ -69,18 +69,18 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// The policy above behind the files in `deploy/`.
+    /// Starts a site with the policy above and the files in `deploy/`.
     pub(crate) fn new(kind: Kind) -> Self {
         Self::edited(kind, &[])
     }
 
-    /// The same with some of their lines replaced.
+    /// Starts the same site with some lines of the files replaced.
     pub(crate) fn edited(kind: Kind, edits: &[(&str, &str)]) -> Self {
         let (server, policy) = Server::with(POLICY);
         Self::start(kind, server, policy, Files::Shipped, edits)
     }
 
-    /// Another policy behind what is exported for it.
+    /// Starts a site with another policy and the files that are exported for it.
     pub(crate) fn exported(kind: Kind, policy: &str, edits: &[(&str, &str)]) -> Self {
         let (server, file) = Server::with(policy);
         let path = file.path().to_owned();
@@ -103,7 +103,7 @@ impl Site {
     }
 }
 
-/// Every test is about both.
+/// The proxies that every test runs on.
 fn each(test: impl Fn(&Site)) {
     for kind in [Kind::Nginx, Kind::Caddy] {
         test(&Site::new(kind));
@@ -121,7 +121,7 @@ fn is_denied_by(rule: &str, answer: &Answer) -> Value {
 }
 
 #[test]
-fn clients_cross_until_they_are_told_when_to_come_back() {
+fn clients_are_allowed_up_to_their_limit_and_then_denied_with_retry_after() {
     each(|site| {
         for left in ["2", "1", "0"] {
             let answer = site.get(CLIENT, "/page/1?q=1", &[]);
@@ -149,15 +149,15 @@ fn clients_cross_until_they_are_told_when_to_come_back() {
         assert_eq!(denied.header("ratelimit-policy"), Some("\"address\";q=3;w=3600"));
         assert_eq!(denied.header("ratelimit"), Some(format!("\"address\";r=0;t={wait}").as_str()));
         assert_eq!(site.origin.seen(), seen, "the application saw a request that was denied");
-        // Of what the proxy was told, nothing else reaches the client.
+        // No other header of Threshold's answer reaches the client.
         assert!(["status", "form", "body"].iter().all(|n| denied.header(&format!("x-threshold-{n}")).is_none()));
-        // Another client has a budget of its own.
+        // Each client has a budget of its own.
         assert_eq!(site.get([127, 0, 0, 3], "/page/1", &[]).status, 200);
     });
 }
 
 #[test]
-fn nothing_that_a_client_sends_changes_who_it_is_or_what_it_asks() {
+fn no_header_of_a_client_changes_its_identity_or_its_request() {
     let forged = [
         ("x-forwarded-for", "203.0.113.9"),
         ("forwarded", "for=203.0.113.9"),
@@ -184,14 +184,14 @@ fn nothing_that_a_client_sends_changes_who_it_is_or_what_it_asks() {
 }
 
 #[test]
-fn rules_by_method_path_and_host_see_the_clients_own_in_any_spelling() {
+fn rules_by_method_path_and_host_match_every_spelling() {
     each(|site| {
         let post = |path| site.client(CLIENT).send("POST", path, &[], "name=a").unwrap();
         assert_eq!(post("/api/login").body, "POST /api/login name=a");
         for path in ["/api/login", "//api//login", "/API/login/", "/api/%6cogin?x=1"] {
             is_denied_by("login", &post(path));
         }
-        // What servers read differently is refused, and its client reads why.
+        // An ambiguous path is refused, and the client gets the reason.
         for path in ["//api/./login", "/x/../api/login", "/api/login%0a"] {
             let answer = post(path);
             assert_eq!(
@@ -208,13 +208,13 @@ fn rules_by_method_path_and_host_see_the_clients_own_in_any_spelling() {
         assert_eq!(client.read().unwrap().status, 200);
         client.write(request).unwrap();
         is_denied_by("admin", &client.read().unwrap());
-        // What no proxy and no URI should have, but proxies pass on.
+        // Bytes that a URI cannot have, but that proxies pass on.
         assert!(matches!(site.get(CLIENT, "/odd/<a>^`|{}\"", &[]).status, 200 | 400));
     });
 }
 
 #[test]
-fn bodies_pass_and_their_length_counts() {
+fn bodies_are_passed_on_and_their_length_is_charged() {
     each(|site| {
         let post = |length| site.client(CLIENT).send("POST", "/upload", &[], &"x".repeat(length)).unwrap();
         assert_eq!(post(60).body, format!("POST /upload {}", "x".repeat(60)));
@@ -226,7 +226,7 @@ fn bodies_pass_and_their_length_counts() {
 }
 
 #[test]
-fn a_denial_has_the_form_that_the_client_reads_or_the_rule_says() {
+fn a_denial_has_the_format_of_the_accept_header_or_of_the_rule() {
     each(|site| {
         (0..3).for_each(|_| drop(site.get(CLIENT, "/page/1.html", &[])));
         let problem = site.get(CLIENT, "/page/1.html", &[("accept", "application/problem+json")]);
@@ -243,7 +243,7 @@ fn a_denial_has_the_form_that_the_client_reads_or_the_rule_says() {
 }
 
 #[test]
-fn a_websocket_passes_and_is_counted_once() {
+fn a_websocket_is_passed_on_and_counted_once() {
     each(|site| {
         let upgrade = [
             ("connection", "Upgrade"),
@@ -265,7 +265,7 @@ fn a_websocket_passes_and_is_counted_once() {
 }
 
 #[test]
-fn without_threshold_nobody_crosses() {
+fn if_threshold_does_not_answer_requests_are_refused() {
     for (kind, status) in [(Kind::Nginx, 500), (Kind::Caddy, 502)] {
         let mut site = Site::new(kind);
         assert_eq!(site.get(CLIENT, "/page/1", &[]).status, 200);
@@ -275,23 +275,23 @@ fn without_threshold_nobody_crosses() {
 }
 
 #[test]
-fn nginx_leaves_out_what_is_told_to_and_can_be_told_to_open() {
+fn nginx_removes_headers_and_can_be_configured_to_fail_open() {
     let site = Site::new(Kind::Nginx);
     let health = site.get(CLIENT, "/health", &[]);
     assert_eq!((health.status, health.header("x-ratelimit-limit")), (200, None));
     assert_eq!(health.body, "GET /health ");
-    // An application that reads paths in another way must not be asked for more through it.
+    // Headers that make an application use another path do not reach it.
     for odd in ["/api/login/../../health", "/health?path=/api/login", "/api/login/%2e%2e/%2e%2e/health", "//health"] {
         let seen = site.origin.seen();
         let answer = site.get(CLIENT, odd, &[("x-user", "somebody")]);
         assert_eq!((answer.status, answer.body.as_str()), (200, "GET /health "), "{odd}");
         assert!(site.origin.seen() == seen + 1 && !site.origin.head().contains("x-user"), "{}", site.origin.head());
     }
-    // Neither of its inner locations is there for clients.
+    // Clients cannot request the internal locations.
     for inner in ["/_threshold", "/_threshold_denied/answer.json"] {
         assert_eq!(site.get(CLIENT, inner, &[]).status, 404);
     }
-    // The lines that the file has for it, no longer commented out.
+    // The commented lines of the file, uncommented.
     let lines =
         ["#error_page 502 504", "#location @threshold_away", "#    auth_request off;", "#    return 204;", "#}"];
     let open = |line: &str| match lines.iter().any(|wanted| line.trim_start().starts_with(wanted)) {
@@ -306,11 +306,11 @@ fn nginx_leaves_out_what_is_told_to_and_can_be_told_to_open() {
     assert_eq!(site.get(CLIENT, "/page/1", &[]).status, 200);
 }
 
-/// Everything that `grove` believes: a client wrote itself a new address for each request, and a larger plan.
+/// The headers that `grove` trusts: a client could once send a new address with each request, and a larger plan.
 #[test]
-fn behind_the_exported_files_nobody_rotates_addresses_or_raises_a_tier() {
+fn behind_the_exported_files_a_client_cannot_change_its_address_or_tier() {
     let grove = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../policies/grove.toml")).unwrap();
-    // The operator's own authentication says which tenant it is.
+    // The operator's own authentication sets the tenant.
     let nginx = [("#proxy_set_header X-User $remote_user;", "proxy_set_header X-Tenant t1;")];
     let caddy = [("#request_header X-User {http.auth.user.id}", "request_header X-Tenant t1")];
     for (kind, edits) in [(Kind::Nginx, nginx), (Kind::Caddy, caddy)] {
@@ -335,19 +335,19 @@ fn behind_the_exported_files_nobody_rotates_addresses_or_raises_a_tier() {
             }
             answer
         };
-        // Three sign-ups a day from one address.
+        // The limit is three sign-ups a day from one address.
         let statuses: Vec<u16> = (0..5).map(|number| post("/api/signup", number).status).collect();
         assert_eq!(statuses, [200, 200, 200, 429, 429], "{kind:?}");
-        // Ten uploads a day for a tenant that has no other tier.
+        // The limit is ten uploads a day for a tenant with the default tier.
         let statuses: Vec<u16> = (0..12).map(|number| post("/api/uploads", number).status).collect();
         assert_eq!(statuses, [[200; 10].as_slice(), &[429, 429]].concat(), "{kind:?}");
         assert!(site.origin.head().contains("\nx-tenant: t1") == (kind == Kind::Caddy), "{}", site.origin.head());
     }
 }
 
-/// A policy that finds its callers in headers that proxies treat in other ways.
+/// A policy that identifies callers by headers that proxies handle specially.
 #[test]
-fn what_a_policy_believes_is_set_or_removed_whatever_it_is_called() {
+fn every_trusted_header_is_set_or_removed_whatever_its_name() {
     const OTHER: &str = r#"
         [identity]
         trusted_proxies = ["127.0.0.1/32"]
@@ -400,22 +400,22 @@ fn what_a_policy_believes_is_set_or_removed_whatever_it_is_called() {
         };
         let statuses: Vec<u16> = (0..4).map(|number| get(CLIENT, "/", number).0).collect();
         assert_eq!(statuses, [200, 200, 429, 429], "{kind:?}");
-        // Another client has another address, and its application still reads who it says it is.
+        // Another client has another address, and the application still gets the header that clients write.
         let (status, head) = get([127, 0, 0, 3], "/users", 1);
         assert_eq!(status, 200);
         assert!(head.contains("authorization: bearer 1") && head.contains("cookie: sid=s1; a=b"), "{head}");
         assert!(!head.contains("203.0.113.1") && !head.contains("large"), "{head}");
-        // The cookie is the client's own word: no user is counted, so none is denied.
+        // The cookie is not sent to Threshold: no user is counted, so none is denied.
         assert_eq!(get([127, 0, 0, 3], "/users", 1).0, 200);
-        // A key is counted as the client sends it, and the rule's own status comes through.
+        // A key is counted as the client sends it, and the rule's status reaches the client.
         let key = |value| site.get([127, 0, 0, 4], "/keys", &[("x-key", value)]).status;
         assert_eq!((key("a"), key("a")), (200, 418), "{kind:?}");
     }
 }
 
-/// Each internal redirect of nginx asks again, and each time was charged.
+/// nginx asks again after each internal redirect, and each time once was charged.
 #[test]
-fn nginx_counts_a_request_once_however_often_it_redirects_it() {
+fn nginx_counts_a_request_once_despite_internal_redirects() {
     let files = Scratch::folder();
     for name in ["index.html", "missing.html"] {
         std::fs::write(files.path().join(name), name).unwrap();
@@ -435,7 +435,7 @@ fn nginx_counts_a_request_once_however_often_it_redirects_it() {
     let site = Site::edited(Kind::Nginx, &[("location / {\n", &locations)]);
     let mut next = 2_u8;
     let mut check = |path: &str, status: u16, body: &str| {
-        // Each path is another client's.
+        // Each path is requested by another client.
         next += 1;
         for left in ["2", "1", "0"] {
             let answer = site.get([127, 0, 0, next], path, &[]);
@@ -455,9 +455,9 @@ fn nginx_counts_a_request_once_however_often_it_redirects_it() {
     check("/page/nowhere", 404, "missing.html");
 }
 
-/// What a client sends under the id's name is not what nginx names the request by.
+/// A client cannot choose the request id: nginx replaces the header.
 #[test]
-fn a_client_cannot_name_its_requests() {
+fn a_client_cannot_choose_the_request_id() {
     each(|site| {
         let id = [("x-threshold-request-id", "0123456789abcdef0123456789abcdef")];
         let statuses = [(); 5].map(|()| site.get(CLIENT, "/page/1", &id).status);
@@ -465,9 +465,9 @@ fn a_client_cannot_name_its_requests() {
     });
 }
 
-/// Who is signed in is known to `auth_basic`, which nginx checks before it asks: a wrong password is nobody's request.
+/// nginx checks `auth_basic` before it asks Threshold: a request with a wrong password is not counted.
 #[test]
-fn nginx_tells_whom_its_own_authentication_has_verified() {
+fn nginx_sends_the_user_that_auth_basic_has_verified() {
     const USERS: &str = r#"
         [identity]
         trusted_proxies = ["127.0.0.1/32"]
@@ -504,7 +504,7 @@ fn nginx_tells_whom_its_own_authentication_has_verified() {
     assert_eq!(get(5, right).0, 429);
 }
 
-/// Whether every thread of a process has stopped. A signal is sent before it is obeyed.
+/// Whether every thread of a process has stopped. A signal takes effect after it was sent.
 fn is_stopped(pid: u32) -> bool {
     let mut threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     threads.all(|thread| {
@@ -513,9 +513,9 @@ fn is_stopped(pid: u32) -> bool {
     })
 }
 
-/// A Threshold that hangs held every request behind Caddy for as long as it hung.
+/// While Threshold hung, every request behind Caddy once hung too.
 #[test]
-fn a_stopped_threshold_is_not_waited_for() {
+fn a_stopped_threshold_is_waited_for_only_until_a_timeout() {
     for (kind, statuses) in [(Kind::Nginx, [500, 500]), (Kind::Caddy, [502, 504])] {
         let site = Site::new(kind);
         assert_eq!(site.get(CLIENT, "/page/1", &[]).status, 200);
@@ -525,7 +525,7 @@ fn a_stopped_threshold_is_not_waited_for() {
             std::thread::yield_now();
         }
         let stream = connect_from(CLIENT, site.proxy.address);
-        // Without a bound of its own the proxy would wait for ever, and this test with it.
+        // Without a timeout, the proxy and this test would wait forever.
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let answer = Client::new(stream).send("GET", "/page/1", &[], "");
         server.signal("CONT");
@@ -534,9 +534,9 @@ fn a_stopped_threshold_is_not_waited_for() {
     }
 }
 
-/// Whatever status Threshold answers with, the client reads: one that nginx does not know would be a 500.
+/// Every status of Threshold reaches the client: one that is not in nginx's file would become a 500.
 #[test]
-fn every_status_comes_through() {
+fn every_status_reaches_the_client() {
     const STATUSES: &str = r#"
         [identity]
         trusted_proxies = ["127.0.0.1/32"]
@@ -581,7 +581,7 @@ fn every_status_comes_through() {
     }
 }
 
-/// What the README says to write into nginx's `http` block is enough, and protects the application too.
+/// The lines that the documentation shows for nginx's `http` block are sufficient.
 #[test]
 fn the_readmes_nginx_lines_work_when_copied() {
     let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
@@ -589,7 +589,7 @@ fn the_readmes_nginx_lines_work_when_copied() {
     let mut site = Site::new(Kind::Nginx);
     let threshold = site.server.as_ref().unwrap().place.strip_prefix("http://").unwrap().to_owned();
     let origin = site.origin.address().to_string();
-    // All of the file but its beginning is the README's; only ports are others.
+    // The file consists of the documented lines after its beginning; only ports differ.
     let copied = |name: &str, text: String| {
         if name != "nginx.conf" {
             return text;
@@ -609,8 +609,8 @@ fn the_readmes_nginx_lines_work_when_copied() {
     is_denied_by("address", &site.get(CLIENT, "/page/1", &[]));
 }
 
-/// A content delivery network in front of the proxy. Who trusts it must be both the proxy and, where the proxy hands the whole
-/// list of addresses on, the policy: else all of its clients share one budget.
+/// With a content delivery network in front, the proxy must trust it; and the policy too, if the proxy passes on the whole list
+/// of addresses. Otherwise all of its clients share one budget.
 #[test]
 fn behind_a_content_delivery_network_each_client_has_a_budget_of_its_own() {
     const CDN: [u8; 4] = [127, 0, 0, 5];
@@ -621,7 +621,7 @@ fn behind_a_content_delivery_network_each_client_has_a_budget_of_its_own() {
     let check = |kind: Kind, policy: &str, edits: &[(&str, &str)], own_budgets: bool| {
         let site = Site::exported(kind, policy, edits);
         let get = |peer: [u8; 4], client: &str| {
-            // The network passes on what its client wrote, and adds the client's own address.
+            // The network passes on its client's header, and appends the client's address.
             let chain = format!("198.51.100.1, {client}");
             let fields = [
                 ("x-forwarded-for", chain.as_str()),
@@ -634,10 +634,10 @@ fn behind_a_content_delivery_network_each_client_has_a_budget_of_its_own() {
         assert_eq!(first, [200, 200, 200, 429], "{kind:?}");
         let second = if own_budgets { 200 } else { 429 };
         assert_eq!(get(CDN, "203.0.113.8"), second, "{kind:?}");
-        // Nobody else is believed.
+        // The header of other peers is not trusted.
         let direct: Vec<u16> = (10..14).map(|number| get(CLIENT, &format!("203.0.113.{number}"))).collect();
         assert_eq!(direct, [200, 200, 200, 429], "{kind:?}");
-        // The host is the one that the proxy was asked by.
+        // The host is the one of the request to the proxy.
         let admin =
             [("host", "admin.example.com"), ("x-forwarded-host", "other.example"), ("x-forwarded-for", "203.0.113.9")];
         assert_eq!([(); 2].map(|()| site.get(CDN, "/", &admin).status), [200, 429], "{kind:?}");
@@ -649,9 +649,9 @@ fn behind_a_content_delivery_network_each_client_has_a_budget_of_its_own() {
     check(Kind::Nginx, POLICY, &[], false);
 }
 
-/// What a proxy asks, as an application in Threshold's place sees it.
+/// Records a proxy's question with an application in the place of Threshold.
 #[test]
-fn threshold_is_asked_by_its_own_name_and_of_the_clients_request_alone() {
+fn a_question_has_thresholds_own_host_and_only_the_needed_headers() {
     for kind in [Kind::Nginx, Kind::Caddy] {
         let (threshold, app) = (Origin::start(), Origin::start());
         let (at, to) = (threshold.address().to_string(), app.address().to_string());

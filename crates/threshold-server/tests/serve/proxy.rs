@@ -1,5 +1,5 @@
-//! A proxy in a process of its own, configured by the files in `deploy/` or by what `threshold export` writes for a policy:
-//! only ports, places and what a test says are replaced.
+//! Starts a proxy as a process, with the files in `deploy/` or those that `threshold export` writes for a policy. Only ports,
+//! paths and the edits of a test are replaced.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -8,23 +8,23 @@ use std::time::Duration;
 
 use super::process::Scratch;
 
-/// Which proxy.
+/// The kind of proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Nginx,
     Caddy,
 }
 
-/// Whose configuration a proxy runs.
+/// The source of a proxy's configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Files<'p> {
     /// The files in `deploy/`.
     Shipped,
-    /// What is exported from this policy.
+    /// The files that are exported from this policy.
     Exported(&'p Path),
 }
 
-/// What becomes of a file, by its name and text.
+/// Edits a file, given its name and text.
 type Rewrite<'a> = &'a dyn Fn(&str, String) -> String;
 
 /// How a proxy is started.
@@ -34,13 +34,13 @@ pub(crate) struct Setup<'a> {
     pub(crate) threshold: &'a str,
     pub(crate) origin: &'a str,
     pub(crate) files: Files<'a>,
-    /// What is replaced in the configuration; each must be there once.
+    /// Replacements in the configuration; each old text must occur once.
     pub(crate) edits: &'a [(&'a str, &'a str)],
-    /// What is changed in nginx's files in any other way.
+    /// Other edits of nginx's files.
     pub(crate) rewrite: Option<Rewrite<'a>>,
 }
 
-/// A proxy that goes when its test does.
+/// A proxy that ends with its test.
 pub(crate) struct Proxy {
     child: Child,
     pub(crate) address: SocketAddr,
@@ -48,13 +48,13 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Starts an nginx whose shipped files, each with its name, were edited.
+    /// Starts nginx with edited files.
     pub(crate) fn edited(threshold: &str, origin: &str, rewrite: Rewrite<'_>) -> Self {
         let (kind, files) = (Kind::Nginx, Files::Shipped);
         Setup { kind, threshold, origin, files, edits: &[], rewrite: Some(rewrite) }.start()
     }
 
-    /// What it has written to standard error.
+    /// Returns its standard error.
     pub(crate) fn errors(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("errors")).unwrap()
     }
@@ -62,7 +62,7 @@ impl Proxy {
 
 impl Setup<'_> {
     pub(crate) fn start(&self) -> Proxy {
-        // Between finding a free port and taking it another process may be faster: then there is another.
+        // Another process may take the free port first: then another port is tried.
         (0..5).find_map(|_| self.try_start()).expect("a proxy finds a port")
     }
 
@@ -92,7 +92,7 @@ impl Setup<'_> {
     }
 
     fn nginx(&self, folder: &Path, port: u16) -> Command {
-        // Debian's nginx keeps these where only root may write.
+        // Debian's defaults for these are writable only by root.
         let places: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .iter()
             .map(|name| format!("    {name}_temp_path {}/{name};\n", folder.display()))
@@ -118,7 +118,7 @@ impl Setup<'_> {
         }
         let mut command = Command::new("nginx");
         let pid = folder.join("pid");
-        // One process: with a master, its workers would outlive it.
+        // A single process: with a master, the workers could outlive it.
         command.arg("-p").arg(folder).arg("-c").arg(folder.join("nginx.conf")).args(["-e", "stderr"]);
         command.arg("-g").arg(format!("daemon off; master_process off; pid {};", pid.display()));
         command
@@ -138,7 +138,7 @@ impl Setup<'_> {
         command
     }
 
-    /// A configuration as it is shipped, or as it is exported.
+    /// Returns a configuration from `deploy/`, or an exported one.
     fn written(&self, file: &str, export: &[&str]) -> String {
         match self.files {
             Files::Shipped => shipped(file),
@@ -166,7 +166,7 @@ fn shipped(file: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(file)).unwrap()
 }
 
-/// Replaces what must be there once in one of the files.
+/// Makes replacements; each old text must occur once in one of the files.
 fn replace<'e>(texts: &mut [(&str, String)], edits: impl Iterator<Item = (&'e str, &'e str)>) {
     for (old, new) in edits {
         assert_eq!(texts.iter().map(|(_, text)| text.matches(old).count()).sum::<usize>(), 1, "{old}");

@@ -1,10 +1,10 @@
-//! Request headers that Threshold refuses, and headers that an application must not see, through real nginx and Caddy.
+//! Tests, through real nginx and Caddy, headers that Threshold refuses and headers that must not reach an application.
 
 use super::client::Answer;
 use super::proxies::{CLIENT, Site};
 use super::proxy::Kind;
 
-/// A policy that counts by a header as the client sends it.
+/// A policy that counts by a header of the client.
 const COUNTED: &str = r#"
     [identity]
     trusted_proxies = ["127.0.0.1/32"]
@@ -24,12 +24,12 @@ const COUNTED: &str = r#"
     algorithm = "sliding-log"
 "#;
 
-/// More fields than Threshold reads.
+/// More header fields than Threshold accepts.
 fn many_fields() -> Vec<(String, Vec<u8>)> {
     (0..150).map(|number| (format!("x-many-{number}"), b"1".to_vec())).collect()
 }
 
-/// More bytes than Threshold reads, in lines that nginx reads.
+/// More bytes than Threshold accepts, in lines that nginx accepts.
 fn large_fields(count: usize) -> Vec<(String, Vec<u8>)> {
     (0..count).map(|number| (format!("x-large-{number}"), vec![b'y'; 7_900])).collect()
 }
@@ -43,7 +43,7 @@ fn ask(site: &Site, path: &str, fields: &[(String, Vec<u8>)]) -> Answer {
     site.client(CLIENT).ask_bytes("GET", path, fields).unwrap()
 }
 
-/// nginx answered 500 to every client whose headers Threshold refuses to read.
+/// nginx once answered 500 to every client whose headers Threshold refuses.
 #[test]
 fn nginx_does_not_send_the_clients_headers_to_threshold() {
     let site = Site::new(Kind::Nginx);
@@ -51,14 +51,14 @@ fn nginx_does_not_send_the_clients_headers_to_threshold() {
         let answer = ask(&site, "/free", &fields);
         assert_eq!((answer.status, answer.body.as_str()), (200, "GET /free "), "{answer:?}");
     }
-    // Accept is sent, since it chooses the form of a denial.
+    // Accept is sent, because it selects the format of a denial.
     let answer = ask(&site, "/free", &odd_accept());
     assert_eq!(answer.status, 400, "{answer:?}");
 }
 
-/// Where a rule counts by a client's header, nginx passes them all on, so that a header in two lines stays two lines.
+/// If a rule counts by a client's header, nginx passes on all headers, so that a repeated header stays repeated.
 #[test]
-fn nginx_tells_the_client_which_headers_threshold_refuses() {
+fn nginx_passes_on_the_status_of_refused_headers() {
     let site = Site::exported(Kind::Nginx, COUNTED, &[]);
     let seen = site.origin.seen();
     for (fields, status) in [(many_fields(), 431), (large_fields(3), 431), (odd_accept(), 400)] {
@@ -68,7 +68,7 @@ fn nginx_tells_the_client_which_headers_threshold_refuses() {
     }
     assert_eq!(site.origin.seen(), seen);
     site.server.as_ref().unwrap().wait_for_log("431");
-    // The key of two lines is missing, as at every other door.
+    // A repeated header counts as a missing key, as at every other door.
     let keys = |values: &[&str]| {
         let fields: Vec<_> = values.iter().map(|value| ("x-key".to_owned(), value.as_bytes().to_vec())).collect();
         ask(&site, "/keys", &fields).header("x-ratelimit-limit").map(str::to_owned)
@@ -77,7 +77,7 @@ fn nginx_tells_the_client_which_headers_threshold_refuses() {
     assert_eq!(keys(&["a", "b"]).as_deref(), Some("1000"));
 }
 
-/// Caddy hands on what Threshold answers, also where the client has sent far more than Threshold reads.
+/// Caddy passes on Threshold's answer, also if the client sends far more than Threshold accepts.
 #[test]
 fn caddy_hands_a_431_to_the_client() {
     let site = Site::new(Kind::Caddy);
@@ -93,7 +93,7 @@ fn caddy_hands_a_431_to_the_client() {
     site.server.as_ref().unwrap().wait_for_log("431");
 }
 
-/// Frameworks route by some of these, and WSGI and CGI take an underscore for a dash.
+/// Some frameworks route by these headers, and WSGI and CGI do not distinguish underscores and dashes.
 #[test]
 fn an_application_sees_no_header_that_replaces_its_path_or_its_caller() {
     let forged = [
@@ -117,7 +117,7 @@ fn an_application_sees_no_header_that_replaces_its_path_or_its_caller() {
     }
 }
 
-/// nginx warned at each start that its hash of header names is too small.
+/// nginx once warned at each start that its hash of header names is too small.
 #[test]
 fn nginx_starts_without_a_warning() {
     let user = format!("user = \"header:{}\"\n[[rule]]", "long".repeat(40));

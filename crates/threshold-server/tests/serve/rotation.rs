@@ -1,4 +1,4 @@
-//! A rotation of the secret, as an operator does it: what was promised under the old secret holds.
+//! Tests the rotation of the secret: what was stored and signed under the old one stays valid.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -63,7 +63,7 @@ fn check(server: &Server, user: &str) -> Value {
     post(server, "/v1/check", &json!({"user": user})).1
 }
 
-/// Whether an attempt from this address may go on, and its token.
+/// Attempts a login from this address. Returns whether it is allowed, and its token.
 fn attempt(server: &Server, account: &str, ip: &str, device: Option<&str>) -> Option<String> {
     let (status, told) = post(server, "/v1/login/attempt", &json!({"account": account, "ip": ip, "device": device}));
     (status == 200).then(|| told["attempt"].as_str().unwrap().to_owned())
@@ -73,7 +73,7 @@ fn result(server: &Server, attempt: &str, success: bool) -> (u16, Value) {
     post(server, "/v1/login/result", &json!({"attempt": attempt, "success": success}))
 }
 
-/// Stops a server; what it has logged.
+/// Stops a server, and returns its log.
 fn stop(server: Server) -> String {
     server.signal("TERM");
     let (status, log) = server.wait();
@@ -81,7 +81,7 @@ fn stop(server: Server) -> String {
     log
 }
 
-/// What a client holds from before the rotation.
+/// The tokens of clients from before the rotation.
 struct Held {
     receipt: Value,
     device: String,
@@ -108,14 +108,14 @@ fn before(server: &Server) -> Held {
     Held { receipt, device, attempt: attempt(server, "dan", "192.0.2.4", None).unwrap() }
 }
 
-/// Story: whoever changed the secret lost every ban and lock, and every device became unknown.
+/// After a change of the secret, all bans and locks were once lost, and all devices unknown.
 #[test]
-fn what_was_promised_under_the_old_secret_holds() {
+fn state_and_tokens_of_the_old_secret_stay_valid() {
     let place = Installation::new();
     let server = place.start(&[("THRESHOLD_SECRET", OLD)]);
     let held = before(&server);
     stop(server);
-    // Under the new one alone nothing would be recognised; the file stays as it is.
+    // With only the new secret the server does not start, and the file is unchanged.
     let db = place.path("threshold.db");
     let args = ["--db", db.to_str().unwrap()];
     let said = place.refusal(&args, &[("THRESHOLD_SECRET", NEW)]);
@@ -127,12 +127,12 @@ fn what_was_promised_under_the_old_secret_holds() {
     }
     assert_eq!(check(&server, "bob")["banned"], true, "the strike and the budget before the rotation count");
     assert!(attempt(&server, "victim", "192.0.2.5", None).is_none());
-    // What carol used is used, the reservation's charge too, until her receipt gives one back.
+    // Carol's charges are kept, also that of her reservation, until her receipt is refunded.
     assert_eq!(check(&server, "carol")["allowed"], false);
     let refund = json!({"receipt": held.receipt});
     assert_eq!(post(&server, "/v1/refund", &refund).1, json!({"ok": true, "first": true}));
     assert_eq!(result(&server, &held.attempt, true).0, 200);
-    // Whoever is known by a device is let in from an address that has used up its attempts.
+    // A known device is allowed at an address that has used up its attempts.
     for name in ["a", "b", "c"] {
         assert!(attempt(&server, name, "192.0.2.6", None).is_some());
     }
@@ -146,7 +146,7 @@ fn what_was_promised_under_the_old_secret_holds() {
         assert_eq!(check(&server, user)["banned"], true, "{user}");
     }
     assert!(attempt(&server, "victim", "192.0.2.7", None).is_none());
-    // What was handed out under the old secret is refused.
+    // Tokens that were signed under the old secret are refused.
     assert_eq!(post(&server, "/v1/refund", &refund).0, 400);
     assert_eq!(result(&server, &held.attempt, true).0, 400);
     for name in ["a", "b", "c"] {
@@ -154,9 +154,9 @@ fn what_was_promised_under_the_old_secret_holds() {
     }
     assert!(attempt(&server, "ada", "192.0.2.6", Some(&held.device)).is_none());
     assert!(attempt(&server, "ada", "192.0.2.6", Some(&device)).is_some());
-    // Nobody has tried on dan's account since.
+    // There was no attempt on dan's account since.
     let log = stop(server);
-    assert!(log.contains("are forgotten") && log.contains("forgotten=1"), "{log}");
+    assert!(log.contains("accounts forgotten") && log.contains("forgotten=1"), "{log}");
 }
 
 #[test]
@@ -185,17 +185,17 @@ fn secrets_in_files_are_rotated_by_a_second_file() {
 }
 
 #[test]
-fn secrets_that_cannot_be_meant_are_refused() {
+fn mistaken_secrets_are_refused() {
     let place = Installation::new();
     let db = place.path("threshold.db");
     let with_journal = ["--db", db.to_str().unwrap()];
-    // Without `--db` it is started with `--no-db`.
+    // Without a path the server is started with `--no-db`.
     for args in [&with_journal[..], &[]] {
         for (present, old, expect) in [
             (Some(NEW), Some(NEW), "the same key id"),
             (None, Some(OLD), "THRESHOLD_SECRET_OLD"),
-            (Some(NEW), Some(""), "THRESHOLD_SECRET_OLD is set and empty"),
-            (Some(""), None, "THRESHOLD_SECRET is set and empty"),
+            (Some(NEW), Some(""), "THRESHOLD_SECRET_OLD is set but empty"),
+            (Some(""), None, "THRESHOLD_SECRET is set but empty"),
             (Some(NEW), Some("short"), "THRESHOLD_SECRET_OLD has fewer than 16 characters"),
         ] {
             let mut variables = Vec::new();

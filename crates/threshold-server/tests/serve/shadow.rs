@@ -1,4 +1,4 @@
-//! A shadow ban through a door that faces clients: nothing but the delay tells it from good standing.
+//! Tests that a shadow ban cannot be recognised at a client door, except by its delay.
 
 use super::client::Answer;
 use super::process::{Scratch, Server, Start};
@@ -34,19 +34,19 @@ fn ask(server: &Server, user: &str, path: &str) -> Answer {
     server.connect().send("GET", "/auth", &fields, "").unwrap()
 }
 
-/// Everything a client could see, with all figures alike: dates and counters differ between any two clients.
+/// Returns everything that a client sees, with all numbers replaced: dates and counters differ between any two clients.
 fn seen(answer: &Answer) -> String {
     let fields: Vec<_> = answer.headers.iter().filter(|(name, _)| name != "date").collect();
     let text = format!("{} {fields:?} {}", answer.status, answer.body);
-    // An id of the request is sixteen random bytes.
+    // A trace id is sixteen random bytes.
     let body = answer.body.parse::<serde_json::Value>().ok();
     let trace = body.and_then(|body| body["traceId"].as_str().map(str::to_owned)).unwrap_or_default();
     text.replace(&trace, "").chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect()
 }
 
-/// The first two pages are allowed, the third is denied: to both clients in the same words, before and after a restart.
+/// Of three pages, the third is denied, with the same answer to both clients, before and after a restart.
 #[test]
-fn nothing_but_a_delay_tells_a_shadow_ban_from_good_standing() {
+fn a_shadow_ban_differs_from_good_standing_only_by_its_delay() {
     let folder = Scratch::folder();
     let (policy, db) = (folder.path().join("policy.toml"), folder.path().join("threshold.db"));
     std::fs::write(&policy, POLICY).unwrap();

@@ -1,4 +1,4 @@
-//! Sockets in the file system, and TLS.
+//! Tests Unix sockets and TLS.
 
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
@@ -19,7 +19,7 @@ use super::process::{Scratch, Start};
 const GOOD: &str = r#"{"ip": "203.0.113.7"}"#;
 
 #[test]
-fn a_socket_serves_its_owner_and_goes_with_the_server() {
+fn a_unix_socket_is_for_its_owner_and_removed_with_the_server() {
     let folder = Scratch::folder();
     let path = folder.path().join("threshold.sock");
     let address = format!("unix:{}", path.display());
@@ -29,7 +29,7 @@ fn a_socket_serves_its_owner_and_goes_with_the_server() {
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
     let mut client = Client::new(UnixStream::connect(&path).unwrap());
     assert_eq!(client.post("/v1/check", GOOD).unwrap().status, 200);
-    // Another server finds it taken.
+    // A second server on the same socket does not start.
     let second = start.command().output().unwrap();
     assert_eq!(second.status.code(), Some(2));
     assert!(String::from_utf8(second.stderr).unwrap().contains("another server listens"));
@@ -40,7 +40,7 @@ fn a_socket_serves_its_owner_and_goes_with_the_server() {
 }
 
 #[test]
-fn what_a_dead_server_left_is_replaced_and_nothing_else_is() {
+fn a_stale_socket_is_replaced_and_any_other_file_is_not() {
     let folder = Scratch::folder();
     let path = folder.path().join("threshold.sock");
     let address = format!("unix:{}", path.display());
@@ -56,11 +56,11 @@ fn what_a_dead_server_left_is_replaced_and_nothing_else_is() {
     std::fs::write(&path, "precious").unwrap();
     let refused = start.command().output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
-    assert!(String::from_utf8(refused.stderr).unwrap().contains("is no socket"));
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("is not a socket"));
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
 }
 
-/// A connection of somebody who trusts this certificate alone.
+/// Connects as a client that trusts only this certificate.
 fn trusting(cert: &Certificate, address: &str) -> Client<StreamOwned<ClientConnection, TcpStream>> {
     let mut roots = RootCertStore::empty();
     roots.add(cert.der().clone()).unwrap();
@@ -74,7 +74,7 @@ fn trusting(cert: &Certificate, address: &str) -> Client<StreamOwned<ClientConne
     Client::new(StreamOwned::new(session, TcpStream::connect(address).unwrap()))
 }
 
-/// A connection of somebody who believes everything.
+/// Connects as a client that accepts every certificate.
 fn believing(address: &str) -> Client<StreamOwned<ClientConnection, TcpStream>> {
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -125,8 +125,8 @@ impl ServerCertVerifier for Believes {
     }
 }
 
-/// A renewed certificate is in force for the connections to come, by a signal or by itself; those that are open stay. A pair
-/// that does not belong together changes nothing, and is told.
+/// A renewed certificate is used for new connections, after a signal or by itself; open connections stay. A certificate with
+/// another key is reported and not used.
 ///
 /// Woken by: leaving out `in_force.store` in `Certificates::load`; and by leaving out `watch_certificate` in `serve::run`.
 #[test]
@@ -145,28 +145,28 @@ fn a_renewed_certificate_needs_no_restart() {
 
     cert_file.replace(&new.cert.pem());
     server.signal("HUP");
-    server.wait_for_log("the old certificate stays");
+    server.wait_for_log("certificate not reloaded");
     assert!(checks(&old.cert) && !checks(&new.cert));
     let told = stands(&old.cert);
     assert_eq!(told["status"], "degraded");
-    assert!(told["reason"].as_str().unwrap().contains("do not belong together"), "{told}");
+    assert!(told["reason"].as_str().unwrap().contains("does not belong to the certificate"), "{told}");
 
     key_file.replace(&new.signing_key.serialize_pem());
     server.signal("HUP");
-    server.wait_for_log("a new certificate is in force");
+    server.wait_for_log("certificate reloaded");
     assert!(checks(&new.cert) && !checks(&old.cert));
     assert_eq!(stands(&new.cert)["status"], "ok");
     assert_eq!(open.post("/v1/check", GOOD).unwrap().status, 200);
 
     key_file.replace(&newest.signing_key.serialize_pem());
     cert_file.replace(&newest.cert.pem());
-    server.wait_for_log("a new certificate is in force");
+    server.wait_for_log("certificate reloaded");
     assert!(checks(&newest.cert) && !checks(&new.cert));
 }
 
-/// Clients refuse a certificate that has expired, and the server says so before they complain.
+/// The server reports an expired certificate, which clients refuse.
 #[test]
-fn an_expired_certificate_warns() {
+fn an_expired_certificate_causes_a_warning() {
     let key = KeyPair::generate().unwrap();
     let made = |from: i32, until: i32| {
         let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
@@ -186,16 +186,16 @@ fn an_expired_certificate_warns() {
     assert!(stands()["reason"].as_str().unwrap().contains("expired at 2020-01-01"));
     cert_file.replace(&good);
     server.signal("HUP");
-    server.wait_for_log("a new certificate is in force");
+    server.wait_for_log("certificate reloaded");
     assert_eq!(stands()["status"], "ok");
-    // A chain is as good as the worst of it.
+    // A chain is invalid if one of its certificates is.
     cert_file.replace(&format!("{good}{early}"));
     server.signal("HUP");
     server.wait_for_log("the certificate is not valid before 3000-01-01");
 }
 
 #[test]
-fn tls_by_a_certificate_and_its_key() {
+fn tls_needs_a_certificate_with_its_key() {
     let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let (cert_file, key_file) =
         (Scratch::file("cert.pem", &cert.pem()), Scratch::file("key.pem", &signing_key.serialize_pem()));
@@ -208,13 +208,13 @@ fn tls_by_a_certificate_and_its_key() {
     for _ in 0..3 {
         assert_eq!(client.post("/v1/check", GOOD).unwrap().status, 200);
     }
-    // Who does not speak TLS gets no answer in the clear.
+    // A request without TLS gets no answer.
     assert!(Client::new(TcpStream::connect(&address).unwrap()).post("/v1/check", GOOD).is_err());
 
     let other = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let other = Scratch::file("other.pem", &other.signing_key.serialize_pem());
     for (cert, key, told) in [
-        (cert_path, other.path().to_str().unwrap(), "do not belong together"),
+        (cert_path, other.path().to_str().unwrap(), "does not belong to the certificate"),
         (key_path, key_path, "no certificate"),
         (cert_path, "/no/such/key.pem", "/no/such/key.pem"),
     ] {
@@ -223,12 +223,12 @@ fn tls_by_a_certificate_and_its_key() {
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(2) && error.contains(told), "{error}");
     }
-    // Nobody shall believe that a socket is encrypted.
+    // TLS options are refused with a Unix socket, which is not encrypted.
     let socket = format!("unix:{}", cert_file.path().with_extension("sock").display());
     let args = ["--http", &socket, "--tls-cert", cert_path, "--tls-key", key_path];
     let output = Start { args: &args, ..Start::default() }.command().output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(2) && error.contains("speaks no TLS"), "{error}");
+    assert!(output.status.code() == Some(2) && error.contains("TLS is not supported on a Unix socket"), "{error}");
     let half = Start { args: &["--tls-cert", cert_path], ..Start::default() }.command().output().unwrap();
     assert_eq!(half.status.code(), Some(2));
 }

@@ -1,4 +1,4 @@
-//! A log that nobody reads: standard error is a pipe that is full, and the server goes on.
+//! Tests that the server continues when standard error is a full pipe.
 
 use std::io::{BufRead as _, BufReader};
 use std::time::Instant;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::process::{PATIENCE, Scratch, Server, Start};
 
-/// Every denial becomes a line.
+/// A policy that logs every denial.
 const EACH: &str = r#"
 [[rule]]
 name = "each"
@@ -16,7 +16,7 @@ limit = "1/h"
 log = "each"
 "#;
 
-/// Denials whose lines are more than a pipe and the queue in front of it hold.
+/// More denials than the lines of the pipe and of the queue in front of it.
 const DENIALS: usize = 8_000;
 
 fn deny(server: &Server) {
@@ -29,11 +29,11 @@ fn deny(server: &Server) {
     }
 }
 
-/// After 305 denials nothing was answered any more, and SIGTERM was ignored.
+/// After 305 denials, the server once stopped answering and ignored SIGTERM.
 ///
 /// Broken once by: writing to `io::stderr` in place of the queue.
 #[test]
-fn a_log_that_nobody_reads_stops_nothing() {
+fn a_log_that_is_not_read_blocks_no_request() {
     let policy = Scratch::file("policy.toml", EACH);
     let (mut server, _unread) = Start { policy: Some(policy.path()), ..Start::default() }.unread();
     deny(&server);
@@ -51,7 +51,7 @@ fn a_log_that_nobody_reads_stops_nothing() {
     assert!(status.success(), "{status}");
 }
 
-/// Lines that did not fit are counted, and whoever reads again is told how many.
+/// Lines that did not fit are counted, and their number is logged once the pipe is read again.
 ///
 /// Broken once by: not counting in `Queue::push`.
 #[test]
@@ -66,6 +66,6 @@ fn dropped_lines_are_counted_and_reported() {
     let denials = lines.iter().filter(|line| line["message"] == "denied").count();
     let dropped: u64 = lines.iter().filter_map(|line| line["dropped"].as_u64()).sum();
     assert!(dropped > 0, "everything was written: {denials} lines");
-    assert!(lines.iter().any(|line| line["message"].as_str().unwrap().starts_with("log lines were dropped")));
+    assert!(lines.iter().any(|line| line["message"].as_str().unwrap().starts_with("log lines dropped")));
     assert!(denials + usize::try_from(dropped).unwrap() >= DENIALS, "{denials} written, {dropped} dropped");
 }

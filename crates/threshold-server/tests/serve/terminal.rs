@@ -1,4 +1,4 @@
-//! Operators at a terminal: the same things by the program itself, with a server and without.
+//! Tests the operators' commands of the program, with a running server and without.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use threshold_core::text::is_hidden;
 
 use super::process::{Scratch, Server, Start};
 
-/// What a command prints, if it ends well; else what it says of the error.
+/// Runs a command. Returns its output, or its error.
 fn threshold(server: &str, args: &[&str]) -> Result<String, String> {
     let output = Command::new(env!("CARGO_BIN_EXE_threshold"))
         .args(args)
@@ -27,7 +27,7 @@ fn start(db: &Path) -> Server {
 }
 
 #[test]
-fn bans_are_set_listed_and_lifted_from_a_terminal() {
+fn bans_are_set_listed_and_lifted_by_commands() {
     let folder = Scratch::folder();
     let db = folder.path().join("threshold.db");
     let server = start(&db);
@@ -52,7 +52,7 @@ fn bans_are_set_listed_and_lifted_from_a_terminal() {
     let subject = run(&["subject", "edge", "203.0.113.9"]).unwrap();
     let paused = subject.lines().find_map(|line| line.strip_prefix("pausedUntil")).unwrap();
     assert!(paused.trim().starts_with("20") && paused.ends_with('Z'), "{subject}");
-    // The pause is on disk before the copy is made: a change of an operator's waits for all that came before it.
+    // The pause is on disk before the copy is made: an operators' change waits for all earlier changes.
     run(&["subject", "user", "nobody", "--forgive"]).unwrap();
     let copy = folder.path().join("copy.db");
     let (copy, db_text) = (copy.to_str().unwrap(), db.to_str().unwrap());
@@ -65,7 +65,7 @@ fn bans_are_set_listed_and_lifted_from_a_terminal() {
     run(&["subject", "user", "eve", "--forgive", "--reason", "a mistake"]).unwrap();
     server.signal("KILL");
     drop(server);
-    // Nobody answers any more: the file tells.
+    // Without a server, the journal is read.
     let listed = run(&["bans", "list", "--db", db_text]).unwrap();
     assert_eq!(listed.lines().count(), 2, "{listed}");
     let restored = run(&["restore", copy, "--db", db_text]).unwrap();
@@ -76,7 +76,7 @@ fn bans_are_set_listed_and_lifted_from_a_terminal() {
     let body = json!({"ip": "198.51.100.7"}).to_string();
     let told = server.connect().send("POST", "/v1/check", &fields, &body).unwrap().json();
     assert_eq!(told["banned"], true);
-    // Who did what, and why.
+    // The audit.
     let audit = rusqlite::Connection::open(&db).unwrap();
     let mut select = audit.prepare("SELECT who, action, about, why FROM audit ORDER BY id").unwrap();
     let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
@@ -86,15 +86,15 @@ fn bans_are_set_listed_and_lifted_from_a_terminal() {
     assert!(lines[0].0.starts_with("operator #"), "{lines:?}");
     assert!(lines[0].1.starts_with("ban: until 20"), "{lines:?}");
     assert_eq!((&*lines[0].2, &*lines[0].3), ("edge 198.51.100.0/24", "scrapers & more"));
-    // The lines since the copy are in the file that was put aside, and this one says which that is.
+    // The records since the copy are in the renamed file, which this record names.
     let (who, action, about, _) = &lines[4];
     assert_eq!((&**who, &**about), ("local", "journal threshold.db"), "{lines:?}");
     assert!(action.starts_with("restore: copy.db, in place of threshold.db.before-"), "{lines:?}");
 }
 
-/// What somebody has called themselves turns no line around: not in a list, not in the API's JSON, not in a log line.
+/// Control characters in a name are escaped in a list, in the API's JSON and in log lines.
 #[test]
-fn names_are_shown_and_not_obeyed() {
+fn control_characters_in_names_are_escaped() {
     const NAME: &str = "eve\u{202e}\u{2028}\u{9b}2J\u{200b}";
     const SHOWN: &str = "eve\\u202e\\u2028\\u009b2J\\u200b";
     let hidden = |text: &str| text.chars().any(|c| is_hidden(c) && !matches!(c, '\n' | '\t'));
@@ -126,14 +126,14 @@ fn names_are_shown_and_not_obeyed() {
     }
 }
 
-/// At three in the morning: nobody is banned, the token is wrong or was left at home, the server is not there.
+/// No bans, a wrong or missing token, and no server.
 #[test]
-fn what_goes_wrong_at_a_terminal_is_told_in_words() {
+fn errors_of_the_commands_say_what_to_do() {
     let folder = Scratch::folder();
     let db = folder.path().join("threshold.db");
     let server = start(&db);
     let place = server.place.clone();
-    assert_eq!(threshold(&place, &["bans", "list"]).unwrap(), "nobody is banned\n");
+    assert_eq!(threshold(&place, &["bans", "list"]).unwrap(), "there are no bans\n");
     assert_eq!(threshold(&place, &["bans", "list", "--json"]).unwrap(), "[]\n");
     let ban = threshold(&place, &["bans", "add", "user", "it's \"x\"", "--reason", "don't", "--json"]).unwrap();
     let ban: serde_json::Value = serde_json::from_str(&ban).unwrap();
@@ -145,7 +145,7 @@ fn what_goes_wrong_at_a_terminal_is_told_in_words() {
     assert_eq!(columns[0], columns[1], "{listed}");
     let subject = threshold(&place, &["subject", "user", "it's \"x\""]).unwrap();
     assert!(subject.contains("for good, by operator #") && subject.contains(": don't ("), "{subject}");
-    for (token, said) in [(None, "wants a token"), (Some("wrong"), "does not know this token")] {
+    for (token, said) in [(None, "requires a token"), (Some("wrong"), "does not accept this token")] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_threshold"));
         command
             .args(["bans", "list", "--server", &place])

@@ -1,4 +1,4 @@
-//! Who may call, and from where.
+//! Tests tokens: which requests need one, and how guesses are limited.
 
 use std::net::TcpStream;
 
@@ -15,10 +15,10 @@ fn refused(args: &[&str], variables: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn without_a_token_only_this_machine_is_served() {
+fn without_a_token_only_loopback_addresses_are_served() {
     let error = refused(&["--http", "0.0.0.0:0"], &[]);
     assert!(error.contains("0.0.0.0:0") && error.contains("THRESHOLD_TOKEN"), "{error}");
-    // An operator's token is not for callers to show.
+    // An operators' token does not replace that of callers.
     let error = refused(&["--http", "0.0.0.0:0"], &[("THRESHOLD_ADMIN_TOKEN", "boss-token-012345")]);
     assert!(error.contains("THRESHOLD_TOKEN"), "{error}");
     let variables = &[("THRESHOLD_TOKEN", "s3cret-token-0123")];
@@ -26,9 +26,9 @@ fn without_a_token_only_this_machine_is_served() {
     assert!(server.place.starts_with("http://0.0.0.0:"), "{}", server.place);
 }
 
-/// `THRESHOLD_TOKEN=", ,"`, or a variable that a deployment left empty, started a server that asked nobody for a token.
+/// With `THRESHOLD_TOKEN=", ,"` or an empty variable, a server once started and required no token.
 #[test]
-fn a_variable_for_tokens_that_holds_none_is_an_error() {
+fn a_token_variable_without_a_token_is_an_error() {
     for name in ["THRESHOLD_TOKEN", "THRESHOLD_ADMIN_TOKEN", "THRESHOLD_READ_TOKEN"] {
         for empty in ["", " ", ", ,"] {
             let error = refused(&[], &[(name, empty)]);
@@ -37,9 +37,9 @@ fn a_variable_for_tokens_that_holds_none_is_an_error() {
     }
 }
 
-/// With `--no-db` a secret of any length was accepted.
+/// With `--no-db` a secret of any length was once accepted.
 #[test]
-fn a_secret_is_long_enough_with_and_without_a_journal() {
+fn a_short_secret_is_refused_with_and_without_a_journal() {
     let folder = Scratch::folder();
     let journal = folder.path().join("t.db");
     for args in [&[][..], &["--db", journal.to_str().unwrap()]] {
@@ -50,9 +50,9 @@ fn a_secret_is_long_enough_with_and_without_a_journal() {
     Start { variables, ..Start::default() }.server();
 }
 
-/// Every path that the server describes asks for a token, apart from those that say whether it lives.
+/// Every route of the OpenAPI document requires a token, except for health.
 #[test]
-fn a_token_opens_every_path_and_nothing_else_does() {
+fn every_route_but_health_requires_a_token() {
     let variables =
         &[("THRESHOLD_TOKEN", "first-token-0123, second-token-012"), ("THRESHOLD_ADMIN_TOKEN", "boss-token-012345")];
     let server = Start { variables, ..Start::default() }.server();
@@ -65,7 +65,7 @@ fn a_token_opens_every_path_and_nothing_else_does() {
     assert!(paths.len() >= 13);
     let calls = paths.iter().flat_map(|(path, item)| item.as_object().unwrap().iter().map(move |call| (path, call)));
     for (number, (path, (method, call))) in (0u8..).zip(calls) {
-        // From an address of its own: after ten wrong tokens answers come late.
+        // Each from an address of its own, because answers are delayed after ten wrong tokens.
         let (_, address) = server.place.split_once("://").unwrap();
         let client = &mut Client::new(connect_from([127, 0, 1, number], address.parse().unwrap()));
         let is_open = call["security"].as_array().is_some_and(Vec::is_empty);
@@ -79,7 +79,7 @@ fn a_token_opens_every_path_and_nothing_else_does() {
         ] {
             let fields: Vec<(&str, &str)> = wrong.map(|wrong| ("authorization", wrong)).into_iter().collect();
             let answer = client.send(method, path, &fields, "{}").unwrap();
-            // Who guesses at operators' tokens is heard for a while only.
+            // After many wrong tokens, operators' calls are refused.
             if is_for_operators && answer.status == 429 {
                 continue;
             }
@@ -99,7 +99,7 @@ fn a_token_opens_every_path_and_nothing_else_does() {
     }
 }
 
-/// A token that could be guessed is refused at the start, whatever it is for, by the name of its variable alone.
+/// A token that could be guessed is refused at the start. The error names only the variable.
 #[test]
 fn short_tokens_are_refused_at_the_start() {
     for name in ["THRESHOLD_TOKEN", "THRESHOLD_ADMIN_TOKEN", "THRESHOLD_READ_TOKEN"] {
@@ -110,7 +110,7 @@ fn short_tokens_are_refused_at_the_start() {
     }
 }
 
-/// The status of a call with this token, at whichever path.
+/// Returns the status of a call with this token.
 fn show(mut client: Client<TcpStream>, path: &str, token: &str) -> u16 {
     let bearer = format!("Bearer {token}");
     let (method, body) = if path.starts_with("/v1") { ("POST", r#"{"ip": "203.0.113.7"}"#) } else { ("GET", "") };
@@ -119,8 +119,8 @@ fn show(mut client: Client<TcpStream>, path: &str, token: &str) -> u16 {
     client.send(method, path, &[(name, value), ("content-type", "application/json")], body).unwrap().status
 }
 
-/// Wrong tokens are counted wherever they are shown, and answered late; the right one is always accepted, since many
-/// callers share a proxy, and an operator from the same address is heard.
+/// Wrong tokens are counted on every path, and answered with a delay. The right one is always accepted, because many callers
+/// share a proxy's address, and operators at that address are not affected.
 #[test]
 fn wrong_tokens_are_counted_on_every_path_and_right_ones_are_accepted() {
     for path in ["/v1/check", "/v1/refund", "/openapi.json", "/auth", "/readyz"] {
@@ -133,7 +133,7 @@ fn wrong_tokens_are_counted_on_every_path_and_right_ones_are_accepted() {
                 scope.spawn(move || assert_eq!(show(client, path, &format!("guess-{number:012}")), wrong, "{path}"));
             }
         });
-        let line = server.wait_for_log("they are answered late");
+        let line = server.wait_for_log("answers delayed");
         assert!(!line.contains("guess-") && !line.contains("127.0.0.1"), "{line}");
         for path in ["/openapi.json", "/auth", "/v1/check"] {
             for token in ["caller-token-0123", "boss-token-012345"] {
@@ -146,9 +146,9 @@ fn wrong_tokens_are_counted_on_every_path_and_right_ones_are_accepted() {
     }
 }
 
-/// A flood of denials is sampled, and no line names whom it is about, nor any token.
+/// Denials are sampled in the log, and no line has an identity or a token.
 #[test]
-fn logs_hide_who_is_calling() {
+fn logs_do_not_disclose_identities() {
     let variables = &[("THRESHOLD_TOKEN", "s3cret-token-0123")];
     let server = Start { variables, args: &["--log", "json"], ..Start::default() }.server();
     let client = &mut server.connect();

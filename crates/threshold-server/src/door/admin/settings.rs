@@ -1,4 +1,4 @@
-//! What a tenant or a user is given: a tier, limits of their own, or so many times as much, until a moment.
+//! `/v1/tenants/ID` and `/v1/users/ID`: settings that override the policy for one tenant or user, until a time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use threshold_core::policy::{Owner, Setting};
 use super::operator::{Operator, Reader};
 use crate::desk;
 use crate::door::http::{Text, Whole, read};
-use crate::door::sent::Sent;
+use crate::door::json_body::JsonBody;
 use crate::door::{ApiError, App, json};
 
-/// What somebody is to be given, instead of what they were given before. `{}` takes it all back.
+/// A setting, which replaces the earlier one. `{}` removes it.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 #[schemars(rename = "NewSetting")]
-pub(in crate::door) struct NewSetting<'a> {
+pub(super) struct NewSetting<'a> {
     /// A tier of the policy.
     #[serde(borrow)]
     tier: Option<Text<'a>>,
@@ -29,28 +29,28 @@ pub(in crate::door) struct NewSetting<'a> {
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, String>", extend("maxProperties" = 64))]
     limits: BTreeMap<String, String>,
-    /// So many times as much as they would have.
+    /// The factor by which every limit is multiplied.
     #[schemars(range(min = 1, max = 1_000_000))]
     times: Option<Whole>,
-    /// Until when, in Unix seconds; for good unless said.
+    /// The end, in Unix seconds; permanent if left out.
     until: Option<Whole>,
-    /// Why, for the audit.
+    /// The reason, for the audit.
     #[serde(borrow)]
     #[schemars(length(min = 1, max = 1_000))]
     reason: Option<Text<'a>>,
 }
 
-/// What somebody was given.
+/// The setting of a tenant or a user.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 #[schemars(rename = "Setting")]
-pub(in crate::door) struct SettingBody {
+pub(super) struct SettingBody {
     id: String,
     tier: Option<String>,
     limits: BTreeMap<String, String>,
     times: u32,
-    /// Until when, in Unix seconds; null is for good.
+    /// The end, in Unix seconds; null for a permanent one.
     until: Option<u64>,
-    /// Since when; null where nothing was given.
+    /// The start, in Unix seconds; null if there is no setting.
     from: Option<u64>,
     by: Option<String>,
     reason: Option<String>,
@@ -72,7 +72,7 @@ pub(super) async fn set_tenant(
     operator: Operator,
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
-    Sent(body): Sent,
+    JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     set(&app, &operator, Owner::Tenant, id, &body).await
 }
@@ -81,13 +81,13 @@ pub(super) async fn set_user(
     operator: Operator,
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
-    Sent(body): Sent,
+    JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     set(&app, &operator, Owner::User, id, &body).await
 }
 
 fn show(app: &App, owner: Owner, id: String) -> Result<Response, ApiError> {
-    let setting = app.desk.given(owner, &id)?;
+    let setting = app.desk.setting_of(owner, &id)?;
     Ok(json(StatusCode::OK, &SettingBody::new(id, setting.as_ref())))
 }
 

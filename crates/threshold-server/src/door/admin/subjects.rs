@@ -1,4 +1,4 @@
-//! One subject as operators look it up: by a layer and a key, or an account by its name.
+//! `/v1/subjects/LAYER/KEY`: the state of a subject or an account, and its forgiveness.
 
 use std::sync::Arc;
 
@@ -10,37 +10,39 @@ use serde::Serialize;
 use threshold_core::Timestamp;
 use threshold_core::policy::Policy;
 
-use super::operator::{Operator, Query, Reader};
-use super::{BanBody, ChangedBody, reason_in};
+use super::operator::{Operator, Reader};
+use super::{BanBody, ChangedBody, ReasonQuery};
 use crate::desk::{Subject, Target};
 use crate::door::http::layer_named;
+use crate::door::query::Query;
 use crate::door::{ApiError, App, json};
 
-/// How it stands with a subject.
+/// The state of a subject or an account.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(rename = "Subject")]
-pub(in crate::door) struct SubjectBody {
+pub(super) struct SubjectBody {
     layer: String,
     key: String,
-    /// Strikes that still count, the most of any ladder.
+    /// The strikes that have not decayed, on the ladder with the most of them.
     strikes: u32,
     shadow_banned: bool,
-    /// Until when a ladder's cool-down or ban denies it, in Unix seconds.
+    /// The end of a ladder's cool-down or ban, in Unix seconds.
     denied_until: Option<u64>,
-    /// Until when a pause, or a rule's `block_for`, denies it under one of its limits at least.
+    /// The end of a pause, or of a rule's `block_for`, under at least one of its limits, in Unix seconds.
     paused_until: Option<u64>,
-    /// Until when a ladder has banned it.
+    /// The end of a ladder's ban, in Unix seconds.
     banned_until: Option<u64>,
-    /// The operators' own ban on it, if there is one.
+    /// The ban that an operator set, if any.
     ban: Option<BanBody>,
-    /// Of an account: failures in a row of devices that are not known.
+    /// For an account: consecutive failures from unknown devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     failures: Option<u32>,
-    /// Of an account: until when it is locked for them; null if it is not, or for good, at the ceiling.
+    /// For an account: until when it is locked for unknown devices, in Unix seconds; null if it is not locked, or is locked
+    /// permanently at the ceiling.
     #[serde(skip_serializing_if = "Option::is_none")]
     locked_until: Option<u64>,
-    /// Of an account: whether it has reached the ceiling.
+    /// For an account: whether it has reached the ceiling.
     #[serde(skip_serializing_if = "Option::is_none")]
     at_ceiling: Option<bool>,
 }
@@ -79,9 +81,8 @@ pub(super) async fn forgive(
     operator: Operator,
     State(app): State<Arc<App>>,
     Path((layer, key)): Path<(String, String)>,
-    query: Query,
+    Query(ReasonQuery { reason }): Query<ReasonQuery>,
 ) -> Result<Response, ApiError> {
-    let reason = reason_in(query)?;
     app.desk.forgive(&operator.0, target(&layer, &key)?, reason.as_deref()).await?;
     Ok(json(StatusCode::OK, &ChangedBody { ok: true }))
 }
@@ -90,6 +91,6 @@ fn target<'a>(layer: &str, key: &'a str) -> Result<Target<'a>, ApiError> {
     if layer == Target::ACCOUNT {
         return Ok(Target::Account(key));
     }
-    let layer = layer_named(layer).ok_or_else(|| ApiError::bad("layer", format!("no layer is called \"{layer}\"")))?;
+    let layer = layer_named(layer).ok_or_else(|| ApiError::bad("layer", format!("unknown layer \"{layer}\"")))?;
     Ok(Target::Subject(layer, key))
 }

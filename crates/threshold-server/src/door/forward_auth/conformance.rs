@@ -1,4 +1,4 @@
-//! The vectors as a proxy asks them: on a real socket, in `X-Forwarded-*` and header fields.
+//! Plays the conformance vectors as a proxy asks them: on a real socket, in `X-Forwarded-*` and other headers.
 
 use std::collections::BTreeMap;
 
@@ -7,27 +7,27 @@ use threshold_core::Timestamp;
 use threshold_core::address::parse_address;
 use threshold_core::case::ClientDoor;
 
-use crate::door::serving::Serving;
+use crate::door::test_server::TestServer;
 
 #[path = "../../../../threshold-core/tests/support/vectors.rs"]
 mod vectors;
 
-/// Where this door finds what vectors call by its name.
+/// The `[identity]` by which this door finds the facts of the vectors.
 const IDENTITY: &str = "trusted_proxies = ['127.0.0.1/32']\nclient_ip = 'x-forwarded-for'\n\
     tenant = 'header:x-tenant'\nuser = 'header:x-user'\ntier = 'header:x-tier'\n";
 
-/// What is played by others, and why.
-const LEFT_OUT: [&str; 5] = [
+/// Why vectors are skipped.
+const SKIPPED: [&str; 5] = [
     "calls that are not a client's",
     "requests that lack what every request has",
     "costs, facts, categories and endpoints of a caller's own, which no proxy sends",
-    "an address that is none",
-    "a name that no header carries as it is",
+    "an invalid address",
+    "a name that a header cannot carry unchanged",
 ];
 
-impl ClientDoor for Serving {
+impl ClientDoor for TestServer {
     fn policy(&self, text: &str) -> String {
-        // A case that sends header lines says itself where callers are found.
+        // A case with header lines has an `[identity]` of its own.
         if text.contains("trusted_proxies") {
             return text.to_owned();
         }
@@ -40,19 +40,19 @@ impl ClientDoor for Serving {
     fn express(&self, facts: &Map<String, Value>) -> Result<Map<String, Value>, &'static str> {
         let own = ["cost", "costs", "facts", "category", "endpoint"];
         if own.iter().any(|name| facts.contains_key(*name)) {
-            return Err(LEFT_OUT[2]);
+            return Err(SKIPPED[2]);
         }
         let mut facts = facts.clone();
         facts.entry("method").or_insert(json!("GET"));
         facts.entry("path").or_insert(json!("/"));
-        // Whoever asks has an address, said by itself or in its lines.
+        // Every request has an address, as a fact or in its header lines.
         let in_lines = facts.contains_key("lines");
         let ip = if in_lines { &mut json!("127.0.0.1") } else { facts.entry("ip").or_insert(json!("127.0.0.1")) };
         if ip.as_str().and_then(parse_address).is_none() {
-            return Err(LEFT_OUT[3]);
+            return Err(SKIPPED[3]);
         }
         let plain = |text: &str| text.trim() == text && !text.chars().any(char::is_control);
-        if facts.values().filter_map(Value::as_str).all(plain) { Ok(facts) } else { Err(LEFT_OUT[4]) }
+        if facts.values().filter_map(Value::as_str).all(plain) { Ok(facts) } else { Err(SKIPPED[4]) }
     }
 
     fn load(&mut self, policy: &str, env: &BTreeMap<String, String>, fresh: bool) -> Result<(), String> {
@@ -88,11 +88,11 @@ impl ClientDoor for Serving {
 }
 
 #[test]
-fn forward_auth_answers_every_vector_that_a_proxy_can_ask() {
-    vectors::play_all(Serving::new, &LEFT_OUT, 191);
+fn forward_auth_plays_every_vector_that_a_proxy_can_ask() {
+    vectors::play_all(TestServer::new, &SKIPPED, 191);
 }
 
 #[test]
-fn a_proxy_hears_what_clients_are_to_read_on_a_store_that_takes_its_time() {
-    vectors::play_all(Serving::on_another_store, &LEFT_OUT, 191);
+fn forward_auth_plays_every_vector_on_an_asynchronous_store() {
+    vectors::play_all(TestServer::on_async_store, &SKIPPED, 191);
 }

@@ -1,4 +1,4 @@
-//! What a proxy tells of its client's request, put in the place of the proxy's own.
+//! Rebuilds the client's request from the headers by which a proxy describes it.
 
 use std::borrow::Cow;
 
@@ -6,11 +6,16 @@ use http::header::HOST;
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use threshold_core::path::spell_host;
 
 use crate::door::ApiError;
 
-/// Where the two kinds of proxies write the same thing: nginx as configured in deploy/nginx; Caddy and Traefik.
+/// The bytes that a URI cannot have and proxies pass on, besides those above 0x7f. The number sign is among them: what follows
+/// it would be cut off here as a fragment, while some applications take it for a part of the path.
+const INVALID_IN_URI: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'<').add(b'>').add(b'^').add(b'`');
+
+/// The two headers for one part of a request: nginx's as configured in deploy/nginx, and that of Caddy and Traefik.
 struct HeaderNames {
     original: HeaderName,
     forwarded: HeaderName,
@@ -19,32 +24,32 @@ struct HeaderNames {
 static METHOD: HeaderNames = HeaderNames::new("x-original-method", "x-forwarded-method");
 static URI: HeaderNames = HeaderNames::new("x-original-uri", "x-forwarded-uri");
 static HOSTS: HeaderNames = HeaderNames::new("x-original-host", "x-forwarded-host");
-/// The length of the client's body. Proxies leave the body out when they ask, and its length with it.
+/// The length of the client's body. Proxies ask without the body, and so without its `Content-Length`.
 static LENGTH: HeaderName = HeaderName::from_static("x-original-content-length");
 
-/// Whether a proxy describes its client's request here. Browsers let no page of another site send these fields unasked.
+/// Whether a proxy describes its client's request. A browser sends these headers to another origin only after a CORS preflight.
 pub(super) fn is_described(headers: &HeaderMap) -> bool {
-    [&METHOD, &URI].iter().any(|told| headers.contains_key(&told.original) || headers.contains_key(&told.forwarded))
+    [&METHOD, &URI].iter().any(|names| headers.contains_key(&names.original) || headers.contains_key(&names.forwarded))
 }
 
-/// Puts the method, the path and the host of the client's request in the place of the proxy's. Returns the bytes of its
-/// body, as far as they were told.
-pub(super) fn put_in_place(parts: &mut Parts) -> Result<u64, ApiError> {
+/// Replaces the method, the path and the host of the proxy's request by those of its client's. Returns the length of the
+/// client's body, 0 if the proxy does not send it.
+pub(super) fn restore_request(parts: &mut Parts) -> Result<u64, ApiError> {
     let headers = &parts.headers;
     let method = METHOD.required(headers)?;
-    let method = Method::from_bytes(method.as_bytes()).map_err(|_| METHOD.bad("this is no method"))?;
+    let method = Method::from_bytes(method.as_bytes()).map_err(|_| METHOD.bad("this is not a method"))?;
     let (authority, uri) = uri(URI.required(headers)?.as_bytes())?;
     let host = HOSTS.find(headers, |a, b| spell(a) == spell(b))?.cloned();
     if let (Some(authority), Some(host)) = (authority, &host)
         && spell(host).is_none_or(|host| spell_bytes(authority) != Some(host))
     {
-        return Err(HOSTS.bad("the host of the URI is another: applications may read either"));
+        return Err(HOSTS.bad("the host differs from that of the URI, and applications may use either"));
     }
     let length = length(headers)?;
     (parts.method, parts.uri) = (method, uri);
     match host {
         Some(host) => drop(parts.headers.insert(HOST, host)),
-        // The proxy's own says only where this server is.
+        // The proxy's own Host names this server.
         None => drop(parts.headers.remove(HOST)),
     }
     Ok(length)
@@ -57,7 +62,7 @@ impl HeaderNames {
 
     fn required<'h>(&self, headers: &'h HeaderMap) -> Result<&'h HeaderValue, ApiError> {
         let Self { original, forwarded } = self;
-        let missing = || self.bad(format!("a proxy says in {original} or {forwarded} what it was asked"));
+        let missing = || self.bad(format!("a proxy must send {original} or {forwarded}"));
         self.find(headers, |a, b| a == b)?.ok_or_else(missing)
     }
 
@@ -65,8 +70,8 @@ impl HeaderNames {
         ApiError::bad(self.original.as_str(), message)
     }
 
-    /// What the proxy says. It sets one of the two and may pass on the other as its client sent it, and here nobody knows
-    /// which is which: where they differ, neither is believed.
+    /// Returns the value of the two headers. A proxy sets one of them and may pass on the other as its client sent it, and the
+    /// door cannot tell which is which: if they differ, the question is refused.
     fn find<'h>(
         &self,
         headers: &'h HeaderMap,
@@ -75,7 +80,8 @@ impl HeaderNames {
         let found = [single(headers, &self.original)?, single(headers, &self.forwarded)?];
         match found {
             [Some(original), Some(forwarded)] if !same(original, forwarded) => {
-                let message = format!("{} and {} differ: have the proxy remove one", self.original, self.forwarded);
+                let message =
+                    format!("{} and {} differ: configure the proxy to remove one", self.original, self.forwarded);
                 Err(self.bad(message))
             }
             [original, forwarded] => Ok(original.or(forwarded)),
@@ -83,13 +89,13 @@ impl HeaderNames {
     }
 }
 
-/// The only line of a field; an empty one says nothing.
+/// Returns the value of a header that may have one line; `None` if it is missing or empty.
 pub(super) fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h HeaderValue>, ApiError> {
     let mut lines = headers.get_all(name).iter();
     let only = lines.next().filter(|line| !line.is_empty());
     match lines.next() {
         None => Ok(only),
-        Some(_) => Err(ApiError::bad(name.as_str(), format!("{name} came more than once"))),
+        Some(_) => Err(ApiError::bad(name.as_str(), format!("there is more than one {name} header"))),
     }
 }
 
@@ -101,41 +107,25 @@ fn spell_bytes(host: &[u8]) -> Option<String> {
     std::str::from_utf8(host).ok().map(|host| spell_host(host).into_owned())
 }
 
-/// A path and a query as the client wrote them. Of a whole URI, which a client may write too, the host is not taken: the
-/// proxy tells by itself whom it serves. It is returned, to be compared with that.
+/// Parses a path and a query. A client may also send an absolute URI; its host is returned, to be compared with the one that
+/// the proxy sends.
 fn uri(text: &[u8]) -> Result<(Option<&[u8]>, Uri), ApiError> {
     let (host, path) = match text.first() {
         Some(b'/' | b'*') => (None, text),
-        _ => split_authority(text).ok_or_else(|| URI.bad("a URI begins with a slash"))?,
+        _ => split_authority(text).ok_or_else(|| URI.bad("a path must begin with a slash"))?,
     };
-    let path = PathAndQuery::from_maybe_shared(escaped(path));
-    path.map(|path| (host, Uri::from(path))).map_err(|_| URI.bad("this is no URI"))
+    // A request with invalid bytes is decided too, since the proxy and the application behind it accept it.
+    let encoded = Cow::from(percent_encode(path, INVALID_IN_URI));
+    let path = PathAndQuery::try_from(encoded.as_ref());
+    path.map(|path| (host, Uri::from(path))).map_err(|_| URI.bad("this is not a URI"))
 }
 
-/// The host of a whole URI, and its path.
+/// Splits an absolute URI into its host and its path.
 fn split_authority(text: &[u8]) -> Option<(Option<&[u8]>, &[u8])> {
     let scheme = text.windows(3).position(|three| three == b"://")?;
     let rest = text.get(scheme.checked_add(3)?..)?;
     let (authority, path) = rest.split_at_checked(rest.iter().position(|byte| *byte == b'/')?)?;
     Some((authority.rsplit(|byte| *byte == b'@').next(), path))
-}
-
-/// Proxies let bytes pass that a URI cannot have. Such a request is decided all the same, so they are escaped. A number
-/// sign is escaped too: what follows it would be dropped here, and some applications read on.
-fn escaped(text: &[u8]) -> bytes::Bytes {
-    let strange = |byte: &u8| matches!(byte, 0..=0x20 | b'"' | b'#' | b'<' | b'>' | b'^' | b'`' | 0x7f..);
-    if !text.iter().any(strange) {
-        return bytes::Bytes::copy_from_slice(text);
-    }
-    let mut plain = String::with_capacity(text.len());
-    for byte in text {
-        if strange(byte) {
-            plain.push_str(&format!("%{byte:02X}"));
-        } else {
-            plain.push(char::from(*byte));
-        }
-    }
-    plain.into()
 }
 
 fn length(headers: &HeaderMap) -> Result<u64, ApiError> {
@@ -144,7 +134,7 @@ fn length(headers: &HeaderMap) -> Result<u64, ApiError> {
         std::str::from_utf8(text.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
     number
         .and_then(|text| text.parse().ok())
-        .ok_or_else(|| ApiError::bad(LENGTH.as_str(), "this is no number of bytes"))
+        .ok_or_else(|| ApiError::bad(LENGTH.as_str(), "this is not a number of bytes"))
 }
 
 #[cfg(test)]
@@ -157,7 +147,7 @@ mod tests {
             request = request.header(*name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
         }
         let (mut parts, ()) = request.body(()).unwrap().into_parts();
-        put_in_place(&mut parts).map(|length| (parts, length))
+        restore_request(&mut parts).map(|length| (parts, length))
     }
 
     #[track_caller]
@@ -173,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_request_is_as_either_kind_of_proxy_tells_it() {
+    fn a_request_is_rebuilt_from_the_headers_of_either_kind_of_proxy() {
         let nginx = [("X-Original-Method", "POST"), ("X-Original-URI", "/a?b"), ("X-Original-Host", "example.com")];
         let traefik =
             [("X-Forwarded-Method", "POST"), ("X-Forwarded-Uri", "/a?b"), ("X-Forwarded-Host", "example.com")];
@@ -185,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_host_there_is_none() {
+    fn without_the_clients_host_the_proxys_own_is_removed() {
         let (parts, length) =
             asked(&[("X-Original-Method", "PUT"), ("X-Original-URI", "/"), ("X-Original-Content-Length", "812")])
                 .unwrap();
@@ -193,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn every_path_is_a_path_and_no_host_hides_in_it() {
+    fn a_path_is_percent_encoded_and_never_read_as_a_host() {
         path("/a/b?c", "/a/b");
         path("//evil.example/x", "//evil.example/x");
         path("http://evil.example/x?y", "/x");
@@ -204,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_doubled_or_differs_is_told() {
+    fn a_missing_repeated_or_contradicting_header_is_refused_by_name() {
         let (method, uri) = (("X-Original-Method", "GET"), ("X-Original-URI", "/"));
         refused(&[], "x-original-method");
         refused(&[method], "x-original-uri");
         refused(&[method, ("X-Original-URI", "")], "x-original-uri");
         refused(&[method, uri, uri], "x-original-uri");
         refused(&[method, ("X-Forwarded-Uri", "/a"), ("X-Forwarded-Uri", "/b")], "x-forwarded-uri");
-        // A client's own field, passed on beside the proxy's.
+        // A client's own header, passed on beside the proxy's.
         refused(&[method, uri, ("X-Forwarded-Uri", "/free")], "x-original-uri");
         refused(&[method, uri, ("X-Forwarded-Method", "OPTIONS")], "x-original-method");
         refused(&[method, uri, ("X-Original-Host", "a"), ("X-Forwarded-Host", "b")], "x-original-host");
@@ -223,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_uri_and_the_host_agree() {
+    fn the_host_of_an_absolute_uri_must_equal_the_host_header() {
         let asked = |uri: &str, host: &str| {
             asked(&[("X-Original-Method", "GET"), ("X-Original-URI", uri), ("X-Original-Host", host)])
         };
@@ -237,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_the_same_in_any_spelling() {
+    fn hosts_are_compared_without_case_and_port() {
         let fields = [("X-Original-Method", "GET"), ("X-Original-URI", "/"), ("X-Original-Host", "example.com")];
         let (parts, _) = asked(&[&fields[..], &[("X-Forwarded-Host", "Example.com:8443")]].concat()).unwrap();
         assert_eq!(parts.headers[HOST], "example.com");

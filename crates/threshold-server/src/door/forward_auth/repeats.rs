@@ -1,8 +1,8 @@
-//! Questions that a proxy repeats for one request are answered as the first time, and charged once.
+//! Recognises questions that a proxy repeats for one request, so that they get the first answer and are charged once.
 //!
-//! nginx asks again after each internal redirect (`index`, `try_files`, `error_page`). It names the request by an id that
-//! stays the same. What is repeated must be the same question word for word, so that an id that a client got past its proxy
-//! opens nothing else, and only as often as nginx redirects.
+//! nginx asks again after each internal redirect (`index`, `try_files`, `error_page`), with the same request id. A repeat
+//! must equal the first question in every header: a client that smuggles an id of its own past the proxy can then only repeat
+//! its own request, and only as often as nginx redirects.
 
 use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
@@ -16,12 +16,12 @@ use super::original::single;
 use crate::door::ApiError;
 use crate::door::request_ids::RequestIds;
 
-/// Where a proxy names the request it asks for.
+/// The proxy's id of the request.
 const ID: HeaderName = HeaderName::from_static("x-threshold-request-id");
 /// The longest id. nginx's `$request_id` has 32 characters.
 const MAX_ID: usize = 64;
 
-/// Everything that a proxy has asked under one id.
+/// Everything that a question says.
 struct Question<'p> {
     peer: IpAddr,
     parts: &'p Parts,
@@ -32,14 +32,14 @@ impl Hash for Question<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Self { peer, parts, length } = self;
         (PATH, peer, parts.method.as_str(), parts.uri.path(), parts.uri.query(), length).hash(state);
-        // The id is one of them.
+        // These include the id.
         for (name, value) in &parts.headers {
             (name.as_str(), value.as_bytes()).hash(state);
         }
     }
 }
 
-/// The question that a trusted proxy asks, if it names the request.
+/// Returns the digest of a trusted proxy's question; `None` if the request has no id.
 pub(super) fn question(ids: &RequestIds, peer: IpAddr, parts: &Parts, length: u64) -> Result<Option<Digest>, ApiError> {
     let Some(id) = single(&parts.headers, &ID)? else { return Ok(None) };
     if id.len() > MAX_ID || !id.as_bytes().iter().all(u8::is_ascii_graphic) {
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_is_the_same_only_word_for_word() {
+    fn questions_are_equal_only_if_every_part_is() {
         let ids = RequestIds::new(1 << 20);
         let asked = |peer: [u8; 4], parts: Parts, length| question(&ids, IpAddr::from(peer), &parts, length).unwrap();
         let first = asked([127, 0, 0, 1], parts("a", "/x", &[]), 0);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_one_short_line_or_none() {
+    fn an_id_is_at_most_one_header_line_of_64_visible_characters() {
         let ids = RequestIds::new(1 << 20);
         let asked = |parts: Parts| {
             question(&ids, IpAddr::from([127, 0, 0, 1]), &parts, 0).map_err(|error| error.status.as_u16())

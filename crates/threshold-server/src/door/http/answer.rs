@@ -1,4 +1,4 @@
-//! A decision as callers read it.
+//! The JSON of a decision.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use threshold_core::decision::{Degraded, Reading};
@@ -7,78 +7,79 @@ use threshold_core::policy::{Layer, Policy};
 use threshold_core::{Decision, Span, TraceId};
 
 use super::schema;
-use super::write::{Any, IfAny, Json, Plain, json_object, write_list};
+use super::write::{EscapedStr, Json, Omittable, PlainStr, json_object, write_list};
 use crate::desk::Decided;
 
-/// Bytes that most answers fit into: a decision with a receipt, and half a dozen limits.
-pub(super) const USUAL_ANSWER: usize = 2_048;
+/// The bytes that most answers fit into: a decision with a receipt and six limits.
+pub(super) const TYPICAL_ANSWER: usize = 2_048;
 
-/// The most bytes that the figures of one limit take, with its share of the receipt and without its name.
-const LARGEST_READING: usize = 384;
+/// The most bytes that one limit takes in an answer, with its part of the receipt and without its name.
+/// `an_answer_to_a_list_fits_the_memory_that_was_acquired` in `list_tests.rs` compares it with the largest figures.
+const MAX_READING: usize = 384;
 /// The most bytes that the rest of an answer takes.
-const LARGEST_REST: usize = 1_024;
+const MAX_REST: usize = 1_024;
 
-/// The most bytes that an answer takes under a policy.
-pub(super) fn largest_answer(policy: &Policy) -> usize {
+/// Returns the most bytes that an answer takes under a policy.
+pub(super) fn max_answer(policy: &Policy) -> usize {
     let longest = policy.rules().iter().map(|rule| rule.name.len()).max().unwrap_or(0);
-    // A name may be escaped, character by character.
-    let reading = longest.saturating_mul(2).saturating_add(LARGEST_READING);
-    policy.rules().len().min(MAX_CHARGES).saturating_mul(reading).saturating_add(LARGEST_REST)
+    // Each character of a name may need a backslash.
+    let reading = longest.saturating_mul(2).saturating_add(MAX_READING);
+    policy.rules().len().min(MAX_CHARGES).saturating_mul(reading).saturating_add(MAX_REST)
 }
 
 json_object! {
-    /// What a request is told.
+    /// The decision on one request.
     #[schemars(rename = "Decision")]
     pub(super) struct Answer<'a> {
-        /// Whether it may cross.
+        /// Whether the request may cross.
         "allowed" allowed: bool,
         #[schemars(schema_with = "schema::verdict")]
-        "verdict" verdict: Plain<'a>,
+        "verdict" verdict: PlainStr<'a>,
         /// The rule that binds; null if none does.
         #[schemars(with = "Option<String>")]
-        "rule" rule: Option<Any<'a>>,
+        "rule" rule: Option<EscapedStr<'a>>,
         /// The layer of that rule, or of the penalty that denied.
         #[schemars(schema_with = "schema::layer")]
-        "layer" layer: Option<Plain<'a>>,
+        "layer" layer: Option<PlainStr<'a>>,
         "limit" limit: Option<u64>,
         /// The whole cost that fits now, after this request's charge.
         "remaining" remaining: Option<u64>,
-        /// When there is more, or all, again, in Unix seconds.
+        /// If allowed, when the limit resets; if denied, when to retry; in Unix seconds.
         "resetAt" reset_at: Option<u64>,
-        /// If denied: seconds until it is worth coming back; null if it never is.
+        /// If denied: seconds until the request fits; null if it never does.
         "retryAfter" retry_after: Option<u64>,
         "retryAfterMs" retry_after_ms: Option<u64>,
-        /// How long to wait before the request goes on. Do not tell its client.
+        /// How long to delay the request before it goes on. Do not disclose this to its client.
         "delayMs" delay_ms: u64,
         "warning" warning: bool,
         "banned" banned: bool,
-        /// Whether this was decided without the store.
+        /// Whether the store or the journal failed while this was decided.
         "degraded" degraded: bool,
         #[schemars(with = "Option<String>")]
-        "degradedReason" degraded_reason: Option<Plain<'a>>,
-        /// What /v1/refund takes.
+        "degradedReason" degraded_reason: Option<PlainStr<'a>>,
+        /// The receipt that /v1/refund takes.
         #[schemars(with = "Option<String>")]
-        "receipt" receipt: Option<Plain<'a>>,
+        "receipt" receipt: Option<PlainStr<'a>>,
         #[schemars(with = "String")]
         "traceId" trace_id: TraceId,
-        /// What /v1/commit and /v1/release take.
+        /// The id that /v1/commit and /v1/release take.
         #[schemars(with = "Option<String>")]
-        "reservation" reservation: IfAny<TraceId>,
-        /// Every limit that was met.
+        "reservation" reservation: Omittable<TraceId>,
+        /// Every limit of the rules that matched.
         "limits" limits: Limits<'a>,
     }
 }
 
 json_object! {
-    /// One limit that was met.
+    /// One limit of a rule that matched.
     #[schemars(rename = "Reading")]
     struct LimitAnswer<'a> {
         #[schemars(with = "Option<String>")]
-        "rule" rule: Option<Any<'a>>,
+        "rule" rule: Option<EscapedStr<'a>>,
         #[schemars(schema_with = "schema::layer")]
-        "layer" layer: Option<Plain<'a>>,
+        "layer" layer: Option<PlainStr<'a>>,
         #[schemars(with = "String", extend("enum" = ["enforce", "observe"]))]
-        "mode" mode: Plain<'a>,
+        "mode" mode: PlainStr<'a>,
         "allowed" allowed: bool,
         "limit" limit: u64,
         "remaining" remaining: u64,
@@ -95,9 +96,9 @@ impl<'a> Answer<'a> {
         let wait = decision.retry_after().map(Span::from);
         Self {
             allowed: decision.allowed(),
-            verdict: Plain(decision.verdict.name()),
-            rule: rule.map(|rule| Any(&rule.name)),
-            layer: rule.map(|rule| rule.layer).or(decision.penalty).map(Layer::name).map(Plain),
+            verdict: PlainStr(decision.verdict.name()),
+            rule: rule.map(|rule| EscapedStr(&rule.name)),
+            layer: rule.map(|rule| rule.layer).or(decision.penalty).map(Layer::name).map(PlainStr),
             limit: reading.map(|reading| reading.limit),
             remaining: reading.map(|reading| reading.remaining),
             reset_at: decision.reset_at(),
@@ -107,23 +108,23 @@ impl<'a> Answer<'a> {
             warning: decision.warning,
             banned: decision.banned(),
             degraded: decision.degraded.is_some(),
-            degraded_reason: decision.degraded.map(Degraded::name).map(Plain),
-            receipt: decided.receipt.as_deref().map(Plain),
+            degraded_reason: decision.degraded.map(Degraded::name).map(PlainStr),
+            receipt: decided.receipt.as_deref().map(PlainStr),
             trace_id: decision.trace,
-            reservation: IfAny(decided.reservation),
+            reservation: Omittable(decided.reservation),
             limits: Limits { decision, policy },
         }
     }
 
-    /// As it is sent.
+    /// Encodes the answer.
     pub(super) fn to_json(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(USUAL_ANSWER);
+        let mut out = Vec::with_capacity(TYPICAL_ANSWER);
         self.write(&mut out);
         out
     }
 }
 
-/// The limits of a decision, written without being gathered first.
+/// The limits of a decision, written straight from its readings.
 #[derive(Debug)]
 struct Limits<'a> {
     decision: &'a Decision,
@@ -140,9 +141,9 @@ impl Limits<'_> {
     fn one(&self, reading: &Reading) -> LimitAnswer<'_> {
         let rule = self.policy.rules().get(reading.rule());
         LimitAnswer {
-            rule: rule.map(|rule| Any(&rule.name)),
-            layer: rule.map(|rule| Plain(rule.layer.name())),
-            mode: Plain(if reading.enforced { "enforce" } else { "observe" }),
+            rule: rule.map(|rule| EscapedStr(&rule.name)),
+            layer: rule.map(|rule| PlainStr(rule.layer.name())),
+            mode: PlainStr(if reading.enforced { "enforce" } else { "observe" }),
             allowed: reading.allowed,
             limit: reading.limit,
             remaining: reading.remaining,

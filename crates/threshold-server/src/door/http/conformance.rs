@@ -1,4 +1,4 @@
-//! The conformance vectors through the API: the real router on a real socket, with the clock in the test's hands.
+//! Plays the conformance vectors through the API: the real router on a real socket, with a manual clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -9,23 +9,23 @@ use serde_json::Value;
 use threshold_core::Timestamp;
 use threshold_core::case::{CaseFile, Lines, Player, play};
 
-use crate::door::serving::Serving;
+use crate::door::test_server::TestServer;
 
-/// Calls that vectors make and this API does not offer, each with the reason.
-const ELSEWHERE: [(&str, &str); 3] = [
-    ("client", "what a client reads is for doors that face clients"),
-    ("forgive", "clearing a subject is for operators"),
-    ("reset", "a reset of a secret is the application's"),
+/// The calls of the vectors that this API does not have, each with the reason.
+const SKIPPED: [(&str, &str); 3] = [
+    ("client", "only doors that face clients write a client's answer"),
+    ("forgive", "clearing a subject is an operators' call"),
+    ("reset", "only an application resets a secret"),
 ];
 
-impl Player for Serving {
+impl Player for TestServer {
     fn load(&mut self, policy: &str, env: &BTreeMap<String, String>, fresh: bool) -> Result<(), String> {
         self.load(policy, env, fresh)
     }
 
     fn call(&mut self, verb: &str, args: &Value, now: Timestamp) -> Result<Value, String> {
         self.clock.set(now);
-        // A vector gives the facts of a reservation by themselves; the API takes them beside its other fields.
+        // A vector has the facts of a reservation in an object of their own; the API has them beside its other fields.
         let mut body = args.clone();
         if verb == "reserve"
             && let Some(fields) = body.as_object_mut()
@@ -38,7 +38,7 @@ impl Player for Serving {
         match verb {
             "attempt" => {
                 path = "/v1/login/attempt".to_owned();
-                // The API wants an address. A vector that has none means somewhere that nobody else comes from.
+                // The API requires an address. A vector without one means an address that no other request has.
                 static NOWHERE: AtomicU32 = AtomicU32::new(0x0a00_0000);
                 let nowhere = Ipv4Addr::from_bits(NOWHERE.fetch_add(1, Ordering::Relaxed)).to_string();
                 body.as_object_mut().unwrap().entry("ip").or_insert(nowhere.into());
@@ -63,19 +63,19 @@ impl Player for Serving {
 }
 
 #[test]
-fn the_api_answers_every_vector_that_it_has_calls_for() {
-    play_all(Serving::new());
+fn the_api_plays_every_vector_whose_calls_it_has() {
+    play_all(TestServer::new());
 }
 
 #[test]
-fn the_api_answers_every_vector_on_a_store_that_takes_its_time() {
-    play_all(Serving::on_another_store());
+fn the_api_plays_every_vector_on_an_asynchronous_store() {
+    play_all(TestServer::on_async_store());
 }
 
 #[expect(clippy::arithmetic_side_effects, reason = "it counts cases")]
-fn play_all(mut player: Serving) {
+fn play_all(mut player: TestServer) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conformance");
-    let (mut played, mut elsewhere) = (0, BTreeMap::new());
+    let (mut played, mut skipped) = (0, BTreeMap::new());
     let mut failures = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -84,8 +84,8 @@ fn play_all(mut player: Serving) {
         for case in &file.cases {
             let calls: BTreeSet<&str> =
                 case.steps.iter().flat_map(|step| step.call.keys().map(String::as_str)).collect();
-            if let Some((_, reason)) = ELSEWHERE.iter().find(|(call, _)| calls.contains(call)) {
-                *elsewhere.entry(*reason).or_insert(0) += 1;
+            if let Some((_, reason)) = SKIPPED.iter().find(|(call, _)| calls.contains(call)) {
+                *skipped.entry(*reason).or_insert(0) += 1;
                 continue;
             }
             played += 1;
@@ -95,6 +95,6 @@ fn play_all(mut player: Serving) {
         }
     }
     assert!(failures.is_empty(), "{} of {played} cases failed:\n{}", failures.len(), failures.join("\n"));
-    // Every case is either played or has a reason; a call that is added later has none, and fails above.
-    assert!(played >= 290, "only {played} were played; left to others: {elsewhere:?}");
+    // Every case is played or skipped for a reason. A new call of the vectors has no reason yet, and fails above.
+    assert!(played >= 290, "only {played} were played; skipped: {skipped:?}");
 }

@@ -1,4 +1,4 @@
-//! `/v1/limit`: one limit by a key of the caller's own, without a policy.
+//! `/v1/limit`: checks one limit by a key of the caller's own, without a policy.
 
 use std::time::Duration;
 
@@ -13,43 +13,44 @@ use super::request::{LimitBody, read};
 use super::text::Whole;
 use crate::door::{ApiError, App, json};
 
-/// What one limit says.
+/// The answer to a check of one limit.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(rename = "LimitAnswer")]
 pub(super) struct LimitAnswer {
-    /// Whether the cost fits; if so, it was charged.
+    /// Whether the cost fits. If so, it was charged.
     allowed: bool,
     /// The whole cost that still fits.
     remaining: u64,
-    /// When there is more, or all, again, in Unix seconds; null for concurrency.
+    /// If allowed, when the limit resets; if denied, when to retry; in Unix seconds. Null for concurrency.
     reset_at: Option<u64>,
-    /// If not allowed: seconds until this cost fits.
+    /// If denied: seconds until this cost fits.
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after: Option<u64>,
-    /// The algorithm, where it is not the one that was asked for.
+    /// The algorithm, if it is not the requested one.
     #[serde(skip_serializing_if = "Option::is_none")]
     algorithm: Option<&'static str>,
 }
 
+/// Answers a call of `/v1/limit`.
 pub(super) async fn answer(app: &App, body: &[u8]) -> Result<Response, ApiError> {
-    let asked: LimitBody<'_> = read(body)?;
-    if asked.key.as_str().is_empty() {
+    let request: LimitBody<'_> = read(body)?;
+    if request.key.as_str().is_empty() {
         return Err(ApiError::bad("key", "the key is empty"));
     }
-    let wanted = asked.algorithm.map_or(Algorithm::SlidingLog, |name| name.0);
-    let (limit, served) = limit_of(&asked, wanted)?;
-    let cost = asked.cost.map_or(1, Whole::number);
+    let requested = request.algorithm.map_or(Algorithm::SlidingLog, |name| name.0);
+    let (limit, used) = limit_of(&request, requested)?;
+    let cost = request.cost.map_or(1, Whole::number);
     if cost > limit.capacity() {
         let message = format!("a cost of {cost} never fits a limit of {}", limit.capacity());
         let error = ApiError::new(StatusCode::BAD_REQUEST, "cost_exceeds_limit", message);
         return Err(error.about(Some("cost".to_owned())));
     }
-    // The store is the policy's, and so is its bound.
-    let (checked, now) = app.desk.check_limit(asked.key.as_str(), &limit, cost).await?;
-    let other = (served != wanted).then(|| served.name());
+    // These keys are in the policy's store, and count toward its `max_keys`.
+    let (checked, now) = app.desk.check_limit(request.key.as_str(), &limit, cost).await?;
+    let algorithm = (used != requested).then(|| used.name());
     let charged = checked.mark.map_or(0, |mark| mark.amount);
-    Ok(json(StatusCode::OK, &LimitAnswer::new(&limit, &checked.look, charged, now, other)))
+    Ok(json(StatusCode::OK, &LimitAnswer::new(&limit, &checked.look, charged, now, algorithm)))
 }
 
 impl LimitAnswer {
@@ -60,17 +61,17 @@ impl LimitAnswer {
             let reset_at = reset.unless_never().map(Timestamp::secs_ceil);
             return Self { allowed: true, remaining, reset_at, retry_after: None, algorithm };
         }
-        // A store with no room for a new key has no time for it either: the next second may.
+        // A full store denies a new key without a time at which it would fit: one second is the least to wait.
         let wait = look.ready_at.since(now).secs_ceil().max(1);
         let reset_at = now.plus(Span::from_secs(wait)).secs_ceil();
         Self { allowed: false, remaining, reset_at: Some(reset_at), retry_after: Some(wait), algorithm }
     }
 }
 
-/// The limit that was asked for, and the algorithm that serves it.
-fn limit_of(asked: &LimitBody<'_>, wanted: Algorithm) -> Result<(Limit, Algorithm), ApiError> {
-    let (seconds, field) = asked.window()?;
-    let (quota, period) = (asked.limit.number(), Span::from_secs(seconds));
+/// Returns the requested limit, and the algorithm that it uses.
+fn limit_of(request: &LimitBody<'_>, requested: Algorithm) -> Result<(Limit, Algorithm), ApiError> {
+    let (seconds, field) = request.window()?;
+    let (quota, period) = (request.limit.number(), Span::from_secs(seconds));
     if quota == 0 {
         return Err(ApiError::bad("limit", "a limit is at least 1"));
     }
@@ -80,8 +81,8 @@ fn limit_of(asked: &LimitBody<'_>, wanted: Algorithm) -> Result<(Limit, Algorith
     if period > threshold_core::limit::MAX_PERIOD {
         return Err(ApiError::bad(field, "a window is at most a hundred years"));
     }
-    let served = wanted.for_quota(quota);
-    let limit = LimitOptions::new().algorithm(served).limit(quota, Duration::from_secs(seconds));
-    // The window is in range, so what is wrong is the limit.
-    limit.map(|limit| (limit, served)).map_err(|error| ApiError::bad("limit", error.to_string()))
+    let used = requested.for_quota(quota);
+    let limit = LimitOptions::new().algorithm(used).limit(quota, Duration::from_secs(seconds));
+    // The window was checked above, so that the error is about the limit.
+    limit.map(|limit| (limit, used)).map_err(|error| ApiError::bad("limit", error.to_string()))
 }

@@ -1,4 +1,4 @@
-//! What callers send, as JSON: every field is typed, bounded and known, or the request is refused with its name.
+//! The JSON bodies that callers send. Unknown, mistyped or oversized fields are refused by name.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -24,7 +24,7 @@ use crate::door::ApiError;
 /// The most requests in one list.
 pub(super) const MAX_ITEMS: usize = 1_000;
 
-/// Facts of a request. All are optional; what a rule needs and does not find, its `on_missing` sees to.
+/// Facts of a request. All are optional: `on_missing` says what a rule does without one that it needs.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default, expecting = "an object of facts")]
 #[schemars(rename = "Request")]
@@ -49,11 +49,11 @@ pub(super) struct RequestBody<'a> {
     /// The path, in any spelling.
     #[serde(borrow)]
     path: Option<Text<'a>>,
-    /// What it costs in requests; 1 unless said, and 0 only looks.
+    /// The cost in requests; 1 by default, and 0 charges nothing.
     cost: Option<Whole>,
-    /// What it costs in bytes.
+    /// The cost in bytes.
     bytes: Option<Whole>,
-    /// What it costs in named units.
+    /// The costs in named units.
     #[serde(borrow)]
     costs: Option<Pairs<'a, Whole>>,
     /// Facts of your own, by name.
@@ -62,24 +62,24 @@ pub(super) struct RequestBody<'a> {
     /// The header fields that rules count by.
     #[serde(borrow)]
     headers: Option<HeaderPairs<'a>>,
-    /// The endpoint, where you know it better than the policy: a router's matched route.
+    /// The endpoint, if you know it better than the policy: your router's matched route.
     #[serde(borrow)]
     endpoint: Option<Text<'a>>,
-    /// The category, where you know it better than the policy.
+    /// The category, if you know it better than the policy.
     #[serde(borrow)]
     category: Option<Text<'a>>,
-    /// Your own id of this request: it is charged at most once in 60 seconds, however often it is sent. Sent with a different
-    /// request within that time it is 422 `request_id_reused`.
+    /// Your own id of this request: it is charged at most once in 60 seconds, however often it is sent. A different request
+    /// with the same id within that time is answered with 422 `request_id_reused`.
     #[serde(borrow)]
     pub(super) request_id: Option<RequestId<'a>>,
-    /// How long a reservation lasts, in seconds; 60 unless said.
+    /// How long a reservation lasts, in seconds; 60 by default.
     #[schemars(range(min = 1, max = 3_600))]
     pub(super) ttl_sec: Option<Whole>,
-    /// What becomes of a reservation that nobody ends.
+    /// Whether a reservation that is neither committed nor released stays charged or is refunded when it expires.
     pub(super) on_expire: Option<Expiry>,
 }
 
-/// What is asked, without its id: repeats of one request are equal, in whatever order their fields come.
+/// Hashes the meaning of a request without its id: a repeat has the same hash in whatever order its fields come.
 impl Hash for RequestBody<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Self {
@@ -107,8 +107,8 @@ impl Hash for RequestBody<'_> {
         for text in texts.into_iter().chain([method]) {
             text.map(Text::as_str).filter(|text| !text.is_empty()).hash(state);
         }
-        // A default that is written out says the same.
-        for (number, default) in [(cost, 1), (bytes, 0), (ttl_sec, super::RESERVATION)] {
+        // A default that is written out means the same as none.
+        for (number, default) in [(cost, 1), (bytes, 0), (ttl_sec, super::DEFAULT_TTL_SECS)] {
             number.map_or(default, Whole::number).hash(state);
         }
         on_expire.unwrap_or(Expiry::Charge).hash(state);
@@ -130,7 +130,7 @@ pub(super) enum OneOrMany<'a> {
     Many(Vec<RequestBody<'a>>),
 }
 
-/// The end of a reservation, with what it really cost; what is not said stays as it was reserved.
+/// Ends a reservation with its actual cost. A cost that is left out stays as it was reserved.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 #[schemars(rename = "Commit")]
@@ -143,7 +143,7 @@ pub(super) struct CommitBody<'a> {
     pub(super) costs: Option<Pairs<'a, Whole>>,
 }
 
-/// The end of a reservation without any cost.
+/// Ends a reservation without any cost.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 #[schemars(rename = "Release")]
@@ -152,7 +152,7 @@ pub(super) struct ReleaseBody<'a> {
     pub(super) reservation: Text<'a>,
 }
 
-/// What was charged, to be given back.
+/// Gives back what a receipt was charged.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 #[schemars(rename = "Refund")]
@@ -161,7 +161,7 @@ pub(super) struct RefundBody<'a> {
     pub(super) receipt: Text<'a>,
 }
 
-/// Who is to be denied for a while.
+/// Denies a subject for a while.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object")]
 #[schemars(rename = "Pause")]
@@ -170,12 +170,12 @@ pub(super) struct PauseBody<'a> {
     /// The address, tenant, user or endpoint; empty for the global layer.
     #[serde(borrow, default)]
     pub(super) key: Text<'a>,
-    /// For how long, at most a year.
+    /// For how many seconds, at most a year.
     #[schemars(range(min = 1, max = 31_536_000))]
     pub(super) seconds: Whole,
 }
 
-/// One limit by a key of your own; no policy is needed.
+/// Checks one limit by a key of your own; no policy is needed.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", expecting = "an object")]
 #[schemars(rename = "Limit", extend("oneOf" = [
@@ -183,26 +183,26 @@ pub(super) struct PauseBody<'a> {
     {"required": ["windowSeconds"], "properties": {"windowSec": {"type": "null"}, "windowSeconds": {"type": "integer"}}},
 ]))]
 pub(super) struct LimitBody<'a> {
-    /// Whose budget.
+    /// The key that is counted.
     #[serde(borrow)]
     #[schemars(length(min = 1))]
     pub(super) key: Text<'a>,
-    /// How much fits into a window.
+    /// The most cost in one window.
     #[schemars(range(min = 1, max = 999_999_999_999_999u64))]
     pub(super) limit: Whole,
-    /// How long a window is; for concurrency, how long one that does not end is held.
+    /// The length of a window in seconds; for concurrency, how long a request counts that never ends.
     #[schemars(range(min = 1, max = 3_153_600_000u64))]
     window_sec: Option<Whole>,
-    /// The same, by its longer name.
+    /// The same as `windowSec`.
     #[schemars(range(min = 1, max = 3_153_600_000u64))]
     window_seconds: Option<Whole>,
-    /// sliding-log unless said. One over 1,024 is served by sliding-window, and the answer says so.
+    /// The algorithm; sliding-log by default. A sliding-log over 1,024 is served by sliding-window, and the answer says so.
     pub(super) algorithm: Option<AlgorithmName>,
-    /// 1 unless said; 0 only looks.
+    /// The cost; 1 by default, and 0 charges nothing.
     pub(super) cost: Option<Whole>,
 }
 
-/// Header fields, whose names mean the same in any case.
+/// Header fields, with their names in lower case.
 #[derive(Debug)]
 pub(super) struct HeaderPairs<'a>(Pairs<'a, Text<'a>>);
 
@@ -210,15 +210,15 @@ pub(super) struct HeaderPairs<'a>(Pairs<'a, Text<'a>>);
 #[derive(Debug, Clone, Copy)]
 pub(in crate::door) struct Address(pub(in crate::door) IpAddr);
 
-/// A method, or an empty text, which is as good as none.
+/// A method, or an empty string, which means none.
 #[derive(Debug)]
 pub(super) struct Method<'a>(Text<'a>);
 
-/// Between 1 and 128 characters.
+/// A caller's id of a request: 1 to 128 characters.
 #[derive(Debug)]
 pub(super) struct RequestId<'a>(pub(super) Cow<'a, str>);
 
-/// What becomes of a reservation that nobody ends: it stays charged, or is given back.
+/// What happens to a reservation that expires: it stays charged, or is refunded.
 #[derive(Debug, Clone, Copy, Hash, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Expiry {
@@ -234,21 +234,21 @@ pub(in crate::door) struct LayerName(pub(in crate::door) Layer);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AlgorithmName(pub(super) Algorithm);
 
-/// Reads a body, or says what is wrong with it and where.
+/// Parses a body. An error names the field and, in a list, the item.
 pub(in crate::door) fn read<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, ApiError> {
     serde_json::from_slice(body).map(|Object(value)| value).map_err(|error| refusal::<Object<T>>(body, &error))
 }
 
-/// As [`read`], for one request or a list of them.
+/// Parses one request or a list, as [`read`] does.
 pub(super) fn read_requests(body: &[u8]) -> Result<OneOrMany<'_>, ApiError> {
     serde_json::from_slice(body).map_err(|error| refusal::<OneOrMany<'_>>(body, &error))
 }
 
-/// Finds the field by reading once more: keeping its path in mind would slow down every good request.
+/// Finds the field of an error by parsing once more: to track the path every time would slow down valid requests.
 #[cold]
 fn refusal<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Error) -> ApiError {
     let message = error.to_string();
-    // A number that no computer holds is JSON all the same, and has a field.
+    // serde_json reports a number out of range as a syntax error, but it is valid JSON and belongs to a field.
     if !error.is_data() && !message.starts_with("number out of range") {
         return ApiError::new(StatusCode::BAD_REQUEST, "bad_request", format!("this is not JSON: {message}"));
     }
@@ -257,7 +257,7 @@ fn refusal<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Error) ->
         Err(tracked) => place(tracked.path()),
         Ok(_) => (None, String::new()),
     };
-    // serde names a field that is unknown, missing or there twice in its message alone.
+    // For an unknown, missing or duplicate field the path ends at its object, and only the message names the field.
     let named = ["unknown field `", "missing field `", "duplicate field `"];
     if let Some(name) = named.iter().find_map(|start| message.strip_prefix(start)?.split('`').next()) {
         if !field.is_empty() && !field.ends_with(name) {
@@ -271,7 +271,7 @@ fn refusal<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Error) ->
     ApiError::new(StatusCode::BAD_REQUEST, "bad_request", message).about(field).at(index)
 }
 
-/// The item of a list, and the field in it.
+/// Returns the index in a list, and the path of the field.
 fn place(path: &Path) -> (Option<usize>, String) {
     let mut index = None;
     let mut names: Vec<&str> = Vec::new();
@@ -285,7 +285,7 @@ fn place(path: &Path) -> (Option<usize>, String) {
     (index, names.join("."))
 }
 
-/// The pairs of a request, as `Facts` borrows them.
+/// The maps of a request, as [`Facts`] borrows them.
 #[derive(Debug)]
 pub(super) struct Lists<'r> {
     facts: Vec<(&'r str, &'r str)>,
@@ -294,13 +294,15 @@ pub(super) struct Lists<'r> {
 }
 
 impl LimitBody<'_> {
-    /// How long a window is in seconds, and the field that says so.
+    /// Returns the length of a window in seconds, and the name of its field.
     pub(super) fn window(&self) -> Result<(u64, &'static str), ApiError> {
         match (self.window_sec, self.window_seconds) {
             (Some(seconds), None) => Ok((seconds.number(), "windowSec")),
             (None, Some(seconds)) => Ok((seconds.number(), "windowSeconds")),
             (None, None) => Err(ApiError::bad("windowSec", "missing field `windowSec`")),
-            (Some(_), Some(_)) => Err(ApiError::bad("windowSeconds", "windowSec says that already: send one of them")),
+            (Some(_), Some(_)) => {
+                Err(ApiError::bad("windowSeconds", "windowSec and windowSeconds are the same: send one of them"))
+            }
         }
     }
 }
@@ -314,7 +316,7 @@ impl RequestBody<'_> {
         }
     }
 
-    /// The facts of the request; `lists` are its own.
+    /// Returns the facts of the request. `lists` is what [`lists`](Self::lists) returned.
     pub(super) fn facts<'r>(&'r self, lists: &'r Lists<'_>, trace: TraceId) -> Facts<'r> {
         fn text<'t>(text: &'t Option<Text<'_>>) -> Option<&'t str> {
             text.as_ref().map(Text::as_str)
@@ -340,12 +342,12 @@ impl RequestBody<'_> {
         }
     }
 
-    /// Refuses what only a reservation can say.
+    /// Refuses the fields that only a reservation has.
     pub(super) fn without_reservation(&self) -> Result<(), ApiError> {
-        let said = self.ttl_sec.map(|_| "ttlSec").or_else(|| self.on_expire.map(|_| "onExpire"));
-        match said {
+        let field = self.ttl_sec.map(|_| "ttlSec").or_else(|| self.on_expire.map(|_| "onExpire"));
+        match field {
             None => Ok(()),
-            Some(field) => Err(ApiError::bad(field, format!("{field} belongs to /v1/reserve"))),
+            Some(field) => Err(ApiError::bad(field, format!("only /v1/reserve takes {field}"))),
         }
     }
 }
@@ -359,7 +361,7 @@ impl From<Expiry> for OnExpire {
     }
 }
 
-/// An object, and not the list of its values that serde would take as well.
+/// A JSON object. serde's derived structs would also accept an array of their values.
 struct Object<T>(T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -409,12 +411,12 @@ impl<'de: 'a, 'a> Deserialize<'de> for OneOrMany<'a> {
     }
 }
 
-/// The layer of this name.
+/// Returns the layer with this name.
 pub(in crate::door) fn layer_named(text: &str) -> Option<Layer> {
     super::schema::LAYERS.into_iter().find(|layer| layer.name() == text)
 }
 
-/// Reads a short text and makes something of it.
+/// Deserializes a string and parses it.
 fn parsed<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     parse: impl FnOnce(&str) -> Option<T>,
@@ -445,7 +447,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Method<'a> {
             return Ok(Self(text));
         }
         let shown = text.as_str().escape_debug();
-        Err(D::Error::custom(format!("\"{shown}\" is not a method: write a word such as POST")))
+        Err(D::Error::custom(format!("\"{shown}\" is not a method, such as POST")))
     }
 }
 
@@ -453,18 +455,18 @@ impl<'de: 'a, 'a> Deserialize<'de> for RequestId<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Text(text) = Text::deserialize(deserializer)?;
         let fits = (1..=128).contains(&text.chars().count());
-        if fits { Ok(Self(text)) } else { Err(D::Error::custom("a requestId has between 1 and 128 characters")) }
+        if fits { Ok(Self(text)) } else { Err(D::Error::custom("a requestId has from 1 to 128 characters")) }
     }
 }
 
 impl<'de> Deserialize<'de> for LayerName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        parsed(deserializer, layer_named, |text| format!("no layer is called \"{text}\"")).map(Self)
+        parsed(deserializer, layer_named, |text| format!("unknown layer \"{text}\"")).map(Self)
     }
 }
 
 impl<'de> Deserialize<'de> for AlgorithmName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        parsed(deserializer, Algorithm::named, |text| format!("no algorithm is called \"{text}\"")).map(Self)
+        parsed(deserializer, Algorithm::named, |text| format!("unknown algorithm \"{text}\"")).map(Self)
     }
 }

@@ -1,4 +1,4 @@
-//! The JSON Schema of what is written by hand, as `/openapi.json` shows it.
+//! The JSON Schemas of types whose `Deserialize` or `Json` is written by hand.
 
 use std::borrow::Cow;
 
@@ -24,7 +24,7 @@ pub(super) fn verdict(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "enum": VERDICTS.map(Verdict::name)})
 }
 
-/// A schema that stands where it is used.
+/// Implements `JsonSchema` with a schema that is inlined where the type is used.
 macro_rules! inline_schema {
     ($(<$($generic:tt),+>)? $kind:ty, $generator:ident => $schema:expr) => {
         impl$(<$($generic),+>)? JsonSchema for $kind {

@@ -1,4 +1,4 @@
-//! Texts, costs and pairs in a request, each within its bound; texts are borrowed from the body where JSON allows.
+//! Strings, whole numbers and maps in a request body, each with a bound. Strings are borrowed from the body unless escaped.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,22 +7,22 @@ use std::marker::PhantomData;
 use serde::de::{Error as _, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// The longest text, in characters: as long as any path that a server would read.
+/// The longest string, in characters: nginx and Apache accept request lines of at most 8 KiB by default.
 pub(super) const MAX_TEXT: usize = 8_192;
-/// The largest whole number that every reader of JSON keeps exact.
+/// The largest whole number that every JSON parser represents exactly: 2^53 - 1, as in JavaScript.
 pub(super) const MAX_WHOLE: u64 = (1 << 53) - 1;
-/// The most facts, costs or headers of one request; a plan charges a quarter of that.
+/// The most facts, costs or headers of one request: four for each of the 16 charges of a plan.
 pub(super) const MAX_PAIRS: usize = 64;
 
-/// A text.
+/// A string of at most [`MAX_TEXT`] characters.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(in crate::door) struct Text<'a>(pub(super) Cow<'a, str>);
 
-/// A whole number that is no wrap-around.
+/// A whole number from 0 to [`MAX_WHOLE`].
 #[derive(Debug, Clone, Copy)]
 pub(in crate::door) struct Whole(u64);
 
-/// An object with names of the caller's own.
+/// An object whose names are the caller's own, each at most once.
 #[derive(Debug)]
 pub(super) struct Pairs<'a, V>(Vec<(Text<'a>, V)>);
 
@@ -43,7 +43,7 @@ impl<V> Pairs<'_, V> {
         self.0.iter().map(|(name, value)| (name.as_str(), value))
     }
 
-    /// Spells every name in lower case.
+    /// Converts every name to lower case.
     pub(super) fn lower_names(&mut self) {
         for (Text(name), _) in &mut self.0 {
             if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
@@ -54,14 +54,14 @@ impl<V> Pairs<'_, V> {
 }
 
 impl Pairs<'_, Whole> {
-    /// Named costs, as core takes them.
+    /// Returns named costs in the form of [`Facts`](threshold_core::Facts).
     pub(super) fn costs(pairs: Option<&Self>) -> Vec<(&str, u64)> {
         pairs.into_iter().flat_map(Self::iter).map(|(name, cost)| (name, cost.0)).collect()
     }
 }
 
 impl Pairs<'_, Text<'_>> {
-    /// Texts by name, as core takes them.
+    /// Returns strings by name in the form of [`Facts`](threshold_core::Facts).
     pub(super) fn texts(pairs: Option<&Self>) -> Vec<(&str, &str)> {
         pairs.into_iter().flat_map(Self::iter).map(|(name, text)| (name, text.as_str())).collect()
     }
@@ -90,7 +90,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
             }
         }
         let text = deserializer.deserialize_str(Read)?;
-        // Bytes first: counting characters is for the few that are long.
+        // Most strings have fewer bytes than the limit has characters, and need not be counted.
         if text.len() > MAX_TEXT && text.chars().count() > MAX_TEXT {
             return Err(D::Error::custom(format!("a text has at most {MAX_TEXT} characters")));
         }

@@ -1,43 +1,51 @@
-//! What is remembered by the ids of requests, for how long, and within which bounds.
+//! Tests what is remembered under the ids of requests, for how long, and within which bounds.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue};
+
+use super::cache::{DoorBytes, EXPECTED_ANSWER, MAX_REPEATS, OVERHEAD, PROXY_SHARE};
 use super::*;
 
+/// The number of shards, over which entries are spread.
+const SHARDS: usize = 16;
 const MIB: usize = 1 << 20;
 
-fn answered(body: &'static str, charged: bool) -> Answered {
-    Answered { body: Bytes::from_static(body.as_bytes()), charged, closed: false, generation: 1 }
+fn answered(body: &'static str, charged: bool) -> EncodedAnswer {
+    EncodedAnswer { body: Bytes::from_static(body.as_bytes()), charged, closed: false, generation: 1 }
 }
 
-/// An id of a verb, for a request that is always the same.
-fn named(ids: &RequestIds, verb: &str, id: &str) -> Named {
-    Named { id: ids.digest(&(verb, id)), question: ids.digest(&"the same") }
+/// The key of an id of a verb. The content is always the same.
+fn key_of(ids: &RequestIds, verb: &str, id: &str) -> RequestKey {
+    RequestKey { id: ids.digest(&(verb, id)), content: ids.digest(&"the same") }
 }
 
-fn try_run(ids: &RequestIds, named: Named, second: u64, answer: Answered) -> Result<Bytes, Refused> {
+fn try_run(ids: &RequestIds, key: RequestKey, second: u64, answer: EncodedAnswer) -> Result<Bytes, RequestIdError> {
     let now = || Timestamp::from_secs(second);
-    let mut running = pin!(ids.run::<Refused>(named, now, None, async { Ok(answer) }));
+    let mut running = pin!(ids.run::<RequestIdError>(key, now, None, async { Ok(answer) }));
     match running.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(answer) => answer.map(|answer| answer.body),
-        Poll::Pending => panic!("nobody else is asking"),
+        Poll::Pending => panic!("no other request has this id"),
     }
 }
 
 fn ask(ids: &RequestIds, id: &str, second: u64, body: &'static str, charged: bool) -> Bytes {
-    try_run(ids, named(ids, "check", id), second, answered(body, charged)).unwrap()
+    try_run(ids, key_of(ids, "check", id), second, answered(body, charged)).unwrap()
 }
 
-fn used(ids: &RequestIds) -> Freed {
-    Freed { promised: ids.promised.load(Ordering::Relaxed), spare: ids.spare.load(Ordering::Relaxed) }
+fn used(ids: &RequestIds) -> DoorBytes {
+    DoorBytes { api: ids.cache.api_bytes.load(Ordering::Relaxed), proxy: ids.cache.proxy_bytes.load(Ordering::Relaxed) }
 }
 
-/// What is remembered, counted by hand.
-fn counted(ids: &RequestIds) -> Freed {
-    let mut counted = Freed::default();
-    for shard in &ids.shards {
-        shard.lock().unwrap().answers.values().for_each(|known| counted.add(known.freed()));
+/// Counts the bytes of all entries.
+fn counted(ids: &RequestIds) -> DoorBytes {
+    let mut counted = DoorBytes::default();
+    for shard in &ids.cache.shards {
+        shard.lock().unwrap().answers.values().for_each(|cached| counted.add(cached.size()));
     }
     counted
 }
@@ -60,35 +68,35 @@ fn a_repeat_within_a_minute_gets_the_first_answer() {
     assert_eq!(ask(&ids, "a", 119, "fourth", true), "third");
 }
 
-/// The same id for another request was answered as the first, which may have been somebody else's.
+/// The same id for a different request once got the first one's answer, which may have been another user's.
 ///
-/// Woken by: leaving out the comparison of questions in `is_reused`, `under_way` there, and each `Reused` in `room_for`.
+/// Woken by: leaving out the comparison of contents in `is_reused`, `in_progress` there, and each `Reused` in `reserve_list`.
 #[tokio::test]
-async fn an_id_of_another_request_is_refused() {
+async fn an_id_of_a_different_request_is_refused() {
     let ids = RequestIds::new(MIB);
     let at = Timestamp::from_secs;
-    let own = named(&ids, "check", "a");
-    let other = Named { question: ids.digest(&"another"), ..own };
-    let third = named(&ids, "check", "b");
+    let own = key_of(&ids, "check", "a");
+    let other = RequestKey { content: ids.digest(&"another"), ..own };
+    let third = key_of(&ids, "check", "b");
     assert_eq!(try_run(&ids, own, 0, answered("first", true)).unwrap(), "first");
-    assert_eq!(try_run(&ids, other, 59, answered("second", true)), Err(Refused::Reused));
-    assert_eq!(ids.room_for(&[third, other], at(59)).err(), Some((Some(1), Refused::Reused)));
+    assert_eq!(try_run(&ids, other, 59, answered("second", true)), Err(RequestIdError::Reused));
+    assert_eq!(ids.reserve_list(&[third, other], at(59)).err(), Some((Some(1), RequestIdError::Reused)));
     assert_eq!(try_run(&ids, own, 59, answered("third", true)).unwrap(), "first");
-    // After its minute it is free, and so it is after a denial.
+    // The id is free again after its minute, and after a denial.
     assert_eq!(try_run(&ids, other, 60, answered("denied", false)).unwrap(), "denied");
-    let mut deciding = Box::pin(ids.run::<Refused>(own, || at(61), None, std::future::pending()));
+    let mut deciding = Box::pin(ids.run::<RequestIdError>(own, || at(61), None, std::future::pending()));
     assert!(deciding.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    assert_eq!(try_run(&ids, other, 61, answered("second", true)), Err(Refused::Reused));
+    assert_eq!(try_run(&ids, other, 61, answered("second", true)), Err(RequestIdError::Reused));
     drop(deciding);
     assert_eq!(try_run(&ids, other, 61, answered("second", true)).unwrap(), "second");
-    // A list must not use one id for two requests either, before anything of it is decided.
-    let list = [third, Named { question: ids.digest(&"another"), ..third }];
-    assert_eq!(ids.room_for(&list, at(61)).err(), Some((Some(1), Refused::Reused)));
-    assert!(ids.room_for(&[third, third], at(61)).is_ok());
+    // A list that uses one id for two requests is refused before any of it is decided.
+    let list = [third, RequestKey { content: ids.digest(&"another"), ..third }];
+    assert_eq!(ids.reserve_list(&list, at(61)).err(), Some((Some(1), RequestIdError::Reused)));
+    assert!(ids.reserve_list(&[third, third], at(61)).is_ok());
 }
 
 #[test]
-fn what_was_not_charged_is_decided_again() {
+fn a_denial_is_decided_again() {
     let ids = RequestIds::new(MIB);
     assert_eq!(ask(&ids, "a", 0, "denied", false), "denied");
     assert_eq!(ask(&ids, "a", 1, "allowed", true), "allowed");
@@ -96,21 +104,21 @@ fn what_was_not_charged_is_decided_again() {
 }
 
 #[test]
-fn a_verb_is_not_another() {
+fn each_verb_has_ids_of_its_own() {
     let ids = RequestIds::new(MIB);
     ask(&ids, "a", 0, "checked", true);
-    let record = named(&ids, "record", "a");
+    let record = key_of(&ids, "record", "a");
     assert_eq!(try_run(&ids, record, 1, answered("recorded", true)).unwrap(), "recorded");
 }
 
-/// The second waits for the first; the first is given up, and the second decides; the third waits for that.
+/// The second waits for the first. When the first is dropped, the second decides, and the third gets its answer.
 #[tokio::test]
-async fn a_repeat_waits_for_the_first_and_takes_over_where_it_leaves() {
+async fn a_repeat_waits_for_the_first_and_decides_if_that_is_cancelled() {
     let ids = RequestIds::new(MIB);
-    let (now, a) = (|| Timestamp::from_secs(1), named(&ids, "check", "a"));
-    let mut first = Box::pin(ids.run::<Refused>(a, now, None, std::future::pending()));
-    let mut second = pin!(ids.run::<Refused>(a, now, None, async { Ok(answered("second", true)) }));
-    let mut third = pin!(ids.run::<Refused>(a, now, None, async { Ok(answered("third", true)) }));
+    let (now, a) = (|| Timestamp::from_secs(1), key_of(&ids, "check", "a"));
+    let mut first = Box::pin(ids.run::<RequestIdError>(a, now, None, std::future::pending()));
+    let mut second = pin!(ids.run::<RequestIdError>(a, now, None, async { Ok(answered("second", true)) }));
+    let mut third = pin!(ids.run::<RequestIdError>(a, now, None, async { Ok(answered("third", true)) }));
     let mut context = Context::from_waker(Waker::noop());
     assert!(first.as_mut().poll(&mut context).is_pending());
     assert!(second.as_mut().poll(&mut context).is_pending());
@@ -118,86 +126,88 @@ async fn a_repeat_waits_for_the_first_and_takes_over_where_it_leaves() {
     drop(first);
     assert_eq!(second.await.unwrap().body, "second");
     assert_eq!(third.await.unwrap().body, "second");
-    assert!(ids.shards.iter().all(|shard| shard.lock().unwrap().under_way.is_empty()));
+    assert!(ids.cache.shards.iter().all(|shard| shard.lock().unwrap().in_progress.is_empty()));
 }
 
-/// Large answers are fewer. None is forgotten before its minute is over: a request that comes when it is full is refused,
-/// decides nothing, and finds room again later.
+/// The bound is in bytes: of large answers fewer fit. None is forgotten before its minute is over. A request that finds no
+/// space is refused and not decided, and fits again later.
 ///
-/// Woken by: leaving out `promise` in `room`; `sweep` there; `give_back` of what was swept or replaced; and by copying
-/// nothing in `remember`, so that an answer keeps what it was written into.
+/// Woken by: leaving out `try_reserve` in `reserve`; `remove_expired` there; `release` of what was removed or replaced; and by
+/// not copying in `remember`, so that an answer keeps the buffer it was written to.
 #[test]
-fn memory_has_a_bound_in_bytes_and_nothing_is_forgotten_before_its_time() {
+fn memory_is_bounded_in_bytes_and_no_answer_is_forgotten_within_its_minute() {
     let mut remembered = [0, 0];
     for (size, remembered) in [100, 10_000].into_iter().zip(&mut remembered) {
         let ids = RequestIds::new(MIB);
         let large = || {
             let mut body = Vec::with_capacity(10 * size);
             body.resize(size, b'x');
-            Answered { body: body.into(), ..answered("", true) }
+            EncodedAnswer { body: body.into(), ..answered("", true) }
         };
         for number in 0..100_000 {
-            let id = named(&ids, "check", &number.to_string());
+            let id = key_of(&ids, "check", &number.to_string());
             if try_run(&ids, id, 1, large()).is_err() {
                 *remembered = number;
                 break;
             }
-            assert!(used(&ids).promised <= MIB - MIB / PARTS + size);
+            assert!(used(&ids).api <= MIB - MIB / PROXY_SHARE + size);
         }
-        assert_eq!(used(&ids).promised, counted(&ids).promised);
+        assert_eq!(used(&ids).api, counted(&ids).api);
         for number in 0..*remembered {
             assert_eq!(ask(&ids, &number.to_string(), 60, "again", true).len(), size);
         }
-        // The one that was refused was not decided, and is decided when there is room.
-        let refused = named(&ids, "check", &remembered.to_string());
-        assert_eq!(try_run(&ids, refused, 60, large()), Err(Refused::NoRoom));
+        // The refused one is decided once there is space.
+        let refused = key_of(&ids, "check", &remembered.to_string());
+        assert_eq!(try_run(&ids, refused, 60, large()), Err(RequestIdError::Full));
         assert_eq!(try_run(&ids, refused, 61, answered("late", true)).unwrap(), "late");
-        assert_eq!((counted(&ids).promised, used(&ids).promised), (4 + OVERHEAD, counted(&ids).promised));
+        assert_eq!((counted(&ids).api, used(&ids).api), (4 + OVERHEAD, counted(&ids).api));
     }
     let [small, large] = remembered;
     assert!(small > 15 * large && large > 80, "{small} small ones, {large} large ones");
 }
 
-/// Whatever becomes of a request, the room for its answer is given back or used.
+/// The space for an answer is released after a denial, an error and a cancelled request.
 #[tokio::test]
-async fn room_is_given_back_where_nothing_is_remembered() {
+async fn space_is_released_if_nothing_is_remembered() {
     let ids = RequestIds::new(MIB);
     let now = || Timestamp::from_secs(1);
     ask(&ids, "denied", 1, "denied", false);
-    let failed = ids.run::<Refused>(named(&ids, "check", "failed"), now, None, async { Err(Refused::NoRoom) }).await;
-    assert_eq!((failed.err(), used(&ids).promised), (Some(Refused::NoRoom), 0));
-    let left = named(&ids, "check", "left");
-    let mut given_up = Box::pin(ids.run::<Refused>(left, now, None, std::future::pending()));
+    let failed = ids
+        .run::<RequestIdError>(key_of(&ids, "check", "failed"), now, None, async { Err(RequestIdError::Full) })
+        .await;
+    assert_eq!((failed.err(), used(&ids).api), (Some(RequestIdError::Full), 0));
+    let left = key_of(&ids, "check", "left");
+    let mut given_up = Box::pin(ids.run::<RequestIdError>(left, now, None, std::future::pending()));
     assert!(given_up.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    assert_eq!(used(&ids).promised, EXPECTED);
+    assert_eq!(used(&ids).api, EXPECTED_ANSWER);
     drop(given_up);
-    assert_eq!(used(&ids).promised, 0);
+    assert_eq!(used(&ids).api, 0);
 }
 
-/// A list has room for all of its answers before any of it is charged, and needs none for those that are known.
+/// A list has space for all of its answers before any of it is charged, and needs none for answers that are known.
 ///
-/// Woken by: leaving out the look at `answer` or `SOON` in `room_for`; and by leaving out `split` in `run`.
+/// Woken by: leaving out `is_answered` or `EXPIRY_MARGIN` in `reserve_list`; and by leaving out `split` in `run`.
 #[tokio::test]
-async fn a_list_has_room_for_all_of_its_answers_or_for_none() {
-    // Room for three, beside the part that is the proxies'.
-    let ids = RequestIds::new(3 * EXPECTED * PARTS / (PARTS - 1));
+async fn a_list_gets_space_for_all_of_its_answers_or_is_refused() {
+    // Space for three answers, besides the share of proxies.
+    let ids = RequestIds::new(3 * EXPECTED_ANSWER * PROXY_SHARE / (PROXY_SHARE - 1));
     let at = Timestamp::from_secs;
-    let list = |verb: &str, names: &[&str]| names.iter().map(|id| named(&ids, verb, id)).collect::<Vec<_>>();
+    let list = |verb: &str, names: &[&str]| names.iter().map(|id| key_of(&ids, verb, id)).collect::<Vec<_>>();
     let four = list("check", &["a", "b", "c", "d"]);
-    assert_eq!(ids.room_for(&four, at(1)).err(), Some((None, Refused::NoRoom)));
+    assert_eq!(ids.reserve_list(&four, at(1)).err(), Some((None, RequestIdError::Full)));
     let three = list("check", &["a", "b", "c"]);
-    let mut room = ids.room_for(&three, at(1)).unwrap();
-    assert_eq!(try_run(&ids, named(&ids, "check", "other"), 1, answered("x", true)), Err(Refused::NoRoom));
+    let mut room = ids.reserve_list(&three, at(1)).unwrap();
+    assert_eq!(try_run(&ids, key_of(&ids, "check", "other"), 1, answered("x", true)), Err(RequestIdError::Full));
     for id in &three {
         let decide = async { Ok(answered("x", true)) };
-        ids.run::<Refused>(*id, || at(1), Some(&mut room), decide).await.unwrap();
+        ids.run::<RequestIdError>(*id, || at(1), Some(&mut room), decide).await.unwrap();
     }
     drop(room);
-    assert_eq!(used(&ids).promised, counted(&ids).promised);
-    // A repeat of the list needs no room, unless its answers are about to be forgotten.
-    let full = ids.room_for(&list("record", &["d", "e"]), at(1)).unwrap();
-    assert!(ids.room_for(&three, at(50)).is_ok());
-    assert!(ids.room_for(&three, at(51)).is_err());
+    assert_eq!(used(&ids).api, counted(&ids).api);
+    // A repeat of the list needs no space, unless its answers are about to expire.
+    let full = ids.reserve_list(&list("record", &["d", "e"]), at(1)).unwrap();
+    assert!(ids.reserve_list(&three, at(50)).is_ok());
+    assert!(ids.reserve_list(&three, at(51)).is_err());
     drop(full);
 }
 
@@ -205,91 +215,91 @@ async fn a_list_has_room_for_all_of_its_answers_or_for_none() {
 fn a_proxy_gets_the_same_answer_for_a_minute() {
     let ids = RequestIds::new(MIB);
     let (at, asked) = (Timestamp::from_secs, proxied(&ids, 1));
-    assert_eq!(ids.repeat(asked, at(0)), None);
-    ids.keep(asked, at(0), &fields("2"));
-    assert_eq!(ids.repeat(asked, at(59)), Some(fields("2")));
-    assert_eq!(ids.repeat(asked, at(60)), None);
+    assert_eq!(ids.proxy_answer(asked, at(0)), None);
+    ids.remember_proxy_answer(asked, at(0), &fields("2"));
+    assert_eq!(ids.proxy_answer(asked, at(59)), Some(fields("2")));
+    assert_eq!(ids.proxy_answer(asked, at(60)), None);
 }
 
-/// As often as nginx redirects one request, and no oftener: an id that a client chose would else be free for a minute.
+/// nginx redirects a request at most ten times. Without a bound, a client that can choose the id would be free for a minute.
 #[test]
-fn a_proxy_is_answered_again_ten_times() {
+fn a_proxy_gets_the_same_answer_ten_times() {
     let ids = RequestIds::new(MIB);
     let (now, asked) = (Timestamp::from_secs(1), proxied(&ids, 1));
-    ids.keep(asked, now, &fields("2"));
+    ids.remember_proxy_answer(asked, now, &fields("2"));
     for _ in 0..MAX_REPEATS {
-        assert_eq!(ids.repeat(asked, now), Some(fields("2")));
+        assert_eq!(ids.proxy_answer(asked, now), Some(fields("2")));
     }
-    assert_eq!((ids.repeat(asked, now), ids.repeat(asked, now)), (None, None));
-    ids.keep(asked, now, &fields("1"));
-    assert_eq!(ids.repeat(asked, now), Some(fields("1")));
+    assert_eq!((ids.proxy_answer(asked, now), ids.proxy_answer(asked, now)), (None, None));
+    ids.remember_proxy_answer(asked, now, &fields("1"));
+    assert_eq!(ids.proxy_answer(asked, now), Some(fields("1")));
 }
 
-/// Woken by: leaving out `evict` in `keep`, the subtraction of what was replaced, and `retain` in `insert`.
+/// Woken by: leaving out `evict` in `remember_proxy_answer`, the release of what was replaced, and `retain` in `insert`.
 #[test]
-fn the_oldest_answers_to_proxies_make_room_for_others() {
+fn the_oldest_answers_to_proxies_are_evicted() {
     let most = 16 * MIB;
     let ids = RequestIds::new(most);
     for number in 0..40_000 {
-        // Again, as after an answer that was given too often: it must not count twice.
+        // Twice, as after an answer that was repeated too often: the second replaces the first.
         for _ in 0..2 {
-            ids.keep(proxied(&ids, number), Timestamp::from_secs(1), &fields("2"));
+            ids.remember_proxy_answer(proxied(&ids, number), Timestamp::from_secs(1), &fields("2"));
         }
-        assert!(used(&ids).spare <= most);
+        assert!(used(&ids).proxy <= most);
     }
-    assert_eq!(used(&ids).spare, counted(&ids).spare);
-    let kept: usize = ids.shards.iter().map(|shard| shard.lock().unwrap().answers.len()).sum();
+    assert_eq!(used(&ids).proxy, counted(&ids).proxy);
+    let kept: usize = ids.cache.shards.iter().map(|shard| shard.lock().unwrap().answers.len()).sum();
     assert!(kept > 30_000, "{kept}");
-    assert_eq!(ids.repeat(proxied(&ids, 0), Timestamp::from_secs(1)), None);
-    assert!(ids.repeat(proxied(&ids, 39_999), Timestamp::from_secs(1)).is_some());
-    // An answer that is replaced many times has few places, and all are gone with the next that comes after their minute.
+    assert_eq!(ids.proxy_answer(proxied(&ids, 0), Timestamp::from_secs(1)), None);
+    assert!(ids.proxy_answer(proxied(&ids, 39_999), Timestamp::from_secs(1)).is_some());
+    // An answer that is replaced many times leaves few places in the queue, and none once their minute is over.
     for micros in 0..10_000 {
-        ids.keep(proxied(&ids, 39_999), Timestamp::from_micros(2_000_000 + micros), &fields("2"));
+        ids.remember_proxy_answer(proxied(&ids, 39_999), Timestamp::from_micros(2_000_000 + micros), &fields("2"));
     }
-    let places = || ids.shards.iter().map(|shard| shard.lock().unwrap().spare.len()).max().unwrap();
+    let places = || ids.cache.shards.iter().map(|shard| shard.lock().unwrap().proxy_order.len()).max().unwrap();
     assert!(places() < 2 * kept / SHARDS + 2_000, "{}", places());
     for number in 0..1_000 {
-        ids.keep(proxied(&ids, number), Timestamp::from_secs(100), &fields("2"));
+        ids.remember_proxy_answer(proxied(&ids, number), Timestamp::from_secs(100), &fields("2"));
     }
-    assert_eq!((places() < 200, counted(&ids).spare), (true, used(&ids).spare));
+    assert_eq!((places() < 200, counted(&ids).proxy), (true, used(&ids).proxy));
 }
 
-/// Both doors share one bound, and what a caller was promised is never forgotten for a proxy.
+/// Both doors share one bound. An answer of the API is never evicted for a proxy's.
 ///
-/// Woken by: leaving out `evict` in `room` or in `remember`, or `PARTS` in `promise`.
+/// Woken by: leaving out `evict` in `reserve` or in `remember`, or `PROXY_SHARE` in `try_reserve`.
 #[test]
-fn callers_take_the_room_of_proxies_but_not_their_share() {
+fn the_api_evicts_answers_to_proxies_but_leaves_them_their_share() {
     let ids = RequestIds::new(MIB);
     let now = Timestamp::from_secs(1);
     for number in 0..10_000 {
-        ids.keep(proxied(&ids, number), now, &fields("2"));
+        ids.remember_proxy_answer(proxied(&ids, number), now, &fields("2"));
     }
-    assert!(used(&ids).spare > MIB - 1_000 && used(&ids).spare <= MIB);
-    let total = || used(&ids).promised + used(&ids).spare;
-    // Room that is taken for a list, and an answer that takes more than it was expected to.
-    let list: Vec<Named> = (0..100).map(|number| named(&ids, "record", &number.to_string())).collect();
-    let room = ids.room_for(&list, now).unwrap();
+    assert!(used(&ids).proxy > MIB - 1_000 && used(&ids).proxy <= MIB);
+    let total = || used(&ids).api + used(&ids).proxy;
+    // The space of a list, and an answer that is larger than its reservation.
+    let list: Vec<RequestKey> = (0..100).map(|number| key_of(&ids, "record", &number.to_string())).collect();
+    let room = ids.reserve_list(&list, now).unwrap();
     assert!(total() <= MIB, "{}", total());
     drop(room);
     for number in 10_000..12_000 {
-        ids.keep(proxied(&ids, number), now, &fields("2"));
+        ids.remember_proxy_answer(proxied(&ids, number), now, &fields("2"));
     }
-    let large = Answered { body: vec![b'x'; 20_000].into(), ..answered("", true) };
-    assert!(try_run(&ids, named(&ids, "check", "large"), 1, large).is_ok() && total() <= MIB, "{}", total());
+    let large = EncodedAnswer { body: vec![b'x'; 20_000].into(), ..answered("", true) };
+    assert!(try_run(&ids, key_of(&ids, "check", "large"), 1, large).is_ok() && total() <= MIB, "{}", total());
     let called = (0..).find(|number: &usize| {
-        let id = named(&ids, "check", &number.to_string());
+        let id = key_of(&ids, "check", &number.to_string());
         let refused = try_run(&ids, id, 1, answered("x", true)).is_err();
         assert!(total() <= MIB, "{}", total());
         refused
     });
-    let Freed { promised, spare } = used(&ids);
-    assert!(promised > MIB * 7 / 8 - EXPECTED && spare > MIB / 8 - EXPECTED, "{promised} and {spare}");
+    let DoorBytes { api, proxy } = used(&ids);
+    assert!(api > MIB * 7 / 8 - EXPECTED_ANSWER && proxy > MIB / 8 - EXPECTED_ANSWER, "{api} and {proxy}");
     for number in 10_000..20_000 {
-        ids.keep(proxied(&ids, number), now, &fields("2"));
-        assert!(ids.repeat(proxied(&ids, number), now).is_some());
+        ids.remember_proxy_answer(proxied(&ids, number), now, &fields("2"));
+        assert!(ids.proxy_answer(proxied(&ids, number), now).is_some());
     }
     for number in 0..called.unwrap() {
         assert_eq!(ask(&ids, &number.to_string(), 1, "again", true), "x");
     }
-    assert_eq!((used(&ids).promised, used(&ids).spare), (counted(&ids).promised, counted(&ids).spare));
+    assert_eq!((used(&ids).api, used(&ids).proxy), (counted(&ids).api, counted(&ids).proxy));
 }

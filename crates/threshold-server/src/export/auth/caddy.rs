@@ -2,36 +2,36 @@
 
 use std::fmt::Write as _;
 
-use super::{APP, Believed, NO_COOKIES, Named, RESPELLED, THRESHOLD, shown, written_from};
+use super::{APP, IdentityHeader, NO_COOKIES, RESPELLED, THRESHOLD, TrustedHeaders, shown, written_from};
 
-pub(super) fn write(believed: &Believed) -> String {
+pub(super) fn write(trusted: &TrustedHeaders) -> String {
     let mut out = written_from(
         "caddy-auth",
         &[
-            "A site behind Threshold. What a site of yours needs are the two snippets, and to import them ahead of your own.",
+            "A site behind Threshold. To use it in your own site, copy the two snippets and import them before your handlers.",
         ],
     );
     out.push_str(
-        "\n# What a client sends under these names reaches neither Threshold nor the application. Caddy itself replaces\n\
+        "\n# Removes headers that a client must not send to Threshold or the application. Caddy itself replaces\n\
          # X-Forwarded-For, -Host and -Proto, unless the client is one of its trusted_proxies.\n(threshold_clean) {\n",
     );
-    for header in believed.removed() {
+    for header in trusted.removed() {
         let _ = writeln!(out, "\trequest_header -{}", shown(header));
     }
     let _ = writeln!(out, "\t# {RESPELLED}");
-    for header in believed.respelled() {
+    for header in trusted.respelled() {
         let _ = writeln!(out, "\trequest_header -{}", shown(&header));
     }
     out.push_str("}\n\n");
-    ask(believed, &mut out);
+    ask(trusted, &mut out);
     out.push_str("\n:80 {\n\troute {\n\t\timport threshold_clean\n");
-    if let Some(Named { header, .. }) = believed.example() {
+    if let Some(IdentityHeader { header, .. }) = trusted.example() {
         let all: Vec<String> =
-            believed.names.iter().map(|own| format!("{} ({})", shown(&own.header), own.says)).collect();
+            trusted.names.iter().map(|own| format!("{} ({})", shown(&own.header), own.says)).collect();
         let _ = write!(
             out,
-            "\t\t# Who is calling is not for the client to say. Your own authentication belongs here, and sets what it has\n\
-             \t\t# verified, for Threshold and the application: {}.\n\
+            "\t\t# Put your own authentication here. It sets the verified identity for Threshold and the application, which a\n\
+             \t\t# client cannot: {}.\n\
              \t\t#request_header {} {{http.auth.user.id}}\n",
             all.join(", "),
             shown(header)
@@ -41,48 +41,48 @@ pub(super) fn write(believed: &Believed) -> String {
     out
 }
 
-/// The snippet that asks Threshold.
-fn ask(believed: &Believed, out: &mut String) {
+/// Writes the snippet that asks Threshold.
+fn ask(trusted: &TrustedHeaders, out: &mut String) {
     let _ = write!(
         out,
-        "# Caddy's `forward_auth` written out, so that clients who may cross are told how they stand as well.\n\
+        "# Caddy's `forward_auth` in its long form, so that allowed requests get the rate limit headers too.\n\
          (threshold_ask) {{\n\treverse_proxy {THRESHOLD} {{\n"
     );
     out.push_str(ASK);
-    if let Some(address) = &believed.address {
+    if let Some(address) = &trusted.address {
         let _ = writeln!(out, "\t\theader_up {} {{remote_host}}", shown(address));
     }
-    for line in believed.clients_own("delete the line that removes it") {
+    for line in trusted.clients_own("delete the line that removes it") {
         let _ = writeln!(out, "\t\t# {line}");
     }
-    for Named { header, .. } in believed.clients.iter().filter(|named| named.header != "cookie") {
+    for IdentityHeader { header, .. } in trusted.clients.iter().filter(|named| named.header != "cookie") {
         let _ = writeln!(out, "\t\theader_up -{}", shown(header));
     }
-    if !believed.counts_cookies() {
+    if !trusted.counts_cookies() {
         let _ = write!(out, "\t\t# {NO_COOKIES}\n\t\theader_up -Cookie\n");
     }
-    if let Some(line) = believed.counted_by() {
+    if let Some(line) = trusted.counted_by() {
         let _ = writeln!(out, "\t\t# {line}");
     }
     out.push_str(ANSWER);
 }
 
 const ASK: &str = "		method GET
-		# Without the question mark the client's own query would go along.
+		# Without the question mark the client's own query would be appended.
 		rewrite /auth?
-		# Without tokens Threshold answers only to its own address and to the names that --allow-host gives it.
+		# Without tokens Threshold accepts only its own address and the names of --allow-host.
 		header_up Host {http.reverse_proxy.upstream.hostport}
 		header_up X-Forwarded-Method {method}
 		header_up X-Forwarded-Uri {uri}
-		# Of one of its trusted_proxies Caddy would pass on what it says, and that may be the client's own word.
+		# From one of its trusted_proxies Caddy would pass on this header, which may be the client's.
 		header_up X-Forwarded-Host {hostport}
 		header_up X-Original-Content-Length {header.Content-Length}
-		# If the server asks for a token:
+		# If the server requires a token:
 		#header_up X-Threshold-Token {env.THRESHOLD_TOKEN}
 ";
 
 const ANSWER: &str = "
-		# A decision takes no longer, except for shadow bans, which are waited out: at most 3 s.
+		# A decision is faster, except for shadow bans, which are delayed by at most 3 s.
 		transport http {
 			dial_timeout 1s
 			write_timeout 5s
@@ -90,7 +90,7 @@ const ANSWER: &str = "
 			read_timeout 5s
 		}
 
-		# Any other answer goes to the client as it is.
+		# Any other answer is passed on to the client unchanged.
 		@crosses status 2xx
 		handle_response @crosses {
 			copy_response_headers {

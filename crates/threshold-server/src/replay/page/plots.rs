@@ -1,4 +1,4 @@
-//! The plots, as SVG: bars and squares, each with its figure for whoever points at it or has it read aloud.
+//! The plots of the page, as SVG. Every bar has a title with its figure, for tooltips and screen readers.
 
 use std::fmt::Write as _;
 
@@ -8,11 +8,11 @@ use super::escaped;
 
 /// The width of a plot; it scales to the page.
 const WIDTH: f64 = 960.0;
-/// Columns over time: as many as can be told apart.
+/// The columns over time: as many as can be distinguished.
 const COLUMNS: usize = 240;
-/// Rules with a colour of their own; the rest share the last.
+/// The number of rules with a colour of their own; the others share the last.
 const COLOURS: usize = 6;
-/// Rules with a plot of their own.
+/// The number of rules with a plot of their own.
 const MAX_RULES: usize = 9;
 const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 
@@ -21,7 +21,7 @@ fn number(count: u64) -> f64 {
     count as f64
 }
 
-/// How far a count reaches into a length, if `most` fills it.
+/// Scales a count to a length, so that `most` fills it.
 fn part(count: u64, most: u64, length: f64) -> f64 {
     if most == 0 { 0.0 } else { number(count) / number(most) * length }
 }
@@ -56,7 +56,7 @@ struct Column {
     stopped: Vec<u64>,
 }
 
-/// Requests above, and below what each rule stopped, on a scale of its own.
+/// Plots requests above, and the stopped ones by rule below, on a scale of their own.
 pub(super) fn over_time(replayed: &Replayed<'_>) -> String {
     let colours = Colours::new(replayed);
     let columns = columns(replayed, &colours);
@@ -118,7 +118,7 @@ fn colour_of(colour: usize) -> String {
     format!("var(--c{colour})")
 }
 
-/// Which reason has which colour: those that stopped most have one of their own.
+/// Assigns colours to reasons: those that stopped most have one of their own.
 struct Colours {
     names: Vec<(usize, String)>,
 }
@@ -165,7 +165,7 @@ impl Colours {
     }
 }
 
-/// For each rule that was met, how full its keys were at their fullest.
+/// Plots the highest use of the keys of each matched rule.
 pub(super) fn against_limits(replayed: &Replayed<'_>) -> String {
     const BINS: usize = 11;
     let rules = replayed.policy.rules();
@@ -199,7 +199,7 @@ pub(super) fn against_limits(replayed: &Replayed<'_>) -> String {
     out
 }
 
-/// Bars by the logarithm: one subject over its limit is seen beside a million that are not.
+/// Draws bars on a logarithmic scale: one subject over its limit is visible beside a million below it.
 fn histogram(bins: &[u64], name: &str) -> String {
     let height = 320.0;
     let mut out = begin(height + 40.0, &format!("use of {name} by subject"));
@@ -230,10 +230,10 @@ fn histogram(bins: &[u64], name: &str) -> String {
     out
 }
 
-/// One bar for each subject, with when it was touched. Not a picture: names stay readable at any width.
+/// Draws a bar for each subject. It is HTML rather than SVG, so that names stay readable at any width.
 pub(super) fn subjects(rows: &[(String, u64, String)]) -> String {
     if rows.is_empty() {
-        return "<p>Nobody was touched.</p>\n".to_owned();
+        return "<p>No subject was affected.</p>\n".to_owned();
     }
     let most = rows.iter().map(|(_, count, _)| *count).max().unwrap_or(0);
     let mut out = String::from("<ul class=\"bars\">\n");
@@ -254,7 +254,7 @@ pub(super) fn subjects(rows: &[(String, u64, String)]) -> String {
     out
 }
 
-/// Requests by hour and weekday, and what was stopped, by the log's own clock.
+/// Plots requests and stopped ones by hour and weekday, in the log's own time zone.
 pub(super) fn week(replayed: &Replayed<'_>) -> String {
     let week = &replayed.tally.week;
     let mut out = heat(week, "requests", "--heat", |hour| hour.requests);

@@ -1,16 +1,16 @@
-//! A policy for each value of each key, and where the difference is to be seen.
+//! A policy for each value of each key, and the probe that shows the difference.
 
 use super::probes::{answers, full_table, log, logins, started, without_store};
 
 /// Policies that differ in one key.
 pub(super) struct Case {
-    /// The key, as the schema has it.
+    /// The key, as in the schema.
     pub(super) key: &'static str,
-    /// A policy with `@` in the place of the key.
+    /// A policy with `@` in place of the key.
     pub(super) policy: String,
-    /// What stands there: the key and a value, or nothing.
+    /// The texts for that place: the key with a value, or nothing.
     pub(super) values: &'static [&'static str],
-    /// What is to be seen of a policy, or why it is refused.
+    /// Observes a policy, or returns why it is refused.
     pub(super) probe: fn(&str) -> Result<String, String>,
 }
 
@@ -45,17 +45,17 @@ limit = "tier"
 const BY_USER: &str = "[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"2/h\"\n";
 const BY_ADDRESS: &str = "[[rule]]\nname = \"r\"\nper = [\"ip\"]\nlimit = \"2/h\"\n";
 
-/// A rule by user, with names from header fields, and `@` among its lines.
+/// A policy with a rule by user, identities from headers, and `@` in the rule.
 fn rule(more: &str) -> String {
     format!("{NAMES}{BY_USER}{more}\n@\n")
 }
 
-/// A rule that says all but its limit and how that is counted.
+/// A policy with a rule without its limit and algorithm.
 fn counted(limit: &str) -> String {
     format!("{NAMES}[[rule]]\nname = \"r\"\nper = [\"user\"]\n{limit}\n@\n")
 }
 
-/// Names from tokens, with `@` among the lines of `[identity.jwt]`.
+/// A policy with identities from JWTs, and `@` in `[identity.jwt]`.
 fn tokens(more: &str) -> String {
     format!("[identity]\nuser = \"claim:sub\"\n[identity.jwt]\n{more}\n@\n{BY_USER}")
 }
@@ -271,7 +271,7 @@ fn punishments() -> Vec<Row> {
     ]
 }
 
-/// What no client sees.
+/// Keys whose effect no client sees.
 fn elsewhere() -> Vec<Case> {
     let stores = ["on_store_error = \"local\"", "on_store_error = \"open\"", "on_store_error = \"closed\""];
     let stores: &'static [&'static str] = Box::leak(Box::new(stores));

@@ -1,4 +1,4 @@
-//! What can be seen of a policy in force: answers to clients, answers without the store, logins, the banner, the log.
+//! Observes a policy: answers to clients, answers without the store, logins, the banner and the log.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -24,7 +24,7 @@ use tower_service::Service;
 use crate::jwt::sign;
 use crate::process::{Scratch, Start};
 
-/// Between two full minutes, so that windows on the clock and those of a first request differ.
+/// A time between two full minutes, so that clock windows and windows from the first request differ.
 pub(super) const START: u64 = 1_767_225_617;
 const TRUSTED: [u8; 4] = [127, 0, 0, 1];
 
@@ -34,11 +34,11 @@ fn parse(policy: &str) -> Result<Policy, String> {
 }
 
 fn runtime() -> tokio::runtime::Runtime {
-    // Nobody waits: time goes on when everything else stands still.
+    // Time is paused, and advances when all tasks are idle.
     tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap()
 }
 
-/// What is behind the layer: `/status/N` answers with N, everything else with 200.
+/// The service behind the layer: `/status/N` answers with N, everything else with 200.
 #[derive(Clone)]
 struct Inner;
 
@@ -62,7 +62,7 @@ enum Step {
     Wait(u64),
 }
 
-/// A request of one client among others, with some fields changed; an empty value removes one.
+/// Builds a request with some headers changed; an empty value removes one.
 fn ask(line: &str, changes: &[(&str, &str)]) -> Step {
     let (method, path) = line.split_once(' ').unwrap();
     let usual = [
@@ -82,7 +82,7 @@ fn ask(line: &str, changes: &[(&str, &str)]) -> Step {
     Step::Ask { peer: TRUSTED, request: Box::new(request.body(Empty::new()).unwrap()) }
 }
 
-/// Something of everything, so that hardly any key changes nothing.
+/// Requests of all kinds, so that almost every key has an effect on them.
 fn script() -> Vec<Step> {
     let nobody = [("x-user", ""), ("x-tenant", ""), ("x-tier", "")];
     let from = |address| [nobody.as_slice(), &[("x-forwarded-for", address)]].concat();
@@ -120,7 +120,7 @@ fn script() -> Vec<Step> {
     steps
 }
 
-/// What clients are answered.
+/// Returns the answers to clients.
 pub(super) fn answers(policy: &str) -> Result<String, String> {
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(START)));
     let limiter = Arc::new(Limiter::builder(parse(policy)?).clock(Arc::clone(&clock)).build());
@@ -147,7 +147,7 @@ pub(super) fn answers(policy: &str) -> Result<String, String> {
                     parts.headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
                 fields.sort_unstable();
                 seen.push_str(&format!("{} {}", parts.status.as_u16(), fields.join("; ")));
-                // What an answer that crossed holds at once, it holds until it was read.
+                // Concurrency is held until the answer's body was read.
                 if parts.status.is_success() {
                     held.push(body);
                 } else {
@@ -161,7 +161,7 @@ pub(super) fn answers(policy: &str) -> Result<String, String> {
     Ok(seen)
 }
 
-/// A body without the id that nobody can guess.
+/// Returns a body without its random trace id.
 fn without_trace(body: &str) -> String {
     match body.split_once("\"traceId\":\"") {
         Some((before, after)) => format!(" {before}{}", after.split_once('"').unwrap().1),
@@ -186,7 +186,7 @@ impl Store for Dead {
     }
 }
 
-/// What is decided, and how logins go, without the store.
+/// Returns the decisions and the logins without a store.
 pub(super) fn without_store(policy: &str) -> Result<String, String> {
     let (clock, secret) = (ManualClock::new(Timestamp::from_secs(START)), Secret::new(&[7; 32]).unwrap());
     let limiter = Limiter::builder(parse(policy)?)
@@ -212,7 +212,7 @@ pub(super) fn without_store(policy: &str) -> Result<String, String> {
     })
 }
 
-/// How logins go that all fail, on one account and on many.
+/// Returns the answers to failing logins, on one account and on many.
 pub(super) fn logins(policy: &str) -> Result<String, String> {
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(START)));
     let limiter = Limiter::builder(parse(policy)?).clock(Arc::clone(&clock)).build();
@@ -234,7 +234,7 @@ pub(super) fn logins(policy: &str) -> Result<String, String> {
     Ok(seen)
 }
 
-/// What is left for others when a flood has filled the table.
+/// Returns what is left for others after a flood of keys has filled the table.
 pub(super) fn full_table(policy: &str) -> Result<String, String> {
     let clock = ManualClock::new(Timestamp::from_secs(START));
     let limiter: Limiter<MemoryStore, ManualClock> = Limiter::builder(parse(policy)?).clock(clock).build();
@@ -256,7 +256,7 @@ pub(super) fn full_table(policy: &str) -> Result<String, String> {
     Ok(format!("{} keys, {} allowed, {} met a full store", most(keys / 20), most(allowed), most(full)))
 }
 
-/// What a server says when it starts, or why it does not.
+/// Returns the banner and the warnings of a server, or why it does not start.
 pub(super) fn started(policy: &str) -> Result<String, String> {
     let file = Scratch::file("policy.toml", policy);
     let mut child = Start { policy: Some(file.path()), ..Start::default() }.command().spawn().unwrap();
@@ -275,11 +275,11 @@ pub(super) fn started(policy: &str) -> Result<String, String> {
     child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
     child.wait().unwrap();
     let warnings = log.lines().filter(|line| line.contains("WARN")).filter_map(|line| Some(line.split_once("WARN")?.1));
-    let warnings: Vec<&str> = warnings.filter(|line| !line.contains("too few files")).collect();
+    let warnings: Vec<&str> = warnings.filter(|line| !line.contains("number of open files")).collect();
     if banner.is_empty() { Err(log) } else { Ok(format!("{banner}\n{}", warnings.join("\n"))) }
 }
 
-/// What a server writes into its log of 60 denials of one user: whether each, and whether it is named.
+/// Returns what a server logs of 60 denials of one user: how many lines, and whether the user is named.
 pub(super) fn log(policy: &str) -> Result<String, String> {
     let file = Scratch::file("policy.toml", policy);
     let server = Start { policy: Some(file.path()), ..Start::default() }.server();

@@ -1,6 +1,7 @@
-//! Every operation at the desk itself and over HTTP: the same audit, the same records on disk, the same refusals.
+//! Makes every operation directly at the desk and over HTTP, and compares the audit, the records on disk and the errors.
 
 use http::StatusCode;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 use threshold_core::plan::Verb;
 use threshold_core::policy::{Layer, Owner};
@@ -9,9 +10,9 @@ use threshold_limiter::journal::{Journal, Row};
 use threshold_limiter::{Attempted, LoginRequest};
 
 use crate::desk::tests::{Folder, START};
-use crate::desk::{Decided, Desk, NewBan, NewSetting, Opened, Refused, Target};
+use crate::desk::{Decided, Desk, NewBan, NewSetting, OpenDesk, OperationError, Target};
 use crate::door::ApiError;
-use crate::door::serving::Serving;
+use crate::door::test_server::TestServer;
 
 const POLICY: &str = r#"
 [identity]
@@ -37,10 +38,10 @@ strike = "request"
 on_missing = "skip"
 "#;
 
-/// What an operator, or a caller, asks for.
+/// A change that an operator or a caller makes.
 enum Operation {
     Ban(Layer, &'static str, &'static str, Option<u64>),
-    /// By its place in the list.
+    /// The ban at this index of the list.
     Lift(usize, Option<&'static str>),
     LiftUnknown,
     Forgive(Layer, &'static str, Option<&'static str>),
@@ -56,7 +57,7 @@ fn operations() -> Vec<Operation> {
         |tier: &str, times, until| NewSetting { tier: Some(tier.to_owned()), times, until, ..NewSetting::default() };
     let because = |reason: &str| NewSetting { reason: Some(reason.to_owned()), ..NewSetting::default() };
     vec![
-        // These wait for no disk; whatever comes next waits for them too.
+        // These do not wait for the disk, but the ban after them waits until they are on it too.
         Pause(Layer::User, "bob", 60),
         Pause(Layer::Endpoint, "x", 60),
         Pause(Layer::User, "bob", 0),
@@ -67,7 +68,7 @@ fn operations() -> Vec<Operation> {
         Ban(Layer::User, "u", "", None),
         Ban(Layer::User, "u", "r", Some(0)),
         Ban(Layer::Edge, "0.0.0.0/0", "r", None),
-        // One of five: these three, and two that a ladder has banned.
+        // The list has five bans: the three above, and two by a ladder.
         Lift(2, Some("a mistake")),
         Lift(0, None),
         Lift(1, Some(" ")),
@@ -87,7 +88,7 @@ fn operations() -> Vec<Operation> {
     ]
 }
 
-/// Two whom the ladder bans, and an account with failures.
+/// Has the ladder ban two users, and an account fail.
 async fn prepare(desk: &Desk) {
     let policy = desk.policy();
     for user in ["eve", "trudy", "eve", "trudy"] {
@@ -99,17 +100,17 @@ async fn prepare(desk: &Desk) {
     let _ = desk.login_result(&attempt, false).await.unwrap().unwrap();
 }
 
-async fn place(desk: &Desk, place: usize) -> Digest {
-    desk.bans(None, 10).await.unwrap().get(place).unwrap().id
+async fn ban_at(desk: &Desk, index: usize) -> Digest {
+    desk.bans(None, 10).await.unwrap().get(index).unwrap().id
 }
 
-async fn direct(desk: &Desk, operation: Operation) -> Result<(), Refused> {
+async fn direct(desk: &Desk, operation: Operation) -> Result<(), OperationError> {
     let who = "local";
     match operation {
         Operation::Ban(layer, key, reason, seconds) => {
             desk.ban(who, NewBan { layer, key, reason, seconds }).await.map(drop)
         }
-        Operation::Lift(at, reason) => desk.lift(who, place(desk, at).await, reason).await,
+        Operation::Lift(at, reason) => desk.lift(who, ban_at(desk, at).await, reason).await,
         Operation::LiftUnknown => desk.lift(who, Digest::from_u128(7), None).await,
         Operation::Forgive(layer, key, reason) => desk.forgive(who, Target::Subject(layer, key), reason).await,
         Operation::Pardon(name) => desk.forgive(who, Target::Account(name), None).await,
@@ -118,18 +119,18 @@ async fn direct(desk: &Desk, operation: Operation) -> Result<(), Refused> {
     }
 }
 
-/// The status of the answer.
-fn over_http(serving: &mut Serving, runtime: &tokio::runtime::Runtime, operation: Operation) -> u16 {
-    let app = serving.app();
-    let encoded = |text: &str| -> String { text.bytes().map(|byte| format!("%{byte:02x}")).collect() };
-    let reason = |text: Option<&str>| text.map(|text| format!("?reason={}", encoded(text))).unwrap_or_default();
+/// Makes the operation over HTTP, and returns the status.
+fn over_http(server: &mut TestServer, runtime: &tokio::runtime::Runtime, operation: Operation) -> u16 {
+    let app = server.app();
+    let encoded = |text: &'static str| utf8_percent_encode(text, NON_ALPHANUMERIC);
+    let reason = |text: Option<&'static str>| text.map(|text| format!("?reason={}", encoded(text))).unwrap_or_default();
     let (method, path, body) = match operation {
         Operation::Ban(layer, key, reason, seconds) => {
             let body = json!({"layer": layer.name(), "key": key, "reason": reason, "durationSec": seconds});
             ("POST", "/v1/bans".to_owned(), body)
         }
         Operation::Lift(at, why) => {
-            let id = runtime.block_on(place(&app.desk, at)).to_u128();
+            let id = runtime.block_on(ban_at(&app.desk, at)).to_u128();
             ("DELETE", format!("/v1/bans/{id:032x}{}", reason(why)), Value::Null)
         }
         Operation::LiftUnknown => ("DELETE", format!("/v1/bans/{:032x}", 7), Value::Null),
@@ -147,7 +148,7 @@ fn over_http(serving: &mut Serving, runtime: &tokio::runtime::Runtime, operation
         }
     };
     let fields = [("content-type", "application/json")];
-    serving.client().send(method, &path, &fields, &body.to_string()).unwrap().status
+    server.client().send(method, &path, &fields, &body.to_string()).unwrap().status
 }
 
 fn rows(folder: &Folder) -> Vec<Row> {
@@ -156,31 +157,31 @@ fn rows(folder: &Folder) -> Vec<Row> {
     rows
 }
 
-/// Handlers once did each operation themselves, so that every further door would have had to do the same in the same order.
+/// Handlers once made each change themselves, so that every further door would have had to repeat the same steps.
 ///
-/// Fails where a handler leaves out, or changes, any argument of the desk's function.
+/// Fails if a handler leaves out or changes any argument of the desk's function.
 #[test]
-fn operations_over_http_are_those_of_the_desk() {
+fn operations_over_http_have_the_same_effect_as_at_the_desk() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let (here, there) = (Folder::new(), Folder::new());
-    let Opened { desk, .. } = here.open(POLICY);
-    let mut serving = Serving::at(there.open(POLICY).desk);
+    let OpenDesk { desk, .. } = here.open(POLICY);
+    let mut server = TestServer::at(there.open(POLICY).desk);
     runtime.block_on(prepare(&desk));
-    runtime.block_on(prepare(&serving.app().desk));
+    runtime.block_on(prepare(&server.app().desk));
     let mut refused = 0;
     for (number, (own, other)) in operations().into_iter().zip(operations()).enumerate() {
         let waits = !matches!(own, Operation::Pause(..));
         let done = runtime.block_on(direct(&desk, own));
         refused += u32::from(done.is_err());
         let expected = done.map_or_else(|refused| ApiError::from(refused).status, |()| StatusCode::OK);
-        assert_eq!(over_http(&mut serving, &runtime, other), expected.as_u16(), "operation {number}");
+        assert_eq!(over_http(&mut server, &runtime, other), expected.as_u16(), "operation {number}");
         assert!(!waits || there.audit() == here.audit(), "operation {number}: {:?}", there.audit());
     }
     assert_eq!((refused, here.audit().len()), (12, 13));
     assert_eq!(rows(&there), rows(&here));
-    assert_eq!(runtime.block_on(serving.app().desk.bans(None, 10)), runtime.block_on(desk.bans(None, 10)));
+    assert_eq!(runtime.block_on(server.app().desk.bans(None, 10)), runtime.block_on(desk.bans(None, 10)));
     for whom in [Target::Subject(Layer::User, "bob"), Target::Subject(Layer::User, "eve"), Target::Account("ada")] {
-        let (own, other) = (desk.subject(whom), runtime.block_on(serving.app().desk.subject(whom)));
+        let (own, other) = (desk.subject(whom), runtime.block_on(server.app().desk.subject(whom)));
         assert_eq!(other, runtime.block_on(own));
     }
 }

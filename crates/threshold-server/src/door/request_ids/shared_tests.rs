@@ -1,10 +1,12 @@
-//! Request ids on a store that two nodes share.
+//! Tests request ids on a store that two nodes share.
 
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
+use std::time::Duration;
 
+use bytes::Bytes;
 use serde_json::Value;
 use threshold_core::command::{Answer as Done, Command};
 use threshold_core::{Outcome, Plan, Policy};
@@ -13,7 +15,7 @@ use threshold_limiter::{Clock as _, ManualClock};
 use tokio::time::{sleep, timeout};
 
 use super::*;
-use crate::door::serving::{Client, KeyValueStore, Serving};
+use crate::door::test_server::{Client, KeyValueStore, TestServer};
 
 const POLICY: &str = r#"
     [identity]
@@ -27,14 +29,14 @@ const POLICY: &str = r#"
 "#;
 const START: Timestamp = Timestamp::from_secs(1_767_225_600);
 
-/// What becomes of commands about request ids.
+/// How the store answers commands about request ids.
 #[derive(Debug, Default)]
 struct Mode(AtomicU8);
 
 const FULL: u8 = 1;
 const DOWN: u8 = 2;
 
-/// A store that several nodes have.
+/// A store that several nodes share.
 #[derive(Debug, Clone, Default)]
 struct OneStore(Arc<KeyValueStore>, Arc<Mode>);
 
@@ -78,8 +80,8 @@ impl Nodes {
         Desk::sharing(policy, AnyStore::other(self.store.clone()), Arc::clone(&self.clock) as _, [9; 16])
     }
 
-    fn servers(&self, policy: &str) -> [Serving; 2] {
-        [(); 2].map(|()| Serving::at(self.desk(policy)))
+    fn servers(&self, policy: &str) -> [TestServer; 2] {
+        [(); 2].map(|()| TestServer::at(self.desk(policy)))
     }
 
     fn ids(&self) -> [RequestIds; 2] {
@@ -94,25 +96,25 @@ impl Nodes {
         self.store.1.0.store(mode, Ordering::Relaxed);
     }
 
-    /// Decides on one node what is answered with this text.
-    async fn run(&self, ids: &RequestIds, named: Named, text: &'static str) -> Result<Bytes, Refused> {
-        let answer = Answered { body: text.into(), charged: true, closed: false, generation: 1 };
-        ids.run::<Refused>(named, || self.clock.now(), None, async { Ok(answer) }).await.map(|answer| answer.body)
+    /// Runs a request on one node that decides with this text.
+    async fn run(&self, ids: &RequestIds, key: RequestKey, text: &'static str) -> Result<Bytes, RequestIdError> {
+        let answer = EncodedAnswer { body: text.into(), charged: true, closed: false, generation: 1 };
+        ids.run::<RequestIdError>(key, || self.clock.now(), None, async { Ok(answer) }).await.map(|answer| answer.body)
     }
 }
 
-fn named(ids: &RequestIds, id: &str) -> Named {
-    Named { id: ids.digest(&("check", id)), question: ids.digest(&"the same") }
+fn key_of(ids: &RequestIds, id: &str) -> RequestKey {
+    RequestKey { id: ids.digest(&("check", id)), content: ids.digest(&"the same") }
 }
 
-fn post(serving: &mut Serving, path: &str, body: &str) -> (u16, String) {
-    let answer = serving.client().post(path, body).unwrap();
+fn post(server: &mut TestServer, path: &str, body: &str) -> (u16, String) {
+    let answer = server.client().post(path, body).unwrap();
     (answer.status, answer.body)
 }
 
-/// How much is left to somebody.
-fn remaining(serving: &mut Serving, user: &str) -> u64 {
-    let (status, body) = post(serving, "/v1/peek", &format!(r#"{{"user": "{user}", "cost": 0}}"#));
+/// Returns what is left of a user's limit.
+fn remaining(server: &mut TestServer, user: &str) -> u64 {
+    let (status, body) = post(server, "/v1/peek", &format!(r#"{{"user": "{user}", "cost": 0}}"#));
     assert_eq!(status, 200, "{body}");
     let answer: Value = serde_json::from_str(&body).unwrap();
     answer["limits"][0]["remaining"].as_u64().unwrap()
@@ -123,7 +125,7 @@ fn error(body: &str) -> (String, Value) {
     (body["error"].as_str().unwrap().to_owned(), body["index"].clone())
 }
 
-/// Woken by: leaving out `begin` in `begun_or_answered`, `end` in `run`, and an own key on each node.
+/// Woken by: leaving out `begin` in `nodes::start`, `end` in `run`, and a different digest key on each node.
 #[test]
 fn a_repeat_on_another_node_gets_the_first_answer_and_is_charged_once() {
     let nodes = Nodes::new();
@@ -137,11 +139,11 @@ fn a_repeat_on_another_node_gets_the_first_answer_and_is_charged_once() {
         assert_eq!(post(&mut a, "/v1/check", asked), first);
     }
     assert_eq!(remaining(&mut a, "u"), 4);
-    // Another verb has ids of its own, and so has whoever sends none.
+    // Another verb has ids of its own, and a request without an id is always decided.
     assert_ne!(post(&mut b, "/v1/record", asked), first);
     assert_ne!(post(&mut b, "/v1/check", r#"{"user": "u"}"#), first);
     assert_eq!(remaining(&mut a, "u"), 2);
-    // In the next minute it is another request, on both nodes.
+    // After a minute it is a new request on both nodes.
     nodes.set(60);
     let second = post(&mut b, "/v1/check", asked);
     assert_ne!(second, first);
@@ -161,9 +163,9 @@ fn a_list_on_another_node_gets_the_first_answers() {
     assert_eq!(remaining(&mut a, "u"), 3);
 }
 
-/// Woken by: taking `Reused` for `UnderWay` in `open`, and by leaving out `drop` of what a list has begun.
+/// Woken by: taking `Reused` for `UnderWay` in `begin_list`, and by leaving out `drop` of the requests that a list has begun.
 #[test]
-fn an_id_that_another_node_used_for_another_request_is_refused() {
+fn an_id_that_another_node_used_for_a_different_request_is_refused() {
     let nodes = Nodes::new();
     let [mut a, mut b] = nodes.servers(POLICY);
     post(&mut a, "/v1/check", r#"{"user": "u", "requestId": "r"}"#);
@@ -174,7 +176,7 @@ fn an_id_that_another_node_used_for_another_request_is_refused() {
     let (status, body) = post(&mut b, "/v1/check", &format!("[{fresh}, {other}]"));
     assert_eq!((status, error(&body)), (422, ("request_id_reused".to_owned(), Value::from(1))));
     assert_eq!(remaining(&mut b, "v"), 5);
-    // The list has let go of what it had begun.
+    // The refused list has ended the requests that it had begun.
     assert_eq!((post(&mut a, "/v1/check", fresh).0, remaining(&mut b, "v")), (200, 4));
 }
 
@@ -194,16 +196,16 @@ fn a_denial_is_decided_again_on_another_node() {
 const ONE_A_MINUTE: &str = "[[rule]]\nname = 'r'\nper = ['user']\nlimit = '1/min'\nalgorithm = 'fixed-window'\n";
 const WAITING: &str = r#"{"user": "u", "requestId": "r"}"#;
 
-/// Sends a check that waits on its node, since there is no room; says how to make some.
-fn waits(serving: &mut Serving) -> (Client<TcpStream>, String) {
-    let (_, body) = post(serving, "/v1/check", r#"{"user": "u"}"#);
+/// Sends a check that waits because the limit is used up. Returns the refund that lets it go on.
+fn start_waiting_check(server: &mut TestServer) -> (Client<TcpStream>, String) {
+    let (_, body) = post(server, "/v1/check", r#"{"user": "u"}"#);
     let receipt: Value = serde_json::from_str(&body).unwrap();
-    let mut first = Client::new(serving.connect());
+    let mut first = Client::new(server.connect());
     let (length, path) = (WAITING.len(), "/v1/check?waitMs=60000");
     first
         .write(&format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{WAITING}"))
         .unwrap();
-    let app = serving.app();
+    let app = server.app();
     let waits = (0..10_000).any(|_| {
         thread::sleep(Duration::from_millis(1));
         app.desk.waiting() == 1
@@ -212,13 +214,13 @@ fn waits(serving: &mut Serving) -> (Client<TcpStream>, String) {
     (first, format!(r#"{{"receipt": {}}}"#, receipt["receipt"]))
 }
 
-/// Woken by: taking `UnderWay` for `Begun`.
+/// Woken by: taking `UnderWay` for `BegunRequest`.
 #[test]
 fn a_repeat_waits_for_the_first_on_another_node() {
     let nodes = Nodes::new();
     let [mut a, mut b] = nodes.servers(ONE_A_MINUTE);
-    let (mut first, receipt) = waits(&mut a);
-    // Decided by itself, it would be denied.
+    let (mut first, receipt) = start_waiting_check(&mut a);
+    // If the repeat were decided, it would be denied.
     let repeat = thread::spawn(move || post(&mut b, "/v1/check", WAITING));
     assert_eq!(post(&mut a, "/v1/refund", &receipt).0, 200);
     let first = first.read().unwrap();
@@ -226,12 +228,12 @@ fn a_repeat_waits_for_the_first_on_another_node() {
     assert_eq!(repeat.join().unwrap(), (200, first.body));
 }
 
-/// Woken by: leaving out what `drop` of `Begun` does. The clock stands still, so that nothing else lets go of the id.
+/// Woken by: leaving out what `drop` of `BegunRequest` does. The clock stands still, so that the lease does not expire.
 #[test]
-fn a_first_whose_client_leaves_lets_the_next_one_begin_on_another_node() {
+fn after_the_first_client_disconnects_another_node_can_begin() {
     let nodes = Nodes::new();
     let [mut a, mut b] = nodes.servers(ONE_A_MINUTE);
-    let (first, receipt) = waits(&mut a);
+    let (first, receipt) = start_waiting_check(&mut a);
     drop(first);
     let (status, body) = post(&mut b, "/v1/check", WAITING);
     assert_eq!((status, body.contains(r#""allowed":false"#)), (200, true), "{body}");
@@ -239,17 +241,17 @@ fn a_first_whose_client_leaves_lets_the_next_one_begin_on_another_node() {
     assert!(post(&mut b, "/v1/check", WAITING).1.contains(r#""allowed":true"#));
 }
 
-/// Woken by: leaving out `life` in core.
+/// Woken by: leaving out the lease in core.
 #[tokio::test(start_paused = true)]
-async fn a_first_whose_node_dies_holds_its_id_for_ten_seconds() {
+async fn a_node_that_dies_holds_its_ids_for_ten_seconds() {
     let nodes = Nodes::new();
     let [a, b] = nodes.ids();
-    let r = named(&a, "r");
+    let r = key_of(&a, "r");
     let a = Box::leak(Box::new(a));
     let now = || START;
-    let mut first = Box::pin(a.run::<Refused>(r, now, None, std::future::pending()));
+    let mut first = Box::pin(a.run::<RequestIdError>(r, now, None, std::future::pending()));
     assert!(timeout(Duration::from_secs(1), first.as_mut()).await.is_err());
-    // It never gets another turn, and never ends.
+    // It is never polled again and never dropped, as on a node that died.
     std::mem::forget(first);
     nodes.set(9);
     assert!(timeout(Duration::from_secs(60), nodes.run(&b, r, "b")).await.is_err());
@@ -257,13 +259,13 @@ async fn a_first_whose_node_dies_holds_its_id_for_ten_seconds() {
     assert_eq!(nodes.run(&b, r, "b").await.unwrap(), "b");
 }
 
-/// Woken by: leaving out `renewing` in `during`.
+/// Woken by: leaving out the renewal in `while_renewing`.
 #[tokio::test(start_paused = true)]
-async fn a_first_that_takes_long_is_not_taken_for_dead() {
+async fn a_request_that_takes_long_keeps_its_id() {
     let nodes = Nodes::new();
     let [a, b] = nodes.ids();
-    let r = named(&a, "r");
-    let mut first = Box::pin(a.run::<Refused>(r, || START, None, std::future::pending()));
+    let r = key_of(&a, "r");
+    let mut first = Box::pin(a.run::<RequestIdError>(r, || START, None, std::future::pending()));
     for second in 0..40 {
         nodes.set(second);
         assert!(timeout(Duration::from_secs(1), first.as_mut()).await.is_err());
@@ -273,41 +275,42 @@ async fn a_first_that_takes_long_is_not_taken_for_dead() {
     assert_eq!(nodes.run(&b, r, "b").await.unwrap(), "b");
 }
 
-/// A list has begun what a request on its own node waits for, and the list waits for that one.
+/// The list has begun the id in the store, which a single request on the same node waits for; and the list waits for that
+/// request, which holds the id on this node.
 ///
-/// Woken by: leaving out `end` where `run` finds its id under way.
+/// Woken by: leaving out `end` where `run` finds its id in progress.
 #[tokio::test(start_paused = true)]
-async fn a_list_and_a_request_on_one_node_do_not_wait_for_each_other() {
+async fn a_list_and_a_request_on_one_node_do_not_deadlock() {
     let nodes = Nodes::new();
     let [a, _] = nodes.ids();
-    let [x, y] = ["x", "y"].map(|id| named(&a, id));
-    let mut room = a.open(&[x, y], || START).await.unwrap();
+    let [x, y] = ["x", "y"].map(|id| key_of(&a, id));
+    let mut room = a.begin_list(&[x, y], || START).await.unwrap();
     assert_eq!(room.begun.len(), 2);
     let mut single = Box::pin(nodes.run(&a, y, "single"));
     assert!(timeout(Duration::from_secs(1), single.as_mut()).await.is_err());
-    let decide = async { Err(Refused::NoRoom) };
-    let listed = a.run::<Refused>(y, || START, Some(&mut room), decide);
+    let decide = async { Err(RequestIdError::Full) };
+    let listed = a.run::<RequestIdError>(y, || START, Some(&mut room), decide);
     let (single, listed) = timeout(Duration::from_secs(9), async { tokio::join!(single, listed) }).await.unwrap();
     assert_eq!((single.unwrap(), listed.unwrap().body), (Bytes::from("single"), Bytes::from("single")));
 }
 
-/// Woken by: leaving out `is_old`.
+/// Woken by: leaving out `needs_renewal`.
 #[tokio::test(start_paused = true)]
-async fn a_list_that_took_too_long_asks_again_before_it_charges() {
+async fn a_list_whose_lease_may_have_expired_asks_the_store_before_it_charges() {
     let nodes = Nodes::new();
     let [a, b] = nodes.ids();
-    let x = named(&a, "x");
-    let mut room = a.open(&[x], || START).await.unwrap();
+    let x = key_of(&a, "x");
+    let mut room = a.begin_list(&[x], || START).await.unwrap();
     sleep(Duration::from_secs(10)).await;
     nodes.set(10);
     assert_eq!(nodes.run(&b, x, "b").await.unwrap(), "b");
-    let decide = async { Err(Refused::NoRoom) };
-    let listed = a.run::<Refused>(x, || START, Some(&mut room), decide).await;
+    let decide = async { Err(RequestIdError::Full) };
+    let listed = a.run::<RequestIdError>(x, || START, Some(&mut room), decide).await;
     assert_eq!(listed.unwrap().body, "b");
 }
 
 #[test]
-fn a_store_without_room_for_another_id_refuses_it_and_charges_nothing() {
+fn if_the_store_is_full_of_ids_the_request_is_refused_and_charges_nothing() {
     let nodes = Nodes::new();
     let [mut a, _] = nodes.servers(POLICY);
     nodes.mode(FULL);
@@ -321,9 +324,9 @@ fn a_store_without_room_for_another_id_refuses_it_and_charges_nothing() {
     assert_eq!((post(&mut a, "/v1/check", asked).0, remaining(&mut a, "u")), (200, 4));
 }
 
-/// What becomes of a request is then the policy's to say, with an id or without.
+/// The policy's `on_store_error` says how such a request is decided, with an id as without.
 #[test]
-fn a_store_that_does_not_answer_about_ids_leaves_them_to_the_node() {
+fn if_the_store_does_not_answer_about_ids_the_node_remembers_them_alone() {
     let nodes = Nodes::new();
     let [mut a, _] = nodes.servers(POLICY);
     nodes.mode(DOWN);
@@ -335,29 +338,29 @@ fn a_store_that_does_not_answer_about_ids_leaves_them_to_the_node() {
 }
 
 #[tokio::test]
-async fn an_answer_that_this_node_cannot_read_is_an_error_and_charges_nothing() {
+async fn an_answer_in_an_unknown_version_is_an_error_and_charges_nothing() {
     let nodes = Nodes::new();
     let [a, _] = nodes.ids();
-    let r = named(&a, "r");
-    let Ok(Beginning::Begun(begun)) = a.shared().unwrap().begin((r.id, r.question), None).await else {
+    let r = key_of(&a, "r");
+    let Ok(BeginOutcome::Begun(begun)) = a.shared().unwrap().begin((r.id, r.content), None).await else {
         panic!("it is the first");
     };
     begun.end(Some([255].into())).await;
-    assert_eq!(nodes.run(&a, r, "a").await, Err(Refused::Unreadable));
-    assert_eq!(ApiError::from(Refused::Unreadable).status, 503);
+    assert_eq!(nodes.run(&a, r, "a").await, Err(RequestIdError::Unreadable));
+    assert_eq!(ApiError::from(RequestIdError::Unreadable).status, 503);
 }
 
-/// Ten times in all, as on one node.
+/// The bound of ten repeats counts over all nodes.
 ///
 /// Woken by: leaving out `repeats` in core.
 #[test]
-fn a_proxy_that_asks_another_node_again_is_answered_as_the_first_time() {
+fn a_proxy_that_repeats_its_question_to_another_node_gets_the_first_answer() {
     let nodes = Nodes::new();
     let [mut a, mut b] = nodes.servers(POLICY);
-    let ask = |serving: &mut Serving, id: &str| {
+    let ask = |server: &mut TestServer, id: &str| {
         let fields = [("x-original-method", "GET"), ("x-original-uri", "/"), ("x-user", "u")];
         let named = [("x-threshold-request-id", id)];
-        let answer = serving.client().send("GET", "/auth", &[&fields[..], &named[..]].concat(), "").unwrap();
+        let answer = server.client().send("GET", "/auth", &[&fields[..], &named[..]].concat(), "").unwrap();
         let left = answer.headers.iter().find(|(name, _)| name == "ratelimit");
         (answer.status, left.cloned())
     };
@@ -370,7 +373,7 @@ fn a_proxy_that_asks_another_node_again_is_answered_as_the_first_time() {
     let again = ask(&mut b, "r");
     assert_eq!((again.0, again != first, remaining(&mut a, "u")), (200, true, 3));
     assert_eq!(ask(&mut a, "r"), again);
-    // Denials are decided each time.
+    // Denials are not remembered.
     for _ in 0..3 {
         assert_eq!(ask(&mut a, &remaining(&mut b, "u").to_string()).0, 200);
     }

@@ -1,4 +1,4 @@
-//! The doors for their tests: the real ones on a real socket, with the clock in the test's hands.
+//! A server for tests of the doors: the real ones on a real socket, with a manual clock.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{App, Bounds, Doors, Hosts};
 use crate::desk::Desk;
-use crate::serve::{Address, Front, Listener, Tokens};
+use crate::serve::{Address, Listener, Server, Tokens};
 
 #[expect(dead_code, reason = "the tests of the program use all of it")]
 #[path = "../../tests/serve/client.rs"]
@@ -26,69 +26,69 @@ pub(super) use client::Client;
 pub(crate) use key_value::KeyValueStore;
 
 /// A server in this process for one case after another.
-pub(super) struct Serving {
+pub(super) struct TestServer {
     runtime: Runtime,
     pub(super) clock: Arc<ManualClock>,
     observer: Option<Arc<dyn Observer>>,
     store: fn(&Policy) -> AnyStore,
     pub(super) bounds: Bounds,
-    served: Option<Served>,
+    running: Option<RunningServer>,
 }
 
-struct Served {
+struct RunningServer {
     app: Arc<App>,
     address: SocketAddr,
     client: Client<TcpStream>,
-    /// Dropped, it ends the server.
+    /// Stops the server when it is dropped.
     _stop: watch::Sender<bool>,
 }
 
-impl Serving {
+impl TestServer {
     pub(super) fn new() -> Self {
         let (runtime, bounds) = (Runtime::new().unwrap(), Bounds::default());
         let store = |policy: &Policy| MemoryStore::new(policy.memory()).into();
-        Self { runtime, clock: Arc::default(), observer: None, store, bounds, served: None }
+        Self { runtime, clock: Arc::default(), observer: None, store, bounds, running: None }
     }
 
-    /// One on a store that keeps bytes and is never ready at the first poll.
-    pub(super) fn on_another_store() -> Self {
+    /// A server on a store that keeps bytes and is never ready at the first poll.
+    pub(super) fn on_async_store() -> Self {
         Self { store: |_| AnyStore::other(KeyValueStore::default()), ..Self::new() }
     }
 
-    /// One whose decisions somebody hears of.
+    /// A server with an observer.
     pub(super) fn observed_by(observer: Arc<dyn Observer>) -> Self {
         Self { observer: Some(observer), ..Self::new() }
     }
 
-    /// As [`threshold_core::case::Player::load`].
+    /// Loads a policy, as [`threshold_core::case::Player::load`] does.
     pub(super) fn load(&mut self, policy: &str, env: &BTreeMap<String, String>, fresh: bool) -> Result<(), String> {
         let policy = Policy::parse(policy, &|name| env.get(name).cloned()).map_err(|error| error.to_string())?;
         let (policy, _) = crate::jwt::attach(policy).map_err(crate::jwt::describe)?;
-        match &self.served {
-            Some(served) if !fresh => {
-                served.app.desk.swap(policy);
+        match &self.running {
+            Some(running) if !fresh => {
+                running.app.desk.reload_policy(policy);
             }
-            _ => self.served = Some(self.serve(policy)),
+            _ => self.running = Some(self.serve(policy)),
         }
         Ok(())
     }
 
-    /// The one connection to it, for as long as that lasts.
+    /// Returns the connection that is opened with the server.
     pub(super) fn client(&mut self) -> &mut Client<TcpStream> {
-        &mut self.served.as_mut().expect("a case begins with its policy").client
+        &mut self.running.as_mut().expect("a case begins with its policy").client
     }
 
-    /// Another connection to it.
+    /// Opens another connection.
     pub(super) fn connect(&self) -> TcpStream {
-        TcpStream::connect(self.served.as_ref().expect("it serves").address).unwrap()
+        TcpStream::connect(self.running.as_ref().expect("it serves").address).unwrap()
     }
 
-    /// What its doors share.
+    /// Returns the state that the doors share.
     pub(super) fn app(&self) -> Arc<App> {
-        Arc::clone(&self.served.as_ref().expect("it serves").app)
+        Arc::clone(&self.running.as_ref().expect("it serves").app)
     }
 
-    /// Serves the same doors at another place, too, until what is returned is dropped.
+    /// Serves the same doors at another address too, until the returned sender is dropped.
     pub(super) fn serve_at(
         &self,
         address: &str,
@@ -97,29 +97,29 @@ impl Serving {
         let address: Address = address.parse().unwrap();
         let listener = self.runtime.block_on(address.listen(false)).unwrap();
         let at = if let Listener::Tcp(tcp) = &listener { tcp.local_addr().ok() } else { None };
-        let front = Front { listener, tls, doors: Doors::new(self.app(), Hosts::Any), bounds: self.bounds };
+        let server = Server { listener, tls, doors: Doors::new(self.app(), Hosts::Any), bounds: self.bounds };
         let (stop, stopped) = watch::channel(false);
-        self.runtime.spawn(front.serve(stopped, Duration::ZERO));
+        self.runtime.spawn(server.serve(stopped, Duration::ZERO));
         (stop, at)
     }
 
-    /// One that serves this desk.
+    /// A server of this desk.
     pub(super) fn at(desk: Desk) -> Self {
-        let mut serving = Self::new();
-        serving.served = Some(serving.serve_desk(desk));
-        serving
+        let mut server = Self::new();
+        server.running = Some(server.serve_desk(desk));
+        server
     }
 
-    fn serve(&self, policy: Policy) -> Served {
+    fn serve(&self, policy: Policy) -> RunningServer {
         let store = (self.store)(&policy);
         let clock = Arc::clone(&self.clock) as _;
         self.serve_desk(match &self.observer {
             Some(observer) => Desk::observed(policy, store, clock, Arc::clone(observer)),
-            None => Desk::on(policy, store, clock),
+            None => Desk::with_store(policy, store, clock),
         })
     }
 
-    fn serve_desk(&self, desk: Desk) -> Served {
+    fn serve_desk(&self, desk: Desk) -> RunningServer {
         let bounds = self.bounds;
         let app = Arc::new(App::new(desk, Tokens::default(), bounds));
         let address: Address = "127.0.0.1:0".parse().unwrap();
@@ -127,9 +127,9 @@ impl Serving {
         let Listener::Tcp(tcp) = &listener else { panic!("an address is no path") };
         let address = tcp.local_addr().unwrap();
         let hosts = Hosts::Own([].into());
-        let front = Front { listener, tls: None, doors: Doors::new(Arc::clone(&app), hosts), bounds };
+        let server = Server { listener, tls: None, doors: Doors::new(Arc::clone(&app), hosts), bounds };
         let (stop, stopped) = watch::channel(false);
-        self.runtime.spawn(front.serve(stopped, Duration::ZERO));
-        Served { app, address, client: Client::new(TcpStream::connect(address).unwrap()), _stop: stop }
+        self.runtime.spawn(server.serve(stopped, Duration::ZERO));
+        RunningServer { app, address, client: Client::new(TcpStream::connect(address).unwrap()), _stop: stop }
     }
 }

@@ -1,0 +1,127 @@
+//! The body of a caller's request. It is read only after the token, the content type and the declared size were checked.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ORIGIN};
+use http::request::Parts;
+use http::{Extensions, HeaderMap, StatusCode};
+use http_body_util::BodyExt as _;
+use threshold_limiter::tower::PeerAddr;
+
+use super::{ApiError, App};
+
+/// Proof that a request may call the API: it has a token, or the server requires none.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Caller;
+
+/// The whole body of a request, not yet parsed.
+#[derive(Debug)]
+pub(super) struct JsonBody(pub(super) Bytes);
+
+impl Caller {
+    async fn of(headers: &HeaderMap, extensions: &Extensions, app: &App) -> Result<Self, ApiError> {
+        let authorization = headers.get(AUTHORIZATION);
+        if app.tokens.admit_caller(authorization) {
+            return Ok(Self);
+        }
+        // A missing token is not a guess.
+        if authorization.is_some() {
+            let peer = extensions.get::<PeerAddr>().map(|peer| peer.0.ip());
+            app.token_guesses.count_for_callers(peer, app).await?;
+        }
+        let message = "send Authorization: Bearer with a token of this server";
+        Err(ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message))
+    }
+}
+
+impl FromRequestParts<Arc<App>> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        Self::of(&parts.headers, &parts.extensions, app).await
+    }
+}
+
+impl FromRequest<Arc<App>> for JsonBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let headers = request.headers();
+        Caller::of(headers, request.extensions(), app).await?;
+        require_json_from_pages(headers)?;
+        require_uncompressed(headers)?;
+        let bounds = app.bounds;
+        let declared = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        if declared.is_some_and(|length: usize| length > bounds.body) {
+            return Err(too_large(bounds.body));
+        }
+        // One timeout for the whole body: a client that sends a byte at a time (slowloris) cannot extend it.
+        match tokio::time::timeout(bounds.client_timeout, read_all(request.into_body(), bounds.body)).await {
+            Ok(body) => body.map(Self),
+            Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the body arrived too slowly")),
+        }
+    }
+}
+
+/// Guards against CSRF: a browser must send `Content-Type: application/json`.
+///
+/// To another origin, a browser sends that type only after a CORS preflight, which this server never answers. Other clients
+/// need not send it, so that `curl -d` works.
+pub(super) fn require_json_from_pages(headers: &HeaderMap) -> Result<(), ApiError> {
+    if is_from_browser(headers) { require_json(headers) } else { Ok(()) }
+}
+
+/// Reads a body to its end. Most arrive in one frame, which is returned without a copy.
+async fn read_all(mut body: Body, max: usize) -> Result<Bytes, ApiError> {
+    let mut first = Bytes::new();
+    let mut joined = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let early = |_| ApiError::new(StatusCode::BAD_REQUEST, "bad_request", "the body ended too early");
+        let Ok(data) = frame.map_err(early)?.into_data() else { continue };
+        if first.len().max(joined.len()).saturating_add(data.len()) > max {
+            return Err(too_large(max));
+        }
+        if first.is_empty() {
+            first = data;
+            continue;
+        }
+        if joined.is_empty() {
+            joined.extend_from_slice(&first);
+        }
+        joined.extend_from_slice(&data);
+    }
+    Ok(if joined.is_empty() { first } else { joined.into() })
+}
+
+/// Whether a request has a header that only browsers send, and that scripts in them cannot remove.
+fn is_from_browser(headers: &HeaderMap) -> bool {
+    headers.contains_key(ORIGIN) || headers.contains_key("sec-fetch-site")
+}
+
+fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
+    let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = kind.split(';').next().unwrap_or_default().trim();
+    if essence.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let message = "a web page must send Content-Type: application/json";
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
+}
+
+/// Refuses compressed bodies: a small one can expand to any size (a decompression bomb), and requests are short.
+fn require_uncompressed(headers: &HeaderMap) -> Result<(), ApiError> {
+    let compressed =
+        headers.get_all(CONTENT_ENCODING).iter().any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"));
+    if !compressed {
+        return Ok(());
+    }
+    let message = "send the body uncompressed, without Content-Encoding";
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
+}
+
+fn too_large(max: usize) -> ApiError {
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", format!("a body has at most {max} bytes"))
+}

@@ -1,0 +1,83 @@
+//! The routes of the HTTP API: each with its handler and its entry in the OpenAPI document.
+//!
+//! The router and `/openapi.json` are both built from this list. A [`Route`] cannot be made without a description, so neither
+//! of them has a route that the other lacks.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::handler::Handler;
+use axum::routing::{self, MethodRouter};
+
+use super::openapi::{Operation, Schemas};
+use super::{App, admin, health, http, login, metrics};
+
+/// One method of one path.
+pub(super) struct Route {
+    pub(super) path: &'static str,
+    /// The method as OpenAPI spells it, in lower case.
+    pub(super) method: &'static str,
+    /// Builds the entry in the OpenAPI document.
+    pub(super) describe: Describe,
+    handler: MethodRouter<Arc<App>>,
+}
+
+/// Builds the entry of one route in the OpenAPI document.
+pub(super) type Describe = fn(&mut Schemas) -> Operation;
+
+/// Returns every route.
+pub(super) fn all() -> impl Iterator<Item = Route> {
+    [http::routes(), login::routes(), admin::routes(), health::routes(), metrics::routes()].into_iter().flatten()
+}
+
+/// Builds the router of all routes.
+pub(super) fn router() -> Router<Arc<App>> {
+    // `Router::route` adds a method to a path that it has already.
+    all().fold(Router::new(), |router, route| router.route(route.path, route.handler))
+}
+
+/// Declares constructors of routes, one for each method.
+macro_rules! methods {
+    ($($method:ident)+) => {$(
+        pub(super) fn $method<H, T>(path: &'static str, handler: H, describe: Describe) -> Route
+        where
+            H: Handler<T, Arc<App>>,
+            T: 'static,
+        {
+            Route { path, method: stringify!($method), describe, handler: routing::$method(handler) }
+        }
+    )+};
+}
+
+methods! { get post put delete }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
+    use super::super::openapi;
+    use super::*;
+
+    /// Fails if `document` leaves a route out, or if two routes have one path and method or one operation id: the later entry
+    /// of the document would replace the earlier one.
+    #[test]
+    fn the_openapi_document_has_every_route_once() {
+        let document: Value = serde_json::from_slice(&openapi::document()).unwrap();
+        let paths = document["paths"].as_object().unwrap();
+        let described: Vec<(&str, &str)> = paths
+            .iter()
+            .flat_map(|(path, item)| item.as_object().unwrap().keys().map(|method| (path.as_str(), method.as_str())))
+            .collect();
+        let routed: Vec<(&str, &str)> = all().map(|route| (route.path, route.method)).collect();
+        assert_eq!(routed.len(), described.len());
+        assert_eq!(BTreeSet::from_iter(routed), BTreeSet::from_iter(described));
+        let ids: Vec<String> = paths
+            .values()
+            .flat_map(|item| item.as_object().unwrap().values())
+            .map(|one| one["operationId"].to_string())
+            .collect();
+        assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len(), "{ids:?}");
+    }
+}

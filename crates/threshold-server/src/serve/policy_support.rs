@@ -1,0 +1,31 @@
+//! Policy features that this server does not support yet, or supports better than requested.
+
+use threshold_core::policy::{Consistency, Policy};
+
+/// Returns why a policy cannot be loaded: a rule requires a consistency that the store does not have.
+pub(crate) fn refusal(policy: &Policy) -> Option<String> {
+    let leased = policy.rules().iter().find(|rule| rule.consistency == Consistency::Leased)?;
+    Some(format!(
+        "rule \"{}\" has consistency = \"leased\", which this version does not support; use \"strong\"",
+        leased.name
+    ))
+}
+
+/// Returns a note for the banner if rules allow less exactness than the store in memory has.
+pub(crate) fn exactness_note(policy: &Policy) -> &'static str {
+    let eventual = policy.rules().iter().any(|rule| rule.consistency == Consistency::Eventual);
+    let approximate = policy.rules().iter().any(|rule| rule.approximate);
+    match (eventual, approximate) {
+        (true, true) => ", exact also for eventual and approximate rules",
+        (true, false) => ", exact also for eventual rules",
+        (false, true) => ", exact also for approximate rules",
+        (false, false) => "",
+    }
+}
+
+/// Warns of settings that have no effect yet.
+pub(crate) fn warn_of_unsupported(policy: &Policy) {
+    if !policy.alerts().is_empty() {
+        tracing::warn!("[alerts] has no effect in this version: watch threshold_blocks_total at /metrics");
+    }
+}
