@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::address::{AddressGroup, canonical};
 use crate::facts::Facts;
 use crate::key::{KeyBuilder, Part};
-use crate::path::{HOST, METHOD, OddPaths, PATH, PathError, Readings, Spelled, may_differ, read, spell_path};
+use crate::path::{HOST, METHOD, OddPaths, PATH, PathError, Readings, Normalized, may_differ, read, normalize_path};
 use crate::policy::{CostOf, Layer, Per, Policy, Rule, ScopedName, UserScope};
 
 /// The category of a request that no `[[category]]` matches.
@@ -17,9 +17,9 @@ pub(crate) const DEFAULT_CATEGORY: &str = "requests";
 pub(crate) struct Caller<'a> {
     pub(crate) facts: &'a Facts<'a>,
     ipv6_prefix: u8,
-    pub(crate) method: Spelled<'a>,
-    pub(crate) path: Spelled<'a>,
-    pub(crate) host: Spelled<'a>,
+    pub(crate) method: Normalized<'a>,
+    pub(crate) path: Normalized<'a>,
+    pub(crate) host: Normalized<'a>,
     pub(crate) tenant: Option<&'a str>,
     pub(crate) user: Option<&'a str>,
     pub(crate) tier: Option<&'a str>,
@@ -35,7 +35,7 @@ pub(crate) struct Caller<'a> {
 #[derive(Debug, Default)]
 struct Odd<'a> {
     /// The normalized path, while another reading is in its place.
-    resolved: Option<Spelled<'a>>,
+    resolved: Option<Normalized<'a>>,
     /// The readings that are still to be matched.
     others: Vec<String>,
     /// Why the path cannot be matched.
@@ -55,9 +55,9 @@ impl<'a> Caller<'a> {
         Self {
             facts,
             ipv6_prefix: policy.identity().ipv6_prefix,
-            method: Spelled::default(),
-            path: Spelled::default(),
-            host: Spelled::default(),
+            method: Normalized::default(),
+            path: Normalized::default(),
+            host: Normalized::default(),
             tenant: known(facts.tenant),
             user: known(facts.user),
             tier: None,
@@ -103,7 +103,7 @@ impl<'a> Caller<'a> {
         let facts = self.facts;
         self.method.set(known(facts.method), METHOD);
         self.path.set(known(facts.path), PATH);
-        if self.path.was_spelled() && may_differ(facts.path.unwrap_or_default()) || facts.route.is_some() {
+        if self.path.was_rewritten() && may_differ(facts.path.unwrap_or_default()) || facts.route.is_some() {
             self.read_path(policy);
         }
         self.host.set(known(facts.host), HOST);
@@ -128,9 +128,9 @@ impl<'a> Caller<'a> {
     fn read_path(&mut self, policy: &Policy) {
         let (Some(path), Some(spelled)) = (known(self.facts.path), self.path.get()) else { return };
         let odd_paths = if self.facts.from_client { policy.identity().odd_paths } else { OddPaths::Match };
-        let readings = if self.path.was_spelled() { read(path, spelled, odd_paths) } else { Ok(Readings::of(spelled)) };
+        let readings = if self.path.was_rewritten() { read(path, spelled, odd_paths) } else { Ok(Readings::of(spelled)) };
         let readings = readings.and_then(|mut readings| match known(self.facts.route) {
-            Some(route) if !follows(spelled, route) => readings.add(spell_path(route).into_owned()).map(|()| readings),
+            Some(route) if !follows(spelled, route) => readings.add(normalize_path(route).into_owned()).map(|()| readings),
             _ => Ok(readings),
         });
         let odd = match readings {
@@ -158,7 +158,7 @@ impl<'a> Caller<'a> {
     pub(crate) fn read_next(&mut self, policy: &'a Policy) -> bool {
         let Some(odd) = &mut self.odd else { return false };
         let Some(next) = odd.others.pop() else { return false };
-        let present = std::mem::replace(&mut self.path, Spelled::of(next));
+        let present = std::mem::replace(&mut self.path, Normalized::of(next));
         odd.resolved.get_or_insert(present);
         self.categorize(policy);
         true
@@ -376,7 +376,7 @@ mod tests {
         #[test]
         fn a_path_is_charged_for_each_of_its_readings(path in "(/a|/b|%2fa|%2fb|%5cb|/|;|%0a|/\\.\\.){1,5}") {
             let policy = Policy::parse(POLICY, &|_| None).unwrap();
-            let Ok(readings) = read(&path, &spell_path(&path), OddPaths::Match) else {
+            let Ok(readings) = read(&path, &normalize_path(&path), OddPaths::Match) else {
                 prop_assert!(matches!(charges(&policy, &path, None), Err(PlanError::Path(_))));
                 return Ok(());
             };

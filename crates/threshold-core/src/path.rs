@@ -1,4 +1,7 @@
-//! One spelling for each path, host and method, so that none of them can dodge a rule.
+//! Normal forms of paths, hosts and methods, so that no spelling of one bypasses a rule.
+//!
+//! Most requests arrive in normal form. Then nothing is allocated: the normal form is a slice of the text that came. A path on
+//! which servers differ has several readings, at most [`MAX_READINGS`].
 
 mod readings;
 
@@ -7,19 +10,19 @@ use std::borrow::Cow;
 pub use readings::{MAX_PATH, MAX_READINGS, OddPaths, PathError};
 pub(crate) use readings::{Readings, may_differ, read};
 
-/// The one spelling of a path, whatever form it came in.
+/// Returns the normal form of a path.
 ///
-/// Absolute form, query and fragment are cut off; escapes of ordinary characters are undone; `\` is `/`;
-/// `;parameters` are dropped; empty and `.` segments vanish and `..` takes one back; a trailing slash goes; ASCII
-/// letters are lower case. An escaped slash stays escaped: it does not separate. Spelling twice changes nothing.
+/// Scheme, authority, query and fragment are removed. Escapes of ordinary characters are decoded, and `\` becomes `/`.
+/// `;parameters` are dropped, as are empty and `.` segments and a trailing slash, and `..` removes the segment before it. ASCII
+/// letters are lower case. An escaped slash stays escaped and does not separate. A path in normal form stays as it is.
 #[must_use]
-pub fn spell_path(path: &str) -> Cow<'_, str> {
-    PATH.spell(path)
+pub fn normalize_path(path: &str) -> Cow<'_, str> {
+    PATH.normalize(path)
 }
 
 #[inline(never)]
-fn path_anew(path: &str) -> String {
-    let decoded = spell_characters(strip_origin(path));
+fn rewrite_path(path: &str) -> String {
+    let decoded = normalize_characters(strip_origin(path));
     let mut segments: Vec<&str> = Vec::new();
     for segment in decoded.split('/') {
         match segment.split(';').next().unwrap_or_default() {
@@ -33,7 +36,7 @@ fn path_anew(path: &str) -> String {
     joined(&segments)
 }
 
-/// Segments as one path.
+/// Joins segments to a path.
 fn joined(segments: &[&str]) -> String {
     let length = segments.iter().map(|segment| segment.len().saturating_add(1)).sum::<usize>();
     let mut path = String::with_capacity(length.max(1));
@@ -47,18 +50,19 @@ fn joined(segments: &[&str]) -> String {
     path
 }
 
-/// A path that is plainly its own spelling already, without its query.
+/// Returns a path that is in normal form already, without its query; `None` where it may not be.
 #[inline]
 fn plain_path(path: &str) -> Option<&str> {
     if path.len() > MAX_PATH {
         return None;
     }
-    // Two of these behind each other, or one at the end, make a segment that spelling would change.
+    // Two dividers in a row, or one at the end, make a segment that normalizing would change: `//`, `/.`, `..`, or a trailing
+    // slash. A single `.` inside a name is left alone.
     let mut before = PLAIN;
     let mut length = path.len();
     for (at, &byte) in path.as_bytes().iter().enumerate() {
         let kind = KINDS.get(usize::from(byte)).copied().unwrap_or(OTHER);
-        // At most twice `OTHER`.
+        // Two dividers add up to `OTHER`. The sum is at most twice that and cannot overflow.
         if kind.wrapping_add(before) >= OTHER {
             if byte != b'?' {
                 return None;
@@ -68,11 +72,12 @@ fn plain_path(path: &str) -> Option<&str> {
         }
         before = kind;
     }
-    let (spelled, _) = path.split_at_checked(length)?;
-    (spelled == "/" || spelled.starts_with('/') && before == PLAIN).then_some(spelled)
+    let (plain, _) = path.split_at_checked(length)?;
+    (plain == "/" || plain.starts_with('/') && before == PLAIN).then_some(plain)
 }
 
-/// What a byte is to [`plain_path`]: two that divide count as much as one that needs spelling.
+/// The class of each byte for [`plain_path`]. Two dividers count as much as one byte that has to be rewritten, so that one
+/// comparison finds both.
 const KINDS: [u8; 256] = kinds();
 const PLAIN: u8 = 0;
 const DIVIDES: u8 = 1;
@@ -87,7 +92,7 @@ const fn kinds() -> [u8; 256] {
             b'.' | b'/' => DIVIDES,
             _ => OTHER,
         };
-        #[expect(clippy::indexing_slicing, reason = "evaluated when it is compiled, and a byte is never out of range")]
+        #[expect(clippy::indexing_slicing, reason = "evaluated at compile time, and a byte is never out of range")]
         {
             kinds[byte as usize] = kind;
         }
@@ -96,7 +101,7 @@ const fn kinds() -> [u8; 256] {
     kinds
 }
 
-/// Cuts `scheme://authority` off the front and a query or fragment off the end.
+/// Removes `scheme://authority` from the front and a query or fragment from the end.
 fn strip_origin(path: &str) -> &str {
     strip_authority(path).split(['?', '#']).next().unwrap_or_default()
 }
@@ -105,7 +110,8 @@ fn strip_authority(path: &str) -> &str {
     match path.split_once("://") {
         Some((scheme, rest)) if !scheme.contains(['/', '?', '#']) => {
             match rest.find(['/', '?', '#', '\\']) {
-                // No host: some parsers take the first segment for one, as behind `//`.
+                // An empty host. Some parsers then take the first segment for the host, as they do behind `//`, so the slashes
+                // are kept for the readings.
                 Some(0) => path.get(scheme.len().saturating_add(1)..).unwrap_or_default(),
                 Some(at) => rest.get(at..).unwrap_or_default(),
                 None => "",
@@ -115,14 +121,14 @@ fn strip_authority(path: &str) -> &str {
     }
 }
 
-/// A part of a path with its characters in their one spelling: escapes of printable ASCII are undone, the rest are
+/// Returns a part of a path with its characters in normal form: escapes of printable ASCII are decoded, and all other bytes are
 /// lower-case escapes.
-pub(crate) fn spell_characters(path: &str) -> String {
+pub(crate) fn normalize_characters(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for (value, escaped) in decoded(path) {
         match value {
             b'\\' => out.push('/'),
-            // These mean something else when they are not escaped.
+            // Decoding these would change the meaning of the path.
             b'/' | b'%' | b'?' | b'#' | b';' if escaped => push_escape(&mut out, value),
             0x21..=0x7e => out.push(char::from(value.to_ascii_lowercase())),
             _ => push_escape(&mut out, value),
@@ -131,7 +137,8 @@ pub(crate) fn spell_characters(path: &str) -> String {
     out
 }
 
-/// Each byte that a path stands for, and whether it is escaped. A `%` that begins no escape is an escaped one.
+/// Returns the bytes of a path after percent-decoding, each with whether it was escaped. A `%` that begins no valid escape
+/// counts as an escaped `%`.
 fn decoded(path: &str) -> impl Iterator<Item = (u8, bool)> {
     decoded_bytes(path.as_bytes())
 }
@@ -150,7 +157,7 @@ fn decoded_bytes(path: &[u8]) -> impl Iterator<Item = (u8, bool)> {
     })
 }
 
-/// The byte that stands behind a `%`, if its two digits do.
+/// Returns the byte of an escape from the two hexadecimal digits behind its `%`.
 fn escape(behind: &[u8]) -> Option<u8> {
     let (high, low) = (*behind.first()?, *behind.get(1)?);
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
@@ -165,13 +172,13 @@ fn push_escape(out: &mut String, value: u8) {
     out.push(digit(value));
 }
 
-/// The one spelling of a host: lower case, without port and trailing dot.
+/// Returns the normal form of a host: lower case, without port and trailing dot.
 #[must_use]
-pub fn spell_host(host: &str) -> Cow<'_, str> {
-    HOST.spell(host)
+pub fn normalize_host(host: &str) -> Cow<'_, str> {
+    HOST.normalize(host)
 }
 
-fn host_anew(host: &str) -> String {
+fn rewrite_host(host: &str) -> String {
     name_of(host).to_ascii_lowercase()
 }
 
@@ -180,7 +187,7 @@ fn plain_host(host: &str) -> Option<&str> {
     (!name.bytes().any(|byte| byte.is_ascii_uppercase())).then_some(name)
 }
 
-/// A host without its port and trailing dot.
+/// Returns a host without its port and trailing dot.
 fn name_of(host: &str) -> &str {
     let host = host.trim();
     let name = if host.starts_with('[') {
@@ -191,20 +198,20 @@ fn name_of(host: &str) -> &str {
     name.trim_end_matches('.')
 }
 
-/// Whether a text can be a method: a token of RFC 9110, in any case.
+/// Returns whether a text can be a method: a token of RFC 9110, in upper or lower case.
 #[must_use]
 pub fn is_method(text: &str) -> bool {
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     !text.is_empty() && text.bytes().all(is_token)
 }
 
-/// The one spelling of a method: upper case, and `HEAD` is `GET`, since it asks for the same work.
+/// Returns the normal form of a method: upper case, and `GET` for `HEAD`, which costs a server the same work.
 #[must_use]
-pub fn spell_method(method: &str) -> Cow<'_, str> {
-    METHOD.spell(method)
+pub fn normalize_method(method: &str) -> Cow<'_, str> {
+    METHOD.normalize(method)
 }
 
-fn method_anew(method: &str) -> String {
+fn rewrite_method(method: &str) -> String {
     method.trim().to_ascii_uppercase()
 }
 
@@ -225,58 +232,58 @@ fn plain_other(method: &str) -> Option<&str> {
     (!method.bytes().any(|byte| byte.is_ascii_lowercase())).then_some(method)
 }
 
-/// How a kind of text is spelled.
+/// The normal form of one kind of text, computed in two steps.
 #[derive(Clone, Copy)]
-pub(crate) struct Spelling {
-    /// The one spelling, if it is a part of the text as it came. Mostly it is, and costs no allocation.
+pub(crate) struct NormalForm {
+    /// Returns the normal form if it is a slice of the text. It mostly is.
     plain: fn(&str) -> Option<&str>,
-    /// The one spelling of all others.
-    anew: fn(&str) -> String,
+    /// Returns the normal form of any other text.
+    rewrite: fn(&str) -> String,
 }
 
-pub(crate) const METHOD: Spelling = Spelling { plain: plain_method, anew: method_anew };
-pub(crate) const PATH: Spelling = Spelling { plain: plain_path, anew: path_anew };
-pub(crate) const HOST: Spelling = Spelling { plain: plain_host, anew: host_anew };
+pub(crate) const METHOD: NormalForm = NormalForm { plain: plain_method, rewrite: rewrite_method };
+pub(crate) const PATH: NormalForm = NormalForm { plain: plain_path, rewrite: rewrite_path };
+pub(crate) const HOST: NormalForm = NormalForm { plain: plain_host, rewrite: rewrite_host };
 
-impl Spelling {
-    fn spell(self, text: &str) -> Cow<'_, str> {
-        (self.plain)(text).map_or_else(|| Cow::Owned((self.anew)(text)), Cow::Borrowed)
+impl NormalForm {
+    fn normalize(self, text: &str) -> Cow<'_, str> {
+        (self.plain)(text).map_or_else(|| Cow::Owned((self.rewrite)(text)), Cow::Borrowed)
     }
 }
 
-/// A text in its one spelling, if there is one.
-// No `Cow`: that is put together in one place and copied to another, which every request waits for.
+/// A text in normal form; empty where a request has no such text.
+// Two fields and not a `Cow`, which would be built in one place and then copied here, for every request.
 #[derive(Debug, Default)]
-pub(crate) struct Spelled<'a> {
+pub(crate) struct Normalized<'a> {
     plain: Option<&'a str>,
-    anew: Option<String>,
+    rewritten: Option<String>,
 }
 
-impl<'a> Spelled<'a> {
-    /// Spells a text.
+impl<'a> Normalized<'a> {
+    /// Stores the normal form of a text.
     #[inline(always)]
-    pub(crate) fn set(&mut self, text: Option<&'a str>, spelling: Spelling) {
+    pub(crate) fn set(&mut self, text: Option<&'a str>, form: NormalForm) {
         let Some(text) = text else { return };
-        self.plain = (spelling.plain)(text);
+        self.plain = (form.plain)(text);
         if self.plain.is_none() {
-            self.anew = Some((spelling.anew)(text));
+            self.rewritten = Some((form.rewrite)(text));
         }
     }
 
     #[inline]
     pub(crate) fn get(&self) -> Option<&str> {
-        self.plain.or(self.anew.as_deref())
+        self.plain.or(self.rewritten.as_deref())
     }
 
-    /// Whether the text came in a form that had to be spelled.
+    /// Returns whether the text was not in normal form when it came.
     #[inline]
-    pub(crate) fn was_spelled(&self) -> bool {
-        self.anew.is_some()
+    pub(crate) fn was_rewritten(&self) -> bool {
+        self.rewritten.is_some()
     }
 
-    /// A text that is in its one spelling already.
+    /// Takes a text that is in normal form already.
     pub(crate) fn of(text: String) -> Self {
-        Self { plain: None, anew: Some(text) }
+        Self { plain: None, rewritten: Some(text) }
     }
 }
 
@@ -286,8 +293,8 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn every_disguise_of_a_path_is_that_path() {
-        let disguises = [
+    fn every_spelling_of_a_path_has_the_same_normal_form() {
+        let spellings = [
             "/api/posts",
             "//api/./posts/",
             "/api//posts",
@@ -312,14 +319,14 @@ mod tests {
             "api/posts",
             "/./api/posts/.",
         ];
-        for disguise in disguises {
-            assert_eq!(spell_path(disguise), "/api/posts", "{disguise}");
+        for spelling in spellings {
+            assert_eq!(normalize_path(spelling), "/api/posts", "{spelling}");
         }
     }
 
     #[test]
     fn different_paths_stay_different() {
-        let check = |path: &str, expect: &str| assert_eq!(spell_path(path), expect, "{path}");
+        let check = |path: &str, expect: &str| assert_eq!(normalize_path(path), expect, "{path}");
         check("", "/");
         check("/", "/");
         check("///", "/");
@@ -349,26 +356,26 @@ mod tests {
     }
 
     proptest! {
-        /// Lower-casing before undoing escapes, instead of after, wakes this.
+        /// Fails if letters are lower-cased before escapes are decoded.
         #[test]
-        fn spelling_twice_changes_nothing(path in "[/a-cA-C%.;?\\\\0-2eEfF: \u{e9}]{0,24}") {
-            let once = spell_path(&path).into_owned();
+        fn normalizing_twice_changes_nothing(path in "[/a-cA-C%.;?\\\\0-2eEfF: \u{e9}]{0,24}") {
+            let once = normalize_path(&path).into_owned();
             prop_assert!(once.starts_with('/'));
-            prop_assert_eq!(spell_path(&once), once.as_str());
+            prop_assert_eq!(normalize_path(&once), once.as_str());
         }
 
-        /// The quick way and the long way must agree. A quick way that cuts at the last `?` wakes this.
+        /// The fast path and the slow path agree. Fails if the fast path cuts at the last `?`.
         #[test]
-        fn a_plain_path_is_spelled_as_any_other(path in "/?[a-c/.?#]{0,12}") {
-            // An escape that is undone again makes it take the long way.
+        fn a_plain_path_is_normalized_like_any_other(path in "/?[a-c/.?#]{0,12}") {
+            // An escape of a plain letter makes it take the slow path.
             let long = path.replacen('a', "%61", 1);
-            prop_assert_eq!(spell_path(&long), spell_path(&path));
+            prop_assert_eq!(normalize_path(&long), normalize_path(&path));
         }
 
         #[test]
         fn no_path_panics(path: String) {
-            let once = spell_path(&path).into_owned();
-            prop_assert_eq!(spell_path(&once), once.as_str());
+            let once = normalize_path(&path).into_owned();
+            prop_assert_eq!(normalize_path(&once), once.as_str());
         }
     }
 
@@ -385,12 +392,12 @@ mod tests {
     }
 
     #[test]
-    fn hosts_and_methods_have_one_spelling() {
-        assert_eq!(spell_host("API.Example.com:8443"), "api.example.com");
-        assert_eq!(spell_host("api.example.com."), "api.example.com");
-        assert_eq!(spell_host("[::1]:80"), "[::1]");
-        assert_eq!(spell_method("post"), "POST");
-        assert_eq!(spell_method("HEAD"), "GET");
-        assert_eq!(spell_method("head"), "GET");
+    fn hosts_and_methods_have_a_normal_form() {
+        assert_eq!(normalize_host("API.Example.com:8443"), "api.example.com");
+        assert_eq!(normalize_host("api.example.com."), "api.example.com");
+        assert_eq!(normalize_host("[::1]:80"), "[::1]");
+        assert_eq!(normalize_method("post"), "POST");
+        assert_eq!(normalize_method("HEAD"), "GET");
+        assert_eq!(normalize_method("head"), "GET");
     }
 }

@@ -5,7 +5,7 @@ mod json;
 use threshold_core::explain::{Explained, PathReadings};
 use threshold_core::ledger::{Checked, Ledger};
 use threshold_core::limit::Algorithm;
-use threshold_core::path::{spell_method, spell_path};
+use threshold_core::path::{normalize_method, normalize_path};
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
 use threshold_core::{Facts, PlanError, Timestamp};
@@ -123,8 +123,8 @@ fn refusal_line(path: &PathReadings) -> String {
 }
 
 fn request_line(args: &ExplainArgs) -> String {
-    let method = args.method.as_deref().map(spell_method);
-    let path = args.path.as_deref().map(spell_path);
+    let method = args.method.as_deref().map(normalize_method);
+    let path = args.path.as_deref().map(normalize_path);
     let mut parts = Vec::new();
     if let Some(path) = &path {
         parts.push(format!("{} {path}", method.as_deref().unwrap_or("*")));

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::{Claims, Pattern, UserScope};
 use crate::address::{ClientAddress, Headers};
-use crate::path::{OddPaths, PathError, read, spell_host, spell_path};
+use crate::path::{OddPaths, PathError, normalize_host, normalize_path, read};
 
 /// The headers that clients set and applications need, so that no proxy removes them; in lower case.
 pub const CLIENT_HEADERS: [&str; 9] = [
@@ -92,7 +92,7 @@ impl IdentitySource {
                 // Of two different cookies some applications take the first and some the last.
                 if values.all(|other| other == first) { text_of(first) } else { None }
             }
-            Self::Host(pattern) => capture(pattern, &spell_host(seen.host?)),
+            Self::Host(pattern) => capture(pattern, &normalize_host(seen.host?)),
             Self::Path(pattern) => capture_from_path(pattern, seen.path?).ok()?,
             Self::Claim(name) => seen.claims?.get(name).map(str::to_owned),
         };
@@ -180,7 +180,7 @@ fn cookie_value<'l>(pair: &'l [u8], name: &str) -> Option<&'l [u8]> {
 
 /// Returns the name that all readings of a path agree on; readings without a name are ignored.
 fn capture_from_path(pattern: &Pattern, path: &str) -> Result<Option<String>, PathError> {
-    let spelled = spell_path(path);
+    let spelled = normalize_path(path);
     let Cow::Owned(spelled) = spelled else { return Ok(capture(pattern, &spelled)) };
     let readings = read(path, &spelled, OddPaths::Match)?;
     let mut names = readings.all().iter().filter_map(|reading| capture(pattern, reading));

@@ -18,7 +18,7 @@ use super::tiers::{Categories, Own, Tiers, TiersInForce};
 use super::{Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, UserScope, check, reviewer};
 use crate::key::{Anchors, DigestKey};
 use crate::limit::{Limit, NotationError, Quota, parse_span};
-use crate::path::{is_method, spell_method};
+use crate::path::{is_method, normalize_method};
 use crate::time::Span;
 
 #[cfg(feature = "toml")]
@@ -262,7 +262,7 @@ impl<'s> Loader<'s> {
                 let help = "a method is a word such as POST; write several as a list";
                 self.error("bad-method", text.span.clone(), message, help);
             }
-            methods.push(spell_method(&text.value).into());
+            methods.push(normalize_method(&text.value).into());
         }
         methods
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use arrayvec::ArrayVec;
 
-use crate::path::spell_characters;
+use crate::path::normalize_characters;
 
 /// The maximum number of captures in a pattern.
 const MAX_CAPTURES: usize = 4;
@@ -51,7 +51,7 @@ impl Pattern {
             return Err("a pattern must not be empty".to_owned());
         }
         match kind {
-            Kind::Path => check_path(&spell_characters(&folded))?,
+            Kind::Path => check_path(&normalize_characters(&folded))?,
             Kind::Host if !folded.is_ascii() => {
                 return Err("hosts are ASCII in requests: write the xn-- form".to_owned());
             }
@@ -67,7 +67,7 @@ impl Pattern {
             // Literals are normalized like requests: with other escapes they would never match.
             for token in &mut tokens {
                 if let Token::Literal(literal) = token {
-                    *literal = spell_characters(literal).into();
+                    *literal = normalize_characters(literal).into();
                 }
             }
         }
@@ -466,7 +466,7 @@ mod tests {
     #[test]
     fn a_pattern_is_spelled_as_requests_are() {
         let check = |pattern: &str, path: &str| {
-            let spelled = crate::path::spell_path(path);
+            let spelled = crate::path::normalize_path(path);
             assert!(Pattern::parse(pattern, Kind::Path).unwrap().matches(&spelled), "{pattern} and {path}");
         };
         for path in ["/caf\u{e9}/x", "/caf%C3%A9/x", "/%63AF%c3%a9/x"] {

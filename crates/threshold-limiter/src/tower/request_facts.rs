@@ -9,7 +9,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use http_body::SizeHint;
 use threshold_core::address::Headers;
-use threshold_core::path::{PathError, spell_host};
+use threshold_core::path::{PathError, normalize_host};
 use threshold_core::policy::{Claims, IdentitySource, Seen};
 use threshold_core::{Facts, Policy, TraceId};
 
@@ -242,7 +242,7 @@ fn one_host(parts: &Parts) -> Result<(), BadRequest> {
         return Err(bad("more than one Host field"));
     }
     match (parts.uri.host(), only) {
-        (Some(authority), Some(host)) if spell_host(authority) != spell_host(readable(host)) => {
+        (Some(authority), Some(host)) if normalize_host(authority) != normalize_host(readable(host)) => {
             Err(bad("the authority of the request and its Host field differ"))
         }
         _ => Ok(()),

@@ -5,7 +5,7 @@ use threshold_core::case::decision_json;
 use threshold_core::explain::{Explained, PathReadings};
 use threshold_core::ledger::Checked;
 use threshold_core::limit::Algorithm;
-use threshold_core::path::{spell_method, spell_path};
+use threshold_core::path::{normalize_method, normalize_path};
 use threshold_core::policy::{Layer, Policy};
 use threshold_core::{Decision, Facts, Limit, PlanError, Reading, Timestamp};
 
@@ -104,8 +104,8 @@ fn facts_json(policy: &Policy, facts: &Facts<'_>) -> Value {
     json!({
         "ip": facts.ip.map(|ip| ip.to_canonical().to_string()),
         "host": facts.host,
-        "method": facts.method.map(spell_method),
-        "path": facts.path.map(spell_path),
+        "method": facts.method.map(normalize_method),
+        "path": facts.path.map(normalize_path),
         "tenant": facts.tenant.map(|name| shown(name, identity.secret_tenant)),
         "user": facts.user.map(|name| shown(name, identity.secret_user)),
         "tier": facts.tier,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
-use threshold_core::path::{spell_method, spell_path};
+use threshold_core::path::{normalize_method, normalize_path};
 use threshold_core::policy::{Finding, Policy, Severity};
 use threshold_core::{Facts, Span};
 
@@ -30,7 +30,7 @@ pub(super) fn by_log(policy: &Policy, logs: &[PathBuf]) -> anyhow::Result<Vec<Fi
         for request in second {
             let (Some(method), Some(path)) = (request.method, request.path) else { continue };
             let host = request.host.unwrap_or_default();
-            let key = (spell_method(method).into_owned(), spell_path(path).into_owned(), host.to_owned());
+            let key = (normalize_method(method).into_owned(), normalize_path(path).into_owned(), host.to_owned());
             if let Some((_, count)) = endpoints.get_mut(&key) {
                 *count = count.saturating_add(1);
             } else if endpoints.len() < MAX_ENDPOINTS {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use threshold_core::path::{spell_method, spell_path};
+use threshold_core::path::{normalize_method, normalize_path};
 
 use crate::traffic::Request;
 
@@ -47,13 +47,13 @@ pub(super) fn is_write(method: &str) -> bool {
 
 /// Returns the method and the pattern of a request.
 pub(super) fn endpoint_of(request: &Request<'_>) -> Option<(String, String)> {
-    let method = spell_method(request.method?).into_owned();
+    let method = normalize_method(request.method?).into_owned();
     Some((method, pattern_of(request.path?)))
 }
 
 /// Normalises a path, and replaces each segment that looks like an id by `*`.
 fn pattern_of(path: &str) -> String {
-    let spelled = spell_path(path);
+    let spelled = normalize_path(path);
     spelled.split('/').map(|segment| if is_id(segment) { "*" } else { segment }).collect::<Vec<_>>().join("/")
 }
 

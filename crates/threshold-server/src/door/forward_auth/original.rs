@@ -7,7 +7,7 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
-use threshold_core::path::spell_host;
+use threshold_core::path::normalize_host;
 
 use crate::door::ApiError;
 
@@ -104,7 +104,7 @@ fn spell(host: &HeaderValue) -> Option<String> {
 }
 
 fn spell_bytes(host: &[u8]) -> Option<String> {
-    std::str::from_utf8(host).ok().map(|host| spell_host(host).into_owned())
+    std::str::from_utf8(host).ok().map(|host| normalize_host(host).into_owned())
 }
 
 /// Parses a path and a query. A client may also send an absolute URI; its host is returned, to be compared with the one that
