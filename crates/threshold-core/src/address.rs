@@ -1,4 +1,9 @@
-//! Whose address: the client's, behind the proxies that are trusted and no others.
+//! The client's address, behind trusted proxies.
+//!
+//! A forwarding header is a claim of the peer that sent it. It is believed only from a peer in `trusted`, and only as far as the
+//! chain of trusted proxies reaches: each proxy appends the address it received the request from, so a list is walked from
+//! the right, and the first address that is not a trusted proxy is the client. Everything further left was written by the
+//! client itself and may be forged.
 
 mod forwarded;
 mod network;
@@ -8,26 +13,27 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub use crate::key::AddressGroup;
 pub use network::{Network, NetworkError};
 
-/// The most hops of a forwarding header that are looked at. A chain longer than this is not a real one.
+/// The largest number of hops of a forwarding header that are read. No real chain of proxies is longer.
 const MAX_HOPS: usize = 32;
 
-/// Where the client's address comes from, behind a trusted peer.
+/// The source of the client's address, behind a trusted peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AddressSource {
-    /// The peer itself.
+    /// The peer's own address.
     Peer,
-    /// `X-Forwarded-For`, from the right, past trusted hops.
+    /// `X-Forwarded-For`, from the right, past trusted proxies.
     XForwardedFor,
-    /// `Forwarded` (RFC 7239), from the right, past trusted hops.
+    /// `Forwarded` (RFC 7239), from the right, past trusted proxies.
     Forwarded,
-    /// A header that holds one address, by its lower-case name.
+    /// A header with a single address, by its lower-case name, such as `cf-connecting-ip`. The proxy must overwrite it: what the
+    /// client sent under that name would be believed.
     Header(Box<str>),
 }
 
-/// The field lines of a request, by lower-case name, in the order in which they came.
+/// The header field lines of a request, in the order in which they came.
 pub trait Headers {
-    /// Every line of the field `name`. Lines are bytes and need not be UTF-8: one bad byte spoils the hop or the value
-    /// it is in, and no other.
+    /// Returns every line of the field with this lower-case name. Lines are bytes and need not be UTF-8: an invalid byte spoils
+    /// the hop that it is in, and no other one.
     fn lines<'a>(&'a self, name: &'a str) -> impl DoubleEndedIterator<Item = &'a [u8]>;
 }
 
@@ -43,18 +49,19 @@ impl Headers for [(&str, &[u8])] {
     }
 }
 
-/// The same address in its one form: an IPv4 address mapped into IPv6 is that IPv4 address, decided by its bits.
+/// Returns the canonical form of an address: an IPv4-mapped IPv6 address becomes the IPv4 address. Otherwise a client had two
+/// budgets, one for each notation.
 #[must_use]
 pub fn canonical(address: IpAddr) -> IpAddr {
     address.to_canonical()
 }
 
-/// Reads an address as forwarding headers write it: bare, in brackets, with or without a port.
+/// Parses an address as forwarding headers write it: bare or in brackets, with or without a port.
 ///
-/// Anything that is not one address, plainly written, is refused: zone ids, octal octets, names, blanks inside.
+/// Returns `None` for anything else: zone ids, octal octets, names, blanks inside.
 #[must_use]
 pub fn parse_address(text: &str) -> Option<IpAddr> {
-    // By far the most are this.
+    // The common case, without the checks below.
     if let Ok(v4) = text.parse::<Ipv4Addr>() {
         return Some(v4.into());
     }
@@ -72,12 +79,12 @@ pub fn parse_address(text: &str) -> Option<IpAddr> {
     address.parse().ok().map(canonical)
 }
 
-/// As [`parse_address`], of bytes.
+/// Parses bytes as [`parse_address`] parses text.
 fn address_in(bytes: &[u8]) -> Option<IpAddr> {
     std::str::from_utf8(bytes).ok().and_then(parse_address)
 }
 
-/// Whether an element of a list is empty, which says nothing (RFC 9110, 5.6.1).
+/// Returns whether an element of a list is empty. Recipients ignore empty elements (RFC 9110, 5.6.1).
 fn is_blank(element: &[u8]) -> bool {
     element.iter().all(|byte| matches!(byte, b' ' | b'\t'))
 }
@@ -87,7 +94,8 @@ fn is_port(text: &str) -> bool {
 }
 
 impl AddressGroup {
-    /// The addresses that share a budget with this one: itself in IPv4, its `ipv6_prefix` in IPv6.
+    /// Returns the addresses that share a budget with this one: only itself in IPv4, its `ipv6_prefix` in IPv6, where one client
+    /// has a whole network.
     #[must_use]
     pub fn of(address: IpAddr, ipv6_prefix: u8) -> Self {
         match canonical(address) {
@@ -96,8 +104,8 @@ impl AddressGroup {
         }
     }
 
-    /// `ip/N`: up to 32 it groups IPv4 and leaves IPv6 at `ipv6_prefix`; above, it groups IPv6 and leaves IPv4
-    /// whole. One rule then never lumps half an address space together because it was meant for the other.
+    /// Returns the group of `ip/N`. A prefix up to 32 groups IPv4 and leaves IPv6 at `ipv6_prefix`; a longer one groups IPv6 and
+    /// leaves IPv4 addresses alone. A rule that is meant for one family then never lumps together much of the other.
     #[must_use]
     pub fn wider(address: IpAddr, prefix: u8, ipv6_prefix: u8) -> Self {
         match canonical(address) {
@@ -107,7 +115,7 @@ impl AddressGroup {
         }
     }
 
-    /// The /24 of an IPv4 address, the /48 of an IPv6 address: what one network usually has.
+    /// Returns the /24 of an IPv4 address or the /48 of an IPv6 address: the usual size of one network.
     #[must_use]
     pub fn block(address: IpAddr) -> Self {
         match canonical(address) {
@@ -131,12 +139,12 @@ impl AddressGroup {
     }
 }
 
-/// Who may speak for others, and where the client's address is then found.
+/// The trusted proxies, and the headers in which they pass the client's address on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientAddress {
-    /// The peers whose forwarding headers are believed.
+    /// The networks of the proxies whose forwarding headers are believed.
     pub trusted: Vec<Network>,
-    /// Tried in order; the peer itself comes last of all.
+    /// Tried in order. The peer's own address is the last resort.
     pub sources: Vec<AddressSource>,
 }
 
@@ -147,14 +155,14 @@ impl Default for ClientAddress {
 }
 
 impl ClientAddress {
-    /// Whether forwarding headers of this peer are believed: address, host, scheme and identities alike.
+    /// Returns whether this peer's forwarding headers are believed: address, host, scheme and identities alike.
     #[must_use]
     pub fn trusts(&self, peer: IpAddr) -> bool {
         let peer = canonical(peer);
         self.trusted.iter().any(|net| net.contains(peer))
     }
 
-    /// The client's address. A peer that is not trusted is the client, whatever it says.
+    /// Returns the client's address. A peer that is not trusted is the client, whatever its headers claim.
     pub fn resolve<H: Headers + ?Sized>(&self, peer: IpAddr, headers: &H) -> IpAddr {
         let peer = canonical(peer);
         if !self.trusts(peer) {
@@ -163,6 +171,7 @@ impl ClientAddress {
         self.sources.iter().find_map(|source| self.find(source, peer, headers)).unwrap_or(peer)
     }
 
+    /// Returns the address from one source; `None` where the request has no such header, and the next source is tried.
     fn find<H: Headers + ?Sized>(&self, source: &AddressSource, peer: IpAddr, headers: &H) -> Option<IpAddr> {
         match source {
             AddressSource::Peer => Some(peer),
@@ -173,6 +182,7 @@ impl ClientAddress {
             }
             AddressSource::Forwarded => self.walk(peer, headers.lines("forwarded").rev().flat_map(forwarded::hops)),
             AddressSource::Header(name) => {
+                // Two lines: the proxy appended instead of overwriting, and one of them is the client's own.
                 let mut lines = headers.lines(name);
                 let only = lines.next()?;
                 if lines.next().is_some() { None } else { address_in(only) }
@@ -180,9 +190,8 @@ impl ClientAddress {
         }
     }
 
-    /// From the nearest hop outwards: past those that are trusted, to the first that is not. A hop that cannot
-    /// be read ends the walk at the last one that was trusted; what lies beyond it may be forged. Empty elements are no hops. `None`
-    /// without hops.
+    /// Walks from the nearest hop outwards, past trusted proxies, to the first address that is not one. A hop that cannot be
+    /// parsed ends the walk at the last trusted proxy, because what lies beyond it may be forged. Returns `None` without hops.
     fn walk(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> Option<IpAddr> {
         let mut hops = hops.take(MAX_HOPS).peekable();
         hops.peek()?;
@@ -247,10 +256,10 @@ mod tests {
         walk(&["203.0.113.7:4711"], "203.0.113.7");
         walk(&["[2001:db8::1]:4711"], "2001:db8::1");
         walk(&["::ffff:203.0.113.7"], "203.0.113.7");
-        // What cannot be read ends the walk at the last trusted hop.
+        // A hop that cannot be parsed ends the walk at the last trusted one.
         walk(&["6.6.6.6, unknown, 10.0.0.9"], "10.0.0.9");
         walk(&["6.6.6.6, 010.0.0.1"], "127.0.0.1");
-        // All trusted: the outermost.
+        // All hops are trusted: the outermost one is the client.
         walk(&["10.0.0.3, 10.0.0.4"], "10.0.0.3");
         walk(&[], "127.0.0.1");
         walk(&[""], "127.0.0.1");
@@ -258,9 +267,9 @@ mod tests {
         walk(&[&format!("6.6.6.6,{long}")], "10.0.0.5");
     }
 
-    /// `X-Forwarded-For: \xff` in front of what the proxy appended had the proxy's own address charged.
+    /// A client sent `X-Forwarded-For: \xff`, the proxy appended its address, and the proxy's own address was charged.
     #[test]
-    fn a_byte_that_is_no_text_spoils_its_own_hop_only() {
+    fn an_invalid_byte_spoils_its_own_hop_only() {
         let walk = |lines: &[&[u8]], expect: &str| check_bytes(AddressSource::XForwardedFor, lines, expect);
         walk(&[b"\xff, 203.0.113.7"], "203.0.113.7");
         walk(&[b"6.6.6.6, \xff, 10.0.0.9"], "10.0.0.9");
@@ -275,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn forwarded_is_read_as_rfc_7239_writes_it() {
+    fn forwarded_is_parsed_as_in_rfc_7239() {
         let walk =
             |line: &str, expect: &str| check(AddressSource::Forwarded, "127.0.0.1", &[("forwarded", line)], expect);
         walk("for=192.0.2.60;proto=http;by=203.0.113.43", "192.0.2.60");
@@ -318,14 +327,14 @@ mod tests {
         }
     }
 
-    /// RFC 9110, 5.6.1: empty elements of a list say nothing. One between two addresses ended the walk, so that the proxy's
-    /// own address was charged. What is not empty and cannot be read still ends it.
+    /// Recipients ignore empty elements of a list (RFC 9110, 5.6.1). One between two addresses ended the walk, and the proxy's
+    /// own address was charged. An element that is not empty and cannot be parsed still ends it.
     #[test]
     fn empty_elements_of_a_list_are_ignored() {
         let walk = |lines: &[&str], expect: &str| {
             let lines: Vec<&[u8]> = lines.iter().map(|line| line.as_bytes()).collect();
             check_bytes(AddressSource::XForwardedFor, &lines, expect);
-            // The same addresses in the other header; empty elements are as empty there.
+            // The same addresses in the other header, with the same empty elements.
             let element = |element: &str| match element.trim() {
                 "" => element.to_owned(),
                 address => format!("for=\"{address}\""),
@@ -344,11 +353,11 @@ mod tests {
         walk(&["203.0.113.7", "", " , ", "10.0.0.9"], "203.0.113.7");
         walk(&["203.0.113.7, 10.0.0.1", ""], "203.0.113.7");
         walk(&[&format!("203.0.113.7{}10.0.0.9", ",".repeat(100))], "203.0.113.7");
-        // Nothing but commas: no hop at all.
+        // Only commas: there is no hop.
         for nothing in [&[""][..], &[","], &[" , ,\t"], &["", ",", ""]] {
             walk(nothing, "127.0.0.1");
         }
-        // What cannot be read ends the walk, with and without empty elements around it.
+        // A hop that cannot be parsed ends the walk, with and without empty elements around it.
         walk(&["6.6.6.6, unknown, , 10.0.0.9"], "10.0.0.9");
         walk(&["6.6.6.6, , -, , "], "127.0.0.1");
         walk(&["6.6.6.6", ", \u{a0},"], "127.0.0.1");
@@ -361,7 +370,7 @@ mod tests {
         forwarded(&[b"for=6.6.6.6", b"for=1.1.1.1;x=\", "], "127.0.0.1");
     }
 
-    /// Where a list says nothing, the next source is asked, as without the header.
+    /// The next source is tried, as without the header.
     #[test]
     fn a_list_of_empty_elements_is_a_missing_header() {
         let sources = vec![AddressSource::XForwardedFor, AddressSource::Header("x-real-ip".into())];
@@ -370,9 +379,10 @@ mod tests {
         assert_eq!(both.resolve(address("10.0.0.1"), &headers[..]), address("203.0.113.9"));
     }
 
-    /// Behind a proxy that appends on the same line, an open quote made the client whoever it said it was.
+    /// Behind a proxy that appends to the same line, a client could choose its own address with an open quote: it swallowed
+    /// what the proxy appended.
     #[test]
-    fn quotes_hide_nothing_that_a_proxy_wrote() {
+    fn quotes_cannot_hide_what_a_proxy_appended() {
         let walk = |line: &str, expect: &str| check_bytes(AddressSource::Forwarded, &[line.as_bytes()], expect);
         walk("for=1.1.1.1;x=\", for=203.0.113.7", "203.0.113.7");
         walk("for=1.1.1.1;x=\", for=\"[2001:db8::7]:80\"", "2001:db8::7");
@@ -381,15 +391,15 @@ mod tests {
         walk("for=1.1.1.1;x=\", for=203.0.113.7;host=\"a\"", "203.0.113.7");
         walk("for=1.1.1.1;x=\", for=203.0.113.7;host=\"a, b\"", "203.0.113.7");
         walk("\", for=203.0.113.7", "203.0.113.7");
-        // An escaped quote of the proxy's closes the client's open one for whoever reads from the left.
+        // Read from the left, an escaped quote of the proxy's closes the client's open one.
         walk("for=1.1.1.1;x=\", for=203.0.113.7;host=\"q\\\"r\"", "203.0.113.7");
-        // What a client has a proxy quote is quoted, also on a line with an open quote.
+        // The host that a client sends and the proxy quotes stays quoted, also on a line with an open quote.
         walk("for=1.1.1.1;x=\", for=203.0.113.7;host=\"h, for=6.6.6.6;z=\"", "203.0.113.7");
         // A semicolon in quotes separates nothing.
         walk("host=\"x;for=6.6.6.6;y\";for=203.0.113.7", "203.0.113.7");
         walk("for=203.0.113.7;host=\"x;for=6.6.6.6;y\"", "203.0.113.7");
         walk("host=\"x;for=6.6.6.6;y\"", "127.0.0.1");
-        // On a line with unbalanced quotes nothing but its end is believed, and the lines before it are not reached.
+        // On a line with unbalanced quotes only the last element is believed, and the lines before it are not read.
         walk("for=1.1.1.1, for=2.2.2.2;x=\", for=3.3.3.3, for=10.0.0.1", "10.0.0.1");
         walk("for=1.1.1.1;x=\"\\\", for=3.3.3.3, for=10.0.0.1", "10.0.0.1");
         walk("for=1.1.1.1;x=\"", "127.0.0.1");
@@ -416,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn one_address_has_one_form_or_none() {
+    fn every_notation_of_an_address_is_the_same_address_or_refused() {
         let check = |text: &str, expect: Option<&str>| assert_eq!(parse_address(text), expect.map(address), "{text}");
         for text in ["1.2.3.4", "::ffff:1.2.3.4", "::ffff:102:304", "::FFFF:1.2.3.4", " 1.2.3.4 ", "1.2.3.4:5678"] {
             check(text, Some("1.2.3.4"));
@@ -461,7 +471,8 @@ mod tests {
     }
 
     proptest! {
-        /// Masking before canonicalising, as a /56 over `::ffff:0:0/96` does (CVE-2026-30827), wakes this.
+        /// Fails if an address is masked before it is made canonical: a /56 over `::ffff:0:0/96` put all IPv4 clients into one
+        /// group (CVE-2026-30827).
         #[test]
         fn each_ipv4_client_has_its_own_group(a: [u8; 4], b: [u8; 4], prefix in 1u8..=128) {
             let plain = |octets: [u8; 4]| AddressGroup::of(IpAddr::from(octets), prefix);
@@ -470,8 +481,8 @@ mod tests {
             prop_assert_eq!(a == b, mapped(a) == plain(b));
         }
 
-        /// Whatever a client sends, the proxy's own element behind it is the one that counts. Splitting from the left
-        /// wakes this, as does a `;` that separates in quotes.
+        /// Whatever a client sends, the element that the proxy appends counts. Fails if the line is split from the left, or if a
+        /// `;` in quotes separates.
         #[test]
         fn what_a_proxy_appends_is_what_counts(
             sent in proptest::collection::vec(prop::sample::select(&b"\",;\\=for1. x\xff"[..]), 0..24),

@@ -1,18 +1,18 @@
-//! The `Forwarded` field (RFC 7239), read from the right.
+//! The `Forwarded` header field (RFC 7239), parsed from the right.
 //!
-//! A proxy appends its element behind what its client sent, often on the same line. Read from the right, the elements of
-//! trusted proxies are complete before anything that a client wrote is looked at: an open quote further left cannot
-//! swallow them.
+//! A proxy appends its element to what its client sent, often on the same line. Parsed from the right, the elements of trusted
+//! proxies are complete before anything that a client wrote is looked at, so that an open quote further left cannot swallow
+//! them.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
 
 use super::{address_in, is_blank};
 
-/// The addresses of one line, nearest hop first; `None` for a hop that cannot be read.
+/// Returns the addresses of one line, nearest hop first; `None` for a hop that cannot be parsed.
 ///
-/// Empty elements are left out. On a line with unbalanced quotes only the last element is believed, empty or not. A `None`
-/// follows it, so that nobody reads on.
+/// Empty elements are left out. On a line with unbalanced quotes only the last element is believed, empty or not. It is
+/// followed by a `None`, which ends the walk.
 pub(super) fn hops(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
     let balanced = is_balanced(line);
     let mut rest = Some(line);
@@ -34,8 +34,8 @@ pub(super) fn hops(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
     })
 }
 
-/// Whether every quote is closed, whichever end the line is read from. The two can differ: behind an open quote, the
-/// escaped quotes of a later string look like plain ones to whoever reads from the left.
+/// Returns whether every quote is closed, parsed from the left and from the right. The two can differ: from the left, the
+/// escaped quotes of a string look like plain ones if a quote before it is open.
 fn is_balanced(line: &[u8]) -> bool {
     let mut quoted = false;
     let mut bytes = line.iter();
@@ -50,17 +50,17 @@ fn is_balanced(line: &[u8]) -> bool {
     !quoted && elements.all(|split| split.closed)
 }
 
-/// The last element of a line, as read from the right.
+/// The last element of a line, and the rest.
 #[derive(Debug, Clone, Copy)]
 struct Split<'l> {
-    /// What stands before its comma, if there is one.
+    /// The line before the comma; `None` where there is no comma.
     before: Option<&'l [u8]>,
     element: &'l [u8],
-    /// Whether all its quotes are closed.
+    /// Whether all quotes of the element are closed.
     closed: bool,
 }
 
-/// Splits the last element off, at the last comma outside quotes.
+/// Splits off the last element, at the last comma outside quotes.
 fn split_last(line: &[u8]) -> Split<'_> {
     let mut quoted = false;
     for (at, byte) in line.iter().enumerate().rev() {
@@ -77,14 +77,14 @@ fn split_last(line: &[u8]) -> Split<'_> {
     Split { before: None, element: line, closed: !quoted }
 }
 
-/// Whether an odd number of backslashes stands before a byte.
+/// Returns whether a byte is escaped: an odd number of backslashes stands before it.
 fn is_escaped(line: &[u8], at: usize) -> bool {
     let before = line.get(..at).unwrap_or_default();
     !before.iter().rev().take_while(|byte| **byte == b'\\').count().is_multiple_of(2)
 }
 
-/// The address in the `for` parameter of an element; `None` if it is missing, given twice, `unknown`, obfuscated or
-/// unreadable.
+/// Returns the address in the `for` parameter of an element; `None` if it is missing, given twice, `unknown`, obfuscated or
+/// malformed.
 fn address_of(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     for pair in pairs(element) {
@@ -96,7 +96,7 @@ fn address_of(element: &[u8]) -> Option<IpAddr> {
     address_in(without_obfuscated_port(&found?))
 }
 
-/// An address without a port that its proxy hides, `:_id`: the address itself is told (RFC 7239, 6).
+/// Removes an obfuscated port, `:_id`. The address before it is still the real one (RFC 7239, 6).
 fn without_obfuscated_port(node: &[u8]) -> &[u8] {
     let hidden = |port: &[u8]| port.iter().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(byte));
     match node.iter().rposition(|byte| *byte == b':').and_then(|at| node.split_at_checked(at)) {
@@ -105,10 +105,10 @@ fn without_obfuscated_port(node: &[u8]) -> &[u8] {
     }
 }
 
-/// A parameter: its name and its value.
+/// The name and value of a parameter.
 type Pair<'l> = (&'l [u8], Cow<'l, [u8]>);
 
-/// The parameters of an element, up to the first that cannot be read, which is `None`.
+/// Returns the parameters of an element, up to the first that cannot be parsed, which is `None`.
 fn pairs(element: &[u8]) -> impl Iterator<Item = Option<Pair<'_>>> {
     let mut rest = Some(element);
     std::iter::from_fn(move || {
@@ -123,12 +123,12 @@ fn pairs(element: &[u8]) -> impl Iterator<Item = Option<Pair<'_>>> {
     })
 }
 
-/// Reads a parameter; returns it and what follows its semicolon.
+/// Parses a parameter. Returns it and what follows its semicolon.
 fn read_pair(text: &[u8]) -> Option<(Pair<'_>, Option<&[u8]>)> {
     let end = text.iter().position(|byte| matches!(byte, b'=' | b';' | b'"')).unwrap_or(text.len());
     let (name, rest) = text.split_at(end);
     let Some(value) = rest.strip_prefix(b"=") else {
-        // A name alone says nothing; a quote has no place in one.
+        // A name without a value is ignored. A quote is not allowed in a name.
         let next = rest.strip_prefix(b";");
         return (rest.is_empty() || next.is_some()).then_some(((name, Cow::Borrowed(&[])), next));
     };
@@ -146,7 +146,7 @@ fn read_pair(text: &[u8]) -> Option<(Pair<'_>, Option<&[u8]>)> {
     (rest.is_empty() || next.is_some()).then_some(((name.trim_ascii(), value), next))
 }
 
-/// Reads a quoted string behind its opening quote, without its escapes; returns what follows the closing one.
+/// Parses a quoted string after its opening quote. Returns it unescaped, and what follows the closing quote.
 fn read_quoted(text: &[u8]) -> Option<(Cow<'_, [u8]>, &[u8])> {
     let mut plain = Cow::Borrowed(&[][..]);
     let mut from = 0;
@@ -156,7 +156,7 @@ fn read_quoted(text: &[u8]) -> Option<(Cow<'_, [u8]>, &[u8])> {
         match byte {
             b'\\' => {
                 plain.to_mut().extend_from_slice(piece()?);
-                // The next byte stands for itself.
+                // A quoted pair stands for its second byte.
                 from = bytes.next()?.0;
             }
             b'"' if from == 0 => return Some((Cow::Borrowed(piece()?), text.get(at.checked_add(1)?..)?)),
