@@ -1,6 +1,9 @@
-//! Strike, rung, penalty: the graduated response to a subject that keeps going over its limits.
+//! Ladders: the graduated response to a subject that keeps exceeding its limits.
+//!
+//! Each strike takes the subject one rung up. A rung warns, denies, delays or bans. The state of one subject is its
+//! [`Standing`].
 
-mod notices;
+mod recent;
 
 use crate::bill::Terms;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
@@ -8,40 +11,41 @@ use crate::key::Digest;
 use crate::limit::{Limit, NotationError, parse_span};
 use crate::policy::Rule;
 use crate::time::{Span, Timestamp};
-use notices::{MAX_NOTICES, Notice, Notices};
+use recent::{MAX_RECENT, Recent, RecentList};
 
-/// A request less than this after a denial may have been under way before the client could read it.
+/// A request that comes sooner than this after a denial may have been sent before the client could read the denial, so it
+/// does not count as ignoring it.
 const IN_FLIGHT: Span = Span::SECOND;
-/// The longest wait between two strikes from one rule. Over a daily limit the wait would otherwise last as long as the
-/// usual decay, and nobody would ever reach the second rung.
+/// The longest wait between two strikes from one rule. Under a daily limit the wait would otherwise be a day, which is also
+/// the usual decay, and no subject would ever reach the second rung.
 const LONGEST_WAIT: Span = Span::HOUR;
 
-/// What happens at one strike.
+/// The consequences of one strike.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rung {
-    /// The client is warned.
+    /// Whether the client is warned.
     pub warn: bool,
-    /// This request is denied.
+    /// Whether this request is denied.
     pub deny: bool,
-    /// Allowed requests are delayed from now on.
+    /// Whether allowed requests are delayed from now on.
     pub shadow: bool,
-    /// Denied for so long.
+    /// How long all requests of the subject are denied.
     pub cooldown: Option<Span>,
-    /// Banned for so long.
+    /// How long the subject is banned.
     pub ban: Option<Span>,
 }
 
 impl Rung {
-    /// Whether the request that struck is let through.
+    /// Returns whether the request that caused the strike is let through.
     #[must_use]
     pub const fn allows(&self) -> bool {
         !self.deny && self.cooldown.is_none() && self.ban.is_none()
     }
 
-    /// Reads terms joined by `+`: `warn`, `deny`, `shadow`, `cooldown D`, `ban D`.
+    /// Parses terms joined by `+`: `warn`, `deny`, `shadow`, `cooldown D`, `ban D`.
     ///
     /// # Errors
-    /// Where a term is unknown, with its place.
+    /// Returns the position of an unknown term, or of a duration that cannot be parsed.
     pub fn parse(text: &str) -> Result<Self, NotationError> {
         let mut rung = Self::default();
         let mut at: usize = 0;
@@ -84,19 +88,19 @@ impl Rung {
     }
 }
 
-/// The rungs a subject climbs, one a strike, and how long a strike is remembered.
+/// The rungs that a subject climbs, one for each strike, and how long strikes are remembered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ladder {
-    /// All strikes vanish together this long after the last.
+    /// How long after the last strike all of them are forgotten together.
     pub decay: Span,
-    /// Never empty; the last one repeats.
+    /// Never empty. Strikes beyond the last rung repeat it.
     pub rungs: Vec<Rung>,
     /// A cookie that is set with each warning.
     pub warning_cookie: Option<Box<str>>,
 }
 
 impl Ladder {
-    /// The ladders that need no table in the policy.
+    /// Returns a built-in ladder; a policy needs no table for it.
     #[must_use]
     pub fn built_in(name: &str) -> Option<Self> {
         const MIN: Option<Span> = Some(Span::MINUTE);
@@ -120,7 +124,7 @@ impl Ladder {
                 Rung { shadow: true, ..deny },
                 Rung { ban: DAY, ..NONE },
             ],
-            // For people who are more likely clumsy than hostile: no shadow, no ban.
+            // For callers that are more likely to be clumsy than hostile: no shadow ban, no ban.
             "gentle" => {
                 vec![warn, warn, warn, Rung { cooldown: MIN, ..NONE }, Rung { cooldown: FIVE, ..NONE }]
             }
@@ -129,14 +133,14 @@ impl Ladder {
         Some(Self { decay: Span::DAY, rungs, warning_cookie: None })
     }
 
-    /// Whether the client has been told anything by so many strikes: it was warned or denied. A shadow ban alone tells
-    /// nothing, and nothing may give it away.
-    fn has_told(&self, strikes: u32) -> bool {
+    /// Returns whether the client has noticed any of its first `strikes` strikes, because one of them warned or denied. A
+    /// shadow ban alone is not noticed, and no answer may give it away.
+    fn has_notified(&self, strikes: u32) -> bool {
         let climbed = usize::try_from(strikes).unwrap_or(usize::MAX);
         self.rungs.iter().take(climbed).any(|rung| rung.warn || !rung.allows())
     }
 
-    /// The rung of the `strikes`th strike.
+    /// Returns the rung of the `strikes`th strike.
     fn rung(&self, strikes: u32) -> Rung {
         let index = usize::try_from(strikes).unwrap_or(usize::MAX).saturating_sub(1);
         self.rungs.get(index).or(self.rungs.last()).copied().unwrap_or_default()
@@ -146,26 +150,27 @@ impl Ladder {
 /// Which violations count as strikes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum StrikeMode {
-    /// No sooner than the limit's period, and at most an hour, after the last one from the same rule.
+    /// At most one for each rule within its limit's period, or within an hour where the period is longer. A retry loop is
+    /// then one offence and not many.
     #[default]
     Window,
-    /// Every one.
+    /// Every violation.
     Request,
-    /// Only those that come after a denial could have been read and before its Retry-After.
+    /// Only those that come after the client could read a denial, and before its `Retry-After` has passed.
     Ignored,
 }
 
-/// What holds for every request of a subject until it ends.
+/// A denial of every request of a subject, until a given time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Penalty {
-    /// Denied until then.
+    /// A cool-down, until this time.
     CoolDown(Timestamp),
-    /// Banned until then.
+    /// A ban, until this time.
     Ban(Timestamp),
 }
 
 impl Penalty {
-    /// A ban is harsher than a cool-down, and of two alike the longer one.
+    /// Returns the order of harshness: a ban is harsher than a cool-down, and of two of a kind the longer one is.
     pub(crate) fn rank(self) -> (u8, Timestamp) {
         match self {
             Self::CoolDown(until) => (0, until),
@@ -174,27 +179,30 @@ impl Penalty {
     }
 }
 
-/// The rule a strike came from, shortened; only ever compared within one subject.
+/// A shortened digest of the rule that a strike came from. 32 bits are enough, because tags are compared only within one
+/// subject, which remembers [`MAX_RECENT`] of them.
 pub(crate) type RuleTag = u32;
 
-/// A violation, as the settle step sees it.
+/// A request over a limit, as the settle step sees it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Violation {
-    /// What is remembered apart: a rule under one period, or a single budget where the denial of that is what counts.
+    /// The tag under which a strike or denial is remembered: of the rule and the period, or of one budget where its denial is
+    /// what counts.
     tag: RuleTag,
     mode: StrikeMode,
-    /// How long after this strike the next one may follow.
+    /// How long after this strike the next one from the same rule may follow.
     wait: Span,
 }
 
 impl Violation {
-    /// A request over a limit under these terms, on this key.
+    /// Makes the violation of a limit under these terms, on this key.
     pub(crate) fn new(terms: &Terms, key: Digest, limit: &Limit) -> Self {
         let (mode, period) = (terms.strike, limit.period());
         let tag = match mode {
-            // Only the budget that was denied was told to wait: another one of the same rule was not.
+            // The client was asked to wait for the budget that denied it. A request on another budget of the same rule ignores
+            // nothing.
             StrikeMode::Ignored => low_bits(key.to_u128()),
-            // A rule by tier has limits of several periods, and a strike on one must not cover the others.
+            // A rule by tier has limits of several periods, and a strike on one must not shield the others.
             StrikeMode::Window | StrikeMode::Request => terms.tag ^ low_bits(u128::from(period.micros())),
         };
         Self { tag, mode, wait: period.min(LONGEST_WAIT) }
@@ -206,7 +214,7 @@ fn low_bits(number: u128) -> RuleTag {
 }
 
 impl Rule {
-    /// How long after a strike the next one from the same limit may follow; `None` where there is no such wait.
+    /// Returns how long after a strike the next one from the same limit may follow; `None` where every violation counts.
     pub(crate) fn strike_wait(&self, limit: &Limit) -> Option<Span> {
         (self.strike == StrikeMode::Window).then(|| limit.period().min(LONGEST_WAIT))
     }
@@ -216,49 +224,50 @@ impl Rule {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Standing {
     strikes: u32,
-    /// When all strikes vanish, and the shadow ban with them.
+    /// When all strikes are forgotten, and the shadow ban with them.
     decays_at: Timestamp,
     shadow: bool,
     cooldown_until: Timestamp,
     ban_until: Timestamp,
-    notices: Notices,
+    recent: RecentList,
 }
 
 impl Standing {
-    /// The versions in which it is read.
+    /// The versions of its bytes that are read.
     pub(crate) const VERSIONS: Versions = Versions::FIRST;
 
-    /// The standing of somebody of whom nothing is known but that something was: banned until then.
+    /// Makes a standing that is banned until `until` and knows nothing else, for a journal record that cannot be read: its
+    /// subject was punished, and must not be let off.
     #[must_use]
     pub fn banned(until: Timestamp) -> Self {
         Self { ban_until: until, ..Self::default() }
     }
 
-    /// The strikes that still count at `now`.
+    /// Returns the number of strikes that still count at `now`.
     #[must_use]
     pub fn strikes(&self, now: Timestamp) -> u32 {
         if now < self.decays_at { self.strikes } else { 0 }
     }
 
-    /// Whether the subject is shadow banned at `now`.
+    /// Returns whether the subject is shadow banned at `now`.
     #[must_use]
     pub fn is_shadowed(&self, now: Timestamp) -> bool {
         self.shadow && now < self.decays_at
     }
 
-    /// Until when a denied client is warned, if it is: its strikes count, and it knows of them.
+    /// Returns until when a denial carries the warning; `None` where no strike counts or the client has noticed none.
     pub(crate) fn warned_until(&self, ladder: &Ladder, now: Timestamp) -> Option<Timestamp> {
         let strikes = self.strikes(now);
-        (strikes > 0 && ladder.has_told(strikes)).then_some(self.decays_at)
+        (strikes > 0 && ladder.has_notified(strikes)).then_some(self.decays_at)
     }
 
-    /// Whether this violation would be a strike that denies or warns, and does not ban.
-    pub(crate) fn would_tell(&self, ladder: &Ladder, violation: &Violation, now: Timestamp) -> bool {
+    /// Returns whether this violation would be a strike that the client notices and that does not ban it.
+    pub(crate) fn would_notify(&self, ladder: &Ladder, violation: &Violation, now: Timestamp) -> bool {
         let strikes = self.strikes(now).saturating_add(1);
-        self.counts(violation, now) && ladder.has_told(strikes) && ladder.rung(strikes).ban.is_none()
+        self.counts(violation, now) && ladder.has_notified(strikes) && ladder.rung(strikes).ban.is_none()
     }
 
-    /// The penalty in force at `now`, the harsher first.
+    /// Returns the penalty in force at `now`; of a ban and a cool-down, the ban.
     #[must_use]
     pub fn penalty(&self, now: Timestamp) -> Option<Penalty> {
         if self.ban_until > now {
@@ -270,27 +279,27 @@ impl Standing {
         }
     }
 
-    /// When the last of its penalties ends: past a ban, a cool-down may still run.
+    /// Returns when the last penalty ends. A cool-down can outlast a ban.
     #[must_use]
     pub fn denied_until(&self) -> Timestamp {
         self.ban_until.max(self.cooldown_until)
     }
 
-    /// When the current ban ends, if one was ever set.
+    /// Returns when the latest ban ends or ended; `None` where there was none.
     #[must_use]
     pub fn banned_until(&self) -> Option<Timestamp> {
         (self.ban_until > Timestamp::EPOCH).then_some(self.ban_until)
     }
 
-    /// The first moment from which this standing says the same as none.
+    /// Returns the time from which this standing decides the same as an empty one. Dropping it then is exact.
     #[must_use]
     pub fn silent_from(&self) -> Timestamp {
-        let remembered = self.notices.iter().map(|notice| notice.until).max().unwrap_or_default();
+        let remembered = self.recent.iter().map(|recent| recent.until).max().unwrap_or_default();
         self.decays_at.max(self.cooldown_until).max(self.ban_until).max(remembered)
     }
 
-    /// Brings back what was dated ahead by a clock that has since gone back: strikes count for no longer than their decay
-    /// from now on, and penalties for no longer than the longest of the ladder. Says whether that changed anything.
+    /// Corrects a standing dated in the future by a clock that has since been set back: strikes count for no longer than their
+    /// decay from now on, and penalties last no longer than the longest of the ladder. Returns whether anything changed.
     #[inline]
     pub(crate) fn bring(&mut self, ladder: &Ladder, now: Timestamp) -> bool {
         let latest = now.plus(ladder.decay);
@@ -307,20 +316,20 @@ impl Standing {
         self.decays_at = now.plus(ladder.decay);
         self.ban_until = at_most(self.ban_until, ladder.rungs.iter().filter_map(|rung| rung.ban).max());
         self.cooldown_until = at_most(self.cooldown_until, ladder.rungs.iter().filter_map(|rung| rung.cooldown).max());
-        self.notices.bring_back(ahead, now);
+        self.recent.bring_back(ahead, now);
     }
 
-    /// Whether this violation is a strike.
+    /// Returns whether this violation is a strike.
     pub(crate) fn counts(&self, violation: &Violation, now: Timestamp) -> bool {
-        let notice = self.notices.iter().find(|notice| notice.rule == violation.tag && now < notice.until);
+        let recent = self.recent.iter().find(|recent| recent.rule == violation.tag && now < recent.until);
         match violation.mode {
             StrikeMode::Request => true,
-            StrikeMode::Window => notice.is_none(),
-            StrikeMode::Ignored => notice.is_some_and(|notice| now >= notice.at.plus(IN_FLIGHT)),
+            StrikeMode::Window => recent.is_none(),
+            StrikeMode::Ignored => recent.is_some_and(|denial| now >= denial.at.plus(IN_FLIGHT)),
         }
     }
 
-    /// Adds one strike and whatever its rung brings. Returns the rung.
+    /// Adds one strike with the consequences of its rung. Returns the rung.
     pub(crate) fn strike(&mut self, ladder: &Ladder, violation: &Violation, now: Timestamp) -> Rung {
         if now >= self.decays_at {
             self.strikes = 0;
@@ -337,30 +346,39 @@ impl Standing {
             self.ban_until = self.ban_until.max(now.plus(span));
         }
         if violation.mode == StrikeMode::Window {
-            self.notice(violation.tag, now, now.plus(violation.wait));
+            self.remember(violation.tag, now, now.plus(violation.wait));
         }
         rung
     }
 
-    /// Remembers that a denial was answered which told the client to wait until `told`, where a later request would ignore it.
-    /// A series counts from its first denial, until one of them is a strike or tells of a longer wait. Whoever was let through
-    /// was told nothing, and the denial before still stands. Says whether anything changed.
-    pub(crate) fn denied(&mut self, violation: &Violation, struck: bool, now: Timestamp, told: Timestamp) -> bool {
-        // Waits are told in whole seconds: less than one more is the same moment, told at another time.
-        let says_it = |notice: &Notice| now < notice.until && told < notice.until.plus(Span::SECOND);
-        let known = self.notices.iter().any(|notice| notice.rule == violation.tag && says_it(&notice));
+    /// Remembers a denial whose `Retry-After` ends at `retry_at`, under rules that strike requests which ignore it. Returns
+    /// whether anything changed.
+    ///
+    /// In a series of denials the first one counts: it is replaced only after a strike, or by a denial with a later
+    /// `retry_at`. Otherwise a client that never pauses would always be within [`IN_FLIGHT`] of its last denial. A request
+    /// that is let through has no `Retry-After`, so the denial before it stays in force.
+    pub(crate) fn remember_denial(
+        &mut self,
+        violation: &Violation,
+        struck: bool,
+        now: Timestamp,
+        retry_at: Timestamp,
+    ) -> bool {
+        // `Retry-After` is in whole seconds. A difference of less than one is the same time, rounded at another moment.
+        let covers = |denial: &Recent| now < denial.until && retry_at < denial.until.plus(Span::SECOND);
+        let known = self.recent.iter().any(|denial| denial.rule == violation.tag && covers(&denial));
         if violation.mode != StrikeMode::Ignored || (known && !struck) {
             return false;
         }
-        self.notice(violation.tag, now, told);
+        self.remember(violation.tag, now, retry_at);
         true
     }
 
-    fn notice(&mut self, rule: RuleTag, at: Timestamp, until: Timestamp) {
-        self.notices.add(Notice { rule, at, until });
+    fn remember(&mut self, rule: RuleTag, at: Timestamp, until: Timestamp) {
+        self.recent.add(Recent { rule, at, until });
     }
 
-    /// The bytes a store keeps.
+    /// Returns the stored bytes.
     #[must_use]
     pub fn to_bytes(&self, format: Format) -> Vec<u8> {
         to_bytes(Self::VERSIONS, format, |out| self.write(out))
@@ -373,23 +391,23 @@ impl Standing {
         out.byte(u8::from(self.shadow));
         out.number(self.cooldown_until.micros());
         out.number(self.ban_until.micros());
-        out.number(self.notices.iter().count() as u64);
-        for notice in self.notices.iter() {
-            out.number(u64::from(notice.rule));
-            out.number(notice.at.micros());
-            out.number(notice.until.micros());
+        out.number(self.recent.iter().count() as u64);
+        for recent in self.recent.iter() {
+            out.number(u64::from(recent.rule));
+            out.number(recent.at.micros());
+            out.number(recent.until.micros());
         }
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    /// Parses what [`to_bytes`](Self::to_bytes) wrote.
     ///
     /// # Errors
-    /// On another version, and on bytes no standing has.
+    /// Fails on an unknown version and on malformed bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
         from_bytes(bytes, Self::VERSIONS, Self::read)
     }
 
-    /// Takes a standing off the front of a larger record.
+    /// Reads a standing from the front of a larger record.
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         const WRONG: BytesError = BytesError::Malformed("standing");
         let mut standing = Self {
@@ -402,15 +420,15 @@ impl Standing {
             },
             cooldown_until: Timestamp::from_micros(from.number()?),
             ban_until: Timestamp::from_micros(from.number()?),
-            notices: Notices::default(),
+            recent: RecentList::default(),
         };
-        for _ in 0..from.count(MAX_NOTICES)? {
-            let notice = Notice {
+        for _ in 0..from.count(MAX_RECENT)? {
+            let recent = Recent {
                 rule: u32::try_from(from.number()?).map_err(|_| WRONG)?,
                 at: Timestamp::from_micros(from.number()?),
                 until: Timestamp::from_micros(from.number()?),
             };
-            if !standing.notices.push(notice) {
+            if !standing.recent.push(recent) {
                 return Err(WRONG);
             }
         }

@@ -1,55 +1,43 @@
-//! After a rotation of the secret: what is stored under digests of the old secret moves to those of the present one.
+//! Moving records from digests of an old secret to those of the current one, after a rotation.
 
 use super::{Records, expire};
 use crate::balance::Balance;
 use crate::key::Digest;
 use crate::limit::Limit;
-use crate::plan::Plan;
 use crate::time::Timestamp;
 
-/// Digests under an old secret, each with the digest of the same thing under the present one.
+/// The records to move: pairs of a digest under the old secret and the digest of the same thing under the current one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rekeyed {
-    /// Of balances: the old digest, the present one, and the limit.
+    /// Balances: the old digest, the current one, and the limit.
     pub balances: Vec<(Digest, Digest, Limit)>,
-    /// Of standings.
+    /// Standings: the old digest and the current one.
     pub standings: Vec<(Digest, Digest)>,
-    /// Of accounts.
+    /// Accounts: the old digest and the current one.
     pub accounts: Vec<(Digest, Digest)>,
 }
 
-/// A kind of record that is renamed as a whole.
+/// The kind of a record that [`Records::rename`] moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Renamed {
-    /// How it stands with a subject.
+    /// The standing of a subject.
     Standing,
-    /// What is known of an account.
+    /// The login state of an account.
     Account,
 }
 
 impl Rekeyed {
-    /// Adds everything that a request is planned by. `old` and `new` are plans of the same request under the same policy,
-    /// digested with the old key and with the new one.
-    pub fn add(&mut self, old: &Plan<'_>, new: &Plan<'_>) {
-        for (old, new) in old.met.iter().zip(&new.met).filter(|(old, new)| old.index == new.index) {
-            self.balances.push((old.key, new.key, *new.limit));
-        }
-        for (old, new) in old.subjects.iter().zip(&new.subjects) {
-            self.standings.push((old.key, new.key));
-        }
-    }
-
-    /// Whether there is nothing to move.
+    /// Returns whether there is nothing to move.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.balances.is_empty() && self.standings.is_empty() && self.accounts.is_empty()
     }
 }
 
-/// Moves each record whose new key has none; what a new key already has stays.
+/// Moves each record to its new key, unless there is a record under the new key already: that one is more recent.
 pub(super) fn rekey<R: Records>(rekeyed: &Rekeyed, records: &mut R, now: Timestamp) -> Result<(), R::Error> {
     expire(records, now)?;
-    // In the order in which a store in memory locks.
+    // Accounts, balances, standings: the order in which the store in memory takes its locks.
     for (old, new) in &rekeyed.accounts {
         records.rename(Renamed::Account, *old, *new, now)?;
     }

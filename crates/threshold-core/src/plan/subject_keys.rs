@@ -1,4 +1,4 @@
-//! Everything that is stored of one subject, found by the name that operators know it by.
+//! The keys of everything that is stored for one subject, found by the name that operators use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,31 +9,31 @@ use crate::key::Digest;
 use crate::limit::Limit;
 use crate::policy::{Identities, Known, Layer, Measure, Per, Policy, Rule};
 
-/// What is stored of one subject alone.
+/// The keys of what is stored for one subject alone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SubjectKeys {
-    /// Its budgets, with the limit each is under.
+    /// The keys of its budgets, each with its limit.
     pub balances: BTreeMap<Digest, Limit>,
-    /// Its standings.
+    /// The keys of its standings.
     pub standings: BTreeSet<Digest>,
 }
 
 impl SubjectKeys {
-    /// The keys of both.
+    /// Returns the keys of both.
     pub fn all(&self) -> impl Iterator<Item = Digest> {
         self.balances.keys().chain(&self.standings).copied()
     }
 }
 
 impl Policy {
-    /// The balances and standings that belong to one subject alone, named as operators name it: by layer and key. The layer
-    /// says what the key is; rules of every layer that count by it are searched.
+    /// Returns the keys of the balances and standings that belong to one subject alone. `layer` and `key` name the subject as
+    /// operators do. The layer tells what the key is; rules of every layer that count by it are searched.
     ///
-    /// A rule's budget belongs to the subject where the key gives everything the rule counts by, besides categories and
-    /// tiers, which are all tried; a wider or narrower budget is shared with others and stays out. What an address stands in
-    /// for where somebody has no name is the address's own. A user's name is written as
-    /// [`UserScope`](crate::policy::UserScope) says; one that is not names nobody, and [`subject_key`](Self::subject_key)
-    /// says why.
+    /// A rule's budget belongs to the subject where `key` gives everything that the rule counts by, apart from categories and
+    /// tiers, which are all tried. A wider or narrower budget is shared with others and is left out. A budget in which an
+    /// address stands in for a missing user belongs to the address. A user's name is written as
+    /// [`UserScope`](crate::policy::UserScope) defines. For any other name there are no keys, and
+    /// [`subject_key`](Self::subject_key) returns the reason.
     #[must_use]
     pub fn keys_of(&self, layer: Layer, key: &str) -> SubjectKeys {
         let mut keys = SubjectKeys::default();
@@ -50,8 +50,8 @@ impl Policy {
         keys
     }
 
-    /// The standings of one subject, named as for [`keys_of`](Self::keys_of), after a rotation: the digest of each in `old`,
-    /// the same policy under the old key, and here.
+    /// Returns the keys of one subject's standings before and after a rotation of the secret, as pairs. `old` is the same policy
+    /// under the old secret, and the subject is named as for [`keys_of`](Self::keys_of).
     #[must_use]
     pub fn rekeyed_standings(&self, old: &Self, layer: Layer, key: &str) -> Vec<(Digest, Digest)> {
         let pairs = self.with_facts_of(layer, key, |facts| {
@@ -60,7 +60,7 @@ impl Policy {
         pairs.unwrap_or_default()
     }
 
-    /// Shows what a request of this subject would say of it; `None` where the name is nobody's.
+    /// Calls `show` with the facts of a request by this subject. Returns `None` where the name cannot be a subject's.
     fn with_facts_of<T>(&self, layer: Layer, key: &str, show: impl FnOnce(&Facts<'_>) -> T) -> Option<T> {
         let named;
         let mut facts = Facts::default();
@@ -77,7 +77,7 @@ impl Policy {
         Some(show(&facts))
     }
 
-    /// In the order of the policy's ladders.
+    /// Returns the keys of a subject's standings, in the order of the policy's ladders.
     fn standings_of(&self, layer: Layer, facts: &Facts<'_>) -> Vec<Digest> {
         let mut standings = Vec::new();
         let caller = Caller::new(facts, self);
@@ -92,11 +92,12 @@ impl Policy {
         standings
     }
 
-    /// The category and the tier come with each request, and the key of a limit by tier depends on both.
+    /// Adds the budgets under every category and tier. Both come with each request, and the key of a limit by tier depends on
+    /// them.
     fn add_budgets(&self, layer: Layer, facts: &Facts<'_>, keys: &mut SubjectKeys) {
         let categories: BTreeSet<&str> = self.categories.iter().map(|own| own.name.as_ref()).collect();
         let tiers = self.tiers.written().tiers.keys().map(|name| Some(name.as_ref()));
-        // Its own tier first: the limits of that one are the likeliest.
+        // The subject's own tier comes first, because the first limit found for a key is the one that is returned.
         let tiers: Vec<Option<&str>> = [None].into_iter().chain(tiers).collect();
         for category in categories.into_iter().chain(self.tiers.written().categories()).chain([DEFAULT_CATEGORY]) {
             let facts = Facts { category: Some(category), ..*facts };
@@ -124,8 +125,8 @@ impl Policy {
         }
     }
 
-    /// The limits that a rule may have counted this caller under: its own, and those that requests bring along. One for each
-    /// algorithm is enough.
+    /// Returns the limits under which a rule may have counted this caller: its own, and those of tiers that requests can name.
+    /// One for each algorithm is enough, because the key depends on the algorithm and not on the figures.
     fn possible_limits<'p>(&'p self, rule: &'p Rule, caller: &Caller<'_>, of_others: bool) -> Vec<&'p Limit> {
         let mut limits: Vec<&Limit> = Vec::new();
         let mut add = |limit: &'p Limit| {
@@ -145,7 +146,7 @@ impl Policy {
     }
 }
 
-/// Whether what is counted by `per` is this subject's alone.
+/// Returns whether a budget counted by `per` is this subject's alone.
 fn belongs(layer: Layer, per: &[Per], keyed: Keyed) -> bool {
     match (keyed, layer) {
         (Keyed::Missing, _) => false,

@@ -394,7 +394,7 @@ mod tests {
         let mut expected = Vec::new();
         let mut plan = crate::plan::Plan::new(&policy, crate::plan::Verb::Check);
         let facts = Facts { ip: Some([10, 0, 0, 1].into()), tenant: Some("t"), user: Some("u"), ..Facts::default() };
-        plan.fill_expecting(&facts, |digest| expected.push(digest)).unwrap();
+        plan.fill_with_prefetch(&facts, |digest| expected.push(digest)).unwrap();
         let beginnings = |digest: Digest| digest.halves().map(|half| half >> 32);
         let begins = |digest: Digest| (beginnings(digest)[0] >> 16, beginnings(digest)[1]);
         let (keys, users): (Vec<Digest>, Vec<usize>) =

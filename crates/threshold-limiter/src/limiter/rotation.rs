@@ -100,7 +100,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         previous.under(plan.policy(), |policy| {
             let old = policy.plan_for(plan.verb(), facts).ok()?;
             let mut rekeyed = Box::<Rekeyed>::default();
-            rekeyed.add(&old, plan);
+            plan.add_moves_from(&old, &mut rekeyed);
             Some(rekeyed)
         })
     }
@@ -141,7 +141,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             let limit = Limit::from(login.ip);
             rekeyed.balances.extend(old.address.zip(new.address).map(|(old, new)| (old, new, limit)));
             for (old, new) in request.bars(policy, id).iter().zip(bars) {
-                rekeyed.add(old, new);
+                new.add_moves_from(old, &mut rekeyed);
             }
             rekeyed
         });

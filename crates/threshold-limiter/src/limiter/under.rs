@@ -117,7 +117,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Plans a request. Each key is prefetched as soon as it is known, so that memory latency overlaps with the planning.
     #[inline]
     pub(crate) fn plan(&self, plan: &mut Plan<'_>, facts: &Facts<'_>) -> Result<(), PlanError> {
-        plan.fill_expecting(facts, |key| self.store.prefetch(key))?;
+        plan.fill_with_prefetch(facts, |key| self.store.prefetch(key))?;
         plan.identify(random_id);
         Ok(())
     }

@@ -1,0 +1,158 @@
+//! The outcome of settling a bill: what was found, what was charged, and what has to be saved.
+
+use arrayvec::ArrayVec;
+
+use crate::key::Digest;
+use crate::ladder::{Penalty, Rung};
+use crate::limit::{Look, Mark};
+use crate::plan::{MAX_CHARGES, MAX_SUBJECTS};
+use crate::time::Timestamp;
+
+/// The result of settling a bill.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[must_use = "an outcome is turned into a decision by `Plan::decide`"]
+pub struct Outcome {
+    /// The time of settling, by the store's clock; the latest one where several partitions settled parts of the bill.
+    pub(crate) at: Timestamp,
+    /// One entry for each charge, in the bill's order. Empty under an operator's ban, which is decided without limits.
+    pub(crate) settled: ArrayVec<Settled, MAX_CHARGES>,
+    /// The harshest penalty in force, with its subject's index on the bill.
+    pub(crate) penalty: Option<(usize, Penalty)>,
+    /// The end of the last penalty in force. A long cool-down can outlast a short ban, so this is not always the end of
+    /// `penalty`.
+    pub(crate) denied_until: Timestamp,
+    pub(crate) escalations: ArrayVec<Escalation, MAX_SUBJECTS>,
+    /// Whether an allowed request is delayed, because a subject is shadow banned.
+    pub(crate) shadowed: bool,
+    /// For each subject: until when a denial carries the warning; [`Timestamp::EPOCH`] where it carries none.
+    pub(crate) warned_until: [Timestamp; MAX_SUBJECTS],
+    /// One bit for each charge. Set on a delayed request where a denial by this charge would be a strike that the client can
+    /// see. A full pool of delayed requests turns the delay into that denial, and it must look like any other one.
+    pub(crate) would_warn: u16,
+    /// Under an operator's ban: when the limits and the ladders would allow the request again. The ban may end earlier.
+    pub(crate) behind_ban: Timestamp,
+    /// Pairs of a key on the bill and the key that was charged in its place.
+    pub(crate) stood_in: ArrayVec<(Digest, Digest), MAX_CHARGES>,
+    /// One bit for each charge whose balance changed.
+    pub(crate) changed_balances: u16,
+    /// One bit for each subject whose standing changed.
+    pub(crate) changed_standings: u8,
+}
+
+/// The result of one charge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Settled {
+    /// The time of settling, by the clock of the partition that holds the key.
+    pub(crate) at: Timestamp,
+    /// The balance before the charge. A block that this request begins is included.
+    pub(crate) look: Look,
+    /// What was charged; `None` where nothing was.
+    pub(crate) mark: Option<Mark>,
+    /// Whether the limit is full, but the strike that this brought only warns.
+    pub(crate) lifted: bool,
+}
+
+/// One strike, for logs and events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Escalation {
+    /// The subject's index on the bill.
+    pub subject: usize,
+    /// The index on the bill of the charge that caused the strike.
+    pub charge: usize,
+    /// The subject's strikes, this one included.
+    pub strikes: u32,
+    /// The rung that this strike reached.
+    pub rung: Rung,
+    /// Whether the subject is shadow banned now.
+    pub shadowed: bool,
+    /// When the ban of this rung ends; `None` where the rung bans nobody.
+    pub banned_until: Option<Timestamp>,
+}
+
+impl Outcome {
+    /// Returns whether the balance of the `index`th charge must be saved.
+    #[must_use]
+    pub fn balance_changed(&self, index: usize) -> bool {
+        u32::try_from(index)
+            .ok()
+            .and_then(|index| self.changed_balances.checked_shr(index))
+            .is_some_and(|bits| bits & 1 == 1)
+    }
+
+    /// Returns whether the standing of the `index`th subject must be saved.
+    #[must_use]
+    pub fn standing_changed(&self, index: usize) -> bool {
+        u32::try_from(index)
+            .ok()
+            .and_then(|index| self.changed_standings.checked_shr(index))
+            .is_some_and(|bits| bits & 1 == 1)
+    }
+
+    /// Returns whether anything must be saved. A denial usually changes nothing.
+    #[must_use]
+    pub fn changed(&self) -> bool {
+        self.changed_balances != 0 || self.changed_standings != 0
+    }
+
+    /// Records that the store charged `other` in place of `key`, because it had no room for `key`. A refund then returns the
+    /// cost to the key that it was taken from.
+    pub fn stands_in(&mut self, key: Digest, other: Digest) {
+        let _ = self.stood_in.try_push((key, other));
+    }
+
+    /// Returns whether another key was charged in place of any key on the bill.
+    pub(crate) fn has_stand_ins(&self) -> bool {
+        !self.stood_in.is_empty()
+    }
+
+    /// Returns the key that was charged where the bill has `key`.
+    pub(crate) fn charged_key(&self, key: Digest) -> Digest {
+        self.stood_in.iter().find(|(own, _)| *own == key).map_or(key, |(_, other)| *other)
+    }
+
+    /// Returns the strikes that this request added.
+    #[must_use]
+    pub fn escalations(&self) -> &[Escalation] {
+        &self.escalations
+    }
+
+    /// Returns whether a denial by the `index`th charge would be a strike that the client can see.
+    pub(crate) fn would_warn(&self, index: usize) -> bool {
+        self.would_warn & bit(index) != 0
+    }
+
+    /// Returns the time of settling, by the store's clock. It is the time of the answer.
+    #[must_use]
+    pub fn at(&self) -> Timestamp {
+        self.at
+    }
+
+    /// Empties the outcome for the next bill. `at` is left, because settling sets it first.
+    pub(super) fn clear(&mut self) {
+        self.settled.clear();
+        self.escalations.clear();
+        self.stood_in.clear();
+        self.penalty = None;
+        self.denied_until = Timestamp::EPOCH;
+        self.shadowed = false;
+        self.warned_until = [Timestamp::EPOCH; MAX_SUBJECTS];
+        self.would_warn = 0;
+        self.behind_ban = Timestamp::EPOCH;
+        self.changed_balances = 0;
+        self.changed_standings = 0;
+    }
+
+    pub(super) fn mark_balance(&mut self, index: usize) {
+        self.changed_balances |= bit(index);
+    }
+
+    pub(super) fn mark_standing(&mut self, index: usize) {
+        let bit = u32::try_from(index).ok().and_then(|index| 1u8.checked_shl(index));
+        self.changed_standings |= bit.unwrap_or(0);
+    }
+}
+
+/// Returns the bit of the charge or subject with this index.
+pub(crate) fn bit(index: usize) -> u16 {
+    u32::try_from(index).ok().and_then(|index| 1u16.checked_shl(index)).unwrap_or(0)
+}
