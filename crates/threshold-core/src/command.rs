@@ -1,8 +1,8 @@
-//! Every operation on stored state.
+//! Commands: every operation on stored state.
 //!
-//! A [`Command`] is owned and knows no policy, so that it can travel to the store, finish after its caller has left, and
-//! be repeated. [`execute`] carries it out on the [`Records`] that it names; a store calls it inside its own lock,
-//! transaction or compare-and-set. A new operation is written here, once, and works on every store.
+//! A [`Command`] owns its data and knows no policy, so that it can be sent to a store in another process, finish after its
+//! caller has left, and be repeated. [`execute`] carries it out on [`Records`]; a store calls it inside its own lock,
+//! transaction or compare-and-set. A new operation is written once, here, and works on every store.
 
 mod bill;
 mod bytes;
@@ -30,180 +30,180 @@ pub use requests::{RequestKey, RequestRecord, RequestState};
 /// One operation on stored state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// Settles a bill, as [`settle`](crate::settle()) does. Answered by [`Answer::Settled`].
+    /// Settles a bill as [`settle`](crate::settle()) does. Answered by [`Answer::Settled`].
     Settle(Box<OwnedBill>),
-    /// Gives back what a receipt says was charged, once. Answered by [`Answer::Refunded`].
+    /// Refunds the charges of a receipt, once. Answered by [`Answer::Refunded`].
     Refund(Box<Receipt>),
-    /// Gives back what was taken out of a [`Pending`](crate::receipt::Pending), whose owner takes it out once: nothing
-    /// has to be remembered, and so nothing can be full. Answered by [`Answer::Done`].
+    /// Refunds charges taken out of a [`Pending`](crate::receipt::Pending). Its owner can take them out only once, so the store
+    /// does not have to remember the refund, and needs no room for that. Answered by [`Answer::Done`].
     GiveBack(Box<Receipt>),
-    /// Gives back what was charged and charges it again, as if the request came now. Answered by [`Answer::Renewed`].
+    /// Refunds the charges of a receipt and makes them again, as if the request came now. Answered by [`Answer::Renewed`].
     Renew(Box<Receipt>),
-    /// Keeps a reservation of what a receipt says was charged. Answered by [`Answer::Done`].
+    /// Saves a reservation of the charges of a receipt. Answered by [`Answer::Done`].
     Reserve {
-        /// What was charged.
+        /// The charges.
         receipt: Box<Receipt>,
-        /// How long it is kept.
+        /// How long the reservation lasts.
         ttl: Span,
-        /// What happens when nobody ends it by then.
+        /// What happens when it is neither committed nor released by then.
         on_expire: OnExpire,
     },
-    /// Ends a reservation with what it really cost. Answered by [`Answer::Ended`].
+    /// Ends a reservation with its actual cost. Answered by [`Answer::Ended`].
     Commit {
-        /// Which reservation.
+        /// The id of the reservation.
         id: TraceId,
-        /// What it cost.
+        /// The actual cost.
         cost: OwnedCost,
     },
-    /// Ends a reservation without any cost. Answered by [`Answer::Ended`].
+    /// Ends a reservation without a cost. Answered by [`Answer::Ended`].
     Release {
-        /// Which reservation.
+        /// The id of the reservation.
         id: TraceId,
     },
-    /// Denies a subject until a moment. Answered by [`Answer::Done`].
+    /// Denies a subject until a given time. Answered by [`Answer::Done`].
     Pause {
-        /// Whose budgets.
+        /// The keys of the subject's budgets.
         keys: SubjectKeys,
-        /// Until when.
+        /// The end of the pause.
         until: Timestamp,
     },
-    /// Forgets what a subject has used, and its strikes. Answered by [`Answer::Done`].
+    /// Forgets a subject's usage and its strikes. Answered by [`Answer::Done`].
     Forgive {
-        /// Whose budgets and standings.
+        /// The keys of the subject's budgets and standings.
         keys: SubjectKeys,
     },
-    /// Counts a login whose secret is about to be checked. Answered by [`Answer::Attempted`].
+    /// Counts a login attempt before its secret is checked. Answered by [`Answer::Attempted`].
     BeginLogin {
-        /// How logins are protected.
+        /// The login settings of the policy.
         login: Login,
-        /// Whose login it is.
+        /// The account, address and device of the attempt.
         tried: Try,
     },
-    /// Ends a login whose secret was checked. Answered by [`Answer::LoginEnded`].
+    /// Ends a login attempt after its secret was checked. Answered by [`Answer::LoginEnded`].
     EndLogin {
-        /// How logins are protected.
+        /// The login settings of the policy.
         login: Login,
-        /// Which login.
+        /// The attempt.
         attempt: Attempt,
-        /// Whether the secret was right.
+        /// Whether the secret was correct.
         success: bool,
-        /// Fresh and random: a new device gets it.
+        /// A fresh random number, for the token of a new device.
         nonce: TraceId,
     },
     /// Changes an account. Answered by [`Answer::Done`].
     ChangeAccount {
-        /// Which account.
+        /// The digest of the account.
         account: Digest,
-        /// How.
+        /// The change.
         change: AccountChange,
     },
-    /// Moves what is stored under digests of an old secret. Answered by [`Answer::Done`].
+    /// Moves records from digests of an old secret to those of the current one. Answered by [`Answer::Done`].
     Rekey(Rekeyed),
-    /// How it stands with a subject. Answered by [`Answer::Standing`].
+    /// Reads the standing of a subject. Answered by [`Answer::Standing`].
     ReadStanding {
-        /// Which subject.
+        /// The key of the standing.
         key: Digest,
     },
-    /// Until when a subject is denied, whatever fits, by a pause or `block_for`. Answered by [`Answer::Blocked`].
+    /// Reads until when a subject is denied by a pause or `block_for`. Answered by [`Answer::Blocked`].
     ReadBlock {
-        /// Whose budgets.
+        /// The keys of the subject's budgets.
         keys: SubjectKeys,
     },
-    /// What is known of an account. Answered by [`Answer::Account`].
+    /// Reads the login state of an account. Answered by [`Answer::Account`].
     ReadAccount {
-        /// Which account.
+        /// The digest of the account.
         account: Digest,
     },
-    /// Decides one cost on one key under one limit, which comes with the command. Answered by [`Answer::Limited`].
+    /// Checks one cost on one key under a limit that comes with the command. Answered by [`Answer::Limited`].
     Limit {
-        /// Whose budget.
+        /// The key of the budget.
         key: Digest,
-        /// Under which limit.
+        /// The limit.
         limit: Limit,
-        /// How much; 0 only looks.
+        /// The cost; 0 charges nothing.
         cost: u64,
-        /// Fresh and random: what is held is known by it.
+        /// A fresh random id, by which a concurrency slot is released.
         id: TraceId,
     },
     /// Changes a ban or a setting for every node. Answered by [`Answer::Controlled`].
     Control(Box<ControlChange>),
-    /// Bans and settings that were changed after a number. Answered by [`Answer::Control`].
+    /// Reads the changes of bans and settings after a sequence number. Answered by [`Answer::Control`].
     ReadControl {
-        /// The number up to which they are known; 0 where none is.
+        /// The last sequence number that the caller has read; 0 where it has read none.
         after: u64,
-        /// How many at most.
+        /// The largest number of changes to return.
         most: u32,
     },
-    /// Begins a request that has an id, unless it was begun before. Answered by [`Answer::Request`].
+    /// Begins a request with an id, unless one with that id has begun. Answered by [`Answer::Request`].
     BeginRequest {
-        /// Which request, and who begins it.
+        /// The request, and the caller that begins it.
         key: RequestKey,
-        /// How long it may be under way. Where it has not ended by then, as when its node died, the next one begins it.
+        /// How long it may run. If it has not ended by then, for example because its node died, a repetition begins it.
         life: Span,
-        /// How often its answer is given again before it is begun anew; `None` for any number of times.
+        /// How often its answer may be repeated before the request is carried out again; `None` for no bound.
         repeats: Option<u32>,
     },
-    /// Ends a request that was begun. Answered by [`Answer::Done`].
+    /// Ends a request with an id. Answered by [`Answer::Done`].
     EndRequest {
-        /// Which request, and who began it.
+        /// The request, and the caller that began it.
         key: RequestKey,
-        /// What the next one with its id is answered; `None` where it is to be carried out as if there was none before.
+        /// The answer for repetitions; `None` where a repetition is to be carried out as if it were the first.
         answer: Option<Box<[u8]>>,
         /// How long the answer is remembered.
         life: Span,
     },
 }
 
-/// What happens to an account at the request of its owner or an operator.
+/// A change of an account by its owner or an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccountChange {
-    /// Its secret was reset: nothing is locked, and every device is unknown.
+    /// Its secret was reset: all locks end, and no device is known any more.
     Reset,
-    /// An operator lifts its locks; known devices stay known.
+    /// An operator lifts its locks. Known devices stay known.
     Lift,
 }
 
-/// What became of a command.
+/// The result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// What settling a bill found and did.
+    /// The outcome of a bill.
     Settled(Box<Outcome>),
-    /// It was carried out.
+    /// The command was carried out.
     Done,
     /// Whether the receipt was refunded for the first time.
     Refunded {
-        /// `false` where it had been refunded, or its reservation has ended.
+        /// `false` where it was refunded before, or belongs to a reservation.
         first: bool,
     },
-    /// The receipt of what was charged again.
+    /// The receipt of the new charges.
     Renewed(Box<Receipt>),
-    /// The keys that a reservation was charged to: there may be room under them now.
+    /// The keys that a reservation was charged to. There may be room under them now, for requests that wait.
     Ended(Result<ArrayVec<Digest, MAX_CHARGES>, CommitError>),
-    /// Whether the secret may be checked.
+    /// Whether the secret may be checked, or why not.
     Attempted(AttemptOutcome),
-    /// What somebody is told after the secret was checked.
+    /// The result of a login attempt.
     LoginEnded(Result<ResultOutcome, UnknownAttempt>),
-    /// What one limit said.
+    /// The result of checking one limit.
     Limited(Checked),
-    /// How it stands with a subject; `None` where it has no strikes.
+    /// The standing of a subject; `None` where none is stored.
     Standing(Option<Box<Standing>>),
-    /// What is known of an account.
+    /// The login state of an account; `None` where none is stored.
     Account(Option<Box<Account>>),
-    /// Until when a subject is denied under one of its limits at least; in the past where it is not.
+    /// Until when a subject is denied by at least one of its limits; a time in the past where it is not.
     Blocked(Timestamp),
     /// A ban or a setting was changed.
     Controlled {
         /// The sequence number of the change.
         number: u64,
     },
-    /// Bans and settings that were changed.
+    /// Changes of bans and settings.
     Control(Box<ControlPage>),
-    /// How it stands with a request that has an id.
+    /// The state of a request with an id.
     Request(RequestState),
 }
 
 impl Answer {
-    /// The outcome of a bill; `None` where this answers something else.
+    /// Returns the outcome of a bill; `None` for any other answer.
     #[must_use]
     pub fn settled(self) -> Option<Box<Outcome>> {
         match self {
@@ -212,10 +212,10 @@ impl Answer {
         }
     }
 
-    /// Whether a reservation was ended; any other answer says that it is unknown.
+    /// Returns whether a reservation was ended.
     ///
     /// # Errors
-    /// Where it was not.
+    /// Fails where it was not. Any other answer counts as an unknown reservation.
     pub fn ended(self) -> Result<(), CommitError> {
         match self {
             Self::Ended(ended) => ended.map(drop),
@@ -224,39 +224,41 @@ impl Answer {
     }
 }
 
-/// Where an account is counted.
+/// The key under which the attempts on an account are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccountKey {
-    /// Under its own key.
+    /// The account's own key.
     Own(Digest),
-    /// Under a key that stands in for many accounts, in a store without room for its own.
+    /// A key that stands in for many accounts, in a store without room for the own one.
     StandIn(Digest),
 }
 
-/// Why an account is saved. It decides what may be dropped to make room for it.
+/// The reason why an account is saved. It decides what a store may evict to make room for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SaveReason {
-    /// Somebody tried to log in to it.
+    /// A login was attempted. Anybody can cause this for any name.
     Attempted,
-    /// Somebody did log in to it, and its device is known now.
+    /// A login succeeded, and its device is known now.
     LoggedIn,
-    /// It was there, and has changed.
+    /// A stored account has changed.
     Changed,
 }
 
-/// What is stored, as a command sees it. A store answers from copies that it has loaded, or from where it keeps them; in
-/// either case nothing else may come between the first call and the last of one command.
+/// The stored state, as commands see it.
 ///
-/// A store that works on copies answers with an error where one has not been loaded yet, loads it, and executes the
-/// command again from the start.
+/// A store implements this on copies that it has loaded, or on the originals. In either case the calls of one command are one
+/// atomic step: nothing else may change the same records between the first call and the last.
+///
+/// A store that works on copies returns an error for a record that is not loaded yet, loads it, and executes the command
+/// again from the start. This is safe because a command changes nothing but its records.
 pub trait Records {
-    /// Why a record could not be read or kept.
+    /// The reason why a record could not be read or saved.
     type Error;
 
-    /// Changes the balances under these keys, in one step. A key without a balance has an empty one.
+    /// Calls `change` with the balances under these keys and saves the result. A key without a balance has an empty one.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn balances<T>(
         &mut self,
         charges: &[(Digest, Limit)],
@@ -264,10 +266,10 @@ pub trait Records {
         change: impl FnOnce(&mut [Balance]) -> T,
     ) -> Result<T, Self::Error>;
 
-    /// As [`Balance::check`], on the balance under this key.
+    /// Calls [`Balance::check`] on the balance under this key.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn check(
         &mut self,
         key: Digest,
@@ -282,87 +284,89 @@ pub trait Records {
         })
     }
 
-    /// As [`Balance::blocked_until`], of the balance under this key.
+    /// Returns [`Balance::blocked_until`] of the balance under this key.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn blocked_until(&mut self, key: Digest, limit: &Limit, now: Timestamp) -> Result<Timestamp, Self::Error> {
         let read = |balances: &mut [Balance]| balances.first().map_or(Timestamp::EPOCH, Balance::blocked_until);
         self.balances(&[(key, *limit)], now, read)
     }
 
-    /// Forgets the balance under this key.
+    /// Removes the balance under this key.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn forget_balance(&mut self, key: Digest) -> Result<(), Self::Error>;
 
-    /// The standing under this key.
+    /// Returns the standing under this key.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn standing(&mut self, key: Digest) -> Result<Option<Standing>, Self::Error>;
 
-    /// Keeps a standing. Says whether there was room for it.
+    /// Saves a standing. Returns whether there was room for it.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn save_standing(&mut self, key: Digest, standing: Standing, now: Timestamp) -> Result<bool, Self::Error>;
 
-    /// Whether there is room for a standing under this key. Asked before a strike takes effect; after a yes,
-    /// [`save_standing`](Self::save_standing) finds it in the same command.
+    /// Returns whether there is room for a standing under this key. Called before a strike takes effect. After `true`,
+    /// [`save_standing`](Self::save_standing) in the same command must find room.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn has_room_for(&mut self, key: Digest, standing: &Standing, now: Timestamp) -> Result<bool, Self::Error> {
         let _ = (key, standing, now);
         Ok(true)
     }
 
-    /// Forgets the standing under this key.
+    /// Removes the standing under this key.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn forget_standing(&mut self, key: Digest) -> Result<(), Self::Error>;
 
-    /// The reservation of this id.
+    /// Returns the reservation with this id.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn reservation(&mut self, id: TraceId) -> Result<Option<Reservation>, Self::Error>;
 
-    /// Keeps a reservation, new or changed.
+    /// Saves a new or changed reservation.
     ///
     /// # Errors
-    /// Where there is no room for a new one.
+    /// Fails where there is no room for a new one.
     fn save_reservation(&mut self, reservation: Reservation, now: Timestamp) -> Result<(), Self::Error>;
 
-    /// Takes out the reservation that expired first, if one has. A store that ends expired reservations by other means
-    /// answers `None`.
+    /// Removes and returns the reservation that expired first, if one has. A store that ends expired reservations by other
+    /// means returns `None`.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn take_expired(&mut self, now: Timestamp) -> Result<Option<Reservation>, Self::Error>;
 
-    /// Remembers until `void_from` that a receipt was refunded. Says whether this is the first time.
+    /// Remembers until `void_from` that a receipt was refunded. Returns whether this is the first time. After `void_from` the
+    /// receipt refunds nothing, so forgetting it then is exact.
     ///
     /// # Errors
-    /// Where there is no room to remember it.
+    /// Fails where there is no room to remember it.
     fn remember_refund(&mut self, id: TraceId, void_from: Timestamp, now: Timestamp) -> Result<bool, Self::Error>;
 
-    /// Remembers until `void_from` that the reservation of a receipt has ended, so that the receipt is not refunded. Where
-    /// there is no room, another one may be forgotten.
+    /// Remembers until `void_from` that the reservation of a receipt has ended, so that the receipt is not refunded as well.
+    /// Where there is no room, another one may be forgotten: unlike a refund, an expiry cannot be refused.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn remember_end(&mut self, id: TraceId, void_from: Timestamp, now: Timestamp) -> Result<(), Self::Error> {
         self.remember_refund(id, void_from, now).map(drop)
     }
 
-    /// Where attempts on an account are counted: under its own key, unless there is no room for it.
+    /// Returns the key under which attempts on an account are counted: its own, or a stand-in from `wider` where there is no
+    /// room.
     ///
     /// # Errors
-    /// Where there is no room at all.
+    /// Fails where there is no room at all.
     fn account_key(
         &mut self,
         account: Digest,
@@ -374,25 +378,26 @@ pub trait Records {
         Ok(AccountKey::Own(account))
     }
 
-    /// Where attempts from an address are counted: under its own key, unless there is no room for it.
+    /// Returns the key under which attempts from an address are counted: its own, or a stand-in from `wider` where there is no
+    /// room.
     ///
     /// # Errors
-    /// Where there is no room at all.
+    /// Fails where there is no room at all.
     fn address_key(&mut self, address: Digest, wider: &Wider, now: Timestamp) -> Result<Digest, Self::Error> {
         let _ = (wider, now);
         Ok(address)
     }
 
-    /// What is known of an account.
+    /// Returns the login state of an account.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn account(&mut self, key: AccountKey) -> Result<Option<Account>, Self::Error>;
 
-    /// Keeps an account. Says whether there was room.
+    /// Saves an account. Returns whether there was room for it.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn save_account(
         &mut self,
         key: AccountKey,
@@ -402,50 +407,51 @@ pub trait Records {
         now: Timestamp,
     ) -> Result<bool, Self::Error>;
 
-    /// Changes an account where one is known.
+    /// Changes an account, if it is stored.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn change_account(&mut self, account: Digest, change: AccountChange) -> Result<(), Self::Error>;
 
-    /// Takes away the record under `old`, if there is one, and keeps it under `new`, unless there is one already.
+    /// Removes the record under `old`, if there is one, and saves it under `new`, unless there is one already.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn rename(&mut self, what: Renamed, old: Digest, new: Digest, now: Timestamp) -> Result<(), Self::Error>;
 
-    /// Keeps a change of a ban or setting under the next number, in place of the one with the same key, and returns the
-    /// number. [`ControlLog::add`](crate::control::ControlLog::add) says what is dropped, and when.
+    /// Saves a change of a ban or setting under the next sequence number, in place of the one with the same key, and returns
+    /// the number. [`ControlLog::add`](crate::control::ControlLog::add) defines what is dropped, and when.
     ///
     /// # Errors
-    /// Where there is room for no more.
+    /// Fails where there is no room.
     fn save_control(&mut self, change: &ControlChange, now: Timestamp) -> Result<u64, Self::Error>;
 
-    /// The changes of bans and settings after a number, at most so many.
+    /// Returns up to `most` changes of bans and settings after a sequence number.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn read_control(&mut self, after: u64, most: usize) -> Result<ControlPage, Self::Error>;
 
-    /// What is known of the request with this id.
+    /// Returns the record of the request with this id.
     ///
     /// # Errors
-    /// Where the store cannot answer.
+    /// Fails where the store cannot answer.
     fn request(&mut self, id: Digest) -> Result<Option<RequestRecord>, Self::Error>;
 
-    /// Keeps what is known of the request with this id until [`RequestRecord::until`]; a record whose time is over takes
-    /// the place of the one before and need not be kept itself.
+    /// Saves the record of the request with this id until [`RequestRecord::until`]. A record whose time is over replaces the one
+    /// before it and need not be saved itself.
     ///
     /// # Errors
-    /// Where there is no room for a request that begins. An answer is kept all the same: its request was charged.
+    /// Fails where there is no room for a request that begins. An answer must be saved in any case: its request was charged,
+    /// and would be charged again.
     fn save_request(&mut self, id: Digest, record: RequestRecord, now: Timestamp) -> Result<(), Self::Error>;
 }
 
 /// Carries out a command on the records that it names.
 ///
 /// # Errors
-/// Where a record could not be read or kept. Then nothing that the caller was promised has happened; a store that works on
-/// copies drops them.
+/// Fails where a record could not be read or saved. A store that works on copies then drops them, so that nothing has
+/// changed.
 pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -> Result<Answer, R::Error> {
     match command {
         Command::Settle(bill) => bill::settle(&bill.as_bill(), records, now),
@@ -510,11 +516,11 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
     }
 }
 
-/// Ends the reservations whose time has come, in the order in which they were due. Everything that reads or changes a
-/// balance does this first, so that nobody sees a balance in which a release is overdue.
+/// Ends the reservations that have expired, in the order of their expiry. Every command that reads or changes a balance does
+/// this first, so that no decision counts a reservation that should have been released.
 ///
 /// # Errors
-/// Where a record could not be read or kept.
+/// Fails where a record could not be read or saved.
 pub fn expire<R: Records>(records: &mut R, now: Timestamp) -> Result<(), R::Error> {
     while let Some(mut reservation) = records.take_expired(now)? {
         if reservation.gives_back() {
@@ -527,7 +533,7 @@ pub fn expire<R: Records>(records: &mut R, now: Timestamp) -> Result<(), R::Erro
 }
 
 impl AccountChange {
-    /// Changes an account.
+    /// Applies the change to an account.
     pub fn apply(self, account: &mut Account) {
         match self {
             Self::Reset => account.reset(),
@@ -538,6 +544,7 @@ impl AccountChange {
 
 fn refund<R: Records>(receipt: &Receipt, records: &mut R, now: Timestamp) -> Result<Answer, R::Error> {
     expire(records, now)?;
+    // The charges of a reservation end with it. Its receipt must not refund them a second time.
     let first = records.reservation(receipt.id())?.is_none()
         && records.remember_refund(receipt.id(), receipt.void_from(), now)?;
     if first {

@@ -1,4 +1,4 @@
-//! Settling a bill on records.
+//! Settling a bill on stored records.
 
 use arrayvec::ArrayVec;
 
@@ -12,16 +12,17 @@ use crate::plan::{MAX_CHARGES, MAX_SUBJECTS};
 use crate::settle::{Outcome, Standings, settle_into};
 use crate::time::Timestamp;
 
-/// Loads what a bill touches, settles it, and saves what has changed.
+/// Loads the balances and standings of a bill, settles it, and saves what has changed.
 pub(super) fn settle<R: Records>(bill: &Bill<'_>, records: &mut R, now: Timestamp) -> Result<Answer, R::Error> {
     expire(records, now)?;
     let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> =
         bill.charges().iter().map(|charge| (charge.key, *charge.limit)).collect();
     let copy = |balances: &mut [Balance]| balances.iter().cloned().collect();
     let mut balances: ArrayVec<Balance, MAX_CHARGES> = records.balances(&charges, now, copy)?;
-    let mut standings = Loaded::new(bill, records, now)?;
+    let mut standings = LoadedStandings::new(bill, records, now)?;
     let mut outcome = Outcome::default();
     settle_into(bill, balances.as_mut_slice(), &mut standings, now, &mut outcome);
+    // Standings first: a strike that cannot be saved after all must fail the command before anything is charged.
     standings.save(&outcome)?;
     let (changed, balances): (ArrayVec<_, MAX_CHARGES>, ArrayVec<_, MAX_CHARGES>) = charges
         .into_iter()
@@ -38,16 +39,17 @@ pub(super) fn settle<R: Records>(bill: &Bill<'_>, records: &mut R, now: Timestam
     Ok(Answer::Settled(Box::new(outcome)))
 }
 
-/// The standings of a bill's subjects, as they were loaded.
-struct Loaded<'r, 'l, R: Records> {
+/// The standings of a bill's subjects, loaded from records.
+struct LoadedStandings<'r, 'l, R: Records> {
     bill: &'r Bill<'l>,
     records: &'r mut R,
     now: Timestamp,
     standings: ArrayVec<Standing, MAX_SUBJECTS>,
+    /// An error from `has_room`, which cannot return one itself.
     failed: Option<R::Error>,
 }
 
-impl<'r, 'l, R: Records> Loaded<'r, 'l, R> {
+impl<'r, 'l, R: Records> LoadedStandings<'r, 'l, R> {
     fn new(bill: &'r Bill<'l>, records: &'r mut R, now: Timestamp) -> Result<Self, R::Error> {
         let mut standings = ArrayVec::new();
         for subject in bill.subjects() {
@@ -56,7 +58,8 @@ impl<'r, 'l, R: Records> Loaded<'r, 'l, R> {
         Ok(Self { bill, records, now, standings, failed: None })
     }
 
-    /// Keeps what has changed. A strike was given its room before; without any, a remembered denial is forgotten.
+    /// Saves the standings that have changed. Room for a strike was found before it took effect. A remembered denial may find
+    /// none, and is then forgotten.
     fn save(self, outcome: &Outcome) -> Result<(), R::Error> {
         if let Some(error) = self.failed {
             return Err(error);
@@ -69,7 +72,7 @@ impl<'r, 'l, R: Records> Loaded<'r, 'l, R> {
     }
 }
 
-impl<R: Records> Standings for Loaded<'_, '_, R> {
+impl<R: Records> Standings for LoadedStandings<'_, '_, R> {
     fn all(&mut self) -> &mut [Standing] {
         &mut self.standings
     }

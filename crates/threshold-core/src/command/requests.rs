@@ -1,76 +1,79 @@
-//! Request ids as commands: an id that was answered gets the same answer again, from every node of a shared store.
+//! Request ids: a request that was answered gets the same answer again, from every node of a shared store.
+//!
+//! The node that carries a request out holds its id for a limited time. If the node dies, another one takes over after that
+//! time, and an answer that comes later still changes nothing.
 
 use super::Records;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::{Digest, TraceId};
 use crate::time::{Span, Timestamp};
 
-/// The longest answer that is read back, in bytes.
+/// The longest stored answer, in bytes.
 pub(super) const MAX_ANSWER: usize = 16 << 20;
 
-/// A request with an id, and who carries it out.
+/// A request with an id, and the caller that carries it out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestKey {
     /// The digest of the id.
     pub id: Digest,
-    /// The digest of what is asked under it.
+    /// The digest of the request itself. Another request under the same id is a mistake of the client.
     pub request: Digest,
-    /// Fresh and random: whoever carries the request out is known by it, and can begin and end it more than once.
+    /// A random id of the caller. With the same one, a command that was lost on the way can be sent again.
     pub by: TraceId,
 }
 
-/// How it stands with a request that has an id.
+/// The state of a request with an id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestState {
-    /// It is the first with its id: carry it out, then end it.
+    /// It is the first with its id: the caller carries it out, then ends it.
     Begun,
-    /// Another one with its id is being carried out.
+    /// Another caller is carrying it out.
     UnderWay,
-    /// It was carried out before, and this is what it was answered.
+    /// It was carried out before, with this answer.
     Answered(Box<[u8]>),
-    /// Its id was used for another request.
+    /// Its id was used for a different request.
     Reused,
 }
 
-/// What is stored of a request that has an id. From `until` on it counts as forgotten.
+/// The stored record of a request with an id. From `until` on it counts as forgotten.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestRecord {
-    /// The digest of what was asked.
+    /// The digest of the request itself.
     request: Digest,
-    /// Who carries it out, or did.
+    /// The caller that carries it out, or did.
     by: TraceId,
     until: Timestamp,
-    /// How often the answer was given again, where that is counted.
+    /// How often the answer was repeated, where that is counted.
     repeats: u32,
-    /// What it was answered; `None` while it is under way.
+    /// The answer; `None` while the request is under way.
     answer: Option<Box<[u8]>>,
 }
 
 impl RequestRecord {
     pub(crate) const VERSIONS: Versions = Versions::FIRST;
 
-    /// When it is forgotten.
+    /// Returns when the record is forgotten.
     #[must_use]
     pub fn until(&self) -> Timestamp {
         self.until
     }
 
-    /// The answer; `None` while the request is under way.
+    /// Returns the answer; `None` while the request is under way.
     #[must_use]
     pub fn answer(&self) -> Option<&[u8]> {
         self.answer.as_deref()
     }
 
-    /// The bytes that are stored.
+    /// Returns the stored bytes.
     #[must_use]
     pub fn to_bytes(&self, format: Format) -> Vec<u8> {
         to_bytes(Self::VERSIONS, format, |out| self.write(out))
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    /// Parses what [`to_bytes`](Self::to_bytes) wrote.
     ///
     /// # Errors
-    /// On another version, and on bytes that no such record has.
+    /// Fails on an unknown version and on malformed bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
         from_bytes(bytes, Self::VERSIONS, Self::read)
     }
@@ -103,7 +106,7 @@ impl RequestRecord {
     }
 }
 
-/// Begins a request, or says what became of the one before.
+/// Begins a request, or returns the state of the one before it.
 pub(super) fn begin<R: Records>(
     key: &RequestKey,
     life: Span,
@@ -122,9 +125,10 @@ pub(super) fn begin<R: Records>(
                 records.save_request(key.id, known, now)?;
                 return Ok(RequestState::Answered(answer));
             }
-            // It was given as often as it may be.
+            // The answer was repeated as often as it may be. The request is carried out again.
             (Some(_), Some(_)) => {}
             (None, _) if known.by != key.by => return Ok(RequestState::UnderWay),
+            // The same caller begins again: its first command may have been lost.
             (None, _) => {}
         }
     }
@@ -133,7 +137,8 @@ pub(super) fn begin<R: Records>(
     Ok(RequestState::Begun)
 }
 
-/// Ends a request with its answer, or forgets it. Whoever took so long that another has begun the request changes nothing.
+/// Ends a request with its answer, or forgets it. Changes nothing where the caller took so long that another one has begun the
+/// request.
 pub(super) fn end<R: Records>(
     key: &RequestKey,
     answer: Option<&[u8]>,

@@ -1,4 +1,4 @@
-//! Bills and outcomes as bytes.
+//! Bills and outcomes inside commands and answers.
 
 use arrayvec::ArrayVec;
 
@@ -11,9 +11,9 @@ use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Verb};
 use crate::settle::{Escalation, Outcome, Settled};
 use crate::time::Timestamp;
 
-/// The most rungs of a ladder that a bill is read with.
+/// The largest number of rungs of a ladder on a bill. Policies have a handful.
 const MAX_RUNGS: usize = 1 << 10;
-/// The longest name of a cookie that a ladder is read with.
+/// The longest name of a warning cookie on a bill, in bytes: as much as browsers store for one cookie.
 const MAX_COOKIE: usize = 1 << 12;
 
 const WRONG_BILL: BytesError = BytesError::Malformed("bill");
@@ -50,6 +50,7 @@ impl Field for Box<OwnedBill> {
         for _ in 0..from.count(MAX_SUBJECTS)? {
             subjects.push((take(from)?, take(from)?));
         }
+        // What a policy guarantees has to be checked on bytes: settling relies on valid subjects and distinct keys.
         let is_known = |subject: usize| subject < subjects.len();
         if !charges.iter().all(|charge| charge.subject.is_none_or(is_known)) {
             return Err(WRONG_BILL);
@@ -80,17 +81,6 @@ impl Field for OwnedCharge {
             by_outcome: take(from)?,
         };
         Ok(Self { key, limit, cost, terms, subject: take(from)? })
-    }
-}
-
-/// A place in a list.
-impl Field for usize {
-    fn write(&self, out: &mut Writer) {
-        out.number(*self as u64);
-    }
-
-    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
-        Self::try_from(from.number()?).map_err(|_| BytesError::Malformed("place"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Bans and settings inside of commands and answers.
+//! Bans and settings inside commands and answers.
 
 use super::Field;
 use crate::codec::{BytesError, Reader, Writer};
