@@ -1,7 +1,8 @@
-//! Bill: what one request is to be charged and whom it may strike, without a policy.
+//! The bill of one request: its charges and the subjects that it can strike, without a policy.
 //!
-//! A plan is made by a policy and knows its rules; the bill is the part of it that a store settles. It borrows its limits
-//! and ladders. An [`OwnedBill`] holds them by value, so that it can travel to another process.
+//! A plan knows the policy and its rules. The bill is the part of the plan that a store settles, so that a store does not
+//! depend on policies. A [`Bill`] borrows its limits and ladders. An [`OwnedBill`] holds them by value and can be sent to
+//! another process.
 
 use arrayvec::ArrayVec;
 
@@ -11,19 +12,22 @@ use crate::limit::Limit;
 use crate::plan::{MAX_CHARGES, MAX_SUBJECTS, Verb};
 use crate::time::{Span, Timestamp};
 
-/// What is to be settled for one request: distinct keys, inline, nothing on the heap.
+/// The charges and subjects of one request, with distinct keys.
+///
+/// Distinct keys are an invariant of settling: every balance is looked at once and charged once. Everything is inline, so that
+/// making a bill allocates nothing.
 #[derive(Debug, Clone)]
 pub struct Bill<'l> {
     pub(crate) verb: Verb,
     pub(crate) trace: TraceId,
-    /// When an operator's ban of this client ends; in the past where there is none.
+    /// When an operator's ban of this client ends; a time in the past where there is none.
     pub(crate) banned_until: Timestamp,
     pub(crate) charges: ArrayVec<Charge<'l>, MAX_CHARGES>,
     pub(crate) subjects: ArrayVec<Subject<'l>, MAX_SUBJECTS>,
-    /// Whether the door sees responses: rules that count by outcome are then charged now and given back if the
-    /// outcome is not theirs.
+    /// Whether the door sees responses. Rules that count by outcome are then charged now and refunded where the outcome
+    /// does not count.
     pub(crate) outcomes_seen: bool,
-    /// Whether going over a limit strikes, and blocks where the rule says so.
+    /// Whether exceeding a limit adds a strike, and blocks the key where the rule has `block_for`.
     pub(crate) punishes: bool,
 }
 
@@ -34,25 +38,25 @@ pub struct Charge<'l> {
     pub(crate) limit: &'l Limit,
     pub(crate) cost: u64,
     pub(crate) terms: Terms,
-    /// The subject on the bill that a violation strikes.
+    /// The index on the bill of the subject that a violation strikes.
     pub(crate) subject: Option<usize>,
 }
 
-/// What a rule says about going over its limit.
+/// The part of a rule that a charge carries: what happens when the limit is exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Terms {
-    /// The rule, shortened.
+    /// A shortened digest of the rule's identity.
     pub(crate) tag: RuleTag,
     pub(crate) strike: StrikeMode,
-    /// How long the key is denied once it has gone over.
+    /// How long the key is denied after it has exceeded the limit.
     pub(crate) block_for: Option<Span>,
-    /// Whether the limit denies; one that is only observed does not.
+    /// Whether the limit denies. An observed one does not.
     pub(crate) enforced: bool,
-    /// Whether the outcome of the request decides if it counts.
+    /// Whether the request's outcome decides if it is counted.
     pub(crate) by_outcome: bool,
 }
 
-/// Who is punished for going over.
+/// An identity that is punished for exceeding limits.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'l> {
     pub(crate) key: Digest,
@@ -72,31 +76,31 @@ impl<'l> Bill<'l> {
         }
     }
 
-    /// What is done with this bill.
+    /// Returns what is done with this bill.
     #[must_use]
     pub fn verb(&self) -> Verb {
         self.verb
     }
 
-    /// The id of the decision.
+    /// Returns the id of the decision.
     #[must_use]
     pub fn trace(&self) -> TraceId {
         self.trace
     }
 
-    /// The charges, each key once.
+    /// Returns the charges, each key once.
     #[must_use]
     pub fn charges(&self) -> &[Charge<'l>] {
         &self.charges
     }
 
-    /// The subjects whose standing counts.
+    /// Returns the subjects that the request can be punished as.
     #[must_use]
     pub fn subjects(&self) -> &[Subject<'l>] {
         &self.subjects
     }
 
-    /// The same bill with its limits and ladders by value.
+    /// Returns the same bill with its limits and ladders by value.
     #[must_use]
     pub fn to_owned(&self) -> OwnedBill {
         let charges = self.charges.iter().map(|charge| OwnedCharge {
@@ -120,38 +124,38 @@ impl<'l> Bill<'l> {
 }
 
 impl Charge<'_> {
-    /// Whose budget.
+    /// Returns the key of the budget.
     #[must_use]
     pub fn key(&self) -> Digest {
         self.key
     }
 
-    /// Under which limit.
+    /// Returns the limit.
     #[must_use]
     pub fn limit(&self) -> &Limit {
         self.limit
     }
 
-    /// How much.
+    /// Returns the cost.
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
     }
 
-    /// Whether going over this limit denies.
+    /// Returns whether exceeding the limit denies.
     #[must_use]
     pub fn enforced(&self) -> bool {
         self.terms.enforced
     }
 
-    /// Going over this limit.
+    /// Returns the violation of a request that exceeds this limit.
     pub(crate) fn violation(&self) -> Violation {
         Violation::new(&self.terms, self.key, self.limit)
     }
 }
 
 impl Subject<'_> {
-    /// Whose standing.
+    /// Returns the key of the standing.
     #[must_use]
     pub fn key(&self) -> Digest {
         self.key
@@ -181,7 +185,7 @@ pub(crate) struct OwnedCharge {
 }
 
 impl OwnedBill {
-    /// The bill that is settled.
+    /// Returns the borrowed form, which is settled.
     #[must_use]
     pub fn as_bill(&self) -> Bill<'_> {
         let charges = self.charges.iter().map(|charge| Charge {

@@ -1,12 +1,22 @@
-//! Split: one bill over several partitions of a store, each of which settles its own part in one step.
+//! Settling one bill over several partitions of a store, each of which settles its own part in one atomic step.
 //!
-//! No step spans two partitions, so that all or nothing takes rounds. First all partitions are asked in parallel: those without
-//! a ladder charge, the others only look, which finds every penalty in force. Then the partitions with a ladder charge, one
-//! after another, until one denies. What was charged before a denial is given back. Only the last partition strikes: nothing
-//! after it can deny, so that its denial is genuine, and nobody is punished for a request that others would have denied.
+//! No step spans two partitions, so charging all limits or none takes several rounds:
 //!
-//! This sends nothing itself. A store carries out each [round](Split::round), hands the outcomes over, and [joins](Split::join)
-//! them in the end.
+//! 1. All partitions are asked in parallel. Those without a ladder charge. Those with a ladder only peek, which finds every
+//!    penalty in force before anything can strike.
+//! 2. The partitions with a ladder charge, one after another, until one denies.
+//! 3. After a denial, what was charged before it is given back.
+//!
+//! Only the last partition may strike. No partition settles after it, so a request that it denies was denied by its limits and
+//! not by another partition: nobody is struck for a request that would have been denied anyway. The price is that a limit of an
+//! earlier partition with a ladder denies without a strike.
+//!
+//! Neither settling nor giving back is idempotent here. A store may send a command again only if the server has refused it
+//! unexecuted. To retry a give-back whose answer was lost, a partition has to remember the receipt's id, which is the trace id
+//! of the whole bill in every part.
+//!
+//! This module sends nothing. A store carries out each [round](Split::round), hands in the [outcomes](Split::answered), and
+//! [joins](Split::join) them in the end.
 
 use arrayvec::ArrayVec;
 
@@ -19,10 +29,10 @@ use crate::receipt::Receipt;
 use crate::settle::{Escalation, Outcome, Settled, bit};
 use crate::time::Timestamp;
 
-/// The most partitions of one bill.
+/// The largest number of partitions of one bill: one for each key on it.
 const MAX_PARTS: usize = MAX_CHARGES + MAX_SUBJECTS;
 
-/// What is said of a charge whose partition was never heard of: it does not fit.
+/// The result of a charge whose partition was not asked, because another one had denied: it counts as full.
 const UNANSWERED: Settled = Settled {
     at: Timestamp::EPOCH,
     look: Look {
@@ -36,24 +46,24 @@ const UNANSWERED: Settled = Settled {
     lifted: false,
 };
 
-/// A bill that is settled partition by partition.
+/// A bill that is settled by several partitions.
 #[derive(Debug, Clone)]
 pub struct Split {
     bill: OwnedBill,
-    /// Those without a ladder come first: they are charged in the first round.
+    /// The parts, those without a ladder first: they are charged in the first round.
     parts: ArrayVec<Part, MAX_PARTS>,
     begun: bool,
 }
 
-/// What lies in one partition.
+/// The part of a bill that lies in one partition.
 #[derive(Debug, Clone)]
 struct Part {
     partition: Partition,
-    /// Its charges and subjects, by their place on the whole bill.
+    /// The indices on the whole bill of its charges and subjects.
     charges: ArrayVec<usize, MAX_CHARGES>,
     subjects: ArrayVec<usize, MAX_SUBJECTS>,
     outcome: Option<Outcome>,
-    /// Whether the outcome is final, and not only a look.
+    /// Whether the outcome is final, and not only a peek.
     settled: bool,
 }
 
@@ -72,7 +82,8 @@ impl Split {
         for (place, partition) in subjects {
             split.part(partition).subjects.push(place);
         }
-        // Stable, so that partitions with ladders are asked in the order of the bill.
+        // A stable sort: partitions with ladders are asked in the order of the bill, so that every node asks them in the same
+        // order.
         split.parts.sort_by_key(|part| !part.subjects.is_empty());
         split
     }
@@ -84,17 +95,19 @@ impl Split {
             let (charges, subjects) = (ArrayVec::new(), ArrayVec::new());
             self.parts.push(Part { partition, charges, subjects, outcome: None, settled: false });
         }
-        self.parts.get_mut(place).expect("it is there, or was just put there")
+        self.parts.get_mut(place).expect("the part was found or has just been pushed")
     }
 
-    /// The commands of the next round, to be sent in parallel; none where everything is settled or a partition has denied.
-    /// Each is answered by [`Answer::Settled`](crate::command::Answer::Settled), to be handed to [`answered`](Self::answered).
+    /// Returns the commands of the next round, to be sent in parallel. There are none when everything is settled or a partition
+    /// has denied. Each is answered by [`Answer::Settled`](crate::command::Answer::Settled), whose outcome goes to
+    /// [`answered`](Self::answered).
     pub fn round(&mut self) -> Vec<(Partition, Command)> {
         let first = !std::mem::replace(&mut self.begun, true);
         if !first && self.denied() {
             return Vec::new();
         }
         let last = self.parts.len().saturating_sub(1);
+        // One partition settles atomically by itself. A peek and a record cannot deny part of a bill.
         let all_at_once = last == 0 || self.bill.verb != Verb::Check;
         let mut round = Vec::new();
         for (place, part) in self.parts.iter_mut().enumerate() {
@@ -112,14 +125,14 @@ impl Split {
         round
     }
 
-    /// Takes over what a partition has answered.
+    /// Stores the outcome of a partition.
     pub fn answered(&mut self, partition: Partition, outcome: Outcome) {
         if let Some(part) = self.parts.iter_mut().find(|part| part.partition == partition) {
             part.outcome = Some(outcome);
         }
     }
 
-    /// What all partitions come to, and the commands that give back what was charged before one denied.
+    /// Returns the outcome of the whole bill, and the commands that give back what was charged before a partition denied.
     pub fn join(self) -> (Outcome, Vec<(Partition, Command)>) {
         let denied = self.bill.verb != Verb::Record && self.denied();
         let returns = if denied { self.returns() } else { Vec::new() };
@@ -132,14 +145,14 @@ impl Split {
         (whole, returns)
     }
 
-    /// The commands that give back what was charged so far: a partition has failed, and nothing more is asked.
+    /// Returns the commands that give back what was charged so far, after a partition has failed.
     #[must_use]
     pub fn abandon(self) -> Vec<(Partition, Command)> {
         self.returns()
     }
 
-    /// Whether a partition denies, by what it has answered so far. A look at one with a ladder denies only by a penalty: its
-    /// limits may be lifted by a rung when it is settled, and its strike is to be made then.
+    /// Returns whether a partition has denied so far. A peek at a partition with a ladder denies only by a penalty: when it is
+    /// settled, a rung may lift its full limits, or its denial is a strike that must not be skipped.
     fn denied(&self) -> bool {
         self.parts.iter().any(|part| {
             let Some(outcome) = &part.outcome else { return false };
@@ -155,6 +168,7 @@ impl Split {
         full || outcome.escalations.iter().any(|strike| !strike.rung.allows())
     }
 
+    /// Returns the commands that give back the charges of all settled parts.
     fn returns(&self) -> Vec<(Partition, Command)> {
         if self.bill.verb == Verb::Peek {
             return Vec::new();
@@ -169,8 +183,9 @@ impl Split {
     }
 }
 
-/// The bill of one partition. Where it does not charge, it only looks.
+/// Returns the bill of one partition: a peek, unless it `charges`.
 fn part_of(whole: &OwnedBill, part: &Part, charges: bool, is_last: bool) -> OwnedBill {
+    // A charge keeps its subject only where both are in this partition. Elsewhere it denies without a strike.
     let place_of = |subject: usize| part.subjects.iter().position(|own| *own == subject);
     let own = part.charges.iter().filter_map(|place| whole.charges.get(*place).copied());
     let own = own.map(|mut charge| {
@@ -189,7 +204,8 @@ fn part_of(whole: &OwnedBill, part: &Part, charges: bool, is_last: bool) -> Owne
 }
 
 impl Part {
-    /// Adds what this partition has answered to what all come to.
+    /// Adds the outcome of this partition to that of the whole bill. Where it is `uncharged`, its charges were only looked at or
+    /// are given back.
     fn join(&self, outcome: &Outcome, uncharged: bool, whole: &mut Outcome) {
         whole.at = whole.at.max(outcome.at);
         whole.denied_until = whole.denied_until.max(outcome.denied_until);
@@ -228,7 +244,7 @@ impl Part {
         }
     }
 
-    /// A strike by its places on the whole bill.
+    /// Returns a strike with its indices on the whole bill.
     fn placed(&self, strike: &Escalation) -> Option<Escalation> {
         let (subject, charge) = (*self.subjects.get(strike.subject)?, *self.charges.get(strike.charge)?);
         Some(Escalation { subject, charge, ..*strike })
@@ -236,7 +252,7 @@ impl Part {
 }
 
 impl Bill<'_> {
-    /// The partitions of its keys, each once.
+    /// Returns the partitions of its keys, each once.
     #[must_use]
     pub fn partitions(&self) -> Vec<Partition> {
         let charges = self.charges.iter().map(|charge| charge.key);
