@@ -1,7 +1,8 @@
-//! Changes that operators make for every node: bans and settings, as a log with a sequence number.
+//! Bans and settings that operators change for every node, as a log with sequence numbers.
 //!
-//! A store keeps the newest change of each ban and each setting. A node reads the changes after the number that it has read
-//! up to, in order, and so holds the same set as every other node.
+//! A store keeps the newest change of each ban and each setting. A node reads the changes after the last number that it has
+//! read, in order, and so holds the same set as every other node. A removal has to be in the log too, or a node would never
+//! notice that something is gone. Removals are dropped after an hour, and a page tells up to which number that was done.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,56 +12,56 @@ use crate::key::Digest;
 use crate::policy::{Ban, Owner, Setting};
 use crate::time::{Span, Timestamp};
 
-/// The most bans at once. A list that is longer than this belongs into a firewall.
+/// The largest number of bans at once. A longer list belongs into a firewall.
 pub const MAX_BANS: usize = 500_000;
-/// The most settings at once. Whoever has more customers than this with limits of their own gives them tiers.
+/// The largest number of settings at once. More customers than this with limits of their own need tiers instead.
 pub const MAX_SETTINGS: usize = 10_000;
-/// The most changes that are read at once.
+/// The largest number of changes on one page. A node that is further behind reads several pages.
 pub const MAX_CHANGES_READ: usize = 500;
 /// How long a removal is kept for nodes that have not read it. A node that was away for longer reads the whole set again.
 const REMOVAL_KEPT: Span = Span::HOUR;
-/// The most removals that are kept.
+/// The largest number of removals that are kept. With more, the oldest is dropped before its hour is over.
 const MAX_REMOVALS: usize = 10_000;
 /// The longest name of a tenant or user, in bytes.
 const MAX_NAME: usize = 1 << 14;
-/// The most changes of a log in bytes.
+/// The largest number of changes in the bytes of a log or a page.
 const MAX_CHANGES: usize = MAX_BANS + MAX_SETTINGS + MAX_REMOVALS;
 
-/// One change that holds on every node.
+/// A change of a ban or a setting, for every node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ControlChange {
-    /// A ban.
+    /// A change of a ban.
     Ban {
-        /// Its number; see [`ListEntry::ban_id`](crate::policy::ListEntry::ban_id).
+        /// The id of the ban; see [`ListEntry::ban_id`](crate::policy::ListEntry::ban_id).
         id: Digest,
-        /// The ban in place of the one before; `None` lifts it.
+        /// The new ban; `None` lifts it.
         ban: Option<Arc<Ban>>,
     },
-    /// What a tenant or a user is given.
+    /// A change of the tier or limits that an operator has set for one tenant or user.
     Setting {
-        /// Which of the two.
+        /// Whether it is a tenant or a user.
         owner: Owner,
-        /// Their name, in the one spelling of the policy.
+        /// The name of the tenant or user, in normal form.
         name: Arc<str>,
-        /// What they are given in place of what they had; `None` takes it back.
+        /// The new setting; `None` removes it.
         setting: Option<Arc<Setting>>,
     },
 }
 
-/// What a change is about. Of two changes with the same key, the later one holds.
+/// The identity of a ban or setting. Of two changes with the same key, the later one is in force.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ControlKey {
-    /// The ban of this number.
+    /// The ban with this id.
     Ban(Digest),
-    /// What somebody of this name is given.
+    /// The setting of the tenant or user with this name.
     Setting(Owner, Arc<str>),
 }
 
 impl ControlChange {
-    /// The versions in which it is read.
+    /// The versions of its bytes that are read.
     pub(crate) const VERSIONS: Versions = Versions::FIRST.containing(Ban::VERSIONS).containing(Setting::VERSIONS);
 
-    /// What it is about.
+    /// Returns the identity of the ban or setting.
     #[must_use]
     pub fn key(&self) -> ControlKey {
         match self {
@@ -69,7 +70,7 @@ impl ControlChange {
         }
     }
 
-    /// When what it sets ends by itself; `None` where it removes something.
+    /// Returns when the ban or setting ends by itself; `None` for a removal.
     #[must_use]
     pub fn until(&self) -> Option<Timestamp> {
         match self {
@@ -78,16 +79,16 @@ impl ControlChange {
         }
     }
 
-    /// The bytes that are kept.
+    /// Returns the stored bytes.
     #[must_use]
     pub fn to_bytes(&self, format: Format) -> Vec<u8> {
         to_bytes(Self::VERSIONS, format, |out| self.write(out))
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    /// Parses what [`to_bytes`](Self::to_bytes) wrote.
     ///
     /// # Errors
-    /// On another version, and on bytes no change has.
+    /// Fails on an unknown version and on malformed bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
         from_bytes(bytes, Self::VERSIONS, Self::read)
     }
@@ -136,32 +137,32 @@ impl ControlChange {
     }
 }
 
-/// Changes after a number, and how complete they are.
+/// The changes after a sequence number, and whether removals are missing among them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ControlPage {
-    /// Changes with their numbers, in ascending order: those that a later one has replaced are left out.
+    /// Changes with their numbers, in ascending order. A change that a later one has replaced is left out.
     pub changes: Vec<(u64, ControlChange)>,
-    /// The number of the latest change.
+    /// The number of the latest change in the log.
     pub last: u64,
-    /// Removals up to this number may be left out.
+    /// Removals up to this number may be missing.
     pub forgotten: u64,
 }
 
 impl ControlPage {
-    /// Whether somebody who has read up to `after` cannot go on from there: removals may be missing, or the log has begun
-    /// again. They read the whole set from the beginning, and drop what is not in it.
+    /// Returns whether a node that has read up to `after` cannot continue from there, because removals may be missing, or because
+    /// the log was lost and began again. The node then reads the whole set from the beginning and drops what is not in it.
     #[must_use]
     pub const fn misses(&self, after: u64) -> bool {
         after < self.forgotten || self.last < after
     }
 
-    /// The number up to which this was read.
+    /// Returns the number after which the next page begins.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.changes.last().map_or(self.last, |(number, _)| *number)
     }
 
-    /// Whether no change comes after these.
+    /// Returns whether this is the last page.
     #[must_use]
     pub fn is_last(&self) -> bool {
         self.end() >= self.last
@@ -195,21 +196,21 @@ impl ControlPage {
 #[error("there are {MAX_BANS} bans or {MAX_SETTINGS} settings already")]
 pub struct ControlFull;
 
-/// The newest change under each key, in memory or as one record, for stores that have no better table.
+/// The newest change under each key, for stores that keep the log in memory or as one record.
 #[derive(Debug, Clone)]
 pub struct ControlLog {
-    most_bans: usize,
-    most_settings: usize,
+    max_bans: usize,
+    max_settings: usize,
     last: u64,
     forgotten: u64,
     changes: BTreeMap<u64, ControlChange>,
     numbers: BTreeMap<ControlKey, u64>,
-    /// Bans and settings in `changes`, without removals.
+    /// The number of bans in `changes`, without removals; `settings` likewise.
     bans: usize,
     settings: usize,
-    /// When something was removed, by the number of the removal.
+    /// The time of each removal, by its number.
     removals: BTreeMap<u64, Timestamp>,
-    /// Nothing here ends before this: a full log is not searched in vain.
+    /// No ban or setting ends before this, so that a full log is searched only where something can have ended.
     first_end: Timestamp,
 }
 
@@ -220,15 +221,15 @@ impl Default for ControlLog {
 }
 
 impl ControlLog {
-    /// The versions in which it is read.
+    /// The versions of its bytes that are read.
     const VERSIONS: Versions = Versions::FIRST.containing(ControlChange::VERSIONS);
 
-    /// An empty log with room for so many bans and settings.
+    /// Makes an empty log with room for so many bans and settings.
     #[must_use]
-    pub const fn bounded(most_bans: usize, most_settings: usize) -> Self {
+    pub const fn bounded(max_bans: usize, max_settings: usize) -> Self {
         Self {
-            most_bans,
-            most_settings,
+            max_bans,
+            max_settings,
             last: 0,
             forgotten: 0,
             changes: BTreeMap::new(),
@@ -240,13 +241,13 @@ impl ControlLog {
         }
     }
 
-    /// Adds a change in place of the one with the same key, and returns its number.
+    /// Adds a change in place of the one with the same key, and returns its number. A full log first drops what has ended.
     ///
     /// # Errors
-    /// Where there is room for no more. A removal always finds room.
+    /// Fails where there is no room. A removal always finds room.
     pub fn add(&mut self, change: ControlChange, now: Timestamp) -> Result<u64, ControlFull> {
         let key = change.key();
-        if change.until().is_some() && !self.sets(&key) && !self.has_room(&key) {
+        if change.until().is_some() && !self.is_set(&key) && !self.has_room(&key) {
             self.drop_ended(now);
             if !self.has_room(&key) {
                 return Err(ControlFull);
@@ -265,7 +266,7 @@ impl ControlLog {
         Ok(number)
     }
 
-    /// The changes after a number, at most so many.
+    /// Returns up to `most` changes after a number.
     #[must_use]
     pub fn after(&self, after: u64, most: usize) -> ControlPage {
         let later = after.checked_add(1).map(|first| self.changes.range(first..).take(most));
@@ -273,18 +274,18 @@ impl ControlLog {
         ControlPage { changes, last: self.last, forgotten: self.forgotten }
     }
 
-    /// The number of the latest change; 0 before the first.
+    /// Returns the number of the latest change; 0 before the first.
     #[must_use]
     pub const fn last(&self) -> u64 {
         self.last
     }
 
-    /// Everything that is set, in the order in which it was.
+    /// Returns all bans and settings, in the order of their numbers.
     pub fn set(&self) -> impl Iterator<Item = &ControlChange> {
         self.changes.values().filter(|change| change.until().is_some())
     }
 
-    /// The bytes that are kept.
+    /// Returns the stored bytes.
     #[must_use]
     pub fn to_bytes(&self, format: Format) -> Vec<u8> {
         to_bytes(Self::VERSIONS, format, |out| {
@@ -293,10 +294,10 @@ impl ControlLog {
         })
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    /// Parses what [`to_bytes`](Self::to_bytes) wrote.
     ///
     /// # Errors
-    /// On another version, and on bytes no log has.
+    /// Fails on an unknown version and on malformed bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
         from_bytes(bytes, Self::VERSIONS, |from| {
             let ControlPage { changes, last, forgotten } = ControlPage::read(from)?;
@@ -334,7 +335,7 @@ impl ControlLog {
         self.changes.insert(number, change);
     }
 
-    /// Takes out the change of a number.
+    /// Removes the change with this number.
     fn take(&mut self, number: u64) {
         let is_removal = self.removals.remove(&number).is_some();
         let Some(change) = self.changes.remove(&number) else { return };
@@ -352,19 +353,19 @@ impl ControlLog {
         }
     }
 
-    /// Whether there is something under a key that is no removal.
-    fn sets(&self, key: &ControlKey) -> bool {
+    /// Returns whether there is a ban or setting under a key, and not only its removal.
+    fn is_set(&self, key: &ControlKey) -> bool {
         self.numbers.get(key).is_some_and(|number| !self.removals.contains_key(number))
     }
 
     const fn has_room(&self, key: &ControlKey) -> bool {
         match key {
-            ControlKey::Ban(_) => self.bans < self.most_bans,
-            ControlKey::Setting(..) => self.settings < self.most_settings,
+            ControlKey::Ban(_) => self.bans < self.max_bans,
+            ControlKey::Setting(..) => self.settings < self.max_settings,
         }
     }
 
-    /// Drops what has ended by itself. Every node knows when it does, so no removal is needed.
+    /// Drops bans and settings that have ended by themselves. Every node knows their end, so the log needs no removal for them.
     fn drop_ended(&mut self, now: Timestamp) {
         if self.first_end > now {
             return;
@@ -401,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_and_logs_read_back_and_their_beginnings_do_not() {
+    fn changes_and_logs_read_back_and_truncated_bytes_are_refused() {
         let taken = ControlChange::Setting { owner: Owner::Tenant, name: "acme".into(), setting: None };
         let mut log = ControlLog::default();
         for change in [ban(7, Timestamp::MAX), lifted(8), setting("u1", START.plus(Span::HOUR)), taken] {
@@ -421,15 +422,15 @@ mod tests {
         assert_eq!((read.bans, read.settings, read.removals, read.numbers), (1, 1, log.removals, log.numbers));
     }
 
-    /// Fails where `add` does not ask for room, where what has ended takes some, or where a removal does.
+    /// Fails if `add` does not check for room, or if ended bans or removals take up room.
     #[test]
-    fn a_full_log_refuses_what_is_new_until_something_is_removed_or_over() {
+    fn a_full_log_refuses_new_bans_and_settings_until_one_is_removed_or_has_ended() {
         let mut log = ControlLog::bounded(2, 1);
         let later = START.plus(Span::HOUR);
         assert_eq!(log.add(ban(1, later), START), Ok(1));
         assert_eq!(log.add(ban(2, Timestamp::MAX), START), Ok(2));
         assert_eq!(log.add(ban(3, Timestamp::MAX), START), Err(ControlFull));
-        // The number of what was refused goes to the next.
+        // A refused change takes no number.
         assert_eq!(log.add(ban(2, later), START), Ok(3), "another in place of the one before");
         assert_eq!(log.add(setting("u1", Timestamp::MAX), START), Ok(4), "settings have room of their own");
         assert_eq!(log.add(setting("u2", Timestamp::MAX), START), Err(ControlFull));
@@ -441,9 +442,31 @@ mod tests {
         assert_eq!((log.bans, log.settings, log.set().count()), (2, 1, 3));
     }
 
-    /// Fails where a removal is dropped early, or dropped without being told.
     #[test]
-    fn a_removal_is_kept_for_an_hour_and_whoever_was_away_for_longer_is_told() {
+    fn a_log_has_room_for_as_many_bans_and_settings_as_its_bounds_say() {
+        let mut log = ControlLog::default();
+        assert_eq!((log.max_bans, log.max_settings), (MAX_BANS, MAX_SETTINGS));
+        for number in 0..MAX_SETTINGS {
+            log.add(setting(&format!("u{number}"), Timestamp::MAX), START).unwrap();
+        }
+        assert_eq!(log.add(setting("one more", Timestamp::MAX), START), Err(ControlFull));
+        assert_eq!(log.settings, MAX_SETTINGS);
+    }
+
+    #[test]
+    fn a_name_longer_than_its_bound_is_not_read_back() {
+        let removal = |length| {
+            let name = "n".repeat(length).into();
+            ControlChange::Setting { owner: Owner::Tenant, name, setting: None }
+        };
+        let read = |change: &ControlChange| ControlChange::from_bytes(&change.to_bytes(Format::PRESENT));
+        assert_eq!(read(&removal(MAX_NAME)), Ok(removal(MAX_NAME)));
+        assert!(read(&removal(MAX_NAME + 1)).is_err());
+    }
+
+    /// Fails if a removal is dropped early, or if `forgotten` does not tell that it was dropped.
+    #[test]
+    fn a_removal_is_kept_for_an_hour_and_a_node_that_was_away_for_longer_reads_everything() {
         let mut log = ControlLog::default();
         log.add(ban(1, Timestamp::MAX), START).unwrap();
         log.add(lifted(1), START).unwrap();
@@ -456,7 +479,7 @@ mod tests {
         let page = log.after(1, 10);
         assert_eq!(page.changes.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [3, 4]);
         assert!(page.misses(1) && page.misses(0) && !page.misses(2));
-        // A log that has lost everything begins again.
+        // A log that was lost begins again at 1.
         assert!(ControlLog::default().after(4, 10).misses(4));
         for id in 10..=10 + MAX_REMOVALS as u128 {
             log.add(lifted(id), START.plus(Span::HOUR)).unwrap();

@@ -13,19 +13,19 @@ pub enum PlanError {
     /// The cost exceeds the capacity of the limit.
     #[error("a cost of {cost} never fits rule \"{rule}\", which holds {capacity}")]
     CostExceedsLimit {
-        /// The rule.
+        /// The name of the rule.
         rule: Box<str>,
-        /// The cost that was asked.
+        /// The cost of the request.
         cost: u64,
-        /// The most that can fit.
+        /// The largest cost that can fit.
         capacity: u64,
-        /// What is counted.
+        /// The quantity that the rule counts.
         cost_of: CostOf,
     },
     /// A rule needs an identity, and the request has neither it nor an address.
     #[error("rule \"{rule}\" needs {field}, or an ip to stand in for it")]
     Missing {
-        /// The rule.
+        /// The name of the rule.
         rule: Box<str>,
         /// The field that is missing.
         field: String,

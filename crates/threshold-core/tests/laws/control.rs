@@ -1,17 +1,17 @@
-//! Whoever reads the log of bans and settings in order holds what it says, however often and in whatever portions they read.
+//! A node that reads the log of bans and settings in order holds the current set, however often it reads and in whatever pages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use threshold_core::command::{Answer, Command};
-use threshold_core::control::{ControlChange, ControlKey, ControlLog, ControlPage};
+use threshold_core::control::{ControlChange, ControlKey, ControlLog, ControlPage, MAX_CHANGES_READ};
 use threshold_core::policy::{Ban, ListEntry, Owner, Setting};
 use threshold_core::{Digest, Format, Ledger, Span, Timestamp};
 
 const START: Timestamp = Timestamp::from_secs(1_767_225_600);
 
-/// A node: what it holds, and up to which number it has read.
+/// A node: the bans and settings that it holds, and the last number that it has read.
 #[derive(Default)]
 struct Node {
     held: BTreeMap<ControlKey, ControlChange>,
@@ -60,10 +60,10 @@ fn change(key: u8, value: Option<u8>) -> ControlChange {
 }
 
 proptest! {
-    /// Fails where a replaced change keeps its place, where a removal is dropped without being told, or where a page ends
+    /// Fails if a replaced change keeps its number, if a removal is dropped and the page does not tell so, or if a page ends too
     /// early.
     #[test]
-    fn whoever_reads_in_order_holds_what_was_set(
+    fn a_node_that_reads_in_order_holds_the_current_set(
         steps in prop::collection::vec((0u8..12, any::<Option<u8>>(), 0u64..2_000, prop::option::of((0usize..3, 1u32..5))), 0..80),
     ) {
         let (mut ledger, mut model, mut now) = (Ledger::default(), BTreeMap::new(), START);
@@ -83,7 +83,7 @@ proptest! {
             } else {
                 model.remove(&change.key());
             }
-            // Through bytes each time, as a store that keeps it as one record has it.
+            // The log goes through bytes each time, as in a store that keeps it as one record.
             log = ControlLog::from_bytes(&log.to_bytes(Format::PRESENT)).unwrap();
             prop_assert_eq!(log.add(change.clone(), now), Ok(number as u64 + 1));
             let answer = ledger.execute(&Command::Control(Box::new(change)), now);
@@ -99,4 +99,23 @@ proptest! {
         }
         prop_assert_eq!(log.set().count(), model.len());
     }
+}
+
+/// A store is asked for more than a page holds. Fails if `execute` does not bound `most`.
+#[test]
+fn one_page_has_at_most_500_changes() {
+    let mut ledger = Ledger::default();
+    for number in 0..=MAX_CHANGES_READ as u128 {
+        let change = ControlChange::Ban { id: Digest::from_u128(number), ban: None };
+        ledger.execute(&Command::Control(Box::new(change)), START);
+    }
+    let Answer::Control(page) = ledger.execute(&Command::ReadControl { after: 0, most: u32::MAX }, START) else {
+        panic!("another answer");
+    };
+    assert_eq!((page.changes.len(), page.is_last()), (500, false));
+    let Answer::Control(rest) = ledger.execute(&Command::ReadControl { after: page.end(), most: u32::MAX }, START)
+    else {
+        panic!("another answer");
+    };
+    assert_eq!((rest.changes.len(), rest.is_last()), (1, true));
 }
