@@ -1,8 +1,12 @@
-//! Login attempts: budgets, locks, the ceiling, and the devices an attacker cannot lock out.
+//! Protection of logins: budgets, locks, a ceiling, and known devices that an attacker cannot lock out.
 //!
-//! An attempt is counted before its secret is checked and stays counted as a failure until its result says otherwise, so
-//! parallel guesses gain nothing. Two budgets, one by account and one by address, never one joint key. Devices that have
-//! logged in before have counters of their own.
+//! An attempt is counted before its secret is checked, and counts as a failure until its result proves otherwise. If it were
+//! counted after the check, a thousand parallel guesses would all reach the verifier before the first failure is counted.
+//!
+//! There is one budget for each account and one for each address, and never one for the pair: an attacker with many addresses
+//! would have a fresh budget on each. Devices that have logged in before have counters of their own, so that guesses from
+//! elsewhere never lock out the owner. An unknown account is treated exactly like a known one: otherwise the answers would
+//! tell which accounts exist.
 
 mod account;
 mod barred;
@@ -31,27 +35,28 @@ pub use name::canonical_account;
 pub(crate) use name::canonical_account;
 pub use name::{Spellings, account_digest};
 
-/// An attempt without a result for this long has failed.
+/// How long an attempt may wait for its result. After that it has failed, so that a guesser gains nothing by never reporting
+/// one.
 pub const RESULT_WITHIN: Span = Span::MINUTE;
 
-/// How a login is protected.
+/// The login settings of a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Login {
-    /// Attempts on one account.
+    /// The budget of attempts on one account.
     pub account: SlidingLog,
-    /// Attempts from one address.
+    /// The budget of attempts from one address.
     pub ip: SlidingLog,
-    /// So many failures in a row, and how long each further one locks; ascending.
+    /// Pairs of a number of consecutive failures and how long a failure locks from there on, in ascending order.
     pub locks: Vec<(u32, Span)>,
-    /// So many failures in a row, and unknown devices are refused until a reset.
+    /// The number of consecutive failures from which unknown devices are refused until a reset.
     pub ceiling: u32,
-    /// What to do when the store fails.
+    /// What happens when the store fails.
     pub on_store_error: OnStoreError,
 }
 
 impl Default for Login {
     fn default() -> Self {
-        let log = |quota, seconds| SlidingLog::new(quota, Span::from_secs(seconds)).expect("the defaults are possible");
+        let log = |quota, seconds| SlidingLog::new(quota, Span::from_secs(seconds)).expect("the default limits are valid");
         Self {
             account: log(5, 15 * 60),
             ip: log(20, 5 * 60),
@@ -62,13 +67,13 @@ impl Default for Login {
     }
 }
 
-/// Which secret is being tried: counters are kept for each factor.
+/// The factor that is tried, such as a password or a one-time code. Each has counters of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Factor(pub(crate) u32);
 
 impl Factor {
-    /// From its name; a password, unless said. It is the same under every secret, so that an account keeps its counters
-    /// when the secret is rotated.
+    /// Makes a factor from its name, which is `password` by default. It does not depend on the installation's secret, so that an
+    /// account keeps its counters when the secret is rotated.
     #[must_use]
     pub fn named(name: Option<&str>) -> Self {
         let name = name.map(str::trim).filter(|name| !name.is_empty()).unwrap_or("password");
@@ -78,34 +83,34 @@ impl Factor {
     }
 }
 
-/// Whose login is tried, and with what.
+/// A login attempt in terms of digests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Try {
-    /// The account's digest; `None` where the login names none.
+    /// The digest of the account; `None` where the login names none.
     pub account: Option<Digest>,
-    /// The address's digest; `None` where the address is allow-listed, which skips its budget and nothing else.
+    /// The digest of the address; `None` where it is allow-listed, which skips the address's budget and nothing else.
     pub address: Option<Digest>,
-    /// Where the attempt is counted by a store that has no room for its address or its account.
+    /// The keys under which a store counts the attempt if it has no room for its address or account.
     pub wider: Wider,
-    /// Which secret.
+    /// The factor that is tried.
     pub factor: Factor,
-    /// The device token that came with it, if it opened.
+    /// The device of the token that came with it, if its signature is valid.
     pub device: Option<Device>,
     /// The id of the attempt.
     pub id: TraceId,
 }
 
-/// What stands in for an address, or for an account's name, that a store has no room for.
+/// The stand-in keys for an address or account that a store has no room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wider {
-    /// Everyone behind the same /24 or /48; `None` where the address is not known.
+    /// The key of everyone in the same /24 or /48; `None` where the address is unknown.
     pub prefix: Option<Digest>,
-    /// Everyone.
+    /// The key of everyone.
     pub all: Digest,
 }
 
 impl Wider {
-    /// Of an attempt from this address.
+    /// Makes the keys for an attempt from this address.
     #[must_use]
     pub fn of(key: DigestKey, ip: Option<IpAddr>) -> Self {
         let prefix = ip.map(|ip| {
@@ -120,50 +125,50 @@ impl Wider {
     }
 }
 
-/// What an attempt is told.
+/// The decision on an attempt, before its secret is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "an attempt that nobody reads protects nothing"]
+#[must_use = "the secret may be checked only if the attempt is allowed"]
 pub enum AttemptOutcome {
-    /// Check the secret, then say how it went.
+    /// The secret may be checked. The result must be reported.
     Allowed(Attempt),
-    /// Too many attempts from this address: `too_many_requests`.
+    /// There were too many attempts from this address: `too_many_requests`.
     TooMany {
-        /// When to try again.
+        /// When an attempt may be made again.
         until: Timestamp,
     },
     /// The account is locked for this caller: `account_locked`.
     Locked {
-        /// When to try again; `None` at the ceiling, where only a reset helps.
+        /// When an attempt may be made again; `None` at the ceiling, where only a reset helps.
         until: Option<Timestamp>,
     },
 }
 
-/// An attempt under way; its token goes to the caller and comes back with the result.
+/// An attempt under way. The caller gets it as a token and sends it back with the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attempt {
-    /// Its id.
+    /// The id of the attempt.
     pub id: TraceId,
-    /// The account it is on.
+    /// The digest of the account.
     pub account: Option<Digest>,
-    /// The address it came from.
+    /// The digest of the address; `None` where the attempt does not count for its address.
     pub address: Option<Digest>,
-    /// Under what it is counted in place of its account, by a store that had no room for that.
+    /// The stand-in key that is counted in place of the account, in a store without room for the account.
     pub folded: Option<Digest>,
     pub(crate) factor: Factor,
-    /// The known device it came from; 0 for any other.
+    /// The id of the known device it came from; 0 for an unknown device.
     pub(crate) device: u64,
     pub(crate) at: Timestamp,
 }
 
-/// What a result is told.
+/// The result of a login, as it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "a result that nobody reads protects nothing"]
+#[must_use = "a result can lock the account or make a device known"]
 pub struct ResultOutcome {
-    /// Whether the caller may try again, or is in.
+    /// Whether the login succeeded, or another attempt may be made at once.
     pub allowed: bool,
-    /// Until when the account is locked now; `Timestamp::MAX` at the ceiling.
+    /// Until when the account is locked now; [`Timestamp::MAX`] at the ceiling.
     pub locked_until: Option<Timestamp>,
-    /// After a success: the device that is known from now on.
+    /// The device that is known from now on, after a success.
     pub device: Option<Device>,
 }
 
@@ -172,7 +177,7 @@ pub struct ResultOutcome {
 #[error("the attempt is unknown, already ended, or expired")]
 pub struct UnknownAttempt;
 
-/// The digest of an address's login budget.
+/// Returns the digest of an address's login budget.
 #[must_use]
 pub fn address_digest(key: DigestKey, group: AddressGroup) -> Digest {
     let mut digest = key.begin(Domain::LoginAddress);
@@ -181,7 +186,7 @@ pub fn address_digest(key: DigestKey, group: AddressGroup) -> Digest {
 }
 
 impl Login {
-    /// Before the secret is checked. `account` and `address` are what is stored under the digests of `tried`.
+    /// Counts an attempt before its secret is checked. `account` and `address` are the stored state under the digests of `tried`.
     pub fn attempt(
         &self,
         tried: &Try,
@@ -201,7 +206,7 @@ impl Login {
             if !look.allowed {
                 return AttemptOutcome::TooMany { until: look.ready_at };
             }
-            // Charged whatever the account says: tries on a locked account count against whoever makes them.
+            // Charged even if the account turns out to be locked: an address that keeps trying locked accounts is guessing.
             address.charge(&ip, 1, now, tried.id);
         }
         if let Some(account) = &mut account
@@ -220,10 +225,10 @@ impl Login {
         })
     }
 
-    /// After the secret was checked. `nonce` is fresh and random: a new device gets it.
+    /// Ends an attempt after its secret was checked. `nonce` is a fresh random number for the token of a new device.
     ///
     /// # Errors
-    /// Where the attempt is not under way (any more).
+    /// Fails where the attempt is not under way, or no longer.
     pub fn result(
         &self,
         attempt: &Attempt,
@@ -237,9 +242,9 @@ impl Login {
         match (attempt.account, account) {
             (Some(_), Some(account)) => {
                 outcome.locked_until = account.end(self, attempt, success, now)?;
-                // What stands in for many accounts knows the devices of none.
+                // A stand-in for many accounts knows the devices of none.
                 if success && attempt.folded.is_none() {
-                    outcome.device = account.welcome(attempt, nonce, now);
+                    outcome.device = account.remember_device(attempt, nonce, now);
                 }
             }
             (Some(_), None) => return Err(UnknownAttempt),
@@ -253,23 +258,23 @@ impl Login {
         Ok(outcome)
     }
 
-    /// The same for what stands in for many accounts: it has no ceiling, since nobody could lift it.
+    /// Returns the settings for a stand-in for many accounts. It has no ceiling: it has no owner who could reset it.
     #[must_use]
     pub fn without_ceiling(&self) -> Self {
         Self { ceiling: u32::MAX, ..self.clone() }
     }
 
-    /// How long the `failures`th failure in a row locks. Thresholds are floors: between two of them the lower holds.
+    /// Returns how long the `failures`th consecutive failure locks. Between two thresholds the lower one applies.
     pub(crate) fn lock(&self, failures: u32) -> Option<Span> {
         self.locks.iter().rev().find(|(floor, _)| failures >= *floor).map(|(_, span)| *span)
     }
 }
 
 impl Attempt {
-    /// The versions in which it is read.
+    /// The versions of its bytes that are read.
     pub(crate) const VERSIONS: Versions = Versions::FIRST;
 
-    /// The signed token that the caller holds until the result.
+    /// Returns the signed token that the caller holds until the result.
     #[must_use]
     pub fn to_token(&self, secret: &Secret, format: Format) -> String {
         secret.seal(Purpose::Attempt, &to_bytes(Self::VERSIONS, format, |out| self.write(out)))
@@ -287,15 +292,15 @@ impl Attempt {
         out.number(self.at.micros());
     }
 
-    /// Reads a token.
+    /// Verifies and parses a token.
     ///
     /// # Errors
-    /// Where it was not signed by this installation as an attempt.
+    /// Fails where this installation did not sign it as an attempt.
     pub fn from_token(token: &str, secrets: &Secrets) -> Result<Self, BytesError> {
         from_bytes(&secrets.open(Purpose::Attempt, token)?, Self::VERSIONS, Self::read)
     }
 
-    /// Takes an attempt off the front of a larger record.
+    /// Reads an attempt from the front of a larger record.
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         const WRONG: BytesError = BytesError::Malformed("attempt");
         let id = TraceId::from_u128(from.wide()?);

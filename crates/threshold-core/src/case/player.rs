@@ -305,7 +305,7 @@ impl LedgerPlayer {
                 else {
                     return Err("an attempt was answered by something else".to_owned());
                 };
-                outcome.told(self.secrets.present(), Format::PRESENT, now)
+                outcome.into_answer(self.secrets.present(), Format::PRESENT, now)
             }
         };
         Ok(match told {
@@ -329,7 +329,7 @@ impl LedgerPlayer {
         Ok(match ended {
             Err(unknown) => error_json("unknown_attempt", &unknown.to_string(), "attempt"),
             Ok(outcome) => {
-                let told = outcome.told(self.secrets.present(), Format::PRESENT, now);
+                let told = outcome.into_answer(self.secrets.present(), Format::PRESENT, now);
                 json!({
                     "allowed": told.allowed,
                     "lockoutRemaining": told.lockout_remaining.map(Span::secs_ceil),

@@ -1,4 +1,4 @@
-//! Logins as commands: where an attempt is counted, also in a store without room for its account or its address.
+//! Login commands: finds the keys under which an attempt is counted, also in a store without room for its account or address.
 
 use super::{AccountKey, Records, SaveReason};
 use crate::balance::Balance;
@@ -7,7 +7,7 @@ use crate::limit::Limit;
 use crate::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
 use crate::time::Timestamp;
 
-/// Before the secret is checked.
+/// Counts an attempt before its secret is checked, and saves its account.
 pub(super) fn begin<R: Records>(
     login: &Login,
     tried: &Try,
@@ -22,14 +22,14 @@ pub(super) fn begin<R: Records>(
         account = Some(records.account(key)?.unwrap_or_default());
     }
     let by_device = |account: &Account| tried.device.is_some_and(|device| account.recognises(login, &device, now));
-    // What is counted by its device is not counted by its address, so there need be no room for that.
+    // An attempt from a known device is not counted by its address, so the address needs no room.
     let address = match tried.address.filter(|_| !account.as_ref().is_some_and(by_device)) {
         Some(address) => Some(records.address_key(address, &tried.wider, now)?),
         None => None,
     };
     let tried = Try { address, ..*tried };
     let mut stands_in = None;
-    // What stands in for many accounts has no ceiling, since nobody could lift it.
+    // A stand-in for many accounts has no ceiling: it has no owner who could reset it, and would lock all of them for good.
     let open_ended = login.without_ceiling();
     let mut rules = login;
     if let Some(AccountKey::StandIn(key)) = place {
@@ -46,7 +46,7 @@ pub(super) fn begin<R: Records>(
     Ok(outcome)
 }
 
-/// After the secret was checked.
+/// Ends an attempt after its secret was checked.
 pub(super) fn end<R: Records>(
     login: &Login,
     attempt: &Attempt,
@@ -55,7 +55,7 @@ pub(super) fn end<R: Records>(
     now: Timestamp,
 ) -> Result<Result<ResultOutcome, UnknownAttempt>, R::Error> {
     if let (Some(stand_in), Some(own)) = (attempt.folded, attempt.account) {
-        return end_counted_elsewhere(login, attempt, (stand_in, own), (success, nonce), records, now);
+        return end_under_stand_in(login, attempt, (stand_in, own), (success, nonce), records, now);
     }
     let mut account = match attempt.account {
         Some(key) => records.account(AccountKey::Own(key))?,
@@ -71,9 +71,9 @@ pub(super) fn end<R: Records>(
     Ok(ended)
 }
 
-/// Ends an attempt that was counted under a key that stands in for many accounts. A success makes its device known under
-/// the account's own key, if there is room for it by now.
-fn end_counted_elsewhere<R: Records>(
+/// Ends an attempt that was counted under a stand-in for many accounts. A success makes its device known under the account's
+/// own key, if there is room for it by now: a token that no account remembers would be worthless.
+fn end_under_stand_in<R: Records>(
     login: &Login,
     attempt: &Attempt,
     (stand_in, own): (Digest, Digest),
@@ -95,13 +95,14 @@ fn end_counted_elsewhere<R: Records>(
     }
     if success {
         let mut account = records.account(AccountKey::Own(own))?.unwrap_or_default();
-        let device = account.welcome(attempt, nonce, now);
+        let device = account.remember_device(attempt, nonce, now);
         let kept = records.save_account(AccountKey::Own(own), account, SaveReason::LoggedIn, login, now)?;
         outcome.device = device.filter(|_| kept);
     }
     Ok(Ok(outcome))
 }
 
+/// Calls `change` with the balance of the attempt's address; with an empty one where its address is not counted.
 fn with_address<R: Records, T>(
     login: &Login,
     address: Option<Digest>,

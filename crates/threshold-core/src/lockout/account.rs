@@ -1,4 +1,4 @@
-//! What is known of one account's logins: failures in a row, locks, attempts under way, known devices.
+//! The login state of one account: consecutive failures, locks, attempts under way, known devices.
 
 use super::device::{Device, MAX_DEVICES};
 use super::known::{KnownDevice, nonce_of};
@@ -10,27 +10,29 @@ use crate::key::TraceId;
 use crate::limit::{Limit, Mark};
 use crate::time::Timestamp;
 
-/// The most counters of one account: a few factors for unknown devices and for each known one, and those of devices that
-/// were forgotten while an attempt of theirs was under way.
+/// The largest number of counters of one account: a few factors for unknown devices and for each known one, and those of
+/// devices that were forgotten while an attempt of theirs was under way.
 const MAX_TRACKS: usize = 64;
-/// The factors with counters of their own; any further ones share the last. Their names are the host's, not the caller's.
+/// How many factors of one device have counters of their own. Further ones share the last. The application names factors, not
+/// the client, so honest use stays far below.
 const MAX_FACTORS: usize = 4;
 
 /// The stored state of one account.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Account {
-    /// Counts resets: device tokens of an older credential are no longer known.
+    /// The number of resets. Device tokens of an older credential are no longer valid.
     credential: u32,
-    /// The one that logged in last is the last.
+    /// Known devices; the one that logged in last is the last.
     devices: Vec<KnownDevice>,
     tracks: Vec<Track>,
 }
 
 impl Account {
-    /// The versions in which it is read.
+    /// The versions of its bytes that are read.
     pub(crate) const VERSIONS: Versions = Versions::FIRST.containing(Balance::VERSIONS);
 
-    /// An account of which nothing is known but that something was: locked until then for every device.
+    /// Makes an account that is locked until `until` for every device and knows nothing else, for a journal record that cannot be
+    /// read: its account may have been locked.
     #[must_use]
     pub fn locked(factor: Factor, until: Timestamp) -> Self {
         let mut account = Self::default();
@@ -38,25 +40,25 @@ impl Account {
         account
     }
 
-    /// Whether a device token is of this account, of its present credential, and not too old.
+    /// Returns whether a device token belongs to this account and its current credential, and has not expired.
     #[must_use]
     pub fn knows(&self, device: &Device, now: Timestamp) -> bool {
         self.device_of(device, now).is_some()
     }
 
-    /// Whether an attempt with this token is counted by its device, and so not by its address.
+    /// Returns whether an attempt with this token is counted by its device, and so not by its address.
     pub(crate) fn recognises(&self, login: &Login, device: &Device, now: Timestamp) -> bool {
         self.knows(device, now) && self.clone().recognise(login, device, now) != 0
     }
 
-    /// The last moment at which any device is known; `None` where none is.
+    /// Returns when the last device token expires; `None` where no device is known.
     #[must_use]
     pub fn devices_known_until(&self) -> Option<Timestamp> {
         self.devices.iter().map(KnownDevice::known_until).max()
     }
 
-    /// The number of a known device, or 0. Showing a token ends those that were issued before it. A device that has
-    /// failed up to the ceiling is in the wrong hands: it is an unknown one from now on.
+    /// Returns the id of a known device, or 0, and ends its tokens that were issued before this one. A device that has failed up
+    /// to the ceiling is in the wrong hands, and is unknown from now on.
     pub(super) fn recognise(&mut self, login: &Login, device: &Device, now: Timestamp) -> u64 {
         let Some(at) = self.device_of(device, now) else { return 0 };
         let Some(known) = self.devices.get_mut(at) else { return 0 };
@@ -73,56 +75,60 @@ impl Account {
             return 0;
         }
         let has_track = self.tracks.iter().any(|track| track.device == id);
-        // Every track holds attempts under way: without room for counters of its own, it is counted as an unknown device.
+        // All counters are in use by attempts under way. Without counters of its own, it is counted as an unknown device.
         if has_track || self.tracks.len() < MAX_TRACKS { id } else { 0 }
     }
 
-    /// The failures in a row of unknown devices, the most of any factor.
+    /// Returns the consecutive failures of unknown devices, for the factor with the most.
     #[must_use]
     pub fn failures(&self, now: Timestamp) -> u32 {
         let unknown = self.tracks.iter().filter(|track| track.device == 0);
         unknown.map(|track| track.failures_at(now)).max().unwrap_or(0)
     }
 
-    /// Until when unknown devices are kept from trying at `now`, by a lock or by the account's budget; `Timestamp::MAX` at
-    /// the ceiling.
+    /// Returns until when unknown devices are refused, by a lock or by the account's budget; [`Timestamp::MAX`] at the ceiling,
+    /// `None` where they are not refused at `now`.
     #[must_use]
     pub fn locked_until(&self, login: &Login, now: Timestamp) -> Option<Timestamp> {
         let unknown = self.tracks.iter().filter(|track| track.device == 0);
         unknown.filter_map(|track| track.locked(login, now)).max()
     }
 
-    /// Whether any attempt waits for its result at `now`.
+    /// Returns whether any attempt waits for its result at `now`.
     #[must_use]
     pub fn is_under_way(&self, now: Timestamp) -> bool {
         self.tracks.iter().any(|track| track.is_under_way(now))
     }
 
-    /// The first moment from which this account says the same as none. A ceiling stays until it is lifted.
+    /// Returns the time from which this account decides the same as an empty one. At the ceiling there is none until it is
+    /// lifted.
     #[must_use]
     pub fn silent_from(&self, login: &Login) -> Timestamp {
         let tracks = self.tracks.iter().map(|track| track.silent_from(track.failures >= login.ceiling)).max();
-        // A reset must be remembered for as long as a token of the credential before it could still be shown.
+        // A reset is never forgotten: an account without it would accept the device tokens of the old credential again.
         let reset = if self.credential > 0 { Timestamp::MAX } else { Timestamp::EPOCH };
         tracks.unwrap_or_default().max(self.devices_known_until().unwrap_or_default()).max(reset)
     }
 
-    /// After a reset of the secret: nothing is locked, and devices must log in anew. Attempts under way were made with the
-    /// old secret, and are forgotten.
+    /// Unlocks the account after a reset of its secret, and forgets all devices, which have to log in again. Attempts under way
+    /// tried the old secret and are forgotten too.
     pub fn reset(&mut self) {
         self.credential = self.credential.saturating_add(1);
         self.devices.clear();
         self.tracks.clear();
     }
 
-    /// An operator's pardon: nothing is locked, and known devices stay known. It covers the attempts under way too: they
-    /// may still succeed, and count for nothing if they do not.
+    /// Unlocks the account for an operator. Known devices stay known. Attempts under way may still succeed, and do not count as
+    /// failures if they do not.
     pub fn lift(&mut self) {
         self.tracks.iter_mut().for_each(Track::lift);
         self.tracks.retain(|track| !track.under_way.is_empty());
     }
 
-    /// Counts an attempt; refused with the time until which it is locked, `None` being for good.
+    /// Counts an attempt.
+    ///
+    /// # Errors
+    /// Returns until when the account is locked; `None` at the ceiling.
     pub(super) fn begin(
         &mut self,
         login: &Login,
@@ -143,7 +149,7 @@ impl Account {
         Ok(())
     }
 
-    /// Ends an attempt. Returns until when its kind of device is locked now; `Timestamp::MAX` at the ceiling.
+    /// Ends an attempt. Returns until when its kind of device is locked now; [`Timestamp::MAX`] at the ceiling.
     pub(super) fn end(
         &mut self,
         login: &Login,
@@ -166,7 +172,7 @@ impl Account {
             }
             (false, false) => track.locked(login, now),
         };
-        // A pardon has cleared the budget: what is charged there now, other attempts were charged.
+        // If an operator lifted the locks meanwhile, the budget was cleared. Its present charges are those of other attempts.
         if success && counted {
             track.budget.give_back(Mark::new(attempt.at, 1), now, attempt.id);
         }
@@ -174,9 +180,10 @@ impl Account {
         Ok(locked)
     }
 
-    /// Makes the device that has just logged in a known one. One that was known gets a further token: those it has stay
-    /// good until the new one is shown, since its answer may be lost, or another tab may be logging in with the old one.
-    pub fn welcome(&mut self, attempt: &Attempt, nonce: TraceId, now: Timestamp) -> Option<Device> {
+    /// Makes the device that has just logged in a known one, and returns its new token. The older tokens of a known device stay
+    /// valid until the new one is used: the answer with the new one may be lost, or another tab may be logging in with an old
+    /// one.
+    pub fn remember_device(&mut self, attempt: &Attempt, nonce: TraceId, now: Timestamp) -> Option<Device> {
         let account = attempt.account?;
         let nonce = nonce_of(nonce);
         self.devices.retain_mut(|known| known.drop_expired(now));
@@ -194,19 +201,21 @@ impl Account {
         Some(Device { account, nonce, issued: now, credential: self.credential })
     }
 
-    /// Which device a token is of.
+    /// Returns the index of the device that a token belongs to.
     fn device_of(&self, device: &Device, now: Timestamp) -> Option<usize> {
         let current = device.nonce != 0 && device.credential == self.credential;
         self.devices.iter().position(|known| current && known.has(device, now))
     }
 
-    /// Drops the counters of devices that are not known any more, unless an attempt of theirs is under way.
+    /// Drops the counters of devices that are no longer known, unless an attempt of theirs is under way.
     fn drop_idle_tracks(&mut self) {
         let devices = &self.devices;
         let is_known = |device: u64| device == 0 || devices.iter().any(|known| known.id == device);
         self.tracks.retain(|track| is_known(track.device) || !track.under_way.is_empty());
     }
 
+    /// Returns the counters of a factor on a device, and adds them where they are new. Without room, the factor shares the
+    /// counters of another one on the same device.
     fn track(&mut self, factor: Factor, device: u64) -> &mut Track {
         let mut own = self.tracks.iter().filter(|track| track.device == device);
         let factors = own.clone().count();
@@ -222,7 +231,7 @@ impl Account {
         self.tracks.last_mut().expect("a track was just pushed")
     }
 
-    /// The bytes a store keeps.
+    /// Returns the stored bytes.
     #[must_use]
     pub fn to_bytes(&self, format: Format) -> Vec<u8> {
         to_bytes(Self::VERSIONS, format, |out| self.write(out))
@@ -241,15 +250,15 @@ impl Account {
         }
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    /// Parses what [`to_bytes`](Self::to_bytes) wrote.
     ///
     /// # Errors
-    /// On another version, and on bytes no account has.
+    /// Fails on an unknown version and on malformed bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
         from_bytes(bytes, Self::VERSIONS, Self::read)
     }
 
-    /// Takes an account off the front of a larger record.
+    /// Reads an account from the front of a larger record.
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         const WRONG: BytesError = BytesError::Malformed("account");
         let mut account = Self { credential: u32::try_from(from.number()?).map_err(|_| WRONG)?, ..Self::default() };

@@ -1,7 +1,7 @@
-//! Who may not even try: bans, deny lists and penalties in force hold for a login as for every other request.
+//! Bans, deny lists and penalties in force, which apply to a login as to every other request.
 //!
-//! Whoever is barred is not counted, neither against the account nor against the address: somebody who is banned must not
-//! be able to lock anybody else.
+//! An attempt that one of them refuses is not counted, neither for the account nor for the address: a banned client must not
+//! be able to lock another user's account.
 
 use super::canonical_account;
 use super::exchange::{LoginRequest, Refusal, RefusedBy};
@@ -14,15 +14,15 @@ use crate::key::TraceId;
 use crate::plan::{Plan, Verb};
 use crate::policy::{Listed, Policy, Who};
 
-/// The most spellings of one name that are looked up. There are no more unless somebody makes them up.
+/// The largest number of spellings of one name that are looked up. Operators would have to ban more of them on purpose.
 const MAX_SPELLINGS: usize = 64;
 
 impl LoginRequest<'_> {
-    /// What may bar this attempt, as plans that charge nothing: settled and decided, each says whether it does
-    /// ([`Refusal::barring`]). There are none where nobody is listed, banned or punished.
+    /// Returns plans that find whether this attempt is refused: they charge nothing, and the decision on each gives the refusal
+    /// ([`Refusal::barring`]). There are none where no list, ban or ladder can apply.
     ///
-    /// The address and the tenant are known. Who the user is, nobody has shown yet: their ban counts, and an allowance of
-    /// theirs lifts nothing but their own penalties, since anybody can name a friend's account.
+    /// The address and the tenant are known. The user is only claimed: a ban of that user applies, but an allow list entry
+    /// lifts nothing but the user's own penalties, since anyone can name an allow-listed account.
     #[must_use]
     pub fn bars<'p>(&self, policy: &'p Policy, id: TraceId) -> Vec<Plan<'p>> {
         let facts = Facts { ip: self.ip, tenant: self.tenant, trace: id, ..Facts::default() };
@@ -40,13 +40,13 @@ impl LoginRequest<'_> {
             bars.push(plan);
         }
         bars.retain(|plan| plan.ban.is_some() || plan.listed == Some(Listed::Deny) || !plan.subjects.is_empty());
-        // What is known without a store comes first, so that no store has to answer for it.
+        // Bans and lists first: they are decided without a store, also while the store is down.
         bars.sort_by_key(|plan| plan.ban.is_none() && plan.listed.is_none());
         bars
     }
 
-    /// What the user may be called: as the door says, else as the account was written; in its one spelling; and as anybody
-    /// is written who is banned or denied and has the same one spelling.
+    /// Returns the names that the user may have: the one that the door gives, or else the account's name; its normal form; and
+    /// the names of banned or denied users with the same normal form.
     fn names(&self, policy: &Policy) -> Vec<String> {
         let name = self.user.filter(|user| !user.is_empty()).or(self.account.map(str::trim));
         let Some(name) = name.filter(|name| !name.is_empty()) else { return Vec::new() };
@@ -64,7 +64,7 @@ impl LoginRequest<'_> {
 }
 
 impl Refusal {
-    /// Why an attempt is barred, if the decision on one of its [bars](LoginRequest::bars) says that it is.
+    /// Returns the refusal of an attempt, if the decision on one of its [bars](LoginRequest::bars) denies it.
     #[must_use]
     pub fn barring(decision: &Decision) -> Option<Self> {
         let by = match decision.verdict {
@@ -76,7 +76,7 @@ impl Refusal {
     }
 }
 
-/// What is known of somebody without charging them anything.
+/// Makes a plan that charges nothing and finds the lists, bans and penalties of one identity.
 fn bar<'p>(policy: &'p Policy, who: Who<'_>, caller: &Caller<'_>, id: TraceId) -> Plan<'p> {
     let (listed, ban) = policy.listing(|| who);
     let subjects = if listed.is_none() { policy.subjects_of(caller) } else { ArrayVec::new() };

@@ -1,4 +1,4 @@
-//! What goes between a door and a login: the request, what it is told, and the tokens that it carries.
+//! Requests and answers of a login at a door, and the tokens that they carry.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,21 +15,21 @@ use crate::time::{Span, Timestamp};
 /// A login whose secret is about to be checked.
 #[derive(Clone, Copy, Default)]
 pub struct LoginRequest<'a> {
-    /// The account's name, in any spelling. Unknown ones are told what known ones are.
+    /// The account's name, in any spelling. An unknown account gets the same answers as a known one.
     pub account: Option<&'a str>,
-    /// The client's address. A door that leaves it out gives up the budget by address.
+    /// The client's address. Without it, attempts are not counted by address.
     pub ip: Option<IpAddr>,
-    /// Which secret is tried: a password, unless said.
+    /// The name of the factor that is tried; a password by default.
     pub factor: Option<&'a str>,
-    /// The device token that came with it. One that is not ours is as good as none.
+    /// The device token that came with it. A token that this installation did not sign is ignored.
     pub device: Option<&'a str>,
-    /// Whose account it is, as bans and penalties name them; the account's own name, unless said.
+    /// The user whose account it is, as bans and penalties name the user; the account's name by default.
     pub user: Option<&'a str>,
-    /// The tenant whose login it is. Where users belong to tenants, each has accounts of its own.
+    /// The tenant whose login it is. Where users belong to tenants, each tenant has accounts of its own.
     pub tenant: Option<&'a str>,
 }
 
-/// Names, addresses and tokens reach no log.
+/// Shows no field, so that names, addresses and tokens reach no log.
 impl fmt::Debug for LoginRequest<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LoginRequest").finish_non_exhaustive()
@@ -37,17 +37,17 @@ impl fmt::Debug for LoginRequest<'_> {
 }
 
 impl LoginRequest<'_> {
-    /// The tenant whose user the account is, where users belong to tenants.
+    /// Returns the tenant of the account, where users belong to tenants.
     fn tenant_of_account(&self, policy: &Policy) -> Option<&str> {
         let scoped = policy.identity().user_scope == UserScope::Tenant;
         self.tenant.filter(|tenant| scoped && !tenant.is_empty())
     }
 
-    /// The same in the terms of what is stored. `id` is fresh and random.
+    /// Returns the attempt in terms of digests. `id` is a fresh random id.
     #[must_use]
     pub fn tried(&self, policy: &Policy, secrets: &Secrets, id: TraceId) -> Try {
         let key = policy.key();
-        // An allow-listed address skips its own budget; the account's locks still hold.
+        // An allow-listed address skips its own budget. The account's locks still apply.
         let exempt = policy.lists().find(self.ip, None, None) == Some(Listed::Allow);
         let group = self.ip.map(|ip| AddressGroup::of(ip, policy.identity().ipv6_prefix));
         Try {
@@ -61,18 +61,18 @@ impl LoginRequest<'_> {
     }
 }
 
-/// What somebody who wants to log in is told before the secret is checked.
+/// The answer to an attempt, before its secret is checked.
 #[derive(Clone, PartialEq, Eq)]
-#[must_use = "an attempt that nobody reads protects nothing"]
+#[must_use = "the secret may be checked only if the attempt is allowed"]
 pub enum Attempted {
-    /// Check the secret, then say how it went, with this token.
+    /// The secret may be checked. The result is reported with this token.
     Allowed(String),
-    /// Do not check it.
+    /// The secret must not be checked.
     Refused(Refusal),
 }
 
 impl Attempted {
-    /// The token to end the attempt by, if the secret may be checked.
+    /// Returns the token to report the result with; `None` where the attempt is refused.
     #[must_use]
     pub fn token(&self) -> Option<&str> {
         match self {
@@ -82,7 +82,7 @@ impl Attempted {
     }
 }
 
-/// A token reaches no log.
+/// Leaves the token out, so that it reaches no log.
 impl fmt::Debug for Attempted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -92,32 +92,33 @@ impl fmt::Debug for Attempted {
     }
 }
 
-/// Why a secret is not checked, and for how long.
+/// The refusal of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
-    /// Why.
+    /// The reason.
     pub by: RefusedBy,
-    /// When it is worth trying again; `None` at the ceiling, where only a reset or a pardon helps, and under a ban for good.
+    /// How long to wait before the next attempt; `None` at the ceiling, where only a reset or an operator helps, and under a
+    /// permanent ban.
     pub retry_after: Option<Span>,
 }
 
-/// What refuses an attempt.
+/// The reason why an attempt is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusedBy {
-    /// The address has made too many.
+    /// The address has made too many attempts.
     Address,
     /// The account is locked for this caller.
     Lock,
-    /// The account has seen so many failures in a row that unknown devices are refused.
+    /// The account has reached its ceiling of consecutive failures, and unknown devices are refused.
     Ceiling,
-    /// A ban, or a deny list: of the address, the tenant or the user.
+    /// A ban or a deny list entry of the address, the tenant or the user.
     Ban,
     /// A cool-down of the address, the tenant or the user.
     CoolDown,
 }
 
 impl Refusal {
-    /// The name on the wire, with a 429.
+    /// Returns the error code of the answer, which has status 429.
     #[must_use]
     pub const fn code(&self) -> &'static str {
         match self.by {
@@ -127,7 +128,7 @@ impl Refusal {
         }
     }
 
-    /// What a person reads.
+    /// Returns the message for people.
     #[must_use]
     pub const fn message(&self) -> &'static str {
         match self.by {
@@ -139,8 +140,8 @@ impl Refusal {
 }
 
 impl AttemptOutcome {
-    /// What the caller is told, with a signed token where the secret may be checked.
-    pub fn told(self, secret: &Secret, format: Format, now: Timestamp) -> Attempted {
+    /// Returns the answer for the caller, with a signed token where the secret may be checked.
+    pub fn into_answer(self, secret: &Secret, format: Format, now: Timestamp) -> Attempted {
         let refused = |by, until: Option<Timestamp>| {
             Attempted::Refused(Refusal { by, retry_after: until.map(|until| until.since(now)) })
         };
@@ -153,20 +154,20 @@ impl AttemptOutcome {
     }
 }
 
-/// What somebody is told after the secret was checked.
+/// The answer to the result of a login.
 #[derive(Clone, PartialEq, Eq)]
-#[must_use = "a result that nobody reads protects nothing"]
+#[must_use = "the device token has to reach the client"]
 pub struct LoginResult {
-    /// Whether the caller is in, or may try again.
+    /// Whether the login succeeded, or another attempt may be made at once.
     pub allowed: bool,
-    /// How long the account is locked for this caller now; also `None` where it is refused for good, at the ceiling.
+    /// How long the account is locked for this caller now; `None` where it is not locked, and at the ceiling, which has no end.
     pub lockout_remaining: Option<Span>,
-    /// After a success: the token by which this device is known from now on, for a cookie that is `__Host-`, `HttpOnly`,
+    /// The token by which this device is known from now on, after a success. It belongs in a cookie that is `__Host-`, `HttpOnly`,
     /// `Secure` and `SameSite=Lax`.
     pub device: Option<String>,
 }
 
-/// A token reaches no log.
+/// Leaves the token out, so that it reaches no log.
 impl fmt::Debug for LoginResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LoginResult")
@@ -177,8 +178,8 @@ impl fmt::Debug for LoginResult {
 }
 
 impl ResultOutcome {
-    /// What the caller is told, with a signed token where its device is known now.
-    pub fn told(self, secret: &Secret, format: Format, now: Timestamp) -> LoginResult {
+    /// Returns the answer for the caller, with a signed token where its device is known now.
+    pub fn into_answer(self, secret: &Secret, format: Format, now: Timestamp) -> LoginResult {
         let locked = self.locked_until.and_then(Timestamp::unless_never);
         LoginResult {
             allowed: self.allowed,

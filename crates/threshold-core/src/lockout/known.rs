@@ -1,4 +1,4 @@
-//! What an account knows of a device that has logged in: the tokens that it may show.
+//! A known device of an account, and its valid tokens.
 
 use arrayvec::ArrayVec;
 
@@ -7,16 +7,16 @@ use crate::codec::{BytesError, Reader, Writer};
 use crate::key::TraceId;
 use crate::time::Timestamp;
 
-/// The tokens of one device at once: the one that it showed last, and those that were issued since and not shown yet. More
-/// than three of them are in use only where answers were lost.
+/// The largest number of tokens of one device: the one that it used last, and those issued since and not used yet. There are
+/// more than three only where answers were lost.
 const MAX_TOKENS: usize = 4;
 
-/// A known device. Its counters go by its number, whichever token it shows.
+/// A known device. Its counters are found by its id, whichever token it uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct KnownDevice {
     /// The nonce of its first token.
     pub(super) id: u64,
-    /// In the order in which they were issued.
+    /// In the order in which they were issued, so the first one is the one used last.
     tokens: ArrayVec<Token, MAX_TOKENS>,
 }
 
@@ -32,13 +32,13 @@ impl Token {
     }
 }
 
-/// The number of a new token, never 0.
+/// Returns the number of a new token, never 0, which stands for unknown devices.
 pub(super) fn nonce_of(id: TraceId) -> u64 {
     u64::try_from(id.to_u128() >> 64).unwrap_or(1).max(1)
 }
 
 impl KnownDevice {
-    /// One without any token yet.
+    /// Makes a device without a token.
     pub(super) fn new(id: u64) -> Self {
         Self { id, tokens: ArrayVec::new() }
     }
@@ -47,21 +47,21 @@ impl KnownDevice {
         self.tokens.iter().map(Token::known_until).max().unwrap_or_default()
     }
 
-    /// Whether a token is one of its own, and not too old.
+    /// Returns whether a token is one of its own and has not expired.
     pub(super) fn has(&self, device: &Device, now: Timestamp) -> bool {
         self.tokens
             .iter()
             .any(|token| (token.nonce, token.issued) == (device.nonce, device.issued) && now < token.known_until())
     }
 
-    /// A token was shown, so its device has it: those that were issued before it are no longer needed.
+    /// Drops the tokens issued before one that was used: the device has that one, and no longer needs them.
     pub(super) fn show(&mut self, device: &Device) {
         if let Some(at) = self.tokens.iter().position(|token| token.nonce == device.nonce) {
             self.tokens.drain(..at);
         }
     }
 
-    /// Adds a token. Where there is no room, the oldest that was never shown goes.
+    /// Adds a token. Without room, it replaces the oldest one that was never used.
     pub(super) fn issue(&mut self, nonce: u64, now: Timestamp) {
         if self.tokens.is_full() {
             self.tokens.remove(1);
@@ -69,7 +69,7 @@ impl KnownDevice {
         let _ = self.tokens.try_push(Token { nonce, issued: now });
     }
 
-    /// Drops tokens that are too old. Says whether any is left.
+    /// Drops expired tokens. Returns whether any is left.
     pub(super) fn drop_expired(&mut self, now: Timestamp) -> bool {
         self.tokens.retain(|token| now < token.known_until());
         !self.tokens.is_empty()

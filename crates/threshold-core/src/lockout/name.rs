@@ -1,4 +1,4 @@
-//! The one spelling of an account's name.
+//! The normal form of account names.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use unicode_normalization::UnicodeNormalization as _;
 use crate::key::{Anchors, Digest, DigestKey, Domain, Part};
 use crate::policy::{Policy, SubjectError};
 
-/// Returns the canonical spelling of an account's name: trimmed, with compatibility forms and case folded, and without
-/// invisible characters.
+/// Returns the normal form of an account's name: NFKC, case-folded, trimmed and without invisible characters. Otherwise each
+/// spelling of a name would have attempts of its own.
 #[cfg(feature = "login")]
 #[must_use]
 pub fn canonical_account(name: &str) -> String {
-    // First, because what stands around an invisible character may compose.
+    // Invisible characters go first, because the characters around one may compose.
     let seen = name.chars().filter(|c| !is_invisible(*c));
     seen.nfkc().default_case_fold().nfkc().collect::<String>().trim().to_owned()
 }
@@ -26,8 +26,8 @@ pub(crate) fn canonical_account(name: &str) -> String {
     name.to_owned()
 }
 
-/// Returns the digest of an account, however its name is spelled. `tenant` is the tenant whose user it is, if users belong to
-/// tenants. Returns `None` if the name has no visible characters, and always without the feature `login`.
+/// Returns the digest of an account, whatever the spelling of its name; `None` where the normal form is empty, and always without the feature `login`. `tenant` is the
+/// tenant of the user, where users belong to tenants.
 #[must_use]
 pub fn account_digest(key: DigestKey, tenant: Option<&str>, name: &str) -> Option<Digest> {
     let name = canonical_account(name);
@@ -42,22 +42,22 @@ pub fn account_digest(key: DigestKey, tenant: Option<&str>, name: &str) -> Optio
 }
 
 impl Policy {
-    /// The digest of an account as operators name it; `None` where nothing is left of the name.
+    /// Returns the digest of an account from the name that operators use; `None` where its normal form is empty.
     ///
     /// # Errors
-    /// Where users belong to tenants and the name does not say to which: see [`UserScope`](crate::policy::UserScope).
+    /// Fails where users belong to tenants and the name has no tenant: see [`UserScope`](crate::policy::UserScope).
     pub fn account_digest(&self, written: &str) -> Result<Option<Digest>, SubjectError> {
         let (tenant, name) = self.identity().user_scope.read(written)?;
         Ok(account_digest(self.key(), tenant.as_deref(), &name))
     }
 }
 
-/// Names that are not written in their one spelling, by that spelling: at a login they are found however they are typed.
+/// Names that are not in normal form, by their normal form. A login finds a banned user by any spelling of the name.
 #[derive(Debug, Clone, Default)]
 pub struct Spellings(BTreeMap<Box<str>, BTreeMap<Box<str>, usize>>);
 
 impl Spellings {
-    /// Adds a name. One that was added twice must be removed twice.
+    /// Adds a name. A name that was added twice must be removed twice.
     pub fn insert(&mut self, name: &str) {
         let folded = canonical_account(name);
         if folded != name {
@@ -79,15 +79,15 @@ impl Spellings {
         }
     }
 
-    /// The names that have this one spelling.
+    /// Returns the names with this normal form.
     pub fn of(&self, folded: &str) -> impl Iterator<Item = &str> {
         self.0.get(folded).into_iter().flat_map(BTreeMap::keys).map(AsRef::as_ref)
     }
 }
 
-/// Whether a character takes no room on a screen: control characters, interlinear annotations, and what Unicode 16 calls
-/// `Default_Ignorable_Code_Point` (zero-width spaces and joiners, directions, fillers, variation selectors, tags).
-/// `NFKC_Casefold` leaves the last out for the same reason.
+/// Returns whether a character is invisible on a screen: control characters, interlinear annotations, and what Unicode 16
+/// calls `Default_Ignorable_Code_Point` (zero-width spaces and joiners, directions, fillers, variation selectors, tags).
+/// `NFKC_Casefold` removes the latter for the same reason.
 #[cfg(feature = "login")]
 fn is_invisible(c: char) -> bool {
     let ignorable = matches!(c,
@@ -95,7 +95,7 @@ fn is_invisible(c: char) -> bool {
         | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
         | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}'
         | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}');
-    // Line breaks and tabs are space: at the ends they are trimmed, and inside they keep words apart.
+    // Line breaks and tabs are white space: they are trimmed at the ends, and separate words inside a name.
     ignorable || matches!(c, '\u{fff9}'..='\u{fffb}') || c.is_control() && !c.is_whitespace()
 }
 
@@ -103,9 +103,9 @@ fn is_invisible(c: char) -> bool {
 mod tests {
     use super::*;
 
-    /// Story: names with zero-width characters were accounts of their own, each with its own attempts.
+    /// Names with zero-width characters were accounts of their own, each with its own attempts.
     #[test]
-    fn characters_that_nobody_sees_make_no_second_account() {
+    fn invisible_characters_do_not_make_another_account() {
         let plain = canonical_account("ada@example.com");
         for invisible in [
             '\u{ad}',
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_found_by_their_one_spelling_until_they_are_removed_as_often_as_they_were_added() {
+    fn a_name_is_found_by_its_normal_form_until_it_is_removed_as_often_as_it_was_added() {
         let mut spellings = Spellings::default();
         for name in ["Eve", "EVE", "eve", "Eve", "Adam"] {
             spellings.insert(name);

@@ -1,4 +1,4 @@
-//! The counters of one factor on one kind of device: failures in a row, the lock, the budget, attempts under way.
+//! The counters of one factor on one device: consecutive failures, the lock, the budget, attempts under way.
 
 use super::{Factor, Login, RESULT_WITHIN};
 use crate::balance::Balance;
@@ -7,20 +7,21 @@ use crate::key::TraceId;
 use crate::limit::{Limit, MAX_LOG};
 use crate::time::{Span, Timestamp};
 
-/// Failures below the ceiling are forgotten this long after the last one. Without an end, every name ever guessed would
-/// be kept for good.
+/// How long after the last failure all failures below the ceiling are forgotten. Without this, every name that was ever
+/// guessed would be stored for good.
 const FORGOTTEN_AFTER: Span = Span::from_secs(30 * 86_400);
-/// The most attempts under way at once. Most budgets allow fewer within a minute; one of a thousand a second does not.
+/// The largest number of attempts under way at once. Most budgets allow fewer within a minute, but one of a thousand a second
+/// does not.
 const MAX_UNDER_WAY: usize = MAX_LOG as usize;
 
-/// The counters of one factor and one device; device 0 is every device that is not known.
+/// The counters of one factor on one device. Device 0 stands for all unknown devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Track {
     pub(super) factor: Factor,
     pub(super) device: u64,
     pub(super) failures: u32,
     pub(super) locked_until: Timestamp,
-    /// When the last failure was.
+    /// The time of the last failure.
     last: Timestamp,
     /// Attempts under way, the oldest first.
     pub(super) under_way: Vec<UnderWay>,
@@ -32,7 +33,7 @@ pub(super) struct Track {
 pub(super) struct UnderWay {
     id: TraceId,
     at: Timestamp,
-    /// Whether it counts as a failure unless it succeeds. One that a pardon covers does not.
+    /// Whether it counts as a failure unless it succeeds. It does not after an operator has lifted the locks.
     counts: bool,
 }
 
@@ -63,13 +64,13 @@ impl Track {
         }
     }
 
-    /// After a success.
+    /// Resets the failures and the lock after a success.
     pub(super) fn forget_failures(&mut self) {
         self.failures = 0;
         self.locked_until = Timestamp::EPOCH;
     }
 
-    /// Forgets everything but attempts under way, which count for nothing from now on.
+    /// Forgets everything but the attempts under way, which no longer count as failures.
     pub(super) fn lift(&mut self) {
         self.forget_failures();
         self.budget = Balance::default();
@@ -87,7 +88,7 @@ impl Track {
         self.under_way.iter().any(|attempt| attempt.id == id)
     }
 
-    /// Takes an attempt out; says whether it counted.
+    /// Removes an attempt. Returns whether it counted as a failure; `None` where it is unknown.
     pub(super) fn end(&mut self, id: TraceId) -> Option<bool> {
         let at = self.under_way.iter().position(|attempt| attempt.id == id)?;
         Some(self.under_way.remove(at).counts)
@@ -97,7 +98,7 @@ impl Track {
         self.under_way.last().is_some_and(|newest| newest.times_out() > now)
     }
 
-    /// Attempts whose time is up have failed, and old failures are forgotten.
+    /// Counts attempts that have timed out as failures, and forgets old failures.
     pub(super) fn bring(&mut self, login: &Login, now: Timestamp) {
         self.bring_back(now);
         let late = self.under_way.partition_point(|attempt| attempt.times_out() <= now);
@@ -111,7 +112,7 @@ impl Track {
         }
     }
 
-    /// Brings back what was dated ahead by a clock that has since gone back: a lock lasts as long as it was meant to.
+    /// Corrects times dated in the future by a clock that has since been set back, so that a lock lasts no longer than intended.
     fn bring_back(&mut self, now: Timestamp) {
         let latest = now.plus(Span::SECOND);
         if self.last > latest {
@@ -125,23 +126,23 @@ impl Track {
         }
     }
 
-    /// Failures in a row at `now`, with attempts whose time is up.
+    /// Returns the consecutive failures at `now`, including attempts that have timed out.
     pub(super) fn failures_at(&self, now: Timestamp) -> u32 {
         let late = self.under_way.iter().filter(|attempt| attempt.counts && attempt.times_out() <= now).count();
         self.failures.saturating_add(u32::try_from(late).unwrap_or(u32::MAX))
     }
 
-    /// Until when nothing may be tried; `Timestamp::MAX` at the ceiling.
+    /// Returns until when attempts are refused; [`Timestamp::MAX`] at the ceiling, `None` where they are not refused at `now`.
     pub(super) fn locked(&self, login: &Login, now: Timestamp) -> Option<Timestamp> {
         let until = self.opens_at(login, now);
         (until > now).then_some(until)
     }
 
-    /// The first moment at which an attempt is let through, if nobody else comes and whatever is under way fails when its
-    /// time is up; `Timestamp::MAX` at the ceiling.
+    /// Returns the first time at which an attempt is allowed, if no other attempt is made and those under way time out;
+    /// [`Timestamp::MAX`] at the ceiling.
     ///
-    /// Attempts under way count as failures from the moment at which they began. Their failure comes later, and locks
-    /// from then on: that is looked ahead for.
+    /// Attempts under way count as failures from the time at which they began. When they time out, they lock from that later
+    /// time on, which this looks ahead for: a caller that waits as long as it was asked to must not be refused again.
     fn opens_at(&self, login: &Login, now: Timestamp) -> Timestamp {
         let fits_at = self.budget.peek(&Limit::from(login.account), 1, now).ready_at;
         let mut ahead = Ahead::of(self);
@@ -153,7 +154,7 @@ impl Track {
             }
             let lock = ahead.locked_until(login, at);
             let until = lock.max(fits_at);
-            // Whoever is under way may still be right. Only when they have ended is it known whether this is the ceiling.
+            // The attempts under way may still succeed. Whether this is the ceiling is known only when they have ended.
             if ahead.may_reach_ceiling(login) || until <= at {
                 return until.max(at);
             }
@@ -161,7 +162,7 @@ impl Track {
         }
     }
 
-    /// The first moment from which this says the same as none.
+    /// Returns the time from which these counters decide the same as empty ones.
     pub(super) fn silent_from(&self, ceiling_reached: bool) -> Timestamp {
         let newest = self.under_way.last();
         let under_way = newest.map_or(Timestamp::EPOCH, |attempt| attempt.times_out().plus(FORGOTTEN_AFTER));
@@ -210,13 +211,13 @@ impl Track {
     }
 }
 
-/// A track as it will be if nothing happens but that attempts time out.
+/// The counters at a later time, if no attempt is made and those under way time out.
 struct Ahead<'t> {
     failures: u32,
     locked_until: Timestamp,
     last: Timestamp,
     under_way: &'t [UnderWay],
-    /// How many of those under way count.
+    /// How many of those under way count as failures.
     counting: u32,
 }
 
@@ -233,7 +234,7 @@ impl<'t> Ahead<'t> {
         }
     }
 
-    /// As [`Track::bring`].
+    /// Times out attempts and forgets failures, as [`Track::bring`] does.
     fn time_out(&mut self, login: &Login, at: Timestamp) {
         while let Some((oldest, newer)) = self.under_way.split_first().filter(|(oldest, _)| oldest.times_out() <= at) {
             self.under_way = newer;
@@ -260,16 +261,16 @@ impl<'t> Ahead<'t> {
         self.counting > 0 && self.with_under_way() >= login.ceiling
     }
 
-    /// Until when this locks at `at`, before anything else times out.
+    /// Returns until when the counters lock at `at`, before anything else times out.
     fn locked_until(&self, login: &Login, at: Timestamp) -> Timestamp {
-        // So many may be under way; a further one waits for the oldest.
+        // At the largest number of attempts under way, the next one has to wait for the oldest.
         let room = self.under_way.len().checked_sub(MAX_UNDER_WAY).and_then(|over| self.under_way.get(over));
         let locked = self.locked_until.max(room.map_or(at, UnderWay::times_out));
         let Some(newest) = self.under_way.iter().rev().find(|attempt| attempt.counts) else { return locked };
         if self.may_reach_ceiling(login) {
             return locked.max(newest.times_out());
         }
-        // The last of those that count so far, under way or failed, locks from its own moment.
+        // The latest attempt that counts, under way or failed, locks from its own time.
         let last = if self.failures > 0 { self.last.max(newest.at) } else { newest.at };
         login.lock(self.with_under_way()).map_or(locked, |span| locked.max(last.plus(span)))
     }

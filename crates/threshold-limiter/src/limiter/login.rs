@@ -121,7 +121,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             Ok(other) => return Err(StoreError::unexpected(other).into()),
             Err(error) => self.attempt_without_store(&policy, login, &tried, error, now)?,
         };
-        Ok(outcome.told(self.secrets.present(), Format::PRESENT, now))
+        Ok(outcome.into_answer(self.secrets.present(), Format::PRESENT, now))
     }
 
     /// Does what [`login_result`](Self::login_result) does, on any store.
@@ -142,7 +142,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 }
             }
         };
-        Ok(outcome.told(self.secrets.present(), Format::PRESENT, now))
+        Ok(outcome.into_answer(self.secrets.present(), Format::PRESENT, now))
     }
 
     /// Does what [`reset_account`](Self::reset_account) does, on any store.
