@@ -1,34 +1,51 @@
-//! The decisions of Threshold, pure.
+//! The decision engine of Threshold, a rate limiter: pure functions from facts, stored state and the time to a decision.
 //!
-//! Facts and the time go in, one decision comes out. This crate reads no clock, opens no file, starts no thread and
-//! knows no network; whatever host carries it gives it the time, the stored state and the randomness it needs.
+//! This crate reads no clock, opens no file, starts no thread and uses no network. Its host passes in the time, the stored state
+//! and random numbers. `threshold-limiter` is a host for applications, `threshold-server` one for other programs.
 //!
-//! # Words
+//! # Glossary
 //!
-//! | word | meaning |
+//! | term | definition |
 //! |---|---|
-//! | [`Facts`] | what a door knows of one request |
-//! | [`Policy`], [`policy::Rule`], [`policy::Match`] | what one policy file means |
-//! | [`Digest`] (key) | whose budget: a keyed digest of a rule and the identity it is counted by |
-//! | [`Partition`], anchor | where a record is stored, and the identity that decides it |
-//! | [`Limit`] | an algorithm with its figures |
-//! | cost | how much of a limit a request uses |
+//! | [`Facts`] | the properties of one request that rules can use: address, user, method, path, cost and so on |
+//! | door | the code that takes requests in some protocol, makes facts of them and writes the answers |
+//! | [`Policy`] | the meaning of one policy file: rules, lists, tiers, ladders and login settings |
+//! | [`policy::Rule`], [`policy::Match`] | a limit with the requests that it applies to, and the condition that selects them |
+//! | enforce, observe | the two modes of a rule: it denies, or it is only counted and reported |
+//! | [`Limit`] | an algorithm with its parameters, such as 100 requests a minute as a token bucket |
+//! | cost | how much of a limit a request uses; 1 by default |
+//! | key, [`Digest`] | the identity of a budget: a keyed 128-bit hash of a rule and the user, address or tenant that it counts |
+//! | budget | what one key may use under its limit |
+//! | [`Partition`], anchor | the part of a store that holds a record, and the identity that the partition is computed from |
+//! | normal form | the one form of a path, host, method or account name that is matched, whatever spelling a client sends |
+//! | reading (of a path) | a path that some server would take the request's path for; a request meets the rules of all its readings |
+//! | [`Plan`] | the rules that one request meets under a policy, with keys and costs |
+//! | [`Bill`] | the part of a plan that a store settles: charges and subjects, without the policy |
 //! | [`bill::Charge`] | one cost on one key under one limit |
-//! | [`Bill`] | the charges of a plan and whom they may strike, without a policy: what a store settles |
-//! | [`Plan`] | the charges and subjects of one request |
 //! | [`Balance`] | the stored state of one key |
-//! | [`settle()`] | the one atomic step: all charged or none |
-//! | [`Outcome`] | what settling found and did |
-//! | [`Reading`] | the figures of one limit that a request met |
-//! | [`Decision`], [`Verdict`] | what the request is told |
-//! | [`ladder::Ladder`], [`ladder::Rung`], strike, penalty | the graduated response |
-//! | subject, [`Standing`] | who is punished, and how it stands with them |
-//! | [`lockout::Login`], [`lockout::Account`] | protection of a login |
-//! | [`Command`], [`Answer`], [`Records`] | an operation on stored state, what became of it, and what it works on |
-//! | [`control::ControlChange`], [`control::ControlLog`] | a ban or setting that holds on every node, and all of them in order |
-//! | [`Receipt`], [`Reservation`], [`Lease`] | what was charged, held, or granted ahead |
-//! | [`receipt::Pending`] | what was charged to a request that is not over |
-//! | enforce, observe | a rule that binds, and one that is only watched |
+//! | [`settle()`] | the atomic step that decides a bill and charges all of its limits or none |
+//! | [`Outcome`] | the result of settling: what was found, charged and changed |
+//! | [`Decision`], [`Verdict`] | the result for the caller: allow, warn, slow down, deny or ban, with its reasons |
+//! | [`Reading`] | the figures of one limit in a decision: limit, remaining, reset time |
+//! | violation | a request that exceeds an enforced limit |
+//! | subject | an identity that is punished for violations, on all paths and under all rules |
+//! | strike | a violation that counts against a subject |
+//! | [`ladder::Ladder`], [`ladder::Rung`] | the graduated response to strikes, and its consequence at one of them |
+//! | [`Standing`] | the stored state of one subject: strikes, cool-down, ban |
+//! | [`ladder::Penalty`] | a cool-down or ban in force, which denies every request of a subject |
+//! | block, pause | a denial of one key for a time, after a violation (`block_for`) or by an operator |
+//! | stand-in | a key that many callers share in a store without room for keys of their own |
+//! | [`lockout::Login`], [`lockout::Account`] | the login settings of a policy, and the stored login state of one account |
+//! | [`Records`] | the stored state, as commands see it |
+//! | [`Command`], [`Answer`] | an operation on records, and its result |
+//! | [`control::ControlChange`], [`control::ControlLog`] | a change of a ban or setting for every node, and all of them in order |
+//! | [`Receipt`] | a signed record of what was charged, which can be refunded |
+//! | [`Reservation`] | charges that are held until they are committed, released or expire |
+//! | [`receipt::Pending`] | charges of a request under way, which its end or its outcome may refund |
+//! | [`Lease`] | a part of a limit that a node has taken in advance, to decide without the store |
+//!
+//! To *bring* a balance or standing is to convert it to the current limit or ladder and the current time before it is used, for
+//! example after a policy change or after the clock was set back.
 //!
 //! # One request
 //!
