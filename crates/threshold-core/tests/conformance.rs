@@ -1,4 +1,4 @@
-//! Core plays the vectors in `conformance/`, and must answer each as written.
+//! Core plays the test vectors in `conformance/` and must give the answers that they contain.
 
 #![expect(clippy::disallowed_methods, reason = "the vectors are files, and a test may read them")]
 
@@ -6,11 +6,11 @@ use std::path::Path;
 
 use threshold_core::case::{CaseFile, LedgerPlayer, Lines, play};
 
-/// How many cases there must be at the least: a vector that vanishes is a promise that vanishes.
+/// The smallest number of cases, so that none is lost unnoticed.
 const AT_LEAST: usize = 300;
 
 #[test]
-fn core_answers_every_vector_as_written() {
+fn core_gives_the_answer_of_every_vector() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conformance");
     let mut files: Vec<_> = std::fs::read_dir(&folder)
         .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))

@@ -1,5 +1,4 @@
-//! The layer plays the vectors in `conformance/` as clients do, over real connections: it must answer as core would have a
-//! client read.
+//! The layer plays the test vectors in `conformance/` over real connections, and clients must read the answers that core gives.
 
 #![cfg(feature = "tower")]
 #![expect(
@@ -41,7 +40,7 @@ mod vectors;
 use client::Client;
 use key_value::KeyValueStore;
 
-/// What is played by others, and why.
+/// The reasons why a case is left out here.
 const LEFT_OUT: [&str; 4] = [
     "calls that are not a client's",
     "a path that no request line carries",
@@ -49,7 +48,7 @@ const LEFT_OUT: [&str; 4] = [
     "an address that is none",
 ];
 
-/// The layer in front of an application whose answers do not end, and connections to it.
+/// The layer in front of an application whose answers never end, with connections to it.
 struct TowerDoor<S> {
     store: fn(&Policy) -> S,
     runtime: Runtime,
@@ -60,7 +59,7 @@ struct TowerDoor<S> {
 struct Serving<S> {
     limiter: Arc<Limiter<S, Arc<ManualClock>>>,
     address: SocketAddr,
-    /// Who was let through, and holds what it holds until the case is over.
+    /// The answers to allowed requests, which hold their concurrency slots until the case ends.
     crossed: Vec<Client<TcpStream>>,
     server: JoinHandle<()>,
 }
@@ -71,7 +70,7 @@ impl<S> Drop for Serving<S> {
     }
 }
 
-/// The body of an answer that does not end.
+/// The body of an answer that never ends.
 struct Endless;
 
 impl http_body::Body for Endless {
@@ -83,7 +82,7 @@ impl http_body::Body for Endless {
     }
 }
 
-/// The facts that an application knows, sent along as it would know them from elsewhere.
+/// Returns the facts that an application would know from elsewhere. The test sends them in a header.
 fn facts(parts: &Parts) -> Map<String, Value> {
     let line = parts.headers.get("x-case").unwrap();
     serde_json::from_slice(line.as_bytes()).unwrap()
@@ -110,7 +109,7 @@ fn identified(parts: &Parts) -> Identified {
 
 fn peer(parts: &Parts) -> Option<SocketAddr> {
     let facts = facts(parts);
-    // Whoever sends lines of its own is on loopback, as it really is.
+    // A case with raw header lines has the real peer, on loopback.
     let ip = text(&facts, "ip").or_else(|| facts.get("lines").map(|_| "127.0.0.1".to_owned()))?;
     parse_address(&ip).map(|ip| SocketAddr::from((ip, 4711)))
 }
@@ -173,7 +172,7 @@ impl<S: Store + 'static> ClientDoor for TowerDoor<S> {
         for (name, value) in facts.get("headers").and_then(Value::as_object).into_iter().flatten() {
             fields.push((name.clone(), value.as_str().unwrap().to_owned()));
         }
-        // It is announced and does not come: whoever is refused for it is refused before.
+        // The body is announced and never sent: a request that is refused for its size is refused before it is read.
         let length = facts.get("bytes").and_then(Value::as_u64).unwrap_or(0);
         fields.push(("content-length".to_owned(), length.to_string()));
         let (method, path) = (text(facts, "method").unwrap(), text(facts, "path").unwrap());
@@ -185,17 +184,17 @@ impl<S: Store + 'static> ClientDoor for TowerDoor<S> {
         if answer.status == 200 {
             serving.crossed.push(client);
         }
-        Ok(vectors::told(answer.status, &answer.headers, &answer.body))
+        Ok(vectors::answer(answer.status, &answer.headers, &answer.body))
     }
 }
 
 #[test]
-fn the_layer_answers_every_vector_that_clients_can_ask() {
+fn the_layer_gives_the_answer_of_every_vector_that_a_client_can_send() {
     play_on(|policy| MemoryStore::new(policy.memory()));
 }
 
 #[test]
-fn the_layer_answers_every_vector_on_a_store_that_takes_its_time() {
+fn the_layer_gives_the_same_answers_on_a_slow_store() {
     play_on(|_| KeyValueStore::default());
 }
 

@@ -1,4 +1,4 @@
-//! What clients read: nothing of a shadow ban, and only what header fields can hold.
+//! Answers to clients: no sign of a shadow ban, and well-formed header fields.
 
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -9,14 +9,14 @@ use threshold_core::{Decision, Policy, Span, Verdict};
 
 use crate::world::{ALICE, Who, World, parsed, rules, start, text_of, trace, with_a_ladder};
 
-/// Everything that a client can read in an answer.
+/// Returns everything that a client can read in an answer.
 fn read_by_client(decision: &Decision, policy: &Policy, who: Who) -> String {
     let facts = who.facts();
     let bodies = [BodyForm::Json, BodyForm::Problem].map(|form| denial_body(decision, policy, &facts, form));
     format!("{:?} {bodies:?} {}", header_fields(decision, policy), error_name(decision, policy))
 }
 
-/// The items of a structured list: the rule's name, and one of its parameters.
+/// Returns the items of a structured list: the rule's name, and one of its parameters.
 fn items(text: &str, parameter: &str) -> Vec<(String, i64)> {
     let list: List = Parser::new(text).parse().unwrap_or_else(|error| panic!("{text}: {error}"));
     let item = |entry: &ListEntry| {
@@ -33,53 +33,53 @@ fn items(text: &str, parameter: &str) -> Vec<(String, i64)> {
 proptest! {
     #![proptest_config(crate::cases(256))]
 
-    /// Whoever is shadow banned reads what a client reads that has as many strikes and no shadow ban, in every header field
-    /// and body; only the answer comes one to three seconds later, and only while the strikes last.
+    /// A shadow banned client gets the same header fields and bodies as a client with as many strikes and no shadow ban. Only
+    /// its answers come one to three seconds later, and only while the strikes count.
     ///
-    /// Woken by: adding a field where `decision.delay` is not zero in `header_fields`; and leaving out `Verdict::Slow` in
+    /// Seen to fail after: adding a field where `decision.delay` is not zero in `header_fields`; and leaving out `Verdict::Slow` in
     /// `Verdict::allows`.
     #[test]
-    fn a_shadow_is_not_seen(rules in rules(), start in start(), trace in trace()) {
+    fn a_shadow_ban_is_invisible_in_answers(rules in rules(), start in start(), trace in trace()) {
         let trap = "\n[[rule]]\nname = \"trap\"\nper = [\"user\"]\nmatch = { path = \"/trap\" }\nlimit = \"1/day\"\n";
         let text = |rung: &str| {
             let ladder = format!("[ladders.steps]\ndecay = \"40s\"\nwarning_cookie = \"w\"\nrungs = [\"{rung}\"]\n");
             format!("{ladder}{}{trap}ladder = \"steps\"\n", text_of(&rules))
         };
-        let (mut dark, mut clean) = (World::new(&text("deny + shadow"), start), World::new(&text("deny"), start));
+        let (mut shadowed, mut clean) = (World::new(&text("deny + shadow"), start), World::new(&text("deny"), start));
         let trapped = Who { path: "/trap", ..ALICE };
         let until = start.plus(Span::from_secs(40));
-        let both = |dark: &mut World, clean: &mut World, who: Who, cost: u64| {
-            let facts = dark.facts(who, cost);
-            let answers = [dark, clean].map(|world| {
+        let both = |shadowed: &mut World, clean: &mut World, who: Who, cost: u64| {
+            let facts = shadowed.facts(who, cost);
+            let answers = [shadowed, clean].map(|world| {
                 let decision = world.settle(&facts).map(|both| both.1);
                 let read = decision.as_ref().map(|decision| read_by_client(decision, &world.policy, who));
                 (read.map_err(ToString::to_string), decision)
             });
-            let [(dark_read, dark), (clean_read, clean)] = answers;
-            prop_assert_eq!(dark_read, clean_read);
-            let (Ok(dark), Ok(clean)) = (dark, clean) else { return Ok(()) };
+            let [(shadowed_read, shadowed), (clean_read, clean)] = answers;
+            prop_assert_eq!(shadowed_read, clean_read);
+            let (Ok(shadowed), Ok(clean)) = (shadowed, clean) else { return Ok(()) };
             let slow = clean.allowed() && who.user == ALICE.user && clean.at < until && clean.at > start;
-            prop_assert_eq!(dark.verdict, if slow { Verdict::Slow } else { clean.verdict });
+            prop_assert_eq!(shadowed.verdict, if slow { Verdict::Slow } else { clean.verdict });
             let delays = if slow { Span::SECOND..=Span::from_secs(3) } else { Span::ZERO..=Span::ZERO };
-            prop_assert!(delays.contains(&Span::from(dark.delay())));
+            prop_assert!(delays.contains(&Span::from(shadowed.delay())));
             Ok(())
         };
         for _ in 0..2 {
-            both(&mut dark, &mut clean, trapped, 1)?;
+            both(&mut shadowed, &mut clean, trapped, 1)?;
         }
         for ask in trace {
-            // A moment at the least, so that the trap's own requests can be told from later ones.
-            dark.wait(ask.gap.max(Span::from_micros(1)));
-            clean.now = dark.now;
-            both(&mut dark, &mut clean, ask.who, ask.cost)?;
+            // At least a microsecond, so that later requests do not have the time of the first two.
+            shadowed.wait(ask.gap.max(Span::from_micros(1)));
+            clean.now = shadowed.now;
+            both(&mut shadowed, &mut clean, ask.who, ask.cost)?;
         }
     }
 
-    /// Header fields hold visible ASCII and no more than one line. `RateLimit` and `RateLimit-Policy` read back as lists
-    /// of the enforced rules that may be told in full, in order, with what remains and the limit; and are left out where
-    /// the rule that binds may not be told, and during a penalty. `Retry-After` is at least 1, and only on a denial.
+    /// Header fields hold visible ASCII on one line. `RateLimit` and `RateLimit-Policy` parse as lists of the enforced rules with
+    /// full disclosure, in order, with what remains and the limit. They are left out where the binding rule has less than full
+    /// disclosure, and during a penalty. `Retry-After` is at least 1, and only on a denial.
     ///
-    /// Woken by: leaving out `reading.enforced` in `rate_limit`; leaving out its filter by disclosure; and replacing
+    /// Seen to fail after: leaving out `reading.enforced` in `rate_limit`; leaving out its filter by disclosure; and replacing
     /// `secs_ceil().max(1)` with whole seconds rounded down for `Retry-After` in `header_fields`.
     #[test]
     fn header_fields_are_well_formed(
@@ -104,12 +104,12 @@ proptest! {
             }
             let field = |name: &str| fields.iter().find(|(own, _)| *own == name).map(|(_, value)| value.as_str());
             let open = decision.disclosure == Disclosure::Full;
-            let told: Vec<_> = decision.readings.iter()
+            let disclosed: Vec<_> = decision.readings.iter()
                 .filter(|reading| open && decision.penalty.is_none() && reading.enforced && policy.rules()[reading.rule()].disclosure == Disclosure::Full)
                 .map(|reading| (policy.rules()[reading.rule()].name.to_string(), reading))
                 .collect();
             let figures = |figure: fn(&threshold_core::Reading) -> u64| -> Vec<(String, i64)> {
-                told.iter().map(|(name, reading)| (name.clone(), i64::try_from(figure(reading)).unwrap())).collect()
+                disclosed.iter().map(|(name, reading)| (name.clone(), i64::try_from(figure(reading)).unwrap())).collect()
             };
             let listed = |name, parameter| field(name).map_or(Vec::new(), |text| items(text, parameter));
             prop_assert_eq!(listed("RateLimit", "r"), figures(|reading| reading.remaining));
@@ -126,9 +126,9 @@ proptest! {
     }
 }
 
-/// A denial of a rule that tells nothing says no more than its status, and that it is not to be kept.
+/// A denial by a rule with `disclosure = "none"` has no header field but `Cache-Control`, and a body without figures.
 #[test]
-fn a_rule_that_tells_nothing_tells_nothing() {
+fn a_rule_without_disclosure_reveals_nothing() {
     let text = "[[rule]]\nname = \"r0\"\nper = [\"user\"]\nlimit = \"1/h\"\ndisclosure = \"none\"\n";
     let policy = parsed(text);
     let mut world = World::new(text, threshold_core::Timestamp::from_secs(1_750_000_000));

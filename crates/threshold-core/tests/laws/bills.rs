@@ -1,4 +1,4 @@
-//! Bills: a plan for several requests, and a plan that travels as bytes.
+//! Bills: plans for several requests, and plans that are sent as bytes.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -44,7 +44,7 @@ fn planned<'p>(policy: &'p Policy, requests: &[Facts<'_>]) -> Result<Plan<'p>, P
 }
 
 #[test]
-fn what_several_requests_ask_of_one_budget_is_added_up() {
+fn costs_of_several_requests_on_one_budget_are_added_up() {
     let (policy, mut ledger) = (policy(), Ledger::default());
     let requests = [facts("u1", "pro", 2), facts("u2", "free", 1), facts("u1", "pro", 3)];
     let plan = planned(&policy, &requests).unwrap();
@@ -76,7 +76,7 @@ fn several_requests_are_charged_together_or_not_at_all() {
 }
 
 #[test]
-fn the_smaller_of_two_limits_on_one_budget_holds() {
+fn of_two_limits_on_one_budget_the_smaller_applies() {
     let policy = policy();
     let together = |first, second| {
         let plan = planned(&policy, &[facts("u1", "pro", first), facts("u1", "free", second)])?;
@@ -105,11 +105,11 @@ fn a_list_that_denies_one_of_several_requests_denies_all() {
 proptest! {
     #![proptest_config(crate::cases(96))]
 
-    /// A bill that has travelled as bytes is settled as the plan is, with the same outcome and the same state after it.
+    /// A bill that was sent as bytes is settled like the plan, with the same outcome and the same state after it.
     ///
-    /// Woken by: dropping `block_for` when a charge is read.
+    /// Seen to fail after: dropping `block_for` when a charge is read.
     #[test]
-    fn a_plan_is_settled_alike_as_bytes(
+    fn a_bill_sent_as_bytes_is_settled_like_its_plan(
         rules in rules(),
         strike in prop::option::of(select(&["window", "request", "ignored"][..])),
         start in start(),
@@ -118,7 +118,7 @@ proptest! {
     ) {
         let text = strike.map_or_else(|| text_of(&rules), |strike| with_a_ladder(rules.clone(), strike));
         let mut world = World::new(&text, start);
-        let mut far = Ledger::default();
+        let mut remote = Ledger::default();
         for (ask, verb) in trace.into_iter().zip(verbs) {
             world.wait(ask.gap);
             let facts = world.facts(ask.who, ask.cost);
@@ -127,21 +127,21 @@ proptest! {
             let command = plan.to_command();
             let sent = Command::from_bytes(&command.to_bytes(Format::PRESENT));
             prop_assert_eq!(sent.as_ref(), Ok(&command));
-            let answer = far.execute(&sent.unwrap(), world.now);
-            let heard = Answer::from_bytes(&answer.to_bytes(Format::PRESENT));
-            prop_assert_eq!(heard, Ok(Answer::Settled(Box::new(outcome))));
+            let answer = remote.execute(&sent.unwrap(), world.now);
+            let received = Answer::from_bytes(&answer.to_bytes(Format::PRESENT));
+            prop_assert_eq!(received, Ok(Answer::Settled(Box::new(outcome))));
         }
         for who in EVERYONE {
             let plan = world.policy.plan_for(Verb::Peek, &who.facts());
             if let Ok(plan) = plan {
-                prop_assert_eq!(world.ledger.settle(&plan, world.now), far.settle(&plan, world.now));
+                prop_assert_eq!(world.ledger.settle(&plan, world.now), remote.settle(&plan, world.now));
             }
         }
     }
 
-    /// Whatever arrives in place of a bill is refused or settled; nothing panics.
+    /// Damaged bytes of a bill are refused or settled. They never panic.
     #[test]
-    fn damaged_bills_are_harmless(rules in rules(), at in any::<prop::sample::Index>(), byte: u8, cut in any::<bool>()) {
+    fn damaged_bills_never_panic(rules in rules(), at in any::<prop::sample::Index>(), byte: u8, cut in any::<bool>()) {
         let world = World::new(&with_a_ladder(rules, "window"), NOW);
         let Ok(plan) = world.policy.plan(&EVERYONE[0].facts()) else { return Ok(()) };
         let mut bytes = plan.to_command().to_bytes(Format::PRESENT);

@@ -1,4 +1,4 @@
-//! Whose budget: distinct callers, rules and subjects never meet in one key.
+//! Keys: distinct callers, rules and subjects never share one.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,7 +11,7 @@ use threshold_core::{Digest, Facts, Policy};
 
 use crate::world::{ALICE, parsed};
 
-/// What the rules of these laws count by, and the place of its value in [`Caller::texts`]; the address has none.
+/// What the rules of these tests count by, and the index of its value in [`Caller::texts`]; the address has none.
 const PARTS: [(&str, Option<usize>); 9] = [
     ("ip", None),
     ("tenant", Some(0)),
@@ -24,7 +24,7 @@ const PARTS: [(&str, Option<usize>); 9] = [
     ("fact:box", Some(7)),
 ];
 
-/// Who may be punished, by what a ladder may rest on.
+/// The identities that a ladder may punish.
 const SUBJECTS: [&[&str]; 8] = [
     &["user"],
     &["tenant"],
@@ -36,24 +36,24 @@ const SUBJECTS: [&[&str]; 8] = [
     &["fact:inbox", "fact:box"],
 ];
 
-/// A caller with names that are full of what separates names elsewhere.
+/// A caller whose names contain characters that could be taken for separators.
 #[derive(Debug, Clone)]
 struct Caller {
     ip: IpAddr,
     texts: Vec<Option<String>>,
 }
 
-/// What one part of a key stands for; equal values mean one budget.
+/// The value of one part of a key. Equal values mean the same budget.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum KeyPart {
     Group(u128),
     Text(String),
-    /// The request lacks it, and its address stands in.
+    /// The request lacks the value, and its address stands in for it.
     Floor(u128),
 }
 
 impl Caller {
-    /// Asks a policy with the facts of this caller.
+    /// Calls `question` with the facts of this caller.
     fn ask<T>(&self, question: impl FnOnce(&Facts<'_>) -> T) -> T {
         let text = |index: usize| self.texts[index].as_deref();
         let own = |name, index: usize| text(index).map(|value| (name, value));
@@ -72,12 +72,12 @@ impl Caller {
         })
     }
 
-    /// The key of the one rule of a policy.
+    /// Returns the key of the only rule of a policy.
     fn key(&self, policy: &Policy) -> Digest {
         self.ask(|facts| policy.plan(facts).unwrap().charges()[0].key())
     }
 
-    /// Addresses of one /64 are one group; an IPv4 address is a group of its own.
+    /// Returns the address group: the /64 of an IPv6 address, or the IPv4 address itself.
     fn group(&self) -> u128 {
         match self.ip {
             IpAddr::V4(v4) => u128::from(v4.to_bits()),
@@ -85,7 +85,7 @@ impl Caller {
         }
     }
 
-    fn told(&self, part: &str) -> KeyPart {
+    fn part(&self, part: &str) -> KeyPart {
         let place = PARTS.iter().find(|(name, _)| *name == part).and_then(|(_, place)| *place);
         match place.map(|place| self.texts[place].clone().filter(|text| !text.is_empty())) {
             None => KeyPart::Group(self.group()),
@@ -96,7 +96,7 @@ impl Caller {
     }
 
     fn tuple(&self, parts: &[&str]) -> Vec<KeyPart> {
-        parts.iter().map(|part| self.told(part)).collect()
+        parts.iter().map(|part| self.part(part)).collect()
     }
 }
 
@@ -113,7 +113,7 @@ fn caller() -> impl Strategy<Value = Caller> {
     (select(ips), vec(text, 8)).prop_map(|(ip, texts)| Caller { ip, texts })
 }
 
-/// Two callers who have most in common.
+/// Two callers with mostly equal values.
 fn two_callers() -> impl Strategy<Value = (Caller, Caller)> {
     (caller(), caller(), vec(prop::bool::weighted(0.75), 9)).prop_map(|(one, mut other, same)| {
         for (index, text) in other.texts.iter_mut().enumerate().filter(|(index, _)| same[*index]) {
@@ -142,24 +142,24 @@ fn parts() -> impl Strategy<Value = Vec<&'static str>> {
 proptest! {
     #![proptest_config(crate::cases(600))]
 
-    /// Two requests share a budget exactly if all that the rule counts by is the same, whatever characters it holds;
-    /// and an address that stands in for a name is no name and no address that is counted as such.
+    /// Two requests share a budget exactly if all values that the rule counts by are equal, whatever characters they hold. An
+    /// address that stands in for a missing value equals neither a value nor an address that is counted as such.
     ///
-    /// Woken by: replacing the address with an empty text under `Part::Floor` in `Caller::add_parts`; and `value` with
+    /// Seen to fail after: replacing the address with an empty text under `Part::Floor` in `Caller::add_parts`; and `value` with
     /// `value.trim_matches('_')` in `Caller::add_part`.
     #[test]
-    fn one_tuple_one_key(callers in two_callers(), parts in parts()) {
+    fn requests_share_a_key_exactly_if_all_parts_are_equal(callers in two_callers(), parts in parts()) {
         let policy = one_rule("r", &parts, Algorithm::TokenBucket, 5);
         let (one, other) = callers;
         let same = one.tuple(&parts) == other.tuple(&parts);
         prop_assert_eq!(one.key(&policy) == other.key(&policy), same);
     }
 
-    /// What is on one side of a part's end does not pass to the other, by whatever character the parts might be joined.
+    /// Characters cannot move from one part to the next, whatever character might join the parts.
     ///
-    /// Woken by: leaving out the length in `KeyBuilder::bytes`.
+    /// Seen to fail after: leaving out the length in `KeyBuilder::bytes`.
     #[test]
-    fn parts_keep_their_ends(
+    fn the_boundary_between_two_parts_matters(
         words in ["[ab]{1,2}", "[ab]{1,2}", "[ab]{1,2}"],
         joint in select((0..=13u8).chain(*b":_=,/{}% ").collect::<Vec<_>>()),
         pair in subsequence(&PARTS[1..], 2),
@@ -180,25 +180,24 @@ proptest! {
         prop_assert_ne!(early.key(&policy), late.key(&policy));
     }
 
-    /// Where one of two rules counts by an address and the other has only the address to fall back on, or where the
-    /// same values stand under other names, they do not share a budget.
+    /// A rule that counts by address and a rule that falls back to the address for a missing value do not share a budget.
     ///
-    /// Woken by: leaving out the loop over `per` in `Rule::digest_with`, with `Part::Address` in place of `Part::Floor` in
+    /// Seen to fail after: leaving out the loop over `per` in `Rule::digest_with`, with `Part::Address` in place of `Part::Floor` in
     /// `Caller::add_parts`; each alone keeps them apart.
     #[test]
-    fn a_floor_is_no_address(ip in caller(), part in select(&PARTS[1..])) {
+    fn an_address_that_stands_in_has_a_key_of_its_own(ip in caller(), part in select(&PARTS[1..])) {
         let bare = Caller { ip: ip.ip, texts: vec![None; 8] };
         let (by_ip, by_part) = (one_rule("r", &["ip"], Algorithm::TokenBucket, 5), one_rule("r", &[part.0], Algorithm::TokenBucket, 5));
         prop_assert_ne!(bare.key(&by_ip), bare.key(&by_part));
     }
 
-    /// A rule is known by its name, its `per` and its algorithm: another of these is another budget, another limit is
-    /// the same one.
+    /// A rule is identified by its name, its `per` and its algorithm. A change of one of these changes the budget; a change of the
+    /// limit's figures does not.
     ///
-    /// Woken by: leaving out `&self.name` in `Rule::digest_with`; likewise the algorithm; and, the other way,
+    /// Seen to fail after: leaving out `&self.name` in `Rule::digest_with`; likewise the algorithm; and, the other way,
     /// digesting `limit.quota()` in `Rule::prefix`.
     #[test]
-    fn a_rule_is_its_name_per_and_algorithm(
+    fn a_rule_is_identified_by_name_per_and_algorithm(
         caller in caller(),
         names in [select(&["r", "user", "r2", "tenant,user"][..]), select(&["r", "user"][..])],
         parts in [select(&SUBJECTS[..]), select(&SUBJECTS[..])],
@@ -212,13 +211,13 @@ proptest! {
         prop_assert_eq!(keys[0] == keys[1], same);
     }
 
-    /// Two requests share a standing exactly if they are of one subject: the same `per` and ladder, and the same
-    /// values. One request never has one standing twice: it would be loaded twice, and one copy lost.
+    /// Two requests share a standing exactly if they have the same `per`, ladder and values. A plan never has the same standing
+    /// twice: it would be loaded twice, and one copy would be lost.
     ///
-    /// Woken by: leaving out the names of `per` in `SubjectRule::digest_with`, which is how it was: `fact:a` and `fact:b` shared
-    /// strikes, and so did all who lacked different identities at one address.
+    /// Seen to fail after: leaving out the names of `per` in `SubjectRule::digest_with`, which was a bug: `fact:a` and `fact:b` shared
+    /// strikes, and so did callers at one address that lacked different identities.
     #[test]
-    fn one_subject_one_standing(callers in two_callers(), chosen in subsequence(&SUBJECTS[..], 1..5)) {
+    fn requests_share_a_standing_exactly_if_they_are_the_same_subject(callers in two_callers(), chosen in subsequence(&SUBJECTS[..], 1..5)) {
         let rule = |(index, parts): (usize, &&[&str])| {
             format!("[[rule]]\nname = \"r{index}\"\nper = [{}]\nlimit = \"5/min\"\nladder = \"gentle\"\nban_shared = true\n", list(parts))
         };
@@ -240,7 +239,7 @@ proptest! {
     }
 }
 
-/// The same values in another secret, or of another kind, are other keys.
+/// The same values under another secret have other keys.
 #[test]
 fn keys_depend_on_the_secret() {
     let policy = one_rule("r", &["user"], Algorithm::TokenBucket, 5);

@@ -1,4 +1,4 @@
-//! Login attempts: locks that are floors, attackers who lock out nobody, and names that are spelled one way.
+//! Logins: locks and budgets agree with a model, attackers lock out no known device, and every spelling of a name is one account.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -12,14 +12,14 @@ use threshold_core::lockout::{
 use threshold_core::policy::OnStoreError;
 use threshold_core::{Answer, Command, Digest, DigestKey, Ledger, Span, Timestamp, TraceId};
 
-use crate::login_model::{Asks, Model};
+use crate::login_model::{Model, ModelAttempt};
 use crate::world::{gap, start};
 
 const KEY: DigestKey = DigestKey::new([3; 16]);
 const MICRO: Span = Span::from_micros(1);
 const NAMES: [&str; 2] = ["ada", "bob"];
 
-/// Some table of locks, with budgets that are sometimes in the way.
+/// Random locks, with budgets that are sometimes reached first.
 fn login() -> impl Strategy<Value = Login> {
     let lock = (1..7u32, select(&[1, 20, 60, 300][..]));
     let budget = (select(&[2u64, 5, 60][..]), select(&[30u64, 900][..]));
@@ -37,7 +37,7 @@ fn login() -> impl Strategy<Value = Login> {
     })
 }
 
-/// Budgets that are never in the way.
+/// Returns settings with budgets that are never reached.
 fn roomy(login: Login) -> Login {
     let log = SlidingLog::new(1_000, Span::SECOND).unwrap();
     Login { account: log, ip: log, ..login }
@@ -52,10 +52,10 @@ fn address(host: u8) -> Digest {
     address_digest(KEY, groups[0])
 }
 
-/// One thing that happens at a login.
+/// One event at a login.
 #[derive(Debug, Clone, Copy)]
-enum Deed {
-    /// Of one of two accounts, with one of two factors, from one of two addresses, and with one of the tokens there are.
+enum Event {
+    /// An attempt on one of two accounts, with one of two factors, from one of two addresses, with one of the tokens issued.
     Attempt {
         account: u8,
         factor: u8,
@@ -63,39 +63,39 @@ enum Deed {
         token: Option<Index>,
     },
     Result(Index, bool),
-    Pardon(u8),
+    Lift(u8),
     Reset(u8),
 }
 
-fn deeds() -> impl Strategy<Value = Vec<(Span, Deed)>> {
+fn events() -> impl Strategy<Value = Vec<(Span, Event)>> {
     let factor = prop_oneof![4 => Just(0u8), 1 => Just(1u8)];
     let token = prop::option::weighted(0.6, any::<Index>());
-    let attempt = (0..2u8, factor, 0..2u8, token).prop_map(|(account, factor, host, token)| Deed::Attempt {
+    let attempt = (0..2u8, factor, 0..2u8, token).prop_map(|(account, factor, host, token)| Event::Attempt {
         account,
         factor,
         host,
         token,
     });
-    let result = (any::<Index>(), prop::bool::weighted(0.3)).prop_map(|(which, success)| Deed::Result(which, success));
+    let result = (any::<Index>(), prop::bool::weighted(0.3)).prop_map(|(which, success)| Event::Result(which, success));
     let gap = prop_oneof![3 => (0..3_000_000u64).prop_map(Span::from_micros), 2 => gap()];
-    let deed = prop_oneof![
+    let event = prop_oneof![
         16 => attempt,
         16 => result,
-        1 => (0..2u8).prop_map(Deed::Pardon),
-        1 => (0..2u8).prop_map(Deed::Reset),
+        1 => (0..2u8).prop_map(Event::Lift),
+        1 => (0..2u8).prop_map(Event::Reset),
     ];
-    vec((gap, deed), 1..80)
+    vec((gap, event), 1..80)
 }
 
-/// A login with a ledger and a clock.
-struct Gate {
+/// Login settings with a ledger and a clock.
+struct LoginWorld {
     login: Login,
     ledger: Ledger,
     now: Timestamp,
     ids: u128,
 }
 
-impl Gate {
+impl LoginWorld {
     fn new(login: Login, now: Timestamp) -> Self {
         Self { login, ledger: Ledger::default(), now, ids: 0 }
     }
@@ -127,7 +127,7 @@ impl Gate {
         }
     }
 
-    /// Logs in from a device that is known from then on, and goes on after every budget and lock is forgotten.
+    /// Logs in from a device, which is known from then on, and waits until no budget and lock remains.
     fn known_device(&mut self, account: Digest) -> Device {
         let AttemptOutcome::Allowed(attempt) = self.attempt(account, None, None) else { panic!("the first attempt") };
         let device = self.result(&attempt, true).unwrap().device.unwrap();
@@ -136,7 +136,7 @@ impl Gate {
     }
 }
 
-/// What the attacker's address and the answers of known devices have to do with each other: nothing.
+/// The attempts of an attacker, each with the time since the one before and its kind.
 fn flood() -> impl Strategy<Value = Vec<(Span, u8)>> {
     vec(((0..30_000_000u64).prop_map(Span::from_micros), 0..4u8), 1..60)
 }
@@ -144,28 +144,29 @@ fn flood() -> impl Strategy<Value = Vec<(Span, u8)>> {
 proptest! {
     #![proptest_config(crate::cases(400))]
 
-    /// Every answer is the model's: budgets by account and by address, locks that are floors, attempts under way that count
-    /// as failures, results that come too late, tries on a locked account that count against nobody but their address,
-    /// tokens that are good until the next one is shown, pardons and resets; and what is said of the time to wait is true.
+    /// Every answer is the model's: budgets by account and by address, locks by the highest threshold reached, attempts under way
+    /// that count as failures, results that come too late, attempts on a locked account that count only for their address,
+    /// tokens that are valid until the next one is used, lifted locks and resets. A caller that waits as long as it was asked
+    /// to is allowed.
     ///
-    /// Woken by: leaving out `.rev()` in `Login::lock`; replacing `attempt.times_out()` with `now` for `fail` in
+    /// Seen to fail after: leaving out `.rev()` in `Login::lock`; replacing `attempt.times_out()` with `now` for `fail` in
     /// `Track::bring`; leaving out `self.counting` in `Ahead::with_under_way`; counting a failure in `Account::begin` before
     /// it refuses; moving `address.charge` behind `account.begin` in `Login::attempt`; leaving out `fits_at` or the loop in
     /// `Track::opens_at`, and `self.last.max` in `Ahead::locked_until`; dropping all tokens but the shown one in
     /// `KnownDevice::show`, or none; dropping tracks with attempts under way in `Account::drop_idle_tracks`; and clearing
     /// the tracks in `Account::lift`.
     #[test]
-    fn the_model_agrees(login in login(), start in start(), deeds in deeds()) {
-        let mut gate = Gate::new(login.clone(), start);
+    fn every_answer_agrees_with_the_model(login in login(), start in start(), events in events()) {
+        let mut world = LoginWorld::new(login.clone(), start);
         let mut model = Model::new(login);
         let (mut attempts, mut devices): (Vec<Attempt>, Vec<Device>) = (Vec::new(), Vec::new());
-        for (gap, deed) in deeds {
-            gate.now = gate.now.plus(gap);
-            let now = gate.now;
-            match deed {
-                Deed::Attempt { account: name, factor, host, token } => {
+        for (gap, event) in events {
+            world.now = world.now.plus(gap);
+            let now = world.now;
+            match event {
+                Event::Attempt { account: name, factor, host, token } => {
                     let token = token.filter(|_| !devices.is_empty()).map(|token| token.index(devices.len()));
-                    let id = gate.id();
+                    let id = world.id();
                     let tried = Try {
                         account: Some(account(NAMES[usize::from(name)])),
                         address: Some(address(host)),
@@ -174,85 +175,83 @@ proptest! {
                         device: token.map(|token| devices[token]),
                         id,
                     };
-                    let told = gate.begin(tried);
-                    match (model.attempt(&Asks { account: name, factor, host, token, id }, now), told) {
+                    let answer = world.begin(tried);
+                    match (model.attempt(&ModelAttempt { account: name, factor, host, token, id }, now), answer) {
                         (None, AttemptOutcome::Allowed(attempt)) => attempts.push(attempt),
-                        (expect, told) => prop_assert_eq!(expect, Some(told)),
+                        (expect, answer) => prop_assert_eq!(expect, Some(answer)),
                     }
                 }
-                Deed::Result(..) if attempts.is_empty() => {}
-                Deed::Result(which, success) => {
+                Event::Result(..) if attempts.is_empty() => {}
+                Event::Result(which, success) => {
                     let attempt = which.get(&attempts);
-                    let told = gate.result(attempt, success);
+                    let answer = world.result(attempt, success);
                     let expect = model.result(attempt.id, success, now);
-                    prop_assert_eq!(told.map(|told| told.locked_until), expect);
-                    if let Ok(told) = told {
-                        prop_assert_eq!(told.allowed, success || told.locked_until.is_none());
-                        prop_assert_eq!(told.device.is_some(), success);
-                        devices.extend(told.device);
+                    prop_assert_eq!(answer.map(|answer| answer.locked_until), expect);
+                    if let Ok(answer) = answer {
+                        prop_assert_eq!(answer.allowed, success || answer.locked_until.is_none());
+                        prop_assert_eq!(answer.device.is_some(), success);
+                        devices.extend(answer.device);
                     }
                 }
-                Deed::Pardon(name) => {
-                    gate.ledger.account(account(NAMES[usize::from(name)])).lift();
-                    model.pardon(name);
+                Event::Lift(name) => {
+                    world.ledger.account(account(NAMES[usize::from(name)])).lift();
+                    model.lift(name);
                 }
-                Deed::Reset(name) => {
-                    gate.ledger.account(account(NAMES[usize::from(name)])).reset();
+                Event::Reset(name) => {
+                    world.ledger.account(account(NAMES[usize::from(name)])).reset();
                     model.reset(name);
                 }
             }
         }
     }
 
-    /// However many guess at once, no more of them reach the verifier than the first lock allows, nor than the budget
-    /// or the ceiling does.
+    /// Of any number of parallel guesses, no more reach the verifier than the first lock, the budget and the ceiling allow.
     ///
-    /// Woken by: replacing `self.failures.saturating_add(flying)` with `self.failures` in `Track::locked`.
+    /// Seen to fail after: replacing `self.failures.saturating_add(flying)` with `self.failures` in `Track::locked`.
     #[test]
     fn parallel_guesses_gain_nothing(login in login(), start in start(), count in 1..40usize) {
         let first = login.locks.first().map_or(u64::MAX, |(failures, _)| u64::from(*failures));
         let most = first.min(login.account.quota()).min(u64::from(login.ceiling));
-        let mut gate = Gate::new(login, start);
-        let guess = |gate: &mut Gate| matches!(gate.attempt(account("ada"), None, None), AttemptOutcome::Allowed(_));
-        let admitted = (0..count).filter(|_| guess(&mut gate)).count() as u64;
+        let mut world = LoginWorld::new(login, start);
+        let guess = |world: &mut LoginWorld| matches!(world.attempt(account("ada"), None, None), AttemptOutcome::Allowed(_));
+        let admitted = (0..count).filter(|_| guess(&mut world)).count() as u64;
         prop_assert_eq!(admitted, most.min(count as u64));
     }
 
-    /// Trying while locked neither extends the lock nor counts: the answer is the same time, whoever keeps trying, and
-    /// the lock ends when it was to end.
+    /// An attempt while locked neither counts nor extends the lock: every answer gives the same time, and the lock ends then.
     ///
-    /// Woken by: calling `track.fail(login, now)` in `Account::begin` before it refuses.
+    /// Seen to fail after: calling `track.fail(login, now)` in `Account::begin` before it refuses.
     #[test]
-    fn trying_while_locked_changes_nothing(login in login(), start in start(), tries in vec(0..1_000_000u64, 1..20)) {
+    fn an_attempt_while_locked_changes_nothing(login in login(), start in start(), tries in vec(0..1_000_000u64, 1..20)) {
         prop_assume!(!login.locks.is_empty());
         let login = roomy(Login { ceiling: 1_000, ..login });
-        let mut gate = Gate::new(login, start);
+        let mut world = LoginWorld::new(login, start);
         let until = loop {
-            match gate.attempt(account("ada"), None, None) {
-                AttemptOutcome::Allowed(attempt) => prop_assert!(gate.result(&attempt, false).is_ok()),
+            match world.attempt(account("ada"), None, None) {
+                AttemptOutcome::Allowed(attempt) => prop_assert!(world.result(&attempt, false).is_ok()),
                 AttemptOutcome::Locked { until } => break until.unwrap(),
                 AttemptOutcome::TooMany { .. } => panic!("nobody is counted by address"),
             }
         };
         for gap in tries {
-            gate.now = gate.now.plus(Span::from_micros(gap)).min(until.minus(MICRO));
-            prop_assert_eq!(gate.attempt(account("ada"), None, None), AttemptOutcome::Locked { until: Some(until) });
+            world.now = world.now.plus(Span::from_micros(gap)).min(until.minus(MICRO));
+            prop_assert_eq!(world.attempt(account("ada"), None, None), AttemptOutcome::Locked { until: Some(until) });
         }
-        gate.now = until;
-        prop_assert!(matches!(gate.attempt(account("ada"), None, None), AttemptOutcome::Allowed(_)));
+        world.now = until;
+        prop_assert!(matches!(world.attempt(account("ada"), None, None), AttemptOutcome::Allowed(_)));
     }
 
-    /// Whoever floods an account from unknown devices, from the owner's own address too, changes nothing of what a
-    /// known device is told; and what happens on a known device changes nothing for the others.
+    /// A flood of attempts from unknown devices, even from the owner's own address, changes no answer to a known device. What
+    /// happens on a known device changes nothing for the others.
     ///
-    /// Woken by: leaving out `device == 0` for `counts_address` in `Login::attempt`; and replacing the device with `0` for
+    /// Seen to fail after: leaving out `device == 0` for `counts_address` in `Login::attempt`; and replacing the device with `0` for
     /// the track in `Account::begin` and `Account::end`.
     #[test]
-    fn an_attacker_locks_out_no_known_device(login in login(), start in start(), flood in flood()) {
-        let mut calm = Gate::new(login.clone(), start);
-        let mut stormy = Gate::new(login, start);
+    fn an_attacker_cannot_lock_out_a_known_device(login in login(), start in start(), flood in flood()) {
+        let mut calm = LoginWorld::new(login.clone(), start);
+        let mut stormy = LoginWorld::new(login, start);
         let mut devices = [calm.known_device(account("ada")), stormy.known_device(account("ada"))];
-        // Attackers guess all the while, and the owner fails now and then, but not so often as to be taken for one.
+        // The attacker guesses all the time. The owner fails now and then, but stays below the ceiling.
         let mut failures = 0;
         for (index, (gap, kind)) in flood.iter().enumerate() {
             calm.now = calm.now.plus(*gap);
@@ -266,122 +265,122 @@ proptest! {
             }
             calm.ids = stormy.ids;
             let success = *kind == 0 || failures + 1 >= calm.login.ceiling;
-            let told = [(&mut calm, devices[0]), (&mut stormy, devices[1])].map(|(gate, device)| {
-                let told = gate.attempt(account("ada"), Some(address(0)), Some(device));
-                match told {
-                    AttemptOutcome::Allowed(attempt) => (told, gate.result(&attempt, success).ok()),
-                    _ => (told, None),
+            let answer = [(&mut calm, devices[0]), (&mut stormy, devices[1])].map(|(world, device)| {
+                let answer = world.attempt(account("ada"), Some(address(0)), Some(device));
+                match answer {
+                    AttemptOutcome::Allowed(attempt) => (answer, world.result(&attempt, success).ok()),
+                    _ => (answer, None),
                 }
             });
-            prop_assert_eq!(&told[0], &told[1]);
-            if let Some(ended) = told[0].1 {
+            prop_assert_eq!(&answer[0], &answer[1]);
+            if let Some(ended) = answer[0].1 {
                 failures = if success { 0 } else { failures + 1 };
                 devices = ended.device.map_or(devices, |device| [device; 2]);
             }
         }
     }
 
-    /// A success resets the count of its own class and not of the other: after one on a known device, unknown devices
-    /// are as locked as before, and the other way round.
+    /// A success resets the failures of its own class only: after a success on a known device, unknown devices are as locked as
+    /// before, and the other way round.
     ///
-    /// Woken by: clearing the failures of every track in `Account::end` on a success.
+    /// Seen to fail after: clearing the failures of every track in `Account::end` on a success.
     #[test]
-    fn a_success_is_of_its_class(
+    fn a_success_resets_only_its_own_class_of_devices(
         locks in vec((1..6u32, 100..300u64), 1..3),
         failed_known in any::<bool>(),
         start in start(),
     ) {
         let mut locks: Vec<_> = locks.into_iter().map(|(failures, seconds)| (failures, Span::from_secs(seconds))).collect();
         locks.sort_unstable();
-        let mut gate = Gate::new(roomy(Login { locks, ..Login::default() }), start);
-        let mut device = Some(gate.known_device(account("ada")));
+        let mut world = LoginWorld::new(roomy(Login { locks, ..Login::default() }), start);
+        let mut device = Some(world.known_device(account("ada")));
         let until = loop {
-            match gate.attempt(account("ada"), None, device.filter(|_| failed_known)) {
-                AttemptOutcome::Allowed(attempt) => prop_assert!(gate.result(&attempt, false).is_ok()),
+            match world.attempt(account("ada"), None, device.filter(|_| failed_known)) {
+                AttemptOutcome::Allowed(attempt) => prop_assert!(world.result(&attempt, false).is_ok()),
                 locked => break locked,
             }
         };
-        let AttemptOutcome::Allowed(attempt) = gate.attempt(account("ada"), None, device.filter(|_| !failed_known)) else {
+        let AttemptOutcome::Allowed(attempt) = world.attempt(account("ada"), None, device.filter(|_| !failed_known)) else {
             panic!("the other class is not locked");
         };
-        let fresh = gate.result(&attempt, true).unwrap().device;
+        let fresh = world.result(&attempt, true).unwrap().device;
         if !failed_known {
-            // The known device is known by a new token from now on.
+            // The known device has a new token from now on.
             device = fresh;
         }
-        prop_assert_eq!(gate.attempt(account("ada"), None, device.filter(|_| failed_known)), until);
+        prop_assert_eq!(world.attempt(account("ada"), None, device.filter(|_| failed_known)), until);
     }
 
-    /// An account that does not exist is answered like one that does: names change nothing but whose count it is.
+    /// An account that does not exist gets the same answers as one that does.
     ///
-    /// Woken by: locking an account only if it knows a device, in `Account::begin`.
+    /// Seen to fail after: locking an account only if it knows a device, in `Account::begin`.
     #[test]
-    fn unknown_accounts_behave_alike(login in login(), start in start(), deeds in deeds(), names in ["[a-z]{1,8}", "[a-z@.]{1,8}"]) {
+    fn unknown_accounts_get_the_same_answers_as_known_ones(login in login(), start in start(), events in events(), names in ["[a-z]{1,8}", "[a-z@.]{1,8}"]) {
         let answers = names.map(|name| {
-            let mut gate = Gate::new(login.clone(), start);
+            let mut world = LoginWorld::new(login.clone(), start);
             if name.contains('a') {
-                // One that exists has been used before.
-                let _ = gate.known_device(account(&name));
+                // An account that exists has been used before.
+                let _ = world.known_device(account(&name));
             }
-            gate.now = start.plus(Span::DAY);
-            gate.ids = 1_000;
+            world.now = start.plus(Span::DAY);
+            world.ids = 1_000;
             let mut attempts: Vec<Attempt> = Vec::new();
-            let mut told = Vec::new();
-            for (gap, deed) in &deeds {
-                gate.now = gate.now.plus(*gap);
-                match deed {
-                    Deed::Attempt { host, .. } => match gate.attempt(account(&name), Some(address(*host)), None) {
+            let mut answer = Vec::new();
+            for (gap, event) in &events {
+                world.now = world.now.plus(*gap);
+                match event {
+                    Event::Attempt { host, .. } => match world.attempt(account(&name), Some(address(*host)), None) {
                         AttemptOutcome::Allowed(attempt) => {
                             attempts.push(attempt);
-                            told.push("allowed".to_owned());
+                            answer.push("allowed".to_owned());
                         }
-                        other => told.push(format!("{other:?}")),
+                        other => answer.push(format!("{other:?}")),
                     },
-                    Deed::Result(which, success) if !attempts.is_empty() => {
-                        let ended = gate.result(which.get(&attempts), *success);
-                        told.push(format!("{:?}", ended.map(|ended| (ended.allowed, ended.locked_until, ended.device.is_some()))));
+                    Event::Result(which, success) if !attempts.is_empty() => {
+                        let ended = world.result(which.get(&attempts), *success);
+                        answer.push(format!("{:?}", ended.map(|ended| (ended.allowed, ended.locked_until, ended.device.is_some()))));
                     }
-                    Deed::Result(..) | Deed::Pardon(_) | Deed::Reset(_) => {}
+                    Event::Result(..) | Event::Lift(_) | Event::Reset(_) => {}
                 }
             }
-            told
+            answer
         });
         prop_assert_eq!(&answers[0], &answers[1]);
     }
 
-    /// At the ceiling the secret is refused from unknown devices for good, however long they wait, until a reset or an
-    /// operator lifts it; known devices and other factors still work, and a reset makes devices unknown.
+    /// At the ceiling, unknown devices are refused however long they wait, until a reset or until an operator lifts it. Known
+    /// devices and other factors still work. A reset makes all devices unknown.
     ///
-    /// Woken by: leaving out `self.failures < login.ceiling &&` in `Track::bring`; replacing `Some(None)` with `None` in
+    /// Seen to fail after: leaving out `self.failures < login.ceiling &&` in `Track::bring`; replacing `Some(None)` with `None` in
     /// `Track::locked`; and leaving devices and credential as they are in `Account::reset`.
     #[test]
-    fn the_ceiling_is_for_good(login in login(), start in start(), days in 1..1_000u64, reset in any::<bool>()) {
-        let mut gate = Gate::new(roomy(login), start);
-        let device = gate.known_device(account("ada"));
+    fn the_ceiling_lasts_until_it_is_lifted(login in login(), start in start(), days in 1..1_000u64, reset in any::<bool>()) {
+        let mut world = LoginWorld::new(roomy(login), start);
+        let device = world.known_device(account("ada"));
         loop {
-            match gate.attempt(account("ada"), None, None) {
+            match world.attempt(account("ada"), None, None) {
                 AttemptOutcome::Allowed(attempt) => {
-                    let told = gate.result(&attempt, false).unwrap();
-                    gate.now = gate.now.plus(Span::SECOND);
-                    prop_assert_eq!(told.locked_until == Some(Timestamp::MAX), {
-                        let failures = gate.ledger.account(account("ada")).failures(gate.now);
-                        failures == gate.login.ceiling
+                    let answer = world.result(&attempt, false).unwrap();
+                    world.now = world.now.plus(Span::SECOND);
+                    prop_assert_eq!(answer.locked_until == Some(Timestamp::MAX), {
+                        let failures = world.ledger.account(account("ada")).failures(world.now);
+                        failures == world.login.ceiling
                     });
                 }
-                AttemptOutcome::Locked { until: Some(until) } => gate.now = until,
+                AttemptOutcome::Locked { until: Some(until) } => world.now = until,
                 AttemptOutcome::Locked { until: None } => break,
                 AttemptOutcome::TooMany { .. } => panic!("nobody is counted by address"),
             }
         }
-        let logs_in = |gate: &mut Gate, device| match gate.attempt(account("ada"), None, Some(device)) {
-            AttemptOutcome::Allowed(attempt) => gate.result(&attempt, true).unwrap().device,
+        let logs_in = |world: &mut LoginWorld, device| match world.attempt(account("ada"), None, Some(device)) {
+            AttemptOutcome::Allowed(attempt) => world.result(&attempt, true).unwrap().device,
             _ => None,
         };
-        let mut device = logs_in(&mut gate, device).unwrap();
-        gate.now = gate.now.plus(Span::from_secs(86_400 * days));
-        prop_assert_eq!(gate.attempt(account("ada"), None, None), AttemptOutcome::Locked { until: None });
+        let mut device = logs_in(&mut world, device).unwrap();
+        world.now = world.now.plus(Span::from_secs(86_400 * days));
+        prop_assert_eq!(world.attempt(account("ada"), None, None), AttemptOutcome::Locked { until: None });
         if days < 180 {
-            device = logs_in(&mut gate, device).unwrap();
+            device = logs_in(&mut world, device).unwrap();
         }
         let other = Try {
             account: Some(account("ada")),
@@ -389,23 +388,22 @@ proptest! {
             wider: Wider::of(KEY, None),
             factor: Factor::named(Some("recovery")),
             device: None,
-            id: gate.id(),
+            id: world.id(),
         };
-        prop_assert!(matches!(gate.begin(other), AttemptOutcome::Allowed(_)));
-        let now = gate.now;
-        let stored = gate.ledger.account(account("ada"));
+        prop_assert!(matches!(world.begin(other), AttemptOutcome::Allowed(_)));
+        let now = world.now;
+        let stored = world.ledger.account(account("ada"));
         let was_known = stored.knows(&device, now);
         if reset { stored.reset() } else { stored.lift() }
         prop_assert_eq!(stored.knows(&device, now), was_known && !reset);
-        prop_assert!(matches!(gate.attempt(account("ada"), None, None), AttemptOutcome::Allowed(_)));
+        prop_assert!(matches!(world.attempt(account("ada"), None, None), AttemptOutcome::Allowed(_)));
     }
 
-    /// An account has one spelling: finding it again changes nothing, and space around it, case and width make no
-    /// difference.
+    /// Normalizing a name twice changes nothing, and surrounding space, case, width and invisible characters make no difference.
     ///
-    /// Woken by: leaving out `default_case_fold()` in `canonical_account`.
+    /// Seen to fail after: leaving out `default_case_fold()` in `canonical_account`.
     #[test]
-    fn an_account_has_one_spelling(name in any::<String>(), plain in "[a-zA-Z0-9@._ßé]{1,12}", pad in "[ \t\u{a0}\u{3000}]{0,3}") {
+    fn every_spelling_of_a_name_is_the_same_account(name in any::<String>(), plain in "[a-zA-Z0-9@._ßé]{1,12}", pad in "[ \t\u{a0}\u{3000}]{0,3}") {
         let once = canonical_account(&name);
         prop_assert_eq!(&canonical_account(&once), &once);
         let wide: String = plain.chars().map(|c| match c {
@@ -419,12 +417,12 @@ proptest! {
     }
 }
 
-/// Every character that another spelling could exist of keeps its own, alone and before marks that change places; and
-/// characters that nobody sees beside it make no difference.
+/// The normal form of every character is stable, alone and before combining marks that are reordered. Invisible characters
+/// beside it make no difference.
 ///
-/// Woken by: leaving out the `nfkc()` before `default_case_fold()`, the last `trim()`, or U+3164 in `is_invisible`.
+/// Seen to fail after: leaving out the `nfkc()` before `default_case_fold()`, the last `trim()`, or U+3164 in `is_invisible`.
 #[test]
-fn every_character_has_one_spelling() {
+fn the_normal_form_of_every_character_is_stable() {
     for c in ('\0'..'\u{20000}').chain('\u{2f800}'..='\u{2fa1f}') {
         for name in [c.to_string(), format!("a{c}\u{345}\u{301}")] {
             let once = canonical_account(&name);

@@ -1,13 +1,13 @@
-//! The laws of everything above the single limit, as property tests over one generator of policies and one of traces.
+//! Property tests for everything above a single limit, on random policies and random sequences of requests.
 //!
-//! Each law says what it states and which change to the code it was seen to fail on.
+//! Each test states a law. "Seen to fail after" lists the changes to the code that were made once to see it fail.
 
 #![expect(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
     clippy::unwrap_used,
     clippy::panic,
-    reason = "a test that overflows, misses or unwraps nothing should fail loudly, on the line where it does"
+    reason = "a test that overflows or unwraps nothing should fail on the line where it does"
 )]
 
 mod answers;
@@ -25,7 +25,7 @@ mod world;
 
 use proptest::test_runner::Config;
 
-/// So many cases, or more in a long run.
+/// Returns a configuration with this many cases, or a multiple of it in a long run.
 fn cases(cases: u32) -> Config {
     let factor = option_env!("THRESHOLD_LAW_FACTOR").and_then(|factor| factor.parse().ok()).unwrap_or(1);
     let cases = cases.saturating_mul(factor);

@@ -1,4 +1,4 @@
-//! Where records lie: what belongs to one anchor shares a partition, and partitions say nothing else about a key.
+//! Partitions: records with the same anchor share one, and a partition reveals nothing else about a key.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -20,24 +20,24 @@ use threshold_core::{
 
 use crate::world::parsed;
 
-/// What rules of these laws count by.
+/// What the rules of these tests count by.
 const PARTS: [&str; 9] =
     ["ip", "ip/16", "ip/40", "tenant", "user", "category", "endpoint", "header:x-key", "fact:inbox"];
 
 const KEY: DigestKey = DigestKey::new([5; 16]);
 
-/// The anchor of a record, by the words of the documentation.
+/// The anchor of a record, as docs/formats.md defines it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Anchor {
     Tenant(String),
     User(String),
     Block(IpAddr),
-    /// The headers and facts: each with its value.
+    /// Headers and facts, each with its value.
     Other(BTreeSet<String>),
     Rule(String),
 }
 
-/// A caller; texts are empty where the request lacks them.
+/// A caller. A text is empty where the request lacks it.
 #[derive(Debug, Clone)]
 struct Caller {
     ip: IpAddr,
@@ -62,7 +62,7 @@ impl Caller {
         })
     }
 
-    /// The /24 or /48, or the first one of a wider group.
+    /// Returns the /24 or /48 of the address, or the first block of a wider group.
     fn block(&self, per: &str) -> IpAddr {
         match (self.ip, per) {
             (IpAddr::V4(v4), "ip/16") => Ipv4Addr::from_bits(v4.to_bits() & !0xffff).into(),
@@ -75,7 +75,7 @@ impl Caller {
     fn anchor(&self, name: &str, per: &[&str]) -> Anchor {
         let has = |part: &str, value: &str| per.contains(&part) && !value.is_empty();
         let lacks = |part: &str, value: &str| per.contains(&part) && value.is_empty();
-        // What is narrower comes first.
+        // Narrower groups come first.
         let addresses = match self.ip {
             IpAddr::V4(_) => ["ip", "ip/40", "ip/16"],
             IpAddr::V6(_) => ["ip", "ip/16", "ip/40"],
@@ -118,12 +118,12 @@ fn list(parts: &[&str]) -> String {
     parts.iter().map(|part| format!("\"{part}\"")).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether a ladder may rest on this.
+/// Returns whether a rule with this `per` may have a ladder.
 fn may_ban(per: &[&str]) -> bool {
     per.iter().any(|part| !matches!(*part, "category" | "endpoint")) && !per.contains(&"header:x-key")
 }
 
-/// Whom a ladder punishes that rests on this.
+/// Returns the identity that a ladder of a rule with this `per` punishes.
 fn identity<'p>(per: &[&'p str]) -> Vec<&'p str> {
     let mut identity: Vec<&str> =
         per.iter().copied().filter(|part| !matches!(*part, "category" | "endpoint")).collect();
@@ -131,7 +131,7 @@ fn identity<'p>(per: &[&'p str]) -> Vec<&'p str> {
     identity
 }
 
-/// One rule for each of these combinations, with a ladder where one may rest on it.
+/// Returns a policy with one rule for each `per`, with a ladder where it may have one.
 fn policy(pers: &[Vec<&str>]) -> Policy {
     let mut text = String::new();
     let mut ladders = BTreeSet::new();
@@ -150,15 +150,14 @@ fn policy(pers: &[Vec<&str>]) -> Policy {
 proptest! {
     #![proptest_config(crate::cases(300))]
 
-    /// Every budget, standing and stand-in lies in the partition of its anchor, whichever rule, algorithm and caller it is of.
+    /// Every budget, standing and stand-in is in the partition of its anchor, whatever the rule, algorithm and caller. A standing
+    /// is in the same partition as the budgets of the rules with its ladder.
     ///
-    /// The standing of a ladder lies with the budgets of each rule that has it.
-    ///
-    /// Woken by: leaving the partition out of what `KeyPrefix::new` masks; taking the user before the tenant, or the address
+    /// Seen to fail after: leaving the partition out of what `KeyPrefix::new` masks; taking the user before the tenant, or the address
     /// before the user, in `CountedBy::anchor`; leaving out `in_partition` where an address stands in, or in `folded_key`;
     /// `v4.to_bits() >> 7` in `Anchors::address`.
     #[test]
-    fn what_belongs_to_an_anchor_shares_its_partition(
+    fn records_with_the_same_anchor_share_a_partition(
         callers in vec(caller(), 1..5),
         pers in vec(prop_oneof![3 => subsequence(PARTS.to_vec(), 0..4), 1 => subsequence(PARTS[6..].to_vec(), 1..4)].prop_shuffle(), 1..8),
     ) {
@@ -198,13 +197,13 @@ proptest! {
 proptest! {
     #![proptest_config(crate::cases(200))]
 
-    /// Where users belong to tenants, all that a request of a tenant is counted by lies in that tenant's partition, besides
-    /// what is counted by addresses alone or by everyone; so does the account of its login. Users of two tenants never
-    /// share a budget or a standing.
+    /// Where users belong to tenants, all budgets of a tenant's request are in that tenant's partition, except those counted by
+    /// address alone or for everyone. So is the account of its login. Users of two tenants never share a budget or a
+    /// standing.
     ///
-    /// Woken by: leaving `scoped` out of `Anchored::by_name`, or out of what `CountedBy::digest_all` digests.
+    /// Seen to fail after: leaving `scoped` out of `Anchored::by_name`, or out of what `CountedBy::digest_all` digests.
     #[test]
-    fn a_tenants_request_lies_in_one_partition(callers in vec(caller(), 2), category: bool) {
+    fn all_records_of_a_tenants_request_are_in_one_partition(callers in vec(caller(), 2), category: bool) {
         let rules = [
             "per = ['tenant']", "per = ['user']\nladder = 'gentle'", "per = ['user', 'endpoint']", "per = ['user', 'tenant']",
             "per = ['header:x-key', 'user']", "per = ['user', 'ip']", "per = ['tenant', 'category']",
@@ -226,7 +225,7 @@ proptest! {
             for key in &all {
                 prop_assert_eq!(key.partition(), home);
             }
-            // Without the partition, which differs for itself.
+            // Without the partition bits, which differ anyway.
             keys.push(all.iter().map(|key| key.to_u128() & !(0xffff << 64)).collect());
         }
         if callers[0].tenant != callers[1].tenant {
@@ -235,7 +234,7 @@ proptest! {
     }
 }
 
-/// How far counts are from even ones, in standard deviations of the sum of squares for that many bins.
+/// Returns how far counts are from even ones, in standard deviations of the chi-squared statistic for that many bins.
 fn unevenness(counts: &[u32]) -> f64 {
     let total: f64 = counts.iter().map(|count| f64::from(*count)).sum();
     let free = f64::from(u32::try_from(counts.len() - 1).unwrap());
@@ -244,7 +243,7 @@ fn unevenness(counts: &[u32]) -> f64 {
     (chi - free) / (2.0 * free).sqrt()
 }
 
-/// Fails unless these numbers below 256 are as even as random ones.
+/// Fails unless these numbers below 256 are as evenly distributed as random ones.
 fn assert_even(what: &str, numbers: impl Iterator<Item = u128>) {
     let mut counts = [0; 256];
     numbers.for_each(|number| counts[usize::try_from(number).unwrap()] += 1);
@@ -252,7 +251,7 @@ fn assert_even(what: &str, numbers: impl Iterator<Item = u128>) {
     assert!(unevenness < 6.0, "{what}: {unevenness} standard deviations");
 }
 
-/// The keys of that many callers under a rule that counts by one thing.
+/// Returns the keys of that many callers under a rule with this `per`.
 fn keys(per: &str, callers: u32, ask: impl Fn(u32, &mut dyn FnMut(&Facts<'_>))) -> Vec<Digest> {
     let policy =
         parsed(&format!("[[rule]]\nname = \"r\"\nlayer = \"edge\"\nper = [{per}]\nlimit = \"5/min\"\n")).with_key(KEY);
@@ -263,9 +262,9 @@ fn keys(per: &str, callers: u32, ask: impl Fn(u32, &mut dyn FnMut(&Facts<'_>))) 
     keys
 }
 
-/// Anchors spread over all partitions as random numbers would, also those that follow one another.
+/// Anchors spread over all partitions like random numbers, also consecutive addresses and names.
 ///
-/// Woken by: `mixed >> 60` in `Anchors::address`, also with the first product alone; a fixed partition in `Anchors::tenant`.
+/// Seen to fail after: `mixed >> 60` in `Anchors::address`, also with the first product alone; a fixed partition in `Anchors::tenant`.
 #[test]
 fn anchors_spread_evenly_over_partitions() {
     const MANY: u32 = 1 << 14;
@@ -304,12 +303,12 @@ fn anchors_spread_evenly_over_partitions() {
     }
 }
 
-/// Within one partition every other bit of a key is as good as random, and what a table in memory goes by is independent of
-/// the partition.
+/// Within one partition every other bit of a key is evenly distributed, and the bits that choose a slot in memory are
+/// independent of the partition.
 ///
-/// Woken by: a partition in the first 16 bits of the upper half (`SHIFT` of 112); and one in the lower half (32).
+/// Seen to fail after: a partition in the first 16 bits of the upper half (`SHIFT` of 112); and one in the lower half (32).
 #[test]
-fn a_partition_says_nothing_else_about_a_key() {
+fn a_partition_reveals_nothing_else_about_a_key() {
     const MANY: u32 = 1 << 12;
     let of_one_tenant = keys("'tenant', 'user'", MANY, |n, ask| {
         ask(&Facts { tenant: Some("t"), user: Some(&format!("u{n}")), ..Facts::default() });
@@ -332,11 +331,11 @@ fn a_partition_says_nothing_else_about_a_key() {
     assert_even("slot and partition", of_many.iter().map(|key| pair(key, 60)));
 }
 
-/// A receipt and its reservation lie with the first of their charges, also after they were written and read.
+/// The home partition of a receipt and of its reservation is that of the first charge, also after a round trip as bytes.
 ///
-/// Woken by: the last charge in `Receipt::home`.
+/// Seen to fail after: the last charge in `Receipt::home`.
 #[test]
-fn a_receipt_lies_with_its_first_charge() {
+fn the_home_of_a_receipt_is_the_partition_of_its_first_charge() {
     let policy = parsed(
         "[[rule]]\nname = \"address\"\nper = [\"ip\"]\nlimit = \"5/min\"\n
         [[rule]]\nname = \"user\"\nper = [\"user\"]\nlimit = \"5/min\"\n",

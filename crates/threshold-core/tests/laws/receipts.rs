@@ -1,4 +1,4 @@
-//! Receipts and reservations act once and never mint, and everything that is stored or handed out reads back alike.
+//! Receipts and reservations act once and never create capacity, and stored bytes and tokens read back unchanged.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +15,11 @@ use threshold_core::{
     BytesError, Digest, Facts, Format, Receipt, Reservation, Secret, Secrets, Span, Standing, Timestamp, TraceId,
 };
 
-use crate::world::{ALICE, RuleShape, Shelf, World, gap, parsed, place, rule, rules, start, text_of, trace};
+use crate::world::{ALICE, PlainStore, RuleShape, World, gap, parsed, place, rule, rules, start, text_of, trace};
 
 const NOW: Format = Format::PRESENT;
 
-/// What a holder of receipts does.
+/// One step of a caller that holds receipts.
 #[derive(Debug, Clone, Copy)]
 enum Act {
     Check(u64),
@@ -31,7 +31,7 @@ enum Act {
     Commit(Index, u64),
     Release(Index),
     Refund(Index),
-    /// The host drops what says nothing.
+    /// The host drops balances that no longer matter.
     Sweep,
 }
 
@@ -48,41 +48,42 @@ fn acts() -> impl Strategy<Value = Vec<(Span, Act)>> {
     vec((gap(), act), 1..50)
 }
 
-/// How a charge stands with its holder.
+/// The state of a charge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// Its receipt can be refunded.
     Charged,
-    /// It is held until then.
+    /// It is reserved until then.
     Held(Timestamp, OnExpire),
-    /// Its reservation was committed or released, and is remembered until then.
+    /// Its reservation was committed (`true`) or released, and is remembered until then.
     Ended(Timestamp, bool),
-    /// Nothing of it can be given back.
+    /// Nothing of it can be refunded.
     Done,
 }
 
+/// A charge, and how much of it is left.
 #[derive(Debug)]
-struct Deal {
+struct Entry {
     receipt: Receipt,
     at: Timestamp,
     cost: u64,
-    /// What is left of it, by rule.
+    /// The cost that was not given back, for each rule.
     net: Vec<u64>,
     stage: Stage,
-    /// What it was committed at.
+    /// The cost that it was committed with.
     committed: u64,
 }
 
-/// A world with all that its one caller was ever charged.
-struct Books {
+/// A world with all charges of its only caller.
+struct Accounting {
     world: World,
     rules: Vec<RuleShape>,
-    deals: Vec<Deal>,
+    entries: Vec<Entry>,
 }
 
-impl Books {
+impl Accounting {
     fn new(rules: Vec<RuleShape>, start: Timestamp) -> Self {
-        Self { world: World::new(&text_of(&rules), start), rules, deals: Vec::new() }
+        Self { world: World::new(&text_of(&rules), start), rules, entries: Vec::new() }
     }
 
     fn enter(&mut self, cost: u64, stage: impl FnOnce(&Receipt) -> Stage) {
@@ -94,65 +95,67 @@ impl Books {
             assert_eq!(id, receipt.id());
         }
         let net = vec![cost; self.rules.len()];
-        self.deals.push(Deal { receipt, at: self.world.now, cost, net, stage, committed: 0 });
+        self.entries.push(Entry { receipt, at: self.world.now, cost, net, stage, committed: 0 });
     }
 
-    /// Reservations whose time is up have ended, as was chosen.
+    /// Ends the reservations that have expired.
     fn expire(&mut self) {
-        for deal in &mut self.deals {
-            match deal.stage {
+        for entry in &mut self.entries {
+            match entry.stage {
                 Stage::Held(until, OnExpire::Charge) if until <= self.world.now => {
-                    deal.stage = Stage::Charged;
+                    entry.stage = Stage::Charged;
                 }
                 Stage::Held(until, OnExpire::Release) if until <= self.world.now => {
-                    deal.net.fill(0);
-                    deal.stage = Stage::Done;
+                    entry.net.fill(0);
+                    entry.stage = Stage::Done;
                 }
-                Stage::Ended(until, _) if until <= self.world.now => deal.stage = Stage::Done,
+                Stage::Ended(until, _) if until <= self.world.now => entry.stage = Stage::Done,
                 _ => {}
             }
         }
     }
 
-    /// Ends one charge in some way; says what may come back, by rule.
+    /// Ends one charge. Returns how much may be given back, for each rule.
     fn end(&mut self, act: Act) -> Vec<u64> {
         let now = self.world.now;
         let (Act::Commit(which, _) | Act::Release(which) | Act::Refund(which)) = act else {
             return Vec::new();
         };
-        let place = which.index(self.deals.len());
-        let deal = &mut self.deals[place];
-        let before = deal.net.clone();
-        match (act, deal.stage) {
+        let place = which.index(self.entries.len());
+        let entry = &mut self.entries[place];
+        let before = entry.net.clone();
+        match (act, entry.stage) {
             (Act::Refund(_), stage) => {
-                let first = self.world.ledger.refund(&deal.receipt, now);
+                let first = self.world.ledger.refund(&entry.receipt, now);
                 match stage {
                     Stage::Charged => {
-                        assert!(first, "the first refund acts");
-                        deal.net.fill(0);
-                        deal.stage = Stage::Done;
+                        assert!(first, "the first refund takes effect");
+                        entry.net.fill(0);
+                        entry.stage = Stage::Done;
                     }
-                    Stage::Held(..) | Stage::Ended(..) => assert!(!first, "a reservation is not refunded"),
-                    // Once it is forgotten that it was refunded, there is nothing left to refund.
-                    Stage::Done => assert!(!first || deal.receipt.void_from() <= now, "a refund acts once"),
+                    Stage::Held(..) | Stage::Ended(..) => {
+                        assert!(!first, "the receipt of a reservation is not refunded")
+                    }
+                    // When the refund is forgotten, the charge no longer counts, and refunding it gives nothing back.
+                    Stage::Done => assert!(!first || entry.receipt.void_from() <= now, "a refund takes effect once"),
                 }
             }
             (Act::Commit(_, actual), stage) => {
                 let cost = ActualCost { cost: Some(actual), ..ActualCost::default() };
-                let answer = self.world.ledger.commit(deal.receipt.id(), &cost, now);
+                let answer = self.world.ledger.commit(entry.receipt.id(), &cost, now);
                 match stage {
                     Stage::Held(until, _) => {
                         assert_eq!(answer, Ok(()));
-                        deal.stage = Stage::Ended(until, true);
-                        deal.committed = actual;
-                        for (net, rule) in deal.net.iter_mut().zip(&self.rules) {
+                        entry.stage = Stage::Ended(until, true);
+                        entry.committed = actual;
+                        for (net, rule) in entry.net.iter_mut().zip(&self.rules) {
                             let landed = rule.algorithm.is_concurrency();
-                            *net = actual.min(deal.cost).saturating_mul(u64::from(!landed));
+                            *net = actual.min(entry.cost).saturating_mul(u64::from(!landed));
                         }
                     }
-                    // A hold costs nothing more or less by being committed.
+                    // A commit ends a concurrency slot, whatever its cost.
                     Stage::Ended(_, true)
-                        if actual == deal.committed
+                        if actual == entry.committed
                             || self.rules.iter().all(|rule| rule.algorithm.is_concurrency()) =>
                     {
                         assert_eq!(answer, Ok(()));
@@ -162,41 +165,41 @@ impl Books {
                 }
             }
             (_, stage) => {
-                let answer = self.world.ledger.release(deal.receipt.id(), now);
+                let answer = self.world.ledger.release(entry.receipt.id(), now);
                 match stage {
                     Stage::Held(until, _) => {
                         assert_eq!(answer, Ok(()));
-                        deal.stage = Stage::Ended(until, false);
-                        deal.net.fill(0);
+                        entry.stage = Stage::Ended(until, false);
+                        entry.net.fill(0);
                     }
                     Stage::Ended(_, false) => assert_eq!(answer, Ok(())),
                     _ => assert_eq!(answer, Err(CommitError::Unknown)),
                 }
             }
         }
-        before.iter().zip(&self.deals[place].net).map(|(before, after)| before - after).collect()
+        before.iter().zip(&self.entries[place].net).map(|(before, after)| before - after).collect()
     }
 
-    /// The room of each rule, in the order of the file.
+    /// Returns what remains of each limit, in the order of the file.
     fn room(&mut self) -> Vec<u64> {
         let now = self.world.now;
         room_at(&mut self.world, self.rules.len(), now)
     }
 
-    /// What was admitted, less what was given back, stays within each limit's bound in the window that ends now.
+    /// Checks that the admitted cost, less what was given back, is within each limit's bound in the window that ends now.
     fn audit(&self) -> Result<(), TestCaseError> {
         for rule in self.world.policy.rules() {
             let limit = rule.fixed_limit().unwrap();
             let index = place(&rule.name);
-            let counted = self.deals.iter().filter(|deal| deal.at.plus(limit.period()) > self.world.now);
-            let net: u64 = counted.map(|deal| deal.net[index]).sum();
+            let counted = self.entries.iter().filter(|entry| entry.at.plus(limit.period()) > self.world.now);
+            let net: u64 = counted.map(|entry| entry.net[index]).sum();
             prop_assert!(net <= limit.bound(), "{limit}: {net}");
         }
         Ok(())
     }
 }
 
-/// What each rule would still take from Alice at some moment, in the order of the file.
+/// Returns what remains of each limit for Alice at some time, in the order of the file.
 fn room_at(world: &mut World, rules: usize, at: Timestamp) -> Vec<u64> {
     let facts = Facts { cost: Some(0), ..ALICE.facts() };
     let decision = world.peek_at(&facts, at);
@@ -220,7 +223,7 @@ fn at_most(one: &[u64], other: &[u64]) -> bool {
     one.iter().zip(other).all(|(one, other)| one <= other)
 }
 
-/// The same world twice, so that one can go another way.
+/// Makes two equal worlds with the same past.
 fn twins(rules: &[RuleShape], start: Timestamp, before: &[(Span, u64)]) -> [World; 2] {
     [0, 1].map(|_| {
         let mut world = World::new(&text_of(rules), start);
@@ -241,7 +244,7 @@ fn past() -> impl Strategy<Value = Vec<(Span, u64)>> {
     vec((gap(), 1..3u64), 0..8)
 }
 
-/// Mostly before anything is forgotten under a long period, and after much is under a short one.
+/// A short time: within a long period, and after several short ones.
 fn soon() -> impl Strategy<Value = Span> {
     prop_oneof![3 => (0..2_000_000u64).prop_map(Span::from_micros), 1 => gap()]
 }
@@ -249,51 +252,51 @@ fn soon() -> impl Strategy<Value = Span> {
 proptest! {
     #![proptest_config(crate::cases(300))]
 
-    /// Whatever is checked, reserved, committed, released, refunded, repeated, left to expire or swept away: what comes
-    /// back is never more than what was charged and not yet given back, each end acts once, and what is admitted net of
-    /// that stays within every limit's bound. A commit above what was reserved is debt, and admits nothing.
+    /// In any sequence of checks, reservations, commits, releases, refunds, repetitions, expiries and sweeps: what is given back is
+    /// never more than what was charged and not given back yet, each end takes effect once, and the net admitted cost stays
+    /// within every limit's bound. A commit above the reserved cost is debt and admits nothing.
     ///
-    /// Woken by: leaving out `self.refunded.insert` in `Ledger::refund`; leaving out `self.stage = Stage::Released` in
-    /// `Reservation::release`; and leaving out `self.refunded.insert` in `Ledger::expire_reservations`, which is how it
-    /// was: a receipt gave back again what its reservation had given back, once that was forgotten.
+    /// Seen to fail after: leaving out `self.refunded.insert` in `Ledger::refund`; leaving out `self.stage = Stage::Released` in
+    /// `Reservation::release`; and leaving out `self.refunded.insert` in `Ledger::expire_reservations`, which was
+    /// a bug: a receipt gave back what its reservation had given back already, once the reservation was forgotten.
     #[test]
-    fn what_is_given_back_was_charged(rules in plain_rules(), start in start(), acts in acts()) {
-        let mut books = Books::new(rules, start);
+    fn nothing_is_given_back_twice_or_without_a_charge(rules in plain_rules(), start in start(), acts in acts()) {
+        let mut accounting = Accounting::new(rules, start);
         for (gap, act) in acts {
-            books.world.wait(gap);
-            books.expire();
-            let now = books.world.now;
-            let before = books.room();
+            accounting.world.wait(gap);
+            accounting.expire();
+            let now = accounting.world.now;
+            let before = accounting.room();
             match act {
-                Act::Check(cost) => books.enter(cost, |_| Stage::Charged),
+                Act::Check(cost) => accounting.enter(cost, |_| Stage::Charged),
                 Act::Reserve { cost, ttl, on_expire } => {
-                    books.enter(cost, |_| Stage::Held(now.plus(Span::from_secs(ttl)), on_expire));
+                    accounting.enter(cost, |_| Stage::Held(now.plus(Span::from_secs(ttl)), on_expire));
                 }
                 Act::Sweep => {
-                    books.world.ledger.sweep(now);
-                    prop_assert_eq!(books.room(), before);
+                    accounting.world.ledger.sweep(now);
+                    prop_assert_eq!(accounting.room(), before);
                 }
-                _ if books.deals.is_empty() => {}
+                _ if accounting.entries.is_empty() => {}
                 _ => {
-                    let due = books.end(act);
-                    let after = books.room();
+                    let due = accounting.end(act);
+                    let after = accounting.room();
                     let most: Vec<u64> = before.iter().zip(&due).map(|(room, due)| room + due).collect();
                     prop_assert!(at_most(&after, &most), "{:?} {:?} {:?} {:?}", act, before, after, due);
                 }
             }
-            books.audit()?;
+            accounting.audit()?;
         }
     }
 
-    /// A reservation that is committed leaves as much used as if its true cost had been charged when it was reserved;
-    /// exactly as much, but for a token bucket that was charged since, and for a window that the
-    /// reservation opened and that nothing else did. What is more than was
-    /// reserved is as if recorded at the commit. Repeating it changes nothing, and after it nothing is released.
+    /// After a commit, limits are used as if the actual cost had been charged at the time of the reservation. This is exact
+    /// except for a token bucket that was charged since, and for a window that only the reservation opened. Cost beyond the
+    /// reserved one counts as if recorded at the commit. Repeating the commit changes nothing, and nothing can be released
+    /// after it.
     ///
-    /// Woken by: replacing `reserved.saturating_sub(actual)` with `reserved` in `Reservation::commit`; and
+    /// Seen to fail after: replacing `reserved.saturating_sub(actual)` with `reserved` in `Reservation::commit`; and
     /// `more` with `more + reserved` where it is charged there.
     #[test]
-    fn a_commit_is_the_true_cost(
+    fn a_commit_leaves_the_actual_cost(
         rules in plain_rules(),
         start in start(),
         past in past(),
@@ -308,7 +311,7 @@ proptest! {
         let Ok(Some(receipt)) = held.check(ALICE, reserved).map(|checked| checked.receipt) else { return Ok(()) };
         let id = held.ledger.reserve(receipt, Span::HOUR, OnExpire::Charge);
         let _ = charged.check(ALICE, reserved.min(actual)).unwrap();
-        // No more than the capacity is recorded, so that no debt is saturated.
+        // At most the capacity is recorded, so that no debt saturates.
         let least = rules.iter().map(RuleShape::capacity).min().unwrap_or(0);
         for gap in between.iter().take(usize::try_from(least).unwrap()) {
             for world in [&mut held, &mut charged] {
@@ -325,9 +328,9 @@ proptest! {
         let room = room_at(&mut held, count, now);
         prop_assert_eq!(held.ledger.commit(id, &cost, now), Ok(()));
         let other = ActualCost { cost: Some(actual + 1), ..ActualCost::default() };
-        let told = held.ledger.commit(id, &other, now);
+        let answer = held.ledger.commit(id, &other, now);
         let holds_only = rules.iter().all(|rule| rule.algorithm.is_concurrency());
-        prop_assert_eq!(told, if holds_only { Ok(()) } else { Err(CommitError::OtherCost) });
+        prop_assert_eq!(answer, if holds_only { Ok(()) } else { Err(CommitError::OtherCost) });
         prop_assert_eq!(held.ledger.release(id, now), Err(CommitError::Unknown));
         prop_assert_eq!(&room_at(&mut held, count, now), &room);
         let mut at = now;
@@ -343,15 +346,14 @@ proptest! {
         }
     }
 
-    /// A reservation that is released, or expires and was to be released, leaves no more room than if it had never
-    /// been, and exactly that but for a token bucket that was charged since; so it stays, except that a window which it
-    /// opened goes on. One that expires otherwise stays charged. Repeating a release changes nothing; after the end of its time there is no
-    /// reservation any more.
+    /// A reservation that is released, or that expires with `OnExpire::Release`, leaves as much room as if it had never been
+    /// made, and less only in a token bucket that was charged since. A window that it opened stays open. With
+    /// `OnExpire::Charge`, its cost stays charged. Repeating a release changes nothing, and an expired reservation is unknown.
     ///
-    /// Woken by: leaving out `.min(left)` in `RefundedState::give_back`; replacing `OnExpire::Release` with
+    /// Seen to fail after: leaving out `.min(left)` in `RefundedState::give_back`; replacing `OnExpire::Release` with
     /// `OnExpire::Charge` in `Reservation::expire`; and `<=` with `<` in `Ledger::expire_reservations`.
     #[test]
-    fn a_release_is_as_if_never(
+    fn a_released_reservation_leaves_no_trace(
         rules in plain_rules(),
         start in start(),
         past in past(),
@@ -370,7 +372,7 @@ proptest! {
         if end == Some(OnExpire::Charge) {
             let _ = other.check(ALICE, cost).unwrap();
         }
-        // Somebody else comes meanwhile, but takes no more than there is room for in debt.
+        // Another request comes meanwhile, with so little cost that its debt does not saturate.
         let between = between.filter(|gap| held.now.plus(*gap) < expires);
         if let Some(gap) = between {
             for world in [&mut held, &mut other] {
@@ -408,13 +410,12 @@ proptest! {
 proptest! {
     #![proptest_config(crate::cases(1_500))]
 
-    /// A charge that is renewed frees no room at that moment, and from then on counts as if its request had come then: there
-    /// is no more room, whatever others were charged meanwhile. A window of its own that it opened goes on if others are in
-    /// it.
+    /// Renewing a charge frees no room at that time. From then on it counts as if its request had come then, whatever was charged
+    /// meanwhile. A window that it opened stays open if other charges are in it.
     ///
-    /// Woken by: leaving out the `charge` in `Receipt::renew`.
+    /// Seen to fail after: leaving out the `charge` in `Receipt::renew`.
     #[test]
-    fn a_renewed_charge_came_now(
+    fn a_renewed_charge_counts_from_its_renewal(
         rules in plain_rules(),
         start in start(),
         before in past(),
@@ -451,12 +452,12 @@ proptest! {
         }
     }
 
-    /// After a change of its limit, a receipt gives back its own charge or nothing, never what others were charged
-    /// since: there is no more room than if its request had never been.
+    /// After a change of its limit, a receipt gives back its own charge or nothing, and never a charge of later requests: there is
+    /// no more room than if its request had never been made.
     ///
-    /// Woken by: replacing `balance.is_in_terms_of(&self.limit)` with `true` in `Charged::give_back`.
+    /// Seen to fail after: replacing `balance.is_in_terms_of(&self.limit)` with `true` in `Charged::give_back`.
     #[test]
-    fn an_old_receipt_gives_back_its_own(
+    fn a_receipt_of_an_old_limit_gives_back_only_its_own_charge(
         old in rule().prop_map(plain),
         new in rule().prop_map(plain),
         same in [prop::bool::weighted(0.3), prop::bool::weighted(0.3)],
@@ -473,7 +474,7 @@ proptest! {
             burst: new.burst,
             ..old.clone()
         };
-        // A bucket that shrinks to less than half forgives what is beyond a debt of its capacity.
+        // A bucket that shrinks to less than half forgets debt beyond its capacity.
         prop_assume!(old.algorithm != Algorithm::TokenBucket || 2 * new.capacity() >= old.capacity());
         let [mut charged, mut never] = twins(std::slice::from_ref(&old), start, &past);
         let Ok(Some(receipt)) = charged.check(ALICE, cost).map(|checked| checked.receipt) else { return Ok(()) };
@@ -483,7 +484,7 @@ proptest! {
         for (gap, cost) in since {
             charged.wait(gap);
             never.wait(gap);
-            // A denial stores a balance in the new terms too, so it is looked at in both worlds.
+            // A denial converts a balance to the new limit too, so both worlds look at it.
             let allowed = charged.check(ALICE, cost).is_ok_and(|checked| checked.decision.allowed());
             let _ = never.check(ALICE, 0).unwrap();
             let _ = charged.check(ALICE, 0).unwrap();
@@ -497,13 +498,12 @@ proptest! {
         prop_assert!(at_most(&room_at(&mut charged, 1, now), &room_at(&mut never, 1, now)));
     }
 
-    /// Committing more than was reserved takes room and never makes any, also where the limit has changed meanwhile.
+    /// Committing more than was reserved never makes room, also where the limit has changed meanwhile.
     ///
-    /// Woken by: replacing `in_terms_of` with `balance.bring(&charged.limit, now)` in `Reservation::commit`, which is how it
-    /// was: the balance was put into the terms of a limit that no longer held, and forgot what had left under its
-    /// shorter period.
+    /// Seen to fail after: replacing `in_terms_of` with `balance.bring(&charged.limit, now)` in `Reservation::commit`, which was a
+    /// bug: the balance was converted to the old limit, and forgot charges that had left its shorter period.
     #[test]
-    fn more_is_never_less(
+    fn committing_more_than_reserved_never_makes_room(
         old in rule().prop_map(plain),
         new in rule().prop_map(plain),
         start in start(),
@@ -532,7 +532,7 @@ proptest! {
     }
 }
 
-/// What may happen to bytes on their way.
+/// Damage to bytes.
 #[derive(Debug, Clone)]
 struct Damage {
     cut: Index,
@@ -553,8 +553,8 @@ fn damage() -> impl Strategy<Value = Damage> {
     })
 }
 
-/// Bytes read back as what they were; what is cut off or of another version is an error; and what reads at all, reads
-/// as something with exactly these bytes.
+/// Checks that bytes read back as the same value, that truncated bytes and other versions are errors, and that any bytes that
+/// can be read are exactly the bytes of the value read.
 fn reads_back<T: PartialEq + std::fmt::Debug>(
     value: &T,
     to_bytes: impl Fn(&T) -> Vec<u8>,
@@ -585,7 +585,7 @@ fn reads_back<T: PartialEq + std::fmt::Debug>(
     Ok(())
 }
 
-/// What a busy account looks like: attempts under way, failures, locks, and devices that are known.
+/// Returns an account with attempts under way, failures, locks and known devices.
 fn busy_account(steps: &[(Span, u8, bool)], start: Timestamp) -> (Account, Vec<Attempt>, Vec<Device>) {
     let login = Login { ceiling: 6, ..Login::default() };
     let key = parsed("").key();
@@ -621,13 +621,13 @@ fn logins() -> impl Strategy<Value = Vec<(Span, u8, bool)>> {
 proptest! {
     #![proptest_config(crate::cases(300))]
 
-    /// Receipts, reservations, standings and accounts read back as what they were, and nothing else reads.
+    /// Receipts, reservations, standings and accounts read back unchanged, and malformed bytes are refused.
     ///
-    /// Woken by: leaving out `out.byte(u8::from(self.shadow))` in `Standing::to_bytes`; `from.finish()?` in
+    /// Seen to fail after: leaving out `out.byte(u8::from(self.shadow))` in `Standing::to_bytes`; `from.finish()?` in
     /// `Reservation::from_bytes`; replacing the error with `true` for `shadow` in `Standing::from_bytes`; and writing `self.last` in place of
     /// `self.locked_until`, and leaving out `attempt.counts`, in `Track::write`.
     #[test]
-    fn bytes_read_back(
+    fn stored_bytes_read_back_unchanged(
         rules in rules(),
         start in start(),
         trace in trace(),
@@ -640,16 +640,16 @@ proptest! {
             [[rule]]\nname = \"hot\"\nper = [\"user\"]\nlimit = \"1/7s\"\nladder = \"steps\"
             [[rule]]\nname = \"cold\"\nper = [\"user\"]\nlimit = \"1/s\"\nladder = \"steps\"\nstrike = \"ignored\"";
         let mut world = World::new(&text, start);
-        let mut shelf = Shelf::default();
+        let mut store = PlainStore::default();
         for ask in trace {
             world.wait(ask.gap);
             let facts = world.facts(ask.who, ask.cost);
             let Ok(plan) = world.policy.plan(&facts) else { continue };
-            let outcome = shelf.settle(&plan, world.now);
+            let outcome = store.settle(&plan, world.now);
             let Some(receipt) = plan.receipt(&outcome) else { continue };
             reads_back(&receipt, |value| Receipt::to_bytes(value, NOW), Receipt::from_bytes, &damage)?;
             let mut reservation = Reservation::new(receipt, Span::from_secs(ttl), OnExpire::Release);
-            let mut balances: Vec<_> = reservation.keys().map(|key| shelf.balances[&key].clone()).collect();
+            let mut balances: Vec<_> = reservation.keys().map(|key| store.balances[&key].clone()).collect();
             let ended = match stage {
                 0 => true,
                 1 => reservation.commit(&OwnedCost::default(), &mut balances, world.now).is_ok(),
@@ -658,19 +658,19 @@ proptest! {
             prop_assert!(ended);
             reads_back(&reservation, |value| Reservation::to_bytes(value, NOW), Reservation::from_bytes, &damage)?;
         }
-        for standing in shelf.standings.values().chain([&Standing::default()]) {
+        for standing in store.standings.values().chain([&Standing::default()]) {
             reads_back(standing, |value| Standing::to_bytes(value, NOW), Standing::from_bytes, &damage)?;
         }
         let (account, ..) = busy_account(&logins, start);
         reads_back(&account, |value| Account::to_bytes(value, NOW), Account::from_bytes, &damage)?;
     }
 
-    /// A token is refused if any of its characters is another, and where a token of another purpose is wanted.
+    /// A token is refused if any of its characters is changed, and where a token for another purpose is expected.
     ///
-    /// Woken by: leaving out `mac.update(label)` in `begin`; leaving out `verify_truncated_left` in
+    /// Seen to fail after: leaving out `mac.update(label)` in `begin`; leaving out `verify_truncated_left` in
     /// `Secret::verify`; and opening with the present secret alone.
     #[test]
-    fn tokens_are_for_one_purpose_and_as_they_were(
+    fn a_changed_token_or_one_for_another_purpose_is_refused(
         logins in logins(),
         start in start(),
         at in any::<Index>(),
@@ -701,7 +701,7 @@ proptest! {
         }
         let purposes = [Purpose::Receipt, Purpose::Reservation, Purpose::Attempt, Purpose::Device];
         for (kind, token) in &tokens {
-            // While its secret is in force, as the present or as the old one, and not after that.
+            // A token is valid while its secret is in force, as the current or as the old one.
             for (secrets, in_force) in [(&only, true), (&both, true), (&rotated, false)] {
                 for (index, purpose) in purposes.iter().enumerate() {
                     prop_assert_eq!(secrets.open(*purpose, token).is_ok(), in_force && index == *kind);

@@ -1,4 +1,4 @@
-//! One bill over several partitions: all or nothing without a step that spans two of them.
+//! One bill over several partitions is charged everywhere or nowhere, without a step that spans two of them.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,13 @@ use threshold_core::{
 
 use crate::world::start;
 
-/// A store of partitions that share nothing, each with a clock of its own.
+/// A store of independent partitions, each with a clock of its own.
 #[derive(Debug, Default)]
 struct Partitioned {
     ledgers: BTreeMap<Partition, Ledger>,
-    /// How far the clocks of odd partitions are behind.
+    /// How far the clocks of partitions with odd numbers are behind.
     behind: Span,
-    /// What was sent in each round of the last bill.
+    /// The number of commands in each round of the last bill.
     rounds: Vec<usize>,
 }
 
@@ -65,7 +65,7 @@ impl Partitioned {
 
 const ALGORITHMS: [&str; 5] = ["token-bucket", "fixed-window", "sliding-window", "sliding-log", "sliding-estimate"];
 
-/// Limits in the partitions of an address, a tenant and a user.
+/// Returns a policy with one limit in each of the partitions of an address, a tenant and a user.
 fn policy(limits: &[(u64, usize)], more: &str) -> Policy {
     let pers = ["ip", "tenant", "user"];
     let rules = limits.iter().zip(pers).map(|((limit, algorithm), per)| {
@@ -100,11 +100,11 @@ fn remaining(decision: &Decision) -> Vec<u64> {
 proptest! {
     #![proptest_config(crate::cases(128))]
 
-    /// Without ladders, a store of partitions answers as one that settles everything in one step, request after request.
+    /// Without ladders, a store of partitions decides every request as a store does that settles everything in one step.
     ///
-    /// Woken by: giving nothing back in `Split::join`.
+    /// Seen to fail after: giving nothing back in `Split::join`.
     #[test]
-    fn partitions_answer_as_one_store_does(
+    fn partitions_decide_like_one_store(
         limits in limits(),
         start in start(),
         trace in vec((whos(), 0..4u64, 0..40u64, select(&[Verb::Check, Verb::Check, Verb::Peek, Verb::Record][..])), 1..60),
@@ -123,10 +123,10 @@ proptest! {
         }
     }
 
-    /// With a ladder in one partition a denial charges nothing anywhere, an allowed request is charged everywhere, and
-    /// only a request that nobody else denies strikes.
+    /// With a ladder in one partition, a denied request is charged nowhere, an allowed one everywhere, and a request is a strike
+    /// only if no other partition denies it.
     ///
-    /// Woken by: leaving out `outcome.penalty.is_some()` in `Split::denied`.
+    /// Seen to fail after: leaving out `outcome.penalty.is_some()` in `Split::denied`.
     #[test]
     fn only_the_last_partition_strikes(
         limits in limits(),
@@ -165,16 +165,16 @@ proptest! {
                 prop_assert!(decision.escalations.is_empty());
                 prop_assert_eq!(rounds.len(), 1);
             } else if decision.penalty.is_none() && !decision.readings[2].allowed {
-                prop_assert_eq!(decision.escalations.len(), 1, "the request is over the last limit alone");
+                prop_assert_eq!(decision.escalations.len(), 1, "only the last limit is exceeded");
             }
         }
     }
 
-    /// A receipt is given back by every partition in its own time, once in each, however far apart their clocks are.
+    /// Every partition refunds its part of a receipt by its own clock, and once, however far apart the clocks are.
     ///
-    /// Woken by: `charged.at = self.at` for every charge when a receipt is made.
+    /// Seen to fail after: `charged.at = self.at` for every charge when a receipt is made.
     #[test]
-    fn partitions_give_back_in_their_own_time(
+    fn partitions_refund_by_their_own_clocks(
         limits in limits(), start in start(), who in whos(), cost in 1..4u64, behind in 0..30u64, gap in 0..3u64,
     ) {
         let policy = policy(&limits, "");
@@ -214,7 +214,7 @@ fn a_bill_of_one_partition_takes_one_command() {
     }
 }
 
-/// Woken by: `punishes: whole.punishes` in `part_of`.
+/// Seen to fail after: `punishes: whole.punishes` in `part_of`.
 #[test]
 fn of_two_partitions_with_ladders_only_the_last_strikes() {
     let ladder = |per: &str| {
@@ -230,13 +230,17 @@ fn of_two_partitions_with_ladders_only_the_last_strikes() {
         (decision.allowed(), decision.escalations.len(), parts.rounds.clone())
     };
     assert_eq!(ask("t1", "u1", 1), (true, 0, vec![2, 1, 1]));
-    assert_eq!(ask("t1", "u1", 2), (false, 0, vec![2, 1]), "the tenant is over, and not the last to say so");
-    assert_eq!(ask("t2", "u1", 3), (false, 1, vec![2, 1, 1]), "only the user is over");
-    assert_eq!(ask("t2", "u2", 4), (true, 0, vec![2, 1, 1]), "the tenant was given back what it was charged");
+    assert_eq!(
+        ask("t1", "u1", 2),
+        (false, 0, vec![2, 1]),
+        "the tenant exceeds its limit, but its partition is not the last"
+    );
+    assert_eq!(ask("t2", "u1", 3), (false, 1, vec![2, 1, 1]), "only the user exceeds its limit");
+    assert_eq!(ask("t2", "u2", 4), (true, 0, vec![2, 1, 1]), "the tenant's charge was given back");
 }
 
 #[test]
-fn what_was_charged_is_given_back_when_a_partition_fails() {
+fn charges_are_given_back_when_a_partition_fails() {
     let policy = policy(&[(3, 0), (3, 0), (3, 0)], "");
     let facts = facts((1, "t1", "u1"), 2, 7);
     let plan = policy.plan(&facts).unwrap();

@@ -1,4 +1,4 @@
-//! Random policies, random traces, and the world in which they are played.
+//! Random policies, random sequences of requests, and the world in which they are played.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,7 +17,7 @@ use threshold_core::{
     TraceId, settle,
 };
 
-/// One rule of a random policy, from which its text is written.
+/// One rule of a random policy.
 #[derive(Debug, Clone)]
 pub(crate) struct RuleShape {
     pub(crate) algorithm: Algorithm,
@@ -36,7 +36,7 @@ pub(crate) struct RuleShape {
 }
 
 impl RuleShape {
-    /// The rule as a policy writes it.
+    /// Returns the rule as TOML.
     pub(crate) fn text(&self, name: &str) -> String {
         let per = match self.layer {
             Layer::Global => "",
@@ -79,28 +79,28 @@ impl RuleShape {
         burst.unwrap_or(self.quota)
     }
 
-    /// Whether what a charge did to the window outlives the charge.
+    /// Returns whether the first charge opens a window, which stays open after the charge is given back.
     pub(crate) fn opens_its_own_windows(&self) -> bool {
         self.algorithm == Algorithm::FixedWindow && self.from_first
     }
 }
 
-/// The name of the `index`th rule of a random policy.
+/// Returns the name of the `index`th rule of a random policy.
 fn name(index: usize) -> String {
     format!("r{index}")
 }
 
-/// Where the rule of this name stands in the file.
+/// Returns the index of the rule with this name.
 pub(crate) fn place(name: &str) -> usize {
     name.trim_start_matches('r').parse().unwrap()
 }
 
-/// The policy that these rules make, in this order.
+/// Returns the policy with these rules as TOML.
 pub(crate) fn text_of(rules: &[RuleShape]) -> String {
     rules.iter().enumerate().map(|(index, rule)| rule.text(&name(index))).collect()
 }
 
-/// The same policy, in which going over a user's limit climbs a ladder that warns, delays, denies and shuts out.
+/// Returns the same policy with a ladder on the limits of users, which warns, delays, denies and bans.
 pub(crate) fn with_a_ladder(mut rules: Vec<RuleShape>, strike: &str) -> String {
     let fits = |rule: &&mut RuleShape| rule.layer == Layer::User && !rule.algorithm.is_concurrency();
     for rule in rules.iter_mut().filter(fits) {
@@ -117,7 +117,7 @@ pub(crate) fn parsed(text: &str) -> Policy {
 pub(crate) const LAYERS: [Layer; 5] = [Layer::Global, Layer::Edge, Layer::Tenant, Layer::User, Layer::Endpoint];
 const DISCLOSURES: [Disclosure; 4] = [Disclosure::Full, Disclosure::Full, Disclosure::Minimal, Disclosure::None];
 
-/// A rule that everyone meets often: a few at once, over a second or a minute.
+/// A rule with a small limit over a second or a minute, which requests exceed often.
 pub(crate) fn rule() -> impl Strategy<Value = RuleShape> {
     let figures = (1..7u64, select(&[250, 1_000, 7_000, 60_000][..]), prop::option::of(1..9u64));
     let answers = (prop::option::weighted(0.2, 1..20u64), select(&DISCLOSURES[..]), prop::bool::weighted(0.25));
@@ -134,8 +134,8 @@ pub(crate) fn rules() -> impl Strategy<Value = Vec<RuleShape>> {
     vec(rule(), 1..6)
 }
 
-/// How long until the next thing happens, in microseconds: hardly any time, around a boundary, or long enough that some
-/// of it is forgotten.
+/// The time until the next request: very short, around the end of a period, or long enough that earlier requests no longer
+/// count.
 pub(crate) fn gap() -> impl Strategy<Value = Span> {
     let edges = select(&[250_000, 1_000_000, 7_000_000, 60_000_000][..]);
     let micros = prop_oneof![
@@ -148,7 +148,7 @@ pub(crate) fn gap() -> impl Strategy<Value = Span> {
     micros.prop_map(Span::from_micros)
 }
 
-/// Who calls; all that rules of a random policy count by.
+/// A caller: everything that the rules of a random policy count by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Who {
     pub(crate) host: u8,
@@ -157,10 +157,10 @@ pub(crate) struct Who {
     pub(crate) path: &'static str,
 }
 
-/// The one caller of traces that need no others.
+/// The only caller in tests that need one.
 pub(crate) const ALICE: Who = Who { host: 1, tenant: Some("t1"), user: Some("alice"), path: "/a" };
 
-/// Everyone there is: no two share every budget, and each shares some with another.
+/// All callers. No two share every budget, and each shares some with another.
 pub(crate) const EVERYONE: [Who; 5] = [
     ALICE,
     Who { path: "/b", ..ALICE },
@@ -184,7 +184,7 @@ impl Who {
     }
 }
 
-/// One request of a trace.
+/// One request of a sequence.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ask {
     pub(crate) gap: Span,
@@ -201,7 +201,7 @@ pub(crate) fn trace() -> impl Strategy<Value = Vec<Ask>> {
     vec(ask(), 1..40)
 }
 
-/// Where a trace begins: far from the epoch, anywhere within a minute.
+/// The time at which a sequence begins: long after the epoch, and anywhere within a minute.
 pub(crate) fn start() -> impl Strategy<Value = Timestamp> {
     (0..60_000_000u64).prop_map(|micros| Timestamp::from_micros(1_750_000_000_000_000 + micros))
 }
@@ -224,7 +224,7 @@ impl World {
         self.now = self.now.plus(gap);
     }
 
-    /// An id that was not given before.
+    /// Returns an id that was not used before.
     pub(crate) fn id(&mut self) -> TraceId {
         self.ids += 1;
         TraceId::from_u128(self.ids << 64 | self.ids)
@@ -239,7 +239,7 @@ impl World {
         self.ledger.decide(&self.policy, Verb::Check, &facts, self.now)
     }
 
-    /// Settles a check, and shows the outcome too.
+    /// Settles a check and returns its outcome and decision.
     pub(crate) fn settle(&mut self, facts: &Facts<'_>) -> Result<(Outcome, Decision), PlanError> {
         let plan = self.policy.plan(facts)?;
         let outcome = self.ledger.settle(&plan, self.now);
@@ -251,7 +251,7 @@ impl World {
         self.ledger.decide(&self.policy, Verb::Peek, facts, now).unwrap().decision
     }
 
-    /// What each rule that this caller meets would still take, by the key it is counted under.
+    /// Returns what remains of each limit that this caller meets, by key.
     pub(crate) fn room(&mut self, who: Who) -> BTreeMap<Digest, u64> {
         let facts = Facts { cost: Some(0), ..who.facts() };
         let plan = self.policy.plan_for(Verb::Peek, &facts).unwrap();
@@ -261,13 +261,13 @@ impl World {
         keys.into_iter().zip(readings.iter().map(|reading| reading.remaining)).collect()
     }
 
-    /// The room of everyone.
+    /// Returns what remains of every limit for all callers.
     pub(crate) fn all_room(&mut self) -> BTreeMap<Digest, u64> {
         EVERYONE.into_iter().flat_map(|who| self.room(who)).collect()
     }
 }
 
-/// A decision without the figures that a further rule adds to it: what the caller notices.
+/// Returns the parts of a decision that a caller notices, without the readings of rules that do not bind.
 pub(crate) fn noticed(decision: &Decision, policy: &Policy) -> String {
     let figures = |reading: &Reading| {
         (reading.allowed, reading.limit, reading.remaining, reading.resets(), reading.ready_at(), reading.charged)
@@ -284,14 +284,14 @@ pub(crate) fn noticed(decision: &Decision, policy: &Policy) -> String {
     )
 }
 
-/// The smallest host whose state can be seen and copied.
+/// A store whose state can be inspected and copied.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Shelf {
+pub(crate) struct PlainStore {
     pub(crate) balances: BTreeMap<Digest, Balance>,
     pub(crate) standings: BTreeMap<Digest, Standing>,
 }
 
-impl Shelf {
+impl PlainStore {
     pub(crate) fn settle(&mut self, plan: &Plan<'_>, now: Timestamp) -> Outcome {
         let keys = || plan.charges().iter().map(Charge::key);
         let subjects = || plan.subjects().iter().map(Subject::key);

@@ -1,4 +1,4 @@
-//! The vectors for tests of doors that face clients, which include this file: all cases, played by several at a time.
+//! The test vectors for doors that face clients. Tests of those doors include this file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::sync::Mutex;
 use serde_json::{Map, Value, json};
 use threshold_core::case::{Case, CaseFile, ClientDoor, Lines, Played, latin_1, play_at_door};
 
-/// How many cases are played at once. Shadow bans are waited out, and they need not be waited out one after the other.
+/// How many cases are played in parallel. Some wait out the delay of a shadow ban.
 const AT_ONCE: usize = 8;
 
-/// A case, the file it is from, and that file's policy.
+/// A case, the name of its file, and the policy of that file.
 struct Vector {
     file: String,
     policy: Option<String>,
@@ -30,23 +30,23 @@ fn vectors() -> Vec<Vector> {
     vectors
 }
 
-/// What a client read, as cases write it.
-pub(crate) fn told(status: u16, headers: &[(String, String)], body: &str) -> Value {
+/// Returns the answer that a client got, in the form of the vectors.
+pub(crate) fn answer(status: u16, headers: &[(String, String)], body: &str) -> Value {
     let headers: Map<_, _> = headers.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
     let text = Some(body).filter(|body| !body.is_empty());
     let body = text.map(|text| serde_json::from_str(text).unwrap_or_else(|_| json!(text)));
     json!({"status": status, "headers": headers, "body": body})
 }
 
-/// The header lines that a call sends as they are.
+/// Returns the raw header lines of a call.
 pub(crate) fn lines(facts: &Map<String, Value>) -> Vec<(String, Vec<u8>)> {
     let lines: Vec<(String, String)> =
         facts.get("lines").map(|lines| serde_json::from_value(lines.clone()).unwrap()).unwrap_or_default();
     lines.into_iter().map(|(name, value)| (name, latin_1(&value).unwrap())).collect()
 }
 
-/// Plays all of them at doors that `make` makes. Every case agrees with core or is left out for one of `reasons`; at least
-/// `at_least` of them agree, so that nothing stops being played unnoticed.
+/// Plays all cases at doors made by `make`. Every case must agree with core or be left out for one of `reasons`. At least
+/// `at_least` must be played, so that none is left out unnoticed.
 #[track_caller]
 pub(crate) fn play_all<D: ClientDoor>(make: impl Fn() -> D + Sync, reasons: &[&'static str], at_least: usize) {
     let waiting = Mutex::new(vectors());
@@ -71,7 +71,7 @@ pub(crate) fn play_all<D: ClientDoor>(make: impl Fn() -> D + Sync, reasons: &[&'
     let left_out =
         |reason: &'static str| results.iter().filter(|result| **result == Ok(Played::LeftOut(reason))).count();
     let left_out: BTreeMap<&str, usize> = reasons.iter().map(|reason| (*reason, left_out(reason))).collect();
-    // Every case is either played or has one of these reasons.
+    // Every case is either played or left out for one of these reasons.
     assert_eq!(all.checked_sub(played), Some(left_out.values().sum()), "{left_out:?}");
     assert!(played >= at_least, "only {played} of {all} were played; left out: {left_out:?}");
 }

@@ -83,7 +83,7 @@ impl ClientDoor for TestServer {
         let fields = fields.into_iter().map(|(name, value)| (name, value.into_bytes()));
         let fields: Vec<_> = fields.chain(vectors::lines(facts)).collect();
         let answer = self.client().ask_bytes("GET", "/auth", &fields).map_err(|error| error.to_string())?;
-        Ok(vectors::told(answer.status, &answer.headers, &answer.body))
+        Ok(vectors::answer(answer.status, &answer.headers, &answer.body))
     }
 }
 
