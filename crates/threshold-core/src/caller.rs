@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::address::{AddressGroup, canonical};
 use crate::facts::Facts;
 use crate::key::{KeyBuilder, Part};
-use crate::path::{HOST, METHOD, OddPaths, PATH, PathError, Readings, Normalized, may_differ, read, normalize_path};
+use crate::path::{HOST, METHOD, Normalized, OddPaths, PATH, PathError, Readings, may_differ, normalize_path, read};
 use crate::policy::{CostOf, Layer, Per, Policy, Rule, ScopedName, UserScope};
 
 /// The category of a request that no `[[category]]` matches.
@@ -128,9 +128,12 @@ impl<'a> Caller<'a> {
     fn read_path(&mut self, policy: &Policy) {
         let (Some(path), Some(spelled)) = (known(self.facts.path), self.path.get()) else { return };
         let odd_paths = if self.facts.from_client { policy.identity().odd_paths } else { OddPaths::Match };
-        let readings = if self.path.was_rewritten() { read(path, spelled, odd_paths) } else { Ok(Readings::of(spelled)) };
+        let readings =
+            if self.path.was_rewritten() { read(path, spelled, odd_paths) } else { Ok(Readings::of(spelled)) };
         let readings = readings.and_then(|mut readings| match known(self.facts.route) {
-            Some(route) if !follows(spelled, route) => readings.add(normalize_path(route).into_owned()).map(|()| readings),
+            Some(route) if !follows(spelled, route) => {
+                readings.add(normalize_path(route).into_owned()).map(|()| readings)
+            }
             _ => Ok(readings),
         });
         let odd = match readings {

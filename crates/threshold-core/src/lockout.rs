@@ -56,7 +56,8 @@ pub struct Login {
 
 impl Default for Login {
     fn default() -> Self {
-        let log = |quota, seconds| SlidingLog::new(quota, Span::from_secs(seconds)).expect("the default limits are valid");
+        let log =
+            |quota, seconds| SlidingLog::new(quota, Span::from_secs(seconds)).expect("the default limits are valid");
         Self {
             account: log(5, 15 * 60),
             ip: log(20, 5 * 60),

@@ -1,4 +1,4 @@
-//! A store that is elsewhere: it takes a while, and at times it does not answer.
+//! A remote store: it takes a while to answer, and sometimes fails.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
@@ -16,28 +16,30 @@ use threshold_limiter::{
 };
 use tokio::task::yield_now;
 
-/// A store in memory behind a wire that can be cut. It answers only when it is asked again.
-struct Far {
+/// A store in memory that behaves like a remote one: it is never ready at the first poll, and it can fail.
+struct RemoteStore {
     memory: MemoryStore,
     fails: Arc<Mutex<Option<StoreError>>>,
-    /// Whether the answer to `reserve` is lost, and if so, whether it was heard before.
-    loses_reserve: Arc<Mutex<Option<Heard>>>,
+    /// Where a `reserve` is lost on the way, if it is.
+    loses_reserve: Arc<Mutex<Option<Lost>>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Heard {
-    Yes,
-    No,
+enum Lost {
+    /// The command never reaches the store.
+    Command,
+    /// The store executes the command, and its answer is lost.
+    Answer,
 }
 
-impl Far {
+impl RemoteStore {
     async fn reach(&self) -> Result<&MemoryStore, StoreError> {
         yield_now().await;
         self.fails.lock().unwrap().map_or(Ok(&self.memory), Err)
     }
 }
 
-impl Store for Far {
+impl Store for RemoteStore {
     async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         self.reach().await?.settle(plan, now, outcome).await
     }
@@ -48,8 +50,8 @@ impl Store for Far {
         let memory = self.reach().await?;
         match loses {
             None => memory.execute(command, now).await,
-            Some(Heard::No) => Err(StoreError::Timeout),
-            Some(Heard::Yes) => memory.execute(command, now).await.and(Err(StoreError::Timeout)),
+            Some(Lost::Command) => Err(StoreError::Timeout),
+            Some(Lost::Answer) => memory.execute(command, now).await.and(Err(StoreError::Timeout)),
         }
     }
 
@@ -64,12 +66,12 @@ impl Store for Far {
     }
 }
 
-/// A limiter on a far store, and what cuts the wire.
+/// A limiter on a remote store, with the means to make it fail.
 struct World {
-    limiter: Limiter<Far, Arc<ManualClock>>,
+    limiter: Limiter<RemoteStore, Arc<ManualClock>>,
     clock: Arc<ManualClock>,
     fails: Arc<Mutex<Option<StoreError>>>,
-    loses_reserve: Arc<Mutex<Option<Heard>>>,
+    loses_reserve: Arc<Mutex<Option<Lost>>>,
 }
 
 impl World {
@@ -78,7 +80,7 @@ impl World {
         let fails = Arc::new(Mutex::new(None));
         let loses_reserve = Arc::default();
         let memory = MemoryStore::new(policy.memory());
-        let store = Far { memory, fails: Arc::clone(&fails), loses_reserve: Arc::clone(&loses_reserve) };
+        let store = RemoteStore { memory, fails: Arc::clone(&fails), loses_reserve: Arc::clone(&loses_reserve) };
         let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
         let secret = Secret::new(&[7; 32]).unwrap();
         let limiter = Limiter::builder(policy)
@@ -90,15 +92,15 @@ impl World {
         Self { limiter, clock, fails, loses_reserve }
     }
 
-    fn cut(&self, error: StoreError) {
+    fn fail(&self, error: StoreError) {
         *self.fails.lock().unwrap() = Some(error);
     }
 
-    fn mend(&self) {
+    fn recover(&self) {
         *self.fails.lock().unwrap() = None;
     }
 
-    /// The verdict of a check, and why it was made without the store.
+    /// Returns the verdict of a check, and the reason if it was decided without the store.
     async fn check(&self) -> (Verdict, Option<&'static str>) {
         let decision = self.limiter.check_async(&user()).await.unwrap();
         (decision.verdict, decision.degraded.map(Degraded::name))
@@ -116,63 +118,63 @@ fn rule(more: &str) -> String {
 const DEAD: StoreError = StoreError::Unavailable;
 
 #[tokio::test]
-async fn a_far_store_decides_as_a_near_one() {
+async fn a_remote_store_decides_like_a_local_one() {
     let world = World::new(&rule(""));
     let (first, second, third) = tokio::join!(world.check(), world.check(), world.check());
     let allowed = [first, second, third].iter().filter(|(verdict, _)| *verdict == Verdict::Allow).count();
-    assert_eq!(allowed, 2, "whoever is asked first, all were under way at once");
+    assert_eq!(allowed, 2, "all three were under way at the same time");
     let many = world.limiter.check_many_async(&[user(), user()]).await;
     assert!(many.into_iter().all(|decision| !decision.unwrap().allowed()));
 }
 
 #[tokio::test]
-async fn without_the_store_each_rule_does_as_it_says() {
+async fn without_the_store_each_rule_follows_on_store_error() {
     let open = World::new(&rule("on_store_error = \"open\""));
     let closed = World::new(&rule("on_store_error = \"closed\""));
     for (error, reason) in [(DEAD, "store_error"), (StoreError::Timeout, "store_timeout")] {
-        open.cut(error);
-        closed.cut(error);
+        open.fail(error);
+        closed.fail(error);
         for _ in 0..3 {
             assert_eq!(open.check().await, (Verdict::Allow, Some(reason)));
             assert_eq!(closed.check().await, (Verdict::Deny, Some(reason)));
         }
         let (recorded, receipt) = closed.limiter.record_async(&user()).await.unwrap();
-        assert!(recorded.allowed() && receipt.is_none(), "what has happened is not denied");
+        assert!(recorded.allowed() && receipt.is_none(), "a record is never denied");
     }
-    // Full is an answer: there is no mode in which a flood of keys opens the door.
-    open.cut(StoreError::Full);
+    // A full store has answered. In no mode does a flood of keys let requests through.
+    open.fail(StoreError::Full);
     assert_eq!(open.check().await, (Verdict::Deny, Some("store_full")));
-    open.mend();
+    open.recover();
     assert_eq!(open.check().await, (Verdict::Allow, None));
 }
 
 #[tokio::test]
-async fn a_local_rule_is_held_to_its_limit_in_this_process() {
+async fn a_rule_that_fails_local_is_limited_in_this_process() {
     let world = World::new(&rule("ladder = \"graduated\"\nstrike = \"request\""));
-    world.cut(DEAD);
+    world.fail(DEAD);
     let (first, receipt) = world.limiter.check_with_receipt_async(&user()).await.unwrap();
     assert!(first.allowed() && first.degraded.is_some());
-    assert!(receipt.is_none(), "the store was not charged, so it must give nothing back");
+    assert!(receipt.is_none(), "the store was not charged, so there is nothing to refund");
     assert_eq!(world.check().await.0, Verdict::Allow);
     for _ in 0..5 {
-        assert_eq!(world.check().await, (Verdict::Deny, Some("store_error")), "and nobody is struck for it");
+        assert_eq!(world.check().await, (Verdict::Deny, Some("store_error")), "and it is no strike");
     }
     assert!(!world.limiter.peek_async(&user()).await.unwrap().allowed());
-    // Two here and two there: never more than twice the limit, and then the ladder from its first rung.
-    world.mend();
+    // Two in this process and two in the store: never more than twice the limit. Then the ladder begins at its first rung.
+    world.recover();
     assert_eq!(world.check().await, (Verdict::Allow, None));
     assert_eq!(world.check().await, (Verdict::Allow, None));
     assert_eq!(world.check().await, (Verdict::Warn, None));
 }
 
 #[tokio::test]
-async fn every_verb_says_that_the_store_is_away() {
+async fn every_verb_returns_the_error_of_the_store() {
     let world = World::new(&rule("on_store_error = \"closed\""));
     let limiter = &world.limiter;
     let (_, receipt) = limiter.check_with_receipt_async(&user()).await.unwrap();
     let reserved = limiter.reserve_async(&user(), Duration::from_secs(60), OnExpire::Charge).await.unwrap();
     let id = reserved.reservation.unwrap();
-    world.cut(DEAD);
+    world.fail(DEAD);
     assert_eq!(limiter.refund_async(receipt.as_ref().unwrap()).await, Err(DEAD));
     assert_eq!(limiter.commit_async(id, &ActualCost::default()).await, Err(EndError::Store(DEAD)));
     assert_eq!(limiter.release_async(id).await, Err(EndError::Store(DEAD)));
@@ -182,8 +184,8 @@ async fn every_verb_says_that_the_store_is_away() {
     assert!(
         limiter.reserve_async(&user(), Duration::from_secs(60), OnExpire::Charge).await.unwrap().reservation.is_none()
     );
-    // Nothing of this has happened.
-    world.mend();
+    // None of these calls had an effect.
+    world.recover();
     assert_eq!(limiter.release_async(id).await, Ok(()));
     assert_eq!(limiter.release_async(TraceId::from_u128(1)).await, Err(EndError::Unknown));
     assert_eq!(limiter.refund_async(receipt.as_ref().unwrap()).await, Ok(true));
@@ -191,35 +193,35 @@ async fn every_verb_says_that_the_store_is_away() {
     assert_eq!(look.readings[0].remaining, 2);
 }
 
-/// The charge was heard of, the reservation perhaps. Where it was not made, the charge is given back at once; where it was,
-/// the reservation gives it back when it expires, and nothing is given back twice.
+/// The charge was made, but the answer to the reservation is missing. If the reservation was not made, the charge is given back
+/// at once. If it was made, it gives the charge back when it expires. Nothing is given back twice.
 ///
-/// Woken by: `give_back` for every error in `withdraw_async`; and doing nothing there on a timeout.
+/// Seen to fail after: `give_back` for every error in `withdraw_async`; and doing nothing there on a timeout.
 #[tokio::test]
 async fn a_reservation_whose_answer_is_lost_gives_its_charge_back_once() {
-    for heard in [Heard::No, Heard::Yes] {
+    for lost in [Lost::Command, Lost::Answer] {
         let world = World::new(&rule("algorithm = \"fixed-window\"\non_store_error = \"closed\""));
         let left = async || {
             let look = world.limiter.peek_async(&Facts { cost: Some(0), ..user() }).await.unwrap();
             look.readings[0].remaining
         };
         assert_eq!(world.check().await, (Verdict::Allow, None));
-        *world.loses_reserve.lock().unwrap() = Some(heard);
+        *world.loses_reserve.lock().unwrap() = Some(lost);
         let reserved = world.limiter.reserve_async(&user(), Duration::from_secs(60), OnExpire::Release).await.unwrap();
         assert!(reserved.reservation.is_none());
-        let told = (reserved.decision.verdict, reserved.decision.degraded);
-        assert_eq!(told, (Verdict::Deny, Some(Degraded::Timeout)));
-        assert_eq!(left().await, if heard == Heard::Yes { 0 } else { 1 }, "{heard:?}");
+        let answer = (reserved.decision.verdict, reserved.decision.degraded);
+        assert_eq!(answer, (Verdict::Deny, Some(Degraded::Timeout)));
+        assert_eq!(left().await, if lost == Lost::Answer { 0 } else { 1 }, "{lost:?}");
         world.clock.advance(Span::MINUTE);
-        assert_eq!(left().await, 1, "{heard:?}");
+        assert_eq!(left().await, 1, "{lost:?}");
     }
 }
 
 const ADA: LoginRequest<'static> =
     LoginRequest { account: Some("ada"), ip: None, factor: None, device: None, user: None, tenant: None };
 
-/// Tries a login that fails; whether the secret was checked.
-async fn fails(world: &World) -> Result<bool, LoginError> {
+/// Makes a login attempt that fails. Returns whether the secret was checked.
+async fn failed_login(world: &World) -> Result<bool, LoginError> {
     match world.limiter.login_attempt_async(&ADA).await? {
         Attempted::Refused(_) => Ok(false),
         Attempted::Allowed(attempt) => world.limiter.login_result_async(&attempt, false).await.map(|_| true),
@@ -227,39 +229,39 @@ async fn fails(world: &World) -> Result<bool, LoginError> {
 }
 
 #[tokio::test]
-async fn a_login_is_closed_while_the_store_is_away_unless_the_policy_says_otherwise() {
+async fn a_login_fails_closed_without_the_store_unless_the_policy_differs() {
     let world = World::new("[login]");
     let attempted = world.limiter.login_attempt_async(&ADA).await.unwrap();
     let attempt = attempted.token().unwrap();
-    world.cut(DEAD);
-    assert_eq!(fails(&world).await, Err(LoginError::Store(DEAD)));
+    world.fail(DEAD);
+    assert_eq!(failed_login(&world).await, Err(LoginError::Store(DEAD)));
     assert_eq!(world.limiter.login_result_async(attempt, true).await, Err(LoginError::Store(DEAD)));
-    world.mend();
+    world.recover();
     assert!(world.limiter.login_result_async(attempt, true).await.unwrap().device.is_some());
 
     let open = World::new("[login]\non_store_error = \"open\"");
-    open.cut(DEAD);
+    open.fail(DEAD);
     let attempted = open.limiter.login_attempt_async(&ADA).await.unwrap();
     let attempt = attempted.token().unwrap();
-    open.mend();
-    let told = open.limiter.login_result_async(attempt, true).await.unwrap();
-    assert!(told.allowed && told.device.is_none(), "nobody knows whose device it would be");
-    open.cut(StoreError::Full);
-    assert_eq!(fails(&open).await, Err(LoginError::Store(StoreError::Full)));
+    open.recover();
+    let answer = open.limiter.login_result_async(attempt, true).await.unwrap();
+    assert!(answer.allowed && answer.device.is_none(), "no account could remember the device");
+    open.fail(StoreError::Full);
+    assert_eq!(failed_login(&open).await, Err(LoginError::Store(StoreError::Full)));
 }
 
-/// Bans and lists are known without the store. Penalties are not: then the login itself decides, as its mode says.
+/// Bans and lists are known without the store. Penalties are not, so the mode of the login decides.
 ///
-/// Woken by: `decide_blind` not asked in `barring`; its error passed on whatever the mode; and bars in any order.
+/// Seen to fail after: `decide_blind` not asked in `barring`; its error passed on whatever the mode; and bars in any order.
 #[tokio::test]
-async fn no_mode_opens_a_login_to_whoever_is_banned() {
+async fn no_mode_opens_a_login_to_a_banned_user() {
     for mode in ["open", "closed", "local"] {
         let edge = "[[rule]]\nname = \"e\"\nlayer = \"edge\"\nper = [\"ip\"]\nlimit = \"2/h\"\n";
         let punished = rule("ladder = \"strict\"") + edge + "ladder = \"gentle\"";
         let lists = "[lists]\ndeny = [\"user:mallory\"]";
         let world = World::new(&format!("{lists}\n[login]\non_store_error = \"{mode}\"\n{punished}"));
-        world.cut(DEAD);
-        // The address has a standing that nobody can be asked for; the user's ban is known all the same.
+        world.fail(DEAD);
+        // The standing of the address cannot be read. The user's ban is known without the store.
         let mallory = LoginRequest { account: Some("mallory"), ip: "203.0.113.7".parse().ok(), ..ADA };
         let refused = world.limiter.login_attempt_async(&mallory).await.unwrap();
         assert_eq!(refused, Attempted::Refused(Refusal { by: RefusedBy::Ban, retry_after: None }), "{mode}");
@@ -279,76 +281,77 @@ async fn no_mode_opens_a_login_to_whoever_is_banned() {
     }
 }
 
-/// A store that comes back between two questions of one login: whether there is a penalty, nobody has said.
+/// The store recovers between two commands of one login, so the login does not know whether a penalty is in force.
 ///
-/// Woken by: going on in `barring` though the login is closed.
+/// Seen to fail after: going on in `barring` though the login is closed.
 #[tokio::test]
-async fn a_login_that_is_closed_waits_for_no_half_of_an_answer() {
+async fn a_login_that_fails_closed_does_not_continue_after_the_first_error() {
     let world = World::new(&format!("[login]\n{}", rule("ladder = \"strict\"")));
-    world.cut(DEAD);
-    let mends = async {
+    world.fail(DEAD);
+    let recovers = async {
         yield_now().await;
-        world.mend();
+        world.recover();
     };
-    let (told, ()) = tokio::join!(biased; world.limiter.login_attempt_async(&ADA), mends);
-    assert_eq!(told, Err(LoginError::Store(DEAD)));
+    let (answer, ()) = tokio::join!(biased; world.limiter.login_attempt_async(&ADA), recovers);
+    assert_eq!(answer, Err(LoginError::Store(DEAD)));
     assert!(world.limiter.login_attempt_async(&ADA).await.unwrap().token().is_some());
 }
 
 #[tokio::test]
-async fn a_login_that_is_local_locks_in_this_process() {
+async fn a_login_that_fails_local_locks_in_this_process() {
     let world = World::new("[login]\non_store_error = \"local\"");
-    world.cut(DEAD);
+    world.fail(DEAD);
     for _ in 0..3 {
-        assert_eq!(fails(&world).await, Ok(true));
+        assert_eq!(failed_login(&world).await, Ok(true));
     }
-    assert_eq!(fails(&world).await, Ok(false));
-    // One that began while the store was away ends where it began.
+    assert_eq!(failed_login(&world).await, Ok(false));
+    // An attempt that began in this process also ends here.
     world.clock.advance(Span::MINUTE);
     let attempted = world.limiter.login_attempt_async(&ADA).await.unwrap();
     let attempt = attempted.token().unwrap();
-    world.mend();
+    world.recover();
     assert!(world.limiter.login_result_async(attempt, true).await.unwrap().allowed);
-    assert_eq!(fails(&world).await, Ok(true));
+    assert_eq!(failed_login(&world).await, Ok(true));
 }
 
 #[cfg(feature = "wait")]
 #[tokio::test(start_paused = true)]
-async fn a_far_store_is_waited_on_in_order() {
+async fn requests_wait_for_a_remote_store_in_order() {
     let world = World::new(&rule(""));
     let (limiter, hour) = (&world.limiter, Duration::from_secs(7_200));
     assert!(world.check().await.0 == Verdict::Allow && world.check().await.0 == Verdict::Allow);
-    let mends = async {
+    let recovers = async {
         tokio::time::sleep(Duration::from_secs(2)).await;
-        // One who waits looks again while the store is away, and is denied until it is back.
-        world.cut(StoreError::Full);
+        // A waiting request tries again while the store fails, and waits on until it has recovered.
+        world.fail(StoreError::Full);
         tokio::time::sleep(Duration::from_secs(2)).await;
-        world.mend();
+        world.recover();
         limiter.forgive_async(Layer::User, "u").await.unwrap();
     };
     let (one, two) = (user(), Facts { cost: Some(2), ..user() });
-    let (large, small, ()) = tokio::join!(limiter.wait(&two, hour), limiter.wait(&one, Duration::from_secs(60)), mends);
+    let (large, small, ()) =
+        tokio::join!(limiter.wait(&two, hour), limiter.wait(&one, Duration::from_secs(60)), recovers);
     assert!(large.unwrap().allowed());
-    assert!(!small.unwrap().allowed(), "the budget was for whoever came first");
+    assert!(!small.unwrap().allowed(), "the budget was for the request that came first");
     assert_eq!(limiter.waiting(), 0);
 }
 
-/// Whatever is awaited may be awaited on any thread, with facts that are borrowed.
+/// Every future is `Send`, also with borrowed facts.
 #[test]
-fn every_future_can_be_sent() {
-    fn sent(_: impl Future + Send) {}
+fn every_future_is_send() {
+    fn is_send(_: impl Future + Send) {}
     let world = World::new("[login]");
     let limiter = &world.limiter;
-    sent(limiter.check_async(&user()));
-    sent(limiter.check_with_receipt_async(&user()));
-    sent(limiter.check_many_async(&[user()]));
-    sent(limiter.record_async(&user()));
-    sent(limiter.reserve_async(&user(), Duration::from_secs(60), OnExpire::Charge));
-    sent(limiter.commit_async(TraceId::default(), &ActualCost::default()));
-    sent(limiter.pause_async(Layer::User, "u", Duration::from_secs(60)));
-    sent(limiter.login_attempt_async(&ADA));
-    sent(limiter.login_result_async("", true));
-    sent(limiter.reset_account_async("ada"));
+    is_send(limiter.check_async(&user()));
+    is_send(limiter.check_with_receipt_async(&user()));
+    is_send(limiter.check_many_async(&[user()]));
+    is_send(limiter.record_async(&user()));
+    is_send(limiter.reserve_async(&user(), Duration::from_secs(60), OnExpire::Charge));
+    is_send(limiter.commit_async(TraceId::default(), &ActualCost::default()));
+    is_send(limiter.pause_async(Layer::User, "u", Duration::from_secs(60)));
+    is_send(limiter.login_attempt_async(&ADA));
+    is_send(limiter.login_result_async("", true));
+    is_send(limiter.reset_account_async("ada"));
     #[cfg(feature = "wait")]
-    sent(limiter.wait_with_receipt(&user(), Duration::ZERO));
+    is_send(limiter.wait_with_receipt(&user(), Duration::ZERO));
 }

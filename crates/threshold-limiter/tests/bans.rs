@@ -1,4 +1,4 @@
-//! Operators' bans: until when a client is told to stay away, and what is counted meanwhile.
+//! Operators' bans: what `Retry-After` says under a ban, and what is charged meanwhile.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
@@ -28,7 +28,7 @@ impl World {
         Self { limiter: Limiter::builder(policy).clock(Arc::clone(&clock)).build(), clock }
     }
 
-    /// Bans Alice for so many seconds; for good, if for none.
+    /// Bans Alice for so many seconds, or permanently.
     fn ban(&self, seconds: Option<u64>) {
         let (whom, now) = (ListEntry::named(Layer::User, "alice").unwrap(), self.limiter.now());
         let until = seconds.map_or(Timestamp::MAX, |seconds| now.plus(Span::from_secs(seconds)));
@@ -40,17 +40,17 @@ impl World {
         self.limiter.check(&alice()).unwrap()
     }
 
-    /// Alice is banned and told to wait so many seconds; a moment earlier she is still denied, and then she is let in.
+    /// Checks that Alice is banned with this `Retry-After`, is still denied a microsecond before it has passed, and is allowed then.
     #[track_caller]
-    fn is_told(&self, seconds: u64) {
-        let told = self.check();
-        assert_eq!((told.verdict, told.penalty, told.readings.len()), (Verdict::Ban, Some(Layer::User), 0));
-        assert_eq!(told.retry_after_secs(), Some(seconds));
+    fn is_banned_for(&self, seconds: u64) {
+        let decision = self.check();
+        assert_eq!((decision.verdict, decision.penalty, decision.readings.len()), (Verdict::Ban, Some(Layer::User), 0));
+        assert_eq!(decision.retry_after_secs(), Some(seconds));
         let peeked = self.limiter.peek(&alice()).unwrap();
-        assert_eq!((peeked.verdict, peeked.ready_at), (told.verdict, told.ready_at));
-        self.clock.set(told.ready_at.unwrap().minus(Span::from_micros(1)));
+        assert_eq!((peeked.verdict, peeked.ready_at), (decision.verdict, decision.ready_at));
+        self.clock.set(decision.ready_at.unwrap().minus(Span::from_micros(1)));
         assert!(!self.check().allowed());
-        self.clock.set(told.ready_at.unwrap());
+        self.clock.set(decision.ready_at.unwrap());
         assert!(self.check().allowed());
     }
 }
@@ -58,24 +58,24 @@ impl World {
 const ONE_AN_HOUR: &str = "[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"1/h\"\nalgorithm = \"sliding-log\"\n";
 
 #[test]
-fn a_ban_ends_when_the_limits_behind_it_have_room() {
+fn retry_after_of_a_ban_includes_the_wait_for_full_limits() {
     let world = World::new(ONE_AN_HOUR);
     assert!(world.check().allowed());
     world.ban(Some(600));
-    world.is_told(3_600);
+    world.is_banned_for(3_600);
 }
 
 #[test]
-fn a_ban_that_outlasts_the_limits_ends_by_itself() {
+fn retry_after_of_a_long_ban_is_the_end_of_the_ban() {
     let world = World::new(ONE_AN_HOUR);
     assert!(world.check().allowed());
     world.ban(Some(7_200));
-    world.is_told(7_200);
+    world.is_banned_for(7_200);
 }
 
-/// Asking while banned charges nothing and strikes nobody.
+/// Requests during a ban are charged nothing and add no strikes.
 #[test]
-fn a_ban_ends_when_the_ladders_penalty_behind_it_does() {
+fn retry_after_of_a_ban_includes_the_penalty_of_a_ladder() {
     let ladder = "[ladders.l]\nrungs = [\"cooldown 2h\", \"ban 24h\"]\n";
     let world = World::new(&format!("{ladder}{ONE_AN_HOUR}ladder = \"l\"\nstrike = \"request\"\n"));
     assert!(world.check().allowed());
@@ -84,29 +84,29 @@ fn a_ban_ends_when_the_ladders_penalty_behind_it_does() {
     for _ in 0..5 {
         assert!(world.check().escalations.is_empty());
     }
-    world.is_told(7_200);
-    assert_eq!(world.check().verdict, Verdict::Ban, "the second strike, and not an earlier one");
+    world.is_banned_for(7_200);
+    assert_eq!(world.check().verdict, Verdict::Ban, "this is the second strike");
 }
 
 #[test]
-fn a_limit_that_is_only_watched_does_not_lengthen_a_ban() {
+fn an_observed_limit_does_not_lengthen_retry_after_of_a_ban() {
     let world = World::new(&format!("{ONE_AN_HOUR}mode = \"observe\"\n"));
     assert!(world.check().allowed());
     world.ban(Some(600));
-    world.is_told(600);
+    world.is_banned_for(600);
 }
 
-/// Whoever is on the deny list, or never has room, has no moment to come back at, whenever a ban ends.
+/// A denied user, or one under a rule that always denies, has no time to come back at, whenever a ban ends.
 #[test]
-fn a_ban_on_somebody_who_never_gets_in_tells_no_end() {
+fn a_ban_of_a_user_who_is_always_denied_has_no_retry_after() {
     let never = "[[rule]]\nname = \"never\"\nper = [\"user\"]\ndeny = true\n";
     for policy in ["[lists]\ndeny = [\"user:alice\"]\n", "[lists]\ndeny = [\"tenant:t\", \"user:alice\"]\n", never] {
         let world = World::new(policy);
         let before = world.check();
         assert_eq!((before.allowed(), before.ready_at), (false, None), "{policy}");
         world.ban(Some(600));
-        let told = world.check();
-        assert_eq!((told.verdict, told.ready_at), (Verdict::Ban, None), "{policy}");
+        let decision = world.check();
+        assert_eq!((decision.verdict, decision.ready_at), (Verdict::Ban, None), "{policy}");
         world.clock.advance(Span::from_secs(600));
         assert_eq!(world.check().ready_at, None);
     }
@@ -115,11 +115,11 @@ fn a_ban_on_somebody_who_never_gets_in_tells_no_end() {
     assert_eq!(world.check().ready_at, None);
 }
 
-/// An allowance that is wider than the ban comes after it: then nothing is counted.
+/// The allow list entry is wider than the ban, so the ban applies first. Behind it, nothing is counted.
 #[test]
-fn a_ban_on_somebody_in_an_allowed_tenant_ends_by_itself() {
+fn retry_after_of_a_ban_in_an_allow_listed_tenant_is_the_end_of_the_ban() {
     let world = World::new(&format!("[lists]\nallow = [\"tenant:t\"]\n{ONE_AN_HOUR}"));
     world.ban(Some(600));
-    let told = world.limiter.check(&Facts { tenant: Some("t"), ..alice() }).unwrap();
-    assert_eq!((told.verdict, told.retry_after()), (Verdict::Ban, Some(Duration::from_secs(600))));
+    let decision = world.limiter.check(&Facts { tenant: Some("t"), ..alice() }).unwrap();
+    assert_eq!((decision.verdict, decision.retry_after()), (Verdict::Ban, Some(Duration::from_secs(600))));
 }

@@ -1,5 +1,5 @@
-//! The limiter plays the vectors in `conformance/` by each of its verbs, and must answer as core does: on the store in memory,
-//! which is ready at the first poll, and on one that keeps bytes and takes a while.
+//! The limiter plays the test vectors in `conformance/` with each of its verbs and must give core's answers, on the store in memory,
+//! which is ready at the first poll, and on a key-value store, which is not.
 
 #![expect(
     clippy::arithmetic_side_effects,
@@ -36,7 +36,7 @@ use key_value::KeyValueStore;
 #[path = "stores/key_value.rs"]
 mod key_value;
 
-/// A limiter on one kind of store, and how its futures are driven.
+/// A limiter on one kind of store, and the runtime that drives its futures.
 struct Played<S> {
     store: fn(&Policy) -> S,
     runtime: Runtime,
@@ -263,7 +263,7 @@ impl<S: Store> Played<S> {
     }
 }
 
-/// The vectors, and the cases of the presets with their presets.
+/// Returns the vectors, and the cases of the presets with the text of their presets.
 fn files() -> Vec<(PathBuf, Option<String>)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let listed = |folder: PathBuf| std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -294,11 +294,11 @@ fn check<S: Store>(store: fn(&Policy) -> S) {
 }
 
 #[test]
-fn every_vector_is_answered_as_written_in_memory() {
+fn the_limiter_gives_the_answer_of_every_vector_in_memory() {
     check(|policy| MemoryStore::new(policy.memory()));
 }
 
 #[test]
-fn every_vector_is_answered_as_written_on_a_store_of_bytes() {
+fn the_limiter_gives_the_answer_of_every_vector_on_a_key_value_store() {
     check(|_| KeyValueStore::default());
 }

@@ -1,4 +1,4 @@
-//! Bans and settings on nodes that share one store: made on one, they hold on the others as soon as those follow it.
+//! Bans and settings on nodes that share one store: a change on one node is in force on the others after they read it.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
@@ -30,7 +30,7 @@ const POLICY: &str = "
     on_missing = 'skip'
 ";
 
-/// The store that all nodes share, until it is replaced or cannot answer.
+/// The store that all nodes share. It can be replaced by an empty one, and can fail.
 #[derive(Clone, Default)]
 struct Shared {
     store: Arc<Mutex<Arc<KeyValueStore>>>,
@@ -104,7 +104,7 @@ fn times(user: &str, times: Option<u32>) -> ControlChange {
     ControlChange::Setting { owner: Owner::User, name: user.into(), setting }
 }
 
-/// Whether a user is banned, without asking the store.
+/// Returns whether a user is banned on this node, without asking the store.
 fn is_banned(node: &Node, user: &str) -> bool {
     let id = ListEntry::User(user.into()).ban_id(KEY);
     node.bans().one(id, START).is_some()
@@ -116,7 +116,7 @@ async fn limit_of(node: &Node, user: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn what_is_changed_on_one_node_holds_on_the_other_and_is_taken_back() {
+async fn a_change_on_one_node_is_in_force_on_the_other_and_can_be_removed_there() {
     let (_, _, one, other) = two_nodes();
     one.change_control(ban("eve")).await.unwrap();
     one.change_control(times("bob", Some(3))).await.unwrap();
@@ -137,9 +137,9 @@ async fn what_is_changed_on_one_node_holds_on_the_other_and_is_taken_back() {
 }
 
 #[tokio::test]
-async fn a_node_that_starts_takes_over_everything_however_much_it_is() {
+async fn a_new_node_reads_all_pages_of_the_log() {
     let (store, clock, one, _) = two_nodes();
-    // More than one page. What one page has of settings is one change of the policy.
+    // More than one page. The settings of one page are one change of the policy.
     for number in 0..=MAX_CHANGES_READ {
         let change = if number % 50 == 0 { times(&format!("u{number}"), Some(2)) } else { ban(&format!("u{number}")) };
         let command = Command::Control(Box::new(change));
@@ -149,14 +149,14 @@ async fn a_node_that_starts_takes_over_everything_however_much_it_is() {
     late.follow_control().await.unwrap();
     assert_eq!((late.bans().all(START).len(), late.policy().settings_len()), (490, 11));
     assert_eq!(late.policy().generation(), 3);
-    // A node that changes something before it has followed takes over the rest with it.
+    // A node that makes a change before it has read the log reads the rest at the same time.
     one.change_control(lift("u1")).await.unwrap();
     assert_eq!((one.bans().all(START).len(), one.policy().settings_len()), (489, 11));
 }
 
-/// Fails where a change is made here before the store has it, or where a failed read changes anything.
+/// Fails if a change is in force here before the store has it, or if a failed read changes anything.
 #[tokio::test]
-async fn while_the_store_is_away_a_node_goes_on_with_what_it_holds() {
+async fn while_the_store_fails_a_node_keeps_its_bans_and_settings() {
     let (store, _, one, other) = two_nodes();
     one.change_control(ban("eve")).await.unwrap();
     other.follow_control().await.unwrap();
@@ -176,11 +176,11 @@ async fn while_the_store_is_away_a_node_goes_on_with_what_it_holds() {
     assert!(!is_banned(&other, "eve"));
 }
 
-/// A removal is kept for an hour. Whoever has not followed for longer reads the whole set, and drops what is not in it.
+/// A removal is kept for an hour. A node that has not read the log for longer reads the whole set and drops everything else.
 ///
-/// Fails where `misses` is not asked, and where what has gone is not dropped.
+/// Fails if `misses` is ignored, or if bans and settings that are gone are not dropped.
 #[tokio::test]
-async fn a_node_that_was_away_for_long_drops_what_was_taken_back_meanwhile() {
+async fn a_node_that_was_away_for_long_drops_bans_and_settings_removed_meanwhile() {
     let (_, clock, one, other) = two_nodes();
     for change in [ban("eve"), ban("stays"), times("bob", Some(3)), times("kept", Some(4))] {
         one.change_control(change).await.unwrap();
@@ -195,11 +195,11 @@ async fn a_node_that_was_away_for_long_drops_what_was_taken_back_meanwhile() {
     assert_eq!((limit_of(&other, "bob").await, limit_of(&other, "kept").await), (1, 4));
     one.change_control(lift("stays")).await.unwrap();
     other.follow_control().await.unwrap();
-    assert!(!is_banned(&other, "stays"), "it goes on from there");
+    assert!(!is_banned(&other, "stays"), "it continues from there");
 }
 
 #[tokio::test]
-async fn a_store_that_has_lost_everything_is_followed_from_its_beginning() {
+async fn a_store_that_lost_its_log_is_read_from_the_beginning() {
     let (store, _, one, other) = two_nodes();
     for change in [ban("eve"), ban("mallory"), times("bob", Some(3))] {
         one.change_control(change).await.unwrap();
@@ -214,7 +214,7 @@ async fn a_store_that_has_lost_everything_is_followed_from_its_beginning() {
         assert_eq!(node.policy().settings_len(), 0);
     }
     other.change_control(lift("trudy")).await.unwrap();
-    assert!(!is_banned(&other, "trudy"), "its number is one of the new log");
+    assert!(!is_banned(&other, "trudy"), "its number is from the new log");
     one.follow_control().await.unwrap();
     assert!(!is_banned(&one, "trudy"));
 }
@@ -223,18 +223,18 @@ fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// An answer that was under way while this node changed the same ban is older than that change.
+/// An answer that was under way while this node changed the same ban is older than the change.
 ///
 /// Fails without `ahead`.
 #[tokio::test]
-async fn what_was_read_before_a_change_of_this_node_does_not_undo_it() {
+async fn an_older_read_does_not_undo_a_change_of_this_node() {
     let (_, _, one, other) = two_nodes();
     one.change_control(ban("eve")).await.unwrap();
     let mut reading = pin!(other.follow_control());
     // Sent, and executed by the store.
     assert!(poll(reading.as_mut()).is_pending() && poll(reading.as_mut()).is_pending());
     let mut lifting = pin!(other.change_control(lift("eve")));
-    // Sent, executed, and answered: what the node has not read yet, it reads now.
+    // Sent, executed and answered. Now the node reads the changes that it has not read yet.
     for _ in 0..3 {
         assert!(poll(lifting.as_mut()).is_pending());
     }
@@ -245,9 +245,9 @@ async fn what_was_read_before_a_change_of_this_node_does_not_undo_it() {
     assert!(!is_banned(&one, "eve") && !is_banned(&other, "eve"));
 }
 
-/// Nodes may have different policies while one is rolled out.
+/// Nodes may have different policies while a new one is rolled out.
 #[tokio::test]
-async fn a_setting_that_does_not_fit_is_kept_and_a_reload_keeps_settings() {
+async fn a_setting_that_does_not_fit_the_policy_is_kept_for_the_next_reload() {
     let (_, _, one, other) = two_nodes();
     let policy = |text: &str| Policy::parse(text, &|_| None).unwrap();
     assert_eq!(other.reload(policy(&POLICY.replace("pro", "oak"))).1, vec![]);

@@ -1,4 +1,4 @@
-//! A clock that was a day ahead for a while, and has come back: what was written meanwhile lasts as long as it was meant to.
+//! After a clock that was a day ahead is set back, penalties, bans, locks and reservations last as long as intended.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
@@ -30,15 +30,15 @@ const START: Timestamp = Timestamp::from_secs(1_767_225_600);
 
 type World = (Arc<ManualClock>, Limiter<MemoryStore, Arc<ManualClock>>);
 
-/// A limiter whose clock is a day ahead.
+/// Returns a limiter whose clock is a day ahead.
 fn ahead() -> World {
     let clock = Arc::new(ManualClock::new(START.plus(Span::DAY)));
     (Arc::clone(&clock), Limiter::builder(Policy::parse(POLICY, &|_| None).unwrap()).clock(clock).build())
 }
 
-/// Woken by: not calling `bring_standings` in `Step::check`.
+/// Seen to fail after: not calling `bring_standings` in `Step::check`.
 #[test]
-fn a_ladders_ban_and_strikes() {
+fn a_ladders_ban_and_strikes_last_as_long_as_intended() {
     let (clock, limiter) = ahead();
     let eve = Facts { user: Some("eve"), ..Facts::default() };
     let bans = |times: usize| (0..times).fold(false, |_, _| limiter.check(&eve).unwrap().banned());
@@ -48,7 +48,7 @@ fn a_ladders_ban_and_strikes() {
     clock.set(START.plus(Span::HOUR).minus(Span::SECOND));
     assert!(bans(1));
     clock.set(START.plus(Span::HOUR));
-    assert!(limiter.check(&eve).unwrap().allowed(), "it lasts a day longer");
+    assert!(limiter.check(&eve).unwrap().allowed(), "the ban lasts a day longer");
     let standing = |now: Timestamp| {
         let keys = limiter.policy().keys_of(Layer::User, "eve");
         limiter.store().standing(*keys.standings.iter().next().unwrap()).map_or(0, |standing| standing.strikes(now))
@@ -56,9 +56,9 @@ fn a_ladders_ban_and_strikes() {
     assert_eq!((standing(START.plus(Span::HOUR)), standing(START.plus(Span::from_secs(7_200)))), (1, 0));
 }
 
-/// A ban that was set before lasts as long as it did.
+/// A ban that was not dated ahead keeps its end when the clock is set back a little.
 #[test]
-fn what_was_not_dated_ahead_stays() {
+fn a_ban_that_was_not_dated_ahead_keeps_its_end() {
     let (clock, limiter) = ahead();
     let eve = Facts { user: Some("eve"), ..Facts::default() };
     clock.set(START);
@@ -71,9 +71,9 @@ fn what_was_not_dated_ahead_stays() {
     assert_eq!(limiter.check(&eve).unwrap().ready_at, Some(START.plus(Span::HOUR)));
 }
 
-/// Woken by: not calling `bring_back` in `BanList::sweep`.
+/// Seen to fail after: not calling `bring_back` in `BanList::sweep`.
 #[test]
-fn an_operators_ban() {
+fn an_operators_ban_lasts_as_long_as_intended() {
     let (clock, limiter) = ahead();
     let set = |user: &str, until: Timestamp| {
         let whom = ListEntry::named(Layer::User, user).unwrap();
@@ -93,9 +93,9 @@ fn an_operators_ban() {
     assert!(banned_at("mallory", START.plus(Span::DAY).plus(Span::DAY)));
 }
 
-/// Woken by: leaving out `bring_back` in `Track::bring`.
+/// Seen to fail after: leaving out `bring_back` in `Track::bring`.
 #[test]
-fn a_lock_of_a_login() {
+fn the_lock_of_a_login_lasts_as_long_as_intended() {
     let (clock, limiter) = ahead();
     let attempt = || limiter.login_attempt(&LoginRequest { account: Some("ada"), ..LoginRequest::default() }).unwrap();
     for _ in 0..2 {
@@ -105,12 +105,12 @@ fn a_lock_of_a_login() {
     clock.set(START);
     assert!(matches!(attempt(), Attempted::Refused(_)));
     clock.set(START.plus(Span::HOUR).plus(Span::SECOND));
-    assert!(matches!(attempt(), Attempted::Allowed(_)), "it is locked for a day longer");
+    assert!(matches!(attempt(), Attempted::Allowed(_)), "the lock lasts a day longer");
 }
 
-/// Woken by: leaving out `bring_back` in `reserve`.
+/// Seen to fail after: leaving out `bring_back` in `reserve`.
 #[test]
-fn a_reservation_ends_within_an_hour() {
+fn a_reservation_lasts_as_long_as_intended() {
     let (clock, limiter) = ahead();
     let facts = |user| Facts { user: Some(user), ..Facts::default() };
     let reserve = |user| limiter.reserve(&facts(user), Duration::from_secs(3_600), OnExpire::Charge).unwrap();
@@ -119,5 +119,5 @@ fn a_reservation_ends_within_an_hour() {
     let _ = reserve("two");
     clock.set(START.plus(Span::HOUR));
     let _ = limiter.check(&facts("three")).unwrap();
-    assert!(limiter.release(first).is_err(), "it is held for a day longer");
+    assert!(limiter.release(first).is_err(), "the reservation lasts a day longer");
 }

@@ -1,4 +1,4 @@
-//! A flood of new keys: memory stays within its bound, and whoever is over a limit stays over it.
+//! Under a flood of new keys, memory stays within its bound, and keys over their limit stay over it.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
@@ -22,8 +22,8 @@ fn clock() -> ManualClock {
     ManualClock::new(Timestamp::from_secs(1_767_225_600))
 }
 
-/// The attack on a login limiter that forgot at random (CVE-2024-21662): ten times as many names as there is room for,
-/// while a thousand names are over their limit. All of them still are afterwards.
+/// The attack on a login limiter with random eviction (CVE-2024-21662): a thousand names are over their limit, and ten times as
+/// many new names come as there is room for. All of the thousand must still be over their limit.
 #[test]
 fn a_thousand_keys_over_their_limit_stay_over_it() {
     for algorithm in ["token-bucket", "fixed-window", "sliding-estimate", "sliding-window", "sliding-log"] {
@@ -71,9 +71,9 @@ fn memory_stays_within_its_bound() {
     }
 }
 
-/// A balance whose time has passed is dropped for free: a second flood evicts nobody who is still counted.
+/// Balances that have refilled are dropped first: a second flood evicts no key that still counts.
 #[test]
-fn what_says_nothing_goes_first() {
+fn refilled_balances_are_dropped_before_live_ones() {
     let moved = Arc::new(clock());
     let limiter =
         Limiter::builder(policy("per = [\"user\"]\nlimit = \"5/min\"", "fold")).clock(Arc::clone(&moved)).build();
@@ -86,7 +86,7 @@ fn what_says_nothing_goes_first() {
     }
     let before = limiter.store().usage().counts;
     assert_eq!(before.evicted, 0);
-    // A minute on, every bucket is full again and says nothing: new keys cost no live one its place.
+    // A minute later every bucket is full again, so that new keys replace no live one.
     moved.advance(Span::MINUTE);
     for key in 0..MAX_KEYS / 2 {
         check(format!("second {key}"));
@@ -95,9 +95,9 @@ fn what_says_nothing_goes_first() {
     assert!(after.dropped > 0 && after.evicted == 0 && after.folded == 0, "{after:?}");
 }
 
-/// Where everything left is protected, new keys are counted by their prefix, and a flood from one prefix is one client.
+/// When only protected keys are left, new keys are counted by their address prefix, so a flood from one prefix is one client.
 #[test]
-fn only_protected_keys_left_means_folding() {
+fn new_keys_share_their_prefix_when_only_protected_keys_are_left() {
     let limiter = Limiter::builder(policy("per = [\"user\"]\nlimit = \"2/h\"", "fold")).clock(clock()).build();
     let check = |user: &str, ip: &str| {
         let facts = Facts { user: Some(user), ip: Some(ip.parse().unwrap()), ..Facts::default() };
@@ -111,17 +111,17 @@ fn only_protected_keys_left_means_folding() {
     }
     assert!(limiter.store().usage().counts.folded > 0);
     let admitted = (0..1_000).filter(|key| check(&format!("new {key}"), "203.0.113.7")).count();
-    // Some still find room beside others; most share the two requests of their /24.
+    // Some still find room. Most share the two requests of their /24.
     assert!(admitted < 500, "{admitted} of 1,000 new names were admitted");
     // Another prefix has a budget of its own.
     let elsewhere = (0..200).filter(|key| check(&format!("other {key}"), "192.0.2.9")).count();
     assert!(elsewhere >= 2);
 }
 
-/// What was charged to a prefix because there was no room for the key itself is given back to the prefix. Woken by naming
+/// A charge to a prefix, made because there was no room for the key itself, is refunded to the prefix. Seen to fail after naming
 /// the key itself on the receipt.
 #[test]
-fn what_a_stand_in_was_charged_is_given_back_to_it() {
+fn a_charge_to_a_stand_in_is_refunded_to_it() {
     let limiter = Limiter::builder(policy("per = [\"user\"]\nlimit = \"2/h\"", "fold")).clock(clock()).build();
     for key in 0..3 * MAX_KEYS {
         let name = format!("full {key}");
@@ -139,7 +139,7 @@ fn what_a_stand_in_was_charged_is_given_back_to_it() {
     assert!(limiter.store().usage().counts.folded > folded);
 }
 
-/// Fails where `deny` folds, as `fold` does.
+/// Fails if `deny` uses a stand-in, as `fold` does.
 #[test]
 fn a_full_store_denies_new_keys_where_the_policy_says_so() {
     let limiter = Limiter::builder(policy("per = [\"user\"]\nlimit = \"2/h\"", "deny")).clock(clock()).build();
@@ -157,10 +157,10 @@ fn a_full_store_denies_new_keys_where_the_policy_says_so() {
     assert!(refused > 100, "{refused} of 200");
 }
 
-/// A flood that uses up every key it makes, from as many prefixes as keys: neither keys nor prefixes find room, and what is
-/// left is the one budget of the rule. The table neither overflows nor stops.
+/// A flood uses up every key that it makes, and comes from as many prefixes as keys. Neither keys nor prefixes find room, and the
+/// shared budget of the rule is left. The table neither overflows nor stops.
 #[test]
-fn a_flood_from_everywhere_ends_in_one_budget() {
+fn a_flood_from_everywhere_shares_one_budget() {
     let limiter = Limiter::builder(policy("per = [\"user\"]\nlimit = \"1/h\"", "fold")).clock(clock()).build();
     let mut admitted_late = 0;
     for n in 0..u32::try_from(8 * MAX_KEYS).unwrap() {
@@ -179,10 +179,9 @@ fn a_flood_from_everywhere_ends_in_one_budget() {
     assert!(admitted_late <= 1, "{admitted_late} were admitted when everything was full");
 }
 
-/// Looking is free: a full table is as it was after any number of new names were only looked at. Woken by making room for
-/// a peek as for a check.
+/// Peeks at any number of new names leave a full table unchanged. Seen to fail after making room for a peek as for a check.
 #[test]
-fn a_flood_that_only_looks_changes_nothing() {
+fn a_flood_of_peeks_changes_nothing() {
     let limiter = Limiter::builder(policy("per = [\"user\"]\nlimit = \"5/h\"", "fold")).clock(clock()).build();
     let ip = Some("203.0.113.7".parse().unwrap());
     for flood in 0..2 * MAX_KEYS {
@@ -197,9 +196,9 @@ fn a_flood_that_only_looks_changes_nothing() {
     assert_eq!(limiter.store().usage(), before);
 }
 
-/// Ten times as many names as there are keys are guessed at, once each: whoever was locked before is locked after.
+/// Ten times as many names as there are keys are tried once each. An account that was locked before is still locked.
 #[test]
-fn a_flood_of_names_unlocks_nobody() {
+fn a_flood_of_names_unlocks_no_account() {
     const NAMES: usize = 1_000;
     let text = format!("[memory]\nmax_keys = {NAMES}\n[login]\nlocks = {{ 3 = \"1h\" }}\n");
     let limiter = Limiter::builder(Policy::parse(&text, &|_| None).unwrap()).clock(clock()).build();
@@ -212,7 +211,7 @@ fn a_flood_of_names_unlocks_nobody() {
     }
     assert_eq!(attempt("victim"), Ok(None));
     for number in 0..10 * NAMES {
-        if let Ok(Some(attempt)) = attempt(&format!("somebody{number}")) {
+        if let Ok(Some(attempt)) = attempt(&format!("guess{number}")) {
             let _ = limiter.login_result(&attempt, false).unwrap();
         }
     }
@@ -221,7 +220,7 @@ fn a_flood_of_names_unlocks_nobody() {
     assert!(usage.accounts <= 1_024, "{usage:?}");
 }
 
-/// A limit of one an hour under a ladder that warns once, and then bans for a day.
+/// Returns a limiter with a limit of one an hour under a ladder that warns once and then bans for a day.
 fn warned_once(max_keys: usize) -> Limiter<MemoryStore, ManualClock> {
     let rules = "[ladders.short]\nrungs = [\"warn\", \"ban 24h\"]\n\
                 [ladders.hard]\nrungs = [\"ban 24h\"]\n\
@@ -234,16 +233,16 @@ fn warned_once(max_keys: usize) -> Limiter<MemoryStore, ManualClock> {
 
 fn ask(limiter: &Limiter<MemoryStore, ManualClock>, user: &str, path: &str) -> Decision {
     let facts = Facts { user: Some(user), path: Some(path), ip: "203.0.113.7".parse().ok(), ..Facts::default() };
-    let foretold = limiter.peek(&facts).unwrap();
-    let told = limiter.check(&facts).unwrap();
-    assert_eq!((foretold.verdict, foretold.ready_at), (told.verdict, told.ready_at), "a peek foretells");
-    told
+    let peeked = limiter.peek(&facts).unwrap();
+    let checked = limiter.check(&facts).unwrap();
+    assert_eq!((peeked.verdict, peeked.ready_at), (checked.verdict, checked.ready_at), "a peek returns the same");
+    checked
 }
 
-/// A table full of bans once lost the strike of every newcomer, so that each of their requests was the first one over the
-/// limit and was let through with a warning. Without room for the strike, the limit denies.
+/// A table full of bans used to lose the strike of every newcomer, so that each request over the limit was a first strike and was
+/// let through with a warning. Without room for the strike, the limit denies.
 #[test]
-fn a_full_table_of_penalties_warns_nobody_through() {
+fn in_a_full_table_of_penalties_a_limit_denies_instead_of_warning() {
     let limiter = warned_once(1_000);
     for abuser in 0..2_000 {
         for _ in 0..3 {
@@ -254,11 +253,11 @@ fn a_full_table_of_penalties_warns_nobody_through() {
     let mut denied = 0;
     for newcomer in 0..200 {
         let name = format!("newcomer {newcomer}");
-        let told: Vec<Decision> = (0..25).map(|_| ask(&limiter, &name, "/warned")).collect();
-        let admitted = told.iter().filter(|decision| decision.allowed()).count();
+        let decisions: Vec<Decision> = (0..25).map(|_| ask(&limiter, &name, "/warned")).collect();
+        let admitted = decisions.iter().filter(|decision| decision.allowed()).count();
         assert!(admitted <= 1, "{name}: {admitted} of 25");
-        denied += usize::from(told.iter().all(|decision| decision.verdict != Verdict::Ban));
-        for decision in told.iter().filter(|decision| decision.verdict == Verdict::Deny) {
+        denied += usize::from(decisions.iter().all(|decision| decision.verdict != Verdict::Ban));
+        for decision in decisions.iter().filter(|decision| decision.verdict == Verdict::Deny) {
             assert!(
                 decision.escalations.is_empty() && !decision.warning && decision.retry_after() > Some(Duration::ZERO)
             );
@@ -266,18 +265,18 @@ fn a_full_table_of_penalties_warns_nobody_through() {
     }
     assert!(denied > 100, "only {denied} of 200 found no room");
     assert_eq!(limiter.store().usage().subjects, subjects);
-    // Those who were there before are banned all the same.
+    // Those that found room are still banned.
     assert_eq!(ask(&limiter, "abuser 1", "/warned").verdict, Verdict::Ban);
 }
 
-/// Nor does one subject's strike go for another's, or two that take turns would be warned for ever. A penalty does find room
-/// among strikes.
+/// A strike never replaces another subject's strike, or two subjects that take turns would be warned for ever. A penalty does
+/// find room among strikes.
 ///
-/// Each of the table's 64 shards holds 20 subjects here and is offered 62 on average: under the random key of a limiter,
-/// one that stays short of 20 comes once in some hundred million runs. With room for 40, it came once in twelve, and the
-/// first ban in that shard then added a subject.
+/// Each of the table's 64 shards holds 20 subjects here and gets 62 on average. With the random key of a limiter, a shard stays
+/// below 20 once in some hundred million runs. With room for 40, this happened once in twelve runs, and the first ban in
+/// that shard then added a subject.
 #[test]
-fn in_a_full_table_of_strikes_nobody_is_warned_twice_and_a_ban_is_kept() {
+fn in_a_full_table_of_strikes_no_subject_is_warned_twice_and_bans_find_room() {
     let limiter = warned_once(10_000);
     let mut warned = BTreeSet::new();
     for subject in (0..4_000).cycle().take(8_000) {
@@ -298,12 +297,12 @@ fn in_a_full_table_of_strikes_nobody_is_warned_twice_and_a_ban_is_kept() {
     assert_eq!(limiter.store().usage().subjects, subjects);
 }
 
-/// In a table that others had filled, a user's first three requests were two warnings and a ban of 24 hours: they were counted
-/// by a budget for many, which those had used up.
+/// In a table that others had filled, a user's first three requests got two warnings and a ban of 24 hours: they were counted by
+/// a shared budget that the others had used up.
 ///
-/// Woken by: leaving out `stands_in` in `Step::violations`.
+/// Seen to fail after: leaving out `stands_in` in `Step::violations`.
 #[test]
-fn nobody_is_struck_for_what_others_used_up() {
+fn a_shared_budget_that_others_used_up_is_no_strike() {
     for when_full in ["fold", "shared"] {
         for strike in ["request", "window", "ignored"] {
             let text = format!(
@@ -314,18 +313,18 @@ fn nobody_is_struck_for_what_others_used_up() {
             let limiter = Limiter::builder(Policy::parse(&text, &|_| None).unwrap()).clock(clock()).build();
             for user in 0..2_500 {
                 for _ in 0..6 {
-                    let told = ask(&limiter, &format!("other {user}"), "/");
-                    assert!(told.escalations.is_empty(), "{when_full} {strike}");
+                    let decision = ask(&limiter, &format!("other {user}"), "/");
+                    assert!(decision.escalations.is_empty(), "{when_full} {strike}");
                 }
             }
             for _ in 0..3 {
                 let facts = Facts { user: Some("ada"), ip: Some("198.51.100.7".parse().unwrap()), ..Facts::default() };
-                let (peeked, told) = (limiter.peek(&facts).unwrap(), limiter.check(&facts).unwrap());
-                assert_eq!(peeked.verdict, told.verdict);
-                assert!(told.escalations.is_empty() && !told.warning, "{when_full} {strike}: {told:?}");
-                let reason = told.degraded.map(Degraded::name);
-                assert!(told.allowed() || reason == Some("shared_budget"), "{when_full} {strike}: {told:?}");
-                assert!(!told.unavailable(), "it was decided");
+                let (peeked, checked) = (limiter.peek(&facts).unwrap(), limiter.check(&facts).unwrap());
+                assert_eq!(peeked.verdict, checked.verdict);
+                assert!(checked.escalations.is_empty() && !checked.warning, "{when_full} {strike}: {checked:?}");
+                let reason = checked.degraded.map(Degraded::name);
+                assert!(checked.allowed() || reason == Some("shared_budget"), "{when_full} {strike}: {checked:?}");
+                assert!(!checked.unavailable(), "the store has decided");
             }
             assert_eq!(limiter.store().usage().subjects, 0, "{when_full} {strike}");
         }

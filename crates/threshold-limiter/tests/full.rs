@@ -1,4 +1,4 @@
-//! Full tables: what each answers when it is full, and who keeps their place in it.
+//! Full tables: what each store operation returns when its table is full, and which entries stay.
 
 #![expect(
     clippy::arithmetic_side_effects,
@@ -21,9 +21,9 @@ use threshold_limiter::{
 
 type Small = Limiter<MemoryStore, Arc<ManualClock>>;
 
-/// The least that a table of accounts, reservations or refunds holds.
+/// The smallest size of a table of accounts, reservations or refunds.
 const ROOM: u32 = 1_024;
-/// Names that are tried have so much of it.
+/// The share of it for names that were tried.
 const NAMES: u32 = ROOM / 4 * 3;
 
 fn small(policy: &str) -> (Small, Arc<ManualClock>) {
@@ -40,7 +40,7 @@ fn user(name: &str) -> Facts<'_> {
     Facts { user: Some(name), ..Facts::default() }
 }
 
-/// An address in a /24 of its own.
+/// Returns an address in a /24 of its own.
 fn elsewhere(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(0x0b00_0007 + (number << 8))
 }
@@ -61,8 +61,8 @@ fn log_in(limiter: &Small, request: &LoginRequest<'_>) -> Option<String> {
     limiter.login_result(&begin(limiter, request).unwrap(), true).unwrap().device
 }
 
-/// Story: reservations that had been released stayed until they expired, and so many of them stopped every `/v1/reserve`
-/// for an hour. Woken by: leaving `ended` out of `Reservations::insert`.
+/// Released reservations used to stay until they expired, and many of them stopped every `/v1/reserve` for an hour. Seen to fail
+/// after: leaving `ended` out of `Reservations::insert`.
 #[test]
 fn reservations_that_ended_go_first_and_open_ones_stay() {
     let (limiter, _) = small("[[rule]]\nname = \"r\"\nlayer = \"global\"\nper = []\nlimit = \"100000/day\"");
@@ -76,16 +76,16 @@ fn reservations_that_ended_go_first_and_open_ones_stay() {
             reserved.reservation.unwrap()
         })
         .collect();
-    // Those that ended last still answer alike.
+    // Releasing one that ended recently still succeeds.
     assert!(ended.iter().rev().take(100).all(|id| limiter.release(*id).is_ok()));
     assert!(ended.iter().take(100).all(|id| limiter.release(*id).is_err()));
     assert!(limiter.commit(open, &ActualCost::default()).is_ok());
     assert_eq!(limiter.peek(&Facts { cost: Some(0), ..user("u") }).unwrap().readings[0].remaining, 99_999);
 }
 
-/// Story: a refund that could not be remembered was answered as if it had been made before, and the charge was lost.
+/// A refund that could not be remembered used to be answered as a repetition, and the charge was lost.
 ///
-/// Woken by: answering `Ok(false)` in place of the error in `Refunds::refund`.
+/// Seen to fail after: answering `Ok(false)` in place of the error in `Refunds::refund`.
 #[test]
 fn a_refund_that_cannot_be_remembered_fails_and_works_when_there_is_room() {
     let (limiter, clock) =
@@ -103,7 +103,7 @@ fn a_refund_that_cannot_be_remembered_fails_and_works_when_there_is_room() {
     assert_eq!(limiter.refund(&last), Err(StoreError::Full));
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     assert_eq!(runtime.block_on(limiter.refund_async(&last)), Err(StoreError::Full));
-    assert_eq!(limiter.refund(&first), Ok(false), "that one is remembered");
+    assert_eq!(limiter.refund(&first), Ok(false), "the first one is remembered");
     assert_eq!(left(), 1);
     clock.advance(Span::from_secs(120));
     assert_eq!(limiter.refund(&last), Ok(true));
@@ -111,7 +111,8 @@ fn a_refund_that_cannot_be_remembered_fails_and_works_when_there_is_room() {
     assert_eq!(left(), 2);
 }
 
-/// A receipt of a reservation is handed to nobody. Woken by: remembering them among refunds in `Refunds::end`.
+/// The receipt of a reservation is never handed out, so its end needs no room among refunds. Seen to fail after: remembering it
+/// among refunds in `Refunds::end`.
 #[test]
 fn reservations_take_no_room_from_refunds() {
     let (limiter, clock) = small(
@@ -128,8 +129,8 @@ fn reservations_take_no_room_from_refunds() {
     }
 }
 
-/// Story: an account that was being logged in to had no failures yet, so a flood of guessed names pushed it out first, and
-/// the right password was refused. Woken by: leaving out `is_under_way` in `must_stay`.
+/// An account with an attempt under way had no failures yet, so a flood of guessed names evicted it first, and the correct
+/// password was refused. Seen to fail after: leaving out `is_under_way` in `must_stay`.
 #[test]
 fn a_login_under_way_is_not_evicted_by_other_names() {
     let (limiter, _) = small("[login]");
@@ -143,7 +144,7 @@ fn a_login_under_way_is_not_evicted_by_other_names() {
     assert!(limiter.login_result(&attempt, true).unwrap().device.is_some());
 }
 
-/// An account without failures is not worth less than a guess if somebody has logged in to it. Woken by: leaving out
+/// An account without failures but with a known device is kept longer than a guessed name. Seen to fail after: leaving out
 /// `known` in `worth_to_try`.
 #[test]
 fn a_known_device_outlives_a_flood_of_names() {
@@ -161,15 +162,15 @@ fn a_known_device_outlives_a_flood_of_names() {
     assert!(begin(&limiter, &LoginRequest { device: device.as_deref(), ..login("ada", elsewhere(1)) }).is_ok());
 }
 
-/// Story: 125,000 guessed names filled the table, and every new account was answered 503, from wherever.
+/// 125,000 guessed names filled the table, and every new account got 503, from any address.
 ///
-/// Woken by: returning `StoreError::Full` in `Accounts::place`, and leaving out `put_owned` for a folded success in
+/// Seen to fail after: returning `StoreError::Full` in `Accounts::place`, and leaving out `put_owned` for a folded success in
 /// `MemoryStore::end_login`.
 #[test]
 fn guessed_names_refuse_no_new_account_from_a_clean_address() {
     let (limiter, _) = small("[login]");
     for number in 0..8 * ROOM {
-        // From 200 prefixes, and there is room for 256 of them to stand in for accounts.
+        // From 200 prefixes. There is room for 256 prefixes to stand in for accounts.
         let ip = Ipv4Addr::from_bits(elsewhere(number % 200).to_bits() + number / 200);
         let _ = limiter.login_attempt(&login(&format!("guess{number}"), ip)).unwrap();
     }
@@ -177,17 +178,17 @@ fn guessed_names_refuse_no_new_account_from_a_clean_address() {
     assert!(usage.accounts <= ROOM as usize && usage.counts.folded > 0, "{usage:?}");
     for clean in ["203.0.113.7", "198.51.100.7", "192.0.2.7"] {
         let request = login("ada", clean.parse().unwrap());
-        let told = limiter.login_result(&begin(&limiter, &request).unwrap(), false).unwrap();
-        assert!(told.allowed, "one failure locks nobody");
+        let result = limiter.login_result(&begin(&limiter, &request).unwrap(), false).unwrap();
+        assert!(result.allowed, "one failure locks nothing");
     }
     assert!(log_in(&limiter, &login("bob", "203.0.113.7".parse().unwrap())).is_some());
-    // From as many prefixes as names: some share what stands in for them, and none is answered by an error.
+    // From as many prefixes as names: some prefixes share a stand-in, and none gets an error.
     for number in 0..2 * ROOM {
         let _ = limiter.login_attempt(&login(&format!("more{number}"), elsewhere(1_000 + number))).unwrap();
     }
 }
 
-/// What stands in for accounts is one account to all names behind a prefix. Its success makes the device known as usual.
+/// A stand-in is one account for all names behind a prefix. A success makes the device known as usual.
 #[test]
 fn names_behind_one_prefix_share_attempts_when_there_is_no_room() {
     let (limiter, clock) =
@@ -206,7 +207,7 @@ fn names_behind_one_prefix_share_attempts_when_there_is_no_room() {
     assert!(device.is_some());
     let known = LoginRequest { device: device.as_deref(), ..login("ada", Ipv4Addr::new(203, 0, 113, 1)) };
     assert!(begin(&limiter, &known).is_ok());
-    // Nobody could lift a ceiling from what stands in for many.
+    // A stand-in has no ceiling, since it has no owner who could reset it.
     for round in 1..8 {
         clock.advance(Span::from_secs(120));
         fill(round);
@@ -226,20 +227,20 @@ fn a_full_table_of_accounts_denies_where_the_policy_says_so() {
     let (limiter, _) = sized("[login]", 1_000, "deny");
     for number in 0..2 * ROOM {
         let attempted = limiter.login_attempt(&login(&format!("guess{number}"), elsewhere(0)));
-        assert!(attempted.is_ok(), "whoever has used up their address makes no accounts");
+        assert!(attempted.is_ok(), "an address over its budget makes no accounts");
     }
     let (limiter, _) = sized("[login]\nip = \"1000/min\"", 1_000, "deny");
     for number in 0..NAMES {
         let _ = limiter.login_attempt(&login(&format!("guess{number}"), elsewhere(number % 8))).unwrap();
     }
     assert_eq!(limiter.login_attempt(&login("ada", elsewhere(0))), Err(LoginError::Store(StoreError::Full)));
-    assert!(limiter.login_attempt(&login("guess0", elsewhere(0))).is_ok(), "that one has its place");
+    assert!(limiter.login_attempt(&login("guess0", elsewhere(0))).is_ok(), "that account is in the table");
 }
 
-/// Accounts with a known device leave room for names that are tried, and of too many of them the one goes that was logged
-/// in to longest ago. Woken by: leaving out the first `free` in `Accounts::put_owned`.
+/// Accounts with a known device leave room for names that are tried. Of too many of them, the one that was logged in to longest
+/// ago is dropped. Seen to fail after: leaving out the first `free` in `Accounts::put_owned`.
 #[test]
-fn of_too_many_known_devices_those_that_were_used_longest_ago_go() {
+fn of_too_many_accounts_with_known_devices_the_least_recently_used_are_dropped() {
     let (limiter, clock) = small("[login]\nip = \"1000/s\"");
     let mut devices = Vec::new();
     for number in 0..4 * ROOM {
@@ -258,9 +259,9 @@ fn of_too_many_known_devices_those_that_were_used_longest_ago_go() {
     assert!(!devices.iter().take(20).any(is_known));
 }
 
-/// An account knows ten devices. The eleventh takes the place of the one that was welcomed first.
+/// An account knows ten devices. The eleventh replaces the one that logged in longest ago.
 ///
-/// Fails without the bound in `Account::welcome`.
+/// Fails without the bound in `Account::remember_device`.
 #[test]
 fn of_eleven_devices_of_one_account_the_first_is_forgotten() {
     let (limiter, _) = small("[login]\naccount = \"1000/h\"\nip = \"1000/h\"\n");
@@ -270,14 +271,15 @@ fn of_eleven_devices_of_one_account_the_first_is_forgotten() {
         let attempt = begin(&limiter, &login("ada", elsewhere(number))).unwrap();
         let _ = limiter.login_result(&attempt, false).unwrap();
     }
-    // Unknown devices are locked out; those that are known are not.
+    // Unknown devices are locked out, known ones are not.
     let knows =
         |device: &str| begin(&limiter, &LoginRequest { device: Some(device), ..login("ada", elsewhere(30)) }).is_ok();
     let known: Vec<bool> = devices.iter().map(|device| knows(device)).collect();
     assert_eq!(known, [&[false][..], &[true; 10]].concat());
 }
 
-/// An account counts four factors; further names share the counters of the last, so that new names are no new guesses.
+/// An account has counters for four factors. Further ones share the last counters, so that a new factor name gives no new
+/// guesses.
 ///
 /// Fails without the bound in `Account::track`.
 #[test]
@@ -291,26 +293,26 @@ fn of_five_factors_of_one_account_the_last_two_share_a_lock() {
     for factor in ["a", "b", "c"] {
         assert_eq!([guess(factor), guess(factor)], [Ok(()), Ok(())]);
     }
-    assert_eq!([guess("d"), guess("e"), guess("f")], [Ok(()); 3], "three failures of one counter");
+    assert_eq!([guess("d"), guess("e"), guess("f")], [Ok(()); 3], "three failures on one counter");
     let refused: Result<(), RefusedBy> = guess("g");
     assert!(refused.is_err() && guess("d").is_err());
     assert_eq!(guess("a"), Ok(()), "the others have counters of their own");
 }
 
-/// Attempts whose results never come count against the account until they fail: there are no more of them than it may have.
+/// Attempts without a result count for the account until they time out, so there are never more than its budget.
 ///
 /// Fails without the account's budget in `Track::locked`.
 #[test]
-fn attempts_under_way_are_as_many_as_the_account_may_have() {
-    // Failures lock nobody here: it is the account's budget alone that refuses.
+fn attempts_under_way_are_bounded_by_the_account_budget() {
+    // Failures lock nothing here. Only the account's budget refuses.
     let (limiter, _) = small("[login]\naccount = \"5/h\"\nip = \"1000/h\"\nlocks = { 1000 = \"1min\" }\n");
     let begun = (0..10).filter(|number| begin(&limiter, &login("ada", elsewhere(*number))).is_ok()).count();
     assert_eq!(begun, 5);
 }
 
-/// Story: a table full of keys refused every login from an address that it did not know with a 503.
+/// A table full of keys refused every login from an unknown address with 503.
 ///
-/// Woken by: leaving out the prefix in `MemoryStore::address_key`.
+/// Seen to fail after: leaving out the prefix in `MemoryStore::address_key`.
 #[test]
 fn addresses_share_their_prefix_when_there_is_no_room() {
     let text =
@@ -343,10 +345,10 @@ fn digest(number: u128) -> Digest {
     Digest::from_u128((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
 }
 
-/// Story: the thousandth limit that callers chose was the last with a number, and from then on every new key, the policy's
-/// too, searched all of them, twice and under one lock, and was kept in the slab.
+/// After the thousandth limit that callers chose, every new key, also of the policy, searched all limits twice under one lock and
+/// was stored in the slab.
 ///
-/// Woken by: calling `check_one` in `MemoryStore::check_any`.
+/// Seen to fail after: calling `check_one` in `MemoryStore::check_any`.
 #[test]
 fn limits_that_callers_choose_cost_the_same_however_many_there_are() {
     const KEYS: u32 = 100_000;
@@ -363,7 +365,7 @@ fn limits_that_callers_choose_cost_the_same_however_many_there_are() {
 }
 
 #[test]
-fn limits_that_callers_choose_take_nothing_from_the_policys() {
+fn limits_that_callers_choose_take_no_room_from_those_of_the_policy() {
     let text = "[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"5/h\"\nalgorithm = \"token-bucket\"";
     let (limiter, clock) = sized(text, 100_000, "fold");
     let now = threshold_limiter::Clock::now(&*clock);
@@ -375,7 +377,7 @@ fn limits_that_callers_choose_take_nothing_from_the_policys() {
         assert_eq!(call(key, key.into()), u64::from(key) + 10);
         assert_eq!(call(key, key.into()), u64::from(key) + 9);
     }
-    // Another limit on the same key takes effect at once, and what was used stays used.
+    // Another limit on the same key takes effect at once, and its usage stays.
     assert!(call(0, 90) < 100);
     let before = limiter.store().usage();
     for number in 0..1_000 {
@@ -383,12 +385,12 @@ fn limits_that_callers_choose_take_nothing_from_the_policys() {
     }
     let after = limiter.store().usage();
     assert_eq!(after.keys, before.keys + 1_000);
-    assert_eq!(after.bytes, before.bytes, "the policy's balances lie in slots");
+    assert_eq!(after.bytes, before.bytes, "the policy's balances are in slots");
 }
 
-/// A stopped server's counters bring back the limits of its callers, and they take no more than half of the numbers.
+/// The limits of callers are restored with a server's counters, and take no more than half of the limit numbers.
 #[test]
-fn restored_limits_of_callers_leave_room_for_the_policys() {
+fn restored_limits_of_callers_leave_room_for_those_of_the_policy() {
     let text = "[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"5/h\"\nalgorithm = \"token-bucket\"";
     let (limiter, clock) = sized(text, 100_000, "fold");
     let now = threshold_limiter::Clock::now(&*clock);
@@ -406,12 +408,12 @@ fn restored_limits_of_callers_leave_room_for_the_policys() {
     }
     assert_eq!(limiter.store().usage().bytes, bytes);
     let again = limiter.store().check_any(digest(7), &rate(7), 1, now, TraceId::default());
-    assert_eq!(again.look.remaining, 16, "what was used before is used");
+    assert_eq!(again.look.remaining, 16, "the restored usage counts");
 }
 
-/// The trait's own answers, for stores that are asked without a limiter.
+/// The store itself returns the error, without a limiter.
 #[test]
-fn a_full_store_says_so_through_the_trait() {
+fn a_full_store_returns_full_from_execute() {
     let (limiter, _) = small("[[rule]]\nname = \"r\"\nlayer = \"global\"\nper = []\nlimit = \"100000/day\"");
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let now = Timestamp::from_secs(1_767_225_600);

@@ -1,9 +1,8 @@
-//! Every small history, on the store in memory and on core's ledger: the same answers at each step, and the same state
-//! after the last. Every history is also the beginning of longer ones, so this is the state after each step.
+//! Every short sequence of operations gives the same answers on the store in memory and on core's ledger, and leaves the same
+//! state. Since every history is also the beginning of longer ones, this covers the state after each step.
 //!
-//! The store is as small as one gets and serves all histories in turn, each with users of its own and an hour after the
-//! one before. There are fewer keys in a history than a shard holds, so what goes to make room is what says nothing any
-//! more, and nobody can tell.
+//! One store of the smallest size plays all histories in turn, each with users of its own and an hour after the one before.
+//! A history has fewer keys than a shard holds, so only balances that no longer matter are dropped to make room.
 
 #![expect(
     clippy::arithmetic_side_effects,
@@ -25,21 +24,21 @@ use threshold_limiter::{
 const KEY: DigestKey = DigestKey::new([7; 16]);
 const START: Timestamp = Timestamp::from_secs(1_767_225_600);
 const WINDOW: Span = Span::MINUTE;
-/// In which one of three is refilled, and a reservation expires.
+/// The time in which one of three is refilled, and in which a reservation expires.
 const UNIT: Span = Span::from_secs(20);
 
-/// Who asks.
+/// The user of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum User {
     A,
     B,
 }
 
-/// One thing that happens. What it is about may not be there: then nothing happens, on either side.
+/// One operation. It does nothing on either side where its receipt or reservation does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Ask(Verb, User, u64),
-    /// The last receipt, or the first.
+    /// Refunds the last receipt; `RefundFirst` the first one.
     RefundLast,
     RefundFirst,
     Reserve(User, u64, OnExpire),
@@ -51,13 +50,13 @@ enum Step {
 use Step::{Ask, Commit, RefundFirst, RefundLast, Release, Reserve, Wait};
 use Verb::{Check, Peek, Record};
 
-/// Everything there is to do.
+/// All kinds of operations.
 const BROAD: [Step; 12] = [
     Ask(Check, User::A, 0),
     Ask(Check, User::A, 1),
     Ask(Check, User::B, 2),
     Ask(Peek, User::A, 1),
-    // More than a budget can owe.
+    // More than the largest debt of a budget.
     Ask(Record, User::A, 5),
     RefundLast,
     Reserve(User::A, 2, OnExpire::Release),
@@ -68,7 +67,7 @@ const BROAD: [Step; 12] = [
     Wait(WINDOW),
 ];
 
-/// What changes most, for longer histories.
+/// The operations that change most, for longer histories.
 const DEEP: [Step; 7] = [
     Ask(Check, User::A, 1),
     Ask(Check, User::B, 2),
@@ -79,7 +78,7 @@ const DEEP: [Step; 7] = [
     Wait(WINDOW),
 ];
 
-/// A budget of one's own, one that all share, and one that is only watched.
+/// Returns a policy with a budget for each user, a shared one, and an observed one.
 fn policy(algorithm: &str) -> Policy {
     let rule = |name: &str, per: &str, most: u64, mode: &str| {
         let limit =
@@ -96,7 +95,7 @@ fn policy(algorithm: &str) -> Policy {
 
 type Small = Limiter<MemoryStore, Arc<ManualClock>>;
 
-/// One history, happening to both.
+/// One history, played on both sides.
 struct Pair<'p> {
     policy: &'p Policy,
     limiter: &'p Small,
@@ -120,8 +119,8 @@ impl<'p> Pair<'p> {
         Self { policy, limiter, clock, now, ledger, names, receipts, reservation, next_id }
     }
 
-    /// Tells both of the same request.
-    fn told<T, U>(
+    /// Sends the same request to both sides.
+    fn on_both<T, U>(
         &mut self,
         user: User,
         cost: u64,
@@ -136,7 +135,7 @@ impl<'p> Pair<'p> {
         (store(self.limiter, &facts), core(&mut self.ledger, self.policy, &facts, self.now))
     }
 
-    /// What this came to, in the store and in the ledger.
+    /// Plays one step. Returns the responses of the store and of the ledger.
     fn take(&mut self, step: Step) -> [Response; 2] {
         match step {
             Ask(verb, user, cost) => self.ask(verb, user, cost),
@@ -145,15 +144,15 @@ impl<'p> Pair<'p> {
             Reserve(user, cost, on_expire) => {
                 let reserve =
                     |limiter: &Small, facts: &Facts<'_>| limiter.reserve(facts, UNIT.into(), on_expire).unwrap();
-                let (reserved, checked) = self.told(user, cost, reserve, |ledger, policy, facts, now| {
+                let (reserved, checked) = self.on_both(user, cost, reserve, |ledger, policy, facts, now| {
                     ledger.decide(policy, Check, facts, now).unwrap()
                 });
-                // Refused for as long as the reservation stands.
+                // A refund of this receipt is refused while the reservation lasts.
                 self.receipts.extend(checked.receipt);
                 let held = checked.holding.map(|holding| self.ledger.reserve(holding, UNIT, on_expire));
                 self.reservation = held.unwrap_or(self.reservation);
                 [(reserved.decision, reserved.reservation), (checked.decision, held)]
-                    .map(|told| Response::Reserved(Box::new(told)))
+                    .map(|decided| Response::Reserved(Box::new(decided)))
             }
             Commit(cost) => {
                 let actual = ActualCost { cost: Some(cost), ..ActualCost::default() };
@@ -181,10 +180,10 @@ impl<'p> Pair<'p> {
             Peek => (limiter.peek(facts).unwrap(), None),
             Record => limiter.record(facts).unwrap(),
         };
-        let ((decision, receipt), checked) =
-            self.told(user, cost, ask, |ledger, policy, facts, now| ledger.decide(policy, verb, facts, now).unwrap());
+        let ((decision, receipt), checked) = self
+            .on_both(user, cost, ask, |ledger, policy, facts, now| ledger.decide(policy, verb, facts, now).unwrap());
         self.receipts.extend(checked.receipt.clone());
-        [(decision, receipt), (checked.decision, checked.receipt)].map(|told| Response::Decided(Box::new(told)))
+        [(decision, receipt), (checked.decision, checked.receipt)].map(|decided| Response::Decided(Box::new(decided)))
     }
 
     fn refund(&mut self, receipt: Option<Receipt>) -> [Response; 2] {
@@ -194,7 +193,7 @@ impl<'p> Pair<'p> {
     }
 }
 
-/// What a step came to.
+/// The response to a step.
 #[derive(Debug)]
 enum Response {
     Decided(Box<(Decision, Option<Receipt>)>),
@@ -205,8 +204,9 @@ enum Response {
 impl PartialEq for Response {
     fn eq(&self, other: &Self) -> bool {
         let same = |one: &Decision, other: &Decision| {
-            let figures =
-                |told: &Decision| (told.verdict, told.at, told.trace, told.generation, told.binding, told.ready_at);
+            let figures = |decided: &Decision| {
+                (decided.verdict, decided.at, decided.trace, decided.generation, decided.binding, decided.ready_at)
+            };
             figures(one) == figures(other) && one.readings == other.readings && one.degraded == other.degraded
         };
         match (self, other) {
@@ -218,7 +218,7 @@ impl PartialEq for Response {
     }
 }
 
-/// A small store, and every history of so many of these steps. Says how many there were.
+/// Plays every history of `length` steps on a small store. Returns how many there were.
 fn play_all(policy: &Policy, steps: &[Step], length: u32) -> u64 {
     let clock = Arc::new(ManualClock::new(START));
     let store = MemoryStore::new(Memory { max_keys: 8, when_full: WhenFull::Deny });
@@ -234,7 +234,7 @@ fn play_all(policy: &Policy, steps: &[Step], length: u32) -> u64 {
             let [mine, oracle] = pair.take(step);
             assert!(
                 mine == oracle,
-                "{:?}\nat {step:?}: {mine:#?}\nbut core says {oracle:#?}",
+                "{:?}\nat {step:?}: {mine:#?}\nbut core returns {oracle:#?}",
                 history.collect::<Vec<_>>()
             );
         }
@@ -245,7 +245,7 @@ fn play_all(policy: &Policy, steps: &[Step], length: u32) -> u64 {
     played
 }
 
-/// Woken by: in `Locked::glance`, a charge kept that does not fit; in `MemoryStore`, a `keep` that drops what still says
+/// Seen to fail after: in `Locked::glance`, a charge kept that does not fit; in `MemoryStore`, a `keep` that drops what still says
 /// something; a `put_back` of changed balances alone; a refund that is not remembered; a reservation that expires as if
 /// charged; and `expire_reservations` left out of `settle` or of `refund`.
 fn check(algorithm: &str) {
@@ -260,31 +260,31 @@ fn check(algorithm: &str) {
 }
 
 #[test]
-fn token_bucket() {
+fn token_bucket_histories_agree_with_core() {
     check("token-bucket");
 }
 
 #[test]
-fn fixed_window() {
+fn fixed_window_histories_agree_with_core() {
     check("fixed-window");
 }
 
 #[test]
-fn sliding_window() {
+fn sliding_window_histories_agree_with_core() {
     check("sliding-window");
 }
 
 #[test]
-fn sliding_estimate() {
+fn sliding_estimate_histories_agree_with_core() {
     check("sliding-estimate");
 }
 
 #[test]
-fn sliding_log() {
+fn sliding_log_histories_agree_with_core() {
     check("sliding-log");
 }
 
 #[test]
-fn concurrency() {
+fn concurrency_histories_agree_with_core() {
     check("concurrency");
 }

@@ -1,4 +1,4 @@
-//! A login through the limiter, as an application meets it. What counts and for how long, the vectors say.
+//! Logins through the limiter, as an application uses them. The conformance vectors cover what counts and for how long.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
@@ -9,9 +9,9 @@ use threshold_core::{Span, Timestamp};
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{Attempted, Limiter, LoginError, LoginRequest, ManualClock, Policy, Refusal, RefusedBy};
 
-type Watched = Limiter<MemoryStore, Arc<ManualClock>>;
+type LoginLimiter = Limiter<MemoryStore, Arc<ManualClock>>;
 
-fn watched(policy: &str) -> (Watched, Arc<ManualClock>) {
+fn limiter_of(policy: &str) -> (LoginLimiter, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
     let policy = Policy::parse(&format!("{policy}\n[memory]\nmax_keys = 1000\n"), &|_| None).unwrap();
     (Limiter::builder(policy).clock(Arc::clone(&clock)).build(), clock)
@@ -21,8 +21,8 @@ fn ada(device: Option<&str>) -> LoginRequest<'_> {
     LoginRequest { account: Some("ada"), device, ..LoginRequest::default() }
 }
 
-/// Tries a login, and says how the secret turned out.
-fn try_once(limiter: &Watched, request: &LoginRequest<'_>, success: bool) -> Result<Option<String>, Refusal> {
+/// Makes a login attempt and reports its result.
+fn try_once(limiter: &LoginLimiter, request: &LoginRequest<'_>, success: bool) -> Result<Option<String>, Refusal> {
     match limiter.login_attempt(request).unwrap() {
         Attempted::Allowed(attempt) => Ok(limiter.login_result(&attempt, success).unwrap().device),
         Attempted::Refused(refusal) => Err(refusal),
@@ -30,8 +30,8 @@ fn try_once(limiter: &Watched, request: &LoginRequest<'_>, success: bool) -> Res
 }
 
 #[test]
-fn a_refusal_says_what_the_answer_is() {
-    let (limiter, clock) = watched("[login]\nip = \"4/5min\"\nceiling = 4\nlocks = { 3 = \"1min\" }");
+fn a_refusal_has_the_code_message_and_wait_of_the_answer() {
+    let (limiter, clock) = limiter_of("[login]\nip = \"4/5min\"\nceiling = 4\nlocks = { 3 = \"1min\" }");
     for _ in 0..3 {
         assert_eq!(try_once(&limiter, &ada(None), false), Ok(None));
     }
@@ -56,21 +56,21 @@ fn a_refusal_says_what_the_answer_is() {
 }
 
 #[test]
-fn a_result_at_the_ceiling_has_no_end_and_one_before_it_has() {
-    let (limiter, clock) = watched("[login]\nceiling = 4\nlocks = { 3 = \"1min\" }");
+fn a_lock_has_an_end_and_the_ceiling_has_none() {
+    let (limiter, clock) = limiter_of("[login]\nceiling = 4\nlocks = { 3 = \"1min\" }");
     let mut results = Vec::new();
     for _ in 0..4 {
         let Attempted::Allowed(attempt) = limiter.login_attempt(&ada(None)).unwrap() else { break };
-        let told = limiter.login_result(&attempt, false).unwrap();
-        results.push((told.allowed, told.lockout_remaining));
-        clock.advance(told.lockout_remaining.unwrap_or(Span::ZERO));
+        let result = limiter.login_result(&attempt, false).unwrap();
+        results.push((result.allowed, result.lockout_remaining));
+        clock.advance(result.lockout_remaining.unwrap_or(Span::ZERO));
     }
     assert_eq!(results, [(true, None), (true, None), (false, Some(Span::MINUTE)), (false, None)]);
 }
 
 #[test]
 fn a_known_device_gets_in_while_others_are_locked_out_until_a_reset() {
-    let (limiter, _) = watched("[login]");
+    let (limiter, _) = limiter_of("[login]");
     let device = try_once(&limiter, &ada(None), true).unwrap();
     assert!(device.is_some());
     for _ in 0..3 {
@@ -78,21 +78,21 @@ fn a_known_device_gets_in_while_others_are_locked_out_until_a_reset() {
     }
     assert!(try_once(&limiter, &ada(None), true).is_err());
     assert!(try_once(&limiter, &ada(device.as_deref()), true).is_ok());
-    // A pardon frees the others; the secret may be known to whoever guessed, and a reset makes every device unknown.
+    // Lifting the locks lets other devices try again. A reset makes every device unknown.
     limiter.pardon_account(" ADA ").unwrap();
     let device = try_once(&limiter, &ada(None), true).unwrap();
     limiter.reset_account("ada").unwrap();
     for _ in 0..3 {
         assert!(try_once(&limiter, &ada(device.as_deref()), false).is_ok());
     }
-    assert!(try_once(&limiter, &ada(device.as_deref()), true).is_err(), "it counts as any other");
+    assert!(try_once(&limiter, &ada(device.as_deref()), true).is_err(), "it counts as an unknown device");
 }
 
 #[test]
-fn what_cannot_be_is_an_error_of_its_own() {
-    let (limiter, clock) = watched("[login]");
-    let (other, _) = watched("[login]");
-    let (none, _) = watched("");
+fn each_invalid_login_call_has_its_own_error() {
+    let (limiter, clock) = limiter_of("[login]");
+    let (other, _) = limiter_of("[login]");
+    let (none, _) = limiter_of("");
     let attempt = limiter.login_attempt(&ada(None)).unwrap();
     let attempt = attempt.token().unwrap();
     assert_eq!(none.login_attempt(&ada(None)), Err(LoginError::NoLogin));
@@ -103,7 +103,11 @@ fn what_cannot_be_is_an_error_of_its_own() {
     assert_eq!(limiter.login_result(attempt, true), Err(LoginError::UnknownAttempt), "it has ended");
     let late = limiter.login_attempt(&ada(None)).unwrap();
     clock.advance(Span::MINUTE);
-    assert_eq!(limiter.login_result(late.token().unwrap(), true), Err(LoginError::UnknownAttempt), "its minute was up");
+    assert_eq!(
+        limiter.login_result(late.token().unwrap(), true),
+        Err(LoginError::UnknownAttempt),
+        "the attempt has timed out"
+    );
     for nobody in ["", " \t"] {
         assert_eq!(limiter.reset_account(nobody), Err(LoginError::NoAccount));
         assert_eq!(limiter.pardon_account(nobody), Err(LoginError::NoAccount));
@@ -113,7 +117,7 @@ fn what_cannot_be_is_an_error_of_its_own() {
 
 #[test]
 fn a_thousand_guesses_at_once_reach_the_verifier_three_times() {
-    let (limiter, _) = watched("[login]");
+    let (limiter, _) = limiter_of("[login]");
     let reached = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..8 {
@@ -130,15 +134,15 @@ fn a_thousand_guesses_at_once_reach_the_verifier_three_times() {
 }
 
 #[test]
-fn names_and_tokens_are_not_in_what_is_logged() {
-    let (limiter, _) = watched("[login]");
+fn names_and_tokens_are_not_in_debug_output() {
+    let (limiter, _) = limiter_of("[login]");
     let request = LoginRequest { ip: "203.0.113.7".parse().ok(), factor: Some("totp"), ..ada(Some("my-device")) };
     let attempted = limiter.login_attempt(&request).unwrap();
     let mut logged = format!("{request:?} {attempted:?}");
     let attempt = attempted.token().unwrap();
-    let told = limiter.login_result(attempt, true).unwrap();
-    logged += &format!("{told:?}");
-    for secret in ["ada", "203.0.113.7", "my-device", attempt, told.device.as_deref().unwrap()] {
+    let result = limiter.login_result(attempt, true).unwrap();
+    logged += &format!("{result:?}");
+    for secret in ["ada", "203.0.113.7", "my-device", attempt, result.device.as_deref().unwrap()] {
         assert!(!logged.contains(secret), "{logged}");
     }
 }

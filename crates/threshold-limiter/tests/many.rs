@@ -1,4 +1,4 @@
-//! Many requests at once are decided as if they had come one by one.
+//! A batch of requests is decided like the same requests one by one.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
@@ -32,8 +32,8 @@ fn limiter() -> Limiter<threshold_limiter::store::memory::MemoryStore, ManualClo
     Limiter::builder(policy).clock(ManualClock::new(Timestamp::from_secs(1_767_225_600))).build()
 }
 
-/// What a caller reads of an answer, but for its id.
-fn told(answer: &Result<Decision, PlanError>) -> Result<String, String> {
+/// Returns the parts of an answer that a caller reads, without its id.
+fn visible(answer: &Result<Decision, PlanError>) -> Result<String, String> {
     let decision = answer.as_ref().map_err(ToString::to_string)?;
     let Decision { verdict, readings, binding, ready_at, warning, .. } = decision;
     Ok(format!("{verdict} {readings:?} {binding:?} {ready_at:?} {warning}"))
@@ -42,11 +42,10 @@ fn told(answer: &Result<Decision, PlanError>) -> Result<String, String> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
 
-    /// Batches of every length around the sixteen that are planned ahead, with requests that cannot be planned among
-    /// them. Woken by deciding a batch from its end, and by an
-    /// error that outlives its batch.
+    /// Batches of many lengths around the sixteen requests that are planned ahead, with some that cannot be planned. Seen to fail
+    /// after deciding a batch from its end, and after keeping an error for the next batch.
     #[test]
-    fn together_as_one_by_one(
+    fn a_batch_is_decided_like_its_requests_one_by_one(
         batches in prop::collection::vec(
             prop::collection::vec((0usize..4, 0usize..4, prop_oneof![9 => 0u64..3, 1 => Just(6)]), 0..40),
             1..4,
@@ -66,8 +65,8 @@ proptest! {
                 })
                 .collect();
             let answers = together.check_many(&facts);
-            let expected: Vec<_> = facts.iter().map(|facts| told(&one_by_one.check(facts))).collect();
-            prop_assert_eq!(answers.iter().map(told).collect::<Vec<_>>(), expected);
+            let expected: Vec<_> = facts.iter().map(|facts| visible(&one_by_one.check(facts))).collect();
+            prop_assert_eq!(answers.iter().map(visible).collect::<Vec<_>>(), expected);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Token buckets that were given back to, in the store in memory.
+//! Refunds to token buckets, in the store in memory.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
@@ -9,8 +9,8 @@ use threshold_limiter::{Facts, Limiter, ManualClock, OnExpire, Policy, Receipt, 
 
 const START: Timestamp = Timestamp::from_secs(1_767_225_600);
 
-/// Something that somebody does to a limiter.
-type Look = fn(&Small);
+/// An operation on a limiter.
+type Operation = fn(&Small);
 type Small = Limiter<threshold_limiter::store::memory::MemoryStore, Arc<ManualClock>>;
 
 fn limiter(memory: &str) -> (Small, Arc<ManualClock>) {
@@ -31,13 +31,13 @@ fn left(limiter: &Small, name: &str) -> u64 {
     limiter.peek(&user(name, 0)).unwrap().readings.first().unwrap().remaining
 }
 
-/// A bucket is larger while it remembers what it gave back: until what was charged before has refilled. Giving back the
-/// latest charge needs no such memory.
+/// A bucket takes more memory while it has to remember its refunds, which is until the charges before them have refilled. A
+/// refund of the latest charge does not have to be remembered.
 ///
-/// Woken by: `charged < gross` as `true` in `RefundedState::give_back`; and leaving out the change to `State::Rate` in
+/// Seen to fail after: `charged < gross` as `true` in `RefundedState::give_back`; and leaving out the change to `State::Rate` in
 /// `bring_refunded`.
 #[test]
-fn what_was_given_back_takes_memory_only_while_it_matters() {
+fn refunds_take_memory_only_while_they_matter() {
     let (limiter, clock) = limiter("max_keys = 1000");
     let names: Vec<String> = (0..100).map(|number| format!("u{number}")).collect();
     let bytes = || limiter.store().usage().bytes;
@@ -46,7 +46,7 @@ fn what_was_given_back_takes_memory_only_while_it_matters() {
     for (first, second) in receipts.iter().take(50) {
         assert!(limiter.refund(second).unwrap() && limiter.refund(first).unwrap());
     }
-    assert_eq!(bytes(), before, "the latest charge was given back each time");
+    assert_eq!(bytes(), before, "each refund was of the latest charge");
     for (first, _) in receipts.iter().skip(50) {
         assert!(limiter.refund(first).unwrap());
     }
@@ -56,15 +56,15 @@ fn what_was_given_back_takes_memory_only_while_it_matters() {
     for name in &names {
         assert!(limiter.check(&user(name, 1)).unwrap().allowed());
     }
-    assert!(bytes() < kept, "every bucket fits its slot again");
+    assert!(bytes() < kept, "every bucket fits into its slot again");
 }
 
-/// While other receipts could give back once more what a bucket has given back, that counts as used for the store: the
-/// bucket is not what goes to make room.
+/// A bucket remembers its refunds while other receipts could give the same capacity back once more. Until then the store counts
+/// the refunded part as used, so that the bucket is not evicted.
 ///
-/// Woken by: `self.bucket` in place of the state at its peak in `RefundedState::at_peak`.
+/// Seen to fail after: `self.bucket` in place of the state at its peak in `RefundedState::at_peak`.
 #[test]
-fn a_bucket_that_was_given_back_to_is_not_forgotten_for_it() {
+fn a_bucket_with_refunds_is_not_evicted() {
     let (limiter, _) = limiter("max_keys = 1000\nwhen_full = \"deny\"");
     let receipts: Vec<(String, Receipt)> = (0..20)
         .map(|number| {
@@ -78,7 +78,7 @@ fn a_bucket_that_was_given_back_to_is_not_forgotten_for_it() {
         assert!(limiter.refund(first).unwrap());
         assert_eq!(left(&limiter, name), 5);
     }
-    // Everybody else is more than half used.
+    // All other buckets are more than half used.
     for number in 0..5_000 {
         let _ = limiter.check(&user(&format!("flood {number}"), 6)).unwrap();
     }
@@ -86,36 +86,36 @@ fn a_bucket_that_was_given_back_to_is_not_forgotten_for_it() {
     assert!(receipts.iter().all(|(name, _)| left(&limiter, name) == 5));
 }
 
-/// A reservation that expires released has been released for whoever looks, whatever they look with, and as of its expiry.
+/// A reservation that expires with `OnExpire::Release` is released as of its expiry, whatever operation looks at the store next.
 ///
-/// Woken by: leaving out `expire_reservations` in `each_balance`; and `self.expires` as `now` in `Reservation::expire`.
+/// Seen to fail after: leaving out `expire_reservations` in `each_balance`; and `self.expires` as `now` in `Reservation::expire`.
 #[test]
-fn nobody_sees_a_release_that_is_overdue() {
-    let looks: [(&str, Look); 5] = [
+fn every_operation_sees_expired_reservations_as_released() {
+    let operations: [(&str, Operation); 5] = [
         ("nothing", |_| ()),
-        ("a request of somebody else", |limiter| drop(limiter.check(&user("somebody", 1)).unwrap())),
+        ("a request of another user", |limiter| drop(limiter.check(&user("other", 1)).unwrap())),
         ("a pause", |limiter| {
-            assert!(limiter.pause(threshold_limiter::Layer::User, "somebody", Duration::from_secs(1)).unwrap());
+            assert!(limiter.pause(threshold_limiter::Layer::User, "other", Duration::from_secs(1)).unwrap());
         }),
         ("the file of counters", |limiter| {
             let at = limiter.now();
             let mut seen = Vec::new();
             limiter.store().each_balance(at, |_, limit, balance| seen.push(balance.used_share(limit, at)));
-            // Of the peak, since the bucket was given back to: 60 s less the 12 that have passed.
+            // The share of the peak, since the bucket has a refund: 60 s less the 12 that have passed.
             assert_eq!(seen, [800_000]);
         }),
         ("a refund", |limiter| {
-            let receipt = charged(limiter, "somebody", 1);
+            let receipt = charged(limiter, "other", 1);
             assert!(limiter.refund(&receipt).unwrap());
         }),
     ];
-    for (what, look) in looks {
+    for (what, operate) in operations {
         let (limiter, clock) = limiter("max_keys = 1000");
         let ten = Duration::from_secs(10);
         assert!(limiter.reserve(&user("u1", 5), ten, OnExpire::Release).unwrap().reservation.is_some());
         let _ = charged(&limiter, "u1", 5);
         clock.advance(Span::from_secs(12));
-        look(&limiter);
+        operate(&limiter);
         clock.advance(Span::from_secs(16));
         assert_eq!(left(&limiter, "u1"), 8, "{what}");
     }

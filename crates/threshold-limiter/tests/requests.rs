@@ -1,4 +1,4 @@
-//! Requests with an id as commands of a store: in memory, and on one that keeps bytes under keys.
+//! Requests with an id, on the store in memory and on a key-value store of bytes.
 
 #![expect(clippy::unwrap_used, reason = "a test that unwraps nothing should fail loudly, on the line where it does")]
 
@@ -34,7 +34,7 @@ impl<S: Store> Node<S> {
         Self { limiter, clock }
     }
 
-    /// Another one each time who carries it out.
+    /// Returns a key with a new caller each time.
     fn key(&self, id: &str, request: &str) -> RequestKey {
         self.limiter.request_key(&id, &request)
     }
@@ -61,13 +61,13 @@ fn answered(text: &str) -> RequestState {
     RequestState::Answered(text.as_bytes().into())
 }
 
-async fn an_id_gets_its_answer_for_its_time<S: Store>(node: Node<S>) {
+async fn an_id_gets_the_same_answer_for_a_minute<S: Store>(node: Node<S>) {
     let [first, again, other] = [node.key("a", "x"), node.key("a", "x"), node.key("a", "y")];
     assert_eq!((first.id, first.request), (again.id, again.request));
     assert_eq!(node.begin(first).await, RequestState::Begun);
     assert_eq!(node.begin(again).await, RequestState::UnderWay);
     assert_eq!(node.begin(other).await, RequestState::Reused);
-    // Whoever began it may say so again, as after an answer that was lost.
+    // The same caller may begin again, for example after an answer was lost.
     assert_eq!(node.begin(first).await, RequestState::Begun);
     node.end(first, Some("yes")).await;
     node.set(59);
@@ -79,14 +79,14 @@ async fn an_id_gets_its_answer_for_its_time<S: Store>(node: Node<S>) {
     assert_eq!(node.begin(again).await, RequestState::Reused);
 }
 
-async fn what_ends_without_an_answer_is_begun_by_the_next<S: Store>(node: Node<S>) {
+async fn a_request_that_ended_without_an_answer_can_begin_again<S: Store>(node: Node<S>) {
     let [first, second, other] = [node.key("a", "x"), node.key("a", "x"), node.key("a", "y")];
     assert_eq!(node.begin(first).await, RequestState::Begun);
     node.end(first, None).await;
     assert_eq!(node.begin(other).await, RequestState::Begun);
     node.end(other, None).await;
     assert_eq!(node.begin(second).await, RequestState::Begun);
-    // It is the second's now: whoever was late changes nothing.
+    // The second caller has begun it now. The first one comes too late and changes nothing.
     node.end(first, None).await;
     assert_eq!(node.begin(first).await, RequestState::UnderWay);
     node.end(first, Some("late")).await;
@@ -95,11 +95,11 @@ async fn what_ends_without_an_answer_is_begun_by_the_next<S: Store>(node: Node<S
     assert_eq!(node.begin(first).await, answered("second"));
 }
 
-async fn a_request_whose_node_died_is_begun_by_the_next<S: Store>(node: Node<S>) {
+async fn a_request_whose_node_died_can_begin_again_after_its_life<S: Store>(node: Node<S>) {
     let [dead, next] = [node.key("a", "x"), node.key("a", "x")];
     assert_eq!(node.begin(dead).await, RequestState::Begun);
     node.set(5);
-    // It was alive then.
+    // Its node is still alive, and begins it again.
     assert_eq!(node.begin(dead).await, RequestState::Begun);
     node.set(14);
     assert_eq!(node.begin(next).await, RequestState::UnderWay);
@@ -107,7 +107,7 @@ async fn a_request_whose_node_died_is_begun_by_the_next<S: Store>(node: Node<S>)
     assert_eq!(node.begin(next).await, RequestState::Begun);
     node.end(next, Some("next")).await;
     assert_eq!(node.begin(dead).await, answered("next"));
-    // One that was only slow, and whose id nobody used meanwhile, is remembered.
+    // The answer of a slow node is stored if the id was not used meanwhile.
     let slow = node.key("slow", "x");
     assert_eq!(node.begin(slow).await, RequestState::Begun);
     node.set(30);
@@ -115,7 +115,7 @@ async fn a_request_whose_node_died_is_begun_by_the_next<S: Store>(node: Node<S>)
     assert_eq!(node.begin(node.key("slow", "x")).await, answered("slow"));
 }
 
-async fn an_answer_is_given_again_as_often_as_is_said<S: Store>(node: Node<S>) {
+async fn an_answer_is_repeated_only_as_often_as_allowed<S: Store>(node: Node<S>) {
     let begin = async |key| node.limiter.begin_request(key, LIFE, Some(2)).await.unwrap();
     let [first, again] = [node.key("a", "x"), node.key("a", "x")];
     for answer in ["first", "second"] {
@@ -131,20 +131,20 @@ macro_rules! on_both_stores {
         mod in_memory {
             $(#[tokio::test] async fn $name() { super::$name(super::Node::on(super::memory())).await; })+
         }
-        mod on_bytes_under_keys {
+        mod on_a_key_value_store {
             $(#[tokio::test] async fn $name() { super::$name(super::Node::on(super::KeyValueStore::default())).await; })+
         }
     };
 }
 
 on_both_stores!(
-    an_id_gets_its_answer_for_its_time,
-    what_ends_without_an_answer_is_begun_by_the_next,
-    a_request_whose_node_died_is_begun_by_the_next,
-    an_answer_is_given_again_as_often_as_is_said
+    an_id_gets_the_same_answer_for_a_minute,
+    a_request_that_ended_without_an_answer_can_begin_again,
+    a_request_whose_node_died_can_begin_again_after_its_life,
+    an_answer_is_repeated_only_as_often_as_allowed
 );
 
-/// Woken by: leaving out the comparison with `most`, `forget` of what is over or replaced, or `EXPECTED`.
+/// Seen to fail after: leaving out the comparison with `most`, `forget` of what is over or replaced, or `EXPECTED`.
 #[tokio::test]
 async fn in_a_full_table_no_request_begins_and_no_answer_is_forgotten() {
     let node = Node::on(memory());
@@ -160,9 +160,9 @@ async fn in_a_full_table_no_request_begins_and_no_answer_is_forgotten() {
         }
     }
     let full = full.unwrap();
-    // A mebibyte, as for the smallest of tables.
+    // One mebibyte, the size of the smallest table.
     assert_eq!((full.1, begun.len()), (StoreError::Full, (1 << 20) / (4_096 + 384)));
-    // Those that are under way may begin again, and end.
+    // Requests under way may begin again, and end.
     assert_eq!(node.begin(begun[0]).await, RequestState::Begun);
     let large = "x".repeat(10_000);
     for key in &begun {
@@ -180,7 +180,7 @@ async fn in_a_full_table_no_request_begins_and_no_answer_is_forgotten() {
     assert_eq!(node.limiter.begin_request(full.0, LIFE, None).await, Err(StoreError::Full));
     node.set(70);
     assert_eq!(node.begin(full.0).await, RequestState::Begun);
-    // What is denied takes no room.
+    // A request without an answer takes no room.
     for number in 0..10_000 {
         let key = node.key(&format!("denied {number}"), "x");
         assert_eq!(node.begin(key).await, RequestState::Begun);

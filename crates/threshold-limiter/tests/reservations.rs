@@ -1,4 +1,4 @@
-//! A charge and its reservation come together or not at all.
+//! A request is charged and reserved, or neither.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
@@ -9,7 +9,7 @@ use threshold_limiter::{
     Decision, Degraded, Facts, Limiter, ManualClock, Observer, OnExpire, Policy, Reserved, Span, Timestamp, Verdict,
 };
 
-/// There is room for 1,024 reservations, and for every key.
+/// The store has room for 1,024 reservations, and for every key.
 const POLICY: &str = r#"
     [memory]
     max_keys = 8000
@@ -33,7 +33,7 @@ const POLICY: &str = r#"
     on_store_error = "open"
 "#;
 
-/// Remembers what it is told.
+/// An observer that collects verdicts.
 #[derive(Default)]
 struct Verdicts(Mutex<Vec<Verdict>>);
 
@@ -47,18 +47,18 @@ fn user(name: &str) -> Facts<'_> {
     Facts { user: Some(name), ..Facts::default() }
 }
 
-/// When there is room for no more reservations, the request is denied, in any mode of `on_store_error`; no limit keeps its
-/// charge; and observers hear of the denial alone. There is room again as soon as one has expired.
+/// Without room for another reservation, the request is denied in every mode of `on_store_error`, all its charges are given
+/// back, and observers hear only of the denial. There is room again as soon as a reservation has expired.
 ///
-/// Woken by: leaving out the `give_back` in `Limiter::reserve` and that in `withdraw_async`; telling observers before
+/// Seen to fail after: leaving out the `give_back` in `Limiter::reserve` and that in `withdraw_async`; telling observers before
 /// `finish` in `Limiter::decide`.
 #[test]
 fn without_room_for_a_reservation_nothing_is_charged() {
-    let told = Arc::new(Verdicts::default());
+    let verdicts = Arc::new(Verdicts::default());
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
     let limiter = Limiter::builder(Policy::parse(POLICY, &|_| None).unwrap())
         .clock(Arc::clone(&clock))
-        .observer(Arc::clone(&told) as Arc<dyn Observer>)
+        .observer(Arc::clone(&verdicts) as Arc<dyn Observer>)
         .build();
     let left = || {
         let decision = limiter.peek(&Facts { cost: Some(0), ..user("last") }).unwrap();
@@ -77,11 +77,11 @@ fn without_room_for_a_reservation_nothing_is_charged() {
     let before = left();
     assert_eq!(before, [5_000 - 1_024, 5_000 - 1_024, 2]);
     for reserve in [&called as &dyn Fn() -> Reserved, &awaited] {
-        told.0.lock().unwrap().clear();
+        verdicts.0.lock().unwrap().clear();
         let Reserved { decision, reservation } = reserve();
         assert_eq!((decision.verdict, decision.degraded), (Verdict::Deny, Some(Degraded::StoreFull)));
         assert!(reservation.is_none());
-        assert_eq!(*told.0.lock().unwrap(), [Verdict::Deny]);
+        assert_eq!(*verdicts.0.lock().unwrap(), [Verdict::Deny]);
         assert_eq!(left(), before);
     }
     clock.advance(Span::MINUTE);

@@ -1,9 +1,9 @@
-//! The store under a scheduler that chooses who goes on at every lock and atomic: what holds, holds in every order.
+//! The stores under shuttle, a scheduler that chooses the next thread at every lock and atomic operation.
 //!
 //! Run by `./test`, or alone: `RUSTFLAGS="--cfg shuttle" cargo test -p threshold-limiter --test shuttle --target-dir
 //! target/shuttle`. A failure prints its schedule; `shuttle::replay` runs that one again.
 //!
-//! Keys and ids are fixed, so that nothing but the schedule differs from run to run.
+//! Keys and ids are fixed, so that only the schedule differs from run to run.
 
 #![cfg(shuttle)]
 #![expect(
@@ -28,31 +28,31 @@ use threshold_limiter::{
     Policy, Secret, Span, Timestamp, TraceId,
 };
 
-type Watched = Limiter<MemoryStore, Arc<ManualClock>>;
+type TestLimiter = Limiter<MemoryStore, Arc<ManualClock>>;
 
 const KEY: DigestKey = DigestKey::new([7; 16]);
 const START: Timestamp = Timestamp::from_secs(1_767_225_600);
 
-/// Tells a story in so many orders chosen at random, and in as many in which few threads are overtaken: those find what
-/// needs one long pause in the wrong place.
-fn in_many_orders(orders: usize, story: impl Fn() + Send + Sync + 'static) {
+/// Runs a test in so many random schedules, and in as many schedules with few preemptions, which find bugs that need one long
+/// pause in the wrong place.
+fn in_many_orders(orders: usize, test: impl Fn() + Send + Sync + 'static) {
     let factor: usize = option_env!("THRESHOLD_LAW_FACTOR").and_then(|factor| factor.parse().ok()).unwrap_or(1);
-    let (orders, story) = (orders * factor, Arc::new(story));
+    let (orders, test) = (orders * factor, Arc::new(test));
     let mut config = Config::new();
     // A plan and its outcome are kilobytes, and without optimisation there are several copies of each.
     config.stack_size = 1 << 18;
     config.silence_warnings = true;
-    let again = Arc::clone(&story);
+    let again = Arc::clone(&test);
     Runner::new(RandomScheduler::new(orders), config.clone()).run(move || again());
-    Runner::new(PctScheduler::new(3, orders), config).run(move || story());
+    Runner::new(PctScheduler::new(3, orders), config).run(move || test());
 }
 
-/// The policy, under the key of all stories: its plans name the keys that its limiters will use.
+/// Returns the policy with the fixed key, so that its plans have the same keys as its limiters.
 fn policy(text: &str) -> Policy {
     Policy::parse(text, &|_| None).unwrap().with_key(KEY)
 }
 
-fn limiter(policy: &Policy) -> (Watched, Arc<ManualClock>) {
+fn limiter(policy: &Policy) -> (TestLimiter, Arc<ManualClock>) {
     let secret = Secret::new(&[7; 32]).unwrap();
     let clock = Arc::new(ManualClock::new(START));
     let limiter = Limiter::builder(policy.clone())
@@ -64,7 +64,7 @@ fn limiter(policy: &Policy) -> (Watched, Arc<ManualClock>) {
     (limiter, clock)
 }
 
-/// As small as a store gets: 16 shards of eight keys each.
+/// Returns a store of the smallest size: 16 shards of eight keys each.
 fn tiny_store() -> MemoryStore {
     MemoryStore::new(Memory { max_keys: 16, when_full: WhenFull::Deny })
 }
@@ -76,41 +76,41 @@ fn rule(name: &str, per: &str, more: &str) -> String {
     )
 }
 
-/// A request of a user of a tenant. Each has an id of its own.
+/// Returns a request of a user of a tenant, with an id of its own.
 fn request<'f>(user: &'f str, tenant: &'f str, id: u128) -> Facts<'f> {
     Facts { user: Some(user), tenant: Some(tenant), trace: TraceId::from_u128(id), ..Facts::default() }
 }
 
-/// Names for which `place` says this.
+/// Returns names for which `place` returns this.
 fn names(prefix: &str, place: impl Fn(&str) -> u128, wanted: u128, count: usize) -> Vec<String> {
     let all = (0..).map(|number| format!("{prefix}{number}"));
     all.filter(|name| place(name) == wanted).take(count).collect()
 }
 
-/// The shard of a plan's `index`th charge; a table this small has 16.
+/// Returns the shard of a plan's `index`th charge. A table of this size has 16.
 fn shard(policy: &Policy, facts: &Facts<'_>, index: usize) -> u128 {
     let keys: Vec<u128> = policy.plan(facts).unwrap().charges().iter().map(Charge::key).map(Digest::to_u128).collect();
     keys[index] >> 120 & 15
 }
 
-/// The shard of a plan's `index`th standing; there are 64.
+/// Returns the shard of a plan's `index`th standing. There are 64.
 fn standing_shard(policy: &Policy, facts: &Facts<'_>, index: usize) -> u128 {
     let keys: Vec<u128> =
         policy.plan(facts).unwrap().subjects().iter().map(Subject::key).map(Digest::to_u128).collect();
     keys[index] & 63
 }
 
-/// What is left of each limit that a request would meet.
-fn left(limiter: &Watched, facts: &Facts<'_>) -> Vec<u64> {
+/// Returns what remains of each limit that a request would meet.
+fn left(limiter: &TestLimiter, facts: &Facts<'_>) -> Vec<u64> {
     let decision = limiter.peek(&Facts { cost: Some(0), ..*facts }).unwrap();
     decision.readings.iter().map(|reading| reading.remaining).collect()
 }
 
-/// The table's step. Two threads check one key that is nearly used up, two refund the same receipt of it, and one fills
-/// its shard with new keys until others must go: no more is admitted than there is room for, the refund acts once, the
-/// key is still there in the end, and what is left of it adds up.
+/// Two threads check a key that is nearly used up, two refund the same receipt of it, and one fills its shard with new keys until
+/// others are evicted. No more is admitted than there is room for, the refund takes effect once, the key stays in the table,
+/// and what remains of it adds up.
 ///
-/// Woken by: letting go of the shards in `MemoryStore::settle` between `lend` and `put_back`; and leaving out
+/// Seen to fail after: letting go of the shards in `MemoryStore::settle` between `lend` and `put_back`; and leaving out
 /// `remember_refund` in `refund`.
 #[test]
 fn a_key_in_a_crowded_shard_is_counted_exactly() {
@@ -142,17 +142,17 @@ fn a_key_in_a_crowded_shard_is_counted_exactly() {
     });
 }
 
-/// The same for one limit alone, which decides where the balance lies: of six that are asked for, four are admitted.
+/// The same for a single limit, which is decided in place: of six requests, four are admitted.
 ///
-/// Woken by: looking in `MemoryStore::check_one` and charging under a second lock.
+/// Seen to fail after: looking in `MemoryStore::check_one` and charging under a second lock.
 #[test]
-fn one_limit_alone_is_counted_exactly() {
+fn a_single_limit_is_counted_exactly() {
     let limit = Limit::per_day(4);
     let digest = |number: u128| Digest::from_u128(3 << 120 | number);
     in_many_orders(2_000, move || {
         let store = tiny_store();
         let check = |number| store.check_one(digest(number), &limit, 1, START, TraceId::default()).look.allowed;
-        // More than half used, so that no crowd makes it go.
+        // More than half used, so that it is never evicted.
         let before = (0..3).filter(|_| check(0)).count();
         let after: usize = thread::scope(|scope| {
             let askers: Vec<_> = (0..3).map(|_| scope.spawn(|| usize::from(check(0)))).collect();
@@ -163,17 +163,17 @@ fn one_limit_alone_is_counted_exactly() {
     });
 }
 
-/// A token bucket by key with eight slots, and a clock that stands still.
+/// Returns a token bucket by key with eight slots and a clock that stands still.
 fn eight_slots() -> KeyLimiter<ManualClock> {
     let limit = Limit::per_day(4).burst(4);
     KeyLimiter::new(limit).max_keys(1).clock(ManualClock::new(START))
 }
 
-/// One new key, brought by two threads at once, is added once and counted exactly, while a third adds another. Six slots are
-/// taken already, by keys of one set of names or the other, so that in some of them both want the last slot of one line:
-/// whoever comes second goes on to the next.
+/// A new key that two threads check at once is added once and counted exactly, while a third thread adds another key. Six slots
+/// are taken already, by one of several sets of keys. In some sets both new keys want the last slot of one cache line, and the
+/// second goes on to the next line.
 ///
-/// Woken by: leaving out `find` in `Table::check_new`; and passing by slots that are `LOCKED` in `Table::room`, with a slot
+/// Seen to fail after: leaving out `find` in `Table::check_new`; and passing by slots that are `LOCKED` in `Table::room`, with a slot
 /// without a tag, instead of one without a state, as the end of a search in `Table::find_further`.
 #[test]
 fn a_new_key_is_added_once() {
@@ -194,13 +194,13 @@ fn a_new_key_is_added_once() {
     }
 }
 
-/// A key has a slot with room for three more, loses it to another and takes it back, while somebody asks for three: whenever
-/// that is, they fit. The other has used more, and nobody is denied for what a stranger used.
+/// A key with room for three more loses its slot to another key and takes it back, while another thread asks for three. They fit
+/// at any time: a key is never denied for the usage of the other one, which has used more.
 ///
-/// Woken by: passing by slots that are `LOCKED` in `Table::room`; the new state stored before the tag in `Table::take`; and
+/// Seen to fail after: passing by slots that are `LOCKED` in `Table::room`; the new state stored before the tag in `Table::take`; and
 /// the tag read before the state in `Table::decide`.
 #[test]
-fn nobody_is_denied_for_what_a_stranger_used() {
+fn a_key_is_never_denied_for_the_usage_of_another() {
     in_many_orders(4_000, || {
         let limiter = &eight_slots();
         for kept in 0..7 {
@@ -216,14 +216,14 @@ fn nobody_is_denied_for_what_a_stranger_used() {
     });
 }
 
-/// Seven slots are kept by keys that must not go, and two others take the eighth from each other, with states that are
-/// alike. What is charged to either is what it was admitted, or less where it had to go in between: never what belongs to
-/// the other. And nobody of the seven is charged.
+/// Seven slots hold keys that are never evicted, and two other keys take the eighth slot from each other, with equal states. Each
+/// of the two is charged what it was admitted, or less where it was evicted in between, and never the other's charges. None of
+/// the seven is charged.
 ///
-/// Woken by: `word` for `word.wrapping_add(1)` in `Table::take`; the new state stored before the tag; and the tag read
+/// Seen to fail after: `word` for `word.wrapping_add(1)` in `Table::take`; the new state stored before the tag; and the tag read
 /// before the state in `Table::decide`.
 #[test]
-fn a_charge_meets_no_stranger() {
+fn a_charge_never_lands_on_another_key() {
     in_many_orders(4_000, || {
         let limiter = &eight_slots();
         for kept in 0..7 {
@@ -241,7 +241,8 @@ fn a_charge_meets_no_stranger() {
     });
 }
 
-/// Two rules that both meet `/p`, and for each of `/p` and `/r` one by user and one by tenant, all with the same ladder.
+/// Returns a policy with two global rules for `/p`, and for each of `/p` and `/r` a rule by user and one by tenant, all with the
+/// same ladder.
 fn overlapping() -> Policy {
     let at = |path: &str| format!("\nmatch = {{ path = \"{path}\" }}");
     let soft = "\nladder = \"soft\"\nstrike = \"request\"";
@@ -255,9 +256,8 @@ fn overlapping() -> Policy {
     policy(&text)
 }
 
-/// Two users and two tenants. For `/r` the second user's budget lies in the shard of the first tenant's, and the second
-/// tenant's in that of the first user's; and so do their standings. Their requests want the same locks, the other way
-/// round.
+/// Returns two users and two tenants. For `/r`, the second user's budget is in the shard of the first tenant's, and the second
+/// tenant's in that of the first user's, and so are their standings. Their requests need the same locks in opposite order.
 fn crossed(policy: &Policy) -> ([String; 2], [String; 2]) {
     let budget =
         |user: &str, tenant: &str, index| shard(policy, &Facts { path: Some("/r"), ..request(user, tenant, 1) }, index);
@@ -275,17 +275,17 @@ fn crossed(policy: &Policy) -> ([String; 2], [String; 2]) {
     (["ada".to_owned(), user], [acme, tenant])
 }
 
-/// A path, which user, and which tenant.
+/// A path, and the indices of a user and a tenant.
 type Ask = (&'static str, usize, usize);
 
-/// A settle of several charges. Requests of two users and two tenants meet in every combination and want the same locks in
-/// opposite orders. Nobody waits for ever; whoever looks finds two limits that are charged together charged alike; what
-/// was charged to each limit in the end is what the decisions say; and every strike is one request's.
+/// Settling several charges. Requests of two users and two tenants overlap in every combination and need the same locks in
+/// opposite order. There is no deadlock. A peek finds two limits that are charged together equally charged. In the end each limit
+/// is charged what the decisions show, and every strike belongs to one request.
 ///
-/// Woken by: an order of locks that depends on the plan, in `Locked::lock_in_order` and in `with_standings`; letting go of the
+/// Seen to fail after: an order of locks that depends on the plan, in `Locked::lock_in_order` and in `with_standings`; letting go of the
 /// standings before they are put back; and letting go of the shards between two `put_back`s.
 #[test]
-fn plans_that_overlap_are_settled_whole() {
+fn overlapping_plans_are_settled_atomically() {
     let policy = overlapping();
     let (users, tenants) = crossed(&policy);
     let asks: [&[Ask]; 3] = [
@@ -318,26 +318,27 @@ fn plans_that_overlap_are_settled_whole() {
                     Some(_) => *tenant == own,
                 };
                 let readings = decisions.iter().filter(|(who, _)| of(who));
-                let told = readings.flat_map(|(_, decision)| &decision.readings);
-                let told = told.filter(|told| told.rule() == reading.rule() && told.charged).count() as u64;
-                assert_eq!(reading.limit - reading.remaining, told, "{path} {own} {reading:?}");
+                let counted = readings.flat_map(|(_, decision)| &decision.readings);
+                let counted =
+                    counted.filter(|counted| counted.rule() == reading.rule() && counted.charged).count() as u64;
+                assert_eq!(reading.limit - reading.remaining, counted, "{path} {own} {reading:?}");
             }
         }
         for (index, own) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-            let told = decisions.iter().filter(|((user, tenant), _)| [*user, *tenant][index] == own);
-            let told =
-                told.flat_map(|(_, decision)| decision.escalations.iter().filter(|strike| strike.subject == index));
-            let mut strikes: Vec<u32> = told.map(|strike| strike.strikes).collect();
+            let counted = decisions.iter().filter(|((user, tenant), _)| [*user, *tenant][index] == own);
+            let counted =
+                counted.flat_map(|(_, decision)| decision.escalations.iter().filter(|strike| strike.subject == index));
+            let mut strikes: Vec<u32> = counted.map(|strike| strike.strikes).collect();
             strikes.sort_unstable();
             assert!(strikes.iter().zip(1..).all(|(strike, nth)| *strike == nth), "{strikes:?}");
         }
     });
 }
 
-/// A reservation ends once, whoever gets to it first: two commits of different costs, a release, and the moment at which
-/// it expires. What is left is what the one that acted says.
+/// Two commits of different costs, a release and the expiry race for one reservation. It ends once, and what remains agrees with
+/// the call that succeeded.
 ///
-/// Woken by: letting go of `reservations` in `MemoryStore::end` before the reservation is put back; and leaving one that
+/// Seen to fail after: letting go of `reservations` in `MemoryStore::end` before the reservation is put back; and leaving one that
 /// has expired among the records.
 #[test]
 fn a_reservation_ends_once() {
@@ -370,11 +371,11 @@ fn a_reservation_ends_once() {
     }
 }
 
-/// Of six guesses at once, exactly three reach the verifier, whichever they are and however their results come in.
+/// Of six concurrent guesses exactly three reach the verifier, in whatever order their results come in.
 ///
-/// Woken by: letting go of `accounts` in `MemoryStore::login_attempt` between `get` and `insert`.
+/// Seen to fail after: letting go of `accounts` in `MemoryStore::login_attempt` between `get` and `insert`.
 #[test]
-fn three_guesses_reach_the_verifier() {
+fn exactly_three_of_six_concurrent_guesses_reach_the_verifier() {
     let policy = policy("[login]\n");
     in_many_orders(2_000, move || {
         let limiter = &limiter(&policy).0;

@@ -1,4 +1,4 @@
-//! Many threads, one budget: what is admitted is exactly the limit, however they race.
+//! Many threads race for one budget, and exactly the limit is admitted.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
@@ -17,7 +17,7 @@ fn limiter(policy: &str) -> Limiter<threshold_limiter::store::memory::MemoryStor
     Limiter::builder(policy).clock(ManualClock::new(Timestamp::from_secs(1_767_225_600))).build()
 }
 
-/// Runs `each` on every thread at once, `times` times, and counts what it says yes to.
+/// Runs `each` on all threads at once, `times` times on each, and returns how often it returned `true`.
 fn count(times: u64, each: impl Fn(u64) -> bool + Sync) -> u64 {
     let (yes, start) = (AtomicU64::new(0), std::sync::Barrier::new(usize::try_from(THREADS).unwrap()));
     std::thread::scope(|scope| {
@@ -35,7 +35,7 @@ fn count(times: u64, each: impl Fn(u64) -> bool + Sync) -> u64 {
 }
 
 #[test]
-fn one_limit_admits_exactly_itself() {
+fn one_limit_admits_exactly_its_quota() {
     let algorithms =
         ["token-bucket", "fixed-window", "sliding-window", "sliding-estimate", "sliding-log", "concurrency"];
     for algorithm in algorithms {
@@ -74,8 +74,8 @@ limit = "10000/h"
 algorithm = "sliding-estimate"
 "#;
 
-/// Each user of eight is admitted exactly 60 times, and 480 is what every broader limit was charged: a denial drained
-/// nothing, and no charge was lost.
+/// Each of eight users is admitted exactly 60 times, and every broader limit is charged 480: a denial charged nothing, and no
+/// charge was lost.
 #[test]
 fn four_limits_are_charged_together_or_not_at_all() {
     for _ in 0..60 {
@@ -92,14 +92,14 @@ fn four_limits_are_charged_together_or_not_at_all() {
         let fresh = Facts { user: Some("nobody yet"), ..facts(0) };
         let decision = limiter.peek(&fresh).unwrap();
         let remaining: Vec<u64> = decision.readings.iter().map(|reading| reading.remaining).collect();
-        // Global, edge, tenant, user: each after the peek's own request.
+        // Global, edge, tenant and user, each less the peek's own request.
         assert_eq!(remaining, [10_000 - 481, 1_000 - 481, 500 - 481, 59]);
     }
 }
 
-/// Whoever goes over first is warned once; nobody else of the same moment is.
+/// Of the requests that exceed a limit at the same time, one is the first strike and is warned. The others are denied.
 #[test]
-fn one_strike_is_one_request() {
+fn only_one_of_many_concurrent_violations_is_warned() {
     for _ in 0..200 {
         let limiter = limiter("[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"5/h\"\nladder = \"graduated\"\n");
         let facts = Facts { user: Some("u1"), ..Facts::default() };
@@ -113,9 +113,9 @@ fn one_strike_is_one_request() {
     }
 }
 
-/// A policy swapped under load: every decision is made under one generation, and what was used stays used.
+/// The policy is replaced under load. Every decision is made under one generation, and usage is kept.
 #[test]
-fn a_swap_loses_nothing() {
+fn replacing_the_policy_loses_no_usage() {
     let policy = |limit: u64| format!("[[rule]]\nname = \"r\"\nper = [\"user\"]\nlimit = \"{limit}/h\"\n");
     let limiter = limiter(&policy(1_000));
     let facts = Facts { user: Some("u1"), ..Facts::default() };
@@ -133,10 +133,10 @@ fn a_swap_loses_nothing() {
     assert_eq!(swapped.load(Ordering::Relaxed), 201);
 }
 
-/// Of several swaps at once, the policy with the last generation is in force afterwards, and every generation is drawn
-/// once. The policy is a large one: making it ready takes a while, and nobody may come between that and its generation.
+/// After several concurrent swaps, the policy with the last generation is in force, and every generation was used once. The policy
+/// is large, so that preparing it takes a while, and no other swap may come between that and its generation.
 ///
-/// Woken by: an atomic `generation` in `Limiter::swap`, drawn before `with_key`.
+/// Seen to fail after: an atomic `generation` in `Limiter::swap`, drawn before `with_key`.
 #[test]
 fn the_last_of_several_swaps_is_in_force() {
     let rule = |number| {
@@ -153,7 +153,7 @@ fn the_last_of_several_swaps_is_in_force() {
     }
 }
 
-/// Refunds race with each other and with charges: each acts once, and what is left is what was not given back.
+/// Refunds race with each other. Each receipt is refunded once.
 #[test]
 fn a_receipt_is_refunded_once() {
     for _ in 0..50 {
@@ -167,16 +167,16 @@ fn a_receipt_is_refunded_once() {
     }
 }
 
-/// A token bucket by key, and its clock.
+/// Returns a token bucket by key, and its clock.
 fn key_limiter(limit: &str, keys: u64) -> (KeyLimiter<Arc<ManualClock>>, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
     let limit = LimitOptions::new().algorithm(Algorithm::TokenBucket).parse(limit).unwrap();
     (KeyLimiter::new(limit).max_keys(keys).clock(Arc::clone(&clock)), clock)
 }
 
-/// Each round is a new key, which all threads bring at once.
+/// Each round has a new key, which all threads check at once.
 ///
-/// Woken by: a store for the `compare_exchange` in `Table::decide`.
+/// Seen to fail after: a store for the `compare_exchange` in `Table::decide`.
 #[test]
 fn a_key_admits_exactly_its_limit() {
     let (limiter, _) = key_limiter("100/day", 2_000);
@@ -186,9 +186,9 @@ fn a_key_admits_exactly_its_limit() {
     }
 }
 
-/// All threads bring the same new keys at once, into a table that is no larger than it must be: none is there twice.
+/// All threads check the same new keys at once, in a table of the smallest size that holds them. None is added twice.
 ///
-/// Woken by: leaving out `find` in `Table::check_new`.
+/// Seen to fail after: leaving out `find` in `Table::check_new`.
 #[test]
 fn a_new_key_is_added_once() {
     for _ in 0..40 {
@@ -203,12 +203,12 @@ fn a_new_key_is_added_once() {
     }
 }
 
-/// Two keys that are more than half used are asked for by all threads while these crowd eight slots with others, of which
-/// one must go for each that comes: the two are counted exactly.
+/// All threads check two keys that are more than half used, and crowd their eight slots with other keys, of which one is evicted
+/// for each new one. The two keys are counted exactly.
 ///
-/// Woken by: the most used for the least used in `Table::room`, with `is_protected` left out.
+/// Seen to fail after: the most used for the least used in `Table::room`, with `is_protected` left out.
 #[test]
-fn slots_that_change_hands_cost_nobody_else_anything() {
+fn evictions_do_not_change_the_count_of_other_keys() {
     for round in 0..100 {
         let (limiter, _) = key_limiter("20/day", 1);
         for _ in 0..11 {
@@ -216,8 +216,8 @@ fn slots_that_change_hands_cost_nobody_else_anything() {
         }
         let step = AtomicU64::new(0);
         let admitted = count(20, |thread| {
-            let stranger = format!("stranger {}", step.fetch_add(1, Ordering::Relaxed) % 40);
-            let _ = limiter.check(&stranger);
+            let other = format!("other {}", step.fetch_add(1, Ordering::Relaxed) % 40);
+            let _ = limiter.check(&other);
             limiter.check(if thread % 2 == 0 { "one" } else { "two" }).allowed
         });
         assert_eq!(admitted, 2 * 9, "round {round}");
@@ -225,12 +225,12 @@ fn slots_that_change_hands_cost_nobody_else_anything() {
     }
 }
 
-/// Every second all eight slots are free again, and three times as many keys as there are slots race for them: eight get
-/// one each, once, and nobody is counted twice.
+/// Every second all eight slots are free again, and three times as many keys race for them. Eight keys get one slot each, and
+/// none is counted twice.
 ///
-/// Woken by: `true` for whatever the first `compare_exchange` in `Table::take` says.
+/// Seen to fail after: `true` in place of the result of the first `compare_exchange` in `Table::take`.
 #[test]
-fn a_slot_that_says_nothing_is_handed_on_once() {
+fn a_free_slot_is_taken_by_one_key() {
     let (limiter, clock) = key_limiter("1/s burst 1", 1);
     let keys: Vec<String> = (0..24).map(|key| format!("key {key}")).collect();
     for second in 0..500 {

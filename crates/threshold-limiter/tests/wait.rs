@@ -1,6 +1,6 @@
-//! Waiting: in order, within the limit, within bounds, and given up at any moment.
+//! Requests that wait for room are served in order, within the limit and within bounds, and can give up at any time.
 //!
-//! Time is tokio's, paused, and the limiter's clock follows it: every run is the same, and takes no time.
+//! Time is tokio's paused time, and the limiter's clock follows it, so that every run is the same and takes no time.
 
 #![cfg(feature = "wait")]
 #![expect(
@@ -30,7 +30,7 @@ use tokio::time::{Instant, advance, sleep, timeout};
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// A clock that goes as tokio's does.
+/// A clock that follows tokio's.
 #[derive(Debug, Clone, Copy)]
 struct TokioClock(Instant);
 
@@ -76,25 +76,25 @@ fn cases(cases: u32) -> ProptestConfig {
     ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases * factor) }
 }
 
-/// Asks once, and says whether the answer is still to come.
+/// Polls a future once, and returns whether it is pending.
 async fn waits<T>(future: &mut Pin<Box<impl Future<Output = T>>>) -> bool {
     poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await
 }
 
-/// One of a crowd.
+/// One of many requests that wait.
 #[derive(Debug, Clone)]
-struct Comer {
-    /// Milliseconds after the one before.
+struct Waiter {
+    /// The time since the waiter before, in milliseconds.
     gap: u64,
     cost: u64,
     user: usize,
-    /// Milliseconds after which it gives up and drops the future.
+    /// The time after which it gives up and drops the future, in milliseconds.
     gives_up: Option<u64>,
 }
 
-fn comer(gives_up: f64) -> impl Strategy<Value = Comer> {
+fn waiter(gives_up: f64) -> impl Strategy<Value = Waiter> {
     let gives_up = prop::option::weighted(gives_up, 0..3_000u64);
-    (0..400u64, 1..=4u64, 0..3usize, gives_up).prop_map(|(gap, cost, user, gives_up)| Comer {
+    (0..400u64, 1..=4u64, 0..3usize, gives_up).prop_map(|(gap, cost, user, gives_up)| Waiter {
         gap,
         cost,
         user,
@@ -102,27 +102,27 @@ fn comer(gives_up: f64) -> impl Strategy<Value = Comer> {
     })
 }
 
-/// Who got in, and when.
+/// The waiters that were allowed, and when.
 type Admitted = Vec<(usize, Instant)>;
 
-/// Lets everyone come and wait for an hour at most. Returns who got in, in that order.
-async fn play(limiter: Arc<Waiting>, comers: &[Comer]) -> Admitted {
+/// Lets all waiters come and wait for at most an hour. Returns those that were allowed, in that order.
+async fn play(limiter: Arc<Waiting>, waiters: &[Waiter]) -> Admitted {
     let admitted = Arc::new(Mutex::new(Vec::new()));
     let mut crowd = JoinSet::new();
-    for (index, comer) in comers.iter().cloned().enumerate() {
-        sleep(Duration::from_millis(comer.gap)).await;
+    for (index, waiter) in waiters.iter().cloned().enumerate() {
+        sleep(Duration::from_millis(waiter.gap)).await;
         let (limiter, admitted) = (Arc::clone(&limiter), Arc::clone(&admitted));
         crowd.spawn(async move {
-            let name = format!("u{}", comer.user);
-            let facts = Facts { cost: Some(comer.cost), ..user(&name) };
+            let name = format!("u{}", waiter.user);
+            let facts = Facts { cost: Some(waiter.cost), ..user(&name) };
             let waits = limiter.wait(&facts, HOUR);
-            let patience = comer.gives_up.map_or(HOUR * 2, Duration::from_millis);
+            let patience = waiter.gives_up.map_or(HOUR * 2, Duration::from_millis);
             if let Ok(decision) = timeout(patience, waits).await {
                 assert!(decision.unwrap().allowed());
                 admitted.lock().unwrap().push((index, Instant::now()));
             }
         });
-        // It is polled once before the next one comes.
+        // Each is polled once before the next one comes.
         tokio::task::yield_now().await;
     }
     while let Some(ended) = crowd.join_next().await {
@@ -135,69 +135,69 @@ async fn play(limiter: Arc<Waiting>, comers: &[Comer]) -> Admitted {
 proptest! {
     #![proptest_config(cases(96))]
 
-    /// Of those who wait for one budget, everyone is served who does not give up, in the order in which they came; in no
-    /// second is more admitted than the limit allows; and nobody who gave up was charged.
+    /// Of the requests that wait for one budget, all that do not give up are allowed, in the order in which they came. In no
+    /// second is more admitted than the limit allows. A request that gave up is not charged.
     ///
-    /// Woken by: `Turn::Own` always, in `Place::turn`; leaving out `self.ring(key)` in `Queues::leave`; leaving out the
+    /// Seen to fail after: `Turn::Own` always, in `Place::turn`; leaving out `self.ring(key)` in `Queues::leave`; leaving out the
     /// `leave` in `Place::drop`; and a plan for `Verb::Record` in `try_in_turn`.
     #[test]
-    fn whoever_waits_for_one_budget_is_served_in_order(comers in vec(comer(0.3), 1..24), quota in 4..7u64) {
+    fn requests_that_wait_for_one_budget_are_served_in_order(waiters in vec(waiter(0.3), 1..24), quota in 4..7u64) {
         let runtime = paused();
         runtime.block_on(async {
             let log = format!("limit = \"{quota}/s\"\nalgorithm = \"sliding-log\"");
             let total = "limit = \"1000/day\"\nalgorithm = \"fixed-window\"\nanchor = \"first\"";
             let limiter = Arc::new(limiter(&(rule("r", "[]", &log) + &rule("total", "[]", total))));
-            let admitted = play(Arc::clone(&limiter), &comers).await;
+            let admitted = play(Arc::clone(&limiter), &waiters).await;
             let order: Vec<usize> = admitted.iter().map(|(index, _)| *index).collect();
             prop_assert!(order.is_sorted(), "{:?}", order);
-            let patient = |index: &usize| comers[*index].gives_up.is_none();
-            prop_assert_eq!(order.iter().filter(|index| patient(index)).count(), comers.iter().filter(|comer| comer.gives_up.is_none()).count());
+            let patient = |index: &usize| waiters[*index].gives_up.is_none();
+            prop_assert_eq!(order.iter().filter(|index| patient(index)).count(), waiters.iter().filter(|waiter| waiter.gives_up.is_none()).count());
             for (_, from) in &admitted {
                 let within = admitted.iter().filter(|(_, at)| at >= from && *at < *from + Duration::from_secs(1));
-                let cost: u64 = within.map(|(index, _)| comers[*index].cost).sum();
+                let cost: u64 = within.map(|(index, _)| waiters[*index].cost).sum();
                 prop_assert!(cost <= quota, "{} in a second", cost);
             }
-            let spent: u64 = order.iter().map(|index| comers[*index].cost).sum();
+            let spent: u64 = order.iter().map(|index| waiters[*index].cost).sum();
             let left = limiter.peek(&Facts { cost: Some(0), ..user("u0") }).unwrap();
             prop_assert_eq!(left.readings[1].remaining, 1_000 - spent);
             Ok(())
         })?;
     }
 
-    /// Whatever budgets of their own and in common people wait for, and whoever gives up, everyone else is served, those
-    /// with the same budgets in the order in which they came.
+    /// Requests wait for budgets of their own and shared ones, and some give up. All others are allowed, and those with the same
+    /// budgets in the order in which they came.
     ///
-    /// Woken by: leaving a queue in `Place::stand_for` without ringing for the next.
+    /// Seen to fail after: leaving a queue in `Place::stand_for` without ringing for the next.
     #[test]
-    fn whoever_waits_for_several_budgets_is_served(comers in vec(comer(0.3), 1..32)) {
+    fn requests_that_wait_for_several_budgets_are_served(waiters in vec(waiter(0.3), 1..32)) {
         let runtime = paused();
         runtime.block_on(async {
             let both = rule("all", "[]", "limit = \"9/s\"\nalgorithm = \"sliding-log\"")
                 + &rule("own", "[\"user\"]", "limit = \"4/2s\"")
                 + &rule("at once", "[\"user\"]", "limit = \"5\"\nalgorithm = \"concurrency\"\nttl = \"700ms\"");
-            let admitted = play(Arc::new(limiter(&both)), &comers).await;
+            let admitted = play(Arc::new(limiter(&both)), &waiters).await;
             for user in 0..3 {
-                let own: Vec<_> = admitted.iter().filter(|(index, _)| comers[*index].user == user).collect();
+                let own: Vec<_> = admitted.iter().filter(|(index, _)| waiters[*index].user == user).collect();
                 prop_assert!(own.is_sorted(), "{:?}", own);
             }
-            let patient = |comer: &&Comer| comer.gives_up.is_none();
-            let served = admitted.iter().filter(|(index, _)| comers[*index].gives_up.is_none()).count();
-            prop_assert_eq!(served, comers.iter().filter(patient).count());
+            let patient = |waiter: &&Waiter| waiter.gives_up.is_none();
+            let served = admitted.iter().filter(|(index, _)| waiters[*index].gives_up.is_none()).count();
+            prop_assert_eq!(served, waiters.iter().filter(patient).count());
             Ok(())
         })?;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_fits_does_not_wait_and_one_that_cannot_fit_in_time_is_told_at_once() {
+async fn a_request_that_fits_does_not_wait_and_one_that_cannot_fit_in_time_is_denied_at_once() {
     let limiter = limiter(&rule("r", "[]", "limit = \"1/min\""));
     let start = Instant::now();
     assert!(limiter.wait(&user("u"), Duration::ZERO).await.unwrap().allowed());
     let denied = limiter.wait(&user("u"), Duration::from_secs(59)).await.unwrap();
     assert_eq!(denied.verdict, Verdict::Deny);
     assert_eq!(denied.retry_after_secs().unwrap(), 60);
-    assert_eq!(Instant::now(), start, "nobody has waited");
-    // Exactly as long as was told is long enough.
+    assert_eq!(Instant::now(), start, "no time has passed");
+    // Waiting exactly as long as `Retry-After` is enough.
     assert!(limiter.wait(&user("u"), MINUTE).await.unwrap().allowed());
     assert!(Instant::now() >= start + MINUTE);
 }
@@ -212,9 +212,9 @@ impl Clock for LateClock {
     }
 }
 
-/// Woken by: leaving out `saturating_add(TICK)` in `wait_with_receipt`.
+/// Seen to fail after: leaving out `saturating_add(TICK)` in `wait_with_receipt`.
 #[tokio::test(start_paused = true)]
-async fn a_hair_between_two_clocks_is_forgiven() {
+async fn half_a_millisecond_between_two_clocks_is_tolerated() {
     let policy = Policy::parse(&rule("r", "[]", "limit = \"1/min\""), &|_| None).unwrap();
     let limiter = Limiter::builder(policy).clock(LateClock(TokioClock::new())).build();
     assert!(limiter.check(&user("u")).unwrap().allowed());
@@ -222,14 +222,14 @@ async fn a_hair_between_two_clocks_is_forgiven() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_never_fits_is_not_waited_for() {
+async fn a_request_that_can_never_fit_does_not_wait() {
     let limiter = limiter(&(rule("r", "[]", "limit = \"3/min\"") + "[lists]\ndeny = [\"user:bad\"]\n"));
     let large = Facts { cost: Some(4), ..user("u") };
     assert!(matches!(limiter.wait(&large, HOUR).await, Err(PlanError::CostExceedsLimit { .. })));
     assert_eq!(limiter.wait(&user("bad"), HOUR).await.unwrap().verdict, Verdict::Ban);
 }
 
-/// Small costs that would fit are denied their place before a large one that came first.
+/// Small costs that would fit do not overtake a large one that came first.
 #[tokio::test(start_paused = true)]
 async fn a_large_cost_is_not_starved_by_small_ones() {
     let limiter = limiter(&rule("r", "[]", "limit = \"10/10s\"\nalgorithm = \"token-bucket\""));
@@ -240,7 +240,7 @@ async fn a_large_cost_is_not_starved_by_small_ones() {
     assert!(waits(&mut large).await);
     let start = Instant::now();
     let denied = limiter.wait(&one, Duration::from_secs(2)).await.unwrap();
-    assert!(!denied.allowed() && denied.retry_after().is_some(), "there was room, but not for this one");
+    assert!(!denied.allowed() && denied.retry_after().is_some(), "the room is for the large one");
     assert!(Instant::now() >= start + Duration::from_secs(2));
     let small = limiter.wait(&one, HOUR);
     let (large, small) = tokio::join!(large, small);
@@ -248,7 +248,7 @@ async fn a_large_cost_is_not_starved_by_small_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_who_waits_for_their_own_budget_holds_up_nobody_else() {
+async fn a_wait_for_a_users_own_budget_delays_no_other_user() {
     let both = rule("all", "[]", "limit = \"100/min\"") + &rule("own", "[\"user\"]", "limit = \"1/min\"");
     let limiter = limiter(&both);
     assert!(limiter.check(&user("a")).unwrap().allowed());
@@ -258,11 +258,11 @@ async fn one_who_waits_for_their_own_budget_holds_up_nobody_else() {
     assert!(limiter.wait(&user("b"), Duration::ZERO).await.unwrap().allowed());
 }
 
-/// Somebody who has come to stand behind a long wait keeps nothing that others could use meanwhile.
+/// A request behind a long wait does not hold its place in other queues, where others could go ahead.
 ///
-/// Woken by: joining those ahead in `Place::turn` without leaving the other queues.
+/// Seen to fail after: joining those ahead in `Place::turn` without leaving the other queues.
 #[tokio::test(start_paused = true)]
-async fn one_who_is_behind_a_long_wait_holds_up_nobody_else() {
+async fn a_request_behind_a_long_wait_delays_no_other() {
     let by = |name, limit| rule(name, &format!("[\"fact:{name}\"]"), &format!("{limit}\non_missing = \"skip\""));
     let slow = "limit = \"10/1000s\"\nalgorithm = \"token-bucket\"";
     let limiter = limiter(&(by("slow", slow) + &by("quick", "limit = \"1/s\"") + &by("wide", "limit = \"10/s\"")));
@@ -274,7 +274,7 @@ async fn one_who_is_behind_a_long_wait_holds_up_nobody_else() {
         assert!(limiter.wait(&facts, HOUR).await.unwrap().allowed());
         start.elapsed()
     };
-    // The first comes for what is slow only after the second has begun to wait for what is quick.
+    // The first request for the slow budget comes only after the second has begun to wait for the quick one.
     let (.., alone) = tokio::join!(
         asks(vec![wide], 5, 0),
         asks(vec![quick], 1, 0),
@@ -289,11 +289,11 @@ async fn one_who_is_behind_a_long_wait_holds_up_nobody_else() {
     assert!(alone < Duration::from_secs(3), "{alone:?}");
 }
 
-/// Two budgets that open by turns, each with others behind: what opened is kept until the other opens too.
+/// Two budgets get room in turn, each with other requests behind. The place in one is kept until the other has room too.
 ///
-/// Woken by: `keep` always false in `enqueue`.
+/// Seen to fail after: `keep` always false in `enqueue`.
 #[tokio::test(start_paused = true)]
-async fn one_who_needs_two_budgets_gets_both() {
+async fn a_request_that_needs_two_budgets_gets_both() {
     let by = |name| rule(name, &format!("[\"fact:{name}\"]"), "limit = \"1/s\"\non_missing = \"skip\"");
     let limiter = limiter(&(by("a") + &by("b")));
     let (a, b) = (Facts { facts: &[("a", "x")], ..user("u") }, Facts { facts: &[("b", "x")], ..user("u") });
@@ -311,11 +311,11 @@ async fn one_who_needs_two_budgets_gets_both() {
     assert!(waited < Duration::from_millis(1_510), "{waited:?}");
 }
 
-/// Who has used up a budget of their own, or is shut out, does not keep others from one that is full for a moment only.
+/// A user with a used up budget or a penalty does not keep others from a budget that is full only for a second.
 ///
-/// Woken by: `soon` always true in `enqueue`.
+/// Seen to fail after: `soon` always true in `enqueue`.
 #[tokio::test(start_paused = true)]
-async fn a_long_wait_of_ones_own_holds_up_nobody_else() {
+async fn a_long_wait_of_one_user_delays_no_other_user() {
     let ladder = "limit = \"1/h\"\nladder = \"graduated\"\nstrike = \"request\"";
     for strikes in [0, 3] {
         let both = rule("all", "[]", "limit = \"1/s\"") + &rule("own", "[\"user\"]", ladder);
@@ -339,7 +339,7 @@ async fn a_long_wait_of_ones_own_holds_up_nobody_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_more_than_may_wait_is_denied_at_once() {
+async fn beyond_the_number_of_waiters_a_request_is_denied_at_once() {
     let rule = rule("r", "[\"user\"]", "limit = \"1/min\"");
     let limiter = builder(&rule).max_waiters(2).max_waiters_per_key(2).build();
     assert!(limiter.check(&user("a")).unwrap().allowed());
@@ -351,19 +351,19 @@ async fn one_more_than_may_wait_is_denied_at_once() {
     assert_eq!(limiter.waiting(), 2);
     let third = limiter.wait(&a, HOUR).await.unwrap();
     assert_eq!((third.verdict, Instant::now()), (Verdict::Deny, start));
-    assert!(limiter.wait(&user("b"), HOUR).await.unwrap().allowed(), "who need not wait needs no place");
+    assert!(limiter.wait(&user("b"), HOUR).await.unwrap().allowed(), "a request that need not wait needs no place");
     drop(first);
     assert_eq!(limiter.waiting(), 1);
     let (second, third) = tokio::join!(second, limiter.wait(&a, HOUR));
-    assert!(second.unwrap().at < third.unwrap().at, "there was a place again, behind the second");
+    assert!(second.unwrap().at < third.unwrap().at, "there was a place again, after the second");
     assert_eq!(limiter.waiting(), 0);
 }
 
-/// One user, or one who is shut out, fills the queue of one budget; others still find a place in theirs.
+/// One user fills the queue of one budget. Other users still find a place in theirs.
 ///
-/// Woken by: leaving out `keys.iter().all(has_room)` in `begin_to_wait`.
+/// Seen to fail after: leaving out `keys.iter().all(has_room)` in `begin_to_wait`.
 #[tokio::test(start_paused = true)]
-async fn those_who_wait_for_one_budget_leave_places_for_others() {
+async fn waiters_for_one_budget_leave_places_for_others() {
     let limiter = builder(&rule("r", "[\"user\"]", "limit = \"1/min\"")).max_waiters(8).build();
     let (a, b, start) = (user("a"), user("b"), Instant::now());
     assert!(limiter.check(&a).unwrap().allowed() && limiter.check(&b).unwrap().allowed());
@@ -383,9 +383,9 @@ async fn those_who_wait_for_one_budget_leave_places_for_others() {
     assert!(waits(&mut next).await);
 }
 
-/// Woken by: leaving out `.chain(ban)` in `enqueue`.
+/// Seen to fail after: leaving out `.chain(ban)` in `enqueue`.
 #[tokio::test(start_paused = true)]
-async fn those_who_wait_for_a_ban_to_end_leave_places_for_others() {
+async fn waiters_for_the_end_of_a_ban_leave_places_for_others() {
     let limiter = builder(&rule("r", "[\"user\"]", "limit = \"1/min\"")).max_waiters(8).build();
     let whom = ListEntry::named(Layer::User, "a").unwrap();
     let until = limiter.now().plus(Span::from_secs(30));
@@ -403,7 +403,7 @@ async fn those_who_wait_for_a_ban_to_end_leave_places_for_others() {
 const LADDER: &str = "limit = \"1/10s\"\nladder = \"graduated\"\nstrike = \"request\"\nblock_for = \"1h\"";
 
 #[tokio::test(start_paused = true)]
-async fn waiting_neither_strikes_nor_blocks_and_no_rung_lifts_it() {
+async fn a_waiting_request_adds_no_strike_and_no_block() {
     let limiter = limiter(&rule("r", "[\"user\"]", LADDER));
     assert!(limiter.check(&user("a")).unwrap().allowed());
     for _ in 0..9 {
@@ -411,12 +411,12 @@ async fn waiting_neither_strikes_nor_blocks_and_no_rung_lifts_it() {
         assert_eq!((denied.verdict, denied.escalations.len()), (Verdict::Deny, 0));
         assert_eq!(denied.retry_after_secs().unwrap(), 10);
     }
-    // The first strike is still to come, and its rung lets through.
+    // The next violation is the first strike, and its rung allows.
     assert_eq!(limiter.check(&user("a")).unwrap().verdict, Verdict::Warn);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cool_down_is_waited_for() {
+async fn a_request_can_wait_for_the_end_of_a_cool_down() {
     let limiter = limiter(&rule("r", "[\"user\"]", "limit = \"1/s\"\nladder = \"graduated\"\nstrike = \"request\""));
     for verdict in [Verdict::Allow, Verdict::Warn, Verdict::Warn, Verdict::Deny] {
         assert_eq!(limiter.check(&user("a")).unwrap().verdict, verdict);
@@ -428,7 +428,7 @@ async fn a_cool_down_is_waited_for() {
     assert!(Instant::now() >= start + MINUTE);
 }
 
-/// How long somebody waits for a budget that is full for an hour, if `happens` after a second and a half.
+/// Returns how long a request waits for a budget that is full for an hour, if `happens` is called after a second and a half.
 async fn waits_until(happens: impl FnOnce(&Waiting)) -> Duration {
     let limiter = limiter(&rule("r", "[\"user\"]", "limit = \"1/h\""));
     assert!(limiter.check(&user("b")).unwrap().allowed());
@@ -445,13 +445,13 @@ async fn waits_until(happens: impl FnOnce(&Waiting)) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn room_that_is_made_before_its_time_is_noticed() {
+async fn early_room_wakes_a_waiting_request() {
     let at_once = Duration::from_millis(1_502);
     assert!(waits_until(|limiter| limiter.forgive(Layer::User, "a").unwrap()).await < at_once);
     let twice = "[memory]\nmax_keys = 1000\n".to_owned() + &rule("r", "[\"user\"]", "limit = \"2/h\"");
     let swap = |limiter: &Waiting| assert_eq!(limiter.swap(Policy::parse(&twice, &|_| None).unwrap()), 2);
     assert!(waits_until(swap).await < at_once);
-    // By others, on the same store: within a second.
+    // Room made directly in the store is found within a second.
     let elsewhere = |limiter: &Waiting| {
         let keys = limiter.policy().keys_of(Layer::User, "a");
         let forgive = pin!(limiter.store().execute(Command::Forgive { keys }, limiter.now()));
@@ -463,7 +463,7 @@ async fn room_that_is_made_before_its_time_is_noticed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_held_is_waited_for_and_a_refund_lets_the_next_in_at_once() {
+async fn a_refund_of_a_concurrency_slot_wakes_the_next_request_at_once() {
     let limiter = limiter(&rule("at once", "[]", "limit = \"1\"\nalgorithm = \"concurrency\"\nttl = \"1h\""));
     let Waited { decision, receipt, .. } = limiter.wait_with_receipt(&user("a"), HOUR).await.unwrap();
     assert!(decision.allowed());
@@ -472,7 +472,7 @@ async fn what_is_held_is_waited_for_and_a_refund_lets_the_next_in_at_once() {
         sleep(Duration::from_millis(10_300)).await;
         assert!(limiter.refund(&receipt.unwrap()).unwrap());
     };
-    // It would be held for an hour, but nobody knows that it will be.
+    // The slot may be held for an hour, but it can be released at any time, so the request waits for it.
     let (second, ()) = tokio::join!(limiter.wait(&b, MINUTE), ends);
     assert!(second.unwrap().allowed());
     assert!(start.elapsed() < Duration::from_millis(10_302));
@@ -480,11 +480,11 @@ async fn what_is_held_is_waited_for_and_a_refund_lets_the_next_in_at_once() {
     assert!(!denied.allowed() && start.elapsed() >= MINUTE);
 }
 
-/// Who waits is told by the policy that decided in the end, not by the one it came under.
+/// The answer names the policy that decided in the end, and not the one that was in force when the request came.
 ///
-/// Woken by: taking the policy once, before the loop, in `wait_with_receipt`.
+/// Seen to fail after: taking the policy once, before the loop, in `wait_with_receipt`.
 #[tokio::test(start_paused = true)]
-async fn the_policy_that_decided_is_told() {
+async fn a_waiting_request_is_decided_by_the_policy_in_force_at_the_end() {
     let limiter = limiter(&rule("old", "[]", "limit = \"1/h\""));
     assert!(limiter.check(&user("a")).unwrap().allowed());
     let b = user("b");
@@ -498,7 +498,7 @@ async fn the_policy_that_decided_is_told() {
     assert_eq!(decision.rule(&policy).unwrap().name.as_ref(), "new");
 }
 
-/// Counts what it is told.
+/// An observer that collects verdicts.
 #[derive(Default)]
 struct Verdicts(Mutex<Vec<Verdict>>);
 
@@ -509,21 +509,21 @@ impl Observer for Verdicts {
 }
 
 #[tokio::test(start_paused = true)]
-async fn observers_hear_of_the_end_and_of_nothing_before() {
-    let told = Arc::new(Verdicts::default());
+async fn observers_hear_only_of_the_final_decision() {
+    let verdicts = Arc::new(Verdicts::default());
     let rule = rule("r", "[]", "limit = \"1/10s\"");
-    let limiter = builder(&rule).observer(Arc::clone(&told) as Arc<dyn Observer>).build();
+    let limiter = builder(&rule).observer(Arc::clone(&verdicts) as Arc<dyn Observer>).build();
     for _ in 0..2 {
         assert!(limiter.wait(&user("a"), MINUTE).await.unwrap().allowed());
     }
     advance(Duration::from_secs(5)).await;
     assert!(!limiter.wait(&user("a"), Duration::ZERO).await.unwrap().allowed());
-    assert_eq!(*told.0.lock().unwrap(), [Verdict::Allow, Verdict::Allow, Verdict::Deny]);
+    assert_eq!(*verdicts.0.lock().unwrap(), [Verdict::Allow, Verdict::Allow, Verdict::Deny]);
 }
 
-/// On several threads and the clock of this machine: everyone is served, and nobody is left asleep.
+/// On several threads and with the real clock, all requests are served, and none is left waiting.
 #[test]
-fn a_crowd_on_threads_is_served() {
+fn all_waiting_requests_on_several_threads_are_served() {
     let runtime = Builder::new_multi_thread().worker_threads(4).enable_time().build().unwrap();
     let policy =
         rule("all", "[]", "limit = \"2000/s burst 5\"") + &rule("own", "[\"user\"]", "limit = \"900/s burst 2\"");
@@ -535,7 +535,7 @@ fn a_crowd_on_threads_is_served() {
             crowd.spawn(async move {
                 let name = format!("u{}", index % 3);
                 let facts = user(&name);
-                // One in five gives up at some moment.
+                // One in five gives up.
                 let patience = if index.is_multiple_of(5) { Duration::from_millis(index.into()) } else { HOUR };
                 let decision = timeout(patience, limiter.wait(&facts, MINUTE)).await;
                 index.is_multiple_of(5) || decision.is_ok_and(|decision| decision.unwrap().allowed())

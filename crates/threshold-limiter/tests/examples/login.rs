@@ -1,4 +1,4 @@
-//! `login`: guesses, locks and devices. Every client here has the same address.
+//! The `login` example: guesses, locks and known devices. All clients have the same address.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,7 +10,7 @@ const RIGHT: &str = "lovelace";
 const WRONG: &str = "guess";
 const CHECKED: &str = "a password is checked";
 
-/// Logs in with whatever the browser's jar says.
+/// Logs in with these cookies.
 fn login(running: &Running, account: &str, password: &str, cookies: &str) -> Answer {
     let body = json!({ "account": account, "password": password }).to_string();
     running.post("/login", &[("cookie", cookies)], &body)
@@ -20,7 +20,7 @@ fn statuses(running: &Running, passwords: &[&str], cookies: &str) -> Vec<u16> {
     passwords.iter().map(|password| login(running, "ada", password, cookies).status().as_u16()).collect()
 }
 
-/// The name and the value of the cookie that an answer sets.
+/// Returns the name and the value of the cookie that an answer sets.
 fn device(answer: &Answer) -> String {
     field(answer, "set-cookie").split(';').next().unwrap_or_default().to_owned()
 }
@@ -78,18 +78,18 @@ fn a_known_device_gets_in_while_the_account_is_locked_for_others() {
     let again = login(&running, "ada", RIGHT, &format!("theme=dark; {known}"));
     assert_eq!(again.status().as_u16(), 200);
     locked(&login(&running, "ada", RIGHT, ""));
-    // A stolen device guesses no better than anyone.
+    // A stolen device token gives no more guesses than an unknown device has.
     assert_eq!(statuses(&running, &[WRONG, WRONG, WRONG, RIGHT], &device(&again)), [401, 401, 401, 429]);
 }
 
 #[test]
-fn a_success_ends_the_row_of_failures() {
+fn a_success_resets_the_consecutive_failures() {
     let running = Running::start("login", &[]);
     assert_eq!(statuses(&running, &[WRONG, WRONG, RIGHT, WRONG, WRONG, RIGHT], ""), [401, 401, 200, 401, 401, 200]);
 }
 
 #[test]
-fn an_account_that_does_not_exist_answers_as_one_that_does() {
+fn an_unknown_account_gets_the_same_answers_as_a_known_one() {
     let running = Running::start("login", &[]);
     let told = |account: &str| {
         let answers = std::iter::repeat_with(|| login(&running, account, WRONG, "")).take(4);
@@ -103,7 +103,7 @@ fn an_account_that_does_not_exist_answers_as_one_that_does() {
 }
 
 #[test]
-fn an_address_has_a_limit_over_all_accounts() {
+fn an_address_has_one_limit_for_all_accounts() {
     let running = Running::start("login", &[]);
     for guess in 0..20 {
         assert_eq!(login(&running, &format!("account {guess}"), WRONG, "").status().as_u16(), 401);

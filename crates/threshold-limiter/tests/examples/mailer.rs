@@ -1,4 +1,4 @@
-//! `mailer`: a gateway, and a relay that takes mails, refuses them, or keeps them waiting.
+//! The `mailer` example: a gateway, and a relay that accepts mails, refuses them, or does not answer.
 
 use std::sync::mpsc;
 
@@ -33,7 +33,7 @@ fn detail(answer: &Answer) -> Value {
 }
 
 #[test]
-fn what_was_sent_counts_and_what_was_filtered_or_failed_does_not() {
+fn sent_mails_count_and_filtered_or_failed_ones_do_not() {
     for path in MODES {
         let relay = Outside::start();
         let running = start(&relay, &[(PER_HOUR, "2")]);
@@ -63,7 +63,7 @@ fn what_was_sent_counts_and_what_was_filtered_or_failed_does_not() {
 }
 
 #[test]
-fn nothing_is_limited_unless_said() {
+fn nothing_is_limited_by_default() {
     let relay = Outside::start();
     let running = start(&relay, &[]);
     for path in MODES.into_iter().cycle().take(100) {
@@ -72,7 +72,7 @@ fn nothing_is_limited_unless_said() {
 }
 
 #[test]
-fn of_two_limits_the_longer_wait_is_told_and_the_log_names_both() {
+fn of_two_full_limits_the_answer_has_the_longer_wait_and_the_log_names_both() {
     let relay = Outside::start();
     let running = start(&relay, &[(PER_MINUTE, "1"), (PER_HOUR, "1")]);
     assert_eq!(status(&send(&running, MODES[0])), 202);
@@ -90,9 +90,9 @@ fn of_two_limits_the_longer_wait_is_told_and_the_log_names_both() {
     assert_eq!(lines(""), 6, "{log}");
 }
 
-/// Both have looked before either has counted.
+/// Both requests peek before either is recorded.
 #[test]
-fn who_looks_first_and_counts_after_may_send_one_too_many() {
+fn peeking_first_and_recording_later_can_send_one_mail_too_many() {
     let relay = Outside::start();
     let running = start(&relay, &[(PER_HOUR, "1")]);
     relay.answer_with(None);
@@ -107,7 +107,7 @@ fn who_looks_first_and_counts_after_may_send_one_too_many() {
 }
 
 #[test]
-fn who_reserves_never_does() {
+fn reserving_never_sends_a_mail_too_many() {
     let relay = Outside::start();
     let running = start(&relay, &[(PER_HOUR, "3")]);
     relay.answer_with(None);
@@ -118,7 +118,7 @@ fn who_reserves_never_does() {
             scope.spawn(move || tell.send(status(&send(running, MODES[1]))).unwrap());
         }
         let next = |count: usize| -> Vec<u16> { told.iter().take(count).collect() };
-        // All who are over are told so while the others are still under way.
+        // Requests over the limit are denied while the others are still under way.
         assert_eq!(next(17), [429; 17]);
         relay.answer_with(Some(StatusCode::OK));
         assert_eq!(next(3), [202; 3]);

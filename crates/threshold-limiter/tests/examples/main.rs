@@ -1,4 +1,4 @@
-//! The examples do what they say: each is started as a person starts it, on a socket of its own.
+//! Tests of the examples. Each is started as a user starts it, on a socket of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 

@@ -1,4 +1,4 @@
-//! A service of the world outside that an example calls: it writes down what it is sent, and answers as it is told.
+//! An external service that an example calls. It records requests and gives the configured answers.
 
 use std::net::SocketAddr;
 use std::sync::mpsc;
@@ -11,10 +11,10 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-/// Longer than anything here takes; who waits so long waits for what never comes.
+/// A timeout that is longer than any step takes.
 const TOO_LONG: Duration = Duration::from_secs(60);
 
-/// A service on a socket of its own, until this is dropped.
+/// A service on a socket of its own, until this value is dropped.
 pub(crate) struct Outside {
     address: SocketAddr,
     asked: mpsc::Receiver<(String, Value)>,
@@ -23,7 +23,7 @@ pub(crate) struct Outside {
 }
 
 impl Outside {
-    /// Answers everything with 200 unless it is told otherwise.
+    /// Starts the service, which answers every request with 200.
     pub(crate) fn start() -> Self {
         let runtime = Runtime::new().unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -44,18 +44,18 @@ impl Outside {
         format!("http://{}", self.address)
     }
 
-    /// From now on answers with this status; with none it keeps who asks waiting until there is one.
+    /// Sets the status of all answers from now on. With `None`, requests wait until there is one.
     pub(crate) fn answer_with(&self, status: Option<StatusCode>) {
         self.answer.send(status).unwrap();
     }
 
-    /// The path and the body of the next request, which may be yet to come.
+    /// Waits for the next request and returns its path and body.
     #[track_caller]
     pub(crate) fn next(&self) -> (String, Value) {
         self.asked.recv_timeout(TOO_LONG).unwrap()
     }
 
-    /// Whether nothing was asked but what was already looked at.
+    /// Returns whether there is no further request.
     pub(crate) fn is_quiet(&self) -> bool {
         self.asked.try_recv().is_err()
     }

@@ -1,4 +1,4 @@
-//! The commands at the top of each example do what the comment beside them says.
+//! The commands in the documentation of each example give the results that the comments beside them show.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use crate::outside::Outside;
 use crate::readme::{documentation, read};
 use crate::running::Running;
 
-/// What a comment promises: "200", "401, and why", "200 twice, then 429", "401 five times, then 429".
+/// Parses the statuses of a comment: "200", "401, and why", "200 twice, then 429", "401 five times, then 429".
 fn promised(comment: &str) -> Vec<u16> {
     let number = |word: &str| word.get(..3)?.parse::<u16>().ok();
     let mut words = comment.split_whitespace();
@@ -22,7 +22,7 @@ fn promised(comment: &str) -> Vec<u16> {
     [vec![first; times], vec![then]].concat()
 }
 
-/// Starts an example as its page says, and asks what its page asks as often as it takes.
+/// Starts an example with the command of its documentation, and sends the documented requests.
 #[track_caller]
 fn check(name: &str) {
     let outside = Outside::start();
@@ -49,7 +49,7 @@ fn check(name: &str) {
 }
 
 #[test]
-fn every_page_keeps_its_promises() {
+fn the_documented_commands_of_every_example_work() {
     for name in ["axum", "login", "mailer", "weather", "webhook"] {
         check(name);
     }

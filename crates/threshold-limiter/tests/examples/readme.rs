@@ -1,4 +1,4 @@
-//! What the README says of the examples.
+//! The README agrees with the examples.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::console;
 use crate::running::Running;
 
-/// What a file says of itself.
+/// Returns the module documentation of a source file.
 pub(crate) fn documentation(source: &str) -> String {
     let lines = source.lines().map_while(|line| line.strip_prefix("//!"));
     lines.fold(String::new(), |text, line| text + line.strip_prefix(' ').unwrap_or(line) + "\n")
@@ -19,7 +19,7 @@ pub(crate) fn read(path: &str) -> String {
 }
 
 #[test]
-fn the_readme_shows_the_code_that_is_compiled() {
+fn the_readme_shows_the_code_of_the_example() {
     let block = |text: &str, opening: &str| -> String {
         let lines = text.lines().skip_while(|line| *line != opening).skip(1);
         lines.take_while(|line| *line != "```").flat_map(|line| [line, "\n"]).collect()
@@ -49,7 +49,7 @@ fn the_example_of_the_readme_does_what_the_readme_says() {
     }
 }
 
-/// `cargo run --example NAME` alone: an example that needs a feature would have to be asked for with it.
+/// `cargo run --example NAME` has to work without further options.
 #[test]
 fn examples_need_no_feature_to_be_named_and_fit_a_page() {
     let metadata = ["metadata", "--format-version=1", "--no-deps", "--offline"];

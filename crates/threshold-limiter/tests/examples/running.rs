@@ -1,4 +1,4 @@
-//! An example that is running, and what it answers.
+//! A running example, and its answers.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, Stdio};
@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use http::{Request, Response};
 
-/// An example that is running, until this is dropped.
+/// A running example, until this value is dropped.
 pub(crate) struct Running {
     child: Child,
     pub(crate) address: String,
@@ -14,14 +14,14 @@ pub(crate) struct Running {
     client: ureq::Agent,
 }
 
-/// As many as ask at once, so that each goes on with the connection it has.
+/// The largest number of idle connections: as many as there are threads, so that each keeps its connection.
 pub(crate) const MAX_CONNECTIONS: usize = 64;
 
-/// Everything that was answered.
+/// An answer with its whole body.
 pub(crate) type Answer = Response<String>;
 
 impl Running {
-    /// Starts an example with these variables, and no others.
+    /// Starts an example with these environment variables, and no others.
     #[track_caller]
     pub(crate) fn start(name: &str, variables: &[(&str, &str)]) -> Self {
         let mut child = command(name, variables).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -40,7 +40,7 @@ impl Running {
         Self { child, address, log: Some(log), client }
     }
 
-    /// Asks without a body.
+    /// Sends a request without a body.
     #[track_caller]
     pub(crate) fn ask(&self, method: &str, path: &str, fields: &[(&str, &str)]) -> Answer {
         read(self.client.run(self.request(method, path, fields).body(()).unwrap()))
@@ -58,7 +58,7 @@ impl Running {
         fields.iter().fold(request, |request, (name, value)| request.header(*name, *value))
     }
 
-    /// Ends it. All that it has logged.
+    /// Stops the example and returns its log.
     pub(crate) fn end(mut self) -> String {
         self.stop();
         self.log.take().unwrap().join().unwrap()
@@ -76,10 +76,10 @@ impl Drop for Running {
     }
 }
 
-/// How an example starts. With `output` it must end by itself.
+/// Returns the command that starts an example.
 #[track_caller]
 pub(crate) fn command(name: &str, variables: &[(&str, &str)]) -> Command {
-    // Cargo puts examples beside the tests; it builds them unless it is asked for this test alone.
+    // Cargo puts examples beside the tests. It builds them, unless only this test is built.
     let tests = std::env::current_exe().unwrap();
     let program = tests.ancestors().nth(2).unwrap().join("examples").join(name);
     assert!(program.exists(), "build it first: cargo build --example {name}");
@@ -94,7 +94,7 @@ fn read(answer: Result<Response<ureq::Body>, ureq::Error>) -> Answer {
     Response::from_parts(parts, body.read_to_string().unwrap())
 }
 
-/// A field of an answer; nothing, if there is none.
+/// Returns a header field of an answer; an empty text if there is none.
 pub(crate) fn field<'a>(answer: &'a Answer, name: &str) -> &'a str {
     answer.headers().get(name).map_or("", |value| value.to_str().unwrap())
 }

@@ -1,4 +1,4 @@
-//! `weather`: the chain of a public API, link by link.
+//! The `weather` example: a public API with CORS, limits, authentication and panics.
 
 use std::time::Instant;
 
@@ -23,7 +23,7 @@ fn get(running: &Running, path: &str, fields: &[(&str, &str)]) -> Answer {
 }
 
 #[test]
-fn ten_a_minute_and_a_page_can_read_why_there_are_no_more() {
+fn ten_a_minute_are_allowed_and_a_page_can_read_the_denial() {
     let running = Running::start("weather", &[]);
     let start = Instant::now();
     let first = get(&running, "/forecast", &[]);
@@ -40,7 +40,7 @@ fn ten_a_minute_and_a_page_can_read_why_there_are_no_more() {
         }
         admitted += 1;
     }
-    // Ten at once and one more each six seconds, should this machine be so slow.
+    // Ten at once, and one more every six seconds in case this machine is slow.
     let most = 10 + start.elapsed().as_secs() / 6;
     assert!((10..=most).contains(&admitted), "{admitted} of {most}");
     readable_by_a_page(&last);
@@ -50,7 +50,7 @@ fn ten_a_minute_and_a_page_can_read_why_there_are_no_more() {
 }
 
 #[test]
-fn preflights_count_nothing() {
+fn preflight_requests_are_not_counted() {
     let running = Running::start("weather", &[("RATE_LIMIT_PER_IP", "1")]);
     let preflight = [ORIGIN, ("access-control-request-method", "GET"), ("access-control-request-headers", TOKEN.0)];
     for _ in 0..200 {
@@ -63,7 +63,7 @@ fn preflights_count_nothing() {
     assert_eq!(get(&running, "/forecast", &[]).status().as_u16(), 429);
 }
 
-/// The statuses of requests for a path, each with these fields, where one a minute is allowed.
+/// Checks the statuses of requests with these header fields, with a limit of one a minute.
 #[track_caller]
 fn check(path: &str, requests: &[&[(&str, &str)]], expect: &[u16]) {
     let running = Running::start("weather", &[("RATE_LIMIT_PER_IP", "1")]);
@@ -72,25 +72,25 @@ fn check(path: &str, requests: &[&[(&str, &str)]], expect: &[u16]) {
 }
 
 #[test]
-fn the_limit_comes_before_authentication_on_all_routes() {
+fn limits_apply_before_authentication_on_all_routes() {
     check("/forecast", &[&[], &[], &[TOKEN]], &[401, 429, 429]);
     check("/elsewhere", &[&[TOKEN], &[TOKEN]], &[404, 429]);
 }
 
 #[test]
-fn a_client_behind_a_trusted_proxy_is_whom_the_proxy_names() {
+fn behind_a_trusted_proxy_the_client_is_the_address_that_it_forwards() {
     let (a, b) = (("cf-connecting-ip", "192.0.2.1"), ("cf-connecting-ip", "192.0.2.2"));
     check("/forecast", &[&[TOKEN, a], &[TOKEN, b], &[TOKEN, a]], &[200, 200, 429]);
     let hops = [("x-forwarded-for", "192.0.2.9, 192.0.2.1"), ("x-forwarded-for", "192.0.2.8, 192.0.2.1")];
     check("/forecast", &[&[TOKEN, hops[0]], &[TOKEN, hops[1]]], &[200, 429]);
-    // Cloudflare's own field goes first.
+    // Cloudflare's header field takes precedence.
     check("/forecast", &[&[TOKEN, a, hops[0]], &[TOKEN, b, hops[0]]], &[200, 200]);
 }
 
-/// Only here is all of 127.0.0.0/8 this machine, so that there is a peer which is not the trusted 127.0.0.1.
+/// Only on Linux is all of 127.0.0.0/8 local, so that a peer other than the trusted 127.0.0.1 can connect.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_peer_that_is_not_trusted_names_nobody() {
+async fn the_forwarding_header_of_an_untrusted_peer_is_ignored() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     let running = Running::start("weather", &[("RATE_LIMIT_PER_IP", "1")]);
@@ -110,7 +110,7 @@ async fn a_peer_that_is_not_trusted_names_nobody() {
 }
 
 #[test]
-fn everybody_together_has_a_limit_too() {
+fn all_clients_together_have_a_limit() {
     let running = Running::start("weather", &[("RATE_LIMIT_GLOBAL", "1")]);
     assert_eq!(get(&running, "/forecast", &[("cf-connecting-ip", "192.0.2.1")]).status().as_u16(), 200);
     let denied = get(&running, "/forecast", &[("cf-connecting-ip", "192.0.2.2")]);
@@ -120,7 +120,7 @@ fn everybody_together_has_a_limit_too() {
 }
 
 #[test]
-fn a_panic_is_an_answer_that_is_logged_and_readable() {
+fn a_panic_is_logged_and_answered_readably() {
     let running = Running::start("weather", &[]);
     let answer = get(&running, "/storm", &[]);
     assert_eq!(answer.status().as_u16(), 500);

@@ -1,4 +1,4 @@
-//! `webhook`: a bot, and a Bot API that writes down what the bot sends.
+//! The `webhook` example: a bot, and a Bot API that records what the bot sends.
 
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::running::{Answer, Running, command};
 
 const SECRET: (&str, &str) = ("x-telegram-bot-api-secret-token", "hush");
 const FULL: &str = "You've reached the message limit. Please try again later.";
-/// A group in which everybody writes.
+/// The id of a group chat.
 const CHAT: i64 = -1001;
 const TOKEN: &str = "123:abc";
 
@@ -17,7 +17,7 @@ fn start(api: &str) -> Running {
     Running::start("webhook", &[&own[..], &[("RATE_LIMIT_MAX", "2"), WINDOW]].concat())
 }
 
-/// A year. The window is on the clock, and an hour might end while the test runs.
+/// A year: a fixed window of an hour might end while the test runs.
 const WINDOW: (&str, &str) = ("RATE_LIMIT_WINDOW_MS", "31536000000");
 
 fn message(from: i64) -> Value {
@@ -39,7 +39,7 @@ fn replied(api: &Outside, text: &str) {
 }
 
 #[test]
-fn each_user_has_a_limit_and_is_told_when_it_is_reached() {
+fn each_user_has_a_limit_and_gets_a_message_when_it_is_reached() {
     let api = Outside::start();
     let running = start(&api.url());
     for text in ["You said: hi", "You said: hi", FULL, FULL] {
@@ -68,7 +68,7 @@ fn a_reply_that_fails_is_logged_and_the_webhook_still_answers() {
 }
 
 #[test]
-fn what_is_not_for_the_bot_costs_nothing() {
+fn updates_that_are_not_for_the_bot_are_not_counted() {
     let api = Outside::start();
     let running = start(&api.url());
     let channel_post = json!({ "message": { "chat": { "id": CHAT }, "text": "hi" } });
@@ -91,9 +91,9 @@ fn what_is_not_for_the_bot_costs_nothing() {
     }
 }
 
-/// Else everybody who sends no secret at all would have the right one.
+/// Otherwise a request without a secret would have the right one.
 #[test]
-fn without_a_secret_it_does_not_start() {
+fn the_example_does_not_start_without_a_secret() {
     for secret in [&[][..], &[("WEBHOOK_SECRET", "")]] {
         let variables = [&[("BOT_TOKEN", TOKEN), ("ALLOWED_USERS", "42")], secret].concat();
         let ended = command("webhook", &variables).output().unwrap();

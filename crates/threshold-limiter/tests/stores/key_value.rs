@@ -1,5 +1,5 @@
-//! A second store, as one in another process would be: bytes under keys, commands and answers that travel as bytes, and
-//! nothing is answered at the first poll. Whatever it does is core's; it only loads and saves.
+//! A second store that behaves like one in another process: it keeps bytes under keys, commands and answers are sent as bytes, and
+//! no future is ready at the first poll. It only loads and saves; core executes the commands.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -15,7 +15,7 @@ use threshold_core::{
 use threshold_limiter::store::{Kind, Listed, Store, StoreError};
 use tokio::task::yield_now;
 
-/// Which table a record is in.
+/// The kind of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum RecordKind {
     Balances,
@@ -27,11 +27,11 @@ enum RecordKind {
     Requests,
 }
 
-/// Bytes under keys.
+/// A map from keys to bytes.
 #[derive(Debug, Default)]
 pub(crate) struct KeyValueStore(Mutex<BTreeMap<(RecordKind, u128), Vec<u8>>>);
 
-/// The store while one operation has it.
+/// The locked store during one operation.
 struct Open<'s>(MutexGuard<'s, BTreeMap<(RecordKind, u128), Vec<u8>>>);
 
 impl Store for KeyValueStore {
