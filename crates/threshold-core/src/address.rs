@@ -98,6 +98,7 @@ impl AddressGroup {
     /// has a whole network.
     #[must_use]
     pub fn of(address: IpAddr, ipv6_prefix: u8) -> Self {
+        // Made canonical before it is masked: a /56 over `::ffff:0:0/96` puts all IPv4 clients into one group (CVE-2026-30827).
         match canonical(address) {
             v4 @ IpAddr::V4(_) => Self::masked(v4, 32),
             v6 @ IpAddr::V6(_) => Self::masked(v6, ipv6_prefix),
@@ -165,6 +166,7 @@ impl ClientAddress {
     /// Returns the client's address. A peer that is not trusted is the client, whatever its headers claim.
     pub fn resolve<H: Headers + ?Sized>(&self, peer: IpAddr, headers: &H) -> IpAddr {
         let peer = canonical(peer);
+        // Before any header is read: a client that connects directly can write anything into them.
         if !self.trusts(peer) {
             return peer;
         }
@@ -203,6 +205,7 @@ impl ClientAddress {
                 Some(client) => return Some(client),
             }
         }
+        // Trusted proxies only, as for a health check: the outermost one made the request.
         Some(last)
     }
 }

@@ -503,6 +503,7 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
         }
         Command::Control(change) => Ok(Answer::Controlled { number: records.save_control(change, now)? }),
         Command::ReadControl { after, most } => {
+            // The bound holds whatever a caller asks for: a page is built in memory.
             let most = usize::try_from(*most).map_or(MAX_CHANGES_READ, |most| most.min(MAX_CHANGES_READ));
             Ok(Answer::Control(Box::new(records.read_control(*after, most)?)))
         }
@@ -523,6 +524,7 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
 /// Fails where a record could not be read or saved.
 pub fn expire<R: Records>(records: &mut R, now: Timestamp) -> Result<(), R::Error> {
     while let Some(mut reservation) = records.take_expired(now)? {
+        // Remembered before anything is given back: if that fails, the receipt could otherwise be refunded as well.
         if reservation.gives_back() {
             records.remember_end(reservation.id(), reservation.void_from(), now)?;
         }
@@ -600,6 +602,7 @@ fn end<R: Records>(
     if let Err(error) = ended {
         return Ok(Answer::Ended(Err(error)));
     }
+    // An ended reservation is kept until it expires, so that a repeated commit or release gets the same answer.
     records.save_reservation(reservation, now)?;
     Ok(Answer::Ended(Ok(charges.iter().map(|(key, _)| *key).collect())))
 }

@@ -253,13 +253,16 @@ impl ControlLog {
                 return Err(ControlFull);
             }
         }
+        // Numbered only now: a refused change takes no number, so that a node never waits for one that does not exist.
         let number = self.last.saturating_add(1);
         self.last = number;
         self.put(number, change, now);
         while let Some((number, at)) = self.removals.first_key_value().map(|(number, at)| (*number, *at)) {
+            // Removals are in the order of their numbers, so the first one is the oldest.
             if at.plus(REMOVAL_KEPT) > now && self.removals.len() <= MAX_REMOVALS {
                 break;
             }
+            // A node that has not read this removal would keep the ban for ever. By `forgotten` it learns to read everything.
             self.forgotten = self.forgotten.max(number);
             self.take(number);
         }
@@ -304,6 +307,7 @@ impl ControlLog {
             let mut log = Self { last, forgotten, ..Self::default() };
             for (number, change) in changes {
                 let is_removal = change.until().is_none();
+                // A log holds one change for each key. A second one would be counted twice and never dropped.
                 if log.numbers.contains_key(&change.key()) {
                     return Err(BytesError::Malformed("control log"));
                 }
@@ -325,6 +329,7 @@ impl ControlLog {
             self.take(before);
         }
         match change.until() {
+            // Only a lower bound: when the first to end is replaced or removed, it stays too early, which costs one search.
             Some(until) => {
                 *self.count(&key) = self.count(&key).saturating_add(1);
                 self.first_end = self.first_end.min(until);

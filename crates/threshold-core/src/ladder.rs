@@ -303,6 +303,7 @@ impl Standing {
     #[inline]
     pub(crate) fn bring(&mut self, ladder: &Ladder, now: Timestamp) -> bool {
         let latest = now.plus(ladder.decay);
+        // A second of tolerance, so that small differences between the clocks of nodes do not make every request a write.
         let is_ahead = self.decays_at > latest.plus(Span::SECOND);
         if is_ahead {
             self.bring_back(ladder, self.decays_at.since(latest), now);
@@ -322,6 +323,7 @@ impl Standing {
     /// Returns whether this violation is a strike.
     pub(crate) fn counts(&self, violation: &Violation, now: Timestamp) -> bool {
         let recent = self.recent.iter().find(|recent| recent.rule == violation.tag && now < recent.until);
+        // Under `Window` the entry is the last strike, under `Ignored` the last denial.
         match violation.mode {
             StrikeMode::Request => true,
             StrikeMode::Window => recent.is_none(),
@@ -339,6 +341,7 @@ impl Standing {
         self.decays_at = now.plus(ladder.decay);
         let rung = ladder.rung(self.strikes);
         self.shadow |= rung.shadow;
+        // A new penalty never shortens one in force.
         if let Some(span) = rung.cooldown {
             self.cooldown_until = self.cooldown_until.max(now.plus(span));
         }
@@ -428,6 +431,7 @@ impl Standing {
                 at: Timestamp::from_micros(from.number()?),
                 until: Timestamp::from_micros(from.number()?),
             };
+            // Only sorted entries are written: equal standings must have equal bytes, for compare-and-set.
             if !standing.recent.push(recent) {
                 return Err(WRONG);
             }

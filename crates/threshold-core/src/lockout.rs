@@ -249,10 +249,12 @@ impl Login {
                 }
             }
             (Some(_), None) => return Err(UnknownAttempt),
+            // Nothing is stored for an attempt without an account. Its own token has the time.
             (None, _) if now >= attempt.at.plus(RESULT_WITHIN) => return Err(UnknownAttempt),
             (None, _) => {}
         }
         outcome.allowed = success || outcome.locked_until.is_none();
+        // A success is no guess, so it does not use up the budget that its address may share with others.
         if success && attempt.address.is_some() {
             address.give_back(Mark::new(attempt.at, 1), now, attempt.id);
         }

@@ -115,6 +115,7 @@ impl Split {
                 continue;
             }
             let charges = all_at_once || part.subjects.is_empty() || !first;
+            // Set when it is sent: if the answer never comes, nothing is known to give back.
             part.settled = charges;
             let bill = part_of(&self.bill, part, charges, place == last);
             round.push((part.partition, Command::Settle(Box::new(bill))));
@@ -134,6 +135,7 @@ impl Split {
 
     /// Returns the outcome of the whole bill, and the commands that give back what was charged before a partition denied.
     pub fn join(self) -> (Outcome, Vec<(Partition, Command)>) {
+        // A record is never denied. What it was charged stays charged.
         let denied = self.bill.verb != Verb::Record && self.denied();
         let returns = if denied { self.returns() } else { Vec::new() };
         let mut whole = Outcome::default();
@@ -232,6 +234,7 @@ impl Part {
             }
         }
         let _ = whole.stood_in.try_extend_from_slice(&outcome.stood_in);
+        // A peek shows the strike that settling would make. Only the strike that was made counts.
         if self.settled {
             let strikes = outcome.escalations.iter().filter_map(|strike| self.placed(strike));
             whole.escalations.extend(strikes);

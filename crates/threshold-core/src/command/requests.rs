@@ -147,6 +147,7 @@ pub(super) fn end<R: Records>(
     now: Timestamp,
 ) -> Result<(), R::Error> {
     let known = live(key.id, records, now)?;
+    // Without a record, because it took too long, an answer is still stored: the request was charged.
     if known.as_ref().is_some_and(|known| known.by != key.by) || (known.is_none() && answer.is_none()) {
         return Ok(());
     }

@@ -48,6 +48,7 @@ impl Account {
 
     /// Returns whether an attempt with this token is counted by its device, and so not by its address.
     pub(crate) fn recognises(&self, login: &Login, device: &Device, now: Timestamp) -> bool {
+        // On a copy: recognising a device ends its older tokens, which only an attempt may do.
         self.knows(device, now) && self.clone().recognise(login, device, now) != 0
     }
 
@@ -140,6 +141,7 @@ impl Account {
         let budget = Limit::from(login.account);
         let track = self.track(factor, device);
         track.bring(login, now);
+        // Only to bring the budget to the current limit and time. `locked` decides, because it also counts attempts under way.
         let _ = track.budget.look(&budget, 1, now);
         if let Some(until) = track.locked(login, now) {
             return Err(until.unless_never());
@@ -157,6 +159,7 @@ impl Account {
         success: bool,
         now: Timestamp,
     ) -> Result<Option<Timestamp>, UnknownAttempt> {
+        // Found by id and not by factor: a factor without counters of its own shares those of another.
         let own = |track: &&mut Track| track.device == attempt.device && track.has(attempt.id);
         let track = self.tracks.iter_mut().find(own).ok_or(UnknownAttempt)?;
         track.bring(login, now);
@@ -194,6 +197,7 @@ impl Account {
         };
         known.issue(nonce, now);
         if self.devices.len() >= MAX_DEVICES {
+            // The first one logged in longest ago.
             self.devices.remove(0);
         }
         self.devices.push(known);

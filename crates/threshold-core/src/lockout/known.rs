@@ -63,6 +63,7 @@ impl KnownDevice {
 
     /// Adds a token. Without room, it replaces the oldest one that was never used.
     pub(super) fn issue(&mut self, nonce: u64, now: Timestamp) {
+        // The first token is the one that the device used last, so it is certain to have that one.
         if self.tokens.is_full() {
             self.tokens.remove(1);
         }

@@ -80,6 +80,7 @@ impl Track {
     }
 
     pub(super) fn begin(&mut self, id: TraceId, now: Timestamp) {
+        // Not always the last: the clock may have been set back, and the oldest has to come first.
         let at = self.under_way.partition_point(|other| other.at <= now);
         self.under_way.insert(at, UnderWay { id, at: now, counts: true });
     }
@@ -104,6 +105,7 @@ impl Track {
         let late = self.under_way.partition_point(|attempt| attempt.times_out() <= now);
         for attempt in self.under_way.drain(..late).collect::<Vec<_>>() {
             if attempt.counts {
+                // It failed when it timed out, however long ago that was. Otherwise the lock would begin with the next visitor.
                 self.fail(login, attempt.times_out());
             }
         }
@@ -115,6 +117,7 @@ impl Track {
     /// Corrects times dated in the future by a clock that has since been set back, so that a lock lasts no longer than intended.
     fn bring_back(&mut self, now: Timestamp) {
         let latest = now.plus(Span::SECOND);
+        // The lock moves by as much as the failure that caused it.
         if self.last > latest {
             self.locked_until = self.locked_until.minus(self.last.since(now));
             self.last = now;

@@ -12,6 +12,7 @@ impl Plan<'_> {
         let Some(block) = self.ip.map(AddressGroup::block) else { return self.shared_key(index) };
         let mut key = self.stand_in(index)?;
         key.address(Part::Folded, block);
+        // In the partition of the block, so that a flood from one network stays in one partition.
         Some(key.finish().in_partition(self.policy.anchors.address(block)))
     }
 

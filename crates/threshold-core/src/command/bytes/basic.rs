@@ -81,6 +81,7 @@ impl<T: Field, E: Field> Field for Result<T, E> {
     }
 }
 
+/// One list type is enough: everything that a command lists for one request is bounded by its charges.
 impl<T: Field> Field for ArrayVec<T, MAX_CHARGES> {
     fn write(&self, out: &mut Writer) {
         out.number(self.len() as u64);

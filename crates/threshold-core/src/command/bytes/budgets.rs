@@ -97,6 +97,7 @@ impl Field for SubjectKeys {
         let mut keys = Self::default();
         for _ in 0..from.count(MAX_ITEMS)? {
             let (key, limit) = (take(from)?, take(from)?);
+            // Strictly ascending, which also refuses duplicates.
             if keys.balances.last_key_value().is_some_and(|(last, _)| *last >= key) {
                 return Err(WRONG);
             }
