@@ -299,7 +299,7 @@ mod tests {
     fn steps(path: &str) -> usize {
         let mut steps = 0usize;
         let _ = read_counting(path, &normalize_path(path), OddPaths::Match, &mut |bytes| {
-            steps = steps.saturating_add(bytes)
+            steps = steps.saturating_add(bytes);
         });
         steps
     }

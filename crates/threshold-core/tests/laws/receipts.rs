@@ -134,7 +134,7 @@ impl Accounting {
                         entry.stage = Stage::Done;
                     }
                     Stage::Held(..) | Stage::Ended(..) => {
-                        assert!(!first, "the receipt of a reservation is not refunded")
+                        assert!(!first, "the receipt of a reservation is not refunded");
                     }
                     // When the refund is forgotten, the charge no longer counts, and refunding it gives nothing back.
                     Stage::Done => assert!(!first || entry.receipt.void_from() <= now, "a refund takes effect once"),
