@@ -1,4 +1,4 @@
-//! What a store is: it loads, has core settle a plan or execute a command, and saves. It does not know what a rule is.
+//! The store trait. A store loads records, lets core settle a plan or execute a command, and saves them. It knows no rules.
 
 mod any;
 mod change_sink;
@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 
 use threshold_core::decision::Degraded;
 
-// What the signatures of a store are made of.
+// The types of a store's signatures.
 pub use threshold_core::command::{
     AccountChange, AccountKey, Answer, Command, Records, RequestKey, RequestRecord, RequestState, SaveReason, execute,
     expire,
@@ -39,7 +39,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// For an answer to another command than was sent.
+    /// Returns the error for an answer that does not belong to the command that was sent.
     pub(crate) fn unexpected(_: Answer) -> Self {
         Self::Unavailable
     }
@@ -85,19 +85,19 @@ impl From<UnknownAttempt> for EndError {
     }
 }
 
-/// Where what was used is kept: in this process, or across a network.
+/// Storage for balances and other records: in this process, or across a network.
 ///
-/// A store across a network keeps the deadline of a decision itself: only it can tell a request that was never sent from
-/// one whose answer is lost. It answers [`StoreError::Timeout`] when its deadline has passed. A future that is dropped
-/// before it is ready may have done what it was asked or not, as after a timeout.
+/// A store across a network enforces its own deadline: only it can tell a request that was never sent from one whose answer was
+/// lost. It returns [`StoreError::Timeout`] when the deadline has passed. A future that is dropped before it is ready may have
+/// done its work or not, as after a timeout.
 pub trait Store: Send + Sync {
-    /// Says that a plan with this key is about to be settled. A store may fetch what it will need, and do nothing else.
+    /// Hints that a plan with this key is about to be settled. A store may fetch what it will need, and must change nothing.
     fn prefetch(&self, key: Digest) {
         let _ = key;
     }
 
-    /// Settles a plan in one step, into an outcome that is already there. `now` is what the limiter's clock says; a store
-    /// with a clock of its own settles by that one.
+    /// Settles a plan in one atomic step, and writes the result to `outcome`. `now` is the time of the limiter's clock; a store
+    /// with a clock of its own uses that.
     fn settle(
         &self,
         plan: &Plan<'_>,
@@ -105,10 +105,10 @@ pub trait Store: Send + Sync {
         outcome: &mut Outcome,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Executes a command in one step: every other operation on what is stored.
+    /// Executes a command in one atomic step: every other operation on stored records.
     fn execute(&self, command: Command, now: Timestamp) -> impl Future<Output = Result<Answer, StoreError>> + Send;
 
-    /// What is stored of one kind, in the order of its keys, from the first after `after`: at most `limit` records.
+    /// Lists at most `limit` records of one kind, in the order of their keys, from the first after `after`.
     fn list(
         &self,
         kind: Kind,
@@ -117,22 +117,22 @@ pub trait Store: Send + Sync {
         now: Timestamp,
     ) -> impl Future<Output = Result<Vec<Listed>, StoreError>> + Send;
 
-    /// Whether every future of this store is ready at the first poll. It must always say the same.
+    /// Returns whether every future of this store is ready at the first poll. It must always return the same.
     fn answers_at_once(&self) -> bool {
         false
     }
 
-    /// Whether what was changed is safe from the end of the process; `None` where nothing ever is.
+    /// Returns a future that resolves when all changes are on disk; `None` if changes are not written to disk.
     fn durability(&self) -> Option<Durability> {
         None
     }
 }
 
-/// A store whose futures are all ready at the first poll, so that a limiter on it can be asked without awaiting:
-/// [`Limiter::check`](crate::Limiter::check) and its like. [`Store::answers_at_once`] must say so.
+/// A store whose futures are all ready at the first poll, so that a limiter on it can be called without awaiting, as in
+/// [`Limiter::check`](crate::Limiter::check). Its [`Store::answers_at_once`] must return true.
 pub trait ImmediateStore: Store {}
 
-/// What operators list.
+/// The kinds of records that operators can list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
@@ -140,23 +140,23 @@ pub enum Kind {
     Banned,
 }
 
-/// One record of a list.
+/// A record in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Listed {
     /// A subject that a ladder has banned.
     Banned {
-        /// Its standing's key.
+        /// The key of its standing.
         key: Digest,
         /// When the ban ends.
         until: Timestamp,
     },
 }
 
-/// What a future of an immediate store is ready with, for hosts that do not await.
+/// Returns the output of a future that is ready at the first poll, such as one of an [`ImmediateStore`].
 ///
 /// # Panics
-/// Where the store is not immediate.
+/// Panics if the future is not ready.
 #[inline]
 pub fn at_once<T>(future: impl Future<Output = T>) -> T {
     let output = match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {

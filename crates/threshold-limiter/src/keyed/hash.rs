@@ -3,7 +3,7 @@
 //! What a key writes into its hasher is taken as a vector of words of 64 bits: an integer is a word, and bytes are their
 //! length followed by their words. After the last word comes a 1, so that no vector is another one with zeros behind it. The
 //! hash is the sum of all words, each times a secret coefficient of 128 bits; the upper half of the sum is the tag
-//! ("Strongly universal string hashing is fast", Lemire and Kaser). Of two different vectors, whoever chose them, all pairs
+//! ("Strongly universal string hashing is fast", Lemire and Kaser). Of two different vectors, even if an attacker chose them, all pairs
 //! of tags are equally likely as long as nobody has seen one, so they are equal with a probability of 2^-64. That is proven,
 //! and it is why this hash serves here and nowhere else: its output stays in this table and is never shown to anyone.
 //!

@@ -1,4 +1,4 @@
-//! A store that is chosen while the program runs.
+//! A store that is chosen at run time.
 
 use std::fmt;
 use std::future::Future;
@@ -7,24 +7,24 @@ use std::pin::Pin;
 use super::memory::MemoryStore;
 use super::{Answer, Command, Digest, Durability, Kind, Listed, Outcome, Plan, Store, StoreError, Timestamp};
 
-/// The store in memory, or any other. Use it where one type of limiter has to serve whichever store was configured; where
-/// the store is known, name it: a decision then needs no allocation for its future.
+/// The store in memory or any other, chosen at run time. If the store is known when the program is compiled, name its type: a
+/// decision then needs no boxed future.
 pub struct AnyStore(Inner);
 
 enum Inner {
-    /// In this process.
+    /// The store in memory, without a boxed future.
     Memory(Box<MemoryStore>),
-    /// Elsewhere.
+    /// Any other store.
     Other(Box<dyn ErasedStore>),
 }
 
 impl AnyStore {
-    /// A store that is not in memory.
+    /// Wraps a store that is not in memory.
     pub fn other(store: impl Store + 'static) -> Self {
         Self(Inner::Other(Box::new(store)))
     }
 
-    /// The store in memory, if it is that one.
+    /// Returns the store in memory, if it is that one.
     #[must_use]
     pub fn memory(&self) -> Option<&MemoryStore> {
         match &self.0 {
@@ -87,7 +87,7 @@ impl Store for AnyStore {
     fn durability(&self) -> Option<Durability> {
         match &self.0 {
             Inner::Memory(store) => store.durability(),
-            Inner::Other(store) => store.erased_saving(),
+            Inner::Other(store) => store.erased_durability(),
         }
     }
 }
@@ -103,7 +103,7 @@ impl fmt::Debug for AnyStore {
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-/// A [`Store`] whose type is not known. Every store is one.
+/// An object-safe form of [`Store`], implemented by every store.
 trait ErasedStore: Send + Sync {
     fn erased_prefetch(&self, key: Digest);
 
@@ -115,7 +115,7 @@ trait ErasedStore: Send + Sync {
 
     fn erased_answers_at_once(&self) -> bool;
 
-    fn erased_saving(&self) -> Option<Durability>;
+    fn erased_durability(&self) -> Option<Durability>;
 }
 
 impl<S: Store> ErasedStore for S {
@@ -139,7 +139,7 @@ impl<S: Store> ErasedStore for S {
         Store::answers_at_once(self)
     }
 
-    fn erased_saving(&self) -> Option<Durability> {
+    fn erased_durability(&self) -> Option<Durability> {
         Store::durability(self)
     }
 }

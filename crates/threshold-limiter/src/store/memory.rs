@@ -1,8 +1,12 @@
 //! The default store: a bounded table in this process, exact under threads.
 //!
-//! Balances live in shards, each behind its own lock. A plan locks the shards it touches in one order, checks all of its
-//! limits, then writes all or none. Standings and accounts have tables of their own, so that no flood of keys pushes a
-//! ban, a strike or a lock out.
+//! Balances are in shards, each behind its own lock. A plan locks all shards that it needs, checks all of its limits, then
+//! writes all or none. Standings and accounts have tables of their own, so that a flood of keys cannot evict a ban, a strike
+//! or a lock.
+//!
+//! Locks are taken in this order, so that there is no deadlock: reservations; accounts; the shards of balances (see `locked`);
+//! the shards of standings in ascending order; `banned`; the sink's own lock. Refunds, bans and settings, and requests are
+//! locked for one operation each, and no other lock is taken meanwhile.
 
 mod accounts;
 mod bounded_map;
@@ -48,17 +52,17 @@ pub use table::Counts;
 pub use threshold_core::balance::Checked;
 pub use threshold_core::policy::{Memory, WhenFull};
 
-/// How many shards a table has: enough that threads seldom meet, few enough that a small one is not all slack.
+/// The number of shards of a table: enough that threads seldom contend, few enough that a small table is not mostly slack.
 const SHARDS: std::ops::RangeInclusive<usize> = 16..=256;
-/// Keys for which a shard of its own is worth while.
+/// Keys for each shard, between these bounds.
 const KEYS_A_SHARD: usize = 4_096;
-/// How many shards the table of standings has.
-const SIDE_SHARDS: usize = 64;
-/// A key in so many is expected to be a subject, an account or a reservation; each of those tables is that much smaller.
-const SIDE_TABLE: u64 = 8;
-/// The bytes of answers that are remembered by the ids of their requests, for each place in such a table.
+/// The number of shards of the table of standings.
+const STANDING_SHARDS: usize = 64;
+/// The tables of subjects, accounts, reservations and refunds have room for one entry for this many keys.
+const KEYS_A_RECORD: u64 = 8;
+/// The bytes for answers to requests with an id, for each entry of such a table.
 const ANSWER_BYTES: usize = 1_024;
-/// Keys for which a shard has room beyond its even share, in standard deviations of a fair spread.
+/// The room of a shard beyond its even share of keys, in standard deviations of a random spread.
 const SPREAD: usize = 4;
 
 /// A bounded table in this process.
@@ -66,95 +70,98 @@ const SPREAD: usize = 4;
 pub struct MemoryStore {
     table: Table,
     standings: Box<[Mutex<BoundedMap<Digest, Standing>>]>,
-    /// Whom ladders have banned, and until when, in order. Taken while a shard of `standings` is held, never before.
+    /// The subjects that ladders have banned, and until when, in order. Locked while a shard of `standings` is locked, never
+    /// before one.
     banned: Mutex<BTreeMap<Digest, Timestamp>>,
     accounts: Mutex<Box<Accounts>>,
     reservations: Mutex<Reservations>,
-    /// When the next reservation expires, in microseconds.
+    /// When the next reservation expires, in microseconds; readable without the lock on `reservations`.
     next_expiry: AtomicU64,
     refunds: Mutex<Refunds>,
-    /// Bans and settings. It shares them with those who decide by them.
+    /// Bans and settings. The entries are shared with the limiter's list of bans.
     control: Mutex<Box<ControlLog>>,
     requests: Mutex<Requests>,
     when_full: WhenFull,
-    /// Who writes down what must outlive the process, if anybody does.
+    /// The sink for changes that must outlive the process.
     sink: Option<Arc<dyn ChangeSink>>,
 }
 
-/// What a store holds, and what it did to stay within its bounds.
+/// The usage of a store, and what it did to stay within its bounds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Keys with a balance.
+    /// The number of keys with a balance.
     pub keys: usize,
-    /// Subjects with a standing.
+    /// The number of subjects with a standing.
     pub subjects: usize,
-    /// Accounts with anything to remember.
+    /// The number of login accounts.
     pub accounts: usize,
-    /// Bytes of the table and its large balances.
+    /// The bytes of the table and its large balances.
     pub bytes: usize,
-    /// What had to go, or fold.
+    /// The counts of evictions.
     pub counts: Counts,
 }
 
-/// Whose budget a charge falls to when there is no room for its own key.
+/// The key that stands in for a charge's own key when there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StandsIn {
-    Nobody,
+    None,
     Prefix,
     Rule,
 }
 
 impl MemoryStore {
-    /// A store as the policy's `[memory]` sizes it.
+    /// Creates a store that is sized by a policy's `[memory]`.
     #[must_use]
     pub fn new(memory: Memory) -> Self {
         let keys = usize::try_from(memory.max_keys).unwrap_or(usize::MAX);
         let shards =
             keys.checked_div(KEYS_A_SHARD).unwrap_or(0).next_power_of_two().clamp(*SHARDS.start(), *SHARDS.end());
         let share = keys.div_ceil(shards);
-        let most = share.saturating_add(share.isqrt().saturating_mul(SPREAD));
-        let map =
-            usize::try_from(memory.max_keys.checked_div(SIDE_TABLE).unwrap_or(0)).unwrap_or(usize::MAX).max(1_024);
+        let max = share.saturating_add(share.isqrt().saturating_mul(SPREAD));
+        let records =
+            usize::try_from(memory.max_keys.checked_div(KEYS_A_RECORD).unwrap_or(0)).unwrap_or(usize::MAX).max(1_024);
         Self {
-            table: Table::of(shards, most),
-            standings: (0..SIDE_SHARDS).map(|_| Mutex::new(BoundedMap::new(map.div_ceil(SIDE_SHARDS)))).collect(),
+            table: Table::of(shards, max),
+            standings: (0..STANDING_SHARDS)
+                .map(|_| Mutex::new(BoundedMap::new(records.div_ceil(STANDING_SHARDS))))
+                .collect(),
             banned: Mutex::default(),
-            accounts: Mutex::new(Box::new(Accounts::new(map, memory.when_full))),
-            reservations: Mutex::new(Reservations::new(map)),
+            accounts: Mutex::new(Box::new(Accounts::new(records, memory.when_full))),
+            reservations: Mutex::new(Reservations::new(records)),
             next_expiry: AtomicU64::new(u64::MAX),
-            refunds: Mutex::new(Refunds::new(map)),
+            refunds: Mutex::new(Refunds::new(records)),
             control: Mutex::default(),
-            requests: Mutex::new(Requests::new(map.saturating_mul(ANSWER_BYTES))),
+            requests: Mutex::new(Requests::new(records.saturating_mul(ANSWER_BYTES))),
             when_full: memory.when_full,
             sink: None,
         }
     }
 
-    /// Decides one cost on one key under one limit alone. Full, it denies what is new.
+    /// Decides one cost on one key under one limit. When the table is full, new keys are denied.
     #[inline]
     pub fn check_one(&self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
         let Some(shard) = self.shard(key) else { return Balance::default().check(limit, cost, now, id) };
         shard.open().check(key, limit, cost, now, id)
     }
 
-    /// As [`check_one`](Self::check_one), for limits that callers choose: however many there are, each costs the same, and
-    /// nobody else anything.
+    /// Does what [`check_one`](Self::check_one) does for limits that callers choose. Their figures are stored with the balance,
+    /// so that any number of different limits takes nothing from the policy's.
     pub fn check_any(&self, key: Digest, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
         let Some(shard) = self.shard(key) else { return Balance::default().check(limit, cost, now, id) };
         shard.open().check_carried(key, limit, cost, now, id)
     }
 
-    /// Puts back a ban or a setting from before. SlotWords whether there was room.
+    /// Restores a ban or a setting. Returns whether there was room.
     pub fn restore_control(&self, change: ControlChange, now: Timestamp) -> bool {
         lock(&self.control).add(change, now).is_ok()
     }
 
-    /// Shows every ban and setting, in the order in which they were set. None is changed meanwhile.
+    /// Calls `show` for every ban and setting, in the order in which they were set, under the lock.
     pub fn each_control(&self, show: impl FnMut(&ControlChange)) {
         lock(&self.control).set().for_each(show);
     }
 
-    /// What is held.
+    /// Returns the usage. Locks one shard after the other.
     #[must_use]
     pub fn usage(&self) -> Usage {
         let shards = self.table.shards();
@@ -176,16 +183,16 @@ impl MemoryStore {
         usage
     }
 
-    /// The shard of one key.
+    /// Returns the shard of a key.
     #[inline]
     fn shard(&self, key: Digest) -> Option<&Shard<'_>> {
         let shards = self.table.shards();
         shards.get(usize::from(shard_of(key, shards.len())))
     }
 
-    /// Makes room for those keys of a bill that are not here yet; a peek only asks whether there would be any. Where a
-    /// shard has room for no more, another key stands in: that of the caller's prefix, and where there is no room for
-    /// that either, the one key of the rule. Only a plan knows those keys.
+    /// Makes room for the keys of a bill that the table does not have yet; a peek only checks whether there would be room. If a
+    /// shard is full, another key stands in: that of the caller's address prefix or, without room for that either, one key
+    /// for the whole rule. Only a plan knows those keys.
     #[cold]
     fn make_room(
         &self,
@@ -194,7 +201,7 @@ impl MemoryStore {
         locked: &mut Locked<'_>,
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let mut stands_in = [StandsIn::Nobody; MAX_CHARGES];
+        let mut stands_in = [StandsIn::None; MAX_CHARGES];
         loop {
             let mut crowded: ArrayVec<usize, MAX_CHARGES> = ArrayVec::new();
             for (index, stands_in) in stands_in.iter().enumerate().take(bill.charges().len()) {
@@ -206,7 +213,7 @@ impl MemoryStore {
                 let looks = bill.verb() == Verb::Peek;
                 let has_room = if looks { shard.has_room(key, now) } else { shard.make_room(key, now) }
                     || match stands_in {
-                        StandsIn::Nobody => false,
+                        StandsIn::None => false,
                         StandsIn::Prefix => shard.has_spare_slots(others),
                         StandsIn::Rule => shard.has_a_spare_slot(others),
                     };
@@ -216,7 +223,7 @@ impl MemoryStore {
                 }
             }
             if crowded.is_empty() {
-                // What had to go may have moved others.
+                // Evictions may have moved other keys of this bill.
                 locked.find();
                 return Ok(());
             }
@@ -226,7 +233,7 @@ impl MemoryStore {
                 };
                 let (key, next) = match (self.when_full, *stands_in) {
                     (WhenFull::Deny, _) | (_, StandsIn::Rule) => return Err(StoreError::Full),
-                    (WhenFull::Fold, StandsIn::Nobody) => {
+                    (WhenFull::Fold, StandsIn::None) => {
                         (plan.and_then(|plan| plan.folded_key(index)), StandsIn::Prefix)
                     }
                     (WhenFull::Shared, _) | (WhenFull::Fold, StandsIn::Prefix) => {
@@ -239,7 +246,7 @@ impl MemoryStore {
         }
     }
 
-    /// Changes the balances under these keys, all at once.
+    /// Changes the balances of these keys together, under their locks.
     fn with_balances<T>(
         &self,
         charges: &[(Digest, Limit)],
@@ -259,8 +266,8 @@ impl MemoryStore {
         result
     }
 
-    /// Ends the reservations whose time has come. Whatever looks at a balance or changes one does this first, so that nobody
-    /// sees a balance in which a release is overdue. Costs one load while there are none.
+    /// Ends the reservations that have expired. Every operation on balances does this first, so that none sees a balance with
+    /// an overdue release. Costs one atomic load while none has expired.
     #[inline]
     fn expire_reservations(&self, now: Timestamp) {
         if self.next_expiry.load(Ordering::Acquire) <= now.micros() {
@@ -270,11 +277,11 @@ impl MemoryStore {
 
     #[cold]
     fn expire_due(&self, now: Timestamp) {
-        // What is in memory can always be read and changed.
+        // Records in memory can always be read and changed.
         let _ = expire(&mut OpenRecords::new(self), now);
     }
 
-    /// Not by the bits that choose the shard of a balance: a subject's keys share them.
+    /// Returns the shard of a standing. It uses other bits than the shard of a balance: the keys of one subject share those.
     fn standing_shard(&self, key: Digest) -> usize {
         usize::try_from(key.to_u128() & 63).unwrap_or(0)
     }
@@ -300,7 +307,7 @@ impl Store for MemoryStore {
 
     fn execute(&self, command: Command, now: Timestamp) -> impl Future<Output = Result<Answer, StoreError>> + Send {
         ready(match command {
-            // A command locks what it needs as it goes; a bill's balances and standings are locked together.
+            // Other commands lock records one by one. The balances and standings of a bill must be locked together.
             Command::Settle(bill) => {
                 let mut outcome = Box::new(Outcome::default());
                 self.settle_now(&bill.as_bill(), None, now, &mut outcome).map(|()| Answer::Settled(outcome))
@@ -349,8 +356,8 @@ impl MemoryStore {
             self.make_room(bill, plan, &mut balances, now)?;
         }
         if bill.subjects().is_empty() {
-            let nobody: &mut [Standing] = &mut [];
-            settle_into(bill, &mut balances, nobody, now, outcome);
+            let none: &mut [Standing] = &mut [];
+            settle_into(bill, &mut balances, none, now, outcome);
         } else {
             let mut standings = OpenStandings::new(self, bill, now);
             settle_into(bill, &mut balances, &mut standings, now, outcome);
@@ -367,7 +374,8 @@ impl MemoryStore {
     }
 }
 
-/// A poisoned lock is taken all the same: what it guards is changed by assignments that cannot stop half way.
+/// Locks a mutex.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A poisoned lock is safe to use: what it guards is changed by assignments, which cannot panic half way.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! One store that several limiters use.
+//! A store in an `Arc`, which several limiters can share.
 
 use std::future::Future;
 use std::sync::Arc;

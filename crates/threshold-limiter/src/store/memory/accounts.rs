@@ -1,4 +1,4 @@
-//! Accounts in memory, bounded: guessed names push out neither a lock, nor a login under way, nor a known device.
+//! Login accounts, bounded: guessed names cannot evict a lock, a login in flight or a known device.
 
 use threshold_core::lockout::{Account, Login, Wider};
 use threshold_core::{Digest, Timestamp};
@@ -7,16 +7,16 @@ use super::WhenFull;
 use super::bounded_map::{BoundedMap, Worth, worth_until};
 use crate::store::StoreError;
 
-/// Accounts by digest. When there is no room for a new name, it is counted together with others: see [`Place`].
+/// The accounts by digest. When there is no room for a new name, it is counted together with others: see [`Place`].
 #[derive(Debug)]
 pub(super) struct Accounts {
     entries: BoundedMap<Digest, Account>,
-    /// How many of them somebody has logged in to: those with a known device.
+    /// The number of accounts with a known device, which a login has proven.
     owned: usize,
-    /// How many of these there may be before the one goes that was logged in to longest ago, and likewise how many of the
-    /// others. What is left is for either kind, so that neither is without any room.
-    most_of_a_kind: usize,
-    /// What stands in for accounts, by prefix.
+    /// How many accounts with a known device there may be before the one with the oldest login is evicted, and likewise how
+    /// many others. The rest of the table is for either kind, so that neither can take all of it.
+    max_of_a_kind: usize,
+    /// The accounts that stand in for others, by address prefix.
     folded: BoundedMap<Digest, Account>,
     folds: u64,
     when_full: WhenFull,
@@ -27,22 +27,22 @@ pub(super) struct Accounts {
 pub(super) enum Place {
     /// Under the account itself.
     Own,
-    /// Under what stands in for it and others: everything in the table must stay.
+    /// Under an account that stands in for it and others, because nothing in the table may be evicted.
     Folded(Digest),
 }
 
 impl Accounts {
-    pub(super) fn new(most: usize, when_full: WhenFull) -> Self {
-        let quarter = most.checked_div(4).unwrap_or(0);
-        let (entries, folded) = (BoundedMap::new(most), BoundedMap::new(quarter));
-        Self { entries, owned: 0, most_of_a_kind: most.saturating_sub(quarter), folded, folds: 0, when_full }
+    pub(super) fn new(max: usize, when_full: WhenFull) -> Self {
+        let quarter = max.checked_div(4).unwrap_or(0);
+        let (entries, folded) = (BoundedMap::new(max), BoundedMap::new(quarter));
+        Self { entries, owned: 0, max_of_a_kind: max.saturating_sub(quarter), folded, folds: 0, when_full }
     }
 
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// How many attempts were counted by what stands in for their account.
+    /// Returns how many attempts were counted under an account that stands in for theirs.
     pub(super) fn folds(&self) -> u64 {
         self.folds
     }
@@ -55,10 +55,10 @@ impl Accounts {
         self.entries.get(key)
     }
 
-    /// Where an attempt on this account is to be counted. Nothing goes yet.
+    /// Returns where an attempt on this account is to be counted. Evicts nothing yet.
     ///
     /// # Errors
-    /// Where there is no room and the policy says to deny.
+    /// Returns an error if there is no room and `when_full` is `deny`.
     pub(super) fn place(&self, key: Digest, wider: &Wider, login: &Login, now: Timestamp) -> Result<Place, StoreError> {
         let has_room = self.has_room_to_try() || self.entries.could_free_one(|other| worth_to_try(other, login, now));
         if self.entries.get(key).is_some() || has_room {
@@ -67,15 +67,15 @@ impl Accounts {
         match self.when_full {
             WhenFull::Deny => Err(StoreError::Full),
             WhenFull::Shared => Ok(Place::Folded(wider.all)),
-            // Without an address, the name itself has a place among what stands in.
+            // Without an address, the account's own digest is used among those that stand in.
             WhenFull::Fold => Ok(Place::Folded(self.stand_in(wider.prefix.unwrap_or(key), login, now))),
         }
     }
 
-    /// Keeps an account that was tried. Returns who had to go for it.
+    /// Saves an account after an attempt. Returns the one that was evicted for it.
     ///
     /// # Errors
-    /// Where there is no room; [`place`](Self::place) says so before.
+    /// Returns an error if there is no room; [`place`](Self::place) has shown that before.
     pub(super) fn put(
         &mut self,
         key: Digest,
@@ -92,10 +92,10 @@ impl Accounts {
         Ok(gone)
     }
 
-    /// Keeps an account that was logged in to just now. Returns who had to go for it.
+    /// Saves an account after a login. Returns the one that was evicted for it.
     ///
     /// # Errors
-    /// Where there is no room: then its device stays unknown.
+    /// Returns an error if there is no room: then the device stays unknown.
     pub(super) fn put_owned(
         &mut self,
         key: Digest,
@@ -107,7 +107,7 @@ impl Accounts {
         let is_new = self.entries.get(key).is_none_or(|known| !is_owned(known));
         let older = |other: &Account| worth_to_own(other, known_until, login, now);
         let mut gone = None;
-        if is_new && self.owned >= self.most_of_a_kind {
+        if is_new && self.owned >= self.max_of_a_kind {
             gone = self.free(older);
         }
         if self.entries.get(key).is_none() && self.entries.is_full() {
@@ -118,7 +118,7 @@ impl Accounts {
         Ok(gone)
     }
 
-    /// Changes an account where it is. `None` where there is none.
+    /// Changes an account in place; returns `None` if there is none.
     pub(super) fn change<T>(&mut self, key: Digest, change: impl FnOnce(&mut Account) -> T) -> Option<T> {
         let account = self.entries.get_mut(key)?;
         let before = is_owned(account);
@@ -128,7 +128,7 @@ impl Accounts {
         Some(changed)
     }
 
-    /// Takes away an account, and keeps it under another key unless there is one. SlotWords whether there was anything.
+    /// Moves an account to another key, unless that has an account. Returns whether there was one to move.
     pub(super) fn rename(&mut self, old: Digest, new: Digest) -> bool {
         let Some(account) = self.entries.remove(old) else { return false };
         self.count(is_owned(&account), false);
@@ -138,25 +138,25 @@ impl Accounts {
         true
     }
 
-    /// Keeps what stands in for accounts.
+    /// Saves an account that stands in for others.
     pub(super) fn put_folded(&mut self, stand_in: Digest, account: Account, login: &Login, now: Timestamp) {
         self.folds = self.folds.saturating_add(1);
         self.folded.insert(stand_in, account, |other| worth_to_try(other, login, now));
     }
 
-    /// The account that stands in for others.
+    /// Returns an account that stands in for others.
     pub(super) fn folded(&self, stand_in: Digest) -> Option<&Account> {
         self.folded.get(stand_in)
     }
 
-    /// Changes what stands in for others, where it is.
+    /// Changes an account that stands in for others, if it is still there.
     pub(super) fn change_folded(&mut self, stand_in: Digest, account: Account) {
         if let Some(known) = self.folded.get_mut(stand_in) {
             *known = account;
         }
     }
 
-    /// Takes back what was known. SlotWords whether there was room; nothing that is here goes for it.
+    /// Restores an account. Returns whether there was room; evicts nothing.
     pub(super) fn restore(&mut self, key: Digest, account: Account) -> bool {
         let has_room = self.entries.get(key).is_some() || !self.entries.is_full();
         if has_room {
@@ -165,7 +165,8 @@ impl Accounts {
         has_room
     }
 
-    /// What stands in by this key; where there is no room for it, one of those that are there, always the same one.
+    /// Returns the account that stands in under this key; without room for a new one, one of the existing ones, which the key
+    /// chooses.
     fn stand_in(&self, key: Digest, login: &Login, now: Timestamp) -> Digest {
         let others = self.folded.entries();
         let may_go = |other: &Account| worth_to_try(other, login, now);
@@ -177,10 +178,10 @@ impl Accounts {
         others.get(at).map_or(key, |(other, _)| *other)
     }
 
-    /// Whether there is room for one more name that is tried.
+    /// Returns whether there is room for one more account without a login.
     fn has_room_to_try(&self) -> bool {
         let tried = self.entries.len().saturating_sub(self.owned);
-        !self.entries.is_full() && tried < self.most_of_a_kind
+        !self.entries.is_full() && tried < self.max_of_a_kind
     }
 
     fn free(&mut self, worth: impl Fn(&Account) -> Worth) -> Option<Digest> {
@@ -189,7 +190,7 @@ impl Accounts {
         Some(gone)
     }
 
-    /// Keeps an account; there is room.
+    /// Inserts an account; the caller has made room.
     fn insert(&mut self, key: Digest, account: Account) {
         let before = self.entries.get(key).is_some_and(is_owned);
         self.count(before, is_owned(&account));
@@ -213,8 +214,8 @@ fn must_stay(account: &Account, login: &Login, now: Timestamp) -> bool {
     account.is_under_way(now) || account.locked_until(login, now).is_some()
 }
 
-/// What an account is worth to a name that is tried: never more than a lock, a login under way, or a known device. Among
-/// the rest, those with the fewest failures go first.
+/// Returns the worth of an account when a new name needs room: a lock, a login in flight or a known device is protected. Of the
+/// others, those with the fewest failures are evicted first.
 fn worth_to_try(account: &Account, login: &Login, now: Timestamp) -> Worth {
     let known = account.devices_known_until().is_some_and(|until| until > now);
     let otherwise = if known || must_stay(account, login, now) {
@@ -225,8 +226,8 @@ fn worth_to_try(account: &Account, login: &Login, now: Timestamp) -> Worth {
     worth_until(account.silent_from(login), now, otherwise)
 }
 
-/// What an account is worth to one that was logged in to just now, and whose devices are known until then: of those that
-/// were logged in to before, the one goes where that is longest ago.
+/// Returns the worth of an account when one that was just logged in to needs room: of the accounts with a known device, the one
+/// with the oldest login is evicted first.
 fn worth_to_own(account: &Account, newest: Timestamp, login: &Login, now: Timestamp) -> Worth {
     match account.devices_known_until() {
         Some(until) if until < newest && !must_stay(account, login, now) => Worth::Some(until.micros()),

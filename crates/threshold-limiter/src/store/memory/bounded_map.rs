@@ -1,48 +1,49 @@
-//! A bounded map for what must outlive a flood of keys: standings, accounts, refunded receipts.
+//! A bounded map for records that must survive a flood of keys: standings, accounts, refunded receipts.
 
 use std::hash::{Hash, Hasher};
 
 use hashbrown::HashTable;
 use threshold_core::Timestamp;
 
-/// How many entries are looked at for one that may go.
+/// How many entries are searched for one to evict.
 const SEARCH: usize = 64;
 
-/// Entries by key. When it is full, what says nothing goes first, then what the caller holds least worth keeping.
+/// A map of at most `max` entries. When it is full, worthless entries are evicted first, then those of the least worth.
 #[derive(Debug)]
 pub(super) struct BoundedMap<K, V> {
     entries: Vec<(K, V)>,
-    /// Where each key is among them: five bytes for a place, and no key twice.
+    /// The index of each key in `entries`. Five bytes an entry; the keys themselves are not stored twice.
     places: HashTable<u32>,
-    most: usize,
+    max: usize,
+    /// Where the next search for an entry to evict begins, as in a clock algorithm.
     hand: usize,
 }
 
-/// Whether an entry may go.
+/// The worth of an entry: what would be lost by its eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Worth {
-    /// At no loss.
+    /// Nothing would be lost.
     Nothing,
-    /// At a loss of so much.
+    /// This much would be lost; comparable with that of others.
     Some(u64),
-    /// Never.
+    /// The entry must not be evicted.
     Protected,
 }
 
-/// What became of a value.
+/// The result of an insertion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Put<K> {
-    /// It is here.
+    /// The value was stored.
     Kept,
-    /// It is here, and another is not any more.
+    /// The value was stored, and the entry with this key was evicted.
     InPlaceOf(K),
     /// There was no room.
     NoRoom,
 }
 
 impl<K: Copy + Eq + Hash, V> BoundedMap<K, V> {
-    pub(super) fn new(most: usize) -> Self {
-        Self { entries: Vec::new(), places: HashTable::new(), most: most.max(8), hand: 0 }
+    pub(super) fn new(max: usize) -> Self {
+        Self { entries: Vec::new(), places: HashTable::new(), max: max.max(8), hand: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -63,20 +64,20 @@ impl<K: Copy + Eq + Hash, V> BoundedMap<K, V> {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.entries.len() >= self.most
+        self.entries.len() >= self.max
     }
 
-    /// Whether any of those that are looked at may go. Nothing goes yet.
+    /// Returns whether an entry could be evicted. Evicts nothing.
     pub(super) fn could_free_one(&self, worth: impl Fn(&V) -> Worth) -> bool {
-        self.dispensable(worth).0.is_some()
+        self.least_worth(worth).0.is_some()
     }
 
-    /// Keeps a value; says whether there was room. `worth` judges the others where there was not.
+    /// Stores a value, and evicts another by `worth` if the map is full. Returns whether there was room.
     pub(super) fn insert(&mut self, key: K, value: V, worth: impl Fn(&V) -> Worth) -> bool {
         self.put(key, value, worth) != Put::NoRoom
     }
 
-    /// As [`insert`](Self::insert), and says who had to go.
+    /// Stores a value as [`insert`](Self::insert) does, and returns which entry was evicted.
     pub(super) fn put(&mut self, key: K, value: V, worth: impl Fn(&V) -> Worth) -> Put<K> {
         if let Some(own) = self.get_mut(key) {
             *own = value;
@@ -84,7 +85,7 @@ impl<K: Copy + Eq + Hash, V> BoundedMap<K, V> {
         }
         let gone = if self.is_full() { self.free_one(worth).map(|(gone, _)| Some(gone)) } else { Some(None) };
         let Some(gone) = gone else { return Put::NoRoom };
-        // By a sixteenth, and not by as much again: there are many of these, and they stay.
+        // Grows by a sixteenth instead of doubling: the entries are many and permanent, and slack would be memory for nothing.
         if self.entries.len() == self.entries.capacity() {
             self.entries.reserve_exact(self.entries.len().checked_div(16).unwrap_or(0).max(16));
         }
@@ -96,13 +97,13 @@ impl<K: Copy + Eq + Hash, V> BoundedMap<K, V> {
         gone.map_or(Put::Kept, Put::InPlaceOf)
     }
 
-    /// As [`put`](Self::put), but an entry goes only at no loss, or for one that is worth more.
+    /// Stores a value as [`put`](Self::put) does, but evicts only entries that are worth nothing or less than the new one.
     pub(super) fn put_if_worthier(&mut self, key: K, value: V, worth: impl Fn(&V) -> Worth) -> Put<K> {
         let own = worth(&value);
         self.put(key, value, |other| worth_beside(worth(other), own))
     }
 
-    /// Whether [`put_if_worthier`](Self::put_if_worthier) would keep this. Nothing changes.
+    /// Returns whether [`put_if_worthier`](Self::put_if_worthier) would store this value. Changes nothing.
     pub(super) fn would_keep(&self, key: K, value: &V, worth: impl Fn(&V) -> Worth) -> bool {
         let own = worth(value);
         let may_go = || self.could_free_one(|other| worth_beside(worth(other), own));
@@ -115,7 +116,7 @@ impl<K: Copy + Eq + Hash, V> BoundedMap<K, V> {
             place.remove();
         }
         let (_, removed) = self.entries.swap_remove(at);
-        // What was last is here now.
+        // `swap_remove` has moved the last entry here.
         let last = self.entries.len();
         if let Some((moved, _)) = self.entries.get(at)
             && let Some(place) = self.places.find_mut(hash(moved), |own| index(*own) == last)
@@ -125,9 +126,9 @@ impl<K: Copy + Eq + Hash, V> BoundedMap<K, V> {
         Some(removed)
     }
 
-    /// Makes one entry go, if one may.
+    /// Evicts one entry, if one may be evicted.
     pub(super) fn free_one(&mut self, worth: impl Fn(&V) -> Worth) -> Option<(K, V)> {
-        let (least, hand) = self.dispensable(worth);
+        let (least, hand) = self.least_worth(worth);
         self.hand = hand;
         let key = least?;
         Some((key, self.remove(key)?))
@@ -138,8 +139,8 @@ impl<K: Copy + Eq + Hash, V> BoundedMap<K, V> {
         self.places.find(hash(&key), is_own).map(|at| index(*at))
     }
 
-    /// Which entry may go at the least loss, of those that are looked at; and where the next search begins.
-    fn dispensable(&self, worth: impl Fn(&V) -> Worth) -> (Option<K>, usize) {
+    /// Returns the entry of the least worth among those searched, and where the next search begins.
+    fn least_worth(&self, worth: impl Fn(&V) -> Worth) -> (Option<K>, usize) {
         let mut least: Option<(Worth, K)> = None;
         let mut hand = self.hand;
         for _ in 0..SEARCH.min(self.entries.len()) {
@@ -158,12 +159,12 @@ impl<K: Copy + Eq + Hash, V> BoundedMap<K, V> {
     }
 }
 
-/// What an entry is worth that may go at no loss, or for one that is worth more.
+/// Returns the worth of an entry beside a new one: protected, unless it is worth nothing or less than the new one.
 fn worth_beside(entry: Worth, new: Worth) -> Worth {
     if entry == Worth::Nothing || entry < new { entry } else { Worth::Protected }
 }
 
-/// What a value is worth that says nothing from a moment on.
+/// Returns the worth of a value that has no effect from `silent_from` on.
 pub(super) fn worth_until(silent_from: Timestamp, now: Timestamp, otherwise: Worth) -> Worth {
     if silent_from <= now { Worth::Nothing } else { otherwise }
 }
@@ -178,7 +179,7 @@ fn index(place: u32) -> usize {
     usize::try_from(place).unwrap_or(usize::MAX)
 }
 
-/// Keys here are digests under a secret, or random ids: as good as hashed.
+/// A hasher for keys that are digests under a secret or random ids, and so need no hashing.
 #[derive(Debug, Default)]
 pub(super) struct AlreadyHashed(u64);
 
@@ -210,7 +211,7 @@ mod tests {
         Digest::from_u128(u128::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
     }
 
-    /// A subject that one rule knows takes at most 100 bytes, whatever their number, with what the table keeps free.
+    /// A subject with strikes of one rule takes at most 100 bytes, including the map's slack.
     #[test]
     fn a_subject_takes_at_most_a_hundred_bytes() {
         assert_eq!(size_of::<(Digest, Standing)>(), 80);
@@ -223,11 +224,10 @@ mod tests {
     }
 
     proptest! {
-        /// A full table is asked first and then told: it keeps what it said it would, and never drops anything for what is
-        /// worth no more. Woken by `entry <= new` in
-        /// `worth_beside`.
+        /// `would_keep` foretells `put_if_worthier`, which never evicts an entry for one that is not worth more. Woken by
+        /// `entry <= new` in `worth_beside`.
         #[test]
-        fn an_entry_goes_for_a_worthier_one_only(
+        fn an_entry_is_evicted_for_a_worthier_one_only(
             values in prop::collection::vec(0u64..4, 8),
             new in prop::collection::vec((8u32..40, 0u64..4), 1..20),
         ) {
@@ -257,7 +257,7 @@ mod tests {
         }
 
         #[test]
-        fn it_is_a_map_that_loses_nothing(steps in prop::collection::vec((0u32..24, any::<Option<u8>>()), 0..200)) {
+        fn it_agrees_with_a_btree_map(steps in prop::collection::vec((0u32..24, any::<Option<u8>>()), 0..200)) {
             let mut map = BoundedMap::new(1_000);
             let mut model = BTreeMap::new();
             for (number, value) in steps {

@@ -1,19 +1,19 @@
-//! The limits that small balances are under, by number: a slot has no room for the figures themselves.
+//! The limits of small balances, by number: a slot has no room for the figures of its limit.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use threshold_core::Limit;
 
-/// The bits of a limit's number. A thousand limits are more than policies have; the balances of further ones are in the
-/// slab, with the figures beside them.
+/// The bits of a limit's number. Policies have fewer than a thousand limits; the balances of further limits are in the slab,
+/// with their figures.
 pub(super) const NUMBER_BITS: u32 = 10;
 const NUMBERS: usize = 1 << NUMBER_BITS;
-/// How many numbers are looked at for one limit: so finding none takes no longer when all are given.
+/// How many numbers are tried for one limit, so that the search is short even when all are assigned.
 const PROBES: usize = 16;
 
-/// Limits by number, for all shards of a table. A number is given once and for good, so reading waits for nobody. A limit
-/// is looked for where its figures say, however many others there are.
+/// The limits by number, for all shards of a table: a hash table of the figures. A number is assigned once and never freed, so
+/// reading needs no lock.
 #[derive(Debug)]
 pub(super) struct Limits {
     known: Box<[OnceLock<Limit>]>,
@@ -36,14 +36,14 @@ impl Limits {
         self.known.get(usize::try_from(number).ok()?)?.get()
     }
 
-    /// The number of a limit, given to it now if it has none; `None` where those it may have are all taken.
+    /// Returns the number of a limit, and assigns one if it has none; `None` if all numbers that it may have are taken.
     pub(super) fn number(&self, limit: &Limit) -> Option<u64> {
         for place in places(limit) {
             let own = self.known.get(place)?;
             if own.get().is_none() && own.set(*limit).is_ok() {
                 self.given.fetch_add(1, Ordering::Relaxed);
             }
-            // Somebody else may have come first, with this limit or another.
+            // Another thread may have set it first, to this limit or another.
             if own.get() == Some(limit) {
                 return u64::try_from(place).ok();
             }
@@ -51,7 +51,8 @@ impl Limits {
         None
     }
 
-    /// The same for a limit that may be nobody's any more, as after a restart: such ones take at most half of the numbers.
+    /// Returns the number of a limit that the policy may no longer have, as after a restart. Such limits take at most half of
+    /// the numbers.
     pub(super) fn number_if_few(&self, limit: &Limit) -> Option<u64> {
         let few = self.given.load(Ordering::Relaxed) < NUMBERS / 2;
         if few { self.number(limit) } else { self.find(limit) }
@@ -68,11 +69,11 @@ impl Limits {
     }
 }
 
-/// Where a limit may be.
+/// Returns the numbers that a limit may have.
 fn places(limit: &Limit) -> impl Iterator<Item = usize> {
     let algorithm = limit.algorithm().map_or(0, |algorithm| algorithm as u64);
     let figures = [algorithm, limit.quota(), limit.capacity(), limit.period().micros()];
-    // Policies choose these figures, not callers: spreading them is enough.
+    // The figures come from policies, not from callers, so the hash need not resist chosen collisions.
     let hash = figures
         .into_iter()
         .fold(0u64, |hash, figure| (hash ^ figure).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29));

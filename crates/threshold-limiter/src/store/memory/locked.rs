@@ -1,4 +1,4 @@
-//! The balances of several keys: their shards locked together, changed where they lie.
+//! The balances of a plan's keys, with all of their shards locked.
 
 use arrayvec::ArrayVec;
 use threshold_core::bill::Charge;
@@ -10,47 +10,47 @@ use super::limits::Limits;
 use super::slots::SlotWords;
 use super::table::{Charged, Open, Seen, Shard};
 
-/// Keys with their shards locked.
+/// Keys, with their shards locked, whose balances are changed in place.
 #[derive(Debug)]
 pub(super) struct Locked<'s> {
     shards: &'s [Shard<'s>],
     open: ArrayVec<Open<'s>, MAX_CHARGES>,
     pub(super) entries: ArrayVec<LockedEntry<'s>, MAX_CHARGES>,
-    /// Of all shards.
+    /// The numbered limits, which all shards share.
     limits: Option<&'s Limits>,
     now: Timestamp,
 }
 
-/// One key, and where its balance is.
+/// One key, with the position of its balance.
 #[derive(Debug)]
 pub(super) struct LockedEntry<'s> {
     pub(super) key: Digest,
-    /// Which of the open shards is its own.
+    /// The index of its shard in `open`.
     shard: u8,
-    /// Where in the shard the key is, or else the empty slot where looking for it ended.
+    /// Its slot, or the empty slot where its probe ended.
     at: usize,
-    /// What its slot says, if it is there.
+    /// The words of its slot, if the shard has the key.
     slot: Option<SlotWords<'s>>,
-    /// What a look said to write for a charge, if it could.
+    /// What to write for a charge, if the look could tell: a charge after a look is then two stores.
     charged: Option<Charged>,
 }
 
 impl LockedEntry<'_> {
-    /// Whether the key is not in its shard.
+    /// Returns whether the shard does not have the key yet.
     pub(super) fn is_new(&self) -> bool {
         self.slot.is_none()
     }
 }
 
 impl<'s> Locked<'s> {
-    /// Nothing locked yet: this is more than a kilobyte, and moving it would cost as much as locking.
+    /// Creates it without any lock. It has more than a kilobyte, so it is filled in place and never moved.
     #[inline]
     pub(super) fn new(shards: &'s [Shard<'s>], now: Timestamp) -> Self {
         let limits = shards.first().map(Shard::limits);
         Self { shards, open: ArrayVec::new(), entries: ArrayVec::new(), limits, now }
     }
 
-    /// Locks the shards of these keys and finds the keys there.
+    /// Locks the shards of these keys, and finds the keys.
     #[inline]
     pub(super) fn take(&mut self, keys: impl Iterator<Item = Digest>) {
         for key in keys {
@@ -59,28 +59,29 @@ impl<'s> Locked<'s> {
         self.renew();
     }
 
-    /// Does so again for keys that are others now. Whatever was locked before is unlocked first.
+    /// Locks and finds again after keys were replaced. Releases all locks first.
     pub(super) fn renew(&mut self) {
         self.lock();
         self.find();
     }
 
-    /// Locks each shard once.
+    /// Locks each shard once. If none is contended, in the order of the keys, without sorting; otherwise in ascending order.
     fn lock(&mut self) {
         self.open.clear();
-        if !self.lock_unless_held() {
+        if !self.try_lock() {
             self.lock_in_order();
         }
     }
 
-    /// Locks the shards in the order in which the keys come, if nobody holds one of them, and waits for none.
-    fn lock_unless_held(&mut self) -> bool {
+    /// Locks the shards in the order of the keys, if no other thread has locked one of them. It never waits, so any order is
+    /// free of deadlock.
+    fn try_lock(&mut self) -> bool {
         let mut places: ArrayVec<u8, MAX_CHARGES> = ArrayVec::new();
         for entry in &mut self.entries {
             let place = shard_of(entry.key, self.shards.len());
             let open = places.iter().position(|other| *other == place).unwrap_or(places.len());
             if open == places.len() {
-                let Some(own) = self.shards.get(usize::from(place)).and_then(Shard::open_unless_held) else {
+                let Some(own) = self.shards.get(usize::from(place)).and_then(Shard::try_open) else {
                     return false;
                 };
                 let _ = (places.try_push(place), self.open.try_push(own));
@@ -90,11 +91,11 @@ impl<'s> Locked<'s> {
         true
     }
 
-    /// Locks the shards in ascending order, and waits for them: two plans never wait for each other in a circle.
+    /// Locks the shards in ascending order and waits for them. The common order is what prevents a deadlock of two plans.
     #[cold]
     fn lock_in_order(&mut self) {
         self.open.clear();
-        // A shard and, below it, which key: sorted by the one, they still tell the other.
+        // The shard in the upper byte and the key's index in the lower one: sorted by shard, they still name the key.
         let mut order: ArrayVec<u16, MAX_CHARGES> = ArrayVec::new();
         for (entry, index) in self.entries.iter().zip(0u16..) {
             let _ = order.try_push(u16::from(shard_of(entry.key, self.shards.len())) << 8 | index);
@@ -114,7 +115,7 @@ impl<'s> Locked<'s> {
         }
     }
 
-    /// Finds the keys.
+    /// Finds the keys in their shards.
     pub(super) fn find(&mut self) {
         for entry in &mut self.entries {
             if let Some(shard) = self.open.get(usize::from(entry.shard)) {
@@ -123,19 +124,19 @@ impl<'s> Locked<'s> {
         }
     }
 
-    /// How many keys before the `index`th are new to the same shard.
+    /// Returns how many keys before the `index`th are new to the same shard.
     pub(super) fn new_before(&self, index: usize) -> usize {
         let Some(own) = self.entries.get(index) else { return 0 };
         self.entries.iter().take(index).filter(|entry| entry.is_new() && entry.shard == own.shard).count()
     }
 
-    /// The shard of the `index`th key.
+    /// Returns the shard of the `index`th key.
     #[inline]
     pub(super) fn shard(&mut self, index: usize) -> Option<&mut Open<'s>> {
         self.open.get_mut(usize::from(self.entries.get(index)?.shard))
     }
 
-    /// The `index`th key, if it is there, and its shard.
+    /// Returns the `index`th key and its shard, if the shard has the key.
     #[inline]
     fn known(&mut self, index: usize) -> Option<(&mut Open<'s>, &mut LockedEntry<'s>)> {
         let entry = self.entries.get_mut(index).filter(|entry| !entry.is_new())?;
@@ -151,7 +152,7 @@ impl<'s> Locked<'s> {
         }
     }
 
-    /// What becomes of a key that was not here.
+    /// Changes an empty balance, and saves it under a new key.
     fn begin<T>(&mut self, index: usize, limit: &Limit, change: impl FnOnce(&mut Balance) -> T) -> T {
         let mut balance = Balance::default();
         let changed = change(&mut balance);
@@ -223,7 +224,7 @@ impl Balances for Locked<'_> {
     }
 }
 
-/// The shard of a key, by its highest bits; its lowest ones find its slot.
+/// Returns the shard of a key, by its highest bits; the lower half finds its slot.
 pub(super) fn shard_of(key: Digest, shards: usize) -> u8 {
     // There are a power of two of them, at most 256.
     let last = u8::try_from(shards.saturating_sub(1)).unwrap_or(u8::MAX);
@@ -237,7 +238,7 @@ mod tests {
 
     use super::*;
 
-    /// What lies in one partition of a shared store spreads over all shards of a table in memory.
+    /// The keys of one partition of a shared store spread over all shards of a table in memory.
     #[test]
     fn the_keys_of_one_partition_spread_over_all_shards() {
         let mut random = rand::rngs::StdRng::seed_from_u64(7);

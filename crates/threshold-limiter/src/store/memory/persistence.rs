@@ -1,4 +1,4 @@
-//! What a store in memory hands to its sink, and takes back after a restart.
+//! What the store reports to its change sink, and what it restores after a restart.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -14,25 +14,25 @@ use crate::bans::beyond;
 use crate::store::{ChangeSink, Listed, StoreError};
 
 impl MemoryStore {
-    /// The same store, which tells this sink what must outlive the process. What was restored before is not told again.
+    /// Reports every change that must outlive the process to this sink. What was restored before is not reported.
     #[must_use]
     pub fn with_change_sink(mut self, sink: Arc<dyn ChangeSink>) -> Self {
         self.sink = Some(sink);
         self
     }
 
-    /// Takes back how it stood with a subject. SlotWords whether there was room.
+    /// Restores the standing of a subject. Returns whether there was room.
     pub fn restore_standing(&self, key: Digest, standing: Standing, now: Timestamp) -> bool {
         let Some(map) = self.standings.get(self.standing_shard(key)) else { return false };
         self.put_standing(&mut lock(map), key, standing, now)
     }
 
-    /// Takes back what was known of an account. SlotWords whether there was room; nothing that is here goes for it.
+    /// Restores an account. Returns whether there was room; evicts nothing.
     pub fn restore_account(&self, key: Digest, account: Account) -> bool {
         lock(&self.accounts).restore(key, account)
     }
 
-    /// Takes back what was used.
+    /// Restores a balance, if there is room.
     pub fn restore_balance(&self, key: Digest, limit: &Limit, balance: Balance, now: Timestamp) {
         if let Some(shard) = self.shard(key) {
             let mut shard = shard.open();
@@ -42,7 +42,7 @@ impl MemoryStore {
         }
     }
 
-    /// Shows every balance that says anything, shard by shard: requests go on meanwhile.
+    /// Calls `show` for every balance that still has an effect, shard by shard. Requests on other shards go on meanwhile.
     pub fn each_balance(&self, now: Timestamp, mut show: impl FnMut(Digest, &Limit, &Balance)) {
         self.expire_reservations(now);
         for shard in self.table.shards() {
@@ -50,40 +50,40 @@ impl MemoryStore {
         }
     }
 
-    /// Shows every receipt that was refunded and would still give something back.
+    /// Calls `show` for every refunded receipt whose refund would still have an effect.
     pub fn each_refund(&self, now: Timestamp, mut show: impl FnMut(TraceId, Timestamp)) {
         lock(&self.refunds).refunded(now).for_each(|(id, void_from)| show(id, void_from));
     }
 
-    /// Takes back that a receipt was refunded. SlotWords whether there was room.
+    /// Restores the record that a receipt was refunded. Returns whether there was room.
     pub fn restore_refund(&self, id: TraceId, void_from: Timestamp, now: Timestamp) -> bool {
         lock(&self.refunds).refund(id, void_from, now).is_ok()
     }
 
-    /// Shows how it stands with every subject, shard by shard.
+    /// Calls `show` for the standing of every subject, shard by shard.
     pub fn each_standing(&self, mut show: impl FnMut(Digest, &Standing)) {
         for map in &self.standings {
             lock(map).entries().iter().for_each(|(key, standing)| show(*key, standing));
         }
     }
 
-    /// Shows every account. Logins wait meanwhile.
+    /// Calls `show` for every account. Logins wait meanwhile.
     pub fn each_account(&self, mut show: impl FnMut(Digest, &Account)) {
         lock(&self.accounts).entries().iter().for_each(|(key, account)| show(*key, account));
     }
 
-    /// How it stands with a subject.
+    /// Returns the standing of a subject.
     pub fn standing(&self, key: Digest) -> Option<Standing> {
         lock(self.standings.get(self.standing_shard(key))?).get(key).cloned()
     }
 
-    /// What is known of an account.
+    /// Returns an account.
     pub fn account(&self, key: Digest) -> Option<Account> {
         lock(&self.accounts).get(key).cloned()
     }
 
-    /// Shows whom ladders have banned and until when, in the order of their subjects, from the first after `after`, until
-    /// `show` stops: a page costs no more than what it shows.
+    /// Calls `show` for the subjects that ladders have banned, in the order of their keys, from the first after `after`, until
+    /// it breaks.
     pub fn walk_banned(
         &self,
         after: Option<Digest>,
@@ -99,13 +99,13 @@ impl MemoryStore {
                 break;
             }
         }
-        // So that the next walk does not meet them again.
+        // Removed here, so that the next walk does not visit them again.
         for key in over {
             banned.remove(&key);
         }
     }
 
-    /// As [`Store::list`](crate::store::Store::list), of those whom ladders have banned.
+    /// Lists the subjects that ladders have banned; see [`Store::list`](crate::store::Store::list).
     pub(super) fn list_banned(&self, after: Option<Digest>, limit: usize, now: Timestamp) -> Vec<Listed> {
         let mut listed = Vec::new();
         if limit > 0 {
@@ -117,7 +117,7 @@ impl MemoryStore {
         listed
     }
 
-    /// Notes until when a subject is banned, if it is. Its shard of the standings is held.
+    /// Updates the index of banned subjects. The caller has locked the shard of the standing, so that both agree.
     pub(super) fn note_ban(&self, key: Digest, standing: Option<&Standing>) {
         let mut banned = lock(&self.banned);
         match standing.and_then(Standing::banned_until) {
@@ -126,7 +126,7 @@ impl MemoryStore {
         }
     }
 
-    /// Forgets how it stands with a subject. SlotWords whether anything was known.
+    /// Removes the standing of a subject. Returns whether there was one.
     pub fn forget_standing(&self, key: Digest) -> bool {
         let Some(map) = self.standings.get(self.standing_shard(key)) else { return false };
         let mut map = lock(map);
@@ -139,8 +139,8 @@ impl MemoryStore {
         known
     }
 
-    /// Keeps how it stands with a subject under another key, unless something is known there. It is there before it is gone
-    /// here, so that nobody slips through in between.
+    /// Moves a standing to another key, unless that has one. It is stored there before it is removed here, so that no request
+    /// gets through in between.
     pub(super) fn rename_standing(&self, old: Digest, new: Digest, now: Timestamp) {
         let Some(standing) = self.standing(old) else { return };
         let Some(map) = self.standings.get(self.standing_shard(new)) else { return };
@@ -179,11 +179,11 @@ impl MemoryStore {
         put != Put::NoRoom
     }
 
-    /// Keeps an account that was tried. Tries that change nothing, as on one that is locked, are neither kept nor told to
-    /// the sink: whoever makes them would make the disk work.
+    /// Saves an account after an attempt. Attempts that change nothing, as on a locked account, are neither saved nor reported
+    /// to the sink: an attacker could otherwise keep the disk busy.
     ///
     /// # Errors
-    /// Where there is no room.
+    /// Returns an error if there is no room.
     pub(super) fn put_account(
         &self,
         accounts: &mut Accounts,
@@ -198,19 +198,19 @@ impl MemoryStore {
         };
         if changed {
             let gone = accounts.put(key, account, login, now)?;
-            self.keep_account(accounts, key);
-            self.keep_gone(gone);
+            self.report_account(accounts, key);
+            self.report_evicted(gone);
         }
         Ok(())
     }
 
-    pub(super) fn keep_gone(&self, gone: Option<Digest>) {
+    pub(super) fn report_evicted(&self, gone: Option<Digest>) {
         if let (Some(sink), Some(gone)) = (&self.sink, gone) {
             sink.account(gone, None);
         }
     }
 
-    pub(super) fn keep_account(&self, accounts: &Accounts, key: Digest) {
+    pub(super) fn report_account(&self, accounts: &Accounts, key: Digest) {
         if let Some(sink) = &self.sink {
             sink.account(key, accounts.get(key));
         }
@@ -238,7 +238,7 @@ mod tests {
         strike = 'request'
     ";
 
-    /// Whom a walk in steps of `step` meets.
+    /// Walks over all banned subjects in steps of `step`.
     fn walked(store: &MemoryStore, now: Timestamp, step: usize) -> Vec<(Digest, Timestamp)> {
         let mut all: Vec<(Digest, Timestamp)> = Vec::new();
         for _ in 0..10_000 {
@@ -252,7 +252,7 @@ mod tests {
                 return all;
             }
         }
-        panic!("a walk meets somebody twice");
+        panic!("a walk visits a subject twice");
     }
 
     /// Woken by: leaving out any `note_ban`; and `*until <= now` in `walk_banned`.

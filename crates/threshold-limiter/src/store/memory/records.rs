@@ -1,4 +1,4 @@
-//! What commands see of a store in memory: each table is locked when a command first needs it, until the command is done.
+//! The records of the store as commands see them: each table is locked when a command first needs it, until the command ends.
 
 use threshold_core::balance::Checked;
 use threshold_core::command::{AccountChange, AccountKey, Records, Renamed, RequestRecord, SaveReason};
@@ -15,8 +15,8 @@ use crate::store::StoreError;
 use crate::sync::MutexGuard;
 use crate::sync::atomic::Ordering;
 
-/// A store in memory while one command is executed. Tables are locked in the order in which the methods below stand: no
-/// command needs an earlier one after a later one.
+/// The store while one command is executed. Tables are locked in the order of the methods below. No command of core needs an
+/// earlier table after a later one, so there is no deadlock.
 pub(super) struct OpenRecords<'s> {
     store: &'s MemoryStore,
     reservations: Option<MutexGuard<'s, Reservations>>,
@@ -122,12 +122,12 @@ impl Records for OpenRecords<'_> {
             (AccountKey::Own(key), SaveReason::Attempted) => store.put_account(accounts, key, account, login, now)?,
             (AccountKey::Own(key), SaveReason::LoggedIn) => {
                 let Ok(gone) = accounts.put_owned(key, account, login, now) else { return Ok(false) };
-                store.keep_account(accounts, key);
-                store.keep_gone(gone);
+                store.report_account(accounts, key);
+                store.report_evicted(gone);
             }
             (AccountKey::Own(key), SaveReason::Changed) => {
                 accounts.change(key, |known| *known = account);
-                store.keep_account(accounts, key);
+                store.report_account(accounts, key);
             }
         }
         Ok(true)
@@ -137,7 +137,7 @@ impl Records for OpenRecords<'_> {
         let store = self.store;
         let accounts = self.accounts();
         if accounts.change(account, |known| change.apply(known)).is_some() {
-            store.keep_account(accounts, account);
+            store.report_account(accounts, account);
         }
         Ok(())
     }
@@ -184,7 +184,7 @@ impl Records for OpenRecords<'_> {
         Ok(self.store.check_any(key, limit, cost, now, id))
     }
 
-    /// Read in place: a balance that is only looked at stays as it is.
+    /// Reads in place, so that the balance is not rewritten under another limit.
     fn blocked_until(&mut self, key: Digest, _: &Limit, _: Timestamp) -> Result<Timestamp, StoreError> {
         let read = |shard: &Shard<'_>| {
             let shard = shard.open();
@@ -221,8 +221,8 @@ impl Records for OpenRecords<'_> {
             Renamed::Account => {
                 let accounts = self.accounts();
                 if accounts.rename(old, new) {
-                    store.keep_account(accounts, new);
-                    store.keep_gone(Some(old));
+                    store.report_account(accounts, new);
+                    store.report_evicted(Some(old));
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Answers that are remembered by the ids of their requests, and requests with an id that are under way.
+//! Requests with an id: those in flight, and the answers of those that have ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,25 +7,25 @@ use threshold_core::{Digest, Timestamp};
 
 use crate::store::StoreError;
 
-/// The room that a request takes while its answer is not there yet: most answers are shorter.
+/// The bytes reserved for a request in flight: most answers are shorter.
 const EXPECTED: usize = 4_096;
-/// What a record takes besides its answer: its places in both trees, which may be half empty.
+/// The bytes of a record besides its answer: its entries in both trees, whose nodes may be half empty.
 const OVERHEAD: usize = 384;
 
-/// Requests by id and by the end of their time, bounded in bytes. None is forgotten before its time. Where there is no room,
-/// no other one begins; an answer is kept all the same, since its request was charged.
+/// A table of requests by id and by expiry, bounded in bytes. None is evicted before its time. When it is full, no new request
+/// begins; the answer of one in flight is kept all the same, since that request was charged.
 #[derive(Debug)]
 pub(super) struct Requests {
     records: BTreeMap<Digest, RequestRecord>,
     ends: BTreeSet<(Timestamp, Digest)>,
     bytes: usize,
-    most: usize,
+    max: usize,
 }
 
 impl Requests {
-    /// Room for so many bytes.
-    pub(super) fn new(most: usize) -> Self {
-        Self { records: BTreeMap::new(), ends: BTreeSet::new(), bytes: 0, most }
+    /// Creates a table with room for this many bytes.
+    pub(super) fn new(max: usize) -> Self {
+        Self { records: BTreeMap::new(), ends: BTreeSet::new(), bytes: 0, max }
     }
 
     pub(super) fn get(&self, id: Digest) -> Option<&RequestRecord> {
@@ -37,7 +37,7 @@ impl Requests {
             self.forget(over);
         }
         let left = self.bytes.saturating_sub(self.records.get(&id).map_or(0, size));
-        if record.answer().is_none() && left.saturating_add(size(&record)) > self.most && record.until() > now {
+        if record.answer().is_none() && left.saturating_add(size(&record)) > self.max && record.until() > now {
             return Err(StoreError::Full);
         }
         self.forget(id);

@@ -1,41 +1,41 @@
-//! Reservations that wait for their end, the next to expire first.
+//! Reservations, in the order of their expiry.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use threshold_core::{Reservation, Timestamp, TraceId};
 
-/// Reservations by id and by expiry, bounded. One that has ended is kept until it expires, so that ending it again is
-/// answered alike; where there is no room, those go first, the one that ended first before others.
+/// A bounded table of reservations by id and by expiry. A reservation that has ended is kept until it expires, so that a
+/// repeated end gets the same answer. When the table is full, ended ones are evicted in the order of their end.
 #[derive(Debug)]
 pub(super) struct Reservations {
     records: BTreeMap<TraceId, Record>,
     queue: BTreeSet<(Timestamp, TraceId)>,
     ended: BTreeSet<(u64, TraceId)>,
-    /// How many have ended so far.
+    /// The number of ends so far, which orders `ended`.
     ends: u64,
-    most: usize,
+    max: usize,
 }
 
 #[derive(Debug)]
 struct Record {
     reservation: Reservation,
-    /// As the how manieth it has ended; `None` while it is open.
+    /// Its position in the order of ends; `None` while it is open.
     ended: Option<u64>,
 }
 
-/// There is room for no more: all of them are open.
+/// The table is full of open reservations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AllOpen;
 
 impl Reservations {
-    pub(super) fn new(most: usize) -> Self {
-        Self { records: BTreeMap::new(), queue: BTreeSet::new(), ended: BTreeSet::new(), ends: 0, most }
+    pub(super) fn new(max: usize) -> Self {
+        Self { records: BTreeMap::new(), queue: BTreeSet::new(), ended: BTreeSet::new(), ends: 0, max }
     }
 
-    /// Keeps a new reservation. Returns the one that had to go for it, if one had.
+    /// Inserts a new reservation. Returns the one that was evicted for it.
     pub(super) fn insert(&mut self, reservation: Reservation) -> Result<Option<Reservation>, AllOpen> {
         let id = reservation.id();
-        let gone = if self.records.len() < self.most || self.records.contains_key(&id) {
+        let gone = if self.records.len() < self.max || self.records.contains_key(&id) {
             None
         } else {
             let (_, first) = self.ended.first().copied().ok_or(AllOpen)?;
@@ -46,7 +46,7 @@ impl Reservations {
         Ok(gone)
     }
 
-    /// Keeps what became of one.
+    /// Replaces a reservation by its changed state.
     pub(super) fn update(&mut self, reservation: Reservation) {
         let Some(record) = self.records.get_mut(&reservation.id()) else { return };
         if !reservation.is_open() && record.ended.is_none() {
@@ -61,12 +61,12 @@ impl Reservations {
         self.records.get(&id).map(|record| &record.reservation)
     }
 
-    /// When the next one expires.
+    /// Returns when the next reservation expires.
     pub(super) fn next_expiry(&self) -> Timestamp {
         self.queue.first().map_or(Timestamp::MAX, |(expires, _)| *expires)
     }
 
-    /// Brings back those that were made by a clock which has since gone back. Costs one look while there are none.
+    /// Shortens reservations that were made by a clock which has since gone back. Looks at one while there are none.
     pub(super) fn bring_back(&mut self, now: Timestamp) {
         while let Some((expires, id)) = self.queue.last().copied() {
             let Some(record) = self.records.get_mut(&id) else { return };
@@ -78,7 +78,7 @@ impl Reservations {
         }
     }
 
-    /// Takes out one whose time has come.
+    /// Removes a reservation that has expired.
     pub(super) fn take_expired(&mut self, now: Timestamp) -> Option<Reservation> {
         let (_, id) = self.queue.first().copied().filter(|(expires, _)| *expires <= now)?;
         self.remove(id)

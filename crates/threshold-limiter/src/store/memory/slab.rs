@@ -1,16 +1,16 @@
-//! Balances that outgrow a slot: logs, sub-windows, holds, whatever is blocked, and buckets that were given back to.
+//! Balances that do not fit into a slot: logs, sub-windows, concurrency holds, blocked balances, refunded buckets.
 
 use threshold_core::balance::Small;
 use threshold_core::{Balance, Limit};
 
-/// A balance kept whole, with the limit it is under.
+/// A balance with its limit.
 #[derive(Debug)]
 pub(super) struct Large {
     pub(super) limit: Limit,
     pub(super) balance: Balance,
 }
 
-/// Large balances by number, and how many bytes they take.
+/// Large balances by number.
 #[derive(Debug, Default)]
 pub(super) struct Slab {
     entries: Vec<Option<Box<Large>>>,
@@ -28,7 +28,7 @@ impl Slab {
         self.entries.get(usize::try_from(number).ok()?)?.as_deref()
     }
 
-    /// Changes a balance, under this limit from now on. Also says what it is in two numbers, if it has become that small.
+    /// Changes a balance, which is under `limit` from now on. Returns its small form too, if it fits into a slot now.
     pub(super) fn change<T>(
         &mut self,
         number: u32,

@@ -1,21 +1,21 @@
-//! The memory that the slots of a table lie in.
+//! The memory of a table's slots.
 
 use std::sync::atomic::AtomicU64;
 
 use zerocopy::{FromBytes, IntoBytes as _};
 
-/// Words of a slot.
+/// The words of a slot.
 pub(super) const WORDS: usize = 4;
-/// Bytes of a cache line.
+/// The bytes of a cache line.
 pub(super) const LINE: usize = 64;
-/// The size from which on memory is mapped. Whoever has a smaller table mostly uses little of it.
+/// The smallest size that is mapped. Programs with a smaller table usually use little of it.
 #[cfg(target_os = "linux")]
 const MAPPED: usize = 64 << 20;
-/// The largest table that is taken whole at the start; to take a larger one would hold that up.
+/// The largest size that is populated at the start; a larger one would delay the start by more than two seconds.
 #[cfg(target_os = "linux")]
-const TAKEN_WHOLE: usize = 1 << 30;
+const MAX_POPULATED: usize = 1 << 30;
 
-/// A piece of memory that is zero throughout, made once. The system gives it as it is touched, unless it is taken whole.
+/// Zeroed memory, allocated once. The system provides its pages at their first use, unless it is populated.
 #[derive(Debug)]
 pub(super) enum SlotMemory {
     Heap(Box<[u64]>),
@@ -24,7 +24,7 @@ pub(super) enum SlotMemory {
 }
 
 impl SlotMemory {
-    /// Room for so many slots.
+    /// Allocates memory for this many slots.
     pub(super) fn new(slots: usize) -> Self {
         let bytes = slots.saturating_mul(size_of::<[AtomicU64; WORDS]>()).saturating_add(LINE);
         #[cfg(target_os = "linux")]
@@ -36,22 +36,22 @@ impl SlotMemory {
         Self::Heap(vec![0; bytes.div_ceil(size_of::<u64>())].into_boxed_slice())
     }
 
-    /// Maps memory, and takes it whole if it is not too much: then no decision ever waits for the system to find a page. In
-    /// large pages, where the system has them: to find its way to one of many small ones takes a processor longer than
-    /// anything else that is done for a key.
+    /// Maps memory and populates it if it is not too large, so that no decision waits for a page fault. It uses huge pages if
+    /// the system has them: with small ones, the TLB misses of a large table take longer than everything else that is done
+    /// for a key.
     #[cfg(target_os = "linux")]
     fn map(bytes: usize) -> Option<memmap2::MmapMut> {
         use memmap2::Advice::{HugePage, PopulateWrite};
-        // Whatever is never touched need not be there: a table may be made larger than the machine.
+        // Without reserved swap a table may be larger than the machine's memory, as long as few of its keys are used.
         let map = memmap2::MmapOptions::new().len(bytes).no_reserve_swap().map_anon().ok()?;
-        if bytes <= TAKEN_WHOLE {
-            // No more than hints: what a system does not know of, it leaves out.
+        if bytes <= MAX_POPULATED {
+            // Hints, which a system may not support.
             let _ = (map.advise(HugePage), map.advise(PopulateWrite));
         }
         Some(map)
     }
 
-    /// The slots, of which there were as many to be when this was made. The first begins with a cache line.
+    /// Returns `count` slots, of which the first begins a cache line. `count` must be the number that was allocated.
     pub(super) fn slots(&mut self, count: usize) -> &[[AtomicU64; WORDS]] {
         let bytes = match self {
             Self::Heap(words) => words.as_mut_bytes(),
@@ -71,14 +71,14 @@ mod tests {
 
     use super::*;
 
-    /// Small pieces, and on Linux one that is taken whole and one that is larger than machines are. Woken by leaving out `LINE`
-    /// in `new`, by a `start` of 0, and by leaving out `no_reserve_swap`.
+    /// Small sizes, and on Linux one that is populated and one that is larger than any machine's memory. Woken by leaving out
+    /// `LINE` in `new`, by a `start` of 0, and by leaving out `no_reserve_swap`.
     #[test]
-    fn slots_are_zero_and_never_lie_across_cache_lines() {
+    fn slots_are_zero_and_do_not_cross_cache_lines() {
         let larger = if cfg!(target_os = "linux") { 1 << 34 } else { 16 };
         for count in [2, 10, 4 << 20, larger] {
-            let mut piece = SlotMemory::new(count);
-            let slots = piece.slots(count);
+            let mut memory = SlotMemory::new(count);
+            let slots = memory.slots(count);
             assert_eq!(slots.len(), count);
             assert_eq!(slots.as_ptr().addr() % LINE, 0);
             for slot in [slots.first(), slots.last()].into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! The slots of one shard: a digest and two words each, found by linear probing.
+//! The slots of one shard: a digest and two words each, in an open-addressing table with linear probing.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,23 +8,25 @@ use threshold_core::Digest;
 use super::slot_memory::{LINE, WORDS};
 use crate::prefetch::prefetch;
 
-/// Digest (two words), a large figure, and a word that is 0 where the slot is empty.
+/// A digest (two words), a large figure, and a last word that is 0 in an empty slot.
 pub(super) type Slot = [u64; WORDS];
 
 pub(super) const EMPTY: Slot = [0; WORDS];
-/// Slots of a cache line. None lies across two of them.
+/// The slots of a cache line. No slot crosses a cache line.
 pub(super) const SLOTS_A_LINE: usize = LINE / size_of::<Slot>();
-/// Lines that are asked for ahead of a probe. In a full table one probe in twenty leaves them, and one in eleven for the second
-/// key of an identity, which begins where the first does.
-const ASKED_FOR: usize = 3;
+/// The lines that are prefetched for a probe. In a full table one probe in twenty goes further, and one in eleven for the
+/// second key of an identity, which begins where the first does.
+const PREFETCHED: usize = 3;
 
-/// Slots that never grow. There is always an empty one, for that is where a probe ends: the owner sees to it.
+/// Slots that never grow. The owner ensures that one is always empty, because a probe ends at an empty slot.
 ///
-/// They are atomic so that anybody may [ask for](Self::prefetch) one. All else is for whoever holds the lock, which orders it.
+/// The words are atomic so that a thread without the lock may [prefetch](Self::prefetch) them; a shared reference to plain
+/// memory that another thread writes would be undefined behaviour. All other methods require the shard's lock, which orders
+/// the relaxed loads and stores.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Slots<'p>(&'p [[AtomicU64; WORDS]]);
 
-/// The words of a slot that say what is in it, for whoever holds the lock: good until a key goes, for then others move.
+/// The two words of a slot that hold its balance. Valid while the lock is held and no key is removed: a removal moves others.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SlotWords<'s> {
     large: &'s AtomicU64,
@@ -45,7 +47,7 @@ impl SlotWords<'_> {
 }
 
 impl<'p> Slots<'p> {
-    /// These, of which the first begins with a cache line.
+    /// Wraps slots, of which the first begins a cache line.
     pub(super) const fn new(slots: &'p [[AtomicU64; WORDS]]) -> Self {
         Self(slots)
     }
@@ -63,11 +65,11 @@ impl<'p> Slots<'p> {
         self.0.get(place)
     }
 
-    /// Asks for the memory where the probe for a key begins, and for the lines behind it: few probes go further.
+    /// Prefetches the line where the probe for a key begins and the lines behind it; few probes go further.
     #[inline]
     pub(super) fn prefetch(self, key: Digest) {
         let home = self.home(key);
-        for line in 0..ASKED_FOR {
+        for line in 0..PREFETCHED {
             if let Some(slot) = self.slot(home.wrapping_add(line.wrapping_mul(SLOTS_A_LINE))) {
                 prefetch(slot);
             }
@@ -88,7 +90,7 @@ impl<'p> Slots<'p> {
         }
     }
 
-    /// Changes what a slot says and leaves whose it is.
+    /// Writes the balance of a slot and leaves its key.
     #[inline]
     pub(super) fn set_words(self, place: usize, words: [u64; 2]) {
         if let Some([_, _, large, last]) = self.slot(place) {
@@ -96,23 +98,23 @@ impl<'p> Slots<'p> {
         }
     }
 
-    /// Where the probe for a key begins: with a cache line, as far along as its lower half is along all numbers.
+    /// Returns where the probe for a key begins: at a cache line, in proportion to the lower half of the digest.
     #[inline]
     pub(super) fn home(self, key: Digest) -> usize {
         let [_, low] = key.halves();
-        // A product of two 64-bit numbers; it never wraps.
+        // The product of two 64-bit numbers does not wrap.
         let at = u128::from(low).wrapping_mul(self.len() as u128) >> 64;
         usize::try_from(at).unwrap_or(0) & !(SLOTS_A_LINE - 1)
     }
 
-    /// The slot a key is in, or the empty one where its probe ends.
+    /// Returns the slot of a key, or as an error the empty slot where its probe ends.
     #[inline]
     pub(super) fn find(self, key: Digest) -> Result<usize, usize> {
         let (place, found) = self.probe(key);
         found.map(|_| place).ok_or(place)
     }
 
-    /// Where a key's probe ends, and what its slot says if it is there.
+    /// Returns where a key's probe ends, and the words of its slot if the key is there.
     #[inline]
     pub(super) fn probe(self, key: Digest) -> (usize, Option<SlotWords<'p>>) {
         let [high, low] = key.halves();
@@ -136,16 +138,16 @@ impl<'p> Slots<'p> {
         if next < self.len() { next } else { 0 }
     }
 
-    /// Empties a slot and shifts back those behind it that would not be found across the gap. SlotWords how many.
+    /// Empties a slot and shifts back the following keys whose probes would end at the gap. Returns how many.
     pub(super) fn close(self, place: usize) -> u64 {
         let mut gap = place;
         let mut moved: u64 = 0;
         let mut next = self.after(gap);
         while let Some(slot) = self.get(next).filter(|slot| slot[3] != 0) {
             let home = self.home(digest(&slot));
-            // Whether the gap lies between this key's home and where it is, going round.
-            let wanders = if gap <= next { home <= gap || home > next } else { home <= gap && home > next };
-            if wanders {
+            // A key must move if the gap is on its way from its home to its slot, around the end of the table.
+            let is_cut_off = if gap <= next { home <= gap || home > next } else { home <= gap && home > next };
+            if is_cut_off {
                 self.set(gap, slot);
                 moved = moved.saturating_add(1);
                 gap = next;

@@ -1,4 +1,4 @@
-//! The standings of a bill's subjects, locked for as long as it is settled: a strike and a charge are one step.
+//! The standings of a bill's subjects, locked while it is settled, so that a charge and a strike are one step.
 
 use arrayvec::ArrayVec;
 use threshold_core::bill::Subject;
@@ -15,7 +15,7 @@ pub(super) struct OpenStandings<'s, 'p> {
     store: &'s MemoryStore,
     bill: &'s Bill<'p>,
     now: Timestamp,
-    /// Each shard once, in ascending order, so that two plans never wait for each other in a circle.
+    /// Each shard once, locked in ascending order, so that two plans cannot deadlock.
     shards: ArrayVec<(usize, MutexGuard<'s, BoundedMap<Digest, Standing>>), MAX_SUBJECTS>,
     standings: ArrayVec<Standing, MAX_SUBJECTS>,
 }
@@ -40,7 +40,7 @@ impl<'s, 'p> OpenStandings<'s, 'p> {
         open
     }
 
-    /// Keeps what has changed. A strike was given its room before; without any, a remembered denial is forgotten.
+    /// Saves the changed standings. Strikes have found room in `has_room`; without room, a remembered denial is dropped.
     pub(super) fn save(mut self, outcome: &Outcome) {
         for (index, standing) in std::mem::take(&mut self.standings).into_iter().enumerate() {
             if outcome.standing_changed(index) {
@@ -66,7 +66,7 @@ impl Standings for OpenStandings<'_, '_> {
         &mut self.standings
     }
 
-    /// Kept at once, so that two subjects of one plan are not promised the same place.
+    /// Saves the standing at once, so that two subjects of one plan cannot get the same free entry.
     fn has_room(&mut self, index: usize, standing: &Standing) -> bool {
         let now = self.now;
         if self.bill.verb() != Verb::Peek {
@@ -78,9 +78,9 @@ impl Standings for OpenStandings<'_, '_> {
     }
 }
 
-/// A penalty is never forgotten before its time, and a strike only for a penalty or for more strikes, as after a restart.
-/// To forget one strike for another would hand out a new warning, and let a request through, each time two subjects take
-/// turns.
+/// Returns the worth of a standing when the table is full. A penalty is never evicted before its time, and a strike only for a
+/// penalty or for more strikes. If one strike could evict another, two subjects could take turns, and each would get a new
+/// warning and one more request every time.
 pub(super) fn standing_worth(standing: &Standing, now: Timestamp) -> Worth {
     let otherwise = match standing.penalty(now) {
         Some(_) => Worth::Protected,

@@ -1,7 +1,7 @@
-//! One shard of the table: fixed slots found by a digest, and a slab for balances that outgrow them.
+//! The sharded table of balances: fixed slots, and a slab for balances that do not fit into one.
 //!
-//! Slots are 32 bytes: the digest and two words. They are made once, zeroed, so that nothing ever stops to grow. Keys are
-//! found by linear probing; one that must go is taken out by shifting back the few that follow it.
+//! A slot has 32 bytes: the digest and two words. Slots are allocated once, zeroed, so that no request waits while a table
+//! grows. Keys are found by linear probing, and removed by shifting back the few that follow.
 
 use std::fmt;
 use std::sync::{Arc, TryLockError};
@@ -18,37 +18,37 @@ use super::slot_memory::SlotMemory;
 use super::slots::{EMPTY, SLOTS_A_LINE, Slot, SlotWords, Slots};
 use crate::sync::{Mutex, MutexGuard};
 
-/// Slots for each three keys. A probe looks at one or two of them then, and few leave the lines that were asked for ahead.
+/// The slots for three keys. A probe then looks at one or two, and few leave the prefetched lines.
 const SLOTS_FOR_THREE: usize = 5;
-/// The share of its keys by which a full shard may be overrun by the keys of prefixes, as a divisor.
+/// The share of its keys by which the keys of prefixes may exceed a full shard, as a divisor.
 const PREFIX_SHARE: usize = 6;
-/// How many slots are looked at for one that may go.
+/// How many slots are searched for one to evict.
 const SEARCH: usize = 64;
-/// Bytes of large balances for each key a shard is made for.
+/// The bytes for large balances, for each key of a shard.
 const LARGE_BYTES: usize = 256;
 
-/// Where a balance is, in the lowest bits of the last word: in the slot itself, or in the slab. 0 is an empty slot.
+/// Where a balance is, in the lowest bits of the last word: in the slot (`SMALL`) or in the slab (`LARGE`). 0 is an empty slot.
 const KIND_BITS: u32 = 2;
 const SMALL: u64 = 1;
 const LARGE: u64 = 2;
-/// What is left of the word for a figure, above the kind and the number of a limit.
+/// The bits of the last word above the kind and the number of the limit.
 const FIGURE_BITS: u32 = u64::BITS - KIND_BITS - NUMBER_BITS;
 
-/// What a shard has done to stay within its bounds.
+/// The counts of what a store did to stay within its bounds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Balances that said nothing any more, dropped for free.
+    /// Balances that had no effect any more and were dropped.
     pub dropped: u64,
-    /// Live balances that were at most half used, and had to go.
+    /// Live balances, at most half used, that were evicted.
     pub evicted: u64,
-    /// Keys that were counted by their prefix because everything left was protected.
+    /// Keys that were counted by a key that stands in, because nothing could be evicted.
     pub folded: u64,
-    /// The most slots that one change moved.
+    /// The largest number of slots that one removal moved.
     pub most_moved: u64,
 }
 
 self_cell! {
-    /// All shards of a table, and the memory in which their slots lie.
+    /// All shards of a table, with the memory of their slots.
     pub(super) struct Table {
         owner: MutBorrow<SlotMemory>,
         #[covariant]
@@ -59,9 +59,9 @@ self_cell! {
 /// The shards of a table.
 pub(super) type Shards<'p> = Box<[Shard<'p>]>;
 
-/// One shard. Its slots lie outside of its lock, so that they can be asked for without it; only whoever has
-/// [opened](Self::open) it reads or changes them.
-// What every decision reads of it is in one cache line, and in none of another's.
+/// One shard. Its slots are outside of the lock, so that they can be prefetched without it; only a thread that has
+/// [locked](Self::open) the shard reads or writes them.
+// Aligned to a cache line, so that threads on different shards do not share one.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Shard<'p> {
@@ -70,18 +70,19 @@ pub(super) struct Shard<'p> {
     limits: Arc<Limits>,
 }
 
-/// What is inside of a shard's lock.
+/// The state of a shard that its lock guards, beside the slots.
 #[derive(Debug)]
 pub(super) struct Inside {
     used: usize,
-    most: usize,
+    /// The number of keys beyond which others are evicted.
+    max: usize,
     large: Slab,
-    /// Where the search for one that may go went on last.
+    /// Where the next search for a key to evict begins.
     hand: usize,
     pub(super) counts: Counts,
 }
 
-/// A small balance as it was found in a slot, and the number of its limit.
+/// A small balance that was read from a slot, with the number of its limit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen {
     number: u64,
@@ -89,7 +90,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// The balance in a slot, if it is small and under this limit, as nearly all are.
+    /// Reads the balance of a slot, if it is small and under this limit, as nearly all are.
     #[inline(always)]
     pub(super) fn at(slot: SlotWords<'_>, limit: &Limit, limits: &Limits) -> Option<Self> {
         let [large, last] = slot.get();
@@ -98,14 +99,15 @@ impl Seen {
         own.then_some(Self { number, small: Small { large, figure } })
     }
 
-    /// What a look finds, and what to write for a charge, where that is quickly said: see [`Small::glance`].
+    /// Looks at the balance on a fast path, and returns what to write for a charge; see [`Small::glance`].
     #[inline(always)]
     pub(super) fn glance(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<(Look, Charged)> {
         let (look, charged, mark) = self.small.glance(limit, cost, now)?;
         Some((look, Charged { words: packed(charged, self.number)?, mark }))
     }
 
-    /// The same for all others, unless a look changes them. The charge is none if it would outgrow the slot.
+    /// Looks at the balance in all other cases, unless the look changes it. The charge is `None` if its state would not fit into
+    /// the slot.
     pub(super) fn look(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<(Look, Option<Charged>)> {
         let look = self.small.look(limit, cost, now)?;
         let charged = self.small.charge(limit, cost, now);
@@ -113,14 +115,14 @@ impl Seen {
     }
 }
 
-/// What a slot says once a cost is charged, and what that wrote.
+/// The words of a slot after a charge, and the mark of the charge.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Charged {
     pub(super) words: [u64; 2],
     pub(super) mark: Mark,
 }
 
-/// A shard that is one's own for as long as this lives.
+/// A locked shard.
 #[derive(Debug)]
 pub(super) struct Open<'s> {
     slots: Slots<'s>,
@@ -129,24 +131,24 @@ pub(super) struct Open<'s> {
 }
 
 impl Table {
-    /// So many shards for `most` keys each.
-    pub(super) fn of(shards: usize, most: usize) -> Self {
-        let most = most.max(8);
-        // Each begins with a cache line.
-        let slots = most.saturating_mul(SLOTS_FOR_THREE).div_ceil(3).saturating_add(1).next_multiple_of(SLOTS_A_LINE);
+    /// Creates a table of this many shards, for `max` keys each.
+    pub(super) fn of(shards: usize, max: usize) -> Self {
+        let max = max.max(8);
+        // A multiple of the slots of a line, so that each shard begins a cache line.
+        let slots = max.saturating_mul(SLOTS_FOR_THREE).div_ceil(3).saturating_add(1).next_multiple_of(SLOTS_A_LINE);
         let all = slots.saturating_mul(shards);
-        Self::new(MutBorrow::new(SlotMemory::new(all)), |piece| {
+        Self::new(MutBorrow::new(SlotMemory::new(all)), |memory| {
             let limits = Arc::<Limits>::default();
             let shard = |slots| {
                 let (large, counts) = (Slab::default(), Counts::default());
-                let inside = Mutex::new(Inside { used: 0, most, large, hand: 0, counts });
+                let inside = Mutex::new(Inside { used: 0, max, large, hand: 0, counts });
                 Shard { inside, slots: Slots::new(slots), limits: Arc::clone(&limits) }
             };
-            piece.borrow_mut().slots(all).chunks_exact(slots).map(shard).collect()
+            memory.borrow_mut().slots(all).chunks_exact(slots).map(shard).collect()
         })
     }
 
-    /// Its shards.
+    /// Returns the shards.
     #[inline]
     pub(super) fn shards(&self) -> &[Shard<'_>] {
         self.borrow_dependent()
@@ -160,20 +162,20 @@ impl fmt::Debug for Table {
 }
 
 impl Shard<'_> {
-    /// Every limit that a small balance here is under, or in any other shard.
+    /// Returns the limits of all small balances of the table.
     pub(super) fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Waits until nobody else has it.
+    /// Locks the shard.
     #[inline]
     pub(super) fn open(&self) -> Open<'_> {
         Open { slots: self.slots, limits: &self.limits, inside: lock(&self.inside) }
     }
 
-    /// As [`open`](Self::open), unless somebody else has it.
+    /// Locks the shard unless another thread has locked it.
     #[inline]
-    pub(super) fn open_unless_held(&self) -> Option<Open<'_>> {
+    pub(super) fn try_open(&self) -> Option<Open<'_>> {
         let inside = match self.inside.try_lock() {
             Ok(inside) => inside,
             Err(TryLockError::Poisoned(inside)) => inside.into_inner(),
@@ -182,7 +184,7 @@ impl Shard<'_> {
         Some(Open { slots: self.slots, limits: &self.limits, inside })
     }
 
-    /// Asks for the memory of a key and waits for nothing: what several keys need is then on its way together.
+    /// Prefetches the slots of a key. It needs no lock, so the memory of several keys can be on its way at once.
     #[inline]
     pub(super) fn prefetch(&self, key: Digest) {
         self.slots.prefetch(key);
@@ -198,24 +200,24 @@ impl<'s> Open<'s> {
         self.slots.bytes().saturating_add(self.inside.large.bytes())
     }
 
-    /// The slot a key is in and what that says, or the empty one where looking for it ends. Good until a key goes: those
-    /// behind it then move.
+    /// Returns the slot of a key and its words, or the empty slot where the probe ends. Valid until a key is removed, which
+    /// moves others.
     #[inline]
     pub(super) fn probe(&self, key: Digest) -> (usize, Option<SlotWords<'s>>) {
         self.slots.probe(key)
     }
 
-    /// Whether a key is here.
+    /// Returns whether the shard has this key.
     pub(super) fn has(&self, key: Digest) -> bool {
         self.slots.find(key).is_ok()
     }
 
-    /// Whether the balance in a slot is denied at `now`, whatever fits. A small one never is.
+    /// Returns whether the balance in a slot is blocked at `now`. A small one never is.
     pub(super) fn is_blocked(&self, place: usize, now: Timestamp) -> bool {
         self.large(place).is_some_and(|large| large.balance.is_blocked(now))
     }
 
-    /// A balance in a slot, by itself.
+    /// Returns a copy of the balance in a slot.
     pub(super) fn copied(&self, place: usize) -> Balance {
         match self.large(place) {
             Some(large) => large.balance.clone(),
@@ -223,7 +225,7 @@ impl<'s> Open<'s> {
         }
     }
 
-    /// Changes the balance in a slot as a whole, under this limit from now on.
+    /// Changes the balance in a slot, which is under `limit` from now on.
     pub(super) fn with_whole<T>(&mut self, place: usize, limit: &Limit, change: impl FnOnce(&mut Balance) -> T) -> T {
         self.with_whole_as(place, (limit, Figures::Numbered), change)
     }
@@ -246,7 +248,7 @@ impl<'s> Open<'s> {
         }
         let number = u32::try_from(number).unwrap_or(u32::MAX);
         let (changed, small) = self.inside.large.change(number, limit, change);
-        // What shrinks to a slot's size, as a pause that is over does, goes back into its slot.
+        // A balance that has become small, for instance because its block is over, moves back into its slot.
         if let Some(words) = small.and_then(|small| packed(small, self.number(limit, figures)?)) {
             self.inside.large.remove(number);
             self.slots.set_words(place, words);
@@ -280,8 +282,8 @@ impl<'s> Open<'s> {
         self.with_whole(place, limit, |balance| balance.check(limit, cost, now, id))
     }
 
-    /// As [`check`](Self::check), with the figures of the limit beside the balance: whoever chooses another limit for each
-    /// key takes no numbers from others.
+    /// Decides as [`check`](Self::check) does, and stores the figures of the limit with the balance: a caller who chooses another
+    /// limit for each key must not use up the numbers of limits.
     pub(super) fn check_carried(
         &mut self,
         key: Digest,
@@ -320,27 +322,27 @@ impl<'s> Open<'s> {
     }
 
     fn is_full(&self) -> bool {
-        self.inside.used >= self.inside.most || self.inside.large.bytes() > self.inside.most.saturating_mul(LARGE_BYTES)
+        self.inside.used >= self.inside.max || self.inside.large.bytes() > self.inside.max.saturating_mul(LARGE_BYTES)
     }
 
-    /// Whether the key of a prefix may be added beyond the bound, after so many others that are to come: by a share of it.
+    /// Returns whether the key of a prefix may be added to a full shard, after `others`: up to a share of its keys.
     pub(super) fn has_spare_slots(&self, others: usize) -> bool {
-        let most = self.inside.most;
-        self.inside.used.saturating_add(others) < most.saturating_add(most.checked_div(PREFIX_SHARE).unwrap_or(0))
+        let max = self.inside.max;
+        self.inside.used.saturating_add(others) < max.saturating_add(max.checked_div(PREFIX_SHARE).unwrap_or(0))
     }
 
-    /// Whether the key of a whole rule may be added beyond the bound; there are few of them. One slot always stays empty,
-    /// for that is where a probe ends.
+    /// Returns whether the key of a whole rule may be added to a full shard; there are few of them. One slot always stays empty,
+    /// because a probe ends at an empty slot.
     pub(super) fn has_a_spare_slot(&self, others: usize) -> bool {
         self.inside.used.saturating_add(others).saturating_add(1) < self.slots.len()
     }
 
-    /// Adds a key that is not here. The caller has made room.
+    /// Adds a new key. The caller has made room.
     pub(super) fn add(&mut self, key: Digest, limit: &Limit, balance: Balance) {
         self.add_as(key, (limit, Figures::Numbered), balance);
     }
 
-    /// Keeps what was used before a restart; the caller has made room. The limit may be nobody's any more.
+    /// Restores a balance from before a restart. The caller has made room. The policy may no longer have the limit.
     pub(super) fn restore(&mut self, key: Digest, limit: &Limit, balance: Balance) {
         match self.slots.find(key) {
             Ok(place) => self.with_whole_as(place, (limit, Figures::Restored), |own| *own = balance),
@@ -360,27 +362,27 @@ impl<'s> Open<'s> {
         }
     }
 
-    /// Whether room could be made for a key that is not here. Nothing goes yet.
+    /// Returns whether room could be made for a new key. Evicts nothing.
     pub(super) fn has_room(&self, key: Digest, now: Timestamp) -> bool {
-        !self.is_full() || self.dispensable(key, now).0.is_some()
+        !self.is_full() || self.find_evictable(key, now).0.is_some()
     }
 
-    /// Makes room for a key that is not here. What had to go for it is gone afterwards, and others may have moved.
+    /// Makes room for a new key; an eviction may move other keys. Returns whether there is room.
     pub(super) fn make_room(&mut self, key: Digest, now: Timestamp) -> bool {
         !self.is_full() || self.free_one(key, now)
     }
 
-    /// Keeps a balance. One that says nothing is dropped instead.
+    /// Saves a balance, or removes the key if the balance has no effect any more.
     pub(super) fn keep(&mut self, key: Digest, limit: &Limit, balance: Balance, now: Timestamp) {
         match self.slots.find(key) {
-            Ok(place) if balance.silent_from() <= now => self.take_out(place),
+            Ok(place) if balance.silent_from() <= now => self.remove_at(place),
             Ok(place) => self.with_whole(place, limit, |own| *own = balance),
             Err(_) if balance.silent_from() <= now => {}
             Err(_) => self.add(key, limit, balance),
         }
     }
 
-    /// Shows every balance that says anything.
+    /// Calls `show` for every balance that still has an effect.
     pub(super) fn each(&self, now: Timestamp, show: &mut impl FnMut(Digest, &Limit, &Balance)) {
         for at in 0..self.slots.len() {
             let Some(slot) = self.slots.get(at).filter(|slot| slot[3] != 0) else { continue };
@@ -403,12 +405,12 @@ impl<'s> Open<'s> {
 
     pub(super) fn remove(&mut self, key: Digest) {
         if let Ok(place) = self.slots.find(key) {
-            self.take_out(place);
+            self.remove_at(place);
         }
     }
 
-    /// Takes a slot out, shifting back those behind it that would not be found across the gap.
-    fn take_out(&mut self, place: usize) {
+    /// Removes the key in a slot, and shifts back the following ones.
+    fn remove_at(&mut self, place: usize) {
         if let Some((LARGE, _, number)) = self.slots.get(place).map(|slot| parts(slot[3])) {
             self.inside.large.remove(u32::try_from(number).unwrap_or(u32::MAX));
         }
@@ -417,20 +419,20 @@ impl<'s> Open<'s> {
         self.inside.counts.most_moved = self.inside.counts.most_moved.max(moved);
     }
 
-    /// Makes one key go.
+    /// Evicts one key. Returns whether one could be evicted.
     fn free_one(&mut self, near: Digest, now: Timestamp) -> bool {
-        let (found, hand) = self.dispensable(near, now);
+        let (found, hand) = self.find_evictable(near, now);
         self.inside.hand = hand;
         let Some((place, used)) = found else { return false };
-        self.take_out(place);
+        self.remove_at(place);
         let counted = if used.is_some() { &mut self.inside.counts.evicted } else { &mut self.inside.counts.dropped };
         *counted = counted.saturating_add(1);
         true
     }
 
-    /// A key that may go, and how much it has used: one that says nothing, else the least used of those looked at, never a
-    /// protected one. Also where the search ended.
-    fn dispensable(&self, near: Digest, now: Timestamp) -> (Option<(usize, Option<u64>)>, usize) {
+    /// Returns the slot to evict and how much of its limit is used (`None` if it has no effect any more): the first without
+    /// effect, otherwise the least used of those searched, never a protected one. Also returns where the search ended.
+    fn find_evictable(&self, near: Digest, now: Timestamp) -> (Option<(usize, Option<u64>)>, usize) {
         let mut least: Option<(u64, usize)> = None;
         let mut at = self.inside.hand;
         for start in [self.slots.home(near), self.inside.hand] {
@@ -494,30 +496,30 @@ impl<'s> Open<'s> {
     }
 }
 
-/// A balance under the limit of this number in two words, if it fits.
+/// Packs a balance under the limit of this number into two words, if it fits.
 #[inline]
 fn packed(small: Small, number: u64) -> Option<[u64; 2]> {
     (small.figure >> FIGURE_BITS == 0).then(|| [small.large, joined(SMALL, number, small.figure)])
 }
 
-/// Where the figures of a balance's limit are.
+/// Where the figures of a balance's limit are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Figures {
-    /// Among the numbered limits, if the balance is small and there is a number.
+    /// Among the numbered limits, if the balance is small and a number is free.
     Numbered,
-    /// Likewise, for a limit that may be nobody's any more.
+    /// Likewise, for a limit that the policy may no longer have.
     Restored,
-    /// Beside the balance.
+    /// With the balance, in the slab.
     Carried,
 }
 
-/// What a slot is worth keeping.
+/// The worth of a slot: what would be lost by its eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Worth {
     Empty,
-    /// It says nothing any more.
+    /// Its balance has no effect any more.
     Nothing,
-    /// So many millionths of its limit are used, at most half of them.
+    /// This many millionths of its limit are used, at most half of them.
     Share(u64),
     Protected,
 }
@@ -527,7 +529,7 @@ fn joined(kind: u64, number: u64, figure: u64) -> u64 {
     figure << (KIND_BITS + NUMBER_BITS) | number << KIND_BITS | kind
 }
 
-/// Kind, number of the limit, figure.
+/// Splits the last word into kind, number of the limit, and figure.
 #[inline]
 fn parts(last: u64) -> (u64, u64, u64) {
     let kind = last & ((1 << KIND_BITS) - 1);
