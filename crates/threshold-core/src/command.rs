@@ -178,7 +178,7 @@ pub enum Answer {
     /// The receipt of the new charges.
     Renewed(Box<Receipt>),
     /// The keys that a reservation was charged to. There may be room under them now, for requests that wait.
-    Ended(Result<ArrayVec<Digest, MAX_CHARGES>, CommitError>),
+    Ended(Result<Vec<Digest>, CommitError>),
     /// Whether the secret may be checked, or why not.
     Attempted(AttemptOutcome),
     /// The result of a login attempt.

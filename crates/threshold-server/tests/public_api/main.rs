@@ -27,7 +27,7 @@ const UPDATE: &str = "UPDATE_API=1 cargo test -p threshold-server --test public_
 /// of Threshold. Everything else is a detail that can be replaced.
 const ALLOWED: [(&str, &[&str]); 2] = [
     // `serde` and `serde_json` are what a case file is read and answered with.
-    ("threshold_core", &["arrayvec", "ipnet", "serde_core", "serde_json"]),
+    ("threshold_core", &["serde_core", "serde_json"]),
     ("threshold_limiter", &["threshold_core", "bytes", "http", "http_body", "tower_layer", "tower_service"]),
 ];
 

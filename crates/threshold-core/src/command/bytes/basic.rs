@@ -93,6 +93,18 @@ impl<T: Field> Field for ArrayVec<T, MAX_CHARGES> {
     }
 }
 
+impl Field for Vec<Digest> {
+    fn write(&self, out: &mut Writer) {
+        out.number(self.len() as u64);
+        self.iter().for_each(|key| key.write(out));
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        // No reservation holds more keys, so a longer list is no answer to one.
+        (0..from.count(MAX_CHARGES)?).map(|_| take(from)).collect()
+    }
+}
+
 impl Field for Timestamp {
     fn write(&self, out: &mut Writer) {
         out.number(self.micros());
