@@ -18,6 +18,22 @@
 //! }
 //! ```
 //!
+//! To limit by address alone no policy is needed:
+//!
+//! ```no_run
+//! use std::net::SocketAddr;
+//!
+//! use axum::{Router, routing::get};
+//! use threshold_limiter::tower::ThresholdLayer;
+//!
+//! # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
+//! let app = Router::new().route("/", get(|| async { "hello" })).layer(ThresholdLayer::per_ip("100/min")?);
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+//! axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! For each request:
 //!
 //! - **The caller** is identified as the policy's `[identity]` says: by the peer's address ([`PeerAddr`], axum's `ConnectInfo`

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use http::request::Parts;
-use threshold_core::policy::{Claims, Policy};
+use threshold_core::policy::{Claims, LimitText, Per, Policy, PolicyError, Rule};
 use tower_layer::Layer;
 
 use super::background::Background;
@@ -48,6 +48,21 @@ impl ThresholdLayer {
         if view.policy.lacks_token_verifier() {
             return Err(NoTokenVerifier);
         }
+        Ok(Self::with_view(limiter, view))
+    }
+
+    /// Creates a layer that limits each client address, without a policy of your own. `limit` is text as in a policy
+    /// (`"100/min burst 20"`) or a [`Limit`](crate::Limit).
+    ///
+    /// Addresses are counted as by a rule with `per = ["ip"]`: an IPv6 network of /64 is one client. Behind a reverse proxy
+    /// every request has the proxy's address: use [`new`](Self::new) with a policy that has `trusted_proxies`.
+    ///
+    /// # Errors
+    /// Returns an error if the text is not a limit.
+    pub fn per_ip(limit: impl Into<LimitText>) -> Result<Self, PolicyError> {
+        let policy = Policy::builder().rule(Rule::builder("per-ip").per([Per::Ip]).limit(limit)).build()?;
+        let limiter = Arc::new(Limiter::new(policy));
+        let view = PolicyView::new(limiter.policy());
         Ok(Self::with_view(limiter, view))
     }
 

@@ -50,7 +50,7 @@ fn check(name: &str) {
 
 #[test]
 fn the_documented_commands_of_every_example_work() {
-    for name in ["axum", "login", "mailer", "weather", "webhook"] {
+    for name in ["axum", "login", "mailer", "per_ip", "weather", "webhook"] {
         check(name);
     }
 }

@@ -1,0 +1,86 @@
+//! `ThresholdLayer::per_ip`: an axum server that is limited by address, over real connections from several addresses.
+
+#![cfg(not(shuttle))]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
+
+use std::net::SocketAddr;
+
+use axum::extract::Request;
+use axum::middleware::map_request;
+use axum::{Router, routing::get};
+use threshold_limiter::Limit;
+use threshold_limiter::tower::{PeerAddr, ThresholdLayer};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpSocket};
+
+fn app(layer: ThresholdLayer) -> Router {
+    Router::new().route("/", get(|| async { "hello" })).layer(layer)
+}
+
+/// Serves an app on a free port until the test ends.
+async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await });
+    address
+}
+
+/// Sends one request from an address of this machine. Returns the whole response.
+async fn ask(server: SocketAddr, from: &str) -> String {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
+    let mut stream = socket.connect(server).await.unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    response
+}
+
+async fn status(server: SocketAddr, from: &str) -> String {
+    let response = ask(server, from).await;
+    response.strip_prefix("HTTP/1.1 ").unwrap().chars().take(3).collect()
+}
+
+/// Woken by: `per([])` in `per_ip`; and without `ConnectInfo` in `recorded_peer`.
+#[tokio::test]
+async fn each_address_has_a_limit_of_its_own() {
+    let server = serve(app(ThresholdLayer::per_ip("2/min").unwrap())).await;
+    let first = ask(server, "127.0.0.1").await;
+    assert!(first.starts_with("HTTP/1.1 200") && first.ends_with("hello"), "{first}");
+    assert!(first.to_ascii_lowercase().contains("x-ratelimit-remaining: 1\r\n"), "{first}");
+    assert_eq!(status(server, "127.0.0.1").await, "200");
+    let denied = ask(server, "127.0.0.1").await;
+    assert!(denied.starts_with("HTTP/1.1 429"), "{denied}");
+    assert!(denied.to_ascii_lowercase().contains("retry-after: 30\r\n"), "{denied}");
+    assert_eq!(status(server, "127.0.0.2").await, "200");
+}
+
+/// Woken by: `.limit("2/min")` in `per_ip`, whatever limit is given.
+#[tokio::test]
+async fn the_limit_may_be_a_value() {
+    let server = serve(app(ThresholdLayer::per_ip(Limit::per_hour(1)).unwrap())).await;
+    assert_eq!(status(server, "127.0.0.1").await, "200");
+    assert_eq!(status(server, "127.0.0.1").await, "429");
+}
+
+/// A program behind another protocol knows the client's address better than axum. Woken by: `ConnectInfo` first in
+/// `recorded_peer`.
+#[tokio::test]
+async fn an_inserted_peer_address_goes_before_axums() {
+    async fn insert(mut request: Request) -> Request {
+        request.extensions_mut().insert(PeerAddr("203.0.113.7:443".parse().unwrap()));
+        request
+    }
+    let server = serve(app(ThresholdLayer::per_ip("1/min").unwrap()).layer(map_request(insert))).await;
+    assert_eq!(status(server, "127.0.0.1").await, "200");
+    assert_eq!(status(server, "127.0.0.2").await, "429");
+}
+
+/// The error names the rule and says what is wrong with the text.
+#[test]
+fn a_text_that_is_no_limit_is_an_error() {
+    for (text, wrong) in [("100/fortnight", "fortnight"), ("fast", ""), ("", "")] {
+        let error = ThresholdLayer::per_ip(text).unwrap_err().to_string();
+        assert!(error.contains("per-ip") && error.contains(wrong), "{text}: {error}");
+    }
+}
