@@ -445,7 +445,7 @@ fn everything_wrong_is_said_at_once_and_in_order() {
 }
 
 /// The editors' schema is generated from the types the file is read into. After a change of those, run this test with
-/// `UPDATE_SCHEMA=1` to write it anew.
+/// `UPDATE_SCHEMA=1` to regenerate it.
 #[cfg(feature = "schema")]
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the schema is a file, and a test may read it")]

@@ -140,7 +140,7 @@ fn full_of_keys_over_their_limit_it_denies_who_is_new() {
     assert_eq!(limiter.usage().counts.evicted, 0);
 }
 
-/// Who only looks, and whoever is denied at once, is not kept.
+/// A key that was only checked with cost 0, or denied at once, takes no slot.
 #[test]
 fn what_changes_nothing_keeps_nothing() {
     let (limiter, _) = limiter("2/min", 100);

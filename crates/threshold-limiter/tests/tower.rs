@@ -789,7 +789,7 @@ async fn who_waits_holds_its_place() {
     assert_eq!(status(&app, PROXY, &[("x-user", "u2")]).await, 429, "and until its answer has ended");
     drop(slow);
     assert_eq!(status(&app, PROXY, &[("x-user", "u2")]).await, 200);
-    // Whoever leaves while it waits gives the place back.
+    // A client that leaves while it waits gives its place back.
     let left = ask(&app, PROXY, U1);
     assert!(tokio::time::timeout(Duration::ZERO, left).await.is_err());
     assert_eq!(status(&app, PROXY, &[("x-user", "u2")]).await, 200);

@@ -156,8 +156,8 @@ impl KeyPrefix {
         Self { secret, own: own | partition }
     }
 
-    /// The key of a budget: the secret, laid over the digest of whom it is counted by. Either is as good as random to
-    /// whoever does not know the secret, so two budgets share a key as seldom as two digests of 112 bits are equal.
+    /// Returns the key of a budget: the rule's secret combined with the digest of the identity it counts by. Both look random
+    /// without the secret, so two budgets share a key as rarely as two digests of 112 bits are equal.
     ///
     /// Both halves begin as the identity's do, so that a store can keep together what belongs to one, and the partition
     /// is the identity's: see [`Digest::halves`].
