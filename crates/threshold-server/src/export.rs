@@ -26,10 +26,10 @@ pub(crate) struct ExportArgs {
     pub(crate) target: Target,
     /// The policy file, or - for standard input
     pub(crate) policy: PathBuf,
-    /// terraform: the major version of Cloudflare's provider; 4 unless said
+    /// terraform: the major version of Cloudflare's provider; 4 by default
     #[arg(long, value_parser = clap::value_parser!(u8).range(4..=5))]
     pub(crate) provider: Option<u8>,
-    /// terraform: the name of the resource; threshold_edge unless said
+    /// terraform: the name of the resource; threshold_edge by default
     #[arg(long, value_name = "NAME", value_parser = terraform::resource_name)]
     pub(crate) name: Option<String>,
     /// terraform: the host that rules for all requests are limited to, and the hosts whose names contain it

@@ -171,7 +171,8 @@ struct RepeatableQuestion {
 }
 
 pin_project! {
-    /// The gate's answer, in the form that the proxy wants. It is pending only for shadow bans and strikes.
+    /// The gate's answer, in the form that the proxy wants. On a store in memory it is
+    /// pending only for shadow bans and strikes.
     pub(super) struct GateAnswer {
         #[pin]
         answer: ResponseFuture<AllowedService, DeclaredBody>,

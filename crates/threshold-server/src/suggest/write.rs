@@ -74,11 +74,11 @@ impl<'t> Suggestion<'t> {
         let percent = self.share * 100.0;
         let _ = writeln!(
             out,
-            "# All limits together would have touched {about}{} of them ({}); asked was",
+            "# All limits together would have touched {about}{} of them ({}); the bound",
             grouped(touched),
             share(touched, all)
         );
-        let _ = writeln!(out, "# no more than {percent} %.");
+        let _ = writeln!(out, "# was {percent} %.");
         if !demand.is_exact() {
             let _ = writeln!(
                 out,
