@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use threshold_limiter::journal::{AuditLine, GivenSecrets, Journal, installation_secrets, secret_path};
+use threshold_limiter::journal::{
+    AuditLine, GivenSecrets, Journal, JournalError, installation_secrets, old_secret_path, secret_path,
+};
 use threshold_limiter::{Clock as _, SystemClock};
 
 use crate::Report;
@@ -13,13 +15,21 @@ use crate::serve::secret;
 pub(crate) fn backup(args: &BackupArgs) -> anyhow::Result<Report> {
     Journal::copy(&args.db, &args.file)?;
     let rows = Journal::read(&args.file)?.rows.len();
-    let secret = secret_path(&args.db);
     let text = format!(
         "{} has {rows} rows; keep {} with it, because it cannot be used without\n",
         args.file.display(),
-        if secret.exists() { secret.display().to_string() } else { "THRESHOLD_SECRET".to_owned() },
+        secret_names(&args.db),
     );
     Ok(Report { text, code: 0 })
+}
+
+/// Names the secrets that the rows of a journal are under. During a rotation some are still under the old one.
+fn secret_names(db: &Path) -> String {
+    const OLD: &str = "THRESHOLD_SECRET_OLD";
+    let name = |path: &Path| path.exists().then(|| path.display().to_string());
+    let present = name(&secret_path(db)).unwrap_or_else(|| "THRESHOLD_SECRET".to_owned());
+    let old = std::env::var_os(OLD).map(|_| OLD.to_owned()).or_else(|| name(&old_secret_path(db)));
+    old.map_or_else(|| present.clone(), |old| format!("{present} and {old}"))
 }
 
 /// Replaces the journal by a copy. No server may use it meanwhile.
@@ -27,13 +37,17 @@ pub(crate) fn restore(args: &RestoreArgs) -> anyhow::Result<Report> {
     let before = Journal::replace(&args.file, &args.db)?;
     let rows = Journal::read(&args.db)?.rows.len();
     let mut text = format!("{} has {rows} rows\n", args.db.display());
+    let mut code = 0;
     if let Err(error) = audit(args, before.as_deref()) {
         crate::print_error(&format!("the restore is not recorded in the audit of {}: {error:#}", args.db.display()));
+        // No server starts on it under these secrets, so a script must not go on.
+        let is_foreign = matches!(error.downcast_ref(), Some(JournalError::OtherSecret(_)));
+        code = u8::from(is_foreign);
     }
     if let Some(before) = before {
         text.push_str(&format!("the journal before it is now {}\n", before.display()));
     }
-    Ok(Report { text, code: 0 })
+    Ok(Report { text, code })
 }
 
 /// Records the restore in the audit of the restored journal, which ends when the copy was made.

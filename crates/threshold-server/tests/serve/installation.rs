@@ -190,3 +190,42 @@ fn a_killed_start_does_not_hide_damage() {
         assert!(is_told || log.contains("journal damaged"), "after {after} ms: {told}, {log}");
     }
 }
+
+fn run(args: &[&str], variables: &[(&str, &str)]) -> std::process::Output {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_threshold"));
+    for name in ["THRESHOLD_SECRET", "THRESHOLD_SECRET_OLD"] {
+        command.env_remove(name);
+    }
+    command.args(args).envs(variables.iter().copied()).output().unwrap()
+}
+
+/// A backup named the present secret alone, though rows under the old one need that one too. A restore under another secret
+/// exited with 0, and the server then refused to start.
+///
+/// Fails without `old_secret_path` in `secret_names`, and without `is_foreign` in `restore`.
+#[test]
+fn a_backup_names_both_secrets_and_a_restore_under_another_one_fails() {
+    let place = Installation::new();
+    let (db, copy) = (place.path("threshold.db"), place.path("copy.db"));
+    let server = place.start(&db, &[]);
+    ban(&server, "mallory");
+    stop(server);
+    let (db, copy) = (db.to_str().unwrap(), copy.to_str().unwrap());
+    let backup = |variables: &[(&str, &str)]| {
+        let _ = std::fs::remove_file(copy);
+        String::from_utf8(run(&["backup", copy, "--db", db], variables).stdout).unwrap()
+    };
+    let said = backup(&[]);
+    assert!(said.contains("threshold.secret with it"), "{said}");
+    let said = backup(&[("THRESHOLD_SECRET_OLD", "the secret before this one")]);
+    assert!(said.contains("threshold.secret and THRESHOLD_SECRET_OLD with it"), "{said}");
+    std::fs::write(place.path("threshold.secret.old"), "").unwrap();
+    let said = backup(&[]);
+    assert!(said.contains("threshold.secret.old with it"), "{said}");
+    std::fs::remove_file(place.path("threshold.secret.old")).unwrap();
+    assert_eq!(run(&["restore", copy, "--db", db], &[]).status.code(), Some(0));
+    let wrong = run(&["restore", copy, "--db", db], &[("THRESHOLD_SECRET", "quite another secret of ours")]);
+    let said = String::from_utf8(wrong.stderr).unwrap();
+    assert_eq!(wrong.status.code(), Some(1), "{said}");
+    assert!(said.contains("was written under another secret"), "{said}");
+}

@@ -156,7 +156,7 @@ fn state_and_tokens_of_the_old_secret_stay_valid() {
     assert!(attempt(&server, "ada", "192.0.2.6", Some(&device)).is_some());
     // There was no attempt on dan's account since.
     let log = stop(server);
-    assert!(log.contains("accounts forgotten") && log.contains("forgotten=1"), "{log}");
+    assert!(log.contains("under an unknown secret deleted") && log.contains("forgotten=1"), "{log}");
 }
 
 #[test]
