@@ -1,4 +1,4 @@
-//! The bytes of everything that is stored or handed out: a version, then varints, and nothing left over.
+//! The encoding of stored records and tokens: a version byte, varints, and no trailing bytes.
 
 use std::fmt;
 
@@ -48,11 +48,11 @@ impl fmt::Display for Readable {
     }
 }
 
-/// The format of everything that a host writes. A release that changes any record raises it by one.
+/// The format of everything that a host writes. A release that changes a record raises it by one.
 ///
-/// The version byte of a record is the format that introduced its layout, so one number says how to write all of them. A
-/// host writes [`Format::PRESENT`]. During a rolling upgrade, while some nodes still run the release before, every node
-/// writes the format before instead; then all of them read all that is written.
+/// The version byte of a record is the format that introduced its layout, so that one number selects the version of every
+/// record. A host writes [`Format::PRESENT`]. During a rolling upgrade, while some nodes still run the previous release, every
+/// node writes the previous format, which all of them read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Format(u8);
 
@@ -61,7 +61,7 @@ impl Format {
     pub const PRESENT: Self = Self(1);
 }
 
-/// The versions in which a record is read. What is written is the newest of them that the format allows.
+/// The versions in which a record is read. The newest one that the format allows is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Versions {
     /// The version before the present one; `None` for a record that has not changed since it was introduced.
@@ -71,10 +71,10 @@ pub(crate) struct Versions {
 }
 
 impl Versions {
-    /// A record as the first release has it.
+    /// The versions of a record that has not changed since the first release.
     pub(crate) const FIRST: Self = Self { before: None, present: 1 };
 
-    /// A record that holds another one without a version byte of its own: it changes whenever that one does.
+    /// Returns the versions of a record that embeds another one without its version byte, and so changes with it.
     pub(crate) const fn containing(self, inner: Self) -> Self {
         let (high, low) = if self.present >= inner.present { (self, inner) } else { (inner, self) };
         let other = if low.present < high.present { Some(low.present) } else { low.before };
@@ -86,7 +86,7 @@ impl Versions {
         Self { before, present: high.present }
     }
 
-    /// The version that is written in a format.
+    /// Returns the version to write in a format.
     const fn written(self, format: Format) -> u8 {
         match self.before {
             Some(before) if self.present > format.0 => before,
@@ -95,14 +95,14 @@ impl Versions {
     }
 }
 
-/// A record by itself: its version, and what `write` appends.
+/// Encodes a record: its version byte, and what `write` appends.
 pub(crate) fn to_bytes(versions: Versions, format: Format, write: impl FnOnce(&mut Writer)) -> Vec<u8> {
     let mut out = Writer::new(versions, format);
     write(&mut out);
     out.finish()
 }
 
-/// Reads a record by itself: of one of these versions, and with nothing left over.
+/// Decodes a record of one of these versions. Trailing bytes are an error.
 pub(crate) fn from_bytes<'a, T>(
     bytes: &'a [u8],
     versions: Versions,
@@ -114,7 +114,7 @@ pub(crate) fn from_bytes<'a, T>(
     Ok(value)
 }
 
-/// Appends values to a growing record.
+/// Appends values to a record.
 #[derive(Debug)]
 pub(crate) struct Writer {
     bytes: Vec<u8>,
@@ -122,7 +122,7 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Room for a receipt of some charges, the largest of what is written often.
+    /// The initial capacity: a receipt of some charges, the largest record that is written often.
     const ROOM: usize = 192;
 
     fn new(versions: Versions, format: Format) -> Self {
@@ -132,7 +132,7 @@ impl Writer {
         Self { bytes, version }
     }
 
-    /// Whether the record is written in this version or a later one: what that version added is written only then.
+    /// Returns whether this version or a later one is written. Fields that the version added are written only then.
     #[cfg_attr(not(test), expect(dead_code, reason = "no record has a second version yet"))]
     pub(crate) fn has(&self, version: u8) -> bool {
         self.version >= version
@@ -142,7 +142,7 @@ impl Writer {
         self.bytes.push(value);
     }
 
-    /// LEB128, low bits first: small numbers, which most are, take one byte.
+    /// Appends an unsigned LEB128 varint. Most numbers are small and take one byte.
     pub(crate) fn number(&mut self, mut value: u64) {
         loop {
             let low = u8::try_from(value & 0x7f).unwrap_or(0);
@@ -158,12 +158,12 @@ impl Writer {
         self.bytes.extend_from_slice(&value.to_be_bytes());
     }
 
-    /// A length, and the bytes of a text.
+    /// Appends the length and the bytes of a text.
     pub(crate) fn text(&mut self, value: &str) {
         self.bytes(value.as_bytes());
     }
 
-    /// A length, and so many bytes.
+    /// Appends a length and that many bytes.
     pub(crate) fn bytes(&mut self, value: &[u8]) {
         self.number(value.len() as u64);
         self.bytes.extend_from_slice(value);
@@ -182,7 +182,7 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Opens a record; versions other than these are errors.
+    /// Reads the version byte. Other versions than these are errors.
     fn new(bytes: &'a [u8], versions: Versions) -> Result<Self, BytesError> {
         let (&found, bytes) = bytes.split_first().ok_or(BytesError::Truncated)?;
         let Versions { before, present: newest } = versions;
@@ -192,7 +192,7 @@ impl<'a> Reader<'a> {
         Err(BytesError::UnknownVersion { found, oldest: before.unwrap_or(newest), newest })
     }
 
-    /// Whether the record was written in this version or a later one: what that version added is there only then.
+    /// Returns whether the record has this version or a later one. Fields that the version added are there only then.
     #[cfg_attr(not(test), expect(dead_code, reason = "no record has a second version yet"))]
     pub(crate) fn has(&self, version: u8) -> bool {
         self.version >= version
@@ -212,7 +212,7 @@ impl<'a> Reader<'a> {
             let part = low.checked_shl(shift).filter(|part| part >> shift == low);
             value |= part.ok_or(BytesError::Malformed("number"))?;
             if byte & 0x80 == 0 {
-                // One number, one spelling: equal values have equal bytes.
+                // Overlong forms are errors, so that equal values have equal bytes.
                 return if byte == 0 && shift > 0 { Err(BytesError::Malformed("number")) } else { Ok(value) };
             }
         }
@@ -225,12 +225,12 @@ impl<'a> Reader<'a> {
         Ok(u128::from_be_bytes(*head))
     }
 
-    /// A text of at most so many bytes.
+    /// Reads a text of at most this many bytes.
     pub(crate) fn text(&mut self, at_most: usize) -> Result<&'a str, BytesError> {
         std::str::from_utf8(self.bytes(at_most)?).map_err(|_| BytesError::Malformed("text"))
     }
 
-    /// At most so many bytes, after their length.
+    /// Reads a length and that many bytes, at most `at_most`.
     pub(crate) fn bytes(&mut self, at_most: usize) -> Result<&'a [u8], BytesError> {
         let length = usize::try_from(self.number()?).ok().filter(|length| *length <= at_most);
         let (bytes, rest) =
@@ -239,7 +239,7 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    /// A count of things that follow, each at least one byte, so that a forged count reserves no memory.
+    /// Reads a count of items. Each takes at least one byte, so a forged count cannot reserve more memory than it sent.
     pub(crate) fn count(&mut self, at_most: usize) -> Result<usize, BytesError> {
         let count = usize::try_from(self.number()?).map_err(|_| BytesError::Malformed("count"))?;
         if count > at_most || count > self.bytes.len() {

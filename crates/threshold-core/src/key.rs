@@ -1,7 +1,7 @@
-//! Whose budget: a keyed 128-bit digest stands in for a rule and the identity it is counted by.
+//! The keys of budgets: keyed 128-bit digests of a rule and the identity it counts by.
 //!
-//! What is digested is a row of tagged, length-prefixed parts, so distinct tuples are distinct bytes whatever
-//! characters they hold; the key makes collisions impossible to prepare.
+//! The input of a digest is a sequence of tagged, length-prefixed parts, so that distinct tuples are distinct bytes whatever
+//! characters they hold. The hash is keyed, so that nobody can prepare collisions.
 
 mod partition;
 
@@ -22,26 +22,28 @@ pub(crate) use partition::{Anchors, KeyPrefix, identity_secret};
 pub struct Digest(u128);
 
 impl Digest {
-    /// From the number it is.
+    /// Creates a digest from its number.
     #[must_use]
     #[inline]
     pub const fn from_u128(value: u128) -> Self {
         Self(value)
     }
 
-    /// As a number.
+    /// Returns the number.
     #[must_use]
     #[inline]
     pub const fn to_u128(self) -> u128 {
         self.0
     }
 
-    /// The two halves. The first 16 bits of the one and the first 32 of the other are the same for all budgets that are
-    /// counted by the same identity, whatever their rules: a store that goes by those finds them side by side. The last
-    /// 16 bits of the first half are the [partition](Self::partition).
+    /// Returns the two halves.
+    ///
+    /// The first 16 bits of the first half and the first 32 bits of the second are the same for all budgets of one identity,
+    /// whatever their rules: a store that places records by those bits finds them side by side. The last 16 bits of the first
+    /// half are the [partition](Self::partition).
     #[must_use]
     #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "a half is what is left of it")]
+    #[expect(clippy::cast_possible_truncation, reason = "each half is the 64 bits that remain")]
     pub const fn halves(self) -> [u64; 2] {
         [(self.0 >> 64) as u64, self.0 as u64]
     }
@@ -53,20 +55,20 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// The id of one decision, given by the host: 128 bits nobody can guess. Receipts, reservations and holds
-/// carry it, and the delay of a shadow ban is drawn from it under a secret.
+/// The id of one decision: 128 random bits from the host. Receipts, reservations and holds carry it, and the delay of a
+/// shadow ban is derived from it under a secret.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TraceId(u128);
 
 impl TraceId {
-    /// From the number it is.
+    /// Creates an id from its number.
     #[must_use]
     #[inline]
     pub const fn from_u128(value: u128) -> Self {
         Self(value)
     }
 
-    /// As a number.
+    /// Returns the number.
     #[must_use]
     #[inline]
     pub const fn to_u128(self) -> u128 {
@@ -80,51 +82,51 @@ impl fmt::Debug for TraceId {
     }
 }
 
-/// 32 hexadecimal digits.
+/// Formats the id as 32 hexadecimal digits.
 impl fmt::Display for TraceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)
     }
 }
 
-/// The secret that digests are made with. Random per process for a table in memory; derived from the
-/// installation's secret for anything stored.
+/// The key of digests: random for each process if state is in memory alone, derived from the installation's secret if it is
+/// stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct DigestKey([u8; 16]);
 
 impl DigestKey {
-    /// For names in stored records that tell nobody anything, as those of rules: they are digested to be short, and stay
-    /// the same when the secret changes.
+    /// The public key for names in stored records that are no secret, as those of rules. They are digested to be short, and
+    /// stay the same when the secret is rotated.
     pub(crate) const OF_NAMES: Self = Self(*b"threshold name 1");
 
-    /// From 16 secret bytes.
+    /// Creates a key from 16 secret bytes.
     #[must_use]
     pub const fn new(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// Begins a digest in a field of its own: keys of different `domain`s never meet.
+    /// Starts a digest. The domain is its first byte, so that digests of two domains never collide.
     pub(crate) fn begin(self, domain: Domain) -> KeyBuilder {
-        // SipHash-1-3 with 128 bits of output: the keyed hash the standard library relies on against chosen
-        // collisions, and the fastest of its family.
+        // SipHash-1-3 with 128 bits of output: the keyed hash that the standard library uses against chosen collisions, and
+        // the fastest of its family.
         let mut builder = KeyBuilder::new(self);
         builder.push(&[domain as u8]);
         builder
     }
 
-    /// Begins a digest under a key that [`KeyBuilder::derive`] made.
+    /// Starts a digest under a key that [`KeyBuilder::derive`] returned.
     #[inline]
     pub(crate) fn go_on(self) -> KeyBuilder {
         KeyBuilder::new(self)
     }
 
-    /// Makes ready to digest rows of bytes that need no frame, under a key that [`KeyBuilder::derive`] made.
+    /// Returns a hasher of single byte strings, under a key that [`KeyBuilder::derive`] returned.
     pub(crate) fn digester(self) -> Digester {
         Digester(SipHasher13::new_with_key(&self.0))
     }
 
-    /// The digest of a request's id, or of what is asked under it. All nodes that have the same secret and run the same
-    /// release make the same one. It is its own anchor.
+    /// Digests the id of a request, or the request itself. Nodes with the same secret and release compute the same digest. It
+    /// is its own anchor.
     #[must_use]
     pub fn request(self, value: &impl Hash) -> Digest {
         let mut hasher = PortableHasher(SipHasher13::new_with_key(&self.begin(Domain::Request).derive().0));
@@ -132,7 +134,7 @@ impl DigestKey {
         Digest(hasher.0.finish128().as_u128())
     }
 
-    /// The short digest that stands for a secret value in what people read: `#` and 16 hexadecimal digits.
+    /// Returns the short form of a secret value for people to read: `#` and 16 hexadecimal digits of its digest.
     #[must_use]
     pub fn redact(self, value: &str) -> String {
         let mut key = self.begin(Domain::Redacted);
@@ -147,7 +149,7 @@ impl fmt::Debug for DigestKey {
     }
 }
 
-/// Hashes numbers alike on every machine: little-endian, and as wide on one as on the other.
+/// A hasher that writes integers alike on every machine: little-endian, and `usize` as 8 bytes.
 struct PortableHasher(SipHasher13);
 
 impl Hasher for PortableHasher {
@@ -184,7 +186,7 @@ impl Hasher for PortableHasher {
     }
 }
 
-/// A secret with its first steps done, which are the same for everything that is digested under it.
+/// A hasher that is keyed already, for many byte strings under one key.
 #[derive(Clone, Copy)]
 pub(crate) struct Digester(SipHasher13);
 
@@ -201,12 +203,12 @@ impl fmt::Debug for Digester {
     }
 }
 
-/// The keys of one limit that stands alone, by whatever text its caller counts by.
+/// The keys of a limit without a policy, by any text.
 #[derive(Debug, Clone, Copy)]
 pub struct TextKeys(Digester);
 
 impl TextKeys {
-    /// The keys of a limit of this algorithm. Each algorithm has keys of its own, as the rules of a policy do.
+    /// Creates the keys of a limit. Each algorithm has keys of its own, as each rule of a policy does.
     #[must_use]
     pub fn new(key: DigestKey, limit: &Limit) -> Self {
         let mut builder = key.begin(Domain::Text);
@@ -214,17 +216,17 @@ impl TextKeys {
         Self(builder.derive().digester())
     }
 
-    /// The digest of one key.
+    /// Returns the digest of one key.
     #[must_use]
     #[inline]
     pub fn digest(&self, text: &str) -> Digest {
-        // The secret is this limit's own and there is one part only, so it needs no frame. The key is its own anchor, so
-        // the partition is the bits that are there.
+        // The hasher is for this limit alone and there is one part only, so it needs neither tag nor length. The key is its
+        // own anchor, so the partition bits stay as they are.
         self.0.digest(text.as_bytes())
     }
 }
 
-/// What kind of thing a digest stands for. The numbers are stored: never reuse one.
+/// The kind of thing that a digest stands for. The numbers are stored: never reuse one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Domain {
     Rule = 1,
@@ -241,7 +243,7 @@ pub(crate) enum Domain {
     Request = 12,
 }
 
-/// What one part of a key is. The numbers are stored: never reuse one.
+/// The kind of a part of a key. The numbers are stored: never reuse one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     Identity = 1,
@@ -255,28 +257,28 @@ pub(crate) enum Part {
     Host = 9,
     Header = 10,
     Fact = 11,
-    /// The address that stands in for an identity the request lacks.
+    /// The address that stands in for an identity that the request lacks.
     Floor = 12,
-    /// The block of addresses that keys fall to when a store is full.
+    /// The block of addresses that keys share when a store is full.
     Folded = 13,
 }
 
-/// A digest in the making. Parts are gathered and hashed in one go, which is twice as fast; most keys fit.
+/// A digest under construction. Parts are buffered and hashed at once, which is twice as fast; most keys fit the buffer.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyBuilder {
     key: DigestKey,
-    gathered: [u8; Self::GATHER],
+    buffer: [u8; Self::CAPACITY],
     len: usize,
-    /// What did not fit, already hashed as far as it goes.
-    spilt: Option<SipHasher13>,
+    /// The hash so far, once the buffer was full.
+    hashed: Option<SipHasher13>,
 }
 
 impl KeyBuilder {
-    const GATHER: usize = 96;
+    const CAPACITY: usize = 96;
 
     #[inline]
     fn new(key: DigestKey) -> Self {
-        Self { key, gathered: [0; Self::GATHER], len: 0, spilt: None }
+        Self { key, buffer: [0; Self::CAPACITY], len: 0, hashed: None }
     }
 
     #[inline]
@@ -284,7 +286,7 @@ impl KeyBuilder {
         self.bytes(part, value.as_bytes());
     }
 
-    /// A kind, a length in the shortest form, the bytes: whatever they hold, two rows of parts never read alike.
+    /// Appends a tag, the length as a varint, and the bytes: two different sequences of parts never have equal bytes.
     pub(crate) fn bytes(&mut self, part: Part, value: &[u8]) {
         match u8::try_from(value.len()) {
             Ok(short @ 0..128) => self.push(&[part as u8, short]),
@@ -303,7 +305,7 @@ impl KeyBuilder {
         self.push(&[u8::try_from(length).unwrap_or(0)]);
     }
 
-    /// An address as its bits under a prefix: the same however it was spelled.
+    /// Appends an address as its bits under a prefix, which do not depend on its spelling.
     pub(crate) fn address(&mut self, part: Part, group: AddressGroup) {
         self.push(&[part as u8]);
         self.push(&group.to_bytes());
@@ -311,7 +313,7 @@ impl KeyBuilder {
 
     fn push(&mut self, bytes: &[u8]) {
         let end = self.len.saturating_add(bytes.len());
-        if let Some(room) = self.gathered.get_mut(self.len..end) {
+        if let Some(room) = self.buffer.get_mut(self.len..end) {
             room.copy_from_slice(bytes);
             self.len = end;
         } else {
@@ -321,31 +323,31 @@ impl KeyBuilder {
 
     #[cold]
     fn spill(&mut self, bytes: &[u8]) {
-        let hasher = self.spilt.get_or_insert_with(|| SipHasher13::new_with_key(&self.key.0));
-        hasher.write(self.gathered.get(..self.len).unwrap_or_default());
+        let hasher = self.hashed.get_or_insert_with(|| SipHasher13::new_with_key(&self.key.0));
+        hasher.write(self.buffer.get(..self.len).unwrap_or_default());
         hasher.write(bytes);
         self.len = 0;
     }
 
-    /// A key of its own for everything that begins like this. What follows is hashed under it, and the beginning no more.
+    /// Returns a key for everything that begins like this, so that the beginning is hashed once.
     pub(crate) fn derive(&self) -> DigestKey {
         DigestKey(self.finish().0.to_be_bytes())
     }
 
     pub(crate) fn finish(&self) -> Digest {
-        let gathered = self.gathered.get(..self.len).unwrap_or_default();
-        match &self.spilt {
-            None => Digest(SipHasher13::new_with_key(&self.key.0).hash(gathered).as_u128()),
+        let buffered = self.buffer.get(..self.len).unwrap_or_default();
+        match &self.hashed {
+            None => Digest(SipHasher13::new_with_key(&self.key.0).hash(buffered).as_u128()),
             Some(hasher) => {
                 let mut hasher = *hasher;
-                hasher.write(gathered);
+                hasher.write(buffered);
                 Digest(hasher.finish128().as_u128())
             }
         }
     }
 }
 
-/// A block of addresses that share one budget; made by [`crate::address`].
+/// A block of addresses that share one budget, from [`crate::address`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AddressGroup {
     pub(crate) base: IpAddr,
@@ -353,11 +355,11 @@ pub struct AddressGroup {
 }
 
 impl AddressGroup {
-    /// The prefix, 4 or 6, and the octets under the prefix.
+    /// Returns the prefix, the version (4 or 6), and the octets under the prefix.
     #[inline]
     pub(crate) fn to_bytes(self) -> ArrayVec<u8, 18> {
         let mut bytes = ArrayVec::new();
-        // There is room for the longest.
+        // 18 bytes hold an IPv6 address.
         let _ = match self.base {
             IpAddr::V4(v4) => {
                 let [a, b, c, d] = v4.octets();
@@ -372,7 +374,7 @@ impl AddressGroup {
     }
 }
 
-/// The address alone where it is whole, else with its prefix.
+/// Formats a single address without its prefix.
 impl fmt::Display for AddressGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = if self.base.is_ipv4() { 32 } else { 128 };
@@ -399,14 +401,14 @@ mod tests {
         let part = prop_oneof![Just(Part::Tenant), Just(Part::User), Just(Part::Fact)];
         // A small alphabet of separators, so that joined spellings collide often if joining is all that is done.
         let short = "[ab:_=,/{}%\u{0}]{0,4}";
-        // Around the lengths at which the spelling of a length, or what is gathered, changes.
+        // Around the lengths at which the spelling of a length, or the use of the buffer, changes.
         let long = prop::sample::select(vec![60usize, 90, 91, 92, 93, 94, 95, 96, 126, 127, 128, 129, 200])
             .prop_map(|len| "a".repeat(len));
         prop::collection::vec((part, prop_oneof![4 => short.prop_map(String::from), 1 => long]), 0..4)
     }
 
     proptest! {
-        /// Leaving out the length in `bytes` wakes this at once.
+        /// Fails without the length in `bytes`.
         #[test]
         fn distinct_tuples_give_distinct_keys(a in parts(), b in parts()) {
             prop_assert_eq!(a == b, digest(&a) == digest(&b));
@@ -431,8 +433,8 @@ mod tests {
         assert_ne!(parts(KEY, Domain::Rule), parts(KEY, Domain::Subject));
     }
 
-    /// Stored digests last: a change of this value orphans every stored balance.
-    /// Nodes of different machines find each other's. Woken by: a width or an order of bytes that is the machine's own.
+    /// Nodes on different machines must compute the same digest. Woken by: a width or an order of bytes that is the machine's
+    /// own.
     #[test]
     fn a_request_is_digested_alike_on_every_machine() {
         struct Written(&'static [u8]);
@@ -453,6 +455,7 @@ mod tests {
         assert_ne!(key.request(&"r"), DigestKey::new([2; 16]).request(&"r"));
     }
 
+    /// A change of this value orphans every stored balance.
     #[test]
     fn the_digest_of_a_known_key_stays_what_it_is() {
         let parts = [(Part::Tenant, "acme".to_owned()), (Part::User, "u1".to_owned())];

@@ -1,4 +1,4 @@
-//! The installation's secret: what is signed with it, and the keys derived from it.
+//! The secret of an installation: signs tokens, and derives the key of stored digests.
 
 use std::fmt;
 
@@ -10,47 +10,47 @@ use sha2::Sha256;
 use crate::codec::BytesError;
 use crate::key::DigestKey;
 
-/// The bytes of a key id.
+/// The length of a key id in bytes.
 const KEY_ID: usize = 4;
-/// The bytes of a signature: half of SHA-256's, which is as strong as the digests it protects.
+/// The length of a signature in bytes: half of SHA-256, as strong as the 128-bit digests inside of a token.
 const TAG: usize = 16;
-/// The longest token that is looked at: a receipt with every charge it can have is a third of this.
+/// The longest token that is decoded. A receipt with the most charges has a third of this.
 const MAX_TOKEN: usize = 8_192;
 
-/// The secret of one installation. Shared by its nodes, known to nobody else.
+/// The secret of one installation, shared by its nodes.
 #[derive(Clone)]
 pub struct Secret {
-    /// Keyed once: that is half of the work of a short signature.
+    /// The keyed state. Keying is half of the work of a short signature, so it is done once.
     keyed: Hmac<Sha256>,
     key_id: KeyId,
 }
 
-/// Tells secrets apart and reveals nothing else of them. Whatever is stored or handed out under a secret begins with it.
+/// The id of a secret, which reveals nothing else of it. Tokens and stored records under a secret begin with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyId(u32);
 
 impl KeyId {
-    /// From the number it is.
+    /// Creates an id from its number.
     #[must_use]
     pub const fn from_u32(number: u32) -> Self {
         Self(number)
     }
 
-    /// As a number.
+    /// Returns the number.
     #[must_use]
     pub const fn to_u32(self) -> u32 {
         self.0
     }
 }
 
-/// 8 hexadecimal digits.
+/// Formats the id as 8 hexadecimal digits.
 impl fmt::Display for KeyId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:08x}", self.0)
     }
 }
 
-/// The secrets in force: the present one signs, and what an old one signed is accepted too while a rotation is under way.
+/// The secrets in force. The present one signs; tokens of the old one are accepted too during a rotation.
 #[derive(Debug, Clone)]
 pub struct Secrets {
     present: Secret,
@@ -63,38 +63,37 @@ pub struct Secrets {
 pub struct SameKeyId(pub KeyId);
 
 impl Secrets {
-    /// One secret, which signs and is accepted.
+    /// Creates a set of one secret, which signs and is accepted.
     #[must_use]
     pub const fn new(present: Secret) -> Self {
         Self { present, old: None }
     }
 
-    /// The same, and what `old` signed is accepted too.
+    /// Adds the old secret, whose tokens are accepted too.
     ///
     /// # Errors
-    /// Where the two have the same key id.
+    /// Fails if the two have the same key id.
     pub fn with_old(self, old: Secret) -> Result<Self, SameKeyId> {
         let same = old.key_id() == self.present.key_id();
         if same { Err(SameKeyId(old.key_id())) } else { Ok(Self { old: Some(old), ..self }) }
     }
 
-    /// The secret that signs.
+    /// Returns the secret that signs.
     #[must_use]
     pub const fn present(&self) -> &Secret {
         &self.present
     }
 
-    /// The secret before it, if that is still accepted.
+    /// Returns the old secret, if it is still accepted.
     #[must_use]
     pub const fn old(&self) -> Option<&Secret> {
         self.old.as_ref()
     }
 
-    /// The bytes of a token, if a secret in force signed it for this purpose. Its key id and its signature are checked
-    /// before anything else in it is read.
+    /// Verifies a token and returns its bytes. Key id and signature are checked before anything else is decoded.
     ///
     /// # Errors
-    /// Where the text is no token, where its key id is that of no secret in force, and where the signature does not match.
+    /// Fails if the text is not a token, if its key id is unknown, or if the signature does not match for this purpose.
     pub fn open(&self, purpose: Purpose, token: &str) -> Result<Vec<u8>, BytesError> {
         if token.len() > MAX_TOKEN {
             return Err(BytesError::Malformed("token"));
@@ -114,14 +113,14 @@ impl From<Secret> for Secrets {
     }
 }
 
-/// What a signature is for, so that a token of one kind is never taken for another.
+/// The purpose of a signature. A token of one purpose is never accepted for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// Receipts of charges.
     Receipt,
     /// Reservations.
     Reservation,
-    /// Login attempts under way.
+    /// Login attempts in progress.
     Attempt,
     /// Devices that have logged in.
     Device,
@@ -139,7 +138,7 @@ impl Purpose {
 }
 
 impl Secret {
-    /// From the bytes of a secret; at least 16, and better 32, of them random.
+    /// Creates a secret from at least 16, and better 32, random bytes. Returns `None` for fewer.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Self> {
         let keyed = <Hmac<Sha256>>::new_from_slice(bytes).ok().filter(|_| bytes.len() >= 16)?;
@@ -148,20 +147,20 @@ impl Secret {
         Some(Self { keyed, key_id })
     }
 
-    /// The key for digests that are stored.
+    /// Derives the key of stored digests.
     #[must_use]
     pub fn digest_key(&self) -> DigestKey {
         let derived = self.mac(b"threshold digest 1", &[]);
         DigestKey::new(derived.first_chunk().copied().unwrap_or_default())
     }
 
-    /// Its name: a store holds it, and refuses a node with another secret.
+    /// Returns the key id. A store keeps it, and refuses a node with another secret.
     #[must_use]
     pub const fn key_id(&self) -> KeyId {
         self.key_id
     }
 
-    /// Bytes as a signed token that can travel anywhere: the key id, the bytes, and a signature of both.
+    /// Signs bytes. Returns a token of the key id, the bytes, and a signature of both, in base64url.
     #[must_use]
     pub fn seal(&self, purpose: Purpose, bytes: &[u8]) -> String {
         let mut all = Vec::with_capacity(bytes.len().saturating_add(KEY_ID + TAG));
@@ -172,7 +171,7 @@ impl Secret {
         URL_SAFE_NO_PAD.encode(all)
     }
 
-    /// What [`seal`](Self::seal) was given, if this secret signed it for this purpose.
+    /// Verifies a decoded token of [`seal`](Self::seal) and returns its bytes.
     fn verify<'a>(&self, purpose: Purpose, all: &'a [u8]) -> Result<&'a [u8], BytesError> {
         let (signed, tag) = all.split_last_chunk::<TAG>().ok_or(BytesError::Truncated)?;
         let mut mac = begin(&self.keyed, purpose.label().as_bytes());
@@ -187,7 +186,7 @@ impl Secret {
     }
 }
 
-/// What is signed begins with a label and its length.
+/// Starts a MAC with a label and its length, so that inputs under two labels never collide.
 fn begin(keyed: &Hmac<Sha256>, label: &[u8]) -> Hmac<Sha256> {
     let mut mac = keyed.clone();
     mac.update(&[u8::try_from(label.len()).unwrap_or(u8::MAX)]);

@@ -1,27 +1,27 @@
-//! Partitions: which 16 bits of a stored digest say where its record lies, and which identity they come from.
+//! Partitions: the 16 bits of a stored digest that place its record, and the identity that they come from.
 
 use std::fmt;
 use std::net::IpAddr;
 
 use super::{AddressGroup, Digest, DigestKey, Digester, Domain, KeyBuilder, Part};
 
-/// One of the 65,536 parts that stored state is divided into. Records of one partition are kept by one node of a shared
-/// store, so that one step can change all of them.
+/// One of the 65,536 partitions of stored state. One node of a shared store holds all records of a partition, so that one
+/// transaction can change them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Partition(u16);
 
 impl Partition {
-    /// How many there are.
+    /// The number of partitions.
     pub const COUNT: usize = 1 << 16;
 
-    /// From its number.
+    /// Creates a partition from its number.
     #[must_use]
     #[inline]
     pub const fn from_u16(number: u16) -> Self {
         Self(number)
     }
 
-    /// Its number.
+    /// Returns the number.
     #[must_use]
     #[inline]
     pub const fn to_u16(self) -> u16 {
@@ -43,8 +43,10 @@ const SHIFT: u32 = 64;
 const BEGINNINGS: u128 = 0xffff_0000_0000_0000_ffff_ffff_0000_0000;
 
 impl Digest {
-    /// The partition of what is stored under this digest. 16 bits of every stored digest are set to the partition of its
-    /// anchor, so that records which are used together lie together; the other 112 bits say whose record it is.
+    /// Returns the partition of the record under this digest.
+    ///
+    /// 16 bits of every stored digest are set to the partition of its anchor, so that records that are used together are
+    /// stored together. The other 112 bits identify the record.
     ///
     /// | what is stored | its anchor |
     /// |---|---|
@@ -63,14 +65,14 @@ impl Digest {
         Partition((self.0 >> SHIFT) as u16)
     }
 
-    /// The same digest in another partition.
+    /// Returns the same digest in another partition.
     #[inline]
     pub(crate) const fn in_partition(self, partition: Partition) -> Self {
         Self(self.0 & !PARTITION | (partition.0 as u128) << SHIFT)
     }
 }
 
-/// Finds the partitions of anchors. Made of the secret alone, so that all that is stored under one secret agrees.
+/// Computes the partitions of anchors. It depends on the secret alone, so that all nodes with one secret agree.
 #[derive(Debug, Clone)]
 pub(crate) struct Anchors {
     tenant: Digester,
@@ -94,20 +96,20 @@ impl Anchors {
         }
     }
 
-    /// The digest of a tenant, whose partition is the tenant's: that by which `per = ["tenant"]` counts, so that it is
-    /// made once for both.
+    /// Returns the digest of a tenant, which holds its partition. `per = ["tenant"]` counts by the same digest, so that it is
+    /// computed once for both.
     #[inline]
     pub(crate) fn tenant(&self, name: &str) -> Digest {
         self.tenant.digest(name.as_bytes())
     }
 
-    /// The digest of a user, whose partition is the user's: that by which `per = ["user"]` counts.
+    /// Returns the digest of a user, which holds its partition. `per = ["user"]` counts by the same digest.
     #[inline]
     pub(crate) fn user(&self, name: &str) -> Digest {
         self.user.digest(name.as_bytes())
     }
 
-    /// The partition of a block of addresses: that of the /24 or /48 it lies in, or begins with.
+    /// Returns the partition of a block of addresses: that of the /24 or /48 that it lies in, or begins with.
     // A partition says where and never who, so 16 well mixed bits do, and cost a tenth of SipHash.
     #[inline]
     pub(crate) fn address(&self, group: AddressGroup) -> Partition {

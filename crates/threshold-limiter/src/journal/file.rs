@@ -91,7 +91,7 @@ impl JournalFile {
     /// Creates a journal where there is none.
     fn create(path: &Path, key_id: KeyId, lock: File, missing: Missing) -> Result<(Self, Contents), JournalError> {
         check_may_create(path, missing)?;
-        // The mark is that of the journal that was here before.
+        // The mark of the previous journal. After a crash before `write_mark` it would accuse the new one of lost commits.
         commit_mark::clear(&lock).map_err(JournalError::io(path))?;
         open_or_create(path).map_err(JournalError::io(path))?;
         let mut connection = connect(path).map_err(JournalError::sqlite(path))?;

@@ -69,7 +69,7 @@ fn a_mark_that_is_behind_or_unreadable_is_no_damage() {
 
 /// A restored copy is older than the mark on purpose, and so is a new journal.
 ///
-/// Fails without `commit_mark::clear` in `Journal::replace`, and in `JournalFile::create`.
+/// Fails without `commit_mark::clear` in `Journal::replace`.
 #[test]
 fn a_restored_copy_and_a_new_journal_are_no_damage() {
     let scratch = Scratch::new();
