@@ -96,7 +96,7 @@ fn state_that_a_change_forgets_is_reported_at_the_changed_rule() {
     assert_eq!(threshold(&["lint", meant.path(), "--against", old.path(), "--deny", "warnings"]).code, 0);
     let gone = Scratch::new("gone.toml", "");
     let run = threshold(&["lint", gone.path(), "--against", old.path()]);
-    assert!(run.code == 0 && run.out.contains("\"login\" is gone"), "{}", run.out);
+    assert!(run.code == 0 && run.out.contains("\"login\" is removed"), "{}", run.out);
     let meant = Scratch::new(
         "meant.toml",
         "allow = [\"forgets: nobody logs in here any more\", \"no-rules: the edge limits\"]\n",
