@@ -19,11 +19,13 @@ pub use values::{LimitText, PeriodText};
 /// file that says the same.
 ///
 /// ```
-/// use threshold_core::Policy;
 /// use threshold_core::policy::{Per, Rule};
+/// use threshold_core::{Limit, Policy};
 ///
+/// let posts = Rule::builder("posts").per([Per::User]).method("POST").path("/api/posts").limit(Limit::per_minute(2));
 /// let builder = Policy::builder()
-///     .rule(Rule::builder("posts").per([Per::User]).method("POST").path("/api/posts").limit("2/h").ladder("standard"))
+///     .rule(posts.ladder("standard"))
+///     .rule(Rule::builder("uploads").per([Per::User]).limit("50MB/day"))
 ///     .ladder("standard", ["warn", "cooldown 15min", "ban 24h"]);
 /// assert_eq!(
 ///     builder.to_toml(),
@@ -34,12 +36,18 @@ pub use values::{LimitText, PeriodText};
 /// name = "posts"
 /// match = { method = "POST", path = "/api/posts" }
 /// per = ["user"]
-/// limit = "2/h"
+/// limit = "2/min"
+/// algorithm = "token-bucket"
 /// ladder = "standard"
+///
+/// [[rule]]
+/// name = "uploads"
+/// per = ["user"]
+/// limit = "50MB/day"
 /// "#
 /// );
 /// let policy = builder.build()?;
-/// # assert_eq!(policy.rules().len(), 1);
+/// # assert_eq!(policy.rules().len(), 2);
 /// # Ok::<(), threshold_core::PolicyError>(())
 /// ```
 ///
