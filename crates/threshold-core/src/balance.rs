@@ -170,6 +170,14 @@ mod tests {
     use crate::limit::{Entries, Entry, Hold, Holds, MAX_ENTRIES, MAX_HOLDS};
     use crate::time::Span;
 
+    /// A table of a million keys unpacks and moves balances: a larger state is boxed, as that of a refunded bucket is.
+    ///
+    /// Woken by: `Refunded(RefundedBucket)` without the box.
+    #[test]
+    fn a_balance_stays_small() {
+        assert_eq!(size_of::<Balance>(), 48);
+    }
+
     /// Woken by: `MAX_HOLDS * (16 + 10)` in the `MAX_BYTES` of `Holds`.
     #[test]
     fn no_balance_takes_more_bytes_than_the_bound() {
