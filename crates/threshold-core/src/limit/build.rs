@@ -418,7 +418,7 @@ mod tests {
         /// What a limit displays reads back as the same limit: by itself if it counts requests with the algorithm that a policy
         /// would choose, else with its algorithm named.
         ///
-        /// Woken by: leaving out `burst` in `to_quota`; and `Unit::Bytes` for `unit` in `notation`.
+        /// Woken by: leaving out `burst` in `to_quota`; and `Unit::Count` for `unit` in `notation`.
         #[test]
         fn a_displayed_limit_reads_back(text in texts(), algorithm in select(&Algorithm::ALL[..])) {
             if let Ok(limit) = text.parse::<Limit>() {
