@@ -1,6 +1,6 @@
 //! Limits: the list of algorithms, and every question that is asked of a limit.
 //!
-//! Each algorithm is a file of its own that implements [`LimitAlgorithm`] and is named in the list below. A [`Limit`] is one
+//! Each algorithm is a file of its own that implements `LimitAlgorithm` and is named in the list below. A [`Limit`] is one
 //! of them with its figures. Nothing outside of this module knows which: it asks the limit.
 
 mod algorithm;

@@ -142,7 +142,7 @@ fn tiers_that_leave_something_open_are_found() {
 }
 
 #[test]
-fn ladders_rest_on_somebody_who_cannot_be_impersonated() {
+fn a_ladder_needs_an_identity_that_cannot_be_forged() {
     let ladder = |per: &str, more: &str| {
         format!("[[rule]]\nname = \"r\"\nper = {per}\nlimit = \"10/h\"\nladder = \"graduated\"\n{more}\n")
     };

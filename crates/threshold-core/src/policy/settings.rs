@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_is_given_is_theirs_alone() {
+    fn a_setting_applies_to_its_owner_alone() {
         let base = Policy::parse(POLICY, &|_| None).unwrap();
         let given = |owner, name: &str, setting: &Setting| {
             let mut policy = base.clone();
