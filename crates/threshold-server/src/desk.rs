@@ -148,76 +148,55 @@ impl Desk {
         self.limiter.waiting()
     }
 
-    /// Decides a request, and charges it unless `verb` is a peek. `read` borrows the decision instead of receiving it by value:
-    /// it is some kilobytes, and to move it takes as long as to encode it.
-    pub(crate) async fn decide<T>(
-        &self,
-        policy: &Policy,
-        verb: Verb,
-        facts: &Facts<'_>,
-        read: impl FnOnce(&Decided) -> T,
-    ) -> Result<T, PlanError> {
+    /// Decides a request, and charges it unless `verb` is a peek.
+    pub(crate) async fn decide(&self, policy: &Policy, verb: Verb, facts: &Facts<'_>) -> Result<Decided, PlanError> {
         let (decision, receipt) = self.limiter.decide_under(policy, verb, facts).await?;
-        let receipt = receipt.map(|receipt| self.limiter.sign(&receipt));
-        let decided = Decided { decision, receipt, reservation: None };
         match verb {
-            Verb::Check => log::charges("check", facts, &decided.decision, policy),
-            Verb::Record => log::charges("record", facts, &decided.decision, policy),
+            Verb::Check => log::charges("check", facts, &decision, policy),
+            Verb::Record => log::charges("record", facts, &decision, policy),
             Verb::Peek => {}
         }
-        Ok(read(&decided))
-    }
-
-    /// Decides and charges a request whose actual cost is not known yet.
-    pub(crate) async fn reserve<T>(
-        &self,
-        policy: &Policy,
-        facts: &Facts<'_>,
-        ReservationTerms { ttl, on_expire }: ReservationTerms,
-        read: impl FnOnce(&Decided) -> T,
-    ) -> Result<T, PlanError> {
-        let Reserved { decision, reservation } =
-            self.limiter.reserve_under(policy, facts, ttl.into(), on_expire).await?;
-        let decided = Decided { decision, receipt: None, reservation };
-        log::charges("reserve", facts, &decided.decision, policy);
-        Ok(read(&decided))
+        let receipt = receipt.map(|receipt| self.limiter.sign(&receipt));
+        Ok(Decided { decision, receipt, reservation: None })
     }
 
     /// Returns what a check would answer, and why.
-    pub(crate) async fn explain<T>(
+    pub(crate) async fn explain<'p>(
         &self,
-        policy: &Policy,
+        policy: &'p Policy,
         facts: &Facts<'_>,
-        read: impl FnOnce(&[Explained<'_>], &Decided) -> T,
-    ) -> Result<T, PlanError> {
+    ) -> Result<(Vec<Explained<'p>>, Decided), PlanError> {
         let (rules, decision) = self.limiter.explain_under(policy, facts).await?;
-        Ok(read(&rules, &Decided { decision, ..Decided::default() }))
+        Ok((rules, Decided { decision, ..Decided::default() }))
     }
 
     /// Decides as [`decide`](Self::decide) does. A request that strikes is answered once the strike is on disk; after
     /// `deadline`, it is answered all the same and marked as degraded.
-    pub(crate) async fn decide_and_save<T>(
+    pub(crate) async fn decide_and_save(
         &self,
         policy: &Policy,
         verb: Verb,
         facts: &Facts<'_>,
         deadline: Instant,
-        read: impl Fn(&Decided) -> T,
-    ) -> Result<T, PlanError> {
-        let pending = self.decide(policy, verb, facts, |decided| self.pending_answer(decided, &read)).await?;
-        Ok(self.complete_answer(pending, deadline, read).await)
+    ) -> Result<Decided, PlanError> {
+        let mut decided = self.decide(policy, verb, facts).await?;
+        self.save_strikes(&mut decided.decision, deadline).await;
+        Ok(decided)
     }
 
-    /// Reserves as [`reserve`](Self::reserve) does, and waits for strikes as [`decide_and_save`](Self::decide_and_save) does.
-    pub(crate) async fn reserve_and_save<T>(
+    /// Decides and charges a request whose actual cost is not known yet, and waits for strikes as
+    /// [`decide_and_save`](Self::decide_and_save) does.
+    pub(crate) async fn reserve_and_save(
         &self,
         policy: &Policy,
         facts: &Facts<'_>,
-        terms: ReservationTerms,
-        read: impl Fn(&Decided) -> T,
-    ) -> Result<T, PlanError> {
-        let pending = self.reserve(policy, facts, terms, |decided| self.pending_answer(decided, &read)).await?;
-        Ok(self.complete_answer(pending, strike_deadline(), read).await)
+        ReservationTerms { ttl, on_expire }: ReservationTerms,
+    ) -> Result<Decided, PlanError> {
+        let Reserved { mut decision, reservation } =
+            self.limiter.reserve_under(policy, facts, ttl.into(), on_expire).await?;
+        log::charges("reserve", facts, &decision, policy);
+        self.save_strikes(&mut decision, strike_deadline()).await;
+        Ok(Decided { decision, receipt: None, reservation })
     }
 
     /// Ends a reservation with its actual cost.
@@ -301,44 +280,24 @@ impl Desk {
         }
     }
 
-    fn pending_answer<T>(&self, decided: &Decided, read: impl Fn(&Decided) -> T) -> PendingAnswer<T> {
-        if self.journal.is_some() && !decided.decision.escalations.is_empty() {
-            PendingAnswer::AwaitsJournal(Box::new(decided.clone()))
-        } else {
-            PendingAnswer::Ready(read(decided))
+    /// Waits until the strikes of a decision are on disk, at most until `deadline`; marks the decision as degraded after that.
+    async fn save_strikes(&self, decision: &mut Decision, deadline: Instant) {
+        if self.journal.is_none() || decision.escalations.is_empty() {
+            return;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if self.wait_until_saved(left).await.is_err() {
+            decision.degraded.get_or_insert(Degraded::Journal);
         }
     }
 
-    async fn complete_answer<T>(
-        &self,
-        pending: PendingAnswer<T>,
-        deadline: Instant,
-        read: impl Fn(&Decided) -> T,
-    ) -> T {
-        match pending {
-            PendingAnswer::Ready(read) => read,
-            PendingAnswer::AwaitsJournal(mut decided) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if self.wait_until_saved(left).await.is_err() {
-                    decided.decision.degraded.get_or_insert(Degraded::Journal);
-                }
-                read(&decided)
-            }
-        }
-    }
-
-    /// Waits until the request fits and charges it, or returns why it is denied. The policy may be reloaded meanwhile, so
-    /// `read` gets the one that the request was decided under.
-    pub(crate) async fn wait<T>(
-        &self,
-        facts: &Facts<'_>,
-        at_most: Duration,
-        read: impl FnOnce(&Decided, &Policy) -> T,
-    ) -> Result<T, PlanError> {
+    /// Waits until the request fits and charges it, or returns why it is denied. The policy may be reloaded meanwhile, so the
+    /// one that the request was decided under is returned too.
+    pub(crate) async fn wait(&self, facts: &Facts<'_>, at_most: Duration) -> Result<(Decided, Arc<Policy>), PlanError> {
         let Waited { decision, receipt, policy } = self.limiter.wait_with_receipt(facts, at_most).await?;
         log::charges("check", facts, &decision, &policy);
         let receipt = receipt.map(|receipt| self.limiter.sign(&receipt));
-        Ok(read(&Decided { decision, receipt, reservation: None }, &policy))
+        Ok((Decided { decision, receipt, reservation: None }, policy))
     }
 }
 
@@ -346,12 +305,6 @@ impl std::fmt::Debug for Desk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Desk").finish_non_exhaustive()
     }
-}
-
-/// An answer that is ready, or a decision with a strike, which becomes an answer once the strike is on disk.
-enum PendingAnswer<T> {
-    Ready(T),
-    AwaitsJournal(Box<Decided>),
 }
 
 /// Returns the time until which a strike that begins now waits for the disk.

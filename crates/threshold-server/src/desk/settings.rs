@@ -163,8 +163,8 @@ mod tests {
 
     fn limit_of(desk: &Desk, tenant: &str) -> u64 {
         let facts = Facts { tenant: Some(tenant), ..Facts::default() };
-        let read = |decided: &crate::desk::Decided| decided.decision.bound_by().unwrap().limit;
-        at_once(desk.decide(&desk.limiter.policy(), Verb::Peek, &facts, read)).unwrap()
+        let decided = at_once(desk.decide(&desk.limiter.policy(), Verb::Peek, &facts)).unwrap();
+        decided.decision.bound_by().unwrap().limit
     }
 
     /// A reload applies most settings to the new policy before it takes the lock. Settings that are stored meanwhile must not

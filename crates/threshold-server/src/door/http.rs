@@ -131,10 +131,10 @@ async fn explain(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Resul
     let policy = app.desk.policy();
     let lists = request.lists();
     let facts = request.facts(&lists, new_trace());
-    let explained = app.desk.explain(&policy, &facts, |rules, decided| {
-        live_json(&policy, &facts, rules, &decided.decision, &Answer::new(decided, &policy).to_json())
-    });
-    Ok(with_generation(json(StatusCode::OK, &explained.await?), policy.generation()))
+    let (rules, decided) = app.desk.explain(&policy, &facts).await?;
+    let answer = Answer::new(&decided, &policy).to_json();
+    let explained = live_json(&policy, &facts, &rules, &decided.decision, &answer);
+    Ok(with_generation(json(StatusCode::OK, &explained), policy.generation()))
 }
 
 async fn reserve(
@@ -148,8 +148,8 @@ async fn reserve(
     let answer = once((&app, &watch), "reserve", &request, None, async {
         let lists = request.lists();
         let facts = request.facts(&lists, new_trace());
-        let encode = |decided: &Decided| EncodedAnswer::new(decided, &policy, "reserve");
-        Ok(app.desk.reserve_and_save(&policy, &facts, terms, encode).await?)
+        let decided = app.desk.reserve_and_save(&policy, &facts, terms).await?;
+        Ok(EncodedAnswer::new(&decided, &policy, "reserve"))
     });
     Ok(answer.await?.into_response())
 }
@@ -251,8 +251,8 @@ async fn check_waiting(
     let answer = once((app, watch), "check", &request, None, async {
         let lists = request.lists();
         let facts = request.facts(&lists, new_trace());
-        let encode = |decided: &Decided, policy: &Policy| EncodedAnswer::new(decided, policy, "check");
-        Ok(app.desk.wait(&facts, at_most, encode).await?)
+        let (decided, policy) = app.desk.wait(&facts, at_most).await?;
+        Ok(EncodedAnswer::new(&decided, &policy, "check"))
     });
     Ok(answer.await?.into_response())
 }
@@ -269,8 +269,8 @@ async fn answer(
     let decide = async {
         let lists = request.lists();
         let facts = request.facts(&lists, new_trace());
-        let encode = |decided: &Decided| EncodedAnswer::new(decided, policy, name);
-        Ok(app.desk.decide_and_save(policy, verb, &facts, strike_deadline, encode).await?)
+        let decided = app.desk.decide_and_save(policy, verb, &facts, strike_deadline).await?;
+        Ok(EncodedAnswer::new(&decided, policy, name))
     };
     // A peek charges nothing, so that repeating it needs no protection.
     if verb == Verb::Peek {

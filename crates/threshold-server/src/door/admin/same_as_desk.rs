@@ -10,7 +10,7 @@ use threshold_limiter::journal::{Journal, Row};
 use threshold_limiter::{Attempted, LoginRequest};
 
 use crate::desk::tests::{Folder, START};
-use crate::desk::{Decided, Desk, NewBan, NewSetting, OpenDesk, OperationError, Target};
+use crate::desk::{Desk, NewBan, NewSetting, OpenDesk, OperationError, Target};
 use crate::door::ApiError;
 use crate::door::test_server::TestServer;
 
@@ -93,7 +93,7 @@ async fn prepare(desk: &Desk) {
     let policy = desk.policy();
     for user in ["eve", "trudy", "eve", "trudy"] {
         let facts = Facts { user: Some(user), ..Facts::default() };
-        desk.decide(&policy, Verb::Check, &facts, |_: &Decided| ()).await.unwrap();
+        let _ = desk.decide(&policy, Verb::Check, &facts).await.unwrap();
     }
     let request = LoginRequest { account: Some("ada"), ip: "203.0.113.7".parse().ok(), ..LoginRequest::default() };
     let Attempted::Allowed(attempt) = desk.login_attempt(&request).await.unwrap() else { panic!("it was refused") };
