@@ -640,13 +640,13 @@ mod tests {
         check("limit = \"3\"\nalgorithm = \"concurrency\"", 3);
     }
 
-    /// Small enough to be returned by value. Woken by `INLINE` of 16.
+    /// A decision is returned by value, so it must stay small.
     #[test]
     fn a_decision_takes_little_room() {
         assert!(size_of::<Decision>() <= 640, "{} bytes", size_of::<Decision>());
     }
 
-    /// The seventh reading and those after it are on the heap. Woken by `truncate(6)` in `Readings::push`.
+    /// The seventh reading and those after it are on the heap.
     #[test]
     fn a_request_that_meets_sixteen_rules_has_sixteen_readings() {
         let rule = |n: u32| format!("[[rule]]\nname = 'r{n}'\nper = ['user']\nlimit = '{}/min'\n", n + 1);

@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(Timestamp::from_secs(61).floor_to(Span::ZERO), Timestamp::from_secs(61));
     }
 
-    /// Woken by rounding a duration down, and by leaving out `min` or `unwrap_or_default`.
+    /// A duration rounds up, a time rounds down, and extremes saturate.
     #[test]
     #[expect(clippy::disallowed_types, reason = "only converted here; the clock is not read")]
     fn times_convert_to_those_of_the_standard_library_and_back() {

@@ -150,8 +150,7 @@ fn what_changes_nothing_keeps_nothing() {
     assert_eq!(limiter.usage().keys, 0);
 }
 
-/// Under token buckets and under limits that are kept in a store. Woken by `key.hash` left out in `digest`, and in
-/// `KeyHash::hash`.
+/// Under token buckets and under limits that are kept in a store.
 #[test]
 fn every_kind_of_key_has_a_budget_of_its_own() {
     for algorithm in [Algorithm::TokenBucket, Algorithm::SlidingLog] {
@@ -170,7 +169,6 @@ fn every_kind_of_key_has_a_budget_of_its_own() {
     }
 }
 
-/// Woken by `retry_after` without `unless_never`.
 #[test]
 fn a_cost_that_never_fits_has_no_time_to_retry() {
     let (limiter, _) = limiter("2/min", 100);

@@ -41,7 +41,6 @@ async fn status(server: SocketAddr, from: &str) -> String {
     response.strip_prefix("HTTP/1.1 ").unwrap().chars().take(3).collect()
 }
 
-/// Woken by: `per([])` in `per_ip`; and without `ConnectInfo` in `recorded_peer`.
 #[tokio::test]
 async fn each_address_has_a_limit_of_its_own() {
     let server = serve(app(ThresholdLayer::per_ip("2/min").unwrap())).await;
@@ -55,7 +54,6 @@ async fn each_address_has_a_limit_of_its_own() {
     assert_eq!(status(server, "127.0.0.2").await, "200");
 }
 
-/// Woken by: `.limit("2/min")` in `per_ip`, whatever limit is given.
 #[tokio::test]
 async fn the_limit_may_be_a_value() {
     let server = serve(app(ThresholdLayer::per_ip(Limit::per_hour(1)).unwrap())).await;
@@ -63,8 +61,7 @@ async fn the_limit_may_be_a_value() {
     assert_eq!(status(server, "127.0.0.1").await, "429");
 }
 
-/// A program behind another protocol knows the client's address better than axum. Woken by: `ConnectInfo` first in
-/// `recorded_peer`.
+/// A program behind another protocol knows the client's address better than axum.
 #[tokio::test]
 async fn an_inserted_peer_address_goes_before_axums() {
     async fn insert(mut request: Request) -> Request {

@@ -302,8 +302,8 @@ mod tests {
         }
     }
 
-    /// Everything that two keys of one type may differ in. Woken by: no mark at the end; no length before bytes; the upper
-    /// half of a `u128` left out; and `long` that drops the sum.
+    /// Everything that two keys of one type may differ in: lengths, the ends of texts, numbers of elements, halves of a
+    /// `u128`, and parts before and after a text that is too long for the sum.
     #[test]
     fn keys_of_every_type_are_told_apart() {
         fn check<K: Hash>(keys: &[K]) {
@@ -326,7 +326,7 @@ mod tests {
         check(&[address("0.0.0.0"), address("::"), address("::1"), address("0.0.0.1"), address("1::")]);
     }
 
-    /// A key is the same however it is held. Woken by an address of the key in the hash.
+    /// A key is the same however it is held.
     #[test]
     fn borrowed_and_owned_keys_are_the_same() {
         let hash = hash();
