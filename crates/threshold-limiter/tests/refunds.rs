@@ -34,7 +34,7 @@ fn left(limiter: &Small, name: &str) -> u64 {
 /// A bucket takes more memory while it has to remember its refunds, which is until the charges before them have refilled. A
 /// refund of the latest charge does not have to be remembered.
 ///
-/// Seen to fail after: `charged < gross` as `true` in `RefundedState::give_back`; and leaving out the change to `State::Rate` in
+/// Seen to fail after: `charged < gross` as `true` in `RefundedBucket::give_back`; and leaving out the change to `Bucket::Plain` in
 /// `bring_refunded`.
 #[test]
 fn refunds_take_memory_only_while_they_matter() {
@@ -62,7 +62,7 @@ fn refunds_take_memory_only_while_they_matter() {
 /// A bucket remembers its refunds while other receipts could give the same capacity back once more. Until then the store counts
 /// the refunded part as used, so that the bucket is not evicted.
 ///
-/// Seen to fail after: `self.bucket` in place of the state at its peak in `RefundedState::at_peak`.
+/// Seen to fail after: `self.level` in place of the level at its peak in `RefundedBucket::at_peak`.
 #[test]
 fn a_bucket_with_refunds_is_not_evicted() {
     let (limiter, _) = limiter("max_keys = 1000\nwhen_full = \"deny\"");

@@ -350,7 +350,7 @@ proptest! {
     /// made, and less only in a token bucket that was charged since. A window that it opened stays open. With
     /// `OnExpire::Charge`, its cost stays charged. Repeating a release changes nothing, and an expired reservation is unknown.
     ///
-    /// Seen to fail after: leaving out `.min(left)` in `RefundedState::give_back`; replacing `OnExpire::Release` with
+    /// Seen to fail after: leaving out `.min(left)` in `RefundedBucket::give_back`; replacing `OnExpire::Release` with
     /// `OnExpire::Charge` in `Reservation::expire`; and `<=` with `<` in `Ledger::expire_reservations`.
     #[test]
     fn a_released_reservation_leaves_no_trace(
