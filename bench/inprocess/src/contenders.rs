@@ -90,7 +90,7 @@ impl Threshold {
     }
 
     fn make(answer: Answer, keys: usize) -> Result<Box<dyn Contender>> {
-        Ok(Box::new(Self(KeyLimiter::new(Self::limit(answer)?).max_keys(keys as u64))))
+        Ok(Box::new(Self(KeyLimiter::builder(Self::limit(answer)?).max_keys(keys as u64).build())))
     }
 }
 

@@ -164,12 +164,12 @@ fn layered(settings: &Settings, report: &mut Report) -> Result<()> {
             fill(contender.as_ref(), &users, answer);
             singles.push((format!("{}, one limit", contender.name()), contender));
         }
-        let batched = Threshold(KeyLimiter::new(Threshold::limit(answer)?).max_keys(users.len() as u64));
+        let batched = Threshold(KeyLimiter::builder(Threshold::limit(answer)?).max_keys(users.len() as u64).build());
         fill(&batched, &users, answer);
         if answer == Answer::Allowed {
             // A seventh of a minute is no whole number of microseconds: Threshold then keeps a fraction as well.
             let limit = LimitOptions::new().algorithm(Algorithm::TokenBucket).parse(&format!("7/min burst {FAR}"))?;
-            let fraction: Box<dyn Contender> = Box::new(Threshold(KeyLimiter::new(limit).max_keys(users.len() as u64)));
+            let fraction: Box<dyn Contender> = Box::new(Threshold(KeyLimiter::builder(limit).max_keys(users.len() as u64).build()));
             fraction.check_all(&users);
             singles.push(("threshold, one limit with a fraction".to_owned(), fraction));
         }
@@ -215,7 +215,7 @@ fn moved(keys: usize, report: &mut Report) -> Result<()> {
         ("twice max_keys, all expired", fast, &names[..]),
     ] {
         progress(&format!("moved slots: {how}"));
-        let limiter = KeyLimiter::new(limit).max_keys(keys as u64);
+        let limiter = KeyLimiter::builder(limit).max_keys(keys as u64).build();
         for name in names {
             let _ = limiter.check(name);
         }
@@ -232,7 +232,7 @@ fn balances(keys: usize, report: &mut Report) -> Result<()> {
     for algorithm in Algorithm::ALL {
         let text = if algorithm.is_concurrency() { "10" } else { "10/h" };
         // Half of the table stays empty, so nothing is evicted.
-        let limiter = KeyLimiter::new(LimitOptions::new().algorithm(algorithm).parse(text)?).max_keys(keys as u64 * 2);
+        let limiter = KeyLimiter::builder(LimitOptions::new().algorithm(algorithm).parse(text)?).max_keys(keys as u64 * 2).build();
         let (_, heap) = counted(|| {
             for name in &names {
                 let _ = (0..USED).filter(|_| limiter.check(name).allowed).count();

@@ -46,13 +46,12 @@ const BATCH: usize = 16;
 /// and `1_u64`. Use one type of key for each limiter. Keys are hashed under a secret, so nobody can choose keys that collide.
 ///
 /// A limiter is shared between threads as it is, and takes no lock for a key that it already has. It has room for
-/// 1,000,000 keys unless [`max_keys`](Self::max_keys) says otherwise, and never grows. When it is full, keys that are back at
+/// 1,000,000 keys unless its [builder](Self::builder) says otherwise, and never grows. When it is full, keys that are back at
 /// their full limit are evicted first, then the least used. Keys that have used more than half are never evicted: new keys
 /// are denied instead.
 #[derive(Debug)]
 pub struct KeyLimiter<C = SystemClock> {
     limit: Limit,
-    max_keys: u64,
     balances: Storage,
     clock: C,
 }
@@ -100,6 +99,15 @@ enum Storage {
     Any { secret: [u8; 16], store: MemoryStore },
 }
 
+/// The parts of a [`KeyLimiter`]; made by [`KeyLimiter::builder`].
+#[derive(Debug, Clone, Copy)]
+#[must_use = "call `build` to get a limiter"]
+pub struct KeyLimiterBuilder<C = SystemClock> {
+    limit: Limit,
+    max_keys: u64,
+    clock: C,
+}
+
 impl KeyLimiter {
     /// Creates a limiter with room for 1,000,000 keys on the system's clock.
     ///
@@ -107,26 +115,42 @@ impl KeyLimiter {
     /// from the system.
     #[must_use]
     pub fn new(limit: Limit) -> Self {
-        let clock = SystemClock::new();
-        Self { limit, max_keys: MAX_KEYS, balances: Storage::new(limit, MAX_KEYS, clock.now()), clock }
+        Self::builder(limit).build()
+    }
+
+    /// Begins a limiter with another number of keys, or on another clock.
+    ///
+    /// ```
+    /// # use threshold_limiter::{KeyLimiter, Limit};
+    /// let limiter = KeyLimiter::builder(Limit::per_minute(2)).max_keys(10_000).build();
+    /// assert!(limiter.check("u1").allowed);
+    /// ```
+    pub fn builder(limit: Limit) -> KeyLimiterBuilder {
+        KeyLimiterBuilder { limit, max_keys: MAX_KEYS, clock: SystemClock::new() }
+    }
+}
+
+impl<C: Clock> KeyLimiterBuilder<C> {
+    /// Makes room for this many keys; by default 1,000,000.
+    pub fn max_keys(self, max_keys: u64) -> Self {
+        Self { max_keys, ..self }
+    }
+
+    /// Reads the time from this clock.
+    pub fn clock<D: Clock>(self, clock: D) -> KeyLimiterBuilder<D> {
+        let Self { limit, max_keys, .. } = self;
+        KeyLimiterBuilder { limit, max_keys, clock }
+    }
+
+    /// Allocates the table, and returns the limiter.
+    #[must_use]
+    pub fn build(self) -> KeyLimiter<C> {
+        let Self { limit, max_keys, clock } = self;
+        KeyLimiter { limit, balances: Storage::new(limit, max_keys, clock.now()), clock }
     }
 }
 
 impl<C: Clock> KeyLimiter<C> {
-    /// Makes room for this many keys instead. Resets all keys: call it before the first check.
-    #[must_use]
-    pub fn max_keys(self, max_keys: u64) -> Self {
-        let balances = Storage::new(self.limit, max_keys, self.clock.now());
-        Self { max_keys, balances, ..self }
-    }
-
-    /// Uses another clock instead. Resets all keys: call it before the first check.
-    #[must_use]
-    pub fn clock<D: Clock>(self, clock: D) -> KeyLimiter<D> {
-        let Self { limit, max_keys, .. } = self;
-        KeyLimiter { limit, max_keys, balances: Storage::new(limit, max_keys, clock.now()), clock }
-    }
-
     /// Decides whether a cost of 1 fits under this key now, and charges it if so.
     #[inline(always)]
     pub fn check<K: Hash + ?Sized>(&self, key: &K) -> KeyDecision {

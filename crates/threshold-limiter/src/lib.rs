@@ -51,7 +51,7 @@ pub mod tower;
 
 pub use bans::BanList;
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use keyed::{KeyDecision, KeyLimiter};
+pub use keyed::{KeyDecision, KeyLimiter, KeyLimiterBuilder};
 pub use limiter::{Limiter, LimiterBuilder, LoginError, Reserved};
 pub use observer::{Observer, Refused, TokenRefused};
 pub use store::{ImmediateStore, Store};

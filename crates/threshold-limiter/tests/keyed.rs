@@ -38,7 +38,7 @@ proptest! {
         let clock = Arc::new(ManualClock::new(START));
         let text = if algorithm.is_concurrency() { "3" } else { "3/min" };
         let limit = LimitOptions::new().algorithm(algorithm).parse(text).unwrap();
-        let limiter = || KeyLimiter::new(limit).max_keys(1_000).clock(Arc::clone(&clock));
+        let limiter = || KeyLimiter::builder(limit).max_keys(1_000).clock(Arc::clone(&clock)).build();
         let (alone, together) = (limiter(), limiter());
         for (keys, cost, seconds) in batches {
             let names: Vec<String> = keys.iter().map(|key| format!("k{key}")).collect();
@@ -63,7 +63,7 @@ proptest! {
     ) {
         let clock = Arc::new(ManualClock::new(START));
         let limit = LimitOptions::new().algorithm(limit.1).parse(limit.0).unwrap();
-        let limiter = KeyLimiter::new(limit).max_keys(1).clock(Arc::clone(&clock));
+        let limiter = KeyLimiter::builder(limit).max_keys(1).clock(Arc::clone(&clock)).build();
         let mut balances = vec![Balance::default(); 4];
         let mut now = START;
         for (key, cost, back, seconds) in steps {
@@ -83,7 +83,7 @@ proptest! {
 fn limiter(limit: &str, keys: u64) -> (KeyLimiter<Arc<ManualClock>>, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::new(START));
     let limit = LimitOptions::new().algorithm(Algorithm::TokenBucket).parse(limit).unwrap();
-    (KeyLimiter::new(limit).max_keys(keys).clock(Arc::clone(&clock)), clock)
+    (KeyLimiter::builder(limit).max_keys(keys).clock(Arc::clone(&clock)).build(), clock)
 }
 
 fn admitted(limiter: &KeyLimiter<Arc<ManualClock>>, keys: impl Iterator<Item = u64>) -> usize {
@@ -154,7 +154,9 @@ fn what_changes_nothing_keeps_nothing() {
 #[test]
 fn every_kind_of_key_has_a_budget_of_its_own() {
     for algorithm in [Algorithm::TokenBucket, Algorithm::SlidingLog] {
-        let limiter = KeyLimiter::new(LimitOptions::new().algorithm(algorithm).parse("1/day").unwrap()).max_keys(1_000);
+        let limiter = KeyLimiter::builder(LimitOptions::new().algorithm(algorithm).parse("1/day").unwrap())
+            .max_keys(1_000)
+            .build();
         let addresses: Vec<IpAddr> =
             ["203.0.113.7", "203.0.113.8", "2001:db8::1"].map(|text| text.parse().unwrap()).into();
         for expected in [true, false] {

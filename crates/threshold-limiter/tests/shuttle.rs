@@ -166,7 +166,7 @@ fn a_single_limit_is_counted_exactly() {
 /// Returns a token bucket by key with eight slots and a clock that stands still.
 fn eight_slots() -> KeyLimiter<ManualClock> {
     let limit = Limit::per_day(4).burst(4);
-    KeyLimiter::new(limit).max_keys(1).clock(ManualClock::new(START))
+    KeyLimiter::builder(limit).max_keys(1).clock(ManualClock::new(START)).build()
 }
 
 /// A new key that two threads check at once is added once and counted exactly, while a third thread adds another key. Six slots

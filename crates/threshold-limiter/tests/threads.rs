@@ -171,7 +171,7 @@ fn a_receipt_is_refunded_once() {
 fn key_limiter(limit: &str, keys: u64) -> (KeyLimiter<Arc<ManualClock>>, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::new(Timestamp::from_secs(1_767_225_600)));
     let limit = LimitOptions::new().algorithm(Algorithm::TokenBucket).parse(limit).unwrap();
-    (KeyLimiter::new(limit).max_keys(keys).clock(Arc::clone(&clock)), clock)
+    (KeyLimiter::builder(limit).max_keys(keys).clock(Arc::clone(&clock)).build(), clock)
 }
 
 /// Each round has a new key, which all threads check at once.

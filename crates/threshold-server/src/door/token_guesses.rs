@@ -45,7 +45,7 @@ impl Default for TokenGuesses {
 impl TokenGuesses {
     /// Counts the wrong tokens of at most `addresses`.
     fn new(addresses: u64, clock: &Arc<dyn Clock>) -> Self {
-        let limiter = || KeyLimiter::new(WRONG_TOKENS).max_keys(addresses).clock(Arc::clone(clock));
+        let limiter = || KeyLimiter::builder(WRONG_TOKENS).max_keys(addresses).clock(Arc::clone(clock)).build();
         Self {
             callers: limiter(),
             operators: limiter(),
