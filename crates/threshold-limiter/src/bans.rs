@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use threshold_core::lockout::Spellings;
 use threshold_core::policy::{Ban, BanSource, Banned, Bans, ListEntry, Rank, Who};
@@ -19,7 +19,7 @@ pub struct BanList {
     /// Whether there is any ban. While there is none, a request pays for one atomic load.
     any: AtomicBool,
     entries: RwLock<Entries>,
-    sink: Option<Arc<dyn ChangeSink>>,
+    sink: OnceLock<Arc<dyn ChangeSink>>,
 }
 
 #[derive(Debug)]
@@ -81,10 +81,16 @@ impl Entries {
 pub struct TooManyBans;
 
 impl BanList {
+    /// Reports every change from now on to this sink, unless there is one already.
+    // By reference, because several limiters may share a list. The first journal is enough: it has every change of the list.
+    pub(crate) fn report_to(&self, sink: Arc<dyn ChangeSink>) {
+        let _ = self.sink.set(sink);
+    }
+
     /// Reports every change from now on to this sink.
     #[must_use]
-    pub fn with_change_sink(mut self, sink: Arc<dyn ChangeSink>) -> Self {
-        self.sink = Some(sink);
+    pub fn with_change_sink(self, sink: Arc<dyn ChangeSink>) -> Self {
+        self.report_to(sink);
         self
     }
 
@@ -110,7 +116,7 @@ impl BanList {
 
     fn put_in(&self, entries: &mut Entries, id: Digest, ban: Arc<Ban>) {
         // Under the write lock, so that the sink sees the changes of one ban in their order.
-        if let Some(sink) = &self.sink {
+        if let Some(sink) = self.sink.get() {
             sink.ban(id, Some(&ban));
         }
         entries.insert(id, ban);
@@ -119,7 +125,7 @@ impl BanList {
 
     /// Returns the change sink.
     pub(crate) fn sink(&self) -> Option<&Arc<dyn ChangeSink>> {
-        self.sink.as_ref()
+        self.sink.get()
     }
 
     /// Checks whether a ban with this id could be set, and removes ended bans if the list is full.
@@ -147,7 +153,7 @@ impl BanList {
             self.sweep_entries(&mut entries, now);
         }
         if entries.named.len() < entries.max || is_known {
-            if let Some(sink) = &self.sink {
+            if let Some(sink) = self.sink.get() {
                 sink.named(subject, Some(&ban));
             }
             entries.insert_named(subject, ban);
@@ -163,7 +169,7 @@ impl BanList {
     /// Removes the name of a subject.
     pub fn forget_name(&self, subject: Digest) {
         if self.write().remove_named(subject)
-            && let Some(sink) = &self.sink
+            && let Some(sink) = self.sink.get()
         {
             sink.named(subject, None);
         }
@@ -223,7 +229,7 @@ impl BanList {
         for (id, ban) in ahead {
             let ban = Arc::new(Arc::unwrap_or_clone(ban).brought_back(now));
             entries.bans.remove(&ban.whom);
-            if let Some(sink) = &self.sink {
+            if let Some(sink) = self.sink.get() {
                 sink.ban(id, Some(&ban));
             }
             entries.insert(id, ban);
@@ -231,7 +237,7 @@ impl BanList {
         let ahead: Vec<(Digest, Ban)> = entries.named.extract_if(.., |_, ban| ban.is_ahead(now)).collect();
         for (subject, ban) in ahead {
             let ban = ban.brought_back(now);
-            if let Some(sink) = &self.sink {
+            if let Some(sink) = self.sink.get() {
                 sink.named(subject, Some(&ban));
             }
             entries.first_end = entries.first_end.min(ban.until);
@@ -260,7 +266,7 @@ impl BanList {
         let over = entries.named.iter().filter(|(_, ban)| ban.until <= now);
         for subject in over.map(|(subject, _)| *subject).collect::<Vec<_>>() {
             entries.remove_named(subject);
-            if let Some(sink) = &self.sink {
+            if let Some(sink) = self.sink.get() {
                 sink.named(subject, None);
             }
         }
@@ -270,7 +276,7 @@ impl BanList {
 
     fn forget(&self, entries: &mut Entries, id: Digest, ban: &Ban) {
         entries.bans.remove(&ban.whom);
-        if let Some(sink) = &self.sink {
+        if let Some(sink) = self.sink.get() {
             sink.ban(id, None);
         }
     }

@@ -40,7 +40,7 @@ use file::{JournalFile, Missing};
 use fs::resolve;
 use queue::Queue;
 pub use rebuild::Repair;
-pub use restore::{Restored, restore, rows_in_memory};
+pub use restore::{Restored, RestoredMemory, restore, restore_memory, rows_in_memory};
 use rows::OldDigests;
 pub use rows::{AuditLine, Kind, Row};
 pub use salvage::Damage;

@@ -10,7 +10,7 @@ use threshold_core::policy::{Ban, ListEntry, Owner, Setting};
 use threshold_core::{Digest, DigestKey, KeyId, Policy, Secret, Secrets, Span, Standing, Timestamp};
 
 use super::rows::{Kind, Row};
-use super::{Contents, FORMAT, Journal};
+use super::{Contents, Counters, CountersError, FORMAT, Journal, load_counters};
 use crate::bans::BanList;
 use crate::store::ChangeSink as _;
 use crate::store::memory::MemoryStore;
@@ -43,6 +43,35 @@ pub struct Restored {
     pub rekeyed: usize,
     /// The number of rows under a secret that is no longer given. No request can match them any more.
     pub forgotten: usize,
+}
+
+/// A store in memory that was restored from a journal.
+#[derive(Debug)]
+pub struct RestoredMemory {
+    /// The store. It reports its changes to the journal.
+    pub store: MemoryStore,
+    /// What was restored from the journal.
+    pub restored: Restored,
+    /// What was restored of the counters that [`save_counters`](super::save_counters) wrote.
+    pub counters: Result<Counters, CountersError>,
+}
+
+/// Makes a store in memory, restores it and `bans` from the journal, and has both report their changes to it. A list that
+/// reports to another journal already keeps doing so.
+pub fn restore_memory(
+    journal: &Arc<Journal>,
+    contents: &Contents,
+    bans: &BanList,
+    (policy, secrets): (&Policy, &Secrets),
+    now: Timestamp,
+) -> RestoredMemory {
+    let store = MemoryStore::new(policy.memory());
+    // Before the journal hears of changes: what it holds need not be written to it again.
+    let restored = restore(journal, contents, (&store, bans), (policy, secrets), now);
+    let counters = load_counters(&store, journal.path(), secrets, now);
+    bans.report_to(Arc::<Journal>::clone(journal));
+    let store = store.with_change_sink(Arc::<Journal>::clone(journal));
+    RestoredMemory { store, restored, counters }
 }
 
 /// Puts the rows of a journal back into memory, and deletes expired rows from it.

@@ -33,7 +33,7 @@ pub struct LimiterBuilder<S = InMemory, C = SystemClock> {
     pub(super) clock: C,
     pub(super) secrets: Option<Secrets>,
     pub(super) digest_key: Option<DigestKey>,
-    bans: Arc<BanList>,
+    pub(super) bans: Arc<BanList>,
     observers: Vec<Arc<dyn Observer>>,
     #[cfg(feature = "wait")]
     waiters: super::wait::Waiters,

@@ -7,11 +7,10 @@ use threshold_core::Secrets;
 
 use super::builder::{InMemory, LimiterBuilder};
 use super::{Limiter, UnfitSetting};
-use crate::bans::BanList;
 use crate::clock::{Clock, SystemClock};
 use crate::journal::{
-    Counters, CountersError, Damage, GivenSecrets, Journal, JournalError, KeyIds, Restored, installation_secrets,
-    load_counters, restore, rows_in_memory,
+    Counters, CountersError, Damage, GivenSecrets, Journal, JournalError, KeyIds, Restored, RestoredMemory,
+    installation_secrets, restore_memory, rows_in_memory,
 };
 use crate::store::at_once;
 use crate::store::memory::MemoryStore;
@@ -38,8 +37,8 @@ impl<C: Clock + 'static> LimiterBuilder<InMemory, C> {
     /// Opens or creates the journal at `path`, and builds a limiter in memory that restores from it and writes to it.
     ///
     /// Without [`secrets`](Self::secrets) the installation's secret is read from the file beside the journal, which is
-    /// created with the journal. Bans are restored into a list of the limiter's own; a list that was given to
-    /// [`bans`](Self::bans) is not used.
+    /// created with the journal. A list that was given to [`bans`](Self::bans) gets the journal's bans too, and is written to
+    /// it, unless it is written to another limiter's journal already.
     ///
     /// ```
     /// # use threshold_limiter::{Limiter, Policy};
@@ -70,13 +69,9 @@ impl<C: Clock + 'static> LimiterBuilder<InMemory, C> {
         let (journal, contents) = Journal::open(path, key_ids)?;
         let journal = Arc::new(journal);
         let policy = self.policy.clone().with_key(key);
-        let (store, bans, now) = (MemoryStore::new(policy.memory()), BanList::default(), self.clock.now());
-        // Before the journal is told of changes: what it holds need not be written to it again.
-        let restored = restore(&journal, &contents, (&store, &bans), (&policy, &secrets), now);
-        let counters = load_counters(&store, path, key_ids, now);
-        let store = store.with_change_sink(Arc::<Journal>::clone(&journal));
-        let bans = Arc::new(bans.with_change_sink(Arc::<Journal>::clone(&journal)));
-        let limiter = Arc::new(self.secrets(secrets).bans(bans).store(store).build());
+        let memory = restore_memory(&journal, &contents, &self.bans, (&policy, &secrets), self.clock.now());
+        let RestoredMemory { store, restored, counters } = memory;
+        let limiter = Arc::new(self.secrets(secrets).store(store).build());
         // The store has the restored settings now, and the limiter takes them over. It is in memory, and cannot fail.
         let unfit = at_once(limiter.follow_control()).unwrap_or_default();
         // The store holds the journal. If the journal held the limiter, neither would ever be dropped.

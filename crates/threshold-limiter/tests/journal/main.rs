@@ -9,6 +9,7 @@
 )]
 
 mod audited;
+mod builder;
 mod control;
 mod counters;
 mod cut;

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use threshold_core::policy::Policy;
 use threshold_limiter::journal::{
     Contents, Counters, CountersError, GivenSecrets, Journal, JournalError, KeyIds, Restored, installation_secrets,
-    load_counters, restore, rows_in_memory, save_counters,
+    restore_memory, rows_in_memory, save_counters,
 };
-use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{AnyStore, at_once};
 use threshold_limiter::{BanList, Clock, Limiter};
 
@@ -51,12 +50,10 @@ impl Desk {
         }
         let journal = Arc::new(journal);
         let policy = policy.with_key(key);
-        let (store, bans, now) = (MemoryStore::new(policy.memory()), BanList::default(), clock.now());
-        let restored = restore(&journal, &contents, (&store, &bans), (&policy, &secrets), now);
-        let counters = load_counters(&store, path, key_ids, now);
-        let damage = report(path, &contents, restored, counters);
-        let store = AnyStore::from(store.with_change_sink(Arc::<Journal>::clone(&journal)));
-        let bans = Arc::new(bans.with_change_sink(Arc::<Journal>::clone(&journal)));
+        let bans = Arc::<BanList>::default();
+        let memory = restore_memory(&journal, &contents, &bans, (&policy, &secrets), clock.now());
+        let damage = report(path, &contents, memory.restored, memory.counters);
+        let store = AnyStore::from(memory.store);
         let builder = Limiter::builder(policy).store(store).clock(clock).secrets(secrets).bans(bans);
         let desk = Self::from_builder(builder, Some(Arc::clone(&journal)));
         // Applies the settings that were restored into the store, which is in memory and cannot fail.

@@ -15,7 +15,7 @@ use crate::policy::rule::{
 };
 use crate::policy::{Identity, IdentitySource, UserScope};
 
-/// A placeholder until the whole policy is digested under its key.
+/// The key of a rule before its policy is given a key of its own: [`Policy::with_key`](crate::Policy::with_key) replaces it.
 const UNKEYED: DigestKey = DigestKey::new([0; 16]);
 
 /// How a rule counts the limits of tiers: everything but the quota.
