@@ -37,7 +37,7 @@ pub struct Charge<'l> {
     pub(crate) key: Digest,
     pub(crate) limit: &'l Limit,
     pub(crate) cost: u64,
-    pub(crate) terms: Terms,
+    pub(crate) terms: &'l Terms,
     /// The index on the bill of the subject that a violation strikes.
     pub(crate) subject: Option<usize>,
 }
@@ -107,7 +107,7 @@ impl<'l> Bill<'l> {
             key: charge.key,
             limit: *charge.limit,
             cost: charge.cost,
-            terms: charge.terms,
+            terms: *charge.terms,
             subject: charge.subject,
         });
         let subjects = self.subjects.iter().map(|subject| (subject.key, subject.ladder.clone()));
@@ -150,7 +150,7 @@ impl Charge<'_> {
 
     /// Returns the violation of a request that exceeds this limit.
     pub(crate) fn violation(&self) -> Violation {
-        Violation::new(&self.terms, self.key, self.limit)
+        Violation::new(self.terms, self.key, self.limit)
     }
 }
 
@@ -192,7 +192,7 @@ impl OwnedBill {
             key: charge.key,
             limit: &charge.limit,
             cost: charge.cost,
-            terms: charge.terms,
+            terms: &charge.terms,
             subject: charge.subject,
         });
         let subjects = self.subjects.iter().map(|(key, ladder)| Subject { key: *key, ladder });

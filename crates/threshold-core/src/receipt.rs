@@ -129,7 +129,7 @@ impl Plan<'_> {
         let limit = self.bill.charges.get(met.charge).map_or(met.limit, |charge| charge.limit);
         let counts_until = settled.counts_until(limit);
         let key = outcome.charged_key(met.key);
-        Charged { key, at: settled.at, rule: met.rule.tag, limit: *limit, unit, mark, counts_until }
+        Charged { key, at: settled.at, rule: met.rule.terms.tag, limit: *limit, unit, mark, counts_until }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The rules that a request meets and the subjects that it can strike, as a plan holds them.
 
-use crate::bill::{self, Terms};
+use crate::bill;
 use crate::key::Digest;
 use crate::ladder::Ladder;
 use crate::limit::Limit;
@@ -65,20 +65,7 @@ impl<'p> Met<'p> {
 
     pub(super) fn to_charge(self) -> bill::Charge<'p> {
         let Self { key, limit, cost, rule, subject, .. } = self;
-        bill::Charge { key, limit, cost, terms: rule.terms(), subject }
-    }
-}
-
-impl Rule {
-    /// Returns the part of this rule that a charge carries to the store.
-    fn terms(&self) -> Terms {
-        Terms {
-            tag: self.tag,
-            strike: self.strike,
-            block_for: self.block_for,
-            enforced: self.mode == Mode::Enforce,
-            by_outcome: self.count.is_some(),
-        }
+        bill::Charge { key, limit, cost, terms: &rule.terms, subject }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::bill::Terms;
 use crate::caller::Caller;
 use crate::headers::StaticFields;
 use crate::key::{Anchors, DigestKey, Domain, KeyPrefix, Part, Partition};
@@ -270,7 +271,8 @@ pub struct Rule {
     pub log: LogMode,
     /// The codes of silenced lint warnings, each with its reason.
     pub allow: Vec<(Box<str>, Box<str>)>,
-    pub(crate) tag: RuleTag,
+    /// The part of the rule that its charges carry to the store.
+    pub(crate) terms: Terms,
     /// The keys that the rule's identity is digested to: one for each algorithm, and one for `deny`.
     pub(crate) prefixes: Vec<KeyPrefix>,
     /// The partition of a budget that all requests share.
@@ -303,7 +305,7 @@ impl Rule {
         let alone = (!tells_apart).then_some(self.partition);
         self.prefixes = names.map(|name| KeyPrefix::new(begin(key, name).derive(), alone)).collect();
         // From the rule's name and `per` alone, without a secret or an algorithm: strikes outlive a change of those.
-        self.tag = RuleTag::try_from(begin(DigestKey::OF_NAMES, "").finish().to_u128() >> 96).unwrap_or_default();
+        self.terms.tag = RuleTag::try_from(begin(DigestKey::OF_NAMES, "").finish().to_u128() >> 96).unwrap_or_default();
     }
 
     /// Returns the prefix that turns the digest of a caller into the key of this rule's budget.

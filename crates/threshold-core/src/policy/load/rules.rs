@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{Loader, is_token, layer_of};
+use crate::bill::Terms;
 use crate::headers::StaticFields;
 use crate::key::{DigestKey, KeyPrefix, Partition};
 use crate::ladder::{Ladder, Rung, StrikeMode};
@@ -79,6 +80,9 @@ impl Loader<'_> {
         let status = self.status(file);
         let text = |text: &Option<Text>| text.as_ref().map(|text| text.value.as_str().into());
         let flag = |flag: &Option<crate::policy::file::Located<bool>>| flag.as_ref().is_some_and(|flag| flag.value);
+        let strike = file.strike.as_ref().map_or(StrikeMode::Window, |name| name.value.into());
+        let mode = file.mode.as_ref().map_or(Mode::Enforce, |name| name.value.into());
+        let terms = Terms { tag: 0, strike, block_for, enforced: mode == Mode::Enforce, by_outcome: count.is_some() };
         let mut rule = Rule {
             name: file.name.value.as_str().into(),
             layer,
@@ -90,8 +94,8 @@ impl Loader<'_> {
             fallback: flag(&file.fallback),
             on_missing,
             subject,
-            strike: file.strike.as_ref().map_or(StrikeMode::Window, |name| name.value.into()),
-            mode: file.mode.as_ref().map_or(Mode::Enforce, |name| name.value.into()),
+            strike,
+            mode,
             consistency: file.consistency.as_ref().map_or(Consistency::Strong, |name| name.value.into()),
             approximate: flag(&file.approximate),
             on_store_error: file.on_store_error.as_ref().map_or(OnStoreError::Local, |name| name.value.into()),
@@ -102,7 +106,7 @@ impl Loader<'_> {
             period: text(&file.period),
             log: file.log.as_ref().map_or(LogMode::Sampled, |name| name.value.into()),
             allow: self.allowances(file.allow.as_ref()),
-            tag: 0,
+            terms,
             prefixes: Vec::new(),
             partition: Partition::from_u16(0),
             counted: 0,
