@@ -4,11 +4,11 @@ use threshold_core::decision::{Degraded, Reading};
 use threshold_core::limit::Limit;
 use threshold_core::plan::Verb;
 use threshold_core::policy::{IdentitySource, Layer, Per, Policy, Seen};
-use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Timestamp, TraceId, Verdict};
+use threshold_core::{Decision, Digest, Facts, Outcome, Plan, PlanError, Timestamp, TraceId, Verdict};
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{Command, Store as _, at_once};
 
-use super::tally::Tally;
+use super::tally::{Settled, Tally};
 use super::top_subjects::Kind;
 use crate::traffic::Request;
 
@@ -27,6 +27,8 @@ pub(super) struct Rehearsal<'p> {
     number: u128,
     /// Whether some rule counts by outcome or is a concurrency limit, so that charges may have to be given back.
     gives_back: bool,
+    /// The keys of the present request whose charges were given back.
+    returned: Vec<Digest>,
     names: Names<'p>,
     pub(super) tally: Tally,
 }
@@ -56,6 +58,7 @@ impl<'p> Rehearsal<'p> {
             decision: Decision::default(),
             number: 0,
             gives_back: policy.rules().iter().any(open),
+            returned: Vec::new(),
             names: Names::new(policy),
             tally: Tally::new(policy, top),
         }
@@ -77,6 +80,7 @@ impl<'p> Rehearsal<'p> {
             self.plan_ahead(coming);
         }
         let now = Timestamp::from_micros(request.at.micros);
+        self.returned.clear();
         if let Err(error) = fits {
             let decided = self.refused(&error);
             self.tally.add(&self.plan, None, decided, &facts, request.at);
@@ -92,7 +96,8 @@ impl<'p> Rehearsal<'p> {
             Err(_) => self.decision = self.plan.decide_blind(false, Degraded::StoreFull, now),
         }
         let decided = self.outcome_of(&facts);
-        self.tally.add(&self.plan, Some(&self.decision), decided, &facts, request.at);
+        let settled = Settled { decision: &self.decision, returned: &self.returned };
+        self.tally.add(&self.plan, Some(settled), decided, &facts, request.at);
         decided
     }
 
@@ -107,10 +112,11 @@ impl<'p> Rehearsal<'p> {
 
     /// Gives back charges that are not counted for this status, and all concurrency: the log has the status of the answer, but
     /// not how long the request lasted.
-    fn give_back(&self, status: Option<u16>, now: Timestamp) {
+    fn give_back(&mut self, status: Option<u16>, now: Timestamp) {
         let mut pending = self.plan.pending(&self.outcome);
         let uncounted = status.and_then(|status| pending.take_uncounted(Some(status)));
         for taken in [uncounted, pending.take_holds()].into_iter().flatten() {
+            self.returned.extend(taken.keys());
             // The store in memory cannot fail here.
             let _ = at_once(self.store.execute(Command::GiveBack(Box::new(taken)), now));
         }

@@ -9,7 +9,7 @@ use threshold_core::policy::{Mode, Per, Policy, Rule};
 use threshold_core::text::printable;
 
 use super::compare::{Comparison, Difference};
-use super::tally::{LAYERS, PenaltyCounts, Tally};
+use super::tally::{LAYERS, PenaltyCounts, RuleTally, Tally};
 use super::top_subjects::{Kind, SubjectCounts};
 use crate::traffic::LineCounts;
 
@@ -254,8 +254,7 @@ impl Replayed<'_> {
     pub(super) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let rules = self.policy.rules();
-        let holds = |rule: &&Rule| rule.fixed_limit().is_some_and(Limit::is_concurrency);
-        let held: Vec<&str> = rules.iter().filter(holds).map(|rule| rule.name.as_ref()).collect();
+        let held: Vec<&str> = rules.iter().filter(|rule| !is_rehearsed(rule)).map(|rule| rule.name.as_ref()).collect();
         if !held.is_empty() {
             notes.push(format!(
                 "Not rehearsed, since a log does not say how long requests lasted: {}.",
@@ -339,7 +338,8 @@ impl Replayed<'_> {
     fn rules_json(&self) -> Vec<Value> {
         let peaks = self.peaks_by_rule();
         let rules = self.policy.rules().iter().zip(&self.tally.rules).zip(peaks);
-        let rule_json = |((rule, own), peaks): ((&Rule, &super::tally::RuleTally), Vec<u64>)| {
+        let rule_json = |((rule, own), peaks): ((&Rule, &RuleTally), Vec<u64>)| {
+            let rehearsed = is_rehearsed(rule);
             json!({
                 "rule": rule.name.as_ref(),
                 "layer": rule.layer.name(),
@@ -352,11 +352,19 @@ impl Replayed<'_> {
                 "warned": own.warned,
                 "first": own.first.map(moment),
                 "last": own.first.map(|_| moment(own.last)),
-                "keys": u64::try_from(peaks.len()).unwrap_or(0).saturating_mul(self.tally.peaks.factor()),
-                "peakUse": { "median": quantile(&peaks, 50), "p99": quantile(&peaks, 99), "most": peaks.last() },
+                "keys": rehearsed.then(|| self.keys(peaks.len())),
+                "keysCharged": rehearsed.then(|| self.keys(peaks.iter().filter(|used| **used > 0).count())),
+                "peakUse": rehearsed.then(|| {
+                    json!({ "median": quantile(&peaks, 50), "p99": quantile(&peaks, 99), "most": peaks.last() })
+                }),
             })
         };
         rules.map(rule_json).collect()
+    }
+
+    /// Returns how many keys there are for this many that were kept.
+    fn keys(&self, kept: usize) -> u64 {
+        u64::try_from(kept).unwrap_or(u64::MAX).saturating_mul(self.tally.peaks.factor())
     }
 
     /// Returns the highest use of each key, by rule and in ascending order.
@@ -420,6 +428,11 @@ fn touches(own: &SubjectCounts) -> String {
     let counts = [(own.denied, "denied"), (own.banned, "banned"), (own.warned, "warned"), (own.slowed, "slowed")];
     let some = counts.iter().filter(|(count, _)| *count > 0);
     some.map(|(count, what)| format!("{} {what}", grouped(*count))).collect::<Vec<_>>().join(", ")
+}
+
+/// Whether a log is enough to decide the rule. It does not say how long requests lasted, which a concurrency limit needs.
+pub(super) fn is_rehearsed(rule: &Rule) -> bool {
+    !rule.fixed_limit().is_some_and(Limit::is_concurrency)
 }
 
 /// Returns a rule's limit as written, or `tier`.

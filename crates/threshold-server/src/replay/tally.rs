@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use siphasher::sip::SipHasher13;
 use threshold_core::address::AddressGroup;
 use threshold_core::policy::{Layer, Policy, UserScope};
-use threshold_core::{Decision, Facts, Plan, Verdict};
+use threshold_core::{Decision, Digest, Facts, Plan, Verdict};
 
 use super::rehearsal::ReplayedDecision;
 use super::sample::Sample;
@@ -55,13 +55,34 @@ pub(super) struct Subject {
     pub(super) touched: bool,
 }
 
+/// A decision, and what the answer in the log changed about it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Settled<'r> {
+    pub(super) decision: &'r Decision,
+    /// The keys whose charges were given back: the rule does not count this answer, or the request has ended.
+    pub(super) returned: &'r [Digest],
+}
+
 /// The highest use of one key of one rule.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peak {
     pub(super) rule: usize,
     pub(super) used: u64,
+    /// The capacity at that time: a tenant's tier may change, and its limit with it.
     pub(super) capacity: u64,
+    /// Whether a request exceeded the limit.
     pub(super) full: bool,
+}
+
+impl Peak {
+    /// Keeps the fuller of two uses of a key, by their share of the capacity.
+    fn merge(&mut self, other: &Self) {
+        let share = |used: u64, capacity: u64| u128::from(used).saturating_mul(u128::from(capacity));
+        if share(other.used, self.capacity) > share(self.used, other.capacity) {
+            (self.used, self.capacity) = (other.used, other.capacity);
+        }
+        self.full |= other.full;
+    }
 }
 
 /// The first verdict other than allow on a subject.
@@ -161,11 +182,11 @@ impl Tally {
         &self.name
     }
 
-    /// Counts one request. `decision` is `None` if it could not be planned.
+    /// Counts one request. `settled` is `None` if it could not be planned.
     pub(super) fn add(
         &mut self,
         plan: &Plan<'_>,
-        decision: Option<&Decision>,
+        settled: Option<Settled<'_>>,
         decided: ReplayedDecision,
         facts: &Facts<'_>,
         at: Moment,
@@ -180,8 +201,14 @@ impl Tally {
         if let Some(count) = self.verdicts.get_mut(decided.verdict as usize) {
             bump(count);
         }
-        if let Some(decision) = decision {
-            self.read(plan, decision);
+        match settled {
+            Some(settled) => self.read(plan, settled),
+            // Only the rule that made the plan impossible is known. Without this, it would deny requests that it never met.
+            None => {
+                if let Some(rule) = self.rules.get_mut(decided.reason) {
+                    bump(&mut rule.met);
+                }
+            }
         }
         let touched = decided.verdict != Verdict::Allow;
         let stopped = !decided.verdict.allows();
@@ -189,7 +216,7 @@ impl Tally {
         self.series.add(at.micros.checked_div(1_000_000).unwrap_or(0), stopped.then_some(decided.reason));
         self.count_hour(at, stopped);
         if touched {
-            self.touch(decision, decided, facts, at.micros);
+            self.touch(settled.map(|settled| settled.decision), decided, facts, at.micros);
         }
         if self.seen.iter().any(|seen| seen.len() >= BATCH) || self.filled.len() >= BATCH {
             self.flush();
@@ -209,29 +236,28 @@ impl Tally {
             }
         }
         for (digest, found) in self.filled.drain(..) {
-            self.peaks.change(
-                digest,
-                || found,
-                |peak| {
-                    peak.used = peak.used.max(found.used);
-                    peak.full |= found.full;
-                },
-            );
+            self.peaks.change(digest, || found, |peak| peak.merge(&found));
         }
     }
 
     /// Counts the readings of all matched rules, binding or not.
-    fn read(&mut self, plan: &Plan<'_>, decision: &Decision) {
-        for (reading, charge) in decision.readings.iter().zip(plan.met()) {
+    fn read(&mut self, plan: &Plan<'_>, settled: Settled<'_>) {
+        for (reading, charge) in settled.decision.readings.iter().zip(plan.met()) {
             if let Some(rule) = self.rules.get_mut(reading.rule()) {
                 bump(&mut rule.met);
                 rule.full = rule.full.saturating_add(u64::from(!reading.allowed));
+            }
+            // A log does not say how long requests lasted, so the use of a concurrency limit is unknown.
+            if charge.limit().is_concurrency() {
+                continue;
             }
             let [high, low] = charge.key().halves();
             let digest = high ^ low;
             if self.peaks.takes(digest) {
                 let capacity = charge.limit().capacity();
-                let used = capacity.saturating_sub(reading.remaining);
+                // The reading was taken between the charge and the answer that gave it back.
+                let returned = if settled.returned.contains(&charge.key()) { reading.cost } else { 0 };
+                let used = capacity.saturating_sub(reading.remaining).saturating_sub(returned);
                 self.filled.push((digest, Peak { rule: reading.rule(), used, capacity, full: !reading.allowed }));
             }
         }

@@ -29,6 +29,8 @@ pub(crate) struct Event {
     pub(crate) method: &'static str,
     pub(crate) path: String,
     pub(crate) status: u16,
+    /// The size of the request, which only JSON logs have.
+    pub(crate) bytes: Option<u64>,
 }
 
 /// 17 May 2015, 10:00 UTC.
@@ -49,7 +51,25 @@ pub(crate) fn events(seed: u64, count: usize) -> Vec<Event> {
             method: if login { "POST" } else { "GET" },
             path: if login { "/login".to_owned() } else { format!("/items/{}", dice.roll(50)) },
             status: if login && dice.roll(2) == 0 { 401 } else { 200 },
+            bytes: None,
         });
+    }
+    events
+}
+
+/// The same requests with sizes, of which some are 0 and a few enormous, and with one item in eight that does not exist.
+pub(crate) fn with_sizes_and_misses(seed: u64, count: usize) -> Vec<Event> {
+    let mut dice = Dice(!seed);
+    let mut events = events(seed, count);
+    for event in &mut events {
+        event.bytes = Some(match dice.roll(200) {
+            0 => 60_000,
+            1..=20 => 0,
+            _ => dice.skewed(2_500),
+        });
+        if event.status == 200 && dice.roll(8) == 0 {
+            event.status = 404;
+        }
     }
     events
 }
@@ -57,11 +77,12 @@ pub(crate) fn events(seed: u64, count: usize) -> Vec<Event> {
 /// Writes JSON lines.
 pub(crate) fn json_lines(events: &[Event]) -> String {
     let line = |event: &Event| {
-        let Event { second, ip, user, tenant, method, path, status } = event;
+        let Event { second, ip, user, tenant, method, path, status, bytes } = event;
         let user = user.as_ref().map_or_else(|| "null".to_owned(), |user| format!("\"{user}\""));
+        let bytes = bytes.map_or_else(String::new, |bytes| format!(",\"request_length\":{bytes}"));
         format!(
             "{{\"time\":{second},\"remote_addr\":\"{ip}\",\"user\":{user},\"tenant\":\"{tenant}\",\
-             \"request\":\"{method} {path} HTTP/1.1\",\"status\":{status}}}\n"
+             \"request\":\"{method} {path} HTTP/1.1\",\"status\":{status}{bytes}}}\n"
         )
     };
     events.iter().map(line).collect()

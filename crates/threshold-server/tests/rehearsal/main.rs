@@ -5,6 +5,7 @@
 #![expect(clippy::indexing_slicing, reason = "what is not there fails the test, as it should")]
 
 mod export;
+mod kinds;
 mod lint;
 mod login;
 mod logs;
