@@ -238,9 +238,12 @@ pub(crate) struct TestArgs {
 /// The server that a command calls.
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
-    /// The server; THRESHOLD_SERVER by default, else http://127.0.0.1:8080
+    /// The server: http://HOST:PORT, https://HOST:PORT or unix:PATH; THRESHOLD_SERVER by default, else http://127.0.0.1:8080
     #[arg(long, value_name = "URL", global = true)]
     pub(crate) server: Option<String>,
+    /// The certificates, in PEM, that sign the server's; THRESHOLD_CA by default, else those of the system
+    #[arg(long, value_name = "FILE", global = true)]
+    pub(crate) ca: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

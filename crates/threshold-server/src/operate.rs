@@ -42,12 +42,12 @@ pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Report> {
         BansCommand::Add { layer, key, reason, length, json } => {
             let seconds = length.map(Span::secs_ceil);
             let body = json!({"layer": layer, "key": key, "reason": reason, "durationSec": seconds});
-            let ban = Api::new(&args.server).call("POST", "/v1/bans", Some(&body))?;
+            let ban = Api::new(&args.server)?.call("POST", "/v1/bans", Some(&body))?;
             if *json { format!("{ban:#}\n") } else { table(&[ban]) }
         }
         BansCommand::Lift { id, reason } => {
             let path = format!("/v1/bans/{}{}", encoded(id), reason_query(reason.as_deref()));
-            Api::new(&args.server).call("DELETE", &path, None)?;
+            Api::new(&args.server)?.call("DELETE", &path, None)?;
             "lifted\n".to_owned()
         }
     };
@@ -56,7 +56,7 @@ pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Report> {
 
 pub(crate) fn subject(args: &SubjectArgs) -> anyhow::Result<Report> {
     let path = format!("/v1/subjects/{}/{}", encoded(&args.layer), encoded(&args.key));
-    let api = Api::new(&args.server);
+    let api = Api::new(&args.server)?;
     if args.forgive {
         api.call("DELETE", &format!("{path}{}", reason_query(args.reason.as_deref())), None)?;
         return Ok(Report { text: "forgiven\n".to_owned(), code: 0 });
@@ -85,7 +85,7 @@ fn ban_in_words(ban: &Value) -> String {
 }
 
 fn all_bans(args: &ServerArgs) -> anyhow::Result<Vec<Value>> {
-    let api = Api::new(args);
+    let api = Api::new(args)?;
     let mut bans = Vec::new();
     let mut after = String::new();
     loop {

@@ -1,105 +1,182 @@
-//! A client of the server's API, over plain HTTP to this machine or a tunnel, or over a Unix socket.
+//! A client of the server's API, over HTTP, HTTPS or a Unix socket.
 
+mod tls;
+mod unix_socket;
+
+use std::error::Error;
+use std::fmt;
+use std::io::ErrorKind;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use http::{Request, StatusCode};
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{Request, Response, StatusCode};
 use serde_json::Value;
 use threshold_core::text::printable;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use ureq::config::Config;
+use ureq::tls::TlsConfig;
+use ureq::unversioned::resolver::DefaultResolver;
+use ureq::{Agent, Body};
 
 use crate::cli::ServerArgs;
+use unix_socket::UnixConnector;
 
 /// How long to wait for an answer: twice the five seconds that a change waits for the disk.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest answer that is read: three times a page of 10,000 bans with the longest reasons.
-const MAX_ANSWER: usize = 64 << 20;
+const MAX_ANSWER: u64 = 64 << 20;
+/// The URL of a server on a Unix socket. HTTP requires a host, and this one needs no name resolution.
+const UNIX_SOCKET_URL: &str = "http://127.0.0.1";
 
 /// A server, and the token to send to it.
 pub(super) struct Api {
+    agent: Agent,
+    /// The server as the operator wrote it, for messages.
     server: String,
+    /// The beginning of every URL.
+    base: String,
     token: Option<String>,
 }
 
 /// The error of a server that cannot be connected to.
 #[derive(Debug)]
-pub(super) struct Unreachable(String);
+pub(super) struct Unreachable {
+    server: String,
+    source: ureq::Error,
+}
 
-impl std::fmt::Display for Unreachable {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "no server answers at {}", self.0)
+impl fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no server answers at {}", self.server)
     }
 }
 
-impl std::error::Error for Unreachable {}
+impl Error for Unreachable {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&self.source)
+    }
+}
 
 impl Api {
-    pub(super) fn new(args: &ServerArgs) -> Self {
-        let variable = |name: &str| std::env::var(name).ok().filter(|text| !text.trim().is_empty());
+    /// Prepares calls to a server. Nothing is sent yet.
+    pub(super) fn new(args: &ServerArgs) -> anyhow::Result<Self> {
         let server = args.server.clone().or_else(|| variable("THRESHOLD_SERVER"));
+        let server = server.unwrap_or_else(|| "http://127.0.0.1:8080".to_owned());
+        let server = server.trim_end_matches('/').to_owned();
         let tokens = variable("THRESHOLD_ADMIN_TOKEN").or_else(|| variable("THRESHOLD_READ_TOKEN"));
         let first = |tokens: String| tokens.split([',', ' ']).find(|token| !token.is_empty()).map(str::to_owned);
-        let server = server.unwrap_or_else(|| "http://127.0.0.1:8080".to_owned());
-        Self { server: server.trim_end_matches('/').to_owned(), token: tokens.and_then(first) }
+        let (agent, base) = connect(&server, args.ca.as_deref())?;
+        Ok(Self { agent, server, base, token: tokens.and_then(first) })
     }
 
     /// Calls the server and returns its answer. A status other than success is an error with the server's message.
     pub(super) fn call(&self, method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Value> {
-        let mut request = Request::builder().method(method).uri(path).header(HOST, "localhost");
+        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
         if let Some(token) = &self.token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
-        let body = body.map(Value::to_string).unwrap_or_default();
-        let request = request.header(CONTENT_TYPE, "application/json").body(Full::from(body))?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let answered = runtime.block_on(async { tokio::time::timeout(ANSWER_TIMEOUT, self.send(request)).await });
-        let (status, body) = answered.with_context(|| format!("{} does not answer", self.server))??;
-        let answer: Value = serde_json::from_slice(&body).context("the server's answer is not JSON")?;
-        if !status.is_success() {
-            let message = match answer.get("message").and_then(Value::as_str) {
-                _ if status == StatusCode::UNAUTHORIZED => {
-                    let problem = if self.token.is_some() { "does not accept this token" } else { "requires a token" };
-                    format!("{} {problem}: set THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN to read", self.server)
-                }
-                Some(message) => printable(message).into_owned(),
-                None => "the server refused the request".to_owned(),
-            };
-            bail!("{message} ({status})");
-        }
-        Ok(answer)
+        // Also without a body: the server requires it of every operator's call, as a protection against CSRF.
+        let request = request.header(CONTENT_TYPE, "application/json");
+        let invalid = || format!("\"{}\" is not the URL of a server", self.server);
+        let answered = match body {
+            Some(body) => self.agent.run(request.body(body.to_string()).with_context(invalid)?),
+            None => self.agent.run(request.body(()).with_context(invalid)?),
+        };
+        self.read(answered.map_err(|error| self.explain(error))?)
     }
 
-    async fn send(&self, request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)> {
-        let unreachable = |_| Unreachable(self.server.clone());
-        if let Some(path) = self.server.strip_prefix("unix:") {
-            return exchange(UnixStream::connect(path).await.map_err(unreachable)?, request).await;
+    fn read(&self, mut response: Response<Body>) -> anyhow::Result<Value> {
+        let status = response.status();
+        let body = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec();
+        let body = body.map_err(|error| self.explain(error))?;
+        let answer: Value = serde_json::from_slice(&body)
+            .with_context(|| format!("the answer of {} is not JSON ({status})", self.server))?;
+        if status.is_success() {
+            return Ok(answer);
         }
-        let Some(authority) = self.server.strip_prefix("http://") else {
-            bail!(
-                "\"{}\" is not a server: expected http://HOST:PORT or unix:PATH; use a tunnel to reach another machine, so \
-                 that the token is encrypted",
-                self.server
-            );
+        let message = match answer.get("message").and_then(Value::as_str) {
+            _ if status == StatusCode::UNAUTHORIZED => {
+                let problem = if self.token.is_some() { "does not accept this token" } else { "requires a token" };
+                format!("{} {problem}: set THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN to read", self.server)
+            }
+            Some(message) => printable(message).into_owned(),
+            None => "the server refused the request".to_owned(),
         };
-        let address = if authority.contains(':') { authority.to_owned() } else { format!("{authority}:80") };
-        exchange(TcpStream::connect(address).await.map_err(unreachable)?, request).await
+        bail!("{message} ({status})");
+    }
+
+    /// Adds to an error what an operator can do about it.
+    fn explain(&self, error: ureq::Error) -> anyhow::Error {
+        let server = self.server.clone();
+        if is_unreachable(&error) {
+            return Unreachable { server, source: error }.into();
+        }
+        let message = match &error {
+            ureq::Error::Timeout(_) => format!("{server} does not answer"),
+            error if tls::is_refused_certificate(error) => {
+                format!("the certificate of {server} is not accepted (--ca FILE names the one that signed it)")
+            }
+            _ => format!("the request to {server} failed"),
+        };
+        anyhow::Error::new(error).context(message)
     }
 }
 
-async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    tokio::spawn(connection);
-    let (head, body) = sender.send_request(request).await?.into_parts();
-    let body = Limited::new(body, MAX_ANSWER).collect().await;
-    let body = body.map_err(|error| anyhow::anyhow!("cannot read the server's answer: {error}"))?;
-    Ok((head.status, body.to_bytes()))
+/// Returns a variable of the environment that is not blank.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.trim().is_empty())
+}
+
+/// Returns a client for a server, and the beginning of the URL of every call.
+fn connect(server: &str, ca: Option<&Path>) -> anyhow::Result<(Agent, String)> {
+    let is_https = server.starts_with("https://");
+    if ca.is_some() && !is_https {
+        bail!("--ca is for https://, and {server} is not encrypted");
+    }
+    if let Some(path) = server.strip_prefix("unix:") {
+        let connector = UnixConnector::new(path);
+        let agent = Agent::with_parts(config(TlsConfig::default()), connector, DefaultResolver::default());
+        return Ok((agent, UNIX_SOCKET_URL.to_owned()));
+    }
+    let tls = if is_https {
+        let given = variable("THRESHOLD_CA");
+        tls::config(ca.or(given.as_deref().map(Path::new)))?
+    } else if server.starts_with("http://") {
+        TlsConfig::default()
+    } else {
+        bail!("\"{server}\" is not a server: expected http://HOST:PORT, https://HOST:PORT or unix:PATH");
+    };
+    Ok((config(tls).new_agent(), server.to_owned()))
+}
+
+fn config(tls: TlsConfig) -> Config {
+    Agent::config_builder()
+        .http_status_as_error(false)
+        // A redirect could send the token to another server.
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        // The proxy of the environment is for the web, not for a server on this machine or in this network.
+        .proxy(None)
+        .timeout_global(Some(ANSWER_TIMEOUT))
+        .tls_config(tls)
+        .build()
+}
+
+/// Returns whether no connection was made: nothing listens, or the host is unknown.
+fn is_unreachable(error: &ureq::Error) -> bool {
+    match error {
+        ureq::Error::HostNotFound | ureq::Error::ConnectionFailed => true,
+        ureq::Error::Io(error) => matches!(
+            error.kind(),
+            ErrorKind::AddrNotAvailable
+                | ErrorKind::ConnectionRefused
+                | ErrorKind::HostUnreachable
+                | ErrorKind::NetworkUnreachable
+                // Of a Unix socket.
+                | ErrorKind::NotFound
+                | ErrorKind::PermissionDenied
+        ),
+        _ => false,
+    }
 }

@@ -1,8 +1,10 @@
 //! Tests the operators' commands of the program, with a running server and without.
 
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::Command;
 
+use rcgen::{CertifiedKey, generate_simple_self_signed};
 use serde_json::json;
 use threshold_core::text::is_hidden;
 
@@ -164,4 +166,73 @@ fn errors_of_the_commands_say_what_to_do() {
     let nowhere = folder.path().join("nothing.db");
     let gone = threshold(&place, &["bans", "list", "--db", nowhere.to_str().unwrap()]).unwrap_err();
     assert!(gone.contains("no server answers"), "{gone}");
+}
+
+/// A server with TLS once locked its operators out: the commands spoke plain HTTP, and a tunnel was the only way in.
+#[test]
+fn the_commands_call_a_server_over_tls() {
+    let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let other = generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap().cert;
+    let (ca, other) = (Scratch::file("cert.pem", &cert.pem()), Scratch::file("other.pem", &other.pem()));
+    let key = Scratch::file("key.pem", &signing_key.serialize_pem());
+    let [ca, other, key] = [&ca, &other, &key].map(|file| file.path().to_str().unwrap());
+    let variables = &[("THRESHOLD_ADMIN_TOKEN", "boss-token-012345")];
+    let server = Start { args: &["--tls-cert", ca, "--tls-key", key], variables, ..Start::default() }.server();
+    let place = server.place.as_str();
+    assert!(place.starts_with("https://"), "{place}");
+    let added = threshold(place, &["bans", "add", "user", "mallory", "--reason", "fraud", "--ca", ca]).unwrap();
+    assert!(added.contains("mallory"), "{added}");
+    assert!(threshold(place, &["bans", "--ca", ca, "list"]).unwrap().contains("mallory"));
+    // A journal is no substitute for a server that runs and is not trusted.
+    let refused = threshold(place, &["bans", "list", "--ca", other]).unwrap_err();
+    assert!(refused.contains(&format!("the certificate of {place} is not accepted (--ca FILE")), "{refused}");
+    let refused = threshold(place, &["bans", "list"]).unwrap_err();
+    assert!(refused.contains("--ca FILE"), "{refused}");
+    let plain = place.replace("https://", "http://");
+    assert!(threshold(&plain, &["bans", "list", "--ca", ca]).unwrap_err().contains("--ca is for https://"));
+    assert!(threshold(&plain, &["bans", "list"]).is_err());
+    for (file, said) in [(key, "has no certificate"), ("/no/such/ca.pem", "/no/such/ca.pem")] {
+        let refused = threshold(place, &["bans", "list", "--ca", file]).unwrap_err();
+        assert!(refused.contains(said), "{refused}");
+    }
+}
+
+/// The token is not sent to another server, whatever the answer says.
+#[test]
+fn the_commands_follow_no_redirect() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = format!("http://{}", listener.local_addr().unwrap());
+    let calls = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut head = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
+        let token = head.by_ref().take_while(|line| !line.is_empty()).any(|line| line.contains("boss-token"));
+        let answer =
+            "HTTP/1.1 307 Elsewhere\r\nlocation: /elsewhere\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
+        stream.write_all(answer.as_bytes()).unwrap();
+        drop(stream);
+        listener.set_nonblocking(true).unwrap();
+        (token, listener)
+    });
+    let refused = threshold(&place, &["bans", "list"]).unwrap_err();
+    assert!(refused.contains("307"), "{refused}");
+    let (token, listener) = calls.join().unwrap();
+    assert!(token && listener.accept().is_err());
+}
+
+/// `--server unix:PATH` reaches a server that listens on a Unix socket alone.
+#[test]
+fn the_commands_call_a_server_on_a_unix_socket() {
+    let folder = Scratch::folder();
+    let place = format!("unix:{}", folder.path().join("threshold.sock").display());
+    let server = Start { args: &["--http", &place], ..Start::default() }.server();
+    for number in 0..3 {
+        let user = format!("mallory{number}");
+        let added =
+            threshold("http://127.0.0.1:9", &["bans", "add", "user", &user, "--reason", "r", "--server", &place]);
+        assert!(added.unwrap().contains(&user));
+    }
+    assert_eq!(threshold(&place, &["bans", "list"]).unwrap().lines().count(), 4);
+    drop(server);
+    let gone = threshold(&place, &["bans", "add", "user", "u", "--reason", "r"]).unwrap_err();
+    assert!(gone.contains(&format!("no server answers at {place}")), "{gone}");
 }
