@@ -2,6 +2,7 @@
 
 mod args;
 mod compare;
+mod log_digest;
 mod login;
 mod page;
 mod rehearsal;
@@ -10,8 +11,12 @@ mod sample;
 mod series;
 mod tally;
 mod top_subjects;
+mod zone;
+
+use std::path::Path;
 
 use anyhow::Context as _;
+use threshold_core::DigestKey;
 use threshold_core::policy::Policy;
 
 use crate::Report;
@@ -23,9 +28,11 @@ pub(crate) use report::{grouped, quantile, share};
 pub(crate) use sample::Sample;
 
 use compare::Comparison;
+use log_digest::LogDigest;
 use rehearsal::Rehearsal;
 use report::Replayed;
 use tally::Tally;
+use zone::Zone;
 
 pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
     if args.login {
@@ -36,7 +43,9 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
     let other = args.against.as_deref().map(Source::read).transpose()?;
     let other_policy = other.as_ref().map(Source::policy).transpose()?;
     let feed = Feed::open(&args.log.logs, args.log.fields()?, args.log.reorder)?;
-    let (tally, comparison, counts) = rehearse(feed, &policy, other_policy.as_ref(), args.top);
+    let zone = args.tz.clone().unwrap_or_default();
+    let Rehearsed { tally, comparison, counts, key } =
+        rehearse(feed, &policy, other_policy.as_ref(), (args.top, &zone));
     anyhow::ensure!(tally.requests > 0, report::nothing_read(&counts, "request"));
     let replayed = Replayed {
         policy: &policy,
@@ -45,12 +54,26 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
         counts: &counts,
         against: comparison.as_ref().zip(other.as_ref()).map(|(own, other)| (own, other.name.as_str())),
         top: args.top,
+        zone: &zone,
+        key,
     };
     if let Some(file) = &args.html {
-        std::fs::write(file, replayed.html()).with_context(|| format!("cannot write {}", file.display()))?;
+        write_page(file, &replayed.html())?;
     }
     let text = if args.json { replayed.json()? } else { replayed.text() };
     Ok(Report { text, code: 0 })
+}
+
+fn write_page(file: &Path, page: &str) -> anyhow::Result<()> {
+    std::fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// The counts of a whole log.
+struct Rehearsed {
+    tally: Tally,
+    comparison: Option<Comparison>,
+    counts: LineCounts,
+    key: DigestKey,
 }
 
 /// Decides all requests of the logs under one policy, or under two side by side.
@@ -58,14 +81,16 @@ fn rehearse<'p>(
     mut feed: Feed,
     policy: &'p Policy,
     other: Option<&'p Policy>,
-    top: usize,
-) -> (Tally, Option<Comparison>, LineCounts) {
-    let mut rehearsal = Rehearsal::new(policy, top);
-    let mut beside = other.map(|other| (Rehearsal::new(other, top), Comparison::new(policy, other)));
+    (top, zone): (usize, &Zone),
+) -> Rehearsed {
+    let mut rehearsal = Rehearsal::new(policy, top, zone.clone());
+    let mut beside = other.map(|other| (Rehearsal::new(other, top, zone.clone()), Comparison::new(policy, other)));
+    let mut digest = LogDigest::default();
     while let Some(mut second) = feed.next_second() {
         let mut next = second.next();
         while let Some(request) = next {
             let coming = second.next();
+            digest.add(&request);
             let decided = rehearsal.decide(&request, coming.as_ref());
             if let Some((other, comparison)) = &mut beside {
                 let decided_by_other = other.decide(&request, coming.as_ref());
@@ -76,5 +101,5 @@ fn rehearse<'p>(
         }
     }
     let comparison = beside.map(|(_, comparison)| comparison);
-    (rehearsal.tally.finish(), comparison, feed.finish())
+    Rehearsed { tally: rehearsal.tally.finish(), comparison, counts: feed.finish(), key: digest.key() }
 }

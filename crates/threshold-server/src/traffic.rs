@@ -15,7 +15,7 @@ use std::net::IpAddr;
 pub(crate) use fields::{Field, Fields};
 pub(crate) use input::{Line, Lines, open};
 pub(crate) use json::Scalars;
-pub(crate) use moment::{Moment, MomentReader};
+pub(crate) use moment::{Moment, MomentReader, zone_offset};
 pub(crate) use order::{Feed, LineCounts, LogKind};
 pub(crate) use progress::Progress;
 

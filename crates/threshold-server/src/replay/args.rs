@@ -6,6 +6,7 @@ use clap::Args;
 use threshold_core::Span;
 use threshold_core::limit::parse_span;
 
+use super::zone::Zone;
 use crate::traffic::Fields;
 
 #[derive(Debug, Args)]
@@ -24,8 +25,11 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
     /// The logs hold logins: sshd's, or JSON events
-    #[arg(long, conflicts_with_all = ["against", "html"])]
+    #[arg(long, conflicts_with = "against")]
     pub(crate) login: bool,
+    /// The time zone of the report, as in Europe/Berlin or +02:00; without it, UTC
+    #[arg(long, value_name = "ZONE", allow_hyphen_values = true, value_parser = Zone::parse)]
+    pub(crate) tz: Option<Zone>,
     /// How many subjects to list
     #[arg(long, default_value_t = 10, value_name = "N")]
     pub(crate) top: usize,

@@ -1,67 +1,81 @@
 //! `replay --login`: decides recorded logins under a policy's `[login]`.
 
-use std::fmt::Write as _;
+mod page;
+mod report;
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use serde_json::{Value, json};
-use threshold_core::policy::UserScope;
-use threshold_core::text::printable;
-use threshold_core::{Timestamp, Verdict};
-use threshold_limiter::{Attempted, Limiter, LoginRequest, ManualClock, RefusedBy};
+use threshold_core::policy::Identity;
+use threshold_core::{DigestKey, Timestamp, Verdict};
+use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::{Attempted, Clock, Limiter, LoginRequest, ManualClock, RefusedBy};
 
-use super::ReplayArgs;
-use super::report::{grouped, moment, nothing_read, share, unreadable_lines};
+use super::log_digest::LogDigest;
+use super::report::nothing_read;
 use super::sample::Sample;
+use super::series::Series;
 use super::tally::{Subject, address_digest, name_digest};
-use super::top_subjects::{Kind, SubjectCounts, TopSubjects};
+use super::top_subjects::{Kind, TopSubjects};
+use super::{ReplayArgs, write_page};
 use crate::Report;
 use crate::source::Source;
-use crate::traffic::{Feed, LineCounts, LogKind, Request};
+use crate::traffic::{Feed, LogKind, Request};
+
+use report::LoginReport;
 
 /// The most accounts and addresses that are counted exactly; with more, a sample is counted.
 const MAX_SUBJECTS: usize = 1 << 18;
+/// The most pairs of an account and an address that are named because a login of theirs was held.
+const MAX_LET_IN: usize = 4_096;
+/// Why an attempt is refused, in the order of `RefusedBy`.
+const REASONS: [&str; 4] = ["the address' budget", "the account's lock", "the ceiling", "a deny list"];
 
 /// The counts of a replay of logins.
 struct Logins {
     attempts: u64,
     succeeded: u64,
-    /// Attempts that would have been refused: by the address' budget, a lock, the ceiling, or a deny list.
-    held: [u64; 4],
+    /// Attempts that would have been refused, by reason.
+    held: [u64; REASONS.len()],
     /// Refused attempts that succeeded in the log: most likely legitimate users.
     held_successes: u64,
+    /// The same by account and address.
+    let_in: BTreeMap<(String, String), LetIn>,
     accounts: Sample<Subject>,
     addresses: Sample<Subject>,
     /// The start of a lock counts as a ban, a refused attempt as a denial.
     top_subjects: TopSubjects,
+    series: Series,
     from: u64,
     until: u64,
+}
+
+/// The logins of an account from an address that succeeded at the time and would have been refused.
+#[derive(Debug, Clone, Copy, Default)]
+struct LetIn {
+    count: u64,
+    /// The reason of the first, as its place in `REASONS`.
+    reason: usize,
+    first: u64,
+    last: u64,
 }
 
 pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
     let source = Source::read(&args.policy)?;
     let policy = source.policy()?;
     policy.login().with_context(|| format!("{} has no [login] to rehearse", source.name))?;
-    let (prefix, scope) = (policy.identity().ipv6_prefix, policy.identity().user_scope);
+    let (identity, key) = (policy.identity().clone(), policy.key());
     let clock = Arc::new(ManualClock::default());
     let limiter = Limiter::builder(policy).clock(Arc::clone(&clock)).build();
     let mut feed = Feed::open_as(LogKind::Logins, &args.log.logs, args.log.fields()?, args.log.reorder)?;
-    let mut logins = Logins {
-        attempts: 0,
-        succeeded: 0,
-        held: [0; 4],
-        held_successes: 0,
-        accounts: Sample::new(MAX_SUBJECTS),
-        addresses: Sample::new(MAX_SUBJECTS),
-        top_subjects: TopSubjects::default(),
-        from: 0,
-        until: 0,
-    };
+    let (mut logins, mut digest) = (Logins::new(), LogDigest::default());
     while let Some(second) = feed.next_second() {
         for request in second {
             clock.set(Timestamp::from_micros(request.at.micros));
+            digest.add(&request);
             for _ in 0..=request.repeated {
-                logins.one(&limiter, &request, (prefix, scope))?;
+                logins.one(&limiter, &request, &identity)?;
             }
         }
     }
@@ -71,22 +85,47 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
         anyhow::ensure!(others == 0, "none of the log's {} lines is about a login", counts.lines);
         anyhow::bail!(nothing_read(&counts, "login"));
     }
-    let text = if args.json {
-        let mut text = serde_json::to_string_pretty(&logins.json(&counts, args.top))?;
-        text.push('\n');
-        text
-    } else {
-        logins.text(&source.name, &counts, args.top)
+    let zone = args.tz.clone().unwrap_or_default();
+    let keys: (DigestKey, DigestKey) = (key, digest.key());
+    let report = LoginReport {
+        logins: &logins,
+        name: &source.name,
+        counts: &counts,
+        top: args.top,
+        zone: &zone,
+        identity: &identity,
+        secret_key: keys.0,
+        page_key: keys.1,
     };
+    if let Some(file) = &args.html {
+        write_page(file, &report.html())?;
+    }
+    let text = if args.json { report.json()? } else { report.text() };
     Ok(Report { text, code: 0 })
 }
 
 impl Logins {
-    fn one<C: threshold_limiter::Clock>(
+    fn new() -> Self {
+        Self {
+            attempts: 0,
+            succeeded: 0,
+            held: [0; REASONS.len()],
+            held_successes: 0,
+            let_in: BTreeMap::new(),
+            accounts: Sample::new(MAX_SUBJECTS),
+            addresses: Sample::new(MAX_SUBJECTS),
+            top_subjects: TopSubjects::default(),
+            series: Series::new(REASONS.len()),
+            from: 0,
+            until: 0,
+        }
+    }
+
+    fn one<C: Clock>(
         &mut self,
-        limiter: &Limiter<threshold_limiter::store::memory::MemoryStore, C>,
+        limiter: &Limiter<MemoryStore, C>,
         request: &Request<'_>,
-        (ipv6_prefix, scope): (u8, UserScope),
+        identity: &Identity,
     ) -> anyhow::Result<()> {
         let micros = request.at.micros;
         let success = request.status == Some(200);
@@ -96,17 +135,21 @@ impl Logins {
         self.until = micros;
         bump(&mut self.attempts);
         self.succeeded = self.succeeded.saturating_add(u64::from(success));
-        let name = request.user.map(|user| scope.write(request.tenant, user));
+        let name = request.user.map(|user| identity.user_scope.write(request.tenant, user));
         let account = name.as_deref().unwrap_or("(none)");
         let address = request.ip.map_or_else(|| "(none)".to_owned(), |ip| ip.to_canonical().to_string());
         let asked =
             LoginRequest { account: request.user, ip: request.ip, tenant: request.tenant, ..LoginRequest::default() };
-        let mut touched = (false, false);
+        let (mut held, mut touched) = (None, (false, false));
         match limiter.login_attempt(&asked)? {
             Attempted::Refused(refusal) => {
-                self.held_successes = self.held_successes.saturating_add(u64::from(success));
-                if let Some(count) = self.held.get_mut(refusal.by as usize) {
+                let reason = refusal.by as usize;
+                held = Some(reason);
+                if let Some(count) = self.held.get_mut(reason) {
                     bump(count);
+                }
+                if success {
+                    self.held_success(account, &address, reason, micros);
                 }
                 match refusal.by {
                     RefusedBy::Address => {
@@ -128,102 +171,33 @@ impl Logins {
                 }
             }
         }
+        self.series.add(micros.checked_div(1_000_000).unwrap_or(0), held);
         count(&mut self.accounts, name.as_deref().map(name_digest), touched.0);
-        count(&mut self.addresses, request.ip.map(|ip| address_digest(ip, ipv6_prefix)), touched.1);
+        count(&mut self.addresses, request.ip.map(|ip| address_digest(ip, identity.ipv6_prefix)), touched.1);
         Ok(())
+    }
+
+    fn held_success(&mut self, account: &str, address: &str, reason: usize, micros: u64) {
+        bump(&mut self.held_successes);
+        let pair = (account.to_owned(), address.to_owned());
+        if self.let_in.len() >= MAX_LET_IN && !self.let_in.contains_key(&pair) {
+            return;
+        }
+        let own = self.let_in.entry(pair).or_insert(LetIn { count: 0, reason, first: micros, last: micros });
+        bump(&mut own.count);
+        own.last = micros;
     }
 
     fn all_held(&self) -> u64 {
         self.held.iter().sum()
     }
 
-    fn text(&self, name: &str, counts: &LineCounts, top: usize) -> String {
-        let mut out = String::new();
-        let _ = writeln!(out, "{} on {} logins", printable(name), grouped(self.attempts));
-        let _ = writeln!(out, "from {} until {}\n", moment(self.from), moment(self.until));
-        let [address, lock, ceiling, list] = self.held;
-        let reached = self.attempts.saturating_sub(self.all_held());
-        for (what, figure) in [
-            ("succeeded in the log", self.succeeded),
-            ("would reach the secret", reached),
-            ("held by the address' budget", address),
-            ("held by an account's lock", lock),
-            ("held at the ceiling", ceiling),
-            ("held by a deny list", list),
-            ("held, and let in at the time", self.held_successes),
-        ] {
-            let _ = writeln!(out, "  {what:<28} {:>12}  {:>9}", grouped(figure), share(figure, self.attempts));
-        }
-        for (subjects, what) in [(&self.accounts, "accounts locked"), (&self.addresses, "addresses held")] {
-            let (all, touched) = (subjects.count(|_| true), subjects.count(|subject| subject.touched));
-            let about = if subjects.is_exact() { "" } else { "about " };
-            let _ = writeln!(
-                out,
-                "\n{about}{} of {about}{} {what} ({})",
-                grouped(touched),
-                grouped(all),
-                share(touched, all)
-            );
-        }
-        let worst = self.top_subjects.top(top);
-        if !worst.is_empty() {
-            out.push_str("\nHeld most:\n");
-        }
-        for (kind, name, own) in worst {
-            let what = if kind == Kind::Ip { "address" } else { "account" };
-            let locks = if own.banned > 0 { format!("{} locks, ", grouped(own.banned)) } else { String::new() };
-            let _ = writeln!(
-                out,
-                "  {what} {}: {locks}{} tries held, {} to {}",
-                printable(name),
-                grouped(own.denied),
-                moment(own.first),
-                moment(own.last)
-            );
-        }
-        if counts.unreadable > 0 || !counts.problems.is_empty() {
-            let (bad, all) = (grouped(counts.unreadable), grouped(counts.lines));
-            let _ = writeln!(out, "\n{bad} of {all} lines could not be read:{}", unreadable_lines(counts));
-        }
-        if counts.others > 0 {
-            let _ = writeln!(out, "\n{} lines are about other things.", grouped(counts.others));
-        }
-        out.push_str("\nA log knows no devices: every login is rehearsed as one from an unknown device.\n");
-        out
-    }
-
-    fn json(&self, counts: &LineCounts, top: usize) -> Value {
-        let [address, lock, ceiling, list] = self.held;
-        let worst = |wanted: Kind| {
-            let all = self.top_subjects.top(usize::MAX);
-            let own = all.into_iter().filter(|(kind, _, _)| *kind == wanted).take(top);
-            own.map(|(_, name, own): (Kind, &str, &SubjectCounts)| {
-                json!({"name": name, "locks": own.banned, "held": own.denied, "first": moment(own.first), "last": moment(own.last)})
-            })
-            .collect::<Vec<Value>>()
-        };
-        json!({
-            "lines": counts.lines,
-            "unreadable": counts.unreadable,
-            "others": counts.others,
-            "attempts": self.attempts,
-            "succeeded": self.succeeded,
-            "reachedSecret": self.attempts.saturating_sub(self.all_held()),
-            "heldByAddress": address,
-            "heldByLock": lock,
-            "heldAtCeiling": ceiling,
-            "heldByList": list,
-            "heldSuccesses": self.held_successes,
-            "accounts": self.accounts.count(|_| true),
-            "accountsLocked": self.accounts.count(|subject| subject.touched),
-            "addresses": self.addresses.count(|_| true),
-            "addressesHeld": self.addresses.count(|subject| subject.touched),
-            "from": moment(self.from),
-            "until": moment(self.until),
-            "worstAccounts": worst(Kind::User),
-            "worstAddresses": worst(Kind::Ip),
-            "problems": counts.problems,
-        })
+    /// Returns the accounts and addresses that were let in at the time and would have been held, the most frequent first.
+    fn most_let_in(&self) -> Vec<(&str, &str, LetIn)> {
+        let mut all: Vec<(&str, &str, LetIn)> =
+            self.let_in.iter().map(|((account, address), own)| (account.as_str(), address.as_str(), *own)).collect();
+        all.sort_by_key(|(_, _, own)| std::cmp::Reverse(own.count));
+        all
     }
 }
 

@@ -1,17 +1,35 @@
 //! The report of a replay as one self-contained HTML page with plots, for light and dark screens and for print.
 
 mod plots;
+mod scale;
+mod time_plot;
 
 use std::fmt::Write as _;
 
 use threshold_core::DigestKey;
+use threshold_core::policy::Identity;
 use threshold_core::text::printable;
 
-use super::report::{Replayed, grouped, limit_text, moment, share};
+use super::report::{Replayed, grouped, limit_text, share, touches};
+use super::tally::{LAYERS, PenaltyCounts};
 use super::top_subjects::Kind;
+use crate::traffic::LineCounts;
+
+pub(super) use plots::{SubjectRow, subjects};
+pub(super) use time_plot::TimePlot;
 
 /// How many subjects the page lists.
-const SUBJECTS: usize = 15;
+pub(super) const SUBJECTS: usize = 15;
+/// The colour of penalties and lists, and of the rules that have none of their own.
+const OTHERS: &str = "var(--other)";
+const STYLE: &str = include_str!("page/style.css");
+
+/// Returns the colour of a rule by its place in the policy, so that it is the same on every page.
+fn colour(index: usize) -> String {
+    // The golden angle: neighbours are far apart, and no number of rules makes two hues equal.
+    let hue = index.saturating_mul(137_508).saturating_add(20_000).checked_rem(360_000).unwrap_or(0);
+    format!("hsl({} var(--tone))", hue.checked_div(1_000).unwrap_or(0))
+}
 
 /// Escapes text for HTML.
 pub(super) fn escaped(text: &str) -> String {
@@ -29,101 +47,161 @@ pub(super) fn escaped(text: &str) -> String {
     out
 }
 
-/// Shows names on the page. A page may be passed on, so names are hidden as in log lines.
-struct Names<'r> {
-    replayed: &'r Replayed<'r>,
-    key: DigestKey,
+/// Shows names on a page. A page may be passed on, so names are hidden as in log lines.
+pub(super) struct Names<'r> {
+    pub(super) identity: &'r Identity,
+    pub(super) key: DigestKey,
 }
 
-impl<'r> Names<'r> {
-    fn new(replayed: &'r Replayed<'r>) -> Self {
-        // A random key for each page: with a known key, a reader could test guesses of a name against its digest.
-        Self { replayed, key: DigestKey::new(rand::random()) }
-    }
-
-    fn shown(&self, kind: Kind, name: &str) -> String {
-        let identity = self.replayed.policy.identity();
+impl Names<'_> {
+    /// Returns a name, or its digest.
+    pub(super) fn shown(&self, kind: Kind, name: &str) -> String {
         let secret = match kind {
-            Kind::User => identity.hides_users(),
-            Kind::Tenant => identity.secret_tenant,
+            Kind::User => self.identity.hides_users(),
+            Kind::Tenant => self.identity.secret_tenant,
             Kind::Ip => false,
         };
-        let hidden = secret || (!identity.log_identifiers && kind != Kind::Tenant);
+        let hidden = secret || (!self.identity.log_identifiers && kind != Kind::Tenant);
         if hidden { self.key.redact(name) } else { name.to_owned() }
+    }
+
+    /// Returns the note on digests, if names are hidden.
+    pub(super) fn note(&self) -> Option<String> {
+        (!self.identity.log_identifiers).then(|| {
+            "Addresses and users are shown as digests, since the policy has log_identifiers = false. The same log gives the \
+             same digests."
+                .to_owned()
+        })
+    }
+}
+
+/// Builds a whole page around its sections.
+pub(super) fn document(title: &str, body: &str) -> String {
+    let title = escaped(title);
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n{body}</main>\n</body>\n</html>\n"
+    )
+}
+
+/// Writes figures with their names: the name, the figure, and what it is compared with.
+pub(super) fn cards(out: &mut String, cards: &[(&str, String, String)]) {
+    out.push_str("<dl class=\"cards\">\n");
+    for (name, figure, of) in cards {
+        let _ = writeln!(out, "<div><dt>{name}</dt><dd>{figure}<small>{of}</small></dd></div>");
+    }
+    out.push_str("</dl>\n");
+}
+
+/// Writes a section.
+pub(super) fn section(out: &mut String, title: &str, body: &str) {
+    let _ = write!(out, "<section>\n<h2>{title}</h2>\n{body}</section>\n");
+}
+
+/// Writes notes, of the report and of the lines that could not be used.
+pub(super) fn notes_section(out: &mut String, mut notes: Vec<String>, counts: &LineCounts) {
+    notes.extend(counts.problems.iter().cloned());
+    if counts.unreadable > 0 {
+        notes.push(format!("{} of {} lines could not be read.", grouped(counts.unreadable), grouped(counts.lines)));
+    }
+    if counts.late > 0 {
+        notes.push(format!(
+            "{} lines came later than --reorder allows, and count from when they were read.",
+            grouped(counts.late)
+        ));
+    }
+    let items: String = notes.iter().map(|item| format!("<li>{}</li>\n", escaped(item))).collect();
+    if !items.is_empty() {
+        section(out, "Notes", &format!("<ul>\n{items}</ul>\n"));
     }
 }
 
 impl Replayed<'_> {
     /// Builds the page.
     pub(super) fn html(&self) -> String {
-        let names = Names::new(self);
-        let title = format!("Rehearsal of {}", escaped(self.name));
-        let mut out = format!(
-            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n\
-             <style>{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n"
-        );
+        let names = Names { identity: self.policy.identity(), key: self.key };
         let tally = self.tally;
-        let _ = writeln!(
-            out,
-            "<p>{} requests from <time>{}</time> until <time>{}</time>.</p>",
+        let mut out = format!(
+            "<p>{} requests from <time>{}</time> until <time>{}</time>. Times are in {}.</p>\n",
             grouped(tally.requests),
-            moment(tally.from),
-            moment(tally.until)
+            self.moment(tally.from),
+            self.moment(tally.until),
+            escaped(&self.zone.name())
         );
         self.cards(&mut out);
-        section(&mut out, "Requests and blocks over time", &plots::over_time(self));
+        section(&mut out, "Requests and blocks over time", &self.time_plot());
         section(&mut out, "Requests per subject against the limit", &plots::against_limits(self));
         self.subjects_section(&names, &mut out);
         section(&mut out, "Hour and weekday", &plots::week(self));
         self.rules_table(&mut out);
         self.against_section(&names, &mut out);
-        self.notes_section(&mut out);
-        out.push_str("</main>\n</body>\n</html>\n");
-        out
+        notes_section(&mut out, self.notes().into_iter().chain(names.note()).collect(), self.counts);
+        document(&format!("Rehearsal of {}", self.name), &out)
     }
 
     fn cards(&self, out: &mut String) {
         let tally = self.tally;
-        out.push_str("<dl class=\"cards\">\n");
-        for (name, count) in tally.by_verdict() {
-            let part = share(count, tally.requests);
-            let _ = writeln!(out, "<div><dt>{name}</dt><dd>{}<small>{part}</small></dd></div>", grouped(count));
-        }
+        let mut all: Vec<(&str, String, String)> = tally
+            .by_verdict()
+            .map(|(name, count)| (name, grouped(count), share(count, tally.requests)))
+            .into_iter()
+            .collect();
         let [addresses, ..] = &tally.subjects;
-        let (all, touched) = (addresses.count(|_| true), addresses.count(|subject| subject.touched));
+        let (seen, touched) = (addresses.count(|_| true), addresses.count(|subject| subject.touched));
         let about = if addresses.is_exact() { "" } else { "about " };
-        let _ = writeln!(
-            out,
-            "<div><dt>addresses touched</dt><dd>{about}{}<small>of {}, {}</small></dd></div>\n</dl>",
-            grouped(touched),
-            grouped(all),
-            share(touched, all)
-        );
+        let of = format!("of {}, {}", grouped(seen), share(touched, seen));
+        all.push(("addresses touched", format!("{about}{}", grouped(touched)), of));
+        cards(out, &all);
+    }
+
+    fn time_plot(&self) -> String {
+        let names = self.policy.rules().iter().map(|rule| rule.name.to_string());
+        let plot = TimePlot {
+            series: &self.tally.series,
+            zone: self.zone,
+            what: "requests",
+            stopped: "stopped",
+            reasons: names.chain(["penalties and lists".to_owned()]).collect(),
+        };
+        plot.draw()
     }
 
     fn subjects_section(&self, names: &Names<'_>, out: &mut String) {
         let top = self.tally.top_subjects.top(SUBJECTS);
-        let rows: Vec<(String, u64, String)> = top
+        let rows: Vec<SubjectRow> = top
             .iter()
-            .map(|(kind, name, own)| {
-                let name = format!("{} {}", kind.name(), names.shown(*kind, name));
-                let when = format!("{} to {}", moment(own.first), moment(own.last));
-                (name, own.stopped().max(own.warned.saturating_add(own.slowed)), when)
+            .map(|(kind, name, own)| SubjectRow {
+                name: format!("{} {}", kind.name(), names.shown(*kind, name)),
+                count: own.touched(),
+                figures: touches(own),
+                when: format!("{} to {}", self.moment(own.first), self.moment(own.last)),
             })
             .collect();
-        section(out, "Most affected subjects", &plots::subjects(&rows));
+        let mut body = subjects(&rows);
+        let undercount = self.tally.top_subjects.undercount();
+        if undercount > 0 {
+            let _ = writeln!(
+                body,
+                "<p class=\"note\">More subjects were touched than are kept: each figure may be up to {} too low.</p>",
+                grouped(undercount)
+            );
+        }
+        section(out, "Most affected subjects", &body);
     }
 
+    /// The rows add up to the cards: what penalties and lists stopped has rows of its own.
     fn rules_table(&self, out: &mut String) {
         let mut rows = String::from(
-            "<table>\n<tr><th>layer</th><th>rule</th><th>limit</th><th>met</th><th>full</th><th>denied</th><th>banned</th>\
-             <th>warned</th></tr>\n",
+            "<div class=\"scroll\" tabindex=\"0\"><table>\n<thead><tr><th class=\"l\">layer</th><th class=\"l\">rule</th>\
+             <th class=\"l\">limit</th><th>met</th><th>full</th><th>denied</th><th>banned</th><th>warned</th>\
+             <th>slowed</th></tr></thead>\n<tbody>\n",
         );
         for (rule, own) in self.policy.rules().iter().zip(&self.tally.rules) {
             let _ = writeln!(
                 rows,
-                "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+                "<tr><td class=\"l\">{}</td><td class=\"l wrap\">{}</td><td class=\"l\">{}</td><td>{}</td><td>{}</td>\
+                 <td>{}</td><td>{}</td><td>{}</td><td>0</td></tr>",
                 rule.layer,
                 escaped(&rule.name),
                 escaped(&limit_text(rule).unwrap_or_else(|| "unlimited".to_owned())),
@@ -134,7 +212,27 @@ impl Replayed<'_> {
                 grouped(own.warned),
             );
         }
-        rows.push_str("</table>\n");
+        let names = LAYERS.iter().map(|layer| layer.name()).chain(["lists"]);
+        for (PenaltyCounts { denied, banned, slowed }, name) in self.tally.penalties.iter().zip(names) {
+            if denied.saturating_add(*banned).saturating_add(*slowed) > 0 {
+                let what = if name == "lists" { "lists, or no plan" } else { "cool-downs and bans" };
+                let _ = writeln!(
+                    rows,
+                    "<tr><td class=\"l\">{name}</td><td class=\"l wrap\">{what}</td><td></td><td></td><td></td><td>{}</td>\
+                     <td>{}</td><td>0</td><td>{}</td></tr>",
+                    grouped(*denied),
+                    grouped(*banned),
+                    grouped(*slowed),
+                );
+            }
+        }
+        let [_, warned, slowed, denied, banned] = self.tally.by_verdict().map(|(_, count)| grouped(count));
+        let _ = write!(
+            rows,
+            "</tbody>\n<tfoot><tr><td class=\"l\" colspan=\"5\">all</td><td>{denied}</td><td>{banned}</td><td>{warned}</td>\
+             <td>{slowed}</td></tr></tfoot>\n</table></div>\n<p class=\"note\">A request counts in one row: that of the rule \
+             with the longest wait, or that of the penalty.</p>\n",
+        );
         section(out, "Rules", &rows);
     }
 
@@ -154,70 +252,4 @@ impl Replayed<'_> {
         }
         section(out, &format!("Against {}", escaped(other)), &body);
     }
-
-    fn notes_section(&self, out: &mut String) {
-        let counts = self.counts;
-        let mut items: Vec<String> = self.notes();
-        items.extend(counts.problems.iter().cloned());
-        if counts.unreadable > 0 {
-            items.push(format!("{} of {} lines could not be read.", grouped(counts.unreadable), grouped(counts.lines)));
-        }
-        if counts.late > 0 {
-            items.push(format!("{} lines came too late to be put in their place.", grouped(counts.late)));
-        }
-        if !self.policy.identity().log_identifiers {
-            items.push(
-                "Addresses and users are shown as digests, since the policy has log_identifiers = false.".to_owned(),
-            );
-        }
-        let items: String = items.iter().map(|item| format!("<li>{}</li>\n", escaped(item))).collect();
-        if !items.is_empty() {
-            section(out, "Notes", &format!("<ul>\n{items}</ul>\n"));
-        }
-    }
 }
-
-fn section(out: &mut String, title: &str, body: &str) {
-    let _ = write!(out, "<section>\n<h2>{title}</h2>\n{body}</section>\n");
-}
-
-/// Colours have names, so that the dark page differs from the others only in what the names mean. What scales with a plot
-/// is written larger where plots are small.
-const STYLE: &str = "
-:root{--paper:#fff;--ink:#1c2430;--faint:#5d6675;--line:#d9dee7;--calm:#9db2d6;--c0:#c4320a;--c1:#175cd3;--c2:#6941c6;\
---c3:#027a48;--c4:#a37000;--c5:#c11574;--c6:#667085;--heat:23,92,211;--stop:196,50,10}
-@media screen and (prefers-color-scheme:dark){:root{--paper:#12161d;--ink:#e6e9ef;--faint:#98a2b3;--line:#2c3442;\
---calm:#5a70a0;--c0:#ff7a52;--c1:#6ea8ff;--c2:#b497ff;--c3:#4ade9a;--c4:#f5c542;--c5:#ff7fb0;--c6:#98a2b3;\
---heat:110,168,255;--stop:255,122,82}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:1rem/1.5 system-ui,sans-serif}
-main{max-width:68rem;margin:0 auto;padding:1.5rem}
-h1{font-size:1.5rem;margin:0;overflow-wrap:anywhere}h2{font-size:1.1rem;margin:2rem 0 .5rem}
-h3{font-size:1rem;margin:1rem 0 .25rem;overflow-wrap:anywhere}time{white-space:nowrap}li{overflow-wrap:anywhere}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(9rem,1fr));gap:.75rem;margin:1rem 0}
-.cards div{border:1px solid var(--line);border-radius:.5rem;padding:.5rem .75rem}
-dt{color:var(--faint)}dd{margin:0;font-size:1.25rem;font-variant-numeric:tabular-nums}
-small{display:block;font-size:.8rem;color:var(--faint)}
-svg{width:100%;height:auto;display:block}
-svg text{font:14px system-ui,sans-serif;fill:var(--ink)}svg .faint{fill:var(--faint)}
-.grid svg text{font-size:26px}
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(18rem,1fr));gap:1rem;align-items:end}
-.axis{margin:.5rem 0 .15rem;font-size:.8rem;color:var(--faint)}.ends{display:flex;justify-content:space-between}
-.key{display:flex;flex-wrap:wrap;gap:.25rem 1rem;margin:.25rem 0;font-size:.85rem}
-.key i{display:inline-block;width:.8rem;height:.8rem;border-radius:.15rem;margin-right:.35rem;vertical-align:-.1rem}
-.bars{list-style:none;margin:0;padding:0;font-size:.85rem;font-variant-numeric:tabular-nums}
-.bars li{display:grid;grid-template-columns:16rem 1fr;align-items:center;padding:.1rem 0}
-.bars span{padding-right:.75rem}
-.bars b{display:flex;align-items:center;gap:.5rem;font-weight:400}
-.bars i{height:1rem;min-width:1px;background:var(--c0)}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.9rem}
-section{overflow-x:auto}
-th,td{text-align:right;padding:.2rem .5rem;border-bottom:1px solid var(--line)}
-th:nth-child(-n+3),td:nth-child(-n+3){text-align:left}td:nth-child(2){min-width:9rem;overflow-wrap:anywhere}
-@media screen and (max-width:45rem){main{padding:1rem}svg text{font-size:25px}table{font-size:.75rem}th,td{padding:.2rem .3rem}\
-td:nth-child(2){min-width:6rem}.bars li{grid-template-columns:1fr}}
-@media print{html{font-size:11px}:root{--ink:#000;--faint:#444;--line:#bbb}main{max-width:none;padding:0}\
-section{overflow:visible;break-inside:avoid}h2,h3{break-after:avoid}svg,.grid div,li,tr{break-inside:avoid}\
-.cards{grid-template-columns:repeat(6,1fr)}.grid{grid-template-columns:1fr 1fr}.bars li{grid-template-columns:14rem 1fr}\
-body{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
-";

@@ -10,6 +10,7 @@ use threshold_limiter::store::{Command, Store as _, at_once};
 
 use super::tally::{Settled, Tally};
 use super::top_subjects::Kind;
+use super::zone::Zone;
 use crate::traffic::Request;
 
 /// A policy with a store, to which recorded requests are played.
@@ -44,7 +45,7 @@ pub(super) struct ReplayedDecision {
 }
 
 impl<'p> Rehearsal<'p> {
-    pub(super) fn new(policy: &'p Policy, top: usize) -> Self {
+    pub(super) fn new(policy: &'p Policy, top: usize, zone: Zone) -> Self {
         let open = |rule: &threshold_core::policy::Rule| {
             rule.count.is_some() || rule.is_by_tier() || rule.fixed_limit().is_some_and(Limit::is_concurrency)
         };
@@ -60,7 +61,7 @@ impl<'p> Rehearsal<'p> {
             gives_back: policy.rules().iter().any(open),
             returned: Vec::new(),
             names: Names::new(policy),
-            tally: Tally::new(policy, top),
+            tally: Tally::new(policy, top, zone),
         }
     }
 

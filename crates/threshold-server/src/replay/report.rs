@@ -3,14 +3,15 @@
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
-use threshold_core::Verdict;
 use threshold_core::limit::Limit;
 use threshold_core::policy::{Mode, Per, Policy, Rule};
 use threshold_core::text::printable;
+use threshold_core::{DigestKey, Verdict};
 
 use super::compare::{Comparison, Difference};
 use super::tally::{LAYERS, PenaltyCounts, RuleTally, Tally};
 use super::top_subjects::{Kind, SubjectCounts};
+use super::zone::Zone;
 use crate::traffic::LineCounts;
 
 /// A finished replay.
@@ -22,10 +23,20 @@ pub(super) struct Replayed<'r> {
     /// The comparison with another policy, and its name.
     pub(super) against: Option<(&'r Comparison, &'r str)>,
     pub(super) top: usize,
+    pub(super) zone: &'r Zone,
+    /// The key of the page's digests.
+    pub(super) key: DigestKey,
 }
 
 /// Describes why there is nothing to report. `wanted` is what was looked for: a request or a login.
 pub(super) fn nothing_read(counts: &LineCounts, wanted: &str) -> String {
+    if counts.logins > 0 {
+        return format!(
+            "none of the log's {} lines is a request, but {} are logins: add --login, which rehearses [login]",
+            grouped(counts.lines),
+            grouped(counts.logins)
+        );
+    }
     let mut text = match (counts.lines, counts.problems.is_empty()) {
         (0, true) => "the log is empty".to_owned(),
         (0, false) => "the log could not be read".to_owned(),
@@ -33,12 +44,6 @@ pub(super) fn nothing_read(counts: &LineCounts, wanted: &str) -> String {
     };
     text.push_str(&unreadable_lines(counts));
     text
-}
-
-/// Formats a time in RFC 3339.
-pub(super) fn moment(micros: u64) -> String {
-    let whole = i64::try_from(micros).ok().and_then(|micros| jiff::Timestamp::from_microsecond(micros).ok());
-    whole.map_or_else(|| "?".to_owned(), |timestamp| timestamp.to_string())
 }
 
 /// Formats a number with commas between thousands.
@@ -85,6 +90,11 @@ pub(super) fn unreadable_lines(counts: &LineCounts) -> String {
 }
 
 impl Replayed<'_> {
+    /// Formats a time in RFC 3339, in the zone of the report.
+    pub(super) fn moment(&self, micros: u64) -> String {
+        self.zone.moment(micros)
+    }
+
     /// Returns a subject's name, or its digest if the policy marks it as secret.
     pub(super) fn shown(&self, kind: Kind, name: &str) -> String {
         let identity = self.policy.identity();
@@ -104,7 +114,7 @@ impl Replayed<'_> {
         let tally = self.tally;
         let mut out = String::new();
         let _ = writeln!(out, "{} on {} requests", printable(self.name), grouped(tally.requests));
-        let _ = writeln!(out, "from {} until {}\n", moment(tally.from), moment(tally.until));
+        let _ = writeln!(out, "from {} until {}\n", self.moment(tally.from), self.moment(tally.until));
         for (name, count) in tally.by_verdict() {
             let _ = writeln!(out, "  {name:<8} {:>12}  {:>9}", grouped(count), share(count, tally.requests));
         }
@@ -145,7 +155,10 @@ impl Replayed<'_> {
         );
         for (rule, own) in rules.iter().zip(&self.tally.rules) {
             let mode = if rule.mode == Mode::Observe { " (observed only)" } else { "" };
-            let when = own.first.map(|first| format!("{} to {}", moment(first), moment(own.last))).unwrap_or_default();
+            let when = own
+                .first
+                .map(|first| format!("{} to {}", self.moment(first), self.moment(own.last)))
+                .unwrap_or_default();
             let line = format!(
                 "  {:<8}  {:<width$}  {:>12}  {:>10}  {:>10}  {:>8}  {:>8}  {when}{mode}",
                 rule.layer,
@@ -187,7 +200,7 @@ impl Replayed<'_> {
             let _ = writeln!(
                 out,
                 "  {}  {:<5} {} {name} by {}",
-                moment(own.at),
+                self.moment(own.at),
                 own.verdict.name(),
                 own.kind.name(),
                 self.reason(own.reason)
@@ -201,8 +214,8 @@ impl Replayed<'_> {
                 "  {} {name}: {}, {} to {}",
                 kind.name(),
                 touches(own),
-                moment(own.first),
-                moment(own.last)
+                self.moment(own.first),
+                self.moment(own.last)
             );
         }
         let undercount = self.tally.top_subjects.undercount();
@@ -272,6 +285,12 @@ impl Replayed<'_> {
                 grouped(self.tally.without_address)
             ));
         }
+        if self.counts.logins > 0 {
+            notes.push(format!(
+                "{} lines look like logins rather than requests; to rehearse [login], add --login.",
+                grouped(self.counts.logins)
+            ));
+        }
         let [_, users, tenants] = &self.tally.subjects;
         for (per, what, seen) in [(Per::User, "user", users), (Per::Tenant, "tenant", tenants)] {
             if rules.iter().any(|rule| rule.per.contains(&per)) && seen.values().next().is_none() {
@@ -302,19 +321,20 @@ impl Replayed<'_> {
             "exact": addresses.is_exact(),
             "users": { "all": users.count(|_| true), "touched": users.count(|subject| subject.touched) },
             "tenants": { "all": tenants.count(|_| true), "touched": tenants.count(|subject| subject.touched) },
-            "from": moment(tally.from),
-            "until": moment(tally.until),
+            "from": self.moment(tally.from),
+            "until": self.moment(tally.until),
             "late": self.counts.late,
             "rules": self.rules_json(),
             "penalties": self.penalties_json(),
             "first": tally.first.iter().map(|own| json!({
-                "at": moment(own.at),
+                "at": self.moment(own.at),
                 "kind": own.kind.name(),
                 "subject": self.shown(own.kind, &own.name),
                 "verdict": own.verdict.name(),
                 "rule": self.policy.rules().get(own.reason).map(|rule| rule.name.as_ref()),
             })).collect::<Vec<_>>(),
             "worst": tally.top_subjects.top(self.top).into_iter().map(|own| self.stopped_json(own)).collect::<Vec<_>>(),
+            "worstUndercount": tally.top_subjects.undercount(),
             "series": self.series_json(),
             "unreadableLines": self.counts.shown.iter().map(|bad| json!({
                 "log": bad.log, "line": bad.number, "why": bad.why, "text": bad.text,
@@ -350,8 +370,8 @@ impl Replayed<'_> {
                 "denied": own.denied,
                 "banned": own.banned,
                 "warned": own.warned,
-                "first": own.first.map(moment),
-                "last": own.first.map(|_| moment(own.last)),
+                "first": own.first.map(|first| self.moment(first)),
+                "last": own.first.map(|_| self.moment(own.last)),
                 "keys": rehearsed.then(|| self.keys(peaks.len())),
                 "keysCharged": rehearsed.then(|| self.keys(peaks.iter().filter(|used| **used > 0).count())),
                 "peakUse": rehearsed.then(|| {
@@ -397,8 +417,8 @@ impl Replayed<'_> {
             "banned": own.banned,
             "warned": own.warned,
             "slowed": own.slowed,
-            "first": moment(own.first),
-            "last": moment(own.last),
+            "first": self.moment(own.first),
+            "last": self.moment(own.last),
         })
     }
 
@@ -415,7 +435,7 @@ impl Replayed<'_> {
         let steps = self.tally.series.steps().filter(|(_, step)| step.requests > 0);
         let steps = steps.map(|(at, step)| {
             json!({
-                "at": moment(at.saturating_mul(1_000_000)),
+                "at": self.moment(at.saturating_mul(1_000_000)),
                 "requests": step.requests,
                 "stopped": step.stopped.iter().sum::<u64>(),
             })
@@ -424,7 +444,8 @@ impl Replayed<'_> {
     }
 }
 
-fn touches(own: &SubjectCounts) -> String {
+/// Lists the verdicts on a subject: "3 denied, 1 warned".
+pub(super) fn touches(own: &SubjectCounts) -> String {
     let counts = [(own.denied, "denied"), (own.banned, "banned"), (own.warned, "warned"), (own.slowed, "slowed")];
     let some = counts.iter().filter(|(count, _)| *count > 0);
     some.map(|(count, what)| format!("{} {what}", grouped(*count))).collect::<Vec<_>>().join(", ")

@@ -12,6 +12,7 @@ use super::rehearsal::ReplayedDecision;
 use super::sample::Sample;
 use super::series::Series;
 use super::top_subjects::{Kind, TopSubjects};
+use super::zone::Zone;
 use crate::traffic::Moment;
 
 /// The most subjects of each kind that are counted exactly; with more, a sample is counted.
@@ -116,7 +117,7 @@ pub(crate) struct Tally {
     pub(super) top_subjects: TopSubjects,
     pub(super) first: Vec<FirstTouch>,
     pub(super) series: Series,
-    /// From Monday, in the log's own time zone.
+    /// From Monday.
     pub(super) week: Box<[[Hour; 24]; 7]>,
     pub(super) from: u64,
     pub(super) until: u64,
@@ -130,11 +131,12 @@ pub(crate) struct Tally {
     ipv6_prefix: u8,
     user_scope: UserScope,
     top: usize,
+    zone: Zone,
     name: String,
 }
 
 impl Tally {
-    pub(super) fn new(policy: &Policy, top: usize) -> Self {
+    pub(super) fn new(policy: &Policy, top: usize, zone: Zone) -> Self {
         let rules = policy.rules().len();
         Self {
             requests: 0,
@@ -156,6 +158,7 @@ impl Tally {
             ipv6_prefix: policy.identity().ipv6_prefix,
             user_scope: policy.identity().user_scope,
             top,
+            zone,
             name: String::new(),
         }
     }
@@ -273,7 +276,7 @@ impl Tally {
     }
 
     fn count_hour(&mut self, at: Moment, stopped: bool) {
-        let hours = at.local_secs().checked_div(3_600).unwrap_or(0);
+        let hours = self.zone.local_secs(at).checked_div(3_600).unwrap_or(0);
         let days = hours.checked_div(24).unwrap_or(0);
         // The Unix epoch was a Thursday.
         let weekday = days.saturating_add(3).checked_rem(7).and_then(|day| usize::try_from(day).ok());

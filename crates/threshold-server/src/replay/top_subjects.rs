@@ -59,6 +59,12 @@ impl SubjectCounts {
     pub(crate) fn stopped(&self) -> u64 {
         self.weight().0
     }
+
+    /// Returns the number of all verdicts other than allow.
+    pub(crate) fn touched(&self) -> u64 {
+        let (stopped, others) = self.weight();
+        stopped.saturating_add(others)
+    }
 }
 
 /// Subjects with their counts: all of them while there are few, then those with the most.

@@ -39,6 +39,18 @@ pub(super) fn parse<'a>(line: &'a str, moments: &mut MomentReader) -> Result<Opt
     Ok(Some(Request { at, ip: Some(ip), user: Some(name), status: Some(status), repeated, ..Request::default() }))
 }
 
+/// Whether a line that is no request of an access log is about a login.
+pub(super) fn is_login(line: &str, moments: &mut MomentReader) -> bool {
+    line.contains("sshd") && parse(line, moments).is_ok_and(|login| login.is_some())
+}
+
+/// Whether a JSON line has an account and an outcome, and nothing that a request has.
+pub(super) fn looks_like_event(scalars: &Scalars<'_>) -> bool {
+    let has = |field: Field| scalars.get(field).is_some();
+    let is_request = [Field::Method, Field::Path, Field::Request].into_iter().any(has);
+    !is_request && has(Field::Account) && scalars.get(Field::Success).is_some_and(|own| succeeded(own).is_some())
+}
+
 /// Builds a request from the fields of a JSON event.
 pub(super) fn event<'s>(scalars: &'s Scalars<'_>, moments: &mut MomentReader) -> Result<Request<'s>, Unreadable> {
     let at = scalars.moment(moments).ok_or(Unreadable("no time that can be read"))?;

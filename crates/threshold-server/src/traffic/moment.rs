@@ -123,7 +123,7 @@ fn two(tens: u8, ones: u8) -> Option<u64> {
 }
 
 /// Parses `+0200` or `+02:00` to seconds.
-fn zone_offset(zone: &[u8]) -> Option<i32> {
+pub(crate) fn zone_offset(zone: &[u8]) -> Option<i32> {
     let (sign, digits) = zone.split_first()?;
     let (hours, minutes) = match digits {
         [h1, h2, m1, m2] | [h1, h2, b':', m1, m2] => (two(*h1, *h2)?, two(*m1, *m2)?),

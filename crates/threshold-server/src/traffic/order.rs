@@ -36,6 +36,8 @@ pub(crate) struct LineCounts {
     pub(crate) unreadable: u64,
     /// Lines about something else.
     pub(crate) others: u64,
+    /// Lines of an access log that look like logins: an auth log was given without `--login`.
+    pub(crate) logins: u64,
     /// Lines that were later than the window allows, and got the time of the line before.
     pub(crate) late: u64,
     pub(crate) shown: Vec<BadLine>,
@@ -220,9 +222,15 @@ impl Source {
                 }
             };
             match read {
-                Ok(true) => return true,
-                Ok(false) => counts.others = counts.others.saturating_add(1),
+                Ok(Found::Wanted) => return true,
+                Ok(Found::LooksLikeLogin) => {
+                    counts.logins = counts.logins.saturating_add(1);
+                    return true;
+                }
+                Ok(Found::Other) => counts.others = counts.others.saturating_add(1),
                 Err(Unreadable(why)) => {
+                    let is_login = *kind == LogKind::Requests && login::is_login(text, &mut self.moments);
+                    counts.logins = counts.logins.saturating_add(u64::from(is_login));
                     counts.unreadable = counts.unreadable.saturating_add(1);
                     if counts.shown.len() < SHOWN {
                         let text = shown(text);
@@ -236,30 +244,39 @@ impl Source {
     }
 }
 
-/// Parses a line of any format, and returns whether it is of the wanted kind. Only JSON begins with a brace.
+/// The kind of a line that could be parsed.
+enum Found {
+    /// The wanted kind, or one that may be it.
+    Wanted,
+    /// A request as far as its fields go, which describes a login.
+    LooksLikeLogin,
+    Other,
+}
+
+/// Parses a line of any format, and returns its kind. Only JSON begins with a brace.
 fn read_line(
     line: &str,
     kind: LogKind,
     fields: &Fields,
     moments: &mut MomentReader,
     take: &mut impl FnMut(&Request<'_>),
-) -> Result<bool, Unreadable> {
+) -> Result<Found, Unreadable> {
     if line.trim_start().starts_with('{') {
         let scalars = Scalars::read(line, fields)?;
         take(&match kind {
             LogKind::Requests => scalars.request(moments)?,
             LogKind::Logins => login::event(&scalars, moments)?,
         });
-        return Ok(true);
+        let is_login = kind == LogKind::Requests && login::looks_like_event(&scalars);
+        return Ok(if is_login { Found::LooksLikeLogin } else { Found::Wanted });
     }
     let read = match kind {
         LogKind::Requests => Some(text::parse(line, fields, moments)?),
         LogKind::Logins => login::parse(line, moments)?,
     };
-    if let Some(request) = &read {
-        take(request);
-    }
-    Ok(read.is_some())
+    let Some(request) = read else { return Ok(Found::Other) };
+    take(&request);
+    Ok(Found::Wanted)
 }
 
 /// Returns the beginning of a line, with control characters escaped.

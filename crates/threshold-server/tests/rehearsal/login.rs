@@ -46,6 +46,67 @@ fn an_address_that_sprays_passwords_is_refused_with_all_that_share_it() {
     assert!(text.contains("address 192.0.2.1: 10 tries held"), "{text}");
 }
 
+/// The report said that 17 logins were held and let in at the time. The operator asked whose they were, and it did not say.
+#[test]
+fn logins_that_were_held_and_let_in_are_named() {
+    let policy = Scratch::new("let-in.toml", POLICY);
+    let mut log: String = (0..22).map(|n| sshd(n, "Failed", &format!("u{n}"), "192.0.2.1")).collect();
+    log.push_str(&sshd(30, "Accepted", "ada", "192.0.2.1"));
+    log.push_str(&sshd(40, "Accepted", "ada", "192.0.2.1"));
+    for n in 41..44 {
+        log.push_str(&sshd(n, "Failed", "bob", "192.0.2.2"));
+    }
+    log.push_str(&sshd(50, "Accepted", "bob", "192.0.2.3"));
+    let args = ["replay", policy.path(), "-", "--login", "--json"];
+    let answer = threshold_with(&args, log.as_bytes()).json();
+    assert_eq!(answer["heldSuccesses"], 3);
+    let row = |account: &str, address: &str, by: &str, count: u64, (first, last): (&str, &str)| serde_json::json!({"account": account, "address": address, "by": by, "count": count, "first": first, "last": last});
+    let ada = ("2026-05-17T10:00:30Z", "2026-05-17T10:00:40Z");
+    let bob = ("2026-05-17T10:00:50Z", "2026-05-17T10:00:50Z");
+    let expected =
+        [row("ada", "192.0.2.1", "the address' budget", 2, ada), row("bob", "192.0.2.3", "the account's lock", 1, bob)];
+    assert_eq!(answer["letIn"].as_array().unwrap(), &expected);
+    let text = threshold_with(&["replay", policy.path(), "-", "--login"], log.as_bytes()).out;
+    assert!(text.contains("account ada from 192.0.2.1: 2 times, first by the address' budget"), "{text}");
+    // The page has the same, with digests unless the policy shows names.
+    let open = Scratch::new("let-in-open.toml", format!("[identity]\nlog_identifiers = true\n{POLICY}"));
+    let page = Scratch::new("login.html", "");
+    let write = |policy: &Scratch| {
+        let run = threshold_with(
+            &["replay", policy.path(), "-", "--login", "--html", page.path(), "--tz", "Europe/Berlin"],
+            log.as_bytes(),
+        );
+        assert_eq!(run.code, 0, "{}", run.err);
+        std::fs::read_to_string(page.path()).unwrap()
+    };
+    let hidden = write(&policy);
+    assert!(!hidden.contains(">ada<") && !hidden.contains("192.0.2.1") && hidden.contains("<td class=\"l wrap\">#"));
+    let shown = write(&open);
+    for part in
+        [">ada<", ">192.0.2.1<", "2026-05-17T12:00:30+02:00", "attempts per", "attempts held per", "Europe/Berlin"]
+    {
+        assert!(shown.contains(part), "{part} is missing:\n{shown}");
+    }
+}
+
+/// An auth log without `--login` was "none of the log's lines is a request: no [time]", or, as JSON, a rehearsal of requests
+/// without a path.
+#[test]
+fn an_auth_log_without_the_option_is_recognised() {
+    let policy = Scratch::new("forgot.toml", POLICY);
+    let log: String = (0..3).map(|n| sshd(n, "Failed", "root", "192.0.2.1")).collect();
+    let run = threshold_with(&["replay", policy.path(), "-"], log.as_bytes());
+    assert_eq!(run.code, 2);
+    assert!(run.err.contains("3 are logins: add --login"), "{}", run.err);
+    let event = "{\"ts\":1431856800,\"ip\":\"192.0.2.1\",\"account\":\"ada\",\"success\":false}\n";
+    let text = threshold_with(&["replay", policy.path(), "-"], event.repeat(2).as_bytes()).out;
+    assert!(text.contains("2 lines look like logins") && text.contains("--login"), "{text}");
+    // Neither a request by a user nor an ordinary broken line is one.
+    let request = "{\"ts\":1431856800,\"ip\":\"192.0.2.1\",\"user\":\"ada\",\"status\":200,\"path\":\"/\"}\nsshd\n";
+    let text = threshold_with(&["replay", policy.path(), "-"], request.as_bytes()).out;
+    assert!(!text.contains("--login"), "{text}");
+}
+
 /// An attempt that the deny list refuses locks no account: of three attempts on root two count.
 #[test]
 fn a_deny_listed_address_locks_no_account() {

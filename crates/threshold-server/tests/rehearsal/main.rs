@@ -9,6 +9,7 @@ mod kinds;
 mod lint;
 mod login;
 mod logs;
+mod page;
 mod recount;
 mod replay;
 mod running;

@@ -1,263 +1,194 @@
-//! The plots of the page, as SVG. Every bar has a title with its figure, for tooltips and screen readers.
+//! The other plots of the page: use of limits, most affected subjects, hours of the week.
 
 use std::fmt::Write as _;
 
-use super::super::report::{Replayed, grouped, limit_text, moment};
-use super::super::tally::Hour;
-use super::escaped;
+use super::super::report::{Replayed, grouped, is_rehearsed, limit_text};
+use super::super::tally::{Hour, Peak};
+use super::scale::powers_of_ten;
+use super::time_plot::{begin, hit, label, line, number, part, rect};
+use super::{colour, escaped};
 
-/// The width of a plot; it scales to the page.
-const WIDTH: f64 = 960.0;
-/// The columns over time: as many as can be distinguished.
-const COLUMNS: usize = 240;
-/// The number of rules with a colour of their own; the others share the last.
-const COLOURS: usize = 6;
 /// The number of rules with a plot of their own.
-const MAX_RULES: usize = 9;
+const MAX_RULES: usize = 12;
+/// The bars of a histogram: unused, ten tenths, used up, exceeded.
+const BARS: usize = 13;
+/// The last three of them.
+const LAST_TENTH: usize = 10;
+const USED_UP: usize = 11;
+const EXCEEDED: usize = 12;
 const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
-
-#[expect(clippy::cast_precision_loss, reason = "a plot has a thousand points a side")]
-fn number(count: u64) -> f64 {
-    count as f64
-}
-
-/// Scales a count to a length, so that `most` fills it.
-fn part(count: u64, most: u64, length: f64) -> f64 {
-    if most == 0 { 0.0 } else { number(count) / number(most) * length }
-}
-
-fn begin(height: f64, label: &str) -> String {
-    format!("<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">\n", escaped(label))
-}
-
-fn rect(out: &mut String, at: (f64, f64), size: (f64, f64), fill: &str, title: &str) {
-    let ((x, y), (width, height)) = (at, size);
-    let _ = writeln!(
-        out,
-        "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{fill}\"><title>{}</title></rect>",
-        escaped(title)
-    );
-}
-
-fn label(out: &mut String, at: (f64, f64), anchor: &str, text: &str) {
-    let (x, y) = at;
-    let _ = writeln!(
-        out,
-        "<text class=\"faint\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>",
-        escaped(text)
-    );
-}
-
-/// One column over time.
-struct Column {
-    at: u64,
-    requests: u64,
-    /// By colour.
-    stopped: Vec<u64>,
-}
-
-/// Plots requests above, and the stopped ones by rule below, on a scale of their own.
-pub(super) fn over_time(replayed: &Replayed<'_>) -> String {
-    let colours = Colours::new(replayed);
-    let columns = columns(replayed, &colours);
-    let most = columns.iter().map(|column| column.requests).max().unwrap_or(0);
-    let most_stopped = columns.iter().map(|column| column.stopped.iter().sum()).max().unwrap_or(0);
-    let height = 130.0;
-    let mut requests = begin(height, "requests over time");
-    let mut stopped = begin(height, "stopped requests over time");
-    let width = WIDTH / number(u64::try_from(columns.len().max(1)).unwrap_or(1));
-    let bar = (width - 0.5).max(0.3);
-    let mut x = 0.0;
-    for column in &columns {
-        let at = moment(column.at.saturating_mul(1_000_000));
-        let tall = part(column.requests, most, height);
-        let title = format!("{at}: {} requests", grouped(column.requests));
-        rect(&mut requests, (x, height - tall), (bar, tall), "var(--calm)", &title);
-        let mut y = height;
-        for (colour, count) in column.stopped.iter().enumerate().filter(|(_, count)| **count > 0) {
-            let tall = part(*count, most_stopped, height);
-            y -= tall;
-            let title = format!("{at}: {} stopped by {}", grouped(*count), colours.name(colour));
-            rect(&mut stopped, (x, y), (bar, tall), &colour_of(colour), &title);
-        }
-        x += width;
-    }
-    let edge = |column: Option<&Column>| column.map(|own| moment(own.at.saturating_mul(1_000_000))).unwrap_or_default();
-    format!(
-        "<p class=\"axis\">requests, at most {} a column</p>\n{requests}</svg>\n\
-         <p class=\"axis\">stopped, at most {} a column</p>\n{stopped}</svg>\n\
-         <p class=\"axis ends\"><time>{}</time><time>{}</time></p>\n{}",
-        grouped(most),
-        grouped(most_stopped),
-        edge(columns.first()),
-        edge(columns.last()),
-        colours.key()
-    )
-}
-
-fn columns(replayed: &Replayed<'_>, colours: &Colours) -> Vec<Column> {
-    let series = &replayed.tally.series;
-    let together = series.steps().len().div_ceil(COLUMNS).max(1);
-    let mut columns: Vec<Column> = Vec::new();
-    for (index, (at, step)) in series.steps().enumerate() {
-        if index.is_multiple_of(together) {
-            columns.push(Column { at, requests: 0, stopped: vec![0; COLOURS.saturating_add(1)] });
-        }
-        let Some(column) = columns.last_mut() else { continue };
-        column.requests = column.requests.saturating_add(step.requests);
-        for (reason, count) in step.stopped.iter().enumerate() {
-            if let Some(own) = column.stopped.get_mut(colours.of(reason)) {
-                *own = own.saturating_add(*count);
-            }
-        }
-    }
-    columns
-}
-
-fn colour_of(colour: usize) -> String {
-    format!("var(--c{colour})")
-}
-
-/// Assigns colours to reasons: those that stopped most have one of their own.
-struct Colours {
-    names: Vec<(usize, String)>,
-}
-
-impl Colours {
-    fn new(replayed: &Replayed<'_>) -> Self {
-        let rules = &replayed.tally.rules;
-        let mut reasons: Vec<(u64, usize)> =
-            rules.iter().enumerate().map(|(index, rule)| (rule.denied.saturating_add(rule.banned), index)).collect();
-        let penalised = replayed.tally.penalties.iter().map(|own| own.denied.saturating_add(own.banned)).sum();
-        reasons.push((penalised, rules.len()));
-        reasons.retain(|(count, _)| *count > 0);
-        reasons.sort_by_key(|(count, index)| (std::cmp::Reverse(*count), *index));
-        let name = |index: usize| match replayed.policy.rules().get(index) {
-            Some(rule) => rule.name.to_string(),
-            None => "penalties and lists".to_owned(),
-        };
-        Self { names: reasons.into_iter().map(|(_, index)| (index, name(index))).collect() }
-    }
-
-    fn of(&self, reason: usize) -> usize {
-        self.names.iter().position(|(own, _)| *own == reason).unwrap_or(COLOURS).min(COLOURS)
-    }
-
-    fn name(&self, colour: usize) -> &str {
-        if colour < COLOURS { self.names.get(colour).map_or("", |(_, name)| name) } else { "others" }
-    }
-
-    fn key(&self) -> String {
-        let mut out = String::from("<p class=\"key\">");
-        for colour in 0..self.names.len().min(COLOURS.saturating_add(1)) {
-            let _ = write!(
-                out,
-                "<span><i style=\"background:{}\"></i>{}</span>",
-                colour_of(colour),
-                escaped(self.name(colour))
-            );
-        }
-        if self.names.is_empty() {
-            out.push_str("Nothing was stopped.");
-        }
-        out.push_str("</p>\n");
-        out
-    }
-}
 
 /// Plots the highest use of the keys of each matched rule.
 pub(super) fn against_limits(replayed: &Replayed<'_>) -> String {
-    const BINS: usize = 11;
     let rules = replayed.policy.rules();
-    let mut bins: Vec<[u64; BINS]> = vec![[0; BINS]; rules.len()];
+    let mut bars: Vec<[u64; BARS]> = vec![[0; BARS]; rules.len()];
     for peak in replayed.tally.peaks.values() {
-        let tenth = peak.used.saturating_mul(10).checked_div(peak.capacity.max(1)).unwrap_or(0);
-        let bin = if peak.full { BINS.saturating_sub(1) } else { usize::try_from(tenth).unwrap_or(9).min(9) };
-        if let Some(count) = bins.get_mut(peak.rule).and_then(|own| own.get_mut(bin)) {
+        if let Some(count) = bars.get_mut(peak.rule).and_then(|own| own.get_mut(bar_of(peak))) {
             *count = count.saturating_add(replayed.tally.peaks.factor());
         }
     }
-    let mut met: Vec<(usize, [u64; BINS])> =
-        bins.into_iter().enumerate().filter(|(_, own)| own.iter().any(|count| *count > 0)).collect();
-    met.sort_by_key(|(_, own)| {
-        (std::cmp::Reverse(own.iter().rev().copied().next()), std::cmp::Reverse(own.iter().sum::<u64>()))
-    });
+    let has_keys = |(_, own): &(usize, [u64; BARS])| own.iter().any(|count| *count > 0);
+    let mut met: Vec<(usize, [u64; BARS])> = bars.into_iter().enumerate().filter(has_keys).collect();
     if met.is_empty() {
-        return "<p>No rule was met.</p>\n".to_owned();
+        return "<p>No rule that can be rehearsed was met.</p>\n".to_owned();
     }
+    // Those that were exceeded by the most, in the order of the policy.
+    met.sort_by_key(|(index, own)| {
+        let sum = own.iter().copied().fold(0, u64::saturating_add);
+        (std::cmp::Reverse((own.last().copied(), sum)), *index)
+    });
+    let left_out = met.len().saturating_sub(MAX_RULES);
+    met.truncate(MAX_RULES);
+    met.sort_by_key(|(index, _)| *index);
     let mut out = String::from(
-        "<p>How much of its limit each subject had used at its fullest, in tenths; the last bar went over it.</p>\n<div class=\"grid\">\n",
+        "<p class=\"note\">How many subjects (vertical, on a logarithmic scale) used how much of the limit at their busiest \
+         (horizontal, in percent). A bar begins at the figure on its left and ends before the one on its right. “0” was never \
+         charged, “100” used the limit up exactly, “over” exceeded it.</p>\n<div class=\"grid\">\n",
     );
-    for (index, own) in met.into_iter().take(MAX_RULES) {
-        let Some(rule) = rules.get(index) else { continue };
+    let about = if replayed.tally.peaks.is_exact() { "" } else { "about " };
+    for (index, own) in met {
+        let Some(rule) = rules.get(index).filter(|rule| is_rehearsed(rule)) else { continue };
         let limit = limit_text(rule).unwrap_or_default();
-        let _ = writeln!(out, "<div><h3>{} ({})</h3>", escaped(&rule.name), escaped(&limit));
-        out.push_str(&histogram(&own, &rule.name));
+        let _ = writeln!(
+            out,
+            "<div><h3><i class=\"dot\" style=\"background:{}\"></i>{} ({})</h3>",
+            colour(index),
+            escaped(&rule.name),
+            escaped(&limit)
+        );
+        out.push_str(&histogram(&own, &rule.name, about));
         out.push_str("</div>\n");
     }
     out.push_str("</div>\n");
+    if left_out > 0 {
+        let _ = writeln!(out, "<p class=\"note\">{left_out} more rules are in the table below.</p>");
+    }
     out
 }
 
+/// Returns the bar that a peak belongs to. Tenths are half-open: 30 % of a limit is in the bar from 30 to 40.
+fn bar_of(peak: &Peak) -> usize {
+    if peak.full {
+        return EXCEEDED;
+    }
+    if peak.used == 0 {
+        return 0;
+    }
+    if peak.used >= peak.capacity {
+        return USED_UP;
+    }
+    let tenth = u128::from(peak.used).saturating_mul(10).checked_div(u128::from(peak.capacity)).unwrap_or(0);
+    usize::try_from(tenth).unwrap_or(LAST_TENTH).saturating_add(1).min(LAST_TENTH)
+}
+
 /// Draws bars on a logarithmic scale: one subject over its limit is visible beside a million below it.
-fn histogram(bins: &[u64], name: &str) -> String {
-    let height = 320.0;
-    let mut out = begin(height + 40.0, &format!("use of {name} by subject"));
-    let most = bins.iter().map(|count| number(*count).ln_1p()).fold(0.0, f64::max);
-    let width = WIDTH / number(u64::try_from(bins.len()).unwrap_or(1));
-    let mut x = 0.0;
-    for (bin, count) in bins.iter().enumerate() {
-        let last = bin.saturating_add(1) == bins.len();
-        let tall = if most > 0.0 { number(*count).ln_1p() / most * (height - 34.0) } else { 0.0 };
-        let fill = if last { "var(--c0)" } else { "var(--calm)" };
-        let name = if last { "over".to_owned() } else { format!("{}%", bin.saturating_add(1).saturating_mul(10)) };
-        let title = format!("{name}: {} subjects", grouped(*count));
-        rect(&mut out, (x + 4.0, height - tall), (width - 8.0, tall), fill, &title);
-        let middle = x + width / 2.0;
-        if *count > 0 {
-            let y = height - tall - 8.0;
-            let _ =
-                writeln!(out, "<text x=\"{middle:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>", grouped(*count));
+fn histogram(bars: &[u64; BARS], name: &str, about: &str) -> String {
+    let (width, height, left, top) = (360.0, 130.0, 44.0, 18.0);
+    let bottom = top + height;
+    let mut out = begin(width, bottom + 22.0, &format!("use of {name} by subject"));
+    let most = bars.iter().copied().max().unwrap_or(0);
+    let scaled = |count: u64| number(count).ln_1p() / number(most).ln_1p().max(f64::MIN_POSITIVE) * height;
+    line(&mut out, (left, bottom), (width, bottom));
+    label(&mut out, (left - 5.0, bottom + 4.0), "end", "0");
+    // A label takes 11 units: beside a large count, that of 1 would overlap the 0.
+    for power in powers_of_ten(most).filter(|power| scaled(*power) >= 11.0) {
+        let y = bottom - scaled(power);
+        line(&mut out, (left, y), (width, y));
+        label(&mut out, (left - 5.0, y + 4.0), "end", &grouped(power));
+    }
+    // The bars that are no tenths stand apart.
+    let gap = 7.0;
+    let each = (width - left - 3.0 * gap) / number(u64::try_from(BARS).unwrap_or(1));
+    let mut x = left;
+    for (bar, count) in bars.iter().enumerate() {
+        if matches!(bar, 1 | USED_UP | EXCEEDED) {
+            x += gap;
         }
-        let _ = writeln!(
-            out,
-            "<text class=\"faint\" x=\"{middle:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{name}</text>",
-            height + 30.0
-        );
-        x += width;
+        let (from, until) = (bar.saturating_sub(1).saturating_mul(10), bar.saturating_mul(10));
+        let (under, range) = match bar {
+            0 => ("0".to_owned(), "never charged".to_owned()),
+            USED_UP => ("100".to_owned(), "used up exactly".to_owned()),
+            EXCEEDED => ("over".to_owned(), "exceeded".to_owned()),
+            1 => (String::new(), "more than 0 % and less than 10 %".to_owned()),
+            _ => (String::new(), format!("at least {from} % and less than {until} %")),
+        };
+        out.push_str("<g>");
+        let title = format!("{range}: {about}{} subjects", grouped(*count));
+        hit(&mut out, (x, top), (each, height), &title);
+        let tall = scaled(*count);
+        let fill = if bar == EXCEEDED { "var(--over)" } else { "var(--calm)" };
+        rect(&mut out, (x + 1.0, bottom - tall), (each - 2.0, tall), fill);
+        out.push_str("</g>\n");
+        if *count > 0 {
+            let (middle, y) = (x + each / 2.0, bottom - tall - 4.0);
+            let _ = writeln!(
+                out,
+                "<text class=\"count\" x=\"{middle:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>",
+                short(*count)
+            );
+        }
+        if (2..=LAST_TENTH).contains(&bar) {
+            label(&mut out, (x, bottom + 15.0), "middle", &from.to_string());
+        } else {
+            label(&mut out, (x + each / 2.0, bottom + 15.0), "middle", &under);
+        }
+        x += each;
     }
     out.push_str("</svg>\n");
     out
 }
 
+/// Writes a count in at most four characters, so that those of neighbouring bars do not overlap.
+fn short(count: u64) -> String {
+    let units = [(1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
+    match units.into_iter().find(|(unit, _)| count >= *unit && count >= 10_000) {
+        Some((unit, name)) => format!("{}{name}", count.checked_div(unit).unwrap_or(0)),
+        None => count.to_string(),
+    }
+}
+
+/// One row of the most affected subjects.
+pub(in super::super) struct SubjectRow {
+    pub(in super::super) name: String,
+    /// The length of the bar.
+    pub(in super::super) count: u64,
+    /// The figures at its end.
+    pub(in super::super) figures: String,
+    /// The first and the last time, for the tooltip.
+    pub(in super::super) when: String,
+}
+
 /// Draws a bar for each subject. It is HTML rather than SVG, so that names stay readable at any width.
-pub(super) fn subjects(rows: &[(String, u64, String)]) -> String {
+pub(in super::super) fn subjects(rows: &[SubjectRow]) -> String {
     if rows.is_empty() {
         return "<p>No subject was affected.</p>\n".to_owned();
     }
-    let most = rows.iter().map(|(_, count, _)| *count).max().unwrap_or(0);
+    let most = rows.iter().map(|row| row.count).max().unwrap_or(0);
     let mut out = String::from("<ul class=\"bars\">\n");
-    for (name, count, when) in rows {
-        let shown: String = name.chars().take(60).collect();
+    for row in rows {
+        let shown: String = row.name.chars().take(60).collect();
         let _ = writeln!(
             out,
             "<li title=\"{}: {}, {}\"><span>{}</span><b><i style=\"width:{:.1}%\"></i>{}</b></li>",
-            escaped(name),
-            grouped(*count),
-            escaped(when),
+            escaped(&row.name),
+            escaped(&row.figures),
+            escaped(&row.when),
             escaped(&shown),
-            part(*count, most, 85.0),
-            grouped(*count)
+            part(row.count, most, 60.0),
+            escaped(&row.figures)
         );
     }
     out.push_str("</ul>\n");
     out
 }
 
-/// Plots requests and stopped ones by hour and weekday, in the log's own time zone.
+/// Plots requests and stopped ones by hour and weekday.
 pub(super) fn week(replayed: &Replayed<'_>) -> String {
     let week = &replayed.tally.week;
-    let mut out = heat(week, "requests", "--heat", |hour| hour.requests);
+    let zone =
+        if replayed.zone.is_given() { replayed.zone.name() } else { "the time zone that the log writes".to_owned() };
+    let mut out = format!("<p class=\"note\">All weeks of the log together, in {}.</p>\n", escaped(&zone));
+    out.push_str(&heat(week, "requests", "--heat", |hour| hour.requests));
     if week.iter().flatten().any(|hour| hour.stopped > 0) {
         out.push_str(&heat(week, "stopped", "--stop", |hour| hour.stopped));
     }
@@ -265,29 +196,63 @@ pub(super) fn week(replayed: &Replayed<'_>) -> String {
 }
 
 fn heat(week: &[[Hour; 24]; 7], what: &str, colour: &str, of: impl Fn(&Hour) -> u64) -> String {
-    let (cell, tall, left, top) = (37.0, 28.0, 60.0, 32.0);
+    let (cell, tall, left, top) = (38.0, 24.0, 44.0, 22.0);
     let most = week.iter().flatten().map(&of).max().unwrap_or(0);
-    let mut out = format!("<h3>{what}</h3>\n");
-    out.push_str(&begin(top + tall * 7.0, &format!("{what} by hour and weekday")));
+    let mut out = format!("<h3>{what}</h3>\n<div class=\"plot\">");
+    out.push_str(&begin(left + cell * 24.0, top + tall * 7.0, &format!("{what} by hour and weekday")));
     let mut x = left;
     for hour in 0..24 {
-        label(&mut out, (x + cell / 2.0, 22.0), "middle", &format!("{hour:02}"));
+        label(&mut out, (x + cell / 2.0, 15.0), "middle", &format!("{hour:02}"));
         x += cell;
     }
     let mut y = top;
     for (day, name) in week.iter().zip(DAYS) {
-        label(&mut out, (0.0, y + 20.0), "start", name);
+        label(&mut out, (0.0, y + 17.0), "start", name);
         let mut x = left;
         for (hour, own) in day.iter().enumerate() {
             let count = of(own);
-            let strength = if count == 0 { 0.04 } else { 0.12 + part(count, most, 0.88) };
+            let strength = if count == 0 { 0.05 } else { 0.15 + part(count, most, 0.85) };
+            let next = hour.saturating_add(1);
+            out.push_str("<g>");
+            let _ = write!(out, "<title>{name} {hour:02}:00 to {next:02}:00: {} {what}</title>", grouped(count));
             let fill = format!("rgba(var({colour}),{strength:.2})");
-            let title = format!("{name} {hour:02}:00: {} {what}", grouped(count));
-            rect(&mut out, (x + 1.0, y + 1.0), (cell - 2.0, tall - 2.0), &fill, &title);
+            rect(&mut out, (x + 1.0, y + 1.0), (cell - 2.0, tall - 2.0), &fill);
+            out.push_str("</g>\n");
             x += cell;
         }
         y += tall;
     }
-    out.push_str("</svg>\n");
+    let _ = write!(
+        out,
+        "</svg></div>\n<p class=\"ramp\">0<i style=\"background:linear-gradient(90deg,rgba(var({colour}),.15),\
+         rgba(var({colour}),1))\"></i>{} {what} in the busiest hour, linear</p>\n",
+        grouped(most)
+    );
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A bar ended at its figure and another began at it: 30 % of a limit was drawn above "40%", and a limit that was used up
+    /// exactly above "100%" together with 90 %.
+    #[test]
+    fn every_use_belongs_to_one_half_open_bar() {
+        let bar = |used, full| bar_of(&Peak { rule: 0, used, capacity: 100, full });
+        for (used, expect) in [(0, 0), (1, 1), (9, 1), (10, 2), (29, 3), (30, 4), (99, 10), (100, 11)] {
+            assert_eq!(bar(used, false), expect, "{used}");
+        }
+        assert_eq!((bar(100, true), bar(40, true)), (12, 12));
+        assert_eq!(bar_of(&Peak { rule: 0, used: u64::MAX - 1, capacity: u64::MAX, full: false }), 10);
+    }
+
+    #[test]
+    fn counts_above_bars_are_short() {
+        for (count, expect) in
+            [(0, "0"), (9_999, "9999"), (10_000, "10k"), (2_500_000, "2M"), (u64::MAX, "18446744073G")]
+        {
+            assert_eq!(short(count), expect);
+        }
+    }
 }
