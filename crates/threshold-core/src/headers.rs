@@ -6,15 +6,19 @@ use sfv::{ItemSerializer, KeyRef, RefBareItem, StringRef};
 use crate::caller::Caller;
 use crate::decision::{Decision, Reading};
 use crate::facts::Facts;
+use crate::key::TraceId;
 use crate::limit::{MAX_QUOTA, Unit, any_period, quantity};
-use crate::policy::{Disclosure, Layer, Listed, Per, Policy, Rule};
+use crate::policy::{BodyValues, Disclosure, Layer, Listed, Per, Policy, Rule};
 use crate::time::Span;
 
 /// A header field and its value.
 pub type Field = (&'static str, String);
 
+/// The header field with the trace id of a request, on every answer of a door that faces clients.
+pub const TRACE_ID: &str = "X-Trace-Id";
+
 /// The maximum number of fields in an answer.
-const MAX_FIELDS: usize = 10;
+const MAX_FIELDS: usize = 11;
 /// The usual length of an item of `RateLimit` and `RateLimit-Policy`, for allocating once.
 const USUAL_ITEM: usize = 40;
 /// The base URL of the draft's problem types.
@@ -46,6 +50,10 @@ pub fn header_fields(decision: &Decision, policy: &Policy) -> Vec<Field> {
     }
     if decision.banned() {
         fields.push(("X-RateLimit-Banned", "true".to_owned()));
+    }
+    // A decision has no id if the host gave it none.
+    if decision.trace != TraceId::default() {
+        fields.push((TRACE_ID, decision.trace.to_string()));
     }
     fields
 }
@@ -219,10 +227,9 @@ pub fn denial_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>, form
     }
     let rule = decision.rule(policy);
     let status = if decision.unavailable() { 503 } else { rule.map_or(429, |rule| rule.status) };
-    if let Some(own) = rule.and_then(|rule| rule.body.as_deref()) {
-        let is_json = serde_json::from_str::<Value>(own).is_ok();
-        let content_type = if is_json { "application/json" } else { "text/plain; charset=utf-8" };
-        return Some(DenialBody { status, content_type, text: own.to_owned() });
+    if let Some(template) = rule.and_then(|rule| rule.body.as_ref()).or(policy.envelope.as_deref()) {
+        let text = template.fill(&body_values(decision, policy, status));
+        return Some(DenialBody { status, content_type: template.content_type(), text });
     }
     let (content_type, body) = match form {
         BodyForm::Json => ("application/json", json_body(decision, policy, facts)),
@@ -240,11 +247,105 @@ pub fn error_name(decision: &Decision, policy: &Policy) -> &'static str {
     if decision.unavailable() {
         return "unavailable";
     }
-    match decision.rule(policy).map(|rule| rule.layer).or(decision.penalty) {
+    layer_error(decision.rule(policy).map(|rule| rule.layer).or(decision.penalty))
+}
+
+/// Returns the value of `error` for a limit of a layer.
+fn layer_error(layer: Option<Layer>) -> &'static str {
+    match layer {
         Some(Layer::Tenant) => "tenant_rate_limited",
         Some(Layer::Endpoint) => "endpoint_rate_limited",
         _ => "rate_limited",
     }
+}
+
+/// Returns the values that a policy's own body may show, as far as `disclosure` allows.
+fn body_values<'v>(decision: &Decision, policy: &'v Policy, status: u16) -> BodyValues<'v> {
+    let rule = decision.rule(policy);
+    let (is_full, shows_wait) = (decision.disclosure == Disclosure::Full, decision.disclosure < Disclosure::None);
+    let (_, title) = problem_type(decision);
+    // A rule's message is about its limit: it would be wrong about a ban or a store that fails.
+    let own = rule.filter(|_| title == QUOTA_EXCEEDED.1).and_then(|rule| rule.message.as_deref());
+    BodyValues {
+        code: error_name(decision, policy),
+        message: own.unwrap_or(title),
+        trace: Some(decision.trace),
+        status,
+        rule: rule.filter(|_| is_full).map(|rule| rule.name.as_ref()),
+        limit: decision.bound_by().filter(|_| is_full).map(|reading| reading.limit),
+        retry_after: decision.retry_after_secs().filter(|_| shows_wait),
+    }
+}
+
+/// Returns the body that another program sends when it enforces a rule by itself; `None` if the policy has none for it. There is
+/// no decision, so there is no trace id.
+#[must_use]
+pub fn exported_body(rule: &Rule, policy: &Policy, limit: u64, retry_after: u64) -> Option<DenialBody> {
+    let template = rule.body.as_ref().or(policy.envelope.as_deref())?;
+    let shown = rule.disclosure;
+    let values = BodyValues {
+        code: layer_error(Some(rule.layer)),
+        message: rule.message.as_deref().unwrap_or(QUOTA_EXCEEDED.1),
+        trace: None,
+        status: rule.status,
+        rule: (shown == Disclosure::Full).then_some(&rule.name),
+        limit: (shown == Disclosure::Full).then_some(limit),
+        retry_after: (shown < Disclosure::None).then_some(retry_after),
+    };
+    Some(DenialBody { status: rule.status, content_type: template.content_type(), text: template.fill(&values) })
+}
+
+/// A request that is refused without a decision: it is malformed or ambiguous, or no decision is possible.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refusal<'r> {
+    /// The status.
+    pub status: u16,
+    /// A stable code for programs.
+    pub code: &'r str,
+    /// The reason in words.
+    pub message: &'r str,
+    /// The part of the request that is wrong, if any.
+    pub field: Option<&'r str>,
+}
+
+/// Returns the body of a refusal: the policy's own for all answers, else the usual one. It names no rule, because no rule's
+/// `disclosure` applies.
+#[must_use]
+pub fn refusal_body(refusal: Refusal<'_>, policy: &Policy, trace: TraceId, form: BodyForm) -> DenialBody {
+    let Refusal { status, code, message, field } = refusal;
+    if let Some(template) = &policy.envelope {
+        let trace = Some(trace);
+        let values = BodyValues { code, message, trace, status, rule: None, limit: None, retry_after: None };
+        return DenialBody { status, content_type: template.content_type(), text: template.fill(&values) };
+    }
+    let mut body = Map::new();
+    let mut put = |name: &str, value: Value| body.insert(name.to_owned(), value);
+    let content_type = match form {
+        BodyForm::Json => {
+            put("error", json!(code));
+            put("message", json!(message));
+            if let Some(field) = field {
+                put("field", json!(field));
+            }
+            "application/json"
+        }
+        BodyForm::Problem => {
+            put("type", json!("about:blank"));
+            let title = match status {
+                413 => "Content too large",
+                414 => "URI too long",
+                429 => QUOTA_EXCEEDED.1,
+                503 => "Temporarily unavailable",
+                _ => "Bad request",
+            };
+            put("title", json!(title));
+            put("status", json!(status));
+            put("detail", json!(message));
+            "application/problem+json"
+        }
+    };
+    put("traceId", json!(trace.to_string()));
+    DenialBody { status, content_type, text: Value::Object(body).to_string() }
 }
 
 fn json_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>) -> Map<String, Value> {
@@ -283,14 +384,22 @@ fn json_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>) -> Map<Str
     body
 }
 
-fn problem_body(decision: &Decision, policy: &Policy, status: u16) -> Map<String, Value> {
-    let (kind, title) = if decision.banned() || decision.listed.is_some() {
+/// The problem type and the title of a denial by a limit.
+const QUOTA_EXCEEDED: (&str, &str) = ("quota-exceeded", "Too many requests");
+
+/// Returns the problem type and the title of a denial.
+fn problem_type(decision: &Decision) -> (&'static str, &'static str) {
+    if decision.banned() || decision.listed.is_some() {
         ("abnormal-usage-detected", "Access is suspended")
     } else if decision.unavailable() {
         ("temporary-reduced-capacity", "Temporarily unavailable")
     } else {
-        ("quota-exceeded", "Too many requests")
-    };
+        QUOTA_EXCEEDED
+    }
+}
+
+fn problem_body(decision: &Decision, policy: &Policy, status: u16) -> Map<String, Value> {
+    let (kind, title) = problem_type(decision);
     let mut body = Map::new();
     body.insert("type".to_owned(), json!(format!("{PROBLEMS}{kind}")));
     body.insert("title".to_owned(), json!(title));
@@ -300,7 +409,7 @@ fn problem_body(decision: &Decision, policy: &Policy, status: u16) -> Map<String
         body.insert("detail".to_owned(), json!(message));
     }
     let shown = decision.disclosure;
-    if shown == Disclosure::Full && kind == "quota-exceeded" {
+    if shown == Disclosure::Full && kind == QUOTA_EXCEEDED.0 {
         let denying = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed);
         let names = denying.filter_map(|reading| policy.rules().get(reading.rule())).map(|rule| rule.name.as_ref());
         body.insert("violated-policies".to_owned(), json!(names.collect::<Vec<_>>()));

@@ -1,6 +1,7 @@
 //! Policies: rules and everything they refer to, compiled from a file or from code.
 
 mod bans;
+mod body;
 mod builder;
 mod change;
 mod check;
@@ -33,6 +34,8 @@ use crate::lockout::{Login, canonical_account};
 use crate::time::{Span, Timestamp};
 
 pub use bans::{Ban, BanSource, Banned, Bans, Who};
+pub use body::BodyTemplate;
+pub(crate) use body::BodyValues;
 pub use builder::{
     CategoryBuilder, IdentityBuilder, JwtBuilder, LadderBuilder, LimitText, LoginBuilder, PeriodText, PolicyBuilder,
     RuleBuilder,
@@ -87,6 +90,8 @@ pub struct Policy {
     login: Option<Arc<Login>>,
     alerts: Arc<Alerts>,
     memory: Memory,
+    /// The body of every answer that refuses a request, unless a rule has its own.
+    pub(crate) envelope: Option<Arc<BodyTemplate>>,
     /// The bans that are looked up for every request.
     bans: Option<Arc<dyn BanSource>>,
     /// The verifier of bearer tokens, if the host has one.

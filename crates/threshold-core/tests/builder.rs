@@ -194,6 +194,7 @@ fn everything() -> PolicyBuilder {
         .alert(AlertOn::TenantBlocks, Alert { per: Span::HOUR, warning: 1, critical: 2 })
         .alert(AlertOn::UserBans, Alert { per: Span::DAY, warning: 3, critical: 4 })
         .alert(AlertOn::IpBlocks, Alert { per: Span::from_millis(1_500), warning: 5, critical: 6 })
+        .answer_body("{\"code\":\"{code}\"}")
         .max_keys(5_000)
         .when_full(WhenFull::Shared)
 }
@@ -261,6 +262,9 @@ edge_blocks = { per = "min", warning = 100, critical = 1000 }
 tenant_blocks = { per = "h", warning = 1, critical = 2 }
 user_bans = { per = "day", warning = 3, critical = 4 }
 ip_blocks = { per = "1500ms", warning = 5, critical = 6 }
+
+[answers]
+body = '{"code":"{code}"}'
 
 [memory]
 max_keys = 5000

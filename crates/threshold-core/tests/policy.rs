@@ -97,6 +97,17 @@ fn impossible_limits_are_errors() {
     );
 }
 
+/// `{trace_id}` once reached clients as it stands, because nothing said that there is no such placeholder.
+#[test]
+fn a_body_has_no_unknown_placeholders() {
+    check(&rule("limit = \"1/h\"\nbody = 'id {trace_id}'"), &["unknown-placeholder {trace_id}"]);
+    check("[answers]\nbody = '{\"id\":\"{trace}\"}'\n", &["unknown-placeholder {trace}"]);
+    let review = Policy::review("[answers]\nbody = '{x}'\n", &|_| None);
+    let help = &review.findings[0].help;
+    assert_eq!(help, "known: {code}, {message}, {traceId}, {status}, {rule}, {limit}, {retryAfter}");
+    check(&rule("limit = \"1/h\"\nbody = '{\"a\":{},\"b\":\"{traceId} {0}\"}'"), &[]);
+}
+
 #[test]
 fn names_are_unique() {
     check(&format!("{}{}", rule("limit = \"1/h\""), rule("limit = \"2/h\"")), &["duplicate-name \"r\""]);

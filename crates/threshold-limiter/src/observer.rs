@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use threshold_core::policy::TokenError;
-use threshold_core::{Decision, Facts, Policy, Timestamp};
+use threshold_core::{Decision, Facts, Policy, Timestamp, TraceId};
 
 /// Receives every decision, after it was made and on the thread that made it. It must not block: hand slow work on to another
 /// thread.
@@ -48,4 +48,6 @@ pub struct Refused<'r> {
     pub status: u16,
     /// The reason, for operators.
     pub reason: &'r str,
+    /// The trace id that the client was answered with.
+    pub trace: TraceId,
 }

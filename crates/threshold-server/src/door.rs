@@ -42,7 +42,7 @@ use threshold_core::text::printable;
 use threshold_limiter::tower::PeerAddr;
 use tower_service::Service as _;
 
-use crate::desk::Desk;
+use crate::desk::{Desk, new_trace};
 use crate::log::LogSampler;
 use crate::serve::{ConnectionWatch, Tokens};
 use answer_memory::AnswerMemory;
@@ -151,10 +151,11 @@ impl Doors {
     /// router: it is called for every request of a whole site, and routing took longer than deciding.
     pub(crate) fn call(&self, peer: SocketAddr, watch: &ConnectionWatch, mut request: Request<Incoming>) -> Answering {
         if let Err(refusal) = self.hosts.check(request.version(), request.uri(), request.headers()) {
+            let trace = new_trace();
             if let Some(left_out) = self.app.refused.sample(self.app.desk.now()) {
-                refusal.log(left_out);
+                refusal.log(trace, left_out);
             }
-            return Answering::now(ApiError::from(refusal).into_response());
+            return Answering::now(forward_auth::traced(ApiError::from(refusal).into_response(), trace));
         }
         if request.uri().path() == forward_auth::PATH {
             return forward_auth::answer(&self.app, peer, request.into_parts().0);

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
+use threshold_core::headers::exported_body;
 use threshold_core::policy::{CostOf, Layer, Mode, Per, Policy, Rule};
 use threshold_core::{Span, Timestamp};
 
@@ -114,6 +115,7 @@ struct EdgeRules<'p> {
 /// One exportable rule: a number of requests of one address in a period.
 struct EdgeRule<'p> {
     rule: &'p Rule,
+    policy: &'p Policy,
     /// The rule's name as an identifier, unique among the rules.
     identifier: String,
     quota: u64,
@@ -128,7 +130,7 @@ impl<'p> EdgeRules<'p> {
     fn new(policy: &'p Policy) -> Self {
         let (mut rules, mut left_out): (Vec<EdgeRule<'_>>, _) = (Vec::new(), Vec::new());
         for rule in policy.rules().iter().filter(|rule| rule.layer == Layer::Edge) {
-            match EdgeRule::new(rule) {
+            match EdgeRule::new(rule, policy) {
                 Ok(mut rule) => {
                     // Two names may become the same identifier.
                     let own = rule.identifier.clone();
@@ -169,7 +171,7 @@ impl<'p> EdgeRules<'p> {
 }
 
 impl<'p> EdgeRule<'p> {
-    fn new(rule: &'p Rule) -> Result<Self, &'static str> {
+    fn new(rule: &'p Rule, policy: &'p Policy) -> Result<Self, &'static str> {
         let Some(limit) = rule.fixed_limit() else {
             return Err(if rule.is_by_tier() { "its limit is not the same for everyone" } else { "it has no limit" });
         };
@@ -211,6 +213,7 @@ impl<'p> EdgeRule<'p> {
         };
         Ok(Self {
             rule,
+            policy,
             identifier: identifier(&rule.name),
             quota: limit.quota(),
             period: limit.period(),
@@ -232,7 +235,8 @@ impl<'p> EdgeRule<'p> {
     /// Returns the body of a denial and its content type.
     fn body(&self) -> (String, &'static str) {
         let usual = || format!("{{\"error\":\"rate_limited\",\"retry_after\":{}}}", self.timeout());
-        let body = self.rule.body.as_deref().map_or_else(usual, str::to_owned);
+        let own = exported_body(self.rule, self.policy, self.quota, self.timeout());
+        let body = own.map_or_else(usual, |own| own.text);
         let json = body.trim_start().starts_with(['{', '[']);
         (body, if json { "application/json" } else { "text/plain" })
     }

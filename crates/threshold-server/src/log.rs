@@ -96,7 +96,14 @@ impl Observer for DenialLog {
     fn refused(&self, refused: Refused<'_>, policy: &Policy) {
         let Some(left_out) = self.refused.sample(refused.at) else { return };
         let LoggedIdentity { ip, .. } = LoggedIdentity::new(&Facts { ip: refused.ip, ..Facts::default() }, policy);
-        tracing::warn!(status = refused.status, reason = refused.reason, ip, left_out, "request refused undecided");
+        tracing::warn!(
+            status = refused.status,
+            reason = refused.reason,
+            ip,
+            trace_id = %refused.trace,
+            left_out,
+            "request refused undecided"
+        );
     }
 
     fn token_refused(&self, refused: TokenRefused, _: &Policy) {

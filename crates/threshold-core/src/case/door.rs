@@ -127,6 +127,11 @@ fn agree(expected: &Value, answer: &Value) -> Result<(), String> {
     let same = |name: &str, expected: Value, found: Value| {
         if expected == found { Ok(()) } else { Err(format!("{name} is {found}, and {expected} in core")) }
     };
+    // Every answer has the id of its request, also where nothing was decided.
+    let trace = part(answer, "/headers/x-trace-id");
+    if trace.as_str().is_none_or(|trace| trace.len() != 32) {
+        return Err(format!("the trace id is {trace}"));
+    }
     // What cannot be decided is an error to callers of the API, and a status to clients.
     if let Some(error) = expected.get("error") {
         if let Some(status) = expected.get("status") {
@@ -155,9 +160,10 @@ fn agree(expected: &Value, answer: &Value) -> Result<(), String> {
     let body = |value: &Value| {
         let mut body = part(value, "/body");
         let trace = body.as_object_mut().and_then(|fields| fields.remove("traceId"));
-        (body, trace.is_some())
+        (body, trace)
     };
-    let ((expected, traced), (found, has_trace)) = (body(expected), body(answer));
+    let ((expected, traced), (found, in_body)) = (body(expected), body(answer));
     same("body", expected, found)?;
-    same("a trace id", json!(traced), json!(has_trace))
+    same("a trace id", json!(traced.is_some()), json!(in_body.is_some()))?;
+    in_body.map_or(Ok(()), |in_body| same("the trace id of the body", trace, in_body))
 }

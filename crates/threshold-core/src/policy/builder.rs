@@ -146,6 +146,13 @@ impl PolicyBuilder {
         self
     }
 
+    /// Sets the body of every answer that refuses a request, unless the rule has a body of its own. It may have placeholders:
+    /// `{code}`, `{message}`, `{traceId}`, `{status}`, `{rule}`, `{limit}`, `{retryAfter}`.
+    pub fn answer_body(mut self, body: impl Into<String>) -> Self {
+        self.file.answers.body = Some(text(body));
+        self
+    }
+
     /// Sets the maximum number of keys in memory. Default: 1,000,000.
     pub fn max_keys(mut self, keys: u64) -> Self {
         self.file.memory.max_keys = some(keys);

@@ -83,6 +83,8 @@ codes! {
         "the rule would never match", "`*` is one segment, `**` anything, `{x}` a captured segment";
     Error "bad-method": "a method that no request can have",
         "the rule would never match", "write a word such as `\"POST\"`, and several as a list";
+    Error "unknown-placeholder": "a word in braces in a `body` that is no placeholder",
+        "clients would read the braces", "write one of the listed placeholders, or `\\u007b` for a brace in JSON";
     Error "no-per": "a rule without `per`",
         "every rule states whose budget it is, even a budget shared by all", "write `per = [\"ip\"]`, or `per = []` for one shared budget";
     Error "no-limit": "a rule without a limit",

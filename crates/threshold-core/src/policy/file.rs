@@ -76,6 +76,8 @@ pub(crate) struct PolicyFile {
     pub(crate) alerts: AlertsFile,
     /// Callers who are never limited, and callers who are always denied.
     pub(crate) lists: ListsFile,
+    /// How requests are refused, whatever refuses them.
+    pub(crate) answers: AnswersFile,
     /// How much state the memory store keeps.
     pub(crate) memory: MemoryFile,
 }
@@ -213,7 +215,8 @@ pub(crate) struct RuleFile {
     pub(crate) status: Option<Located<u16>>,
     /// A sentence for the body of a denial.
     pub(crate) message: Option<Text>,
-    /// The whole body of a denial, instead of the usual one.
+    /// The whole body of a denial, instead of the usual one. It may have placeholders: `{message}`, `{traceId}`, `{retryAfter}`,
+    /// `{limit}`, `{code}`, `{status}`, `{rule}`.
     pub(crate) body: Option<Text>,
     /// The limit in prose for the body of a denial: "10 posts per hour".
     pub(crate) period: Option<Text>,
@@ -311,6 +314,16 @@ pub(crate) struct ListsFile {
     pub(crate) allow: Option<Texts>,
     /// Always denied.
     pub(crate) deny: Option<Texts>,
+}
+
+/// How requests are refused, whatever refuses them.
+#[derive(Debug, Clone, Default)]
+#[cfg_attr(feature = "toml", derive(serde::Deserialize), serde(deny_unknown_fields, default))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub(crate) struct AnswersFile {
+    /// The body of every answer that refuses a request, unless the rule has a `body`. Placeholders: `{code}`, `{message}`,
+    /// `{traceId}`, `{status}`, `{rule}`, `{limit}`, `{retryAfter}`.
+    pub(crate) body: Option<Text>,
 }
 
 /// How much state the memory store keeps.

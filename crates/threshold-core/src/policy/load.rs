@@ -15,7 +15,9 @@ use super::file::{MatchFile, PolicyFile, Text, Texts};
 use super::finding::{Finding, Severity};
 use super::rule::{Layer, Match, Measured, Rule, SubjectRule};
 use super::tiers::{Categories, Own, Tiers, TiersInForce};
-use super::{Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, UserScope, check, reviewer};
+use super::{
+    BodyTemplate, Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, UserScope, check, reviewer,
+};
 use crate::key::{Anchors, DigestKey};
 use crate::limit::{Limit, NotationError, Quota, parse_span};
 use crate::path::{is_method, normalize_method};
@@ -132,6 +134,7 @@ impl<'s> Loader<'s> {
     /// Compiles the file. The policy is of use only if no error was found.
     fn policy(&mut self, file: &PolicyFile) -> Policy {
         let identity = self.identity(&file.identity);
+        let envelope = file.answers.body.as_ref().and_then(|text| self.body(text)).map(Arc::new);
         let ladders = self.ladders(&file.ladders);
         let mut shapes = rules::Shapes::default();
         let mut subjects: Vec<SubjectRule> = Vec::new();
@@ -178,6 +181,7 @@ impl<'s> Loader<'s> {
             login: file.login.as_ref().map(|login| Arc::new(self.login(login))),
             alerts: Arc::new(self.alerts(&file.alerts)),
             memory: self.memory(&file.memory),
+            envelope,
             bans: None,
             tokens: None,
             identity: Arc::new(identity),
@@ -195,6 +199,11 @@ impl<'s> Loader<'s> {
 
     pub(super) fn quota(&mut self, text: &Text) -> Option<Quota> {
         text.value.parse().map_err(|error| self.notation("bad-limit", text, &error)).ok()
+    }
+
+    /// Parses the body of a denial.
+    fn body(&mut self, text: &Text) -> Option<BodyTemplate> {
+        BodyTemplate::parse(&text.value).map_err(|error| self.notation("unknown-placeholder", text, &error)).ok()
     }
 
     /// Warns about a limit of 0. A variable may be 0, because its value cannot be "unlimited".

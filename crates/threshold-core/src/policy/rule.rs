@@ -8,7 +8,7 @@ use crate::headers::StaticFields;
 use crate::key::{Anchors, DigestKey, Domain, KeyPrefix, Part, Partition};
 use crate::ladder::{RuleTag, StrikeMode};
 use crate::limit::{Algorithm, Limit, Unit};
-use crate::policy::Pattern;
+use crate::policy::{BodyTemplate, Pattern};
 use crate::time::Span;
 
 /// The layer of a rule. Limits are evaluated, and ties are broken, in this order.
@@ -264,7 +264,7 @@ pub struct Rule {
     /// A sentence for the body of a denial.
     pub message: Option<Box<str>>,
     /// The whole body of a denial.
-    pub body: Option<Box<str>>,
+    pub body: Option<BodyTemplate>,
     /// The limit in prose.
     pub period: Option<Box<str>>,
     /// How denials are logged.

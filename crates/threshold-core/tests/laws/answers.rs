@@ -126,15 +126,35 @@ proptest! {
     }
 }
 
-/// A denial by a rule with `disclosure = "none"` has no header field but `Cache-Control`, and a body without figures.
+/// A denial by a rule with `disclosure = "none"` has no header field but `Cache-Control` and the trace id, and a body without
+/// figures.
 #[test]
 fn a_rule_without_disclosure_reveals_nothing() {
     let text = "[[rule]]\nname = \"r0\"\nper = [\"user\"]\nlimit = \"1/h\"\ndisclosure = \"none\"\n";
     let policy = parsed(text);
     let mut world = World::new(text, threshold_core::Timestamp::from_secs(1_750_000_000));
-    assert!(header_fields(&world.check(ALICE, 1).unwrap().decision, &policy).is_empty());
+    let allowed = world.check(ALICE, 1).unwrap().decision;
+    assert_eq!(header_fields(&allowed, &policy), [("X-Trace-Id", allowed.trace.to_string())]);
     let decision = world.check(ALICE, 1).unwrap().decision;
-    assert_eq!(header_fields(&decision, &policy), [("Cache-Control", "no-store".to_owned())]);
+    let trace = ("X-Trace-Id", decision.trace.to_string());
+    assert_eq!(header_fields(&decision, &policy), [("Cache-Control", "no-store".to_owned()), trace]);
     let body = denial_body(&decision, &policy, &ALICE.facts(), BodyForm::Json).unwrap();
     assert_eq!(body.text, format!("{{\"error\":\"rate_limited\",\"traceId\":\"{}\"}}", decision.trace));
+}
+
+/// One envelope for all denials must not undo a rule's `disclosure`: it shows the limit and the rule only where that is `full`,
+/// and the wait unless it is `none`.
+#[test]
+fn a_policys_own_body_shows_what_the_rule_discloses() {
+    let envelope = "[answers]\nbody = '[{limit},{rule},{retryAfter}]'\n";
+    for (disclosure, expect) in
+        [("full", "[1,\"r0\",3600]"), ("minimal", "[null,null,3600]"), ("none", "[null,null,null]")]
+    {
+        let rule = "[[rule]]\nname = \"r0\"\nper = [\"user\"]\nlimit = \"1/h\"\nalgorithm = \"sliding-log\"\n";
+        let text = format!("{envelope}{rule}disclosure = \"{disclosure}\"\n");
+        let mut world = World::new(&text, threshold_core::Timestamp::from_secs(1_750_000_000));
+        let decision = [1, 1].map(|cost| world.check(ALICE, cost).unwrap().decision)[1].clone();
+        let body = denial_body(&decision, &world.policy, &ALICE.facts(), BodyForm::Json).unwrap();
+        assert_eq!(body.text, expect, "{disclosure}");
+    }
 }

@@ -3,12 +3,15 @@
 use bytes::Bytes;
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, SET_COOKIE};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
-use threshold_core::headers::{BodyForm, denial_body, error_name, header_fields};
+use threshold_core::headers::{BodyForm, Refusal, denial_body, error_name, header_fields, refusal_body};
 use threshold_core::path::PathError;
 use threshold_core::policy::CostOf;
-use threshold_core::{Decision, Facts, PlanError, Policy};
+use threshold_core::{Decision, Facts, PlanError, Policy, TraceId};
 
 use super::request_facts::BadRequest;
+
+/// The field with the trace id, as `threshold_core::headers::TRACE_ID` spells it.
+const TRACE_ID: HeaderName = HeaderName::from_static("x-trace-id");
 
 /// The gRPC status codes of refusals.
 const INVALID_ARGUMENT: u8 = 3;
@@ -56,6 +59,7 @@ fn field_name(name: &'static str) -> Option<HeaderName> {
         "X-RateLimit-Reset" => HeaderName::from_static("x-ratelimit-reset"),
         "RateLimit" => HeaderName::from_static("ratelimit"),
         "RateLimit-Policy" => HeaderName::from_static("ratelimit-policy"),
+        threshold_core::headers::TRACE_ID => TRACE_ID,
         other => return HeaderName::from_bytes(other.as_bytes()).ok(),
     })
 }
@@ -96,75 +100,67 @@ pub(super) fn denial(decision: &Decision, policy: &Policy, facts: &Facts<'_>, fo
     response
 }
 
-/// Returns the response to a request that cannot be decided. It names no rule, since no rule's `disclosure` applies.
-pub(super) fn impossible(error: &PlanError, form: Form) -> Response<Bytes> {
-    let (status, code, name, title) = match error {
-        PlanError::CostExceedsLimit { cost_of: CostOf::Bytes, .. } => {
-            (413, RESOURCE_EXHAUSTED, "cost_exceeds_limit", "The content is more than its limit ever allows")
+/// A refusal without a decision, and its gRPC status.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Undecided<'r> {
+    refusal: Refusal<'r>,
+    grpc: u8,
+}
+
+impl<'r> Undecided<'r> {
+    const fn new(status: u16, grpc: u8, code: &'r str, message: &'r str) -> Self {
+        Self { refusal: Refusal { status, code, message, field: None }, grpc }
+    }
+
+    /// The refusal of a request that cannot be decided. `path_error` is the text of a [`PlanError::Path`].
+    pub(super) fn impossible(error: &PlanError, path_error: &'r str) -> Self {
+        match error {
+            PlanError::CostExceedsLimit { cost_of: CostOf::Bytes, .. } => Self::new(
+                413,
+                RESOURCE_EXHAUSTED,
+                "cost_exceeds_limit",
+                "The content is more than its limit ever allows",
+            ),
+            PlanError::CostExceedsLimit { .. } => {
+                Self::new(400, INVALID_ARGUMENT, "cost_exceeds_limit", "The cost is more than its limit ever allows")
+            }
+            PlanError::Missing { .. } => Self::new(429, RESOURCE_EXHAUSTED, "rate_limited", "Too many requests"),
+            PlanError::TooManyRules => Self::unavailable(),
+            PlanError::Path(PathError::TooLong) => Self::wrong("path", 414, "uri_too_long", path_error),
+            PlanError::Path(_) => Self::wrong("path", 400, "bad_request", path_error),
         }
-        PlanError::CostExceedsLimit { .. } => {
-            (400, INVALID_ARGUMENT, "cost_exceeds_limit", "The cost is more than its limit ever allows")
+    }
+
+    /// The refusal while the policy in force cannot be served.
+    pub(super) const fn unavailable() -> Self {
+        Self::new(503, UNAVAILABLE, "unavailable", "Temporarily unavailable")
+    }
+
+    /// The refusal of an ambiguous request.
+    pub(super) const fn bad_request(bad: BadRequest) -> Self {
+        Self::wrong(bad.field, 400, "bad_request", bad.message)
+    }
+
+    /// The refusal of a request for one of its fields. The message repeats nothing of the request.
+    const fn wrong(field: &'r str, status: u16, code: &'r str, message: &'r str) -> Self {
+        Self { refusal: Refusal { status, code, message, field: Some(field) }, grpc: INVALID_ARGUMENT }
+    }
+
+    /// Returns the response.
+    pub(super) fn response(self, policy: &Policy, trace: TraceId, form: Form) -> Response<Bytes> {
+        let mut response = match form {
+            Form::Grpc => grpc(self.grpc, self.refusal.message),
+            Form::Http(form) => {
+                let body = refusal_body(self.refusal, policy, trace, form);
+                http(body.status, body.content_type, body.text)
+            }
+        };
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Ok(trace) = HeaderValue::try_from(trace.to_string()) {
+            response.headers_mut().insert(TRACE_ID, trace);
         }
-        PlanError::Missing { .. } => (429, RESOURCE_EXHAUSTED, "rate_limited", "Too many requests"),
-        PlanError::TooManyRules => (503, UNAVAILABLE, "unavailable", "Temporarily unavailable"),
-        PlanError::Path(error) => return bad_path(*error, form),
-    };
-    undecided((status, code, name, title), form)
-}
-
-/// Returns the response while the policy in force cannot be served.
-pub(super) fn unavailable(form: Form) -> Response<Bytes> {
-    undecided((503, UNAVAILABLE, "unavailable", "Temporarily unavailable"), form)
-}
-
-fn undecided((status, code, name, title): (u16, u8, &str, &str), form: Form) -> Response<Bytes> {
-    let response = match form {
-        Form::Grpc => grpc(code, title),
-        Form::Http(BodyForm::Json) => http(status, "application/json", format!("{{\"error\":\"{name}\"}}")),
-        Form::Http(BodyForm::Problem) => http(
-            status,
-            "application/problem+json",
-            format!("{{\"type\":\"about:blank\",\"title\":\"{title}\",\"status\":{status}}}"),
-        ),
-    };
-    not_stored(response)
-}
-
-/// Returns the response to a request whose path cannot be matched. It describes the mistake and repeats nothing of the path.
-fn bad_path(error: PathError, form: Form) -> Response<Bytes> {
-    let (status, name, title) = match error {
-        PathError::TooLong => (414, "uri_too_long", "The path is too long"),
-        _ => (400, "bad_request", "Servers may read the path in different ways"),
-    };
-    refusal((status, name, title), "path", &error.to_string(), form)
-}
-
-/// Returns the response to an ambiguous request.
-pub(super) fn bad_request(bad: BadRequest, form: Form) -> Response<Bytes> {
-    refusal((400, "bad_request", "Bad request"), bad.field, bad.message, form)
-}
-
-/// Returns the response to a request that is refused without a decision. `message` must need no escapes in JSON.
-fn refusal((status, name, title): (u16, &str, &str), field: &str, message: &str, form: Form) -> Response<Bytes> {
-    let response = match form {
-        Form::Grpc => grpc(INVALID_ARGUMENT, message),
-        Form::Http(BodyForm::Json) => http(
-            status,
-            "application/json",
-            format!("{{\"error\":\"{name}\",\"message\":\"{message}\",\"field\":\"{field}\"}}"),
-        ),
-        Form::Http(BodyForm::Problem) => http(
-            status,
-            "application/problem+json",
-            format!("{{\"type\":\"about:blank\",\"title\":\"{title}\",\"status\":{status},\"detail\":\"{message}\"}}"),
-        ),
-    };
-    not_stored(response)
-}
-
-fn not_stored(mut response: Response<Bytes>) -> Response<Bytes> {
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
+        response
+    }
 }
 
 fn http(status: u16, content_type: &'static str, text: String) -> Response<Bytes> {
@@ -223,10 +219,13 @@ mod tests {
 
     #[test]
     fn a_request_with_too_many_rules_is_refused() {
-        let status = |form| impossible(&PlanError::TooManyRules, form).status().as_u16();
-        assert_eq!(status(Form::Http(BodyForm::Json)), 503);
-        assert_eq!(status(Form::Http(BodyForm::Problem)), 503);
-        assert_eq!(impossible(&PlanError::TooManyRules, Form::Grpc).headers()["grpc-status"], "14");
+        let policy = Policy::builder().build().unwrap();
+        let refused =
+            |form| Undecided::impossible(&PlanError::TooManyRules, "").response(&policy, TraceId::from_u128(7), form);
+        assert_eq!(refused(Form::Http(BodyForm::Json)).status(), 503);
+        assert_eq!(refused(Form::Http(BodyForm::Problem)).status(), 503);
+        assert_eq!(refused(Form::Grpc).headers()["grpc-status"], "14");
+        assert_eq!(refused(Form::Grpc).headers()[TRACE_ID], format!("{:032x}", 7));
     }
 
     #[test]

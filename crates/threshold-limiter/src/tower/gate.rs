@@ -17,6 +17,7 @@ use super::layer::Door;
 use super::pending_charges::{Admitted, Answers, Boxed, PendingCharges, Undecided};
 use super::pool::Permit;
 use super::request_facts::{Lines, PolicyView, RequestFacts, address};
+use crate::random_id;
 use crate::store::Durability;
 
 /// The limiters that have decided on a request, as an extension of it.
@@ -77,9 +78,18 @@ pub(super) struct Delayed {
 
 /// Refuses a request without a decision, and notifies observers.
 #[cold]
-fn refused(door: &Door, view: &PolicyView, (ip, reason): (Option<IpAddr>, &str), answer: Response<Bytes>) -> Admission {
+fn refused(
+    door: &Door,
+    view: &PolicyView,
+    (ip, reason): (Option<IpAddr>, &str),
+    undecided: answer::Undecided<'_>,
+    form: Form,
+) -> Admission {
+    // No plan was made that would have drawn one.
+    let trace = random_id();
+    let answer = undecided.response(&view.policy, trace, form);
     // A gRPC error has the HTTP status 200.
-    let request = Undecided { ip, status: answer.status().as_u16(), reason };
+    let request = Undecided { ip, status: answer.status().as_u16(), reason, trace };
     door.limiter.tell_refused(&request, &view.policy);
     Admission::Refused(answer, Strike::default())
 }
@@ -95,14 +105,15 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAdd
     if view.policy.lacks_token_verifier() {
         let ip = peer.map(|peer| address(parts, &view, peer));
         let reason = (ip, super::layer::NO_VERIFIER);
-        return Gate::Decided(refused(door, &view, reason, answer::unavailable(form)));
+        return Gate::Decided(refused(door, &view, reason, answer::Undecided::unavailable(), form));
     }
     let claims = |lines: &Lines<'_>| door.tokens.claims(&view.policy, lines);
     let request_facts = match RequestFacts::new(parts, size, &view, peer, door.identify(parts), claims) {
         Ok(request_facts) => request_facts,
         Err(bad) => {
             let ip = peer.map(|peer| address(parts, &view, peer));
-            return Gate::Decided(refused(door, &view, (ip, bad.message), answer::bad_request(bad, form)));
+            let undecided = answer::Undecided::bad_request(bad);
+            return Gate::Decided(refused(door, &view, (ip, bad.message), undecided, form));
         }
     };
     let streams = view.counts_bytes && size.exact().is_none();
@@ -148,8 +159,9 @@ fn decided(
     let Admitted { pending, if_full } = match admitted {
         Ok(admitted) => admitted,
         Err(error) => {
-            let answer = answer::impossible(&error, form);
-            return refused(door, &view, (request_facts.ip(), &error.to_string()), answer);
+            let reason = error.to_string();
+            let undecided = answer::Undecided::impossible(&error, &reason);
+            return refused(door, &view, (request_facts.ip(), &reason), undecided, form);
         }
     };
     request_facts.trace = decision.trace;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use threshold_core::command::{Answer, Command};
 use threshold_core::plan::Verb;
 use threshold_core::receipt::Pending;
-use threshold_core::{Decision, Outcome, Plan, PlanError, Policy, Receipt};
+use threshold_core::{Decision, Outcome, Plan, PlanError, Policy, Receipt, TraceId};
 
 use crate::clock::Clock;
 use crate::limiter::Limiter;
@@ -91,6 +91,7 @@ pub(super) struct Undecided<'r> {
     pub(super) ip: Option<IpAddr>,
     pub(super) status: u16,
     pub(super) reason: &'r str,
+    pub(super) trace: TraceId,
 }
 
 /// Whether the layer sees the response to a request.
@@ -221,8 +222,8 @@ impl<S: Store, C: Clock> AnyLimiter for Limiter<S, C> {
     }
 
     fn tell_refused(&self, request: &Undecided<'_>, policy: &Policy) {
-        let Undecided { ip, status, reason } = *request;
-        self.tell_refusal(Refused { at: self.now(), ip, status, reason }, policy);
+        let Undecided { ip, status, reason, trace } = *request;
+        self.tell_refusal(Refused { at: self.now(), ip, status, reason, trace }, policy);
     }
 
     fn durability(&self) -> Option<Durability> {

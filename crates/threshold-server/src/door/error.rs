@@ -80,13 +80,11 @@ impl ErrorBody {
     }
 
     /// Returns the stable code.
-    #[cfg(test)]
     pub(crate) fn code(&self) -> &str {
         self.error
     }
 
     /// Returns the field that the error is about.
-    #[cfg(test)]
     pub(crate) fn field(&self) -> Option<&str> {
         self.field.as_deref()
     }

@@ -26,13 +26,14 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, Empty};
 use pin_project_lite::pin_project;
-use threshold_core::{Digest, Timestamp};
+use threshold_core::headers::{BodyForm, Refusal, refusal_body};
+use threshold_core::{Digest, Policy, Timestamp, TraceId};
 use threshold_limiter::tower::{RequestBody, ResponseBody, ResponseFuture, ThresholdService};
 use tower_service::Service;
 
 use super::request_ids::{ProxyClaim, RequestIds};
 use super::{Answering, ApiError, App};
-use crate::desk::Desk;
+use crate::desk::{Desk, new_trace};
 use crate::log::{LogSampler, shown_address};
 
 /// The path that proxies call.
@@ -41,6 +42,8 @@ pub(super) const PATH: &str = "/auth";
 const TOKEN: HeaderName = HeaderName::from_static("x-threshold-token");
 /// The status of a denial, for a proxy that does not pass it on.
 const STATUS: HeaderName = HeaderName::from_static("x-threshold-status");
+/// The trace id of a request, as `threshold_core::headers::TRACE_ID` spells it.
+const TRACE_ID: HeaderName = HeaderName::from_static("x-trace-id");
 /// The format of a denial's body: `json`, `problem` or `text`.
 const FORM: HeaderName = HeaderName::from_static("x-threshold-form");
 /// The body of a denial, in one line.
@@ -82,29 +85,38 @@ pub(super) fn answer(app: &Arc<App>, peer: SocketAddr, parts: Parts) -> Answerin
     if !app.tokens.admit_proxy(token) {
         let is_wrong = token.is_some();
         let app = Arc::clone(app);
-        return Answering::Boxed {
-            future: Box::pin(async move { deny.refuse(unauthorized(&app, peer, is_wrong).await) }),
-        };
+        return Answering::Boxed { future: Box::pin(async move { unauthorized(&app, peer, is_wrong).await }) };
     }
     match ask(app, peer, parts, deny) {
         Ok(answering) => answering,
         Err(error) => {
-            app.forward_auth.log_refusal(&error, peer.ip(), &app.desk);
-            Answering::now(deny.refuse(error))
+            let trace = new_trace();
+            app.forward_auth.log_refusal(&error, peer.ip(), trace, &app.desk);
+            Answering::now(deny.refuse(&error, &app.desk.policy(), trace))
         }
     }
 }
 
-/// Refuses a proxy without a valid token, and counts a wrong one.
-async fn unauthorized(app: &App, peer: SocketAddr, is_wrong: bool) -> ApiError {
+/// Refuses a proxy without a valid token, and counts a wrong one. The token is the proxy's own, so the answer is one of the API
+/// whatever form the proxy wants for its clients; nginx passes on 401 by itself.
+async fn unauthorized(app: &App, peer: SocketAddr, is_wrong: bool) -> Response {
     if is_wrong {
         // The error is ignored: the token is the proxy's, and its client must not get a 429 for it.
         let _ = app.token_guesses.count_for_callers(Some(peer.ip()), app).await;
     }
     let message = "send X-Threshold-Token with a token of this server";
     let error = ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message);
-    app.forward_auth.log_refusal(&error, peer.ip(), &app.desk);
-    error
+    let trace = new_trace();
+    app.forward_auth.log_refusal(&error, peer.ip(), trace, &app.desk);
+    traced(error.into_response(), trace)
+}
+
+/// Adds the trace id of a request to its answer.
+pub(super) fn traced(mut response: Response, trace: TraceId) -> Response {
+    if let Ok(trace) = HeaderValue::try_from(trace.to_string()) {
+        response.headers_mut().insert(TRACE_ID, trace);
+    }
+    response
 }
 
 fn ask(app: &Arc<App>, peer: SocketAddr, mut parts: Parts, deny: DenialForm) -> Result<Answering, ApiError> {
@@ -204,12 +216,13 @@ fn is_trusted(app: &App, peer: IpAddr) -> bool {
 
 impl ForwardAuth {
     /// Logs why a proxy was refused. Its clients cannot correct it, and some proxies discard the answer.
-    fn log_refusal(&self, error: &ApiError, peer: IpAddr, desk: &Desk) {
+    fn log_refusal(&self, error: &ApiError, peer: IpAddr, trace: TraceId, desk: &Desk) {
         let Some(left_out) = self.refusals.sample(desk.now()) else { return };
         tracing::warn!(
             status = error.status.as_u16(),
             peer = shown_address(peer, &desk.policy()),
             message = error.body.message(),
+            trace_id = %trace,
             left_out,
             "refused at /auth"
         );
@@ -251,13 +264,17 @@ impl DenialForm {
         }
     }
 
-    /// Answers a proxy's invalid question. The client may have caused it and shall then see why. A wrong token is the proxy's
-    /// own, and nginx passes on 401 by itself.
-    fn refuse(self, error: ApiError) -> Response {
-        let response = error.into_response();
-        match (self, response.status()) {
-            (Self::PassThrough, _) | (_, StatusCode::UNAUTHORIZED) => response,
-            (Self::Forbidden, _) => forbidden(response),
+    /// Answers a proxy's invalid question. The client may have caused it and shall then see why, in the form of all refusals.
+    fn refuse(self, error: &ApiError, policy: &Policy, trace: TraceId) -> Response {
+        let (status, body) = (error.status.as_u16(), &error.body);
+        let refusal = Refusal { status, code: body.code(), message: body.message(), field: body.field() };
+        let body = refusal_body(refusal, policy, trace, BodyForm::Json);
+        let mut response = traced(Response::new(Body::from(body.text)), trace);
+        *response.status_mut() = error.status;
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(body.content_type));
+        match self {
+            Self::PassThrough => response,
+            Self::Forbidden => forbidden(response),
         }
     }
 }
@@ -340,7 +357,7 @@ impl http_body::Body for DeclaredBody {
 mod tests {
     use std::time::Duration;
 
-    use threshold_core::{Policy, Span, Timestamp};
+    use threshold_core::{Span, Timestamp};
     use threshold_limiter::ManualClock;
 
     use super::*;
@@ -387,7 +404,12 @@ mod tests {
         let (shadowed, waited) = ask(&app, "shadowed").await;
         assert_eq!(at_once, Duration::ZERO);
         assert!((Duration::from_secs(1)..=Duration::from_secs(4)).contains(&waited), "{waited:?}");
-        assert_eq!((shadowed.status(), shadowed.headers()), (clean.status(), clean.headers()));
+        let fields = |response: &Response| {
+            let mut headers = response.headers().clone();
+            assert!(headers.remove(TRACE_ID).is_some());
+            (response.status(), headers)
+        };
+        assert_eq!(fields(&shadowed), fields(&clean));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use http::header::{HOST, ORIGIN};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, Version};
+use threshold_core::TraceId;
 
 use super::{ApiError, forward_auth};
 
@@ -95,11 +96,19 @@ impl Refusal {
     }
 
     /// Logs the refusal: a proxy's operator may never see what the proxy is answered.
-    pub(super) fn log(&self, left_out: u64) {
+    pub(super) fn log(&self, trace: TraceId, left_out: u64) {
         match self {
-            Self::Invalid(reason) => tracing::debug!(reason, left_out, "request refused: invalid Host"),
+            Self::Invalid(reason) => {
+                tracing::debug!(reason, trace_id = %trace, left_out, "request refused: invalid Host");
+            }
             Self::Misdirected { header, value } => {
-                tracing::warn!(header, ?value, left_out, "request refused: not a name of this server (--allow-host)");
+                tracing::warn!(
+                    header,
+                    ?value,
+                    trace_id = %trace,
+                    left_out,
+                    "request refused: not a name of this server (--allow-host)"
+                );
             }
         }
     }

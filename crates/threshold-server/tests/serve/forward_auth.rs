@@ -228,3 +228,64 @@ fn every_method_is_accepted_and_a_body_is_ignored() {
         assert_eq!(answer.status, status);
     }
 }
+
+/// A chat client that reads one kind of error body got three: the rule's, the door's own for odd paths, and the API's. And a user
+/// who was let through had no id to quote. Now every answer has `X-Trace-Id`, every refusal has the policy's body with the same
+/// id, and so has the log.
+#[test]
+fn every_answer_has_a_trace_id_and_every_refusal_the_policys_body() {
+    let preset = include_str!("../../../../policies/chat-tenants.toml");
+    let policy = Scratch::file("policy.toml", &preset.replace("60/min", "1/h"));
+    let server = Start { policy: Some(policy.path()), args: &["--log", "json"], ..Start::default() }.server();
+    let ask = |path: &str, fields: &[(&str, &str)]| {
+        let own = [("x-forwarded-for", "203.0.113.7"), ("x-tenant", "t1"), ("x-user", "u1")];
+        ask(&server, path, &own.iter().chain(fields).copied().collect::<Vec<_>>())
+    };
+    let get = |uri| [("x-original-method", "GET"), ("x-original-uri", uri)];
+    let trace = |answer: &Answer| {
+        let trace = answer.header("x-trace-id").unwrap_or_else(|| panic!("no trace id: {answer:?}")).to_owned();
+        assert_eq!(trace.len(), 32);
+        trace
+    };
+    let allowed = ask("/auth", &get("/chat"));
+    assert_eq!(allowed.status, 200);
+    trace(&allowed);
+    let mut traces = Vec::new();
+    let mut refused = |answer: Answer, status: u16, code: &str, message: &str| {
+        assert_eq!((answer.status, answer.header("content-type")), (status, Some("application/json")), "{answer:?}");
+        let id = trace(&answer);
+        let body = serde_json::json!({"ok": false, "error": {"code": code, "message": message}, "traceId": id});
+        assert_eq!(answer.json(), body);
+        traces.push(id);
+    };
+    refused(ask("/auth", &get("/chat")), 429, "rate_limited", "Too many messages. Please wait a moment and try again.");
+    refused(ask("/auth", &get("/a/../chat")), 400, "bad_request", "the path has a dot segment (. or ..)");
+    refused(
+        ask("/auth", &get("/chat")[1..]),
+        400,
+        "bad_request",
+        "a proxy must send x-original-method or x-forwarded-method",
+    );
+    // nginx gets the same body in a header.
+    let denied = ask("/auth?deny=403", &get("/chat"));
+    assert_eq!((denied.status, denied.header("x-threshold-status")), (403, Some("429")));
+    let body = denied.header("x-threshold-body").unwrap();
+    assert!(body.contains("{\"ok\":false,") && body.contains(&trace(&denied)), "{body}");
+    server.signal("TERM");
+    let (_, log) = server.wait();
+    for trace in traces {
+        assert!(log.contains(&trace), "{trace} is not in {log}");
+    }
+}
+
+/// The proxy's own mistake is answered as by the API, with an id that is in the log.
+#[test]
+fn a_proxy_without_its_token_gets_a_trace_id_too() {
+    let token = [("THRESHOLD_TOKEN", "a-token-of-some-length")];
+    let server = Start { variables: &token, args: &["--log", "json"], ..Start::default() }.server();
+    let answer = ask(&server, "/auth", &nginx("/"));
+    assert_eq!((answer.status, &answer.json()["error"]), (401, &"unauthorized".into()));
+    let trace = answer.header("x-trace-id").unwrap().to_owned();
+    server.signal("TERM");
+    assert!(server.wait().1.contains(&trace));
+}

@@ -175,7 +175,8 @@ impl RuleBuilder {
         self
     }
 
-    /// Sets the whole body of a denial.
+    /// Sets the whole body of a denial. It may have placeholders: `{message}`, `{traceId}`, `{retryAfter}`, `{limit}`, `{code}`,
+    /// `{status}`, `{rule}`.
     pub fn body(mut self, body: impl Into<String>) -> Self {
         self.file.body = Some(text(body));
         self

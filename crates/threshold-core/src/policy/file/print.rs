@@ -6,10 +6,10 @@
 use std::fmt::Display;
 
 use super::{
-    AlertFile, AlertsFile, AlgorithmName, AnchorName, CategoryFile, ConsistencyName, DisclosureName, IdentityFile,
-    JwtFile, LadderFile, LayerName, ListsFile, Located, LogName, LoginFile, MatchFile, MemoryFile, ModeName,
-    NamedEntries, OddPathsName, OnMissingName, OnStoreErrorName, PolicyFile, RuleFile, StrikeName, Text, Texts,
-    UserScopeName, WhenFullName,
+    AlertFile, AlertsFile, AlgorithmName, AnchorName, AnswersFile, CategoryFile, ConsistencyName, DisclosureName,
+    IdentityFile, JwtFile, LadderFile, LayerName, ListsFile, Located, LogName, LoginFile, MatchFile, MemoryFile,
+    ModeName, NamedEntries, OddPathsName, OnMissingName, OnStoreErrorName, PolicyFile, RuleFile, StrikeName, Text,
+    Texts, UserScopeName, WhenFullName,
 };
 use crate::text::is_hidden;
 
@@ -18,8 +18,21 @@ impl PolicyFile {
     ///
     /// Every struct is taken apart without `..`: a key that is added to the file and not printed does not compile.
     pub(crate) fn print(&mut self) -> String {
-        let Self { allow, identity, tiers, tenants, users, category, rule, ladders, login, alerts, lists, memory } =
-            self;
+        let Self {
+            allow,
+            identity,
+            tiers,
+            tenants,
+            users,
+            category,
+            rule,
+            ladders,
+            login,
+            alerts,
+            lists,
+            answers,
+            memory,
+        } = self;
         let mut printer = Printer::default();
         printer.entries(|entries| entries.list("allow", allow));
         printer.identity(identity);
@@ -38,6 +51,7 @@ impl PolicyFile {
         }
         printer.optional_table("[lists]", |entries| print_lists(entries, lists));
         printer.optional_table("[alerts]", |entries| print_alerts(entries, alerts));
+        printer.optional_table("[answers]", |entries| print_answers(entries, answers));
         printer.optional_table("[memory]", |entries| print_memory(entries, memory));
         // The loader attributes a finding to the last rule that begins before it, so no table may follow the rules.
         for rule in rule {
@@ -195,6 +209,11 @@ fn print_alerts(entries: &mut Entries<'_>, file: &mut AlertsFile) {
             entries.required("critical", critical);
         });
     }
+}
+
+fn print_answers(entries: &mut Entries<'_>, file: &mut AnswersFile) {
+    let AnswersFile { body } = file;
+    entries.value("body", body);
 }
 
 fn print_memory(entries: &mut Entries<'_>, file: &mut MemoryFile) {

@@ -78,6 +78,7 @@ impl Loader<'_> {
         let on_missing = file.on_missing.as_ref().map_or(OnMissing::Floor, |name| name.value.into());
         let subject = self.subject(file, &per, layer, &measure, context);
         let status = self.status(file);
+        let body = file.body.as_ref().and_then(|text| self.body(text));
         let text = |text: &Option<Text>| text.as_ref().map(|text| text.value.as_str().into());
         let flag = |flag: &Option<crate::policy::file::Located<bool>>| flag.as_ref().is_some_and(|flag| flag.value);
         let strike = file.strike.as_ref().map_or(StrikeMode::Window, |name| name.value.into());
@@ -102,7 +103,7 @@ impl Loader<'_> {
             disclosure: file.disclosure.as_ref().map_or(Disclosure::Full, |name| name.value.into()),
             status,
             message: text(&file.message),
-            body: text(&file.body),
+            body,
             period: text(&file.period),
             log: file.log.as_ref().map_or(LogMode::Sampled, |name| name.value.into()),
             allow: self.allowances(file.allow.as_ref()),

@@ -95,7 +95,7 @@ const ANSWER: &str = "
 		handle_response @crosses {
 			copy_response_headers {
 				include X-RateLimit-Limit X-RateLimit-Remaining X-RateLimit-Reset RateLimit RateLimit-Policy
-				include X-RateLimit-Warning Set-Cookie
+				include X-RateLimit-Warning Set-Cookie X-Trace-Id
 			}
 		}
 	}

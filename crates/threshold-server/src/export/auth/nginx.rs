@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{DESCRIBING, IdentityHeader, NO_COOKIES, THRESHOLD, TrustedHeaders, shown, written_from};
 
 /// The headers of Threshold's answer: the variable that nginx keeps it in, its name, and the client's header, if any.
-const ANSWER_HEADERS: [(&str, &str, &str); 13] = [
+const ANSWER_HEADERS: [(&str, &str, &str); 14] = [
     ("status", "x_threshold_status", ""),
     ("form", "x_threshold_form", ""),
     ("body", "x_threshold_body", ""),
@@ -19,6 +19,7 @@ const ANSWER_HEADERS: [(&str, &str, &str); 13] = [
     ("warning", "x_ratelimit_warning", "X-RateLimit-Warning"),
     ("banned", "x_ratelimit_banned", "X-RateLimit-Banned"),
     ("cookie", "set_cookie", "Set-Cookie"),
+    ("trace", "x_trace_id", "X-Trace-Id"),
 ];
 
 /// Writes the file for a `server`.

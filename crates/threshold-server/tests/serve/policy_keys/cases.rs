@@ -243,6 +243,7 @@ fn denials() -> Vec<Row> {
         ("rule.status", rule(""), &["", "status = 503"]),
         ("rule.message", rule(""), &["", "message = \"later\""]),
         ("rule.body", rule(""), &["", "body = \"{}\""]),
+        ("answers.body", format!("{NAMES}{BY_USER}[answers]\n@\n"), &["", "body = \"{code}\""]),
         ("rule.period", rule(""), &["", "period = \"two an hour\""]),
     ]
 }

@@ -143,8 +143,10 @@ pub(super) fn answers(policy: &str) -> Result<String, String> {
                 let asked = async { service.call_from(Some(SocketAddr::from((peer, 4711))), *request).await };
                 let Ok(response) = runtime.block_on(asked);
                 let (parts, body) = response.into_parts();
-                let mut fields: Vec<String> =
-                    parts.headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+                let mut fields: Vec<String> = { parts.headers.iter() }
+                    .filter(|(name, _)| *name != "x-trace-id")
+                    .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
+                    .collect();
                 fields.sort_unstable();
                 seen.push_str(&format!("{} {}", parts.status.as_u16(), fields.join("; ")));
                 // Concurrency is held until the answer's body was read.
