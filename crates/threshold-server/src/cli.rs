@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Bans(BansArgs),
     /// Show the state of an address, a tenant, a user or an account, or forgive it
     Subject(SubjectArgs),
+    /// Ask a server whether it is alive: exits with 0 if it is, else with 1
+    Health(HealthArgs),
     /// Copy the journal, also while a server runs
     Backup(BackupArgs),
     /// Replace the journal by a copy, while no server runs
@@ -310,6 +312,17 @@ pub(crate) struct SubjectArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "No token is needed. The health checks of containers use this.")]
+pub(crate) struct HealthArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// Ask whether it takes requests, which it does not while it drains; prints degraded if its policy, keys, certificate or
+    /// journal need attention
+    #[arg(long)]
+    pub(crate) ready: bool,
 }
 
 #[derive(Debug, Args)]

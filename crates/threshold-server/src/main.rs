@@ -44,6 +44,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Bans(args) => operate::bans(&args),
         Command::Subject(args) => operate::subject(&args),
+        Command::Health(args) => operate::health(&args),
         Command::Backup(args) => backup::backup(&args),
         Command::Restore(args) => backup::restore(&args),
         Command::Completions(args) => Ok(manual::completions(&args)),
@@ -74,5 +75,6 @@ fn print(text: &str) {
 
 /// Prints an error to standard error, with control characters escaped.
 fn print_error(text: &str) {
-    eprintln!("threshold: {}", printable_lines(text));
+    // Standard error may be closed as well (`2>&1 | head`), and `eprintln!` would panic.
+    let _ = writeln!(std::io::stderr(), "threshold: {}", printable_lines(text));
 }

@@ -1,4 +1,4 @@
-//! `threshold bans` and `threshold subject`: operators' commands, which call the server's API.
+//! `threshold bans`, `threshold subject` and `threshold health`: operators' commands, which call the server's API.
 
 mod api;
 
@@ -15,7 +15,7 @@ use threshold_limiter::journal::{Journal, Kind, Row};
 use threshold_limiter::{Clock as _, SystemClock};
 
 use crate::Report;
-use crate::cli::{BansArgs, BansCommand, ServerArgs, SubjectArgs};
+use crate::cli::{BansArgs, BansCommand, HealthArgs, ServerArgs, SubjectArgs};
 use api::{Api, Unreachable};
 
 /// The number of bans in one request: the most that the server answers.
@@ -52,6 +52,16 @@ pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Report> {
         }
     };
     Ok(Report { text, code: 0 })
+}
+
+/// Asks a server for its health. The exit code is 0 or 1: Docker reserves 2.
+pub(crate) fn health(args: &HealthArgs) -> anyhow::Result<Report> {
+    let path = if args.ready { "/readyz" } else { "/healthz" };
+    let (text, code) = match Api::new(&args.server)?.call("GET", path, None) {
+        Ok(answer) => (answer["status"].as_str().unwrap_or("ok").to_owned(), 0),
+        Err(error) => (format!("{error:#}"), 1),
+    };
+    Ok(Report { text: format!("{text}\n"), code })
 }
 
 pub(crate) fn subject(args: &SubjectArgs) -> anyhow::Result<Report> {

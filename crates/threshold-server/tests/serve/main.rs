@@ -14,6 +14,7 @@ mod bad_input;
 mod client;
 mod clock;
 mod crash;
+mod deploy;
 mod disk;
 mod forward_auth;
 mod hosts;

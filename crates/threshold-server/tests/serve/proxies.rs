@@ -581,12 +581,17 @@ fn every_status_reaches_the_client() {
     }
 }
 
-/// The lines that the documentation shows for nginx's `http` block are sufficient.
+/// A reader who copied the README's policy and its lines for nginx had all clients share one budget: the policy trusted another
+/// network than nginx's. The page's policy, its lines, and the file that it says to export are sufficient.
 #[test]
 fn the_readmes_nginx_lines_work_when_copied() {
     let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
-    let (lines, _) = readme.split_once("```nginx\n").unwrap().1.split_once("```").unwrap();
-    let mut site = Site::new(Kind::Nginx);
+    let block = |begins: &str| readme.split_once(begins).unwrap().1.split_once("```").unwrap().0;
+    let lines = block("```nginx\n");
+    let policy = format!("[identity]\n{}", block("```toml\n[identity]\n"));
+    let (server, policy) = Server::with(&policy);
+    let path = policy.path().to_owned();
+    let mut site = Site::start(Kind::Nginx, server, policy, Files::Shipped, &[]);
     let threshold = site.server.as_ref().unwrap().place.strip_prefix("http://").unwrap().to_owned();
     let origin = site.origin.address().to_string();
     // The file consists of the documented lines after its beginning; only ports differ.
@@ -599,14 +604,23 @@ fn the_readmes_nginx_lines_work_when_copied() {
         let lines = lines.replace("127.0.0.1:8080", &threshold).replace("127.0.0.1:3000", &origin);
         format!("{beginning}{}}}\n", lines.replace("listen 80;", listen))
     };
-    site.proxy = Proxy::edited(&threshold, &origin, &copied);
-    for _ in 0..3 {
-        let forged = [("x-user", "somebody"), ("x-forwarded-for", "203.0.113.7")];
-        assert_eq!(site.get(CLIENT, "/page/1", &forged).body, "GET /page/1 ");
+    let (kind, files) = (Kind::Nginx, Files::Exported(&path));
+    site.proxy =
+        Setup { kind, threshold: &threshold, origin: &origin, files, edits: &[], rewrite: Some(&copied) }.start();
+    let post = |ip, fields: &[(&str, &str)]| site.client(ip).send("POST", "/api/posts", fields, "").unwrap();
+    for _ in 0..10 {
+        let forged = [("x-user", "mallory"), ("x-forwarded-for", "203.0.113.7")];
+        let answer = post(CLIENT, &forged);
+        assert_eq!((answer.status, answer.body.as_str()), (200, "POST /api/posts "), "{answer:?}");
+        assert_eq!(answer.header("x-trace-id").map(str::len), Some(32), "{answer:?}");
         let head = site.origin.head();
-        assert!(!head.contains("somebody") && !head.contains("203.0.113.7"), "{head}");
+        assert!(!head.contains("mallory") && !head.contains("203.0.113.7"), "{head}");
     }
-    is_denied_by("address", &site.get(CLIENT, "/page/1", &[]));
+    let denied = post(CLIENT, &[]);
+    is_denied_by("posts", &denied);
+    assert_eq!(denied.header("x-trace-id"), denied.json()["traceId"].as_str());
+    // Another client has a budget of its own.
+    assert_eq!(post([127, 0, 0, 3], &[]).status, 200);
 }
 
 /// With a content delivery network in front, the proxy must trust it; and the policy too, if the proxy passes on the whole list
