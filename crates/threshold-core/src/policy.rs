@@ -112,6 +112,8 @@ pub struct Review {
     pub findings: Vec<Finding>,
     /// The name of each rule, and its span in the file.
     pub rule_names: Vec<(Box<str>, std::ops::Range<usize>)>,
+    /// The span of `key_file` or `key` of `[identity.jwt]`, for findings of hosts that read the key.
+    pub key_span: Option<std::ops::Range<usize>>,
 }
 
 impl Policy {

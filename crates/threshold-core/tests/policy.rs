@@ -108,6 +108,45 @@ fn a_body_has_no_unknown_placeholders() {
     check(&rule("limit = \"1/h\"\nbody = '{\"a\":{},\"b\":\"{traceId} {0}\"}'"), &[]);
 }
 
+/// `limit = 100` was "invalid type: integer `100`, expected a string", which does not say that the time is missing.
+#[test]
+fn a_number_without_quotes_is_explained() {
+    let found = |text: &str| {
+        let finding = Policy::review(text, &|_| None).findings.remove(0);
+        assert_eq!(finding.code, "syntax");
+        (finding.message, finding.help)
+    };
+    let check = |text: &str, number: &str, help: &str| {
+        assert_eq!(found(text), (format!("expected a string, found the number {number}"), help.to_owned()), "{text}");
+    };
+    check(&rule("limit = 100"), "100", "write how many in which time: limit = \"100/min\"");
+    check("[tiers.free]\nrequests = 50", "50", "write how many in which time: requests = \"50/min\"");
+    check("[login]\naccount=5", "5", "write how many in which time: account = \"5/min\"");
+    check(&rule("limit = \"5/h\"\nblock_for = 60"), "60", "write the unit: block_for = \"60s\"");
+    check(&rule("limit = \"5/h\"\nmatch = { path = 7 }"), "7", "write it in quotes: path = \"7\"");
+    // What stands in [identity.jwt] may be the key.
+    let (message, _) = found("[identity.jwt]\nalg = \"HS256\"\nkey = 12345\n");
+    assert_eq!(message, "a value of [identity.jwt] has the wrong type");
+}
+
+/// Unknown tiers and categories were reported without the ones that there are.
+#[test]
+fn unknown_names_are_reported_with_the_known_ones() {
+    let help = |text: &str, code: &str| {
+        let review = Policy::review(text, &|_| None);
+        review.findings.into_iter().find(|finding| finding.code == code).unwrap().help
+    };
+    let tiers = "[tiers.free]\nrequests = \"1/h\"\n[tiers.gold]\nrequests = \"9/h\"\n";
+    let default = format!("[identity]\ndefault_tier = \"fre\"\n{tiers}");
+    assert_eq!(help(&default, "unknown-tier"), "known: free, gold; or add [tiers.fre]");
+    let tenant = format!("{tiers}[tenants.acme]\ntier = \"golden\"\n");
+    assert_eq!(help(&tenant, "unknown-tier"), "known: free, gold; or add [tiers.golden]");
+    assert_eq!(help("[identity]\ndefault_tier = \"free\"\n", "unknown-tier"), "add [tiers.free]");
+    let category = "[[category]]\nname = \"ai\"\npath = \"/ai\"\n";
+    let text = format!("{category}{}", rule("limit = \"1/h\"\nmatch = { category = \"aj\" }"));
+    assert_eq!(help(&text, "never-matches"), "known: ai, requests; or add it as [[category]]");
+}
+
 #[test]
 fn names_are_unique() {
     check(&format!("{}{}", rule("limit = \"1/h\""), rule("limit = \"2/h\"")), &["duplicate-name \"r\""]);
@@ -128,6 +167,8 @@ fn rules_that_are_never_met_are_found() {
         check(&with(&format!("method = [\"PUT\", \"{method}\"]")), &[&format!("bad-method \"{method}\"")]);
     }
     check("[[category]]\nname = \"a\"\nmethod = \"GET /\"\n", &["bad-method \"GET /\""]);
+    // Meant as "every method", and matched by none.
+    check(&with("method = \"*\""), &["bad-method \"*\""]);
     check(&with("method = [\"post\", \"M-SEARCH\"]"), &[]);
     let shadowed = format!(
         "{}\n[[rule]]\nname = \"f\"\nper = [\"user\"]\nlimit = \"1/h\"\nfallback = true",

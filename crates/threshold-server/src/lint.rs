@@ -15,9 +15,10 @@ use crate::source::Source;
 
 pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
     let source = Source::read(&args.policy)?;
-    let Review { policy, mut findings, rule_names, .. } = source.review();
+    let Review { policy, mut findings, rule_names, key_span, .. } = source.review();
     if let Some(policy) = &policy {
-        findings.extend(keys(policy).into_iter().filter(|finding| !policy.allows(finding.code, None)));
+        let key_span = key_span.unwrap_or(0..0);
+        findings.extend(keys(policy, key_span).into_iter().filter(|finding| !policy.allows(finding.code, None)));
         if let Some(old) = &args.against {
             let old = Source::read(old)?.policy()?;
             findings.extend(forgotten(policy, &old, &rule_names));
@@ -45,7 +46,7 @@ pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
 }
 
 /// Checks the keys of `[identity.jwt]`. A missing key file is only a warning: it may exist on the server.
-fn keys(policy: &Policy) -> Option<Finding> {
+fn keys(policy: &Policy, span: std::ops::Range<usize>) -> Option<Finding> {
     let settings = policy.identity().jwt.as_ref()?;
     let file = settings.key_file.as_deref().map(Path::new);
     let (severity, code, message) = match file.map(read_key_file).transpose() {
@@ -59,7 +60,7 @@ fn keys(policy: &Policy) -> Option<Finding> {
         }
     };
     let help = "docs/policy.md says what each algorithm takes".to_owned();
-    Some(Finding { severity, code, span: 0..0, message, help })
+    Some(Finding { severity, code, span, message, help })
 }
 
 /// Returns warnings about state that is forgotten when this policy replaces the old one.

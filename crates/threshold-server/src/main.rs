@@ -24,7 +24,8 @@ mod traffic;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser as _};
 
 use cli::{Cli, Command};
 use threshold_core::text::printable_lines;
@@ -36,7 +37,11 @@ struct Report {
 }
 
 fn main() -> ExitCode {
-    let report = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let report = match cli.command {
         Command::Init(args) => init::run(&args),
         Command::Lint(args) => lint::run(&args),
         Command::Explain(args) => explain::run(&args),
@@ -63,6 +68,18 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Prints an error of the command line, or the help or version that was asked for. An unknown command is followed by the known ones.
+fn usage(error: &clap::Error) -> ExitCode {
+    // A closed pipe is not an error.
+    let _ = error.print();
+    if error.kind() == ErrorKind::InvalidSubcommand {
+        let command = Cli::command();
+        let known: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+        print_error(&format!("the commands are {}", known.join(", ")));
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
 /// Prints to standard output. Control characters are escaped, because the text may quote a log, a policy or a server's answer

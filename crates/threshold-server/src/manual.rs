@@ -17,7 +17,9 @@ pub(crate) fn page(args: &ManArgs) -> anyhow::Result<Report> {
     // Sets the display names of the subcommands, which become the names of their pages: threshold-serve.
     command.build();
     if let Some(name) = &args.command {
-        let own = command.find_subcommand(name).with_context(|| format!("unknown command \"{name}\""))?.clone();
+        let known: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+        let unknown = || format!("unknown command \"{name}\"; the commands are {}", known.join(", "));
+        let own = command.find_subcommand(name).with_context(unknown)?.clone();
         command = own.display_name(format!("threshold-{name}"));
     }
     let mut text = Vec::new();

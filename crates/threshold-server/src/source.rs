@@ -6,6 +6,11 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 use threshold_core::policy::{Finding, MAX_FILE, Policy, Review, Severity};
 
+/// More findings than these are a flood: the file is probably no policy, or one mistake has many consequences.
+const FLOOD: usize = 20;
+/// The most lines of a flood's findings, so that with the summary they fit on a screen of 24 lines.
+const FLOOD_LINES: usize = 17;
+
 /// The text of a policy, and its file name for messages.
 pub(crate) struct Source {
     pub(crate) name: String,
@@ -42,9 +47,29 @@ impl Source {
         policy.ok_or(findings)
     }
 
-    /// Formats findings with file name, line and column.
+    /// Formats findings with file name, line and column. Of a flood, only the first ones.
     pub(crate) fn render(&self, findings: &[Finding]) -> String {
-        findings.iter().map(|finding| finding.render(&self.name, &self.text)).collect::<Vec<_>>().join("\n")
+        let most_lines = if findings.len() > FLOOD { FLOOD_LINES } else { usize::MAX };
+        let (mut text, mut lines, mut shown) = (String::new(), 0usize, 0usize);
+        for finding in findings {
+            let rendered = finding.render(&self.name, &self.text);
+            lines = lines.saturating_add(rendered.lines().count()).saturating_add(1);
+            if lines > most_lines {
+                break;
+            }
+            if shown > 0 {
+                text.push('\n');
+            }
+            text.push_str(&rendered);
+            shown = shown.saturating_add(1);
+        }
+        let more = findings.len().saturating_sub(shown);
+        if more > 0 {
+            let is_no_toml = findings.iter().all(|finding| finding.code == "syntax");
+            let hint = if is_no_toml { "is this a policy file?" } else { "correct these first" };
+            text.push_str(&format!("\nand {more} more; {hint}\n"));
+        }
+        text
     }
 }
 

@@ -1,6 +1,6 @@
 //! `threshold test`: runs a policy's test cases, in the format of the conformance vectors.
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use threshold_core::case::{CaseFile, LedgerPlayer, Lines, play};
 
 use crate::Report;
@@ -19,6 +19,9 @@ pub(crate) fn run(args: &TestArgs) -> anyhow::Result<Report> {
     for path in &args.cases {
         let cases = read_text(path, MAX_CASES)?;
         let file: CaseFile = serde_json::from_str(&cases).with_context(|| format!("{}", path.display()))?;
+        if file.cases.is_empty() {
+            bail!("{} has no cases, so it tests nothing", path.display());
+        }
         let shared = file.policy.as_ref().map(Lines::text);
         for case in &file.cases {
             let policy = shared.as_deref().unwrap_or(&source.text);

@@ -302,3 +302,58 @@ fn an_underline_is_below_the_escaped_text() {
     let (source, under) = (lines[at].split_once(" | ").unwrap().1, lines[at + 1].split_once(" | ").unwrap().1);
     assert!(under.trim_end().len() <= source.len() && under.contains("^^^^^^"), "{text}");
 }
+
+/// `threshold replay access.log policy.toml` printed an error for every line of the log.
+#[test]
+fn a_flood_of_findings_ends_with_a_hint() {
+    let log: String =
+        (0..1_000).map(|n| format!("203.0.113.7 - - [10/Oct/2026:13:55:36 +0000] \"GET /{n}\" 200 5\n")).collect();
+    let (log, policy) = (Scratch::new("flood.log", &log), Scratch::new("flood.toml", "[[rule]]\n"));
+    let (log, policy) = (log.0.to_str().unwrap(), policy.0.to_str().unwrap());
+    for args in [&["replay", log, policy][..], &["lint", log]] {
+        let run = threshold(args);
+        let text = format!("{}{}", run.out, run.err);
+        assert_eq!(run.code, 2, "{text}");
+        assert!(text.lines().count() <= 24, "{} lines", text.lines().count());
+        assert!(text.contains(" more; is this a policy file?"), "{text}");
+    }
+    // Many mistakes in a policy are a flood too, but it is one.
+    let rules: String =
+        (0..30).map(|n| format!("[[rule]]\nname = \"r{n}\"\nper = [\"ip\"]\nlimit = \"x\"\n")).collect();
+    let wrong = Scratch::new("wrong.toml", &rules);
+    let run = threshold(&["lint", wrong.0.to_str().unwrap()]);
+    assert!(run.out.lines().count() <= 24 && run.out.contains(" more; correct these first"), "{}", run.out);
+    assert!(run.out.ends_with("30 errors\n"), "{}", run.out);
+    // A few are shown whole.
+    let few = Scratch::new("few.toml", &rules.split_inclusive("\"x\"\n").take(10).collect::<String>());
+    assert_eq!(threshold(&["lint", few.0.to_str().unwrap()]).out.matches("error[bad-limit]").count(), 10);
+}
+
+/// `threshold lint policy.toml | head -1` ended with a panic where the error went into the pipe too.
+#[test]
+fn a_closed_pipe_is_not_an_error() {
+    for args in [&["init", "grove"][..], &["--help"], &["lint", "/nonexistent"], &["nonsense"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_threshold"));
+        let status = command.args(args).stdout(writer.try_clone().unwrap()).stderr(writer).status().unwrap();
+        assert!(matches!(status.code(), Some(0 | 2)), "{args:?}: {status}");
+    }
+}
+
+/// A file of cases with a misspelt list ran nothing, and passed.
+#[test]
+fn a_test_without_cases_fails() {
+    let policy = Scratch::new("cases.toml", "[[rule]]\nname = \"r\"\nper = [\"ip\"]\nlimit = \"5/h\"\n");
+    let cases = Scratch::new("none.json", "{\"about\": \"nothing\", \"cases\": []}");
+    let run = threshold(&["test", policy.0.to_str().unwrap(), cases.0.to_str().unwrap()]);
+    assert!(run.code == 2 && run.err.contains("has no cases"), "{} {}", run.code, run.err);
+}
+
+#[test]
+fn an_unknown_command_is_answered_with_the_known_ones() {
+    for args in [&["nonsense"][..], &["man", "nonsense"]] {
+        let run = threshold(args);
+        assert!(run.code == 2 && run.err.contains("the commands are serve, init, lint,"), "{}", run.err);
+    }
+}

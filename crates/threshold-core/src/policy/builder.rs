@@ -178,7 +178,7 @@ impl PolicyBuilder {
     pub fn build(self) -> Result<Policy, PolicyError> {
         let mut file = self.file;
         let source = file.print();
-        let Review { policy, findings, rule_names } = load::review_file(&file, &source);
+        let Review { policy, findings, rule_names, .. } = load::review_file(&file, &source);
         policy.ok_or_else(|| PolicyError::of_builder(findings, &source, &rule_names))
     }
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::Pattern;
 use super::file::{NamedEntries, PolicyFile};
 use super::lists::{ListEntry, Listed};
-use super::load::Loader;
+use super::load::{Loader, known_or};
 use super::rule::{Match, Measure, Mode, Rule, SubjectRule};
 use super::tiers::Tiers;
 use crate::address::ClientAddress;
@@ -78,7 +78,7 @@ pub(super) fn tiers(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, r
     for (name, table) in &file.tiers.0 {
         for (category, _) in table.0.iter().filter(|(category, _)| !is_category(file, &category.value)) {
             let message = format!("no category is called \"{}\"", category.value);
-            loader.warning("unknown-category", category.span.clone(), message, "add it as [[category]]");
+            loader.warning("unknown-category", category.span.clone(), message, &known_categories(file));
         }
         let all = file.category.iter().map(|own| own.name.value.as_str()).chain([DEFAULT_CATEGORY]);
         let missing: Vec<&str> = all.filter(|own| !table.0.iter().any(|(key, _)| key.value == *own)).collect();
@@ -151,13 +151,14 @@ pub(super) fn unmet(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, r
         for category in matches.category.iter().flat_map(|texts| &texts.items) {
             if !is_category(file, &category.value) {
                 let message = format!("this rule never matches: no category is called \"{}\"", category.value);
-                loader.warning("never-matches", category.span.clone(), message, "add it as [[category]]");
+                loader.warning("never-matches", category.span.clone(), message, &known_categories(file));
             }
         }
         for tier in matches.tier.iter().flat_map(|texts| &texts.items) {
             if !tier.value.contains('*') && !tiers.tiers.contains_key(tier.value.as_str()) {
                 let message = format!("this rule never matches: no tier is called \"{}\"", tier.value);
-                loader.warning("never-matches", tier.span.clone(), message, "add [tiers.NAME]");
+                let help = known_or(file.tiers.0.iter().map(|(name, _)| name), "add [tiers.NAME]");
+                loader.warning("never-matches", tier.span.clone(), message, &help);
             }
         }
         let lists = [&matches.method, &matches.path, &matches.host, &matches.category, &matches.tenant, &matches.tier];
@@ -173,6 +174,13 @@ pub(super) fn unmet(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, r
             loader.warning("never-matches", flag.span.clone(), message, "leave fallback out, or narrow the other rule");
         }
     }
+}
+
+/// Returns the help for an unknown category.
+fn known_categories(file: &PolicyFile) -> String {
+    let own = file.category.iter().map(|own| own.name.value.as_str());
+    let known: Vec<&str> = own.chain([DEFAULT_CATEGORY]).collect();
+    format!("known: {}; or add it as [[category]]", known.join(", "))
 }
 
 fn is_category(file: &PolicyFile, name: &str) -> bool {

@@ -68,7 +68,9 @@ impl<'s> Loader<'s> {
         let mut findings = self.into_findings();
         findings.sort_by_key(|finding| finding.span.start);
         let usable = findings.iter().all(|finding| finding.severity != Severity::Error);
-        Review { policy: policy.filter(|_| usable), findings, rule_names }
+        let jwt = file.and_then(|file| file.identity.jwt.as_ref());
+        let key_span = jwt.and_then(|jwt| jwt.key_file.as_ref().or(jwt.key.as_ref())).map(|key| key.span.clone());
+        Review { policy: policy.filter(|_| usable), findings, rule_names, key_span }
     }
 
     /// Returns the findings, with variables in place of their values: a value may be a secret that landed in the wrong place,
@@ -270,6 +272,11 @@ impl<'s> Loader<'s> {
                 let message = format!("\"{}\" is not a method", text.value.escape_debug());
                 let help = "a method is a word such as POST; write several as a list";
                 self.error("bad-method", text.span.clone(), message, help);
+            } else if text.value.contains('*') {
+                // RFC 9110 allows it, and no request has it: it was meant as a pattern.
+                let message = format!("no request has the method \"{}\"", text.value);
+                let help = "methods have no patterns: leave the key out to match every method";
+                self.error("bad-method", text.span.clone(), message, help);
             }
             methods.push(normalize_method(&text.value).into());
         }
@@ -330,13 +337,7 @@ impl<'s> Loader<'s> {
                 if let Some(tier) = tier
                     && !file.tiers.0.iter().any(|(name, _)| name.value == tier.value)
                 {
-                    let help = format!("add [tiers.{}]", tier.value);
-                    self.error(
-                        "unknown-tier",
-                        tier.span.clone(),
-                        format!("no tier is called \"{}\"", tier.value),
-                        &help,
-                    );
+                    self.unknown_tier(file, tier);
                 }
                 let limits = self.shaped(table.0.iter().filter(|(key, _)| key.value != "tier"), shapes);
                 let tier = tier.map(|text| text.value.as_str().into());
@@ -346,10 +347,15 @@ impl<'s> Loader<'s> {
         if let Some(tier) = &file.identity.default_tier
             && !tiers.tiers.contains_key(tier.value.as_str())
         {
-            let help = format!("add [tiers.{}]", tier.value);
-            self.error("unknown-tier", tier.span.clone(), format!("no tier is called \"{}\"", tier.value), &help);
+            self.unknown_tier(file, tier);
         }
         tiers
+    }
+
+    fn unknown_tier(&mut self, file: &PolicyFile, tier: &Text) {
+        let message = format!("no tier is called \"{}\"", tier.value);
+        let help = known_or(file.tiers.0.iter().map(|(name, _)| name), &format!("add [tiers.{}]", tier.value));
+        self.error("unknown-tier", tier.span.clone(), message, &help);
     }
 
     /// Compiles each limit of a table for every shape in which rules count it.
@@ -367,6 +373,12 @@ impl<'s> Loader<'s> {
         }
         categories
     }
+}
+
+/// Returns the known names, as help for an unknown one, and what else can be done.
+pub(super) fn known_or<'t>(names: impl Iterator<Item = &'t Text>, otherwise: &str) -> String {
+    let names: Vec<&str> = names.map(|name| name.value.as_str()).collect();
+    if names.is_empty() { otherwise.to_owned() } else { format!("known: {}; or {otherwise}", names.join(", ")) }
 }
 
 /// Whether a text is a valid name of a header or of a warning cookie.

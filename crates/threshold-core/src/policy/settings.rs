@@ -234,7 +234,9 @@ impl Policy {
         let mut own = owners.get(name).cloned().unwrap_or_default();
         if let Some(tier) = &setting.tier {
             if !written.tiers.contains_key(tier) {
-                return wrong("tier".to_owned(), format!("no tier is called \"{tier}\""));
+                let known: Vec<&str> = written.tiers.keys().map(AsRef::as_ref).collect();
+                let message = format!("no tier is called \"{tier}\"; known: {}", known.join(", "));
+                return wrong("tier".to_owned(), message);
             }
             own.tier = Some(tier.clone());
         }
@@ -426,7 +428,7 @@ mod tests {
         let mut new = parse(&POLICY.replace("large", "huge").replace("3/h", "4/h"));
         let unfit: Vec<String> =
             new.take_settings_of(&old).into_iter().map(|(_, name, error)| format!("{name} {error}")).collect();
-        assert_eq!(unfit, ["acme tier: no tier is called \"large\""]);
+        assert_eq!(unfit, ["acme tier: no tier is called \"large\"; known: huge, small"]);
         assert_eq!((admitted(&new, Some("acme"), None), admitted(&new, None, Some("u1"))), (2, 40));
         // Changed meanwhile: one is gone, one is new, one is another.
         old.take_back(Owner::User, "u1");

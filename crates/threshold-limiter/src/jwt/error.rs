@@ -65,7 +65,7 @@ pub enum KeyFault {
     )]
     PublicAsSecret,
     /// The key is JSON and not a JWKS.
-    #[error("this is JSON, and no JWKS")]
+    #[error("this is JSON, but no JWKS: it has no list \"keys\"")]
     OtherJson,
     /// The key is neither a public key in PEM nor a JWKS.
     #[error("this is neither a public key in PEM nor a JWKS")]
@@ -103,7 +103,7 @@ pub enum KeyFault {
     #[error("the JWKS holds no key for {0}")]
     NoneInSet(String),
     /// The JWK cannot be decoded.
-    #[error("it is damaged")]
+    #[error("the JWK cannot be decoded")]
     DamagedJwk,
     /// A key of a JWKS cannot be used.
     #[error("{} of the JWKS: {fault}", Named(.kid.as_deref()))]

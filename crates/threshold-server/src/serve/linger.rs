@@ -2,6 +2,8 @@
 //!
 //! Closing a socket with unread data resets the connection (RST). A peer that is still writing then sees a broken connection
 //! instead of the answer, and a proxy turns it into a 502.
+//!
+//! The answers to requests that hyper itself cannot read have no body. They get one in JSON here, as every error of the API has.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -29,7 +31,16 @@ pub(super) struct Lingering<S> {
     stream: S,
     /// Whether the last answer refused a request that may be unread.
     refused: bool,
+    /// The answer that is written in place of one without a body.
+    replaced: Option<Replaced>,
     closing: Closing,
+}
+
+/// An answer in place of another one, and how much of it is written.
+#[derive(Debug)]
+struct Replaced {
+    answer: Vec<u8>,
+    written: usize,
 }
 
 #[derive(Debug)]
@@ -45,15 +56,48 @@ enum Closing {
 
 impl<S> Lingering<S> {
     pub(super) fn new(stream: S) -> Self {
-        Self { stream, refused: false, closing: Closing::NotYet }
+        Self { stream, refused: false, replaced: None, closing: Closing::NotYet }
     }
 
     /// Looks for the status line of an answer in written bytes. hyper writes a head in one call.
     fn note_status(&mut self, written: &[u8]) {
         if written.starts_with(b"HTTP/1.1 ") {
             self.refused = UNREAD.iter().any(|status| written.starts_with(status));
+            if self.refused && self.replaced.is_none() {
+                self.replaced = with_json_body(written).map(|answer| Replaced { answer, written: 0 });
+            }
         }
     }
+}
+
+impl<S: AsyncWrite + Unpin> Lingering<S> {
+    /// Writes the answer in place of another one, if there is one, to its end. Then the other one counts as written.
+    fn poll_replaced(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        let Some(Replaced { answer, written }) = &mut self.replaced else { return Poll::Ready(Ok(false)) };
+        while let Some(rest) = answer.get(*written..).filter(|rest| !rest.is_empty()) {
+            match ready!(Pin::new(&mut self.stream).poll_write(cx, rest))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                more => *written = written.saturating_add(more),
+            }
+        }
+        self.replaced = None;
+        Poll::Ready(Ok(true))
+    }
+}
+
+/// Returns an answer of hyper's own with a body: it has an empty one and no media type, unlike every answer of the doors.
+fn with_json_body(head: &[u8]) -> Option<Vec<u8>> {
+    const EMPTY: &str = "content-length: 0\r\n";
+    let head = std::str::from_utf8(head).ok().filter(|head| head.ends_with("\r\n\r\n"))?;
+    let (before, after) = head.split_once(EMPTY).filter(|_| !head.contains("content-type:"))?;
+    let (error, message) = match head.get(9..12)? {
+        "431" => ("headers_too_large", "the header fields are too many or too large"),
+        "414" => ("uri_too_long", "the URI is too long"),
+        _ => ("bad_request", "the request is not valid HTTP/1.1"),
+    };
+    let body = serde_json::json!({"error": error, "message": message, "field": null}).to_string();
+    let fields = format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
+    Some(format!("{before}{fields}{after}{body}").into_bytes())
 }
 
 impl<S: Socket> Socket for Lingering<S> {
@@ -72,6 +116,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         this.note_status(buf);
+        if ready!(this.poll_replaced(cx))? {
+            return Poll::Ready(Ok(buf.len()));
+        }
         Pin::new(&mut this.stream).poll_write(cx, buf)
     }
 
@@ -83,6 +130,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
         let this = self.get_mut();
         if let Some(first) = bufs.iter().find(|buf| !buf.is_empty()) {
             this.note_status(first);
+            if ready!(this.poll_replaced(cx))? {
+                return Poll::Ready(Ok(first.len()));
+            }
         }
         Pin::new(&mut this.stream).poll_write_vectored(cx, bufs)
     }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::process::{POLICY, Server};
+use super::process::{POLICY, Server, Start};
 
 /// An invalid body, and the field that the error is about. The status is 400 by default.
 #[track_caller]
@@ -215,5 +215,27 @@ fn unknown_paths_methods_and_requests_of_web_pages() {
     ];
     for fields in fine {
         assert_eq!(client.send("POST", "/v1/check", fields, r#"{"ip": "203.0.113.7"}"#).unwrap().status, 200);
+    }
+}
+
+/// A client that parses every error as JSON failed on the empty answers to requests that are not HTTP.
+#[test]
+fn even_a_request_that_is_not_http_is_answered_in_json() {
+    let server = Start::default().server();
+    let long = "x".repeat(20_000);
+    let many: String = (0..200).map(|n| format!("x-{n}: 1\r\n")).collect();
+    let cases = [
+        ("nonsense\r\n\r\n".to_owned(), 400, "bad_request"),
+        ("GET / HTTP/1.1\r\nbad header\r\n\r\n".to_owned(), 400, "bad_request"),
+        ("POST /v1/check HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: -5\r\n\r\n".to_owned(), 400, "bad_request"),
+        (format!("GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx: {long}\r\n\r\n"), 431, "headers_too_large"),
+        (format!("GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n{many}\r\n"), 431, "headers_too_large"),
+    ];
+    for (request, status, error) in cases {
+        let mut client = server.connect();
+        client.write(&request).unwrap();
+        let answer = client.read().unwrap();
+        assert_eq!((answer.status, answer.header("content-type")), (status, Some("application/json")), "{answer:?}");
+        assert_eq!(answer.json()["error"], error, "{answer:?}");
     }
 }

@@ -212,6 +212,8 @@ fn a_key_that_cannot_be_used_is_an_error_at_the_start_and_in_lint() {
         let run = command.arg("lint").arg(file.path()).env("JWT_KEY", key).output().unwrap();
         let told = String::from_utf8_lossy(&run.stdout).into_owned();
         assert_eq!(run.status.code(), Some(lint.0), "{told}");
+        // It points at the setting; errors about keys were once all at the first character of the file.
+        assert!(!told.contains(":1:1: "), "{told}");
         assert!(told.contains(lint.1) && (key.is_empty() || !told.contains(key.trim())), "{told}");
     };
     let bad = (2, "error[bad-key]");

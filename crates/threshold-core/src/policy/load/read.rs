@@ -61,8 +61,21 @@ impl Loader<'_> {
         let message = error.message();
         let is_secret = finding::is_secret(self.source, span.start);
         let Some((name, known)) = unknown_name(message) else {
-            let message = if is_secret { "invalid value" } else { message };
-            return self.error("syntax", span, message.to_owned(), "");
+            if is_secret {
+                return self.error(
+                    "syntax",
+                    span,
+                    "a value of [identity.jwt] has the wrong type",
+                    "its values are strings",
+                );
+            }
+            return match bare_number(message) {
+                Some(number) => {
+                    let help = quoted_number(self.source, span.start, number);
+                    self.error("syntax", span, format!("expected a string, found the number {number}"), &help);
+                }
+                None => self.error("syntax", span, message.to_owned(), ""),
+            };
         };
         let close = known
             .iter()
@@ -111,6 +124,31 @@ impl Loader<'_> {
             DeValue::Table(table) => self.expand_table(table, expander, in_limits, depth.saturating_add(1)),
             _ => {}
         }
+    }
+}
+
+/// Extracts the number from serde's error about a number in place of a string.
+fn bare_number(message: &str) -> Option<&str> {
+    let (number, rest) = message.strip_prefix("invalid type: integer `")?.split_once('`')?;
+    rest.starts_with(", expected a string").then_some(number)
+}
+
+/// Returns what to write in place of a number without quotes: for a limit the unit that is missing.
+fn quoted_number(source: &str, at: usize, number: &str) -> String {
+    let before = source.get(..at).unwrap_or_default();
+    let line = before.rsplit('\n').next().unwrap_or_default();
+    let key =
+        line.trim_end().trim_end_matches('=').trim_end().rsplit([' ', '{', ',', '.', '"']).next().unwrap_or_default();
+    let header = before.lines().rev().map(str::trim_start).find(|line| line.starts_with('[')).unwrap_or_default();
+    let table = header.trim_start_matches('[');
+    let is_limit = matches!(key, "limit" | "account" | "ip")
+        || ["tiers.", "tenants.", "users."].iter().any(|limits| table.starts_with(limits) || line.contains(limits));
+    if is_limit {
+        format!("write how many in which time: {key} = \"{number}/min\"")
+    } else if matches!(key, "block_for" | "ttl" | "decay") {
+        format!("write the unit: {key} = \"{number}s\"")
+    } else {
+        format!("write it in quotes: {key} = \"{number}\"")
     }
 }
 

@@ -198,7 +198,7 @@ fn denied(trusted: &TrustedHeaders, out: &mut String) {
     }
     out.push_str(
         "    if ($threshold_status) { return 429 $threshold_body; }\n    \
-         # Answers of its HTTP server, which have no body.\n    \
+         # Answers to requests that are not valid HTTP, which are not in headers.\n    \
          if ($threshold_answer ~ \"431$\") { return 431 \"The headers of this request are too large.\\n\"; }\n    \
          if ($threshold_answer ~ \"(400|414)$\") { return 400 \"This request cannot be read.\\n\"; }\n    \
          # A 403 that is not from Threshold.\n    return 403;\n}\n",
