@@ -58,7 +58,7 @@ pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Report> {
 pub(crate) fn health(args: &HealthArgs) -> anyhow::Result<Report> {
     let path = if args.ready { "/readyz" } else { "/healthz" };
     let (text, code) = match Api::new(&args.server)?.call("GET", path, None) {
-        Ok(answer) => (answer["status"].as_str().unwrap_or("ok").to_owned(), 0),
+        Ok(answer) => (answer.get("status").and_then(Value::as_str).unwrap_or("ok").to_owned(), 0),
         Err(error) => (format!("{error:#}"), 1),
     };
     Ok(Report { text: format!("{text}\n"), code })

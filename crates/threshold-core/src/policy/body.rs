@@ -166,8 +166,6 @@ mod tests {
 
     /// Values are escaped where JSON needs it: a message with a quote must not end its string. Outside of a string a
     /// placeholder is a whole value.
-    ///
-    /// Seen to fail after: inserting values into JSON unescaped; and treating an escaped quote as the end of a string.
     #[test]
     fn a_filled_json_body_is_json() {
         let check = |template: &str, expect: &str| {

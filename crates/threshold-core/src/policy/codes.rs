@@ -150,7 +150,7 @@ codes! {
         "such requests are not limited", "add a limit, or write `\"unlimited\"`";
     Warning "never-believed" of Policy: "an address or a name that is taken from a header although no peer is trusted",
         "the header is ignored, so the name is always missing, and everyone is counted by the connection's address",
-        "list the proxy under `trusted_proxies`; on Workers, where the platform is trusted, state that in `allow`";
+        "list the proxy under `trusted_proxies`";
     Warning "counts-the-proxy" of Policy: "trusted proxies, rules by address, and a `client_ip` that is the connection's own address",
         "behind a proxy that is the proxy's address, so that all its clients share one budget",
         "write `client_ip = \"x-forwarded-for\"`, or the header in which your proxy passes the client's address";
@@ -187,7 +187,7 @@ codes! {
         "a few clients within their own limits can shut everyone else out",
         "raise it to fifty times the limit of one client, or lower that limit";
     Warning "window-too-short": "an eventually consistent limit over less than a minute",
-        "Workers KV shows a write elsewhere only after about a minute, when the window is over",
+        "an eventually consistent store may show a write elsewhere only after about a minute, when the window is over",
         "use a window of a minute or more, or `consistency = \"strong\"`";
     Warning "lease-too-small": "a leased limit of less than a hundred over more than a minute",
         "a lease is at most 1 % of such a limit, which is less than one request",

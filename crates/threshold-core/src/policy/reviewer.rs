@@ -136,7 +136,7 @@ fn store_windows(loader: &mut Loader<'_>, written: &RuleFile, rule: &Rule) {
     let Some((text, limit)) = written.limit.as_ref().zip(plain_limit(rule)) else { return };
     match rule.consistency {
         Consistency::Eventual if limit.period() < Span::MINUTE => {
-            let message = format!("Workers KV is too slow for a window of {}", limit.period());
+            let message = format!("an eventually consistent store is too slow for a window of {}", limit.period());
             let help = "use a window of a minute or more, or consistency = \"strong\"";
             loader.warning("window-too-short", text.span.clone(), message, help);
         }

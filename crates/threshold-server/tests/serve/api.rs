@@ -422,3 +422,24 @@ fn health_and_the_openapi_document_are_served() {
     assert!(check["requestId"].is_object() && check["ttlSec"].is_null(), "{check}");
     assert!(document["components"]["schemas"]["Reserve"]["properties"]["ttlSec"].is_object());
 }
+
+/// The calls were in two tables and in running text, and a reader missed half of them: one table lists every call of the OpenAPI
+/// document, and `/auth`.
+#[test]
+fn one_table_of_the_page_lists_every_call() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api.md")).unwrap();
+    let (_, table) = page.split_once("| call | token | does | answers |\n").unwrap();
+    let rows: String = table.lines().take_while(|line| line.starts_with('|')).collect();
+    let server = Start::default().server();
+    let document = server.connect().send("GET", "/openapi.json", &[], "").unwrap().json();
+    let mut calls = 0;
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for method in item.as_object().unwrap().keys() {
+            let call = format!("{} {path}", method.to_uppercase());
+            let is_listed = rows.split('`').any(|listed| listed.split('?').next() == Some(call.as_str()));
+            assert!(is_listed, "docs/api.md does not list {call}");
+            calls += 1;
+        }
+    }
+    assert!(calls > 15 && rows.contains("`GET /auth`"), "{calls} calls");
+}
