@@ -357,6 +357,22 @@ impl Limit {
         self.0 == other.0
     }
 
+    fn most_in(&self, window: Span) -> u64 {
+        each_limit!(&self.0, limit => limit.most_in(window), never => 0)
+    }
+
+    fn most_in_clock_window(&self) -> u64 {
+        each_limit!(&self.0, limit => limit.most_in_clock_window(), never => 0)
+    }
+
+    fn counts_clock_windows(&self) -> bool {
+        each_limit!(&self.0, limit => limit.counts_clock_windows(), never => false)
+    }
+
+    fn counted_for(&self) -> Span {
+        each_limit!(&self.0, limit => limit.counted_for(), never => Span::ZERO)
+    }
+
     /// What the algorithm itself says of [`fills_before`](Self::fills_before), of two limits of the same one.
     fn fills_before_own(&self, other: &Self, same_keys: bool) -> Option<bool> {
         each_limit!(&self.0, limit => limit.fills_before(InLimit::of(other)?, same_keys), never => None)

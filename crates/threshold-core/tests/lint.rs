@@ -252,6 +252,60 @@ fn a_limit_behind_a_tighter_one_cannot_bind() {
     check(&(skips + &rule("also", "[\"user\", \"ip\"]", "limit = \"6/min\"")), &[]);
 }
 
+/// `suggest` proposed 110 a minute beside 110 an hour, both in windows of the clock, and lint had nothing to say: each minute lies
+/// within one hour, so the first could never deny.
+#[test]
+fn a_shorter_limit_that_is_no_tighter_cannot_bind() {
+    let two = |one: &str, other: &str, algorithm: &str| {
+        let limit = |limit: &str| format!("limit = \"{limit}\"\n{algorithm}");
+        rule("one", "[\"ip\"]", &limit(one)) + &rule("two", "[\"ip\"]", &limit(other))
+    };
+    let algorithms = ["fixed-window", "sliding-window", "sliding-log", "sliding-estimate", "token-bucket"];
+    for algorithm in algorithms {
+        let double = if algorithm == "token-bucket" { "\nallow = [\"double-burst: x\"]" } else { "" };
+        let text = format!("algorithm = \"{algorithm}\"{double}");
+        for (one, other) in
+            [("110/min", "110/h"), ("110/s", "110/5min"), ("1000/h", "900/day"), ("100/min", "100/2min")]
+        {
+            check(&two(one, other, &text), &["cannot-bind \"one\""]);
+            check(&two(other, one, &text), &["cannot-bind \"two\""]);
+        }
+        check(&two("100/min", "110/h", &text), &[]);
+    }
+    let fixed = "algorithm = \"fixed-window\"";
+    // Nor can a longer one that is at least as wide as all of its parts together.
+    check(&two("10/min", "600/h", fixed), &["cannot-bind \"two\""]);
+    check(&two("10/min", "599/h", fixed), &[]);
+    // Windows of 7 minutes and of an hour do not begin together: 20 fit into 7 minutes around the full hour.
+    check(&two("10/7min", "10/h", fixed), &[]);
+    check(&two("20/7min", "10/h", fixed), &["cannot-bind \"one\""]);
+    // Windows that open with the first request do not lie within each other either.
+    check(&two("110/min", "110/h", "algorithm = \"fixed-window\"\nanchor = \"first\""), &[]);
+    // By default a minute is a bucket and an hour a sliding window, and a burst is what a bucket holds.
+    check(&two("110/min", "110/h", ""), &["cannot-bind \"one\""]);
+    check(&two("110/min burst 50", "110/h", ""), &[]);
+    check(&two("60/min burst 110", "110/h", ""), &["cannot-bind \"one\"", "double-burst \"60/min burst 110\""]);
+    // Different algorithms: an hour's estimate counts each of its minutes, a bucket of an hour refills by one each 33 s.
+    let mixed = |one: &str, other: &str| rule("one", "[\"ip\"]", one) + &rule("two", "[\"ip\"]", other);
+    let minute = "limit = \"110/min\"\nalgorithm = \"fixed-window\"";
+    let estimate = "limit = \"110/h\"\nalgorithm = \"sliding-estimate\"";
+    check(&mixed(minute, estimate), &["cannot-bind \"one\""]);
+    let bucket = "limit = \"110/h burst 100\"\nalgorithm = \"token-bucket\"";
+    check(&mixed(minute, bucket), &["cannot-bind \"one\""]);
+    // A bucket that has just been emptied twice, around the full hour.
+    check(&mixed("limit = \"110/min\"", "limit = \"110/h\"\nalgorithm = \"fixed-window\""), &[]);
+    // Limits by tier: every tier must be behind the other rule.
+    let tiers = |pro: &str| {
+        format!(
+            "[tiers.free]\nrequests = \"110/min\"\n[tiers.pro]\nrequests = \"{pro}\"\n{}{}",
+            rule("tiers", "[\"ip\"]", "limit = \"tier\""),
+            rule("hour", "[\"ip\"]", "limit = \"110/h\"")
+        )
+    };
+    check(&tiers("500/min"), &["cannot-bind \"tiers\""]);
+    check(&tiers("60/min"), &[]);
+}
+
 /// A tier with `uploads = "0/day"` let everything through, and nobody was told.
 #[test]
 fn a_limit_of_zero_is_asked_about() {

@@ -36,10 +36,10 @@ pub(crate) fn run(args: &SuggestArgs) -> anyhow::Result<Report> {
     if endpoints.requests() == 0 {
         bail!("none of the log's {} lines is a request with an address", counts.lines);
     }
-    let targets = endpoints.targets();
+    let (targets, left_out) = endpoints.targets();
     let mut demand = Demand::new(targets.len());
     each_request(args, |request| demand.add(request, &targets))?;
-    let suggestion = Suggestion::new(args.touch, &targets, &demand, endpoints.requests(), &counts);
+    let suggestion = Suggestion::new(args.touch, &targets, &demand, endpoints.requests(), &counts).without(&left_out);
     Ok(Report { text: without_idle_rules(suggestion)?, code: 0 })
 }
 
@@ -51,7 +51,7 @@ fn each_request(args: &SuggestArgs, mut each: impl FnMut(&crate::traffic::Reques
     Ok(feed.finish())
 }
 
-/// Removes the rules that lint finds to have no effect beside the others. Fewer rules never affect more addresses.
+/// Removes the rules that lint finds to have no effect beside the others, and notes them. Fewer rules never affect more addresses.
 fn without_idle_rules(mut suggestion: Suggestion<'_>) -> anyhow::Result<String> {
     loop {
         let text = suggestion.text();
@@ -59,7 +59,7 @@ fn without_idle_rules(mut suggestion: Suggestion<'_>) -> anyhow::Result<String> 
         let Some(finding) = review.findings.first() else { return Ok(text) };
         let before = |(_, span): &&(Box<str>, std::ops::Range<usize>)| span.start <= finding.span.start;
         let name = review.rule_names.iter().rfind(before).map(|(name, _)| name.to_string());
-        let dropped = name.is_some_and(|name| suggestion.drop_rule(&name));
+        let dropped = name.is_some_and(|name| suggestion.drop_rule(&name, &finding.message));
         if !dropped {
             let severity = if finding.severity == Severity::Error { "error" } else { "warning" };
             bail!("the suggested policy has an {severity}: {}", finding.message);

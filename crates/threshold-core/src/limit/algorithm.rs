@@ -70,6 +70,27 @@ pub(crate) trait LimitAlgorithm: Copy + Eq + fmt::Debug {
     /// The most that is admitted in any window of the period.
     fn bound(&self) -> u64;
 
+    /// The most that is admitted in any window of this length.
+    fn most_in(&self, window: Span) -> u64 {
+        self.bound().saturating_mul(periods_in(window, self.period()))
+    }
+
+    /// The most that is admitted in one window of the clock, which begins at a multiple of the period. Less than the
+    /// [`bound`](Self::bound) for algorithms that count in such windows.
+    fn most_in_clock_window(&self) -> u64 {
+        self.bound()
+    }
+
+    /// Whether exactly the charges of the present window of the clock count.
+    fn counts_clock_windows(&self) -> bool {
+        false
+    }
+
+    /// The longest time for which a charge counts against later ones.
+    fn counted_for(&self) -> Span {
+        self.period()
+    }
+
     /// The share of the quota, in percent rounded down, that a client gets who always asks; `None` if that is all of it.
     fn steady_share(&self) -> Option<u64> {
         None
@@ -274,4 +295,9 @@ pub(super) fn write_time(time: Timestamp, before: Timestamp, out: &mut Writer) {
 pub(super) fn read_time(from: &mut Reader<'_>, before: Timestamp) -> Result<Timestamp, BytesError> {
     let micros = before.micros().checked_add(from.number()?);
     micros.map(Timestamp::from_micros).ok_or(BytesError::Malformed("time"))
+}
+
+/// Returns how many periods a window of this length touches at least: rounded up, and never 0.
+pub(super) fn periods_in(window: Span, period: Span) -> u64 {
+    window.micros().div_ceil(period.micros().max(1)).max(1)
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::algorithm::{AlgorithmState, Figures, LimitAlgorithm, LimitOption};
+use super::algorithm::{AlgorithmState, Figures, LimitAlgorithm, LimitOption, periods_in};
 use super::words::{any_period, quantity};
 use super::{LimitError, Look, Mark, Unit, check_figures};
 use crate::balance::Small;
@@ -110,6 +110,19 @@ impl LimitAlgorithm for FixedWindow {
     /// The end of one window and the beginning of the next can both be used up within one period.
     fn bound(&self) -> u64 {
         self.quota.saturating_mul(2)
+    }
+
+    /// One window more than fit: the first and the last may be cut.
+    fn most_in(&self, window: Span) -> u64 {
+        self.quota.saturating_mul(periods_in(window, self.period).saturating_add(1))
+    }
+
+    fn most_in_clock_window(&self) -> u64 {
+        if self.anchor == Anchor::Clock { self.quota } else { self.bound() }
+    }
+
+    fn counts_clock_windows(&self) -> bool {
+        self.anchor == Anchor::Clock
     }
 
     fn fills_before(&self, other: &Self, same_keys: bool) -> Option<bool> {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::algorithm::{AlgorithmState, Figures, LimitAlgorithm};
+use super::algorithm::{AlgorithmState, Figures, LimitAlgorithm, periods_in};
 use super::words::{any_period, quantity};
 use super::{LimitError, Look, Mark, Unit, check_figures};
 use crate::balance::Small;
@@ -142,6 +142,29 @@ impl LimitAlgorithm for SlidingEstimate {
     /// Two windows can be used up next to each other, but for the 1 that the first still weighs.
     fn bound(&self) -> u64 {
         self.quota.saturating_mul(2).saturating_sub(1)
+    }
+
+    /// The count of each window of the clock is part of its estimate. One window more than fit, because the first and the last may
+    /// be cut.
+    fn most_in(&self, window: Span) -> u64 {
+        let periods = periods_in(window, self.period);
+        self.quota.saturating_mul(periods.saturating_add(1)).min(self.bound().saturating_mul(periods))
+    }
+
+    fn most_in_clock_window(&self) -> u64 {
+        self.quota
+    }
+
+    /// Charges of the last window count until the end of the present one.
+    fn counted_for(&self) -> Span {
+        Span::from_micros(self.period.micros().saturating_mul(2))
+    }
+
+    fn fills_before(&self, other: &Self, _same_keys: bool) -> Option<bool> {
+        // A shorter window lies within the longer one, and so does the one before it, or it has the smaller weight.
+        let within = self.period.micros().is_multiple_of(other.period.micros().max(1));
+        let tighter = self.quota < other.quota || (self.quota == other.quota && self.period != other.period);
+        (within && tighter).then_some(true)
     }
 
     fn steady_share(&self) -> Option<u64> {

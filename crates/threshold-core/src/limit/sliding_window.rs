@@ -80,6 +80,11 @@ impl LimitAlgorithm for SlidingWindow {
         self.quota
     }
 
+    /// A sub-window leaves when its end is a period old.
+    fn counted_for(&self) -> Span {
+        Span::from_micros(self.period.micros().saturating_add(self.grain().micros()))
+    }
+
     fn describe(&self, unit: Unit, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (quota, any) = (quantity(self.quota, unit), any_period(self.period));
         write!(f, "at most {quota} in any {any}, counted in steps of {}", self.grain())

@@ -303,6 +303,17 @@ impl LimitAlgorithm for TokenBucket {
         self.burst.saturating_add(self.quota)
     }
 
+    /// A full bucket, and what refills during the window.
+    fn most_in(&self, window: Span) -> u64 {
+        let refilled = u128::from(self.quota).saturating_mul(u128::from(window.micros()));
+        let refilled = refilled.checked_div(u128::from(self.period.micros())).unwrap_or(0);
+        self.burst.saturating_add(u64::try_from(refilled).unwrap_or(u64::MAX))
+    }
+
+    fn counted_for(&self) -> Span {
+        self.refill
+    }
+
     fn fills_before(&self, other: &Self, _same_keys: bool) -> Option<bool> {
         // Cross products of `L / W`: less than 2^114, so exact.
         let product = |quota: u64, period: Span| u128::from(quota).saturating_mul(u128::from(period.micros()));

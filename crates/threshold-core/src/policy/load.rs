@@ -164,7 +164,7 @@ impl<'s> Loader<'s> {
         check::meetings(self, &rules);
         // Warnings about the design of a policy would only distract from its errors.
         if self.findings.iter().all(|finding| finding.severity != Severity::Error) {
-            reviewer::review(self, file, &identity, &rules);
+            reviewer::review(self, file, &identity, &tiers, &rules);
         }
         // A stable sort: within a layer the order of the file is kept.
         rules.sort_by_key(|(rule, _)| rule.layer);

@@ -9,6 +9,7 @@ use super::file::{PolicyFile, RuleFile, Texts};
 use super::finding::Severity;
 use super::load::Loader;
 use super::rule::{Consistency, CostOf, Match, Measure, Measured, Mode, OnMissing, Per, Rule};
+use super::tiers::Tiers;
 use super::{Identity, Pattern, UserScope};
 use crate::limit::Limit;
 use crate::time::Span;
@@ -24,7 +25,7 @@ const ACCOUNT_WORDS: [&str; 5] = ["account", "username", "user", "email", "login
 type Placed = (Rule, Range<usize>);
 
 /// Adds the warnings about a policy that has no errors.
-pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Identity, rules: &[Placed]) {
+pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Identity, tiers: &Tiers, rules: &[Placed]) {
     allowances(loader, file.allow.as_ref(), Place::Policy);
     if file.rule.is_empty() && file.login.is_none() {
         let help = "add a [[rule]]; a server takes such a policy only with --allow-empty";
@@ -49,7 +50,7 @@ pub(super) fn review(loader: &mut Loader<'_>, file: &PolicyFile, identity: &Iden
     }
     for (rule, span) in rules.iter().filter(|(rule, _)| rule.mode == Mode::Enforce) {
         client_chosen(loader, identity, rules, rule, span);
-        cannot_bind(loader, rules, rule, span);
+        cannot_bind(loader, tiers, rules, rule, span);
         shared_below_clients(loader, rules, rule, span);
     }
 }
@@ -81,6 +82,18 @@ fn plain_limit(rule: &Rule) -> Option<&Limit> {
         }
         Measure::Fixed(_) | Measure::Tier(_) | Measure::Unlimited => None,
     }
+}
+
+/// Returns the limits of a rule that counts every matching request as one: one, or those of all tiers. Empty if any of them
+/// counts something else.
+fn plain_limits<'r>(rule: &'r Rule, tiers: &'r Tiers) -> Vec<&'r Limit> {
+    let Measure::Tier(shape) = rule.measure else { return plain_limit(rule).into_iter().collect() };
+    let is_plain = |own: &Measured| own.cost == CostOf::Requests && own.limit.is_over_time();
+    let all: Vec<&Measured> = tiers.measured_of_shape(shape).collect();
+    if rule.count.is_some() || rule.fallback || !all.iter().all(|own| is_plain(own)) {
+        return Vec::new();
+    }
+    all.into_iter().map(|own| &own.limit).collect()
 }
 
 fn is_login(rule: &Rule) -> bool {
@@ -267,17 +280,23 @@ fn covers(wide: &Match, narrow: &Match) -> bool {
         && wide.fact.is_empty()
 }
 
-/// Warns about limits that another rule always reaches first.
-fn cannot_bind(loader: &mut Loader<'_>, rules: &[Placed], rule: &Rule, span: &Range<usize>) {
-    let Some(limit) = plain_limit(rule) else { return };
-    // A rung that warns allows requests beyond the limit, so a rule with a ladder does not always come first.
+/// Warns about limits that another rule always reaches first. A limit by tier has no effect if that is so for every tier.
+fn cannot_bind(loader: &mut Loader<'_>, tiers: &Tiers, rules: &[Placed], rule: &Rule, span: &Range<usize>) {
+    let limits = plain_limits(rule, tiers);
+    if limits.is_empty() {
+        return;
+    }
+    // A rung that warns allows requests beyond the limit, so a rule with a ladder does not always come first. Nor does one by
+    // tier, which has a budget for each category.
     let first = rules.iter().map(|(other, _)| other).find(|other| {
+        let fills_first =
+            |tighter: &Limit| limits.iter().all(|limit| tighter.fills_before(limit, other.per == rule.per));
         other.name != rule.name
             && other.mode == Mode::Enforce
             && other.subject.is_none()
             && holds_whenever(other, rule)
             && covers(&other.matches, &rule.matches)
-            && plain_limit(other).is_some_and(|tighter| tighter.fills_before(limit, other.per == rule.per))
+            && plain_limit(other).is_some_and(fills_first)
     });
     if let Some(other) = first {
         let message = format!("\"{}\" has no effect: \"{}\" is always reached first", rule.name, other.name);

@@ -265,8 +265,13 @@ impl Tiers {
 
     /// Returns every limit of this shape.
     pub(crate) fn all_of_shape(&self, shape: usize) -> impl Iterator<Item = &Limit> {
+        self.measured_of_shape(shape).map(|measured| &measured.limit)
+    }
+
+    /// Returns every limit of this shape, with what it counts.
+    pub(crate) fn measured_of_shape(&self, shape: usize) -> impl Iterator<Item = &Measured> {
         let shaped = self.tables().flat_map(Categories::values);
-        shaped.filter_map(move |shaped| shaped.get(shape)?.as_ref()).map(|measured| &measured.limit)
+        shaped.filter_map(move |shaped| shaped.get(shape)?.as_ref())
     }
 
     /// Whether any limit counts bytes.

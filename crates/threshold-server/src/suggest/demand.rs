@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use siphasher::sip::SipHasher13;
 
-use super::endpoints::{Target, endpoint_of, is_write};
+use super::endpoints::{Endpoint, Target, endpoint_of, is_write};
 use crate::replay::Sample;
 use crate::traffic::Request;
 
@@ -42,9 +42,12 @@ impl Demand {
         for (target, windows) in targets.iter().zip(own) {
             let concerned = match (target, &endpoint) {
                 (Target::Minute | Target::Hour, _) => true,
-                (Target::Writes, Some((method, _))) => is_write(method),
-                (Target::Endpoint { method, pattern }, Some((own, path))) => method == own && pattern == path,
-                (Target::Writes | Target::Endpoint { .. }, None) => false,
+                (Target::Static, own) => matches!(own, Some(Endpoint::Static)),
+                (Target::Writes, Some(Endpoint::Of { method, .. })) => is_write(method),
+                (Target::Endpoint { method, pattern }, Some(Endpoint::Of { method: own, pattern: path })) => {
+                    method == own && pattern == path
+                }
+                (Target::Writes | Target::Endpoint { .. }, None | Some(Endpoint::Static)) => false,
             };
             if concerned {
                 windows.add(second.checked_div(target.window()).unwrap_or(0));

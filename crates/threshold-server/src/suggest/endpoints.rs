@@ -1,4 +1,5 @@
-//! The most frequent endpoints of a log, in a bounded table. Segments that look like an id are replaced by `*`.
+//! The most frequent endpoints of a log, in a bounded table. Segments that look like an id are replaced by `*`, and static files
+//! are one endpoint.
 
 use std::collections::HashMap;
 
@@ -9,14 +10,19 @@ use crate::traffic::Request;
 /// How many endpoints stay when the table is trimmed, at half of its bound.
 const MIN_KEPT: usize = 4_096;
 /// The most endpoints that get a limit of their own.
-const MAX_TARGETS: usize = 8;
+pub(super) const MAX_TARGETS: usize = 8;
 /// An endpoint that only reads gets a limit of its own from one request in this many.
-const READS_FROM: u64 = 50;
+pub(super) const READS_FROM: u64 = 50;
 /// An endpoint that writes gets one from this many requests.
-const WRITES_FROM: u64 = 20;
+pub(super) const WRITES_FROM: u64 = 20;
 /// Longer paths make rules that are hard to read.
 const MAX_SEGMENTS: usize = 8;
 const MAX_PATH: usize = 56;
+
+/// The endings of static files. A page loads many of them at once, and a limit on each would be noise.
+pub(super) const STATIC: [&str; 16] = [
+    "css", "js", "mjs", "map", "png", "jpg", "jpeg", "gif", "svg", "webp", "avif", "ico", "woff", "woff2", "ttf", "txt",
+];
 
 /// The requests that a limit applies to, and its window.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +33,8 @@ pub(super) enum Target {
     Hour,
     /// Requests with a method that writes, in a minute.
     Writes,
+    /// Static files, in a minute.
+    Static,
     /// One endpoint, in a minute.
     Endpoint { method: String, pattern: String },
 }
@@ -36,7 +44,7 @@ impl Target {
     pub(super) const fn window(&self) -> u64 {
         match self {
             Self::Hour => 3_600,
-            Self::Minute | Self::Writes | Self::Endpoint { .. } => 60,
+            Self::Minute | Self::Writes | Self::Static | Self::Endpoint { .. } => 60,
         }
     }
 }
@@ -45,10 +53,27 @@ pub(super) fn is_write(method: &str) -> bool {
     matches!(method, "POST" | "PUT" | "PATCH" | "DELETE")
 }
 
-/// Returns the method and the pattern of a request.
-pub(super) fn endpoint_of(request: &Request<'_>) -> Option<(String, String)> {
+/// The endpoint of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Endpoint {
+    Static,
+    Of { method: String, pattern: String },
+}
+
+/// Returns the endpoint of a request.
+pub(super) fn endpoint_of(request: &Request<'_>) -> Option<Endpoint> {
     let method = normalize_method(request.method?).into_owned();
-    Some((method, pattern_of(request.path?)))
+    let path = request.path?;
+    if is_static(&method, path) {
+        return Some(Endpoint::Static);
+    }
+    Some(Endpoint::Of { method, pattern: pattern_of(path) })
+}
+
+fn is_static(method: &str, path: &str) -> bool {
+    let path = normalize_path(path);
+    let ending = path.rsplit('/').next().and_then(|name| name.rsplit_once('.')).map(|(_, ending)| ending);
+    matches!(method, "GET" | "HEAD") && ending.is_some_and(|ending| STATIC.contains(&ending))
 }
 
 /// Normalises a path, and replaces each segment that looks like an id by `*`.
@@ -68,7 +93,23 @@ fn is_id(segment: &str) -> bool {
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
     requests: u64,
+    statics: u64,
     counts: HashMap<(String, String), u64>,
+    /// Whether rare endpoints were forgotten to make room.
+    trimmed: bool,
+}
+
+/// The endpoints that get no limit of their own.
+#[derive(Debug, Default)]
+pub(super) struct LeftOut {
+    /// Those with too few requests.
+    pub(super) rare: usize,
+    /// Whether there were more of them than are counted.
+    pub(super) more_rare: bool,
+    /// Those whose path is too long, or not plain enough for a policy.
+    pub(super) odd: usize,
+    /// Those beyond the most that are suggested, with their requests.
+    pub(super) beyond: Vec<(String, u64)>,
 }
 
 impl Endpoints {
@@ -77,7 +118,14 @@ impl Endpoints {
             return;
         }
         self.requests = self.requests.saturating_add(1);
-        let Some(endpoint) = endpoint_of(request) else { return };
+        let endpoint = match endpoint_of(request) {
+            None => return,
+            Some(Endpoint::Static) => {
+                self.statics = self.statics.saturating_add(1);
+                return;
+            }
+            Some(Endpoint::Of { method, pattern }) => (method, pattern),
+        };
         if let Some(count) = self.counts.get_mut(&endpoint) {
             *count = count.saturating_add(1);
             return;
@@ -93,24 +141,37 @@ impl Endpoints {
         self.requests
     }
 
-    /// Returns what limits are suggested for: all requests, writes, and the most frequent endpoints.
-    pub(super) fn targets(&self) -> Vec<Target> {
-        let worth = |((method, pattern), count): &(&(String, String), &u64)| {
-            let enough = if is_write(method) {
-                **count >= WRITES_FROM
+    /// Returns what limits are suggested for: all requests, writes, static files and the most frequent endpoints; and what is
+    /// left out.
+    pub(super) fn targets(&self) -> (Vec<Target>, LeftOut) {
+        let mut left_out = LeftOut { more_rare: self.trimmed, ..LeftOut::default() };
+        let mut chosen: Vec<(&(String, String), u64)> = Vec::new();
+        for (endpoint, count) in &self.counts {
+            let (method, pattern) = endpoint;
+            if !self.is_frequent(method, *count) {
+                left_out.rare = left_out.rare.saturating_add(1);
+            } else if !is_readable(pattern) || method.is_empty() {
+                left_out.odd = left_out.odd.saturating_add(1);
             } else {
-                count.saturating_mul(READS_FROM) >= self.requests
-            };
-            enough && is_readable(pattern) && !method.is_empty()
-        };
-        let mut chosen: Vec<(&(String, String), &u64)> = self.counts.iter().filter(worth).collect();
+                chosen.push((endpoint, *count));
+            }
+        }
         // Writes first, because abuse of them costs more; then by number, then by name.
-        chosen.sort_by_key(|(endpoint, count)| (!is_write(&endpoint.0), std::cmp::Reverse(**count), *endpoint));
+        chosen.sort_by_key(|(endpoint, count)| (!is_write(&endpoint.0), std::cmp::Reverse(*count), *endpoint));
+        let beyond = chosen.iter().skip(MAX_TARGETS);
+        left_out.beyond = beyond.map(|((method, pattern), count)| (format!("{method}:{pattern}"), *count)).collect();
         let own = chosen
             .into_iter()
             .take(MAX_TARGETS)
             .map(|((method, pattern), _)| Target::Endpoint { method: method.clone(), pattern: pattern.clone() });
-        [Target::Minute, Target::Hour, Target::Writes].into_iter().chain(own).collect()
+        let statics = self.is_frequent("GET", self.statics).then_some(Target::Static);
+        let targets = [Target::Minute, Target::Hour, Target::Writes].into_iter().chain(statics).chain(own).collect();
+        (targets, left_out)
+    }
+
+    /// Whether an endpoint has enough requests for a limit of its own.
+    fn is_frequent(&self, method: &str, count: u64) -> bool {
+        if is_write(method) { count >= WRITES_FROM } else { count.saturating_mul(READS_FROM) >= self.requests }
     }
 
     #[cold]
@@ -119,6 +180,7 @@ impl Endpoints {
         counts.sort_unstable_by(|one, other| other.cmp(one));
         let floor = counts.get(MIN_KEPT).copied().unwrap_or(0);
         self.counts.retain(|_, count| *count > floor);
+        self.trimmed = true;
     }
 }
 
@@ -149,6 +211,18 @@ mod tests {
     }
 
     #[test]
+    fn files_that_a_page_loads_are_static() {
+        let check = |method: &str, path: &str, expect: bool| assert_eq!(is_static(method, path), expect, "{path}");
+        check("GET", "/a/Style.CSS?v=2", true);
+        check("HEAD", "/favicon.ico", true);
+        check("GET", "/img/3f2504e0-4f89-11d3-9a0c-0305e82c3301.png", true);
+        check("POST", "/upload.png", false);
+        check("GET", "/css", false);
+        check("GET", "/x.css/edit", false);
+        check("GET", "/report.csv", false);
+    }
+
+    #[test]
     fn only_short_and_plain_paths_make_a_rule() {
         for bad in ["/a\"b", "/$HOME", "/a b", "/{x}", "/%2f", "a", "/é"] {
             assert!(!is_readable(bad), "{bad}");
@@ -166,6 +240,7 @@ mod tests {
             assert!(endpoints.counts.len() <= MIN_KEPT * 2);
         }
         let often = Target::Endpoint { method: "GET".to_owned(), pattern: "/often".to_owned() };
-        assert!(endpoints.targets().contains(&often));
+        let (targets, left_out) = endpoints.targets();
+        assert!(targets.contains(&often) && left_out.more_rare && left_out.rare > 0);
     }
 }

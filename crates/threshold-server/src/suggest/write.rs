@@ -3,12 +3,14 @@
 use std::fmt::Write as _;
 
 use super::demand::Demand;
-use super::endpoints::Target;
+use super::endpoints::{LeftOut, MAX_TARGETS, READS_FROM, STATIC, Target, WRITES_FROM};
 use crate::replay::{grouped, quantile, share};
 use crate::traffic::LineCounts;
 
 /// The smallest limit: a lower one would stop people who reload a page a few times.
 const MIN_LIMIT: u64 = 5;
+/// How many of the endpoints beyond the most are named.
+const MAX_NAMED: usize = 10;
 /// Words in the paths of logins.
 const LOGIN_WORDS: [&str; 6] = ["login", "signin", "sign-in", "password", "auth", "otp"];
 
@@ -27,6 +29,8 @@ pub(super) struct Suggestion<'t> {
     share: f64,
     requests: u64,
     unreadable: u64,
+    /// Sentences about what has no rule.
+    left_out: Vec<String>,
 }
 
 impl<'t> Suggestion<'t> {
@@ -47,14 +51,41 @@ impl<'t> Suggestion<'t> {
             let most = rounded_up(busiest.get(at).copied().unwrap_or(0).max(MIN_LIMIT));
             Limit { target, index, most, busiest }
         });
-        Self { limits: limits.collect(), demand, share, requests, unreadable: counts.unreadable }
+        Self { limits: limits.collect(), demand, share, requests, unreadable: counts.unreadable, left_out: Vec::new() }
     }
 
-    /// Removes a rule, and returns whether it was there.
-    pub(super) fn drop_rule(&mut self, name: &str) -> bool {
-        let before = self.limits.len();
-        self.limits.retain(|limit| name_of(limit.target) != name);
-        self.limits.len() < before
+    /// Notes the endpoints that have no limit of their own.
+    pub(super) fn without(mut self, left_out: &LeftOut) -> Self {
+        if left_out.rare > 0 {
+            let least = if left_out.more_rare { "at least " } else { "" };
+            self.left_out.push(format!(
+                "{least}{} endpoints with few requests: less than 1 in {READS_FROM} of all that read, or {WRITES_FROM} that write",
+                grouped(u64::try_from(left_out.rare).unwrap_or(u64::MAX))
+            ));
+        }
+        if left_out.odd > 0 {
+            self.left_out.push(format!("{} endpoints whose path is too long or too odd for a rule", left_out.odd));
+        }
+        for (name, requests) in left_out.beyond.iter().take(MAX_NAMED) {
+            self.left_out.push(format!(
+                "{name}, with {} requests: {MAX_TARGETS} others have more, or write",
+                grouped(*requests)
+            ));
+        }
+        if let Some(more) = left_out.beyond.len().checked_sub(MAX_NAMED).filter(|more| *more > 0) {
+            self.left_out.push(format!("{more} more endpoints"));
+        }
+        self
+    }
+
+    /// Removes a rule, notes why, and returns whether it was there.
+    pub(super) fn drop_rule(&mut self, name: &str, why: &str) -> bool {
+        let is_it = |limit: &Limit<'_>| name_of(limit.target) == name;
+        let Some(limit) = self.limits.iter().find(|limit| is_it(limit)) else { return false };
+        let why = why.strip_prefix(&format!("\"{name}\" has no effect: ")).unwrap_or(why);
+        self.left_out.insert(0, format!("{name}, {}: {why}", limit.notation()));
+        self.limits.retain(|limit| !is_it(limit));
+        true
     }
 
     pub(super) fn text(&self) -> String {
@@ -93,11 +124,22 @@ impl<'t> Suggestion<'t> {
         for limit in &self.limits {
             limit.write(demand, &mut out);
         }
+        if !self.left_out.is_empty() {
+            out.push_str("\n# Left out:\n");
+        }
+        for what in &self.left_out {
+            let _ = writeln!(out, "# - {what}");
+        }
         out
     }
 }
 
 impl Limit<'_> {
+    fn notation(&self) -> String {
+        let unit = if self.target.window() == 60 { "min" } else { "h" };
+        format!("{}/{unit}", self.most)
+    }
+
     fn write(&self, demand: &Demand, out: &mut String) {
         let window = if self.target.window() == 60 { "minute" } else { "hour" };
         let figures = |percent| quantile(&self.busiest, percent).map(grouped).unwrap_or_default();
@@ -111,18 +153,22 @@ impl Limit<'_> {
         let touched = demand.touched(&[(self.index, self.most)]);
         let _ = writeln!(out, "# This limit touches {} of {}.", grouped(touched), grouped(demand.addresses()));
         let _ = writeln!(out, "[[rule]]\nname      = \"{}\"", name_of(self.target));
-        let layer = if matches!(self.target, Target::Endpoint { .. }) { "endpoint" } else { "edge" };
+        let is_endpoint = matches!(self.target, Target::Static | Target::Endpoint { .. });
+        let layer = if is_endpoint { "endpoint" } else { "edge" };
         let _ = writeln!(out, "layer     = \"{layer}\"");
         match self.target {
             Target::Minute | Target::Hour => {}
             Target::Writes => out.push_str("match     = { category = \"writes\" }\n"),
+            Target::Static => {
+                let paths = STATIC.map(|ending| format!("\"**.{ending}\"")).join(", ");
+                let _ = writeln!(out, "match     = {{ method = [\"GET\", \"HEAD\"], path = [{paths}] }}");
+            }
             Target::Endpoint { method, pattern } => {
                 let _ = writeln!(out, "match     = {{ method = \"{method}\", path = \"{pattern}\" }}");
             }
         }
-        let unit = if self.target.window() == 60 { "min" } else { "h" };
-        let _ =
-            writeln!(out, "per       = [\"ip\"]\nlimit     = \"{}/{unit}\"\nalgorithm = \"fixed-window\"", self.most);
+        let limit = self.notation();
+        let _ = writeln!(out, "per       = [\"ip\"]\nlimit     = \"{limit}\"\nalgorithm = \"fixed-window\"");
         if let Target::Endpoint { pattern, .. } = self.target
             && LOGIN_WORDS.iter().any(|word| pattern.contains(word))
         {
@@ -136,6 +182,7 @@ fn name_of(target: &Target) -> String {
         Target::Minute => "address".to_owned(),
         Target::Hour => "address-hour".to_owned(),
         Target::Writes => "writes".to_owned(),
+        Target::Static => "static-files".to_owned(),
         Target::Endpoint { method, pattern } => format!("{method}:{pattern}"),
     }
 }
