@@ -335,6 +335,7 @@ pub fn refusal_body(refusal: Refusal<'_>, policy: &Policy, trace: TraceId, form:
                 413 => "Content too large",
                 414 => "URI too long",
                 429 => QUOTA_EXCEEDED.1,
+                500 => "Internal server error",
                 503 => "Temporarily unavailable",
                 _ => "Bad request",
             };

@@ -12,11 +12,11 @@ use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::extract::{ConnectInfo, Request};
+use axum::extract::Request;
 use axum::http::{StatusCode, header::AUTHORIZATION};
 use axum::{Extension, Router, middleware::map_request, routing::get};
+use threshold_limiter::Limiter;
 use threshold_limiter::tower::{Identified, ThresholdLayer};
-use threshold_limiter::{Limiter, Policy};
 
 const POLICY: &str = r#"
     [[rule]]
@@ -62,13 +62,11 @@ async fn notes(account: Option<Extension<Account>>) -> Result<String, StatusCode
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let layer = ThresholdLayer::new(Arc::new(Limiter::new(Policy::parse(POLICY, &|_| None)?)))?
-        .peer(|parts| parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0))
-        .identify(|parts| {
-            let account = parts.extensions.get::<Account>();
-            let name = |of: fn(&Account) -> &'static str| account.map(|account| of(account).to_owned());
-            Identified { tenant: name(|own| own.tenant), user: name(|own| own.user), ..Identified::default() }
-        });
+    let layer = ThresholdLayer::new(Arc::new(Limiter::new(POLICY.parse()?)))?.identify(|parts| {
+        let account = parts.extensions.get::<Account>();
+        let name = |of: fn(&Account) -> &'static str| account.map(|account| of(account).to_owned());
+        Identified { tenant: name(|own| own.tenant), user: name(|own| own.user), ..Identified::default() }
+    });
     // The last layer is the outermost: a request is authenticated, then counted, then answered.
     let app = Router::new().route("/notes", get(notes)).layer(layer).layer(map_request(authenticate));
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:3000".to_owned());

@@ -14,7 +14,7 @@ use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::extract::{ConnectInfo, Request};
+use axum::extract::Request;
 use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
@@ -52,8 +52,7 @@ async fn storm() -> &'static str {
 async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::DEBUG).init();
     let policy = Policy::parse(POLICY, &|name| std::env::var(name).ok())?;
-    let limit = ThresholdLayer::new(Arc::new(Limiter::new(policy)))?
-        .peer(|parts| parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0));
+    let limit = ThresholdLayer::new(Arc::new(Limiter::new(policy)))?;
     let cors = CorsLayer::new()
         .allow_origin(tower_http::cors::Any)
         .allow_methods([Method::GET])

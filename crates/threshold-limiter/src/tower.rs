@@ -3,14 +3,13 @@
 //! ```no_run
 //! use std::{net::SocketAddr, sync::Arc};
 //!
-//! use axum::{Router, extract::ConnectInfo, routing::get};
+//! use axum::{Router, routing::get};
 //! use threshold_limiter::{Limiter, Policy, tower::ThresholdLayer};
 //!
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let policy = Policy::parse(&std::fs::read_to_string("policy.toml")?, &|name| std::env::var(name).ok())?;
-//!     let layer = ThresholdLayer::new(Arc::new(Limiter::new(policy)))?
-//!         .peer(|parts| parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0));
+//!     let layer = ThresholdLayer::new(Arc::new(Limiter::new(policy)))?;
 //!     let app = Router::new().route("/", get(|| async { "hello" })).layer(layer);
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
 //!     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
@@ -46,7 +45,7 @@
 //! - **A denied request** does not reach the service. The response is a 429, or the rule's `status`, as JSON, as
 //!   `application/problem+json`, or in gRPC as `RESOURCE_EXHAUSTED`.
 //! - **A request that cannot be decided** is refused: a cost in bytes that never fits with 413, another one with 400; a request
-//!   without any identity, not even an address, with 429; one that matches more rules than a plan holds with 503, since a
+//!   without any identity, not even an address, with 429, or with 500 where the layer was given no source of addresses; one that matches more rules than a plan holds with 503, since a
 //!   limiter that cannot count must not let requests through.
 //! - **Bytes** are charged when the request comes if the length is known, and otherwise when they have streamed.
 //! - **Concurrency** is held until the body of the response ends or is dropped.

@@ -4,12 +4,14 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should say so loudly, on the line where it stops")]
 
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 
 use axum::extract::Request;
 use axum::middleware::map_request;
 use axum::{Router, routing::get};
-use threshold_limiter::Limit;
+use threshold_limiter::threshold_core::policy::Rule;
 use threshold_limiter::tower::{PeerAddr, ThresholdLayer};
+use threshold_limiter::{Layer, Limit, Limiter, Policy};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket};
 
@@ -71,6 +73,69 @@ async fn an_inserted_peer_address_goes_before_axums() {
     let server = serve(app(ThresholdLayer::per_ip("1/min").unwrap()).layer(map_request(insert))).await;
     assert_eq!(status(server, "127.0.0.1").await, "200");
     assert_eq!(status(server, "127.0.0.2").await, "429");
+}
+
+/// Collects log lines.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Serves an app without `ConnectInfo`, as `axum::serve(listener, app)` does.
+async fn serve_without_addresses(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    address
+}
+
+/// A developer wrote `axum::serve(listener, app)` and forgot `ConnectInfo`. Every request was a 429 from the first on, and
+/// nothing in a log said why.
+#[tokio::test]
+async fn a_layer_without_any_source_of_addresses_says_what_to_add() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _logging = tracing::subscriber::set_default(subscriber);
+    let server = serve_without_addresses(app(ThresholdLayer::per_ip("2/min").unwrap())).await;
+    for _ in 0..3 {
+        let response = ask(server, "127.0.0.1").await;
+        assert!(response.starts_with("HTTP/1.1 500"), "{response}");
+        assert!(response.contains("\"error\":\"no_client_address\""), "{response}");
+        for add in ["into_make_service_with_connect_info::<SocketAddr>()", "PeerAddr", "ThresholdLayer::peer"] {
+            assert!(response.contains(add), "{add}: {response}");
+        }
+    }
+    let log = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(log.matches(" ERROR ").count(), 1, "{log}");
+    assert!(log.contains("no client address") && log.contains("ThresholdLayer::peer"), "{log}");
+}
+
+/// A program that was asked for the address and has none, as behind a Unix socket, is not misconfigured: what cannot be
+/// counted is denied.
+#[tokio::test]
+async fn a_request_whose_address_the_application_does_not_know_is_denied() {
+    let layer = ThresholdLayer::per_ip("2/min").unwrap().peer(|_| None);
+    assert_eq!(status(serve_without_addresses(app(layer)).await, "127.0.0.1").await, "429");
+}
+
+/// A rule that counts by something else needs no address.
+#[tokio::test]
+async fn a_policy_without_addresses_needs_no_source_of_them() {
+    let policy = Policy::builder().rule(Rule::builder("all").layer(Layer::Global).per([]).limit("1/min"));
+    let layer = ThresholdLayer::new(Arc::new(Limiter::new(policy.build().unwrap()))).unwrap();
+    let server = serve_without_addresses(app(layer)).await;
+    assert_eq!(status(server, "127.0.0.1").await, "200");
+    assert_eq!(status(server, "127.0.0.1").await, "429");
 }
 
 /// The error names the rule and says what is wrong with the text.

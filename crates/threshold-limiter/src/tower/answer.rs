@@ -16,6 +16,7 @@ const TRACE_ID: HeaderName = HeaderName::from_static("x-trace-id");
 /// The gRPC status codes of refusals.
 const INVALID_ARGUMENT: u8 = 3;
 const RESOURCE_EXHAUSTED: u8 = 8;
+const INTERNAL: u8 = 13;
 const UNAVAILABLE: u8 = 14;
 
 /// The format of a refusal.
@@ -100,6 +101,14 @@ pub(super) fn denial(decision: &Decision, policy: &Policy, facts: &Facts<'_>, fo
     response
 }
 
+/// What to add to a program whose layer never learns a client's address.
+#[cfg(feature = "axum")]
+pub(super) const NO_ADDRESS: &str = "the rate limiter has no client address: serve the app with \
+    into_make_service_with_connect_info::<SocketAddr>(), insert the request extension PeerAddr, or call ThresholdLayer::peer";
+#[cfg(not(feature = "axum"))]
+pub(super) const NO_ADDRESS: &str = "the rate limiter has no client address: call ThresholdLayer::peer, insert the request \
+    extension PeerAddr, or enable the feature axum of threshold-limiter, which reads ConnectInfo<SocketAddr>";
+
 /// A refusal without a decision, and its gRPC status.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Undecided<'r> {
@@ -134,6 +143,12 @@ impl<'r> Undecided<'r> {
     /// The refusal while the policy in force cannot be served.
     pub(super) const fn unavailable() -> Self {
         Self::new(503, UNAVAILABLE, "unavailable", "Temporarily unavailable")
+    }
+
+    /// The refusal by a layer that needs a client's address and has no source of addresses. It tells the developer, who sees it
+    /// with the first request.
+    pub(super) const fn no_address() -> Self {
+        Self::new(500, INTERNAL, "no_client_address", NO_ADDRESS)
     }
 
     /// The refusal of an ambiguous request.

@@ -1,6 +1,6 @@
 //! The decision on one request: it is allowed, delayed, or refused.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::body::Count;
 use super::layer::Door;
 use super::pending_charges::{Admitted, Answers, Boxed, PendingCharges, Undecided};
 use super::pool::Permit;
-use super::request_facts::{Lines, PolicyView, RequestFacts, address};
+use super::request_facts::{Lines, Peer, PolicyView, RequestFacts, address};
 use crate::random_id;
 use crate::store::Durability;
 
@@ -95,7 +95,7 @@ fn refused(
 }
 
 /// Decides on a request from `peer`.
-pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAddr>, size: &SizeHint) -> Gate {
+pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Peer, size: &SizeHint) -> Gate {
     // There is no service behind a layer that only decides, and so no second layer.
     if door.answers == Answers::Seen && !first_time(door, parts) {
         return Gate::DecidedBefore;
@@ -103,15 +103,14 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Option<SocketAdd
     let view = door.view();
     let form = Form::of(&parts.headers);
     if view.policy.lacks_token_verifier() {
-        let ip = peer.map(|peer| address(parts, &view, peer));
-        let reason = (ip, super::layer::NO_VERIFIER);
+        let reason = (address(parts, &view, peer), super::layer::NO_VERIFIER);
         return Gate::Decided(refused(door, &view, reason, answer::Undecided::unavailable(), form));
     }
     let claims = |lines: &Lines<'_>| door.tokens.claims(&view.policy, lines);
     let request_facts = match RequestFacts::new(parts, size, &view, peer, door.identify(parts), claims) {
         Ok(request_facts) => request_facts,
         Err(bad) => {
-            let ip = peer.map(|peer| address(parts, &view, peer));
+            let ip = address(parts, &view, peer);
             let undecided = answer::Undecided::bad_request(bad);
             return Gate::Decided(refused(door, &view, (ip, bad.message), undecided, form));
         }
@@ -160,7 +159,14 @@ fn decided(
         Ok(admitted) => admitted,
         Err(error) => {
             let reason = error.to_string();
-            let undecided = answer::Undecided::impossible(&error, &reason);
+            // Without any source of addresses no request ever has one: a mistake of the program, not of its clients.
+            let is_misconfigured = matches!(error, PlanError::Missing { .. }) && !request_facts.has_address_source();
+            let undecided = if is_misconfigured {
+                door.report_no_address();
+                answer::Undecided::no_address()
+            } else {
+                answer::Undecided::impossible(&error, &reason)
+            };
             return refused(door, &view, (request_facts.ip(), &reason), undecided, form);
         }
     };

@@ -3,16 +3,18 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use http::request::Parts;
 use threshold_core::policy::{Claims, LimitText, Per, Policy, PolicyError, Rule};
 use tower_layer::Layer;
 
+use super::answer::NO_ADDRESS;
 use super::background::Background;
 use super::pending_charges::{Answers, AnyLimiter};
 use super::pool::Pool;
-use super::request_facts::{Identified, Lines, PeerAddr, PolicyView};
+use super::request_facts::{Identified, Lines, Peer, PeerAddr, PolicyView};
 use super::service::ThresholdService;
 use crate::clock::Clock;
 use crate::limiter::Limiter;
@@ -75,7 +77,8 @@ impl ThresholdLayer {
             tokens: Arc::<Limiter<S, C>>::clone(&limiter),
             limiter,
             view: Arc::new(ArcSwap::from_pointee(view)),
-            peer: Arc::new(recorded_peer),
+            peer: None,
+            reported_no_address: Arc::default(),
             identify: None,
             pool: Pool::new(MAX_DELAYED),
             background: Background::new(),
@@ -86,11 +89,15 @@ impl ThresholdLayer {
 
     /// Finds the peer's address with this function. It must not take the address from what the client sent.
     ///
+    /// Without it the address is that of [`PeerAddr`] or, with the feature `axum`, of axum's `ConnectInfo<SocketAddr>`. If a
+    /// request has neither and a rule needs an address, the answer is a 500 that says what to add, and the first one is
+    /// logged with `tracing`. A function that returns `None` is an answer: the request is denied with 429.
+    ///
     /// Behind tonic's own server, for instance:
     /// `|parts| parts.extensions.get::<TcpConnectInfo>().and_then(|info| info.remote_addr())`.
     #[must_use]
     pub fn peer(mut self, peer: impl Fn(&Parts) -> Option<SocketAddr> + Send + Sync + 'static) -> Self {
-        Arc::make_mut(&mut self.door).peer = Arc::new(peer);
+        Arc::make_mut(&mut self.door).peer = Some(Arc::new(peer));
         self
     }
 
@@ -129,12 +136,12 @@ impl<S> Layer<S> for ThresholdLayer {
 
 /// Returns the peer's address that the server has recorded in the request's extensions. [`PeerAddr`] comes first, because a
 /// program that inserts it knows better than the framework, for instance behind the PROXY protocol.
-fn recorded_peer(parts: &Parts) -> Option<SocketAddr> {
+fn recorded_peer(parts: &Parts) -> Peer {
     let recorded = parts.extensions.get::<PeerAddr>().map(|peer| peer.0);
     #[cfg(feature = "axum")]
     let recorded =
         recorded.or_else(|| parts.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>().map(|info| info.0));
-    recorded
+    recorded.map_or(Peer::NoSource, Peer::Known)
 }
 
 /// The reason why no request is served.
@@ -156,7 +163,7 @@ impl<S: Store, C: Clock> Tokens for Limiter<S, C> {
     }
 }
 
-type Peer = Arc<dyn Fn(&Parts) -> Option<SocketAddr> + Send + Sync>;
+type FindPeer = Arc<dyn Fn(&Parts) -> Option<SocketAddr> + Send + Sync>;
 type Identify = Arc<dyn Fn(&Parts) -> Identified + Send + Sync>;
 
 /// The state that all services of a layer share.
@@ -165,7 +172,10 @@ pub(super) struct Door {
     pub(super) limiter: Arc<dyn AnyLimiter>,
     pub(super) tokens: Arc<dyn Tokens>,
     view: Arc<ArcSwap<PolicyView>>,
-    peer: Peer,
+    /// The application's function; `None` for [`recorded_peer`].
+    peer: Option<FindPeer>,
+    /// Whether the log has the line about a missing address: it would be the same for every request.
+    reported_no_address: Arc<AtomicBool>,
     identify: Option<Identify>,
     pub(super) pool: Arc<Pool>,
     pub(super) background: Background,
@@ -185,8 +195,19 @@ impl Door {
         view
     }
 
-    pub(super) fn peer(&self, parts: &Parts) -> Option<SocketAddr> {
-        (self.peer)(parts)
+    pub(super) fn peer(&self, parts: &Parts) -> Peer {
+        match &self.peer {
+            Some(find) => Peer::asked(find(parts)),
+            None => recorded_peer(parts),
+        }
+    }
+
+    /// Logs, once for each layer, that requests are answered with 500 because the layer has no source of addresses.
+    #[cold]
+    pub(super) fn report_no_address(&self) {
+        if !self.reported_no_address.swap(true, Ordering::Relaxed) {
+            tracing::error!(status = 500, add = NO_ADDRESS, "no client address");
+        }
     }
 
     pub(super) fn identify(&self, parts: &Parts) -> Identified {

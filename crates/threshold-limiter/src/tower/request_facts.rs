@@ -17,6 +17,31 @@ use threshold_core::{Facts, Policy, TraceId};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerAddr(pub SocketAddr);
 
+/// The address that a request came from, as far as the layer can know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Peer {
+    /// The address of the connection.
+    Known(SocketAddr),
+    /// The application was asked, and knows no address for this request: a Unix socket has none.
+    Unknown,
+    /// Nothing names addresses to the layer: no closure, no [`PeerAddr`], no `ConnectInfo`.
+    NoSource,
+}
+
+impl Peer {
+    /// Makes a peer from the answer of an application that was asked.
+    pub(super) fn asked(address: Option<SocketAddr>) -> Self {
+        address.map_or(Self::Unknown, Self::Known)
+    }
+
+    pub(super) fn address(self) -> Option<SocketAddr> {
+        match self {
+            Self::Known(address) => Some(address),
+            Self::Unknown | Self::NoSource => None,
+        }
+    }
+}
+
 /// The identity of a request, as far as the application knows it. What is `None` is found as the policy says; an empty name
 /// identifies nobody.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -61,6 +86,7 @@ impl PolicyView {
 #[derive(Debug, Clone)]
 pub(super) struct RequestFacts<'r> {
     ip: Option<IpAddr>,
+    has_address_source: bool,
     method: Cow<'r, Method>,
     uri: Cow<'r, Uri>,
     /// The route that the application's router has matched, if known.
@@ -78,7 +104,7 @@ impl<'r> RequestFacts<'r> {
         parts: &'r Parts,
         size: &SizeHint,
         view: &PolicyView,
-        peer: Option<SocketAddr>,
+        peer: Peer,
         who: Identified,
         claims: impl FnOnce(&Lines<'_>) -> Option<Claims>,
     ) -> Result<Self, BadRequest> {
@@ -89,7 +115,8 @@ impl<'r> RequestFacts<'r> {
         let counted = |name| parts.headers.get_all(name).iter().take(2).map(move |line| (name, line));
         let known = || size.exact().or_else(|| content_length(&parts.headers));
         let mut request_facts = Self {
-            ip: peer.map(|peer| address(parts, view, peer)),
+            ip: address(parts, view, peer),
+            has_address_source: peer != Peer::NoSource,
             method: Cow::Borrowed(&parts.method),
             uri: Cow::Borrowed(&parts.uri),
             route: route(parts).map(Cow::Borrowed),
@@ -115,7 +142,7 @@ impl<'r> RequestFacts<'r> {
         };
         let claims = if sources.iter().any(asks_claims) { claims(&lines) } else { None };
         let seen = Seen {
-            trusted: peer.is_some_and(|peer| identity.address.trusts(peer.ip())),
+            trusted: peer.address().is_some_and(|peer| identity.address.trusts(peer.ip())),
             headers: Some(&lines),
             host: request_facts.host(),
             path: Some(request_facts.uri.path()),
@@ -137,11 +164,17 @@ impl<'r> RequestFacts<'r> {
         self.ip
     }
 
+    /// Returns whether the layer was given anything that could name the client's address.
+    pub(super) fn has_address_source(&self) -> bool {
+        self.has_address_source
+    }
+
     /// Returns owned facts, which outlive the request.
     pub(super) fn into_owned(self) -> RequestFacts<'static> {
         let owned = |(name, value): (HeaderName, Cow<'_, HeaderValue>)| (name, Cow::Owned(value.into_owned()));
         RequestFacts {
             ip: self.ip,
+            has_address_source: self.has_address_source,
             method: Cow::Owned(self.method.into_owned()),
             uri: Cow::Owned(self.uri.into_owned()),
             route: self.route.map(|route| Cow::Owned(route.into_owned())),
@@ -217,8 +250,9 @@ fn found(source: &IdentitySource, seen: &Seen<'_, Lines<'_>>, path: &str) -> Res
 }
 
 /// Returns the client's address for a request from `peer`.
-pub(super) fn address(parts: &Parts, view: &PolicyView, peer: SocketAddr) -> IpAddr {
-    view.policy.identity().address.resolve(peer.ip(), &Lines(&parts.headers))
+pub(super) fn address(parts: &Parts, view: &PolicyView, peer: Peer) -> Option<IpAddr> {
+    let peer = peer.address()?;
+    Some(view.policy.identity().address.resolve(peer.ip(), &Lines(&parts.headers)))
 }
 
 /// Returns the route that axum's router has matched.

@@ -14,6 +14,7 @@ use super::body::{RequestBody, ResponseBody};
 use super::future::{Arrived, ResponseFuture};
 use super::gate::{self, Admission, Gate};
 use super::layer::Door;
+use super::request_facts::Peer;
 
 /// A service behind a limiter; made by a [`ThresholdLayer`](super::ThresholdLayer).
 #[derive(Debug, Clone)]
@@ -39,15 +40,10 @@ impl<S> ThresholdService<S> {
         ReqBody: Body,
     {
         let (parts, body) = request.into_parts();
-        self.decided(peer, parts, body)
+        self.decided(Peer::asked(peer), parts, body)
     }
 
-    fn decided<ReqBody>(
-        &mut self,
-        peer: Option<SocketAddr>,
-        mut parts: Parts,
-        body: ReqBody,
-    ) -> ResponseFuture<S, ReqBody>
+    fn decided<ReqBody>(&mut self, peer: Peer, mut parts: Parts, body: ReqBody) -> ResponseFuture<S, ReqBody>
     where
         S: Service<Request<RequestBody<ReqBody>>> + Clone,
         ReqBody: Body,
