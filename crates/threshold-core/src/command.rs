@@ -18,13 +18,15 @@ use crate::control::{ControlChange, ControlPage, MAX_CHANGES_READ};
 use crate::key::{Digest, TraceId};
 use crate::ladder::Standing;
 use crate::limit::Limit;
-use crate::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt, Wider};
+use crate::lockout::{
+    Account, Attempt, AttemptKeys, AttemptOutcome, Login, ResultOutcome, StandInKeys, UnknownAttempt,
+};
 use crate::plan::{MAX_CHARGES, SubjectKeys};
 use crate::receipt::{CommitError, OnExpire, OwnedCost, Receipt, Reservation, UnknownReservation};
 use crate::settle::Outcome;
 use crate::time::{Span, Timestamp};
 
-pub use rekey::{Rekeyed, Renamed};
+pub use rekey::{KeyMoves, MovedRecord};
 pub use requests::{RequestKey, RequestRecord, RequestState};
 
 /// One operation on stored state.
@@ -76,8 +78,8 @@ pub enum Command {
     BeginLogin {
         /// The login settings of the policy.
         login: Login,
-        /// The account, address and device of the attempt.
-        tried: Try,
+        /// The digests of the account, address and device of the attempt.
+        keys: AttemptKeys,
     },
     /// Ends a login attempt after its secret was checked. Answered by [`Answer::LoginEnded`].
     EndLogin {
@@ -98,7 +100,7 @@ pub enum Command {
         change: AccountChange,
     },
     /// Moves records from digests of an old secret to those of the current one. Answered by [`Answer::Done`].
-    Rekey(Rekeyed),
+    Rekey(KeyMoves),
     /// Reads the standing of a subject. Answered by [`Answer::Standing`].
     ReadStanding {
         /// The key of the standing.
@@ -362,7 +364,7 @@ pub trait Records {
         self.remember_refund(id, void_from, now).map(drop)
     }
 
-    /// Returns the key under which attempts on an account are counted: its own, or a stand-in from `wider` where there is no
+    /// Returns the key under which attempts on an account are counted: its own, or a stand-in from `stand_ins` where there is no
     /// room.
     ///
     /// # Errors
@@ -370,21 +372,21 @@ pub trait Records {
     fn account_key(
         &mut self,
         account: Digest,
-        wider: &Wider,
+        stand_ins: &StandInKeys,
         login: &Login,
         now: Timestamp,
     ) -> Result<AccountKey, Self::Error> {
-        let _ = (wider, login, now);
+        let _ = (stand_ins, login, now);
         Ok(AccountKey::Own(account))
     }
 
-    /// Returns the key under which attempts from an address are counted: its own, or a stand-in from `wider` where there is no
+    /// Returns the key under which attempts from an address are counted: its own, or a stand-in from `stand_ins` where there is no
     /// room.
     ///
     /// # Errors
     /// Fails where there is no room at all.
-    fn address_key(&mut self, address: Digest, wider: &Wider, now: Timestamp) -> Result<Digest, Self::Error> {
-        let _ = (wider, now);
+    fn address_key(&mut self, address: Digest, stand_ins: &StandInKeys, now: Timestamp) -> Result<Digest, Self::Error> {
+        let _ = (stand_ins, now);
         Ok(address)
     }
 
@@ -417,7 +419,7 @@ pub trait Records {
     ///
     /// # Errors
     /// Fails where the store cannot answer.
-    fn rename(&mut self, what: Renamed, old: Digest, new: Digest, now: Timestamp) -> Result<(), Self::Error>;
+    fn rename(&mut self, what: MovedRecord, old: Digest, new: Digest, now: Timestamp) -> Result<(), Self::Error>;
 
     /// Saves a change of a ban or setting under the next sequence number, in place of the one with the same key, and returns
     /// the number. [`ControlLog::add`](crate::control::ControlLog::add) defines what is dropped, and when.
@@ -480,7 +482,7 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
         }
         Command::Pause { keys, until } => pause(keys, *until, records, now),
         Command::Forgive { keys } => forgive(keys, records),
-        Command::BeginLogin { login, tried } => Ok(Answer::Attempted(login::begin(login, tried, records, now)?)),
+        Command::BeginLogin { login, keys } => Ok(Answer::Attempted(login::begin(login, keys, records, now)?)),
         Command::EndLogin { login, attempt, success, nonce } => {
             Ok(Answer::LoginEnded(login::end(login, attempt, (*success, *nonce), records, now)?))
         }

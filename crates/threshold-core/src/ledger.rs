@@ -9,7 +9,7 @@ use arrayvec::ArrayVec;
 
 use crate::balance::Balance;
 use crate::command::{
-    AccountChange, AccountKey, Answer, Command, Records, Renamed, RequestRecord, SaveReason, execute, expire,
+    AccountChange, AccountKey, Answer, Command, MovedRecord, Records, RequestRecord, SaveReason, execute, expire,
 };
 use crate::control::{ControlChange, ControlFull, ControlLog, ControlPage};
 use crate::decision::Decision;
@@ -162,9 +162,9 @@ impl Ledger {
         self.accounts.entry(key).or_default()
     }
 
-    /// The first refusal among the plans that a login must pass, if any.
-    pub fn login_barred(&mut self, bars: &[Plan<'_>], now: Timestamp) -> Option<Refusal> {
-        bars.iter().find_map(|bar| Refusal::barring(&bar.decide(&self.settle(bar, now))))
+    /// The first refusal among the [`penalty_checks`](crate::lockout::LoginRequest::penalty_checks) of a login, if any.
+    pub fn login_refusal(&mut self, checks: &[Plan<'_>], now: Timestamp) -> Option<Refusal> {
+        checks.iter().find_map(|check| Refusal::from_decision(&check.decide(&self.settle(check, now))))
     }
 
     /// Drops every record that has no effect from `now` on.
@@ -284,10 +284,10 @@ impl Records for Ledger {
         Ok(())
     }
 
-    fn rename(&mut self, what: Renamed, old: Digest, new: Digest, _: Timestamp) -> Result<(), Infallible> {
+    fn rename(&mut self, what: MovedRecord, old: Digest, new: Digest, _: Timestamp) -> Result<(), Infallible> {
         match what {
-            Renamed::Standing => rename(&mut self.standings, old, new),
-            Renamed::Account => rename(&mut self.accounts, old, new),
+            MovedRecord::Standing => rename(&mut self.standings, old, new),
+            MovedRecord::Account => rename(&mut self.accounts, old, new),
         }
         Ok(())
     }

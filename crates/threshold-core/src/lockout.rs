@@ -84,15 +84,15 @@ impl Factor {
     }
 }
 
-/// A login attempt in terms of digests.
+/// The digests under which a login attempt is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Try {
+pub struct AttemptKeys {
     /// The digest of the account; `None` where the login names none.
     pub account: Option<Digest>,
     /// The digest of the address; `None` where it is allow-listed, which skips the address's budget and nothing else.
     pub address: Option<Digest>,
     /// The keys under which a store counts the attempt if it has no room for its address or account.
-    pub wider: Wider,
+    pub stand_ins: StandInKeys,
     /// The factor that is tried.
     pub factor: Factor,
     /// The device of the token that came with it, if its signature is valid.
@@ -103,14 +103,14 @@ pub struct Try {
 
 /// The stand-in keys for an address or account that a store has no room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wider {
+pub struct StandInKeys {
     /// The key of everyone in the same /24 or /48; `None` where the address is unknown.
     pub prefix: Option<Digest>,
     /// The key of everyone.
     pub all: Digest,
 }
 
-impl Wider {
+impl StandInKeys {
     /// Makes the keys for an attempt from this address.
     #[must_use]
     pub fn of(key: DigestKey, ip: Option<IpAddr>) -> Self {
@@ -165,8 +165,8 @@ pub struct Attempt {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a result can lock the account or make a device known"]
 pub struct ResultOutcome {
-    /// Whether the login succeeded, or another attempt may be made at once.
-    pub allowed: bool,
+    /// Whether the attempt counted as a success.
+    pub success: bool,
     /// Until when the account is locked now; [`Timestamp::MAX`] at the ceiling.
     pub locked_until: Option<Timestamp>,
     /// The device that is known from now on, after a success.
@@ -190,7 +190,7 @@ impl Login {
     /// Counts an attempt before its secret is checked. `account` and `address` are the stored state under the digests of `tried`.
     pub fn attempt(
         &self,
-        tried: &Try,
+        tried: &AttemptKeys,
         account: Option<&mut Account>,
         address: &mut Balance,
         now: Timestamp,
@@ -239,7 +239,7 @@ impl Login {
         nonce: TraceId,
         now: Timestamp,
     ) -> Result<ResultOutcome, UnknownAttempt> {
-        let mut outcome = ResultOutcome { allowed: true, locked_until: None, device: None };
+        let mut outcome = ResultOutcome { success, locked_until: None, device: None };
         match (attempt.account, account) {
             (Some(_), Some(account)) => {
                 outcome.locked_until = account.end(self, attempt, success, now)?;
@@ -253,7 +253,6 @@ impl Login {
             (None, _) if now >= attempt.at.plus(RESULT_WITHIN) => return Err(UnknownAttempt),
             (None, _) => {}
         }
-        outcome.allowed = success || outcome.locked_until.is_none();
         // A success is no guess, so it does not use up the budget that its address may share with others.
         if success && attempt.address.is_some() {
             address.give_back(Mark::new(attempt.at, 1), now, attempt.id);

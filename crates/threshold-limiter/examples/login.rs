@@ -13,7 +13,7 @@ use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::{Json, Router, response::AppendHeaders, response::IntoResponse, response::Result, routing::post};
 use serde_json::{Value, json};
-use threshold_limiter::{Attempted, Limiter, LoginRequest, Policy};
+use threshold_limiter::{Attempted, Limiter, LoginRequest};
 use tokio::{sync::Semaphore, task::spawn_blocking};
 
 const POLICY: &str =
@@ -37,15 +37,14 @@ async fn login(
     headers: HeaderMap,
     Json(body): Json<Value>,
 ) -> Result<impl IntoResponse> {
-    let text = |name| body.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let (account, password) = (text("account"), text("password"));
+    let [account, password] = ["account", "password"].map(|name| body[name].as_str().unwrap_or_default().to_owned());
     let cookies = headers.get_all(header::COOKIE).iter().flat_map(|line| line.to_str().unwrap_or_default().split("; "));
     let device = cookies.filter_map(|cookie| cookie.strip_prefix("__Host-device=")).next();
     let request = LoginRequest { account: Some(&account), ip: Some(peer.ip()), device, ..LoginRequest::default() };
     let attempt = match own.limiter.login_attempt(&request).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)? {
         Attempted::Allowed(attempt) => attempt,
         Attempted::Refused(refusal) => {
-            let wait = refusal.retry_after.map(|wait| (header::RETRY_AFTER, wait.secs_ceil().to_string()));
+            let wait = refusal.retry_after_secs().map(|wait| (header::RETRY_AFTER, wait.to_string()));
             let body = Json(json!({ "error": refusal.code(), "message": refusal.message() }));
             return Err((StatusCode::TOO_MANY_REQUESTS, AppendHeaders(wait), body).into());
         }
@@ -60,18 +59,19 @@ async fn login(
         own.limiter.login_result(&attempt, success).ok()
     });
     let result = checked.await.ok().flatten().ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
-    let device = result.device.ok_or((StatusCode::UNAUTHORIZED, Json(json!({ "error": "invalid_credentials" }))))?;
-    Ok([(header::SET_COOKIE, format!("__Host-device={device}; {COOKIE}"))])
+    if !result.success {
+        return Err((StatusCode::UNAUTHORIZED, Json(json!({ "error": "invalid_credentials" }))).into());
+    }
+    Ok(AppendHeaders(result.device.map(|device| (header::SET_COOKIE, format!("__Host-device={device}; {COOKIE}")))))
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    let limiter = Limiter::new(Policy::parse(POLICY, &|_| None)?);
     let hash = |password: &[u8]| argon2::Argon2::default().hash_password(password);
     let hashes = HashMap::from([("ada", hash(b"lovelace")?), ("bob", hash(b"correct horse")?)]);
-    let accounts = Arc::new(Accounts { limiter, hashes, nobody: hash(&generate_salt())? });
-    let app = Router::new().route("/login", post(login)).with_state(accounts);
+    let accounts = Accounts { limiter: Limiter::new(POLICY.parse()?), hashes, nobody: hash(&generate_salt())? };
+    let app = Router::new().route("/login", post(login)).with_state(Arc::new(accounts));
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:3000".to_owned());
     let listener = tokio::net::TcpListener::bind(address).await?;
     println!("listening on http://{}", listener.local_addr()?);

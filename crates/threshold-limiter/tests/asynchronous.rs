@@ -245,7 +245,7 @@ async fn a_login_fails_closed_without_the_store_unless_the_policy_differs() {
     let attempt = attempted.token().unwrap();
     open.recover();
     let answer = open.limiter.login_result_async(attempt, true).await.unwrap();
-    assert!(answer.allowed && answer.device.is_none(), "no account could remember the device");
+    assert!(answer.success && answer.device.is_none(), "no account could remember the device");
     open.fail(StoreError::Full);
     assert_eq!(failed_login(&open).await, Err(LoginError::Store(StoreError::Full)));
 }
@@ -273,7 +273,7 @@ async fn no_mode_opens_a_login_to_a_banned_user() {
         let refused = world.limiter.login_attempt_async(&theirs).await.unwrap();
         assert_eq!(
             refused,
-            Attempted::Refused(Refusal { by: RefusedBy::Ban, retry_after: Some(Span::HOUR) }),
+            Attempted::Refused(Refusal { by: RefusedBy::Ban, retry_after: Some(Duration::from_secs(3_600)) }),
             "{mode}"
         );
         let other = world.limiter.login_attempt_async(&ADA).await;
@@ -310,7 +310,7 @@ async fn a_login_that_fails_local_locks_in_this_process() {
     let attempted = world.limiter.login_attempt_async(&ADA).await.unwrap();
     let attempt = attempted.token().unwrap();
     world.recover();
-    assert!(world.limiter.login_result_async(attempt, true).await.unwrap().allowed);
+    assert!(world.limiter.login_result_async(attempt, true).await.unwrap().success);
     assert_eq!(failed_login(&world).await, Ok(true));
 }
 

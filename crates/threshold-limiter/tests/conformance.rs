@@ -234,7 +234,7 @@ impl<S: Store> Played<S> {
         match attempted.unwrap() {
             Attempted::Allowed(attempt) => json!({"allowed": true, "attempt": attempt}),
             Attempted::Refused(refusal) => {
-                let wait = refusal.retry_after.map(Span::secs_ceil);
+                let wait = refusal.retry_after_secs();
                 json!({"allowed": false, "error": refusal.code(), "lockoutRemaining": wait})
             }
         }
@@ -245,8 +245,13 @@ impl<S: Store> Played<S> {
         let told = self.wait_for(self.limiter().login_result_async(attempt, success));
         match told {
             Ok(told) => {
-                let locked = told.lockout_remaining.map(Span::secs_ceil);
-                json!({"allowed": told.allowed, "lockoutRemaining": locked, "device": told.device})
+                let locked = told.lockout_remaining.map(|wait| Span::from(wait).secs_ceil());
+                json!({
+                    "success": told.success,
+                    "mayRetry": told.may_retry,
+                    "lockoutRemaining": locked,
+                    "device": told.device,
+                })
             }
             Err(LoginError::UnknownAttempt) => error_json("unknown_attempt", "unknown", "attempt"),
             Err(error) => error_json("bad_request", &error.to_string(), "attempt"),

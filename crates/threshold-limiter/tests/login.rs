@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use threshold_core::{Span, Timestamp};
 use threshold_limiter::store::memory::MemoryStore;
@@ -36,7 +37,7 @@ fn a_refusal_has_the_code_message_and_wait_of_the_answer() {
         assert_eq!(try_once(&limiter, &ada(None), false), Ok(None));
     }
     let locked = try_once(&limiter, &ada(None), true).unwrap_err();
-    assert_eq!(locked, Refusal { by: RefusedBy::Lock, retry_after: Some(Span::MINUTE) });
+    assert_eq!(locked, Refusal { by: RefusedBy::Lock, retry_after: Some(Duration::from_secs(60)) });
     assert_eq!(locked.code(), "account_locked");
     assert_eq!(locked.message(), "Too many failed attempts. Account temporarily locked.");
     clock.advance(Span::MINUTE);
@@ -50,9 +51,25 @@ fn a_refusal_has_the_code_message_and_wait_of_the_answer() {
         assert_eq!(try_once(&limiter, &from, false), Ok(None));
     }
     let address = try_once(&limiter, &from, true).unwrap_err();
-    assert_eq!(address, Refusal { by: RefusedBy::Address, retry_after: Some(Span::from_secs(300)) });
+    assert_eq!(address, Refusal { by: RefusedBy::Address, retry_after: Some(Duration::from_secs(300)) });
     assert_eq!(address.code(), "too_many_requests");
     assert_eq!(address.message(), "Too many authentication attempts. Please try again later.");
+}
+
+/// The answer had one field, `allowed`, which was true after a wrong password that locked nothing. A developer wrote
+/// `if result.allowed { log_in() }`, and every second guess was in.
+#[test]
+fn a_wrong_secret_is_no_success_and_says_whether_to_try_again() {
+    let (limiter, _) = limiter_of("[login]\nlocks = { 2 = \"1min\" }");
+    let mut end = |success| {
+        let attempt = limiter.login_attempt(&ada(None)).unwrap();
+        let result = limiter.login_result(attempt.token().unwrap(), success).unwrap();
+        (result.success, result.may_retry, result.lockout_remaining, result.device.is_some())
+    };
+    assert_eq!(end(false), (false, true, None, false));
+    assert_eq!(end(true), (true, true, None, true));
+    assert_eq!(end(false), (false, true, None, false));
+    assert_eq!(end(false), (false, false, Some(Duration::from_secs(60)), false));
 }
 
 #[test]
@@ -62,10 +79,10 @@ fn a_lock_has_an_end_and_the_ceiling_has_none() {
     for _ in 0..4 {
         let Attempted::Allowed(attempt) = limiter.login_attempt(&ada(None)).unwrap() else { break };
         let result = limiter.login_result(&attempt, false).unwrap();
-        results.push((result.allowed, result.lockout_remaining));
-        clock.advance(result.lockout_remaining.unwrap_or(Span::ZERO));
+        results.push((result.may_retry, result.lockout_remaining));
+        clock.advance(result.lockout_remaining.unwrap_or_default().into());
     }
-    assert_eq!(results, [(true, None), (true, None), (false, Some(Span::MINUTE)), (false, None)]);
+    assert_eq!(results, [(true, None), (true, None), (false, Some(Duration::from_secs(60))), (false, None)]);
 }
 
 #[test]

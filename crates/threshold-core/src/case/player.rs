@@ -296,12 +296,11 @@ impl LedgerPlayer {
         let (device, user, tenant) = (args.device.as_deref(), args.user.as_deref(), args.tenant.as_deref());
         let request = LoginRequest { account, ip, factor, device, user, tenant };
         let id = self.id();
-        let told = match self.ledger.login_barred(&request.bars(policy, id), now) {
+        let told = match self.ledger.login_refusal(&request.penalty_checks(policy, id), now) {
             Some(refusal) => Attempted::Refused(refusal),
             None => {
-                let tried = request.tried(policy, &self.secrets, id);
-                let Answer::Attempted(outcome) =
-                    self.execute(&Command::BeginLogin { login: login.clone(), tried }, now)
+                let keys = request.attempt_keys(policy, &self.secrets, id);
+                let Answer::Attempted(outcome) = self.execute(&Command::BeginLogin { login: login.clone(), keys }, now)
                 else {
                     return Err("an attempt was answered by something else".to_owned());
                 };
@@ -311,7 +310,7 @@ impl LedgerPlayer {
         Ok(match told {
             Attempted::Allowed(attempt) => json!({"allowed": true, "attempt": attempt}),
             Attempted::Refused(refusal) => {
-                let wait = refusal.retry_after.map(Span::secs_ceil);
+                let wait = refusal.retry_after.map(|wait| Span::from(wait).secs_ceil());
                 json!({"allowed": false, "error": refusal.code(), "lockoutRemaining": wait})
             }
         })
@@ -331,8 +330,9 @@ impl LedgerPlayer {
             Ok(outcome) => {
                 let told = outcome.into_answer(self.secrets.present(), Format::PRESENT, now);
                 json!({
-                    "allowed": told.allowed,
-                    "lockoutRemaining": told.lockout_remaining.map(Span::secs_ceil),
+                    "success": told.success,
+                    "mayRetry": told.may_retry,
+                    "lockoutRemaining": told.lockout_remaining.map(|wait| Span::from(wait).secs_ceil()),
                     "device": told.device,
                 })
             }

@@ -4,30 +4,30 @@ use super::{AccountKey, Records, SaveReason};
 use crate::balance::Balance;
 use crate::key::{Digest, TraceId};
 use crate::limit::Limit;
-use crate::lockout::{Account, Attempt, AttemptOutcome, Login, ResultOutcome, Try, UnknownAttempt};
+use crate::lockout::{Account, Attempt, AttemptKeys, AttemptOutcome, Login, ResultOutcome, UnknownAttempt};
 use crate::time::Timestamp;
 
 /// Counts an attempt before its secret is checked, and saves its account.
 pub(super) fn begin<R: Records>(
     login: &Login,
-    tried: &Try,
+    tried: &AttemptKeys,
     records: &mut R,
     now: Timestamp,
 ) -> Result<AttemptOutcome, R::Error> {
     let mut account: Option<Account> = None;
     let mut place = None;
     if let Some(own) = tried.account {
-        let key = records.account_key(own, &tried.wider, login, now)?;
+        let key = records.account_key(own, &tried.stand_ins, login, now)?;
         place = Some(key);
         account = Some(records.account(key)?.unwrap_or_default());
     }
     let by_device = |account: &Account| tried.device.is_some_and(|device| account.recognises(login, &device, now));
     // An attempt from a known device is not counted by its address, so the address needs no room.
     let address = match tried.address.filter(|_| !account.as_ref().is_some_and(by_device)) {
-        Some(address) => Some(records.address_key(address, &tried.wider, now)?),
+        Some(address) => Some(records.address_key(address, &tried.stand_ins, now)?),
         None => None,
     };
-    let tried = Try { address, ..*tried };
+    let tried = AttemptKeys { address, ..*tried };
     let mut stands_in = None;
     // A stand-in for many accounts has no ceiling: it has no owner who could reset it, and would lock all of them for good.
     let open_ended = login.without_ceiling();

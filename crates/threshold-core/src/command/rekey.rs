@@ -8,7 +8,7 @@ use crate::time::Timestamp;
 
 /// The records to move: pairs of a digest under the old secret and the digest of the same thing under the current one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rekeyed {
+pub struct KeyMoves {
     /// Balances: the old digest, the current one, and the limit.
     pub balances: Vec<(Digest, Digest, Limit)>,
     /// Standings: the old digest and the current one.
@@ -19,14 +19,14 @@ pub struct Rekeyed {
 
 /// The kind of a record that [`Records::rename`] moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Renamed {
+pub enum MovedRecord {
     /// The standing of a subject.
     Standing,
     /// The login state of an account.
     Account,
 }
 
-impl Rekeyed {
+impl KeyMoves {
     /// Returns whether there is nothing to move.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -35,11 +35,11 @@ impl Rekeyed {
 }
 
 /// Moves each record to its new key, unless there is a record under the new key already: that one is more recent.
-pub(super) fn rekey<R: Records>(rekeyed: &Rekeyed, records: &mut R, now: Timestamp) -> Result<(), R::Error> {
+pub(super) fn rekey<R: Records>(rekeyed: &KeyMoves, records: &mut R, now: Timestamp) -> Result<(), R::Error> {
     expire(records, now)?;
     // Accounts, balances, standings: the order in which the store in memory takes its locks.
     for (old, new) in &rekeyed.accounts {
-        records.rename(Renamed::Account, *old, *new, now)?;
+        records.rename(MovedRecord::Account, *old, *new, now)?;
     }
     for (old, new, limit) in &rekeyed.balances {
         records.balances(&[(*old, *limit), (*new, *limit)], now, |balances| {
@@ -51,7 +51,7 @@ pub(super) fn rekey<R: Records>(rekeyed: &Rekeyed, records: &mut R, now: Timesta
         })?;
     }
     for (old, new) in &rekeyed.standings {
-        records.rename(Renamed::Standing, *old, *new, now)?;
+        records.rename(MovedRecord::Standing, *old, *new, now)?;
     }
     Ok(())
 }

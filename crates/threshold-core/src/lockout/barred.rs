@@ -19,30 +19,30 @@ const MAX_SPELLINGS: usize = 64;
 
 impl LoginRequest<'_> {
     /// Returns plans that find whether this attempt is refused: they charge nothing, and the decision on each gives the refusal
-    /// ([`Refusal::barring`]). There are none where no list, ban or ladder can apply.
+    /// ([`Refusal::from_decision`]). There are none where no list, ban or ladder can apply.
     ///
     /// The address and the tenant are known. The user is only claimed: a ban of that user applies, but an allow list entry
     /// lifts nothing but the user's own penalties, since anyone can name an allow-listed account.
     #[must_use]
-    pub fn bars<'p>(&self, policy: &'p Policy, id: TraceId) -> Vec<Plan<'p>> {
+    pub fn penalty_checks<'p>(&self, policy: &'p Policy, id: TraceId) -> Vec<Plan<'p>> {
         let facts = Facts { ip: self.ip, tenant: self.tenant, trace: id, ..Facts::default() };
         let caller = Caller::new(&facts, policy);
         let known = Who { ip: caller.ip(), user: None, tenant: caller.tenant };
-        let mut bars = vec![bar(policy, known, &caller, id)];
-        let exempt = bars.iter().any(|plan| plan.listed == Some(Listed::Allow));
+        let mut checks = vec![penalty_check(policy, known, &caller, id)];
+        let exempt = checks.iter().any(|plan| plan.listed == Some(Listed::Allow));
         for name in self.names(policy) {
             let facts = Facts { user: Some(&name), ..facts };
             let caller = Caller::new(&facts, policy);
-            let mut plan = bar(policy, Who { user: caller.user_name(), ..Who::default() }, &caller, id);
+            let mut plan = penalty_check(policy, Who { user: caller.user_name(), ..Who::default() }, &caller, id);
             if exempt {
                 plan.subjects.clear();
             }
-            bars.push(plan);
+            checks.push(plan);
         }
-        bars.retain(|plan| plan.ban.is_some() || plan.listed == Some(Listed::Deny) || !plan.subjects.is_empty());
+        checks.retain(|plan| plan.ban.is_some() || plan.listed == Some(Listed::Deny) || !plan.subjects.is_empty());
         // Bans and lists first: they are decided without a store, also while the store is down.
-        bars.sort_by_key(|plan| plan.ban.is_none() && plan.listed.is_none());
-        bars
+        checks.sort_by_key(|plan| plan.ban.is_none() && plan.listed.is_none());
+        checks
     }
 
     /// Returns the names that the user may have: the one that the door gives, or else the account's name; its normal form; and
@@ -64,20 +64,20 @@ impl LoginRequest<'_> {
 }
 
 impl Refusal {
-    /// Returns the refusal of an attempt, if the decision on one of its [bars](LoginRequest::bars) denies it.
+    /// Returns the refusal of an attempt, if the decision on one of its [checks](LoginRequest::penalty_checks) denies it.
     #[must_use]
-    pub fn barring(decision: &Decision) -> Option<Self> {
+    pub fn from_decision(decision: &Decision) -> Option<Self> {
         let by = match decision.verdict {
             Verdict::Allow | Verdict::Warn | Verdict::Slow => return None,
             Verdict::Deny => RefusedBy::CoolDown,
             Verdict::Ban => RefusedBy::Ban,
         };
-        Some(Self { by, retry_after: decision.retry_span() })
+        Some(Self { by, retry_after: decision.retry_after() })
     }
 }
 
 /// Makes a plan that charges nothing and finds the lists, bans and penalties of one identity.
-fn bar<'p>(policy: &'p Policy, who: Who<'_>, caller: &Caller<'_>, id: TraceId) -> Plan<'p> {
+fn penalty_check<'p>(policy: &'p Policy, who: Who<'_>, caller: &Caller<'_>, id: TraceId) -> Plan<'p> {
     let (listed, ban) = policy.listing(|| who);
     let subjects = if listed.is_none() { policy.subjects_of(caller) } else { ArrayVec::new() };
     Plan::of_subjects(policy, Verb::Peek, id, (listed, ban), subjects)

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use super::device::Device;
-use super::{Attempt, AttemptOutcome, Factor, ResultOutcome, Try, Wider, account_digest, address_digest};
+use super::{Attempt, AttemptKeys, AttemptOutcome, Factor, ResultOutcome, StandInKeys, account_digest, address_digest};
 use crate::address::AddressGroup;
 use crate::codec::Format;
 use crate::key::TraceId;
@@ -43,17 +44,17 @@ impl LoginRequest<'_> {
         self.tenant.filter(|tenant| scoped && !tenant.is_empty())
     }
 
-    /// Returns the attempt in terms of digests. `id` is a fresh random id.
+    /// Returns the digests under which the attempt is counted. `id` is a fresh random id.
     #[must_use]
-    pub fn tried(&self, policy: &Policy, secrets: &Secrets, id: TraceId) -> Try {
+    pub fn attempt_keys(&self, policy: &Policy, secrets: &Secrets, id: TraceId) -> AttemptKeys {
         let key = policy.key();
         // An allow-listed address skips its own budget. The account's locks still apply.
         let exempt = policy.lists().find(self.ip, None, None) == Some(Listed::Allow);
         let group = self.ip.map(|ip| AddressGroup::of(ip, policy.identity().ipv6_prefix));
-        Try {
+        AttemptKeys {
             account: self.account.and_then(|name| account_digest(key, self.tenant_of_account(policy), name)),
             address: group.filter(|_| !exempt).map(|group| address_digest(key, group)),
-            wider: Wider::of(key, self.ip),
+            stand_ins: StandInKeys::of(key, self.ip),
             factor: Factor::named(self.factor),
             device: self.device.and_then(|token| Device::from_token(token, secrets).ok()),
             id,
@@ -99,7 +100,7 @@ pub struct Refusal {
     pub by: RefusedBy,
     /// How long to wait before the next attempt; `None` at the ceiling, where only a reset or an operator helps, and under a
     /// permanent ban.
-    pub retry_after: Option<Span>,
+    pub retry_after: Option<Duration>,
 }
 
 /// The reason why an attempt is refused.
@@ -139,11 +140,20 @@ impl Refusal {
     }
 }
 
+impl Refusal {
+    /// Returns the value of a `Retry-After` field: whole seconds, rounded up, and at least one. A client that retries after
+    /// them is not refused for being early.
+    #[must_use]
+    pub fn retry_after_secs(&self) -> Option<u64> {
+        self.retry_after.map(|wait| Span::from(wait).secs_ceil().max(1))
+    }
+}
+
 impl AttemptOutcome {
     /// Returns the answer for the caller, with a signed token where the secret may be checked.
     pub fn into_answer(self, secret: &Secret, format: Format, now: Timestamp) -> Attempted {
         let refused = |by, until: Option<Timestamp>| {
-            Attempted::Refused(Refusal { by, retry_after: until.map(|until| until.since(now)) })
+            Attempted::Refused(Refusal { by, retry_after: until.map(|until| until.since(now).into()) })
         };
         match self {
             Self::Allowed(attempt) => Attempted::Allowed(Attempt::to_token(&attempt, secret, format)),
@@ -155,13 +165,17 @@ impl AttemptOutcome {
 }
 
 /// The answer to the result of a login.
+///
+/// Log the client in where [`success`](Self::success) is true, and nowhere else.
 #[derive(Clone, PartialEq, Eq)]
 #[must_use = "the device token has to reach the client"]
 pub struct LoginResult {
-    /// Whether the login succeeded, or another attempt may be made at once.
-    pub allowed: bool,
+    /// Whether the attempt counted as a success. After a wrong secret it is false, locked or not.
+    pub success: bool,
+    /// Whether the account takes another attempt of this caller now. The budget of the address is checked by that attempt.
+    pub may_retry: bool,
     /// How long the account is locked for this caller now; `None` where it is not locked, and at the ceiling, which has no end.
-    pub lockout_remaining: Option<Span>,
+    pub lockout_remaining: Option<Duration>,
     /// The token by which this device is known from now on, after a success. It belongs in a cookie that is `__Host-`, `HttpOnly`,
     /// `Secure` and `SameSite=Lax`.
     pub device: Option<String>,
@@ -171,7 +185,8 @@ pub struct LoginResult {
 impl fmt::Debug for LoginResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LoginResult")
-            .field("allowed", &self.allowed)
+            .field("success", &self.success)
+            .field("may_retry", &self.may_retry)
             .field("lockout_remaining", &self.lockout_remaining)
             .finish_non_exhaustive()
     }
@@ -182,8 +197,9 @@ impl ResultOutcome {
     pub fn into_answer(self, secret: &Secret, format: Format, now: Timestamp) -> LoginResult {
         let locked = self.locked_until.and_then(Timestamp::unless_never);
         LoginResult {
-            allowed: self.allowed,
-            lockout_remaining: locked.map(|until| until.since(now)),
+            success: self.success,
+            may_retry: self.locked_until.is_none(),
+            lockout_remaining: locked.map(|until| until.since(now).into()),
             device: self.device.map(|device| device.to_token(secret, format)),
         }
     }

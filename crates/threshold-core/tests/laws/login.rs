@@ -6,8 +6,8 @@ use proptest::sample::{Index, select};
 use threshold_core::key::AddressGroup;
 use threshold_core::limit::SlidingLog;
 use threshold_core::lockout::{
-    Attempt, AttemptOutcome, Device, Factor, Login, ResultOutcome, Try, UnknownAttempt, Wider, account_digest,
-    address_digest, canonical_account,
+    Attempt, AttemptKeys, AttemptOutcome, Device, Factor, Login, ResultOutcome, StandInKeys, UnknownAttempt,
+    account_digest, address_digest, canonical_account,
 };
 use threshold_core::policy::OnStoreError;
 use threshold_core::{Answer, Command, Digest, DigestKey, Ledger, Span, Timestamp, TraceId};
@@ -107,11 +107,12 @@ impl LoginWorld {
 
     fn attempt(&mut self, account: Digest, address: Option<Digest>, device: Option<Device>) -> AttemptOutcome {
         let (id, factor) = (self.id(), Factor::named(None));
-        let tried = Try { account: Some(account), address, wider: Wider::of(KEY, None), factor, device, id };
+        let tried =
+            AttemptKeys { account: Some(account), address, stand_ins: StandInKeys::of(KEY, None), factor, device, id };
         self.begin(tried)
     }
 
-    fn begin(&mut self, tried: Try) -> AttemptOutcome {
+    fn begin(&mut self, tried: AttemptKeys) -> AttemptOutcome {
         match self.ledger.execute(&Command::BeginLogin { login: self.login.clone(), tried }, self.now) {
             Answer::Attempted(outcome) => outcome,
             other => panic!("{other:?}"),
@@ -167,10 +168,10 @@ proptest! {
                 Event::Attempt { account: name, factor, host, token } => {
                     let token = token.filter(|_| !devices.is_empty()).map(|token| token.index(devices.len()));
                     let id = world.id();
-                    let tried = Try {
+                    let tried = AttemptKeys {
                         account: Some(account(NAMES[usize::from(name)])),
                         address: Some(address(host)),
-                        wider: Wider::of(KEY, None),
+                        stand_ins: StandInKeys::of(KEY, None),
                         factor: Factor::named([None, Some("totp")][usize::from(factor)]),
                         device: token.map(|token| devices[token]),
                         id,
@@ -188,7 +189,7 @@ proptest! {
                     let expect = model.result(attempt.id, success, now);
                     prop_assert_eq!(answer.map(|answer| answer.locked_until), expect);
                     if let Ok(answer) = answer {
-                        prop_assert_eq!(answer.allowed, success || answer.locked_until.is_none());
+                        prop_assert_eq!(answer.success, success);
                         prop_assert_eq!(answer.device.is_some(), success);
                         devices.extend(answer.device);
                     }
@@ -338,7 +339,7 @@ proptest! {
                     },
                     Event::Result(which, success) if !attempts.is_empty() => {
                         let ended = world.result(which.get(&attempts), *success);
-                        answer.push(format!("{:?}", ended.map(|ended| (ended.allowed, ended.locked_until, ended.device.is_some()))));
+                        answer.push(format!("{:?}", ended.map(|ended| (ended.success, ended.locked_until, ended.device.is_some()))));
                     }
                     Event::Result(..) | Event::Lift(_) | Event::Reset(_) => {}
                 }
@@ -382,10 +383,10 @@ proptest! {
         if days < 180 {
             device = logs_in(&mut world, device).unwrap();
         }
-        let other = Try {
+        let other = AttemptKeys {
             account: Some(account("ada")),
             address: None,
-            wider: Wider::of(KEY, None),
+            stand_ins: StandInKeys::of(KEY, None),
             factor: Factor::named(Some("recovery")),
             device: None,
             id: world.id(),

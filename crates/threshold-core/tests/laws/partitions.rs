@@ -11,7 +11,7 @@ use threshold_core::address::AddressGroup;
 use threshold_core::bill::Charge;
 use threshold_core::codec::Format;
 use threshold_core::key::TextKeys;
-use threshold_core::lockout::{Wider, account_digest, address_digest};
+use threshold_core::lockout::{StandInKeys, account_digest, address_digest};
 use threshold_core::plan::{Subject, Verb};
 use threshold_core::receipt::OnExpire;
 use threshold_core::{
@@ -188,7 +188,7 @@ proptest! {
                     check(caller.anchor("", per), subject.key())?;
                 }
                 check(Anchor::Block(caller.block("ip")), address_digest(KEY, AddressGroup::of(caller.ip, 64)))?;
-                check(Anchor::Block(caller.block("ip")), Wider::of(KEY, Some(caller.ip)).prefix.unwrap())
+                check(Anchor::Block(caller.block("ip")), StandInKeys::of(KEY, Some(caller.ip)).prefix.unwrap())
             })?;
         }
     }

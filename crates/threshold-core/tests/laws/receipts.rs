@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use threshold_core::limit::Algorithm;
-use threshold_core::lockout::{Account, Attempt, AttemptOutcome, Device, Factor, Login, Try, Wider};
+use threshold_core::lockout::{Account, Attempt, AttemptKeys, AttemptOutcome, Device, Factor, Login, StandInKeys};
 use threshold_core::plan::Verb;
 use threshold_core::policy::Layer;
 use threshold_core::receipt::{ActualCost, CommitError, OnExpire, OwnedCost};
@@ -598,8 +598,8 @@ fn busy_account(steps: &[(Span, u8, bool)], start: Timestamp) -> (Account, Vec<A
         let device = devices.last().copied().filter(|_| *kind > 3);
         let id = TraceId::from_u128((index as u128 + 1) << 64 | 7);
         let (account_key, address_key) = (Some(Digest::from_u128(5)), Some(Digest::from_u128(6)));
-        let wider = Wider::of(key, None);
-        let tried = Try { account: account_key, address: address_key, wider, factor, device, id };
+        let stand_ins = StandInKeys::of(key, None);
+        let tried = AttemptKeys { account: account_key, address: address_key, stand_ins, factor, device, id };
         if let AttemptOutcome::Allowed(attempt) = login.attempt(&tried, Some(&mut account), &mut address, now) {
             attempts.push(attempt);
             if *kind % 3 > 0 {

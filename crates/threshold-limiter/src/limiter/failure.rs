@@ -4,7 +4,7 @@
 //! forbids shared budgets.
 
 use threshold_core::command::{Answer, Command};
-use threshold_core::lockout::{Attempt, AttemptOutcome, Login, ResultOutcome, Try};
+use threshold_core::lockout::{Attempt, AttemptKeys, AttemptOutcome, Login, ResultOutcome};
 use threshold_core::plan::Verb;
 use threshold_core::policy::{OnStoreError, Policy};
 use threshold_core::{Balance, Decision, Outcome, Plan, Timestamp, TraceId};
@@ -45,7 +45,7 @@ impl<S, C> Limiter<S, C> {
         &self,
         policy: &Policy,
         login: &Login,
-        tried: &Try,
+        tried: &AttemptKeys,
         error: StoreError,
         now: Timestamp,
     ) -> Result<AttemptOutcome, StoreError> {
@@ -53,11 +53,11 @@ impl<S, C> Limiter<S, C> {
             (StoreError::Full, _) | (_, OnStoreError::Closed) => Err(error),
             (_, OnStoreError::Open) => {
                 // Without an account and an address the attempt is not counted, and its result changes nothing.
-                let uncounted = Try { account: None, address: None, device: None, ..*tried };
+                let uncounted = AttemptKeys { account: None, address: None, device: None, ..*tried };
                 Ok(login.attempt(&uncounted, None, &mut Balance::default(), now))
             }
             (_, OnStoreError::Local) => {
-                let command = Command::BeginLogin { login: login.clone(), tried: *tried };
+                let command = Command::BeginLogin { login: login.clone(), keys: *tried };
                 match at_once(self.stand_in(policy).execute(command, now))? {
                     Answer::Attempted(outcome) => Ok(outcome),
                     other => Err(StoreError::unexpected(other)),

@@ -2,7 +2,7 @@
 
 use threshold_core::command::{AccountChange, Answer, Command};
 use threshold_core::lockout::{
-    Account, Attempt, Attempted, Login, LoginRequest, LoginResult, Refusal, Try, UnknownAttempt,
+    Account, Attempt, AttemptKeys, Attempted, Login, LoginRequest, LoginResult, Refusal, UnknownAttempt,
 };
 use threshold_core::policy::OnStoreError;
 use threshold_core::{Digest, Format, Outcome, Plan, Policy, Timestamp};
@@ -53,7 +53,8 @@ impl<S: ImmediateStore, C: Clock> Limiter<S, C> {
     ///     Attempted::Refused(refusal) => println!("429 {}: {}", refusal.code(), refusal.message()),
     ///     Attempted::Allowed(attempt) => {
     ///         let verified = false; // the result of checking the password
-    ///         assert!(limiter.login_result(&attempt, verified)?.allowed);
+    ///         let result = limiter.login_result(&attempt, verified)?;
+    ///         assert!(!result.success && result.may_retry);
     ///     }
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -98,20 +99,20 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// As for [`login_attempt`](Self::login_attempt).
     pub async fn login_attempt_async(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
         let policy = self.policy();
-        let (login, tried, now) = self.tried(&policy, request)?;
-        let bars = request.bars(&policy, tried.id);
-        let rekeyed = self.rekey_login(&policy, request, &bars).await;
-        for bar in bars {
+        let (login, keys, now) = self.begun(&policy, request)?;
+        let checks = request.penalty_checks(&policy, keys.id);
+        let rekeyed = self.rekey_login(&policy, request, &checks).await;
+        for check in checks {
             let mut outcome = Outcome::default();
             let settled = match rekeyed {
-                Ok(()) => self.store.settle(&bar, now, &mut outcome).await,
+                Ok(()) => self.store.settle(&check, now, &mut outcome).await,
                 Err(error) => Err(error),
             };
-            if let Some(refusal) = barring(login, &bar, settled.map(|()| outcome), now)? {
+            if let Some(refusal) = refusal_of(login, &check, settled.map(|()| outcome), now)? {
                 return Ok(Attempted::Refused(refusal));
             }
         }
-        let command = Command::BeginLogin { login: login.clone(), tried };
+        let command = Command::BeginLogin { login: login.clone(), keys };
         let answered = match rekeyed {
             Ok(()) => self.store.execute(command, now).await,
             Err(error) => Err(error),
@@ -119,7 +120,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let outcome = match answered {
             Ok(Answer::Attempted(outcome)) => outcome,
             Ok(other) => return Err(StoreError::unexpected(other).into()),
-            Err(error) => self.attempt_without_store(&policy, login, &tried, error, now)?,
+            Err(error) => self.attempt_without_store(&policy, login, &keys, error, now)?,
         };
         Ok(outcome.into_answer(self.secrets.present(), Format::PRESENT, now))
     }
@@ -169,17 +170,17 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         Ok(())
     }
 
-    fn tried<'p>(
+    fn begun<'p>(
         &self,
         policy: &'p Policy,
         request: &LoginRequest<'_>,
-    ) -> Result<(&'p Login, Try, Timestamp), LoginError> {
+    ) -> Result<(&'p Login, AttemptKeys, Timestamp), LoginError> {
         let login = policy.login().ok_or(LoginError::NoLogin)?;
-        let tried = request.tried(policy, &self.secrets, random_id());
-        if request.account.is_some() && tried.account.is_none() {
+        let keys = request.attempt_keys(policy, &self.secrets, random_id());
+        if request.account.is_some() && keys.account.is_none() {
             return Err(LoginError::NoAccount);
         }
-        Ok((login, tried, self.clock.now()))
+        Ok((login, keys, self.clock.now()))
     }
 
     fn ended<'p>(&self, policy: &'p Policy, attempt: &str) -> Result<(&'p Login, Attempt, Timestamp), LoginError> {
@@ -204,17 +205,17 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 }
 
-/// Returns the refusal of a caller who is barred from logging in. Bans and lists apply without the store. Penalties need it;
+/// Returns the refusal of a caller whom a ban, a list or a penalty keeps from logging in. Bans and lists apply without the store. Penalties need it;
 /// while it fails, they follow `on_store_error` of the login.
-fn barring(
+fn refusal_of(
     login: &Login,
-    bar: &Plan<'_>,
+    check: &Plan<'_>,
     settled: Result<Outcome, StoreError>,
     now: Timestamp,
 ) -> Result<Option<Refusal>, StoreError> {
     match settled {
-        Ok(outcome) => Ok(Refusal::barring(&bar.decide(&outcome))),
-        Err(error) => match Refusal::barring(&bar.decide_blind(true, error.into(), now)) {
+        Ok(outcome) => Ok(Refusal::from_decision(&check.decide(&outcome))),
+        Err(error) => match Refusal::from_decision(&check.decide_blind(true, error.into(), now)) {
             None if error == StoreError::Full || login.on_store_error == OnStoreError::Closed => Err(error),
             known => Ok(known),
         },

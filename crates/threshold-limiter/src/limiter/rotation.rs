@@ -6,7 +6,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, PoisonError};
 
 use arc_swap::ArcSwap;
-use threshold_core::command::{Command, Rekeyed};
+use threshold_core::command::{Command, KeyMoves};
 use threshold_core::key::TextKeys;
 use threshold_core::lockout::{Attempt, LoginRequest};
 use threshold_core::policy::Layer;
@@ -95,11 +95,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 
     /// Returns the records that must move before a plan of these facts is settled; `None` unless the secret is rotated.
     #[inline]
-    pub(crate) fn moves_of(&self, facts: &Facts<'_>, plan: &Plan<'_>) -> Option<Box<Rekeyed>> {
+    pub(crate) fn moves_of(&self, facts: &Facts<'_>, plan: &Plan<'_>) -> Option<Box<KeyMoves>> {
         let previous = self.previous.as_ref()?;
         previous.under(plan.policy(), |policy| {
             let old = policy.plan_for(plan.verb(), facts).ok()?;
-            let mut rekeyed = Box::<Rekeyed>::default();
+            let mut rekeyed = Box::<KeyMoves>::default();
             plan.add_moves_from(&old, &mut rekeyed);
             Some(rekeyed)
         })
@@ -109,7 +109,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     #[inline]
     pub(crate) async fn settle_moving(
         &self,
-        moves: Option<Box<Rekeyed>>,
+        moves: Option<Box<KeyMoves>>,
         plan: &Plan<'_>,
         outcome: &mut Outcome,
         decision: &mut Decision,
@@ -129,18 +129,18 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         &self,
         policy: &Policy,
         request: &LoginRequest<'_>,
-        bars: &[Plan<'_>],
+        checks: &[Plan<'_>],
     ) -> Result<(), StoreError> {
         let (Some(previous), Some(login)) = (&self.previous, policy.login()) else { return Ok(()) };
         let id = Default::default();
-        let new = request.tried(policy, &self.secrets, id);
+        let new = request.attempt_keys(policy, &self.secrets, id);
         let rekeyed = previous.under(policy, |policy| {
-            let old = request.tried(policy, &self.secrets, id);
-            let mut rekeyed = Rekeyed::default();
+            let old = request.attempt_keys(policy, &self.secrets, id);
+            let mut rekeyed = KeyMoves::default();
             rekeyed.accounts.extend(old.account.zip(new.account));
             let limit = Limit::from(login.ip);
             rekeyed.balances.extend(old.address.zip(new.address).map(|(old, new)| (old, new, limit)));
-            for (old, new) in request.bars(policy, id).iter().zip(bars) {
+            for (old, new) in request.penalty_checks(policy, id).iter().zip(checks) {
                 new.add_moves_from(old, &mut rekeyed);
             }
             rekeyed
@@ -153,14 +153,14 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let digest = |previous: &Previous| previous.policy.load().account_digest(name).ok().flatten();
         let old = self.previous.as_ref().and_then(digest);
         let accounts = old.map(|old| (old, new)).into_iter().collect();
-        self.rekey(Rekeyed { accounts, ..Rekeyed::default() }).await
+        self.rekey(KeyMoves { accounts, ..KeyMoves::default() }).await
     }
 
     /// Moves the balance of a key that is checked without a policy.
     pub(super) async fn rekey_text(&self, text: &str, new: Digest, limit: &Limit) -> Result<(), StoreError> {
         let old = self.previous.as_ref().map(|previous| TextKeys::new(previous.key, limit).digest(text));
         let balances = old.map(|old| (old, new, *limit)).into_iter().collect();
-        self.rekey(Rekeyed { balances, ..Rekeyed::default() }).await
+        self.rekey(KeyMoves { balances, ..KeyMoves::default() }).await
     }
 
     /// Moves the standings of a subject, so that they can be read by their present digests. Does nothing unless the secret is
@@ -172,7 +172,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let Some(previous) = &self.previous else { return Ok(()) };
         let policy = self.policy();
         let standings = previous.under(&policy, |old| policy.rekeyed_standings(old, layer, key));
-        self.rekey(Rekeyed { standings, ..Rekeyed::default() }).await
+        self.rekey(KeyMoves { standings, ..KeyMoves::default() }).await
     }
 
     /// Removes what is still stored of a subject under digests of the old secret.
@@ -182,7 +182,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         self.execute(Command::Forgive { keys }).await.map(drop)
     }
 
-    async fn rekey(&self, rekeyed: Rekeyed) -> Result<(), StoreError> {
+    async fn rekey(&self, rekeyed: KeyMoves) -> Result<(), StoreError> {
         if rekeyed.is_empty() {
             return Ok(());
         }

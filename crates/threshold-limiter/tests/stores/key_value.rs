@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
 use threshold_core::command::{
-    AccountChange, AccountKey, Answer, Command, Records, Renamed, RequestRecord, SaveReason, execute,
+    AccountChange, AccountKey, Answer, Command, MovedRecord, Records, RequestRecord, SaveReason, execute,
 };
 use threshold_core::control::{ControlChange, ControlLog, ControlPage};
 use threshold_core::lockout::{Account, Login};
@@ -168,8 +168,8 @@ impl Records for Open<'_> {
         Ok(())
     }
 
-    fn rename(&mut self, what: Renamed, old: Digest, new: Digest, _: Timestamp) -> Result<(), StoreError> {
-        let table = if what == Renamed::Standing { RecordKind::Standings } else { RecordKind::Accounts };
+    fn rename(&mut self, what: MovedRecord, old: Digest, new: Digest, _: Timestamp) -> Result<(), StoreError> {
+        let table = if what == MovedRecord::Standing { RecordKind::Standings } else { RecordKind::Accounts };
         if let Some(bytes) = self.0.remove(&(table, old.to_u128())) {
             self.0.entry((table, new.to_u128())).or_insert(bytes);
         }

@@ -3,6 +3,7 @@
 //! The changes that a result makes are on disk before it is answered.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
@@ -11,7 +12,7 @@ use http::{HeaderValue, StatusCode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use threshold_core::Span;
-use threshold_limiter::{Attempted, LoginError, LoginRequest};
+use threshold_limiter::{Attempted, LoginError, LoginRequest, LoginResult};
 
 use super::error::ErrorBody;
 use super::http::{Address, Text, read};
@@ -56,12 +57,12 @@ struct ResultBody<'a> {
     success: bool,
 }
 
-/// The answer to an attempt or a result.
+/// The answer to an attempt.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(rename = "Login")]
-struct LoginBody {
-    /// For an attempt: whether to check the secret. For a result: whether the client is logged in, or may try again.
+#[schemars(rename = "LoginAttemptAnswer")]
+struct AttemptAnswer {
+    /// Whether to check the secret.
     allowed: bool,
     /// The token to send the result with.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,9 +70,6 @@ struct LoginBody {
     /// The seconds until this client may try again.
     #[serde(skip_serializing_if = "Option::is_none")]
     lockout_remaining: Option<u64>,
-    /// The new device token, for a cookie that is `__Host-`, `HttpOnly`, `Secure` and `SameSite=Lax`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    device: Option<String>,
     /// Why the attempt was refused: `too_many_requests`, `account_locked` or `banned`.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'static str>,
@@ -80,12 +78,29 @@ struct LoginBody {
     message: Option<&'static str>,
 }
 
+/// The answer to a result.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(rename = "LoginResultAnswer")]
+struct ResultAnswer {
+    /// Whether the client is logged in: the secret was right, and the attempt counted.
+    success: bool,
+    /// Whether the account takes another attempt of this client now.
+    may_retry: bool,
+    /// The seconds until the account takes another attempt of this client.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lockout_remaining: Option<u64>,
+    /// The new device token, for a cookie that is `__Host-`, `HttpOnly`, `Secure` and `SameSite=Lax`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
+}
+
 pub(super) fn routes() -> Vec<Route> {
     vec![post("/v1/login/attempt", attempt, describe_attempt), post("/v1/login/result", result, describe_result)]
 }
 
 fn describe_attempt(schemas: &mut Schemas) -> Operation {
-    let (body, login) = (schemas.of::<AttemptBody<'_>>(), schemas.of::<LoginBody>());
+    let (body, login) = (schemas.of::<AttemptBody<'_>>(), schemas.of::<AttemptAnswer>());
     let refused = serde_json::json!({"anyOf": [login, schemas.of::<ErrorBody>()]});
     Operation::call("loginAttempt", "Ask, before a secret is checked, whether to check it", &login)
         .body(body)
@@ -94,7 +109,7 @@ fn describe_attempt(schemas: &mut Schemas) -> Operation {
 }
 
 fn describe_result(schemas: &mut Schemas) -> Operation {
-    let (body, login) = (schemas.of::<ResultBody<'_>>(), schemas.of::<LoginBody>());
+    let (body, login) = (schemas.of::<ResultBody<'_>>(), schemas.of::<ResultAnswer>());
     Operation::call("loginResult", "Report, after a secret was checked, whether it was right", &login)
         .body(body)
         .errors(&[
@@ -115,17 +130,17 @@ async fn attempt(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Resul
     };
     let refusal = match app.desk.login_attempt(&request).await? {
         Attempted::Allowed(attempt) => {
-            let body = LoginBody { allowed: true, attempt: Some(attempt), ..LoginBody::default() };
+            let body = AttemptAnswer { allowed: true, attempt: Some(attempt), ..AttemptAnswer::default() };
             return Ok(json(StatusCode::OK, &body));
         }
         Attempted::Refused(refusal) => refusal,
     };
-    let wait = refusal.retry_after.map(seconds);
-    let body = LoginBody {
+    let wait = refusal.retry_after_secs();
+    let body = AttemptAnswer {
         lockout_remaining: wait,
         error: Some(refusal.code()),
         message: Some(refusal.message()),
-        ..LoginBody::default()
+        ..AttemptAnswer::default()
     };
     let mut response = json(StatusCode::TOO_MANY_REQUESTS, &body);
     if let Some(wait) = wait {
@@ -137,14 +152,15 @@ async fn attempt(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Resul
 async fn result(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let ResultBody { attempt, success } = read(&body)?;
     let ended = app.desk.login_result(attempt.as_str(), success).await?.ok_or_else(ApiError::not_saved)?;
-    let lockout_remaining = ended.lockout_remaining.map(seconds);
-    let body = LoginBody { allowed: ended.allowed, lockout_remaining, device: ended.device, ..LoginBody::default() };
+    let LoginResult { success, may_retry, lockout_remaining, device } = ended;
+    let lockout_remaining = lockout_remaining.map(seconds);
+    let body = ResultAnswer { success, may_retry, lockout_remaining, device };
     Ok(json(StatusCode::OK, &body).into_response())
 }
 
 /// Rounds up to whole seconds, at least one: a client that retries after them must not be refused for being early.
-fn seconds(span: Span) -> u64 {
-    span.secs_ceil().max(1)
+fn seconds(wait: Duration) -> u64 {
+    Span::from(wait).secs_ceil().max(1)
 }
 
 impl From<LoginError> for ApiError {

@@ -33,12 +33,15 @@ fn locks_and_devices_survive_a_kill() {
     let first = attempt(&server, "Ada", "203.0.113.1", None);
     assert_eq!((first.status, first.json()["allowed"].as_bool()), (200, Some(true)));
     let welcome = result(&server, &first, true);
+    assert_eq!((&welcome.json()["success"], &welcome.json()["mayRetry"]), (&json!(true), &json!(true)));
     let device = welcome.json()["device"].as_str().unwrap().to_owned();
     assert_eq!(result(&server, &first, true).status, 404);
     for failures in 1..=3 {
         let tried = attempt(&server, " ADA ", "203.0.113.2", None);
         let told = result(&server, &tried, false).json();
-        assert_eq!(told["allowed"], failures < 3, "{told}");
+        // `allowed` was true after a wrong password, and a caller could take it for "logged in".
+        assert_eq!((&told["success"], told.get("allowed")), (&json!(false), None), "{told}");
+        assert_eq!(told["mayRetry"], failures < 3, "{told}");
         assert_eq!(told["lockoutRemaining"].is_u64(), failures == 3, "{told}");
     }
     for _ in 0..2 {

@@ -3,7 +3,7 @@
 use super::{Field, MAX_ITEMS, take};
 use crate::balance::Checked;
 use crate::codec::{BytesError, Reader, Writer};
-use crate::command::Rekeyed;
+use crate::command::KeyMoves;
 use crate::ladder::Standing;
 use crate::limit::{Limit, Look, Mark, SlidingLog};
 use crate::plan::SubjectKeys;
@@ -114,7 +114,7 @@ impl Field for SubjectKeys {
     }
 }
 
-impl Field for Rekeyed {
+impl Field for KeyMoves {
     fn write(&self, out: &mut Writer) {
         out.number(self.balances.len() as u64);
         for (old, new, limit) in &self.balances {
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn a_rekey_command_reads_back() {
         let digest = Digest::from_u128;
-        let command = Command::Rekey(Rekeyed {
+        let command = Command::Rekey(KeyMoves {
             balances: vec![(digest(1), digest(2), Limit::never()), (digest(3), digest(4), Limit::never())],
             standings: vec![(digest(5), digest(6))],
             accounts: vec![(digest(7), digest(u128::MAX)), (digest(0), digest(9))],

@@ -4,7 +4,7 @@ use super::{Field, MAX_ITEMS, put, take};
 use crate::codec::{BytesError, Reader, Writer};
 use crate::command::AccountChange;
 use crate::lockout::{
-    Account, Attempt, AttemptOutcome, Device, Factor, Login, ResultOutcome, Try, UnknownAttempt, Wider,
+    Account, Attempt, AttemptKeys, AttemptOutcome, Device, Factor, Login, ResultOutcome, StandInKeys, UnknownAttempt,
 };
 use crate::policy::OnStoreError;
 
@@ -41,10 +41,10 @@ impl Field for Login {
     }
 }
 
-impl Field for Try {
+impl Field for AttemptKeys {
     fn write(&self, out: &mut Writer) {
-        let Self { account, address, wider, factor, device, id } = self;
-        let fields: [&dyn Field; 7] = [account, address, &wider.prefix, &wider.all, &factor.0, device, id];
+        let Self { account, address, stand_ins, factor, device, id } = self;
+        let fields: [&dyn Field; 7] = [account, address, &stand_ins.prefix, &stand_ins.all, &factor.0, device, id];
         fields.into_iter().for_each(|field| field.write(out));
     }
 
@@ -52,7 +52,7 @@ impl Field for Try {
         Ok(Self {
             account: take(from)?,
             address: take(from)?,
-            wider: Wider { prefix: take(from)?, all: take(from)? },
+            stand_ins: StandInKeys { prefix: take(from)?, all: take(from)? },
             factor: Factor(take(from)?),
             device: take(from)?,
             id: take(from)?,
@@ -121,14 +121,14 @@ impl Field for AttemptOutcome {
 
 impl Field for ResultOutcome {
     fn write(&self, out: &mut Writer) {
-        let Self { allowed, locked_until, device } = self;
-        allowed.write(out);
+        let Self { success, locked_until, device } = self;
+        success.write(out);
         locked_until.write(out);
         device.write(out);
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
-        Ok(Self { allowed: take(from)?, locked_until: take(from)?, device: take(from)? })
+        Ok(Self { success: take(from)?, locked_until: take(from)?, device: take(from)? })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Login accounts, bounded: guessed names cannot evict a lock, a login in flight or a known device.
 
-use threshold_core::lockout::{Account, Login, Wider};
+use threshold_core::lockout::{Account, Login, StandInKeys};
 use threshold_core::{Digest, Timestamp};
 
 use super::WhenFull;
@@ -59,16 +59,22 @@ impl Accounts {
     ///
     /// # Errors
     /// Returns an error if there is no room and `when_full` is `deny`.
-    pub(super) fn place(&self, key: Digest, wider: &Wider, login: &Login, now: Timestamp) -> Result<Place, StoreError> {
+    pub(super) fn place(
+        &self,
+        key: Digest,
+        stand_ins: &StandInKeys,
+        login: &Login,
+        now: Timestamp,
+    ) -> Result<Place, StoreError> {
         let has_room = self.has_room_to_try() || self.entries.could_free_one(|other| worth_to_try(other, login, now));
         if self.entries.get(key).is_some() || has_room {
             return Ok(Place::Own);
         }
         match self.when_full {
             WhenFull::Deny => Err(StoreError::Full),
-            WhenFull::Shared => Ok(Place::Folded(wider.all)),
+            WhenFull::Shared => Ok(Place::Folded(stand_ins.all)),
             // Without an address, the account's own digest is used among those that stand in.
-            WhenFull::Fold => Ok(Place::Folded(self.stand_in(wider.prefix.unwrap_or(key), login, now))),
+            WhenFull::Fold => Ok(Place::Folded(self.stand_in(stand_ins.prefix.unwrap_or(key), login, now))),
         }
     }
 

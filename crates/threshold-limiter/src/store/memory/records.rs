@@ -1,9 +1,9 @@
 //! The records of the store as commands see them: each table is locked when a command first needs it, until the command ends.
 
 use threshold_core::balance::Checked;
-use threshold_core::command::{AccountChange, AccountKey, Records, Renamed, RequestRecord, SaveReason};
+use threshold_core::command::{AccountChange, AccountKey, MovedRecord, Records, RequestRecord, SaveReason};
 use threshold_core::control::{ControlChange, ControlFull, ControlPage};
-use threshold_core::lockout::{Account, Login, Wider};
+use threshold_core::lockout::{Account, Login, StandInKeys};
 use threshold_core::{Balance, Digest, Limit, Reservation, Standing, Timestamp, TraceId};
 
 use super::accounts::{Accounts, Place};
@@ -88,11 +88,11 @@ impl Records for OpenRecords<'_> {
     fn account_key(
         &mut self,
         account: Digest,
-        wider: &Wider,
+        stand_ins: &StandInKeys,
         login: &Login,
         now: Timestamp,
     ) -> Result<AccountKey, StoreError> {
-        Ok(match self.accounts().place(account, wider, login, now)? {
+        Ok(match self.accounts().place(account, stand_ins, login, now)? {
             Place::Own => AccountKey::Own(account),
             Place::Folded(stand_in) => AccountKey::StandIn(stand_in),
         })
@@ -142,7 +142,7 @@ impl Records for OpenRecords<'_> {
         Ok(())
     }
 
-    fn address_key(&mut self, address: Digest, wider: &Wider, now: Timestamp) -> Result<Digest, StoreError> {
+    fn address_key(&mut self, address: Digest, stand_ins: &StandInKeys, now: Timestamp) -> Result<Digest, StoreError> {
         let store = self.store;
         let shard = |key| store.shard(key).map(|shard| shard.open()).ok_or(StoreError::Full);
         let mut own = shard(address)?;
@@ -153,15 +153,15 @@ impl Records for OpenRecords<'_> {
         if store.when_full == WhenFull::Deny {
             return Err(StoreError::Full);
         }
-        if let Some(prefix) = wider.prefix.filter(|_| store.when_full == WhenFull::Fold) {
+        if let Some(prefix) = stand_ins.prefix.filter(|_| store.when_full == WhenFull::Fold) {
             let mut own = shard(prefix)?;
             if own.has(prefix) || own.make_room(prefix, now) || own.has_spare_slots(0) {
                 return Ok(prefix);
             }
         }
-        let mut own = shard(wider.all)?;
-        let has_room = own.has(wider.all) || own.make_room(wider.all, now) || own.has_a_spare_slot(0);
-        if has_room { Ok(wider.all) } else { Err(StoreError::Full) }
+        let mut own = shard(stand_ins.all)?;
+        let has_room = own.has(stand_ins.all) || own.make_room(stand_ins.all, now) || own.has_a_spare_slot(0);
+        if has_room { Ok(stand_ins.all) } else { Err(StoreError::Full) }
     }
 
     fn balances<T>(
@@ -214,11 +214,11 @@ impl Records for OpenRecords<'_> {
         Ok(())
     }
 
-    fn rename(&mut self, what: Renamed, old: Digest, new: Digest, now: Timestamp) -> Result<(), StoreError> {
+    fn rename(&mut self, what: MovedRecord, old: Digest, new: Digest, now: Timestamp) -> Result<(), StoreError> {
         let store = self.store;
         match what {
-            Renamed::Standing => store.rename_standing(old, new, now),
-            Renamed::Account => {
+            MovedRecord::Standing => store.rename_standing(old, new, now),
+            MovedRecord::Account => {
                 let accounts = self.accounts();
                 if accounts.rename(old, new) {
                     store.report_account(accounts, new);
