@@ -96,7 +96,7 @@ impl Balance {
             return look;
         }
         let ready_at = look.ready_at.max(self.blocked_until);
-        Look { allowed: false, remaining: 0, ready_at, ..look }
+        Look { allowed: false, available: 0, ready_at, ..look }
     }
 
     /// Whether the state is in the figures of this limit, so that a mark made under it can be found again.
@@ -167,7 +167,7 @@ impl Balance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::{Entries, Entry, Hold, Holds, MAX_ENTRIES, MAX_HOLDS};
+    use crate::limit::{Entries, Entry, Hold, Holds, MAX_ENTRIES, MAX_HOLDS, Millis};
     use crate::time::Span;
 
     /// A table of a million keys unpacks and moves balances: a larger state is boxed, as that of a refunded bucket is.
@@ -188,7 +188,7 @@ mod tests {
         });
         let entries = (0..MAX_ENTRIES).map(|_| Entry { time: Timestamp::MAX, cost: most });
         let states = [
-            State::Holds(Holds { holds: holds.collect() }),
+            State::Holds(Holds { holds: holds.collect(), ttl: Millis(u32::MAX), mean: Millis(u32::MAX) }),
             State::Entries(Entries { entries: entries.collect(), period: Span::from_micros(most) }),
         ];
         for state in states {

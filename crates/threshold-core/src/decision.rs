@@ -413,7 +413,7 @@ impl Plan<'_> {
                     .ready_if_full(charge.cost, &settled.look, now, self.trace())
                     .max(blocked.unwrap_or(now));
                 settled.look.allowed = false;
-                settled.look.remaining = 0;
+                settled.look.available = 0;
             }
         }
         let mut decision = Decision::default();
@@ -465,8 +465,8 @@ impl Plan<'_> {
             reading.allowed = look.allowed || (self.verb() == Verb::Record && reading.enforced);
             denied |= reading.enforced && !reading.allowed && !lifted;
             (reading.remaining, reading.resets) = match mark {
-                Some(mark) => (look.remaining.saturating_sub(mark.amount), look.reset_if_charged),
-                None => (look.remaining, look.reset_if_not),
+                Some(mark) => (look.available.saturating_sub(mark.amount), look.reset_if_charged),
+                None => (look.available, look.reset_if_not),
             };
             reading.charged = mark.is_some();
             reading.ready = if reading.allowed { Timestamp::MAX } else { look.ready_at };

@@ -31,6 +31,8 @@ pub(crate) use algorithm::LimitOption;
 use algorithm::{AlgorithmState, Figures, LimitAlgorithm, StateSlot};
 pub use build::LimitOptions;
 #[cfg(test)]
+pub(crate) use concurrency::Millis;
+#[cfg(test)]
 pub(crate) use concurrency::{Hold, Holds, MAX_HOLDS};
 #[cfg(test)]
 pub(crate) use entries::{Entries, Entry, MAX_ENTRIES};
@@ -164,8 +166,8 @@ impl PartialEq for Limit {
 pub struct Look {
     /// Whether the cost fits now.
     pub allowed: bool,
-    /// The whole cost that fits now, before any charge.
-    pub remaining: u64,
+    /// The whole cost that fits now, before any charge. What an answer calls `remaining` is this less what was charged.
+    pub available: u64,
     /// When this cost fits if no other request comes; `Timestamp::MAX` if it never will.
     pub ready_at: Timestamp,
     /// `resetAt` if this cost is charged now; `Timestamp::MAX` where the algorithm has none. For a sliding estimate, whose
@@ -179,7 +181,7 @@ impl Look {
     /// The answer of a limit that nothing fits.
     const NEVER: Self = Self {
         allowed: false,
-        remaining: 0,
+        available: 0,
         ready_at: Timestamp::MAX,
         reset_if_charged: Timestamp::MAX,
         reset_if_not: Timestamp::MAX,

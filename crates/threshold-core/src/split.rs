@@ -37,7 +37,7 @@ const UNANSWERED: Settled = Settled {
     at: Timestamp::EPOCH,
     look: Look {
         allowed: false,
-        remaining: 0,
+        available: 0,
         ready_at: Timestamp::MAX,
         reset_if_charged: Timestamp::MAX,
         reset_if_not: Timestamp::MAX,

@@ -72,7 +72,7 @@ impl KeyDecision {
     #[inline(always)]
     fn new(look: Look, cost: u64, at: Timestamp) -> Self {
         let charged = if look.allowed { cost } else { 0 };
-        let remaining = look.remaining.saturating_sub(charged);
+        let remaining = look.available.saturating_sub(charged);
         Self { allowed: look.allowed, remaining, at, ready: look.ready_at }
     }
 

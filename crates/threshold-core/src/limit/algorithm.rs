@@ -130,7 +130,7 @@ pub(crate) trait LimitAlgorithm: Copy + Eq + fmt::Debug {
 
     /// What is left of the limit if the state counts with all that its loss would allow to be refunded again.
     fn remaining_if_lost(&self, state: &Self::State, now: Timestamp) -> u64 {
-        self.look(state, 0, now).remaining
+        self.look(state, 0, now).available
     }
 
     /// Until when a charge counts that leaves the limit to reset at `reset`, where the mark alone cannot say that.

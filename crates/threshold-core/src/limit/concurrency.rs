@@ -12,6 +12,11 @@ use crate::time::{Span, Timestamp};
 /// The most holds one state has: every unit of the largest limit, and as much debt.
 pub(crate) const MAX_HOLDS: usize = 2 * MAX_CONCURRENCY as usize;
 
+/// How much the newest holding time counts in the mean: an eighth, as in TCP's estimate of the round trip (RFC 6298).
+const NEWEST_WEIGHT: u32 = 8;
+/// The earliest guess. `Retry-After` has whole seconds.
+const SOONEST: Span = Span::SECOND;
+
 /// At most L at once; a hold that is never released lasts `ttl`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Concurrency {
@@ -19,10 +24,34 @@ pub(crate) struct Concurrency {
     ttl: Span,
 }
 
-/// What is in flight, in the order in which it would expire.
+/// What is in flight, in the order in which it would expire, and how long recent requests were in flight.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Holds {
     pub(crate) holds: Vec<Hold>,
+    /// The ttl of the last charge. A hold began this long before it expires; earlier ones may have had another ttl, which a
+    /// guess can bear.
+    pub(crate) ttl: Millis,
+    /// The moving mean of the times that recent requests were held; zero where none has ended yet.
+    pub(crate) mean: Millis,
+}
+
+/// A length of time in milliseconds, up to 49 days: as exact as a guess needs to be, and small enough that a
+/// [`Balance`](crate::Balance) does not grow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Millis(pub(crate) u32);
+
+impl Millis {
+    fn round_up(span: Span) -> Self {
+        Self(u32::try_from(span.micros().div_ceil(1_000)).unwrap_or(u32::MAX))
+    }
+
+    fn span(self) -> Span {
+        Span::from_micros(u64::from(self.0).saturating_mul(1_000))
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        u32::try_from(from.number()?).map(Self).map_err(|_| BytesError::Malformed("holding time"))
+    }
 }
 
 /// One request in flight.
@@ -38,6 +67,27 @@ impl Holds {
         let ended = self.holds.partition_point(|hold| hold.expires <= now);
         self.holds.get(ended..).unwrap_or_default()
     }
+
+    /// Adds the time that a request was held to the mean.
+    fn note_held(&mut self, held: Span) {
+        let (mean, held) = (self.mean.0, Millis::round_up(held).0.max(1));
+        self.mean.0 = match mean {
+            0 => held,
+            // Both shares are rounded up, so that the mean stays above zero, which means that nothing has ended.
+            _ => mean.saturating_sub(mean.div_ceil(NEWEST_WEIGHT)).saturating_add(held.div_ceil(NEWEST_WEIGHT)),
+        };
+    }
+
+    /// Guesses when a hold ends. Only its expiry is certain, and that is far too late for a request that takes milliseconds.
+    ///
+    /// A hold is expected to last as long as recent ones. One that has lasted longer, or has no predecessors, is expected to
+    /// last as long again as it has until now, so that a client who keeps asking waits longer each time.
+    fn guess_end(&self, hold: &Hold, now: Timestamp) -> Timestamp {
+        let began = hold.expires.minus(self.ttl.span());
+        let expected = began.plus(self.mean.span());
+        let guess = if expected > now { expected } else { now.plus(now.since(began)) };
+        guess.max(now.plus(SOONEST)).min(hold.expires)
+    }
 }
 
 fn sum(holds: &[Hold]) -> u64 {
@@ -51,16 +101,16 @@ impl Concurrency {
         None
     }
 
-    /// When so many of the holds that expire first have expired that `cost` fits.
-    fn ready_at(&self, holds: &[Hold], used: u64, cost: u64) -> Timestamp {
+    /// Guesses when so many of the oldest holds have ended that `cost` fits.
+    fn guess_ready_at(&self, state: &Holds, used: u64, cost: u64, now: Timestamp) -> Timestamp {
         if cost > self.quota {
             return Timestamp::MAX;
         }
         let mut left = used;
-        for hold in holds {
+        for hold in state.in_flight(now) {
             left = left.saturating_sub(hold.cost);
             if left.saturating_add(cost) <= self.quota {
-                return hold.expires;
+                return state.guess_end(hold, now);
             }
         }
         Timestamp::MAX
@@ -143,14 +193,13 @@ impl LimitAlgorithm for Concurrency {
     }
 
     fn look(&self, state: &Holds, cost: u64, now: Timestamp) -> Look {
-        let holds = state.in_flight(now);
-        let used = sum(holds);
-        let remaining = self.quota.saturating_sub(used);
-        let fits = cost <= remaining && used <= self.quota;
+        let used = sum(state.in_flight(now));
+        let available = self.quota.saturating_sub(used);
+        let fits = cost <= available && used <= self.quota;
         Look {
             allowed: fits,
-            remaining,
-            ready_at: if fits { now } else { self.ready_at(holds, used, cost) },
+            available,
+            ready_at: if fits { now } else { self.guess_ready_at(state, used, cost, now) },
             // Room comes when requests end, which no limit knows.
             reset_if_charged: Timestamp::MAX,
             reset_if_not: Timestamp::MAX,
@@ -160,6 +209,11 @@ impl LimitAlgorithm for Concurrency {
     fn charge(&self, state: &mut Holds, cost: u64, now: Timestamp, id: TraceId) -> Mark {
         let ended = state.holds.partition_point(|hold| hold.expires <= now);
         state.holds.drain(..ended);
+        if ended > 0 {
+            // They were never released, as behind a proxy that only asks: each was held for its whole ttl.
+            state.note_held(self.ttl);
+        }
+        state.ttl = Millis::round_up(self.ttl);
         let room = self.quota.saturating_mul(2).saturating_sub(sum(&state.holds));
         let amount = cost.min(room);
         let expires = now.plus(self.ttl);
@@ -172,8 +226,8 @@ impl LimitAlgorithm for Concurrency {
 
 impl AlgorithmState for Holds {
     const TAGS: &'static [u8] = &[5];
-    /// A tag, a count, and an id and two numbers of at most 10 bytes for each hold.
-    const MAX_BYTES: usize = 1 + 10 + MAX_HOLDS * (16 + 2 * 10);
+    /// A tag, a count, two lengths of time, and an id and two numbers for each hold; a number takes at most 10 bytes.
+    const MAX_BYTES: usize = 1 + 10 + 2 * 10 + MAX_HOLDS * (16 + 2 * 10);
 
     fn silent_from(&self) -> Timestamp {
         self.holds.last().map_or(Timestamp::EPOCH, |last| last.expires)
@@ -186,14 +240,20 @@ impl AlgorithmState for Holds {
     fn set_terms(&self, _figures: &mut Figures) {}
 
     /// What is not given back stays in flight.
-    fn give_back(&mut self, mark: &Mark, _now: Timestamp, id: TraceId) {
-        let mut left = mark.amount;
+    fn give_back(&mut self, mark: &Mark, now: Timestamp, id: TraceId) {
+        let (mut left, mut began) = (mark.amount, None);
         for hold in self.holds.iter_mut().filter(|hold| hold.id == id) {
             let back = hold.cost.min(left);
             hold.cost = hold.cost.saturating_sub(back);
             left = left.saturating_sub(back);
+            if hold.cost == 0 && hold.expires > now {
+                began = Some(hold.expires.minus(self.ttl.span()));
+            }
         }
         self.holds.retain(|hold| hold.cost > 0);
+        if let Some(began) = began {
+            self.note_held(now.since(began));
+        }
     }
 
     fn write(&self, out: &mut Writer) {
@@ -206,6 +266,8 @@ impl AlgorithmState for Holds {
             write_time(hold.expires, before, out);
             before = hold.expires;
         }
+        out.number(self.ttl.0.into());
+        out.number(self.mean.0.into());
     }
 
     fn read(_tag: u8, from: &mut Reader<'_>) -> Result<Self, BytesError> {
@@ -218,7 +280,8 @@ impl AlgorithmState for Holds {
             expires = read_time(from, expires)?;
             holds.push(Hold { id, cost, expires });
         }
-        Ok(Self { holds })
+        let (ttl, mean) = (Millis::read(from)?, Millis::read(from)?);
+        Ok(Self { holds, ttl, mean })
     }
 }
 

@@ -63,12 +63,12 @@ impl Sliding {
     pub(super) fn look(&self, state: &Entries, cost: u64, now: Timestamp) -> Look {
         let entries = state.in_view(now);
         let used = sum(entries);
-        let remaining = self.quota.saturating_sub(used);
-        let fits = cost <= remaining && used <= self.quota;
+        let available = self.quota.saturating_sub(used);
+        let fits = cost <= available && used <= self.quota;
         let oldest_leaves = entries.first().map(|first| first.time.plus(self.period));
         Look {
             allowed: fits,
-            remaining,
+            available,
             ready_at: if fits { now } else { self.ready_at(entries, used, cost) },
             reset_if_charged: oldest_leaves.unwrap_or_else(|| self.kept_at.plus(self.period)),
             reset_if_not: oldest_leaves.unwrap_or(now),

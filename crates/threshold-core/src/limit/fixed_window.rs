@@ -190,13 +190,13 @@ impl LimitAlgorithm for FixedWindow {
     #[inline]
     fn look(&self, state: &WindowCount, cost: u64, now: Timestamp) -> Look {
         let window = self.current(state, now);
-        let remaining = self.quota.saturating_sub(window.used);
-        let fits = cost <= remaining && window.used <= self.quota;
+        let available = self.quota.saturating_sub(window.used);
+        let fits = cost <= available && window.used <= self.quota;
         // Before its first charge a window of its own has not begun, so nothing is waiting to be reset.
         let opened = window.used > 0 || self.anchor == Anchor::Clock;
         Look {
             allowed: fits,
-            remaining,
+            available,
             ready_at: if fits {
                 now
             } else if cost > self.quota {

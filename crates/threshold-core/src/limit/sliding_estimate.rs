@@ -211,13 +211,13 @@ impl LimitAlgorithm for SlidingEstimate {
     fn look(&self, state: &TwoWindows, cost: u64, now: Timestamp) -> Look {
         let windows = state.rolled(now);
         let used = windows.used(now);
-        let remaining = self.quota.saturating_sub(used);
-        let fits = cost <= remaining && used <= self.quota;
+        let available = self.quota.saturating_sub(used);
+        let fits = cost <= available && used <= self.quota;
         let mut charged = *state;
         self.add(&mut charged, cost, now);
         Look {
             allowed: fits,
-            remaining,
+            available,
             ready_at: if fits { now } else { self.ready_at(&windows, cost) },
             reset_if_charged: self.more_at(&charged, now),
             reset_if_not: self.more_at(&windows, now),

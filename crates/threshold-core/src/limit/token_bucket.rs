@@ -170,7 +170,7 @@ impl TokenBucket {
         let later = |micros: u64| now.plus(Span::from_micros(micros));
         Some(Look {
             allowed: after <= capacity,
-            remaining: capacity.saturating_sub(backlog).checked_div(step).unwrap_or(0),
+            available: capacity.saturating_sub(backlog).checked_div(step).unwrap_or(0),
             ready_at: if after <= capacity {
                 now
             } else if cost > self.burst {
@@ -194,7 +194,7 @@ impl TokenBucket {
         let later = |ticks: u128| interval.round_up(start.saturating_add(ticks));
         Look {
             allowed: fits,
-            remaining: interval.whole_cost(capacity.saturating_sub(backlog)),
+            available: interval.whole_cost(capacity.saturating_sub(backlog)),
             ready_at: if fits {
                 now
             } else if cost > self.burst {
@@ -380,7 +380,7 @@ impl LimitAlgorithm for TokenBucket {
             Bucket::Plain(level) => *level,
             Bucket::Refunded(refunded) => refunded.at_peak(),
         };
-        self.look_at(&level, 0, now).remaining
+        self.look_at(&level, 0, now).available
     }
 
     #[inline]

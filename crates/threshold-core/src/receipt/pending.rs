@@ -170,7 +170,7 @@ mod tests {
         }
         assert!(take(&mut pending).is_none(), "what was taken out is gone");
         let looks = plan.charges().iter().map(|charge| stored[&charge.key()].peek(charge.limit, 0, now));
-        assert_eq!(looks.map(|look| look.remaining).collect::<Vec<_>>(), expect);
+        assert_eq!(looks.map(|look| look.available).collect::<Vec<_>>(), expect);
     }
 
     #[test]
@@ -195,7 +195,7 @@ mod tests {
         let plan = policy.plan(&Facts { user: Some("u1"), ..Facts::default() }).unwrap().seeing_outcomes();
         let mut under_way: Vec<Pending> =
             (0..5).map(|_| plan.pending(&settle(plan.bill(), &mut balances, &mut [], start))).collect();
-        let left = |balances: &[Balance], now| balances[0].peek(plan.bill.charges[0].limit, 0, now).remaining;
+        let left = |balances: &[Balance], now| balances[0].peek(plan.bill.charges[0].limit, 0, now).available;
         assert_eq!(left(&balances, start), 0);
         let now = start.plus(crate::time::Span::from_secs(12));
         for pending in &mut under_way {

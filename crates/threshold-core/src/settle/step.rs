@@ -241,7 +241,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
                 let until = self.now.plus(span);
                 self.balances.block(index, charge, until);
                 settled.look.ready_at = settled.look.ready_at.max(until);
-                settled.look.remaining = 0;
+                settled.look.available = 0;
                 self.outcome.mark_balance(index);
             }
         }

@@ -113,7 +113,7 @@ impl LoginWorld {
     }
 
     fn begin(&mut self, tried: AttemptKeys) -> AttemptOutcome {
-        match self.ledger.execute(&Command::BeginLogin { login: self.login.clone(), tried }, self.now) {
+        match self.ledger.execute(&Command::BeginLogin { login: self.login.clone(), keys: tried }, self.now) {
             Answer::Attempted(outcome) => outcome,
             other => panic!("{other:?}"),
         }

@@ -99,7 +99,8 @@ proptest! {
     }
 
     /// If no other request comes, a denied request is denied until a microsecond before `ready_at` and allowed at it, and so also
-    /// after the whole seconds of `retryAfter`, however many limits and blocks are involved.
+    /// after the whole seconds of `retryAfter`, however many limits and blocks are involved. Only when a request in flight ends
+    /// is a guess: it comes before the hold expires.
     ///
     /// Seen to fail after: replacing `>` with `<` in `longest_wait`.
     #[test]
@@ -116,9 +117,13 @@ proptest! {
             let ready = decision.ready_at.expect("every limit here has room at some time");
             prop_assert!(ready > world.now);
             prop_assert!(!world.peek_at(&facts, ready.minus(Span::from_micros(1))).allowed());
-            prop_assert!(world.peek_at(&facts, ready).allowed());
             let seconds = Span::from_secs(Span::from(decision.retry_after().unwrap()).secs_ceil());
-            prop_assert!(world.peek_at(&facts, world.now.plus(seconds)).allowed());
+            let rule_of = |reading: &Reading| &rules[place(&world.policy.rules()[reading.rule()].name)];
+            let is_guess = |reading: &Reading| !reading.allowed && rule_of(reading).algorithm.is_concurrency();
+            if !decision.readings.iter().any(is_guess) {
+                prop_assert!(world.peek_at(&facts, ready).allowed());
+                prop_assert!(world.peek_at(&facts, world.now.plus(seconds)).allowed());
+            }
             prop_assert_eq!(decision.reset_at(), Some(world.now.plus(seconds).secs_ceil()));
         }
     }

@@ -42,15 +42,15 @@ impl Field for Checked {
 
 impl Field for Look {
     fn write(&self, out: &mut Writer) {
-        let Self { allowed, remaining, ready_at, reset_if_charged, reset_if_not } = self;
-        let fields: [&dyn Field; 5] = [allowed, remaining, ready_at, reset_if_charged, reset_if_not];
+        let Self { allowed, available, ready_at, reset_if_charged, reset_if_not } = self;
+        let fields: [&dyn Field; 5] = [allowed, available, ready_at, reset_if_charged, reset_if_not];
         fields.into_iter().for_each(|field| field.write(out));
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         Ok(Self {
             allowed: take(from)?,
-            remaining: take(from)?,
+            available: take(from)?,
             ready_at: take(from)?,
             reset_if_charged: take(from)?,
             reset_if_not: take(from)?,

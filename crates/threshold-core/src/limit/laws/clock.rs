@@ -24,7 +24,7 @@ proptest! {
         let cost = share.of(world.limit.capacity());
         let (later, back) = (world.look(cost), back.after(world.now, &world.limit));
         let earlier = world.look_at(cost, world.now.minus(back));
-        prop_assert!(earlier.remaining <= later.remaining);
+        prop_assert!(earlier.available <= later.available);
         prop_assert!(later.allowed || !earlier.allowed);
     }
 

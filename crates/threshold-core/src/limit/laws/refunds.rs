@@ -34,7 +34,7 @@ proptest! {
         let mut with = World::play(shape, start, &traces.0);
         with.wait(gap);
         let mut without = with.clone();
-        let cost = shares.0.of(with.limit.capacity()).min(with.look(0).remaining);
+        let cost = shares.0.of(with.limit.capacity()).min(with.look(0).available);
         let kept = shares.1.of(cost).min(cost);
         let reset = with.look(cost).reset_if_charged;
         let guest = with.charge(cost, GUEST);
@@ -82,7 +82,7 @@ proptest! {
             world.act_beside(act, &mut model, &mut places);
             let now = world.now.micros();
             let ideal = model.room_beside(model.level_without_refunds(now));
-            prop_assert!(world.look(0).remaining <= ideal, "{} of {ideal}", world.look(0).remaining);
+            prop_assert!(world.look(0).available <= ideal, "{} of {ideal}", world.look(0).available);
         }
     }
 
@@ -118,12 +118,12 @@ proptest! {
     ) {
         let shape = Shape { algorithm: Algorithm::Concurrency, ..shape };
         let mut world = World::play(shape.with_figures_of(shape), start, &trace);
-        let before = world.look(0).remaining;
+        let before = world.look(0).available;
         let cost = shares.0.of(world.limit.capacity()).min(before);
         let kept = shares.1.of(cost).min(cost);
         let mark = world.charge(cost, GUEST);
         world.balance.give_back(mark.with_amount(cost - kept), world.now, GUEST);
-        prop_assert_eq!(world.look(0).remaining, before - kept);
+        prop_assert_eq!(world.look(0).available, before - kept);
     }
 }
 
@@ -142,7 +142,7 @@ impl Pair {
         if self.with.now >= self.until {
             return Ok(());
         }
-        prop_assert!(self.with.look(0).remaining <= self.without.look(0).remaining);
+        prop_assert!(self.with.look(0).available <= self.without.look(0).available);
         if let Some(cost) = self.with.asked(act) {
             if self.with.check(cost).allowed {
                 prop_assert!(self.without.check(cost).allowed);
@@ -151,7 +151,7 @@ impl Pair {
             self.with.act(act);
             self.without.act(act);
         }
-        prop_assert!(self.with.look(0).remaining <= self.without.look(0).remaining);
+        prop_assert!(self.with.look(0).available <= self.without.look(0).available);
         Ok(())
     }
 }

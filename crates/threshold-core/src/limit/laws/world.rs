@@ -324,7 +324,7 @@ impl World {
     pub(super) fn asked(&self, act: Act) -> Option<u64> {
         match act {
             Act::Check(share) | Act::Record(share) => Some(share.of(self.limit.capacity())),
-            Act::Drain => Some(self.look(0).remaining),
+            Act::Drain => Some(self.look(0).available),
             Act::GiveBack(_) | Act::Lower(..) => None,
         }
     }
@@ -396,7 +396,7 @@ impl World {
         let wide = shape.widened();
         let mut balance = self.balance.clone();
         balance.bring(&wide, self.now);
-        wide.capacity() - balance.peek(&wide, 0, self.now).remaining
+        wide.capacity() - balance.peek(&wide, 0, self.now).available
     }
 }
 

@@ -69,7 +69,7 @@ impl PackedRate {
         let fits = after.is_some_and(|after| after <= self.capacity);
         Look {
             allowed: fits,
-            remaining: self.remaining(backlog),
+            available: self.available(backlog),
             ready_at: match after {
                 _ if fits => now.min(HORIZON),
                 Some(after) if cost <= self.rate.burst => self.later(now, after.saturating_sub(self.capacity)),
@@ -92,7 +92,7 @@ impl PackedRate {
     #[must_use]
     pub fn is_protected(&self, state: Ticks, now: Timestamp) -> bool {
         let (_, backlog) = self.bring(state, now);
-        self.remaining(backlog).saturating_mul(2) < self.rate.burst
+        self.available(backlog).saturating_mul(2) < self.rate.burst
     }
 
     /// Now in ticks, and how far ahead of it the state lies: at most a whole burst and as much debt.
@@ -115,7 +115,7 @@ impl PackedRate {
     }
 
     #[inline]
-    fn remaining(&self, backlog: u64) -> u64 {
+    fn available(&self, backlog: u64) -> u64 {
         self.capacity.saturating_sub(backlog).checked_div(self.rate.interval.step).unwrap_or(0)
     }
 

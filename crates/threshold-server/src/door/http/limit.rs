@@ -55,7 +55,7 @@ pub(super) async fn answer(app: &App, body: &[u8]) -> Result<Response, ApiError>
 
 impl LimitAnswer {
     fn new(limit: &Limit, look: &Look, charged: u64, now: Timestamp, algorithm: Option<&'static str>) -> Self {
-        let remaining = look.remaining.saturating_sub(charged);
+        let remaining = look.available.saturating_sub(charged);
         if look.allowed {
             let reset = limit.reset_at(look, charged > 0, now);
             let reset_at = reset.unless_never().map(Timestamp::secs_ceil);
