@@ -11,6 +11,8 @@ mod counted;
 mod expand;
 mod file;
 mod finding;
+#[cfg(feature = "files")]
+mod from_file;
 mod identity;
 mod lists;
 mod load;
@@ -44,6 +46,8 @@ pub use change::Forgotten;
 pub use codes::{CODES, Code, Place};
 pub(crate) use counted::{CountedBy, Identities, Known, REMEMBERED};
 pub use finding::{Finding, Location, PolicyError, Severity};
+#[cfg(feature = "files")]
+pub use from_file::PolicyFileError;
 pub use identity::{CLIENT_HEADERS, Identity, IdentitySource, Jwt, Seen};
 pub use lists::{ListEntry, Listed, Lists, Rank};
 pub(crate) use load::rules::Shape;
@@ -134,7 +138,7 @@ impl Policy {
         PolicyBuilder::default()
     }
 
-    /// Reads a policy file. `variable` looks up the variables that the file names as `${NAME}`.
+    /// Reads the text of a policy file. `variable` looks up the variables that the file names as `${NAME}`.
     ///
     /// A file without variables is read by [`str::parse`] too.
     ///
@@ -143,7 +147,7 @@ impl Policy {
     #[cfg(feature = "toml")]
     pub fn parse(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<Self, PolicyError> {
         let Review { policy, findings, .. } = Self::review(source, variable);
-        policy.ok_or_else(|| PolicyError::of_file(findings, source))
+        policy.ok_or_else(|| PolicyError::of_file(findings, finding::UNNAMED, source))
     }
 
     /// Reads a policy file and returns everything that is wrong or doubtful about it.

@@ -486,8 +486,31 @@ fn a_finding_reads_as_a_compiler_would_say_it() {
                   |\n4 | \tlimit = \"10 per fortnight\"\n  | \t            ^^^\n  \
                   = write a slash for \"per\", as in \"10/h\"\n";
     assert_eq!(finding.render("p.toml", source), expect);
+}
+
+/// A developer called `Policy::parse(…).unwrap()` and read a list of structs with byte offsets, or one line without the text
+/// that it was about. An error prints as `lint` does, in `Display` and in `Debug`.
+#[test]
+fn an_error_prints_as_lint_does() {
+    let source = "[[rule]]\nname = \"r\"\nper = [\"nobody\"]\n\tlimit = \"10 per fortnight\"\n";
+    let rendered = |file: &str| -> String {
+        Policy::review(source, &|_| None).findings.iter().map(|finding| finding.render(file, source)).collect()
+    };
     let error = Policy::parse(source, &|_| None).unwrap_err();
-    assert_eq!(error.to_string(), "line 4, column 14: expected \"/\" and a period, found \"per\"");
+    assert_eq!(error.findings().len(), 2);
+    assert_eq!(error.to_string(), rendered("policy").trim_end());
+    assert!(error.to_string().starts_with("policy:3:"), "{error}");
+    assert_eq!(format!("{error:?}"), error.to_string());
+}
+
+/// `Policy::parse` of a file that is no policy at all must not print thousands of lines.
+#[test]
+fn an_error_prints_ten_findings_and_counts_the_rest() {
+    let rules = |count: usize| "[[rule]]\nname = 'r'\nper = ['nobody']\nlimit = '1/h'\n".repeat(count);
+    let of = |count: usize| Policy::parse(&rules(count), &|_| None).unwrap_err();
+    let (error, found) = (of(30).to_string(), of(30).findings().len());
+    assert_eq!(error.matches("error[").count(), 10);
+    assert!(error.ends_with(&format!("\nand {} more errors", found - 10)), "{error}");
 }
 
 #[test]

@@ -37,7 +37,8 @@ async fn login(
     headers: HeaderMap,
     Json(body): Json<Value>,
 ) -> Result<impl IntoResponse> {
-    let [account, password] = ["account", "password"].map(|name| body[name].as_str().unwrap_or_default().to_owned());
+    let text = |name| body.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let (account, password) = (text("account"), text("password"));
     let cookies = headers.get_all(header::COOKIE).iter().flat_map(|line| line.to_str().unwrap_or_default().split("; "));
     let device = cookies.filter_map(|cookie| cookie.strip_prefix("__Host-device=")).next();
     let request = LoginRequest { account: Some(&account), ip: Some(peer.ip()), device, ..LoginRequest::default() };
@@ -59,10 +60,9 @@ async fn login(
         own.limiter.login_result(&attempt, success).ok()
     });
     let result = checked.await.ok().flatten().ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
-    if !result.success {
-        return Err((StatusCode::UNAUTHORIZED, Json(json!({ "error": "invalid_credentials" }))).into());
-    }
-    Ok(AppendHeaders(result.device.map(|device| (header::SET_COOKIE, format!("__Host-device={device}; {COOKIE}")))))
+    let cookie = result.device.map(|device| (header::SET_COOKIE, format!("__Host-device={device}; {COOKIE}")));
+    let wrong = (StatusCode::UNAUTHORIZED, Json(json!({ "error": "invalid_credentials" })));
+    if result.success { Ok(AppendHeaders(cookie)) } else { Err(wrong.into()) }
 }
 
 #[tokio::main]

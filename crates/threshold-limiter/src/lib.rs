@@ -26,7 +26,7 @@
 //!
 //! | feature | enables |
 //! |---|---|
-//! | `toml` | policies from TOML files: [`Policy::parse`] |
+//! | `toml` | policies from TOML files: [`Policy::from_file`], [`Policy::from_env`], [`Policy::parse`] |
 //! | `login` | login protection (`[login]` of a policy), with Unicode tables for account names |
 //! | `tower` | a layer and a service for axum, hyper, tonic and other users of tower |
 //! | `axum` | `tower`, and the route that axum's router matched |
@@ -62,6 +62,8 @@ pub use threshold_core::explain::Explained;
 pub use threshold_core::limit::{Algorithm, Anchor, LimitError, LimitOptions};
 pub use threshold_core::lockout::{Attempted, LoginRequest, LoginResult, Refusal, RefusedBy};
 pub use threshold_core::policy::Layer;
+#[cfg(feature = "toml")]
+pub use threshold_core::policy::PolicyFileError;
 pub use threshold_core::receipt::{ActualCost, CommitError, OnExpire, UnknownReservation};
 pub use threshold_core::{
     BytesError, Decision, DigestKey, Facts, Limit, PlanError, Policy, PolicyError, Reading, Readings, Receipt, Secret,

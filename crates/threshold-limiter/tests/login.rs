@@ -61,7 +61,7 @@ fn a_refusal_has_the_code_message_and_wait_of_the_answer() {
 #[test]
 fn a_wrong_secret_is_no_success_and_says_whether_to_try_again() {
     let (limiter, _) = limiter_of("[login]\nlocks = { 2 = \"1min\" }");
-    let mut end = |success| {
+    let end = |success| {
         let attempt = limiter.login_attempt(&ada(None)).unwrap();
         let result = limiter.login_result(attempt.token().unwrap(), success).unwrap();
         (result.success, result.may_retry, result.lockout_remaining, result.device.is_some())

@@ -134,13 +134,24 @@ fn names_jwt(line: &str) -> bool {
 
 /// A policy that cannot be used, with every error that was found.
 ///
-/// It displays the first error and where it is; [`Finding::render`] shows each of them with its line.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// It prints as `threshold lint` does: for each error `FILE:LINE:COLUMN`, the message, and the line with the text underlined.
+/// `Debug` prints the same, so that `unwrap` shows what to change. The error about a policy that was built in code names the
+/// rule or the table instead.
+#[derive(Clone, PartialEq, Eq)]
 pub struct PolicyError {
     /// Never empty.
     findings: Vec<Finding>,
     location: Location,
+    /// What is printed. The source is not kept: it may contain the key of `[identity.jwt]`.
+    text: Box<str>,
 }
+
+/// What stands for the path of a policy that was read from text.
+#[cfg(feature = "toml")]
+pub(super) const UNNAMED: &str = "policy";
+/// How many errors are printed: more of them are the same mistake, or another file than a policy.
+#[cfg(feature = "toml")]
+const MAX_PRINTED: usize = 10;
 
 /// Where an error is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -189,19 +200,31 @@ impl fmt::Display for Location {
 }
 
 impl PolicyError {
-    /// The error about a policy file. Warnings among the findings are dropped.
+    /// The error about the policy file of this name. Warnings among the findings are dropped.
     #[cfg(feature = "toml")]
-    pub(super) fn of_file(mut findings: Vec<Finding>, source: &str) -> Self {
+    pub(super) fn of_file(mut findings: Vec<Finding>, file: &str, source: &str) -> Self {
         findings.retain(|finding| finding.severity == Severity::Error);
         let (line, column) = findings.first().map_or((1, 1), |first| first.place(source));
-        Self { findings, location: Location::Position { line, column } }
+        let mut text: String = findings.iter().take(MAX_PRINTED).map(|finding| finding.render(file, source)).collect();
+        match findings.len().saturating_sub(MAX_PRINTED) {
+            0 => {}
+            1 => text.push_str("and 1 more error"),
+            more => text.push_str(&format!("and {more} more errors")),
+        }
+        Self { findings, location: Location::Position { line, column }, text: text.trim_end().into() }
     }
 
     /// The error about a policy that was built in code and printed as `source`. Warnings among the findings are dropped.
     pub(super) fn of_builder(mut findings: Vec<Finding>, source: &str, rules: &[(Box<str>, Range<usize>)]) -> Self {
         findings.retain(|finding| finding.severity == Severity::Error);
         let location = findings.first().map_or(Location::Policy, |first| Location::printed(first, source, rules));
-        Self { findings, location }
+        let message = findings.first().map_or("invalid policy", |finding| finding.message.as_str());
+        // The lines of a text that the caller never wrote would only mislead.
+        let text = match findings.len() {
+            0 | 1 => format!("{location}: {message}"),
+            more => format!("{location}: {message} (and {} more)", more.saturating_sub(1)),
+        };
+        Self { findings, location, text: text.into() }
     }
 
     /// Returns the errors, in the order of the policy. There is at least one.
@@ -219,12 +242,13 @@ impl PolicyError {
 
 impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let message = self.findings.first().map_or("invalid policy", |finding| finding.message.as_str());
-        write!(f, "{}: {message}", self.location)?;
-        match self.findings.len() {
-            0 | 1 => Ok(()),
-            more => write!(f, " (and {} more)", more.saturating_sub(1)),
-        }
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for PolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

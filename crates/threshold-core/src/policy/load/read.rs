@@ -7,7 +7,8 @@ use toml::de::{DeTable, DeValue};
 use super::Loader;
 use crate::policy::expand::Expander;
 use crate::policy::file::PolicyFile;
-use crate::policy::{MAX_FILE, PolicyError, Review, finding};
+use crate::policy::finding::{self, UNNAMED};
+use crate::policy::{MAX_FILE, PolicyError, Review};
 
 /// Reads, checks and compiles a policy file.
 pub(in crate::policy) fn review(source: &str, variable: &dyn Fn(&str) -> Option<String>) -> Review {
@@ -24,7 +25,7 @@ pub(in crate::policy) fn read_file(
 ) -> Result<PolicyFile, PolicyError> {
     let mut loader = Loader::new(source);
     let file = loader.read(variable);
-    file.ok_or_else(|| PolicyError::of_file(loader.finish(None, None).findings, source))
+    file.ok_or_else(|| PolicyError::of_file(loader.finish(None, None).findings, UNNAMED, source))
 }
 
 impl Loader<'_> {
