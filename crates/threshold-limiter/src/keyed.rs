@@ -3,6 +3,8 @@
 mod hash;
 mod lines;
 mod table;
+#[cfg(feature = "wait")]
+mod until_ready;
 
 use std::hash::Hash;
 use std::time::Duration;
@@ -14,6 +16,8 @@ use threshold_core::policy::{Memory, WhenFull};
 use threshold_core::{Digest, Limit, Span, Timestamp, TraceId};
 
 use crate::clock::{Clock, SystemClock};
+#[cfg(feature = "wait")]
+use crate::limiter::wait::Waiters;
 use crate::store::Store as _;
 use crate::store::memory::{MemoryStore, Usage};
 use hash::{Hashed, KeyHash};
@@ -54,6 +58,8 @@ pub struct KeyLimiter<C = SystemClock> {
     limit: Limit,
     balances: Storage,
     clock: C,
+    #[cfg(feature = "wait")]
+    waiters: Waiters,
 }
 
 /// The answer of a [`KeyLimiter`].
@@ -106,6 +112,8 @@ pub struct KeyLimiterBuilder<C = SystemClock> {
     limit: Limit,
     max_keys: u64,
     clock: C,
+    #[cfg(feature = "wait")]
+    max_waiters: (usize, Option<usize>),
 }
 
 impl KeyLimiter {
@@ -126,7 +134,13 @@ impl KeyLimiter {
     /// assert!(limiter.check("u1").allowed);
     /// ```
     pub fn builder(limit: Limit) -> KeyLimiterBuilder {
-        KeyLimiterBuilder { limit, max_keys: MAX_KEYS, clock: SystemClock::new() }
+        KeyLimiterBuilder {
+            limit,
+            max_keys: MAX_KEYS,
+            clock: SystemClock::new(),
+            #[cfg(feature = "wait")]
+            max_waiters: (crate::limiter::MAX_WAITERS, None),
+        }
     }
 }
 
@@ -138,15 +152,39 @@ impl<C: Clock> KeyLimiterBuilder<C> {
 
     /// Reads the time from this clock.
     pub fn clock<D: Clock>(self, clock: D) -> KeyLimiterBuilder<D> {
-        let Self { limit, max_keys, .. } = self;
-        KeyLimiterBuilder { limit, max_keys, clock }
+        KeyLimiterBuilder {
+            limit: self.limit,
+            max_keys: self.max_keys,
+            clock,
+            #[cfg(feature = "wait")]
+            max_waiters: self.max_waiters,
+        }
+    }
+
+    /// Lets at most this many callers wait in [`until_ready`](KeyLimiter::until_ready) at once; by default 10,000, and a
+    /// quarter of them for one key. Further ones are denied at once.
+    #[cfg(feature = "wait")]
+    pub fn max_waiters(self, max: usize) -> Self {
+        Self { max_waiters: (max, self.max_waiters.1), ..self }
+    }
+
+    /// Lets at most this many callers wait for one key; by default a quarter of [`max_waiters`](Self::max_waiters).
+    #[cfg(feature = "wait")]
+    pub fn max_waiters_per_key(self, max: usize) -> Self {
+        Self { max_waiters: (self.max_waiters.0, Some(max)), ..self }
     }
 
     /// Allocates the table, and returns the limiter.
     #[must_use]
     pub fn build(self) -> KeyLimiter<C> {
-        let Self { limit, max_keys, clock } = self;
-        KeyLimiter { limit, balances: Storage::new(limit, max_keys, clock.now()), clock }
+        let Self { limit, max_keys, clock, .. } = self;
+        KeyLimiter {
+            limit,
+            balances: Storage::new(limit, max_keys, clock.now()),
+            clock,
+            #[cfg(feature = "wait")]
+            waiters: Waiters::new(self.max_waiters.0, self.max_waiters.1),
+        }
     }
 }
 

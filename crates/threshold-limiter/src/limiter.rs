@@ -15,7 +15,7 @@ mod rotation;
 mod tokens;
 mod under;
 #[cfg(feature = "wait")]
-mod wait;
+pub(crate) mod wait;
 
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;

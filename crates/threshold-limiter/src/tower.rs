@@ -8,7 +8,7 @@
 //!
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//!     let policy = Policy::parse(&std::fs::read_to_string("policy.toml")?, &|name| std::env::var(name).ok())?;
+//!     let policy = Policy::from_file("policy.toml")?;
 //!     let layer = ThresholdLayer::new(Arc::new(Limiter::new(policy)))?;
 //!     let app = Router::new().route("/", get(|| async { "hello" })).layer(layer);
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
@@ -17,7 +17,7 @@
 //! }
 //! ```
 //!
-//! To limit by address alone no policy is needed:
+//! To limit by address alone, or by a key of your own ([`ThresholdLayer::per_key`]), no policy is needed:
 //!
 //! ```no_run
 //! use std::net::SocketAddr;
@@ -61,11 +61,13 @@ mod gate;
 mod layer;
 mod pending_charges;
 mod pool;
+mod refused_request;
 mod request_facts;
 mod service;
 
 pub use body::{RequestBody, ResponseBody};
 pub use future::ResponseFuture;
-pub use layer::{NoTokenVerifier, ThresholdLayer};
+pub use layer::{LayerError, NoTokenVerifier, ThresholdLayer};
+pub use refused_request::RefusedRequest;
 pub use request_facts::{Identified, PeerAddr};
 pub use service::ThresholdService;

@@ -1,6 +1,6 @@
 //! Waiting for capacity: first come, first served, bounded, and safe to cancel at any await.
 
-mod queues;
+pub(crate) mod queues;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::clock::Clock;
 use crate::store::Store;
 use queues::{Place, Turn};
 
-pub(super) use queues::Waiters;
+pub(crate) use queues::Waiters;
 
 /// How many requests may wait at once in one limiter by default. A waiting request takes about a kilobyte, in its future and
 /// in the queues, so ten thousand take some ten megabytes. A service with a longer queue does better to deny.
@@ -24,11 +24,11 @@ pub const MAX_WAITERS: usize = 10_000;
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// The resolution of tokio's timer. The limiter's clock and the timer are not read at the same moment: without this much
 /// grace, a request that waits exactly as long as it was told could miss the moment.
-const TICK: Duration = Duration::from_millis(1);
+pub(crate) const TICK: Duration = Duration::from_millis(1);
 /// The queue of requests that no limit has denied: they wait for an operator's ban to end.
 const END_OF_BAN: Digest = Digest::from_u128(0);
 /// The longest wait: 30 years, which a timer can still represent.
-const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
+pub(crate) const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 
 /// The result of waiting.
 #[derive(Debug)]

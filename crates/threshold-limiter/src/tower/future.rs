@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -16,6 +17,7 @@ use tower_service::Service;
 use super::answer::add_fields;
 use super::body::{RequestBody, ResponseBody};
 use super::gate::{Admission, Allowed, Delayed, Strike};
+use super::layer::Door;
 use super::pending_charges::Boxed;
 
 pin_project! {
@@ -57,6 +59,7 @@ pin_project! {
 /// A request whose decision is pending.
 pub(super) struct Arrived<S, B> {
     pub(super) service: S,
+    pub(super) door: Arc<Door>,
     pub(super) parts: Parts,
     pub(super) body: B,
 }
@@ -179,15 +182,18 @@ where
     S: Service<Request<RequestBody<B>>>,
 {
     fn admit(self, admission: Admission) -> Stage<S, B> {
-        let Self { service, parts, body } = self;
-        let wrapped = |count| Request::from_parts(parts, RequestBody::new(body, count));
+        let Self { service, door, parts, body } = self;
+        let wrapped = |parts, count| Request::from_parts(parts, RequestBody::new(body, count));
         match admission {
             Admission::Allowed(allowed, count) => {
-                let (request, admitted) = (wrapped(count), Admitted::Now(allowed));
+                let (request, admitted) = (wrapped(parts, count), Admitted::Now(allowed));
                 Stage::Entering { entering: Some(Entering { service, request, admitted }) }
             }
-            Admission::Delayed(delayed, count) => Stage::waiting(service, wrapped(count), delayed),
-            Admission::Refused(response, strike) => Stage::Refused { response: Some(response), strike },
+            Admission::Delayed(delayed, count) => Stage::waiting(service, wrapped(parts, count), delayed),
+            Admission::Refused(refused) => {
+                let (response, strike) = door.respond(&parts, refused);
+                Stage::Refused { response: Some(response), strike }
+            }
         }
     }
 }

@@ -26,8 +26,8 @@ struct Decided(Vec<usize>);
 
 /// The state of the decision on a request.
 pub(super) enum Gate {
-    /// An outer layer of this limiter has decided already.
-    DecidedBefore,
+    /// The request is not decided here: an outer layer of this limiter has done so, or the application skips it.
+    Passed,
     /// The store has not answered yet; the future resolves with the decision.
     Deciding(Boxed<'static, Admission>),
     /// The decision was made.
@@ -41,7 +41,16 @@ pub(super) enum Admission {
     /// The request goes to the service after a delay.
     Delayed(Box<Delayed>, Option<Box<Count>>),
     /// The request is answered here.
-    Refused(Response<Bytes>, Strike),
+    Refused(Refused),
+}
+
+/// A request that is answered here, not by the service.
+pub(super) struct Refused {
+    pub(super) response: Response<Bytes>,
+    /// The response waits until this is on disk.
+    pub(super) strike: Strike,
+    /// The decision and its policy; kept only where the application makes the response, since a decision is large.
+    pub(super) denied: Option<(Box<Decision>, Arc<PolicyView>)>,
 }
 
 /// A strike that is being written to the journal; `None` without a strike or without a journal.
@@ -91,14 +100,17 @@ fn refused(
     // A gRPC error has the HTTP status 200.
     let request = Undecided { ip, status: answer.status().as_u16(), reason, trace };
     door.limiter.tell_refused(&request, &view.policy);
-    Admission::Refused(answer, Strike::default())
+    Admission::Refused(Refused { response: answer, strike: Strike::default(), denied: None })
 }
 
 /// Decides on a request from `peer`.
 pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Peer, size: &SizeHint) -> Gate {
+    if door.skips(parts) {
+        return Gate::Passed;
+    }
     // There is no service behind a layer that only decides, and so no second layer.
     if door.answers == Answers::Seen && !first_time(door, parts) {
-        return Gate::DecidedBefore;
+        return Gate::Passed;
     }
     let view = door.view();
     let form = Form::of(&parts.headers);
@@ -177,7 +189,9 @@ fn decided(
     let pending =
         pending.map(|pending| Box::new(PendingCharges::new(Arc::clone(limiter), background.clone(), pending)));
     if !decision.allowed() {
-        return Admission::Refused(denied(&request_facts, &decision, &view, form), strike);
+        let response = denied(&request_facts, &decision, &view, form);
+        let denied = door.makes_responses().then(|| (Box::new(decision), view));
+        return Admission::Refused(Refused { response, strike, denied });
     }
     let count = streams.then(|| {
         let (limiter, background) = (Arc::clone(limiter), background.clone());
@@ -191,10 +205,10 @@ fn decided(
         if let Some(pending) = pending {
             pending.withdraw();
         }
-        return Admission::Refused(
-            denied(&request_facts, if_full.as_deref().unwrap_or(&decision), &view, form),
-            strike,
-        );
+        let decision = if_full.map_or(decision, |if_full| *if_full);
+        let response = denied(&request_facts, &decision, &view, form);
+        let denied = door.makes_responses().then(|| (Box::new(decision), view));
+        return Admission::Refused(Refused { response, strike, denied });
     };
     // It is charged now and holds its concurrency while it is delayed: after the delay nothing is decided again.
     Admission::Delayed(

@@ -6,14 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
+use bytes::Bytes;
+use http::Response;
 use http::request::Parts;
-use threshold_core::policy::{Claims, LimitText, Per, Policy, PolicyError, Rule};
+use threshold_core::policy::{Claims, LimitText, Per, Policy, PolicyError, Rule, RuleBuilder};
 use tower_layer::Layer;
 
 use super::answer::NO_ADDRESS;
 use super::background::Background;
+use super::gate::{Refused, Strike};
 use super::pending_charges::{Answers, AnyLimiter};
 use super::pool::Pool;
+use super::refused_request::{self, RefusedRequest, Respond};
 use super::request_facts::{Identified, Lines, Peer, PeerAddr, PolicyView};
 use super::service::ThresholdService;
 use crate::clock::Clock;
@@ -60,10 +64,47 @@ impl ThresholdLayer {
     /// every request has the proxy's address: use [`new`](Self::new) with a policy that has `trusted_proxies`.
     ///
     /// # Errors
-    /// Returns an error if the text is not a limit.
-    pub fn per_ip(limit: impl Into<LimitText>) -> Result<Self, PolicyError> {
-        let policy = Policy::builder().rule(Rule::builder("per-ip").per([Per::Ip]).limit(limit)).build()?;
-        let limiter = Arc::new(Limiter::new(policy));
+    /// Returns an error if the text is not a limit, or is 0, which a policy reads as unlimited.
+    pub fn per_ip(limit: impl Into<LimitText>) -> Result<Self, LayerError> {
+        Self::of_rule(Rule::builder("per-ip").per([Per::Ip]).limit(limit))
+    }
+
+    /// Creates a layer that limits each key that a function finds in the request, without a policy of your own: the id of an
+    /// API key that was verified before, for instance.
+    ///
+    /// A request for which it returns `None` is counted by its address, in a budget of its own. A client that can choose the
+    /// key, as in a header field that nothing verifies, has a new budget with each key.
+    ///
+    /// ```
+    /// use threshold_limiter::tower::ThresholdLayer;
+    ///
+    /// #[derive(Clone)]
+    /// struct ApiKey(u64); // inserted by the layer that verifies it
+    ///
+    /// let layer = ThresholdLayer::per_key("100/min", |parts| Some(parts.extensions.get::<ApiKey>()?.0.to_string()))?;
+    /// # let _ = layer;
+    /// # Ok::<(), threshold_limiter::tower::LayerError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`per_ip`](Self::per_ip).
+    pub fn per_key(
+        limit: impl Into<LimitText>,
+        key: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
+    ) -> Result<Self, LayerError> {
+        let rule = Rule::builder("per-key").per([Per::Fact(KEY.into())]).limit(limit);
+        let mut layer = Self::of_rule(rule)?;
+        Arc::make_mut(&mut layer.door).key = Some(Arc::new(key));
+        Ok(layer)
+    }
+
+    fn of_rule(rule: RuleBuilder) -> Result<Self, LayerError> {
+        let builder = Policy::builder().rule(rule);
+        // In a file 0 may come from a variable, whose value cannot be a word. In code it is a mistake, either way.
+        if builder.review().findings.iter().any(|finding| finding.code == "zero-limit") {
+            return Err(LayerError::Zero);
+        }
+        let limiter = Arc::new(Limiter::new(builder.build()?));
         let view = PolicyView::new(limiter.policy());
         Ok(Self::with_view(limiter, view))
     }
@@ -80,6 +121,9 @@ impl ThresholdLayer {
             peer: None,
             reported_no_address: Arc::default(),
             identify: None,
+            key: None,
+            skip: None,
+            respond: None,
             pool: Pool::new(MAX_DELAYED),
             background: Background::new(),
             answers: Answers::Seen,
@@ -106,6 +150,43 @@ impl ThresholdLayer {
     #[must_use]
     pub fn identify(mut self, identify: impl Fn(&Parts) -> Identified + Send + Sync + 'static) -> Self {
         Arc::make_mut(&mut self.door).identify = Some(Arc::new(identify));
+        self
+    }
+
+    /// Lets requests through for which this function returns `true`: they are neither decided nor counted, not even by bans and
+    /// deny lists, and their responses have no rate-limit fields.
+    ///
+    /// ```
+    /// # use threshold_limiter::tower::ThresholdLayer;
+    /// let layer = ThresholdLayer::per_ip("100/min")?.skip(|parts| parts.uri.path() == "/healthz");
+    /// # let _ = layer;
+    /// # Ok::<(), threshold_limiter::tower::LayerError>(())
+    /// ```
+    #[must_use]
+    pub fn skip(mut self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        Arc::make_mut(&mut self.door).skip = Some(Arc::new(skip));
+        self
+    }
+
+    /// Answers refused requests with the response of this function: denials, and requests that cannot be decided. It may
+    /// change the layer's own response or return another one; rate-limit fields that it lacks, such as `Retry-After`, are
+    /// added to a denial. What it reveals of a decision is not subject to a rule's `disclosure`.
+    ///
+    /// ```
+    /// # use threshold_limiter::tower::ThresholdLayer;
+    /// let layer = ThresholdLayer::per_ip("100/min")?.on_refused(|refused| {
+    ///     let seconds = refused.retry_after().map_or(1, |wait| wait.as_secs().max(1));
+    ///     refused.response.map(|_| format!("Slow down, and come back in {seconds} s.\n"))
+    /// });
+    /// # let _ = layer;
+    /// # Ok::<(), threshold_limiter::tower::LayerError>(())
+    /// ```
+    #[must_use]
+    pub fn on_refused<B: Into<Bytes>>(
+        mut self,
+        respond: impl Fn(RefusedRequest<'_>) -> Response<B> + Send + Sync + 'static,
+    ) -> Self {
+        Arc::make_mut(&mut self.door).respond = Some(Arc::new(move |refused| respond(refused).map(Into::into)));
         self
     }
 
@@ -152,6 +233,21 @@ pub(super) const NO_VERIFIER: &str = "the policy has [identity.jwt], and nothing
 #[error("{NO_VERIFIER}: pass the policy through threshold_limiter::jwt::attach (feature \"jwt\") first")]
 pub struct NoTokenVerifier;
 
+/// The reason why a layer cannot be made of a limit.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayerError {
+    /// The limit is 0.
+    #[error("the limit is 0: write \"unlimited\" to let everything through, or \"none\" to let nothing through")]
+    Zero,
+    /// The text is not a limit.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+}
+
+/// The fact that holds the key of [`ThresholdLayer::per_key`].
+const KEY: &str = "key";
+
 /// Verifies bearer tokens; implemented by limiters of every store and clock.
 pub(super) trait Tokens: Send + Sync {
     fn claims(&self, policy: &Policy, headers: &Lines<'_>) -> Option<Claims>;
@@ -165,6 +261,8 @@ impl<S: Store, C: Clock> Tokens for Limiter<S, C> {
 
 type FindPeer = Arc<dyn Fn(&Parts) -> Option<SocketAddr> + Send + Sync>;
 type Identify = Arc<dyn Fn(&Parts) -> Identified + Send + Sync>;
+type FindKey = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
+type Skip = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 /// The state that all services of a layer share.
 #[derive(Clone)]
@@ -177,6 +275,9 @@ pub(super) struct Door {
     /// Whether the log has the line about a missing address: it would be the same for every request.
     reported_no_address: Arc<AtomicBool>,
     identify: Option<Identify>,
+    key: Option<FindKey>,
+    skip: Option<Skip>,
+    respond: Option<Respond>,
     pub(super) pool: Arc<Pool>,
     pub(super) background: Background,
     pub(super) answers: Answers,
@@ -211,7 +312,25 @@ impl Door {
     }
 
     pub(super) fn identify(&self, parts: &Parts) -> Identified {
-        self.identify.as_ref().map(|identify| identify(parts)).unwrap_or_default()
+        let mut identified = self.identify.as_ref().map(|identify| identify(parts)).unwrap_or_default();
+        let key = self.key.as_ref().and_then(|find| find(parts));
+        identified.facts.extend(key.map(|key| (KEY.to_owned(), key)));
+        identified
+    }
+
+    /// Returns whether a request passes undecided.
+    pub(super) fn skips(&self, parts: &Parts) -> bool {
+        self.skip.as_ref().is_some_and(|skip| skip(parts))
+    }
+
+    /// Returns whether the application makes the responses to refused requests.
+    pub(super) fn makes_responses(&self) -> bool {
+        self.respond.is_some()
+    }
+
+    /// Returns the response to a refused request, and the strike that it waits for.
+    pub(super) fn respond(&self, parts: &Parts, refused: Refused) -> (Response<Bytes>, Strike) {
+        refused_request::respond(self.respond.as_ref(), parts, refused)
     }
 
     /// Returns an id of the limiter: its address, which is unique as long as this door holds it.

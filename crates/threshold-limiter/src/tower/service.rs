@@ -51,9 +51,10 @@ impl<S> ThresholdService<S> {
         let gate = gate::decide(&self.door, &mut parts, peer, &body.size_hint());
         let wrapped = |parts, body, count| Request::from_parts(parts, RequestBody::new(body, count));
         let admission = match gate {
-            Gate::DecidedBefore => return ResponseFuture::passing(self.inner.call(wrapped(parts, body, None))),
+            Gate::Passed => return ResponseFuture::passing(self.inner.call(wrapped(parts, body, None))),
             Gate::Deciding(deciding) => {
-                return ResponseFuture::deciding(deciding, Arrived { service: self.inner.clone(), parts, body });
+                let (service, door) = (self.inner.clone(), Arc::clone(&self.door));
+                return ResponseFuture::deciding(deciding, Arrived { service, door, parts, body });
             }
             Gate::Decided(admission) => admission,
         };
@@ -68,7 +69,10 @@ impl<S> ThresholdService<S> {
             Admission::Delayed(delayed, count) => {
                 ResponseFuture::waiting(self.inner.clone(), wrapped(parts, body, count), delayed)
             }
-            Admission::Refused(response, strike) => ResponseFuture::refused(response, strike),
+            Admission::Refused(refused) => {
+                let (response, strike) = self.door.respond(&parts, refused);
+                ResponseFuture::refused(response, strike)
+            }
         }
     }
 }

@@ -20,9 +20,9 @@ type Ticket = u64;
 /// All waiting requests of one limiter.
 pub(crate) struct Waiters {
     /// How many may wait in all.
-    pub(in crate::limiter) max: usize,
+    pub(crate) max: usize,
     /// How many may begin to wait for one key; a quarter of `max` by default.
-    pub(in crate::limiter) max_per_key: Option<usize>,
+    pub(crate) max_per_key: Option<usize>,
     tickets: AtomicU64,
     /// The number of `wakers`, readable without the lock: a limiter that gives back capacity asks every time whether any
     /// request waits.
@@ -39,7 +39,7 @@ struct Queues {
 }
 
 /// The place of one request in the queues. Dropping it leaves them, whatever the reason: that makes `wait` safe to cancel.
-pub(super) struct Place<'w> {
+pub(crate) struct Place<'w> {
     waiters: &'w Waiters,
     ticket: Ticket,
     waker: Arc<Notify>,
@@ -53,7 +53,7 @@ pub(super) struct Place<'w> {
 
 /// Whether a request may try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(crate) enum Turn {
     /// No request is ahead.
     Own,
     /// A request is ahead, and will notify the next when it leaves.
@@ -81,7 +81,12 @@ impl fmt::Debug for Waiters {
 }
 
 impl Waiters {
-    pub(super) fn arrive(&self) -> Place<'_> {
+    /// Makes room for `max` waiting requests, and for `max_per_key` of them in one queue; a quarter of `max` by default.
+    pub(crate) fn new(max: usize, max_per_key: Option<usize>) -> Self {
+        Self { max, max_per_key, ..Self::default() }
+    }
+
+    pub(crate) fn arrive(&self) -> Place<'_> {
         Place {
             waiters: self,
             ticket: self.tickets.fetch_add(1, Ordering::Relaxed),
@@ -92,7 +97,7 @@ impl Waiters {
         }
     }
 
-    pub(super) fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Acquire)
     }
 
@@ -102,7 +107,7 @@ impl Waiters {
     }
 
     /// Wakes the first in the queue of each of these keys.
-    pub(in crate::limiter) fn wake_first(&self, keys: impl IntoIterator<Item = Digest>) {
+    pub(crate) fn wake_first(&self, keys: impl IntoIterator<Item = Digest>) {
         if self.waiting() == 0 {
             return;
         }
@@ -113,7 +118,7 @@ impl Waiters {
     }
 
     /// Wakes all waiting requests.
-    pub(in crate::limiter) fn wake_all(&self) {
+    pub(crate) fn wake_all(&self) {
         if self.waiting() > 0 {
             self.lock().wakers.values().for_each(|waker| waker.notify_one());
         }
@@ -149,7 +154,7 @@ impl Queues {
 impl Place<'_> {
     /// Returns whether the request may try for these keys. If a request is ahead of it, it queues behind that one, and in no
     /// other queue.
-    pub(super) fn turn(&mut self, contested: impl Iterator<Item = Digest>) -> Turn {
+    pub(crate) fn turn(&mut self, contested: impl Iterator<Item = Digest>) -> Turn {
         let mut queues = self.waiters.lock();
         let ahead = |key: &Digest| {
             let first = queues.by_key.get(key).and_then(BTreeSet::first);
@@ -170,7 +175,7 @@ impl Place<'_> {
 
     /// Queues the request for the keys that have denied it now, and for those of earlier attempts that `keep` holds; leaves
     /// all others. Returns whether there is room to wait.
-    pub(super) fn enqueue(&mut self, keep: impl Fn(Digest) -> bool, denied_by: impl Iterator<Item = Digest>) -> bool {
+    pub(crate) fn enqueue(&mut self, keep: impl Fn(Digest) -> bool, denied_by: impl Iterator<Item = Digest>) -> bool {
         let mut keys: Vec<Digest> = self.denied_by.iter().copied().filter(|key| keep(*key)).collect();
         for key in denied_by {
             if !keys.contains(&key) {
@@ -187,7 +192,7 @@ impl Place<'_> {
     }
 
     /// Waits for a notification.
-    pub(super) async fn notified(&self) {
+    pub(crate) async fn notified(&self) {
         self.waker.notified().await;
     }
 
