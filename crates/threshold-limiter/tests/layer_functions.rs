@@ -72,6 +72,7 @@ async fn a_key_of_the_application_has_a_budget_of_its_own() {
 }
 
 /// Makes a page of the application's own.
+#[expect(clippy::needless_pass_by_value, reason = "the layer hands over the response that it would send")]
 fn page(refused: RefusedRequest<'_>) -> Response<String> {
     let rule = refused.denied.and_then(|(decision, policy)| Some(decision.rule(policy)?.name.to_string()));
     let text = format!("{} {} {}", refused.request.uri, rule.as_deref().unwrap_or("-"), refused.response.status());
