@@ -179,7 +179,7 @@ fn guessed_names_refuse_no_new_account_from_a_clean_address() {
     for clean in ["203.0.113.7", "198.51.100.7", "192.0.2.7"] {
         let request = login("ada", clean.parse().unwrap());
         let result = limiter.login_result(&begin(&limiter, &request).unwrap(), false).unwrap();
-        assert!(result.allowed, "one failure locks nothing");
+        assert!(result.may_retry, "one failure locks nothing");
     }
     assert!(log_in(&limiter, &login("bob", "203.0.113.7".parse().unwrap())).is_some());
     // From as many prefixes as names: some prefixes share a stand-in, and none gets an error.
@@ -371,7 +371,7 @@ fn limits_that_callers_choose_take_no_room_from_those_of_the_policy() {
     let now = threshold_limiter::Clock::now(&*clock);
     let call = |key: u32, limit: u64| {
         let store = limiter.store();
-        store.check_any(digest(key.into()), &rate(limit), 1, now, TraceId::default()).look.remaining
+        store.check_any(digest(key.into()), &rate(limit), 1, now, TraceId::default()).look.available
     };
     for key in 0..2_000u32 {
         assert_eq!(call(key, key.into()), u64::from(key) + 10);
@@ -408,7 +408,7 @@ fn restored_limits_of_callers_leave_room_for_those_of_the_policy() {
     }
     assert_eq!(limiter.store().usage().bytes, bytes);
     let again = limiter.store().check_any(digest(7), &rate(7), 1, now, TraceId::default());
-    assert_eq!(again.look.remaining, 16, "the restored usage counts");
+    assert_eq!(again.look.available, 16, "the restored usage counts");
 }
 
 /// The store itself returns the error, without a limiter.

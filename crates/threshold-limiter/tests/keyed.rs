@@ -72,7 +72,7 @@ proptest! {
             clock.set(now);
             let expect = balances[key].check(&limit, cost, now, TraceId::default()).look;
             let told = limiter.check_cost(&format!("k{key}"), cost);
-            let remaining = if expect.allowed { expect.remaining.saturating_sub(cost) } else { expect.remaining };
+            let remaining = if expect.allowed { expect.available.saturating_sub(cost) } else { expect.available };
             prop_assert_eq!((told.allowed, told.remaining), (expect.allowed, remaining));
             let ready = expect.ready_at.unless_never().filter(|_| !expect.allowed);
             prop_assert_eq!(told.retry_after(), ready.map(|ready| ready.since(now).into()));
