@@ -78,6 +78,14 @@ impl Holds {
         };
     }
 
+    /// Forgets the holding times when nothing is in flight. A store may drop the record at that moment, and its answers must
+    /// not depend on whether it has.
+    fn forget_if_idle(&mut self, now: Timestamp) {
+        if self.in_flight(now).is_empty() {
+            self.mean = Millis::default();
+        }
+    }
+
     /// Guesses when a hold ends. Only its expiry is certain, and that is far too late for a request that takes milliseconds.
     ///
     /// A hold is expected to last as long as recent ones. One that has lasted longer, or has no predecessors, is expected to
@@ -209,10 +217,7 @@ impl LimitAlgorithm for Concurrency {
     fn charge(&self, state: &mut Holds, cost: u64, now: Timestamp, id: TraceId) -> Mark {
         let ended = state.holds.partition_point(|hold| hold.expires <= now);
         state.holds.drain(..ended);
-        if ended > 0 {
-            // They were never released, as behind a proxy that only asks: each was held for its whole ttl.
-            state.note_held(self.ttl);
-        }
+        state.forget_if_idle(now);
         state.ttl = Millis::round_up(self.ttl);
         let room = self.quota.saturating_mul(2).saturating_sub(sum(&state.holds));
         let amount = cost.min(room);
@@ -254,6 +259,7 @@ impl AlgorithmState for Holds {
         if let Some(began) = began {
             self.note_held(now.since(began));
         }
+        self.forget_if_idle(now);
     }
 
     fn write(&self, out: &mut Writer) {
