@@ -1,24 +1,20 @@
 //! Decision, verdict, reading: the answer to one request.
 
+mod decide;
 mod escalations;
 mod reading;
 
 use std::fmt;
 use std::time::Duration;
 
-use crate::key::{DigestKey, Domain, Part, TraceId};
-use crate::ladder::Penalty;
-use crate::plan::{Plan, Verb};
-use crate::policy::{Banned, Disclosure, Layer, Listed, OnStoreError, Policy, Rule};
-use crate::settle::{Escalation, Outcome, Settled};
+use crate::key::TraceId;
+use crate::policy::{Disclosure, Layer, Listed, Policy, Rule};
 use crate::time::{Span, Timestamp};
 
+use decide::tightest;
 pub use escalations::Escalations;
 use reading::reset_of_denial;
 pub use reading::{Reading, Readings};
-
-/// A shadow ban delays a request by one to three seconds.
-const SHADOW_DELAY_MS: (u64, u64) = (1_000, 3_000);
 
 /// Whether a request may proceed, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -243,304 +239,14 @@ impl Decision {
     }
 }
 
-impl Plan<'_> {
-    /// Returns the decision that follows from an outcome.
-    pub fn decide(&self, outcome: &Outcome) -> Decision {
-        let mut decision = Decision::default();
-        self.prepare(&mut decision);
-        self.conclude(outcome, &mut decision);
-        decision
-    }
-
-    /// Does the first half of [`decide`](Self::decide), before the store settles: clears `decision` and fills in all
-    /// figures that do not depend on stored state. This work overlaps with the memory latency of the store's prefetch.
-    pub fn prepare(&self, decision: &mut Decision) {
-        self.begin(decision);
-        for met in &self.met {
-            decision.readings.push(Reading {
-                // A policy has at most `MAX_RULES` rules, so an index always fits.
-                rule: u16::try_from(met.index).unwrap_or(u16::MAX),
-                enforced: met.enforced(),
-                allowed: false,
-                limit: met.limit.shown_quota(),
-                period: met.limit.shown_period(),
-                remaining: 0,
-                unit: met.counts.unit(),
-                cost: met.cost,
-                charged: false,
-                resets: Timestamp::MAX,
-                ready: Timestamp::MAX,
-                bucket: if met.limit.refills_smoothly() { met.limit.capacity() } else { 0 },
-                at_once: met.limit.is_concurrency(),
-                estimate: met.limit.resets_with_clock(),
-            });
-        }
-    }
-
-    /// Does the second half of [`decide`](Self::decide) on a decision that this plan has [prepared](Self::prepare).
-    pub fn conclude(&self, outcome: &Outcome, decision: &mut Decision) {
-        let now = outcome.at;
-        decision.at = now;
-        if let Some(ban) = self.banned(now) {
-            decision.readings.clear();
-            return self.apply_ban(ban, outcome.behind_ban, decision);
-        }
-        match self.listed {
-            Some(Listed::Deny) => {
-                decision.verdict = Verdict::Ban;
-                return;
-            }
-            Some(Listed::Allow) => return,
-            None => {}
-        }
-        if outcome.has_stand_ins() {
-            decision.degraded = Some(Degraded::SharedBudget);
-        }
-        let denied_by_limit = self.read(outcome, decision);
-        decision.escalations.extend_from_slice(&outcome.escalations);
-        if let Some((subject, penalty)) = outcome.penalty {
-            self.penalise(decision, subject, penalty, outcome.denied_until);
-            return self.warn(outcome, decision);
-        }
-        if denied_by_limit || outcome.escalations.iter().any(|strike| !strike.rung.allows()) {
-            self.refuse(outcome, now, decision);
-            self.warn(outcome, decision);
-        } else {
-            decision.binding = tightest(decision);
-            let warning = outcome.escalations.iter().find(|strike| strike.rung.warn);
-            decision.warned_by = warning.and_then(|strike| self.warned_by(strike.subject, outcome));
-            decision.warning = warning.is_some();
-            decision.verdict = if outcome.shadowed {
-                decision.delay = shadow_delay(self.policy.key(), self.trace());
-                Verdict::Slow
-            } else if decision.warning {
-                Verdict::Warn
-            } else {
-                Verdict::Allow
-            };
-        }
-        let bound = decision.binding.and_then(|binding| self.met.get(binding));
-        decision.disclosure = bound.map_or(Disclosure::Full, |met| met.rule.disclosure);
-    }
-
-    /// Warns a client that is denied but not banned while its strikes count. Prefers a ladder with a warning cookie.
-    fn warn(&self, outcome: &Outcome, decision: &mut Decision) {
-        if decision.verdict != Verdict::Deny {
-            return;
-        }
-        let warned = (0..self.subjects.len()).filter_map(|subject| self.warned_by(subject, outcome));
-        let has_no_cookie = |warned: &WarnedBy| {
-            self.policy.ladders.get(warned.ladder).is_none_or(|ladder| ladder.warning_cookie.is_none())
-        };
-        decision.warned_by = warned.min_by_key(has_no_cookie);
-        decision.warning = decision.warned_by.is_some();
-    }
-
-    /// Returns the warning of a subject's ladder while its strikes count.
-    fn warned_by(&self, subject: usize, outcome: &Outcome) -> Option<WarnedBy> {
-        let until = outcome.warned_until.get(subject).copied().filter(|until| *until > Timestamp::EPOCH)?;
-        Some(WarnedBy { ladder: self.subjects.get(subject)?.ladder_index, until })
-    }
-
-    /// Applies an operator's ban. A retry succeeds when the ban, the limits and the ladders' penalties are all over; never
-    /// if a deny list names the caller too, or if the ban has no end.
-    fn apply_ban(&self, ban: Banned, behind: Timestamp, decision: &mut Decision) {
-        decision.verdict = Verdict::Ban;
-        decision.penalty = Some(ban.layer);
-        let is_listed = self.listed == Some(Listed::Deny);
-        decision.ready_at = ban.until.max(behind).unless_never().filter(|_| !is_listed);
-    }
-
-    /// Denies because of a limit, or because of the rung that this request has reached.
-    fn refuse(&self, outcome: &Outcome, now: Timestamp, decision: &mut Decision) {
-        let harsh = outcome.escalations.iter().filter(|strike| !strike.rung.allows());
-        let penalty_ends = harsh.clone().filter_map(|strike| self.rung_ends(strike, now)).max();
-        let banned = harsh.clone().any(|strike| strike.rung.ban.is_some());
-        decision.verdict = if banned { Verdict::Ban } else { Verdict::Deny };
-        let struck = harsh.filter_map(|strike| self.met.iter().position(|met| met.charge == strike.charge));
-        decision.binding = longest_wait(decision, struck);
-        let waits = decision.bound_by().map_or(Some(now), |reading| reading.ready_at().or(allowed_now(reading, now)));
-        decision.ready_at = waits.map(|ready| ready.max(penalty_ends.unwrap_or(now)));
-    }
-
-    /// Returns what to do when the store fails: the strictest `on_store_error` of the enforced rules.
-    #[must_use]
-    pub fn on_store_error(&self) -> OnStoreError {
-        let modes = self.met.iter().filter(|met| met.enforced()).map(|met| met.rule.on_store_error);
-        modes.fold(OnStoreError::Open, |strictest, mode| match (strictest, mode) {
-            (OnStoreError::Closed, _) | (_, OnStoreError::Closed) => OnStoreError::Closed,
-            (OnStoreError::Local, _) | (_, OnStoreError::Local) => OnStoreError::Local,
-            (OnStoreError::Open, OnStoreError::Open) => OnStoreError::Open,
-        })
-    }
-
-    /// Returns the decision when the store failed and the policy is open or closed. Bans and lists still apply: they need
-    /// no store.
-    pub fn decide_blind(&self, open: bool, reason: Degraded, now: Timestamp) -> Decision {
-        let mut decision = Decision::default();
-        self.begin(&mut decision);
-        decision.at = now;
-        decision.degraded = Some(reason);
-        if let Some(ban) = self.banned(now) {
-            self.apply_ban(ban, now, &mut decision);
-            return decision;
-        }
-        match self.listed {
-            Some(Listed::Deny) => decision.verdict = Verdict::Ban,
-            None if !open => {
-                decision.verdict = Verdict::Deny;
-                decision.ready_at = Some(now.plus(Span::SECOND));
-            }
-            Some(Listed::Allow) | None => {}
-        }
-        decision
-    }
-
-    /// Returns the answer to a request that should be slowed when no more requests can be delayed: a denial by its
-    /// tightest limit, as if that had just been used up. Clients cannot tell it from a genuine denial. The caller refunds
-    /// what the request was charged.
-    pub fn decide_as_full(&self, outcome: &Outcome) -> Decision {
-        let now = outcome.at;
-        let tightest = self.decide(outcome).binding;
-        let full = tightest.and_then(|binding| self.met.get(binding)).map(|met| met.charge);
-        let mut uncharged = outcome.clone();
-        for (index, (settled, charge)) in uncharged.settled.iter_mut().zip(&self.bill.charges).enumerate() {
-            settled.mark = None;
-            if Some(index) == full {
-                let blocked = charge.terms.block_for.map(|span| now.plus(span));
-                settled.look.ready_at = charge
-                    .limit
-                    .ready_if_full(charge.cost, &settled.look, now, self.trace())
-                    .max(blocked.unwrap_or(now));
-                settled.look.allowed = false;
-                settled.look.available = 0;
-            }
-        }
-        let mut decision = Decision::default();
-        self.prepare(&mut decision);
-        decision.at = now;
-        self.read(&uncharged, &mut decision);
-        decision.verdict = Verdict::Deny;
-        decision.binding = tightest;
-        // Without any limit the only thing to wait for is a free place among the delayed requests.
-        decision.ready_at = decision.bound_by().map_or(Some(now.plus(Span::SECOND)), Reading::ready_at);
-        let bound = tightest.and_then(|binding| self.met.get(binding));
-        decision.disclosure = bound.map_or(Disclosure::Full, |met| met.rule.disclosure);
-        self.warn(outcome, &mut decision);
-        if full.is_some_and(|charge| outcome.would_warn(charge)) {
-            let subject = bound.and_then(|met| self.subjects.get(met.subject?));
-            decision.warned_by =
-                subject.map(|subject| WarnedBy { ladder: subject.ladder_index, until: now.plus(subject.ladder.decay) });
-            decision.warning = decision.warned_by.is_some();
-        }
-        decision
-    }
-
-    /// Resets `decision` to the state that every decision starts from.
-    #[inline]
-    fn begin(&self, decision: &mut Decision) {
-        let Decision { readings, escalations, .. } = decision;
-        readings.clear();
-        escalations.clear();
-        decision.verdict = Verdict::Allow;
-        decision.trace = self.trace();
-        decision.generation = self.policy.generation;
-        decision.binding = None;
-        decision.ready_at = None;
-        decision.delay = Span::ZERO;
-        decision.warning = false;
-        decision.warned_by = None;
-        decision.penalty = None;
-        decision.disclosure = Disclosure::Full;
-        decision.listed = self.listed;
-        decision.degraded = None;
-    }
-
-    /// Fills in the figures that depend on stored state. Returns whether an enforced limit denies.
-    fn read(&self, outcome: &Outcome, decision: &mut Decision) -> bool {
-        let mut denied = false;
-        for (reading, met) in decision.readings.iter_mut().zip(&self.met) {
-            let Some(Settled { look, mark, lifted, .. }) = outcome.settled.get(met.charge) else { break };
-            // A record charges enforced limits even when the cost does not fit.
-            reading.allowed = look.allowed || (self.verb() == Verb::Record && reading.enforced);
-            denied |= reading.enforced && !reading.allowed && !lifted;
-            (reading.remaining, reading.resets) = match mark {
-                Some(mark) => (look.available.saturating_sub(mark.amount), look.reset_if_charged),
-                None => (look.available, look.reset_if_not),
-            };
-            reading.charged = mark.is_some();
-            reading.ready = if reading.allowed { Timestamp::MAX } else { look.ready_at };
-        }
-        denied
-    }
-
-    /// Applies a penalty. A retry succeeds when the last penalty is over and the limits have room.
-    fn penalise(&self, decision: &mut Decision, subject: usize, penalty: Penalty, until: Timestamp) {
-        decision.penalty = self.subjects.get(subject).map(|subject| subject.layer);
-        decision.disclosure = self.subjects.get(subject).map_or(Disclosure::Full, |subject| subject.disclosure);
-        decision.verdict = match penalty {
-            Penalty::CoolDown(_) => Verdict::Deny,
-            Penalty::Ban(_) => Verdict::Ban,
-        };
-        let denying = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed);
-        let limits = denying.map(|reading| reading.ready).max();
-        decision.ready_at = limits.map_or(until, |ready| ready.max(until)).unless_never();
-    }
-
-    /// Returns when the penalty of a strike ends.
-    fn rung_ends(&self, strike: &Escalation, now: Timestamp) -> Option<Timestamp> {
-        let cooldown = strike.rung.cooldown.map(|span| now.plus(span));
-        cooldown.max(strike.banned_until)
-    }
-}
-
-/// Returns `now` for a reading that allows.
-fn allowed_now(reading: &Reading, now: Timestamp) -> Option<Timestamp> {
-    reading.allowed.then_some(now)
-}
-
-/// Returns the denying limit with the longest wait, where "never" is the longest. Ties go to the first in rule order, which
-/// is by layer and then by position in the file. If no limit denies, returns the one that struck.
-fn longest_wait(decision: &Decision, mut struck: impl Iterator<Item = usize>) -> Option<usize> {
-    let denying = decision.readings.iter().enumerate().filter(|(_, reading)| reading.enforced && !reading.allowed);
-    let wait = |reading: &Reading| reading.ready;
-    let mut longest: Option<(usize, Timestamp)> = None;
-    for (index, reading) in denying {
-        if longest.is_none_or(|(_, known)| wait(reading) > known) {
-            longest = Some((index, wait(reading)));
-        }
-    }
-    longest.map(|(index, _)| index).or_else(|| struck.next())
-}
-
-/// Returns the enforced limit with room for the fewest further requests of this cost.
-fn tightest(decision: &Decision) -> Option<usize> {
-    let enforced = decision.readings.iter().enumerate().filter(|(_, reading)| reading.enforced);
-    // Nearly all costs are 1, and a 64-bit division takes as long as a dozen other instructions.
-    let further = |reading: &Reading| match reading.cost {
-        0 | 1 => reading.remaining,
-        cost => reading.remaining.checked_div(cost).unwrap_or(0),
-    };
-    enforced.min_by_key(|(_, reading)| further(reading)).map(|(index, _)| index)
-}
-
-/// Returns a delay between one and three seconds, derived from the decision's id under the policy's secret: clients can
-/// read the id and must not be able to compute the delay from it.
-fn shadow_delay(key: DigestKey, trace: TraceId) -> Span {
-    let (low, high) = SHADOW_DELAY_MS;
-    let width = u128::from(high.saturating_sub(low).saturating_add(1));
-    let mut drawn = key.begin(Domain::Delay);
-    drawn.bytes(Part::Fact, &trace.to_u128().to_be_bytes());
-    let spread = u64::try_from(drawn.finish().to_u128().checked_rem(width).unwrap_or(0)).unwrap_or(0);
-    Span::from_millis(low.saturating_add(spread))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::decide::shadow_delay;
     use super::*;
     use crate::balance::Balance;
     use crate::facts::Facts;
     use crate::headers::{BodyForm, denial_body, header_fields};
+    use crate::key::DigestKey;
     use crate::policy::{BanSource, Banned, Rank, Who};
     use crate::settle::settle;
 

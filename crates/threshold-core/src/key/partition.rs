@@ -51,13 +51,13 @@ impl Digest {
     /// | what is stored | its anchor |
     /// |---|---|
     /// | a budget, a standing | the tenant if `per` has it, else the user, else the /24 or /48 of the address, else the headers and facts; else the rule |
-    /// | an account of a login | the tenant whose user it is, where users belong to tenants, else the account's name |
+    /// | an account of a login | the tenant that it belongs to under `user_scope = "tenant"`, else the account's name |
     /// | the budget of a login's address | its /24 or /48 |
-    /// | what stands in for keys that a full store has no room for | the /24 or /48, or the rule |
-    /// | a budget of a limit that stands alone | its key |
-    /// | an answer that is remembered by its request's id | the id |
+    /// | a shared budget for keys that a full store has no room for | the /24 or /48, or the rule |
+    /// | a budget of a limit without a policy | its key |
+    /// | a request with an id | the id |
     ///
-    /// The address that stands in for a name which a request lacks also anchors in its place.
+    /// An address that replaces a missing name is also the anchor in its place.
     #[must_use]
     #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "the last 16 bits are meant")]
@@ -110,12 +110,13 @@ impl Anchors {
     }
 
     /// Returns the partition of a block of addresses: that of the /24 or /48 that it lies in, or begins with.
-    // A partition says where and never who, so 16 well mixed bits do, and cost a tenth of SipHash.
+    // A partition only places a record and identifies nobody, so it needs no keyed hash: 16 well mixed bits are enough, and
+    // cost a tenth of SipHash.
     #[inline]
     pub(crate) fn address(&self, group: AddressGroup) -> Partition {
         let block = match group.base {
             IpAddr::V4(v4) => u64::from(v4.to_bits() >> 8),
-            // One bit more than an IPv4 block has.
+            // The bit above tells an IPv6 block from an IPv4 block with the same number.
             IpAddr::V6(v6) => 1 << 48 | (v6.to_bits() >> 80) as u64,
         };
         let [mask, first, second] = self.address;
@@ -123,7 +124,7 @@ impl Anchors {
         Partition(((mixed ^ mixed >> 32).wrapping_mul(second) >> 48) as u16)
     }
 
-    /// The partition of a rule, for what it does not count by caller.
+    /// Returns the partition of a rule, for budgets that are not counted by caller.
     pub(crate) fn rule(key: DigestKey, names: impl IntoIterator<Item: AsRef<str>>) -> Partition {
         let mut builder = key.begin(Domain::Anchor);
         for name in names {
@@ -133,7 +134,7 @@ impl Anchors {
     }
 }
 
-/// Begins the secret under which one combination of things that budgets are counted by is digested.
+/// Begins the secret under which the identities of one `per` are digested.
 pub(crate) fn identity_secret(key: DigestKey, per: impl IntoIterator<Item: AsRef<str>>) -> KeyBuilder {
     let mut builder = key.begin(Domain::CountedBy);
     for per in per {

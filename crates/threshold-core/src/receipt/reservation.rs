@@ -13,21 +13,21 @@ use crate::time::{Span, Timestamp};
 /// The longest a reservation may be held.
 pub const MAX_RESERVATION: Span = Span::HOUR;
 
-/// What becomes of a reservation that nobody ends.
+/// The effect of a reservation's expiry.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnExpire {
-    /// It stays charged.
+    /// The charges stay.
     #[default]
     Charge,
-    /// It is given back.
+    /// The charges are given back.
     Release,
 }
 
-/// How a reservation stands.
+/// The stage of a reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Stage {
     Open,
-    /// With what each charge really cost; not known of one that an earlier version committed.
+    /// With the actual cost of each charge; `None` if an earlier version committed it, which did not save them.
     Committed(Option<Amounts>),
     Released,
 }
@@ -58,7 +58,7 @@ impl From<UnknownReservation> for CommitError {
     }
 }
 
-/// A charge made before its true cost is known: one record, ended by a commit, a release, or its time.
+/// Charges made before their actual cost is known, until a commit, a release or the expiry ends them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reservation {
     receipt: Receipt,
@@ -68,36 +68,36 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// The versions in which it is read.
+    /// The versions that are read.
     pub(crate) const VERSIONS: Versions = Versions::FIRST.containing(Receipt::VERSIONS);
 
-    /// Holds what a receipt says was charged.
+    /// Creates a reservation that holds the charges of a receipt.
     #[must_use]
     pub fn new(receipt: Receipt, ttl: Span, on_expire: OnExpire) -> Self {
         let expires = receipt.at.plus(ttl.min(MAX_RESERVATION));
         Self { receipt, expires, on_expire, stage: Stage::Open }
     }
 
-    /// Its id, which is that of the decision.
+    /// Returns the id, which is that of the decision.
     #[must_use]
     pub fn id(&self) -> TraceId {
         self.receipt.id
     }
 
-    /// The partition its record lies in; see [`Receipt::home`].
+    /// Returns the partition of its record; see [`Receipt::home`].
     #[must_use]
     pub fn home(&self) -> Partition {
         self.receipt.home()
     }
 
-    /// When it ends by itself.
+    /// Returns when it expires.
     #[must_use]
     pub fn expires(&self) -> Timestamp {
         self.expires
     }
 
-    /// Ends no later than the longest reservation that begins now: a clock that was ahead when it was made has since gone
-    /// back. Says whether that changed anything.
+    /// Moves an expiry that is too far ahead to the latest that a reservation made now can have, and returns whether it did.
+    /// That happens if the clock was ahead when the reservation was made and has stepped back since.
     pub fn bring_back(&mut self, now: Timestamp) -> bool {
         let latest = now.plus(MAX_RESERVATION);
         let is_ahead = self.expires > latest;
@@ -105,39 +105,39 @@ impl Reservation {
         is_ahead
     }
 
-    /// The keys it holds, in the order in which their balances are to be handed over.
+    /// Returns the keys that it holds, in the order in which `commit` and `release` take their balances.
     pub fn keys(&self) -> impl Iterator<Item = Digest> {
         self.receipt.keys()
     }
 
-    /// The keys it holds, each with the limit it was charged under.
+    /// Returns the keys that it holds, each with the limit that it was charged under.
     pub fn charges(&self) -> impl Iterator<Item = (Digest, Limit)> {
         self.receipt.charges()
     }
 
-    /// Whether it still waits for its end.
+    /// Returns whether it was neither committed nor released.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.stage == Stage::Open
     }
 
-    /// Whether it was ended, or its expiry will give back what it holds: its receipt is then not to be refunded any more.
+    /// Returns whether it was ended, or its expiry gives its charges back. Its receipt must then not be refunded.
     #[must_use]
     pub fn gives_back(&self) -> bool {
         !self.is_open() || self.on_expire == OnExpire::Release
     }
 
-    /// From when on refunding its receipt does nothing.
+    /// Returns the time from which refunding its receipt has no effect.
     #[must_use]
     pub fn void_from(&self) -> Timestamp {
         self.receipt.void_from()
     }
 
-    /// Ends it with what it really cost: less is given back, more is recorded. Repeating it with the same cost changes
-    /// nothing.
+    /// Ends it with its actual cost: gives back what was reserved beyond that, or charges the rest. Repeating a commit with the
+    /// same cost changes nothing.
     ///
     /// # Errors
-    /// Where it has expired, was released, or was committed with another cost.
+    /// If it has expired, was released, or was committed with another cost.
     pub fn commit(&mut self, cost: &OwnedCost, balances: &mut [Balance], now: Timestamp) -> Result<(), CommitError> {
         let amounts = self.amounts(cost);
         match &self.stage {
@@ -150,12 +150,13 @@ impl Reservation {
         for ((charged, actual), balance) in self.receipt.charged.iter().zip(amounts).zip(balances) {
             let reserved = charged.mark.amount;
             if charged.limit.is_concurrency() {
-                // What was in flight has landed.
+                // The request has ended, so its place is free, whatever it cost.
                 charged.give_back(reserved, balance, now, self.receipt.id);
                 continue;
             }
             if let Some(more) = actual.checked_sub(reserved).filter(|more| *more > 0) {
-                // Not brought to the receipt's limit: that may hold no more, and its terms could forget what was used.
+                // Under the limit of the balance, not of the receipt. The policy may have replaced the receipt's limit since,
+                // and converting the balance back to it could forget use.
                 let limit = charged.limit.in_terms_of(&balance.state);
                 balance.charge(&limit, more, now, self.receipt.id);
             } else {
@@ -166,7 +167,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// What each charge costs after all. A hold costs what it held: it ends, whatever the request cost.
+    /// Returns the actual cost of each charge. A concurrency hold costs what it held: it ends, whatever the request cost.
     fn amounts(&self, cost: &OwnedCost) -> Amounts {
         let charges = self.receipt.charged.iter();
         charges
@@ -177,10 +178,10 @@ impl Reservation {
             .collect()
     }
 
-    /// Ends it without any cost. Repeating it changes nothing.
+    /// Ends it without a cost. Repeating a release changes nothing.
     ///
     /// # Errors
-    /// Where it has expired, or was committed.
+    /// If it has expired or was committed.
     pub fn release(&mut self, balances: &mut [Balance], now: Timestamp) -> Result<(), UnknownReservation> {
         match self.stage {
             Stage::Released => return Ok(()),
@@ -192,9 +193,9 @@ impl Reservation {
         Ok(())
     }
 
-    /// Ends it if its time has come, giving back what it held if that was chosen: as of its expiry, however much later it is
-    /// noticed. Nothing may have changed the balances since, and those that expired before it must have been ended. Says
-    /// whether it has ended.
+    /// Ends it if it has expired, and returns whether it has. Under [`OnExpire::Release`] its charges are given back as of the
+    /// expiry, however much later this is called. So the balances must not have changed since then, and reservations that
+    /// expired earlier must have been ended before this one.
     pub fn expire(&mut self, balances: &mut [Balance], now: Timestamp) -> bool {
         if now < self.expires {
             return false;
@@ -205,7 +206,7 @@ impl Reservation {
         true
     }
 
-    /// The bytes a store keeps.
+    /// Returns the bytes that a store saves.
     #[must_use]
     pub fn to_bytes(&self, format: Format) -> Vec<u8> {
         to_bytes(Self::VERSIONS, format, |out| self.write(out))
@@ -226,10 +227,10 @@ impl Reservation {
         }
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    /// Reads the bytes that [`to_bytes`](Self::to_bytes) returns.
     ///
     /// # Errors
-    /// On another version, and on bytes no reservation has.
+    /// On an unknown version, and on bytes that no reservation has.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
         from_bytes(bytes, Self::VERSIONS, Self::read)
     }
