@@ -67,10 +67,10 @@ fn a_period_below_a_second_is_exported_exactly() {
 #[test]
 fn names_and_bodies_are_quoted() {
     let file = policy(
-        "limit = \"10/min\"\nbody = \"a \\\"b\\\" $${c} %{d}\\n\"\nmatch = { path = \"/api/**\", method = \"GET\" }",
+        "limit = \"10/min\"\nbody = \"a \\\"b\\\" $${c d} %{e f}\\n\"\nmatch = { path = \"/api/**\", method = \"GET\" }",
     );
     let text = threshold(&["export", "terraform", file.path()]).out;
-    assert!(text.contains(r#"content      = "a \"b\" $${c} %%{d}\n""#), "{text}");
+    assert!(text.contains(r#"content      = "a \"b\" $${c d} %%{e f}\n""#), "{text}");
     let expected = r#"(http.request.method in {\"GET\" \"HEAD\"} and (http.request.uri.path eq \"/api\" or starts_with(http.request.uri.path, \"/api/\")))"#;
     assert!(text.contains(expected), "{text}");
     assert!(text.contains("content_type = \"text/plain\""), "{text}");
