@@ -315,8 +315,7 @@ fn a_limit_of_zero_is_asked_about() {
     check(&by_address("unlimited"), &[]);
     check(&by_address("none"), &[]);
     check(&(by_address("0/min") + "allow = [\"zero-limit: until we know better\"]\n"), &[]);
-    // A variable has no other word for it.
-    check(&by_address("${LIMIT:-0}/min"), &[]);
+    check(&by_address("${LIMIT:-0}/min"), &["zero-limit \"${LIMIT:-0}/min\""]);
     let tier = |limit: &str| {
         let tiers = format!("[identity]\ndefault_tier = \"free\"\n[tiers.free]\nrequests = \"{limit}\"\n");
         format!("{tiers}{}", by_address("tier"))
@@ -327,6 +326,24 @@ fn a_limit_of_zero_is_asked_about() {
     check(&format!("allow = [\"zero-limit: free of charge\"]\n{}", tier("0/day")), &[]);
     let own = "[tenants.acme]\nrequests = \"0\"\n[users.u1]\nrequests = \"0/h\"\n";
     check(&(tier("5/min") + own), &["zero-limit \"0\"", "zero-limit \"0/h\""]);
+}
+
+/// An operator set `MAX=0` to close a route in a hurry. Everything got through, and `lint` had nothing to say.
+///
+/// Woken by: no warning for a text whose span has variables.
+#[test]
+fn a_variable_of_zero_is_asked_about() {
+    let review = |source: &str, value: &str| Policy::review(source, &|name| (name == "MAX").then(|| value.to_owned()));
+    let source = by_address("${MAX}/min");
+    assert_eq!(review(&source, "5").findings, []);
+    for zero in ["0", "00"] {
+        let findings = review(&source, zero).findings;
+        let found: Vec<(&str, &str)> =
+            findings.iter().map(|finding| (finding.code, finding.message.as_str())).collect();
+        assert_eq!(found, [("zero-limit", "a limit of 0, which means unlimited: \"${MAX}/min\"")]);
+    }
+    let meant = source + "allow = [\"zero-limit: 0 switches the limit off\"]\n";
+    assert_eq!(review(&meant, "0").findings, []);
 }
 
 #[test]

@@ -200,7 +200,7 @@ codes! {
         "write a smaller burst, or `algorithm = \"sliding-window\"`";
     Warning "zero-limit" of Either: "a limit of 0, which means unlimited",
         "it reads as if it denied everything, and allows everything",
-        "write `\"unlimited\"` or `\"none\"`";
+        "write `\"unlimited\"` or `\"none\"`; if a variable may be 0, state in `allow` what that means";
     Warning "small-estimate" of Either: "a `sliding-estimate` of less than 10",
         "its weight is rounded up, so a client that sends continuously gets one less than the limit in each window: half of it at 1 \
          and 2, 80 % at 5",

@@ -95,18 +95,6 @@ impl<'s> Loader<'s> {
         self.findings
     }
 
-    /// Whether a variable was filled in at this place.
-    #[cfg(feature = "toml")]
-    fn has_variable(&self, span: &Range<usize>) -> bool {
-        self.values.written_at(span).is_some()
-    }
-
-    #[cfg(not(feature = "toml"))]
-    #[expect(clippy::unused_self, reason = "without TOML there are no variables")]
-    fn has_variable(&self, _: &Range<usize>) -> bool {
-        false
-    }
-
     pub(super) fn error(&mut self, code: &'static str, span: Range<usize>, message: impl Into<String>, help: &str) {
         self.find(Severity::Error, code, span, message.into(), help);
     }
@@ -208,10 +196,10 @@ impl<'s> Loader<'s> {
         BodyTemplate::parse(&text.value).map_err(|error| self.notation("unknown-placeholder", text, &error)).ok()
     }
 
-    /// Warns about a limit of 0. A variable may be 0, because its value cannot be "unlimited".
+    /// Warns about a limit of 0, which reads as if it denied everything. A variable is no exception: its value must be a number,
+    /// so a policy in which 0 is meant says so in `allow`.
     pub(super) fn warn_of_zero(&mut self, text: &Text, quota: Quota) {
-        let is_word = text.value.trim() == "unlimited";
-        if quota == Quota::Unlimited && !is_word && !self.has_variable(&text.span) {
+        if quota == Quota::Unlimited && text.value.trim() != "unlimited" {
             let message = format!("\"{}\" means unlimited", text.value);
             let help = "write \"unlimited\" if that is intended, or \"none\" to deny everything";
             self.warning("zero-limit", text.span.clone(), message, help);
