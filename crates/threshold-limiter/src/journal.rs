@@ -11,6 +11,7 @@ mod error;
 mod events;
 mod file;
 mod fs;
+mod identify;
 mod inspect;
 mod pages;
 mod queue;
@@ -44,7 +45,7 @@ pub use restore::{Restored, RestoredMemory, restore, restore_memory, rows_in_mem
 use rows::OldDigests;
 pub use rows::{AuditLine, Kind, Row};
 pub use salvage::Damage;
-pub use secret::{GivenSecrets, installation_secrets, old_secret_path, secret_path};
+pub use secret::{GivenSecrets, check_installation, installation_secrets, old_secret_path, secret_path};
 use writer::RebuildSource;
 
 /// The longest time that a request with a strike waits for the disk: enough for one group commit on a healthy disk, and too
@@ -103,8 +104,8 @@ impl Journal {
     /// every later open, until [`acknowledge_damage`](Self::acknowledge_damage) is called.
     ///
     /// # Errors
-    /// Fails if the file cannot be used, is in use, belongs to another installation, or is missing or empty beside files that
-    /// show that there was a journal.
+    /// Fails if the file cannot be used, is in use, is another program's, belongs to another installation, or is missing or empty
+    /// beside files that show that there was a journal.
     pub fn open(path: &Path, keys: impl Into<KeyIds>) -> Result<(Self, Contents), JournalError> {
         Self::open_as(path, keys.into(), Missing::Refuse)
     }
@@ -150,6 +151,7 @@ impl Journal {
     /// Fails if the journal is in use, if the copy is damaged, or if one of the two cannot be used.
     pub fn replace(from: &Path, journal: &Path) -> Result<Option<PathBuf>, JournalError> {
         let journal = &*resolve(journal);
+        identify::check(journal)?;
         let lock = fs::lock(journal)?;
         // First: a copy is older than the mark, and would be reported as one that has lost commits.
         commit_mark::clear(&lock).map_err(JournalError::io(journal))?;

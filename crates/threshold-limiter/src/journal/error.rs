@@ -38,6 +38,12 @@ pub enum JournalError {
     /// SQLite failed on this file.
     #[error("cannot use {}", .0.display())]
     Sqlite(PathBuf, #[source] Box<dyn Error + Send + Sync>),
+    /// The file is another program's. It was neither moved nor changed.
+    #[error("{} is not a journal of Threshold, and was left as it is: name another file", .0.display())]
+    NotAJournal(PathBuf),
+    /// The folder, named first, of this journal does not exist.
+    #[error("the folder {} of {} does not exist: create it, or name another file", .0.display(), .1.display())]
+    NoFolder(PathBuf, PathBuf),
     /// The file is damaged. The text names the first fault.
     #[error("{path} is damaged: {1}", path = .0.display())]
     Damaged(PathBuf, String),

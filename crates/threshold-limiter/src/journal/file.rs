@@ -15,7 +15,7 @@ use super::rebuild::{FileStamps, WriteFault};
 use super::rows::Summary;
 use super::salvage::{self, Damage};
 use super::schema::{NewFile, VERSION, append_audit, initialize, meta, put_row, store_summary, stored_summary};
-use super::{Contents, JournalError, KeyIds, commit_mark, damage_record};
+use super::{Contents, JournalError, KeyIds, commit_mark, damage_record, identify};
 
 /// How long SQLite waits for another process. Nobody but a copy should have the file open, and that takes a moment.
 const BUSY_TIMEOUT: Duration = Duration::from_millis(100);
@@ -46,6 +46,8 @@ pub(super) struct JournalFile {
 impl JournalFile {
     pub(super) fn open(path: &Path, keys: KeyIds, missing: Missing) -> Result<(Self, Contents), JournalError> {
         let key_id = keys.present;
+        // Before the lock, which is a file of its own: nothing is created beside another program's file.
+        identify::check(path)?;
         let lock = lock(path)?;
         check_version(path)?;
         salvage::finish_replacement(path)?;
@@ -237,7 +239,7 @@ pub(super) enum Missing {
 }
 
 /// Fails where a new journal would hide the loss of one.
-fn check_may_create(path: &Path, missing: Missing) -> Result<(), JournalError> {
+pub(super) fn check_may_create(path: &Path, missing: Missing) -> Result<(), JournalError> {
     let has_content = |path: &PathBuf| !is_empty(path);
     let log = with_suffix(path, WAL);
     let traces = [super::secret_path(path), log.clone(), super::counters::counters_path(path)];
@@ -288,6 +290,7 @@ fn other_version(path: &Path) -> Option<i64> {
 /// Reads a database that a server may have open, and changes nothing in it.
 pub(super) fn read_only(path: &Path) -> Result<Contents, JournalError> {
     std::fs::metadata(path).map_err(JournalError::io(path))?;
+    identify::check(path)?;
     check_version(path)?;
     let connection = connect(path).map_err(JournalError::sqlite(path))?;
     connection.pragma_update(None, "query_only", true).map_err(JournalError::sqlite(path))?;
@@ -297,6 +300,7 @@ pub(super) fn read_only(path: &Path) -> Result<Contents, JournalError> {
 /// Copies a sound database, also while a server writes to it.
 pub(super) fn copy(from: &Path, to: &Path) -> Result<(), JournalError> {
     std::fs::metadata(from).map_err(JournalError::io(from))?;
+    identify::check(from)?;
     check_version(from)?;
     let created = create_new(to).map_err(JournalError::io(to))?;
     let copied = connect(from).and_then(|connection| {

@@ -33,7 +33,8 @@ pub(super) fn resolve(path: &Path) -> PathBuf {
     }
 }
 
-fn parent(path: &Path) -> &Path {
+/// Returns the folder of a path.
+pub(super) fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 

@@ -10,8 +10,12 @@ use super::salvage::{Damage, DamagedFile};
 /// The version of the tables below and of the digests in them. Digests of version 1 had no partition.
 pub(super) const VERSION: i64 = 2;
 
-const TABLES: &str = "
-    CREATE TABLE meta (name TEXT PRIMARY KEY NOT NULL, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+/// The definition of the table that every version has. SQLite stores it as it is written here, so a file that contains it is a
+/// journal.
+pub(super) const META_TABLE: &str =
+    "CREATE TABLE meta (name TEXT PRIMARY KEY NOT NULL, value INTEGER NOT NULL) STRICT, WITHOUT ROWID";
+
+const OTHER_TABLES: &str = "
     CREATE TABLE record (
         kind INTEGER NOT NULL, key BLOB NOT NULL, value BLOB NOT NULL, sum INTEGER NOT NULL,
         PRIMARY KEY (kind, key)
@@ -41,7 +45,8 @@ pub(super) fn initialize(
     damaged: Option<&DamagedFile<'_>>,
 ) -> rusqlite::Result<(Summary, usize)> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    transaction.execute_batch(TABLES)?;
+    transaction.execute_batch(META_TABLE)?;
+    transaction.execute_batch(OTHER_TABLES)?;
     transaction.pragma_update(None, "user_version", VERSION)?;
     let secret = i64::from(new.key_id.to_u32());
     for (name, value) in [("version", VERSION), ("secret", secret)] {

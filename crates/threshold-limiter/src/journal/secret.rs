@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use threshold_core::{KeyId, Secret, Secrets};
 
-use super::JournalError;
+use super::file::{Missing, check_may_create};
 use super::fs::{create_replacing, is_empty, lock, resolve, sync_parent, with_suffix};
+use super::{JournalError, identify};
 
 /// The suffix of a secret whose journal is not created yet: a secret without its journal means that the journal is missing.
 const NEXT: &str = ".next";
@@ -94,6 +95,7 @@ fn installation_secret(journal: &Path, given: Option<&str>) -> Result<Secret, Jo
     if let Some(secret) = read(&next)?.and_then(|text| parse(&text)) {
         return Ok(secret);
     }
+    identify::check(&journal)?;
     if !is_empty(&journal) {
         return Err(JournalError::SecretMissing(journal, path));
     }
@@ -103,6 +105,31 @@ fn installation_secret(journal: &Path, given: Option<&str>) -> Result<Secret, Jo
         Some(secret) => Ok(secret),
         None => generate(&next).map_err(JournalError::io(&next)),
     }
+}
+
+/// Returns whether the file of a secret is beside this journal, also one whose journal is not created yet. Another program may
+/// have a file of that name, so it must hold a secret.
+pub(super) fn is_beside(journal: &Path) -> bool {
+    let path = secret_path(journal);
+    let holds_secret = |path: &PathBuf| std::fs::read_to_string(path).is_ok_and(|text| parse(&text).is_some());
+    [with_suffix(&path, NEXT), path].iter().any(holds_secret)
+}
+
+/// Checks the files of an installation as a server does at its start, and creates nothing. A server may be running.
+///
+/// # Errors
+/// Fails if the folder of the journal is missing, if another program's file is in its place, if the journal is missing beside
+/// files that show that there was one, and as [`installation_secrets`] does. What is in the journal is not read.
+pub fn check_installation(journal: &Path, given: GivenSecrets<'_>) -> Result<(), JournalError> {
+    let journal = resolve(journal);
+    identify::check(&journal)?;
+    // `installation_secrets` would generate a secret for a new installation.
+    let files = [secret_path(&journal), old_secret_path(&journal)];
+    let has_files = !is_empty(&journal) || files.iter().any(|file| file.exists());
+    if has_files || given.present.is_some() || given.old.is_some() {
+        installation_secrets(&journal, given)?;
+    }
+    if is_empty(&journal) { check_may_create(&journal, Missing::Refuse) } else { Ok(()) }
 }
 
 /// Renames a generated secret to its final name, once its journal exists.

@@ -60,6 +60,8 @@ fn ends<T: Ord>(bytes: &[u8], length: usize, name: impl Fn(&[u8]) -> Option<T>) 
 fn opened(bytes: &[u8]) -> (Contents, BTreeSet<String>) {
     let scratch = Scratch::new();
     std::fs::write(scratch.db(), bytes).unwrap();
+    // Of a file that is cut to less than a page, nothing else shows that it is a journal.
+    std::fs::write(scratch.db().with_extension("secret"), "5".repeat(64)).unwrap();
     let (journal, contents) = Journal::open(&scratch.db(), secret().key_id()).unwrap();
     drop(journal);
     // The new file is sound, holds the same rows, and records the damage.

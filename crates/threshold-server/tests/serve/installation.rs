@@ -229,3 +229,99 @@ fn a_backup_names_both_secrets_and_a_restore_under_another_one_fails() {
     assert_eq!(wrong.status.code(), Some(1), "{said}");
     assert!(said.contains("was written under another secret"), "{said}");
 }
+
+/// A server once took an application's own database, given as `--db` by mistake, for a damaged journal: it moved the data aside
+/// and wrote a journal in its place.
+#[test]
+fn the_file_of_another_program_is_refused_and_left_as_it_is() {
+    let place = Installation::new();
+    let secret = [("THRESHOLD_SECRET", "the secret of this test")];
+    let database = place.path("app.db");
+    {
+        let other = rusqlite::Connection::open(&database).unwrap();
+        // Another program's table of the same name.
+        other
+            .execute_batch("CREATE TABLE meta (key TEXT, value TEXT); INSERT INTO meta VALUES ('version', '7');")
+            .unwrap();
+    }
+    let database = std::fs::read(&database).unwrap();
+    let short = b"precious".to_vec();
+    let page = [b"precious ".repeat(1_000), vec![0; 4_096]].concat();
+    for bytes in [database, short, page] {
+        let folder = Scratch::folder();
+        let db = folder.path().join("app.db");
+        std::fs::write(&db, &bytes).unwrap();
+        // A file of this name that holds no secret of ours.
+        std::fs::write(db.with_extension("secret"), "hunter2").unwrap();
+        let copy = folder.path().join("copy.db");
+        let [db_text, copy] = [&db, &copy].map(|path| path.to_str().unwrap());
+        let refused = |output: std::process::Output| {
+            let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+            assert_eq!(output.status.code(), Some(2), "{said}");
+            assert!(said.contains("app.db is not a journal of Threshold"), "{said}");
+        };
+        for more in [&[][..], &["--new-journal"], &["--check"]] {
+            let args = [&["--db", db_text], more].concat();
+            refused(Start { args: &args, variables: &secret, ..Start::default() }.command().output().unwrap());
+        }
+        refused(run(&["backup", copy, "--db", db_text], &[]));
+        refused(run(&["bans", "list", "--server", "http://127.0.0.1:9", "--db", db_text], &[]));
+        assert_eq!(std::fs::read(&db).unwrap(), bytes);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "a file was created beside it");
+        std::fs::remove_file(db.with_extension("secret")).unwrap();
+        assert!(place.refusal(&db).contains("is not a journal of Threshold"));
+    }
+    // A restore does not replace it either.
+    let (db, copy, app) = (place.path("threshold.db"), place.path("copy.db"), place.path("app.db"));
+    stop(place.start(&db, &[]));
+    let [db, copy, app_text] = [&db, &copy, &app].map(|path| path.to_str().unwrap());
+    assert!(run(&["backup", copy, "--db", db], &[]).status.success());
+    let before = std::fs::read(&app).unwrap();
+    let output = run(&["restore", copy, "--db", app_text], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(std::fs::read(&app).unwrap(), before);
+}
+
+/// With the secret in the environment nothing but the file itself, or the mark in its lock file, shows that it is a journal. It
+/// is repaired as one whose secret is beside it.
+#[test]
+fn a_damaged_journal_is_repaired_also_without_a_secret_file() {
+    const SECRET: [(&str, &str); 1] = [("THRESHOLD_SECRET", "the secret of this test")];
+    let place = Installation::new();
+    let db = place.path("threshold.db");
+    let args = ["--db", db.to_str().unwrap()];
+    let start =
+        || Start { policy: Some(place.policy.path()), args: &args, variables: &SECRET, ..Start::default() }.server();
+    let server = start();
+    (0..50).for_each(|number| ban(&server, &format!("mallory{number}")));
+    stop(server);
+    assert!(!place.path("threshold.secret").exists());
+    let whole = std::fs::read(&db).unwrap();
+    // The definitions of the tables are gone; the mark is left.
+    let mut bytes = whole.clone();
+    bytes[100..4_096].fill(b'x');
+    std::fs::write(&db, &bytes).unwrap();
+    let server = start();
+    server.wait_for_log("journal damaged");
+    assert!(is_banned(&server, "mallory7"));
+    server.signal("KILL");
+    drop(server);
+    // The mark is gone; the definitions are left.
+    for more in ["-wal", "-shm", ".lock"] {
+        let _ = std::fs::remove_file(place.path(&format!("threshold.db{more}")));
+    }
+    std::fs::write(&db, &whole[..whole.len() - 4_096]).unwrap();
+    let server = start();
+    server.wait_for_log("journal damaged");
+    stop(server);
+}
+
+/// `--db` in a folder that was never made said "cannot use /var/lib/threshold/threshold.db.lock: No such file or directory".
+#[test]
+fn a_missing_folder_is_named() {
+    let place = Installation::new();
+    let said = place.refusal(&place.path("no/folder/threshold.db"));
+    let expect = format!("the folder {} of ", place.path("no/folder").display());
+    assert!(said.contains(&expect) && said.contains("does not exist"), "{said}");
+    assert!(!place.path("no").exists());
+}
