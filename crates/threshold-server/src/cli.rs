@@ -14,7 +14,7 @@ use crate::serve::Address;
 
 /// Decides, for every request, whether its caller may cross.
 #[derive(Debug, Parser)]
-#[command(name = "threshold", version, arg_required_else_help = true)]
+#[command(name = "threshold", version = crate::BUILD, arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -48,6 +48,8 @@ pub(crate) enum Command {
     Backup(BackupArgs),
     /// Replace the journal by a copy, while no server runs
     Restore(RestoreArgs),
+    /// Write the JSON Schema of a policy, for editors, to standard output
+    Schema,
     /// Write a shell's completions to standard output
     Completions(CompletionsArgs),
     /// Write a manual page to standard output
@@ -62,6 +64,16 @@ pub(crate) struct ServeArgs {
     /// Where to listen: HOST:PORT, or unix:PATH
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
     pub(crate) http: Address,
+    /// Serve the operators' calls here, HOST:PORT or unix:PATH, and no longer on --http
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) admin: Option<Address>,
+    /// Check the policy, the tokens, the secrets and the addresses, start nothing, and exit as lint does: 0 if the server
+    /// would start, 1 on warnings that are denied, 2 on errors
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// With --check: exit with 1 if there are warnings
+    #[arg(long, value_enum, requires = "check")]
+    pub(crate) deny: Option<Denied>,
     /// Another name that requests may have in Host and Origin; may be repeated. Without tokens only loopback addresses and
     /// localhost are accepted, as a protection against DNS rebinding
     #[arg(long, value_name = "NAME")]
@@ -116,7 +128,7 @@ const SERVE_HELP: &str = "\
 Tokens come from the environment, so that they do not appear in the list of processes: THRESHOLD_TOKEN for callers, \
 THRESHOLD_ADMIN_TOKEN for operators, THRESHOLD_READ_TOKEN for operators with read-only access. Each may have several, \
 separated by commas or spaces, of at least 16 characters each. Without THRESHOLD_TOKEN only loopback addresses are accepted \
-for --http. THRESHOLD_LOG is the level of logging: error, warn, info (the default), debug.
+for --http; --admin needs THRESHOLD_ADMIN_TOKEN or THRESHOLD_READ_TOKEN for any other. THRESHOLD_LOG is the level of logging: error, warn, info (the default), debug.
 
 THRESHOLD_SECRET is the installation's secret, in place of the file beside the journal; THRESHOLD_SECRET_OLD is the previous \
 one, while the secret is rotated.

@@ -126,18 +126,28 @@ impl App {
     }
 }
 
+/// The users of a listener, by which its routes are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Audience {
+    Everyone,
+    /// Callers and proxies; operators have a listener of their own.
+    Callers,
+    Operators,
+}
+
 /// The service that answers every HTTP request.
 #[derive(Debug, Clone)]
 pub(crate) struct Doors {
     app: Arc<App>,
     hosts: Hosts,
+    audience: Audience,
     router: Router,
 }
 
 impl Doors {
     /// Builds the router. `hosts` are the names that requests may call the server by.
-    pub(crate) fn new(app: Arc<App>, hosts: Hosts) -> Self {
-        Self { router: router(Arc::clone(&app)), hosts, app }
+    pub(crate) fn new(app: Arc<App>, hosts: Hosts, audience: Audience) -> Self {
+        Self { router: router(Arc::clone(&app), audience), hosts, audience, app }
     }
 
     /// Returns the state that all doors share.
@@ -157,7 +167,7 @@ impl Doors {
             }
             return Answering::now(forward_auth::traced(ApiError::from(refusal).into_response(), trace));
         }
-        if request.uri().path() == forward_auth::PATH {
+        if request.uri().path() == forward_auth::PATH && self.audience != Audience::Operators {
             return forward_auth::answer(&self.app, peer, request.into_parts().0);
         }
         request.extensions_mut().insert(PeerAddr(peer));
@@ -204,8 +214,8 @@ impl Future for Answering {
     }
 }
 
-fn router(app: Arc<App>) -> Router {
-    routes::router()
+fn router(app: Arc<App>, audience: Audience) -> Router {
+    routes::router(audience)
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "not_found", "there is nothing at this path") })
         .method_not_allowed_fallback(|| async {
             let message = "this path takes another method; see Allow";

@@ -1,4 +1,5 @@
-//! `threshold init`: prints a preset, a commented policy that is built into the program.
+//! `threshold init` and `threshold schema`: print a preset, a commented policy, or the JSON Schema of policies. All of them are
+//! built into the program.
 
 use anyhow::bail;
 
@@ -15,6 +16,14 @@ pub(crate) const PRESETS: [(&str, &str); 6] = [
     ("grove", include_str!("../policies/grove.toml")),
 ];
 
+/// The JSON Schema of a policy file, which editors read.
+const SCHEMA: &str = include_str!("../policies/schema.json");
+
+/// Prints the JSON Schema of a policy.
+pub(crate) fn schema() -> Report {
+    Report { text: SCHEMA.to_owned(), code: 0 }
+}
+
 pub(crate) fn run(args: &InitArgs) -> anyhow::Result<Report> {
     if args.list {
         let text = PRESETS.iter().map(|(name, text)| format!("{name:<14} {}\n", about(text))).collect();
@@ -24,7 +33,15 @@ pub(crate) fn run(args: &InitArgs) -> anyhow::Result<Report> {
         let names: Vec<&str> = PRESETS.iter().map(|(name, _)| *name).collect();
         bail!("unknown preset \"{}\"; the presets are {}", args.preset, names.join(", "));
     };
-    Ok(Report { text: (*text).to_owned(), code: 0 })
+    Ok(Report { text: with_schema_note(text), code: 0 })
+}
+
+/// Adds how to get the schema that the first line of a preset names.
+fn with_schema_note(preset: &str) -> String {
+    let (schema, rest) = preset.split_once('\n').unwrap_or((preset, ""));
+    format!(
+        "{schema}\n# For your editor: `threshold schema > schema.json` writes the file that this line names.\n{rest}"
+    )
 }
 
 /// Returns the first sentence of a preset's opening comment.

@@ -15,10 +15,8 @@ use crate::source::Source;
 
 pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
     let source = Source::read(&args.policy)?;
-    let Review { policy, mut findings, rule_names, key_span, .. } = source.review();
+    let Review { policy, mut findings, rule_names, .. } = review(&source);
     if let Some(policy) = &policy {
-        let key_span = key_span.unwrap_or(0..0);
-        findings.extend(keys(policy, key_span).into_iter().filter(|finding| !policy.allows(finding.code, None)));
         if let Some(old) = &args.against {
             let old = Source::read(old)?.policy()?;
             findings.extend(forgotten(policy, &old, &rule_names));
@@ -43,6 +41,16 @@ pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
         _ => 0,
     };
     Ok(Report { text, code })
+}
+
+/// Reviews a policy, with the keys of its `[identity.jwt]`.
+pub(crate) fn review(source: &Source) -> Review {
+    let mut review = source.review();
+    if let Some(policy) = &review.policy {
+        let span = review.key_span.clone().unwrap_or(0..0);
+        review.findings.extend(keys(policy, span).into_iter().filter(|finding| !policy.allows(finding.code, None)));
+    }
+    review
 }
 
 /// Checks the keys of `[identity.jwt]`. A missing key file is only a warning: it may exist on the server.
@@ -79,7 +87,8 @@ fn forgotten<'f>(
     })
 }
 
-fn summary(name: &str, errors: usize, warnings: usize) -> String {
+/// Counts the findings, in words.
+pub(crate) fn summary(name: &str, errors: usize, warnings: usize) -> String {
     let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     match (errors, warnings) {
         (0, 0) => format!("{name}: no errors, no warnings\n"),

@@ -30,6 +30,9 @@ use clap::{CommandFactory as _, Parser as _};
 use cli::{Cli, Command};
 use threshold_core::text::printable_lines;
 
+/// The version, and the commit where it is known.
+const BUILD: &str = env!("THRESHOLD_BUILD");
+
 /// The output of a command and its exit code.
 struct Report {
     text: String,
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Health(args) => operate::health(&args),
         Command::Backup(args) => backup::backup(&args),
         Command::Restore(args) => backup::restore(&args),
+        Command::Schema => Ok(init::schema()),
         Command::Completions(args) => Ok(manual::completions(&args)),
         Command::Man(args) => manual::page(&args),
         Command::Export(args) => export::run(&args),

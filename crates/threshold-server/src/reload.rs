@@ -225,6 +225,7 @@ fn usable(
             "no-rules: the new policy has no rules and would limit nothing (--allow-empty accepts that)".to_owned();
         return Err(Problem { public: text.clone(), details: text });
     }
+    source.warn_of_zero_limits();
     jwt::attach(policy)
         .map_err(|error| Problem { public: "the JWT key cannot be used".to_owned(), details: jwt::describe(error) })
 }

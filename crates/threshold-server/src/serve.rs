@@ -1,6 +1,8 @@
 //! `threshold serve`: loads the policy, starts the server, and runs until SIGTERM or SIGINT.
 
 mod address;
+mod banner;
+mod check;
 mod connection;
 mod connection_watch;
 mod linger;
@@ -21,45 +23,47 @@ use threshold_limiter::SystemClock;
 use threshold_limiter::journal::GivenSecrets;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 
 use crate::Report;
 use crate::cli::ServeArgs;
 use crate::desk::{Desk, JournalLocation, OpenDesk};
-use crate::door::{App, Bounds, Doors, Hosts};
+use crate::door::{App, Audience, Bounds, Doors, Hosts};
 use crate::init::PRESETS;
 use crate::jwt;
 use crate::log;
 use crate::reload::Reloader;
 use crate::source::Source;
-pub(crate) use address::{Address, Listener};
+pub(crate) use address::{Address, Guard, Listener};
+use banner::Banner;
 pub(crate) use connection::Server;
 pub(crate) use connection_watch::ConnectionWatch;
 pub(crate) use tls::Certificates;
 pub(crate) use tokens::{OperatorAccess, Tokens};
 
-/// File descriptors besides those of connections: the journal, files that are reloaded, standard streams, the runtime's own.
-const OTHER_FILES: u64 = 64;
+/// The most connections to `--admin`. They are apart from those of callers, so that a flood keeps no operator out.
+const OPERATOR_CONNECTIONS: usize = 64;
+/// File descriptors besides those of callers' connections: 64 for operators, and 64 for the journal, files that are reloaded,
+/// standard streams and the runtime's own.
+const OTHER_FILES: u64 = 128;
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
+    if args.check {
+        return check::run(args);
+    }
     let _flush = log::start(args.log)?;
-    let source = match &args.policy {
-        Some(path) => Source::read(path)?,
-        None => starter(),
-    };
+    let source = read_policy(args)?;
     let policy = source.policy()?;
-    if policy.is_empty() && !args.allow_empty {
-        anyhow::bail!("{} has no rules and no [login], so it limits nothing; --allow-empty accepts that", source.name);
+    if let Some(reason) = policy_support::unusable(&policy, args.allow_empty) {
+        anyhow::bail!("{}: {reason}", source.name);
     }
-    if let Some(refusal) = policy_support::refusal(&policy) {
-        anyhow::bail!("{}: {refusal}", source.name);
-    }
+    source.warn_of_zero_limits();
     let (policy, keys) = jwt::attach(policy).with_context(|| source.name.clone())?;
     policy_support::warn_of_unsupported(&policy);
     let tokens = Tokens::from_environment()?;
-    let hosts = hosts(args, &tokens);
-    if args.tls_cert.is_some() && matches!(args.http, Address::Unix(_)) {
-        anyhow::bail!("TLS is not supported on a Unix socket: leave out --tls-cert and --tls-key");
-    }
+    let hosts = [caller_hosts(args, &tokens), operator_hosts(args, &tokens)];
+    check_addresses(args, &tokens)?;
     let tls = match (&args.tls_cert, &args.tls_key) {
         (Some(cert), Some(key)) => Some(Certificates::read(cert, key).map(|(own, files)| (Arc::new(own), files))?),
         _ => None,
@@ -67,18 +71,24 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     let bounds = bounds(args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let closed = runtime.block_on(async {
-        let listener = args.http.listen(tokens.require_from_callers()).await?;
+        let http = args.http.listen(caller_guard(&tokens)).await?;
+        let admin = match &args.admin {
+            Some(admin) => Some(admin.listen(operator_guard(&tokens)).await?),
+            None => None,
+        };
         // Installed before anything is printed: a script that waits for the output may send a signal at once.
         let signals = Signals::new()?;
         let OpenDesk { desk, journal, damage } = desk(args, policy.clone())?;
         if let Err(error) = desk.apply_remote_changes().await {
             tracing::error!(%error, "bans and settings not read from the store yet");
         }
-        announce(&listener, tls.is_some(), &source, &policy, &tokens, args)?;
+        let banner =
+            Banner { args, source: &source, policy: &policy, tokens: &tokens, http: &http, admin: admin.as_ref() };
+        banner.announce()?;
         let app = Arc::new(App::new(desk, tokens, bounds));
         maintenance::start(&app, journal, args.save_counters, damage);
         let acceptor = tls.as_ref().map(|(certificates, _)| certificates.acceptor()).transpose()?;
-        let server = Server { listener, tls: acceptor, doors: Doors::new(Arc::clone(&app), hosts), bounds };
+        let servers = servers(&app, (http, admin), hosts, acceptor.as_ref());
         let mut reloader = Reloader::new(Arc::clone(&app), args.allow_empty);
         // The built-in starter policy and one from standard input have no file to watch.
         if let Some(path) = args.policy.clone().filter(|path| path.as_os_str() != "-") {
@@ -88,7 +98,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         if let Some((certificates, files)) = tls {
             reloader.watch_certificate(certificates, files);
         }
-        serve(server, Arc::clone(&app), reloader, signals, duration(args.drain)).await;
+        serve(servers, Arc::clone(&app), reloader, signals, duration(args.drain)).await;
         anyhow::Ok(close(app, duration(args.drain)).await)
     })?;
     // Requests that are still in progress after the drain are dropped.
@@ -108,9 +118,9 @@ async fn close(app: Arc<App>, at_most: Duration) -> bool {
 }
 
 /// Serves until SIGTERM or SIGINT, then drains.
-async fn serve(server: Server, app: Arc<App>, mut reloader: Reloader, mut signals: Signals, drain: Duration) {
+async fn serve(servers: Vec<Server>, app: Arc<App>, mut reloader: Reloader, mut signals: Signals, drain: Duration) {
     let (stop, stopped) = watch::channel(false);
-    let mut server = tokio::spawn(server.serve(stopped, drain));
+    let mut running: JoinSet<bool> = servers.into_iter().map(|server| server.serve(stopped.clone(), drain)).collect();
     loop {
         tokio::select! {
             signal = signals.next() => match signal {
@@ -118,17 +128,24 @@ async fn serve(server: Server, app: Arc<App>, mut reloader: Reloader, mut signal
                 Signal::Stop => break,
             },
             () = reloader.check() => {}
-            _ = &mut server => return,
+            _ = running.join_next() => return,
         }
     }
     tracing::info!("draining: no new connections");
     app.health.set_draining();
-    // Sending cannot fail: the server holds the receiver until it has stopped.
+    // Sending cannot fail: the servers hold the receiver until they have stopped.
     let _ = stop.send(true);
+    let drained = async {
+        let mut all = true;
+        while let Some(drained) = running.join_next().await {
+            all &= matches!(drained, Ok(true));
+        }
+        all
+    };
     tokio::select! {
-        drained = &mut server => match drained {
-            Ok(true) => tracing::info!("stopped"),
-            _ => tracing::warn!("stopped with requests in progress"),
+        all = drained => match all {
+            true => tracing::info!("stopped"),
+            false => tracing::warn!("stopped with requests in progress"),
         },
         _ = signals.stop_again() => tracing::warn!("stopped at once by a second signal"),
     }
@@ -174,13 +191,67 @@ impl Signals {
     }
 }
 
-/// Returns the names that requests may call the server by: without tokens only its own, against DNS rebinding.
-fn hosts(args: &ServeArgs, tokens: &Tokens) -> Hosts {
+/// Reads the policy, or takes the starter policy if none is given.
+fn read_policy(args: &ServeArgs) -> anyhow::Result<Source> {
+    args.policy.as_deref().map_or_else(|| Ok(starter()), Source::read)
+}
+
+/// Returns one server for everything, or one for callers and one for operators.
+fn servers(
+    app: &Arc<App>,
+    (http, admin): (Listener, Option<Listener>),
+    hosts: [Hosts; 2],
+    tls: Option<&TlsAcceptor>,
+) -> Vec<Server> {
+    let server = |listener: Listener, hosts, audience, bounds| {
+        let tls = tls.cloned().filter(|_| matches!(listener, Listener::Tcp(_)));
+        Server { listener, tls, doors: Doors::new(Arc::clone(app), hosts, audience), bounds }
+    };
+    let [caller_hosts, operator_hosts] = hosts;
+    let Some(admin) = admin else { return vec![server(http, caller_hosts, Audience::Everyone, app.bounds)] };
+    let connections = OPERATOR_CONNECTIONS;
+    let bounds = Bounds { connections, connections_per_peer: connections, ..app.bounds };
+    vec![
+        server(http, caller_hosts, Audience::Callers, app.bounds),
+        server(admin, operator_hosts, Audience::Operators, bounds),
+    ]
+}
+
+/// Checks the addresses, and binds none of them.
+fn check_addresses(args: &ServeArgs, tokens: &Tokens) -> anyhow::Result<()> {
+    let is_socket = |address: &Address| matches!(address, Address::Unix(_));
+    if args.tls_cert.is_some() && is_socket(&args.http) && args.admin.as_ref().is_none_or(is_socket) {
+        anyhow::bail!("TLS is not supported on a Unix socket: leave out --tls-cert and --tls-key");
+    }
+    args.http.check(caller_guard(tokens))?;
+    args.admin.as_ref().map_or(Ok(()), |admin| admin.check(operator_guard(tokens)))
+}
+
+/// Returns the token that callers need on an address that other machines can reach.
+fn caller_guard(tokens: &Tokens) -> Guard {
+    if tokens.require_from_callers() { Guard::Set } else { Guard::Missing("THRESHOLD_TOKEN") }
+}
+
+/// Returns the token that operators need on an address that other machines can reach.
+fn operator_guard(tokens: &Tokens) -> Guard {
+    if tokens.any_for_operators() { Guard::Set } else { Guard::Missing("THRESHOLD_ADMIN_TOKEN") }
+}
+
+/// Returns the names that requests may call `--http` by: without tokens only its own, against DNS rebinding.
+fn caller_hosts(args: &ServeArgs, tokens: &Tokens) -> Hosts {
     if !tokens.require_from_callers() && matches!(args.http, Address::Tcp(_)) {
         return Hosts::Own(args.allow_host.as_slice().into());
     }
     if !args.allow_host.is_empty() {
         tracing::warn!("--allow-host ignored: with a token or on a Unix socket every Host is accepted");
+    }
+    Hosts::Any
+}
+
+/// Returns the names that requests may call `--admin` by.
+fn operator_hosts(args: &ServeArgs, tokens: &Tokens) -> Hosts {
+    if !tokens.any_configured() && matches!(args.admin, Some(Address::Tcp(_))) {
+        return Hosts::Own(args.allow_host.as_slice().into());
     }
     Hosts::Any
 }
@@ -229,36 +300,6 @@ fn check_secrets(present: Option<&str>, old: Option<&str>) -> anyhow::Result<()>
 fn starter() -> Source {
     let text = PRESETS.iter().find(|(name, _)| *name == "starter").map_or("", |(_, text)| text);
     Source { name: "starter (built in)".to_owned(), text: text.to_owned() }
-}
-
-/// Prints the banner: what is served, and where.
-fn announce(
-    listener: &Listener,
-    tls: bool,
-    source: &Source,
-    policy: &Policy,
-    tokens: &Tokens,
-    args: &ServeArgs,
-) -> anyhow::Result<()> {
-    let url = listener.url(if tls { "https" } else { "http" })?;
-    let rules = policy.rules().len();
-    let plural = if rules == 1 { "" } else { "s" };
-    let (keys, exactness) = (policy.memory().max_keys, policy_support::exactness_note(policy));
-    let asked = match (tokens.require_from_callers(), tokens.any_configured()) {
-        (true, _) => "callers show one",
-        (false, true) => "operators show one; callers need none: open to this machine alone",
-        (false, false) => "none: open to this machine alone",
-    };
-    let journal = if args.no_db { "none".to_owned() } else { args.db.display().to_string() };
-    let text = format!(
-        "threshold {}\n  http    {url}\n  policy  {}, {rules} rule{plural}\n  store   memory, at most {keys} keys{exactness}\n  \
-         journal {journal}\n  tokens  {asked}\n",
-        env!("CARGO_PKG_VERSION"),
-        source.name,
-    );
-    crate::print(&text);
-    tracing::info!(http = %url, policy = %source.name, rules, "listening");
-    Ok(())
 }
 
 impl Listener {

@@ -47,6 +47,14 @@ impl Source {
         policy.ok_or(findings)
     }
 
+    /// Logs the limits of 0. A variable that is 0 on this machine was perhaps not set where `lint` ran.
+    pub(crate) fn warn_of_zero_limits(&self) {
+        for finding in self.review().findings.iter().filter(|finding| finding.code == "zero-limit") {
+            let (line, column) = finding.place(&self.text);
+            tracing::warn!(policy = self.name, line, column, reason = finding.message, "limit of 0 means unlimited");
+        }
+    }
+
     /// Formats findings with file name, line and column. Of a flood, only the first ones.
     pub(crate) fn render(&self, findings: &[Finding]) -> String {
         let most_lines = if findings.len() > FLOOD { FLOOD_LINES } else { usize::MAX };

@@ -238,7 +238,8 @@ fn a_file_that_cannot_be_read_is_named() {
 #[test]
 fn version_completions_and_manual_pages_are_printed() {
     let version = threshold(&["--version"]);
-    assert_eq!((version.code, version.out), (0, format!("threshold {}\n", env!("CARGO_PKG_VERSION"))));
+    assert_eq!(version.code, 0);
+    assert!(version.out.starts_with(&format!("threshold {}", env!("CARGO_PKG_VERSION"))), "{}", version.out);
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let run = threshold(&["completions", shell]);
         assert!(run.code == 0 && run.out.contains("serve") && run.out.contains("max-connections"), "{shell}");

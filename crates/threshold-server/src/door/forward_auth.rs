@@ -231,8 +231,9 @@ impl ForwardAuth {
     /// Warns of a proxy that is missing in `trusted_proxies`: its clients share one budget, and rules by path match none.
     fn warn_untrusted(&self, peer: IpAddr, desk: &Desk) {
         let Some(left_out) = self.refusals.sample(desk.now()) else { return };
-        let peer = shown_address(peer, &desk.policy());
-        tracing::warn!(peer, left_out, "peer at /auth is not in trusted_proxies: it is decided as a client itself");
+        // In full: it is a machine of the operator, and what has to be listed.
+        let peer = peer.to_canonical();
+        tracing::warn!(%peer, left_out, "peer at /auth is not in trusted_proxies: it is decided as a client itself");
     }
 }
 

@@ -10,7 +10,7 @@ use axum::handler::Handler;
 use axum::routing::{self, MethodRouter};
 
 use super::openapi::{Operation, Schemas};
-use super::{App, admin, health, http, login, metrics};
+use super::{App, Audience, admin, health, http, login, metrics};
 
 /// One method of one path.
 pub(super) struct Route {
@@ -30,10 +30,26 @@ pub(super) fn all() -> impl Iterator<Item = Route> {
     [http::routes(), login::routes(), admin::routes(), health::routes(), metrics::routes()].into_iter().flatten()
 }
 
-/// Builds the router of all routes.
-pub(super) fn router() -> Router<Arc<App>> {
+/// Returns the routes of a listener. The health checks, the metrics and the OpenAPI document are for everyone; operators also
+/// have `/v1/explain`, which says why a caller is denied and changes nothing.
+fn of(audience: Audience) -> impl Iterator<Item = Route> {
+    let is_operators = |path: &str| admin::routes().iter().any(|route| route.path == path);
+    let is_callers = |path: &str| {
+        let callers = [http::routes(), login::routes()];
+        let is_shared = matches!(path, "/openapi.json" | "/v1/explain");
+        !is_shared && callers.iter().flatten().any(|route| route.path == path)
+    };
+    all().filter(move |route| match audience {
+        Audience::Everyone => true,
+        Audience::Callers => !is_operators(route.path),
+        Audience::Operators => !is_callers(route.path),
+    })
+}
+
+/// Builds the router of a listener.
+pub(super) fn router(audience: Audience) -> Router<Arc<App>> {
     // `Router::route` adds a method to a path that it has already.
-    all().fold(Router::new(), |router, route| router.route(route.path, route.handler))
+    of(audience).fold(Router::new(), |router, route| router.route(route.path, route.handler))
 }
 
 /// Declares constructors of routes, one for each method.

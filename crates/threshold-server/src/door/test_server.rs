@@ -13,9 +13,9 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use super::{App, Bounds, Doors, Hosts};
+use super::{App, Audience, Bounds, Doors, Hosts};
 use crate::desk::Desk;
-use crate::serve::{Address, Listener, Server, Tokens};
+use crate::serve::{Address, Guard, Listener, Server, Tokens};
 
 #[expect(dead_code, reason = "the tests of the program use all of it")]
 #[path = "../../tests/serve/client.rs"]
@@ -95,9 +95,14 @@ impl TestServer {
         tls: Option<TlsAcceptor>,
     ) -> (watch::Sender<bool>, Option<SocketAddr>) {
         let address: Address = address.parse().unwrap();
-        let listener = self.runtime.block_on(address.listen(false)).unwrap();
+        let listener = self.runtime.block_on(address.listen(Guard::Missing("THRESHOLD_TOKEN"))).unwrap();
         let at = if let Listener::Tcp(tcp) = &listener { tcp.local_addr().ok() } else { None };
-        let server = Server { listener, tls, doors: Doors::new(self.app(), Hosts::Any), bounds: self.bounds };
+        let server = Server {
+            listener,
+            tls,
+            doors: Doors::new(self.app(), Hosts::Any, Audience::Everyone),
+            bounds: self.bounds,
+        };
         let (stop, stopped) = watch::channel(false);
         self.runtime.spawn(server.serve(stopped, Duration::ZERO));
         (stop, at)
@@ -123,11 +128,12 @@ impl TestServer {
         let bounds = self.bounds;
         let app = Arc::new(App::new(desk, Tokens::default(), bounds));
         let address: Address = "127.0.0.1:0".parse().unwrap();
-        let listener = self.runtime.block_on(address.listen(false)).unwrap();
+        let listener = self.runtime.block_on(address.listen(Guard::Missing("THRESHOLD_TOKEN"))).unwrap();
         let Listener::Tcp(tcp) = &listener else { panic!("an address is no path") };
         let address = tcp.local_addr().unwrap();
         let hosts = Hosts::Own([].into());
-        let server = Server { listener, tls: None, doors: Doors::new(Arc::clone(&app), hosts), bounds };
+        let server =
+            Server { listener, tls: None, doors: Doors::new(Arc::clone(&app), hosts, Audience::Everyone), bounds };
         let (stop, stopped) = watch::channel(false);
         self.runtime.spawn(server.serve(stopped, Duration::ZERO));
         RunningServer { app, address, client: Client::new(TcpStream::connect(address).unwrap()), _stop: stop }

@@ -64,10 +64,9 @@ impl Api {
         let server = args.server.clone().or_else(|| variable("THRESHOLD_SERVER"));
         let server = server.unwrap_or_else(|| "http://127.0.0.1:8080".to_owned());
         let server = server.trim_end_matches('/').to_owned();
-        let tokens = variable("THRESHOLD_ADMIN_TOKEN").or_else(|| variable("THRESHOLD_READ_TOKEN"));
-        let first = |tokens: String| tokens.split([',', ' ']).find(|token| !token.is_empty()).map(str::to_owned);
+        let (operator, reader) = (token("THRESHOLD_ADMIN_TOKEN")?, token("THRESHOLD_READ_TOKEN")?);
         let (agent, base) = connect(&server, args.ca.as_deref())?;
-        Ok(Self { agent, server, base, token: tokens.and_then(first) })
+        Ok(Self { agent, server, base, token: operator.or(reader) })
     }
 
     /// Calls the server and returns its answer. A status other than success is an error with the server's message.
@@ -126,6 +125,15 @@ impl Api {
 /// Returns a variable of the environment that is not blank.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.trim().is_empty())
+}
+
+/// Returns the first token of a variable. A blank one is an error, as it is for the server: a secret that could not be filled in
+/// must not look like none.
+fn token(name: &str) -> anyhow::Result<Option<String>> {
+    let Ok(text) = std::env::var(name) else { return Ok(None) };
+    let first = text.split(|c: char| c == ',' || c.is_whitespace()).find(|token| !token.is_empty());
+    let first = first.with_context(|| format!("{name} is set but has no token: unset it, or give one"))?;
+    Ok(Some(first.to_owned()))
 }
 
 /// Returns a client for a server, and the beginning of the URL of every call.

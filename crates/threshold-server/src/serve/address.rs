@@ -49,20 +49,43 @@ impl FromStr for Address {
     }
 }
 
+/// The variable whose token protects a listener that other machines can reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Guard {
+    /// The token is set.
+    Set,
+    /// The token is missing; the variable has this name.
+    Missing(&'static str),
+}
+
 impl Address {
-    /// Binds a listener. Unless callers need a token (`guarded`), only loopback addresses are accepted.
-    pub(crate) async fn listen(&self, guarded: bool) -> anyhow::Result<Listener> {
+    /// Returns the addresses to bind. Only loopback addresses are accepted without the token that guards them.
+    pub(super) fn resolve(text: &str, guard: Guard) -> anyhow::Result<Vec<SocketAddr>> {
+        let found = text.to_socket_addrs().with_context(|| format!("cannot resolve {text}"))?;
+        let addresses: Vec<SocketAddr> = found.collect();
+        if let Guard::Missing(variable) = guard
+            && let Some(open) = addresses.iter().find(|address| !address.ip().is_loopback())
+        {
+            bail!(
+                "{open} can be reached from other machines, but {variable} is not set: set it, or listen on 127.0.0.1"
+            );
+        }
+        Ok(addresses)
+    }
+
+    /// Checks that a listener could be bound here, and binds none. A server may be listening.
+    pub(super) fn check(&self, guard: Guard) -> anyhow::Result<()> {
+        match self {
+            Self::Tcp(text) => Self::resolve(text, guard).map(drop),
+            Self::Unix(path) => check_socket(path).map(drop),
+        }
+    }
+
+    /// Binds a listener.
+    pub(crate) async fn listen(&self, guard: Guard) -> anyhow::Result<Listener> {
         match self {
             Self::Tcp(text) => {
-                let found = text.to_socket_addrs().with_context(|| format!("cannot resolve {text}"))?;
-                let addresses: Vec<SocketAddr> = found.collect();
-                if let Some(open) = addresses.iter().find(|address| !guarded && !address.ip().is_loopback()) {
-                    bail!(
-                        "{open} can be reached from other machines, but THRESHOLD_TOKEN is not set: set it, or listen on \
-                         127.0.0.1"
-                    );
-                }
-                let listener = TcpListener::bind(addresses.as_slice()).await;
+                let listener = TcpListener::bind(Self::resolve(text, guard)?.as_slice()).await;
                 Ok(Listener::Tcp(listener.with_context(|| format!("cannot listen on {text}"))?))
             }
             Self::Unix(path) => {
@@ -97,15 +120,27 @@ impl Drop for SocketFile {
     }
 }
 
-/// Removes the socket of a server that has ended. A socket that answers, or any other file, is left alone and is an error.
-fn remove_stale(path: &Path) -> anyhow::Result<()> {
+/// Returns whether there is a socket at this path. Fails if there is another file, or no folder for it.
+fn check_socket(path: &Path) -> anyhow::Result<bool> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let kind = match std::fs::symlink_metadata(path) {
         Ok(metadata) => metadata.file_type(),
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound && folder.is_dir() => return Ok(false),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!("the folder {} of the socket {} does not exist", folder.display(), path.display());
+        }
         Err(error) => return Err(error).with_context(|| format!("cannot access {}", path.display())),
     };
     if !kind.is_socket() {
         bail!("{} exists and is not a socket", path.display());
+    }
+    Ok(true)
+}
+
+/// Removes the socket of a server that has ended. A socket that answers, or any other file, is left alone and is an error.
+fn remove_stale(path: &Path) -> anyhow::Result<()> {
+    if !check_socket(path)? {
+        return Ok(());
     }
     match UnixStream::connect(path) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {

@@ -2,6 +2,16 @@
 
 use threshold_core::policy::{Consistency, Policy};
 
+/// Returns why a server does not start with a policy that has no errors.
+pub(crate) fn unusable(policy: &Policy, allow_empty: bool) -> Option<String> {
+    if policy.is_empty() && !allow_empty {
+        return Some(
+            "the policy has no rules and no [login], so it limits nothing; --allow-empty accepts that".to_owned(),
+        );
+    }
+    refusal(policy)
+}
+
 /// Returns why a policy cannot be loaded: a rule requires a consistency that the store does not have.
 pub(crate) fn refusal(policy: &Policy) -> Option<String> {
     let leased = policy.rules().iter().find(|rule| rule.consistency == Consistency::Leased)?;

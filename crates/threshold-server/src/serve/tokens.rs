@@ -1,5 +1,7 @@
 //! The tokens of callers, operators and read-only operators, from the environment. They are compared in constant time.
 
+use std::fmt;
+
 use anyhow::bail;
 use http::HeaderValue;
 use subtle::{Choice, ConstantTimeEq as _};
@@ -14,6 +16,27 @@ pub(crate) struct Tokens {
     operators: Vec<Box<str>>,
     /// Read-only tokens of operators.
     readers: Vec<Box<str>>,
+}
+
+/// How many tokens of each kind are set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TokenCounts {
+    pub(crate) callers: usize,
+    pub(crate) operators: usize,
+    pub(crate) readers: usize,
+}
+
+impl fmt::Display for TokenCounts {
+    /// Says for whom tokens are set, and never what they are.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { callers, operators, readers } = *self;
+        if (callers, operators, readers) == (0, 0, 0) {
+            return f.write_str("none: open to this machine alone");
+        }
+        let shown = |count: usize| if count == 0 { "none".to_owned() } else { count.to_string() };
+        write!(f, "callers {}, operators {}, read-only {}", shown(callers), shown(operators), shown(readers))?;
+        if callers == 0 { f.write_str("; callers need none: open to this machine alone") } else { Ok(()) }
+    }
 }
 
 /// What a request may do as an operator.
@@ -59,6 +82,17 @@ impl Tokens {
         !self.require_from_callers() || token.is_some_and(|token| self.is_caller_token(token.as_bytes().trim_ascii()))
     }
 
+    /// Returns how many tokens of each kind are set.
+    pub(crate) fn counts(&self) -> TokenCounts {
+        let Self { callers, operators, readers } = self;
+        TokenCounts { callers: callers.len(), operators: operators.len(), readers: readers.len() }
+    }
+
+    /// Whether an operator can have a token.
+    pub(crate) fn any_for_operators(&self) -> bool {
+        !(self.operators.is_empty() && self.readers.is_empty())
+    }
+
     /// Whether the server has any tokens.
     pub(crate) fn any_configured(&self) -> bool {
         !(self.callers.is_empty() && self.operators.is_empty() && self.readers.is_empty())
@@ -95,8 +129,8 @@ fn matches_any<'t>(tokens: impl Iterator<Item = &'t Box<str>>, shown: &[u8]) -> 
 }
 
 /// Prints only the number of tokens: debug output may end up in a log.
-impl std::fmt::Debug for Tokens {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Tokens({} callers, {} operators)", self.callers.len(), self.operators.len())
     }
 }

@@ -124,17 +124,34 @@ fn the_index_lists_every_page() {
     }
 }
 
-/// Every file that a page names in backticks with its folder exists. `*` and `NAME` stand for names of the reader's own.
+/// The paths in a text that begin with a folder of the repository, up to the first `*`, `NAME` or other placeholder.
+pub(crate) fn paths(text: &str) -> Vec<String> {
+    const FOLDERS: [&str; 6] = ["bench/", "conformance/", "crates/", "deploy/", "docs/", "policies/"];
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '-' | '_' | '*' | '{' | '}' | ',');
+    let words = text.split(|c| !is_part(c)).filter(|word| FOLDERS.iter().any(|folder| word.starts_with(folder)));
+    let known = words.map(|word| word.split(['*', '{']).next().and_then(|word| word.split("NAME").next()).unwrap());
+    known.map(|path| path.trim_end_matches(['.', ',', '-']).to_owned()).collect()
+}
+
+/// Every file of the repository that a page names exists.
 #[test]
-fn files_that_architecture_names_exist() {
-    for page in ["ARCHITECTURE.md", "CONTRIBUTING.md"] {
-        let text = prose(&read(page));
-        let named = text.split('`').skip(1).step_by(2).filter(|name| name.starts_with("crates/"));
-        for name in named {
-            let known = name.split(['*']).next().and_then(|name| name.split("NAME").next()).unwrap();
-            assert!(root().join(known).exists(), "{page} names {name}, which does not exist");
+fn files_that_pages_name_exist() {
+    let mut missing = Vec::new();
+    let mut count = 0;
+    // The generated pages name paths of modules and of requests.
+    for page in pages().into_iter().filter(|page| !page.starts_with("docs/api-")) {
+        let page = page.to_str().unwrap();
+        for path in paths(&read(page)) {
+            count += 1;
+            // Pages of a crate and of `docs/` also name what is below their own folder.
+            let beside = root().join(page).parent().unwrap().join(&path);
+            if !root().join(&path).exists() && !beside.exists() {
+                missing.push(format!("{page}: {path}"));
+            }
         }
     }
+    assert!(missing.is_empty(), "files that do not exist:\n{}", missing.join("\n"));
+    assert!(count > 100, "only {count} paths");
 }
 
 /// A newcomer finds the file to begin with for the changes that are made most. The links themselves are tested above.

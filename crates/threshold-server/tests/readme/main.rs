@@ -1,8 +1,8 @@
 //! The commands of the README and of the tutorial print what these pages show; pages, links and figures agree.
 //!
 //! In each `console` block a line that begins with `$ ` is run in one scratch folder, and the lines after it must be its
-//! output; `…` stands for any lines, or for any part of one, `[exit N]` for the exit status. `policy.example.toml` is the
-//! README's own policy. `cat FILE` writes what the page shows into that file. A server runs beside the commands that follow,
+//! output; `…` stands for any lines, or for any part of one, `[exit N]` for the exit status. `policy.example.toml` is the file of
+//! the repository. `cat FILE` writes what the page shows into that file. A server runs beside the commands that follow,
 //! until the next server, and listens on a free port instead of 8080. `cargo run --release --` is the program under test; that
 //! it is the only binary which `cargo run` finds is a test of its own. The section whose service is in another crate is
 //! tested there.
@@ -132,10 +132,48 @@ fn scratch(name: &str) -> PathBuf {
 #[test]
 fn the_readme_does_what_it_says() {
     let (readme, folder) = (read("README.md"), scratch("readme"));
-    let policy = console::blocks(&readme, "toml").first().expect("the README shows a policy").join("\n") + "\n";
-    std::fs::write(folder.join("policy.example.toml"), policy).unwrap();
+    std::fs::copy(root().join("policy.example.toml"), folder.join("policy.example.toml")).unwrap();
     let sections = console::sections(&readme).filter(|text| !text.starts_with(console::OWN_SERVICE));
     play(sections.flat_map(console::commands).collect(), &folder);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// The commands of the README named `policy.example.toml`, which was nowhere: only the test knew that it is the policy above them.
+#[test]
+fn the_policy_of_the_readme_is_a_file() {
+    let readme = read("README.md");
+    let shown = console::blocks(&readme, "toml").first().expect("the README shows a policy").join("\n") + "\n";
+    assert_eq!(read("policy.example.toml"), shown);
+    assert!(readme.contains("`policy.example.toml`"), "the README does not say that the policy is a file");
+}
+
+/// Every preset began with `#:schema ./schema.json`, and nothing wrote that file: editors complained about line 1.
+#[test]
+fn the_files_that_init_names_are_there() {
+    let folder = scratch("init");
+    let printed = |command: &str| {
+        let output = shell(command, &folder).output().unwrap();
+        assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let schema = read("policies/schema.json");
+    assert_eq!(printed("threshold schema"), schema);
+    let presets = printed("threshold init --list");
+    for preset in presets.lines().filter_map(|line| line.split_whitespace().next()) {
+        let policy = printed(&format!("threshold init {preset}"));
+        let mut lines = policy.lines();
+        let name = lines.next().and_then(|line| line.strip_prefix("#:schema ./")).expect(preset);
+        // In a clone, where the README has it written.
+        assert_eq!(read(name), schema);
+        // Anywhere else, the next line has the command.
+        let command = lines.next().and_then(|line| line.split('`').nth(1)).expect(preset);
+        printed(command);
+        assert_eq!(std::fs::read_to_string(folder.join(name)).unwrap(), schema);
+        std::fs::remove_file(folder.join(name)).unwrap();
+        for path in links::paths(&policy) {
+            assert!(root().join(&path).exists(), "init {preset} names {path}, which does not exist");
+        }
+    }
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -11,7 +11,7 @@ fn mail_sender(per_minute: &str, per_hour: &str) -> Server {
     let variables = [
         ("GLOBAL_SEND_RATE_LIMIT_PER_MINUTE", per_minute),
         ("GLOBAL_SEND_RATE_LIMIT_PER_HOUR", per_hour),
-        ("THRESHOLD_LOG", "threshold::log=debug"),
+        ("THRESHOLD_LOG", "threshold::log=debug,threshold::serve=info"),
     ];
     Start { policy: Some(policy), args: &["--log", "json"], variables: &variables, ..Start::default() }.server()
 }

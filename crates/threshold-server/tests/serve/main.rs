@@ -9,6 +9,7 @@
     reason = "a test that cannot go on should say so loudly, on the line where it stops"
 )]
 
+mod admin_listener;
 mod api;
 mod bad_input;
 mod client;
@@ -36,5 +37,6 @@ mod rotation;
 mod shadow;
 mod sockets;
 mod stalled_log;
+mod start;
 mod terminal;
 mod tokens;

@@ -48,6 +48,8 @@ pub(crate) struct Server {
     pub(crate) place: String,
     /// Threads that read its output, so that it never blocks on a full pipe.
     _out: BufReader<ChildStdout>,
+    /// Log lines that were read to find out the address.
+    start_lines: Vec<String>,
     log: Option<Receiver<String>>,
     reader: Option<JoinHandle<()>>,
 }
@@ -82,6 +84,9 @@ impl Start<'_> {
     pub(crate) fn server(&self) -> Server {
         let (mut server, stderr) = self.unread();
         let (send, log) = channel();
+        for line in std::mem::take(&mut server.start_lines) {
+            let _ = send.send(line);
+        }
         let errors = BufReader::new(stderr);
         let reader = std::thread::spawn(move || {
             for line in errors.lines().map_while(Result::ok) {
@@ -96,6 +101,11 @@ impl Start<'_> {
     pub(crate) fn unread(&self) -> (Server, ChildStderr) {
         let mut child = self.command().spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
+        if self.args.windows(2).any(|pair| pair == ["--log", "json"]) {
+            let mut stderr = child.stderr.take().unwrap();
+            let (place, start_lines) = logged_place(&mut stderr);
+            return (Server { child, place, _out: out, start_lines, log: None, reader: None }, stderr);
+        }
         let mut said = String::new();
         let place = loop {
             let mut line = String::new();
@@ -111,7 +121,30 @@ impl Start<'_> {
             }
         };
         let stderr = child.stderr.take().unwrap();
-        (Server { child, place, _out: out, log: None, reader: None }, stderr)
+        (Server { child, place, _out: out, start_lines: Vec::new(), log: None, reader: None }, stderr)
+    }
+}
+
+/// Reads the log, which has no banner beside it, until the server listens. Returns its address, and the lines so far.
+///
+/// It reads byte by byte, so that the rest of the log is left for its reader.
+fn logged_place(stderr: &mut ChildStderr) -> (String, Vec<String>) {
+    let (mut lines, mut line) = (Vec::new(), Vec::new());
+    loop {
+        let mut byte = [0];
+        if stderr.read(&mut byte).unwrap() == 0 {
+            panic!("the server did not start\n{}", lines.join("\n"));
+        }
+        if byte != *b"\n" {
+            line.extend(byte);
+            continue;
+        }
+        let text = String::from_utf8(std::mem::take(&mut line)).unwrap();
+        let fields: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        lines.push(text);
+        if let (Some("listening"), Some(place)) = (fields["message"].as_str(), fields["http"].as_str()) {
+            return (place.to_owned(), lines);
+        }
     }
 }
 

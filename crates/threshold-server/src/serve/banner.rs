@@ -1,0 +1,64 @@
+//! The banner: the facts about a server that an operator checks after a start.
+
+use threshold_core::policy::Policy;
+
+use super::{Listener, Tokens, policy_support};
+use crate::cli::{LogForm, ServeArgs};
+use crate::source::Source;
+
+/// A started server.
+pub(super) struct Banner<'a> {
+    pub(super) args: &'a ServeArgs,
+    pub(super) source: &'a Source,
+    pub(super) policy: &'a Policy,
+    pub(super) tokens: &'a Tokens,
+    pub(super) http: &'a Listener,
+    pub(super) admin: Option<&'a Listener>,
+}
+
+impl Banner<'_> {
+    /// Prints the banner to standard output, and logs the same facts. With `--log json` there is only the log, so that whatever
+    /// reads the output of the process as JSON can parse all of it.
+    pub(super) fn announce(&self) -> anyhow::Result<()> {
+        let scheme = if self.args.tls_cert.is_some() { "https" } else { "http" };
+        let http = self.http.url(scheme)?;
+        let admin = self.admin.map(|admin| admin.url(scheme)).transpose()?;
+        if self.args.log == LogForm::Text {
+            crate::print(&self.text(&http, admin.as_deref()));
+        }
+        let tokens = self.tokens.counts();
+        tracing::info!(
+            build = crate::BUILD,
+            http,
+            admin,
+            policy = self.source.name,
+            rules = self.policy.rules().len(),
+            max_keys = self.policy.memory().max_keys,
+            journal = self.journal(),
+            caller_tokens = tokens.callers,
+            operator_tokens = tokens.operators,
+            read_tokens = tokens.readers,
+            "listening"
+        );
+        Ok(())
+    }
+
+    fn text(&self, http: &str, admin: Option<&str>) -> String {
+        let admin = admin.map(|admin| format!("  admin   {admin}\n")).unwrap_or_default();
+        let rules = self.policy.rules().len();
+        let plural = if rules == 1 { "" } else { "s" };
+        let (keys, exactness) = (self.policy.memory().max_keys, policy_support::exactness_note(self.policy));
+        format!(
+            "threshold {}\n  http    {http}\n{admin}  policy  {}, {rules} rule{plural}\n  store   memory, at most {keys} \
+             keys{exactness}\n  journal {}\n  tokens  {}\n",
+            crate::BUILD,
+            self.source.name,
+            self.journal().unwrap_or("none".to_owned()),
+            self.tokens.counts(),
+        )
+    }
+
+    fn journal(&self) -> Option<String> {
+        (!self.args.no_db).then(|| self.args.db.display().to_string())
+    }
+}

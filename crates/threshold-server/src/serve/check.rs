@@ -1,0 +1,59 @@
+//! `threshold serve --check`: finds what would keep a server from starting, and starts nothing.
+
+use threshold_core::policy::{Policy, Review, Severity};
+use threshold_limiter::journal::{GivenSecrets, JournalError, check_installation};
+
+use super::{Certificates, Tokens, check_addresses, check_secrets, policy_support, read_policy, secret};
+use crate::Report;
+use crate::cli::{Denied, ServeArgs};
+use crate::lint;
+
+/// Prints what is wrong, and exits as `lint` does.
+pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
+    let source = read_policy(args)?;
+    let Review { policy, findings, .. } = lint::review(&source);
+    let mut text = source.render(&findings);
+    if !findings.is_empty() {
+        text.push('\n');
+    }
+    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
+    let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
+    text.push_str(&lint::summary(&source.name, errors, warnings));
+    let problems = problems(args, policy.as_ref());
+    for problem in &problems {
+        text.push_str(&format!("error: {problem:#}\n"));
+    }
+    let code = match (errors.saturating_add(problems.len()), warnings, args.deny) {
+        (1.., _, _) => 2,
+        (0, 1.., Some(Denied::Warnings)) => 1,
+        _ => 0,
+    };
+    Ok(Report { text, code })
+}
+
+/// Returns every reason besides the policy's errors, so that one run shows them all.
+fn problems(args: &ServeArgs, policy: Option<&Policy>) -> Vec<anyhow::Error> {
+    let refused = policy.and_then(|policy| policy_support::unusable(policy, args.allow_empty));
+    let mut problems: Vec<anyhow::Error> = refused.map(anyhow::Error::msg).into_iter().collect();
+    match Tokens::from_environment() {
+        Ok(tokens) => problems.extend(check_addresses(args, &tokens).err()),
+        Err(error) => problems.push(error),
+    }
+    if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
+        problems.extend(Certificates::read(cert, key).err());
+    }
+    problems.extend(installation(args).err());
+    problems
+}
+
+/// Checks the secrets, and the files beside the journal.
+fn installation(args: &ServeArgs) -> anyhow::Result<()> {
+    let (present, old) = (secret("THRESHOLD_SECRET")?, secret("THRESHOLD_SECRET_OLD")?);
+    if args.no_db {
+        return check_secrets(present.as_deref(), old.as_deref());
+    }
+    match check_installation(&args.db, GivenSecrets { present: present.as_deref(), old: old.as_deref() }) {
+        Err(JournalError::Missing(..)) if args.new_journal => Ok(()),
+        checked => Ok(checked?),
+    }
+}
