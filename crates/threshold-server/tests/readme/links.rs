@@ -124,13 +124,19 @@ fn the_index_lists_every_page() {
     }
 }
 
-/// The paths in a text that begin with a folder of the repository, up to the first `*`, `NAME` or other placeholder.
+/// The paths in a text that begin with a folder of the repository. `*`, `{…}` and `NAME` stand for several names, so such a path
+/// is cut to its folder. The results of benchmarks are not kept.
 pub(crate) fn paths(text: &str) -> Vec<String> {
     const FOLDERS: [&str; 6] = ["bench/", "conformance/", "crates/", "deploy/", "docs/", "policies/"];
-    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '-' | '_' | '*' | '{' | '}' | ',');
-    let words = text.split(|c| !is_part(c)).filter(|word| FOLDERS.iter().any(|folder| word.starts_with(folder)));
-    let known = words.map(|word| word.split(['*', '{']).next().and_then(|word| word.split("NAME").next()).unwrap());
-    known.map(|path| path.trim_end_matches(['.', ',', '-']).to_owned()).collect()
+    const WRITTEN: [&str; 2] = ["bench/results/", "bench/target/"];
+    let begins = |word: &str, with: &[&str]| with.iter().any(|folder| word.starts_with(folder));
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '-' | '_' | '*' | '{' | '}');
+    let words = text.split(|c| !is_part(c)).filter(|word| begins(word, &FOLDERS) && !begins(word, &WRITTEN));
+    let known = words.map(|word| {
+        let known = word.split(['*', '{']).next().and_then(|word| word.split("NAME").next()).unwrap();
+        if known == word { word.trim_end_matches('.') } else { known.rsplit_once('/').unwrap().0 }
+    });
+    known.map(str::to_owned).collect()
 }
 
 /// Every file of the repository that a page names exists.
