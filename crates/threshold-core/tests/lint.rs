@@ -329,8 +329,6 @@ fn a_limit_of_zero_is_asked_about() {
 }
 
 /// An operator set `MAX=0` to close a route in a hurry. Everything got through, and `lint` had nothing to say.
-///
-/// Woken by: no warning for a text whose span has variables.
 #[test]
 fn a_variable_of_zero_is_asked_about() {
     let review = |source: &str, value: &str| Policy::review(source, &|name| (name == "MAX").then(|| value.to_owned()));
