@@ -129,6 +129,9 @@ pub enum Command {
     },
     /// Changes a ban or a setting for every node. Answered by [`Answer::Controlled`].
     Control(Box<ControlChange>),
+    /// Changes many bans and settings for every node, all or none. Answered by [`Answer::Controlled`] with the number of the
+    /// last change; the numbers of the others precede it.
+    ControlAll(Box<[ControlChange]>),
     /// Reads the changes of bans and settings after a sequence number. Answered by [`Answer::Control`].
     ReadControl {
         /// The last sequence number that the caller has read; 0 where it has read none.
@@ -421,12 +424,13 @@ pub trait Records {
     /// Fails where the store cannot answer.
     fn rename(&mut self, what: MovedRecord, old: Digest, new: Digest, now: Timestamp) -> Result<(), Self::Error>;
 
-    /// Saves a change of a ban or setting under the next sequence number, in place of the one with the same key, and returns
-    /// the number. [`ControlLog::add`](crate::control::ControlLog::add) defines what is dropped, and when.
+    /// Saves changes of bans and settings under the next sequence numbers, each in place of the one with the same key, all or
+    /// none, and returns the last number. [`ControlLog::add_all`](crate::control::ControlLog::add_all) defines what is dropped,
+    /// and when.
     ///
     /// # Errors
     /// Fails where there is no room.
-    fn save_control(&mut self, change: &ControlChange, now: Timestamp) -> Result<u64, Self::Error>;
+    fn save_control(&mut self, changes: &[ControlChange], now: Timestamp) -> Result<u64, Self::Error>;
 
     /// Returns up to `most` changes of bans and settings after a sequence number.
     ///
@@ -503,7 +507,10 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
             expire(records, now)?;
             Ok(Answer::Limited(records.check(*key, limit, *cost, now, *id)?))
         }
-        Command::Control(change) => Ok(Answer::Controlled { number: records.save_control(change, now)? }),
+        Command::Control(change) => {
+            Ok(Answer::Controlled { number: records.save_control(std::slice::from_ref(change), now)? })
+        }
+        Command::ControlAll(changes) => Ok(Answer::Controlled { number: records.save_control(changes, now)? }),
         Command::ReadControl { after, most } => {
             // The bound holds whatever a caller asks for: a page is built in memory.
             let most = usize::try_from(*most).map_or(MAX_CHANGES_READ, |most| most.min(MAX_CHANGES_READ));

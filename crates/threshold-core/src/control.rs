@@ -257,6 +257,11 @@ impl ControlLog {
         let number = self.last.saturating_add(1);
         self.last = number;
         self.put(number, change, now);
+        self.drop_old_removals(now);
+        Ok(number)
+    }
+
+    fn drop_old_removals(&mut self, now: Timestamp) {
         while let Some((number, at)) = self.removals.first_key_value().map(|(number, at)| (*number, *at)) {
             // Removals are in the order of their numbers, so the first one is the oldest.
             if at.plus(REMOVAL_KEPT) > now && self.removals.len() <= MAX_REMOVALS {
@@ -266,7 +271,26 @@ impl ControlLog {
             self.forgotten = self.forgotten.max(number);
             self.take(number);
         }
-        Ok(number)
+    }
+
+    /// Adds changes in their order, all or none, and returns the number of the last one. Only the result has to have room: a set
+    /// of bans can be replaced by another one in a full log, however its changes are ordered.
+    ///
+    /// # Errors
+    /// Fails where there is no room.
+    pub fn add_all(&mut self, changes: &[ControlChange], now: Timestamp) -> Result<u64, ControlFull> {
+        if !self.has_room_for_all(changes) {
+            self.drop_ended(now);
+            if !self.has_room_for_all(changes) {
+                return Err(ControlFull);
+            }
+        }
+        for change in changes {
+            self.last = self.last.saturating_add(1);
+            self.put(self.last, change.clone(), now);
+        }
+        self.drop_old_removals(now);
+        Ok(self.last)
     }
 
     /// Returns up to `most` changes after a number.
@@ -361,6 +385,23 @@ impl ControlLog {
     /// Returns whether there is a ban or setting under a key, and not only its removal.
     fn is_set(&self, key: &ControlKey) -> bool {
         self.numbers.get(key).is_some_and(|number| !self.removals.contains_key(number))
+    }
+
+    /// Returns whether the bounds hold once all changes are made.
+    fn has_room_for_all(&self, changes: &[ControlChange]) -> bool {
+        let last: BTreeMap<ControlKey, bool> =
+            changes.iter().map(|change| (change.key(), change.until().is_some())).collect();
+        let (mut bans, mut settings) = (self.bans, self.settings);
+        for (key, is_set) in last {
+            let count = if matches!(key, ControlKey::Ban(_)) { &mut bans } else { &mut settings };
+            match (self.is_set(&key), is_set) {
+                (false, true) => *count = count.saturating_add(1),
+                (true, false) => *count = count.saturating_sub(1),
+                _ => {}
+            }
+        }
+        // A log that is over its bound, because the bound was lowered, may shrink.
+        (bans <= self.max_bans.max(self.bans)) && settings <= self.max_settings.max(self.settings)
     }
 
     const fn has_room(&self, key: &ControlKey) -> bool {
@@ -467,6 +508,29 @@ mod tests {
         let read = |change: &ControlChange| ControlChange::from_bytes(&change.to_bytes(Format::PRESENT));
         assert_eq!(read(&removal(MAX_NAME)), Ok(removal(MAX_NAME)));
         assert!(read(&removal(MAX_NAME + 1)).is_err());
+    }
+
+    /// A set of bans was to be replaced in a full list: each new ban was refused although as many old ones were to go.
+    ///
+    /// Fails if the room is checked before each change, or if a refused set leaves changes behind.
+    #[test]
+    fn many_changes_are_made_all_or_none_and_only_their_result_needs_room() {
+        let mut log = ControlLog::bounded(3, 1);
+        let forever = Timestamp::MAX;
+        assert_eq!(log.add_all(&[ban(1, forever), ban(2, forever), ban(1, forever)], START), Ok(3));
+        let before = log.to_bytes(Format::PRESENT);
+        assert_eq!(log.add_all(&[ban(3, forever), ban(4, forever), lifted(9)], START), Err(ControlFull));
+        let settings = [setting("u1", forever), setting("u2", forever)];
+        assert_eq!(log.add_all(&settings, START), Err(ControlFull));
+        assert_eq!(log.to_bytes(Format::PRESENT), before);
+        let swap = [ban(3, forever), ban(4, START.plus(Span::HOUR)), ban(5, forever), lifted(1), lifted(2)];
+        assert_eq!(log.add_all(&swap, START), Ok(8));
+        let held: Vec<ControlKey> = log.set().map(ControlChange::key).collect();
+        assert_eq!(held, [3, 4, 5].map(|id| ControlKey::Ban(Digest::from_u128(id))));
+        assert_eq!((log.bans, log.after(3, 99).changes.len()), (3, 5));
+        // The fourth has ended by then.
+        assert_eq!(log.add_all(&[ban(6, forever)], START), Err(ControlFull));
+        assert_eq!(log.add_all(&[ban(6, forever)], START.plus(Span::HOUR)), Ok(9));
     }
 
     /// Fails if a removal is dropped early, or if `forgotten` does not tell that it was dropped.

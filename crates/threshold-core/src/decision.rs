@@ -246,7 +246,7 @@ mod tests {
     use crate::balance::Balance;
     use crate::facts::Facts;
     use crate::headers::{BodyForm, denial_body, header_fields};
-    use crate::key::DigestKey;
+    use crate::key::{Digest, DigestKey};
     use crate::policy::{BanSource, Banned, Rank, Who};
     use crate::settle::settle;
 
@@ -308,7 +308,7 @@ mod tests {
         }
 
         fn find(&self, _: Who<'_>, _: Option<Rank>) -> Option<Banned> {
-            Some(Banned { until: self.0, layer: Layer::User })
+            Some(Banned { until: self.0, layer: Layer::User, id: Digest::from_u128(7) })
         }
 
         fn spellings(&self, _: &str) -> Vec<Box<str>> {

@@ -1,5 +1,7 @@
 //! Explains which rules match a request, with their keys and limits, and why the others do not.
 
+mod subject;
+
 use std::borrow::Cow;
 use std::fmt;
 
@@ -9,6 +11,8 @@ use crate::limit::{Limit, Unit};
 use crate::path::PathError;
 use crate::policy::{Measured, Mismatch, OnMissing, Per, Policy, Rule, TierSource};
 use crate::text::is_hidden;
+
+pub use subject::{SubjectBudget, SubjectLadder};
 
 /// Why a rule does or does not apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -165,7 +169,7 @@ impl Policy {
 
     /// Returns a key for display: `user=u1`, or `user→ip=203.0.113.7` if the address replaces the user.
     fn key_text(&self, rule: &Rule, caller: &Caller<'_>) -> String {
-        let implied = rule.is_by_tier() && !rule.per.contains(&Per::Category);
+        let implied = rule.is_by_category() && !rule.per.contains(&Per::Category);
         let part = |per: &Per| {
             let floor = || caller.part_text(&Per::Ip, rule, self).map(|ip| format!("{per}→ip={ip}"));
             match caller.part_text(per, rule, self) {

@@ -141,7 +141,7 @@ impl Ladder {
     }
 
     /// Returns the rung of the `strikes`th strike.
-    fn rung(&self, strikes: u32) -> Rung {
+    pub(crate) fn rung(&self, strikes: u32) -> Rung {
         let index = usize::try_from(strikes).unwrap_or(usize::MAX).saturating_sub(1);
         self.rungs.get(index).or(self.rungs.last()).copied().unwrap_or_default()
     }
@@ -247,6 +247,12 @@ impl Standing {
     #[must_use]
     pub fn strikes(&self, now: Timestamp) -> u32 {
         if now < self.decays_at { self.strikes } else { 0 }
+    }
+
+    /// Returns when all strikes are forgotten; a time in the past where none counts.
+    #[must_use]
+    pub fn decays_at(&self) -> Timestamp {
+        self.decays_at
     }
 
     /// Returns whether the subject is shadow banned at `now`.

@@ -292,9 +292,9 @@ impl Records for Ledger {
         Ok(())
     }
 
-    fn save_control(&mut self, change: &ControlChange, now: Timestamp) -> Result<u64, Infallible> {
+    fn save_control(&mut self, changes: &[ControlChange], now: Timestamp) -> Result<u64, Infallible> {
         // The log has no bound, so it is never full.
-        Ok(self.control.add(change.clone(), now).unwrap_or_else(|ControlFull| self.control.last()))
+        Ok(self.control.add_all(changes, now).unwrap_or_else(|ControlFull| self.control.last()))
     }
 
     fn read_control(&mut self, after: u64, most: usize) -> Result<ControlPage, Infallible> {

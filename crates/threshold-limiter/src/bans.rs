@@ -52,8 +52,14 @@ impl Default for Entries {
 impl Entries {
     fn insert(&mut self, id: Digest, ban: Arc<Ban>) {
         self.first_end = self.first_end.min(ban.until);
-        self.bans.insert(&ban.whom, ban.until);
+        self.bans.insert(id, &ban.whom, ban.until);
         self.by_id.insert(id, ban);
+    }
+
+    /// Returns the bans with these ids that are in force at `now`.
+    fn with_ids(&self, ids: Vec<Digest>, now: Timestamp) -> Vec<(Digest, Arc<Ban>)> {
+        let bans = ids.into_iter().filter_map(|id| Some((id, Arc::clone(self.by_id.get(&id)?))));
+        bans.filter(|(_, ban)| ban.until > now).collect()
     }
 
     fn insert_named(&mut self, subject: Digest, ban: Ban) {
@@ -210,6 +216,31 @@ impl BanList {
         self.read().by_id.get(&id).filter(|ban| ban.until > now).map(|ban| Ban::clone(ban))
     }
 
+    /// Returns the bans in force at `now` that apply to a caller, also those on wider blocks, with their ids. The one that ends
+    /// last is the first.
+    #[must_use]
+    pub fn covering(&self, who: Who<'_>, now: Timestamp) -> Vec<(Digest, Arc<Ban>)> {
+        let entries = self.read();
+        let mut bans = entries.with_ids(entries.bans.covering(who), now);
+        bans.sort_by_key(|(id, ban)| std::cmp::Reverse((ban.until, *id)));
+        bans
+    }
+
+    /// Returns the bans in force at `now` on exactly this subject, with their ids.
+    #[must_use]
+    pub fn on(&self, whom: &ListEntry, now: Timestamp) -> Vec<(Digest, Arc<Ban>)> {
+        let entries = self.read();
+        entries.with_ids(entries.bans.on(whom), now)
+    }
+
+    /// Returns the bans of an imported set, with their ids.
+    #[must_use]
+    pub fn of_origin(&self, origin: &str) -> Vec<(Digest, Arc<Ban>)> {
+        let entries = self.read();
+        let own = entries.by_id.iter().filter(|(_, ban)| ban.origin() == Some(origin));
+        own.map(|(id, ban)| (*id, Arc::clone(ban))).collect()
+    }
+
     /// Removes ended bans, and shortens those that were set by a clock which has since gone back.
     pub fn sweep(&self, now: Timestamp) {
         let concerns = |ban: &Ban| ban.until <= now || ban.is_ahead(now);
@@ -228,7 +259,7 @@ impl BanList {
         let ahead: Vec<(Digest, Arc<Ban>)> = entries.by_id.extract_if(.., |_, ban| ban.is_ahead(now)).collect();
         for (id, ban) in ahead {
             let ban = Arc::new(Arc::unwrap_or_clone(ban).brought_back(now));
-            entries.bans.remove(&ban.whom);
+            entries.bans.remove(id, &ban.whom);
             if let Some(sink) = self.sink.get() {
                 sink.ban(id, Some(&ban));
             }
@@ -275,7 +306,7 @@ impl BanList {
     }
 
     fn forget(&self, entries: &mut Entries, id: Digest, ban: &Ban) {
-        entries.bans.remove(&ban.whom);
+        entries.bans.remove(id, &ban.whom);
         if let Some(sink) = self.sink.get() {
             sink.ban(id, None);
         }

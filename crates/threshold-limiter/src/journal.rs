@@ -13,6 +13,7 @@ mod file;
 mod fs;
 mod identify;
 mod inspect;
+mod lookup;
 mod pages;
 mod queue;
 mod rebuild;

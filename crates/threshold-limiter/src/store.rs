@@ -16,7 +16,7 @@ pub use threshold_core::command::{
     AccountChange, AccountKey, Answer, Command, Records, RequestKey, RequestRecord, RequestState, SaveReason, execute,
     expire,
 };
-use threshold_core::lockout::UnknownAttempt;
+use threshold_core::lockout::{Account, UnknownAttempt};
 use threshold_core::receipt::CommitError;
 pub use threshold_core::{Digest, Outcome, Plan, Timestamp};
 
@@ -138,10 +138,12 @@ pub trait ImmediateStore: Store {}
 pub enum Kind {
     /// Subjects that a ladder has banned.
     Banned,
+    /// Login accounts with stored state.
+    Accounts,
 }
 
 /// A record in a list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Listed {
     /// A subject that a ladder has banned.
@@ -150,6 +152,13 @@ pub enum Listed {
         key: Digest,
         /// When the ban ends.
         until: Timestamp,
+    },
+    /// A login account.
+    Account {
+        /// The key of the account.
+        key: Digest,
+        /// Its state.
+        account: Box<Account>,
     },
 }
 

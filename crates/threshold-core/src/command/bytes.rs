@@ -105,6 +105,7 @@ impl Field for Command {
             Self::Rekey(rekeyed) => put(out, 17, &[rekeyed]),
             Self::Control(change) => put(out, 30, &[change]),
             Self::ReadControl { after, most } => put(out, 31, &[after, most]),
+            Self::ControlAll(changes) => put(out, 32, &[changes]),
             Self::BeginRequest { key, life, repeats } => put(out, 40, &[key, life, repeats]),
             Self::EndRequest { key, answer, life } => put(out, 41, &[key, answer, life]),
         }
@@ -131,6 +132,7 @@ impl Field for Command {
             17 => Self::Rekey(take(from)?),
             30 => Self::Control(take(from)?),
             31 => Self::ReadControl { after: take(from)?, most: take(from)? },
+            32 => Self::ControlAll(take(from)?),
             40 => Self::BeginRequest { key: take(from)?, life: take(from)?, repeats: take(from)? },
             41 => Self::EndRequest { key: take(from)?, answer: take(from)?, life: take(from)? },
             _ => return Err(BytesError::Malformed("command")),

@@ -6,8 +6,11 @@ use crate::address::parse_address;
 use crate::caller::{Caller, DEFAULT_CATEGORY, Keyed};
 use crate::facts::Facts;
 use crate::key::Digest;
-use crate::limit::Limit;
-use crate::policy::{Identities, Known, Layer, Measure, Per, Policy, Rule};
+use crate::limit::{Limit, Unit};
+use crate::policy::{Identities, Known, Layer, Measure, Per, Policy, Rule, SubjectRule};
+
+/// Receives a budget: its rule, a caller that it is for, its key, its limit and what the limit counts.
+pub(crate) type ShowBudget<'s, 'p> = dyn FnMut(&'p Rule, &Caller<'_>, Digest, (Limit, Unit)) + 's;
 
 /// The keys of what is stored for one subject alone.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -37,17 +40,28 @@ impl Policy {
     #[must_use]
     pub fn keys_of(&self, layer: Layer, key: &str) -> SubjectKeys {
         let mut keys = SubjectKeys::default();
+        self.each_budget_of(layer, key, &mut |_, _, key, (limit, _)| {
+            keys.balances.entry(key).or_insert(limit);
+        });
+        keys.standings.extend(self.standings_by_ladder(layer, key).into_iter().map(|(_, key)| key));
+        keys
+    }
+
+    /// Calls `show` with the budgets of one subject. A budget may come more than once; the first time it has the subject's own
+    /// limit.
+    pub(crate) fn each_budget_of<'p>(&'p self, layer: Layer, key: &str, show: &mut ShowBudget<'_, 'p>) {
         if layer == Layer::Endpoint
             && let Some((method, path)) = key.split_once(':').filter(|(_, path)| path.starts_with('/'))
         {
             let method = Some(method).filter(|method| *method != "*");
-            self.add_budgets(layer, &Facts { method, path: Some(path), ..Facts::default() }, &mut keys);
+            self.add_budgets(layer, &Facts { method, path: Some(path), ..Facts::default() }, show);
         }
-        self.with_facts_of(layer, key, |facts| {
-            self.add_budgets(layer, facts, &mut keys);
-            keys.standings.extend(self.standings_of(layer, facts));
-        });
-        keys
+        self.with_facts_of(layer, key, |facts| self.add_budgets(layer, facts, show));
+    }
+
+    /// Returns the keys of one subject's standings, each with the ladder's subject, in the order of the policy's ladders.
+    pub(crate) fn standings_by_ladder(&self, layer: Layer, key: &str) -> Vec<(&SubjectRule, Digest)> {
+        self.with_facts_of(layer, key, |facts| self.standings_of(layer, facts)).unwrap_or_default()
     }
 
     /// Returns the keys of one subject's standings before and after a rotation of the secret, as pairs. `old` is the same policy
@@ -55,13 +69,15 @@ impl Policy {
     #[must_use]
     pub fn rekeyed_standings(&self, old: &Self, layer: Layer, key: &str) -> Vec<(Digest, Digest)> {
         let pairs = self.with_facts_of(layer, key, |facts| {
-            old.standings_of(layer, facts).into_iter().zip(self.standings_of(layer, facts)).collect()
+            let keys =
+                |policy: &Self| policy.standings_of(layer, facts).into_iter().map(|(_, key)| key).collect::<Vec<_>>();
+            keys(old).into_iter().zip(keys(self)).collect()
         });
         pairs.unwrap_or_default()
     }
 
     /// Calls `show` with the facts of a request by this subject. Returns `None` where the name cannot be a subject's.
-    fn with_facts_of<T>(&self, layer: Layer, key: &str, show: impl FnOnce(&Facts<'_>) -> T) -> Option<T> {
+    pub(crate) fn with_facts_of<T>(&self, layer: Layer, key: &str, show: impl FnOnce(&Facts<'_>) -> T) -> Option<T> {
         let named;
         let mut facts = Facts::default();
         match layer {
@@ -78,7 +94,7 @@ impl Policy {
     }
 
     /// Returns the keys of a subject's standings, in the order of the policy's ladders.
-    fn standings_of(&self, layer: Layer, facts: &Facts<'_>) -> Vec<Digest> {
+    fn standings_of(&self, layer: Layer, facts: &Facts<'_>) -> Vec<(&SubjectRule, Digest)> {
         let mut standings = Vec::new();
         let caller = Caller::new(facts, self);
         let mut known = Known::nothing();
@@ -86,7 +102,7 @@ impl Policy {
         for subject in self.subjects.iter() {
             let keyed = self.rules.first().and_then(|rule| identities.of(subject.counted, rule));
             if keyed.is_some_and(|(_, keyed)| belongs(layer, &subject.per, keyed)) {
-                standings.extend(self.subject(subject, &mut identities).map(|subject| subject.key));
+                standings.extend(self.subject(subject, &mut identities).map(|keyed| (subject, keyed.key)));
             }
         }
         standings
@@ -94,7 +110,7 @@ impl Policy {
 
     /// Adds the budgets under every category and tier. Both come with each request, and the key of a limit by tier depends on
     /// them.
-    fn add_budgets(&self, layer: Layer, facts: &Facts<'_>, keys: &mut SubjectKeys) {
+    fn add_budgets<'p>(&'p self, layer: Layer, facts: &Facts<'_>, show: &mut ShowBudget<'_, 'p>) {
         let categories: BTreeSet<&str> = self.categories.iter().map(|own| own.name.as_ref()).collect();
         let tiers = self.tiers.written().tiers.keys().map(|name| Some(name.as_ref()));
         // The subject's own tier comes first, because the first limit found for a key is the one that is returned.
@@ -104,12 +120,12 @@ impl Policy {
             for tier in &tiers {
                 let mut caller = Caller::new(&facts, self);
                 caller.tier = tier.or(caller.tier);
-                self.add_budgets_of(layer, &caller, tier.is_none(), keys);
+                self.add_budgets_of(layer, &caller, tier.is_none(), show);
             }
         }
     }
 
-    fn add_budgets_of(&self, layer: Layer, caller: &Caller<'_>, of_others: bool, keys: &mut SubjectKeys) {
+    fn add_budgets_of<'p>(&'p self, layer: Layer, caller: &Caller<'_>, of_others: bool, show: &mut ShowBudget<'_, 'p>) {
         let mut known = Known::nothing();
         let mut identities = Identities::new(&mut known, caller, self);
         for rule in self.rules.iter() {
@@ -117,9 +133,10 @@ impl Policy {
             if !belongs(layer, &rule.per, keyed) {
                 continue;
             }
+            let unit = self.limit_of(rule, caller).map_or(Unit::Count, |(measured, _)| measured.cost.unit());
             for limit in self.possible_limits(rule, caller, of_others) {
                 if let Some(prefix) = rule.prefix(limit) {
-                    keys.balances.entry(prefix.over(identity)).or_insert(*limit);
+                    show(rule, caller, prefix.over(identity), (*limit, unit));
                 }
             }
         }

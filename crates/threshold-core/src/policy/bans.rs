@@ -1,11 +1,9 @@
 //! Bans that operators set while a policy is in force: on whom, until when, and which of them applies to a request.
 
-use std::collections::BTreeMap;
+mod table;
+
 use std::fmt;
 use std::net::IpAddr;
-
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use prefix_trie::PrefixMap;
 
 use super::lists::{ListEntry, Rank};
 use super::{Layer, Policy, SubjectError, check};
@@ -14,8 +12,9 @@ use crate::caller::Caller;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::facts::Facts;
 use crate::key::{Digest, DigestKey, Domain, Part};
-use crate::lockout::Spellings;
 use crate::time::{Span, Timestamp};
+
+pub use table::Bans;
 
 /// The maximum length of a text in a ban, in bytes.
 const MAX_TEXT: usize = 1 << 14;
@@ -38,6 +37,28 @@ pub struct Ban {
 }
 
 impl Ban {
+    /// The start of [`by`](Self::by) in a ban of an imported set; the name of the set follows. No operator's name begins so.
+    const ORIGIN: &str = "origin ";
+
+    /// Returns the value of [`by`](Self::by) for bans of the imported set with this name.
+    #[must_use]
+    pub fn by_origin(origin: &str) -> Box<str> {
+        format!("{}{origin}", Self::ORIGIN).into()
+    }
+
+    /// Returns the name of the imported set that the ban belongs to; `None` for a ban by an operator or a ladder.
+    #[must_use]
+    pub fn origin(&self) -> Option<&str> {
+        self.by.strip_prefix(Self::ORIGIN)
+    }
+
+    /// Returns the id of the ban. Bans of an imported set have ids of their own, so that a set can be replaced without ending a
+    /// ban that an operator or another set has on the same subject.
+    #[must_use]
+    pub fn id(&self, key: DigestKey) -> Digest {
+        self.origin().map_or_else(|| self.whom.ban_id(key), |origin| self.whom.id_of(key, Some(origin)))
+    }
+
     /// Returns whether the ban begins in the future, because the clock was set back after it was made.
     #[must_use]
     pub fn is_ahead(&self, now: Timestamp) -> bool {
@@ -62,6 +83,8 @@ pub struct Banned {
     pub until: Timestamp,
     /// The layer of the banned address, tenant or user.
     pub layer: Layer,
+    /// The id of the ban.
+    pub id: Digest,
 }
 
 /// Looks up bans for a policy. Bans may change between two requests; the policy does not.
@@ -124,9 +147,13 @@ impl ListEntry {
         }
     }
 
-    /// Returns the id of a ban on this subject, which is the same for every ban on it.
+    /// Returns the id of an operator's ban on this subject, which is the same for every such ban on it; see also [`Ban::id`].
     #[must_use]
     pub fn ban_id(&self, key: DigestKey) -> Digest {
+        self.id_of(key, None)
+    }
+
+    fn id_of(&self, key: DigestKey, origin: Option<&str>) -> Digest {
         let mut digest = key.begin(Domain::Ban);
         digest.text(Part::Identity, self.layer().name());
         // A single address has no prefix here: journals contain ids that were made this way.
@@ -135,6 +162,10 @@ impl ListEntry {
                 digest.text(Part::Fact, &network.addr().to_string());
             }
             Self::Address(_) | Self::User(_) | Self::Tenant(_) => digest.text(Part::Fact, &self.key()),
+        }
+        // Nothing is added without an origin: journals contain ids that were made this way.
+        if let Some(origin) = origin {
+            digest.text(Part::Identity, origin);
         }
         digest.finish()
     }
@@ -235,119 +266,10 @@ impl Ban {
     }
 }
 
-/// A table of bans. An address is found by one walk down its prefixes, however many bans there are.
-#[derive(Debug, Clone, Default)]
-pub struct Bans {
-    v4: PrefixMap<Ipv4Net, Timestamp>,
-    v6: PrefixMap<Ipv6Net, Timestamp>,
-    users: BTreeMap<Box<str>, Timestamp>,
-    tenants: BTreeMap<Box<str>, Timestamp>,
-    spellings: Spellings,
-}
-
-impl Bans {
-    /// Adds a ban, or changes the end of the ban on the same subject.
-    pub fn insert(&mut self, whom: &ListEntry, until: Timestamp) {
-        match whom {
-            ListEntry::Address(network) => match network.net() {
-                IpNet::V4(net) => drop(self.v4.insert(net, until)),
-                IpNet::V6(net) => drop(self.v6.insert(net, until)),
-            },
-            ListEntry::User(user) => {
-                if self.users.insert(user.clone(), until).is_none() {
-                    self.spellings.insert(user);
-                }
-            }
-            ListEntry::Tenant(tenant) => drop(self.tenants.insert(tenant.clone(), until)),
-        }
-    }
-
-    /// Removes the ban on a subject.
-    pub fn remove(&mut self, whom: &ListEntry) {
-        match whom {
-            ListEntry::Address(network) => match network.net() {
-                IpNet::V4(net) => drop(self.v4.remove(&net)),
-                IpNet::V6(net) => drop(self.v6.remove(&net)),
-            },
-            ListEntry::User(user) => {
-                if self.users.remove(user).is_some() {
-                    self.spellings.remove(user);
-                }
-            }
-            ListEntry::Tenant(tenant) => drop(self.tenants.remove(tenant)),
-        }
-    }
-
-    /// Implements [`BanSource::spellings`].
-    pub fn spellings(&self, folded: &str) -> impl Iterator<Item = &str> {
-        self.spellings.of(folded)
-    }
-
-    /// Implements [`BanSource::find`]. Bans that are over are found too: the time of the request is not known here, and the ban
-    /// that ends last decides.
-    #[must_use]
-    pub fn find(&self, who: Who<'_>, allowed: Option<Rank>) -> Option<Banned> {
-        let counts = |rank: Rank| allowed.is_none_or(|allowed| rank >= allowed);
-        let user = who.user.and_then(|user| self.users.get(user)).filter(|_| counts(Rank::User));
-        let tenant = who.tenant.and_then(|tenant| self.tenants.get(tenant)).filter(|_| counts(Rank::Tenant));
-        let covering = |(prefix, until): (u8, &Timestamp)| counts(Rank::Address(prefix)).then_some(*until);
-        let address = match who.ip.map(|ip| ip.to_canonical()) {
-            None => None,
-            Some(IpAddr::V4(v4)) => {
-                let nets = self.v4.cover(&Ipv4Net::from(v4));
-                nets.filter_map(|(net, until)| covering((net.prefix_len(), until))).max()
-            }
-            Some(IpAddr::V6(v6)) => {
-                let nets = self.v6.cover(&Ipv6Net::from(v6));
-                nets.filter_map(|(net, until)| covering((net.prefix_len(), until))).max()
-            }
-        };
-        let found = [(user.copied(), Layer::User), (address, Layer::Edge), (tenant.copied(), Layer::Tenant)];
-        let bans = found.into_iter().filter_map(|(until, layer)| Some(Banned { until: until?, layer }));
-        bans.max_by_key(|ban| ban.until)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Listed;
     use proptest::prelude::*;
-
-    fn at(seconds: u64) -> Timestamp {
-        Timestamp::from_secs(seconds)
-    }
-
-    fn bans(all: &[(&str, u64)]) -> Bans {
-        let mut bans = Bans::default();
-        for (whom, until) in all {
-            bans.insert(&ListEntry::parse(whom).unwrap(), at(*until));
-        }
-        bans
-    }
-
-    #[test]
-    fn of_all_bans_that_are_met_the_one_that_ends_last_counts_and_a_narrower_allowance_lifts_it() {
-        let mut bans =
-            bans(&[("10.0.0.0/8", 50), ("10.1.2.3", 20), ("user:eve", 30), ("tenant:bad", 90), ("2001:db8::/32", 5)]);
-        let find = |bans: &Bans, ip: &str, user, tenant, allowed| {
-            let found = bans.find(Who { ip: ip.parse().ok(), user, tenant }, allowed);
-            found.map(|ban| (ban.until.secs_ceil(), ban.layer))
-        };
-        assert_eq!(find(&bans, "10.1.2.3", None, None, None), Some((50, Layer::Edge)));
-        assert_eq!(find(&bans, "::ffff:10.1.2.3", None, None, None), Some((50, Layer::Edge)));
-        assert_eq!(find(&bans, "10.1.2.3", None, None, Some(Rank::Address(16))), Some((20, Layer::Edge)));
-        assert_eq!(find(&bans, "10.1.2.3", None, None, Some(Rank::Address(32))), Some((20, Layer::Edge)));
-        assert_eq!(find(&bans, "10.1.2.4", None, None, Some(Rank::Address(16))), None);
-        assert_eq!(find(&bans, "10.1.2.4", Some("eve"), None, Some(Rank::User)), Some((30, Layer::User)));
-        assert_eq!(find(&bans, "192.0.2.1", Some("bob"), Some("bad"), None), Some((90, Layer::Tenant)));
-        assert_eq!(find(&bans, "192.0.2.1", Some("bob"), Some("bad"), Some(Rank::Address(24))), None);
-        assert_eq!(find(&bans, "2001:db8::1", None, None, None), Some((5, Layer::Edge)));
-        for (whom, _) in [("10.0.0.0/8", 0), ("10.1.2.3", 0)] {
-            bans.remove(&ListEntry::parse(whom).unwrap());
-        }
-        assert_eq!(find(&bans, "10.1.2.3", None, None, None), None);
-    }
 
     #[test]
     fn nobody_bans_a_proxy_this_machine_or_half_the_world() {
@@ -423,25 +345,6 @@ mod tests {
                     prop_assert!(Ban::from_bytes(&bytes[..cut]).is_err());
                 }
             }
-        }
-
-        /// Lists and bans are two tables that follow one rule: what a list denies, a ban denies.
-        #[test]
-        fn bans_and_deny_lists_agree(nets in prop::collection::vec((0u32..8, 24u8..=32), 0..12), allowed in prop::collection::vec((0u32..8, 24u8..=32), 0..6), asked in 0u32..8) {
-            let net = |(bits, prefix): (u32, u8)| ListEntry::Address(Network::new(IpAddr::V4(bits.into()), prefix).unwrap());
-            let (mut lists, mut only_allowed, mut bans) = (crate::policy::Lists::default(), crate::policy::Lists::default(), Bans::default());
-            for own in nets {
-                lists.insert(net(own), Listed::Deny);
-                bans.insert(&net(own), Timestamp::MAX);
-            }
-            for own in allowed {
-                lists.insert(net(own), Listed::Allow);
-                only_allowed.insert(net(own), Listed::Allow);
-            }
-            let who = Who { ip: Some(IpAddr::V4(asked.into())), ..Who::default() };
-            let rank = only_allowed.find_ranked(who).map(|(rank, _)| rank);
-            let denied = lists.find(who.ip, None, None) == Some(Listed::Deny);
-            prop_assert_eq!(bans.find(who, rank).is_some(), denied);
         }
     }
 }

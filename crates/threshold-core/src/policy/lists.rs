@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 
-use super::SubjectError;
 use super::bans::Who;
+use super::{Layer, SubjectError};
 use crate::address::Network;
 use crate::lockout::Spellings;
 
@@ -29,6 +29,17 @@ pub enum Rank {
     Address(u8),
     /// A user.
     User,
+}
+
+impl Rank {
+    /// Returns the layer of such an entry.
+    pub(super) const fn layer(self) -> Layer {
+        match self {
+            Self::Tenant => Layer::Tenant,
+            Self::Address(_) => Layer::Edge,
+            Self::User => Layer::User,
+        }
+    }
 }
 
 /// One entry of a list.
@@ -126,6 +137,18 @@ impl Lists {
         let user = user.and_then(|user| self.users.get(user)).map(|listed| (Rank::User, *listed));
         let tenant = || tenant.and_then(|tenant| self.tenants.get(tenant)).map(|listed| (Rank::Tenant, *listed));
         user.or_else(|| ip.and_then(|ip| self.find_address(ip))).or_else(tenant)
+    }
+
+    /// Returns the entry that decides about a caller, and its list.
+    #[must_use]
+    pub fn find_entry(&self, who: Who<'_>) -> Option<(ListEntry, Listed)> {
+        let (rank, listed) = self.find_ranked(who)?;
+        let entry = match rank {
+            Rank::User => ListEntry::User(who.user?.into()),
+            Rank::Tenant => ListEntry::Tenant(who.tenant?.into()),
+            Rank::Address(prefix) => ListEntry::Address(Network::new(who.ip?.to_canonical(), prefix)?),
+        };
+        Some((entry, listed))
     }
 
     /// Returns the denied users whose canonical account name is `folded`, as the list writes them.

@@ -347,6 +347,11 @@ impl Rule {
     pub fn is_by_tier(&self) -> bool {
         matches!(self.measure, Measure::Tier(_))
     }
+
+    /// Returns whether each category of requests has a budget of its own.
+    pub(crate) fn is_by_category(&self) -> bool {
+        self.is_by_tier() || self.per.contains(&Per::Category)
+    }
 }
 
 /// The subject of penalties that rules with the same identity and ladder share.

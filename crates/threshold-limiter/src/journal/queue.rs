@@ -10,19 +10,22 @@ use super::SaveError;
 use super::events::{Condition, JournalEvents};
 use super::rebuild::Repair;
 use super::rows::{AuditLine, Kind};
+use crate::bans::MAX_BANS;
 
 /// The most audit lines that wait for the disk. People make them, so this many never come by intent.
 const MAX_AUDIT_LINES: usize = 10_000;
 /// The most deletions that wait for the disk, about 30 MB. Rows with a value are bounded by the tables in memory; deletions
 /// are not, while a disk fails for hours.
 const MAX_DELETIONS: usize = 250_000;
+/// The most deletions of bans that wait for the disk. An import may replace all of them, and is one transaction.
+const MAX_BAN_DELETIONS: usize = MAX_BANS;
 /// How often the writer verifies the files while there is nothing to write.
 const IDLE_CHECK: Duration = Duration::from_secs(1);
 /// Waits up to this long end at once while the disk is failing: it will not recover in time.
 const SHORT_WAIT: Duration = Duration::from_millis(100);
 
 /// The latest value of each key; `None` deletes the row. Rows with a value are in the tables in memory too, which are
-/// bounded. There are at most [`MAX_DELETIONS`] without one.
+/// bounded. There are at most [`MAX_DELETIONS`] and [`MAX_BAN_DELETIONS`] without one.
 pub(super) type Changes = HashMap<(Kind, Box<[u8]>), Option<Vec<u8>>>;
 
 /// The changes of one transaction.
@@ -30,8 +33,10 @@ pub(super) type Changes = HashMap<(Kind, Box<[u8]>), Option<Vec<u8>>>;
 pub(super) struct Batch {
     pub(super) changes: Changes,
     pub(super) lines: Vec<AuditLine>,
-    /// The number of changes that delete a row.
+    /// The number of changes that delete a row other than a ban.
     deletions: usize,
+    /// The number of changes that delete a ban.
+    ban_deletions: usize,
     /// Whether deletions were dropped to bound the queue. The database is then rebuilt from memory.
     pub(super) is_incomplete: bool,
     /// Whether the record of earlier damage is removed.
@@ -280,17 +285,17 @@ impl Batch {
     pub(super) fn clear_committed(&mut self) {
         self.changes.clear();
         self.lines.clear();
-        (self.deletions, self.acknowledges_damage) = (0, false);
+        (self.deletions, self.ban_deletions, self.acknowledges_damage) = (0, 0, false);
     }
 
     fn put(&mut self, key: (Kind, Box<[u8]>), value: Option<Vec<u8>>) {
-        let is_deletion = value.is_none();
+        let (is_ban, is_deletion) = (key.0 == Kind::Ban, value.is_none());
         let was_deletion = matches!(self.changes.insert(key, value), Some(None));
-        self.deletions =
-            self.deletions.saturating_add(usize::from(is_deletion)).saturating_sub(usize::from(was_deletion));
-        if self.deletions > MAX_DELETIONS {
+        let count = if is_ban { &mut self.ban_deletions } else { &mut self.deletions };
+        *count = count.saturating_add(usize::from(is_deletion)).saturating_sub(usize::from(was_deletion));
+        if self.deletions > MAX_DELETIONS || self.ban_deletions > MAX_BAN_DELETIONS {
             self.changes.retain(|_, value| value.is_some());
-            self.deletions = 0;
+            (self.deletions, self.ban_deletions) = (0, 0);
             self.is_incomplete = true;
         }
     }
@@ -328,6 +333,20 @@ mod tests {
         assert!(queue.audit(line()).is_err());
         queue.end_change(Some(line()));
         assert_eq!(queue.lock().batch.lines.len(), MAX_AUDIT_LINES);
+    }
+
+    /// Replacing a list of 300,000 bans by another one dropped the deletions of the first, so that a crash found both.
+    ///
+    /// Fails if deletions of bans count against [`MAX_DELETIONS`].
+    #[test]
+    fn all_bans_can_be_replaced_in_one_batch() {
+        let queue = Queue::default();
+        for number in 0..MAX_BANS {
+            queue.put(Kind::Ban, &number.to_be_bytes(), None);
+        }
+        assert!(!queue.lock().batch.is_incomplete);
+        queue.put(Kind::Ban, b"one more", None);
+        assert!(queue.lock().batch.is_incomplete && queue.lock().batch.changes.is_empty());
     }
 
     /// Rows that came and went while the disk failed used to take memory until it recovered.

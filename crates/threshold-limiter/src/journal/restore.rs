@@ -221,7 +221,7 @@ impl Rotation {
     /// never banned, have no name in the journal: they move with their next request.
     fn new_key(&self, row: &Row, old: Digest, key: DigestKey) -> Option<Digest> {
         match row.kind {
-            Kind::Ban => Ban::from_bytes(row.value.as_deref()?).ok().map(|ban| ban.whom.ban_id(key)),
+            Kind::Ban => Ban::from_bytes(row.value.as_deref()?).ok().map(|ban| ban.id(key)),
             Kind::Standing | Kind::Named => self.named.get(&old).copied(),
             Kind::Account | Kind::Tenant | Kind::User => None,
         }

@@ -46,13 +46,36 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Returns an error if the store cannot answer, or [`StoreError::Full`] if it has no room. Then nothing is changed in this
     /// process. After a timeout the store may have made the change all the same, and this node follows it like any other.
     pub async fn change_control(&self, change: ControlChange) -> Result<Vec<UnfitSetting>, StoreError> {
-        let number = match self.execute(Command::Control(Box::new(change.clone()))).await? {
+        let command = Command::Control(Box::new(change.clone()));
+        self.change_control_by(command, std::slice::from_ref(&change)).await
+    }
+
+    /// Makes many changes as [`change_control`](Self::change_control) makes one: in the store all or none, in one step. In this
+    /// process they are applied one after the other, so that requests do not wait for all of them; put new bans before lifted
+    /// ones, and no caller that both sets contain is let through in between.
+    ///
+    /// # Errors
+    /// As for [`change_control`](Self::change_control).
+    pub async fn change_control_all(&self, changes: Box<[ControlChange]>) -> Result<Vec<UnfitSetting>, StoreError> {
+        if changes.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.change_control_by(Command::ControlAll(changes.clone()), &changes).await
+    }
+
+    /// Sends a command that makes these changes, and applies them here.
+    async fn change_control_by(
+        &self,
+        command: Command,
+        changes: &[ControlChange],
+    ) -> Result<Vec<UnfitSetting>, StoreError> {
+        let last = match self.execute(command).await? {
             Answer::Controlled { number } => number,
             other => return Err(StoreError::unexpected(other)),
         };
-        let (mut unfit, is_behind) = self.apply_own(number, &change);
+        let (mut unfit, is_behind) = self.apply_own(last, changes);
         if is_behind {
-            // Other nodes have made changes before this one. If they cannot be read now, the next call reads them.
+            // Other nodes have made changes before these. If they cannot be read now, the next call reads them.
             unfit.extend(self.follow_control().await.unwrap_or_default());
         }
         Ok(unfit)
@@ -115,18 +138,24 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
-    /// Applies a change that was made on this node. Returns whether there are earlier changes that were not read yet.
-    fn apply_own(&self, number: u64, change: &ControlChange) -> (Vec<UnfitSetting>, bool) {
+    /// Applies changes that were made on this node, with consecutive numbers up to `last`. Returns whether there are earlier
+    /// changes that were not read yet.
+    fn apply_own(&self, last: u64, changes: &[ControlChange]) -> (Vec<UnfitSetting>, bool) {
         let mut followed = self.followed();
-        if !followed.is_new(number, change) {
+        let count = u64::try_from(changes.len()).unwrap_or(u64::MAX);
+        let before = last.saturating_sub(count);
+        let numbers = (1..).map(|nth| before.saturating_add(nth));
+        let new: Vec<(u64, &ControlChange)> =
+            numbers.zip(changes).filter(|(number, change)| followed.is_new(*number, change)).collect();
+        if new.is_empty() {
             return (Vec::new(), false);
         }
-        let unfit = self.apply(std::iter::once(change));
-        if followed.position.checked_add(1) == Some(number) {
-            followed.advance(number);
+        let unfit = self.apply(new.iter().map(|(_, change)| *change));
+        if followed.position >= before {
+            followed.advance(last);
             return (unfit, false);
         }
-        followed.ahead.insert(change.key(), number);
+        followed.ahead.extend(new.into_iter().map(|(number, change)| (change.key(), number)));
         (unfit, true)
     }
 

@@ -325,6 +325,7 @@ impl Store for MemoryStore {
     ) -> impl Future<Output = Result<Vec<Listed>, StoreError>> + Send {
         ready(Ok(match kind {
             Kind::Banned => self.list_banned(after, limit, now),
+            Kind::Accounts => self.list_accounts(after, limit),
         }))
     }
 

@@ -51,13 +51,21 @@ impl Store for KeyValueStore {
 
     async fn list(
         &self,
-        _: Kind,
+        kind: Kind,
         after: Option<Digest>,
         limit: usize,
         now: Timestamp,
     ) -> Result<Vec<Listed>, StoreError> {
         yield_now().await;
         let (records, first) = (self.0.lock().unwrap(), after.map_or(0, |after| after.to_u128().saturating_add(1)));
+        if kind == Kind::Accounts {
+            let all = records.range((RecordKind::Accounts, first)..=(RecordKind::Accounts, u128::MAX));
+            let accounts = all.filter_map(|((_, key), bytes)| {
+                let account = Box::new(Account::from_bytes(bytes).ok()?);
+                Some(Listed::Account { key: Digest::from_u128(*key), account })
+            });
+            return Ok(accounts.take(limit).collect());
+        }
         let all = records.range((RecordKind::Standings, first)..=(RecordKind::Standings, u128::MAX));
         let banned = all.filter_map(|((_, key), bytes)| {
             let until = Standing::from_bytes(bytes).ok()?.banned_until().filter(|until| *until > now)?;
@@ -176,9 +184,9 @@ impl Records for Open<'_> {
         Ok(())
     }
 
-    fn save_control(&mut self, change: &ControlChange, now: Timestamp) -> Result<u64, StoreError> {
+    fn save_control(&mut self, changes: &[ControlChange], now: Timestamp) -> Result<u64, StoreError> {
         let mut log = self.read(RecordKind::Control, 0, ControlLog::from_bytes)?.unwrap_or_default();
-        let number = log.add(change.clone(), now).map_err(|_| StoreError::Full)?;
+        let number = log.add_all(changes, now).map_err(|_| StoreError::Full)?;
         self.save(RecordKind::Control, 0, log.to_bytes(Format::PRESENT))?;
         Ok(number)
     }

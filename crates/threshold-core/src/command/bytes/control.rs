@@ -1,6 +1,6 @@
 //! Bans and settings inside commands and answers.
 
-use super::Field;
+use super::{Field, MAX_ITEMS};
 use crate::codec::{BytesError, Reader, Writer};
 use crate::control::{ControlChange, ControlPage};
 
@@ -11,6 +11,18 @@ impl Field for Box<ControlChange> {
 
     fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         ControlChange::read(from).map(Self::new)
+    }
+}
+
+impl Field for Box<[ControlChange]> {
+    fn write(&self, out: &mut Writer) {
+        out.number(self.len() as u64);
+        self.iter().for_each(|change| change.write(out));
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        let count = from.count(MAX_ITEMS)?;
+        (0..count).map(|_| ControlChange::read(from)).collect()
     }
 }
 
@@ -36,7 +48,14 @@ mod tests {
         let change = ControlChange::Ban { id: Digest::from_u128(7), ban: None };
         let mut log = ControlLog::default();
         log.add(change.clone(), Timestamp::EPOCH).unwrap();
-        for command in [Command::Control(Box::new(change)), Command::ReadControl { after: u64::MAX, most: u32::MAX }] {
+        let many = [change.clone(), ControlChange::Ban { id: Digest::from_u128(8), ban: None }];
+        let commands = [
+            Command::Control(Box::new(change)),
+            Command::ControlAll(Box::new(many)),
+            Command::ControlAll(Box::new([])),
+            Command::ReadControl { after: u64::MAX, most: u32::MAX },
+        ];
+        for command in commands {
             assert_eq!(Command::from_bytes(&command.to_bytes(Format::PRESENT)), Ok(command));
         }
         for answer in [Answer::Controlled { number: 300 }, Answer::Control(Box::new(log.after(0, 9)))] {

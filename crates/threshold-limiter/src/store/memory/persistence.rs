@@ -1,5 +1,6 @@
 //! What the store reports to its change sink, and what it restores after a restart.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -115,6 +116,23 @@ impl MemoryStore {
             });
         }
         listed
+    }
+
+    /// Lists accounts; see [`Store::list`](crate::store::Store::list). There is no index by key: an operator asks for this, and
+    /// every account is visited.
+    pub(super) fn list_accounts(&self, after: Option<Digest>, limit: usize) -> Vec<Listed> {
+        let mut first = BTreeMap::new();
+        self.each_account(|key, account| {
+            let is_later = after.is_none_or(|after| key > after);
+            let is_wanted = first.len() < limit || first.last_key_value().is_some_and(|(last, _)| key < *last);
+            if is_later && is_wanted {
+                first.insert(key, Box::new(account.clone()));
+                if first.len() > limit {
+                    first.pop_last();
+                }
+            }
+        });
+        first.into_iter().map(|(key, account)| Listed::Account { key, account }).collect()
     }
 
     /// Updates the index of banned subjects. The caller has locked the shard of the standing, so that both agree.

@@ -229,8 +229,8 @@ impl Records for OpenRecords<'_> {
         Ok(())
     }
 
-    fn save_control(&mut self, change: &ControlChange, now: Timestamp) -> Result<u64, StoreError> {
-        lock(&self.store.control).add(change.clone(), now).map_err(|ControlFull| StoreError::Full)
+    fn save_control(&mut self, changes: &[ControlChange], now: Timestamp) -> Result<u64, StoreError> {
+        lock(&self.store.control).add_all(changes, now).map_err(|ControlFull| StoreError::Full)
     }
 
     fn read_control(&mut self, after: u64, most: usize) -> Result<ControlPage, StoreError> {

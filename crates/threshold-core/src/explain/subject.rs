@@ -1,0 +1,202 @@
+//! Explains what a policy holds against one subject: its budgets, its ladders, and the list that it is on.
+
+use std::fmt;
+
+use crate::caller::Caller;
+use crate::facts::Facts;
+use crate::key::Digest;
+use crate::ladder::{Ladder, Rung, Standing};
+use crate::limit::{Limit, Unit};
+use crate::policy::{Layer, ListEntry, Listed, Policy, Rule, Who};
+use crate::time::Timestamp;
+
+/// A budget that belongs to one subject alone.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct SubjectBudget<'p> {
+    /// The rule.
+    pub rule: &'p Rule,
+    /// The key of the balance.
+    pub key: Digest,
+    /// The limit.
+    pub limit: Limit,
+    /// What the limit counts.
+    pub unit: Unit,
+    /// The category of requests that it is for, where the rule has a budget for each.
+    pub category: Option<String>,
+}
+
+/// A ladder that counts the strikes of a subject.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct SubjectLadder<'p> {
+    /// The ladder's name.
+    pub name: &'p str,
+    /// The key of the standing.
+    pub key: Digest,
+    ladder: &'p Ladder,
+}
+
+impl SubjectLadder<'_> {
+    /// Returns the consequences of the subject's next strike.
+    #[must_use]
+    pub fn next_rung(&self, standing: &Standing, now: Timestamp) -> Rung {
+        self.ladder.rung(standing.strikes(now).saturating_add(1))
+    }
+}
+
+impl Policy {
+    /// Returns the budgets of one subject, named as for [`keys_of`](Self::keys_of), each once.
+    #[must_use]
+    pub fn budgets_of(&self, layer: Layer, key: &str) -> Vec<SubjectBudget<'_>> {
+        let mut budgets: Vec<SubjectBudget<'_>> = Vec::new();
+        self.each_budget_of(layer, key, &mut |rule, caller, key, (limit, unit)| {
+            if budgets.iter().all(|known| known.key != key) {
+                let category = rule.is_by_category().then(|| caller.category.to_owned());
+                budgets.push(SubjectBudget { rule, key, limit, unit, category });
+            }
+        });
+        budgets
+    }
+
+    /// Returns the ladders that count the strikes of one subject, named as for [`keys_of`](Self::keys_of).
+    #[must_use]
+    pub fn ladders_of(&self, layer: Layer, key: &str) -> Vec<SubjectLadder<'_>> {
+        let keyed = self.standings_by_ladder(layer, key);
+        let ladders = keyed.into_iter().filter_map(|(subject, key)| {
+            Some(SubjectLadder { name: &subject.ladder_name, key, ladder: self.ladders.get(subject.ladder)? })
+        });
+        ladders.collect()
+    }
+
+    /// Calls `show` with the facts of a request by one subject, named as for [`keys_of`](Self::keys_of), and as lists and bans
+    /// identify it. Returns `None` where the name cannot be a subject's.
+    pub fn with_subject<T>(&self, layer: Layer, key: &str, show: impl FnOnce(&Facts<'_>, Who<'_>) -> T) -> Option<T> {
+        self.with_facts_of(layer, key, |facts| self.with_who(facts, |who| show(facts, who)))
+    }
+
+    /// Calls `show` with a request's caller as lists and bans identify it.
+    pub fn with_who<T>(&self, facts: &Facts<'_>, show: impl FnOnce(Who<'_>) -> T) -> T {
+        let caller = Caller::new(facts, self);
+        show(Who { ip: caller.ip(), user: caller.user_name(), tenant: caller.tenant })
+    }
+
+    /// Returns the entry of the policy's lists that decides about a request's caller, and its list.
+    #[must_use]
+    pub fn listed_entry(&self, facts: &Facts<'_>) -> Option<(ListEntry, Listed)> {
+        self.with_who(facts, |who| self.lists().find_entry(who))
+    }
+
+    /// Returns the pattern that matches the path of a request: of this rule, else of any. `None` if no pattern matches; the path
+    /// itself may hold secrets.
+    #[must_use]
+    pub fn path_pattern<'p>(&'p self, rule: Option<&'p Rule>, facts: &Facts<'_>) -> Option<&'p str> {
+        let caller = Caller::new(facts, self);
+        let path = caller.path.get()?;
+        let own = |rule: &&Rule| rule.matches.path.iter().any(|pattern| pattern.matches(path));
+        let rule = rule.filter(|rule| own(rule)).or_else(|| self.rules.iter().find(|rule| own(rule)))?;
+        let pattern = rule.matches.path.iter().find(|pattern| pattern.matches(path))?;
+        Some(pattern.as_str())
+    }
+}
+
+impl fmt::Display for Rung {
+    /// Writes the rung as a policy does: `cooldown 5 min + shadow`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = |is_set: bool, word: &str| is_set.then(|| word.to_owned());
+        let terms = [
+            word(self.deny, "deny"),
+            self.cooldown.map(|length| format!("cooldown {length}")),
+            self.ban.map(|length| format!("ban {length}")),
+            word(self.shadow, "shadow"),
+            word(self.warn, "warn"),
+        ];
+        let terms: Vec<String> = terms.into_iter().flatten().collect();
+        f.write_str(&terms.join(" + "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLICY: &str = "
+        [lists]
+        deny = ['198.51.100.0/24', 'user:mallory']
+        [identity]
+        default_tier = 'seed'
+        [tiers.seed]
+        requests = '5/h'
+        writes = '2/h'
+        [ladders.mine]
+        rungs = ['warn', 'cooldown 5min + shadow', 'ban 24h']
+        [[rule]]
+        name = 'posts'
+        match = { path = '/posts/{id}' }
+        per = ['user']
+        limit = '10/h'
+        ladder = 'mine'
+        on_missing = 'skip'
+        [[rule]]
+        name = 'tiers'
+        per = ['user']
+        limit = 'tier'
+        on_missing = 'skip'
+        [[rule]]
+        name = 'address'
+        per = ['ip']
+        limit = '1MB/min'
+    ";
+
+    fn policy() -> Policy {
+        Policy::parse(POLICY, &|_| None).unwrap()
+    }
+
+    /// An operator asked why a user was stopped, and got strikes without any of the limits.
+    #[test]
+    fn the_budgets_and_ladders_of_a_subject_are_those_that_keys_of_finds() {
+        let policy = policy();
+        for (layer, key, expect) in [
+            (Layer::User, "u1", vec![("posts", None), ("tiers", Some("requests")), ("tiers", Some("writes"))]),
+            (Layer::Edge, "203.0.113.7", vec![("address", None)]),
+            (Layer::Tenant, "t1", vec![]),
+        ] {
+            let budgets = policy.budgets_of(layer, key);
+            let mut named: Vec<(&str, Option<&str>)> =
+                budgets.iter().map(|own| (&*own.rule.name, own.category.as_deref())).collect();
+            named.sort_unstable();
+            assert_eq!(named, expect, "{key}");
+            let keys = policy.keys_of(layer, key);
+            assert_eq!(
+                budgets.iter().map(|own| (own.key, own.limit)).collect::<std::collections::BTreeMap<_, _>>(),
+                keys.balances
+            );
+            let ladders = policy.ladders_of(layer, key);
+            assert_eq!(ladders.iter().map(|own| own.key).collect::<std::collections::BTreeSet<_>>(), keys.standings);
+        }
+        let address = policy.budgets_of(Layer::Edge, "203.0.113.7");
+        assert_eq!(address.first().map(|own| own.limit.notation(own.unit)).as_deref(), Some("1MB/min"));
+        let ladders = policy.ladders_of(Layer::User, "u1");
+        let next =
+            ladders.first().map(|own| (own.name, own.next_rung(&Standing::default(), Timestamp::EPOCH).to_string()));
+        assert_eq!(next, Some(("mine", "warn".to_owned())));
+        assert_eq!(Rung::parse("shadow + cooldown 5min").unwrap().to_string(), "cooldown 5 min + shadow");
+    }
+
+    #[test]
+    fn the_deciding_entry_of_a_list_and_the_pattern_of_a_path_are_named() {
+        let policy = policy();
+        let listed = |facts: &Facts<'_>| policy.listed_entry(facts).map(|(entry, listed)| (entry.key(), listed));
+        let ip = |ip: &str| Facts { ip: ip.parse().ok(), ..Facts::default() };
+        assert_eq!(listed(&ip("198.51.100.7")), Some(("198.51.100.0/24".to_owned(), Listed::Deny)));
+        assert_eq!(listed(&ip("203.0.113.7")), None);
+        let user = Facts { user: Some("mallory"), ..Facts::default() };
+        assert_eq!(listed(&user), Some(("mallory".to_owned(), Listed::Deny)));
+        let path = |path| Facts { path: Some(path), ..Facts::default() };
+        let (posts, tiers) = (policy.rules().first(), policy.rules().get(1));
+        assert_eq!(policy.path_pattern(posts, &path("/posts/7")), Some("/posts/{id}"));
+        assert_eq!(policy.path_pattern(tiers, &path("/posts/7")), Some("/posts/{id}"));
+        assert_eq!(policy.path_pattern(tiers, &path("/reset/secret-token")), None);
+        assert_eq!(policy.path_pattern(None, &Facts::default()), None);
+    }
+}
