@@ -1,7 +1,8 @@
 //! What the journal costs: how long a decision takes while strikes are written to a disk that takes a second for each write,
-//! and what a subject, an account and a ban take in the file.
+//! how long an import of bans takes, and what a subject, an account and a ban take in the file.
 
 mod disk;
+mod import;
 mod latency;
 
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ fn main() -> Result<()> {
     }
     let folder = std::env::temp_dir().join(format!("threshold-bench-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
-    let done = disk::report(&folder).and_then(|()| latency::report(&folder));
+    let done = disk::report(&folder).and_then(|()| import::report(&folder)).and_then(|()| latency::report(&folder));
     std::fs::remove_dir_all(&folder)?;
     done
 }
