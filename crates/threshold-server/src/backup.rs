@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use threshold_core::Secrets;
 use threshold_limiter::journal::{
-    AuditLine, GivenSecrets, Journal, JournalError, installation_secrets, old_secret_path, secret_path,
+    AuditLine, GivenSecrets, Journal, JournalError, KeyIds, installation_secrets, old_secret_path, secret_path,
 };
 use threshold_limiter::{Clock as _, SystemClock};
 
@@ -34,31 +35,46 @@ fn secret_names(db: &Path) -> String {
 
 /// Replaces the journal by a copy. No server may use it meanwhile.
 pub(crate) fn restore(args: &RestoreArgs) -> anyhow::Result<Report> {
+    // Before anything is written: a server cannot read the copy without its secret, and the journal of before would be gone.
+    let secrets = secrets_of_copy(args)?;
     let before = Journal::replace(&args.file, &args.db)?;
     let rows = Journal::read(&args.db)?.rows.len();
     let mut text = format!("{} has {rows} rows\n", args.db.display());
-    let mut code = 0;
-    if let Err(error) = audit(args, before.as_deref()) {
+    if let Err(error) = audit(args, &secrets, before.as_deref()) {
         crate::print_error(&format!("the restore is not recorded in the audit of {}: {error:#}", args.db.display()));
-        // No server starts on it under these secrets, so a script must not go on.
-        let is_foreign = matches!(error.downcast_ref(), Some(JournalError::OtherSecret(_)));
-        code = u8::from(is_foreign);
     }
     if let Some(before) = before {
         text.push_str(&format!("the journal before it is now {}\n", before.display()));
     }
-    Ok(Report { text, code })
+    Ok(Report { text, code: 0 })
+}
+
+/// Returns the secrets that a server would use on the restored journal.
+///
+/// # Errors
+/// Fails if there are none, or if the copy was written under another one.
+fn secrets_of_copy(args: &RestoreArgs) -> anyhow::Result<Secrets> {
+    let (given, old) = (secret("THRESHOLD_SECRET")?, secret("THRESHOLD_SECRET_OLD")?);
+    let path = secret_path(&args.db);
+    // Reading the secrets would create a new one, under which the copy's rows cannot be read.
+    anyhow::ensure!(
+        given.is_some() || path.exists(),
+        "nothing was restored: neither the file {} nor THRESHOLD_SECRET exists; put the secret of {} there first",
+        path.display(),
+        args.file.display(),
+    );
+    let secrets = installation_secrets(&args.db, GivenSecrets { present: given.as_deref(), old: old.as_deref() })?;
+    let known = KeyIds::from(&secrets);
+    let written_under = Journal::read_key_id(&args.file)?;
+    if written_under != known.present && Some(written_under) != known.old {
+        return Err(anyhow::Error::new(JournalError::OtherSecret(args.file.clone())).context("nothing was restored"));
+    }
+    Ok(secrets)
 }
 
 /// Records the restore in the audit of the restored journal, which ends when the copy was made.
-fn audit(args: &RestoreArgs, before: Option<&Path>) -> anyhow::Result<()> {
-    let (given, old) = (secret("THRESHOLD_SECRET")?, secret("THRESHOLD_SECRET_OLD")?);
-    // Opening would create a new secret, under which the journal's rows cannot be read.
-    if given.is_none() && !secret_path(&args.db).exists() {
-        anyhow::bail!("neither the file {} nor THRESHOLD_SECRET exists", secret_path(&args.db).display());
-    }
-    let secrets = installation_secrets(&args.db, GivenSecrets { present: given.as_deref(), old: old.as_deref() })?;
-    let (journal, _) = Journal::open(&args.db, &secrets)?;
+fn audit(args: &RestoreArgs, secrets: &Secrets, before: Option<&Path>) -> anyhow::Result<()> {
+    let (journal, _) = Journal::open(&args.db, secrets)?;
     let name = |path: &Path| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     let before = before.map(|before| format!(", in place of {}", name(before))).unwrap_or_default();
     let action = format!("restore: {}{before}", name(&args.file));

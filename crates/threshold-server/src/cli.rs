@@ -38,12 +38,16 @@ pub(crate) enum Command {
     Export(crate::export::ExportArgs),
     /// Suggest limits from recorded traffic, as a policy
     Suggest(Box<crate::suggest::SuggestArgs>),
-    /// List, add and lift bans
+    /// List, add, lift, import and export bans
     Bans(BansArgs),
-    /// Show the state of an address, a tenant, a user or an account, or forgive it
+    /// Say why an address, a tenant, a user or an account is stopped, or forgive it
     Subject(SubjectArgs),
     /// Ask a server whether it is alive: exits with 0 if it is, else with 1
     Health(HealthArgs),
+    /// List the locked accounts of logins
+    Locks(crate::operate::LocksArgs),
+    /// Show who changed bans, settings and subjects, and why
+    Audit(crate::operate::AuditArgs),
     /// Copy the journal, also while a server runs
     Backup(BackupArgs),
     /// Replace the journal by a copy, while no server runs
@@ -191,8 +195,11 @@ pub(crate) enum Denied {
 
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
-    /// The policy file, or - for standard input
-    pub(crate) policy: PathBuf,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// The policy file, or - for standard input; without one, --server asks a running server
+    #[arg(required_unless_present = "server", conflicts_with = "server")]
+    pub(crate) policy: Option<PathBuf>,
     /// The method of the request
     #[arg(long, value_parser = method)]
     pub(crate) method: Option<String>,
@@ -282,7 +289,7 @@ pub(crate) enum BansCommand {
     },
     /// Ban an address, a tenant or a user
     Add {
-        /// edge for an address or CIDR, tenant, or user
+        /// edge (or ip) for an address or CIDR, tenant, or user
         layer: String,
         /// The address or CIDR, the tenant, or the user
         key: String,
@@ -296,14 +303,21 @@ pub(crate) enum BansCommand {
         #[arg(long)]
         json: bool,
     },
-    /// End a ban
+    /// End a ban: lift ID, or lift LAYER KEY
     Lift {
-        /// The id of the ban, as `list` shows it
+        /// The id of the ban, as `list` shows it, or its first four digits or more; or the layer: edge (or ip), tenant, user
+        #[arg(value_name = "ID|LAYER")]
         id: String,
+        /// The address, CIDR, tenant or user, after a layer: ends all bans on exactly that
+        key: Option<String>,
         /// The reason, for the audit
         #[arg(long)]
         reason: Option<String>,
     },
+    /// Replace the bans of an origin by those of a list
+    Import(crate::operate::ImportArgs),
+    /// Write the banned addresses for a firewall
+    Export(crate::operate::ExportBansArgs),
 }
 
 #[derive(Debug, Args)]
@@ -311,7 +325,7 @@ pub(crate) enum BansCommand {
 pub(crate) struct SubjectArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// edge, tenant, user, endpoint, or account for a login's
+    /// edge (or ip), tenant, user, endpoint, or account for a login's
     pub(crate) layer: String,
     /// The address, the tenant, the user, the endpoint, or the account's name
     pub(crate) key: String,
@@ -355,7 +369,7 @@ pub(crate) struct RestoreArgs {
     pub(crate) db: PathBuf,
 }
 
-fn span(text: &str) -> Result<Span, String> {
+pub(crate) fn span(text: &str) -> Result<Span, String> {
     let span = parse_span(text).ok().filter(|span| *span > Span::ZERO);
     span.ok_or_else(|| "expected a time above 0, such as 30s or 5min".to_owned())
 }

@@ -2,6 +2,9 @@
 //! operators' changes.
 
 mod audit;
+mod ban_sets;
+mod explained;
+mod lookups;
 mod operations;
 mod persistence;
 mod requests;
@@ -30,11 +33,14 @@ use threshold_limiter::{Attempted, Clock, Limiter, LoginError, LoginRequest, Log
 
 use crate::log::{self, DenialLog, LogSampler};
 use crate::metrics::Metrics;
+pub(crate) use ban_sets::{ImportedSet, NewBanSet, NewEnd, NewSetBan};
+pub(crate) use explained::PenaltyCause;
+pub(crate) use lookups::Lock;
 pub(crate) use operations::{NewBan, OperationError};
 pub(crate) use persistence::{JournalLocation, OpenDesk};
 pub(crate) use requests::{ANSWER_LIFETIME, BeginOutcome, BegunRequest, SharedRequests};
 pub(crate) use settings::NewSetting;
-pub(crate) use subjects::{Subject, Target};
+pub(crate) use subjects::{BudgetState, LadderState, Subject, Target};
 
 /// How long the result of a login waits for the disk before it is answered with an error.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -51,12 +57,16 @@ type ServerLimiterBuilder = LimiterBuilder<AnyStore, Arc<dyn Clock>>;
 /// The limiter, its bans and the journal are private, so that doors make changes only by the desk's functions.
 pub(crate) struct Desk {
     limiter: Arc<ServerLimiter>,
+    /// Logs denials, and counts those that it leaves out.
+    denials: Arc<DenialLog>,
     /// Samples the login events in the log.
     logins: LogSampler,
     /// Samples the pauses in the audit.
     pauses: LogSampler,
     /// Held during an operator's change, so that the audit has changes in the order in which they were made.
     operations: tokio::sync::Mutex<()>,
+    /// Held while a set of bans is imported: its body is large, and one at a time bounds their memory.
+    pub(crate) import_turn: tokio::sync::Mutex<()>,
     pub(crate) metrics: Metrics,
     /// `None` with `--no-db`.
     journal: Option<Arc<Journal>>,
@@ -92,12 +102,16 @@ impl Desk {
 
     fn from_builder(builder: ServerLimiterBuilder, journal: Option<Arc<Journal>>) -> Self {
         let metrics = Metrics::new();
-        let limiter = builder.observer(Arc::new(DenialLog::default())).observer(metrics.observer()).build();
+        let denials = Arc::<DenialLog>::default();
+        let observer = Arc::<DenialLog>::clone(&denials);
+        let limiter = builder.observer(observer).observer(metrics.observer()).build();
         Self {
             limiter: Arc::new(limiter),
+            denials,
             logins: LogSampler::default(),
             pauses: LogSampler::default(),
             operations: tokio::sync::Mutex::default(),
+            import_turn: tokio::sync::Mutex::default(),
             metrics,
             journal,
         }
@@ -165,9 +179,10 @@ impl Desk {
         &self,
         policy: &'p Policy,
         facts: &Facts<'_>,
-    ) -> Result<(Vec<Explained<'p>>, Decided), PlanError> {
+    ) -> Result<(Vec<Explained<'p>>, Vec<PenaltyCause>, Decided), PlanError> {
         let (rules, decision) = self.limiter.explain_under(policy, facts).await?;
-        Ok((rules, Decided { decision, ..Decided::default() }))
+        let causes = self.penalty_causes(policy, facts, &decision).await;
+        Ok((rules, causes, Decided { decision, ..Decided::default() }))
     }
 
     /// Decides as [`decide`](Self::decide) does. A request that strikes is answered once the strike is on disk; after
@@ -257,18 +272,27 @@ impl Desk {
         self.limiter.bans().sweep(self.now());
     }
 
+    /// Logs how many lines were left out of bursts that are over: the next line of the kind, which would report them, may not
+    /// come for hours. Without a time it does so for the present second too, before the process ends.
+    pub(crate) fn report_left_out(&self, now: Option<Timestamp>) {
+        self.denials.report_left_out(now);
+        if let Some(left_out) = self.logins.end_burst(now) {
+            tracing::warn!(left_out, "login events left out of the log");
+        }
+    }
+
     /// Logs that an address has attempted too many logins.
     fn log_address_limit(&self, ip: IpAddr) {
         let policy = self.limiter.policy();
-        if self.logins.sample(self.limiter.now()).is_some() {
-            tracing::warn!(ip = log::shown_address(ip, &policy), "auth_ip_rate_limit");
+        if let Some(left_out) = self.logins.sample(self.limiter.now()) {
+            tracing::warn!(ip = log::shown_address(ip, &policy), left_out, "auth_ip_rate_limit");
         }
     }
 
     /// Logs that failures have locked an account.
     fn log_lockout(&self) {
-        if self.logins.sample(self.limiter.now()).is_some() {
-            tracing::warn!("auth_user_lockout");
+        if let Some(left_out) = self.logins.sample(self.limiter.now()) {
+            tracing::warn!(left_out, "auth_user_lockout");
         }
     }
 

@@ -1,6 +1,7 @@
 //! `threshold explain`: shows which rules a request meets, with their keys and limits, and why.
 
 mod json;
+mod server;
 
 use threshold_core::explain::{Explained, PathReadings};
 use threshold_core::ledger::{Checked, Ledger};
@@ -17,7 +18,8 @@ pub(crate) use json::live_json;
 use json::offline_json;
 
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<Report> {
-    let policy = Source::read(&args.policy)?.policy()?;
+    let Some(policy) = &args.policy else { return server::run(args) };
+    let policy = Source::read(policy)?.policy()?;
     let pairs = CommandLinePairs::new(args);
     let facts = pairs.facts(args);
     let rules = policy.explain(&facts);

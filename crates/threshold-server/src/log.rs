@@ -2,12 +2,14 @@
 
 mod queue;
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::sync::Mutex;
 
 use threshold_core::decision::Reading;
-use threshold_core::policy::{LogMode, Policy, Rule};
+use threshold_core::path::normalize_method;
+use threshold_core::policy::{Layer, LogMode, Policy, Rule};
 use threshold_core::{Decision, Facts, Timestamp};
 use threshold_limiter::{Observer, Refused, TokenRefused};
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -113,6 +115,19 @@ impl Observer for DenialLog {
 }
 
 impl DenialLog {
+    /// Logs how many lines were left out of bursts that are over at `now`, or of all without a time.
+    pub(crate) fn report_left_out(&self, now: Option<Timestamp>) {
+        if let Some(left_out) = self.denied.end_burst(now) {
+            tracing::warn!(left_out, "denials left out of the log");
+        }
+        if let Some(left_out) = self.refused.end_burst(now) {
+            tracing::warn!(left_out, "undecided requests left out of the log");
+        }
+        if let Some(left_out) = self.tokens.end_burst(now) {
+            tracing::warn!(left_out, "JWTs left out of the log");
+        }
+    }
+
     fn log(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
         let rule = decision.rule(policy);
         let is_each = |rule: &Rule| rule.log == LogMode::Each;
@@ -121,9 +136,14 @@ impl DenialLog {
         let Some(left_out) = left_out else { return };
         let LoggedIdentity { ip, user, tenant } = LoggedIdentity::new(facts, policy);
         let bound = decision.bound_by();
+        let layer = decision.penalty.or_else(|| rule.map(|rule| rule.layer));
         tracing::warn!(
             verdict = decision.verdict.name(),
             rule = rule.map(|rule| rule.name.as_ref()),
+            layer = layer.map(Layer::name),
+            method = facts.method.map(|method| normalize_method(method).into_owned()),
+            path = policy.path_pattern(rule, facts),
+            digest = subject_digest(layer, facts, policy),
             count = bound.map(count),
             limit = bound.map(|reading| reading.limit),
             full = exceeded_text(decision, policy),
@@ -137,6 +157,18 @@ impl DenialLog {
             "denied"
         );
     }
+}
+
+/// Returns the digest of the subject that a denial is about, which `threshold subject` prints for it.
+fn subject_digest(layer: Option<Layer>, facts: &Facts<'_>, policy: &Policy) -> Option<String> {
+    let ip = || facts.ip.map(|ip| Cow::from(ip.to_canonical().to_string()));
+    let name = match layer {
+        Some(Layer::User) => facts.user.map(Cow::from).or_else(ip),
+        Some(Layer::Tenant) => facts.tenant.map(Cow::from).or_else(ip),
+        // A rule of these layers may count by anything. The address is what an operator can look up.
+        Some(Layer::Edge | Layer::Global | Layer::Endpoint) | None => ip(),
+    };
+    name.map(|name| policy.key().redact(&name))
 }
 
 /// Logs one line at DEBUG for each limit that a request was charged on.
@@ -226,6 +258,16 @@ impl LogSampler {
     }
 }
 
+impl LogSampler {
+    /// Returns the number of events that were left out since the last logged one, if their second is over at `now`; without a
+    /// time it is taken to be over.
+    pub(crate) fn end_burst(&self, now: Option<Timestamp>) -> Option<u64> {
+        let mut second = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let is_over = now.is_none_or(|now| now.micros().checked_div(1_000_000).unwrap_or(0) != second.number);
+        (is_over && second.left_out > 0).then(|| std::mem::take(&mut second.left_out))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,5 +290,22 @@ mod tests {
         assert_eq!(logged, 10);
         assert_eq!(samples.sample(Timestamp::from_secs(1_767_225_601)), Some(15));
         assert_eq!(samples.sample(Timestamp::from_secs(1_767_225_601)), Some(0));
+    }
+
+    /// A burst of 5,000 denials had ten lines; the other 4,990 were reported by the next denial, hours later.
+    ///
+    /// Fails if `end_burst` reports in the second of the burst, or twice.
+    #[test]
+    fn events_that_were_left_out_are_reported_when_their_second_is_over() {
+        let samples = LogSampler::default();
+        let (at, later) = (Timestamp::from_secs(1_767_225_600), Timestamp::from_secs(1_767_225_601));
+        assert_eq!(samples.end_burst(Some(at)), None);
+        assert_eq!((0..25).filter(|_| samples.sample(at).is_some()).count(), 10);
+        assert_eq!(samples.end_burst(Some(at)), None);
+        assert_eq!(samples.end_burst(Some(later)), Some(15));
+        assert_eq!(samples.end_burst(Some(later)), None);
+        assert_eq!(samples.sample(later), Some(0), "reported once");
+        assert_eq!((0..25).filter(|_| samples.sample(later).is_some()).count(), 9);
+        assert_eq!(samples.end_burst(None), Some(16), "before the process ends");
     }
 }

@@ -53,6 +53,8 @@ fn main() -> ExitCode {
         Command::Bans(args) => operate::bans(&args),
         Command::Subject(args) => operate::subject(&args),
         Command::Health(args) => operate::health(&args),
+        Command::Locks(args) => operate::locks(&args),
+        Command::Audit(args) => operate::audit(&args),
         Command::Backup(args) => backup::backup(&args),
         Command::Restore(args) => backup::restore(&args),
         Command::Schema => Ok(init::schema()),

@@ -1,11 +1,17 @@
-//! `threshold bans`, `threshold subject` and `threshold health`: operators' commands, which call the server's API.
+//! `threshold bans`, `subject`, `locks`, `audit` and `health`: operators' commands, which call the server's API.
 
 mod api;
+mod args;
+mod export;
+mod import;
+mod subject;
 
 use std::fmt::Write as _;
+use std::io::Read as _;
 use std::path::Path;
+use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use serde_json::{Value, json};
 use threshold_core::policy::Ban;
@@ -16,23 +22,24 @@ use threshold_limiter::{Clock as _, SystemClock};
 
 use crate::Report;
 use crate::cli::{BansArgs, BansCommand, HealthArgs, ServerArgs, SubjectArgs};
-use api::{Api, Unreachable};
+pub(crate) use api::Api;
+use api::Unreachable;
+pub(crate) use args::{AuditArgs, ExportBansArgs, ImportArgs, LocksArgs, LocksCommand};
+use import::BanFile;
 
 /// The number of bans in one request: the most that the server answers.
 const PAGE: usize = 10_000;
+/// How long an import may take: the server waits a minute for the disk.
+const IMPORT_TIMEOUT: Duration = Duration::from_secs(90);
+/// The largest list that is read: more than half a million bans take.
+const MAX_LIST: u64 = 256 << 20;
 /// Every character but the unreserved ones of RFC 3986.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Report> {
     let text = match &args.command {
         BansCommand::List { json, db } => {
-            let bans = match all_bans(&args.server) {
-                Err(error) if error.is::<Unreachable>() && db.exists() => {
-                    crate::print_error(&format!("{error}; these are the bans in {}", db.display()));
-                    bans_in_file(db)?
-                }
-                other => other?,
-            };
+            let bans = bans_of(&args.server, db)?;
             match bans.as_slice() {
                 bans if *json => format!("{:#}\n", Value::from(bans)),
                 [] => "there are no bans\n".to_owned(),
@@ -45,7 +52,28 @@ pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Report> {
             let ban = Api::new(&args.server)?.call("POST", "/v1/bans", Some(&body))?;
             if *json { format!("{ban:#}\n") } else { table(&[ban]) }
         }
-        BansCommand::Lift { id, reason } => {
+        BansCommand::Import(import) => import_bans(&args.server, import)?,
+        BansCommand::Export(export) => {
+            let bans = bans_of(&args.server, &export.db)?;
+            let now = SystemClock::new().now().secs_ceil();
+            let (text, others) = export::write(&bans, export.format, now);
+            if others > 0 {
+                crate::print_error(&format!(
+                    "{others} bans on users and tenants are left out: a firewall knows addresses"
+                ));
+            }
+            text
+        }
+        BansCommand::Lift { id: layer, key: Some(key), reason } => {
+            let reason = reason.as_ref().map(|reason| format!("&reason={}", encoded(reason))).unwrap_or_default();
+            let path = format!("/v1/bans?layer={}&key={}{reason}", encoded(layer), encoded(key));
+            let lifted = Api::new(&args.server)?.call("DELETE", &path, None)?;
+            match lifted.get("lifted").and_then(Value::as_u64) {
+                Some(lifted @ 2..) => format!("lifted {lifted} bans\n"),
+                _ => "lifted\n".to_owned(),
+            }
+        }
+        BansCommand::Lift { id, key: None, reason } => {
             let path = format!("/v1/bans/{}{}", encoded(id), reason_query(reason.as_deref()));
             Api::new(&args.server)?.call("DELETE", &path, None)?;
             "lifted\n".to_owned()
@@ -75,38 +103,122 @@ pub(crate) fn subject(args: &SubjectArgs) -> anyhow::Result<Report> {
     if args.json {
         return Ok(Report { text: format!("{subject:#}\n"), code: 0 });
     }
-    let mut text = String::new();
-    for (name, value) in subject.as_object().into_iter().flatten() {
-        let value = match value {
-            Value::Object(_) => ban_in_words(value),
-            value if name.ends_with("Until") => moment(value),
-            value => shown(value),
-        };
-        let _ = writeln!(text, "{name:<14} {value}");
-    }
+    Ok(Report { text: subject::describe(&subject), code: 0 })
+}
+
+/// Lists the locked accounts.
+pub(crate) fn locks(args: &LocksArgs) -> anyhow::Result<Report> {
+    let LocksCommand::List { json } = args.command;
+    let locks = all_pages(&Api::new(&args.server)?, "/v1/locks")?;
+    let text = match locks.as_slice() {
+        locks if json => format!("{:#}\n", Value::from(locks)),
+        [] => "no account is locked\n".to_owned(),
+        locks => columns(&["DIGEST", "FAILURES", "LOCKED UNTIL"], locks, |lock| {
+            let field = |name: &str| lock.get(name).unwrap_or(&Value::Null);
+            let until = field("lockedUntil");
+            let until = if until.is_null() { "it is lifted or reset".to_owned() } else { moment(until) };
+            vec![shown(field("digest")), shown(field("failures")), until]
+        }),
+    };
     Ok(Report { text, code: 0 })
 }
 
-fn ban_in_words(ban: &Value) -> String {
-    let field = |name: &str| ban.get(name).unwrap_or(&Value::Null);
-    let until = field("until");
-    let until = if until.is_null() { "for good".to_owned() } else { format!("until {}", moment(until)) };
-    format!("{until}, by {}: {} ({})", shown(field("by")), shown(field("reason")), shown(field("id")))
+/// Shows the last operators' changes, the newest last.
+pub(crate) fn audit(args: &AuditArgs) -> anyhow::Result<Report> {
+    let before = args.before.map(|before| format!("&before={before}")).unwrap_or_default();
+    let answered = Api::new(&args.server)?.call("GET", &format!("/v1/audit?limit={}{before}", args.limit), None);
+    let mut lines = match answered {
+        Err(error) if error.is::<Unreachable>() && args.db.exists() => {
+            crate::print_error(&format!("{error}; this is the audit in {}", args.db.display()));
+            audit_in_file(args)?
+        }
+        other => other?.as_array().cloned().unwrap_or_default(),
+    };
+    lines.reverse();
+    let text = match lines.as_slice() {
+        lines if args.json => format!("{:#}\n", Value::from(lines)),
+        [] => "there are no changes\n".to_owned(),
+        lines => columns(&["ID", "AT", "WHO", "ABOUT", "ACTION", "WHY"], lines, |line| {
+            let field = |name: &str| line.get(name).unwrap_or(&Value::Null);
+            let [id, who, about, action, why] = ["id", "who", "about", "action", "why"].map(|name| shown(field(name)));
+            vec![id, moment(field("at")), who, about, action, why]
+        }),
+    };
+    Ok(Report { text, code: 0 })
 }
 
-fn all_bans(args: &ServerArgs) -> anyhow::Result<Vec<Value>> {
-    let api = Api::new(args)?;
-    let mut bans = Vec::new();
+fn audit_in_file(args: &AuditArgs) -> anyhow::Result<Vec<Value>> {
+    let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
+    let lines = Journal::read_audit(&args.db, args.before, limit)?;
+    let lines = lines.into_iter().map(|(id, line)| {
+        let at = line.at.micros().checked_div(1_000_000).unwrap_or(0);
+        json!({"id": id, "at": at, "who": line.who, "action": line.action, "about": line.about, "why": line.why})
+    });
+    Ok(lines.collect())
+}
+
+/// Sends a list to the server, as the set of its origin.
+fn import_bans(server: &ServerArgs, args: &ImportArgs) -> anyhow::Result<String> {
+    let file = BanFile::read(&read_list(&args.file)?)?;
+    for (why, count) in &file.left_out {
+        crate::print_error(&format!("{count} entries are left out: {why} is not a ban of an address"));
+    }
+    let bans: Vec<Value> = file.bans.iter().map(import::ListedBan::to_json).collect();
+    let mut body = json!({"reason": args.reason.as_ref().unwrap_or(&args.origin), "bans": bans});
+    if let Some(fields) = body.as_object_mut() {
+        fields.extend(args.length.map(|length| ("durationSec".to_owned(), json!(length.secs_ceil()))));
+        fields.extend(args.until.map(|until| ("until".to_owned(), json!(until.as_second()))));
+    }
+    let path = format!("/v1/bans/sets/{}", encoded(&args.origin));
+    let set = Api::with_timeout(server, IMPORT_TIMEOUT)?.call("PUT", &path, Some(&body))?;
+    if args.json {
+        return Ok(format!("{set:#}\n"));
+    }
+    let [bans, added, lifted, left_out] =
+        ["bans", "added", "lifted", "leftOut"].map(|name| shown(set.get(name).unwrap_or(&Value::Null)));
+    let repeated =
+        if left_out == "0" { String::new() } else { format!("; {left_out} repeated or ended ones are left out") };
+    Ok(format!("{} has {bans} bans: {added} new, {lifted} lifted{repeated}\n", args.origin))
+}
+
+fn read_list(path: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let read = if path == Path::new("-") {
+        std::io::stdin().lock().take(MAX_LIST).read_to_string(&mut text)
+    } else {
+        let file = std::fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+        file.take(MAX_LIST).read_to_string(&mut text)
+    };
+    let length = read.with_context(|| format!("cannot read {}", path.display()))?;
+    // A list that was cut off would lift the bans of its rest.
+    anyhow::ensure!(u64::try_from(length)? < MAX_LIST, "{} is larger than {MAX_LIST} bytes", path.display());
+    Ok(text)
+}
+
+/// Returns the bans of the server, or those in a journal if no server answers.
+fn bans_of(server: &ServerArgs, db: &Path) -> anyhow::Result<Vec<Value>> {
+    match all_pages(&Api::new(server)?, "/v1/bans") {
+        Err(error) if error.is::<Unreachable>() && db.exists() => {
+            crate::print_error(&format!("{error}; these are the bans in {}", db.display()));
+            bans_in_file(db)
+        }
+        other => other,
+    }
+}
+
+/// Reads all pages of a list that is ordered by ids.
+fn all_pages(api: &Api, path: &str) -> anyhow::Result<Vec<Value>> {
+    let mut items = Vec::new();
     let mut after = String::new();
     loop {
-        let page = api.call("GET", &format!("/v1/bans?limit={PAGE}{after}"), None)?;
+        let page = api.call("GET", &format!("{path}?limit={PAGE}{after}"), None)?;
         let Value::Array(page) = page else { bail!("the server's answer is not a list") };
-        let last = page.last().and_then(|ban| ban.get("id")?.as_str()).map(str::to_owned);
+        let last = page.last().and_then(|item| item.get("id")?.as_str()).map(str::to_owned);
         let whole = page.len() == PAGE;
-        bans.extend(page);
+        items.extend(page);
         match last {
             Some(last) if whole => after = format!("&after={last}"),
-            _ => return Ok(bans),
+            _ => return Ok(items),
         }
     }
 }
@@ -144,25 +256,29 @@ fn bans_in_file(path: &Path) -> anyhow::Result<Vec<Value>> {
 
 /// Formats bans as a table. The reason is the last column, because it may be long.
 fn table(bans: &[Value]) -> String {
-    const HEADLINE: [&str; 6] = ["ID", "LAYER", "UNTIL", "KEY", "BY", "REASON"];
-    let line = |ban: &Value| {
+    columns(&["ID", "LAYER", "UNTIL", "KEY", "BY", "REASON"], bans, |ban| {
         let field = |name: &str| ban.get(name).unwrap_or(&Value::Null);
         let until = field("until");
         let until = if until.is_null() { "for good".to_owned() } else { moment(until) };
         let [id, layer, key, by, reason] = ["id", "layer", "key", "by", "reason"].map(|name| shown(field(name)));
-        [id, layer, until, key, by, reason]
-    };
-    let lines: Vec<[String; 6]> = std::iter::once(HEADLINE.map(str::to_owned)).chain(bans.iter().map(line)).collect();
+        vec![id, layer, until, key, by, reason]
+    })
+}
+
+/// Formats items as a table, with a column for each name. The last column may be long, and is not padded.
+fn columns(names: &[&str], items: &[Value], row: impl Fn(&Value) -> Vec<String>) -> String {
+    let head: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(items.iter().map(row)).collect();
+    let length = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    // A single long key must not push the other columns off the screen.
+    let widths: Vec<usize> = (0..names.len()).map(|column| length(column).unwrap_or(0).min(40)).collect();
     let mut text = String::new();
-    for line in &lines {
-        for (column, cell) in line.iter().take(5).enumerate() {
-            let lengths = lines.iter().filter_map(|other| other.get(column)).map(|other| other.chars().count());
-            // A single long key must not push the other columns off the screen.
-            let width = lengths.max().unwrap_or(0).min(40);
+    for row in &rows {
+        let Some((last, cells)) = row.split_last() else { continue };
+        for (cell, width) in cells.iter().zip(&widths) {
             let _ = write!(text, "{cell:<width$}  ");
         }
-        let [.., reason] = line;
-        let _ = writeln!(text, "{reason}");
+        let _ = writeln!(text, "{last}");
     }
     text
 }

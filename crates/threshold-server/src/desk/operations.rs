@@ -20,7 +20,7 @@ use super::subjects::Target;
 /// How long a change waits for the disk before it is answered with `not_saved`.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest ban with an end: ten years.
-const MAX_BAN: u64 = 10 * 365 * 86_400;
+pub(super) const MAX_BAN: u64 = 10 * 365 * 86_400;
 /// The longest pause: a year.
 const MAX_PAUSE: u64 = 365 * 86_400;
 /// The longest reason, in characters.
@@ -33,6 +33,14 @@ pub(crate) enum OperationError {
     Invalid { field: String, message: String },
     /// The ban is unknown or already ended.
     UnknownBan,
+    /// More than one ban has an id that begins like this; they are described. Nothing was changed.
+    AmbiguousBan(Vec<String>),
+    /// The entry of a list with this index is invalid. Nothing was changed.
+    InvalidEntry { index: usize, message: String },
+    /// There is no journal, and so no audit.
+    NoJournal,
+    /// The audit could not be read.
+    AuditUnreadable,
     /// The list of bans is full. Nothing was changed.
     TooManyBans,
     /// The list of settings is full. Nothing was changed.
@@ -235,6 +243,6 @@ pub(super) fn reason_of(text: &str) -> Result<&str, OperationError> {
 }
 
 /// Describes the end of a ban, for the audit.
-fn length(until: Timestamp) -> String {
+pub(super) fn length(until: Timestamp) -> String {
     until.unless_never().map_or_else(|| "for good".to_owned(), |until| format!("until {}", moment(until)))
 }

@@ -78,6 +78,7 @@ impl Desk {
 
     /// Saves the counters and closes the journal, after all changes are written.
     pub(crate) fn close(&self) {
+        self.report_left_out(None);
         let Some(journal) = &self.journal else { return };
         self.save_counters();
         if !journal.close() {

@@ -2,10 +2,13 @@
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
-use threshold_core::policy::{Ban, Layer, ListEntry, Policy};
-use threshold_core::{Digest, Standing, Timestamp};
-use threshold_limiter::store::{Kind, Listed, StoreError};
+use threshold_core::explain::{SubjectBudget, SubjectLadder};
+use threshold_core::ladder::Penalty;
+use threshold_core::policy::{Ban, Layer, ListEntry, Listed, Policy};
+use threshold_core::{Digest, Standing, Timestamp, TraceId};
+use threshold_limiter::store::{Answer, Command, Kind, Listed as Record, StoreError};
 
 use super::audit::moment;
 use super::{Desk, OperationError};
@@ -31,7 +34,48 @@ pub(crate) struct Subject {
     pub(crate) banned_until: Option<Timestamp>,
     /// The ban that an operator set, with its id.
     pub(crate) ban: Option<(Digest, Ban)>,
+    /// The digest that log lines have in place of the name.
+    pub(crate) digest: Option<String>,
+    /// All bans that apply to it, also on wider blocks and of imported sets, with their ids. The one that ends last is the first.
+    pub(crate) bans: Vec<(Digest, Arc<Ban>)>,
+    /// The entry of the policy's lists that decides about it, and its list.
+    pub(crate) listed: Option<(ListEntry, Listed)>,
+    /// Its standing under each ladder that counts its strikes.
+    pub(crate) ladders: Vec<LadderState>,
+    /// Its use of each budget that is its alone.
+    pub(crate) budgets: Vec<BudgetState>,
     pub(crate) account: Option<AccountState>,
+}
+
+/// The standing of a subject under one ladder.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct LadderState {
+    pub(crate) ladder: String,
+    /// The key of the standing, which is also the id of a ban by the ladder.
+    pub(crate) id: Digest,
+    /// The strikes that have not decayed.
+    pub(crate) strikes: u32,
+    /// When they are forgotten.
+    pub(crate) forgotten_at: Option<Timestamp>,
+    /// The consequences of the next strike.
+    pub(crate) next: String,
+    pub(crate) penalty: Option<Penalty>,
+    /// Why the ladder has banned it: the strike and its rule.
+    pub(crate) reason: Option<Box<str>>,
+}
+
+/// The use of one budget of a subject.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct BudgetState {
+    pub(crate) rule: String,
+    /// The category of requests that it is for, where the rule has a budget for each.
+    pub(crate) category: Option<String>,
+    /// The limit as the policy writes it.
+    pub(crate) notation: String,
+    pub(crate) used: u64,
+    pub(crate) limit: u64,
+    /// When it is free again, or more of it; `None` if nothing is used or the algorithm has no such time.
+    pub(crate) free_at: Option<Timestamp>,
 }
 
 /// The state of an account.
@@ -124,7 +168,10 @@ impl Desk {
         let key = whom.spelled(&self.policy())?;
         Ok(match whom.with_key(&key) {
             Target::Subject(layer, key) => self.layer_subject(layer, key).await?,
-            Target::Account(name) => Subject { account: Some(self.account(name).await?), ..Subject::default() },
+            Target::Account(name) => {
+                let digest = self.policy().account_digest(name).ok().flatten().map(shown_digest);
+                Subject { account: Some(self.account(name).await?), digest, ..Subject::default() }
+            }
         })
     }
 
@@ -139,7 +186,7 @@ impl Desk {
         });
         let by_ladders = self.limiter.list(Kind::Banned, after, limit).await?;
         bans.extend(by_ladders.into_iter().filter_map(|listed| match listed {
-            Listed::Banned { key, until } => Some(ListedBan { id: key, ban: None, until }),
+            Record::Banned { key, until } => Some(ListedBan { id: key, ban: None, until }),
             _ => None,
         }));
         bans.sort_unstable_by_key(|listed| listed.id);
@@ -153,12 +200,29 @@ impl Desk {
     async fn layer_subject(&self, layer: Layer, key: &str) -> Result<Subject, StoreError> {
         let (policy, now) = (self.policy(), self.now());
         self.limiter.rekey_subject(layer, key).await?;
-        let keys = policy.keys_of(layer, key);
         let mut standings: Vec<Standing> = Vec::new();
-        for key in &keys.standings {
-            standings.extend(self.limiter.standing(*key).await?);
+        let mut ladders = Vec::new();
+        for ladder in policy.ladders_of(layer, key) {
+            let standing = self.limiter.standing(ladder.key).await?.unwrap_or_default();
+            ladders.push(self.ladder_state(&ladder, &standing, now));
+            standings.push(standing);
         }
-        let blocked_until = self.limiter.blocked_until(keys).await?;
+        let blocked_until = self.limiter.blocked_until(policy.keys_of(layer, key)).await?;
+        let mut budgets = Vec::new();
+        for budget in policy.budgets_of(layer, key) {
+            budgets.push(self.budget_state(&budget).await?);
+        }
+        let own = policy.with_subject(layer, key, |facts, who| {
+            let hidden = |name: &str| if name.starts_with('#') { name.to_owned() } else { policy.key().redact(name) };
+            let digest = match layer {
+                Layer::Edge => facts.ip.map(|ip| hidden(&ip.to_canonical().to_string())),
+                Layer::Tenant => facts.tenant.map(hidden),
+                Layer::User => facts.user.map(hidden),
+                Layer::Global | Layer::Endpoint => None,
+            };
+            (digest, self.limiter.bans().covering(who, now), policy.lists().find_entry(who))
+        });
+        let (digest, bans, listed) = own.unwrap_or_default();
         let later = |until: Option<Timestamp>| until.filter(|until| *until > now);
         // An IPv6 address stands for its prefix, and may be banned as a single address too.
         let named = [policy.ban_target(layer, key), ListEntry::named(layer, key)];
@@ -173,7 +237,47 @@ impl Desk {
             paused_until: later(Some(blocked_until)),
             banned_until: later(standings.iter().filter_map(Standing::banned_until).max()),
             ban,
+            digest,
+            bans,
+            listed,
+            ladders,
+            budgets,
             account: None,
+        })
+    }
+
+    fn ladder_state(&self, ladder: &SubjectLadder<'_>, standing: &Standing, now: Timestamp) -> LadderState {
+        let strikes = standing.strikes(now);
+        let penalty = standing.penalty(now);
+        let named = self.limiter.bans().named(ladder.key).filter(|_| matches!(penalty, Some(Penalty::Ban(_))));
+        LadderState {
+            ladder: ladder.name.to_owned(),
+            id: ladder.key,
+            strikes,
+            forgotten_at: (strikes > 0).then(|| standing.decays_at()),
+            next: ladder.next_rung(standing, now).to_string(),
+            penalty,
+            reason: named.map(|ban| ban.reason),
+        }
+    }
+
+    async fn budget_state(&self, budget: &SubjectBudget<'_>) -> Result<BudgetState, StoreError> {
+        let now = self.now();
+        // A cost of 0 charges nothing, and shows how much is left.
+        let command = Command::Limit { key: budget.key, limit: budget.limit, cost: 0, id: TraceId::default() };
+        let Answer::Limited(checked) = self.limiter.execute(command).await? else {
+            return Err(StoreError::Unavailable);
+        };
+        let limit = budget.limit.capacity();
+        let used = limit.saturating_sub(checked.look.available);
+        let free_at = budget.limit.reset_at(&checked.look, false, now);
+        Ok(BudgetState {
+            rule: budget.rule.name.to_string(),
+            category: budget.category.clone(),
+            notation: budget.limit.notation(budget.unit),
+            used,
+            limit,
+            free_at: free_at.unless_never().filter(|free_at| used > 0 && *free_at > now),
         })
     }
 
@@ -183,4 +287,9 @@ impl Desk {
         let (account, now) = (known.unwrap_or_default(), self.now());
         Ok(AccountState { failures: account.failures(now), locked_until: account.locked_until(&login, now) })
     }
+}
+
+/// Returns a stored digest as it is shown: as long as those in the log.
+pub(super) fn shown_digest(digest: Digest) -> String {
+    format!("#{:016x}", digest.to_u128() >> 64)
 }

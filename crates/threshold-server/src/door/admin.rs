@@ -1,8 +1,11 @@
-//! The operators' API: bans, subjects and settings. Every change is audited, and is on disk before it is answered.
+//! The operators' API: bans, subjects, locks, settings and the audit. Every change is audited, and is on disk before it is answered.
 
 #[cfg(test)]
 mod async_store;
+mod audit;
+mod ban_sets;
 mod describe;
+mod locks;
 mod operator;
 #[cfg(test)]
 mod same_as_desk;
@@ -19,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use threshold_core::policy::{Ban, Policy};
 use threshold_core::{Digest, Timestamp};
 
-use super::http::{LayerName, Text, Whole, read, trace_id};
+use super::http::{LayerName, Text, Whole, layer_named, read, trace_id};
 use super::json_body::JsonBody;
 use super::query::Query;
 use super::routes::{Route, delete, get, post, put};
@@ -80,6 +83,24 @@ struct ChangedBody {
     ok: bool,
 }
 
+/// The answer to a change that lifts all bans on a subject.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Lifted")]
+struct LiftedBody {
+    ok: bool,
+    /// The number of bans that were lifted.
+    lifted: usize,
+}
+
+/// The query of a call that lifts all bans on a subject.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SubjectQuery {
+    layer: Option<String>,
+    key: Option<String>,
+    reason: Option<String>,
+}
+
 /// The query of a call that lists bans.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -100,7 +121,11 @@ pub(super) fn routes() -> Vec<Route> {
     vec![
         get("/v1/bans", list, describe::list_bans),
         post("/v1/bans", add, describe::add_ban),
+        delete("/v1/bans", lift_subject, describe::lift_subject),
         delete("/v1/bans/{id}", lift, describe::lift_ban),
+        put("/v1/bans/sets/{origin}", ban_sets::replace, describe::import_bans),
+        get("/v1/locks", locks::list, describe::locks),
+        get("/v1/audit", audit::list, describe::audit),
         get(subject, subjects::show, describe::subject),
         delete(subject, subjects::forgive, describe::forgive),
         get(tenant, settings::tenant, describe::tenant),
@@ -115,10 +140,7 @@ async fn list(
     State(app): State<Arc<App>>,
     Query(PageQuery { limit, after }): Query<PageQuery>,
 ) -> Result<Response, ApiError> {
-    let limit = limit.map_or(Ok(DEFAULT_PAGE), |text| {
-        let limit = text.parse().ok().filter(|limit| (1..=MAX_PAGE).contains(limit));
-        limit.ok_or_else(|| ApiError::bad("limit", format!("limit must be from 1 to {MAX_PAGE}")))
-    })?;
+    let limit = page_limit(limit.as_deref())?;
     let after = after.map(|id| ban_id(&id)).transpose()?;
     let policy = app.desk.policy();
     let bans = app.desk.bans(after, limit).await?;
@@ -143,8 +165,21 @@ async fn lift(
     Path(id): Path<String>,
     Query(ReasonQuery { reason }): Query<ReasonQuery>,
 ) -> Result<Response, ApiError> {
-    app.desk.lift(&operator.0, ban_id(&id)?, reason.as_deref()).await?;
+    let id = app.desk.ban_with_prefix(&id).await?;
+    app.desk.lift(&operator.0, id, reason.as_deref()).await?;
     Ok(json(StatusCode::OK, &ChangedBody { ok: true }))
+}
+
+async fn lift_subject(
+    operator: Operator,
+    State(app): State<Arc<App>>,
+    Query(SubjectQuery { layer, key, reason }): Query<SubjectQuery>,
+) -> Result<Response, ApiError> {
+    let layer = layer.ok_or_else(|| ApiError::bad("layer", "the layer is missing"))?;
+    let layer = layer_named(&layer).ok_or_else(|| ApiError::bad("layer", format!("unknown layer \"{layer}\"")))?;
+    let key = key.ok_or_else(|| ApiError::bad("key", "the key is missing"))?;
+    let lifted = app.desk.lift_subject(&operator.0, (layer, &key), reason.as_deref()).await?;
+    Ok(json(StatusCode::OK, &LiftedBody { ok: true, lifted }))
 }
 
 impl BanBody {
@@ -160,6 +195,14 @@ impl BanBody {
             until: until.unless_never().map(Timestamp::secs_ceil),
         }
     }
+}
+
+/// Returns how many items an answer has.
+fn page_limit(text: Option<&str>) -> Result<usize, ApiError> {
+    text.map_or(Ok(DEFAULT_PAGE), |text| {
+        let limit = text.parse().ok().filter(|limit| (1..=MAX_PAGE).contains(limit));
+        limit.ok_or_else(|| ApiError::bad("limit", format!("limit must be from 1 to {MAX_PAGE}")))
+    })
 }
 
 fn ban_id(text: &str) -> Result<Digest, ApiError> {

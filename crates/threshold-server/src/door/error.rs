@@ -103,6 +103,19 @@ impl From<OperationError> for ApiError {
             OperationError::UnknownBan => {
                 Self::new(StatusCode::NOT_FOUND, "unknown_ban", "the ban is unknown or already ended")
             }
+            OperationError::AmbiguousBan(bans) => {
+                let message = format!("more than one ban has an id that begins so: {}", bans.join(", "));
+                Self::new(StatusCode::CONFLICT, "ambiguous_ban", message).about(Some("id".to_owned()))
+            }
+            OperationError::InvalidEntry { index, message } => Self::bad("bans", message).at(Some(index)),
+            OperationError::NoJournal => {
+                let message = "this server has no journal (--no-db), and so no audit; its log has the same lines";
+                Self::new(StatusCode::NOT_FOUND, "no_journal", message)
+            }
+            OperationError::AuditUnreadable => {
+                let message = "the audit could not be read; the server's log says why";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message)
+            }
             OperationError::TooManyBans => {
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "too_many_bans", TooManyBans.to_string())
             }

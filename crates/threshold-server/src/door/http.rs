@@ -131,9 +131,9 @@ async fn explain(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Resul
     let policy = app.desk.policy();
     let lists = request.lists();
     let facts = request.facts(&lists, new_trace());
-    let (rules, decided) = app.desk.explain(&policy, &facts).await?;
+    let (rules, causes, decided) = app.desk.explain(&policy, &facts).await?;
     let answer = Answer::new(&decided, &policy).to_json();
-    let explained = live_json(&policy, &facts, &rules, &decided.decision, &answer);
+    let explained = live_json((&policy, &facts), &rules, &causes, &decided.decision, &answer);
     Ok(with_generation(json(StatusCode::OK, &explained), policy.generation()))
 }
 

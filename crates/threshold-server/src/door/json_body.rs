@@ -49,17 +49,24 @@ impl FromRequest<Arc<App>> for JsonBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        Self::read(request, app, app.bounds.body).await
+    }
+}
+
+impl JsonBody {
+    /// Reads the body of a request, of at most this many bytes.
+    pub(super) async fn read(request: Request, app: &App, max: usize) -> Result<Self, ApiError> {
         let headers = request.headers();
         Caller::of(headers, request.extensions(), app).await?;
         require_json_from_pages(headers)?;
         require_uncompressed(headers)?;
         let bounds = app.bounds;
         let declared = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        if declared.is_some_and(|length: usize| length > bounds.body) {
-            return Err(too_large(bounds.body));
+        if declared.is_some_and(|length: usize| length > max) {
+            return Err(too_large(max));
         }
         // One timeout for the whole body: a client that sends a byte at a time (slowloris) cannot extend it.
-        match tokio::time::timeout(bounds.client_timeout, read_all(request.into_body(), bounds.body)).await {
+        match tokio::time::timeout(bounds.client_timeout, read_all(request.into_body(), max)).await {
             Ok(body) => body.map(Self),
             Err(_) => Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the body arrived too slowly")),
         }

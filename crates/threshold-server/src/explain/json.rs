@@ -9,6 +9,8 @@ use threshold_core::path::{normalize_method, normalize_path};
 use threshold_core::policy::{Layer, Policy};
 use threshold_core::{Decision, Facts, Limit, PlanError, Reading, Timestamp};
 
+use crate::desk::PenaltyCause;
+
 /// Explains a request on an empty store. Limits are as the policy writes them.
 pub(super) fn offline_json(
     policy: &Policy,
@@ -33,9 +35,9 @@ pub(super) fn offline_json(
 
 /// Explains a request to a running server. `answer` is the decision as the door encodes it.
 pub(crate) fn live_json(
-    policy: &Policy,
-    facts: &Facts<'_>,
+    (policy, facts): (&Policy, &Facts<'_>),
     rules: &[Explained<'_>],
+    causes: &[PenaltyCause],
     decision: &Decision,
     answer: &[u8],
 ) -> Value {
@@ -46,22 +48,40 @@ pub(crate) fn live_json(
         rule_json(explained, Some(decision), &json!(explained.limit.map(Limit::shown_quota)), before)
     });
     let rules: Vec<Value> = rules.collect();
-    let penalties: Vec<Value> = decision
-        .penalty
-        .map(|layer: Layer| {
-            let until = decision.ready_at.map(Timestamp::secs_ceil);
-            json!({"layer": layer.name(), "verdict": decision.verdict.name(), "until": until})
-        })
-        .into_iter()
-        .collect();
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     json!({
         "decision": answer,
         "facts": facts_json(policy, facts),
         "path": path_json(&policy.path_readings(facts)),
         "rules": rules,
-        "penalties": penalties,
+        "penalties": penalties_json(causes, decision),
     })
+}
+
+/// Encodes the penalties of a request. One whose cause is not known, such as that of a subject with several parts, has only its
+/// layer and its end.
+fn penalties_json(causes: &[PenaltyCause], decision: &Decision) -> Vec<Value> {
+    if causes.is_empty() {
+        let penalty = decision.penalty.map(|layer: Layer| {
+            let until = decision.ready_at.map(Timestamp::secs_ceil);
+            json!({"layer": layer.name(), "verdict": decision.verdict.name(), "until": until, "reason": null, "id": null})
+        });
+        return penalty.into_iter().collect();
+    }
+    let seconds = |at: Option<Timestamp>| at.map(Timestamp::secs_ceil);
+    let encode = |cause: &PenaltyCause| {
+        json!({
+            "layer": cause.layer.name(),
+            "verdict": cause.verdict,
+            "key": cause.key,
+            "reason": cause.reason,
+            "by": cause.by,
+            "id": cause.id.map(|id| format!("{:032x}", id.to_u128())),
+            "from": seconds(cause.from),
+            "until": seconds(cause.until),
+        })
+    };
+    causes.iter().map(encode).collect()
 }
 
 /// Encodes the readings of the path, and how client doors refuse it.

@@ -30,7 +30,7 @@ const MAX_ANSWER: u64 = 64 << 20;
 const UNIX_SOCKET_URL: &str = "http://127.0.0.1";
 
 /// A server, and the token to send to it.
-pub(super) struct Api {
+pub(crate) struct Api {
     agent: Agent,
     /// The server as the operator wrote it, for messages.
     server: String,
@@ -61,16 +61,31 @@ impl Error for Unreachable {
 impl Api {
     /// Prepares calls to a server. Nothing is sent yet.
     pub(super) fn new(args: &ServerArgs) -> anyhow::Result<Self> {
+        let (operator, reader) = (token("THRESHOLD_ADMIN_TOKEN")?, token("THRESHOLD_READ_TOKEN")?);
+        Self::with(args, operator.or(reader), ANSWER_TIMEOUT)
+    }
+
+    /// Prepares calls that may take this long.
+    pub(super) fn with_timeout(args: &ServerArgs, timeout: Duration) -> anyhow::Result<Self> {
+        Self::with(args, token("THRESHOLD_ADMIN_TOKEN")?, timeout)
+    }
+
+    /// Prepares the calls of a service that asks about requests: an operator may make them too, but not with a read-only token.
+    pub(crate) fn for_caller(args: &ServerArgs) -> anyhow::Result<Self> {
+        let (operator, caller) = (token("THRESHOLD_ADMIN_TOKEN")?, token("THRESHOLD_TOKEN")?);
+        Self::with(args, operator.or(caller), ANSWER_TIMEOUT)
+    }
+
+    fn with(args: &ServerArgs, token: Option<String>, timeout: Duration) -> anyhow::Result<Self> {
         let server = args.server.clone().or_else(|| variable("THRESHOLD_SERVER"));
         let server = server.unwrap_or_else(|| "http://127.0.0.1:8080".to_owned());
         let server = server.trim_end_matches('/').to_owned();
-        let (operator, reader) = (token("THRESHOLD_ADMIN_TOKEN")?, token("THRESHOLD_READ_TOKEN")?);
-        let (agent, base) = connect(&server, args.ca.as_deref())?;
-        Ok(Self { agent, server, base, token: operator.or(reader) })
+        let (agent, base) = connect(&server, args.ca.as_deref(), timeout)?;
+        Ok(Self { agent, server, base, token })
     }
 
     /// Calls the server and returns its answer. A status other than success is an error with the server's message.
-    pub(super) fn call(&self, method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Value> {
+    pub(crate) fn call(&self, method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Value> {
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
         if let Some(token) = &self.token {
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
@@ -137,14 +152,14 @@ fn token(name: &str) -> anyhow::Result<Option<String>> {
 }
 
 /// Returns a client for a server, and the beginning of the URL of every call.
-fn connect(server: &str, ca: Option<&Path>) -> anyhow::Result<(Agent, String)> {
+fn connect(server: &str, ca: Option<&Path>, timeout: Duration) -> anyhow::Result<(Agent, String)> {
     let is_https = server.starts_with("https://");
     if ca.is_some() && !is_https {
         bail!("--ca is for https://, and {server} is not encrypted");
     }
     if let Some(path) = server.strip_prefix("unix:") {
         let connector = UnixConnector::new(path);
-        let agent = Agent::with_parts(config(TlsConfig::default()), connector, DefaultResolver::default());
+        let agent = Agent::with_parts(config(TlsConfig::default(), timeout), connector, DefaultResolver::default());
         return Ok((agent, UNIX_SOCKET_URL.to_owned()));
     }
     let tls = if is_https {
@@ -155,10 +170,10 @@ fn connect(server: &str, ca: Option<&Path>) -> anyhow::Result<(Agent, String)> {
     } else {
         bail!("\"{server}\" is not a server: expected http://HOST:PORT, https://HOST:PORT or unix:PATH");
     };
-    Ok((config(tls).new_agent(), server.to_owned()))
+    Ok((config(tls, timeout).new_agent(), server.to_owned()))
 }
 
-fn config(tls: TlsConfig) -> Config {
+fn config(tls: TlsConfig, timeout: Duration) -> Config {
     Agent::config_builder()
         .http_status_as_error(false)
         // A redirect could send the token to another server.
@@ -166,7 +181,7 @@ fn config(tls: TlsConfig) -> Config {
         .max_redirects_will_error(false)
         // The proxy of the environment is for the web, not for a server on this machine or in this network.
         .proxy(None)
-        .timeout_global(Some(ANSWER_TIMEOUT))
+        .timeout_global(Some(timeout))
         .tls_config(tls)
         .build()
 }

@@ -10,6 +10,9 @@ use crate::door::{App, Problem};
 
 /// How often ended bans are removed. They are never applied after their end, so this only bounds memory.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+/// How often the number of lines that were left out of the log is reported, if no further line reports it: at the end of the
+/// second that they are counted by.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// How often ended settings are removed, and so the most by which one ends late.
 const SETTINGS_INTERVAL: Duration = Duration::from_millis(500);
 /// How often changes of other nodes are read, and so the most by which they take effect late here.
@@ -36,6 +39,8 @@ pub(super) fn start(app: &Arc<App>, journal: Option<Arc<Journal>>, save_counters
     if app.desk.shares_store() {
         tokio::spawn(apply_remote_changes(Arc::clone(app)));
     }
+    let log = Arc::clone(app);
+    every(LOG_INTERVAL, move || log.desk.report_left_out(Some(log.desk.now())));
     let settings = Arc::clone(app);
     every(SETTINGS_INTERVAL, move || settings.desk.end_settings(settings.desk.now()));
     let app = Arc::clone(app);

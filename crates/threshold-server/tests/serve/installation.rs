@@ -202,7 +202,9 @@ fn run(args: &[&str], variables: &[(&str, &str)]) -> std::process::Output {
 /// A backup named the present secret alone, though rows under the old one need that one too. A restore under another secret
 /// exited with 0, and the server then refused to start.
 ///
-/// Fails without `old_secret_path` in `secret_names`, and without `is_foreign` in `restore`.
+/// A restore without the right secret once replaced the journal first and complained afterwards: the server started on neither.
+///
+/// Fails without `old_secret_path` in `secret_names`, and if `restore` replaces the journal before it looks at the secret.
 #[test]
 fn a_backup_names_both_secrets_and_a_restore_under_another_one_fails() {
     let place = Installation::new();
@@ -226,8 +228,22 @@ fn a_backup_names_both_secrets_and_a_restore_under_another_one_fails() {
     assert_eq!(run(&["restore", copy, "--db", db], &[]).status.code(), Some(0));
     let wrong = run(&["restore", copy, "--db", db], &[("THRESHOLD_SECRET", "quite another secret of ours")]);
     let said = String::from_utf8(wrong.stderr).unwrap();
-    assert_eq!(wrong.status.code(), Some(1), "{said}");
-    assert!(said.contains("was written under another secret"), "{said}");
+    assert_eq!(wrong.status.code(), Some(2), "{said}");
+    assert!(said.contains("nothing was restored") && said.contains("was written under another secret"), "{said}");
+    std::fs::remove_file(place.path("threshold.secret")).unwrap();
+    let files = || {
+        let names = std::fs::read_dir(place.path("")).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut all: Vec<_> =
+            names.map(|name| (std::fs::read(place.path(name.to_str().unwrap())).unwrap(), name)).collect();
+        all.sort();
+        all
+    };
+    let before = files();
+    let without = run(&["restore", copy, "--db", db], &[]);
+    let said = String::from_utf8(without.stderr).unwrap();
+    assert_eq!(without.status.code(), Some(2), "{said}");
+    assert!(said.contains("neither the file") && said.contains("THRESHOLD_SECRET"), "{said}");
+    assert!(files() == before, "a file was changed");
 }
 
 /// A server once took an application's own database, given as `--db` by mistake, for a damaged journal: it moved the data aside

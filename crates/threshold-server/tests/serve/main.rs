@@ -12,6 +12,7 @@
 mod admin_listener;
 mod api;
 mod bad_input;
+mod ban_lists;
 mod client;
 mod clock;
 mod crash;
@@ -38,5 +39,6 @@ mod shadow;
 mod sockets;
 mod stalled_log;
 mod start;
+mod stopped;
 mod terminal;
 mod tokens;

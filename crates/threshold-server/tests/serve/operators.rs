@@ -162,6 +162,45 @@ fn a_proxy_this_machine_and_everyone_cannot_be_banned() {
     assert_eq!(client.send("GET", "/v1/bans?sort=up", &[], "").unwrap().status, 400);
 }
 
+/// Every mistake in an import is an error about its field, and nothing is imported.
+#[test]
+fn a_bad_import_is_refused_with_the_field_or_the_index() {
+    let folder = Scratch::folder();
+    let server = start(folder.path(), &[]);
+    let client = &mut server.connect();
+    let mut put = |origin: &str, body: &Value| {
+        let path = format!("/v1/bans/sets/{origin}");
+        client.send("PUT", &path, &[("content-type", "application/json")], &body.to_string()).unwrap()
+    };
+    let one = json!([{"key": "203.0.113.7"}]);
+    let cases = [
+        ("x", json!({"bans": one}), "reason"),
+        ("x", json!({"reason": " ", "bans": one}), "reason"),
+        ("x", json!({"reason": "r"}), "bans"),
+        ("x", json!({"reason": "r", "bans": one, "until": 7, "durationSec": 7}), "until"),
+        ("x", json!({"reason": "r", "bans": one, "durationSec": 315_360_001}), "bans"),
+        ("x", json!({"reason": "r", "bans": [{"key": "203.0.113.7", "layer": "planet"}]}), "bans.layer"),
+        ("x", json!({"reason": "r", "bans": [{"key": "203.0.113.7", "ends": 7}]}), "bans.ends"),
+        ("x", json!({"reason": "r", "bans": [{"key": "203.0.113.7", "layer": "endpoint"}]}), "bans"),
+        ("a%20b", json!({"reason": "r", "bans": one}), "origin"),
+    ];
+    for (origin, body, field) in cases {
+        let answer = put(origin, &body);
+        assert_eq!((answer.status, &answer.json()["field"]), (400, &json!(field)), "{body}: {}", answer.body);
+    }
+    let answer = put("x", &json!({"reason": "r", "bans": [{"key": "203.0.113.7"}, {"key": "nonsense"}]}));
+    assert_eq!((answer.status, &answer.json()["index"]), (400, &json!(1)), "{}", answer.body);
+    assert!(answer.json()["message"].as_str().unwrap().contains("bans[1]: "), "{}", answer.body);
+    assert_eq!(put("x", &json!({"reason": "r", "bans": [{"key": "u1", "layer": "user"}]})).status, 200);
+    assert_eq!(client.send("GET", "/v1/bans", &[], "").unwrap().json().as_array().unwrap().len(), 1);
+    for path in ["/v1/audit?before=x", "/v1/audit?limit=0", "/v1/locks?after=x", "/v1/locks?limit=10001"] {
+        assert_eq!(client.send("GET", path, &[], "").unwrap().status, 400, "{path}");
+    }
+    for path in ["/v1/bans", "/v1/bans?layer=user", "/v1/bans?layer=planet&key=x", "/v1/bans?layer=edge&key=x"] {
+        assert_eq!(client.send("DELETE", path, &[], "").unwrap().status, 400, "{path}");
+    }
+}
+
 #[test]
 fn a_read_only_token_changes_nothing_and_guessed_tokens_are_limited() {
     let folder = Scratch::folder();

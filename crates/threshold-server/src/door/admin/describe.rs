@@ -2,7 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::{BanBody, ChangedBody, NewBan, NewSetting, SettingBody, SubjectBody};
+use super::audit::AuditBody;
+use super::ban_sets::{BanSetBody, NewBanSet};
+use super::locks::LockBody;
+use super::{BanBody, ChangedBody, LiftedBody, NewBan, NewSetting, SettingBody, SubjectBody};
 use crate::door::openapi::{Operation, Schemas, path_parameter};
 
 const TOO_MANY_WRONG_TOKENS: (u16, &str) = (429, "Too many wrong tokens came from this address");
@@ -12,12 +15,36 @@ const NOT_FOUND: (u16, &str) = (404, "There is nothing at this path");
 
 pub(super) fn list_bans(schemas: &mut Schemas) -> Operation {
     let bans = json!({"type": "array", "items": schemas.of::<BanBody>()});
-    operator_call("bans", "List the bans, ordered by id", &bans)
-        .parameter(
-            json!({"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 10_000}}),
-        )
-        .parameter(json!({"name": "after", "in": "query", "schema": {"type": "string", "pattern": "^[0-9a-f]{32}$"}}))
-        .errors(&[(503, "Too many large answers wait to be read")])
+    page("bans", "List the bans, ordered by id", &bans).parameter(after())
+}
+
+pub(super) fn locks(schemas: &mut Schemas) -> Operation {
+    let locks = json!({"type": "array", "items": schemas.of::<LockBody>()});
+    page("locks", "List the locked accounts, ordered by id", &locks).parameter(after())
+}
+
+pub(super) fn audit(schemas: &mut Schemas) -> Operation {
+    let lines = json!({"type": "array", "items": schemas.of::<AuditBody>()});
+    page("audit", "List the operators' changes, the newest first", &lines)
+        .parameter(json!({"name": "before", "in": "query", "schema": {"type": "integer", "minimum": 0}}))
+        .errors(&[(404, "The server has no journal, and so no audit")])
+}
+
+pub(super) fn import_bans(schemas: &mut Schemas) -> Operation {
+    let body = schemas.of::<NewBanSet<'_>>();
+    change("importBans", "Replace the bans of an origin, all or none", &schemas.of::<BanSetBody>())
+        .parameter(path_parameter("origin"))
+        .body(body)
+        .errors(&[NOT_FOUND, (507, "The list of bans is full")])
+}
+
+pub(super) fn lift_subject(schemas: &mut Schemas) -> Operation {
+    let query = |name: &str| json!({"name": name, "in": "query", "required": true, "schema": {"type": "string"}});
+    change("liftSubject", "End all bans on an address, a block, a tenant or a user", &schemas.of::<LiftedBody>())
+        .parameter(query("layer"))
+        .parameter(query("key"))
+        .parameter(reason())
+        .errors(&[(404, "There is no ban on exactly this subject")])
 }
 
 pub(super) fn add_ban(schemas: &mut Schemas) -> Operation {
@@ -31,7 +58,10 @@ pub(super) fn lift_ban(schemas: &mut Schemas) -> Operation {
     change("lift", "End a ban", &schemas.of::<ChangedBody>())
         .parameter(path_parameter("id"))
         .parameter(reason())
-        .errors(&[(404, "The ban is unknown or already ended")])
+        .errors(&[
+            (404, "The ban is unknown or already ended"),
+            (409, "The id is the beginning of several bans' ids, which the message lists (`ambiguous_ban`)"),
+        ])
 }
 
 pub(super) fn subject(schemas: &mut Schemas) -> Operation {
@@ -81,6 +111,16 @@ fn set(schemas: &mut Schemas, id: &'static str, summary: &'static str) -> Operat
 /// A call that a read-only token may make.
 fn operator_call(id: &'static str, summary: &'static str, answer: &Value) -> Operation {
     Operation::call(id, summary, answer).errors(&[TOO_MANY_WRONG_TOKENS]).security(json!([{}, {"operator": []}]))
+}
+
+/// A call that answers with a list.
+fn page(id: &'static str, summary: &'static str, answer: &Value) -> Operation {
+    let limit = json!({"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 10_000}});
+    operator_call(id, summary, answer).parameter(limit).errors(&[(503, "Too many large answers wait to be read")])
+}
+
+fn after() -> Value {
+    json!({"name": "after", "in": "query", "schema": {"type": "string", "pattern": "^[0-9a-f]{32}$"}})
 }
 
 /// A call that changes something.

@@ -8,11 +8,12 @@ use http::StatusCode;
 use schemars::JsonSchema;
 use serde::Serialize;
 use threshold_core::Timestamp;
-use threshold_core::policy::Policy;
+use threshold_core::ladder::Penalty;
+use threshold_core::policy::{Listed, Policy};
 
 use super::operator::{Operator, Reader};
-use super::{BanBody, ChangedBody, ReasonQuery};
-use crate::desk::{Subject, Target};
+use super::{BanBody, ChangedBody, ReasonQuery, hexadecimal};
+use crate::desk::{BudgetState, LadderState, Subject, Target};
 use crate::door::http::layer_named;
 use crate::door::query::Query;
 use crate::door::{ApiError, App, json};
@@ -35,6 +36,16 @@ pub(super) struct SubjectBody {
     banned_until: Option<u64>,
     /// The ban that an operator set, if any.
     ban: Option<BanBody>,
+    /// The digest that the server's log lines have for it; null for an endpoint.
+    digest: Option<String>,
+    /// All bans that apply to it, also on wider blocks and of imported sets. The one that ends last is the first.
+    bans: Vec<BanBody>,
+    /// The entry of the policy's lists that decides about it.
+    listed: Option<ListedBody>,
+    /// Its standing on each ladder that counts its strikes.
+    ladders: Vec<LadderBody>,
+    /// Its use of each budget that is its alone.
+    budgets: Vec<BudgetBody>,
     /// For an account: consecutive failures from unknown devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     failures: Option<u32>,
@@ -45,6 +56,81 @@ pub(super) struct SubjectBody {
     /// For an account: whether it has reached the ceiling.
     #[serde(skip_serializing_if = "Option::is_none")]
     at_ceiling: Option<bool>,
+}
+
+/// An entry of the policy's lists.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ListEntry")]
+struct ListedBody {
+    /// `allow` or `deny`.
+    list: &'static str,
+    /// The address or block, the tenant, or the user.
+    key: String,
+}
+
+/// The standing of a subject on one ladder.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(rename = "LadderState")]
+struct LadderBody {
+    ladder: String,
+    /// The strikes that have not decayed.
+    strikes: u32,
+    /// When they are forgotten, in Unix seconds.
+    forgotten_at: Option<u64>,
+    /// The consequences of the next strike, as a policy writes them.
+    next: String,
+    /// `ban` or `cooldown`, if one is in force.
+    penalty: Option<&'static str>,
+    /// Its end, in Unix seconds.
+    until: Option<u64>,
+    /// The id of the ban, if it is one.
+    id: Option<String>,
+    /// The strike and the rule that the ban is for.
+    reason: Option<String>,
+}
+
+/// The use of one budget.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(rename = "BudgetState")]
+struct BudgetBody {
+    rule: String,
+    /// The category of requests that it is for, where the rule has a budget for each.
+    category: Option<String>,
+    /// The limit as the policy writes it.
+    notation: String,
+    used: u64,
+    limit: u64,
+    /// When it is free again, or more of it, in Unix seconds; null if nothing is used, and under `concurrency`.
+    free_at: Option<u64>,
+}
+
+impl From<LadderState> for LadderBody {
+    fn from(state: LadderState) -> Self {
+        let penalty = match state.penalty {
+            Some(Penalty::Ban(until)) => Some(("ban", until)),
+            Some(Penalty::CoolDown(until)) => Some(("cooldown", until)),
+            None => None,
+        };
+        let is_ban = matches!(state.penalty, Some(Penalty::Ban(_)));
+        Self {
+            ladder: state.ladder,
+            strikes: state.strikes,
+            forgotten_at: state.forgotten_at.map(Timestamp::secs_ceil),
+            next: state.next,
+            penalty: penalty.map(|(name, _)| name),
+            until: penalty.map(|(_, until)| until.secs_ceil()),
+            id: is_ban.then(|| hexadecimal(state.id)),
+            reason: state.reason.map(String::from),
+        }
+    }
+}
+
+impl From<BudgetState> for BudgetBody {
+    fn from(BudgetState { rule, category, notation, used, limit, free_at }: BudgetState) -> Self {
+        Self { rule, category, notation, used, limit, free_at: free_at.map(Timestamp::secs_ceil) }
+    }
 }
 
 impl SubjectBody {
@@ -61,6 +147,14 @@ impl SubjectBody {
             paused_until: seconds(subject.paused_until),
             banned_until: seconds(subject.banned_until),
             ban: subject.ban.map(|(id, ban)| BanBody::new(id, Some(&ban), ban.until, policy)),
+            digest: subject.digest,
+            bans: subject.bans.iter().map(|(id, ban)| BanBody::new(*id, Some(ban), ban.until, policy)).collect(),
+            listed: subject.listed.map(|(entry, listed)| ListedBody {
+                list: if listed == Listed::Allow { "allow" } else { "deny" },
+                key: policy.shown_key(&entry),
+            }),
+            ladders: subject.ladders.into_iter().map(LadderBody::from).collect(),
+            budgets: subject.budgets.into_iter().map(BudgetBody::from).collect(),
             failures: account.map(|account| account.failures),
             locked_until: seconds(locked.and_then(Timestamp::unless_never)),
             at_ceiling: account.map(|_| locked == Some(Timestamp::MAX)),

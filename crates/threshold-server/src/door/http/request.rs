@@ -411,10 +411,16 @@ impl<'de: 'a, 'a> Deserialize<'de> for OneOrMany<'a> {
     }
 }
 
-/// Returns the layer with this name.
+/// Returns the layer with this name. `ip` is another name of the edge, whose subjects are addresses.
 pub(in crate::door) fn layer_named(text: &str) -> Option<Layer> {
+    if text == EDGE_ALIAS {
+        return Some(Layer::Edge);
+    }
     super::schema::LAYERS.into_iter().find(|layer| layer.name() == text)
 }
+
+/// Another name of the layer `edge`.
+pub(super) const EDGE_ALIAS: &str = "ip";
 
 /// Deserializes a string and parses it.
 fn parsed<'de, D: Deserializer<'de>, T>(

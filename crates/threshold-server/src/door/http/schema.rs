@@ -8,7 +8,7 @@ use threshold_core::limit::Algorithm;
 use threshold_core::policy::Layer;
 
 use super::request::{
-    Address, AlgorithmName, HeaderPairs, LayerName, MAX_ITEMS, Method, OneOrMany, RequestBody, RequestId,
+    Address, AlgorithmName, EDGE_ALIAS, HeaderPairs, LayerName, MAX_ITEMS, Method, OneOrMany, RequestBody, RequestId,
 };
 use super::text::{MAX_PAIRS, MAX_TEXT, MAX_WHOLE, Pairs, Text, Whole};
 
@@ -53,7 +53,10 @@ inline_schema!(RequestId<'_>, _g => json_schema!({"type": "string", "minLength":
 inline_schema!(Whole, _g => json_schema!({"type": "integer", "minimum": 0, "maximum": MAX_WHOLE}));
 inline_schema!(Address, _g => json_schema!({"type": "string", "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}));
 inline_schema!(HeaderPairs<'_>, generator => <Pairs<'_, Text<'_>>>::json_schema(generator));
-inline_schema!(LayerName, _g => json_schema!({"type": "string", "enum": LAYERS.map(Layer::name)}));
+inline_schema!(LayerName, _g => {
+    let names: Vec<&str> = LAYERS.into_iter().map(Layer::name).chain([EDGE_ALIAS]).collect();
+    json_schema!({"type": "string", "enum": names})
+});
 inline_schema!(AlgorithmName, _g => json_schema!({"type": "string", "enum": Algorithm::NAMES}));
 
 impl<V: JsonSchema> JsonSchema for Pairs<'_, V> {

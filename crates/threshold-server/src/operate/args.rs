@@ -1,0 +1,93 @@
+//! The command line of the operators' commands that read or write lists.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use threshold_core::Span;
+
+use super::export::ExportForm;
+use crate::cli::{ServerArgs, span};
+
+/// The arguments of `threshold bans import`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+FILE is a list of addresses and CIDRs, one on each line, with comments after # or ;; a CSV file whose header has a column \
+value, ip, cidr, network, address or key; CrowdSec's decisions (cscli decisions list -o json or -o raw); or a DROP list of \
+Spamhaus, as text or as JSON.
+
+The bans take the place of those that were imported before under the same origin. If one entry is invalid, or covers a \
+trusted proxy, this machine or a whole address space, nothing is changed.")]
+pub(crate) struct ImportArgs {
+    /// The list, or - for standard input
+    pub(crate) file: PathBuf,
+    /// The name of the set: letters, digits, dots, dashes and underscores
+    #[arg(long, value_name = "NAME")]
+    pub(crate) origin: String,
+    /// The reason of bans without one of their own; the origin by default
+    #[arg(long)]
+    pub(crate) reason: Option<String>,
+    /// The length of bans without an end of their own, such as 24h; for good by default
+    #[arg(long = "for", value_name = "TIME", value_parser = span, conflicts_with = "until")]
+    pub(crate) length: Option<Span>,
+    /// The end of bans without one of their own, such as 2026-12-01T00:00:00Z
+    #[arg(long, value_name = "MOMENT", value_parser = moment)]
+    pub(crate) until: Option<jiff::Timestamp>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The arguments of `threshold bans export`.
+#[derive(Debug, Args)]
+pub(crate) struct ExportBansArgs {
+    /// The form of the list
+    #[arg(long, value_enum)]
+    pub(crate) format: ExportForm,
+    /// The journal to read if no server answers
+    #[arg(long, value_name = "FILE", default_value = "threshold.db")]
+    pub(crate) db: PathBuf,
+}
+
+/// The arguments of `threshold locks`.
+#[derive(Debug, Args)]
+#[command(after_help = "The token comes from THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN to read.")]
+pub(crate) struct LocksArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    #[command(subcommand)]
+    pub(crate) command: LocksCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LocksCommand {
+    /// List the locked accounts of logins, by the digests that subject account NAME prints
+    List {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// The arguments of `threshold audit`.
+#[derive(Debug, Args)]
+#[command(after_help = "The token comes from THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN to read.")]
+pub(crate) struct AuditArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    /// The number of lines, the newest last
+    #[arg(long, value_name = "N", default_value = "50", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) limit: u32,
+    /// Only lines with lower numbers than this
+    #[arg(long, value_name = "ID")]
+    pub(crate) before: Option<u64>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The journal to read if no server answers
+    #[arg(long, value_name = "FILE", default_value = "threshold.db")]
+    pub(crate) db: PathBuf,
+}
+
+fn moment(text: &str) -> Result<jiff::Timestamp, String> {
+    text.parse().map_err(|_| "expected a time such as 2026-12-01T00:00:00Z".to_owned())
+}
