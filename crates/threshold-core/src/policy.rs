@@ -35,7 +35,7 @@ use crate::ladder::Ladder;
 use crate::lockout::{Login, canonical_account};
 use crate::time::{Span, Timestamp};
 
-pub use bans::{Ban, BanSource, Banned, Bans, Who};
+pub use bans::{Ban, BanSource, Banned, Bans, TooBroad, Who};
 pub use body::BodyTemplate;
 pub(crate) use body::BodyValues;
 pub use builder::{

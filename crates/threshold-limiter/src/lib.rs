@@ -52,7 +52,7 @@ pub mod tower;
 pub use bans::BanList;
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use keyed::{KeyDecision, KeyLimiter, KeyLimiterBuilder};
-pub use limiter::{Limiter, LimiterBuilder, LoginError, Reserved};
+pub use limiter::{LimitDecision, Limiter, LimiterBuilder, LoginError, Reserved};
 pub use observer::{Observer, Refused, TokenRefused};
 pub use store::{ImmediateStore, Store};
 /// Everything that a decision is made of, where the names below are not enough.

@@ -6,6 +6,7 @@ mod control;
 mod failure;
 #[cfg(feature = "sqlite")]
 mod journaled;
+mod limit_decision;
 mod login;
 mod many;
 mod names;
@@ -18,15 +19,14 @@ mod under;
 pub(crate) mod wait;
 
 use std::sync::{Arc, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use arc_swap::{ArcSwap, Guard};
 use threshold_core::plan::Verb;
 use threshold_core::policy::{Layer, Policy};
 use threshold_core::receipt::{ActualCost, OnExpire};
 use threshold_core::{
-    BytesError, Decision, Digest, DigestKey, Facts, Format, KeyId, Outcome, Plan, PlanError, Receipt, Secrets,
-    Timestamp, TraceId,
+    BytesError, Decision, Digest, DigestKey, Facts, Format, KeyId, Outcome, Plan, PlanError, Receipt, Secrets, TraceId,
 };
 
 use crate::bans::BanList;
@@ -43,6 +43,7 @@ pub use builder::{InMemory, LimiterBuilder};
 pub use control::UnfitSetting;
 #[cfg(feature = "sqlite")]
 pub use journaled::Journaled;
+pub use limit_decision::LimitDecision;
 pub use login::LoginError;
 #[cfg(feature = "wait")]
 pub use wait::{MAX_WAITERS, Waited};
@@ -127,8 +128,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 
     /// Returns the time of the limiter's clock.
-    pub fn now(&self) -> Timestamp {
-        self.clock.now()
+    pub fn now(&self) -> SystemTime {
+        self.clock.now().into()
     }
 
     /// Returns the key id of the secret that signs. It identifies the secret and reveals nothing of it.

@@ -266,7 +266,7 @@ async fn no_mode_opens_a_login_to_a_banned_user() {
         let refused = world.limiter.login_attempt_async(&mallory).await.unwrap();
         assert_eq!(refused, Attempted::Refused(Refusal { by: RefusedBy::Ban, retry_after: None }), "{mode}");
         let whom = ListEntry::named(Layer::Tenant, "closed").unwrap();
-        let until = world.limiter.now().plus(Span::HOUR);
+        let until = Timestamp::from(world.limiter.now()).plus(Span::HOUR);
         let ban = Ban { whom, reason: "r".into(), by: "b".into(), from: Timestamp::EPOCH, until };
         world.limiter.bans().set(ban.whom.ban_id(world.limiter.key()), ban, Timestamp::EPOCH).unwrap();
         let theirs = LoginRequest { tenant: Some("closed"), ..ADA };

@@ -30,7 +30,7 @@ impl World {
 
     /// Bans Alice for so many seconds, or permanently.
     fn ban(&self, seconds: Option<u64>) {
-        let (whom, now) = (ListEntry::named(Layer::User, "alice").unwrap(), self.limiter.now());
+        let (whom, now) = (ListEntry::named(Layer::User, "alice").unwrap(), Timestamp::from(self.limiter.now()));
         let until = seconds.map_or(Timestamp::MAX, |seconds| now.plus(Span::from_secs(seconds)));
         let ban = Ban { reason: "r".into(), by: "b".into(), from: now, until, whom };
         self.limiter.bans().set(ban.whom.ban_id(self.limiter.key()), ban, now).unwrap();

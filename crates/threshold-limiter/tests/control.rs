@@ -263,13 +263,16 @@ async fn a_setting_that_does_not_fit_the_policy_is_kept_for_the_next_reload() {
     let change = ControlChange::Setting { owner: Owner::User, name: "bob".into(), setting: Some(Arc::new(setting)) };
     assert_eq!(one.change_control(change).await, Ok(vec![]));
     let unfit = other.follow_control().await.unwrap();
-    assert_eq!(unfit.iter().map(|(_, name, error)| (&**name, &*error.field)).collect::<Vec<_>>(), [("bob", "tier")]);
+    assert_eq!(
+        unfit.iter().map(|(_, name, error)| (&**name, error.field())).collect::<Vec<_>>(),
+        [("bob", "tier".to_owned())]
+    );
     assert_eq!((limit_of(&one, "bob").await, limit_of(&other, "bob").await), (2, 1));
     assert_eq!(other.reload(policy(POLICY)).1, vec![]);
     assert_eq!(limit_of(&other, "bob").await, 2);
     // Each node ends it by its own clock.
-    other.end_settings(START);
+    other.end_settings(START.into());
     assert_eq!(limit_of(&other, "bob").await, 2);
-    other.end_settings(START.plus(Span::HOUR));
+    other.end_settings(START.plus(Span::HOUR).into());
     assert_eq!(limit_of(&other, "bob").await, 1);
 }

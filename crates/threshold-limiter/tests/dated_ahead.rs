@@ -77,10 +77,10 @@ fn an_operators_ban_lasts_as_long_as_intended() {
     let (clock, limiter) = ahead();
     let set = |user: &str, until: Timestamp| {
         let whom = ListEntry::named(Layer::User, user).unwrap();
-        let ban = Ban { whom, reason: "test".into(), by: "ops".into(), from: limiter.now(), until };
-        limiter.bans().set(Digest::from_u128(u128::from(until.micros())), ban, limiter.now()).unwrap();
+        let ban = Ban { whom, reason: "test".into(), by: "ops".into(), from: Timestamp::from(limiter.now()), until };
+        limiter.bans().set(Digest::from_u128(u128::from(until.micros())), ban, Timestamp::from(limiter.now())).unwrap();
     };
-    set("eve", limiter.now().plus(Span::HOUR));
+    set("eve", Timestamp::from(limiter.now()).plus(Span::HOUR));
     set("mallory", Timestamp::MAX);
     clock.set(START);
     limiter.bans().sweep(START);

@@ -98,7 +98,7 @@ fn every_operation_sees_expired_reservations_as_released() {
             assert!(limiter.pause(threshold_limiter::Layer::User, "other", Duration::from_secs(1)).unwrap());
         }),
         ("the file of counters", |limiter| {
-            let at = limiter.now();
+            let at = Timestamp::from(limiter.now());
             let mut seen = Vec::new();
             limiter.store().each_balance(at, |_, limit, balance| seen.push(balance.used_share(limit, at)));
             // The share of the peak, since the bucket has a refund: 60 s less the 12 that have passed.

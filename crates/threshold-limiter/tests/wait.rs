@@ -388,9 +388,10 @@ async fn waiters_for_one_budget_leave_places_for_others() {
 async fn waiters_for_the_end_of_a_ban_leave_places_for_others() {
     let limiter = builder(&rule("r", "[\"user\"]", "limit = \"1/min\"")).max_waiters(8).build();
     let whom = ListEntry::named(Layer::User, "a").unwrap();
-    let until = limiter.now().plus(Span::from_secs(30));
-    let ban = Ban { whom: whom.clone(), reason: "r".into(), by: "b".into(), from: limiter.now(), until };
-    limiter.bans().set(whom.ban_id(limiter.key()), ban, limiter.now()).unwrap();
+    let until = Timestamp::from(limiter.now()).plus(Span::from_secs(30));
+    let ban =
+        Ban { whom: whom.clone(), reason: "r".into(), by: "b".into(), from: Timestamp::from(limiter.now()), until };
+    limiter.bans().set(whom.ban_id(limiter.key()), ban, Timestamp::from(limiter.now())).unwrap();
     let a = user("a");
     let mut crowd: Vec<_> = (0..2).map(|_| Box::pin(limiter.wait(&a, MINUTE))).collect();
     for waiter in &mut crowd {
@@ -454,7 +455,7 @@ async fn early_room_wakes_a_waiting_request() {
     // Room made directly in the store is found within a second.
     let elsewhere = |limiter: &Waiting| {
         let keys = limiter.policy().keys_of(Layer::User, "a");
-        let forgive = pin!(limiter.store().execute(Command::Forgive { keys }, limiter.now()));
+        let forgive = pin!(limiter.store().execute(Command::Forgive { keys }, Timestamp::from(limiter.now())));
         assert!(forgive.poll(&mut Context::from_waker(Waker::noop())).is_ready());
     };
     let waited = waits_until(elsewhere).await;

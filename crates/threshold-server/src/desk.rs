@@ -17,7 +17,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use threshold_core::balance::Checked;
 use threshold_core::decision::Degraded;
 use threshold_core::explain::Explained;
 use threshold_core::plan::Verb;
@@ -29,7 +28,9 @@ use threshold_limiter::limiter::{LimiterBuilder, Waited};
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::store::{AnyStore, EndError, StoreError};
 use threshold_limiter::tower::ThresholdLayer;
-use threshold_limiter::{Attempted, Clock, Limiter, LoginError, LoginRequest, LoginResult, RefusedBy, Reserved};
+use threshold_limiter::{
+    Attempted, Clock, LimitDecision, Limiter, LoginError, LoginRequest, LoginResult, RefusedBy, Reserved,
+};
 
 use crate::log::{self, DenialLog, LogSampler};
 use crate::metrics::Metrics;
@@ -143,7 +144,7 @@ impl Desk {
 
     /// Returns the time of the limiter's clock.
     pub(crate) fn now(&self) -> Timestamp {
-        self.limiter.now()
+        self.limiter.now().into()
     }
 
     /// Returns a keyed digest of a secret, which may be shown in place of it.
@@ -235,12 +236,7 @@ impl Desk {
     }
 
     /// Checks and charges one limit by a key, without a policy.
-    pub(crate) async fn check_limit(
-        &self,
-        key: &str,
-        limit: &Limit,
-        cost: u64,
-    ) -> Result<(Checked, Timestamp), StoreError> {
+    pub(crate) async fn check_limit(&self, key: &str, limit: &Limit, cost: u64) -> Result<LimitDecision, StoreError> {
         self.limiter.check_limit(key, limit, cost).await
     }
 
@@ -284,14 +280,14 @@ impl Desk {
     /// Logs that an address has attempted too many logins.
     fn log_address_limit(&self, ip: IpAddr) {
         let policy = self.limiter.policy();
-        if let Some(left_out) = self.logins.sample(self.limiter.now()) {
+        if let Some(left_out) = self.logins.sample(self.now()) {
             tracing::warn!(ip = log::shown_address(ip, &policy), left_out, "auth_ip_rate_limit");
         }
     }
 
     /// Logs that failures have locked an account.
     fn log_lockout(&self) {
-        if let Some(left_out) = self.logins.sample(self.limiter.now()) {
+        if let Some(left_out) = self.logins.sample(self.now()) {
             tracing::warn!(left_out, "auth_user_lockout");
         }
     }

@@ -208,15 +208,38 @@ impl Policy {
 
     /// Returns why a subject must not be banned, if it covers more than one client's addresses.
     #[must_use]
-    pub fn refuses_ban(&self, whom: &ListEntry) -> Option<String> {
+    pub fn refuses_ban(&self, whom: &ListEntry) -> Option<TooBroad> {
         let ListEntry::Address(network) = whom else { return None };
         let widest = if network.addr().is_ipv4() { WIDEST.0 } else { WIDEST.1 };
         let covered = check::too_wide(whom, super::Listed::Deny, &self.identity().address);
         covered.or_else(|| {
-            let loopback = network.addr().is_loopback().then(|| "this is this machine's own address".to_owned());
-            loopback.or_else(|| (network.prefix_len() < widest).then(|| format!("a ban covers at most a /{widest}")))
+            let loopback = network.addr().is_loopback().then_some(TooBroad::OwnAddress);
+            loopback.or_else(|| (network.prefix_len() < widest).then_some(TooBroad::Prefix { widest }))
         })
     }
+}
+
+/// Why an entry of a list, or a ban, covers too much to be intended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TooBroad {
+    /// It covers a whole address space.
+    #[error("this covers a whole address space")]
+    AddressSpace,
+    /// It covers the address of this machine.
+    #[error("this covers this machine's own address")]
+    OwnAddress,
+    /// It covers a trusted proxy. The message does not say which one: its address may be a variable's value in another
+    /// notation.
+    #[error("this covers a trusted proxy and everyone behind it")]
+    TrustedProxy,
+    /// It covers more addresses than a ban may.
+    #[error("a ban covers at most a /{widest}")]
+    #[non_exhaustive]
+    Prefix {
+        /// The shortest prefix that may be banned.
+        widest: u8,
+    },
 }
 
 impl Ban {

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
-use super::Pattern;
 use super::file::{NamedEntries, PolicyFile};
 use super::lists::{ListEntry, Listed};
 use super::load::{Loader, known_or};
 use super::rule::{Match, Measure, Mode, Rule, SubjectRule};
 use super::tiers::Tiers;
+use super::{Pattern, TooBroad};
 use crate::address::ClientAddress;
 use crate::caller::DEFAULT_CATEGORY;
 use crate::ladder::{Ladder, Rung};
@@ -247,19 +247,18 @@ impl<'r> Sample<'r> {
 }
 
 /// Returns why a list entry covers too much to be intended.
-pub(super) fn too_wide(entry: &ListEntry, listed: Listed, address: &ClientAddress) -> Option<String> {
+pub(super) fn too_wide(entry: &ListEntry, listed: Listed, address: &ClientAddress) -> Option<TooBroad> {
     let ListEntry::Address(network) = entry else { return None };
     if network.prefix_len() == 0 {
-        return Some("this covers a whole address space".to_owned());
+        return Some(TooBroad::AddressSpace);
     }
     if listed == Listed::Allow {
         return None;
     }
     let loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
     if loopback.iter().any(|own| network.contains(*own)) {
-        return Some("this covers this machine's own address".to_owned());
+        return Some(TooBroad::OwnAddress);
     }
-    // The message does not say which one: its address may be a variable's value in another notation.
     let covers = address.trusted.iter().any(|proxy| network.overlaps(proxy));
-    covers.then(|| "this covers a trusted proxy and everyone behind it".to_owned())
+    covers.then_some(TooBroad::TrustedProxy)
 }

@@ -8,7 +8,7 @@ use super::tiers::{Categories, Given, Own, Scaled};
 use super::{Measure, Measured, Per, Policy, SubjectError};
 use crate::caller::DEFAULT_CATEGORY;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
-use crate::limit::Quota;
+use crate::limit::{LimitError, Quota};
 use crate::time::Timestamp;
 
 /// The maximum length of a text, in bytes, and the maximum number of limits in one setting.
@@ -45,15 +45,65 @@ pub struct Setting {
     pub reason: Box<str>,
 }
 
-/// Why a setting does not fit a policy.
+/// Why a setting does not fit a policy. [`field`](Self::field) names the field that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {message}")]
 #[non_exhaustive]
-pub struct SettingError {
-    /// The field.
-    pub field: String,
-    /// What is wrong with it.
-    pub message: String,
+pub enum SettingError {
+    /// The name is not that of a tenant or a user.
+    #[error(transparent)]
+    Name(#[from] SubjectError),
+    /// The policy has no tier of this name.
+    #[error("no tier is called \"{tier}\"; known: {known}")]
+    #[non_exhaustive]
+    UnknownTier {
+        /// The name.
+        tier: Box<str>,
+        /// The names of the policy's tiers.
+        known: Box<str>,
+    },
+    /// The policy has no category of this name.
+    #[error("no category is called \"{0}\"")]
+    UnknownCategory(Box<str>),
+    /// No rule takes its limit from a tier, so that a limit for this category has no effect.
+    #[error("no rule of the policy has limit = \"tier\", so this would change nothing")]
+    NoTierRule(Box<str>),
+    /// The limit of a category is not one that the policy's rules can have.
+    #[error("{reason}")]
+    #[non_exhaustive]
+    Limit {
+        /// The category.
+        category: Box<str>,
+        /// What is wrong with the limit.
+        reason: Box<str>,
+    },
+    /// `times` is more than [`MAX_TIMES`].
+    #[error("at most {MAX_TIMES} times")]
+    TooManyTimes,
+    /// No rule counts by tenants or users, so that `times` has no effect.
+    #[error("no rule of the policy counts by {}, so this would change nothing", counted_by(*.0))]
+    NotCounted(Owner),
+    /// A limit becomes too large if it is multiplied.
+    #[error(transparent)]
+    TooLarge(LimitError),
+}
+
+impl SettingError {
+    /// Returns the name of the field that is wrong, as in the API: `id`, `tier`, `limits.CATEGORY` or `times`.
+    #[must_use]
+    pub fn field(&self) -> String {
+        match self {
+            Self::Name(_) => "id".to_owned(),
+            Self::UnknownTier { .. } => "tier".to_owned(),
+            Self::UnknownCategory(category) | Self::NoTierRule(category) | Self::Limit { category, .. } => {
+                format!("limits.{category}")
+            }
+            Self::TooManyTimes | Self::NotCounted(_) | Self::TooLarge(_) => "times".to_owned(),
+        }
+    }
+}
+
+fn counted_by(owner: Owner) -> &'static str {
+    if owner == Owner::User { "user" } else { "tenant" }
 }
 
 impl Setting {
@@ -210,8 +260,7 @@ impl Policy {
 
     /// Returns the canonical name of the owner of a setting.
     fn name_given<'n>(&self, owner: Owner, name: &'n str) -> Result<Cow<'n, str>, SettingError> {
-        let id = |error: SubjectError| SettingError { field: "id".to_owned(), message: error.to_string() };
-        self.owner_name(owner, name).map_err(id)
+        Ok(self.owner_name(owner, name)?)
     }
 
     fn keep_shared(&mut self, owner: Owner, name: &str, setting: &Arc<Setting>) -> Result<(), SettingError> {
@@ -228,62 +277,57 @@ impl Policy {
 
     /// Compiles what an owner has with a setting on top of the policy's file.
     fn with_setting(&self, owner: Owner, name: &str, setting: &Setting) -> Result<Own, SettingError> {
-        let wrong = |field: String, message: String| Err(SettingError { field, message });
         let written = self.tiers.written();
         let owners = if owner == Owner::User { &written.users } else { &written.tenants };
         let mut own = owners.get(name).cloned().unwrap_or_default();
         if let Some(tier) = &setting.tier {
             if !written.tiers.contains_key(tier) {
                 let known: Vec<&str> = written.tiers.keys().map(AsRef::as_ref).collect();
-                let message = format!("no tier is called \"{tier}\"; known: {}", known.join(", "));
-                return wrong("tier".to_owned(), message);
+                return Err(SettingError::UnknownTier { tier: tier.clone(), known: known.join(", ").into() });
             }
             own.tier = Some(tier.clone());
         }
         for (category, text) in &setting.limits {
-            let limit = self.given_limit(category, text);
-            let shaped = limit.map_err(|message| SettingError { field: format!("limits.{category}"), message })?;
-            own.limits.insert(category.clone(), shaped);
+            own.limits.insert(category.clone(), self.given_limit(category, text)?);
         }
         if setting.times > 1 {
-            let scaled = self.scaled(owner, &own, setting.times);
-            own.scaled = Some(scaled.map_err(|message| SettingError { field: "times".to_owned(), message })?);
+            own.scaled = Some(self.scaled(owner, &own, setting.times)?);
         }
         Ok(own)
     }
 
-    fn given_limit(&self, category: &str, text: &str) -> Result<Vec<Option<Measured>>, String> {
+    fn given_limit(&self, category: &str, text: &str) -> Result<Vec<Option<Measured>>, SettingError> {
         let known = self.categories.iter().map(|own| own.name.as_ref()).chain([DEFAULT_CATEGORY]);
         let mut known = known.chain(self.tiers.written().tiers.values().flat_map(Categories::keys).map(AsRef::as_ref));
         if !known.any(|own| own == category) {
-            return Err(format!("no category is called \"{category}\""));
+            return Err(SettingError::UnknownCategory(category.into()));
         }
         if self.tiers.written().shapes.is_empty() {
-            return Err("no rule of the policy has limit = \"tier\", so this would change nothing".to_owned());
+            return Err(SettingError::NoTierRule(category.into()));
         }
-        let quota: Quota = text.parse().map_err(|error: crate::limit::NotationError| error.message)?;
-        self.tiers.written().shapes.iter().map(|shape| shape.measured(quota)).collect()
+        let wrong = |reason: String| SettingError::Limit { category: category.into(), reason: reason.into() };
+        let quota: Quota = text.parse().map_err(|error: crate::limit::NotationError| wrong(error.message))?;
+        self.tiers.written().shapes.iter().map(|shape| shape.measured(quota).map_err(wrong)).collect()
     }
 
     /// Compiles every limit that applies to an owner, multiplied.
-    fn scaled(&self, owner: Owner, own: &Own, times: u32) -> Result<Box<Scaled>, String> {
+    fn scaled(&self, owner: Owner, own: &Own, times: u32) -> Result<Box<Scaled>, SettingError> {
         let part = if owner == Owner::User { Per::User } else { Per::Tenant };
         if times > MAX_TIMES {
-            return Err(format!("at most {MAX_TIMES} times"));
+            return Err(SettingError::TooManyTimes);
         }
         let mut counted = self.rules.iter().filter(|rule| rule.per.contains(&part)).peekable();
         if counted.peek().is_none() {
-            let name = if owner == Owner::User { "user" } else { "tenant" };
-            return Err(format!("no rule of the policy counts by {name}, so this would change nothing"));
+            return Err(SettingError::NotCounted(owner));
         }
         let more = |measured: &Measured| {
-            let limit = measured.limit.times(u64::from(times)).map_err(|error| error.to_string())?;
-            Ok::<_, String>(Measured { limit, cost: measured.cost.clone() })
+            let limit = measured.limit.times(u64::from(times)).map_err(SettingError::TooLarge)?;
+            Ok::<_, SettingError>(Measured { limit, cost: measured.cost.clone() })
         };
-        let shaped = |shaped: &Vec<Option<Measured>>| -> Result<Vec<Option<Measured>>, String> {
+        let shaped = |shaped: &Vec<Option<Measured>>| -> Result<Vec<Option<Measured>>, SettingError> {
             shaped.iter().map(|own| own.as_ref().map(more).transpose()).collect()
         };
-        let all = |categories: &Categories| -> Result<Categories, String> {
+        let all = |categories: &Categories| -> Result<Categories, SettingError> {
             categories.iter().map(|(name, own)| Ok((name.clone(), shaped(own)?))).collect()
         };
         let mut rules = BTreeMap::new();
@@ -293,7 +337,7 @@ impl Policy {
             }
         }
         let tiers = self.tiers.written().tiers.iter().map(|(name, own)| Ok((name.clone(), all(own)?)));
-        Ok(Box::new(Scaled { rules, own: all(&own.limits)?, tiers: tiers.collect::<Result<_, String>>()? }))
+        Ok(Box::new(Scaled { rules, own: all(&own.limits)?, tiers: tiers.collect::<Result<_, SettingError>>()? }))
     }
 }
 
@@ -448,7 +492,7 @@ mod tests {
     #[test]
     fn a_setting_that_does_not_fit_is_told_by_its_field() {
         let refused = |text: &str, owner, setting: Setting| {
-            Policy::parse(text, &|_| None).unwrap().give(owner, "x", &setting).unwrap_err().field
+            Policy::parse(text, &|_| None).unwrap().give(owner, "x", &setting).unwrap_err().field()
         };
         assert_eq!(refused(POLICY, Owner::User, setting(1, Some("none"), &[])), "tier");
         assert_eq!(refused(POLICY, Owner::User, setting(1, None, &[("ai", "5/h")])), "limits.ai");

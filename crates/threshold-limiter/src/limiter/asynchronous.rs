@@ -1,20 +1,17 @@
 //! The operations on any store, as async functions. On an `ImmediateStore` each is ready at the first poll.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use threshold_core::balance::Checked;
 use threshold_core::command::{Answer, Command};
 use threshold_core::key::TextKeys;
 use threshold_core::lockout::Account;
 use threshold_core::plan::{SubjectKeys, Verb};
 use threshold_core::policy::Layer;
 use threshold_core::receipt::{ActualCost, OnExpire};
-use threshold_core::{
-    Decision, Digest, Facts, Limit, Outcome, Plan, PlanError, Policy, Receipt, Standing, Timestamp, TraceId,
-};
+use threshold_core::{Decision, Digest, Facts, Limit, Outcome, Plan, PlanError, Policy, Receipt, Standing, TraceId};
 
-use super::{Limiter, Reserved};
+use super::{LimitDecision, Limiter, Reserved};
 use crate::clock::Clock;
 use crate::random_id;
 use crate::store::{EndError, Kind, Listed, Store, StoreError};
@@ -137,14 +134,14 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     ///
     /// # Errors
     /// Returns an error if the store cannot answer.
-    pub async fn check_limit(&self, key: &str, limit: &Limit, cost: u64) -> Result<(Checked, Timestamp), StoreError> {
+    pub async fn check_limit(&self, key: &str, limit: &Limit, cost: u64) -> Result<LimitDecision, StoreError> {
         let text = key;
         let key = TextKeys::new(self.policy().key(), limit).digest(text);
         self.rekey_text(text, key, limit).await?;
         let now = self.clock.now();
         let command = Command::Limit { key, limit: *limit, cost, id: random_id() };
         match self.store.execute(command, now).await? {
-            Answer::Limited(checked) => Ok((checked, now)),
+            Answer::Limited(checked) => Ok(LimitDecision::new(limit, &checked, now)),
             other => Err(StoreError::unexpected(other)),
         }
     }
@@ -160,14 +157,14 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
     }
 
-    /// Returns until when a pause or a rule's `block_for` denies a subject under at least one of its limits; a time in the
-    /// past if nothing does.
+    /// Returns until when a pause or a rule's `block_for` denies a subject under at least one of its limits; `None` if nothing
+    /// does.
     ///
     /// # Errors
     /// Returns an error if the store cannot answer.
-    pub async fn blocked_until(&self, keys: SubjectKeys) -> Result<Timestamp, StoreError> {
+    pub async fn blocked_until(&self, keys: SubjectKeys) -> Result<Option<SystemTime>, StoreError> {
         match self.execute(Command::ReadBlock { keys }).await? {
-            Answer::Blocked(until) => Ok(until),
+            Answer::Blocked(until) => Ok(Some(until).filter(|until| *until > self.clock.now()).map(SystemTime::from)),
             other => Err(StoreError::unexpected(other)),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
+use std::time::SystemTime;
 
 use threshold_core::Timestamp;
 use threshold_core::command::{Answer, Command};
@@ -120,7 +121,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     }
 
     /// Removes the settings that end at or before `now`. Every node does so by itself; call it about twice a second.
-    pub fn end_settings(&self, now: Timestamp) {
+    pub fn end_settings(&self, now: SystemTime) {
+        let now = Timestamp::from(now);
         let is_over = |(_, _, setting): &(Owner, &str, &Setting)| setting.until <= now;
         if !self.policy().settings().any(|given| is_over(&given)) {
             return;

@@ -223,7 +223,7 @@ impl<S: Store, C: Clock> AnyLimiter for Limiter<S, C> {
 
     fn tell_refused(&self, request: &Undecided<'_>, policy: &Policy) {
         let Undecided { ip, status, reason, trace } = *request;
-        self.tell_refusal(Refused { at: self.now(), ip, status, reason, trace }, policy);
+        self.tell_refusal(Refused { at: self.now().into(), ip, status, reason, trace }, policy);
     }
 
     fn durability(&self) -> Option<Durability> {

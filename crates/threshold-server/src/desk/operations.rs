@@ -83,7 +83,7 @@ impl Desk {
         let whom =
             policy.ban_target(new.layer, new.key).map_err(|error| OperationError::invalid("key", error.to_string()))?;
         if let Some(why) = policy.refuses_ban(&whom) {
-            return Err(OperationError::invalid("key", why));
+            return Err(OperationError::invalid("key", why.to_string()));
         }
         let turn = self.operations.lock().await;
         let now = self.now();

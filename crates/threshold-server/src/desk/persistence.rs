@@ -70,7 +70,7 @@ impl Desk {
     /// Saves the counters, so that the next start continues with them.
     pub(crate) fn save_counters(&self) {
         let (Some(journal), Some(store)) = (&self.journal, self.limiter.store().memory()) else { return };
-        let now = self.limiter.now();
+        let now = self.now();
         if let Err(error) = save_counters(store, journal.path(), self.limiter.key_id(), now) {
             tracing::error!(reason = %error, "counters not saved");
         }

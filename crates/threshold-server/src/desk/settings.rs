@@ -75,7 +75,7 @@ impl Desk {
 
     /// Returns the setting of a normalised name.
     pub(super) fn setting(&self, owner: Owner, name: &str) -> Option<Setting> {
-        let (policy, now) = (self.limiter.policy(), self.limiter.now());
+        let (policy, now) = (self.limiter.policy(), self.now());
         policy.setting(owner, name).filter(|setting| setting.until > now).cloned()
     }
 
@@ -94,7 +94,7 @@ impl Desk {
 
     /// Removes settings that have ended.
     pub(crate) fn end_settings(&self, now: Timestamp) {
-        self.limiter.end_settings(now);
+        self.limiter.end_settings(now.into());
     }
 
     /// Puts the bans and settings in force that other nodes have stored.
@@ -111,12 +111,12 @@ impl Desk {
 
 fn warn_unfit(unfit: Vec<UnfitSetting>) {
     for (owner, _, error) in unfit {
-        tracing::warn!(?owner, %error, "setting not in force: it does not fit the policy");
+        tracing::warn!(?owner, field = error.field(), %error, "setting not in force: it does not fit the policy");
     }
 }
 
-fn unfit(SettingError { field, message, .. }: SettingError) -> OperationError {
-    OperationError::Invalid { field, message }
+fn unfit(error: SettingError) -> OperationError {
+    OperationError::Invalid { field: error.field(), message: error.to_string() }
 }
 
 fn check_name(name: &str) -> Result<(), OperationError> {
@@ -209,7 +209,7 @@ mod tests {
     fn settings_end_at_their_time_and_their_number_is_bounded() {
         let clock = Arc::new(ManualClock::default());
         let desk = desk(&clock);
-        let now = desk.limiter.now();
+        let now = desk.now();
         let later = now.plus(threshold_core::Span::MINUTE);
         at_once(desk.store_setting(Owner::Tenant, "short", &ten_times(later))).unwrap();
         for number in 1..MAX_SETTINGS {

@@ -234,7 +234,7 @@ impl Desk {
             strikes: standings.iter().map(|standing| standing.strikes(now)).max().unwrap_or(0),
             shadow_banned: standings.iter().any(|standing| standing.is_shadowed(now)),
             denied_until: later(standings.iter().map(Standing::denied_until).max()),
-            paused_until: later(Some(blocked_until)),
+            paused_until: blocked_until.map(Timestamp::from),
             banned_until: later(standings.iter().filter_map(Standing::banned_until).max()),
             ban,
             digest,

@@ -188,9 +188,9 @@ fn pages_of_any_length_list_every_ban_once_and_in_order() {
     for number in 0..20 {
         let whom = ListEntry::named(Layer::User, &format!("by hand {number}")).unwrap();
         let id = whom.ban_id(limiter.key());
-        let until = if number < 5 { limiter.now() } else { Timestamp::MAX };
-        let ban = Ban { whom, reason: "r".into(), by: "b".into(), from: limiter.now(), until };
-        limiter.bans().set(id, ban, limiter.now()).unwrap();
+        let until = if number < 5 { Timestamp::from(limiter.now()) } else { Timestamp::MAX };
+        let ban = Ban { whom, reason: "r".into(), by: "b".into(), from: Timestamp::from(limiter.now()), until };
+        limiter.bans().set(id, ban, Timestamp::from(limiter.now())).unwrap();
         for _ in 0..2 {
             let _ =
                 at_once(limiter.check_async(&Facts { user: Some(&format!("u{number}")), ..Facts::default() })).unwrap();

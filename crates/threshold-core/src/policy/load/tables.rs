@@ -79,7 +79,7 @@ impl Loader<'_> {
                     }
                 };
                 if let Some(why) = check::too_wide(&entry, listed, &identity.address) {
-                    self.error("list-too-wide", text.span.clone(), why, "list the addresses that you mean");
+                    self.error("list-too-wide", text.span.clone(), why.to_string(), "list the addresses that you mean");
                 }
                 let is_bare = matches!(text.value.trim().parse().map(canonical), Ok(IpAddr::V6(_)));
                 if is_bare && listed == Listed::Deny {

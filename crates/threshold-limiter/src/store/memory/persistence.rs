@@ -281,7 +281,7 @@ mod tests {
         let limiter = Limiter::builder(Policy::parse(POLICY, &|_| None).unwrap()).clock(Arc::clone(&clock)).build();
         let store = limiter.store();
         let agree = |expect: usize| {
-            let now = limiter.now();
+            let now = Timestamp::from(limiter.now());
             let mut scanned = Vec::new();
             store.each_standing(|key, standing| scanned.extend(standing.banned_until().map(|until| (key, until))));
             scanned.retain(|(_, until)| *until > now);
@@ -304,7 +304,7 @@ mod tests {
         let kept = store.standing(standing).unwrap();
         assert!(store.forget_standing(standing));
         agree(98);
-        assert!(store.restore_standing(standing, kept, limiter.now()));
+        assert!(store.restore_standing(standing, kept, Timestamp::from(limiter.now())));
         agree(99);
         clock.advance(Span::HOUR);
         agree(0);
@@ -314,7 +314,7 @@ mod tests {
         for number in 0..2_000 {
             strike(&format!("new {number}"));
         }
-        let now = limiter.now();
+        let now = Timestamp::from(limiter.now());
         agree(walked(store, now, 1_000_000).len());
         let indexed = lock(&store.banned).len();
         assert!(indexed <= store.usage().subjects, "{indexed} are remembered for nothing");

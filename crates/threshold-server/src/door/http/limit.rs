@@ -6,8 +6,9 @@ use axum::response::Response;
 use http::StatusCode;
 use schemars::JsonSchema;
 use serde::Serialize;
-use threshold_core::limit::{Algorithm, LimitOptions, Look};
+use threshold_core::limit::{Algorithm, LimitOptions};
 use threshold_core::{Limit, Span, Timestamp};
+use threshold_limiter::LimitDecision;
 
 use super::request::{LimitBody, read};
 use super::text::Whole;
@@ -47,24 +48,21 @@ pub(super) async fn answer(app: &App, body: &[u8]) -> Result<Response, ApiError>
         return Err(error.about(Some("cost".to_owned())));
     }
     // These keys are in the policy's store, and count toward its `max_keys`.
-    let (checked, now) = app.desk.check_limit(request.key.as_str(), &limit, cost).await?;
+    let decision = app.desk.check_limit(request.key.as_str(), &limit, cost).await?;
     let algorithm = (used != requested).then(|| used.name());
-    let charged = checked.mark.map_or(0, |mark| mark.amount);
-    Ok(json(StatusCode::OK, &LimitAnswer::new(&limit, &checked.look, charged, now, algorithm)))
+    Ok(json(StatusCode::OK, &LimitAnswer::new(&decision, algorithm)))
 }
 
 impl LimitAnswer {
-    fn new(limit: &Limit, look: &Look, charged: u64, now: Timestamp, algorithm: Option<&'static str>) -> Self {
-        let remaining = look.available.saturating_sub(charged);
-        if look.allowed {
-            let reset = limit.reset_at(look, charged > 0, now);
-            let reset_at = reset.unless_never().map(Timestamp::secs_ceil);
-            return Self { allowed: true, remaining, reset_at, retry_after: None, algorithm };
+    fn new(decision: &LimitDecision, algorithm: Option<&'static str>) -> Self {
+        let LimitDecision { allowed, remaining, reset_at, retry_after, .. } = *decision;
+        Self {
+            allowed,
+            remaining,
+            reset_at: reset_at.map(|reset| Timestamp::from(reset).secs_ceil()),
+            retry_after: retry_after.map(|wait| Span::from(wait).secs_ceil()),
+            algorithm,
         }
-        // A full store denies a new key without a time at which it would fit: one second is the least to wait.
-        let wait = look.ready_at.since(now).secs_ceil().max(1);
-        let reset_at = now.plus(Span::from_secs(wait)).secs_ceil();
-        Self { allowed: false, remaining, reset_at: Some(reset_at), retry_after: Some(wait), algorithm }
     }
 }
 
