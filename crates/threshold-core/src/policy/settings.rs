@@ -472,7 +472,7 @@ mod tests {
         let mut new = parse(&POLICY.replace("large", "huge").replace("3/h", "4/h"));
         let unfit: Vec<String> =
             new.take_settings_of(&old).into_iter().map(|(_, name, error)| format!("{name} {error}")).collect();
-        assert_eq!(unfit, ["acme tier: no tier is called \"large\"; known: huge, small"]);
+        assert_eq!(unfit, ["acme no tier is called \"large\"; known: huge, small"]);
         assert_eq!((admitted(&new, Some("acme"), None), admitted(&new, None, Some("u1"))), (2, 40));
         // Changed meanwhile: one is gone, one is new, one is another.
         old.take_back(Owner::User, "u1");

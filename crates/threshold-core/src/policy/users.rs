@@ -263,7 +263,7 @@ mod tests {
             by: "ops".into(),
             reason: "r".into(),
         };
-        assert_eq!(policy.give(Owner::User, "u1", &setting).unwrap_err().field, "id");
+        assert_eq!(policy.give(Owner::User, "u1", &setting).unwrap_err().field(), "id");
         policy.give(Owner::User, "acme/u%31", &setting).unwrap();
         let capacity = |tenant| {
             let facts = crate::Facts { tenant, user: Some("u1"), ..crate::Facts::default() };
