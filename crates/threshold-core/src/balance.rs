@@ -1,5 +1,6 @@
 //! The stored state of one key, and its bytes.
 
+mod script;
 mod small;
 
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
@@ -7,6 +8,7 @@ use crate::key::TraceId;
 use crate::limit::{Limit, Look, Mark, State};
 use crate::time::Timestamp;
 
+pub(crate) use script::Shaped;
 pub use small::Small;
 
 /// The stored state of one key under one limit.

@@ -19,9 +19,9 @@ pub const MAX_SETTINGS: usize = 10_000;
 /// The largest number of changes on one page. A node that is further behind reads several pages.
 pub const MAX_CHANGES_READ: usize = 500;
 /// How long a removal is kept for nodes that have not read it. A node that was away for longer reads the whole set again.
-const REMOVAL_KEPT: Span = Span::HOUR;
+pub const REMOVAL_KEPT: Span = Span::HOUR;
 /// The largest number of removals that are kept. With more, the oldest is dropped before its hour is over.
-const MAX_REMOVALS: usize = 10_000;
+pub const MAX_REMOVALS: usize = 10_000;
 /// The longest name of a tenant or user, in bytes.
 const MAX_NAME: usize = 1 << 14;
 /// The largest number of changes in the bytes of a log or a page.

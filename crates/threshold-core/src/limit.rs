@@ -22,7 +22,7 @@ mod words;
 use std::fmt;
 use std::num::NonZeroU64;
 
-use crate::balance::{Balance, Small};
+use crate::balance::{Balance, Shaped, Small};
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::TraceId;
 use crate::time::{Span, Timestamp};
@@ -509,6 +509,11 @@ impl Limit {
         each_limit!(&self.0, limit => limit.read_receipt(mark, from), never => Ok((mark, Timestamp::MAX)))
     }
 
+    /// What a store's script needs to charge `cost`; `None` if it cannot.
+    pub(crate) fn charge_shape(&self, cost: u64) -> Option<Shaped> {
+        each_limit!(&self.0, limit => limit.charge_shape(cost), never => None)
+    }
+
     /// The state as two numbers, if it has constant size and is in these figures.
     #[inline]
     pub(crate) fn pack(&self, state: &State) -> Option<Small> {
@@ -558,6 +563,16 @@ impl State {
     /// Gives back what `mark` charged for the request `id`, as far as that still counts.
     pub(crate) fn give_back(&mut self, mark: &Mark, now: Timestamp, id: TraceId) {
         each_state!(self, own => own.give_back(mark, now, id), empty => {});
+    }
+
+    /// The state as a store's script reads and writes it; `None` if no script does.
+    pub(crate) fn to_shape(&self) -> Option<Shaped> {
+        each_state!(self, own => own.to_shape(), empty => None)
+    }
+
+    /// The state that [`to_shape`](Self::to_shape) or a script wrote.
+    pub(crate) fn from_shape(shaped: &Shaped) -> Option<Self> {
+        first_state!(S => S::from_shape(shaped).map(StateSlot::into_state))
     }
 
     /// Appends the state: a tag and what the algorithm keeps.

@@ -7,7 +7,7 @@
 use std::fmt;
 
 use super::{Algorithm, Anchor, LimitError, Look, MAX_QUOTA, Mark, PackedRate, State, Unit};
-use crate::balance::Small;
+use crate::balance::{Shaped, Small};
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::TraceId;
 use crate::time::{Span, Timestamp};
@@ -187,6 +187,12 @@ pub(crate) trait LimitAlgorithm: Copy + Eq + fmt::Debug {
         None
     }
 
+    /// What a store's script needs to charge `cost` to a state that was written under these figures: the numbers that
+    /// `settle.lua` takes for the shape of the state. `None` if the script does not know the state.
+    fn charge_shape(&self, _cost: u64) -> Option<Shaped> {
+        None
+    }
+
     /// The rate whose whole state is one number, if this limit has one.
     fn packed_rate(&self, _now: Timestamp) -> Option<PackedRate> {
         None
@@ -213,6 +219,17 @@ pub(crate) trait AlgorithmState: StateSlot {
 
     /// Gives back what `mark` charged for the request `id`, as far as that still counts.
     fn give_back(&mut self, mark: &Mark, now: Timestamp, id: TraceId);
+
+    /// The state as a store's script reads and writes it; `None` if no script does.
+    fn to_shape(&self) -> Option<Shaped> {
+        None
+    }
+
+    /// The state that [`to_shape`](Self::to_shape) or a script wrote; `None` for the shapes of other states, and for numbers that
+    /// no charge leaves.
+    fn from_shape(_shaped: &Shaped) -> Option<Self> {
+        None
+    }
 
     /// Appends a tag and the state.
     fn write(&self, out: &mut Writer);

@@ -6,6 +6,7 @@
 
 use super::algorithm::{AlgorithmState, Figures, read_time, write_time};
 use super::{Look, MAX_BUCKETS, Mark};
+use crate::balance::Shaped;
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::TraceId;
 use crate::time::{Span, Timestamp};
@@ -109,7 +110,19 @@ impl Sliding {
     }
 }
 
+impl Sliding {
+    /// The numbers of a charge for a script. A log has a grain of 0.
+    pub(super) fn charge_shape(&self, grain: Span, cost: u64) -> Option<Shaped> {
+        let most = u64::try_from(self.max_entries).ok()?;
+        let numbers = vec![self.quota, self.period.micros(), grain.micros(), cost, most];
+        Some(Shaped { shape: Entries::SHAPE, numbers })
+    }
+}
+
 impl Entries {
+    /// Its shape in scripts.
+    const SHAPE: u8 = 4;
+
     /// No entries, under this period.
     pub(super) fn none(period: Span) -> Self {
         Self { entries: Vec::new(), period }
@@ -157,6 +170,23 @@ impl AlgorithmState for Entries {
 
     fn set_terms(&self, figures: &mut Figures) {
         figures.period = self.period;
+    }
+
+    fn to_shape(&self) -> Option<Shaped> {
+        let mut numbers = vec![self.period.micros(), sum(&self.entries)];
+        numbers.extend(self.entries.iter().flat_map(|entry| [entry.time.micros(), entry.cost]));
+        Some(Shaped { shape: Self::SHAPE, numbers })
+    }
+
+    /// The sum is for the script: it is the sum of the entries, or of all of which the one entry stands for the oldest.
+    fn from_shape(shaped: &Shaped) -> Option<Self> {
+        let (Self::SHAPE, [period, total, entries @ ..]) = (shaped.shape, &shaped.numbers[..]) else { return None };
+        let (pairs, rest) = entries.as_chunks::<2>();
+        let entries = pairs.iter().map(|[time, cost]| Entry { time: Timestamp::from_micros(*time), cost: *cost });
+        let entries: Vec<Entry> = entries.collect();
+        let in_order = entries.is_sorted_by(|one, next| one.time < next.time);
+        let sound = rest.is_empty() && entries.len() <= MAX_ENTRIES && in_order && sum(&entries) == *total;
+        sound.then(|| Self { entries, period: Span::from_micros(*period) })
     }
 
     /// A charge counts while its entry is there.

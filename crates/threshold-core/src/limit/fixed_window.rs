@@ -5,7 +5,7 @@ use std::fmt;
 use super::algorithm::{AlgorithmState, Figures, LimitAlgorithm, LimitOption, periods_in};
 use super::words::{any_period, quantity};
 use super::{LimitError, Look, Mark, Unit, check_figures};
-use crate::balance::Small;
+use crate::balance::{Shaped, Small};
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::TraceId;
 use crate::time::{Span, Timestamp};
@@ -47,6 +47,9 @@ pub(crate) struct WindowCount {
 }
 
 impl WindowCount {
+    /// Its shape in scripts.
+    const SHAPE: u8 = 2;
+
     #[inline]
     fn end(&self) -> Timestamp {
         self.start.plus(self.period)
@@ -222,6 +225,12 @@ impl LimitAlgorithm for FixedWindow {
         Mark::new(window.start, amount)
     }
 
+    fn charge_shape(&self, cost: u64) -> Option<Shaped> {
+        let from_first = u64::from(self.anchor == Anchor::First);
+        let numbers = vec![self.quota, self.period.micros(), from_first, cost];
+        Some(Shaped { shape: WindowCount::SHAPE, numbers })
+    }
+
     #[inline(always)]
     fn pack(&self, state: &WindowCount) -> Option<Small> {
         self.is_written_under(state).then(|| Small { large: state.start.micros(), figure: state.used })
@@ -244,6 +253,16 @@ impl AlgorithmState for WindowCount {
 
     fn set_terms(&self, figures: &mut Figures) {
         figures.period = self.period;
+    }
+
+    fn to_shape(&self) -> Option<Shaped> {
+        let numbers = vec![self.start.micros(), self.used, self.period.micros()];
+        Some(Shaped { shape: Self::SHAPE, numbers })
+    }
+
+    fn from_shape(shaped: &Shaped) -> Option<Self> {
+        let (Self::SHAPE, [start, used, period]) = (shaped.shape, &shaped.numbers[..]) else { return None };
+        Some(Self { start: Timestamp::from_micros(*start), used: *used, period: Span::from_micros(*period) })
     }
 
     /// A charge counts while its window is the one that is stored.

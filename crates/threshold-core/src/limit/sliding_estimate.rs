@@ -5,7 +5,7 @@ use std::fmt;
 use super::algorithm::{AlgorithmState, Figures, LimitAlgorithm, periods_in};
 use super::words::{any_period, quantity};
 use super::{LimitError, Look, Mark, Unit, check_figures};
-use crate::balance::Small;
+use crate::balance::{Shaped, Small};
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::TraceId;
 use crate::time::{Span, Timestamp};
@@ -28,6 +28,9 @@ pub(crate) struct TwoWindows {
 }
 
 impl TwoWindows {
+    /// Its shape in scripts.
+    const SHAPE: u8 = 3;
+
     fn end(&self) -> Timestamp {
         self.start.plus(self.period)
     }
@@ -228,6 +231,10 @@ impl LimitAlgorithm for SlidingEstimate {
         self.add(state, cost, now)
     }
 
+    fn charge_shape(&self, cost: u64) -> Option<Shaped> {
+        Some(Shaped { shape: TwoWindows::SHAPE, numbers: vec![self.quota, self.period.micros(), cost] })
+    }
+
     #[inline(always)]
     fn pack(&self, state: &TwoWindows) -> Option<Small> {
         if !self.is_written_under(state) {
@@ -260,6 +267,19 @@ impl AlgorithmState for TwoWindows {
 
     fn set_terms(&self, figures: &mut Figures) {
         figures.period = self.period;
+    }
+
+    fn to_shape(&self) -> Option<Shaped> {
+        let numbers = vec![self.start.micros(), self.current, self.previous, self.period.micros()];
+        Some(Shaped { shape: Self::SHAPE, numbers })
+    }
+
+    fn from_shape(shaped: &Shaped) -> Option<Self> {
+        let (Self::SHAPE, [start, current, previous, period]) = (shaped.shape, &shaped.numbers[..]) else {
+            return None;
+        };
+        let (start, period) = (Timestamp::from_micros(*start), Span::from_micros(*period));
+        Some(Self { start, current: *current, previous: *previous, period })
     }
 
     /// A charge counts while its window is one of the two.

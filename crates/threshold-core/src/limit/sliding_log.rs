@@ -6,6 +6,7 @@ use super::algorithm::{Figures, LimitAlgorithm};
 use super::entries::{Entries, Sliding};
 use super::words::{any_period, quantity};
 use super::{Algorithm, LimitError, Look, MAX_LOG, Mark, Unit, check_figures};
+use crate::balance::Shaped;
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::TraceId;
 use crate::time::{Span, Timestamp};
@@ -123,6 +124,10 @@ impl LimitAlgorithm for SlidingLog {
 
     fn charge(&self, state: &mut Entries, cost: u64, now: Timestamp, _id: TraceId) -> Mark {
         self.at(now).charge(state, cost, now)
+    }
+
+    fn charge_shape(&self, cost: u64) -> Option<Shaped> {
+        self.at(Timestamp::EPOCH).charge_shape(Span::ZERO, cost)
     }
 }
 

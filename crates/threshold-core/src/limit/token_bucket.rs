@@ -16,7 +16,7 @@ use std::fmt;
 use super::algorithm::{AlgorithmState, Figures, LimitAlgorithm, LimitOption};
 use super::words::{any_period, quantity};
 use super::{LimitError, Look, MAX_QUOTA, Mark, Unit, check_figures};
-use crate::balance::Small;
+use crate::balance::{Shaped, Small};
 use crate::codec::{BytesError, Reader, Writer};
 use crate::key::TraceId;
 use crate::time::{Span, Timestamp};
@@ -442,6 +442,17 @@ impl LimitAlgorithm for TokenBucket {
         Some((look, charged, Mark::new(look.reset_if_charged, cost)))
     }
 
+    fn charge_shape(&self, cost: u64) -> Option<Shaped> {
+        let split = |cost: u64| {
+            let (micros, fraction) = self.interval.split(self.interval.cost(cost));
+            [micros.micros(), fraction]
+        };
+        let ([add, add_fraction], [capacity, capacity_fraction]) = (split(cost), split(self.burst));
+        let parts = self.interval.parts;
+        let figures = [self.quota, self.period.micros(), parts, add, add_fraction, capacity, capacity_fraction];
+        Some(Shaped { shape: Level::SHAPE, numbers: figures.to_vec() })
+    }
+
     fn packed_rate(&self, now: Timestamp) -> Option<PackedRate> {
         PackedRate::new(*self, now)
     }
@@ -468,6 +479,21 @@ impl AlgorithmState for Bucket {
 
     fn set_terms(&self, figures: &mut Figures) {
         (figures.quota, figures.period) = (self.level().quota, self.level().period);
+    }
+
+    fn to_shape(&self) -> Option<Shaped> {
+        let Self::Plain(Level { full_at, fraction, quota, period }) = self else { return None };
+        let numbers = vec![full_at.micros(), *fraction, *quota, period.micros()];
+        Some(Shaped { shape: Level::SHAPE, numbers })
+    }
+
+    fn from_shape(shaped: &Shaped) -> Option<Self> {
+        let (Level::SHAPE, [full_at, fraction, quota, period]) = (shaped.shape, &shaped.numbers[..]) else {
+            return None;
+        };
+        let full_at = Timestamp::from_micros(*full_at);
+        let level = Level { full_at, fraction: *fraction, quota: *quota, period: Span::from_micros(*period) };
+        level.is_sound().then_some(Self::Plain(level))
     }
 
     fn give_back(&mut self, mark: &Mark, now: Timestamp, _id: TraceId) {

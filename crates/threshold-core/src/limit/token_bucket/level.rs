@@ -105,6 +105,8 @@ pub(crate) struct Level {
 impl Level {
     /// The first byte of a stored level.
     pub(super) const TAG: u8 = 1;
+    /// Its shape in scripts.
+    pub(super) const SHAPE: u8 = 1;
 
     /// Whether it was written under the figures of this limit.
     #[inline]
@@ -140,8 +142,12 @@ impl Level {
             quota: from.number()?,
             period: Span::from_micros(from.number()?),
         };
+        if level.is_sound() { Ok(level) } else { Err(BytesError::Malformed("token bucket")) }
+    }
+
+    /// Whether a charge can leave these numbers.
+    pub(super) fn is_sound(&self) -> bool {
         // The figures first: an interval of 0 has no ticks.
-        let sound = check_figures(level.quota, level.period).is_ok() && level.fraction < level.interval().parts;
-        if sound { Ok(level) } else { Err(BytesError::Malformed("token bucket")) }
+        check_figures(self.quota, self.period).is_ok() && self.fraction < self.interval().parts
     }
 }

@@ -1,0 +1,97 @@
+//! Balances and charges in the form of a store's script: fixed-width numbers that it compares and adds by itself.
+//!
+//! A script knows a few shapes of state. Core computes every increment, and every figure of the answer from what the script found,
+//! so that a limit is computed in one place. What a script does not know has shape 0, and core decides about it.
+
+use super::Balance;
+use crate::bill::{Bill, Charge};
+use crate::codec::{BytesError, Format};
+use crate::limit::State;
+use crate::plan::Verb;
+use crate::time::Timestamp;
+
+/// The version of the layouts in this file.
+const VERSION: u8 = 1;
+/// The shape of a balance that a script does not know. Its bytes follow.
+const OTHER: u8 = 0;
+/// Numbers in scripts are doubles, which are exact below this.
+const LARGEST: u64 = 1 << 53;
+/// The first byte of a charge has a bit for a limit that denies, and one for a cost that is charged.
+const ENFORCED: u8 = 1;
+const CHARGED: u8 = 2;
+
+const WRONG: BytesError = BytesError::Malformed("balance of a script");
+
+/// A shape of state that a script knows, and its numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Shaped {
+    pub(crate) shape: u8,
+    pub(crate) numbers: Vec<u64>,
+}
+
+impl Shaped {
+    /// Appends the shape and its numbers; `None` if one of them is too large for a script.
+    fn write(&self, first: u8) -> Option<Vec<u8>> {
+        let mut bytes = vec![first, self.shape];
+        for number in &self.numbers {
+            if *number >= LARGEST {
+                return None;
+            }
+            bytes.extend_from_slice(&number.to_be_bytes());
+        }
+        Some(bytes)
+    }
+}
+
+impl Balance {
+    /// Returns the bytes of this balance for a script. They are the same for equal balances.
+    #[must_use]
+    pub fn to_script(&self, format: Format) -> Vec<u8> {
+        let unblocked = self.blocked_until == Timestamp::EPOCH;
+        let shaped = self.state.to_shape().filter(|_| unblocked).and_then(|shaped| shaped.write(VERSION));
+        shaped.unwrap_or_else(|| [&[VERSION, OTHER], self.to_bytes(format).as_slice()].concat())
+    }
+
+    /// Parses what [`to_script`](Self::to_script) or a script wrote.
+    ///
+    /// # Errors
+    /// Fails on an unknown version or shape, and on malformed bytes.
+    pub fn from_script(bytes: &[u8]) -> Result<Self, BytesError> {
+        let (version, shape, rest) = match bytes {
+            [version, shape, rest @ ..] => (*version, *shape, rest),
+            _ => return Err(BytesError::Truncated),
+        };
+        if version != VERSION {
+            return Err(BytesError::UnknownVersion { found: version, oldest: VERSION, newest: VERSION });
+        }
+        if shape == OTHER {
+            return Self::from_bytes(rest);
+        }
+        let (numbers, tail) = rest.as_chunks::<8>();
+        if !tail.is_empty() {
+            return Err(BytesError::Trailing);
+        }
+        let numbers: Vec<u64> = numbers.iter().map(|number| u64::from_be_bytes(*number)).collect();
+        let state = State::from_shape(&Shaped { shape, numbers }).ok_or(WRONG)?;
+        Ok(Self { state, blocked_until: Timestamp::EPOCH })
+    }
+}
+
+impl Bill<'_> {
+    /// Returns each charge as a script takes it. `None` if the script cannot settle this bill: it knows a check under limits of
+    /// four shapes, without a ban.
+    #[must_use]
+    pub fn to_script(&self) -> Option<Vec<Vec<u8>>> {
+        if self.verb != Verb::Check || self.banned_until > Timestamp::EPOCH || self.charges.is_empty() {
+            return None;
+        }
+        self.charges.iter().map(|charge| self.script_charge(charge)).collect()
+    }
+
+    fn script_charge(&self, charge: &Charge<'_>) -> Option<Vec<u8>> {
+        let waits_for_outcome = charge.terms.by_outcome && !self.outcomes_seen;
+        let charged = charge.cost > 0 && !waits_for_outcome;
+        let terms = if charge.enforced() { ENFORCED } else { 0 } | if charged { CHARGED } else { 0 };
+        charge.limit.charge_shape(charge.cost)?.write(terms)
+    }
+}
