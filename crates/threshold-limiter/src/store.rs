@@ -3,6 +3,8 @@
 mod any;
 mod change_sink;
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 mod shared;
 
 use std::future::Future;
@@ -120,6 +122,11 @@ pub trait Store: Send + Sync {
     /// Returns whether every future of this store is ready at the first poll. It must always return the same.
     fn answers_at_once(&self) -> bool {
         false
+    }
+
+    /// Returns the reason of the last failure in words for operators; `None` if there was none.
+    fn last_error(&self) -> Option<String> {
+        None
     }
 
     /// Returns a future that resolves when all changes are on disk; `None` if changes are not written to disk.

@@ -84,6 +84,13 @@ impl Store for AnyStore {
         }
     }
 
+    fn last_error(&self) -> Option<String> {
+        match &self.0 {
+            Inner::Memory(store) => store.last_error(),
+            Inner::Other(store) => store.erased_last_error(),
+        }
+    }
+
     fn durability(&self) -> Option<Durability> {
         match &self.0 {
             Inner::Memory(store) => store.durability(),
@@ -115,6 +122,8 @@ trait ErasedStore: Send + Sync {
 
     fn erased_answers_at_once(&self) -> bool;
 
+    fn erased_last_error(&self) -> Option<String>;
+
     fn erased_durability(&self) -> Option<Durability>;
 }
 
@@ -137,6 +146,10 @@ impl<S: Store> ErasedStore for S {
 
     fn erased_answers_at_once(&self) -> bool {
         Store::answers_at_once(self)
+    }
+
+    fn erased_last_error(&self) -> Option<String> {
+        Store::last_error(self)
     }
 
     fn erased_durability(&self) -> Option<Durability> {

@@ -41,6 +41,10 @@ impl<S: Store> Store for Arc<S> {
         S::answers_at_once(self)
     }
 
+    fn last_error(&self) -> Option<String> {
+        S::last_error(self)
+    }
+
     fn durability(&self) -> Option<Durability> {
         S::durability(self)
     }

@@ -1,0 +1,286 @@
+//! A store in Redis or Valkey, which several nodes share.
+//!
+//! A record is bytes under a key that expires when the record falls silent. `settle.lua` decides the usual request on the
+//! server, with increments that core has computed, and core computes the answer from what it found. Everything else core decides
+//! on copies of the records, and `swap.lua` writes the result if none of them has changed in the meantime. The time is the
+//! server's.
+
+mod batch;
+mod breaker;
+mod control;
+mod copies;
+mod inspect;
+mod keys;
+mod listed;
+mod reply;
+mod server;
+mod settle;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ::redis::{Client, Cmd, Pipeline, Value};
+use threshold_core::command::{Answer, Command};
+use threshold_core::control::MAX_CHANGES_READ;
+use threshold_core::{Digest, KeyId, Outcome, Plan, Timestamp, TraceId};
+
+use super::{Kind, Listed, Store, StoreError};
+use batch::{Batches, Task};
+use breaker::Breaker;
+use server::Server;
+
+/// How long a decision waits for the store, unless [`RedisOptions::deadline`] says otherwise.
+const DEADLINE: Duration = Duration::from_millis(20);
+/// The pause between two searches for reservations that have expired.
+const SWEEP: Duration = Duration::from_millis(500);
+/// The largest number of expired reservations that one search ends in one partition.
+const MAX_SWEPT: usize = 64;
+
+/// Why a store in Redis was not opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RedisOpenError {
+    /// The URL cannot be parsed, or names something that is not supported.
+    #[error("cannot use this URL: {0}")]
+    Url(String),
+    /// The server cannot be reached, or refused the connection.
+    #[error("cannot connect: {0}")]
+    Connect(String),
+    /// The server is too old.
+    #[error("Redis {0} is too old: 7 or newer is needed")]
+    Version(String),
+    /// The server is a replica, which cannot be written to.
+    #[error("the server is a replica: give the address of the primary")]
+    Replica,
+    /// The server's records were written with another secret. Their digests mean nothing under this one.
+    #[error(
+        "the store was written with the secret {stored}, and this node has {own}: set the same THRESHOLD_SECRET on every node, \
+         or the stored one as THRESHOLD_SECRET_OLD to replace it"
+    )]
+    OtherSecret {
+        /// The key ids of the secrets that the store was written with.
+        stored: String,
+        /// The key id of this node's secret.
+        own: KeyId,
+    },
+}
+
+/// How a store in Redis is opened.
+#[derive(Debug, Clone)]
+pub struct RedisOptions {
+    url: String,
+    key: KeyId,
+    old_key: Option<KeyId>,
+    deadline: Duration,
+}
+
+impl RedisOptions {
+    /// Sets the URL, such as `redis://127.0.0.1:6379/0`, and the key id of the secret that digests are made with; see
+    /// [`Limiter::key_id`](crate::Limiter::key_id).
+    #[must_use]
+    pub fn new(url: impl Into<String>, key: KeyId) -> Self {
+        Self { url: url.into(), key, old_key: None, deadline: DEADLINE }
+    }
+
+    /// Sets the key id of the secret before, while the secret is rotated.
+    #[must_use]
+    pub fn old_key(mut self, old: Option<KeyId>) -> Self {
+        self.old_key = old;
+        self
+    }
+
+    /// Sets how long a decision waits for the store. The default is 20 milliseconds.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+}
+
+/// Records in Redis or Valkey, which several nodes share.
+#[derive(Debug)]
+pub struct RedisStore {
+    server: Arc<Server>,
+    batches: Arc<Batches>,
+    breaker: Breaker,
+    deadline: Duration,
+    warnings: Vec<String>,
+}
+
+impl RedisStore {
+    /// Connects, and checks that the stored records were written with the same secret.
+    ///
+    /// # Errors
+    /// Fails if the server cannot be reached, or if it holds the records of another secret.
+    pub async fn open(options: RedisOptions) -> Result<Self, RedisOpenError> {
+        let client = Client::open(options.url.as_str()).map_err(|error| RedisOpenError::Url(error.to_string()))?;
+        let connect = |error: ::redis::RedisError| RedisOpenError::Connect(error.to_string());
+        let server = Server::connect(client).await.map_err(connect)?;
+        let warnings = inspect::inspect(&server).await?;
+        check_secret(&server, &options).await?;
+        let batches = Arc::new(Batches::start(Arc::clone(&server)));
+        sweep(Arc::clone(&server), Arc::downgrade(&batches));
+        Ok(Self { server, batches, breaker: Breaker::default(), deadline: options.deadline, warnings })
+    }
+
+    /// Returns what an operator should change about the server, such as an eviction policy that drops keys which still count.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Ends the reservations that have expired and give back their charges. Returns how many there were. A node does this by
+    /// itself twice a second.
+    ///
+    /// # Errors
+    /// Fails if the server cannot be reached.
+    pub async fn release_expired(&self) -> Result<usize, StoreError> {
+        release_expired(&self.server, &self.batches).await
+    }
+
+    /// Returns whether there is a connection to the server at this moment.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.server.is_connected()
+    }
+
+    /// Waits for an operation until the deadline. The operation goes on after that, because it may have begun on the server.
+    async fn within_deadline<T: Send + 'static>(
+        &self,
+        operation: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        if !self.breaker.lets_through(Instant::now()) {
+            return Err(StoreError::Unavailable);
+        }
+        let answered = tokio::time::timeout(self.deadline, tokio::spawn(operation)).await;
+        let answered = match answered {
+            Ok(Ok(answered)) => answered,
+            Ok(Err(_)) => Err(StoreError::Unavailable),
+            Err(_) => Err(StoreError::Timeout),
+        };
+        let failed = matches!(answered, Err(StoreError::Unavailable | StoreError::Timeout));
+        self.breaker.ended(!failed, Instant::now());
+        answered
+    }
+}
+
+impl Store for RedisStore {
+    async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
+        let (server, batches) = (Arc::clone(&self.server), Arc::clone(&self.batches));
+        let (bill, _) = (plan.bill().to_owned(), now);
+        let settled = self.within_deadline(async move {
+            if let Some(outcome) = settle::settle(&server, &bill).await? {
+                return Ok(outcome);
+            }
+            let command = Command::Settle(Box::new(bill));
+            let answer = batches.run(Task::Execute(Box::new(command))).await?;
+            Ok(*answer.settled().ok_or(StoreError::Unavailable)?)
+        });
+        *outcome = settled.await?;
+        Ok(())
+    }
+
+    async fn execute(&self, command: Command, _: Timestamp) -> Result<Answer, StoreError> {
+        let server = Arc::clone(&self.server);
+        match command {
+            Command::Control(change) => {
+                let change = std::slice::from_ref(&*change).to_vec();
+                self.within_deadline(async move { control::add(&server, &change).await }).await
+            }
+            // No deadline: a hundred thousand bans take longer, and an operator waits for them.
+            Command::ControlAll(changes) => control::add(&server, &changes).await,
+            Command::ReadControl { after, most } => {
+                let most = usize::try_from(most).map_or(MAX_CHANGES_READ, |most| most.min(MAX_CHANGES_READ));
+                self.within_deadline(async move { control::read(&server, after, most).await }).await
+            }
+            command => {
+                let batches = Arc::clone(&self.batches);
+                self.within_deadline(async move { batches.run(Task::Execute(Box::new(command))).await }).await
+            }
+        }
+    }
+
+    async fn list(
+        &self,
+        kind: Kind,
+        after: Option<Digest>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<Vec<Listed>, StoreError> {
+        // No deadline: an operator would rather wait.
+        listed::list(&self.server, kind, after, limit, now).await
+    }
+
+    fn last_error(&self) -> Option<String> {
+        self.server.problem()
+    }
+}
+
+/// Records this node's secret beside those in force, unless the store was written with others.
+async fn check_secret(server: &Arc<Server>, options: &RedisOptions) -> Result<(), RedisOpenError> {
+    let connect = |error: ::redis::RedisError| RedisOpenError::Connect(error.to_string());
+    let mut read = Cmd::new();
+    read.arg("SMEMBERS").arg(keys::control("secrets"));
+    let stored: Vec<String> = match server.send(&read).await.map_err(connect)? {
+        Value::Array(members) | Value::Set(members) => {
+            let texts = members.into_iter().filter_map(|member| match member {
+                Value::BulkString(text) => String::from_utf8(text).ok(),
+                _ => None,
+            });
+            texts.collect()
+        }
+        _ => Vec::new(),
+    };
+    let known = |key: KeyId| stored.contains(&key.to_string());
+    if !stored.is_empty() && !known(options.key) && !options.old_key.is_some_and(known) {
+        return Err(RedisOpenError::OtherSecret { stored: stored.join(", "), own: options.key });
+    }
+    let mut add = Cmd::new();
+    add.arg("SADD").arg(keys::control("secrets")).arg(options.key.to_string());
+    server.send(&add).await.map_err(connect)?;
+    Ok(())
+}
+
+/// Ends reservations that have expired and give back their charges, until the store is dropped.
+fn sweep(server: Arc<Server>, batches: std::sync::Weak<Batches>) {
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(server::jittered(SWEEP)).await;
+            let Some(batches) = batches.upgrade() else { return };
+            // While the server is away there is nothing to end. It is tried again after the next pause.
+            let _ = release_expired(&server, &batches).await;
+        }
+    });
+}
+
+async fn release_expired(server: &Arc<Server>, batches: &Batches) -> Result<usize, StoreError> {
+    let mut ended: usize = 0;
+    for id in expired(server).await? {
+        batches.run(Task::Expire(id)).await?;
+        ended = ended.saturating_add(1);
+    }
+    Ok(ended)
+}
+
+/// Returns reservations that have expired by the server's clock.
+async fn expired(server: &Arc<Server>) -> Result<Vec<TraceId>, StoreError> {
+    let unavailable = |_| StoreError::Unavailable;
+    let mut time = Cmd::new();
+    time.arg("TIME");
+    let now = reply::time(&mut batch::array(server.send(&time).await.map_err(unavailable)?)?.into_iter())?;
+    let mut search = Pipeline::new();
+    for home in keys::homes() {
+        search.cmd("ZRANGE").arg(keys::expiring(home)).arg("-inf").arg(now.micros().checked_div(1_000).unwrap_or(0));
+        search.arg("BYSCORE").arg("LIMIT").arg(0).arg(MAX_SWEPT).arg("WITHSCORES");
+    }
+    let mut due = Vec::new();
+    for members in server.send_all(&search).await.map_err(unavailable)? {
+        let mut parts = batch::array(members)?.into_iter();
+        while let (Some(Value::BulkString(member)), Some(score)) = (parts.next(), parts.next()) {
+            due.extend(keys::id_of_member(&member).zip(reply::number(Some(score)).ok()));
+        }
+    }
+    // In the order in which they were due, as core does it: the first to give back may make the others void.
+    due.sort_unstable_by_key(|(id, score)| (*score, *id));
+    Ok(due.into_iter().map(|(id, _)| id).collect())
+}

@@ -1,0 +1,187 @@
+//! One Redis server: a connection that is shared by all callers and restored when it breaks, and scripts on it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ::redis::aio::MultiplexedConnection;
+use ::redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, Script, ServerErrorKind, Value};
+use rand::RngExt as _;
+
+/// How long a connection attempt may take.
+const CONNECT: Duration = Duration::from_secs(1);
+/// After this long without an answer the connection counts as broken. Callers have given up much earlier.
+const HANGS: Duration = Duration::from_secs(2);
+/// The pause before the second attempt to connect. It doubles with each attempt, and is randomized so that the nodes of a cluster
+/// do not all come back at the same moment.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// The longest pause between two attempts: exactness returns within 5 seconds of the server's return.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Why a server did not do what it was asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum CallError {
+    /// The server refused before anything was executed, or cannot be reached.
+    NotExecuted,
+    /// The connection broke. The call may have been executed.
+    Unknown,
+}
+
+/// A script, and its name on the server.
+#[derive(Debug)]
+pub(super) struct ServerScript {
+    text: &'static str,
+    hash: String,
+}
+
+impl ServerScript {
+    pub(super) fn new(text: &'static str) -> Self {
+        Self { text, hash: Script::new(text).get_hash().to_owned() }
+    }
+}
+
+/// A connection to one server.
+#[derive(Debug)]
+pub(super) struct Server {
+    client: Client,
+    link: Mutex<Link>,
+}
+
+#[derive(Default)]
+struct Link {
+    connection: Option<MultiplexedConnection>,
+    /// Counts connections, so that a broken one is not mistaken for its successor.
+    generation: u64,
+    is_connecting: bool,
+    problem: Option<String>,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").field("connected", &self.connection.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// Connects for the first time.
+    pub(super) async fn connect(client: Client) -> Result<Arc<Self>, RedisError> {
+        let connection = open(&client).await?;
+        let link = Link { connection: Some(connection), ..Link::default() };
+        Ok(Arc::new(Self { client, link: Mutex::new(link) }))
+    }
+
+    /// Runs a script. It is sent again only if the server did not have it, so it is executed at most once.
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        script: &ServerScript,
+        keys: &[String],
+        args: &[Vec<u8>],
+    ) -> Result<Value, CallError> {
+        let mut call = Cmd::new();
+        call.arg("EVALSHA").arg(&script.hash).arg(keys.len()).arg(keys).arg(args);
+        match self.send(&call).await {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {}
+            answered => return answered.map_err(|error| classify(&error)),
+        }
+        let mut load = Cmd::new();
+        load.arg("SCRIPT").arg("LOAD").arg(script.text);
+        self.send(&load).await.map_err(|error| classify(&error))?;
+        self.send(&call).await.map_err(|error| classify(&error))
+    }
+
+    /// Sends a command once.
+    pub(super) async fn send(self: &Arc<Self>, call: &Cmd) -> Result<Value, RedisError> {
+        let (mut connection, generation) = self.connection()?;
+        let answered = connection.send_packed_command(call).await.and_then(Value::extract_error);
+        self.heard(generation, answered)
+    }
+
+    /// Sends several commands at once, and returns an answer for each.
+    pub(super) async fn send_all(self: &Arc<Self>, calls: &Pipeline) -> Result<Vec<Value>, RedisError> {
+        let (mut connection, generation) = self.connection()?;
+        let answered = connection.send_packed_commands(calls, 0, calls.len()).await;
+        self.heard(generation, answered.and_then(|values| values.into_iter().map(Value::extract_error).collect()))
+    }
+
+    fn connection(&self) -> Result<(MultiplexedConnection, u64), RedisError> {
+        let link = self.link();
+        let unconnected = || RedisError::from((ErrorKind::Client, "not connected"));
+        Ok((link.connection.clone().ok_or_else(unconnected)?, link.generation))
+    }
+
+    /// Replaces the connection after an error that makes it useless.
+    fn heard<T>(self: &Arc<Self>, generation: u64, answered: Result<T, RedisError>) -> Result<T, RedisError> {
+        if let Err(error) = &answered {
+            self.link().problem = Some(error.to_string());
+            if is_broken(error) {
+                self.reconnect(generation);
+            }
+        }
+        answered
+    }
+
+    /// Returns the last error, for operators.
+    pub(super) fn problem(&self) -> Option<String> {
+        self.link().problem.clone()
+    }
+
+    /// Returns whether there is a connection.
+    pub(super) fn is_connected(&self) -> bool {
+        self.link().connection.is_some()
+    }
+
+    /// Replaces a broken connection in the background. Until then calls fail at once.
+    fn reconnect(self: &Arc<Self>, broken: u64) {
+        let mut link = self.link();
+        if link.generation != broken || link.is_connecting {
+            return;
+        }
+        (link.connection, link.is_connecting) = (None, true);
+        let server = Arc::downgrade(self);
+        drop(link);
+        tokio::spawn(async move {
+            let mut pause = FIRST_PAUSE;
+            // Ends when the store is dropped.
+            while let Some(server) = server.upgrade() {
+                if let Ok(connection) = open(&server.client).await {
+                    let mut link = server.link();
+                    link.generation = link.generation.wrapping_add(1);
+                    (link.connection, link.is_connecting) = (Some(connection), false);
+                    return;
+                }
+                drop(server);
+                tokio::time::sleep(jittered(pause)).await;
+                pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+            }
+        });
+    }
+
+    fn link(&self) -> MutexGuard<'_, Link> {
+        // A poisoned lock is safe to use: every field is set in one step.
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn open(client: &Client) -> Result<MultiplexedConnection, RedisError> {
+    let config = AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT)).set_response_timeout(Some(HANGS));
+    client.get_multiplexed_async_connection_with_config(&config).await
+}
+
+/// Returns a random time between half of this one and all of it.
+pub(super) fn jittered(time: Duration) -> Duration {
+    time.mul_f64(rand::rng().random_range(0.5..=1.0))
+}
+
+/// Returns whether the connection is of no use after this error. A server that became a replica keeps its connections open, and
+/// only a new one can reach the new primary.
+fn is_broken(error: &RedisError) -> bool {
+    error.is_unrecoverable_error() || error.is_timeout() || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+}
+
+fn classify(error: &RedisError) -> CallError {
+    match error.kind() {
+        // The server has answered, and an error of a script means that it wrote nothing: scripts check before they write.
+        ErrorKind::Server(_) | ErrorKind::Extension | ErrorKind::Client => CallError::NotExecuted,
+        _ if error.is_connection_refusal() => CallError::NotExecuted,
+        _ => CallError::Unknown,
+    }
+}

@@ -1,0 +1,15 @@
+//! The store in Redis, on real `redis-server` processes. `./test` installs them.
+
+#![expect(
+    clippy::arithmetic_side_effects,
+    clippy::unwrap_used,
+    reason = "a test that cannot go on should say so loudly, on the line where it stops"
+)]
+
+mod control;
+mod law;
+#[path = "../stores/player.rs"]
+mod player;
+mod process;
+mod shared;
+mod vectors;

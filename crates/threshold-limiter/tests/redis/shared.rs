@@ -1,0 +1,196 @@
+//! Several nodes on one server: limits are exact, bans reach every node, and nothing is left behind.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use threshold_core::control::ControlChange;
+use threshold_core::policy::{Ban, ListEntry};
+use threshold_core::{DigestKey, KeyId, Timestamp};
+use threshold_limiter::store::Store as _;
+use threshold_limiter::store::redis::{RedisOpenError, RedisOptions, RedisStore};
+use threshold_limiter::{Attempted, Facts, Limiter, LoginRequest, Policy, Secret};
+use tokio::task::JoinSet;
+
+use crate::process::RedisServer;
+
+type Node = Arc<Limiter<RedisStore>>;
+
+/// Starts so many nodes with the same policy and secret.
+async fn nodes(server: &RedisServer, count: usize, policy: &str) -> Vec<Node> {
+    let mut nodes = Vec::new();
+    for _ in 0..count {
+        let policy = Policy::parse(policy, &|_| None).unwrap();
+        let builder = Limiter::builder(policy).store(server.open().await).digest_key(DigestKey::new([7; 16]));
+        nodes.push(Arc::new(builder.secrets(Secret::new(&[9; 32]).unwrap()).build()));
+    }
+    nodes
+}
+
+/// Returns the limit of 50 in a form in which nothing comes back while the test runs.
+fn rule_of(algorithm: &str) -> String {
+    let limit = if algorithm == "concurrency" { "limit = '50'\nttl = '1h'" } else { "limit = '50/day'" };
+    format!("[[rule]]\nname = 'shared'\nper = ['user']\n{limit}\nalgorithm = '{algorithm}'\n")
+}
+
+/// Eight nodes send 400 requests of one user at the same time. Exactly the limit gets through, whatever the algorithm.
+///
+/// Woken by: `swap.lua` without its comparison.
+#[tokio::test(flavor = "multi_thread")]
+async fn eight_nodes_admit_exactly_the_limit() {
+    let server = RedisServer::start();
+    for algorithm in threshold_core::limit::Algorithm::NAMES {
+        server.cli(&["FLUSHALL"]);
+        let nodes = nodes(&server, 8, &rule_of(algorithm)).await;
+        let admitted = Arc::new(AtomicUsize::new(0));
+        let mut tasks = JoinSet::new();
+        for request in 0..400 {
+            let (node, admitted) = (Arc::clone(&nodes[request % nodes.len()]), Arc::clone(&admitted));
+            tasks.spawn(async move {
+                let facts = Facts { user: Some("ada"), ..Facts::default() };
+                let decision = node.check_async(&facts).await.unwrap();
+                assert!(decision.degraded.is_none(), "{:?}", node.store().last_error());
+                admitted.fetch_add(usize::from(decision.allowed()), Ordering::Relaxed);
+            });
+        }
+        while let Some(ended) = tasks.join_next().await {
+            ended.unwrap();
+        }
+        assert_eq!(admitted.load(Ordering::Relaxed), 50, "{algorithm}");
+    }
+}
+
+/// A request that one limit denies is not charged to the others, also under concurrency and across partitions.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_denial_drains_no_other_limit() {
+    let server = RedisServer::start();
+    let policy = "[[rule]]\nname = 'tenant'\nper = ['tenant']\nlimit = '100/day'\nalgorithm = 'fixed-window'\n\
+                  [[rule]]\nname = 'user'\nper = ['user']\nlimit = '10/day'\nalgorithm = 'fixed-window'\n";
+    let nodes = nodes(&server, 4, policy).await;
+    let mut tasks = JoinSet::new();
+    for request in 0..200 {
+        let node = Arc::clone(&nodes[request % nodes.len()]);
+        tasks.spawn(async move {
+            let facts = Facts { user: Some("ada"), tenant: Some("acme"), ..Facts::default() };
+            node.check_async(&facts).await.unwrap().allowed()
+        });
+    }
+    let allowed = tasks.join_all().await.into_iter().filter(|allowed| *allowed).count();
+    assert_eq!(allowed, 10);
+    let other = Facts { user: Some("bob"), tenant: Some("acme"), ..Facts::default() };
+    let peeked = nodes[0].peek_async(&other).await.unwrap();
+    // 100 less the 10 that were allowed, and less the one that is peeked at.
+    assert_eq!(peeked.readings[0].remaining, 89, "the tenant paid for what was allowed and nothing else");
+}
+
+/// An attacker sends 1,000 guesses at one account through eight nodes at once, from one address or from many. At most three
+/// reach the check of the password, and none is answered by an error.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_parallel_guesses_reach_the_password_three_times() {
+    for addresses in [1u32, 1_000] {
+        let server = RedisServer::start();
+        let nodes = nodes(&server, 8, "[login]").await;
+        let mut tasks = JoinSet::new();
+        for guess in 0..1_000u32 {
+            let node = Arc::clone(&nodes[guess as usize % nodes.len()]);
+            tasks.spawn(async move {
+                let ip = std::net::Ipv4Addr::from(0x0a00_0000 + guess % addresses);
+                let request = LoginRequest { account: Some("ada"), ip: Some(ip.into()), ..LoginRequest::default() };
+                matches!(node.login_attempt_async(&request).await.unwrap(), Attempted::Allowed(_))
+            });
+        }
+        let allowed = tasks.join_all().await.into_iter().filter(|allowed| *allowed).count();
+        assert!((1..=3).contains(&allowed), "{allowed} guesses from {addresses} addresses");
+    }
+}
+
+/// Every key that requests leave behind expires by itself. Only the log of bans and settings, and the ids of the secrets, stay.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_key_but_the_named_ones_has_a_time_to_live() {
+    let server = RedisServer::start();
+    let policy = "[[rule]]\nname = 'strict'\nper = ['user']\nlimit = '1/min'\nladder = 'strict'\n[login]";
+    let node = nodes(&server, 1, policy).await.remove(0);
+    for user in 0..20 {
+        let user = format!("user {user}");
+        let facts = Facts { user: Some(&user), ..Facts::default() };
+        for _ in 0..3 {
+            let (_, receipt) = node.check_with_receipt_async(&facts).await.unwrap();
+            if let Some(receipt) = receipt {
+                node.refund_async(&receipt).await.unwrap();
+            }
+        }
+        let request = LoginRequest { account: Some(&user), ip: "192.0.2.1".parse().ok(), ..LoginRequest::default() };
+        let _ = node.login_attempt_async(&request).await.unwrap();
+        let hold = Duration::from_secs(60);
+        let other = format!("{user} reserves");
+        let facts = Facts { user: Some(&other), ..Facts::default() };
+        node.reserve_async(&facts, hold, threshold_core::receipt::OnExpire::Release).await.unwrap();
+    }
+    let keys = server.cli(&["KEYS", "*"]);
+    assert!(keys.lines().count() > 60, "{keys}");
+    let named =
+        |key: &&str| key.starts_with("th:{banned") || key.starts_with("th:{locked") || *key == "th:{control}secrets";
+    let endless = keys.lines().filter(|key| server.cli(&["TTL", key]).trim() == "-1");
+    assert_eq!(endless.filter(|key| !named(key)).collect::<Vec<_>>(), [""; 0]);
+}
+
+/// A ban on one node holds on the others as soon as they read the log.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ban_on_one_node_holds_on_all() {
+    let server = RedisServer::start();
+    let nodes = nodes(&server, 2, "[[rule]]\nname = 'ip'\nper = ['ip']\nlimit = '100/min'").await;
+    let facts = Facts { ip: "203.0.113.7".parse().ok(), ..Facts::default() };
+    assert!(nodes[1].check_async(&facts).await.unwrap().allowed());
+    let whom = ListEntry::parse("203.0.113.0/24").unwrap();
+    let id = whom.ban_id(DigestKey::new([7; 16]));
+    let ban = Ban { whom, reason: "scraping".into(), by: "ops".into(), from: Timestamp::EPOCH, until: Timestamp::MAX };
+    let change = ControlChange::Ban { id, ban: Some(Arc::new(ban)) };
+    nodes[0].change_control(change).await.unwrap();
+    nodes[1].follow_control().await.unwrap();
+    assert!(!nodes[1].check_async(&facts).await.unwrap().allowed());
+    let lift = ControlChange::Ban { id, ban: None };
+    nodes[0].change_control(lift).await.unwrap();
+    nodes[1].follow_control().await.unwrap();
+    assert!(nodes[1].check_async(&facts).await.unwrap().allowed());
+}
+
+/// Digests under another secret mean nothing, so a node with another secret must not start to count beside the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_with_another_secret_does_not_start() {
+    let server = RedisServer::start();
+    let open = |key, old| RedisStore::open(RedisOptions::new(server.url(), KeyId::from_u32(key)).old_key(old));
+    open(1, None).await.unwrap();
+    open(1, None).await.unwrap();
+    let refused = open(2, None).await.unwrap_err();
+    assert!(matches!(refused, RedisOpenError::OtherSecret { .. }), "{refused}");
+    assert!(refused.to_string().contains("00000001"), "{refused}");
+    // A rotation: the old secret is known, and the new one is from now on.
+    open(2, Some(KeyId::from_u32(1))).await.unwrap();
+    open(2, None).await.unwrap();
+}
+
+/// The server is killed and comes back on the same socket. Requests are decided by `on_store_error` in between and marked, and
+/// are counted by the store again afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_killed_and_returns_is_used_again() {
+    let mut server = RedisServer::start();
+    let policy = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '5/day'\nalgorithm = 'fixed-window'\non_store_error = 'closed'";
+    let node = nodes(&server, 1, policy).await.remove(0);
+    let facts = Facts { user: Some("ada"), ..Facts::default() };
+    assert!(node.check_async(&facts).await.unwrap().allowed());
+    server.kill();
+    let without = node.check_async(&facts).await.unwrap();
+    assert!(without.degraded.is_some() && !without.allowed());
+    server.restart();
+    let mut tries = 0;
+    let decision = loop {
+        let decision = node.check_async(&facts).await.unwrap();
+        if decision.degraded.is_none() {
+            break decision;
+        }
+        tries += 1;
+        assert!(tries < 500, "{:?}", node.store().last_error());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert!(decision.allowed());
+}
