@@ -10,7 +10,7 @@ use threshold_core::limit::parse_span;
 use threshold_core::path::is_method;
 
 use crate::door::HostName;
-use crate::serve::Address;
+use crate::serve::{Address, StoreUrl};
 
 /// Decides, for every request, whether its caller may cross.
 #[derive(Debug, Parser)]
@@ -85,7 +85,11 @@ pub(crate) struct ServeArgs {
     /// Accept a policy without rules, which limits nothing, at the start and on a reload
     #[arg(long)]
     pub(crate) allow_empty: bool,
-    /// The journal, where bans, strikes, locks and settings are saved
+    /// Where to count: memory, or a Redis that several servers share, as redis://HOST:PORT/DATABASE or redis+unix:///PATH. A URL with
+    /// a password belongs into THRESHOLD_STORE, because the list of processes shows the command line. Needs THRESHOLD_SECRET
+    #[arg(long, value_name = "URL", conflicts_with = "save_counters")]
+    pub(crate) store: Option<StoreUrl>,
+    /// The journal, where bans, strikes, locks and settings are saved; with --store redis://… only the audit
     #[arg(long, value_name = "FILE", default_value = "threshold.db")]
     pub(crate) db: PathBuf,
     /// Keep everything in memory only

@@ -26,7 +26,7 @@ use threshold_core::{BytesError, Decision, Facts, Limit, PlanError, Receipt, Spa
 use threshold_limiter::journal::{Journal, STRIKE_WAIT, SaveError};
 use threshold_limiter::limiter::{LimiterBuilder, Waited};
 use threshold_limiter::store::memory::MemoryStore;
-use threshold_limiter::store::{AnyStore, EndError, StoreError};
+use threshold_limiter::store::{AnyStore, EndError, Store as _, StoreError};
 use threshold_limiter::tower::ThresholdLayer;
 use threshold_limiter::{
     Attempted, Clock, LimitDecision, Limiter, LoginError, LoginRequest, LoginResult, RefusedBy, Reserved,
@@ -140,6 +140,11 @@ impl Desk {
     /// Returns the policy in force.
     pub(crate) fn policy(&self) -> Arc<Policy> {
         self.limiter.policy()
+    }
+
+    /// Returns the reason of the store's last failure.
+    pub(crate) fn store_error(&self) -> Option<String> {
+        self.limiter.store().last_error()
     }
 
     /// Returns the time of the limiter's clock.

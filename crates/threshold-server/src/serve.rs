@@ -9,6 +9,7 @@ mod linger;
 mod maintenance;
 mod peers;
 pub(crate) mod policy_support;
+mod store;
 mod tls;
 mod tokens;
 
@@ -39,6 +40,7 @@ pub(crate) use address::{Address, Guard, Listener};
 use banner::Banner;
 pub(crate) use connection::Server;
 pub(crate) use connection_watch::ConnectionWatch;
+pub(crate) use store::StoreUrl;
 pub(crate) use tls::Certificates;
 pub(crate) use tokens::{OperatorAccess, Tokens};
 
@@ -47,6 +49,8 @@ const OPERATOR_CONNECTIONS: usize = 64;
 /// File descriptors besides those of callers' connections: 64 for operators, and 64 for the journal, files that are reloaded,
 /// standard streams and the runtime's own.
 const OTHER_FILES: u64 = 128;
+
+const JOURNAL_UNUSABLE: &str = "cannot use the journal (--db FILE names another, --no-db runs without one)";
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     if args.check {
@@ -69,6 +73,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         _ => None,
     };
     let bounds = bounds(args)?;
+    let store = StoreUrl::chosen(args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let closed = runtime.block_on(async {
         let http = args.http.listen(caller_guard(&tokens)).await?;
@@ -78,12 +83,19 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         };
         // Installed before anything is printed: a script that waits for the output may send a signal at once.
         let signals = Signals::new()?;
-        let OpenDesk { desk, journal, damage } = desk(args, policy.clone())?;
+        let OpenDesk { desk, journal, damage } = desk(args, &store, policy.clone()).await?;
         if let Err(error) = desk.apply_remote_changes().await {
             tracing::error!(%error, "bans and settings not read from the store yet");
         }
-        let banner =
-            Banner { args, source: &source, policy: &policy, tokens: &tokens, http: &http, admin: admin.as_ref() };
+        let banner = Banner {
+            args,
+            source: &source,
+            policy: &policy,
+            tokens: &tokens,
+            http: &http,
+            admin: admin.as_ref(),
+            store,
+        };
         banner.announce()?;
         let app = Arc::new(App::new(desk, tokens, bounds));
         maintenance::start(&app, journal, args.save_counters, damage);
@@ -256,10 +268,19 @@ fn operator_hosts(args: &ServeArgs, tokens: &Tokens) -> Hosts {
     Hosts::Any
 }
 
-/// Opens the desk, with its journal or in memory only.
-fn desk(args: &ServeArgs, policy: Policy) -> anyhow::Result<OpenDesk> {
+/// Opens the desk on its store, with its journal or without one.
+async fn desk(args: &ServeArgs, store: &StoreUrl, policy: Policy) -> anyhow::Result<OpenDesk> {
     let clock = Arc::new(SystemClock::new());
     let (present, old) = (secret("THRESHOLD_SECRET")?, secret("THRESHOLD_SECRET_OLD")?);
+    if let StoreUrl::Redis(url) = store {
+        let secrets = store::secrets(present.as_deref(), old.as_deref())?;
+        let store = store::open(url, &secrets).await?;
+        let given = GivenSecrets { present: present.as_deref(), old: old.as_deref() };
+        let location = JournalLocation { journal: &args.db, secrets: given, new_journal: args.new_journal };
+        let location = Some(&location).filter(|_| !args.no_db);
+        let opened = Desk::on_shared_store(policy, clock, store, secrets, location);
+        return opened.context(JOURNAL_UNUSABLE);
+    }
     if args.no_db {
         check_secrets(present.as_deref(), old.as_deref())?;
         return Ok(OpenDesk { desk: Desk::new(policy, clock), journal: None, damage: None });
@@ -267,7 +288,7 @@ fn desk(args: &ServeArgs, policy: Policy) -> anyhow::Result<OpenDesk> {
     let secrets = GivenSecrets { present: present.as_deref(), old: old.as_deref() };
     let location = JournalLocation { journal: &args.db, secrets, new_journal: args.new_journal };
     let opened = Desk::with_journal(policy, clock, &location);
-    opened.context("cannot use the journal (--db FILE names another, --no-db runs without one)")
+    opened.context(JOURNAL_UNUSABLE)
 }
 
 /// Reads a secret of the installation from the environment, and checks its length.

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use threshold_core::Secrets;
 use threshold_core::policy::Policy;
 use threshold_limiter::journal::{
     Contents, Counters, CountersError, GivenSecrets, Journal, JournalError, KeyIds, Restored, installation_secrets,
@@ -43,11 +44,7 @@ impl Desk {
         let path = location.journal;
         let secrets = installation_secrets(path, location.secrets)?;
         let (key, key_ids) = (secrets.present().digest_key(), KeyIds::from(&secrets));
-        let open = if location.new_journal { Journal::open_new } else { Journal::open };
-        let (journal, contents) = open(path, key_ids)?;
-        if location.new_journal && !contents.is_new {
-            tracing::warn!("--new-journal ignored: the journal exists; remove the option, or it hides a later loss");
-        }
+        let (journal, contents) = open_journal(location, key_ids)?;
         let journal = Arc::new(journal);
         let policy = policy.with_key(key);
         let bans = Arc::<BanList>::default();
@@ -65,6 +62,25 @@ impl Desk {
             Some(rows_in_memory(limiter.store().memory()?, &limiter.bans()))
         });
         Ok(OpenDesk { desk, journal: Some(journal), damage })
+    }
+
+    /// Opens a desk on a store that other nodes share. The store holds everything that counts, and the journal, if there is one,
+    /// only the audit of this node's operators.
+    pub(crate) fn on_shared_store(
+        policy: Policy,
+        clock: Arc<dyn Clock>,
+        store: AnyStore,
+        secrets: Secrets,
+        location: Option<&JournalLocation<'_>>,
+    ) -> Result<OpenDesk, JournalError> {
+        let journal = match location {
+            Some(location) => Some(open_journal(location, KeyIds::from(&secrets))?),
+            None => None,
+        };
+        let damage = journal.as_ref().and_then(|(_, contents)| contents.damage.as_ref()).map(ToString::to_string);
+        let journal = journal.map(|(journal, _)| Arc::new(journal));
+        let builder = Limiter::builder(policy).store(store).clock(clock).secrets(secrets);
+        Ok(OpenDesk { desk: Self::from_builder(builder, journal.clone()), journal, damage })
     }
 
     /// Saves the counters, so that the next start continues with them.
@@ -85,6 +101,16 @@ impl Desk {
             tracing::error!(journal = %journal.path().display(), "journal closed with unsaved changes");
         }
     }
+}
+
+/// Opens the journal, or makes a new one.
+fn open_journal(location: &JournalLocation<'_>, key_ids: KeyIds) -> Result<(Journal, Contents), JournalError> {
+    let open = if location.new_journal { Journal::open_new } else { Journal::open };
+    let (journal, contents) = open(location.journal, key_ids)?;
+    if location.new_journal && !contents.is_new {
+        tracing::warn!("--new-journal ignored: the journal exists; remove the option, or it hides a later loss");
+    }
+    Ok((journal, contents))
 }
 
 /// Logs the result of a restore. Returns what is wrong with the journal, for `/readyz`.

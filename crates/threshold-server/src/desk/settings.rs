@@ -81,7 +81,7 @@ impl Desk {
 
     /// Checks that a setting fits the policy.
     pub(super) fn check_setting(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), OperationError> {
-        self.limiter.policy().fits(owner, name, setting).map_err(unfit)
+        self.limiter.policy().fits(owner, name, setting).map_err(|error| unfit(&error))
     }
 
     /// Stores a setting and puts it in force; an empty one removes it. The policy in force is copied for that, with its parts
@@ -115,7 +115,7 @@ fn warn_unfit(unfit: Vec<UnfitSetting>) {
     }
 }
 
-fn unfit(error: SettingError) -> OperationError {
+fn unfit(error: &SettingError) -> OperationError {
     OperationError::Invalid { field: error.field(), message: error.to_string() }
 }
 

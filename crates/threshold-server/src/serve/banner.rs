@@ -2,7 +2,7 @@
 
 use threshold_core::policy::Policy;
 
-use super::{Listener, Tokens, policy_support};
+use super::{Listener, StoreUrl, Tokens, policy_support};
 use crate::cli::{LogForm, ServeArgs};
 use crate::source::Source;
 
@@ -14,6 +14,7 @@ pub(super) struct Banner<'a> {
     pub(super) tokens: &'a Tokens,
     pub(super) http: &'a Listener,
     pub(super) admin: Option<&'a Listener>,
+    pub(super) store: StoreUrl,
 }
 
 impl Banner<'_> {
@@ -33,7 +34,8 @@ impl Banner<'_> {
             admin,
             policy = self.source.name,
             rules = self.policy.rules().len(),
-            max_keys = self.policy.memory().max_keys,
+            store = %self.store,
+            max_keys = (self.store == StoreUrl::Memory).then(|| self.policy.memory().max_keys),
             journal = self.journal(),
             caller_tokens = tokens.callers,
             operator_tokens = tokens.operators,
@@ -47,12 +49,17 @@ impl Banner<'_> {
         let admin = admin.map(|admin| format!("  admin   {admin}\n")).unwrap_or_default();
         let rules = self.policy.rules().len();
         let plural = if rules == 1 { "" } else { "s" };
-        let (keys, exactness) = (self.policy.memory().max_keys, policy_support::exactness_note(self.policy));
+        let exactness = policy_support::exactness_note(self.policy);
+        let keys = match self.store {
+            StoreUrl::Memory => format!(", at most {} keys", self.policy.memory().max_keys),
+            StoreUrl::Redis(_) => String::new(),
+        };
         format!(
-            "threshold {}\n  http    {http}\n{admin}  policy  {}, {rules} rule{plural}\n  store   memory, at most {keys} \
-             keys{exactness}\n  journal {}\n  tokens  {}\n",
+            "threshold {}\n  http    {http}\n{admin}  policy  {}, {rules} rule{plural}\n  store   {}{keys}{exactness}\n  \
+             journal {}\n  tokens  {}\n",
             crate::BUILD,
             self.source.name,
+            self.store,
             self.journal().unwrap_or("none".to_owned()),
             self.tokens.counts(),
         )

@@ -3,7 +3,9 @@
 use threshold_core::policy::{Policy, Review, Severity};
 use threshold_limiter::journal::{GivenSecrets, JournalError, check_installation};
 
-use super::{Certificates, Tokens, check_addresses, check_secrets, policy_support, read_policy, secret};
+use super::{
+    Certificates, StoreUrl, Tokens, check_addresses, check_secrets, policy_support, read_policy, secret, store,
+};
 use crate::Report;
 use crate::cli::{Denied, ServeArgs};
 use crate::lint;
@@ -49,6 +51,9 @@ fn problems(args: &ServeArgs, policy: Option<&Policy>) -> Vec<anyhow::Error> {
 /// Checks the secrets, and the files beside the journal.
 fn installation(args: &ServeArgs) -> anyhow::Result<()> {
     let (present, old) = (secret("THRESHOLD_SECRET")?, secret("THRESHOLD_SECRET_OLD")?);
+    if StoreUrl::chosen(args)? != StoreUrl::Memory {
+        store::secrets(present.as_deref(), old.as_deref())?;
+    }
     if args.no_db {
         return check_secrets(present.as_deref(), old.as_deref());
     }

@@ -57,7 +57,10 @@ async fn apply_remote_changes(app: Arc<App>) {
         let applied = app.desk.apply_remote_changes().await;
         // Logged only when it changes: the store may be unavailable for hours.
         match (&applied, was_unavailable) {
-            (Err(error), false) => tracing::error!(%error, "bans and settings of other nodes not read"),
+            (Err(error), false) => {
+                let reason = app.desk.store_error();
+                tracing::error!(%error, reason, "bans and settings of other nodes not read");
+            }
             (Ok(()), true) => tracing::info!("bans and settings of other nodes read again"),
             _ => {}
         }

@@ -36,6 +36,7 @@ mod proxy_headers;
 mod reload;
 mod rotation;
 mod shadow;
+mod shared_store;
 mod sockets;
 mod stalled_log;
 mod start;
