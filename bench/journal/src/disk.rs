@@ -90,7 +90,7 @@ fn login(world: &World, number: u32, success: bool, times: u32) -> Result<()> {
 fn ban(world: &World, number: u32) -> Result<()> {
     let address = std::net::Ipv4Addr::from_bits(0x0b00_0000 + number).to_string();
     let whom = ListEntry::named(Layer::Edge, &address).ok().context("an address can be banned")?;
-    let (id, now) = (whom.ban_id(world.limiter.key()), world.limiter.now());
+    let (id, now) = (whom.ban_id(world.limiter.key()), Timestamp::from(world.limiter.now()));
     let by = "operator #0123456789abcdef".into();
     let ban = Ban { whom, reason: "scrapes the catalogue".into(), by, from: now, until: Timestamp::MAX };
     Ok(world.limiter.bans().set(id, ban, now)?)
@@ -98,7 +98,7 @@ fn ban(world: &World, number: u32) -> Result<()> {
 
 fn line(world: &World, number: u32) -> Result<()> {
     let line = AuditLine {
-        at: world.limiter.now(),
+        at: world.limiter.now().into(),
         who: "operator #0123456789abcdef".to_owned(),
         action: "ban".to_owned(),
         about: std::net::Ipv4Addr::from_bits(0x0b00_0000 + number).to_string(),

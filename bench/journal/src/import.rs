@@ -48,7 +48,7 @@ pub(super) fn report(folder: &Path) -> Result<()> {
 /// Imports networks in place of the bans with these ids. Returns the milliseconds until they are in force, and until they are on
 /// disk.
 fn import(world: &World, start: u32, before: &[Digest]) -> Result<[f64; 2]> {
-    let (now, key) = (world.limiter.now(), world.limiter.key());
+    let (now, key) = (Timestamp::from(world.limiter.now()), world.limiter.key());
     let begun = Instant::now();
     let mut changes = Vec::new();
     for number in start..start + MANY {
