@@ -75,6 +75,9 @@ fn full_concurrency() -> Balance {
         number(&mut bytes, 1);
         number(&mut bytes, if hold == 0 { START.plus(Span::HOUR).micros() } else { 1_000 });
     }
+    // The ttl, and no holding time yet, in milliseconds.
+    number(&mut bytes, 3_600_000);
+    number(&mut bytes, 0);
     Balance::from_bytes(&bytes).unwrap()
 }
 
