@@ -134,7 +134,7 @@ pub struct WarnedBy {
     pub until: Timestamp,
 }
 
-/// A decision that allows and has no readings: the starting point for [`Plan::prepare`].
+/// A decision that allows and has no readings: the starting point for [`Plan::prepare`](crate::Plan::prepare).
 impl Default for Decision {
     #[inline]
     fn default() -> Self {
