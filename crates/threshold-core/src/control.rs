@@ -23,7 +23,7 @@ pub const REMOVAL_KEPT: Span = Span::HOUR;
 /// The largest number of removals that are kept. With more, the oldest is dropped before its hour is over.
 pub const MAX_REMOVALS: usize = 10_000;
 /// The longest name of a tenant or user, in bytes.
-const MAX_NAME: usize = 1 << 14;
+const MAX_NAME: usize = 1 << 18;
 /// The largest number of changes in the bytes of a log or a page.
 const MAX_CHANGES: usize = MAX_BANS + MAX_SETTINGS + MAX_REMOVALS;
 
@@ -146,6 +146,9 @@ pub struct ControlPage {
     pub last: u64,
     /// Removals up to this number may be missing.
     pub forgotten: u64,
+    /// When the log began; [`Timestamp::EPOCH`] before its first change. Another time than before tells a node that the store has
+    /// lost the log, also if the new one has as many changes.
+    pub began: Timestamp,
 }
 
 impl ControlPage {
@@ -171,6 +174,7 @@ impl ControlPage {
     pub(crate) fn write(&self, out: &mut Writer) {
         out.number(self.last);
         out.number(self.forgotten);
+        out.number(self.began.micros());
         out.number(self.changes.len() as u64);
         for (number, change) in &self.changes {
             out.number(*number);
@@ -180,6 +184,7 @@ impl ControlPage {
 
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         let (last, forgotten) = (from.number()?, from.number()?);
+        let began = Timestamp::from_micros(from.number()?);
         let count = from.count(MAX_CHANGES)?;
         let changes: Vec<(u64, ControlChange)> =
             (0..count).map(|_| Ok((from.number()?, ControlChange::read(from)?))).collect::<Result<_, BytesError>>()?;
@@ -187,7 +192,7 @@ impl ControlPage {
         if !in_order || changes.last().is_some_and(|(number, _)| *number > last) {
             return Err(BytesError::Malformed("control page"));
         }
-        Ok(Self { changes, last, forgotten })
+        Ok(Self { changes, last, forgotten, began })
     }
 }
 
@@ -203,6 +208,7 @@ pub struct ControlLog {
     max_settings: usize,
     last: u64,
     forgotten: u64,
+    began: Timestamp,
     changes: BTreeMap<u64, ControlChange>,
     numbers: BTreeMap<ControlKey, u64>,
     /// The number of bans in `changes`, without removals; `settings` likewise.
@@ -232,6 +238,7 @@ impl ControlLog {
             max_settings,
             last: 0,
             forgotten: 0,
+            began: Timestamp::EPOCH,
             changes: BTreeMap::new(),
             numbers: BTreeMap::new(),
             bans: 0,
@@ -253,12 +260,20 @@ impl ControlLog {
                 return Err(ControlFull);
             }
         }
+        self.begin(now);
         // Numbered only now: a refused change takes no number, so that a node never waits for one that does not exist.
         let number = self.last.saturating_add(1);
         self.last = number;
         self.put(number, change, now);
         self.drop_old_removals(now);
         Ok(number)
+    }
+
+    /// Notes when the log began, at its first change.
+    fn begin(&mut self, now: Timestamp) {
+        if self.last == 0 {
+            self.began = now;
+        }
     }
 
     fn drop_old_removals(&mut self, now: Timestamp) {
@@ -285,6 +300,7 @@ impl ControlLog {
                 return Err(ControlFull);
             }
         }
+        self.begin(now);
         for change in changes {
             self.last = self.last.saturating_add(1);
             self.put(self.last, change.clone(), now);
@@ -298,7 +314,7 @@ impl ControlLog {
     pub fn after(&self, after: u64, most: usize) -> ControlPage {
         let later = after.checked_add(1).map(|first| self.changes.range(first..).take(most));
         let changes = later.into_iter().flatten().map(|(number, change)| (*number, change.clone())).collect();
-        ControlPage { changes, last: self.last, forgotten: self.forgotten }
+        ControlPage { changes, last: self.last, forgotten: self.forgotten, began: self.began }
     }
 
     /// Returns the number of the latest change; 0 before the first.
@@ -327,8 +343,8 @@ impl ControlLog {
     /// Fails on an unknown version and on malformed bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, BytesError> {
         from_bytes(bytes, Self::VERSIONS, |from| {
-            let ControlPage { changes, last, forgotten } = ControlPage::read(from)?;
-            let mut log = Self { last, forgotten, ..Self::default() };
+            let ControlPage { changes, last, forgotten, began } = ControlPage::read(from)?;
+            let mut log = Self { last, forgotten, began, ..Self::default() };
             for (number, change) in changes {
                 let is_removal = change.until().is_none();
                 // A log holds one change for each key. A second one would be counted twice and never dropped.

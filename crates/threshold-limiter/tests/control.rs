@@ -198,23 +198,28 @@ async fn a_node_that_was_away_for_long_drops_bans_and_settings_removed_meanwhile
     assert!(!is_banned(&other, "stays"), "it continues from there");
 }
 
+/// Redis was restarted without persistence, and every operator's ban was lifted on all nodes by that. Nodes write back what they
+/// know. A new log that has caught up with the old one is noticed too, and a ban that was lifted since stays lifted.
+///
+/// Fails if the beginning of the log is not compared, and if what is missing is dropped.
 #[tokio::test]
-async fn a_store_that_lost_its_log_is_read_from_the_beginning() {
+async fn bans_and_settings_are_written_back_to_a_store_that_lost_its_log() {
     let (store, _, one, other) = two_nodes();
     for change in [ban("eve"), ban("mallory"), times("bob", Some(3))] {
         one.change_control(change).await.unwrap();
     }
     other.follow_control().await.unwrap();
     *store.store.lock().unwrap() = Arc::default();
-    let third = node(&store, &Arc::new(ManualClock::new(START)));
+    let third = node(&store, &Arc::new(ManualClock::new(START.plus(Span::SECOND))));
     third.change_control(ban("trudy")).await.unwrap();
-    for node in [&one, &other] {
+    one.follow_control().await.unwrap();
+    third.change_control(lift("eve")).await.unwrap();
+    for node in [&one, &other, &third] {
         node.follow_control().await.unwrap();
-        assert_eq!(["eve", "mallory", "trudy"].map(|user| is_banned(node, user)), [false, false, true]);
-        assert_eq!(node.policy().settings_len(), 0);
+        assert_eq!(["eve", "mallory", "trudy"].map(|user| is_banned(node, user)), [false, true, true]);
+        assert_eq!(limit_of(node, "bob").await, 3);
     }
     other.change_control(lift("trudy")).await.unwrap();
-    assert!(!is_banned(&other, "trudy"), "its number is from the new log");
     one.follow_control().await.unwrap();
     assert!(!is_banned(&one, "trudy"));
 }

@@ -20,6 +20,8 @@ pub type UnfitSetting = (Owner, Arc<str>, SettingError);
 /// The position of a node in the log of bans and settings.
 #[derive(Debug, Default)]
 pub(super) struct Followed {
+    /// When the log began that this node follows.
+    log: Timestamp,
     /// Every change up to this number has been applied.
     position: u64,
     /// Later changes that were made on this node, and so were applied before the ones between. The value is the number.
@@ -93,11 +95,15 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let mut after = self.followed().position;
         loop {
             let page = self.read_control(after).await?;
+            if after > 0 && page.began != self.followed().log {
+                return self.restore_control().await;
+            }
             if page.misses(after) {
-                return self.read_whole_control(page.last < after).await;
+                return self.read_whole_control().await;
             }
             let end = page.end();
             let mut followed = self.followed();
+            followed.log = page.began;
             let new = page.changes.iter().filter(|(number, change)| followed.is_new(*number, change));
             unfit.extend(self.apply(new.map(|(_, change)| change)));
             followed.advance(end);
@@ -161,26 +167,63 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         (unfit, true)
     }
 
-    /// Replaces all bans and settings by those of the store: the log no longer has the changes that removed some.
-    async fn read_whole_control(&self, is_restarted: bool) -> Result<Vec<UnfitSetting>, StoreError> {
+    /// Writes the bans and settings of this node back to a store that has lost its log, as a Redis without persistence does in a
+    /// restart: nobody has lifted them. What other nodes have written since is newer, and stays.
+    async fn restore_control(&self) -> Result<Vec<UnfitSetting>, StoreError> {
+        let (page, all, _) = self.read_all_control().await?;
+        let Some((mut unfit, lost)) = self.take_new_log(&page, &all) else { return Ok(Vec::new()) };
+        // Boxed, because changing bans may follow the log again.
+        unfit.extend(Box::pin(self.change_control_all(lost.into())).await?);
+        Ok(unfit)
+    }
+
+    /// Follows another log from now on, and applies its changes. Returns the bans and settings of this node that it lacks, and the
+    /// settings that do not fit; `None` if another thread was faster.
+    fn take_new_log(
+        &self,
+        page: &ControlPage,
+        all: &BTreeMap<ControlKey, ControlChange>,
+    ) -> Option<(Vec<UnfitSetting>, Vec<ControlChange>)> {
+        let mut followed = self.followed();
+        if followed.log == page.began {
+            return None;
+        }
+        *followed = Followed { log: page.began, ..Followed::default() };
+        let mut known = Vec::new();
+        self.bans.each(|id, ban| known.push(ControlChange::Ban { id, ban: Some(Arc::new(ban.clone())) }));
+        let settings = self.policy();
+        known.extend(settings.settings().map(|(owner, name, setting)| {
+            let (name, setting) = (Arc::from(name), Some(Arc::new(setting.clone())));
+            ControlChange::Setting { owner, name, setting }
+        }));
+        known.retain(|change| !all.contains_key(&change.key()));
+        let unfit = self.apply(all.values());
+        followed.advance(page.last);
+        Some((unfit, known))
+    }
+
+    /// Reads the whole log: its last page, the newest change of each key, and the last number when reading began.
+    async fn read_all_control(&self) -> Result<(ControlPage, BTreeMap<ControlKey, ControlChange>, u64), StoreError> {
         let mut page = self.read_control(0).await?;
         let (mut all, began) = (BTreeMap::new(), page.last);
         loop {
             let end = page.end();
             all.extend(page.changes.drain(..).map(|(_, change)| (change.key(), change)));
             if end >= page.last {
-                break;
+                return Ok((page, all, began));
             }
             page = self.read_control(end).await?;
         }
+    }
+
+    /// Replaces all bans and settings by those of the store: the log no longer has the changes that removed some.
+    async fn read_whole_control(&self) -> Result<Vec<UnfitSetting>, StoreError> {
+        let (page, mut all, began) = self.read_all_control().await?;
         let mut followed = self.followed();
         // Removals that were made while reading may be missing, or another thread has read further: leave it to the next
         // call.
-        if page.forgotten > began || (followed.position > page.last && !is_restarted) {
+        if page.forgotten > began || followed.position > page.last {
             return Ok(Vec::new());
-        }
-        if is_restarted {
-            *followed = Followed::default();
         }
         let ahead = |key: &ControlKey| followed.ahead.get(key).is_some_and(|number| *number > page.last);
         let mut gone = Vec::new();

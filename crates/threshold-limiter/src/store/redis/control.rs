@@ -39,7 +39,9 @@ pub(super) async fn read(server: &Arc<Server>, after: u64, most: usize) -> Resul
     let names = ["meta", "order", "changes"].map(keys::control);
     let args = [after.to_string(), most.to_string()].map(String::into_bytes);
     let mut parts = array(server.run(&READ, &names, &args).await.map_err(failed)?)?.into_iter();
-    let mut page = ControlPage { last: number(parts.next())?, forgotten: number(parts.next())?, changes: Vec::new() };
+    let (last, forgotten) = (number(parts.next())?, number(parts.next())?);
+    let began = Timestamp::from_micros(number(parts.next())?);
+    let mut page = ControlPage { last, forgotten, began, changes: Vec::new() };
     while let Some(number_of_change) = parts.next() {
         let number = number(Some(number_of_change))?;
         let Some(::redis::Value::BulkString(bytes)) = parts.next() else { return Err(StoreError::Unavailable) };

@@ -2,7 +2,7 @@
 -- Adds changes of bans and settings to the log, each in place of the one with the same key, all or none. The same as
 -- `ControlLog::add_all` in core.
 --
--- KEYS: meta (a hash with the last number and the last forgotten one), order (keys by number), changes (bytes by key),
+-- KEYS: meta (a hash with the last number, the last forgotten one and when the log began), order (keys by number), changes (bytes by key),
 --   removals (keys by the time of their removal), bans and settings (keys by when they end).
 -- ARGV: the largest number of bans, that of settings, how long a removal is kept in milliseconds, the largest number of removals;
 --   for each change its key, its bytes, and when it ends in Unix milliseconds ('' for a removal). The key of a ban begins with 'b'.
@@ -57,6 +57,10 @@ if not has_room() then
   end
 end
 
+if #ARGV > 4 then
+  -- Text, because a number of this size would be rounded.
+  redis.call('HSETNX', meta, 'began', time[1] .. string.format('%06d', tonumber(time[2])))
+end
 local number
 for i = 5, #ARGV, 3 do
   local key, bytes, until_ms = ARGV[i], ARGV[i + 1], ARGV[i + 2]
