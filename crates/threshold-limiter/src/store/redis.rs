@@ -152,14 +152,19 @@ impl RedisStore {
         if !self.breaker.lets_through(Instant::now()) {
             return Err(StoreError::Unavailable);
         }
+        let replies = self.server.replies();
         let answered = tokio::time::timeout(self.deadline, tokio::spawn(operation)).await;
         let answered = match answered {
             Ok(Ok(answered)) => answered,
             Ok(Err(_)) => Err(StoreError::Unavailable),
             Err(_) => Err(StoreError::Timeout),
         };
+        // A call that failed while others were answered says nothing of the server: one record is unreadable, or many calls
+        // wait for their turn.
         let failed = matches!(answered, Err(StoreError::Unavailable | StoreError::Timeout));
-        self.breaker.ended(!failed, Instant::now());
+        if !failed || self.server.replies() == replies {
+            self.breaker.ended(!failed, Instant::now());
+        }
         answered
     }
 }

@@ -194,3 +194,51 @@ async fn a_server_that_is_killed_and_returns_is_used_again() {
     };
     assert!(decision.allowed());
 }
+
+/// Somebody wrote junk under the key of one user. That user's requests failed, and the breaker that counted them cut all other users
+/// off as well.
+///
+/// Fails if the breaker counts every failure.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unreadable_record_concerns_its_own_user_only() {
+    let server = RedisServer::start();
+    let policy = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '5/day'\non_store_error = 'closed'";
+    let node = nodes(&server, 1, policy).await.remove(0);
+    let ada = Facts { user: Some("ada"), ..Facts::default() };
+    assert!(node.check_async(&ada).await.unwrap().allowed());
+    let keys = server.cli(&["KEYS", "th:*b:*"]);
+    assert_eq!(server.cli(&["SET", keys.trim(), "junk"]), "OK\n");
+    for _ in 0..20 {
+        assert!(node.check_async(&ada).await.unwrap().degraded.is_some());
+    }
+    let bob = Facts { user: Some("bob"), ..Facts::default() };
+    let decision = node.check_async(&bob).await.unwrap();
+    assert!(decision.allowed() && decision.degraded.is_none());
+}
+
+/// Redis was restarted without persistence, and the bans of operators were lifted on all nodes by that.
+#[tokio::test(flavor = "multi_thread")]
+async fn bans_outlive_a_restart_of_the_server() {
+    let mut server = RedisServer::start();
+    let nodes = nodes(&server, 2, "[[rule]]\nname = 'ip'\nper = ['ip']\nlimit = '100/min'").await;
+    let whom = ListEntry::parse("203.0.113.0/24").unwrap();
+    let id = whom.ban_id(DigestKey::new([7; 16]));
+    let ban = Ban { whom, reason: "scraping".into(), by: "ops".into(), from: Timestamp::EPOCH, until: Timestamp::MAX };
+    nodes[0].change_control(ControlChange::Ban { id, ban: Some(Arc::new(ban)) }).await.unwrap();
+    nodes[1].follow_control().await.unwrap();
+    server.kill();
+    server.restart();
+    for node in nodes.iter().chain(&nodes) {
+        let mut tries = 0;
+        while node.follow_control().await.is_err() {
+            tries += 1;
+            assert!(tries < 500, "{:?}", node.store().last_error());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    let facts = Facts { ip: "203.0.113.7".parse().ok(), ..Facts::default() };
+    for node in &nodes {
+        assert!(!node.check_async(&facts).await.unwrap().allowed());
+    }
+    assert_eq!(server.cli(&["ZCARD", "th:{control}bans"]).trim(), "1", "it is in the new log");
+}

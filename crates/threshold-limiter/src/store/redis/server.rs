@@ -52,6 +52,8 @@ struct Link {
     /// Counts connections, so that a broken one is not mistaken for its successor.
     generation: u64,
     is_connecting: bool,
+    /// Counts replies, errors included.
+    replies: u64,
     problem: Option<String>,
 }
 
@@ -110,13 +112,25 @@ impl Server {
 
     /// Replaces the connection after an error that makes it useless.
     fn heard<T>(self: &Arc<Self>, generation: u64, answered: Result<T, RedisError>) -> Result<T, RedisError> {
+        if !answered.as_ref().is_err_and(|error| is_broken(error) || error.kind() == ErrorKind::Client) {
+            let mut link = self.link();
+            link.replies = link.replies.wrapping_add(1);
+        }
         if let Err(error) = &answered {
-            self.link().problem = Some(error.to_string());
+            // A script that the server does not have yet is no problem: it is loaded.
+            if error.kind() != ErrorKind::Server(ServerErrorKind::NoScript) {
+                self.link().problem = Some(error.to_string());
+            }
             if is_broken(error) {
                 self.reconnect(generation);
             }
         }
         answered
+    }
+
+    /// Returns the number of replies so far. While it grows, the server is alive, however busy it or this process is.
+    pub(super) fn replies(&self) -> u64 {
+        self.link().replies
     }
 
     /// Returns the last error, for operators.
