@@ -8,6 +8,7 @@ use threshold_core::{KeyId, Timestamp};
 
 use super::file;
 use super::fs::resolve;
+use super::identify;
 use super::rows::AuditLine;
 use super::schema::meta;
 use super::{Journal, JournalError};
@@ -65,6 +66,8 @@ impl Journal {
 fn connect(path: &Path) -> Result<Connection, JournalError> {
     // Without this, the error for a missing file does not say that it is missing.
     std::fs::metadata(path).map_err(JournalError::io(path))?;
+    // Before SQLite opens the file: that alone changes the file of another program.
+    identify::check(path)?;
     let open = || {
         let connection = file::connect(path)?;
         connection.busy_timeout(BUSY_TIMEOUT)?;

@@ -282,6 +282,7 @@ fn the_file_of_another_program_is_refused_and_left_as_it_is() {
         }
         refused(run(&["backup", copy, "--db", db_text], &[]));
         refused(run(&["bans", "list", "--server", "http://127.0.0.1:9", "--db", db_text], &[]));
+        refused(run(&["audit", "--server", "http://127.0.0.1:9", "--db", db_text], &[]));
         assert_eq!(std::fs::read(&db).unwrap(), bytes);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "a file was created beside it");
         std::fs::remove_file(db.with_extension("secret")).unwrap();
