@@ -8,8 +8,8 @@ use serde_json::Value;
 
 /// The longest timeout of an entry in ipset, in seconds: its milliseconds have 32 bits.
 const IPSET_MAX_TIMEOUT: u64 = 2_147_483;
-/// The smallest size of an ipset. Its default is 65,536 entries.
-const IPSET_MIN_ENTRIES: usize = 65_536;
+/// The size of an ipset, the same for every list: a set is not created again with another one. There are at most 500,000 bans.
+const IPSET_ENTRIES: usize = 1 << 20;
 /// The number of elements on one line of nftables' file, so that no line is longer than its parser reads at once.
 const ELEMENTS: usize = 1_000;
 
@@ -150,8 +150,7 @@ fn show_v6(block: Block) -> String {
 /// Writes a set for `ipset restore`. It is filled under another name and then swapped in, so that no address is let through
 /// meanwhile.
 fn ipset(name: &str, family: &str, blocks: &[(Block, Option<u64>)], show: fn(Block) -> String) -> String {
-    let size = blocks.len().max(IPSET_MIN_ENTRIES);
-    let options = format!("hash:net family {family} maxelem {size} timeout 0");
+    let options = format!("hash:net family {family} maxelem {IPSET_ENTRIES} timeout 0");
     let mut text = format!("create {name} {options} -exist\ncreate {name}-new {options} -exist\nflush {name}-new\n");
     for (block, left) in blocks {
         let timeout = left.map(|left| format!(" timeout {}", left.min(IPSET_MAX_TIMEOUT))).unwrap_or_default();

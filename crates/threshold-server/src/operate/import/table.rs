@@ -111,6 +111,10 @@ fn read_end(text: &str) -> Result<ListedEnd, String> {
     if let Ok(at) = text.parse::<u64>() {
         return Ok(ListedEnd::At(at));
     }
+    // CrowdSec lists decisions that have ended, with the time since then.
+    if text.strip_prefix('-').and_then(go_duration).is_some() {
+        return Ok(ListedEnd::At(0));
+    }
     let span = parse_span(text).ok().or_else(|| go_duration(text));
     // At least a second: an entry without any length would be permanent.
     span.map(|span| ListedEnd::After(span.secs_ceil().max(1)))
@@ -148,4 +152,19 @@ fn go_duration(text: &str) -> Option<Span> {
         rest = next;
     }
     Some(Span::from_micros(micros))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `cscli` prints the decisions of an alert that have ended too, with the time since their end. A list with one of them was
+    /// refused as a whole.
+    #[test]
+    fn a_negative_duration_is_an_end_in_the_past() {
+        for text in ["-1h2m3s", "-5m0s", "-0.5s"] {
+            assert!(matches!(read_end(text), Ok(ListedEnd::At(0))), "{text}");
+        }
+        assert!(read_end("-").is_err() && read_end("-1x").is_err());
+    }
 }
