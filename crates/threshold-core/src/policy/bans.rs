@@ -17,7 +17,7 @@ use crate::time::{Span, Timestamp};
 pub use table::Bans;
 
 /// The maximum length of a text in a ban, in bytes.
-const MAX_TEXT: usize = 1 << 14;
+const MAX_TEXT: usize = 1 << 18;
 /// The shortest prefixes that can be banned, of IPv4 and of IPv6. A wider block is taken for a mistake.
 const WIDEST: (u8, u8) = (8, 16);
 

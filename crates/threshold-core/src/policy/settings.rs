@@ -12,7 +12,7 @@ use crate::limit::{LimitError, Quota};
 use crate::time::Timestamp;
 
 /// The maximum length of a text, in bytes, and the maximum number of limits in one setting.
-const MAX_TEXT: usize = 1 << 14;
+const MAX_TEXT: usize = 1 << 18;
 const MAX_LIMITS: usize = 256;
 /// The largest multiplier.
 pub const MAX_TIMES: u32 = 1_000_000;
