@@ -229,7 +229,9 @@ impl Decision {
     pub fn unavailable(&self) -> bool {
         // With these two the store did answer.
         let decided = |reason| matches!(reason, Degraded::Journal | Degraded::SharedBudget);
-        !self.allowed() && self.degraded.is_some_and(|reason| !decided(reason))
+        // A limit that was counted without the store, under `on_store_error = "local"`, denies as any other does.
+        let blind = self.verdict == Verdict::Deny && self.readings.is_empty();
+        blind && self.degraded.is_some_and(|reason| !decided(reason))
     }
 
     /// Returns whether the client is banned.
