@@ -33,6 +33,8 @@ pub(crate) struct Health {
     validity: ArcSwapOption<Problem>,
     /// Why the journal is not written, or was damaged.
     journal: ArcSwapOption<Problem>,
+    /// Why the store that several nodes share does not answer.
+    store: ArcSwapOption<Problem>,
 }
 
 /// A problem, as everyone may read it and in full.
@@ -95,6 +97,11 @@ impl Health {
     /// Sets the problem of the journal; `None` clears it.
     pub(crate) fn set_journal(&self, problem: Option<Problem>) {
         self.journal.store(problem.map(Arc::new));
+    }
+
+    /// Sets the problem of the shared store; `None` clears it.
+    pub(crate) fn set_store(&self, problem: Option<Problem>) {
+        self.store.store(problem.map(Arc::new));
     }
 
     /// Marks the server as draining: it accepts no more connections.
@@ -165,7 +172,8 @@ async fn ready(State(app): State<Arc<App>>, viewer: Viewer) -> Response {
         return json(StatusCode::SERVICE_UNAVAILABLE, &HealthBody { status: "draining", reason: None });
     }
     let health = &app.health;
-    let problems = [&health.policy, &health.keys, &health.certificate, &health.validity, &health.journal];
+    let problems =
+        [&health.policy, &health.keys, &health.certificate, &health.validity, &health.journal, &health.store];
     let problems = problems.map(ArcSwapOption::load);
     let shown = |problem: &Arc<Problem>| match viewer {
         Viewer::Anonymous => problem.public.clone(),

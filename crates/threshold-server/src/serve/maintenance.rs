@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use threshold_limiter::journal::{Journal, JournalEvent};
+use threshold_limiter::store::StoreError;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::door::{App, Problem};
@@ -59,13 +60,21 @@ async fn apply_remote_changes(app: Arc<App>) {
         match (&applied, was_unavailable) {
             (Err(error), false) => {
                 let reason = app.desk.store_error();
-                tracing::error!(%error, reason, "bans and settings of other nodes not read");
+                tracing::error!(%error, reason, "store unavailable: rules decide by on_store_error");
             }
-            (Ok(()), true) => tracing::info!("bans and settings of other nodes read again"),
+            (Ok(()), true) => tracing::info!("store available again"),
             _ => {}
         }
         was_unavailable = applied.is_err();
+        app.health.set_store(applied.err().map(|error| store_problem(error, app.desk.store_error())));
     }
+}
+
+/// Describes a shared store that does not answer. The reason may name its address, which only requests with a token see.
+fn store_problem(error: StoreError, reason: Option<String>) -> Problem {
+    let public = format!("{error}: rules decide by on_store_error");
+    let details = reason.map_or_else(|| public.clone(), |reason| format!("{public} ({reason})"));
+    Problem { public, details }
 }
 
 /// Logs the events of the journal, and keeps `/readyz` up to date with its condition.

@@ -71,6 +71,8 @@ pub(super) fn secrets(present: Option<&str>, old: Option<&str>) -> anyhow::Resul
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Redis(url) = self else { return f.write_str("memory") };
+        // A URL of a socket has its password behind the path.
+        let url = url.split_once('?').map_or(&**url, |(url, _)| url);
         match (url.split_once("://"), url.rsplit_once('@')) {
             (Some((scheme, _)), Some((_, place))) => write!(f, "{scheme}://{place}"),
             _ => f.write_str(url),
@@ -100,6 +102,7 @@ mod tests {
         let shown = |text: &str| read(text).unwrap().to_string();
         assert_eq!(shown("redis://127.0.0.1:6379"), "redis://127.0.0.1:6379");
         assert_eq!(shown("redis://user:p@ss@db.example:6379/2"), "redis://db.example:6379/2");
+        assert_eq!(shown("redis+unix:///run/redis.sock?db=1&pass=secret"), "redis+unix:///run/redis.sock");
         for (text, named) in
             [("rediss://a", "rediss://"), ("redis+cluster://a", "redis+cluster"), ("mysql://a", "memory")]
         {
