@@ -71,7 +71,7 @@ pub(crate) struct ServeArgs {
     /// Serve the operators' calls here, HOST:PORT or unix:PATH, and no longer on --http
     #[arg(long, value_name = "ADDR")]
     pub(crate) admin: Option<Address>,
-    /// Check the policy, the tokens, the secrets and the addresses, start nothing, and exit as lint does: 0 if the server
+    /// Check the policy, the tokens, the secrets and the addresses, connect to no store, start nothing, and exit as lint does: 0 if the server
     /// would start, 1 on warnings that are denied, 2 on errors
     #[arg(long)]
     pub(crate) check: bool,
@@ -374,8 +374,11 @@ pub(crate) struct RestoreArgs {
 }
 
 pub(crate) fn span(text: &str) -> Result<Span, String> {
-    let span = parse_span(text).ok().filter(|span| *span > Span::ZERO);
-    span.ok_or_else(|| "expected a time above 0, such as 30s or 5min".to_owned())
+    match parse_span(text) {
+        Ok(Span::ZERO) => Err("expected a time above 0, such as 30s or 5min".to_owned()),
+        Ok(span) => Ok(span),
+        Err(error) => Err(format!("{}: {}", error.message, error.help)),
+    }
 }
 
 fn method(text: &str) -> Result<String, String> {

@@ -175,8 +175,11 @@ impl ThresholdLayer {
     /// ```
     /// # use threshold_limiter::tower::ThresholdLayer;
     /// let layer = ThresholdLayer::per_ip("100/min")?.on_refused(|refused| {
-    ///     let seconds = refused.retry_after().map_or(1, |wait| wait.as_secs().max(1));
-    ///     refused.response.map(|_| format!("Slow down, and come back in {seconds} s.\n"))
+    ///     let wait = refused.response.headers().get("retry-after").and_then(|wait| wait.to_str().ok());
+    ///     let text = format!("Slow down, and come back in {} s.\n", wait.unwrap_or("some"));
+    ///     let mut response = refused.response.map(|_| text);
+    ///     response.headers_mut().insert("content-type", "text/plain".parse().unwrap());
+    ///     response
     /// });
     /// # let _ = layer;
     /// # Ok::<(), threshold_limiter::tower::LayerError>(())

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use threshold_core::policy::{Ban, Policy};
 use threshold_core::{Digest, Timestamp};
 
-use super::http::{LayerName, Text, Whole, layer_named, read, trace_id};
+use super::http::{LayerName, Text, Whole, layer_named, read, trace_id, unknown_layer};
 use super::json_body::JsonBody;
 use super::query::Query;
 use super::routes::{Route, delete, get, post, put};
@@ -176,7 +176,7 @@ async fn lift_subject(
     Query(SubjectQuery { layer, key, reason }): Query<SubjectQuery>,
 ) -> Result<Response, ApiError> {
     let layer = layer.ok_or_else(|| ApiError::bad("layer", "the layer is missing"))?;
-    let layer = layer_named(&layer).ok_or_else(|| ApiError::bad("layer", format!("unknown layer \"{layer}\"")))?;
+    let layer = layer_named(&layer).ok_or_else(|| ApiError::bad("layer", unknown_layer(&layer)))?;
     let key = key.ok_or_else(|| ApiError::bad("key", "the key is missing"))?;
     let lifted = app.desk.lift_subject(&operator.0, (layer, &key), reason.as_deref()).await?;
     Ok(json(StatusCode::OK, &LiftedBody { ok: true, lifted }))

@@ -38,7 +38,7 @@ use crate::desk::{Decided, ReservationTerms, new_trace, strike_deadline};
 use crate::explain::live_json;
 use crate::serve::ConnectionWatch;
 use answer::{Answer, TYPICAL_ANSWER, max_answer};
-pub(super) use request::{Address, LayerName, layer_named, read};
+pub(super) use request::{Address, LayerName, layer_named, read, unknown_layer};
 use request::{CommitBody, MAX_ITEMS, OneOrMany, PauseBody, RefundBody, ReleaseBody, RequestBody, read_requests};
 use text::Pairs;
 pub(super) use text::{Text, Whole};

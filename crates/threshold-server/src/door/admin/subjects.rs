@@ -14,7 +14,7 @@ use threshold_core::policy::{Listed, Policy};
 use super::operator::{Operator, Reader};
 use super::{BanBody, ChangedBody, ReasonQuery, hexadecimal};
 use crate::desk::{BudgetState, LadderState, Subject, Target};
-use crate::door::http::layer_named;
+use crate::door::http::{layer_named, unknown_layer};
 use crate::door::query::Query;
 use crate::door::{ApiError, App, json};
 
@@ -185,6 +185,6 @@ fn target<'a>(layer: &str, key: &'a str) -> Result<Target<'a>, ApiError> {
     if layer == Target::ACCOUNT {
         return Ok(Target::Account(key));
     }
-    let layer = layer_named(layer).ok_or_else(|| ApiError::bad("layer", format!("unknown layer \"{layer}\"")))?;
+    let layer = layer_named(layer).ok_or_else(|| ApiError::bad("layer", unknown_layer(layer)))?;
     Ok(Target::Subject(layer, key))
 }

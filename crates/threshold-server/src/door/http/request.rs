@@ -419,6 +419,12 @@ pub(in crate::door) fn layer_named(text: &str) -> Option<Layer> {
     super::schema::LAYERS.into_iter().find(|layer| layer.name() == text)
 }
 
+/// Returns the error for a name that is no layer.
+pub(in crate::door) fn unknown_layer(text: &str) -> String {
+    let known = super::schema::LAYERS.map(Layer::name).join(", ");
+    format!("unknown layer \"{text}\"; known: {known}, and {EDGE_ALIAS} for edge")
+}
+
 /// Another name of the layer `edge`.
 pub(super) const EDGE_ALIAS: &str = "ip";
 
@@ -467,7 +473,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for RequestId<'a> {
 
 impl<'de> Deserialize<'de> for LayerName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        parsed(deserializer, layer_named, |text| format!("unknown layer \"{text}\"")).map(Self)
+        parsed(deserializer, layer_named, unknown_layer).map(Self)
     }
 }
 
