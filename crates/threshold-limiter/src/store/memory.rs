@@ -114,9 +114,11 @@ impl MemoryStore {
     #[must_use]
     pub fn new(memory: Memory) -> Self {
         let keys = usize::try_from(memory.max_keys).unwrap_or(usize::MAX);
+        // A power of two, because bits of the digest choose the shard.
         let shards =
             keys.checked_div(KEYS_A_SHARD).unwrap_or(0).next_power_of_two().clamp(*SHARDS.start(), *SHARDS.end());
         let share = keys.div_ceil(shards);
+        // Keys are spread at random, so the deviation from an even share is about its square root.
         let max = share.saturating_add(share.isqrt().saturating_mul(SPREAD));
         let records =
             usize::try_from(memory.max_keys.checked_div(KEYS_A_RECORD).unwrap_or(0)).unwrap_or(usize::MAX).max(1_024);
@@ -202,6 +204,7 @@ impl MemoryStore {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let mut stands_in = [StandsIn::None; MAX_CHARGES];
+        // Each round replaces the keys without room by keys that more callers share, so there are at most three rounds.
         loop {
             let mut crowded: ArrayVec<usize, MAX_CHARGES> = ArrayVec::new();
             for (index, stands_in) in stands_in.iter().enumerate().take(bill.charges().len()) {
@@ -210,6 +213,7 @@ impl MemoryStore {
                 };
                 let others = locked.new_before(index);
                 let Some(shard) = locked.shard(index) else { continue };
+                // A peek charges nothing, so it must not evict what another caller has used.
                 let looks = bill.verb() == Verb::Peek;
                 let has_room = if looks { shard.has_room(key, now) } else { shard.make_room(key, now) }
                     || match stands_in {
@@ -240,8 +244,11 @@ impl MemoryStore {
                         (plan.and_then(|plan| plan.shared_key(index)), StandsIn::Rule)
                     }
                 };
+                // A bill that comes as a command has no plan, and so no key that stands in.
                 (entry.key, *stands_in) = (key.ok_or(StoreError::Full)?, next);
             }
+            // This releases the locks, because the new keys may be in lower shards. Other threads may take the room
+            // that was found so far, so the next round checks every key again.
             locked.renew();
         }
     }
@@ -260,6 +267,7 @@ impl MemoryStore {
         let result = change(&mut balances);
         for (index, ((key, limit), balance)) in charges.iter().zip(balances).enumerate() {
             if let Some(shard) = locked.shard(index) {
+                // By its key: a removal before this one may have moved its slot.
                 shard.keep(*key, limit, balance, now);
             }
         }
@@ -283,6 +291,7 @@ impl MemoryStore {
 
     /// Returns the shard of a standing. It uses other bits than the shard of a balance: the keys of one subject share those.
     fn standing_shard(&self, key: Digest) -> usize {
+        // 63 is one less than `STANDING_SHARDS`.
         usize::try_from(key.to_u128() & 63).unwrap_or(0)
     }
 }
@@ -349,6 +358,7 @@ impl MemoryStore {
         now: Timestamp,
         outcome: &mut Outcome,
     ) -> Result<(), StoreError> {
+        // Before a shard is locked: the reservations come first in the order of locks.
         self.expire_reservations(now);
         let mut balances = Locked::new(self.table.shards(), now);
         balances.take(bill.charges().iter().map(Charge::key));
@@ -360,10 +370,12 @@ impl MemoryStore {
             let none: &mut [Standing] = &mut [];
             settle_into(bill, &mut balances, none, now, outcome);
         } else {
+            // After the balances, as the order of locks demands.
             let mut standings = OpenStandings::new(self, bill, now);
             settle_into(bill, &mut balances, &mut standings, now, outcome);
             standings.save(outcome);
         }
+        // Another key can stand in only for a new one.
         if new {
             for (charge, entry) in bill.charges().iter().zip(&balances.entries) {
                 if entry.key != charge.key() {

@@ -116,7 +116,9 @@ impl Accounts {
         if is_new && self.owned >= self.max_of_a_kind {
             gone = self.free(older);
         }
+        // Not full any more if one was evicted above, so at most one is.
         if self.entries.get(key).is_none() && self.entries.is_full() {
+            // A name without a login goes before the known device of another account.
             let freed = self.free(|other| worth_to_try(other, login, now)).or_else(|| self.free(older));
             gone = Some(freed.ok_or(StoreError::Full)?);
         }
@@ -139,6 +141,7 @@ impl Accounts {
         let Some(account) = self.entries.remove(old) else { return false };
         self.count(is_owned(&account), false);
         if self.entries.get(new).is_none() {
+            // The removal has made room.
             self.insert(new, account);
         }
         true
@@ -180,6 +183,7 @@ impl Accounts {
             return key;
         }
         let [high, low] = key.halves();
+        // The key chooses, so that the attempts of one prefix are counted together.
         let at = (high ^ low).checked_rem(others.len() as u64).and_then(|at| usize::try_from(at).ok()).unwrap_or(0);
         others.get(at).map_or(key, |(other, _)| *other)
     }

@@ -92,6 +92,7 @@ impl<K: Copy + Eq + Hash, V> BoundedMap<K, V> {
         let at = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
         self.entries.push((key, value));
         let entries = &self.entries;
+        // The index holds no hashes, so it asks for them again when it grows.
         let again = |at: &u32| entries.get(index(*at)).map_or(0, |(own, _)| hash(own));
         self.places.insert_unique(hash(&key), at, again);
         gone.map_or(Put::Kept, Put::InPlaceOf)
@@ -112,6 +113,7 @@ impl<K: Copy + Eq + Hash, V> BoundedMap<K, V> {
 
     pub(super) fn remove(&mut self, key: K) -> Option<V> {
         let at = self.place(key)?;
+        // Before `swap_remove`: after it, this index belongs to another entry.
         if let Ok(place) = self.places.find_entry(hash(&key), |own| index(*own) == at) {
             place.remove();
         }
@@ -144,6 +146,7 @@ impl<K: Copy + Eq + Hash, V> BoundedMap<K, V> {
         let mut least: Option<(Worth, K)> = None;
         let mut hand = self.hand;
         for _ in 0..SEARCH.min(self.entries.len()) {
+            // The map may have shrunk since the last search.
             hand = if hand < self.entries.len() { hand } else { 0 };
             let Some((key, value)) = self.entries.get(hand) else { break };
             let own = worth(value);
@@ -151,6 +154,7 @@ impl<K: Copy + Eq + Hash, V> BoundedMap<K, V> {
                 least = Some((own, *key));
             }
             hand = hand.saturating_add(1);
+            // No entry is worth less.
             if own == Worth::Nothing {
                 break;
             }
@@ -195,6 +199,8 @@ impl Hasher for AlreadyHashed {
     }
 
     fn write_u128(&mut self, value: u128) {
+        // Both halves: the lowest bits have chosen the shard of a standing, and so are the same for all keys of one
+        // map.
         self.0 = u64::try_from(value >> 64).unwrap_or(0) ^ u64::try_from(value & u128::from(u64::MAX)).unwrap_or(0);
     }
 }

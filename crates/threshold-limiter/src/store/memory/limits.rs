@@ -59,6 +59,7 @@ impl Limits {
     }
 
     fn find(&self, limit: &Limit) -> Option<u64> {
+        // Numbers are never freed, so no limit is beyond the first unassigned one of its numbers.
         let mut known = places(limit).map_while(|place| Some((place, self.known.get(place)?.get()?)));
         known.find(|(_, known)| *known == limit).and_then(|(place, _)| u64::try_from(place).ok())
     }

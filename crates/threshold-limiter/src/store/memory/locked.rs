@@ -54,6 +54,7 @@ impl<'s> Locked<'s> {
     #[inline]
     pub(super) fn take(&mut self, keys: impl Iterator<Item = Digest>) {
         for key in keys {
+            // A plan has at most `MAX_CHARGES` keys, so every key has room.
             let _ = self.entries.try_push(LockedEntry { key, shard: 0, at: 0, slot: None, charged: None });
         }
         self.renew();
@@ -67,6 +68,7 @@ impl<'s> Locked<'s> {
 
     /// Locks each shard once. If none is contended, in the order of the keys, without sorting; otherwise in ascending order.
     fn lock(&mut self) {
+        // A thread that holds a shard while it waits for another one, in any order, could deadlock.
         self.open.clear();
         if !self.try_lock() {
             self.lock_in_order();
@@ -79,6 +81,7 @@ impl<'s> Locked<'s> {
         let mut places: ArrayVec<u8, MAX_CHARGES> = ArrayVec::new();
         for entry in &mut self.entries {
             let place = shard_of(entry.key, self.shards.len());
+            // There are at most 16, so a scan is faster than a set.
             let open = places.iter().position(|other| *other == place).unwrap_or(places.len());
             if open == places.len() {
                 let Some(own) = self.shards.get(usize::from(place)).and_then(Shard::try_open) else {
@@ -94,6 +97,7 @@ impl<'s> Locked<'s> {
     /// Locks the shards in ascending order and waits for them. The common order is what prevents a deadlock of two plans.
     #[cold]
     fn lock_in_order(&mut self) {
+        // `try_lock` has locked the shards before the one that was taken.
         self.open.clear();
         // The shard in the upper byte and the key's index in the lower one: sorted by shard, they still name the key.
         let mut order: ArrayVec<u16, MAX_CHARGES> = ArrayVec::new();
@@ -160,6 +164,7 @@ impl<'s> Locked<'s> {
         if let Some(key) = self.entries.get(index).map(|entry| entry.key)
             && let Some(shard) = self.shard(index)
         {
+            // By its key, not by `at`: another new key of the same bill may have taken that slot since.
             shard.keep(key, limit, balance, now);
         }
         changed
@@ -172,6 +177,8 @@ impl Balances for Locked<'_> {
         let entry = self.entries.get_mut(index)?;
         let seen = Seen::at(entry.slot?, charge.limit(), self.limits?)?;
         let (look, charged) = seen.glance(charge.limit(), charge.cost(), now)?;
+        // The words of a glance count only if the cost fits. A record, which charges past the limit, takes
+        // `charge_whole`.
         entry.charged = look.allowed.then_some(charged);
         Some(look)
     }
@@ -188,6 +195,7 @@ impl Balances for Locked<'_> {
             entry.charged = charged;
             return (look, false);
         }
+        // The look converts the balance to this limit, and that is saved: a later charge begins from it.
         shard.with_whole(entry.at, limit, |balance| balance.look(limit, cost, now))
     }
 
@@ -196,6 +204,8 @@ impl Balances for Locked<'_> {
         if let Some(LockedEntry { slot: Some(slot), charged: Some(Charged { words, mark }), .. }) =
             self.entries.get(index)
         {
+            // The lock has been held since the look, so the slot still has the balance that these words were computed
+            // from.
             slot.set(*words);
             return *mark;
         }

@@ -91,6 +91,8 @@ impl MemoryStore {
         now: Timestamp,
         mut show: impl FnMut(Digest, Timestamp) -> ControlFlow<()>,
     ) {
+        // `show` is called under this lock, so it must not lock a shard of standings: those come before it in the
+        // order.
         let mut banned = lock(&self.banned);
         let mut over = Vec::new();
         for (key, until) in banned.range(beyond(after)) {
@@ -121,6 +123,7 @@ impl MemoryStore {
     /// Lists accounts; see [`Store::list`](crate::store::Store::list). There is no index by key: an operator asks for this, and
     /// every account is visited.
     pub(super) fn list_accounts(&self, after: Option<Digest>, limit: usize) -> Vec<Listed> {
+        // Never more than a page, so that a list needs little memory however many accounts there are.
         let mut first = BTreeMap::new();
         self.each_account(|key, account| {
             let is_later = after.is_none_or(|after| key > after);
@@ -151,6 +154,8 @@ impl MemoryStore {
         let known = map.get(key).is_some();
         map.remove(key);
         self.note_ban(key, None);
+        // Under the lock of the shard, so that the sink gets the changes of one key in their order. Also if memory has
+        // no such standing: the journal may have a row that found no room at the restart.
         if let Some(sink) = &self.sink {
             sink.standing(key, None);
         }
@@ -180,6 +185,7 @@ impl MemoryStore {
         let banned = |map: &BoundedMap<Digest, Standing>| map.get(key).and_then(Standing::banned_until);
         let before = banned(map);
         let put = map.put_if_worthier(key, standing, |other| standing_worth(other, now));
+        // All shards share this index. A strike that changes no ban does not lock it.
         if banned(map) != before {
             self.note_ban(key, map.get(key));
         }

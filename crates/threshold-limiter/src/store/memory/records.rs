@@ -53,12 +53,16 @@ impl Records for OpenRecords<'_> {
         let store = self.store;
         let reservations = self.reservations();
         if reservations.get(reservation.id()).is_some() {
+            // An update leaves the expiry as it is, so `next_expiry` stays right.
             reservations.update(reservation);
             return Ok(());
         }
         reservations.bring_back(now);
         let gone = reservations.insert(reservation).map_err(|AllOpen| StoreError::Full)?;
+        // Under the lock of the reservations: an older value must not overwrite a newer one, or an expiry would be
+        // missed.
         store.next_expiry.store(reservations.next_expiry().micros(), Ordering::Release);
+        // Its record no longer shows that it has ended. Without this its receipt could be refunded as well.
         if let Some(gone) = gone {
             self.remember_end(gone.id(), gone.void_from(), now)?;
         }
@@ -67,6 +71,7 @@ impl Records for OpenRecords<'_> {
 
     fn take_expired(&mut self, now: Timestamp) -> Result<Option<Reservation>, StoreError> {
         let store = self.store;
+        // Before the lock is taken, because every command on balances asks this.
         if store.next_expiry.load(Ordering::Acquire) > now.micros() {
             return Ok(None);
         }
@@ -118,9 +123,12 @@ impl Records for OpenRecords<'_> {
         let accounts = self.accounts();
         match (key, reason) {
             (AccountKey::StandIn(key), SaveReason::Attempted) => accounts.put_folded(key, account, login, now),
+            // Only an attempt begins an account that stands in. Its result changes the account if it was not evicted
+            // since.
             (AccountKey::StandIn(key), _) => accounts.change_folded(key, account),
             (AccountKey::Own(key), SaveReason::Attempted) => store.put_account(accounts, key, account, login, now)?,
             (AccountKey::Own(key), SaveReason::LoggedIn) => {
+                // The login is right all the same. Only its device stays unknown.
                 let Ok(gone) = accounts.put_owned(key, account, login, now) else { return Ok(false) };
                 store.report_account(accounts, key);
                 store.report_evicted(gone);
@@ -149,6 +157,7 @@ impl Records for OpenRecords<'_> {
         if own.has(address) || own.make_room(address, now) {
             return Ok(address);
         }
+        // One shard at a time: two that are locked in any order could deadlock.
         drop(own);
         if store.when_full == WhenFull::Deny {
             return Err(StoreError::Full);
@@ -221,6 +230,8 @@ impl Records for OpenRecords<'_> {
             MovedRecord::Account => {
                 let accounts = self.accounts();
                 if accounts.rename(old, new) {
+                    // The new row first: if the writer takes the queue in between, the account is in the journal twice
+                    // rather than not at all.
                     store.report_account(accounts, new);
                     store.report_evicted(Some(old));
                 }

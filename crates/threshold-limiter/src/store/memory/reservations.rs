@@ -71,6 +71,7 @@ impl Reservations {
         while let Some((expires, id)) = self.queue.last().copied() {
             let Some(record) = self.records.get_mut(&id) else { return };
             if !record.reservation.bring_back(now) {
+                // The queue is in the order of expiry: if the last one is not too late, none is.
                 return;
             }
             self.queue.remove(&(expires, id));

@@ -37,6 +37,7 @@ impl Slab {
     ) -> (T, Option<Small>) {
         let entry = usize::try_from(number).ok().and_then(|at| self.entries.get_mut(at)).and_then(Option::as_mut);
         let Some(large) = entry else { return (change(&mut Balance::default()), None) };
+        // Measured before the change, which may grow or shrink the part on the heap.
         let before = bytes_of(large);
         let changed = change(&mut large.balance);
         large.limit = *limit;

@@ -26,6 +26,7 @@ pub(super) enum SlotMemory {
 impl SlotMemory {
     /// Allocates memory for this many slots.
     pub(super) fn new(slots: usize) -> Self {
+        // One line more than the slots need, because the memory may begin in the middle of a line.
         let bytes = slots.saturating_mul(size_of::<[AtomicU64; WORDS]>()).saturating_add(LINE);
         #[cfg(target_os = "linux")]
         if bytes >= MAPPED

@@ -104,6 +104,7 @@ impl<'p> Slots<'p> {
         let [_, low] = key.halves();
         // The product of two 64-bit numbers does not wrap.
         let at = u128::from(low).wrapping_mul(self.len() as u128) >> 64;
+        // Rounded down to the start of a line, so that both slots of the line cost one cache miss.
         usize::try_from(at).unwrap_or(0) & !(SLOTS_A_LINE - 1)
     }
 
@@ -121,6 +122,7 @@ impl<'p> Slots<'p> {
         let mut place = self.home(key);
         loop {
             match self.slot(place) {
+                // Before the digests are compared: an empty slot has the digest 0, which is a valid key too.
                 Some([_, _, _, last]) if last.load(Relaxed) == 0 => return (place, None),
                 Some([own_high, own_low, large, last])
                     if (own_low.load(Relaxed), own_high.load(Relaxed)) == (low, high) =>
@@ -140,6 +142,8 @@ impl<'p> Slots<'p> {
 
     /// Empties a slot and shifts back the following keys whose probes would end at the gap. Returns how many.
     pub(super) fn close(self, place: usize) -> u64 {
+        // Shifts back instead of leaving tombstones. A table that never grows would fill up with those, and its probes
+        // would get longer and longer.
         let mut gap = place;
         let mut moved: u64 = 0;
         let mut next = self.after(gap);

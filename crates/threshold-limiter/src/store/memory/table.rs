@@ -95,6 +95,8 @@ impl Seen {
     pub(super) fn at(slot: SlotWords<'_>, limit: &Limit, limits: &Limits) -> Option<Self> {
         let [large, last] = slot.get();
         let (kind, number, figure) = parts(last);
+        // A balance that was stored under other figures, as after a change of the policy, must be converted first. Only
+        // the slow path does that.
         let own = kind == SMALL && limits.get(number) == Some(limit);
         own.then_some(Self { number, small: Small { large, figure } })
     }
@@ -103,6 +105,7 @@ impl Seen {
     #[inline(always)]
     pub(super) fn glance(self, limit: &Limit, cost: u64, now: Timestamp) -> Option<(Look, Charged)> {
         let (look, charged, mark) = self.small.glance(limit, cost, now)?;
+        // A charge whose figure has too many bits is left to `look`, which can still answer a denial from the slot.
         Some((look, Charged { words: packed(charged, self.number)?, mark }))
     }
 
@@ -138,6 +141,8 @@ impl Table {
         let slots = max.saturating_mul(SLOTS_FOR_THREE).div_ceil(3).saturating_add(1).next_multiple_of(SLOTS_A_LINE);
         let all = slots.saturating_mul(shards);
         Self::new(MutBorrow::new(SlotMemory::new(all)), |memory| {
+            // One numbering for all shards: a plan that has locked several of them reads all of its slots by the same
+            // limits.
             let limits = Arc::<Limits>::default();
             let shard = |slots| {
                 let (large, counts) = (Slab::default(), Counts::default());
@@ -178,6 +183,7 @@ impl Shard<'_> {
     pub(super) fn try_open(&self) -> Option<Open<'_>> {
         let inside = match self.inside.try_lock() {
             Ok(inside) => inside,
+            // Safe for the same reason as in `lock`.
             Err(TryLockError::Poisoned(inside)) => inside.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
@@ -236,16 +242,20 @@ impl<'s> Open<'s> {
         (limit, figures): (&Limit, Figures),
         change: impl FnOnce(&mut Balance) -> T,
     ) -> T {
+        // The place must be that of a key. In an empty slot the words would be written without a digest, and no probe
+        // would find them.
         let slot = self.slots.get(place).unwrap_or(EMPTY);
         let (kind, _, number) = parts(slot[3]);
         if kind != LARGE {
             let mut balance = self.unpack(&slot);
             let changed = change(&mut balance);
+            // `None` only if the slab has no number left. The balance then stays as it was.
             if let Some(words) = self.pack(limit, figures, balance) {
                 self.slots.set_words(place, words);
             }
             return changed;
         }
+        // The figure of a large balance is its number in the slab.
         let number = u32::try_from(number).unwrap_or(u32::MAX);
         let (changed, small) = self.inside.large.change(number, limit, change);
         // A balance that has become small, for instance because its block is over, moves back into its slot.
@@ -272,11 +282,13 @@ impl<'s> Open<'s> {
             glance.or_else(|| seen.look(limit, cost, now))
         });
         match found {
+            // Neither a denial nor a cost of 0 changes the balance, so nothing is written.
             Some((look, _)) if !look.allowed || cost == 0 => return Checked { look, mark: None, changed: false },
             Some((look, Some(Charged { words, mark }))) => {
                 slot.set(words);
                 return Checked { look, mark: Some(mark), changed: true };
             }
+            // The charge does not fit into the slot, or the look itself changes the balance.
             Some((_, None)) | None => {}
         }
         self.with_whole(place, limit, |balance| balance.check(limit, cost, now, id))
@@ -310,10 +322,12 @@ impl<'s> Open<'s> {
     ) -> Checked {
         let mut balance = Balance::default();
         let checked = balance.check(limit, cost, now, id);
+        // A key without a charge takes no slot, so that requests which are denied cannot fill the table.
         if !checked.changed {
             return checked;
         }
         if self.is_full() && !self.free_one(key, now) {
+            // Everything in reach is protected. Allowed without a record, the key could be charged any number of times.
             let look = Look { allowed: false, ..checked.look };
             return Checked { look, mark: None, changed: false };
         }
@@ -322,6 +336,7 @@ impl<'s> Open<'s> {
     }
 
     fn is_full(&self) -> bool {
+        // Logs and holds grow with the requests of a key, so the number of keys alone does not bound the memory.
         self.inside.used >= self.inside.max || self.inside.large.bytes() > self.inside.max.saturating_mul(LARGE_BYTES)
     }
 
@@ -352,6 +367,8 @@ impl<'s> Open<'s> {
 
     fn add_as(&mut self, key: Digest, (limit, figures): (&Limit, Figures), balance: Balance) {
         let Err(free) = self.slots.find(key) else { return };
+        // Checked again, whatever the caller has made sure of: without an empty slot, a probe for an absent key never
+        // ends.
         if !self.has_a_spare_slot(0) {
             return;
         }
@@ -378,6 +395,8 @@ impl<'s> Open<'s> {
             Ok(place) if balance.silent_from() <= now => self.remove_at(place),
             Ok(place) => self.with_whole(place, limit, |own| *own = balance),
             Err(_) if balance.silent_from() <= now => {}
+            // This may exceed `max`, because commands make no room before they change balances. `add` still leaves one
+            // slot empty.
             Err(_) => self.add(key, limit, balance),
         }
     }
@@ -411,6 +430,7 @@ impl<'s> Open<'s> {
 
     /// Removes the key in a slot, and shifts back the following ones.
     fn remove_at(&mut self, place: usize) {
+        // The slot has the only reference to its entry in the slab.
         if let Some((LARGE, _, number)) = self.slots.get(place).map(|slot| parts(slot[3])) {
             self.inside.large.remove(u32::try_from(number).unwrap_or(u32::MAX));
         }
@@ -422,6 +442,7 @@ impl<'s> Open<'s> {
     /// Evicts one key. Returns whether one could be evicted.
     fn free_one(&mut self, near: Digest, now: Timestamp) -> bool {
         let (found, hand) = self.find_evictable(near, now);
+        // Moved also after a search in vain, so that the next search sees other slots.
         self.inside.hand = hand;
         let Some((place, used)) = found else { return false };
         self.remove_at(place);
@@ -435,6 +456,8 @@ impl<'s> Open<'s> {
     fn find_evictable(&self, near: Digest, now: Timestamp) -> (Option<(usize, Option<u64>)>, usize) {
         let mut least: Option<(u64, usize)> = None;
         let mut at = self.inside.hand;
+        // First the slots around the home of the new key, which its probe has just loaded. Then those at the hand,
+        // which passes over the whole shard from search to search.
         for start in [self.slots.home(near), self.inside.hand] {
             at = start;
             for _ in 0..SEARCH.min(self.slots.len()) {
