@@ -264,6 +264,7 @@ impl Storage {
         match limit.packed_rate(now).and_then(|rate| PackedTable::new(rate, max_keys)) {
             Some(table) => Self::Packed { hash: KeyHash::new(), table },
             None => {
+                // These keys have no address prefix that new ones could be counted by.
                 let store = MemoryStore::new(Memory { max_keys, when_full: WhenFull::Deny });
                 Self::Any { secret: crate::random(), store }
             }

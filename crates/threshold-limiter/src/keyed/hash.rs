@@ -49,6 +49,7 @@ impl KeyHash {
         let mut number = || numbers.next().expect("a secret has all numbers");
         Self {
             coefficients: [(); COEFFICIENTS].map(|()| number()),
+            // Never 0, which would give every key the same place.
             factor: low(number()) | 1,
             long: number().to_le_bytes(),
         }
@@ -119,6 +120,7 @@ impl SumHasher<'_> {
             None => self.hash.chain(self.sum, &[]),
         };
         let tag = high(sum);
+        // An unused slot has the tag 0.
         Hashed { tag: tag.max(1), place: self.hash.spread(tag ^ low(sum).rotate_left(32)) }
     }
 }
@@ -203,9 +205,11 @@ fn last_word(bytes: &[u8]) -> u64 {
     if let Some(last) = bytes.last_chunk() {
         return u64::from_le_bytes(*last);
     }
+    // Four to seven bytes: the two halves overlap.
     if let (Some(first), Some(last)) = (bytes.first_chunk(), bytes.last_chunk()) {
         return u64::from(u32::from_le_bytes(*first)) | u64::from(u32::from_le_bytes(*last)) << 32;
     }
+    // One to three bytes.
     let at = |place: usize| bytes.get(place).copied().map_or(0, u64::from);
     at(0) | at(1) << 8 | at(2) << 16
 }

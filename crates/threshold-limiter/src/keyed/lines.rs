@@ -41,7 +41,10 @@ impl Lines {
     pub(super) fn new(keys: u64) -> Self {
         let keys = usize::try_from(keys).unwrap_or(usize::MAX);
         let count = prime_from(keys.div_ceil(KEYS_A_LINE).clamp(2, MAX_LINES));
+        // One line more than needed, because the allocation may begin in the middle of a line.
         let words = zeroed(count.saturating_add(1).saturating_mul(WORDS));
+        // `align_offset` may give up and return `usize::MAX`. The lines are then not aligned, but they are within the
+        // memory.
         let start = words.as_ptr().align_offset(WORDS.saturating_mul(size_of::<u64>())).min(WORDS);
         Self { words, start, count }
     }
@@ -69,9 +72,12 @@ impl Lines {
     /// Returns the lines that a key may be in, in order: first its home, then others at equal strides.
     pub(super) fn probe(&self, place: u64) -> impl Iterator<Item = &Line> {
         let home = share(place, self.count);
+        // From the other half of `place`: keys that share a home seldom share the lines after it. Never 0, which would
+        // stay at the home.
         let stride = share(place.rotate_left(32), self.count.saturating_sub(1)).saturating_add(1);
         let next = move |at: &usize| {
             let next = at.saturating_add(stride);
+            // A stride is less than the count, so one subtraction brings it back into range.
             Some(if next < self.count { next } else { next.saturating_sub(self.count) })
         };
         std::iter::successors(Some(home), next).take(PROBE.min(self.count)).filter_map(|at| self.line(at))
@@ -91,6 +97,7 @@ pub(super) fn find<'t>(line: &'t Line, tag: u64) -> Option<Slot<'t>> {
     let [a, b, c, d, ..] = line;
     let is = |own: &AtomicU64| u32::from(own.load(Acquire) == tag);
     let found = is(a) | is(b) << 1 | is(c) << 2 | is(d) << 3;
+    // 32 if no tag matches, which `get` rejects.
     let at = usize::try_from(found.trailing_zeros()).unwrap_or(SLOTS);
     let (tags, states) = line.split_at(SLOTS);
     Some(Slot { tag: tags.get(at)?, state: states.get(at)? })

@@ -146,6 +146,7 @@ impl PackedTable {
             let state = self.state(word);
             let next = self.rate.next(state, cost, now);
             let holds = if next == state {
+                // `Relaxed` is enough: the acquiring load of the tag keeps this load behind it.
                 slot.state.load(Relaxed) == word
             } else {
                 let next = self.word(next, word);
@@ -165,6 +166,7 @@ impl PackedTable {
         let next = self.rate.next(fresh, cost, now);
         let mut counts = self.lock(key);
         loop {
+            // Another thread may have added the key before this one got the lock.
             if let Some(slot) = self.find(key) {
                 match self.decide(slot, key.tag, cost, now) {
                     Some(state) => return Found { state, full: false },
@@ -172,6 +174,7 @@ impl PackedTable {
                     None => continue,
                 }
             }
+            // Nothing is charged, so there is nothing to remember and no slot to take.
             if next == fresh {
                 return Found { state: fresh, full: false };
             }
@@ -195,8 +198,10 @@ impl PackedTable {
             let mut silent = None;
             for slot in slots(line) {
                 match settled(slot) {
+                    // A search ends at a line with an unused slot, so a key that is put behind it would not be found.
                     word @ 0 => return Some(Room { slot, word }),
                     word if self.rate.is_silent(self.state(word), now) => silent = Some(Room { slot, word }),
+                    // The state is in the upper bits, and the bucket that is full first is the least used.
                     word if least.is_none_or(|least| word < least.word) => least = Some(Room { slot, word }),
                     _ => {}
                 }
@@ -214,6 +219,7 @@ impl PackedTable {
         if slot.state.compare_exchange(word, LOCKED, Acquire, Relaxed).is_err() {
             return false;
         }
+        // Until the last store other threads spin in `settled`, so nothing here may wait or panic.
         slot.tag.store(tag, Release);
         slot.state.store(self.word(state, word.wrapping_add(1)), Release);
         true

@@ -62,6 +62,7 @@ impl<C: Clock> KeyLimiter<C> {
                     if wait > left || !place.enqueue(|_| false, once(queue)) {
                         return decision;
                     }
+                    // The timer cannot sleep for less, and a wait of 0 would spin.
                     wait.max(TICK)
                 }
                 // Those ahead notify the next when they leave.
