@@ -62,6 +62,8 @@ impl SystemClock {
         let used = steady.read(wall(), boot(self.began));
         // The counter only bridges the time between two comparisons, so a counter that was stopped or reset is corrected here.
         let counted = self.counted();
+        // The two stores have no order. A thread that sees only one of them reads a time that lacks this correction, or
+        // compares once more.
         self.offset.store(used.saturating_sub(signed(counted)), Ordering::Relaxed);
         self.compared_at.store(counted, Ordering::Relaxed);
     }
@@ -72,6 +74,7 @@ fn signed(micros: u64) -> i64 {
 }
 
 fn wall() -> i64 {
+    // A wall clock before 1970 counts as 1970.
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }

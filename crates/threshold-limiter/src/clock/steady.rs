@@ -45,15 +45,18 @@ impl Steady {
         if off.saturating_abs() <= STEPPED {
             self.step = None;
             let most = passed.checked_div(SLEW).unwrap_or(0);
+            // A twentieth of what has passed at most, so that the time never goes back while it is slewed.
             self.used = self.used.saturating_add(off.clamp(most.saturating_neg(), most));
             return self.used;
         }
         let step = match self.step {
             Some(step) if step.least.signum() == off.signum() => Step { least: nearer(step.least, off), ..step },
+            // The first reading of a step, or of one in the other direction: its minute begins here.
             _ => Step { since: self.boot, least: off },
         };
         self.step = Some(step);
         if self.boot.saturating_sub(step.since) >= BELIEVED_AFTER {
+            // Only as much as has lasted for the whole minute. The rest is a new step, if it stays.
             self.used = self.used.saturating_add(step.least);
             self.step = None;
         }
