@@ -47,6 +47,8 @@ pub fn settle_into<B: Balances + ?Sized, S: Standings + ?Sized>(
 ) {
     outcome.clear();
     outcome.at = now;
+    // A ban is the operator's word and needs no limit. Nothing is brought, struck or charged, so that a flood from a
+    // banned client writes nothing.
     if bill.banned_until > now {
         outcome.behind_ban = ready_behind_ban(bill, balances, standings.all(), now);
         return;
@@ -59,6 +61,7 @@ pub fn settle_into<B: Balances + ?Sized, S: Standings + ?Sized>(
             let mut balances = BalanceCopies::of(bill, balances);
             let mut standings = StandingCopies::of(standings);
             Step { bill, balances: &mut balances, standings: &mut standings, now, outcome }.check();
+            // The changes were made to copies, so the store has nothing to save.
             outcome.changed_balances = 0;
             outcome.changed_standings = 0;
         }
@@ -74,6 +77,8 @@ fn ready_behind_ban<B: Balances + ?Sized>(
     standings: &[Standing],
     now: Timestamp,
 ) -> Timestamp {
+    // On a copy: looking brings a balance to the current limit, and a request under a ban must change none. An observed
+    // limit never denies, so no client has to wait for it.
     let enforced = bill.charges.iter().enumerate().filter(|(_, charge)| charge.enforced());
     let limits = enforced.map(|(index, charge)| balances.copied(index).look(charge.limit, charge.cost, now).0.ready_at);
     limits.chain(standings.iter().map(Standing::denied_until)).max().unwrap_or_default()

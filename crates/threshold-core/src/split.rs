@@ -72,6 +72,7 @@ impl Split {
     #[must_use]
     pub fn new(bill: OwnedBill) -> Self {
         let mut split = Self { parts: ArrayVec::new(), begun: false, bill };
+        // Collected first, because `part` borrows the whole split while it adds a part.
         let charges = split.bill.charges.iter().map(|charge| charge.key.partition()).enumerate();
         let charges: ArrayVec<_, MAX_CHARGES> = charges.collect();
         let subjects = split.bill.subjects.iter().map(|(key, _)| key.partition()).enumerate();
@@ -79,6 +80,8 @@ impl Split {
         for (place, partition) in charges {
             split.part(partition).charges.push(place);
         }
+        // Charges come first, so that a part is created in the order of the bill's charges. A subject mostly shares the
+        // anchor of its charges and joins their part.
         for (place, partition) in subjects {
             split.part(partition).subjects.push(place);
         }
@@ -103,6 +106,7 @@ impl Split {
     /// [`answered`](Self::answered).
     pub fn round(&mut self) -> Vec<(Partition, Command)> {
         let first = !std::mem::replace(&mut self.begun, true);
+        // The first round is always sent: before it no partition can have denied.
         if !first && self.denied() {
             return Vec::new();
         }
@@ -114,11 +118,15 @@ impl Split {
             if part.settled {
                 continue;
             }
+            // A partition with a ladder must not charge before every penalty is known. Its own penalty would stop it,
+            // but not that of another partition, and it could strike for a request that is denied anyway.
             let charges = all_at_once || part.subjects.is_empty() || !first;
             // Set when it is sent: if the answer never comes, nothing is known to give back.
             part.settled = charges;
             let bill = part_of(&self.bill, part, charges, place == last);
             round.push((part.partition, Command::Settle(Box::new(bill))));
+            // One at a time. If two partitions with ladders charged in parallel, the last one could strike although an
+            // earlier one has denied.
             if !first {
                 break;
             }
@@ -128,6 +136,7 @@ impl Split {
 
     /// Stores the outcome of a partition.
     pub fn answered(&mut self, partition: Partition, outcome: Outcome) {
+        // Replaces the outcome of the peek, if there was one.
         if let Some(part) = self.parts.iter_mut().find(|part| part.partition == partition) {
             part.outcome = Some(outcome);
         }
@@ -139,6 +148,8 @@ impl Split {
         let denied = self.bill.verb != Verb::Record && self.denied();
         let returns = if denied { self.returns() } else { Vec::new() };
         let mut whole = Outcome::default();
+        // A part that was not asked counts as full. If it counted as empty, the answer would promise room that nobody
+        // has looked for.
         whole.settled.extend(self.bill.charges.iter().map(|_| UNANSWERED));
         for part in &self.parts {
             let Some(outcome) = &part.outcome else { continue };
@@ -158,6 +169,7 @@ impl Split {
     fn denied(&self) -> bool {
         self.parts.iter().any(|part| {
             let Some(outcome) = &part.outcome else { return false };
+            // A penalty counts also in a peek: it denies whatever the limits say, and it is no strike.
             outcome.penalty.is_some() || (part.settled && self.denies(part, outcome))
         })
     }
@@ -172,9 +184,11 @@ impl Split {
 
     /// Returns the commands that give back the charges of all settled parts.
     fn returns(&self) -> Vec<(Partition, Command)> {
+        // A peek's outcome has marks, since it is a check on copies. Giving those back would create capacity.
         if self.bill.verb == Verb::Peek {
             return Vec::new();
         }
+        // A part that only peeked has marks too, but was charged nothing.
         let settled = self.parts.iter().filter(|part| part.settled);
         let receipts = settled.filter_map(|part| {
             let (bill, outcome) = (part_of(&self.bill, part, true, false), part.outcome.as_ref()?);
@@ -201,6 +215,7 @@ fn part_of(whole: &OwnedBill, part: &Part, charges: bool, is_last: bool) -> Owne
         charges: own.collect(),
         subjects: part.subjects.iter().filter_map(|place| whole.subjects.get(*place).cloned()).collect(),
         outcomes_seen: whole.outcomes_seen,
+        // A part without a subject cannot strike. `punishes` then only lets it begin the blocks of `block_for`.
         punishes: whole.punishes && (part.subjects.is_empty() || (charges && is_last)),
     }
 }
@@ -212,6 +227,7 @@ impl Part {
         whole.at = whole.at.max(outcome.at);
         whole.denied_until = whole.denied_until.max(outcome.denied_until);
         whole.behind_ban = whole.behind_ban.max(outcome.behind_ban);
+        // A denied request is not delayed.
         whole.shadowed |= outcome.shadowed && !uncharged;
         for (own, place) in self.charges.iter().enumerate() {
             if let (Some(settled), Some(joined)) = (outcome.settled.get(own), whole.settled.get_mut(*place)) {
@@ -241,6 +257,7 @@ impl Part {
         }
         if let Some((own, penalty)) = outcome.penalty
             && let Some(subject) = self.subjects.get(own)
+            // As in one step: the harshest penalty, and of equal ones the first.
             && whole.penalty.is_none_or(|(_, known)| penalty.rank() > known.rank())
         {
             whole.penalty = Some((*subject, penalty));

@@ -43,6 +43,8 @@ pub trait Balances {
     }
 }
 
+// A store that loads fewer balances than the bill has charges is wrong. A missing one counts as empty, because settling
+// has no way to fail and must not panic inside a store's lock.
 impl Balances for [Balance] {
     #[inline]
     fn look(&mut self, index: usize, charge: &Charge<'_>, now: Timestamp) -> (Look, bool) {
@@ -86,6 +88,8 @@ pub(super) struct BalanceCopies {
 
 impl BalanceCopies {
     pub(super) fn of<B: Balances + ?Sized>(bill: &Bill<'_>, originals: &B) -> Self {
+        // Asked of the originals before the copies replace them. Otherwise a peek would predict a strike for a budget
+        // that other callers have used up.
         let charges = bill.charges.iter().enumerate();
         let stand_ins = charges.filter(|(index, charge)| originals.stands_in(*index, charge));
         let stand_ins = stand_ins.fold(0, |bits, (index, _)| bits | bit(index));

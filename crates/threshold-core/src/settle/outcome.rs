@@ -75,6 +75,7 @@ impl Outcome {
     pub fn balance_changed(&self, index: usize) -> bool {
         u32::try_from(index)
             .ok()
+            // Stores outside of this crate call this with any index. A plain shift by 16 or more would overflow.
             .and_then(|index| self.changed_balances.checked_shr(index))
             .is_some_and(|bits| bits & 1 == 1)
     }
@@ -97,6 +98,7 @@ impl Outcome {
     /// Records that the store charged `other` in place of `key`, because it had no room for `key`. A refund then returns the
     /// cost to the key that it was taken from.
     pub fn stands_in(&mut self, key: Digest, other: Digest) {
+        // Keys on a bill are distinct and at most `MAX_CHARGES`, so there is a place for each of them.
         let _ = self.stood_in.try_push((key, other));
     }
 

@@ -37,6 +37,7 @@ pub(super) struct StandingCopies<'s, S: ?Sized> {
 
 impl<'s, S: Standings + ?Sized> StandingCopies<'s, S> {
     pub(super) fn of(originals: &'s mut S) -> Self {
+        // `take`, because collecting more than an `ArrayVec` holds panics, and the slice comes from a store.
         Self { standings: originals.all().iter().take(MAX_SUBJECTS).cloned().collect(), originals }
     }
 }

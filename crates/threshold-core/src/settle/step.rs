@@ -26,24 +26,34 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     /// undone. A penalty in force ends the step before a strike can be added: going on during a cool-down or a ban is no
     /// further offence. Strikes come before the verdict, because a rung that only warns lets the request through.
     pub(super) fn check(mut self) {
+        // Before the penalties are read: a standing from a clock that has stepped back would deny for longer than its
+        // ladder can.
         self.bring_standings();
         let mut denied = self.look();
         self.find_penalty();
         if self.outcome.penalty.is_some() {
+            // Nothing is charged or blocked under a penalty. Otherwise a client that keeps trying would extend its own
+            // denial, and every denied request would be a write.
             return self.note_warnings();
         }
+        // `denied` counts only enforced limits: exceeding an observed one has no consequence, so it cannot strike
+        // either.
         if denied && self.bill.punishes {
             self.strike();
             // The rung of one subject does not overrule another subject's: any of them can still deny.
             denied = self.denied() || self.outcome.escalations.iter().any(|strike| !strike.rung.allows());
         }
+        // After the strike, so that the warning has the end of this strike's decay and not that of the one before it.
         self.note_warnings();
         if denied {
+            // Before the denial is remembered: a block moves `ready_at`, and the time that the client was asked to wait
+            // includes it.
             self.begin_blocks();
             if self.bill.punishes {
                 self.remember_denial();
             }
         } else {
+            // The shadow ban is read after the strike, so the request that earns it is the first one to be delayed.
             self.charge();
             self.outcome.shadowed = self.standings.all().iter().any(|standing| standing.is_shadowed(self.now));
             if self.outcome.shadowed && self.bill.punishes {
@@ -56,6 +66,8 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     /// observed one only where it has room, as a check does it.
     pub(super) fn record(mut self) {
         self.look();
+        // No strike is added: the limits were not asked before the request was carried out, so exceeding one is no
+        // offence of its client.
         self.charge_where(|charge, settled| charge.enforced() || settled.look.allowed);
         for (charge, settled) in self.bill.charges.iter().zip(&mut self.outcome.settled) {
             // The look assumed that the whole cost fits. Debt beyond a limit's bound saturates, and so does the time at which
@@ -73,12 +85,15 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         for (index, charge) in self.bill.charges.iter().enumerate() {
             if let Some(look) = self.balances.glance(index, charge, self.now) {
                 denied |= charge.enforced() && !look.allowed;
+                // Cannot fail: a bill has at most `MAX_CHARGES` charges, and the outcome has been cleared.
                 let _ = self.outcome.settled.try_push(Settled { at: self.now, look, mark: None, lifted: false });
                 continue;
             }
             let (look, brought) = self.balances.look(index, charge, self.now);
             denied |= charge.enforced() && !look.allowed;
             let _ = self.outcome.settled.try_push(Settled { at: self.now, look, mark: None, lifted: false });
+            // Saved even if the request is denied. Otherwise the next request would convert the same old state once
+            // more.
             if brought {
                 self.outcome.mark_balance(index);
             }
@@ -99,6 +114,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         for (index, standing) in self.standings.all().iter().enumerate() {
             let Some(penalty) = standing.penalty(self.now) else { continue };
             self.outcome.denied_until = self.outcome.denied_until.max(standing.denied_until());
+            // Strictly harsher: of two equal penalties the first subject in the policy's order is named, on every node.
             if self.outcome.penalty.is_none_or(|(_, known)| penalty.rank() > known.rank()) {
                 self.outcome.penalty = Some((index, penalty));
             }
@@ -120,8 +136,11 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
             let violations = self.violations(subject);
             let now = self.now;
             let Some(standing) = self.standings.all().get(subject) else { break };
+            // The first violation that counts is the strike. Under `StrikeMode::Window` one rule may have struck
+            // recently while another one of the same request has not.
             let counts = violations.iter().find(|(_, violation)| standing.counts(violation, now));
             let struck = counts.map(|(charge, violation)| {
+                // On a copy, because the store is asked for room with the standing as it would be saved.
                 let mut standing = standing.clone();
                 let rung = standing.strike(planned.ladder, violation, now);
                 (*charge, rung, standing)
@@ -130,6 +149,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
             // every time.
             let struck = struck.filter(|(_, _, standing)| self.standings.has_room(subject, standing));
             let lifts = struck.as_ref().is_some_and(|(_, rung, _)| rung.allows());
+            // Borrowed again: asking for room needs the standings as a whole.
             let Some(standing) = self.standings.all().get_mut(subject) else { break };
             let changed = struck.is_some();
             if let Some((charge, rung, struck)) = struck {
@@ -140,6 +160,8 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
                     strikes: standing.strikes(now),
                     rung,
                     shadowed: standing.is_shadowed(now),
+                    // The standing has the end of its latest ban, also of one that is over. The rung tells whether this
+                    // strike bans.
                     banned_until: rung.ban.and(standing.banned_until()),
                 };
                 let _ = self.outcome.escalations.try_push(escalation);
@@ -165,6 +187,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         let charges = self.bill.charges.iter().zip(&self.outcome.settled).enumerate();
         let over = charges.filter(|(index, (charge, settled))| {
             let full = charge.subject == Some(subject) && charge.enforced() && !settled.look.allowed;
+            // Without this check an attacker who fills the store could get other callers struck who share the stand-in.
             let own = full && !self.balances.stands_in(*index, charge);
             own && (charge.terms.strike == StrikeMode::Ignored || !self.balances.is_blocked(*index, self.now))
         });
@@ -177,6 +200,8 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         for subject in 0..self.bill.subjects.len() {
             let violations = self.violations(subject);
             let strikes = &self.outcome.escalations;
+            // The budget whose denial was ignored begins a new wait. For the others the first denial of their series
+            // still counts.
             let struck = strikes.iter().find(|strike| strike.subject == subject).map(|strike| strike.charge);
             let Some(standing) = self.standings.all().get_mut(subject) else { break };
             let mut changed = false;
@@ -197,6 +222,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
         let settled = self.bill.charges.iter().zip(&self.outcome.settled);
         let full = settled.filter(|(charge, settled)| charge.enforced() && !settled.look.allowed);
         match full.map(|(_, settled)| settled.look.ready_at).max().unwrap_or(self.now) {
+            // A limit that never has room has no `Retry-After`. Every later request on it comes too early.
             Timestamp::MAX => Timestamp::MAX,
             ready => self.now.plus(Span::from_secs(ready.since(self.now).secs_ceil().max(1))),
         }
@@ -217,6 +243,7 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     #[cold]
     fn find_visible_strikes(&mut self) {
         for (index, charge) in self.bill.charges.iter().enumerate() {
+            // Without a ladder a denial is no strike, so it warns nobody.
             let subject = charge.subject.and_then(|subject| self.bill.subjects.get(subject).zip(Some(subject)));
             let Some((planned, subject)) = subject else { continue };
             let visible = self
@@ -235,12 +262,15 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     fn begin_blocks(&mut self) {
         for (index, charge) in self.bill.charges.iter().enumerate() {
             let Some(settled) = self.outcome.settled.get_mut(index) else { break };
+            // A request that may exceed limits unpunished must not block the key for its ordinary requests either.
             let Some(span) = charge.terms.block_for.filter(|_| self.bill.punishes) else { continue };
             let over = charge.enforced() && !settled.look.allowed && !settled.lifted;
             if over && !self.balances.is_blocked(index, self.now) && !self.balances.stands_in(index, charge) {
                 let until = self.now.plus(span);
                 self.balances.block(index, charge, until);
                 settled.look.ready_at = settled.look.ready_at.max(until);
+                // What `Balance::peek` would return from here on: the client reads the same figures now and on its next
+                // try.
                 settled.look.available = 0;
                 self.outcome.mark_balance(index);
             }
@@ -257,7 +287,10 @@ impl<B: Balances + ?Sized, S: Standings + ?Sized> Step<'_, '_, B, S> {
     fn charge_where(&mut self, is_charged: impl Fn(&Charge<'_>, &Settled) -> bool) {
         let mut changed = 0;
         for (index, (charge, settled)) in self.bill.charges.iter().zip(&mut self.outcome.settled).enumerate() {
+            // A door that does not see the response never learns whether the request counts, so such a rule charges
+            // nothing there.
             let by_outcome = charge.terms.by_outcome && !self.bill.outcomes_seen;
+            // A cost of 0 only looks. Charging it would write a balance that means nothing, for every such request.
             if charge.cost > 0 && !by_outcome && is_charged(charge, settled) {
                 settled.mark = Some(self.balances.charge(index, charge, self.now, self.bill.trace));
                 changed |= bit(index);
