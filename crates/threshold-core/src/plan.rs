@@ -98,6 +98,7 @@ impl<'p> Plan<'p> {
     /// Gives the decision an id, unless the facts came with one.
     #[inline]
     pub fn identify(&mut self, draw: impl FnOnce() -> TraceId) {
+        // Drawing costs a call of the host's random source, so it is a function and not a value.
         if self.bill.trace == TraceId::default() {
             self.bill.trace = draw();
         }
@@ -105,6 +106,8 @@ impl<'p> Plan<'p> {
 
     /// Returns the ban in force at `now`.
     pub(crate) fn banned(&self, now: Timestamp) -> Option<Banned> {
+        // The settle step compares the same two times, by the store's clock. Decided here by any other `now`, a ban
+        // could apply to a bill that was charged.
         self.ban.filter(|ban| ban.until > now)
     }
 
@@ -141,6 +144,8 @@ impl<'p> Plan<'p> {
     /// Returns the rule of the `charge`th charge.
     #[must_use]
     pub fn rule_of(&self, charge: usize) -> Option<&'p Rule> {
+        // Several rules met can share a charge only under one key, and a key belongs to one rule, so the first one
+        // found is right.
         self.met.iter().find(|met| met.charge == charge).map(|met| met.rule)
     }
 
@@ -165,6 +170,7 @@ impl<'p> Plan<'p> {
 
     /// Returns this plan without costs, bans and subjects, to look at nothing but its limits.
     pub fn only_limits(mut self) -> Self {
+        // Plan and bill both hold costs and subjects, and a decision reads both.
         self.met.iter_mut().for_each(|met| met.cost = 0);
         self.subjects.clear();
         self.ban = None;

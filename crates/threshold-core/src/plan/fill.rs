@@ -44,11 +44,14 @@ impl Policy {
         identities: &mut Identities<'_>,
     ) -> Result<(), PlanError> {
         for (index, rule) in self.rules.iter().enumerate().filter(|(_, rule)| rule.fallback) {
+            // `met` is not updated in this loop: two fallbacks of one layer both apply.
             let alone = met.get(rule.layer as usize) == Some(&false);
             if alone && rule.matches.holds(caller) {
                 self.add_charge(plan, positions, (index, rule), caller, identities)?;
             }
         }
+        // The order of readings is the order of rules, and ties between equally tight limits go to the first. A
+        // fallback that was added last must not change either.
         plan.met.sort_unstable_by_key(|met| (met.request, met.index));
         plan.rebuild_charges();
         Ok(())
@@ -62,6 +65,7 @@ impl Policy {
     #[inline]
     fn measured<'p>(&'p self, rule: &'p Rule, caller: &Caller<'_>) -> Option<&'p Measured> {
         match &rule.measure {
+            // The usual case without a call: nobody's limits are multiplied, so a fixed limit is the same for everyone.
             Measure::Fixed(measured) if !self.tiers.any_scaled => Some(measured),
             _ => self.limit_of(rule, caller).map(|(measured, _)| measured),
         }
@@ -96,12 +100,16 @@ impl Policy {
         caller: &Caller<'_>,
         identities: &mut Identities<'_>,
     ) -> Result<(), PlanError> {
+        // A constant, because the plan borrows its limits for as long as the policy lives.
         const NEVER: &Limit = &Limit::never();
         let Some(Measured { limit, cost: counts }) = self.measured(rule, caller) else { return Ok(()) };
         let mut limit = limit;
+        // The key of the rule's own limit, also where `NEVER` replaces it below: `NEVER` admits nothing, so nothing is
+        // counted under that key.
         let Some((key, keyed)) = key_of(rule, limit, identities) else { return Ok(()) };
         if keyed == Keyed::Missing {
             match rule.on_missing {
+                // Checked before the cost, so that a rule that does not apply cannot refuse a request for its size.
                 OnMissing::Skip => return Ok(()),
                 OnMissing::Deny => limit = NEVER,
                 // An observed rule must never fail a request.
@@ -112,12 +120,17 @@ impl Policy {
         let cost = counts.of(caller.facts);
         // Nearly every cost is 1, and every limit but `Never` can hold that: most requests skip the comparison.
         let hopeless = cost > 1 && cost > limit.capacity() && !limit.is_never();
+        // An error and not a denial: a client that is denied would retry for ever. A limit of 0 denies on purpose, so
+        // it stays a denial.
         if hopeless && rule.mode == Mode::Enforce && plan.bill.verb != Verb::Record {
             return Err(exceeds(rule, cost, limit, counts));
         }
+        // Without an identity there is no one to strike. The limit itself still holds.
         let subject = rule.subject.and_then(|subject| positions.get(subject).copied().flatten());
         let (request, charge) = (plan.requests, plan.bill.charges.len());
         let met = Met { key, limit, counts, cost, rule, index, subject, request, charge };
+        // A rule that finds no place must fail the request. If it were left out, a caller could avoid a limit by
+        // meeting many others.
         plan.bill.charges.try_push(met.to_charge()).map_err(|_| PlanError::TooManyRules)?;
         plan.met.try_push(met).map_err(|_| PlanError::TooManyRules)
     }
@@ -147,6 +160,7 @@ impl Policy {
     pub(crate) fn subjects_of(&self, caller: &Caller<'_>) -> ArrayVec<Subject<'_>, MAX_SUBJECTS> {
         let mut known = Known::nothing();
         let mut identities = Identities::new(&mut known, caller, self);
+        // A policy is checked to have no more, but collecting into a full array would panic.
         let subjects = self.subjects.iter().take(MAX_SUBJECTS);
         subjects.filter_map(|subject| self.subject(subject, &mut identities)).collect()
     }
@@ -176,6 +190,7 @@ impl<'p> Plan<'p> {
     /// # Errors
     /// Fails as [`Policy::plan_for`] does.
     pub fn fill_with_prefetch(&mut self, facts: &Facts<'_>, mut prefetch: impl FnMut(Digest)) -> Result<(), PlanError> {
+        // `listed`, `ban`, `ip` and the trace are not cleared, because planning the first request sets each of them.
         self.met.clear();
         self.subjects.clear();
         self.bill.charges.clear();
@@ -190,16 +205,20 @@ impl<'p> Plan<'p> {
     /// # Errors
     /// Fails as [`Policy::plan_for`] does, for the costs of all requests together. The plan must not be used after that.
     pub fn add(&mut self, facts: &Facts<'_>) -> Result<(), PlanError> {
+        // The plan of several requests is made in two steps: each request as if it were alone, then one charge for each
+        // key.
         if self.requests == 0 {
             return self.fill(facts);
         }
         let (listed, ban) = (self.listed, self.ban);
         self.plan_request(facts, |_| ())?;
         self.listed = match (listed, self.listed) {
+            // One allow-listed request does not exempt the others. Their limits apply unless all of them are listed.
             (Some(Listed::Deny), _) | (_, Some(Listed::Deny)) => Some(Listed::Deny),
             (Some(Listed::Allow), Some(Listed::Allow)) => Some(Listed::Allow),
             _ => None,
         };
+        // All requests wait for the ban that ends last.
         self.ban = if banned_until(&ban) >= banned_until(&self.ban) { ban } else { self.ban };
         self.bill.banned_until = banned_until(&self.ban);
         self.merge_charges()
@@ -214,10 +233,12 @@ impl<'p> Plan<'p> {
         // Identities are digested first, so that their memory arrives while the path is normalized and rules are matched.
         known.learn(&caller, policy, &mut prefetch);
         caller.spell(policy);
+        // Before the lists, so that such a path is refused for every caller alike.
         if let Some(error) = caller.path_error() {
             return Err(PlanError::Path(error));
         }
         if self.requests == 0 {
+            // One decision has one id, and stand-in keys are derived from one address: those of the first request.
             (self.bill.trace, self.ip) = (facts.trace, facts.ip);
         }
         let verb = self.bill.verb;
@@ -225,15 +246,19 @@ impl<'p> Plan<'p> {
         // A record charges what has already happened, so it never denies: bans and deny lists do not apply.
         self.ban = ban.filter(|_| verb != Verb::Record);
         self.bill.banned_until = banned_until(&self.ban);
+        // An allow list still holds for a record: its callers are never charged.
         self.listed = listed.filter(|listed| verb != Verb::Record || *listed == Listed::Allow);
         if self.listed.is_none() {
             let mut identities = Identities::new(&mut known, &caller, policy);
             let mut positions = [None; MAX_SUBJECTS];
+            // Every subject of the policy, also those whose rules are not met: a penalty holds for all requests of its
+            // subject.
             for (subject, position) in policy.subjects.iter().zip(&mut positions) {
                 if let Some(planned) = policy.subject(subject, &mut identities) {
                     *position = Some(self.place_subject(planned)?);
                 }
             }
+            // Subjects come first, because a charge refers to its subject by the position in this plan.
             self.meet_rules(&positions, &caller, &mut identities, &mut prefetch)?;
             if caller.has_other_readings() {
                 self.meet_rules_of_other_readings(&positions, &mut caller, &mut known, &mut prefetch)?;
@@ -262,6 +287,7 @@ impl<'p> Plan<'p> {
     fn rebuild_charges(&mut self) {
         self.bill.charges.clear();
         for (place, met) in self.met.iter_mut().enumerate() {
+            // Within one request each rule and budget is met once, so a charge has the index of its rule.
             met.charge = place;
             let _ = self.bill.charges.try_push(met.to_charge());
         }
@@ -271,6 +297,7 @@ impl<'p> Plan<'p> {
     /// balance would both be looked at before either is made.
     fn merge_charges(&mut self) -> Result<(), PlanError> {
         let charges = &mut self.bill.charges;
+        // Merged from the rules met and not from the charges before: those have costs that are added up already.
         charges.clear();
         for met in &mut self.met {
             met.charge = charges.iter().position(|charge| charge.key == met.key).unwrap_or(charges.len());
@@ -284,6 +311,7 @@ impl<'p> Plan<'p> {
             if met.limit.capacity() < known.limit.capacity() {
                 known.limit = met.limit;
             }
+            // Each request was checked alone. Only the sum can show that they never fit together.
             let fits_never = known.cost > known.limit.capacity() && !known.limit.is_never();
             if fits_never && met.enforced() && self.bill.verb != Verb::Record {
                 return Err(exceeds(met.rule, known.cost, known.limit, met.counts));
@@ -305,6 +333,7 @@ impl<'p> Plan<'p> {
         let mut met: [bool; Layer::COUNT] = [false; Layer::COUNT];
         let mut fallbacks = false;
         for (index, rule) in policy.rules.iter().enumerate() {
+            // `common` is computed once for each policy, so that rules that match every request cost no call here.
             if !rule.common && !rule.matches.holds(caller) {
                 continue;
             }
@@ -313,9 +342,12 @@ impl<'p> Plan<'p> {
                 fallbacks = true;
                 continue;
             }
+            // Set before the charge is made. A rule that is unlimited for this caller, or skips it, still keeps the
+            // fallbacks of its layer away.
             if let Some(met) = met.get_mut(rule.layer as usize) {
                 *met = true;
             }
+            // Asked before the charge is added, which digests the identity and makes it known.
             let prefetched = identities.knows(rule.counted);
             policy.add_charge(self, positions, (index, rule), caller, identities)?;
             if let Some(met) = self.met.last()
@@ -343,9 +375,14 @@ impl<'p> Plan<'p> {
         'p: 'a,
     {
         let policy = self.policy;
+        // A server behind this one may read the path in any of these ways. Charging only the normalized path would let
+        // a client choose a spelling that its limits do not see.
         while caller.read_next(policy) {
+            // The digests of an endpoint and a category belong to the reading before.
             known.forget_path_dependent(policy);
+            // A plan of its own, because which fallbacks apply is decided for each reading by itself.
             let mut other = Plan::new(policy, self.bill.verb);
+            // The rules met must carry the index of this request, or they would be compared with those of another one.
             other.requests = self.requests;
             let mut identities = Identities::new(known, caller, policy);
             other.meet_rules(positions, caller, &mut identities, &mut prefetch)?;

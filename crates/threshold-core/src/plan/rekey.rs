@@ -11,6 +11,8 @@ impl Plan<'_> {
         for (old, new) in old.met.iter().zip(&self.met).filter(|(old, new)| old.index == new.index) {
             moves.balances.push((old.key, new.key, *new.limit));
         }
+        // Subjects depend on the policy and the caller's names, which are the same in both plans, so they pair up by
+        // position.
         for (old, new) in old.subjects.iter().zip(&self.subjects) {
             moves.standings.push((old.key, new.key));
         }

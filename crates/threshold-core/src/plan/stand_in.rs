@@ -20,6 +20,7 @@ impl Plan<'_> {
     #[must_use]
     pub fn shared_key(&self, index: usize) -> Option<Digest> {
         let mut key = self.stand_in(index)?;
+        // An empty text cannot be an address, so this key never equals that of a block.
         key.text(Part::Folded, "");
         Some(key.finish().in_partition(self.rule_of(index)?.partition))
     }

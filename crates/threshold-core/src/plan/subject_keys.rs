@@ -56,6 +56,7 @@ impl Policy {
             let method = Some(method).filter(|method| *method != "*");
             self.add_budgets(layer, &Facts { method, path: Some(path), ..Facts::default() }, show);
         }
+        // Also for a method and a path: an application may send that very text as its endpoint.
         self.with_facts_of(layer, key, |facts| self.add_budgets(layer, facts, show));
     }
 
@@ -71,6 +72,7 @@ impl Policy {
         let pairs = self.with_facts_of(layer, key, |facts| {
             let keys =
                 |policy: &Self| policy.standings_of(layer, facts).into_iter().map(|(_, key)| key).collect::<Vec<_>>();
+            // Both lists follow the policy's ladders, so equal positions are the same ladder.
             keys(old).into_iter().zip(keys(self)).collect()
         });
         pairs.unwrap_or_default()
@@ -85,6 +87,8 @@ impl Policy {
             Layer::Edge => facts.ip = parse_address(key),
             Layer::Tenant => facts.tenant = Some(key),
             Layer::User => {
+                // Under `user_scope = "tenant"` the name holds the tenant as well. Both are needed, because the key of
+                // a user's budget depends on both.
                 named = self.identity().user_scope.read(key).ok()?;
                 (facts.tenant, facts.user) = (named.0.as_deref(), Some(&*named.1));
             }
@@ -100,6 +104,7 @@ impl Policy {
         let mut known = Known::nothing();
         let mut identities = Identities::new(&mut known, &caller, self);
         for subject in self.subjects.iter() {
+            // Any rule will do: only an endpoint depends on the rule, and no subject is counted by endpoint.
             let keyed = self.rules.first().and_then(|rule| identities.of(subject.counted, rule));
             if keyed.is_some_and(|(_, keyed)| belongs(layer, &subject.per, keyed)) {
                 standings.extend(self.subject(subject, &mut identities).map(|keyed| (subject, keyed.key)));
@@ -119,6 +124,7 @@ impl Policy {
             let facts = Facts { category: Some(category), ..*facts };
             for tier in &tiers {
                 let mut caller = Caller::new(&facts, self);
+                // Set after the caller was made, which replaces the tier of a request by the subject's own.
                 caller.tier = tier.or(caller.tier);
                 self.add_budgets_of(layer, &caller, tier.is_none(), show);
             }
@@ -167,6 +173,7 @@ impl Policy {
 fn belongs(layer: Layer, per: &[Per], keyed: Keyed) -> bool {
     match (keyed, layer) {
         (Keyed::Missing, _) => false,
+        // The key has the address in place of a name, so it belongs to the address, whatever `per` says.
         (Keyed::Floored, layer) => layer == Layer::Edge,
         (Keyed::Whole, Layer::Global) => per.is_empty(),
         (Keyed::Whole, Layer::Edge) => per.iter().any(|per| matches!(per, Per::Ip | Per::IpPrefix(_))),
