@@ -103,6 +103,8 @@ impl Desk {
 
     fn from_builder(builder: ServerLimiterBuilder, journal: Option<Arc<Journal>>) -> Self {
         let metrics = Metrics::new();
+        // The desk keeps a reference of its own: the limiter owns its observers, and the lines that a burst left out
+        // are reported from outside of any decision.
         let denials = Arc::<DenialLog>::default();
         let observer = Arc::<DenialLog>::clone(&denials);
         let limiter = builder.observer(observer).observer(metrics.observer()).build();
@@ -174,6 +176,7 @@ impl Desk {
         match verb {
             Verb::Check => log::charges("check", facts, &decision, policy),
             Verb::Record => log::charges("record", facts, &decision, policy),
+            // A peek charges nothing, so there is no charge to log.
             Verb::Peek => {}
         }
         let receipt = receipt.map(|receipt| self.limiter.sign(&receipt));
@@ -248,6 +251,8 @@ impl Desk {
     /// Decides whether the secret of a login may be checked.
     pub(crate) async fn login_attempt(&self, request: &LoginRequest<'_>) -> Result<Attempted, LoginError> {
         let attempted = self.limiter.login_attempt_async(request).await?;
+        // Only the limit by address is logged here. The lock of an account is logged by `login_result`, with the
+        // failure that causes it.
         if let (Attempted::Refused(refusal), Some(ip)) = (&attempted, request.ip)
             && refusal.by == RefusedBy::Address
         {
@@ -259,6 +264,8 @@ impl Desk {
     /// Records the result of a login, and waits until its changes are on disk; `None` if they are not in time.
     pub(crate) async fn login_result(&self, attempt: &str, success: bool) -> Result<Option<LoginResult>, LoginError> {
         let ended = self.limiter.login_result_async(attempt, success).await?;
+        // A lock that a crash could undo must not be acknowledged: an attacker who makes the server crash would get
+        // new attempts.
         if self.wait_until_saved(RESULT_TIMEOUT).await.is_err() {
             return Ok(None);
         }
@@ -307,11 +314,14 @@ impl Desk {
 
     /// Waits until the strikes of a decision are on disk, at most until `deadline`; marks the decision as degraded after that.
     async fn save_strikes(&self, decision: &mut Decision, deadline: Instant) {
+        // Counters may be lost in a crash, strikes may not. So only a decision with a strike pays for a wait on the
+        // disk.
         if self.journal.is_none() || decision.escalations.is_empty() {
             return;
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if self.wait_until_saved(left).await.is_err() {
+            // An earlier reason stays: a store that did not answer says more about the decision than a slow disk.
             decision.degraded.get_or_insert(Degraded::Journal);
         }
     }

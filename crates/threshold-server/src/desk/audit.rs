@@ -33,6 +33,8 @@ pub(super) struct Change<'a> {
 impl Desk {
     /// Begins a change. If the audit is full, the change must not be made.
     pub(super) fn begin<'a>(&'a self, entry: Entry<'a>) -> Result<Change<'a>, OperationError> {
+        // From here on the journal writes nothing until the change ends, so that its rows and its audit line cannot
+        // be torn apart.
         let journal = self.journal.as_ref().map(|journal| journal.begin_change()).transpose();
         Ok(Change { desk: self, entry: Some(entry), journal: journal.map_err(|_| OperationError::NotRecorded)? })
     }
@@ -67,6 +69,8 @@ impl Change<'_> {
     }
 
     fn record(&mut self, Entry { who, action, layer, key, why }: Entry<'_>) {
+        // The log is read by more people than the journal, and follows `log_identifiers`. The audit needs the name:
+        // an operator must be able to tell whose ban it was.
         let policy = self.desk.policy();
         let about = |hides: bool| format!("{layer} {}", shown(&policy, layer, key, hides));
         let shown = about(!policy.identity().log_identifiers);
@@ -102,9 +106,12 @@ fn shown(policy: &Policy, layer: &str, key: &str, hides: bool) -> String {
     let hidden = match layer {
         "user" => hides || identity.hides_users(),
         "tenant" => identity.secret_tenant,
+        // An account is the name that a person logs in with, not the API key or token that `secret_user` is about. It
+        // may still contain the secret name of a tenant.
         "account" => hides || identity.hides_users() && !identity.secret_user,
         "edge" => hides,
         _ => false,
     };
+    // A name that was redacted before stays as it is: a digest of a digest would match nothing.
     if hidden && !key.starts_with('#') { policy.key().redact(key) } else { key.to_owned() }
 }

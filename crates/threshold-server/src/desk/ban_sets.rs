@@ -83,15 +83,21 @@ impl Desk {
         if set.bans.len() > MAX_BANS {
             return Err(OperationError::TooManyBans);
         }
+        // Taken before the old set is read: another import of the same origin in between would leave bans of both
+        // sets.
         let turn = self.operations.lock().await;
         let new = self.check_set(&set, reason)?;
         let before: BTreeMap<Digest, Arc<Ban>> = self.limiter.bans().of_origin(origin).into_iter().collect();
+        // A feed is imported every few minutes and hardly changes. Without this test, each import would write all of
+        // its rows again. The begin is not compared, since it differs at every import.
         let is_same = |id: &Digest, ban: &Arc<Ban>| {
             before.get(id).is_some_and(|old| (&old.reason, old.until) == (&ban.reason, ban.until))
         };
         // New bans come first, so that an address in both sets is banned all the time.
         let set_bans = new.bans.iter().filter(|(id, ban)| !is_same(id, ban));
         let set_bans = set_bans.map(|(id, ban)| ControlChange::Ban { id: *id, ban: Some(Arc::clone(ban)) });
+        // `before` has bans of this origin only, so that an import never lifts an operator's ban or one of another
+        // set.
         let gone = before.keys().filter(|id| !new.bans.contains_key(id));
         let changes: Box<[ControlChange]> =
             set_bans.chain(gone.map(|id| ControlChange::Ban { id: *id, ban: None })).collect();
@@ -106,6 +112,8 @@ impl Desk {
         let ImportedSet { bans, added, lifted, .. } = imported;
         let action = format!("import: {bans} bans, {added} new, {lifted} lifted{end}");
         let change = self.begin(Entry { who, action, layer: "origin", key: origin, why: reason })?;
+        // One call for all changes: the journal commits it as one transaction, and a crash leaves the old set or the
+        // new one.
         if let Err(error) = self.limiter.change_control_all(changes).await {
             return Err(change.fail_control(error, OperationError::TooManyBans));
         }
@@ -121,6 +129,7 @@ impl Desk {
         let mut checked = CheckedSet { bans: BTreeMap::new(), left_out: 0 };
         let mut refused = Vec::new();
         for (index, new) in set.bans.iter().enumerate() {
+            // An end of its own wins also if it is later than that of the set.
             let end = if new.end == NewEnd::Open { set.end } else { new.end };
             let ban = check_ban(&policy, new).and_then(|whom| {
                 let reason = new.reason.map_or(Ok(reason), reason_of).map_err(message_of)?;
@@ -137,7 +146,11 @@ impl Desk {
                         checked.bans.insert(id, Arc::new(ban));
                     }
                 }
+                // Lists contain entries that ended since they were downloaded. They are no reason to refuse the
+                // others.
                 Ok(_) => checked.left_out = checked.left_out.saturating_add(1),
+                // All entries are checked before any is refused: an operator corrects a file of thousands of lines in
+                // one pass.
                 Err(message) => refused.push((index, new, message)),
             }
         }
@@ -148,6 +161,7 @@ impl Desk {
 impl NewEnd {
     /// Returns the end of a ban that begins now.
     fn until(self, now: Timestamp) -> Result<Timestamp, String> {
+        // An end beyond ten years is most likely a time in milliseconds, and not what the operator means.
         let latest = now.plus(Span::from_secs(MAX_BAN));
         match self {
             Self::Open => Ok(Timestamp::MAX),
@@ -186,6 +200,7 @@ fn refusal(refused: &[(usize, &NewSetBan<'_>, String)], all: usize) -> Operation
 }
 
 fn check_origin(origin: &str) -> Result<(), OperationError> {
+    // The name is a part of a URL path and of audit lines. These characters need no escaping in either.
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if (1..=MAX_ORIGIN).contains(&origin.len()) && origin.chars().all(fits) {
         return Ok(());

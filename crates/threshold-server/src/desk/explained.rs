@@ -40,6 +40,7 @@ impl Desk {
             let (reason, by) = ("on the policy's deny list".to_owned(), "policy".to_owned());
             causes.push(PenaltyCause { layer, verdict: "ban", key, reason, by, id: None, from: None, until: None });
         }
+        // A limit or the deny list denied it: no ban and no ladder took part.
         if decision.penalty.is_none() {
             return causes;
         }
@@ -63,6 +64,7 @@ impl Desk {
             let Ok(Some(standing)) = self.limiter.standing(ladder.key).await else { continue };
             let (verdict, until) = match standing.penalty(now) {
                 Some(Penalty::Ban(until)) => ("ban", until),
+                // A cool-down is answered like an exceeded limit. It has no id, because only bans can be lifted.
                 Some(Penalty::CoolDown(until)) => ("deny", until),
                 None => continue,
             };

@@ -33,6 +33,7 @@ pub(crate) struct Lock {
 impl Desk {
     /// Returns the ban whose id begins with these hexadecimal digits.
     pub(crate) async fn ban_with_prefix(&self, prefix: &str) -> Result<Digest, OperationError> {
+        // `from_str_radix` also accepts a plus sign.
         let is_hexadecimal = prefix.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = u128::from_str_radix(prefix, 16).ok().filter(|_| is_hexadecimal);
         let number = number.filter(|_| (MIN_PREFIX..=ID_DIGITS).contains(&prefix.len())).ok_or_else(|| {
@@ -41,12 +42,15 @@ impl Desk {
             );
             OperationError::invalid("id", message)
         })?;
+        // A whole id is not looked up here: the operation itself reports an unknown one.
         let missing = u32::try_from(ID_DIGITS.saturating_sub(prefix.len()).saturating_mul(4)).unwrap_or(0);
         if missing == 0 {
             return Ok(Digest::from_u128(number));
         }
         let first = number.checked_shl(missing).unwrap_or(0);
         let last = first | u128::MAX.checked_shr(u128::BITS.saturating_sub(missing)).unwrap_or(0);
+        // `bans` lists ids above this one, and `first` itself must be among them. Below id 0 there is none, so the
+        // list begins at its start.
         let after = first.checked_sub(1).map(Digest::from_u128);
         let mut found = self.bans(after, MAX_AMBIGUOUS.saturating_add(1)).await?;
         found.retain(|listed| listed.id.to_u128() <= last);
@@ -77,6 +81,7 @@ impl Desk {
                 ids.push(standing.0);
             }
         }
+        // An address that is its own prefix is found under both names, and a second lift would fail as unknown.
         ids.sort_unstable();
         ids.dedup();
         if ids.is_empty() {
@@ -90,10 +95,14 @@ impl Desk {
 
     /// Returns at most `limit` locked accounts with keys above `after`, ordered by key.
     pub(crate) async fn locks(&self, mut after: Option<Digest>, limit: usize) -> Result<Vec<Lock>, OperationError> {
+        // One policy and one time for all pages, or an account could be judged by another ceiling than the one before
+        // it.
         let (login, now) = (self.policy().login().cloned().unwrap_or_default(), self.now());
         let mut locks = Vec::new();
         loop {
             let page = self.limiter.list(Kind::Accounts, after, ACCOUNTS).await?;
+            // Most accounts in a page are not locked, so an empty result of a page does not mean that there are no
+            // more.
             let is_last = page.len() < ACCOUNTS;
             for listed in page {
                 let Listed::Account { key, account } = listed else { continue };

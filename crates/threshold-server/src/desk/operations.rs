@@ -82,10 +82,12 @@ impl Desk {
         let policy = self.policy();
         let whom =
             policy.ban_target(new.layer, new.key).map_err(|error| OperationError::invalid("key", error.to_string()))?;
+        // A ban on a trusted proxy or on a wide block would deny all clients behind it.
         if let Some(why) = policy.refuses_ban(&whom) {
             return Err(OperationError::invalid("key", why.to_string()));
         }
         let turn = self.operations.lock().await;
+        // The clock is read inside the turn, so that a later audit line never has an earlier time.
         let now = self.now();
         let until = match new.seconds {
             None => Timestamp::MAX,
@@ -97,6 +99,7 @@ impl Desk {
         };
         let (bans, id, layer, key) =
             (self.limiter.bans(), whom.ban_id(self.limiter.key()), whom.layer().name(), whom.key());
+        // The audit has the old state too, so that a ban that replaces another one can be undone by hand.
         let before = bans.one(id, now).map(|before| format!("{} -> ", length(before.until)));
         let action = format!("ban: {}{}", before.unwrap_or_default(), length(until));
         let ban = Ban { whom, reason: reason.into(), by: who.into(), from: now, until };
@@ -106,6 +109,8 @@ impl Desk {
             return Err(change.fail_control(error, OperationError::TooManyBans));
         }
         change.confirm();
+        // The next operator need not wait for this one's disk write: the order of changes is fixed as soon as they
+        // are queued.
         drop(turn);
         self.acknowledged().await?;
         Ok((id, ban))
@@ -118,6 +123,7 @@ impl Desk {
         let (bans, now) = (self.limiter.bans(), self.now());
         let by_operator = bans.one(id, now);
         let by_ladder = self.limiter.standing(id).await?.and_then(|standing| standing.banned_until());
+        // The store keeps a standing after its ban has ended, for its strikes.
         let by_ladder = by_ladder.filter(|until| *until > now);
         let until = by_operator.as_ref().map(|ban| ban.until).max(by_ladder).ok_or(OperationError::UnknownBan)?;
         let is_by_operator = by_operator.is_some();
@@ -125,6 +131,8 @@ impl Desk {
         let (by, because) = named.as_ref().map_or(("ladder", ""), |ban| (&*ban.by, &*ban.reason));
         let action = format!("lift: {}, by {by}: {because}", length(until));
         let whom = named.as_ref().map(|ban| (ban.whom.layer().name(), ban.whom.key()));
+        // A ladder's ban is stored by digest. If the list of names was full when it was set, only its id can be
+        // recorded.
         let (layer, key) = whom.unwrap_or_else(|| ("ban", format!("{:032x}", id.to_u128())));
         let change = self.begin(Entry { who, action, layer, key: &key, why: reason })?;
         // If only the first of the two steps succeeds, the ban is still listed and can be lifted again.
@@ -150,8 +158,11 @@ impl Desk {
     ) -> Result<(), OperationError> {
         let reason = reason.map_or(Ok(""), reason_of)?;
         let key = whom.spelled(&self.policy())?;
+        // Read and forgiven by the same spelling, or the audit would describe another subject than the one that is
+        // forgiven.
         let whom = whom.with_key(&key);
         let turn = self.operations.lock().await;
+        // Read inside the turn: after the change nobody can tell what was forgiven.
         let action = format!("forgive: {}", self.subject(whom).await?.describe());
         let change = self.begin(Entry { who, action, layer: whom.layer_name(), key: whom.key(), why: reason })?;
         let forgiven = match whom {
@@ -162,6 +173,7 @@ impl Desk {
             Ok(()) => change.confirm(),
             Err(LoginError::Store(error)) => return Err(change.fail(error)),
             Err(error) => {
+                // Every other error is about the name, and is returned before the store is asked.
                 change.withdraw();
                 return Err(OperationError::invalid("key", error.to_string()));
             }
@@ -180,6 +192,7 @@ impl Desk {
     ) -> Result<Option<Setting>, OperationError> {
         let name = &*self.owner_name(owner, name)?;
         let turn = self.operations.lock().await;
+        // Parsed inside the turn, because it contains the time from which the setting is in force.
         let setting = new.into_setting(name, who, self.now())?;
         // Checked before the audit record begins: a refused setting is not a change.
         self.check_setting(owner, name, &setting)?;
@@ -211,6 +224,7 @@ impl Desk {
             .map_err(|error| OperationError::invalid("key", error.to_string()))?;
         let (length, now) = (Span::from_secs(seconds), self.now());
         let known = self.limiter.pause_async(layer, key, length.into()).await?;
+        // The audit follows the change here. A pause that no rule counts by changes nothing, and is not recorded.
         if known && let Some(left_out) = self.pauses.sample(now) {
             let left_out = if left_out > 0 { format!(", {left_out} before it are left out") } else { String::new() };
             let action = format!("pause: {seconds} s, until {}{left_out}", moment(now.plus(length)));

@@ -42,12 +42,16 @@ impl Desk {
         location: &JournalLocation<'_>,
     ) -> Result<OpenDesk, JournalError> {
         let path = location.journal;
+        // First of all: the journal refuses to open with secrets of another installation, under which no row would be
+        // found.
         let secrets = installation_secrets(path, location.secrets)?;
         let (key, key_ids) = (secrets.present().digest_key(), KeyIds::from(&secrets));
         let (journal, contents) = open_journal(location, key_ids)?;
         let journal = Arc::new(journal);
+        // Before anything is restored: subjects are found again by digests under this key.
         let policy = policy.with_key(key);
         let bans = Arc::<BanList>::default();
+        // Restored before the limiter exists, so that no request is decided while bans and strikes are missing.
         let memory = restore_memory(&journal, &contents, &bans, (&policy, &secrets), clock.now());
         let damage = report(path, &contents, memory.restored, memory.counters);
         let store = AnyStore::from(memory.store);
@@ -94,6 +98,8 @@ impl Desk {
 
     /// Saves the counters and closes the journal, after all changes are written.
     pub(crate) fn close(&self) {
+        // First, and also without a journal: closing the journal may wait for a slow disk until the supervisor kills
+        // the process.
         self.report_left_out(None);
         let Some(journal) = &self.journal else { return };
         self.save_counters();
@@ -105,6 +111,8 @@ impl Desk {
 
 /// Opens the journal, or makes a new one.
 fn open_journal(location: &JournalLocation<'_>, key_ids: KeyIds) -> Result<(Journal, Contents), JournalError> {
+    // `open` refuses to create a journal beside files that show that there was one: a volume that is not mounted
+    // would look like a first start, and all bans would be gone without a message.
     let open = if location.new_journal { Journal::open_new } else { Journal::open };
     let (journal, contents) = open(location.journal, key_ids)?;
     if location.new_journal && !contents.is_new {
@@ -121,6 +129,7 @@ fn report(
     counters: Result<Counters, CountersError>,
 ) -> Option<String> {
     let journal = path.display();
+    // Every field is named, so that a new count cannot be left out of the log by mistake.
     let Restored { subjects, accounts, bans, settings, unreadable, no_room, rekeyed, forgotten } = restored;
     let Counters { read: counters, skipped } = counters.unwrap_or_else(|error| {
         tracing::warn!(reason = format!("{:#}", anyhow::Error::from(error)), "counters not restored");
@@ -141,6 +150,7 @@ fn report(
     let crowded = (no_room > 0)
         .then(|| format!("memory has no room for {no_room} of the subjects in the journal: raise [memory] max_keys"));
     let reason = match (damage, crowded) {
+        // Damage comes first: raising the memory does not bring lost rows back, and `/readyz` shows one reason.
         (Some(reason), _) => {
             tracing::error!(%journal, reason, "journal damaged");
             reason

@@ -88,6 +88,8 @@ impl BegunRequest {
 
     /// Renews the lease, unless another node has taken the request over.
     pub(crate) async fn renew(mut self, repeats: Option<u32>) -> Result<BeginOutcome, StoreError> {
+        // Taken before the store is asked: the lease begins at some time after this, so the node believes it to be
+        // shorter than it is.
         let since = Instant::now();
         let state = self.requests.limiter.begin_request(self.key, LEASE, repeats).await?;
         self.since = since;
@@ -119,6 +121,8 @@ impl BegunRequest {
 
     /// Ends the request with the answer for repeats. Without one, the next request with its id is decided.
     pub(crate) async fn end(mut self, answer: Option<Box<[u8]>>) {
+        // Stored in `self` first: if this future is dropped while it waits, the drop of `self` still sends the
+        // answer.
         self.answer = answer;
         // An error is ignored: the request ends when its lease expires.
         let _ = self.requests.limiter.end_request(self.key, self.answer.clone(), ANSWER_LIFETIME.into()).await;
@@ -132,7 +136,9 @@ impl Drop for BegunRequest {
             return;
         }
         let (limiter, key, answer) = (Arc::clone(&self.requests.limiter), self.key, self.answer.take());
+        // Never waits: `drop` cannot, and an unbounded number of tasks would grow while the store does not answer.
         let place = Arc::clone(&self.requests.ending).try_acquire_owned();
+        // There is no runtime when the process ends. The lease expires by itself then.
         if let (Ok(runtime), Ok(place)) = (Handle::try_current(), place) {
             runtime.spawn(async move {
                 let _ = limiter.end_request(key, answer, ANSWER_LIFETIME.into()).await;

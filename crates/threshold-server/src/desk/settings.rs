@@ -40,6 +40,7 @@ impl NewSetting {
         if self.limits.len() > MAX_LIMITS {
             return Err(OperationError::invalid("limits", format!("at most {MAX_LIMITS} limits")));
         }
+        // Zero would deny every request. That is a ban, which has its own operation and its own audit line.
         let times = match self.times.unwrap_or(1) {
             0 => return Err(OperationError::invalid("times", "times is at least 1")),
             times => u32::try_from(times).map_err(|_| OperationError::invalid("times", "times is too large"))?,
@@ -75,6 +76,7 @@ impl Desk {
 
     /// Returns the setting of a normalised name.
     pub(super) fn setting(&self, owner: Owner, name: &str) -> Option<Setting> {
+        // An ended setting stays in the policy until the next sweep, and must not be shown until then.
         let (policy, now) = (self.limiter.policy(), self.now());
         policy.setting(owner, name).filter(|setting| setting.until > now).cloned()
     }
@@ -87,6 +89,8 @@ impl Desk {
     /// Stores a setting and puts it in force; an empty one removes it. The policy in force is copied for that, with its parts
     /// shared, which costs the same with thousands of settings.
     pub(super) async fn store_setting(&self, owner: Owner, name: &str, setting: &Setting) -> Result<(), StoreError> {
+        // An empty setting is stored as a removal, so that it takes no place among the settings that the store may
+        // hold.
         let setting = (!setting.is_empty()).then(|| Arc::new(setting.clone()));
         warn_unfit(self.limiter.change_control(ControlChange::Setting { owner, name: name.into(), setting }).await?);
         Ok(())
@@ -110,6 +114,8 @@ impl Desk {
 }
 
 fn warn_unfit(unfit: Vec<UnfitSetting>) {
+    // The name is left out: it may be a user's, which the log shows only as a digest. The setting stays stored,
+    // because the next policy may have the missing tier or category again.
     for (owner, _, error) in unfit {
         tracing::warn!(?owner, field = error.field(), %error, "setting not in force: it does not fit the policy");
     }

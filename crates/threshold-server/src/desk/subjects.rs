@@ -150,6 +150,7 @@ impl Subject {
         let all = [
             (self.strikes > 0).then(|| format!("{} strikes", self.strikes)),
             self.shadow_banned.then(|| "shadow ban".to_owned()),
+            // A ladder's ban denies as well. It is not described twice.
             until("denied", self.denied_until.filter(|_| self.denied_until != self.banned_until)),
             until("paused", self.paused_until),
             until("banned", self.banned_until),
@@ -180,6 +181,7 @@ impl Desk {
     pub(crate) async fn bans(&self, after: Option<Digest>, limit: usize) -> Result<Vec<ListedBan>, OperationError> {
         let (book, now) = (self.limiter.bans(), self.now());
         let mut bans = Vec::new();
+        // The walk holds the lock of the list, so it copies one page and ends. The store is asked afterwards.
         book.walk(after, now, |id, ban| {
             bans.push(ListedBan { id, ban: Some(ban.clone()), until: ban.until });
             if bans.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
@@ -190,6 +192,7 @@ impl Desk {
             _ => None,
         }));
         bans.sort_unstable_by_key(|listed| listed.id);
+        // After the merge, not before: each kind alone may fill the page with ids that the other kind precedes.
         bans.truncate(limit);
         for listed in bans.iter_mut().filter(|listed| listed.ban.is_none()) {
             listed.ban = book.named(listed.id);
@@ -199,6 +202,7 @@ impl Desk {
 
     async fn layer_subject(&self, layer: Layer, key: &str) -> Result<Subject, StoreError> {
         let (policy, now) = (self.policy(), self.now());
+        // While the secret is rotated, strikes may still be stored under the digests of the old one.
         self.limiter.rekey_subject(layer, key).await?;
         let mut standings: Vec<Standing> = Vec::new();
         let mut ladders = Vec::new();
@@ -213,6 +217,7 @@ impl Desk {
             budgets.push(self.budget_state(&budget).await?);
         }
         let own = policy.with_subject(layer, key, |facts, who| {
+            // A name that was redacted before stays as it is.
             let hidden = |name: &str| if name.starts_with('#') { name.to_owned() } else { policy.key().redact(name) };
             let digest = match layer {
                 Layer::Edge => facts.ip.map(|ip| hidden(&ip.to_canonical().to_string())),
@@ -277,6 +282,7 @@ impl Desk {
             notation: budget.limit.notation(budget.unit),
             used,
             limit,
+            // An unused window has a reset time too, which says nothing about the subject.
             free_at: free_at.unless_never().filter(|free_at| used > 0 && *free_at > now),
         })
     }
