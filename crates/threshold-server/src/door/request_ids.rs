@@ -133,7 +133,10 @@ impl RequestIds {
         mut space: Option<&mut AnswerSpace<'_>>,
         decide: impl Future<Output = Result<EncodedAnswer, E>>,
     ) -> Result<EncodedAnswer, E> {
+        // Taken out of the list: from here on this request ends it, also if this future is dropped.
         let mut begun = space.as_mut().and_then(|space| space.begun.remove(&key.id));
+        // Looked up again after every wait: the owner may have been denied or dropped, and then one of the waiters
+        // decides.
         let lock = loop {
             match self.cache.look_up(key, now()) {
                 Lookup::Answered(answer) => return Ok(answer),
@@ -149,15 +152,19 @@ impl RequestIds {
                 Lookup::Unknown(lock) => break lock,
             }
         };
+        // Asked only while the local lock is held, so that a burst of repeats costs the store one request.
         let begun = match &self.shared {
             None => None,
             Some(shared) => match nodes::start(shared, key, begun).await? {
                 Started::Begun(begun) => Some(begun),
                 // It is not cached here: the store remembers it until its minute is over.
                 Started::Answered(answer) => return Ok(answer),
+                // A store that does not answer must not stop requests. Repeats to this node are still charged once.
                 Started::Unavailable => None,
             },
         };
+        // Before the decision: an answer that was charged and cannot be remembered would break the promise to its
+        // caller.
         let reserved = match space.and_then(|space| space.reserved.split()) {
             Some(reserved) => reserved,
             None => self.cache.reserve(1, now())?,
@@ -171,6 +178,7 @@ impl RequestIds {
         if answer.charged {
             self.cache.remember(lock.key(), &answer, reserved, now());
         }
+        // Still under the local lock: a repeat that is woken earlier would find the id unanswered in the store.
         if let Some(begun) = begun {
             begun.end(answer.charged.then(|| encoding::encode_answer(&answer))).await;
         }
@@ -190,6 +198,7 @@ impl RequestIds {
         let mut space = self.reserve_list(list, now())?;
         let Some(shared) = &self.shared else { return Ok(space) };
         for (place, key) in list.iter().enumerate() {
+            // `now` is read for each request, since the store may take a while for each of those before it.
             if self.cache.is_answered(key.id, now()) {
                 continue;
             }
@@ -226,9 +235,12 @@ impl RequestIds {
         let mut unknown = 0usize;
         for (place, key) in list.iter().enumerate() {
             match seen.entry(key.id) {
+                // The whole list is refused before anything is charged. A conflict that is found halfway could not be
+                // undone.
                 Entry::Occupied(before) if *before.get() != key.content => {
                     return Err((Some(place), RequestIdError::Reused));
                 }
+                // The same request twice in one list: the second gets the first one's answer, and needs no space.
                 Entry::Occupied(_) => {}
                 Entry::Vacant(first) => {
                     first.insert(key.content);

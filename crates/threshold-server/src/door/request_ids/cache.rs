@@ -112,6 +112,7 @@ impl AnswerCache {
     /// Looks an id up, and locks it if it is unknown.
     pub(super) fn look_up(&self, key: RequestKey, now: Timestamp) -> Lookup<'_> {
         let mut shard = self.shard(key.id);
+        // First of all: the answer to another request must never be returned.
         if shard.is_reused(key, now) {
             return Lookup::Reused;
         }
@@ -121,6 +122,7 @@ impl AnswerCache {
         if let Some((_, done)) = shard.in_progress.get(&key.id) {
             return Lookup::InProgress(done.clone());
         }
+        // Under the same lock as the lookup, or two repeats at once could both find the id unknown.
         let (sender, done) = watch::channel(());
         shard.in_progress.insert(key.id, (key.content, done));
         Lookup::Unknown(IdLock { cache: self, key, _done: sender })
@@ -149,6 +151,8 @@ impl AnswerCache {
                 return Err(RequestIdError::Full);
             }
         }
+        // Reserved bytes count before they are used. Proxies' answers make room for them now, so that the sum of both
+        // stays in its bound.
         self.evict();
         Ok(Reservation { cache: self, bytes })
     }
@@ -166,11 +170,15 @@ impl AnswerCache {
         let bytes = answer.body.len().saturating_add(OVERHEAD);
         // The few answers that are larger than their reservation are remembered too, since they were charged.
         self.api_bytes.fetch_add(bytes, Ordering::Relaxed);
+        // In this order: if the reservation were released first, another request could take its space before the
+        // answer is counted.
         self.release(DoorBytes { api: std::mem::take(&mut reserved.bytes), proxy: 0 });
         let RequestKey { id, content } = key;
         let mut shard = self.shard(id);
+        // Each insert pays for the removal of what has expired in its shard, so that no task has to sweep.
         let mut freed = shard.remove_expired(now);
         freed.add(shard.insert(id, CachedAnswer { at: now, content, answer: Answer::Api(answer), bytes }));
+        // `evict` locks shards one after the other, this one too.
         drop(shard);
         self.release(freed);
         self.evict();
@@ -181,6 +189,7 @@ impl AnswerCache {
         let mut shard = self.shard(question);
         let cached = shard.answers.get_mut(&question).filter(|cached| now < cached.at.plus(ANSWER_LIFETIME))?;
         let Answer::Proxy { fields, repeats } = &mut cached.answer else { return None };
+        // Bounded, because each repeat is let through without a charge.
         *repeats = repeats.checked_add(1).filter(|repeats| *repeats <= MAX_REPEATS)?;
         Some(fields.iter().cloned().collect())
     }
@@ -225,11 +234,15 @@ impl AnswerCache {
 
     /// Evicts answers to proxies, the oldest of each shard first, until all fit. Returns whether they do.
     fn evict(&self) -> bool {
+        // One round at most: if all shards are empty of proxies' answers, the API's fill the space, and those are
+        // never evicted.
         for _ in 0..SHARDS {
             let excess = self.excess();
             if excess == 0 {
                 return true;
             }
+            // In turn, so that the load falls on all shards alike, and no shard loses its answers much earlier than
+            // the others.
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             if let Some(shard) = number.checked_rem(SHARDS).and_then(|number| self.shards.get(number)) {
                 let freed = lock(shard).evict(excess);
@@ -254,6 +267,8 @@ impl IdLock<'_> {
 
 impl Drop for IdLock<'_> {
     fn drop(&mut self) {
+        // This runs before the sender in the fields is dropped. A waiter that is woken by the sender finds the id
+        // free.
         self.cache.shard(self.key.id).in_progress.remove(&self.key.id);
     }
 }
@@ -261,6 +276,8 @@ impl Drop for IdLock<'_> {
 impl Reservation<'_> {
     /// Splits off the bytes of one answer; `None` if there are not enough left.
     pub(super) fn split(&mut self) -> Option<Self> {
+        // Split and not reserved again: the total does not change, so this cannot fail for lack of space halfway
+        // through a list.
         self.bytes = self.bytes.checked_sub(EXPECTED_ANSWER)?;
         Some(Self { cache: self.cache, bytes: EXPECTED_ANSWER })
     }
@@ -341,6 +358,7 @@ impl Shard {
     fn evict(&mut self, bytes: usize) -> DoorBytes {
         let mut freed = DoorBytes::default();
         while freed.proxy < bytes {
+            // An entry of the queue may be stale and free nothing, so the loop counts bytes and not entries.
             let Some((at, id)) = self.proxy_order.pop_front() else { break };
             freed.add(remove(&mut self.answers, id, at));
         }

@@ -19,6 +19,7 @@ pub(super) fn encode_answer(answer: &EncodedAnswer) -> Box<[u8]> {
 
 /// Decodes what [`encode_answer`] wrote.
 pub(super) fn decode_answer(bytes: &[u8]) -> Option<EncodedAnswer> {
+    // Another version, or bytes that no node writes: the caller reports it instead of charging again.
     let ([VERSION, closed @ (0 | 1)], rest) = bytes.split_first_chunk()? else { return None };
     let (generation, body) = rest.split_first_chunk()?;
     let generation = u64::from_be_bytes(*generation);
@@ -30,6 +31,8 @@ pub(super) fn encode_fields(fields: &HeaderMap) -> Box<[u8]> {
     let mut bytes = vec![VERSION];
     for (name, value) in fields {
         for text in [name.as_str().as_bytes(), value.as_bytes()] {
+            // No header field is that long. If one were, the length would not match, and `decode_fields` would refuse
+            // the answer.
             bytes.extend(u32::try_from(text.len()).unwrap_or(u32::MAX).to_be_bytes());
             bytes.extend_from_slice(text);
         }

@@ -33,6 +33,8 @@ pub(super) async fn start(
     loop {
         let outcome = match begun.take() {
             Some(begun) if !begun.needs_renewal() => return Ok(Started::Begun(begun)),
+            // A long list may outlive the lease of its last requests. Another node may have taken one over by then,
+            // and decides it.
             Some(begun) => begun.renew(None).await,
             None => shared.begin((key.id, key.content), None).await,
         };
@@ -43,6 +45,8 @@ pub(super) async fn start(
             }
             Ok(BeginOutcome::Reused) => return Err(RequestIdError::Reused),
             Ok(BeginOutcome::UnderWay) => {
+                // The store sends no notification. Most decisions take milliseconds, so the first pauses are short,
+                // and a request that waits in a queue costs four questions a second.
                 tokio::time::sleep(pause).await;
                 pause = pause.saturating_mul(2).min(longest);
             }
@@ -65,6 +69,8 @@ impl ProxyClaim {
         match shared.begin((question, question), Some(u32::from(MAX_REPEATS))).await {
             Ok(BeginOutcome::Answered(fields)) => encoding::decode_fields(&fields).ok_or(None),
             Ok(BeginOutcome::Begun(begun)) => Err(Some(Self(begun))),
+            // nginx repeats a question only after it was answered, so a claim of another node is rare and not worth a
+            // wait.
             Ok(BeginOutcome::UnderWay | BeginOutcome::Reused) | Err(_) => Err(None),
         }
     }
