@@ -62,6 +62,7 @@ pub(super) struct ForwardAuth {
 impl ForwardAuth {
     pub(super) fn new(desk: &Desk) -> Self {
         use tower_layer::Layer as _;
+        // The 200 of the service inside is not the application's answer. A rule with `count` would take it for one.
         let layer = desk.layer().decision_only();
         Self { gate: layer.layer(AllowedService), refusals: LogSampler::default() }
     }
@@ -80,9 +81,12 @@ pub(super) fn describes_a_request(headers: &HeaderMap) -> bool {
 
 /// Answers a proxy. Every method is accepted: Traefik can be configured to use its client's.
 pub(super) fn answer(app: &Arc<App>, peer: SocketAddr, parts: Parts) -> Answering {
+    // Read before the URI is replaced by the client's, whose query could contain the same words.
     let deny = DenialForm::from_query(parts.uri.query());
     let token = parts.headers.get(TOKEN);
+    // Before anything of the request is parsed, and before its description is believed.
     if !app.tokens.admit_proxy(token) {
+        // A proxy without a token is misconfigured. It does not guess.
         let is_wrong = token.is_some();
         let app = Arc::clone(app);
         return Answering::Boxed { future: Box::pin(async move { unauthorized(&app, peer, is_wrong).await }) };
@@ -123,6 +127,8 @@ fn ask(app: &Arc<App>, peer: SocketAddr, mut parts: Parts, deny: DenialForm) -> 
     let mut question = None;
     let length = if is_trusted(app, peer.ip().to_canonical()) {
         let length = original::restore_request(&mut parts)?;
+        // After the request is restored: the digest covers what is decided, and not how the proxy happens to write
+        // it.
         question = repeats::question(&app.request_ids, peer.ip().to_canonical(), &parts, length)?;
         length
     } else {
@@ -132,6 +138,8 @@ fn ask(app: &Arc<App>, peer: SocketAddr, mut parts: Parts, deny: DenialForm) -> 
     // A denial of a gRPC request is a 200 with a status in the trailers, and a 200 means to a proxy that it may cross.
     parts.headers.remove(CONTENT_TYPE);
     let asked = http::Request::from_parts(parts, DeclaredBody(length));
+    // Only a question with an id on a shared store needs a boxed future. All others stay on the path without an
+    // allocation.
     if let (Some(question), Some(_)) = (question, app.request_ids.shared()) {
         let future = Box::pin(ask_once(Arc::clone(app), peer, asked, question, deny));
         return Ok(Answering::Boxed { future });
@@ -163,6 +171,7 @@ async fn ask_once(
     }
     let Ok(response) = app.forward_auth.gate.clone().call_from(Some(peer), asked).await;
     if let Some(first) = first {
+        // A denial charges nothing and is not remembered. The repeat may be allowed.
         first.end((response.status() == StatusCode::OK).then(|| response.headers())).await;
     }
     deny.apply(response)
@@ -202,6 +211,7 @@ impl Future for GateAnswer {
             if let Some(RepeatableQuestion { question, now, ids }) = this.repeated.take()
                 && response.status() == StatusCode::OK
             {
+                // Denials are not remembered: they charge nothing, and a repeat may be allowed.
                 ids.remember_proxy_answer(question, now, response.headers());
             }
             this.deny.apply(response)
@@ -292,6 +302,7 @@ fn forbidden<B: http_body::Body<Data = Bytes>>(response: http::Response<B>) -> R
         Poll::Ready(Err(_)) | Poll::Pending => Bytes::new(),
     };
     let headers = &mut parts.headers;
+    // Before the status is overwritten. nginx restores the answer from these fields in an `error_page`.
     headers.insert(STATUS, HeaderValue::from(parts.status.as_u16()));
     headers.insert(FORM, form(headers));
     if let Some(line) = one_line(&text) {

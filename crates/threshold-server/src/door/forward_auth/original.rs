@@ -39,7 +39,9 @@ pub(super) fn restore_request(parts: &mut Parts) -> Result<u64, ApiError> {
     let method = METHOD.required(headers)?;
     let method = Method::from_bytes(method.as_bytes()).map_err(|_| METHOD.bad("this is not a method"))?;
     let (authority, uri) = uri(URI.required(headers)?.as_bytes())?;
+    // Compared as normalised names: proxies differ in how they write the same host.
     let host = HOSTS.find(headers, |a, b| spell(a) == spell(b))?.cloned();
+    // A client could otherwise be limited under one host and served under another.
     if let (Some(authority), Some(host)) = (authority, &host)
         && spell(host).is_none_or(|host| spell_bytes(authority) != Some(host))
     {
@@ -95,6 +97,7 @@ pub(super) fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Op
     let only = lines.next().filter(|line| !line.is_empty());
     match lines.next() {
         None => Ok(only),
+        // One of the lines may be the client's own, which the proxy passed on beside its own.
         Some(_) => Err(ApiError::bad(name.as_str(), format!("there is more than one {name} header"))),
     }
 }
@@ -111,6 +114,7 @@ fn spell_bytes(host: &[u8]) -> Option<String> {
 /// the proxy sends.
 fn uri(text: &[u8]) -> Result<(Option<&[u8]>, Uri), ApiError> {
     let (host, path) = match text.first() {
+        // An asterisk is the target of `OPTIONS *`.
         Some(b'/' | b'*') => (None, text),
         _ => split_authority(text).ok_or_else(|| URI.bad("a path must begin with a slash"))?,
     };
@@ -125,11 +129,13 @@ fn split_authority(text: &[u8]) -> Option<(Option<&[u8]>, &[u8])> {
     let scheme = text.windows(3).position(|three| three == b"://")?;
     let rest = text.get(scheme.checked_add(3)?..)?;
     let (authority, path) = rest.split_at_checked(rest.iter().position(|byte| *byte == b'/')?)?;
+    // The part before the last `@` is user information, which a client chooses freely to disguise the host.
     Some((authority.rsplit(|byte| *byte == b'@').next(), path))
 }
 
 fn length(headers: &HeaderMap) -> Result<u64, ApiError> {
     let Some(text) = single(headers, &LENGTH)? else { return Ok(0) };
+    // `u64::from_str` also accepts a plus sign, which no server accepts in a length.
     let number =
         std::str::from_utf8(text.as_bytes()).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
     number

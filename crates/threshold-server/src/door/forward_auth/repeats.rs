@@ -42,6 +42,7 @@ impl Hash for Question<'_> {
 /// Returns the digest of a trusted proxy's question; `None` if the request has no id.
 pub(super) fn question(ids: &RequestIds, peer: IpAddr, parts: &Parts, length: u64) -> Result<Option<Digest>, ApiError> {
     let Some(id) = single(&parts.headers, &ID)? else { return Ok(None) };
+    // The id is only hashed. The bound finds a misconfigured header, for example one that carries a whole cookie.
     if id.len() > MAX_ID || !id.as_bytes().iter().all(u8::is_ascii_graphic) {
         return Err(ApiError::bad(ID.as_str(), "an id has at most 64 visible characters"));
     }
