@@ -47,9 +47,11 @@ impl AnswerMemory {
     /// # Errors
     /// 503 `busy` after [`ACQUIRE_TIMEOUT`].
     pub(super) async fn acquire(&self, bytes: usize) -> Result<AnswerPermit, ApiError> {
+        // Without the bound, an answer above the whole memory would wait until its timeout every time.
         let wanted = units(bytes).min(self.max);
         match timeout(ACQUIRE_TIMEOUT, Arc::clone(&self.units).acquire_many_owned(wanted)).await {
             Ok(Ok(permit)) => Ok(AnswerPermit(permit)),
+            // The semaphore is never closed, so this is the timeout.
             Ok(Err(_)) | Err(_) => {
                 let message = "too many large answers wait to be read; nothing was decided, try again later";
                 Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "busy", message))
@@ -71,6 +73,7 @@ impl AnswerPermit {
         answer.shrink_to_fit();
         let needed = usize::try_from(units(answer.len())).unwrap_or(usize::MAX);
         drop(self.0.split(self.0.num_permits().saturating_sub(needed)));
+        // One deadline for the whole answer, from when it is ready: the time to decide is not the client's.
         let deadline = Instant::now().checked_add(client_timeout);
         Body::new(ChunkedBody { rest: Bytes::from_owner(OwnedAnswer { answer, _permit: self }), deadline })
     }

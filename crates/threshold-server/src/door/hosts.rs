@@ -33,10 +33,13 @@ impl FromStr for HostName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        // A wildcard or a port would never match a request, and the operator would find out only from refused
+        // clients.
         let is_name = |name: &str| {
             !name.is_empty()
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
         };
+        // An IPv6 address is copied with its brackets from a URL, or without them from an interface.
         let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
         if let Ok(ip) = bare.parse::<IpAddr>() {
             return Ok(Self(ip.to_canonical().to_string()));
@@ -69,7 +72,10 @@ impl Hosts {
         if hosts.next().is_some() {
             return Err(Refusal::Invalid("there is more than one Host header"));
         }
+        // The checks above protect every server. From here on, only one without tokens.
         let Self::Own(names) = self else { return Ok(()) };
+        // A request line may carry a host too, and RFC 9112 has it override `Host`. Both must be names of this
+        // server.
         let target = uri.authority().map(|target| target.as_str().as_bytes());
         // A request with neither is HTTP/1.0, which no browser sends.
         let named = host.map(HeaderValue::as_bytes).into_iter().chain(target);
@@ -132,8 +138,10 @@ impl From<Refusal> for ApiError {
 fn is_own(host: Option<&str>, names: &[HostName]) -> bool {
     let Some(host) = host else { return false };
     if let Ok(ip) = host.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
+        // An address cannot be rebound: a page that was loaded from it is this machine's own.
         return ip.is_loopback() || names.iter().any(|name| name.0.parse() == Ok(ip));
     }
+    // A trailing dot marks a fully qualified name, and resolves to the same address.
     let host = host.strip_suffix('.').unwrap_or(host);
     host.eq_ignore_ascii_case("localhost") || names.iter().any(|name| name.0.eq_ignore_ascii_case(host))
 }
@@ -152,6 +160,7 @@ fn host_of(authority: &[u8]) -> Option<&str> {
 /// Returns the host of `SCHEME://HOST[:PORT]`; `None` for an opaque origin, which is sent as `null`.
 fn host_of_origin(origin: &[u8]) -> Option<&str> {
     let origin = std::str::from_utf8(origin).ok()?;
+    // Extensions and files have other schemes, or `null`. None of them is a page of this server.
     let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"))?;
     host_of(authority.as_bytes())
 }

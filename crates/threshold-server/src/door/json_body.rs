@@ -88,6 +88,8 @@ async fn read_all(mut body: Body, max: usize) -> Result<Bytes, ApiError> {
     while let Some(frame) = body.frame().await {
         let early = |_| ApiError::new(StatusCode::BAD_REQUEST, "bad_request", "the body ended too early");
         let Ok(data) = frame.map_err(early)?.into_data() else { continue };
+        // The declared length may be missing with chunked encoding, so what arrives is counted too. `joined` contains
+        // `first`, so the larger of the two is the sum so far.
         if first.len().max(joined.len()).saturating_add(data.len()) > max {
             return Err(too_large(max));
         }

@@ -58,12 +58,14 @@ impl TokenGuesses {
 impl TokenGuesses {
     /// Whether an address has sent so many wrong tokens that its operators' calls are refused for a while.
     pub(super) fn blocks_operators(&self, peer: Option<IpAddr>) -> bool {
+        // A cost of 0 reads the count without adding to it: a request with the right token must not use up the limit.
         self.operators.check_cost(&source(peer), 0).remaining == 0
     }
 
     /// Counts a wrong token of an operators' call.
     pub(super) fn count_for_operators(&self, peer: Option<IpAddr>, app: &App) {
         let source = source(peer);
+        // Denied or not, it is counted. Whether operators are blocked is read from what remains.
         let _ = self.operators.check(&source);
         if self.blocks_operators(peer)
             && let Some((ip, left_out)) = self.sample(&source, app)
@@ -85,6 +87,8 @@ impl TokenGuesses {
         if let Some((ip, left_out)) = self.sample(&source, app) {
             tracing::warn!(ip, left_out, "answers delayed: too many wrong tokens from this address");
         }
+        // Refused rather than queued: waiting guesses hold connections, and enough of them would lock out all
+        // clients.
         let Ok(_permit) = self.delayed.try_acquire() else {
             let message = "too many wrong tokens";
             return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", message));
@@ -97,6 +101,7 @@ impl TokenGuesses {
     fn sample(&self, source: &str, app: &App) -> Option<(String, u64)> {
         let left_out = self.log.sample(app.desk.now())?;
         let policy = app.desk.policy();
+        // The group and not the address: that is what was counted, and one /64 gives one name in the log.
         let ip = if policy.identity().log_identifiers { source.to_owned() } else { policy.key().redact(source) };
         Some((ip, left_out))
     }
