@@ -37,6 +37,7 @@ pub struct Charge<'l> {
     pub(crate) key: Digest,
     pub(crate) limit: &'l Limit,
     pub(crate) cost: u64,
+    // Borrowed from the rule: a charge is copied for every request, and the terms are larger than a pointer.
     pub(crate) terms: &'l Terms,
     /// The index on the bill of the subject that a violation strikes.
     pub(crate) subject: Option<usize>,
@@ -46,6 +47,8 @@ pub struct Charge<'l> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Terms {
     /// A shortened digest of the rule's identity.
+    // A tag and not the rule's name or index: standings are stored, and must mean the same after a change of the
+    // policy.
     pub(crate) tag: RuleTag,
     pub(crate) strike: StrikeMode,
     /// How long the key is denied after it has exceeded the limit.

@@ -211,6 +211,8 @@ impl Decision {
     /// Replaces the figures by those of a later decision on the same limits, and recomputes which limit binds. The
     /// verdict and the cost stay.
     pub fn refresh(&mut self, later: &Self, policy: &Policy) {
+        // Readings are matched by position, so with another number of them the figures of two different limits would be
+        // mixed.
         if later.readings.len() != self.readings.len() {
             return;
         }
@@ -218,6 +220,7 @@ impl Decision {
             *own = Reading { cost: own.cost, charged: own.charged, ..*later };
         }
         self.at = later.at;
+        // A denial keeps its binding limit: the client was told to wait for that one.
         if self.allowed() {
             self.binding = tightest(self);
             self.disclosure = self.rule(policy).map_or(Disclosure::Full, |rule| rule.disclosure);

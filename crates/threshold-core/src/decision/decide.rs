@@ -47,9 +47,13 @@ impl Plan<'_> {
 
     /// Does the second half of [`decide`](Self::decide) on a decision that this plan has [prepared](Self::prepare).
     pub fn conclude(&self, outcome: &Outcome, decision: &mut Decision) {
+        // The store's clock, not the host's. The figures in the outcome are relative to it, and `Retry-After` is a
+        // difference of the two.
         let now = outcome.at;
         decision.at = now;
         if let Some(ban) = self.banned(now) {
+            // Prepared before it was known whether the ban is in force. They hold no figures, since no limit was looked
+            // at.
             decision.readings.clear();
             return self.apply_ban(ban, outcome.behind_ban, decision);
         }
@@ -58,15 +62,19 @@ impl Plan<'_> {
                 decision.verdict = Verdict::Ban;
                 return;
             }
+            // Bans come before lists: an allow-list entry that is narrower than a ban has removed the ban from the plan
+            // already.
             Some(Listed::Allow) => return,
             None => {}
         }
+        // Set first, so that denials are marked as well: the budget may have been used up by other callers.
         if outcome.has_stand_ins() {
             decision.degraded = Some(Degraded::SharedBudget);
         }
         let denied_by_limit = self.read(outcome, decision);
         decision.escalations.extend_from_slice(&outcome.escalations);
         if let Some((subject, penalty)) = outcome.penalty {
+            // No limit binds under a penalty. A binding limit would tell the client a quota that does not help it.
             self.penalise(decision, subject, penalty, outcome.denied_until);
             return self.warn(outcome, decision);
         }
@@ -75,9 +83,12 @@ impl Plan<'_> {
             self.warn(outcome, decision);
         } else {
             decision.binding = tightest(decision);
+            // An allowed request is warned only by its own strike. Only denials repeat the warning of earlier ones.
             let warning = outcome.escalations.iter().find(|strike| strike.rung.warn);
             decision.warned_by = warning.and_then(|strike| self.warned_by(strike.subject, outcome));
             decision.warning = warning.is_some();
+            // A shadow ban takes precedence over a warning as the verdict. The warning itself is still sent, since the
+            // client has to see what it would see without the shadow ban.
             decision.verdict = if outcome.shadowed {
                 decision.delay = shadow_delay(self.policy.key(), self.trace());
                 Verdict::Slow
@@ -93,6 +104,7 @@ impl Plan<'_> {
 
     /// Warns a client that is denied but not banned while its strikes count. Prefers a ladder with a warning cookie.
     fn warn(&self, outcome: &Outcome, decision: &mut Decision) {
+        // A banned client gets `X-RateLimit-Banned` instead.
         if decision.verdict != Verdict::Deny {
             return;
         }
@@ -100,6 +112,7 @@ impl Plan<'_> {
         let has_no_cookie = |warned: &WarnedBy| {
             self.policy.ladders.get(warned.ladder).is_none_or(|ladder| ladder.warning_cookie.is_none())
         };
+        // `false` sorts first, and of several ladders with a cookie the first one in the policy's order is taken.
         decision.warned_by = warned.min_by_key(has_no_cookie);
         decision.warning = decision.warned_by.is_some();
     }
@@ -128,12 +141,14 @@ impl Plan<'_> {
         let struck = harsh.filter_map(|strike| self.met.iter().position(|met| met.charge == strike.charge));
         decision.binding = longest_wait(decision, struck);
         let waits = decision.bound_by().map_or(Some(now), |reading| reading.ready_at().or(allowed_now(reading, now)));
+        // Both must be over: the client would be denied again by the one that lasts longer.
         decision.ready_at = waits.map(|ready| ready.max(penalty_ends.unwrap_or(now)));
     }
 
     /// Returns what to do when the store fails: the strictest `on_store_error` of the enforced rules.
     #[must_use]
     pub fn on_store_error(&self) -> OnStoreError {
+        // An observed rule never denies, so its `closed` must not deny while the store is away.
         let modes = self.met.iter().filter(|met| met.enforced()).map(|met| met.rule.on_store_error);
         modes.fold(OnStoreError::Open, |strictest, mode| match (strictest, mode) {
             (OnStoreError::Closed, _) | (_, OnStoreError::Closed) => OnStoreError::Closed,
@@ -157,6 +172,8 @@ impl Plan<'_> {
             Some(Listed::Deny) => decision.verdict = Verdict::Ban,
             None if !open => {
                 decision.verdict = Verdict::Deny;
+                // Nothing is known about the limits. A second is the shortest `Retry-After`, and a store is often back
+                // by then.
                 decision.ready_at = Some(now.plus(Span::SECOND));
             }
             Some(Listed::Allow) | None => {}
@@ -169,12 +186,16 @@ impl Plan<'_> {
     /// what the request was charged.
     pub fn decide_as_full(&self, outcome: &Outcome) -> Decision {
         let now = outcome.at;
+        // The limit that the client would have expected to hit first, by the figures that it has been reading.
         let tightest = self.decide(outcome).binding;
         let full = tightest.and_then(|binding| self.met.get(binding)).map(|met| met.charge);
         let mut uncharged = outcome.clone();
         for (index, (settled, charge)) in uncharged.settled.iter_mut().zip(&self.bill.charges).enumerate() {
+            // The caller refunds the charges, so every reading must show what is left without them.
             settled.mark = None;
             if Some(index) == full {
+                // A genuine denial would begin a block. Without its time in `Retry-After` the client could tell the two
+                // apart.
                 let blocked = charge.terms.block_for.map(|span| now.plus(span));
                 settled.look.ready_at = charge
                     .limit
@@ -194,6 +215,7 @@ impl Plan<'_> {
         decision.ready_at = decision.bound_by().map_or(Some(now.plus(Span::SECOND)), Reading::ready_at);
         let bound = tightest.and_then(|binding| self.met.get(binding));
         decision.disclosure = bound.map_or(Disclosure::Full, |met| met.rule.disclosure);
+        // First the warning of earlier strikes, then that of the strike which a genuine denial would have been.
         self.warn(outcome, &mut decision);
         if full.is_some_and(|charge| outcome.would_warn(charge)) {
             let subject = bound.and_then(|met| self.subjects.get(met.subject?));
@@ -207,6 +229,7 @@ impl Plan<'_> {
     /// Resets `decision` to the state that every decision starts from.
     #[inline]
     fn begin(&self, decision: &mut Decision) {
+        // Cleared and not replaced: a reused decision keeps the heap memory of its lists.
         let Decision { readings, escalations, .. } = decision;
         readings.clear();
         escalations.clear();
@@ -228,9 +251,11 @@ impl Plan<'_> {
     fn read(&self, outcome: &Outcome, decision: &mut Decision) -> bool {
         let mut denied = false;
         for (reading, met) in decision.readings.iter_mut().zip(&self.met) {
+            // By `met.charge` and not by position: several requests of one plan can share a charge.
             let Some(Settled { look, mark, lifted, .. }) = outcome.settled.get(met.charge) else { break };
             // A record charges enforced limits even when the cost does not fit.
             reading.allowed = look.allowed || (self.verb() == Verb::Record && reading.enforced);
+            // A lifted limit still reads as not allowed: it has no room, and the request was not charged to it.
             denied |= reading.enforced && !reading.allowed && !lifted;
             (reading.remaining, reading.resets) = match mark {
                 Some(mark) => (look.available.saturating_sub(mark.amount), look.reset_if_charged),
@@ -250,6 +275,7 @@ impl Plan<'_> {
             Penalty::CoolDown(_) => Verdict::Deny,
             Penalty::Ban(_) => Verdict::Ban,
         };
+        // A limit may still be full when the penalty ends.
         let denying = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed);
         let limits = denying.map(|reading| reading.ready).max();
         decision.ready_at = limits.map_or(until, |ready| ready.max(until)).unless_never();
@@ -274,6 +300,7 @@ fn longest_wait(decision: &Decision, mut struck: impl Iterator<Item = usize>) ->
     let wait = |reading: &Reading| reading.ready;
     let mut longest: Option<(usize, Timestamp)> = None;
     for (index, reading) in denying {
+        // Not `max_by_key`, which returns the last of equal ones.
         if longest.is_none_or(|(_, known)| wait(reading) > known) {
             longest = Some((index, wait(reading)));
         }
@@ -299,6 +326,7 @@ pub(super) fn shadow_delay(key: DigestKey, trace: TraceId) -> Span {
     let width = u128::from(high.saturating_sub(low).saturating_add(1));
     let mut drawn = key.begin(Domain::Delay);
     drawn.bytes(Part::Fact, &trace.to_u128().to_be_bytes());
+    // The remainder of 128 bits by 2,001 is uniform for every practical purpose.
     let spread = u64::try_from(drawn.finish().to_u128().checked_rem(width).unwrap_or(0)).unwrap_or(0);
     Span::from_millis(low.saturating_add(spread))
 }

@@ -76,6 +76,7 @@ impl Reading {
             (Some(last), full) if self.remaining <= last => {
                 full.minus(self.refill_time(last.saturating_sub(self.remaining)))
             }
+            // A full bucket has nothing to refill. One unit that is taken now is back after the time of one unit.
             (Some(_), _) => at.plus(self.refill_time(1)),
             (None, resets) if resets > at => resets,
             // Nothing is used yet: a charge made now expires one period later.
@@ -85,6 +86,8 @@ impl Reading {
             (true, _) => Some(more),
             // Under a `block_for` the true remainder is hidden behind a 0.
             (false, 0) => self.ready_at(),
+            // A cost of several units is denied while a few are left. The next unit may come before the whole cost
+            // fits.
             (false, _) => Some(self.ready_at().map_or(more, |ready| more.min(ready))),
         }
     }
@@ -92,6 +95,7 @@ impl Reading {
     /// Returns how long `units` take to refill.
     fn refill_time(&self, units: u64) -> Span {
         let micros = u128::from(units).saturating_mul(u128::from(self.period.micros()));
+        // `limit` refills in `period`, also where it is a burst: both are those that are shown.
         let micros = micros.checked_div(u128::from(self.limit)).unwrap_or(0);
         Span::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
     }
