@@ -60,6 +60,7 @@ impl CostTag {
         let mut digest = DigestKey::OF_NAMES.begin(Domain::CostName);
         digest.text(Part::Fact, name);
         let number = u64::try_from(digest.finish().to_u128() >> 64).unwrap_or(u64::MAX);
+        // 0 and 1 are requests and bytes.
         Self(number.max(2))
     }
 }
@@ -106,8 +107,11 @@ impl Plan<'_> {
     #[must_use]
     pub fn holding(&self, outcome: &Outcome) -> Receipt {
         let mut charged = Charges::new();
+        // A charge of 0 is held too: a commit may name a cost that was not known when the request was reserved. A full
+        // limit that a rung has lifted is left out, because the request never took from it.
         for (met, settled) in self.billed(outcome).filter(|(_, settled)| settled.look.allowed || settled.mark.is_some())
         {
+            // A mark without an amount gives nothing back, whatever its time is.
             let mark = settled.mark.unwrap_or(Mark::new(settled.at, 0));
             charged.push(self.charged(met, settled, mark, outcome));
         }
@@ -126,8 +130,12 @@ impl Plan<'_> {
             CostOf::Bytes => CostTag::BYTES,
             CostOf::Named(name) => CostTag::named(name),
         };
+        // The limit that was charged. Where several requests share a charge, it is the smallest of theirs, and the
+        // balance is in its terms.
         let limit = self.bill.charges.get(met.charge).map_or(met.limit, |charge| charge.limit);
         let counts_until = settled.counts_until(limit);
+        // The stand-in, where the store had no room: a refund to the own key would give the cost to a budget that never
+        // paid it.
         let key = outcome.charged_key(met.key);
         Charged { key, at: settled.at, rule: met.rule.terms.tag, limit: *limit, unit, mark, counts_until }
     }
@@ -147,6 +155,7 @@ impl Receipt {
         for (charge, settled) in bill.charges.iter().zip(&outcome.settled) {
             let Some(mark) = settled.mark.filter(|mark| mark.amount > 0) else { continue };
             let key = outcome.charged_key(charge.key);
+            // Never read: this receipt is given back as a whole, and only a commit looks at units.
             let unit = CostTag::REQUESTS;
             let counts_until = settled.counts_until(charge.limit);
             let rule = charge.terms.tag;
@@ -215,6 +224,8 @@ impl Receipt {
     /// Returns when a refund stops having any effect, so that a store may forget it.
     #[must_use]
     pub fn void_from(&self) -> Timestamp {
+        // By the limit and not by the balance, which a store may have lost. Forgetting a refund too early would allow a
+        // second one.
         let ends = self.charged.iter().map(|charged| charged.at.plus(charged.limit.memory()));
         ends.max().unwrap_or(self.at)
     }
@@ -288,6 +299,7 @@ impl Receipt {
         out.number(self.charged.len() as u64);
         for charged in &self.charged {
             out.wide(charged.key.to_u128());
+            // As a difference. One partition settles most bills, and then it is 0, which takes one byte.
             out.number(self.at.since(charged.at).micros());
             out.number(u64::from(charged.rule));
             charged.limit.write(out);
@@ -315,6 +327,7 @@ impl Charged {
     fn read(from: &mut Reader<'_>, latest: Timestamp) -> Result<Self, BytesError> {
         let key = Digest::from_u128(from.wide()?);
         let before = from.number()?;
+        // `minus` would saturate at the epoch, and the same charge would then have two encodings.
         if before > latest.micros() {
             return Err(BytesError::Malformed("receipt"));
         }
@@ -330,6 +343,7 @@ impl Charged {
     /// the charge: then nothing shows which part of the balance the charge was. A concurrency hold is found by its id,
     /// whatever the clock says.
     fn give_back(&self, amount: u64, balance: &mut Balance, now: Timestamp, id: TraceId) {
+        // A refund must never create capacity, so in doubt nothing is given back.
         let found = now >= self.at || self.limit.is_concurrency();
         if found && now < self.counts_until && balance.is_in_terms_of(&self.limit) {
             balance.give_back(self.mark.with_amount(amount), now, id);

@@ -54,6 +54,7 @@ impl Pending {
     /// called.
     pub fn take_uncounted(&mut self, status: Option<u16>) -> Option<Receipt> {
         self.take(|ends| match ends {
+            // A service that was never called has no status, and so no status that counts.
             Ends::WithTheAnswer(statuses) => !status.is_some_and(|status| statuses.contains(status)),
             Ends::Already | Ends::WithTheRequest => false,
         })
@@ -70,6 +71,8 @@ impl Pending {
     pub fn renewed(&mut self, receipt: Receipt) {
         self.at = receipt.at;
         let own = self.charged.iter_mut().filter(|own| stays(own));
+        // In the order in which `charged` listed them. Nothing can be taken out between the two calls, because the
+        // owner waits for the renewal.
         own.zip(receipt.charged).for_each(|((own, _), renewed)| *own = renewed);
     }
 
@@ -80,6 +83,8 @@ impl Pending {
 
     fn take(&mut self, which: impl Fn(&Ends) -> bool) -> Option<Receipt> {
         let mut taken = Charges::new();
+        // Moved out, so that a second call finds nothing. This is what makes a give-back happen once without a memory
+        // in the store.
         self.charged.retain(|(charged, ends)| {
             let goes = which(ends);
             if goes {
@@ -111,6 +116,7 @@ impl Plan<'_> {
         let charged = self.billed(outcome).filter_map(|(met, settled)| {
             let mark = settled.mark.filter(|mark| mark.amount > 0)?;
             let ends = match &met.rule.count {
+                // Before the statuses: a place is occupied until the request ends, whatever its answer is.
                 _ if met.limit.is_concurrency() => Ends::WithTheRequest,
                 Some(statuses) => Ends::WithTheAnswer(statuses.clone()),
                 None => Ends::Already,

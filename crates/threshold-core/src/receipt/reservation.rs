@@ -139,11 +139,13 @@ impl Reservation {
     /// # Errors
     /// If it has expired, was released, or was committed with another cost.
     pub fn commit(&mut self, cost: &OwnedCost, balances: &mut [Balance], now: Timestamp) -> Result<(), CommitError> {
+        // Compared by amounts and not by the cost as sent: two spellings of one cost are the same commit.
         let amounts = self.amounts(cost);
         match &self.stage {
             Stage::Committed(before) if before.as_ref().is_none_or(|before| *before == amounts) => return Ok(()),
             Stage::Committed(_) => return Err(CommitError::OtherCost),
             Stage::Released => return Err(CommitError::Unknown),
+            // A store that has not removed it yet must answer as one that has.
             Stage::Open if now >= self.expires => return Err(CommitError::Unknown),
             Stage::Open => self.stage = Stage::Committed(Some(amounts.clone())),
         }
@@ -158,6 +160,7 @@ impl Reservation {
                 // Under the limit of the balance, not of the receipt. The policy may have replaced the receipt's limit since,
                 // and converting the balance back to it could forget use.
                 let limit = charged.limit.in_terms_of(&balance.state);
+                // Charged even if it does not fit: the work is done, and the next requests wait for it.
                 balance.charge(&limit, more, now, self.receipt.id);
             } else {
                 let less = reserved.saturating_sub(actual);
@@ -201,6 +204,8 @@ impl Reservation {
             return false;
         }
         if self.stage == Stage::Open && self.on_expire == OnExpire::Release {
+            // At the expiry, so that the result does not depend on when a store ends it: stores that look often and
+            // stores that look seldom agree.
             self.receipt.refund(balances, self.expires);
         }
         true
@@ -215,6 +220,7 @@ impl Reservation {
     fn write(&self, out: &mut Writer) {
         out.byte(match self.stage {
             Stage::Open => 0,
+            // Written back as it was read: without amounts a repeated commit cannot be compared with the first one.
             Stage::Committed(None) => 1,
             Stage::Released => 2,
             Stage::Committed(Some(_)) => 3,
@@ -251,6 +257,7 @@ impl Reservation {
         let expires = Timestamp::from_micros(from.number()?);
         let receipt = Receipt::read(from)?;
         if let Stage::Committed(Some(amounts)) = &mut stage {
+            // One for each charge, so their number is not stored.
             for _ in &receipt.charged {
                 amounts.push(from.number()?);
             }
