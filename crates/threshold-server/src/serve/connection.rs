@@ -49,6 +49,7 @@ impl Server {
         let permits = Arc::new(Semaphore::new(bounds.connections));
         let peers = PeerConnections::new(bounds.connections_per_peer);
         let graceful = GracefulShutdown::new();
+        // One watch for each connection: a waiting request must not make others poll their sockets.
         let service_for = |peer| ConnectionService { doors: doors.clone(), peer, watch: ConnectionWatch::default() };
         loop {
             // A permit is acquired before `accept`, so that further connections wait in the kernel's backlog.
@@ -64,11 +65,15 @@ impl Server {
             let connection = Connection {
                 peer_slot: None,
                 permit,
+                // Taken at once, and not after the TLS handshake: a drain also waits for connections that are still
+                // in it.
                 watcher: graceful.watcher(),
                 client_timeout: bounds.client_timeout,
             };
             match accepted {
                 Ok(Accepted::Unix(stream)) => {
+                    // Not counted by peer: all clients of a Unix socket have the same address, and its file mode
+                    // limits who they are.
                     drop(tokio::spawn(connection.serve(stream, service_for(UNIX_SOCKET_PEER))));
                 }
                 Ok(Accepted::Tcp(stream, peer)) => {
@@ -86,6 +91,8 @@ impl Server {
                 }
             }
         }
+        // Closed before the drain, so that new clients are refused at once and go to another node, instead of waiting
+        // in the backlog.
         drop(listener);
         tokio::time::timeout(drain, graceful.shutdown()).await.is_ok()
     }
@@ -125,6 +132,8 @@ async fn accept(listener: &Listener) -> std::io::Result<Accepted> {
     match listener {
         Listener::Tcp(listener) => {
             let (stream, peer) = listener.accept().await?;
+            // An answer is one small write. Nagle's algorithm would hold it back until the client acknowledges the
+            // one before.
             stream.set_nodelay(true)?;
             Ok(Accepted::Tcp(stream, peer))
         }
@@ -177,9 +186,11 @@ struct Connection {
 
 impl Connection {
     async fn serve_tls(self, stream: tokio::net::TcpStream, tls: TlsAcceptor, service: ConnectionService) {
+        // The timeouts of hyper begin after the handshake, so a client that never finishes it needs one of its own.
         match tokio::time::timeout(self.client_timeout, tls.accept(stream)).await {
             // Boxed: a TLS session is some kilobytes, which connections without TLS would take up too.
             Ok(Ok(stream)) => self.serve(Box::new(stream), service).await,
+            // At DEBUG: scanners cause it all the time, and an operator can do nothing about it.
             Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
             Err(_) => tracing::debug!("TLS handshake timed out"),
         }

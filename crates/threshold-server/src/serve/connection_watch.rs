@@ -64,6 +64,8 @@ struct WaitingRequest<'l>(&'l ConnectionWatch);
 
 impl<'l> WaitingRequest<'l> {
     fn new(watch: &'l ConnectionWatch) -> Self {
+        // `Relaxed` is enough: a count that is seen late delays the next poll of the socket, and nothing else depends
+        // on it.
         watch.0.fetch_add(1, Ordering::Relaxed);
         Self(watch)
     }
@@ -112,6 +114,7 @@ impl<S: Socket> WatchedStream<S> {
     }
 
     fn check_connected(&self) -> io::Result<()> {
+        // Only while a request waits. For all others the system call would cost more than it saves.
         if self.watch.is_waiting() && is_disconnected(self.stream.socket()) {
             let message = "the client disconnected while its request waited";
             return Err(io::Error::new(io::ErrorKind::ConnectionAborted, message));
@@ -123,6 +126,7 @@ impl<S: Socket> WatchedStream<S> {
 /// Whether the peer has closed the connection. A socket that cannot be polled counts as open: the wait has its own timeout.
 fn is_disconnected(socket: BorrowedFd<'_>) -> bool {
     let mut asked = [PollFd::from_borrowed_fd(socket, PEER_CLOSED)];
+    // A timeout of zero: this runs on a thread of the runtime, and must not block it.
     poll(&mut asked, Some(&Timespec::default())).is_ok_and(|answers| answers > 0)
 }
 

@@ -62,7 +62,10 @@ impl<S> Lingering<S> {
     /// Looks for the status line of an answer in written bytes. hyper writes a head in one call.
     fn note_status(&mut self, written: &[u8]) {
         if written.starts_with(b"HTTP/1.1 ") {
+            // Set by each answer: on a connection that is kept alive only the last one decides how it is closed.
             self.refused = UNREAD.iter().any(|status| written.starts_with(status));
+            // hyper repeats a write that was pending, with the same bytes. The replacement must then go on where it
+            // stopped.
             if self.refused && self.replaced.is_none() {
                 self.replaced = with_json_body(written).map(|answer| Replaced { answer, written: 0 });
             }
@@ -76,6 +79,7 @@ impl<S: AsyncWrite + Unpin> Lingering<S> {
         let Some(Replaced { answer, written }) = &mut self.replaced else { return Poll::Ready(Ok(false)) };
         while let Some(rest) = answer.get(*written..).filter(|rest| !rest.is_empty()) {
             match ready!(Pin::new(&mut self.stream).poll_write(cx, rest))? {
+                // Without this the loop would never end on a stream that accepts nothing.
                 0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 more => *written = written.saturating_add(more),
             }
@@ -89,6 +93,7 @@ impl<S: AsyncWrite + Unpin> Lingering<S> {
 fn with_json_body(head: &[u8]) -> Option<Vec<u8>> {
     const EMPTY: &str = "content-length: 0\r\n";
     let head = std::str::from_utf8(head).ok().filter(|head| head.ends_with("\r\n\r\n"))?;
+    // Both conditions: an answer of the doors has a media type, and must not be changed.
     let (before, after) = head.split_once(EMPTY).filter(|_| !head.contains("content-type:"))?;
     let (error, message) = match head.get(9..12)? {
         "431" => ("headers_too_large", "the header fields are too many or too large"),
@@ -117,6 +122,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
         let this = self.get_mut();
         this.note_status(buf);
         if ready!(this.poll_replaced(cx))? {
+            // hyper counts the bytes that it gave, and not those that were written in place of them.
             return Poll::Ready(Ok(buf.len()));
         }
         Pin::new(&mut this.stream).poll_write(cx, buf)
@@ -148,6 +154,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if matches!(this.closing, Closing::NotYet) {
+            // The write half first: the peer sees the end of the answer, and may close by itself before the time is
+            // over.
             ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
             this.closing = match this.refused {
                 true => Closing::Draining { until: Box::pin(sleep(MAX_TIME)), left: MAX_BYTES },
@@ -176,7 +184,11 @@ fn drain<S: AsyncRead + Unpin>(
             Poll::Ready(Ok(())) if !buf.filled().is_empty() && *left > 0 => {
                 *left = left.saturating_sub(buf.filled().len());
             }
+            // The peer has closed, the bytes are used up, or reading failed. In each case there is nothing left to
+            // wait for.
             Poll::Ready(_) => return Poll::Ready(()),
+            // The time is checked only when nothing can be read. A peer that sends without a pause is stopped by
+            // `left`.
             Poll::Pending => return until.poll(cx),
         }
     }

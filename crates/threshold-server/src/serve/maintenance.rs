@@ -51,6 +51,7 @@ pub(super) fn start(app: &Arc<App>, journal: Option<Arc<Journal>>, save_counters
 /// Applies the bans and settings that other nodes change. While the store does not answer, the known ones stay in force.
 async fn apply_remote_changes(app: Arc<App>) {
     let mut ticks = interval(SYNC_INTERVAL);
+    // After a store that took long, the missed ticks are not made up for: a burst of requests would not help it.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut was_unavailable = false;
     loop {
@@ -85,6 +86,7 @@ async fn watch_journal(app: Arc<App>, journal: Arc<Journal>, damage: Option<Stri
     let (since, mut is_recorded) = (Instant::now(), damage.is_some());
     loop {
         tokio::select! {
+            // Events before ticks, so that a repair is noted before `/readyz` shows the state after it.
             biased;
             event = events.next() => {
                 let Some(event) = event else { return };
@@ -96,6 +98,7 @@ async fn watch_journal(app: Arc<App>, journal: Arc<Journal>, damage: Option<Stri
             _ = ticks.tick() => {}
         }
         let failure = journal.failure().map(|error| format!("the journal cannot be written: {error}"));
+        // A journal that fails lags as well. Only the failure is reported, because it is the cause.
         let slow = journal.write_lag().filter(|lag| *lag >= SLOW && failure.is_none());
         match (slow, is_slow) {
             (Some(lag), false) => tracing::warn!(lag_ms = lag.as_millis(), "journal slow"),
@@ -107,6 +110,7 @@ async fn watch_journal(app: Arc<App>, journal: Arc<Journal>, damage: Option<Stri
             slow.map(|lag| format!("the journal is slow: a change of {} s ago is not on disk yet", lag.as_secs()));
         let recent = repaired.as_ref().filter(|(since, _)| since.elapsed() < REPORT_REPAIR);
         let recent = recent.map(|(_, repair)| repair.clone());
+        // The most urgent one is shown: what is wrong now, then what was repaired, then what was found at the start.
         let problem = failure.or(slow).or(recent).or_else(|| damage.clone());
         app.health.set_journal(problem.map(|problem| Problem::hiding(problem, &[journal.path()])));
         // The log's thread has written the error by now. If the process is killed before, the next start reports it again.
@@ -137,6 +141,7 @@ fn every(period: Duration, work: impl Fn() + Clone + Send + 'static) {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
+            // The work panicked, or the runtime is being shut down.
             if tokio::task::spawn_blocking(work.clone()).await.is_err() {
                 return;
             }

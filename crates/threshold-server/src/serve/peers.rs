@@ -43,6 +43,7 @@ impl PeerConnections {
     /// reload may end the exemption while they are open.
     pub(super) fn admit(self: &Arc<Self>, ip: IpAddr, exempt: Exempt) -> Option<PeerSlot> {
         let group = group(ip);
+        // Test and count under one lock, or two connections at once could both take the last place.
         let mut open = self.lock();
         let own = open.entry(group).or_insert(0);
         if *own >= self.max && exempt == Exempt::No {
@@ -63,6 +64,7 @@ impl Drop for PeerSlot {
         let mut open = self.peers.lock();
         if let Some(own) = open.get_mut(&self.group) {
             *own = own.saturating_sub(1);
+            // Without this, a client with many addresses would leave an entry for each.
             if *own == 0 {
                 open.remove(&self.group);
             }
@@ -72,6 +74,8 @@ impl Drop for PeerSlot {
 
 /// Returns the peer that an address belongs to: itself, or its /64, the smallest block that an IPv6 client gets.
 fn group(ip: IpAddr) -> IpAddr {
+    // An IPv4 client of a dual-stack listener has an IPv4-mapped address. All of them are in one /64, and would share
+    // one count.
     match ip.to_canonical() {
         IpAddr::V4(v4) => IpAddr::V4(v4),
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),

@@ -59,6 +59,7 @@ impl Certificates {
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_cert_resolver(Arc::clone(self) as _);
+        // Named explicitly: a client that offers HTTP/2 as well must not choose it, since only HTTP/1.1 is served.
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(TlsAcceptor::from(Arc::new(config)))
     }
@@ -70,6 +71,8 @@ impl Certificates {
     /// Parses changed files, and uses them for new connections.
     pub(crate) fn load(&self, files: &[Vec<u8>]) -> anyhow::Result<()> {
         let files = files.as_array().context("expected two files, the certificate and its key")?;
+        // Chain and key are replaced together, and only if they belong to each other. No handshake sees one without
+        // the other.
         self.in_force.store(Arc::new(pair(&self.paths, files)?));
         Ok(())
     }
@@ -78,6 +81,7 @@ impl Certificates {
     /// way, because some clients do not verify.
     pub(crate) fn report_validity(&self, now: SystemTime, health: &Health) {
         let problem = self.in_force.load().validity.problem(now);
+        // Called at every check of the files, so only a change is logged.
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         if *logged != problem {
             health.set_validity(problem.clone().map(|problem| Problem { public: problem.clone(), details: problem }));
@@ -108,6 +112,7 @@ impl Validity {
         let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let now = i64::try_from(now).unwrap_or(i64::MAX);
         let date = |seconds| jiff::Timestamp::from_second(seconds).map_or_else(|_| "?".to_owned(), |at| at.to_string());
+        // Inclusive on both sides, as RFC 5280 defines the validity.
         if now > self.until {
             return Some(format!("the certificate expired at {}", date(self.until)));
         }

@@ -110,12 +110,16 @@ impl Tokens {
 
     /// Returns what a request with this `Authorization` may do as an operator. A caller's token may do nothing.
     pub(crate) fn operator_access(&self, authorization: Option<&HeaderValue>) -> OperatorAccess {
+        // Not `any_for_operators`: if only callers have tokens, operators have no access, instead of access without a
+        // token.
         if !self.any_configured() {
             return OperatorAccess::Open;
         }
         let Some(shown) = authorization.and_then(bearer) else { return OperatorAccess::Denied };
+        // Both lists are compared in any case, so that the time does not tell which of them has the token.
         let (changes, looks) = (matches_any(self.operators.iter(), shown), matches_any(self.readers.iter(), shown));
         match (changes, looks) {
+            // A token in both lists has the wider access.
             (true, _) => OperatorAccess::Operator(String::from_utf8_lossy(shown).into_owned()),
             (false, true) => OperatorAccess::Reader,
             (false, false) => OperatorAccess::Denied,
@@ -125,6 +129,7 @@ impl Tokens {
 
 /// Compares with every token in constant time, so that the time taken tells a client nothing about them (a timing attack).
 fn matches_any<'t>(tokens: impl Iterator<Item = &'t Box<str>>, shown: &[u8]) -> bool {
+    // No early return at a match. Only the length of a token can be told from the time, and it is not a secret.
     tokens.fold(Choice::from(0), |found, token| found | token.as_bytes().ct_eq(shown)).into()
 }
 
@@ -136,6 +141,7 @@ impl fmt::Debug for Tokens {
 }
 
 fn bearer(value: &HeaderValue) -> Option<&[u8]> {
+    // The scheme is compared without case, as RFC 9110 has it, and the token exactly.
     let (scheme, token) = value.as_bytes().split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
@@ -144,6 +150,7 @@ fn bearer(value: &HeaderValue) -> Option<&[u8]> {
 fn parse_list(name: &str, text: &str) -> anyhow::Result<Vec<Box<str>>> {
     let tokens = text.split(|c: char| c == ',' || c.is_whitespace()).filter(|token| !token.is_empty());
     let tokens: Vec<Box<str>> = tokens.map(Into::into).collect();
+    // An empty variable is most often a secret that was not mounted. To take it for no token would open the server.
     if tokens.is_empty() {
         bail!("{name} is set but has no token: unset it to require none, or generate one with `openssl rand -hex 32`");
     }
