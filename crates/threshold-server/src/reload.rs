@@ -68,6 +68,7 @@ impl Reloader {
     /// Watches the key file of the policy in force, in place of that of an earlier policy.
     pub(crate) fn watch_keys(&mut self, keys: Option<TokenKeys>) {
         self.watched.retain(|watched| !matches!(watched.kind, Kind::Keys(_)));
+        // A key in the policy itself has no file of its own, and changes with the policy.
         let Some(TokenKeys { verifier, contents: Some(contents) }) = keys else { return };
         let Some(path) = verifier.key_file().map(Path::to_owned) else { return };
         let watch = Watch::new(&Ok(vec![contents]));
@@ -82,6 +83,8 @@ impl Reloader {
         tokio::time::sleep(CHECK_INTERVAL).await;
         let mut renewed = None;
         for watched in &mut self.watched {
+            // The policy is first in the list. The new one has read its keys itself, and the old ones are not used
+            // any more.
             if watched.is_replaced(renewed.as_ref()) {
                 continue;
             }
@@ -93,10 +96,12 @@ impl Reloader {
             {
                 renewed = watched.load(&contents, &self.app, self.allow_empty).or(renewed);
             }
+            // At every check, also if the files are unchanged: a certificate expires by itself.
             if let Kind::Certificate(certificates) = &watched.kind {
                 certificates.report_validity(SystemTime::now(), &self.app.health);
             }
         }
+        // After the loop, which borrows the list that this changes.
         self.watch_new_keys(renewed);
     }
 
@@ -109,6 +114,8 @@ impl Reloader {
             }
             let paths = watched.paths.clone();
             if let Ok(contents) = tokio::task::spawn_blocking(move || watch::read(&paths)).await {
+                // Before the load and whatever its result: contents that are refused now must not be refused again
+                // half a second later.
                 watched.watch = Watch::new(&contents);
                 renewed = watched.load(&contents, &self.app, self.allow_empty).or(renewed);
             }
@@ -176,12 +183,14 @@ fn load_policy(path: &Path, bytes: Result<Vec<u8>, String>, app: &App, allow_emp
     let name = path.display().to_string();
     match usable(path, bytes, &app.desk.policy(), allow_empty) {
         Ok((policy, keys)) => {
+            // The store was allocated at the start, and its balances are not moved.
             if policy.memory() != app.desk.policy().memory() {
                 tracing::warn!(policy = name, "change of [memory] takes effect at the next start");
             }
             let (rules, is_empty) = (policy.rules().len(), policy.is_empty());
             let generation = app.desk.reload_policy(policy);
             app.health.set_policy(None);
+            // The policy could not have been loaded without keys, so an earlier problem with them is solved.
             app.health.set_keys(None);
             tracing::info!(policy = name, rules, generation, "policy reloaded");
             policy_support::warn_of_unsupported(&app.desk.policy());
@@ -210,6 +219,8 @@ fn usable(
     let source = Source::from_bytes(path, bytes).map_err(|error| Problem::hiding(format!("{error:#}"), &[path]))?;
     let policy = source.policy_or_errors().map_err(|errors| {
         let details = format!("the policy cannot be used\n{}", source.render(&errors));
+        // `/readyz` is open to everyone. The text of a policy may contain names of customers, so it is in the details
+        // only.
         Problem { public: codes(&errors, &source.text), details }
     })?;
     if let Some(text) = policy_support::refusal(&policy) {

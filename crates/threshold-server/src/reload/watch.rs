@@ -49,12 +49,14 @@ pub(super) struct FileStamp {
 impl Watch {
     /// A watch of files whose contents are known.
     pub(super) fn new(contents: &Contents) -> Self {
+        // Keyed at random: the digest of a private key in memory then says nothing about the key.
         let hasher = RandomState::new();
         Self { known: hasher.hash_one(contents), hasher, seen: None, pending: None }
     }
 
     /// Returns the metadata with which the files need not be read.
     pub(super) fn trusted(&self) -> Option<Vec<FileStamp>> {
+        // A change that was seen once must be read again, although its metadata is the same as then.
         self.seen.clone().filter(|_| self.pending.is_none())
     }
 
@@ -63,8 +65,11 @@ impl Watch {
     /// A change counts once it was seen twice in a row: an editor may truncate a file before it writes it, and a certificate
     /// may be written before its key.
     pub(super) fn take(&mut self, Found { stamps, contents }: Found, now: SystemTime) -> Option<Contents> {
+        // The metadata was read before the contents. If the file changes between the two, its metadata differs at the
+        // next check.
         self.seen = stamps.filter(|stamps| stamps.iter().all(|stamp| stamp.is_settled(now)));
         let found = self.hasher.hash_one(&contents);
+        // Also ends a pending change: the file was restored before the change counted.
         if found == self.known {
             self.pending = None;
             return None;
@@ -74,6 +79,8 @@ impl Watch {
             return None;
         }
         self.pending = None;
+        // Noted also if the contents turn out to be unusable, so that an error is reported once and not twice a
+        // second.
         self.known = found;
         Some(contents)
     }
@@ -107,6 +114,8 @@ impl FileStamp {
     }
 
     fn is_settled(&self, now: SystemTime) -> bool {
+        // A time in the future, from another machine's clock, never settles. The file is then read at every check,
+        // which is always right.
         self.modified.and_then(|modified| now.duration_since(modified).ok()).is_some_and(|age| age >= MIN_AGE)
     }
 }
