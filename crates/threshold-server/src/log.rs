@@ -27,6 +27,7 @@ const MAX_PER_SECOND: u32 = 10;
 /// Starts logging to standard error, through a queue. `THRESHOLD_LOG` has the levels: `warn`, or
 /// `info,threshold::reload=debug`. The returned guard waits for the last lines when it is dropped.
 pub(crate) fn start(form: LogForm) -> anyhow::Result<FlushOnDrop> {
+    // An empty variable counts as unset: a deployment file often sets one to nothing in order to leave it out.
     let wanted = std::env::var("THRESHOLD_LOG").ok().filter(|text| !text.trim().is_empty());
     let targets: Targets = match wanted {
         None => Targets::new().with_default(tracing::Level::INFO),
@@ -35,6 +36,7 @@ pub(crate) fn start(form: LogForm) -> anyhow::Result<FlushOnDrop> {
     let (queue, flush) = Queue::to_stderr()?;
     let registry = tracing_subscriber::registry().with(targets);
     match form {
+        // Without colours: the queue replaces control characters, and escape sequences are among them.
         LogForm::Text => registry.with(fmt::layer().with_ansi(false).with_writer(queue)).try_init()?,
         LogForm::Json => {
             let layer = fmt::layer().json().flatten_event(true).with_current_span(false).with_span_list(false);
@@ -131,7 +133,11 @@ impl DenialLog {
     fn log(&self, facts: &Facts<'_>, decision: &Decision, policy: &Policy) {
         let rule = decision.rule(policy);
         let is_each = |rule: &Rule| rule.log == LogMode::Each;
+        // Also a rule that was exceeded but did not bind: with `log = "each"` an operator asks for every denial that
+        // it took part in.
         let each = rule.is_some_and(is_each) || exceeded(decision, policy).any(|(rule, _)| is_each(rule));
+        // A line of `each` leaves the sampler alone, so that it neither uses up the ten lines of others nor reports
+        // their number.
         let left_out = if each { Some(0) } else { self.denied.sample(decision.at) };
         let Some(left_out) = left_out else { return };
         let LoggedIdentity { ip, user, tenant } = LoggedIdentity::new(facts, policy);
@@ -142,6 +148,7 @@ impl DenialLog {
             rule = rule.map(|rule| rule.name.as_ref()),
             layer = layer.map(Layer::name),
             method = facts.method.map(|method| normalize_method(method).into_owned()),
+            // The pattern and not the path, which may contain a secret or a user's name.
             path = policy.path_pattern(rule, facts),
             digest = subject_digest(layer, facts, policy),
             count = bound.map(count),
@@ -235,6 +242,7 @@ impl LoggedIdentity {
         Self {
             ip: facts.ip.map(|ip| shown(&ip.to_canonical().to_string(), hides)),
             user: facts.user.map(|user| shown(user, hides || identity.secret_user)),
+            // A tenant is an organisation and not a person, so only a secret name is hidden.
             tenant: facts.tenant.map(|tenant| shown(tenant, identity.secret_tenant)),
         }
     }
@@ -245,6 +253,8 @@ impl LogSampler {
     pub(crate) fn sample(&self, at: Timestamp) -> Option<u64> {
         let number = at.micros().checked_div(1_000_000).unwrap_or(0);
         let mut second = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // Compared for a difference and not for the order: a clock that steps back must not silence the log until it
+        // has caught up.
         if second.number != number {
             second.number = number;
             second.logged = 0;
@@ -254,6 +264,7 @@ impl LogSampler {
             return None;
         }
         second.logged = second.logged.saturating_add(1);
+        // `left_out` is not reset with the second, only here: the first line of the next second reports it.
         Some(std::mem::take(&mut second.left_out))
     }
 }

@@ -60,6 +60,7 @@ impl Queue {
 
     fn push(&self, line: &[u8]) {
         let mut waiting = self.lock();
+        // The newest line is dropped. The oldest ones say how a problem began.
         let is_full = waiting.lines.len().saturating_add(line.len()) > MAX_QUEUED;
         if is_full && self.0.writer.get() != Some(&std::thread::current().id()) {
             waiting.dropped = waiting.dropped.saturating_add(1);
@@ -67,6 +68,7 @@ impl Queue {
         }
         waiting.lines.extend_from_slice(line);
         waiting.count = waiting.count.saturating_add(1);
+        // Unlocked before the thread is woken, which would otherwise wait for the lock at once.
         drop(waiting);
         self.0.filled.notify_one();
     }
@@ -77,6 +79,7 @@ impl Queue {
         let mut lines = Vec::new();
         loop {
             let count = self.take(&mut lines);
+            // Without the lock: this may block for as long as the reader of standard error stalls.
             let written = write_all(&mut out, &lines);
             let dropped = self.written(count, written.is_ok());
             if dropped > 0 {
@@ -91,10 +94,13 @@ impl Queue {
         lines.clear();
         let mut waiting = self.lock();
         while waiting.lines.is_empty() {
+            // Here and not after the write: the queue may have been filled again meanwhile.
             self.0.emptied.notify_all();
             waiting = self.0.filled.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
+        // The lines are in neither place for a moment, and a flush must not take the queue for empty.
         waiting.is_writing = true;
+        // Swapped, so that both buffers keep their memory and no line allocates.
         std::mem::swap(&mut waiting.lines, lines);
         std::mem::take(&mut waiting.count)
     }
@@ -107,6 +113,7 @@ impl Queue {
         if is_ok {
             return std::mem::take(&mut waiting.dropped);
         }
+        // They count as dropped, and are reported as soon as a write succeeds again.
         waiting.dropped = waiting.dropped.saturating_add(count);
         0
     }
@@ -169,6 +176,7 @@ pub(super) struct LineWriter<'a>(&'a Queue);
 impl Write for LineWriter<'_> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.0.push(one_line(line).as_bytes());
+        // The length as given, whatever the line became: a shorter count would make the caller write the rest again.
         Ok(line.len())
     }
 
