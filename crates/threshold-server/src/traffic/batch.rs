@@ -54,6 +54,7 @@ impl Batch {
 
     fn request(&self, record: &Record) -> Request<'_> {
         let Record { at, ip, status, bytes, repeated, start, lengths } = *record;
+        // In the order in which `push` wrote them.
         let mut rest = self.text.get(start..).unwrap_or_default();
         let [method, path, host, user, tenant, tier] = lengths.map(|length| {
             if length == ABSENT {

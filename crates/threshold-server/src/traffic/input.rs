@@ -27,14 +27,18 @@ pub(crate) fn open(path: &Path, progress: &Progress) -> anyhow::Result<Lines> {
         let file = File::open(path).with_context(failed)?;
         let meta = file.metadata().with_context(failed)?;
         anyhow::ensure!(!meta.is_dir(), "cannot read {}: it is a directory", path.display());
+        // A pipe has a length of 0, which would show as finished.
         progress.expect(meta.is_file().then_some(meta.len()));
         (path.display().to_string(), Box::new(file))
     };
     let mut raw = progress.watch(raw);
     let mut head = Vec::new();
+    // A pipe may give fewer bytes at once, so one read is not enough. A pipe cannot be rewound either, so the bytes
+    // are chained in front again.
     raw.by_ref().take(4).read_to_end(&mut head).with_context(failed)?;
     let whole = io::Cursor::new(head.clone()).chain(raw);
     let reader: Box<dyn Read> = if head.starts_with(GZIP) {
+        // Log rotation appends members to a gzip file. A decoder of one member would silently end after the first.
         Box::new(flate2::read::MultiGzDecoder::new(whole))
     } else if head.starts_with(ZSTD) {
         Box::new(zstd::Decoder::new(whole).with_context(failed)?)
@@ -104,6 +108,7 @@ impl Lines {
                 Cut::TooLong => {
                     // The rest of the line is skipped in the same way, until a line break is found.
                     let first = !std::mem::replace(&mut self.skipping, true);
+                    // The whole buffer belongs to the long line, so all of it is discarded.
                     (self.start, self.end) = (0, 0);
                     if first {
                         self.number = self.number.saturating_add(1);
@@ -113,12 +118,14 @@ impl Lines {
                 Cut::Line(length, passed) => {
                     let from = self.start;
                     self.start = from.saturating_add(length).saturating_add(passed);
+                    // This is the end of a line that was reported as too long already.
                     if std::mem::take(&mut self.skipping) {
                         continue;
                     }
                     self.number = self.number.saturating_add(1);
                     let bytes = self.buffer.get(from..from.saturating_add(length)).unwrap_or_default();
                     let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
+                    // Without this, the first line of a file from Windows would not be JSON.
                     let mark = if self.number == 1 { BYTE_ORDER_MARK } else { b"" };
                     let bytes = bytes.strip_prefix(mark).unwrap_or(bytes);
                     return Some(match std::str::from_utf8(bytes) {
@@ -141,8 +148,11 @@ impl Lines {
             if let Some(at) = memchr::memchr(b'\n', buffer.get(searched..).unwrap_or_default()) {
                 return Cut::Line(searched.saturating_add(at), 1);
             }
+            // What was searched is not searched again after the next read, or a long line would cost the square of
+            // its length.
             searched = buffer.len();
             if self.over {
+                // The last line may lack its line break.
                 return if searched == 0 { Cut::End } else { Cut::Line(searched, 0) };
             }
             if searched == self.buffer.len() {
@@ -153,6 +163,7 @@ impl Lines {
     }
 
     fn fill(&mut self) {
+        // Moved only when more is needed: most calls find a whole line in the buffer.
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end = self.end.saturating_sub(self.start);
@@ -166,6 +177,8 @@ impl Lines {
             Err(error) => {
                 self.over = true;
                 self.problem = Some(match error.kind() {
+                    // A log that is still being compressed, or a copy that was cut off. What was read of it is still
+                    // used.
                     io::ErrorKind::UnexpectedEof => format!("{} is truncated", self.name),
                     _ => format!("{} cannot be read to its end: {error}", self.name),
                 });

@@ -33,6 +33,8 @@ impl<'a> Scalars<'a> {
         let mut json = serde_json::Deserializer::from_str(line);
         let seed = Object { fields, path: &mut path, scalars: &mut scalars };
         seed.deserialize(&mut json).map_err(|_| Unreadable("no JSON object"))?;
+        // Two writers that share a file may interleave their lines. Half of such a line would be taken for a whole
+        // request.
         json.end().map_err(|_| Unreadable("more than one JSON object"))?;
         for (found, spelled) in scalars.found.iter().zip(&mut scalars.spelled) {
             if let Some((_, Scalar::Number(number))) = found {
@@ -90,6 +92,8 @@ impl<'a> Scalars<'a> {
 
     fn keep(&mut self, field: Field, rank: u8, scalar: Scalar<'a>) {
         if let Some(slot) = self.found.get_mut(field as usize)
+            // Several keys may name one field, such as `client_ip` and `remote_addr`. The better one wins wherever it
+            // is in the line.
             && slot.as_ref().is_none_or(|(known, _)| rank < *known)
         {
             *slot = Some((rank, scalar));
@@ -105,6 +109,7 @@ fn first_address(text: &str) -> Option<std::net::IpAddr> {
 /// Removes the scheme and host of `https://host/path`.
 fn without_origin(path: &str) -> &str {
     let Some((scheme, rest)) = path.split_once("://") else { return path };
+    // A path may contain a URL in its query: `/login?next=https://…` has no origin of its own.
     if scheme.contains(['/', '?']) {
         return path;
     }
@@ -143,6 +148,7 @@ impl<'a> Visitor<'a> for Object<'_, 'a> {
             if wanted {
                 map.next_value_seed(Value { fields: self.fields, path: self.path, scalars: self.scalars })?;
             } else {
+                // Skipped without allocating. A line may carry headers and bodies that no field asks for.
                 map.next_value::<IgnoredAny>()?;
             }
             self.path.truncate(outer);
@@ -244,6 +250,7 @@ impl<'a> Visitor<'a> for Value<'_, 'a> {
     }
 
     fn visit_seq<A: SeqAccess<'a>>(self, mut seq: A) -> Result<(), A::Error> {
+        // A list has no name for its items. It must be read to its end all the same, or the parser fails.
         while seq.next_element::<IgnoredAny>()?.is_some() {}
         Ok(())
     }

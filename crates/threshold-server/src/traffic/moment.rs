@@ -49,6 +49,7 @@ impl MomentReader {
     fn read_common(&mut self, text: &str) -> Option<Moment> {
         let (day, rest) = text.as_bytes().split_first_chunk::<11>()?;
         let [b':', h1, h2, b':', m1, m2, b':', s1, s2, zone @ ..] = rest else { return None };
+        // The initial value is eleven zero bytes, which no text of a log begins with.
         if self.day.0 != *day {
             self.day = (*day, midnight(day)?);
         }
@@ -63,6 +64,7 @@ impl MomentReader {
             [b' ', zone @ ..] => zone_offset(zone)?,
             _ => return None,
         };
+        // A local time east of Greenwich is ahead of UTC, so the offset is subtracted.
         let secs = self.day.1.checked_add(of_day)?.checked_add_signed(i64::from(offset).checked_neg()?)?;
         Some(Moment { micros: secs.checked_mul(1_000_000)?, offset })
     }
@@ -71,6 +73,7 @@ impl MomentReader {
     /// zone is UTC.
     pub(crate) fn text(&mut self, text: &str) -> Option<Moment> {
         let text = text.trim_matches(['[', ']']);
+        // The cheapest test first. A Unix time is tried before dates, because a date is never a plain number.
         if let Some(moment) = self.common(text) {
             return Some(moment);
         }
@@ -83,6 +86,7 @@ impl MomentReader {
         if let Ok(zoned) = jiff::fmt::rfc2822::parse(text) {
             return Some(Moment { micros: micros(zoned.timestamp())?, offset: zoned.offset().seconds() });
         }
+        // nginx's error log and others write `2015/05/17 10:05:03`.
         let civil = text.strip_suffix(" UTC").or(text.strip_suffix(" GMT")).unwrap_or(text);
         let civil: jiff::civil::DateTime = civil.replace('/', "-").parse().ok()?;
         Some(Moment { micros: micros(civil.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp())?, offset: 0 })
@@ -98,6 +102,8 @@ impl MomentReader {
 )]
 pub(crate) fn number_of_seconds(number: f64) -> Option<Moment> {
     const YEAR_2286: f64 = 1e10;
+    // The first unit in which the number is before 2286. A number of milliseconds since 1970 would be beyond it in
+    // seconds. No comparison holds for NaN, which is refused here.
     let scale = [1e6, 1e3, 1.0, 1e-3].into_iter().find(|scale| number * scale < YEAR_2286 * 1e6)?;
     let micros = (number * scale).round();
     (micros >= 0.0).then_some(Moment { micros: micros as u64, offset: 0 })

@@ -100,10 +100,13 @@ impl Feed {
 
     /// Returns the requests of the next second that has any, in order. Times never decrease.
     pub(crate) fn next_second(&mut self) -> Option<impl Iterator<Item = Request<'_>>> {
+        // At the end of all logs nothing is read any more, and the rest of the buffer is returned second by second.
         while !self.buffer.is_due(self.window) && self.read_one() {}
         self.buffer.take_first(&mut self.due)?;
         let Self { due, last, reading, .. } = self;
         Some(due.iter().map(move |mut request| {
+            // Later than the window, or its second was returned in part because the buffer was full. The limiter must
+            // never see time go back, so the request gets the time of the one before.
             if request.at.micros < *last {
                 reading.counts.late = reading.counts.late.saturating_add(1);
                 request.at.micros = *last;
@@ -124,10 +127,13 @@ impl Feed {
     /// Buffers the earliest of the logs' next requests. Returns whether there was one.
     fn read_one(&mut self) -> bool {
         let buffer = &mut self.buffer;
+        // A single log needs no merge, so its lines go to the buffer without being copied to a head first.
         if let [only] = self.sources.as_mut_slice() {
             return only.read(&mut self.reading, |request| buffer.push(request));
         }
         let heads = self.sources.iter().enumerate();
+        // With the index, so that equal times are merged in the order of the arguments, and two runs give the same
+        // result.
         let heads = heads.filter_map(|(index, source)| Some((source.head.first()?.at.micros, index)));
         let Some(source) = heads.min().and_then(|(_, index)| self.sources.get_mut(index)) else { return false };
         if let Some(request) = source.head.first() {
@@ -155,6 +161,8 @@ impl ReorderBuffer {
     fn push(&mut self, request: &Request<'_>) {
         self.newest = self.newest.max(request.at.micros);
         let second = request.at.micros.checked_div(SECOND).unwrap_or(0);
+        // By second, because that is the resolution of most logs. A heap of single requests would compare and move
+        // each of them.
         let batch = self.seconds.entry(second).or_insert_with(|| std::mem::take(&mut self.spare));
         self.text = self.text.saturating_add(batch.push(request));
         self.requests = self.requests.saturating_add(1);
@@ -162,8 +170,10 @@ impl ReorderBuffer {
 
     /// Whether the earliest second is complete: no late line of it is within the window any more, or the buffer is full.
     fn is_due(&self, window: u64) -> bool {
+        // Both bounds: lines may be long, and a record takes memory even if its line is short.
         let full = self.requests >= MAX_BUFFERED || self.text >= MAX_TEXT;
         let over = |second: u64| {
+            // From the end of the second: a late line may belong to its last microsecond.
             let end = second.saturating_add(1).saturating_mul(SECOND);
             end.saturating_add(window) <= self.newest
         };
@@ -176,6 +186,7 @@ impl ReorderBuffer {
         self.requests = self.requests.saturating_sub(batch.len());
         self.text = self.text.saturating_sub(batch.text_len());
         batch.sort();
+        // The batch that was returned last is read by now, and its memory serves the next second.
         self.spare = std::mem::replace(due, batch);
         self.spare.clear();
         Some(())
@@ -199,6 +210,7 @@ struct Source {
 
 impl Source {
     fn read_head(&mut self, reading: &mut Reading) {
+        // Taken out, because `read` borrows the whole source while the closure fills it.
         let mut head = std::mem::take(&mut self.head);
         head.clear();
         self.read(reading, |request| {
@@ -218,21 +230,28 @@ impl Source {
                 Line::Text(text) => (text, read_line(text, *kind, fields, &mut self.moments, &mut take)),
                 Line::Lossy(text) => {
                     let read = read_line(text, *kind, fields, &mut self.moments, &mut take);
+                    // The replacement characters may be what could not be parsed, so the encoding is named as the
+                    // cause.
                     (text, read.map_err(|_| Unreadable("it is not UTF-8 text")))
                 }
             };
             match read {
                 Ok(Found::Wanted) => return true,
+                // Counted and still used: a site may log its login page in this form. The report then suggests
+                // `--login`.
                 Ok(Found::LooksLikeLogin) => {
                     counts.logins = counts.logins.saturating_add(1);
                     return true;
                 }
                 Ok(Found::Other) => counts.others = counts.others.saturating_add(1),
                 Err(Unreadable(why)) => {
+                    // Only for lines that could not be parsed, so the second attempt costs nothing on a good log.
                     let is_login = *kind == LogKind::Requests && login::is_login(text, &mut self.moments);
                     counts.logins = counts.logins.saturating_add(u64::from(is_login));
                     counts.unreadable = counts.unreadable.saturating_add(1);
                     if counts.shown.len() < SHOWN {
+                        // A client chooses parts of the line. Its escape sequences must not reach the operator's
+                        // terminal.
                         let text = shown(text);
                         let (log, number) = (self.lines.name.clone(), self.lines.number);
                         counts.shown.push(BadLine { log, number, why, text });
