@@ -115,6 +115,7 @@ impl BanList {
     /// Sets a ban that the store has accepted. A ban that is already set is not reported again.
     pub(crate) fn put(&self, id: Digest, ban: Arc<Ban>) {
         let mut entries = self.write();
+        // The log may repeat a ban that is in force already. It need not go to the journal again.
         if entries.by_id.get(&id) != Some(&ban) {
             self.put_in(&mut entries, id, ban);
         }
@@ -244,6 +245,7 @@ impl BanList {
     /// Removes ended bans, and shortens those that were set by a clock which has since gone back.
     pub fn sweep(&self, now: Timestamp) {
         let concerns = |ban: &Ban| ban.until <= now || ban.is_ahead(now);
+        // The read lock first, which does not stop requests: nearly always nothing has ended.
         let entries = self.read();
         let any = entries.by_id.values().map(AsRef::as_ref).chain(entries.named.values()).any(concerns);
         drop(entries);
@@ -287,6 +289,7 @@ impl BanList {
     }
 
     fn sweep_entries(&self, entries: &mut Entries, now: Timestamp) {
+        // No ban ends before this, so a full list is not scanned for every further ban.
         if entries.first_end > now {
             return;
         }

@@ -104,6 +104,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let policy = policy.with_key(self.key).with_bans(Arc::<BanList>::clone(&self.bans));
         // A poisoned lock is safe to use: a number is never half changed.
         let mut generation = self.generation.lock().unwrap_or_else(PoisonError::into_inner);
+        // Held until the policy is stored: of two swaps, the one with the later generation must be in force in the end.
         *generation = generation.saturating_add(1);
         let drawn = *generation;
         let policy = policy.with_generation(drawn);
@@ -112,6 +113,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         }
         self.policy.store(Arc::new(policy));
         drop(generation);
+        // Under the new policy they may have room at once.
         #[cfg(feature = "wait")]
         self.waiters.wake_all();
         drawn

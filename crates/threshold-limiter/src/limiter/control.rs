@@ -95,13 +95,16 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let mut after = self.followed().position;
         loop {
             let page = self.read_control(after).await?;
+            // A node at 0 has applied nothing yet, so it takes over any log.
             if after > 0 && page.began != self.followed().log {
                 return self.restore_control().await;
             }
+            // The log has forgotten removals that this node has not read.
             if page.misses(after) {
                 return self.read_whole_control().await;
             }
             let end = page.end();
+            // Not held while the store was asked. What was applied in the meantime is skipped by `is_new`.
             let mut followed = self.followed();
             followed.log = page.began;
             let new = page.changes.iter().filter(|(number, change)| followed.is_new(*number, change));
@@ -130,9 +133,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub fn end_settings(&self, now: SystemTime) {
         let now = Timestamp::from(now);
         let is_over = |(_, _, setting): &(Owner, &str, &Setting)| setting.until <= now;
+        // Nearly always nothing has ended. Then no lock is taken and no policy is copied.
         if !self.policy().settings().any(|given| is_over(&given)) {
             return;
         }
+        // A setting that is applied between the copy and the swap would be lost without this lock.
         let _followed = self.followed();
         let in_force = self.policy();
         let mut policy = Policy::clone(&in_force);
@@ -155,10 +160,12 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let numbers = (1..).map(|nth| before.saturating_add(nth));
         let new: Vec<(u64, &ControlChange)> =
             numbers.zip(changes).filter(|(number, change)| followed.is_new(*number, change)).collect();
+        // `follow_control` was faster, and has read these changes from the log.
         if new.is_empty() {
             return (Vec::new(), false);
         }
         let unfit = self.apply(new.iter().map(|(_, change)| *change));
+        // No change of another node is missing before these.
         if followed.position >= before {
             followed.advance(last);
             return (unfit, false);
@@ -225,6 +232,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         if page.forgotten > began || followed.position > page.last {
             return Ok(Vec::new());
         }
+        // Changes that this node has made after the log was read.
         let ahead = |key: &ControlKey| followed.ahead.get(key).is_some_and(|number| *number > page.last);
         let mut gone = Vec::new();
         self.bans.each(|id, _| gone.push(ControlChange::Ban { id, ban: None }));
@@ -249,6 +257,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Applies changes in this process. The caller holds the lock on `followed`, so that changes of one key are applied in
     /// their order.
     fn apply<'c>(&self, changes: impl Iterator<Item = &'c ControlChange>) -> Vec<UnfitSetting> {
+        // One copy of the policy and one swap for all settings.
         let (mut changed, mut unfit) = (None::<Policy>, Vec::new());
         let mut settings = Vec::new();
         for change in changes {

@@ -33,6 +33,7 @@ impl<S, C> Limiter<S, C> {
                         decision.degraded = Some(reason);
                         decision
                     }
+                    // The stand-in is full as well.
                     Err(_) => otherwise(),
                 }
             }

@@ -104,6 +104,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let rekeyed = self.rekey_login(&policy, request, &checks).await;
         for check in checks {
             let mut outcome = Outcome::default();
+            // Without the moved records a penalty under the old secret would be missed.
             let settled = match rekeyed {
                 Ok(()) => self.store.settle(&check, now, &mut outcome).await,
                 Err(error) => Err(error),
@@ -133,6 +134,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let policy = self.policy();
         let (login, attempt, now) = self.ended(&policy, attempt)?;
         let nonce = random_id();
+        // First the stand-in: the store knows nothing of an attempt that was decided without it.
         let outcome = match self.result_without_store(login, &attempt, success, nonce, now) {
             Some(outcome) => outcome,
             None => {

@@ -56,6 +56,7 @@ impl Previous {
 
     /// Returns the digest that a record is stored under now.
     fn present(&self, digest: Digest) -> Digest {
+        // Any other digest is a present one, or its record has not moved yet.
         self.moved().to.get(&digest).copied().unwrap_or(digest)
     }
 
@@ -117,6 +118,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         if let Some(moves) = moves {
             // Boxed: it is needed during a rotation only, and would enlarge the future of every decision.
             if let Err(error) = Box::pin(self.rekey(*moves)).await {
+                // Settled without them, the request would find unused limits and no penalty.
                 *decision = self.decide_without_store(plan, error, self.clock.now());
                 return false;
             }
@@ -132,6 +134,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         checks: &[Plan<'_>],
     ) -> Result<(), StoreError> {
         let (Some(previous), Some(login)) = (&self.previous, policy.login()) else { return Ok(()) };
+        // Only digests are compared, and they do not depend on the id.
         let id = Default::default();
         let new = request.attempt_keys(policy, &self.secrets, id);
         let rekeyed = previous.under(policy, |policy| {
@@ -197,6 +200,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let balances = rekeyed.balances.iter().map(|(old, new, _)| (*old, *new));
         let moved: Vec<_> = balances.chain(rekeyed.accounts.iter().copied()).collect();
         self.store.execute(Command::Rekey(rekeyed), now).await?;
+        // Only now: as long as the store has not moved a record, receipts must refer to it by its old digest.
         if let Some(previous) = &self.previous {
             let mut known = previous.moved();
             moved.into_iter().for_each(|(old, new)| known.add(old, new));

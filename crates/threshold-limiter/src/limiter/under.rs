@@ -57,6 +57,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             match self.store.execute(command, now).await {
                 Ok(_) => reserved.reservation = Some(id),
                 Err(error) => {
+                    // Without a stored reservation nothing would give back the charges when its time is over.
                     self.withdraw(receipt, error, now).await;
                     reserved.decision = self.decide_without_store(&plan, error, now);
                 }
@@ -125,6 +126,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Settles a plan and decides. Returns whether the store answered; if not, `outcome` is not filled in.
     #[inline]
     pub(crate) async fn settle(&self, plan: &Plan<'_>, outcome: &mut Outcome, decision: &mut Decision) -> bool {
+        // What does not depend on the store is filled in while the prefetched memory arrives.
         plan.prepare(decision);
         let now = self.clock.now();
         match self.store.settle(plan, now, outcome).await {
@@ -143,11 +145,13 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     async fn withdraw(&self, holding: Box<Receipt>, error: StoreError, now: Timestamp) {
         let keys: Vec<_> = holding.keys().collect();
         let command = match error {
+            // The store has answered that it kept nothing.
             StoreError::Full => Command::GiveBack(holding),
             // The store may have kept the reservation all the same. A refund is remembered by id, and refused where there
             // is a reservation, so it cannot give back twice.
             StoreError::Timeout | StoreError::Unavailable => Command::Refund(holding),
         };
+        // If this fails too, the charges stay until they expire. That denies too much, never too little.
         let _ = self.store.execute(command, now).await;
         self.made_room(keys);
     }

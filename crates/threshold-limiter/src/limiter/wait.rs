@@ -112,8 +112,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let arrived = Instant::now();
         let deadline = arrived.checked_add(at_most.min(FOREVER).saturating_add(TICK)).unwrap_or(arrived);
         let facts = traced(facts);
+        // The ticket is drawn before the first attempt, so that the arrival decides the order and not the moment at
+        // which the store answers.
         let mut place = self.waiters.arrive();
         loop {
+            // The policy in force now: a reload in the meantime may have given the request more room.
             let policy: Arc<Policy> = self.policy();
             let left = deadline.saturating_duration_since(Instant::now());
             // Boxed, and dropped before this sleeps: a plan and its outcome are kilobytes, which thousands of waiting
@@ -126,9 +129,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 Next::WaitForTurn => Some(deadline),
             };
             let Some(again) = again.filter(|_| now < deadline) else {
+                // Observers see one decision for each request, not every attempt.
                 self.tell(&facts, &tried.decision, &policy);
                 return Ok(Waited { decision: tried.decision, receipt: tried.receipt, policy });
             };
+            // A waiting request must not keep a replaced policy alive either.
             drop((tried, policy));
             // Notified or timed out: try again.
             let _ = timeout_at(again.min(deadline), place.notified()).await;
@@ -146,6 +151,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let mut plan = policy.plan(facts)?;
         let turn = place.turn(plan.contested());
         if turn != Turn::Own {
+            // What is free belongs to those ahead, so this attempt charges nothing.
             plan = policy.plan_for(Verb::Peek, facts)?;
         }
         let plan = plan.without_punishment();
@@ -162,10 +168,12 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             return Ok(Tried { decision: plan.decide_as_full(&outcome), receipt: None, next });
         }
         let next = match turn {
+            // It would be denied in the end anyway.
             _ if !could_fit(&plan, &decision, left) => Next::Return,
             Turn::NoRoom => Next::Return,
             Turn::Behind => Next::WaitForTurn,
             Turn::Own if enqueue(place, &plan, &outcome, now) => {
+                // A concurrency limit cannot tell when it has room, so it is looked at again.
                 let ready = decision.ready_at.map_or(LOOK_AGAIN, |ready| ready.since(now).into());
                 Next::RetryIn(ready.clamp(TICK, LOOK_AGAIN))
             }
@@ -183,6 +191,7 @@ fn could_fit(plan: &Plan<'_>, decision: &Decision, left: Duration) -> bool {
     let held = |met: &Met<'_>| met.limit().is_concurrency();
     let readings = plan.met().iter().zip(&decision.readings);
     let mut denying = readings.filter(|(_, reading)| reading.enforced && !reading.allowed).peekable();
+    // A penalty denies whatever the limits say. An operator's ban denies without any reading.
     if decision.penalty.is_some() || denying.peek().is_none() {
         return in_time(decision.ready_at);
     }

@@ -89,6 +89,7 @@ impl Waiters {
     pub(crate) fn arrive(&self) -> Place<'_> {
         Place {
             waiters: self,
+            // Tickets only have to be unique and increasing. The lock on the queues orders everything else.
             ticket: self.tickets.fetch_add(1, Ordering::Relaxed),
             waker: Arc::default(),
             waits: false,
@@ -108,6 +109,8 @@ impl Waiters {
 
     /// Wakes the first in the queue of each of these keys.
     pub(crate) fn wake_first(&self, keys: impl IntoIterator<Item = Digest>) {
+        // A request that begins to wait right after this load misses the notification. It tries again by itself within
+        // a second.
         if self.waiting() == 0 {
             return;
         }
