@@ -76,6 +76,7 @@ pub(super) fn add_fields(headers: &mut HeaderMap, mut fields: HeaderMap) {
     for (name, value) in fields.drain() {
         // `drain` yields no name for the second value of a field; of ours, no field has two.
         let Some(name) = name else { continue };
+        // Each cookie is a field of its own. One of the service must not displace another.
         if name == SET_COOKIE {
             headers.append(name, value);
         } else {
@@ -170,6 +171,7 @@ impl<'r> Undecided<'r> {
                 http(body.status, body.content_type, body.text)
             }
         };
+        // A cache must not send the refusal of one client to others.
         response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Ok(trace) = HeaderValue::try_from(trace.to_string()) {
             response.headers_mut().insert(TRACE_ID, trace);

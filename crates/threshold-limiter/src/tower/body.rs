@@ -43,6 +43,7 @@ impl<B: Body> Body for RequestBody<B> {
                     count.seen = count.seen.saturating_add(data.remaining() as u64);
                 }
             }
+            // Dropping the count records it. After an error too: the bytes before it have streamed.
             Some(Err(_)) | None => *this.count = None,
         }
         Poll::Ready(frame)
@@ -107,6 +108,7 @@ impl<B> ResponseBody<B> {
     }
 
     pub(super) fn refusal(text: Bytes) -> Self {
+        // An empty text is no frame at all, so that `is_end_stream` is true from the start.
         Self { kind: Kind::Refusal { text: Some(text).filter(|text| !text.is_empty()) } }
     }
 }
@@ -126,6 +128,7 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
         match self.project().kind.project() {
             KindProjected::Inner { body, pending } => {
                 let frame = ready!(body.poll_frame(cx));
+                // The end, or an error. The request is over, even if the connection keeps the body for longer.
                 if !matches!(frame, Some(Ok(_))) {
                     *pending = None;
                 }

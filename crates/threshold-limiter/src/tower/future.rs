@@ -129,6 +129,8 @@ where
                 StageProjected::Waiting { sleep, entering } => {
                     ready!(sleep.poll(cx));
                     let mut entering = entering.take().expect(ONCE);
+                    // Permits bound the requests that sleep. One that waits for the service must not keep others from
+                    // being delayed.
                     if let Admitted::Delayed(delayed) = &mut entering.admitted {
                         delayed.release_permit();
                     }
@@ -144,10 +146,13 @@ where
                     Stage::called(service, request, allowed)
                 }
                 StageProjected::Called { future, allowed } => {
+                    // After an error there is no response, so charges that depend on one stay. Concurrency is given
+                    // back when this future is dropped.
                     let answer = ready!(future.poll(cx))?;
                     Stage::Answered { answer: Some(answer), allowed: allowed.take() }
                 }
                 StageProjected::Answered { answer, allowed } => {
+                    // The client must not see the consequence of a strike that a crash could still undo.
                     if let Some(allowed) = allowed {
                         ready!(allowed.strike.poll(cx));
                     }
@@ -170,6 +175,7 @@ where
     }
 
     fn called(mut service: S, request: Request<RequestBody<B>>, mut allowed: Allowed) -> Self {
+        // Before the call: if it panics, the service was called all the same.
         if let Some(pending) = &mut allowed.pending {
             pending.call();
         }
@@ -207,6 +213,7 @@ where
         match admitted {
             Admitted::Now(allowed) => Stage::called(service, request, allowed),
             Admitted::Delayed(delayed) => {
+                // Only once the service is ready, so that the figures are those of the moment at which it is called.
                 Stage::Renewing { renewing: Box::pin(delayed.admit()), entered: Some((service, request)) }
             }
         }
@@ -232,6 +239,7 @@ fn answered<B>(mut response: Response<B>, allowed: Option<Allowed>) -> Response<
         pending = allowed.pending;
     }
     if let Some(pending) = &mut pending {
+        // The status decides what is charged, so this does not wait for the body.
         pending.answer(response.status().as_u16());
     }
     response.map(|body| ResponseBody::inner(body, pending.filter(|pending| pending.has_holds())))

@@ -114,6 +114,7 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Peer, size: &Siz
     }
     let view = door.view();
     let form = Form::of(&parts.headers);
+    // Without a verifier no claim is read, and every rule that counts by one would be skipped.
     if view.policy.lacks_token_verifier() {
         let reason = (address(parts, &view, peer), super::layer::NO_VERIFIER);
         return Gate::Decided(refused(door, &view, reason, answer::Undecided::unavailable(), form));
@@ -152,7 +153,10 @@ fn deciding(
         decided(&door, request_facts, view, form, streams, decision, admitted)
     };
     match background.start(deciding) {
+        // A panic in the decision reaches the caller, as it would without a task.
         Ok(task) => Box::pin(async move { task.await.unwrap_or_else(|stopped| resume_unwind(stopped.into_panic())) }),
+        // Too many tasks, or no runtime. Decided by the request itself, its charges may stay if the client leaves
+        // meanwhile.
         Err(deciding) => Box::pin(deciding),
     }
 }
@@ -205,6 +209,7 @@ fn decided(
         if let Some(pending) = pending {
             pending.withdraw();
         }
+        // Denied as if a limit were used up: any other answer would reveal the shadow ban.
         let decision = if_full.map_or(decision, |if_full| *if_full);
         let response = denied(&request_facts, &decision, &view, form);
         let denied = door.makes_responses().then(|| (Box::new(decision), view));

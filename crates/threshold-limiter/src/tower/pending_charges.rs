@@ -114,6 +114,7 @@ impl Admitted {
     fn of(plan: &Plan<'_>, outcome: &Outcome, decision: &Decision, settled: bool) -> Self {
         let delayed = !decision.delay().is_zero();
         let ends_later = decision.allowed() && (delayed || plan.ends_later());
+        // Without an answer of the store, it knows of no charge that could be given back to it.
         if !settled || !ends_later {
             return Self::default();
         }
@@ -186,6 +187,7 @@ impl<S: Store, C: Clock> AnyLimiter for Limiter<S, C> {
     ) -> Boxed<'a, ()> {
         Box::pin(async move {
             let renew = Command::Renew(Box::new(pending.charged()));
+            // If the store fails, the charges stay at the time of the arrival.
             if let Ok(Answer::Renewed(renewed)) = self.execute(renew).await {
                 pending.renewed(*renewed);
             }
@@ -213,6 +215,8 @@ impl<S: Store, C: Clock> AnyLimiter for Limiter<S, C> {
             if self.execute(Command::GiveBack(Box::new(taken))).await.is_err() {
                 self.tell_lost();
             }
+            // Also after an error: the store may have given the charges back all the same, and a waiter that is woken
+            // in vain only looks again.
             self.made_room(keys);
         })
     }
@@ -278,6 +282,7 @@ impl PendingCharges {
     /// Drops the charges without giving anything back: the end of the request is not seen here, so concurrency is held until
     /// its `ttl`.
     pub(super) fn leave(mut self) {
+        // Taken out, so that `drop` finds nothing to give back.
         drop(self.pending.take_all());
     }
 
