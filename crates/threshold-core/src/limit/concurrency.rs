@@ -94,6 +94,7 @@ impl Holds {
         let began = hold.expires.minus(self.ttl.span());
         let expected = began.plus(self.mean.span());
         let guess = if expected > now { expected } else { now.plus(now.since(began)) };
+        // The expiry comes last: it is certain, even where it is sooner than the earliest guess.
         guess.max(now.plus(SOONEST)).min(hold.expires)
     }
 }
@@ -115,6 +116,7 @@ impl Concurrency {
             return Timestamp::MAX;
         }
         let mut left = used;
+        // In the order of expiry, which is the order of arrival as long as the ttl stays the same.
         for hold in state.in_flight(now) {
             left = left.saturating_sub(hold.cost);
             if left.saturating_add(cost) <= self.quota {
@@ -194,6 +196,7 @@ impl LimitAlgorithm for Concurrency {
         let from = state.holds.partition_point(|hold| hold.expires <= latest);
         let late = state.holds.get_mut(from..).unwrap_or_default();
         let changed = !late.is_empty();
+        // As `late` is the tail of the list and gets one expiry, the holds stay in order.
         for hold in late {
             hold.expires = latest;
         }
@@ -203,6 +206,7 @@ impl LimitAlgorithm for Concurrency {
     fn look(&self, state: &Holds, cost: u64, now: Timestamp) -> Look {
         let used = sum(state.in_flight(now));
         let available = self.quota.saturating_sub(used);
+        // In debt nothing fits, not even a cost of 0.
         let fits = cost <= available && used <= self.quota;
         Look {
             allowed: fits,
@@ -215,6 +219,7 @@ impl LimitAlgorithm for Concurrency {
     }
 
     fn charge(&self, state: &mut Holds, cost: u64, now: Timestamp, id: TraceId) -> Mark {
+        // Expired holds go first: `sum` below counts all that are left.
         let ended = state.holds.partition_point(|hold| hold.expires <= now);
         state.holds.drain(..ended);
         state.forget_if_idle(now);
@@ -223,6 +228,7 @@ impl LimitAlgorithm for Concurrency {
         let amount = cost.min(room);
         let expires = now.plus(self.ttl);
         if amount > 0 {
+            // `bring` left no hold that expires later, so the end of the list is this one's place.
             state.holds.push(Hold { id, cost: amount, expires });
         }
         Mark::new(expires, amount)
@@ -247,10 +253,12 @@ impl AlgorithmState for Holds {
     /// What is not given back stays in flight.
     fn give_back(&mut self, mark: &Mark, now: Timestamp, id: TraceId) {
         let (mut left, mut began) = (mark.amount, None);
+        // By id and not by the mark's time: `bring` may have moved the expiry, and two requests may have the same one.
         for hold in self.holds.iter_mut().filter(|hold| hold.id == id) {
             let back = hold.cost.min(left);
             hold.cost = hold.cost.saturating_sub(back);
             left = left.saturating_sub(back);
+            // A hold that has expired says how long the ttl is, not how long the request took.
             if hold.cost == 0 && hold.expires > now {
                 began = Some(hold.expires.minus(self.ttl.span()));
             }

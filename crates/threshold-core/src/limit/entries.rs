@@ -65,7 +65,9 @@ impl Sliding {
         let entries = state.in_view(now);
         let used = sum(entries);
         let available = self.quota.saturating_sub(used);
+        // In debt nothing fits, not even a cost of 0.
         let fits = cost <= available && used <= self.quota;
+        // Some room comes when the oldest entry leaves, however many are behind it.
         let oldest_leaves = entries.first().map(|first| first.time.plus(self.period));
         Look {
             allowed: fits,
@@ -81,6 +83,7 @@ impl Sliding {
         if cost > self.quota {
             return Timestamp::MAX;
         }
+        // The oldest leave first, so the first entry after which the cost fits gives the earliest moment.
         let mut left = used;
         for entry in entries {
             left = left.saturating_sub(entry.cost);
@@ -88,10 +91,12 @@ impl Sliding {
                 return entry.time.plus(self.period);
             }
         }
+        // Not reached: without any entry every cost up to the quota fits.
         Timestamp::MAX
     }
 
     pub(super) fn charge(&self, state: &mut Entries, cost: u64, now: Timestamp) -> Mark {
+        // First, so that the sum below has only what counts, and a log that is never idle does not grow.
         state.drop_left(now);
         let room = self.quota.saturating_mul(2).saturating_sub(sum(&state.entries));
         let amount = cost.min(room);
@@ -100,6 +105,7 @@ impl Sliding {
             if state.entries.len() >= self.max_entries {
                 // Only debt gets here, and periods that grew while sub-windows of the old ones still count. The
                 // newest entry takes it in and stays longer for it.
+                // Receipts of what it held no longer find it, and give nothing back. That denies more, never less.
                 if let Some(last) = state.entries.last_mut() {
                     last.time = time;
                 }
@@ -145,6 +151,7 @@ impl Entries {
     /// Appends an entry, or adds it to the last one if that has its time.
     fn push(&mut self, entry: Entry) {
         match self.entries.last_mut() {
+            // `bring` has moved later entries to the time of this one, so the last one is never later than that.
             Some(last) if last.time >= entry.time => last.cost = last.cost.saturating_add(entry.cost),
             _ => self.entries.push(entry),
         }
@@ -184,6 +191,7 @@ impl AlgorithmState for Entries {
         let (pairs, rest) = entries.as_chunks::<2>();
         let entries = pairs.iter().map(|[time, cost]| Entry { time: Timestamp::from_micros(*time), cost: *cost });
         let entries: Vec<Entry> = entries.collect();
+        // `in_view` and `give_back` search by bisection, which is wrong on entries out of order.
         let in_order = entries.is_sorted_by(|one, next| one.time < next.time);
         let sound = rest.is_empty() && entries.len() <= MAX_ENTRIES && in_order && sum(&entries) == *total;
         sound.then(|| Self { entries, period: Span::from_micros(*period) })
@@ -191,6 +199,8 @@ impl AlgorithmState for Entries {
 
     /// A charge counts while its entry is there.
     fn give_back(&mut self, mark: &Mark, _now: Timestamp, _id: TraceId) {
+        // No entry at the mark's time: it has left, or was moved when the clock stepped back. There is nothing to give
+        // back then.
         if let Ok(at) = self.entries.binary_search_by_key(&mark.part, |entry| entry.time)
             && let Some(entry) = self.entries.get_mut(at)
         {
@@ -221,6 +231,7 @@ impl AlgorithmState for Entries {
         for index in 0..count {
             let before = time;
             time = read_time(from, before)?;
+            // Two entries at one time would be a second spelling of one entry with their sum.
             if time == before && index > 0 {
                 return Err(BytesError::Malformed("log"));
             }

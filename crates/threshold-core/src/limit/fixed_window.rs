@@ -194,6 +194,7 @@ impl LimitAlgorithm for FixedWindow {
     fn look(&self, state: &WindowCount, cost: u64, now: Timestamp) -> Look {
         let window = self.current(state, now);
         let available = self.quota.saturating_sub(window.used);
+        // In debt nothing fits, not even a cost of 0.
         let fits = cost <= available && window.used <= self.quota;
         // Before its first charge a window of its own has not begun, so nothing is waiting to be reset.
         let opened = window.used > 0 || self.anchor == Anchor::Clock;
@@ -215,9 +216,12 @@ impl LimitAlgorithm for FixedWindow {
     #[inline]
     fn charge(&self, state: &mut WindowCount, cost: u64, now: Timestamp, _id: TraceId) -> Mark {
         let mut window = self.current(state, now);
+        // Refunds may have emptied the window that the first charge opened. The next charge is a first one again.
         if window.used == 0 && self.anchor == Anchor::First {
             window = self.opened(now);
         }
+        // Debt is bounded by one more quota. The bound also keeps the count far from saturating, where a refund would
+        // not be exact.
         let room = self.quota.saturating_mul(2).saturating_sub(window.used);
         let amount = cost.min(room);
         window.used = window.used.saturating_add(amount);
@@ -267,6 +271,8 @@ impl AlgorithmState for WindowCount {
 
     /// A charge counts while its window is the one that is stored.
     fn give_back(&mut self, mark: &Mark, _now: Timestamp, _id: TraceId) {
+        // A later window has forgotten this charge with all others of its window, so giving it back would take from
+        // other charges.
         if self.start == mark.part {
             self.used = self.used.saturating_sub(mark.amount);
         }

@@ -40,12 +40,14 @@ impl TwoWindows {
         if now < self.end() {
             return *self;
         }
+        // A whole window has passed since: the stored one is not the last window before `now`, and weighs nothing.
         let previous = if now < self.end().plus(self.period) { self.current } else { 0 };
         Self { start: now.floor_to(self.period), current: 0, previous, period: self.period }
     }
 
     /// The part of the last window still in view, rounded up so that rounding never grants.
     fn weight(&self, now: Timestamp) -> u64 {
+        // If the clock has stepped back before `start`, `since` is 0 and the last window counts in full.
         let left = self.period.micros().saturating_sub(now.since(self.start).micros());
         let share = u128::from(self.previous)
             .saturating_mul(u128::from(left))
@@ -78,6 +80,8 @@ impl SlidingEstimate {
 
     fn add(&self, state: &mut TwoWindows, cost: u64, now: Timestamp) -> Mark {
         let mut windows = state.rolled(now);
+        // Debt is bounded by one more quota, as under every algorithm: a huge cost must not lock the key for many
+        // windows.
         let room = self.quota.saturating_mul(2).saturating_sub(windows.used(now));
         let amount = cost.min(room);
         windows.current = windows.current.saturating_add(amount);
@@ -99,6 +103,8 @@ impl SlidingEstimate {
         let Some(free) = self.quota.checked_sub(cost) else { return Timestamp::MAX };
         let end = windows.start.plus(self.period);
         match free.checked_sub(windows.current) {
+            // Some: the current count leaves room, and only the last window is in the way. None: the current count
+            // alone is too much, so it has to become the last window and slide out in the next.
             Some(free) => windows.start.plus(self.slid_out(windows.previous, free)),
             None => end.plus(self.slid_out(windows.current, free)),
         }
@@ -107,6 +113,7 @@ impl SlidingEstimate {
     /// How far into a window at most `free` of the `previous` one's count is still in view.
     fn slid_out(&self, previous: u64, free: u64) -> Span {
         let period = self.period.micros();
+        // Exact although `weight` rounds up: for a whole number, `ceil(x) <= free` says the same as `x <= free`.
         let in_view = u128::from(free)
             .saturating_mul(u128::from(period))
             .checked_div(u128::from(previous))
@@ -203,6 +210,8 @@ impl LimitAlgorithm for SlidingEstimate {
     fn bring(&self, state: &mut TwoWindows, now: Timestamp) -> bool {
         let before = *state;
         if state.period != self.period {
+            // All that is used counts in the current window. The windows of the new period begin elsewhere, and a count
+            // in the last window would begin to slide out at once.
             let used = state.rolled(now).used(now);
             *state = TwoWindows { current: used, ..self.begun(now) };
         }
@@ -215,6 +224,7 @@ impl LimitAlgorithm for SlidingEstimate {
         let windows = state.rolled(now);
         let used = windows.used(now);
         let available = self.quota.saturating_sub(used);
+        // In debt nothing fits, not even a cost of 0.
         let fits = cost <= available && used <= self.quota;
         let mut charged = *state;
         self.add(&mut charged, cost, now);
@@ -240,7 +250,9 @@ impl LimitAlgorithm for SlidingEstimate {
         if !self.is_written_under(state) {
             return None;
         }
+        // A slot has two words, so both counts share one. Larger counts are kept unpacked.
         let (current, previous) = (u32::try_from(state.current).ok()?, u32::try_from(state.previous).ok()?);
+        // `start` is a multiple of the period, so the number of the window says all of it.
         let window = state.start.micros().checked_div(state.period.micros())?;
         Some(Small { large: u64::from(current) << 32 | u64::from(previous), figure: window })
     }
@@ -262,6 +274,7 @@ impl AlgorithmState for TwoWindows {
     const MAX_BYTES: usize = 1 + 4 * 10;
 
     fn silent_from(&self) -> Timestamp {
+        // A count in the current window still weighs as the last window's for one period more.
         if self.current == 0 { self.end() } else { self.end().plus(self.period) }
     }
 

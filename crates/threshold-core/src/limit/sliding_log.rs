@@ -99,6 +99,7 @@ impl LimitAlgorithm for SlidingLog {
 
     fn read(_tag: u8, from: &mut Reader<'_>) -> Result<Self, BytesError> {
         let figures = Figures::new(from.number()?, Span::from_micros(from.number()?));
+        // A sliding window has the same tag. `Limit::read` tries each algorithm of a tag until one accepts the figures.
         if from.number()? > 0 {
             return Err(BytesError::Malformed("limit"));
         }

@@ -38,6 +38,8 @@ impl SlidingWindow {
 
     fn at(&self, now: Timestamp) -> Sliding {
         let grain = self.grain();
+        // At the end of the sub-window and not at its beginning: a charge then counts for a whole period at least, and
+        // at most a grain longer.
         let kept_at = now.floor_to(grain).plus(grain);
         Sliding { quota: self.quota, period: self.period, kept_at, max_entries: MAX_ENTRIES }
     }
@@ -127,6 +129,7 @@ impl LimitAlgorithm for SlidingWindow {
     }
 
     fn charge_shape(&self, cost: u64) -> Option<Shaped> {
+        // The script computes `kept_at` from its own clock and the grain, so the time given here does not matter.
         self.at(Timestamp::EPOCH).charge_shape(self.grain(), cost)
     }
 }

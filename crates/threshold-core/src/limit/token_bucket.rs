@@ -80,6 +80,7 @@ impl TokenBucket {
         let interval = Interval::new(quota, period);
         let most = interval.most_within(MAX_FILL);
         let burst = if burst > most { most } else { burst };
+        // With more than one part to a microsecond a level has a fraction, which the 64-bit paths below do not carry.
         let whole_capacity = if interval.parts == 1 { burst.checked_mul(interval.step) } else { None };
         let full = interval.round_up(interval.cost(burst)).since(Timestamp::EPOCH);
         let refill = if full.micros() > period.micros() { full } else { period };
@@ -104,6 +105,8 @@ impl TokenBucket {
     #[inline]
     fn bring_level(&self, level: &mut Level, now: Timestamp) -> bool {
         let in_terms = level.is_in_terms_of(self);
+        // A level at most one burst ahead is as a charge leaves it. One further ahead is debt, or comes from a clock
+        // that has stepped back, and only the slow path tells the two apart.
         if in_terms && self.whole_capacity.is_some_and(|capacity| level.full_at.since(now).micros() <= capacity) {
             return false;
         }
@@ -133,6 +136,7 @@ impl TokenBucket {
         let used = backlog
             .saturating_mul(1 << CARRY_BITS)
             .div_ceil(u128::from(old.step))
+            // As in `deepest`. A product that saturates above is still beyond this: 2^128 over a step below 2^52.
             .min(u128::from(self.burst).saturating_mul(2 << CARRY_BITS));
         let backlog = used.saturating_mul(u128::from(self.interval.step)).div_ceil(1 << CARRY_BITS);
         let (full_at, fraction) = self.interval.split(self.interval.moment(now, 0).saturating_add(backlog));
@@ -143,6 +147,7 @@ impl TokenBucket {
     #[cold]
     fn bring_refunded(&self, bucket: &mut Bucket, now: Timestamp) -> bool {
         let Bucket::Refunded(refunded) = bucket else { return false };
+        // Until then a receipt may ask for something, and only this state knows how much of it was given back before.
         if refunded.silent_from() > now {
             return refunded.bring(self, now);
         }
@@ -164,6 +169,7 @@ impl TokenBucket {
         let (step, capacity) = (self.interval.step, self.whole_capacity?);
         let backlog = full_at.since(now).micros();
         let after = cost.checked_mul(step)?.checked_add(backlog)?;
+        // `glance` comes here without `bring`, and a level this far ahead may have to be brought back first.
         if backlog > capacity {
             return None;
         }
@@ -209,6 +215,7 @@ impl TokenBucket {
 
     #[inline(always)]
     fn charge_level(&self, level: &mut Level, cost: u64, now: Timestamp) -> Mark {
+        // Debt takes the exact path, which bounds it.
         if let Some(full_at) = self.charged_whole(level.full_at, cost, now) {
             level.full_at = full_at;
             return Mark::new(full_at, cost);
@@ -271,6 +278,7 @@ impl LimitAlgorithm for TokenBucket {
             return Err(LimitError::Burst { burst });
         }
         let bucket = Self::clamped(quota, period, burst);
+        // A burst that was clamped is an error of the policy: a smaller limit than it says must not be in force.
         if bucket.burst == burst { Ok(bucket) } else { Err(LimitError::SlowRefill { burst }) }
     }
 
@@ -306,6 +314,7 @@ impl LimitAlgorithm for TokenBucket {
     /// A full bucket, and what refills during the window.
     fn most_in(&self, window: Span) -> u64 {
         let refilled = u128::from(self.quota).saturating_mul(u128::from(window.micros()));
+        // Rounded down: a part of a unit admits nothing.
         let refilled = refilled.checked_div(u128::from(self.period.micros())).unwrap_or(0);
         self.burst.saturating_add(u64::try_from(refilled).unwrap_or(u64::MAX))
     }
@@ -318,6 +327,7 @@ impl LimitAlgorithm for TokenBucket {
         // Cross products of `L / W`: less than 2^114, so exact.
         let product = |quota: u64, period: Span| u128::from(quota).saturating_mul(u128::from(period.micros()));
         let (own, others) = (product(self.quota, other.period), product(other.quota, self.period));
+        // Equal limits are used up together, so one figure has to be smaller.
         Some(own <= others && self.burst <= other.burst && (own < others || self.burst < other.burst))
     }
 
@@ -412,6 +422,7 @@ impl LimitAlgorithm for TokenBucket {
     fn pack(&self, bucket: &Bucket) -> Option<Small> {
         match bucket {
             Bucket::Plain(level) => self.pack_level(level),
+            // A slot of the table has room for two numbers, and this state needs more.
             Bucket::Refunded(_) => None,
         }
     }
@@ -424,6 +435,7 @@ impl LimitAlgorithm for TokenBucket {
     #[inline]
     fn look_packed(&self, small: Small, cost: u64, now: Timestamp) -> Option<Look> {
         let mut level = self.unpack_level(small);
+        // A level that changes has to be written, and the caller of a look writes nothing.
         if self.bring_level(&mut level, now) { None } else { Some(self.look_at(&level, cost, now)) }
     }
 
@@ -448,6 +460,7 @@ impl LimitAlgorithm for TokenBucket {
             [micros.micros(), fraction]
         };
         let ([add, add_fraction], [capacity, capacity_fraction]) = (split(cost), split(self.burst));
+        // The script has no wide integers, so it gets the increment and the capacity split as the level is.
         let parts = self.interval.parts;
         let figures = [self.quota, self.period.micros(), parts, add, add_fraction, capacity, capacity_fraction];
         Some(Shaped { shape: Level::SHAPE, numbers: figures.to_vec() })

@@ -27,6 +27,7 @@ impl Interval {
     }
 
     pub(super) const fn moment(self, at: Timestamp, fraction: u64) -> u128 {
+        // Does not saturate: `parts` is at most `MAX_QUOTA`, below 2^50.
         (at.micros() as u128).saturating_mul(self.parts as u128).saturating_add(fraction as u128)
     }
 
@@ -50,6 +51,7 @@ impl Interval {
             (Some(whole), Some(rest)) if whole <= u64::MAX as u128 => {
                 (Timestamp::from_micros(saturated(whole)), saturated(rest))
             }
+            // Past the end of time. Without a fraction, so that this moment has one spelling.
             _ => (Timestamp::MAX, 0),
         }
     }
@@ -125,6 +127,7 @@ impl Level {
 
     /// The first moment from which this is the same as no state: the bucket is full.
     pub(super) fn silent_from(&self) -> Timestamp {
+        // At `full_at` a fraction of a microsecond still has to refill.
         if self.fraction == 0 { self.full_at } else { self.full_at.plus(Span::from_micros(1)) }
     }
 

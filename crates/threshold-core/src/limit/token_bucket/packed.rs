@@ -38,6 +38,8 @@ impl PackedRate {
     pub(super) fn new(rate: TokenBucket, now: Timestamp) -> Option<Self> {
         let capacity = rate.burst.checked_mul(rate.interval.step)?;
         let deepest = capacity.checked_mul(2)?;
+        // The largest number that `next` and `start` ever compute. As it fits 64 bits, they need no checks of their
+        // own.
         let last = HORIZON.micros().checked_mul(rate.interval.parts)?.checked_add(deepest)?;
         (now <= LATEST_START).then_some(Self { rate, capacity, deepest, last: Ticks(last) })
     }
@@ -54,6 +56,8 @@ impl PackedRate {
     pub fn next(&self, state: Ticks, cost: u64, now: Timestamp) -> Ticks {
         let (start, backlog) = self.bring(state, now);
         match self.after(backlog, cost) {
+            // A cost of 0 must not write. For a full bucket `start` differs from its state, so each look would be a
+            // change.
             Some(after) if after <= self.capacity && cost > 0 => Ticks(start.wrapping_add(after)),
             // Brought back, if it was written by a clock that has since stepped back.
             _ => state.min(Ticks(start.wrapping_add(self.deepest))),
@@ -70,6 +74,7 @@ impl PackedRate {
         Look {
             allowed: fits,
             available: self.available(backlog),
+            // Beyond the horizon time stands still, in answers too.
             ready_at: match after {
                 _ if fits => now.min(HORIZON),
                 Some(after) if cost <= self.rate.burst => self.later(now, after.saturating_sub(self.capacity)),

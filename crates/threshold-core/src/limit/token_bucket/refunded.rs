@@ -25,6 +25,7 @@ pub(crate) struct RefundedBucket {
 impl Level {
     /// Gives back what a mark charged, as far as it still counts. Returns the bucket that has to keep that, if any.
     pub(super) fn give_back(&mut self, mark: &Mark, now: Timestamp) -> Option<RefundedBucket> {
+        // The peak is taken before anything is given back: no charge so far counts beyond it.
         let mut refunded = RefundedBucket { level: *self, given: 0, peak: self.moment() };
         refunded.give_back(mark, now);
         *self = refunded.level;
@@ -58,9 +59,14 @@ impl RefundedBucket {
             // This bucket was never charged that far: its state was dropped since, or brought back after the clock stepped.
             return;
         }
+        // A mark is gross of what was given back before its charge, so subtracting all of `given` leaves out only what
+        // was given back since.
         let left = charged.saturating_sub(self.given).saturating_sub(interval.moment(now, 0));
         let back = interval.cost(mark.amount).min(left);
         (self.level.full_at, self.level.fraction) = interval.split(full_at.saturating_sub(back));
+        // The latest charge is undone by the level alone: `gross` falls below its mark, so a second refund of it
+        // returns above. Any other refund has to be remembered, or the same mark would give back time that later
+        // charges paid for.
         if charged < gross {
             self.given = self.given.saturating_add(back);
         }
@@ -73,6 +79,7 @@ impl RefundedBucket {
         // (`latest_reset`), so until that moment what was given back must be known.
         let counts_until = if amount < cost { limit.latest(now) } else { full_at };
         self.peak = self.peak.max(full_at).max(counts_until);
+        // Gross, so that refunds before this charge do not reduce what its own refund gives back.
         let (part, fraction) = self.level.interval().split(full_at.saturating_add(self.given));
         Mark::new(part, amount).with_fraction(fraction)
     }
@@ -90,6 +97,8 @@ impl RefundedBucket {
             self.given = old.convert(self.given.saturating_add(left), new);
             self.peak = old.convert(self.peak, new);
         }
+        // A clock that has stepped back must not keep this state for longer than a charge could. `read` refuses a peak
+        // before the level.
         self.peak = self.peak.min(limit.latest(now)).max(self.level.moment());
         *self != before
     }
@@ -102,6 +111,8 @@ impl RefundedBucket {
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         let refunded = Self { level: Level::read(from)?, given: from.wide()?, peak: from.wide()? };
+        // A bucket that has given nothing back is stored as a plain level. Two spellings of one state would differ for
+        // a store that compares bytes.
         let sound = refunded.given > 0 && refunded.peak >= refunded.level.moment();
         if sound { Ok(refunded) } else { Err(BytesError::Malformed("token bucket")) }
     }
