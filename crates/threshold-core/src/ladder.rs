@@ -142,6 +142,7 @@ impl Ladder {
 
     /// Returns the rung of the `strikes`th strike.
     pub(crate) fn rung(&self, strikes: u32) -> Rung {
+        // Strikes count from 1, rungs from 0.
         let index = usize::try_from(strikes).unwrap_or(usize::MAX).saturating_sub(1);
         self.rungs.get(index).or(self.rungs.last()).copied().unwrap_or_default()
     }
@@ -276,6 +277,7 @@ impl Standing {
     /// Returns the penalty in force at `now`; of a ban and a cool-down, the ban.
     #[must_use]
     pub fn penalty(&self, now: Timestamp) -> Option<Penalty> {
+        // The ban first: its answer is the harsher one, even where a cool-down lasts longer.
         if self.ban_until > now {
             Some(Penalty::Ban(self.ban_until))
         } else if self.cooldown_until > now {
@@ -300,6 +302,8 @@ impl Standing {
     /// Returns the time from which this standing decides the same as an empty one. Dropping it then is exact.
     #[must_use]
     pub fn silent_from(&self) -> Timestamp {
+        // Under `Ignored` a denial that is remembered turns an early request into a strike, also where no strike counts
+        // yet.
         let remembered = self.recent.iter().map(|recent| recent.until).max().unwrap_or_default();
         self.decays_at.max(self.cooldown_until).max(self.ban_until).max(remembered)
     }
@@ -308,6 +312,8 @@ impl Standing {
     /// decay from now on, and penalties last no longer than the longest of the ladder. Returns whether anything changed.
     #[inline]
     pub(crate) fn bring(&mut self, ladder: &Ladder, now: Timestamp) -> bool {
+        // Every strike sets `decays_at` to its own time plus the decay, so this one comparison finds a clock that was
+        // set back. It is on the path of each request.
         let latest = now.plus(ladder.decay);
         // A second of tolerance, so that small differences between the clocks of nodes do not make every request a write.
         let is_ahead = self.decays_at > latest.plus(Span::SECOND);
@@ -319,6 +325,7 @@ impl Standing {
 
     #[cold]
     fn bring_back(&mut self, ladder: &Ladder, ahead: Span, now: Timestamp) {
+        // Without such a rung the penalty is from an earlier policy, and nothing says how long it may last: it stays.
         let at_most = |until: Timestamp, longest: Option<Span>| longest.map_or(until, |span| until.min(now.plus(span)));
         self.decays_at = now.plus(ladder.decay);
         self.ban_until = at_most(self.ban_until, ladder.rungs.iter().filter_map(|rung| rung.ban).max());
@@ -339,6 +346,8 @@ impl Standing {
 
     /// Adds one strike with the consequences of its rung. Returns the rung.
     pub(crate) fn strike(&mut self, ladder: &Ladder, violation: &Violation, now: Timestamp) -> Rung {
+        // All strikes are forgotten together, so this is the first one again. Penalties stay: they have ends of their
+        // own.
         if now >= self.decays_at {
             self.strikes = 0;
             self.shadow = false;
@@ -346,6 +355,7 @@ impl Standing {
         self.strikes = self.strikes.saturating_add(1);
         self.decays_at = now.plus(ladder.decay);
         let rung = ladder.rung(self.strikes);
+        // A later rung without `shadow` does not lift the shadow ban. Only the decay does.
         self.shadow |= rung.shadow;
         // A new penalty never shortens one in force.
         if let Some(span) = rung.cooldown {
@@ -354,6 +364,7 @@ impl Standing {
         if let Some(span) = rung.ban {
             self.ban_until = self.ban_until.max(now.plus(span));
         }
+        // `Request` strikes every time and needs no memory. `Ignored` remembers denials instead, in `remember_denial`.
         if violation.mode == StrikeMode::Window {
             self.remember(violation.tag, now, now.plus(violation.wait));
         }

@@ -44,10 +44,13 @@ impl RecentList {
         if all.is_full()
             && let Some((index, _)) = all.iter().enumerate().min_by_key(|(_, own)| own.until)
         {
+            // The entry that would be forgotten first costs the least. Moving the last one into its place breaks the
+            // order.
             all.swap_remove(index);
             all.sort_unstable_by_key(|own| own.rule);
         }
         let index = all.partition_point(|own| own.rule < added.rule);
+        // Fits: an entry was removed if there was no room.
         let _ = all.try_insert(index, added);
         *self = Self::of(&all);
     }
@@ -67,6 +70,7 @@ impl RecentList {
     /// Appends an entry read from bytes. Returns whether it fits and is in order.
     pub(super) fn push(&mut self, read: Recent) -> bool {
         let mut all: ArrayVec<Recent, MAX_RECENT> = self.iter().collect();
+        // Strictly ascending: a rule twice would be a state that `add` never leaves.
         let sorted = all.last().is_none_or(|last| last.rule < read.rule);
         let fits = sorted && all.try_push(read).is_ok();
         *self = Self::of(&all);
