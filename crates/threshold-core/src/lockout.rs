@@ -196,12 +196,17 @@ impl Login {
         now: Timestamp,
     ) -> AttemptOutcome {
         let ip = Limit::from(self.ip);
+        // A login without an account name must not count on the record that the store passed for it.
         let mut account = account.filter(|_| tried.account.is_some());
         let device = match (&mut account, tried.device) {
             (Some(account), Some(device)) => account.recognise(self, &device, now),
             _ => 0,
         };
+        // A known device has counters of its own. If it also needed room in the budget of its address, an attacker
+        // behind the same address could lock the owner out.
         let counts_address = tried.address.is_some() && device == 0;
+        // The address before the account: an attempt that its address has no budget for must not count on the account,
+        // or one address could lock accounts without end.
         if counts_address {
             let (look, _) = address.look(&ip, 1, now);
             if !look.allowed {
@@ -310,6 +315,7 @@ impl Attempt {
             let known = from.byte()?;
             let value = from.wide()?;
             match (known, value) {
+                // One spelling for each attempt: a value behind a missing digest is refused.
                 (1, value) => Ok(Some(Digest::from_u128(value))),
                 (0, 0) => Ok(None),
                 _ => Err(WRONG),

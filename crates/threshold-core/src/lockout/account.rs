@@ -70,6 +70,7 @@ impl Account {
             track.bring(login, now);
             at_ceiling || track.failures >= login.ceiling
         });
+        // A known device is not counted by its address, so one in the wrong hands could go on guessing for ever.
         if at_ceiling {
             self.devices.remove(at);
             self.drop_idle_tracks();
@@ -165,6 +166,7 @@ impl Account {
         track.bring(login, now);
         let counted = track.end(attempt.id).ok_or(UnknownAttempt)?;
         let locked = match (success, counted) {
+            // A success ends the series of consecutive failures, also one whose attempt began before a lift.
             (true, _) => {
                 track.forget_failures();
                 None
@@ -173,6 +175,7 @@ impl Account {
                 track.fail(login, now);
                 track.locked(login, now)
             }
+            // An operator lifted the locks after this attempt began, and with them what it would have counted as.
             (false, false) => track.locked(login, now),
         };
         // If an operator lifted the locks meanwhile, the budget was cleared. Its present charges are those of other attempts.
@@ -189,7 +192,9 @@ impl Account {
     pub fn remember_device(&mut self, attempt: &Attempt, nonce: TraceId, now: Timestamp) -> Option<Device> {
         let account = attempt.account?;
         let nonce = nonce_of(nonce);
+        // First, so that a device whose tokens have expired does not take the place of one that is known.
         self.devices.retain_mut(|known| known.drop_expired(now));
+        // A device that logs in again moves to the end, which makes the first one the one to replace.
         let own = self.devices.iter().position(|known| attempt.device != 0 && known.id == attempt.device);
         let mut known = match own {
             Some(at) => self.devices.remove(at),
@@ -225,12 +230,15 @@ impl Account {
         let factors = own.clone().count();
         let full = self.tracks.len() >= MAX_TRACKS;
         let factor = match own.clone().find(|track| track.factor == factor) {
+            // The last and not the first: the counters of earlier factors, such as the password, stay their own.
             None if factors >= MAX_FACTORS || full => own.next_back().map_or(factor, |track| track.factor),
             _ => factor,
         };
         if let Some(at) = self.tracks.iter().position(|track| track.device == device && track.factor == factor) {
             return self.tracks.get_mut(at).expect("the position was just found");
         }
+        // May be one more than `MAX_TRACKS`, for unknown devices only: `recognise` gives no id to a known device
+        // without room, and a second factor of device 0 shares the first one's counters.
         self.tracks.push(Track::new(factor, device));
         self.tracks.last_mut().expect("a track was just pushed")
     }
@@ -269,6 +277,7 @@ impl Account {
         for _ in 0..from.count(MAX_DEVICES)? {
             account.devices.push(KnownDevice::read(from)?);
         }
+        // One more, as in `track`.
         for _ in 0..from.count(MAX_TRACKS + 1)? {
             account.tracks.push(Track::read(from)?);
         }

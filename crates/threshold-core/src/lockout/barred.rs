@@ -34,6 +34,8 @@ impl LoginRequest<'_> {
             let facts = Facts { user: Some(&name), ..facts };
             let caller = Caller::new(&facts, policy);
             let mut plan = penalty_check(policy, Who { user: caller.user_name(), ..Who::default() }, &caller, id);
+            // The address or the tenant is on an allow list, which lifts penalties of the user as it does for other
+            // requests. Bans of the user stay.
             if exempt {
                 plan.subjects.clear();
             }
@@ -51,6 +53,8 @@ impl LoginRequest<'_> {
         let name = self.user.filter(|user| !user.is_empty()).or(self.account.map(str::trim));
         let Some(name) = name.filter(|name| !name.is_empty()) else { return Vec::new() };
         let folded = canonical_account(name);
+        // Rules and bans may count the user by the name as it came, while an operator banned another spelling of it.
+        // All of them apply.
         let mut names = vec![name.to_owned()];
         let tenant = self.tenant.filter(|tenant| !tenant.is_empty());
         let others = policy.spellings(tenant, &folded).into_iter().take(MAX_SPELLINGS);

@@ -34,6 +34,7 @@ impl Token {
 
 /// Returns the number of a new token, never 0, which stands for unknown devices.
 pub(super) fn nonce_of(id: TraceId) -> u64 {
+    // Half of a random id is enough: a nonce is compared only with those of one account, and the token is signed.
     u64::try_from(id.to_u128() >> 64).unwrap_or(1).max(1)
 }
 
@@ -56,6 +57,7 @@ impl KnownDevice {
 
     /// Drops the tokens issued before one that was used: the device has that one, and no longer needs them.
     pub(super) fn show(&mut self, device: &Device) {
+        // A stolen older token ends here too: it is worth nothing once the owner has used a newer one.
         if let Some(at) = self.tokens.iter().position(|token| token.nonce == device.nonce) {
             self.tokens.drain(..at);
         }
@@ -89,6 +91,7 @@ impl KnownDevice {
         let mut known = Self::new(from.number()?);
         for _ in 0..from.count(MAX_TOKENS)? {
             let token = Token { nonce: from.number()?, issued: Timestamp::from_micros(from.number()?) };
+            // Fits: `count` refuses more than `MAX_TOKENS`.
             let _ = known.tokens.try_push(token);
         }
         Ok(known)

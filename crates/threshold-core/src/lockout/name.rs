@@ -17,6 +17,7 @@ use crate::policy::{Policy, SubjectError};
 pub fn canonical_account(name: &str) -> String {
     // Invisible characters go first, because the characters around one may compose.
     let seen = name.chars().filter(|c| !is_invisible(*c));
+    // Normalized again: folding case can leave sequences that NFKC composes.
     seen.nfkc().default_case_fold().nfkc().collect::<String>().trim().to_owned()
 }
 
@@ -60,6 +61,7 @@ impl Spellings {
     /// Adds a name. A name that was added twice must be removed twice.
     pub fn insert(&mut self, name: &str) {
         let folded = canonical_account(name);
+        // A name in normal form is found without this table.
         if folded != name {
             let count = self.0.entry(folded.into()).or_default().entry(name.into()).or_default();
             *count = count.saturating_add(1);

@@ -58,6 +58,8 @@ impl Track {
 
     pub(super) fn fail(&mut self, login: &Login, at: Timestamp) {
         self.failures = self.failures.saturating_add(1);
+        // An attempt that timed out is counted later than newer failures, with its own earlier time. Neither the last
+        // failure nor a lock may move back for it.
         self.last = self.last.max(at);
         if let Some(span) = login.lock(self.failures) {
             self.locked_until = self.locked_until.max(at.plus(span));
@@ -109,6 +111,7 @@ impl Track {
                 self.fail(login, attempt.times_out());
             }
         }
+        // Time does not lift the ceiling: an attacker would only have to wait. A reset or an operator does.
         if self.failures < login.ceiling && self.last.plus(FORGOTTEN_AFTER) <= now {
             self.failures = 0;
         }
@@ -116,6 +119,7 @@ impl Track {
 
     /// Corrects times dated in the future by a clock that has since been set back, so that a lock lasts no longer than intended.
     fn bring_back(&mut self, now: Timestamp) {
+        // A second of tolerance for differences between the clocks of nodes.
         let latest = now.plus(Span::SECOND);
         // The lock moves by as much as the failure that caused it.
         if self.last > latest {
@@ -123,6 +127,7 @@ impl Track {
             self.last = now;
         }
         if self.under_way.last().is_some_and(|newest| newest.at > latest) {
+            // The minimum keeps the oldest first. No attempt waits longer than `RESULT_WITHIN` from now on.
             for attempt in &mut self.under_way {
                 attempt.at = attempt.at.min(now);
             }
@@ -131,6 +136,7 @@ impl Track {
 
     /// Returns the consecutive failures at `now`, including attempts that have timed out.
     pub(super) fn failures_at(&self, now: Timestamp) -> u32 {
+        // `bring` would count these, but a question must not change the counters.
         let late = self.under_way.iter().filter(|attempt| attempt.counts && attempt.times_out() <= now).count();
         self.failures.saturating_add(u32::try_from(late).unwrap_or(u32::MAX))
     }
@@ -149,6 +155,8 @@ impl Track {
     fn opens_at(&self, login: &Login, now: Timestamp) -> Timestamp {
         let fits_at = self.budget.peek(&Limit::from(login.account), 1, now).ready_at;
         let mut ahead = Ahead::of(self);
+        // Ends: a round in which no attempt has timed out finds the same lock as the one before, and that is over by
+        // then.
         let mut at = now;
         loop {
             ahead.time_out(login, at);
@@ -167,6 +175,7 @@ impl Track {
 
     /// Returns the time from which these counters decide the same as empty ones.
     pub(super) fn silent_from(&self, ceiling_reached: bool) -> Timestamp {
+        // An attempt under way can still become a failure, when it times out, and a failure is remembered from then on.
         let newest = self.under_way.last();
         let under_way = newest.map_or(Timestamp::EPOCH, |attempt| attempt.times_out().plus(FORGOTTEN_AFTER));
         let counted = match self.failures {
@@ -239,6 +248,7 @@ impl<'t> Ahead<'t> {
 
     /// Times out attempts and forgets failures, as [`Track::bring`] does.
     fn time_out(&mut self, login: &Login, at: Timestamp) {
+        // The oldest first, as in `bring`: the number of failures before it decides how long each one locks.
         while let Some((oldest, newer)) = self.under_way.split_first().filter(|(oldest, _)| oldest.times_out() <= at) {
             self.under_way = newer;
             if !oldest.counts {
@@ -270,6 +280,7 @@ impl<'t> Ahead<'t> {
         let room = self.under_way.len().checked_sub(MAX_UNDER_WAY).and_then(|over| self.under_way.get(over));
         let locked = self.locked_until.max(room.map_or(at, UnderWay::times_out));
         let Some(newest) = self.under_way.iter().rev().find(|attempt| attempt.counts) else { return locked };
+        // The next attempt could be one beyond the ceiling, so it waits until those under way have ended.
         if self.may_reach_ceiling(login) {
             return locked.max(newest.times_out());
         }
