@@ -129,6 +129,7 @@ impl AddressGroup {
         let cut = |whole: u8| u32::from(whole.saturating_sub(prefix));
         match address {
             IpAddr::V4(v4) => {
+                // A prefix of 0 would shift by the whole width, which is no valid shift. Then no bit is kept.
                 let mask = u32::MAX.checked_shl(cut(32)).unwrap_or(0);
                 Self { base: Ipv4Addr::from_bits(v4.to_bits() & mask).into(), prefix: prefix.min(32) }
             }
@@ -159,6 +160,7 @@ impl ClientAddress {
     /// Returns whether this peer's forwarding headers are believed: address, host, scheme and identities alike.
     #[must_use]
     pub fn trusts(&self, peer: IpAddr) -> bool {
+        // A dual-stack socket reports IPv4 peers as IPv4-mapped addresses, which are in no IPv4 network.
         let peer = canonical(peer);
         self.trusted.iter().any(|net| net.contains(peer))
     }
@@ -178,6 +180,7 @@ impl ClientAddress {
         match source {
             AddressSource::Peer => Some(peer),
             AddressSource::XForwardedFor => {
+                // Several lines are one list, so the last element of the last line is the nearest hop.
                 let lines = headers.lines("x-forwarded-for").rev();
                 let elements = lines.flat_map(|line| line.rsplit(|byte| *byte == b','));
                 self.walk(peer, elements.filter(|element| !is_blank(element)).map(address_in))
@@ -197,6 +200,7 @@ impl ClientAddress {
     fn walk(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> Option<IpAddr> {
         let mut hops = hops.take(MAX_HOPS).peekable();
         hops.peek()?;
+        // `last` is always a trusted proxy: where the chain breaks, that one answers for whatever it let through.
         let mut last = peer;
         for hop in hops {
             match hop {

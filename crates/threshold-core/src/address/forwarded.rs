@@ -20,6 +20,8 @@ pub(super) fn hops(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
     std::iter::from_fn(move || {
         loop {
             let line = rest?;
+            // Nobody can tell which commas separate here. Only the end of the line is certain to be the work of the
+            // peer.
             if !balanced && !is_first {
                 rest = None;
                 return Some(None);
@@ -27,6 +29,8 @@ pub(super) fn hops(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> {
             is_first = false;
             let split = split_last(line);
             rest = split.before;
+            // A blank element of an unbalanced line still ends the walk: skipping it would believe what a client wrote
+            // before it.
             if !(balanced && is_blank(split.element)) {
                 return Some(address_of(split.element));
             }
@@ -41,6 +45,7 @@ fn is_balanced(line: &[u8]) -> bool {
     let mut bytes = line.iter();
     while let Some(byte) = bytes.next() {
         match byte {
+            // A backslash escapes only within quotes (RFC 9110, 5.6.4).
             b'\\' if quoted => drop(bytes.next()),
             b'"' => quoted = !quoted,
             _ => {}
@@ -66,6 +71,7 @@ fn split_last(line: &[u8]) -> Split<'_> {
     for (at, byte) in line.iter().enumerate().rev() {
         match byte {
             b'"' if !quoted => quoted = true,
+            // From the right, an escaped quote is still inside the string, and only an unescaped one opens it.
             b'"' => quoted = is_escaped(line, at),
             b',' if !quoted => {
                 let (before, rest) = line.split_at(at);
@@ -88,7 +94,9 @@ fn is_escaped(line: &[u8], at: usize) -> bool {
 fn address_of(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     for pair in pairs(element) {
+        // One malformed parameter spoils the element: nobody can tell which part of it is quoted.
         let (name, value) = pair?;
+        // Two values: servers differ in which of them they take, so neither is believed.
         if name.eq_ignore_ascii_case(b"for") && found.replace(value).is_some() {
             return None;
         }
@@ -159,6 +167,7 @@ fn read_quoted(text: &[u8]) -> Option<(Cow<'_, [u8]>, &[u8])> {
                 // A quoted pair stands for its second byte.
                 from = bytes.next()?.0;
             }
+            // No escape so far, as nearly always: nothing has to be copied.
             b'"' if from == 0 => return Some((Cow::Borrowed(piece()?), text.get(at.checked_add(1)?..)?)),
             b'"' => {
                 plain.to_mut().extend_from_slice(piece()?);

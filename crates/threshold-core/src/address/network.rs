@@ -32,6 +32,7 @@ impl Network {
     fn canonical(net: IpNet) -> Self {
         let net = net.trunc();
         let v4 = match (net.addr().to_canonical(), net.prefix_len().checked_sub(96)) {
+            // A mapped block with a prefix below 96 also holds IPv6 addresses, so it stays an IPv6 block.
             (IpAddr::V4(v4), Some(prefix)) if matches!(net, IpNet::V6(_)) => Ipv4Net::new(v4, prefix).ok(),
             _ => None,
         };
