@@ -127,6 +127,7 @@ pub(crate) fn normalize_characters(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for (value, escaped) in decoded(path) {
         match value {
+            // Escaped or not: URL parsers take `\` for a slash, and some servers decode `%5c` before they split.
             b'\\' => out.push('/'),
             // Decoding these would change the meaning of the path.
             b'/' | b'%' | b'?' | b'#' | b';' if escaped => push_escape(&mut out, value),

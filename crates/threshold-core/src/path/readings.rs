@@ -66,6 +66,7 @@ impl Readings {
     /// # Errors
     /// Fails where there are [`MAX_READINGS`] already.
     pub(crate) fn add(&mut self, reading: String) -> Result<(), PathError> {
+        // At most `MAX_READINGS` comparisons. Most combinations of differences end in a reading that is known.
         if self.0.contains(&reading) {
             return Ok(());
         }
@@ -116,12 +117,14 @@ pub enum OddPaths {
 /// Returns whether servers may read a path differently. This is a quick test, which is `false` for the many paths of letters,
 /// digits and single slashes.
 pub(crate) fn may_differ(path: &str) -> bool {
+    // As if behind a slash, so that a dot at the very beginning counts as a segment.
     let mut before = b'/';
     for (at, byte) in strip_authority(path).bytes().enumerate() {
         match byte {
             b'?' => break,
             b'%' | b';' | b'\\' | b'#' | 0..=b' ' | 0x7f.. => return true,
             b'.' if before == b'/' => return true,
+            // `//host` may be read as an authority. Elsewhere empty segments change nothing without a dot segment.
             b'/' if before == b'/' && at == 1 => return true,
             _ => before = byte,
         }
@@ -141,11 +144,13 @@ fn read_counting(path: &str, normal: &str, odd: OddPaths, work: &mut impl FnMut(
     }
     let path = strip_authority(path).split('?').next().unwrap_or_default();
     let characters: Characters = decoded(path).collect();
+    // Before any combination is tried: a path that is refused costs one pass.
     if let Some(error) = Ambiguities::of(&symbols_of(&characters)).oddity().filter(|_| odd == OddPaths::Refuse) {
         return Err(error);
     }
     let mut readings = Readings::of(normal);
     readings.add_trim_of(normal)?;
+    // Servers may stand behind each other, so each subset of the steps is possible, and not only single ones.
     let decodings = Decoding::that_matter(&characters);
     for combination in 0u32..1 << decodings.len() {
         let mut characters = characters.clone();
@@ -161,6 +166,7 @@ fn read_counting(path: &str, normal: &str, odd: OddPaths, work: &mut impl FnMut(
         if odd == OddPaths::Refuse && ambiguities.dot_segments > 0 {
             return Err(PathError::DotSegment);
         }
+        // Counted in each combination: a decoding can uncover differences that the path as it came does not show.
         if decodings.len().saturating_add(ambiguities.count()) > MAX_DIFFERENCES {
             return Err(PathError::TooManyReadings);
         }
@@ -178,6 +184,7 @@ fn trim_controls(path: &str) -> &str {
         if !control {
             break;
         }
+        // A reading has no slash at its end.
         rest = before.trim_end_matches('/');
     }
     if rest.is_empty() { "/" } else { rest }

@@ -26,6 +26,7 @@ impl Decoding {
         let mut present = characters.clone();
         let changes = |decoding: &Self| {
             let after = decoding.apply(&present);
+            // Compared as routers see them: a step that only changes how a character was escaped is no difference.
             let changes = symbols_of(&after) != symbols_of(&present);
             present = after;
             changes
@@ -49,6 +50,8 @@ fn decode_again(characters: &Characters) -> Characters {
     let bytes: Vec<u8> = characters.iter().map(|(value, _)| *value).collect();
     let is_escaped_twice = |(at, (value, escaped)): (usize, &(u8, bool))| {
         let behind = bytes.get(at.saturating_add(1)..).unwrap_or_default();
+        // A `%` that began no valid escape counts as escaped too: the first decoding may have made one of it, as of
+        // `%%36c`.
         *value == b'%' && *escaped && escape(behind).is_some()
     };
     if !characters.iter().enumerate().any(is_escaped_twice) {
@@ -62,6 +65,7 @@ fn without_invalid_utf8(characters: &Characters) -> Characters {
     let mut rest = characters.as_slice();
     let mut valid = Characters::with_capacity(characters.len());
     for chunk in bytes.utf8_chunks() {
+        // `rest` moves beside the chunks, so that each byte keeps whether it was escaped.
         let (own, others) = rest.split_at_checked(chunk.valid().len()).unwrap_or((rest, &[]));
         valid.extend_from_slice(own);
         rest = others.get(chunk.invalid().len()..).unwrap_or_default();

@@ -121,7 +121,9 @@ impl Router {
                 ("", _) if self.merges_slashes => {}
                 ("." | "..", Dots::Resolved { below }) => {
                     work(path.text.len());
+                    // Before the segment is resolved: this is the prefix that a mounted router has matched.
                     readings.add_trimmed(path.as_str())?;
+                    // A `..` beyond the root is dropped. `below` makes the mount point the root.
                     if name == ".." && path.starts.len() > below {
                         path.pop();
                     }
@@ -204,7 +206,9 @@ impl Ambiguities {
             escaped_end_mark: any(|symbol| matches!(symbol, Symbol::EndMark { escaped: true, .. })),
             raw_end_mark: any(|symbol| matches!(symbol, Symbol::EndMark { escaped: false, .. })),
             controls: any(|symbol| matches!(symbol, Symbol::Escaped(0..=0x1f | 0x7f))),
+            // In the widest text `/%2fhost` and `/\host` begin with two slashes as well.
             authority: text.starts_with("//"),
+            // A segment of nothing but parameters is empty once they are dropped.
             empty_segments: text.contains("//") || text.contains("/;"),
             dot_segments: text.split('/').filter(|segment| matches!(before_parameters(segment), "." | "..")).count(),
         }
@@ -228,10 +232,12 @@ impl Ambiguities {
         readings: &mut Readings,
         work: &mut impl FnMut(usize),
     ) -> Result<(), PathError> {
+        // Before the first text is built: each dot segment adds a reading to compare.
         if self.dot_segments > MAX_DOT_SEGMENTS {
             return Err(PathError::TooManyReadings);
         }
         let differences = self.differences();
+        // Without dot segments all treatments give the same reading.
         let dots = if self.dot_segments > 0 { Dots::ALL.as_slice() } else { std::slice::from_ref(&Dots::RESOLVED) };
         for combination in 0u32..1 << differences.len() {
             let mut router = Router::default();
@@ -258,6 +264,7 @@ impl Ambiguities {
         let differences: [(bool, Difference); 9] = [
             (self.escaped_slash, |router| router.decodes_slash = true),
             (self.backslash, |router| router.backslash_separates = false),
+            // With both bits set the second wins. That repeats a reading, and `Readings::add` drops it.
             (self.parameters, |router| router.parameters = Parameters::Kept),
             (self.parameters, |router| router.parameters = Parameters::EndPath),
             (self.escaped_semicolon, |router| router.decodes_semicolon = true),
@@ -287,6 +294,7 @@ struct Segments {
 
 impl Segments {
     fn push(&mut self, name: &str) {
+        // An empty segment has a start too, so that `..` removes it where slashes are not merged.
         self.starts.push(self.text.len());
         if !name.is_empty() {
             self.text.push('/');
