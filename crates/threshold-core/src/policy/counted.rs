@@ -84,14 +84,19 @@ impl CountedBy {
             builder.text(Part::Tenant, "");
         }
         let secret = builder.derive();
+        // Another secret for an address that replaces a part. Under the same one, a user whose name is spelled like the
+        // bytes of an address would share its budget.
         builder.text(Part::Floor, "");
         let shared = !per.contains(&Per::Endpoint);
+        // These are found after the names of the caller, and may differ between the readings of a path.
         let spelled = |per: &Per| matches!(per, Per::Tier | Per::Category | Per::Endpoint | Per::Method | Per::Host);
         let named = !category && !per.iter().any(spelled);
         let alone = match (per.as_slice(), category) {
             ([], false) => Some(SinglePart::Nothing),
             ([Per::Ip], false) => Some(SinglePart::Address),
             ([Per::Tenant], false) => Some(SinglePart::Tenant),
+            // A scoped user has two parts, the tenant and the name, which need framing: without it `a` + `bc` is `ab` +
+            // `c`.
             ([Per::User], false) if !scoped => Some(SinglePart::User),
             _ => None,
         };
@@ -108,6 +113,7 @@ impl CountedBy {
 
     /// Returns the index of a combination, which is added if it is new.
     pub(crate) fn find_or_add(all: &mut Vec<Self>, own: Self) -> usize {
+        // The scope and the key are those of the policy, the same for all of its rules.
         let same = |other: &Self| (&other.per, other.category, other.floors) == (&own.per, own.category, own.floors);
         if let Some(place) = all.iter().position(same) {
             if let Some(known) = all.get_mut(place) {
@@ -152,6 +158,7 @@ impl CountedBy {
         Request { caller, policy, .. }: &Request<'_>,
     ) -> (Digest, Keyed) {
         if let Some(value) = value {
+            // No partition is set: its own bits are the anchor's.
             let digest = *anchored.get_or_insert_with(|| self.ready.digest(value.as_bytes()));
             return (digest, Keyed::Whole);
         }
@@ -185,6 +192,8 @@ impl CountedBy {
             }
             Anchor::Whole => request.floor(keyed).unwrap_or(digest.partition()),
             Anchor::Identity(per, secret) => {
+                // Only the parts that identify the caller, so that all budgets of one caller are in one partition,
+                // whatever endpoint or method they count by.
                 let mut key = secret.go_on();
                 let keyed = caller.add_parts(&mut key, per, rule, policy, self.floors);
                 request.floor(keyed).unwrap_or(key.finish().partition())
@@ -267,6 +276,7 @@ impl Known {
     /// can prefetch their memory. Only the caller's names must be known.
     #[inline]
     pub(crate) fn learn(&mut self, caller: &Caller<'_>, policy: &Policy, mut expect: impl FnMut(Digest)) {
+        // Early identities depend on no rule, so any rule will do.
         let Some(rule) = policy.rules.first() else { return };
         for &place in policy.early.iter() {
             if let (Some(counted), Some(digest)) = (policy.counted.get(place), self.digests.get_mut(place)) {
@@ -285,6 +295,7 @@ impl Known {
     /// Drops the digests that depend on the path, for another reading of it.
     pub(crate) fn forget_path_dependent(&mut self, policy: &Policy) {
         for (place, counted) in policy.counted.iter().enumerate().take(REMEMBERED) {
+            // Another reading has another path, category and endpoint, but the same names.
             if !counted.named {
                 self.bits &= !bit(place);
             }
@@ -319,6 +330,8 @@ impl<'c> Identities<'c> {
         let mut digest = (Digest::from_u128(0), Keyed::Missing);
         let request = Request { caller: self.caller, rule, policy: self.policy };
         counted.digest(&request, &mut self.known.anchored, &mut digest);
+        // An identity that is not shared depends on the patterns of its rule. Cached, it would charge the key of one
+        // rule for another.
         if let Some(remembered) = self.known.digests.get_mut(place)
             && counted.shared
         {

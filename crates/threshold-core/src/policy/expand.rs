@@ -54,6 +54,7 @@ impl<'v> Expander<'v> {
         span: Range<usize>,
         digits_only: bool,
     ) -> Result<Option<String>, VariableError> {
+        // Most strings have no variable and cost nothing.
         let Some(room) = self.room.filter(|_| text.contains('$')) else { return Ok(None) };
         let mut out = String::new();
         let mut rest = text;
@@ -71,6 +72,8 @@ impl<'v> Expander<'v> {
                 };
                 let (name, value) = self.value(inside, digits_only)?;
                 if out.len().saturating_add(value.len()) > room {
+                    // This error refuses the policy. Expanding the other strings would only repeat it, at the cost of
+                    // their memory.
                     self.room = None;
                     let message = format!("the variable {name} makes the policy too large");
                     let most = super::MAX_FILE;
@@ -89,6 +92,7 @@ impl<'v> Expander<'v> {
         }
         out.push_str(rest);
         self.room = Some(room.saturating_sub(out.len()));
+        // The whole text too: messages quote whole strings, and a short value is not recognised inside one.
         self.values.hide(&out, text);
         self.values.written.push((span, text.to_owned()));
         Ok(Some(out))
@@ -107,6 +111,7 @@ impl<'v> Expander<'v> {
             let message = "the name of a variable consists of letters, digits and _, and does not start with a digit";
             return Err(wrong(message, "write \"${NAME}\" or \"${NAME:-20}\""));
         }
+        // As in a shell, `:-` also replaces a variable that is set to nothing.
         let set = (self.variable)(name).filter(|value| !value.is_empty());
         if let Some(value) = &set {
             self.values.hide(value, &format!("${{{name}}}"));
@@ -154,6 +159,7 @@ impl Values {
 
 /// Replaces every occurrence, ignoring ASCII case: names of headers and paths are lower-cased before they are reported.
 fn replaced(text: &str, value: &str, with: &str) -> String {
+    // Lower-casing ASCII keeps every byte in its place, so a position in `lower` is one in `text`.
     let (lower, value) = (text.to_ascii_lowercase(), value.to_ascii_lowercase());
     let mut out = String::with_capacity(text.len());
     let mut from = 0;

@@ -145,6 +145,7 @@ impl Pattern {
                 None => text.len(),
             };
             let limit = starts.get(next).copied().unwrap_or(text.len());
+            // The search took as little as it could before the `**`. A capture right before it takes as much as it can.
             let end = if matches!(followed, Some(Token::Any)) { self.longest(tokens, text, end, limit) } else { end };
             let start = starts.get(first).copied().unwrap_or_default();
             keep_captures(tokens, text.get(start..end)?, self.separator, &mut captures);
@@ -158,6 +159,7 @@ impl Pattern {
         let ahead = text.get(end..limit).unwrap_or_default();
         let ahead = ahead.split(|c: char| self.separator.map(char::from) == Some(c)).next().unwrap_or_default();
         match tokens {
+            // Up to the next separator: the last wildcard of the run can absorb all of that.
             [.., Token::Segment { .. }] => end.saturating_add(ahead.len()),
             [.., Token::Segment { .. }, Token::Literal(literal)] => {
                 let found = ahead.rfind(literal.as_ref()).map(|at| at.saturating_add(literal.len()));
@@ -193,7 +195,10 @@ fn tokenize(text: &str, separator: Option<u8>) -> Result<Vec<Token>, String> {
             (None, Some(_)) => false,
         };
         if let Some(after) = rest.strip_prefix("**") {
+            // Further stars add nothing.
             let after = after.trim_start_matches('*');
+            // Only a whole segment `**` also matches without its slash: `/api/**` matches `/api`, and `/api/x**` does
+            // not match `/api`.
             let ends = after.is_empty() || after.starts_with('/');
             if separator == Some(b'/') && literal.ends_with('/') && ends {
                 literal.pop();
@@ -206,6 +211,8 @@ fn tokenize(text: &str, separator: Option<u8>) -> Result<Vec<Token>, String> {
             rest = after;
         } else if let Some(after) = rest.strip_prefix('*') {
             flush(&mut literal, &mut tokens);
+            // A `*` that is a whole segment needs a character: normalized paths have no empty segments. Within a name
+            // it may be empty.
             let whole = at_start && after.bytes().next().is_none_or(|next| Some(next) == separator);
             tokens.push(Token::Segment { least: usize::from(whole), capture: false });
             rest = after;

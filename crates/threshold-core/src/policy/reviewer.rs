@@ -135,6 +135,8 @@ fn burst(loader: &mut Loader<'_>, written: &RuleFile, rule: &Rule) {
         return;
     }
     let said = written.burst.is_some() || text.value.contains("burst");
+    // A burst that is written is judged by its size. Without one it is the quota: usual up to a minute, where a bucket
+    // is the default, and rarely meant beyond.
     let doubles = if said { limit.capacity() >= limit.quota() } else { limit.period() > Span::MINUTE };
     if doubles {
         let (most, period) = (limit.bound(), limit.period());
@@ -178,6 +180,7 @@ fn is_client_chosen(per: &Per, identity: &Identity) -> bool {
 /// Warns about budgets that a client gets more of by choosing new values.
 fn client_chosen(loader: &mut Loader<'_>, identity: &Identity, rules: &[Placed], rule: &Rule, span: &Range<usize>) {
     let Some(first) = rule.per.iter().find(|per| is_client_chosen(per, identity)) else { return };
+    // These have few values for one client, if a client cannot choose them.
     let bounds = |per: &Per| matches!(per, Per::Ip | Per::IpPrefix(_) | Per::Fact(_) | Per::User | Per::Tenant);
     let bounded = rule.per.iter().any(|per| bounds(per) && !is_client_chosen(per, identity));
     // A pattern without wildcards is one endpoint, whatever the client writes.
@@ -277,6 +280,7 @@ fn covers(wide: &Match, narrow: &Match) -> bool {
         && patterns(&wide.host, &narrow.host)
         && patterns(&wide.tenant, &narrow.tenant)
         && patterns(&wide.tier, &narrow.tier)
+        // Conditions on facts are not compared, so a rule with any covers nothing for certain.
         && wide.fact.is_empty()
 }
 
@@ -323,11 +327,13 @@ fn shared_below_clients(loader: &mut Loader<'_>, rules: &[Placed], rule: &Rule, 
     let is_shared = !rule.per.iter().any(Per::is_identity);
     let Some(limit) = plain_limit(rule).filter(|_| is_shared) else { return };
     for (client, _) in rules {
+        // One budget of such a rule is about one client.
         let by_client = client.per.iter().any(|per| matches!(per, Per::Ip | Per::User | Per::Header(_)));
         let meet = covers(&rule.matches, &client.matches) || covers(&client.matches, &rule.matches);
         let Some(own) = plain_limit(client).filter(|_| by_client && meet && client.mode == Mode::Enforce) else {
             continue;
         };
+        // Cross products, because the two limits may have different periods.
         let needed = rate(own.quota().saturating_mul(CLIENTS), limit.period());
         if rate(limit.quota(), own.period()) < needed {
             let message = format!(

@@ -81,6 +81,7 @@ impl<V> SharedMap<V> {
 
     fn remove_hashed(&mut self, hash: u64, name: &str) -> Option<Arc<V>> {
         let root = self.root.as_deref()?;
+        // Found first: removing a name that is not there must not copy any node.
         let removed = root.find_shared(hash, name).cloned()?;
         self.root = root.without(hash, 0, name);
         self.len = self.len.saturating_sub(1);
@@ -124,6 +125,7 @@ impl<V> Node<V> {
         let mut left = children.iter().flatten();
         match (left.next(), left.next()) {
             (None, _) => None,
+            // Only a leaf can move up. The children of a branch are placed by the bits of its own depth.
             (Some(leaf), None) if matches!(**leaf, Self::Leaf { .. }) => Some(Arc::clone(leaf)),
             _ => Some(Arc::new(Self::Branch(children))),
         }
@@ -135,6 +137,7 @@ fn inserted<V>(node: Option<&Arc<Node<V>>>, hash: u64, depth: u32, entry: Entry<
     let mut children: [Child<V>; WIDTH] = match node.map(AsRef::as_ref) {
         None => return (Arc::new(Node::Leaf { hash, entries: vec![entry] }), None),
         Some(Node::Leaf { hash: own, entries }) if *own == hash => {
+            // A copy, because an older clone of the map may share this leaf.
             let mut entries = entries.clone();
             let known = entries.iter_mut().find(|(name, _)| *name == entry.0);
             let before = match known {
@@ -146,6 +149,7 @@ fn inserted<V>(node: Option<&Arc<Node<V>>>, hash: u64, depth: u32, entry: Entry<
             };
             return (Arc::new(Node::Leaf { hash, entries }), before);
         }
+        // Another hash: the leaf moves down, and the recursion goes on until the two hashes part.
         Some(Node::Leaf { hash: own, .. }) => {
             let mut children: [Child<V>; WIDTH] = Default::default();
             if let Some(child) = children.get_mut(place(*own, depth)) {

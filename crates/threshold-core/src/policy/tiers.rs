@@ -106,6 +106,7 @@ impl TiersInForce {
 
     /// Replaces a setting; `None` removes it. Returns whether there was one before.
     pub(crate) fn give(&mut self, owner: Owner, name: &str, given: Option<Given>) -> bool {
+        // Added before the old setting is subtracted, so that a kind that both have is not removed and made again.
         if let Some(own) = given.as_ref().and_then(|given| given.own.as_ref()) {
             self.totals.add(own);
         }
@@ -153,6 +154,7 @@ impl TiersInForce {
         let own = self.user_of(caller).and_then(|own| own.tier.as_deref());
         let owners = caller.tenant.and_then(|tenant| self.tenant(tenant)).and_then(|own| own.tier.as_deref());
         let mut tiers = [own, owners, given, default].into_iter().flatten();
+        // An unknown tier must not win over a known one: it has no limits, so it would be unlimited.
         tiers.find(|name| self.written.tiers.contains_key(*name)).or(given)
     }
 
@@ -164,11 +166,14 @@ impl TiersInForce {
         caller: &Caller<'_>,
     ) -> Option<(&'p Measured, Source<'p>)> {
         let pick = |categories: &'p Categories| categories.get(caller.category).map(|shaped| shaped.get(shape));
+        // A user's own limit applies only to budgets of single users. In a shared budget it would apply to everyone in
+        // it.
         let users = per.contains(&Per::User).then(|| self.user_of(caller)).flatten();
         let tenants = caller.tenant.and_then(|tenant| self.tenant(tenant));
         for own in [users, tenants].into_iter().flatten() {
             let limits = own.scaled.as_deref().filter(|_| self.any_scaled).map_or(&own.limits, |scaled| &scaled.own);
             if let Some(limit) = pick(limits) {
+                // An own limit ends the search, also where it is unlimited: the tier must not limit it again.
                 return Some((limit?.as_ref()?, Source::Own));
             }
         }
@@ -228,6 +233,7 @@ impl Totals {
                 count.0 = count.0.saturating_sub(1);
             }
         }
+        // A kind that no setting has any more must not be reported as one in use.
         limits.retain(|_, (count, _)| *count > 0);
     }
 }

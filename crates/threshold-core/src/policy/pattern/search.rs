@@ -30,6 +30,7 @@ pub(super) fn keep_captures<'a>(tokens: &[Token], text: &'a str, separator: Opti
                 star = Some(left);
             }
         } else {
+            // The text does match, so some wildcard can take more. The last one tried is enough, as in `Search`.
             let Some((token, begin)) = star.and_then(|token| Some((token, before(*begins.get(token)?)?))) else {
                 return;
             };
@@ -122,6 +123,7 @@ impl<'p, 'a> Search<'p, 'a> {
                 rest.starts_with(literal.as_bytes()).then(|| Step::To(self.at.saturating_add(literal.len())))
             }
             Token::Segment { least, .. } => {
+                // `next_character` ends at the separator, so this never leaves the segment.
                 let at = if *least == 0 { self.at } else { self.next_character(self.at)? };
                 self.star = Some((next, at));
                 Some(Step::To(at))
@@ -130,6 +132,8 @@ impl<'p, 'a> Search<'p, 'a> {
             Token::Deeper if is_last => (rest.is_empty() || rest.starts_with(b"/")).then_some(Step::Done),
             Token::Deeper if !rest.starts_with(b"/") => None,
             Token::Any | Token::Deeper => {
+                // The literal is nowhere in the rest, so no earlier wildcard can help by taking more. Without this a
+                // search would be quadratic.
                 let Some(at) = self.next_start(next, self.at) else { return Some(Step::Never) };
                 (self.star, self.glob) = (None, Some((next, at)));
                 Some(Step::To(at))
@@ -139,6 +143,7 @@ impl<'p, 'a> Search<'p, 'a> {
 
     /// Extends the last wildcard that can take more of the text. Returns whether there is one.
     fn extend(&mut self) -> bool {
+        // Remembered before the `*` is given up: it decides how far the `**` may skip.
         let starred = self.star.is_some();
         if let Some((token, at)) = self.star
             && let Some(at) = self.next_character(at)
@@ -175,6 +180,7 @@ impl<'p, 'a> Search<'p, 'a> {
     /// Returns the position after the character here; `None` if the segment ends here.
     fn next_character(&self, at: usize) -> Option<usize> {
         let (first, rest) = self.text.get(at..)?.split_first()?;
+        // A character is skipped whole, so that a capture never ends inside of one.
         let continues = rest.iter().take_while(|byte| (0x80..0xc0).contains(*byte)).count();
         (Some(*first) != self.pattern.separator).then(|| at.saturating_add(1).saturating_add(continues))
     }
