@@ -72,11 +72,14 @@ impl<'p> Rehearsal<'p> {
         let facts = facts(request, &found, self.number);
         let fits = match self.planned.take() {
             Some(fits) => {
+                // The plan that was filled ahead becomes the present one, and its memory serves the request after the
+                // next.
                 std::mem::swap(&mut self.plan, &mut self.coming);
                 fits
             }
             None => self.plan.fill(&facts),
         };
+        // Before the present request is settled, so that the processor fetches the next one's memory meanwhile.
         if let Some(coming) = coming {
             self.plan_ahead(coming);
         }
@@ -94,6 +97,7 @@ impl<'p> Rehearsal<'p> {
                     self.give_back(request.status, now);
                 }
             }
+            // As a server with this policy decides when its memory is full.
             Err(_) => self.decision = self.plan.decide_blind(false, Degraded::StoreFull, now),
         }
         let decided = self.outcome_of(&facts);
@@ -115,6 +119,7 @@ impl<'p> Rehearsal<'p> {
     /// not how long the request lasted.
     fn give_back(&mut self, status: Option<u16>, now: Timestamp) {
         let mut pending = self.plan.pending(&self.outcome);
+        // Without a status in the log, every charge stays: the replay then shows the strictest outcome.
         let uncounted = status.and_then(|status| pending.take_uncounted(Some(status)));
         for taken in [uncounted, pending.take_holds()].into_iter().flatten() {
             self.returned.extend(taken.keys());
@@ -144,6 +149,7 @@ impl<'p> Rehearsal<'p> {
         }
         let struck = decision.escalations.first().and_then(|strike| decision.readings.get(strike.charge));
         let reading = match verdict {
+            // A warning comes from the strike on a ladder, and no limit has denied the request.
             Verdict::Warn => struck,
             Verdict::Slow => None,
             _ => decision.bound_by(),

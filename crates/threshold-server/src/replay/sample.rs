@@ -24,6 +24,7 @@ impl<V> Sample<V> {
         if !self.takes(key) {
             return None;
         }
+        // Again, if by chance all keys share the next bit and nothing was dropped.
         while self.values.len() >= self.most && !self.values.contains_key(&key) {
             self.halve();
             if !self.takes(key) {
@@ -53,6 +54,8 @@ impl<V> Sample<V> {
     fn halve(&mut self) {
         self.level = self.level.saturating_add(1);
         let level = self.level;
+        // The test depends on the key alone and not on when it came, so the kept ones have been counted from their
+        // first request.
         self.values.retain(|key, _| key.trailing_zeros() >= level);
     }
 

@@ -38,6 +38,7 @@ impl Series {
             self.steps.push(self.step());
         }
         let mut at = self.place(second);
+        // More than once, if the log has a gap of years or one line with a wrong date.
         while at >= MAX_STEPS {
             self.coarsen();
             at = self.place(second);
@@ -72,6 +73,8 @@ impl Series {
     }
 
     fn place(&self, second: u64) -> usize {
+        // Steps are aligned to the epoch and not to the first request, so that wide ones begin at full minutes and
+        // hours.
         let number = second.checked_div(self.width).unwrap_or(0);
         usize::try_from(number.saturating_sub(self.first)).unwrap_or(usize::MAX)
     }
@@ -82,6 +85,7 @@ impl Series {
         let next = next.unwrap_or_else(|| self.width.saturating_mul(2));
         let old = std::mem::take(&mut self.steps);
         let (first, width) = (self.first, self.width);
+        // In seconds first, then in the new width: the first request may be in the middle of a wider step.
         self.first = first.saturating_mul(width).checked_div(next).unwrap_or(0);
         self.width = next;
         for (index, step) in old.into_iter().enumerate() {

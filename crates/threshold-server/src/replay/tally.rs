@@ -78,6 +78,7 @@ pub(super) struct Peak {
 impl Peak {
     /// Keeps the fuller of two uses of a key, by their share of the capacity.
     fn merge(&mut self, other: &Self) {
+        // Fractions are compared by cross-multiplication: exact, and without a division by a capacity of 0.
         let share = |used: u64, capacity: u64| u128::from(used).saturating_mul(u128::from(capacity));
         if share(other.used, self.capacity) > share(self.used, other.capacity) {
             (self.used, self.capacity) = (other.used, other.capacity);
@@ -194,6 +195,7 @@ impl Tally {
         facts: &Facts<'_>,
         at: Moment,
     ) {
+        // Requests come in order of time, so the first and the last one are the bounds.
         if self.requests == 0 {
             self.from = at.micros;
         }
@@ -213,6 +215,7 @@ impl Tally {
                 }
             }
         }
+        // A warned or slowed request is touched but not stopped: its client still gets an answer of the application.
         let touched = decided.verdict != Verdict::Allow;
         let stopped = !decided.verdict.allows();
         self.count_subjects(facts, touched);
@@ -221,6 +224,7 @@ impl Tally {
         if touched {
             self.touch(settled.map(|settled| settled.decision), decided, facts, at.micros);
         }
+        // By the fullest queue: a request may match many rules, and so fill the peaks much faster than the subjects.
         if self.seen.iter().any(|seen| seen.len() >= BATCH) || self.filled.len() >= BATCH {
             self.flush();
         }
@@ -245,6 +249,7 @@ impl Tally {
 
     /// Counts the readings of all matched rules, binding or not.
     fn read(&mut self, plan: &Plan<'_>, settled: Settled<'_>) {
+        // Readings are in the order of the matched rules, so the two can be zipped.
         for (reading, charge) in settled.decision.readings.iter().zip(plan.met()) {
             if let Some(rule) = self.rules.get_mut(reading.rule()) {
                 bump(&mut rule.met);
@@ -255,7 +260,9 @@ impl Tally {
                 continue;
             }
             let [high, low] = charge.key().halves();
+            // Both halves are digests, so half of the bits is enough, and XOR keeps what distinguishes them.
             let digest = high ^ low;
+            // Tested before the entry is built: with a full table most keys are outside of the sample.
             if self.peaks.takes(digest) {
                 let capacity = charge.limit().capacity();
                 // The reading was taken between the charge and the answer that gave it back.
@@ -299,6 +306,7 @@ impl Tally {
                     Verdict::Deny => bump(&mut rule.denied),
                     Verdict::Ban => bump(&mut rule.banned),
                     Verdict::Warn => bump(&mut rule.warned),
+                    // A slowed request has no binding rule, and is counted as a penalty.
                     Verdict::Allow | Verdict::Slow => {}
                 }
             }
@@ -317,6 +325,7 @@ impl Tally {
         }
         let rule = (reason < self.rules.len()).then_some(reason);
         self.top_subjects.add(kind, &self.name, rule, verdict, micros);
+        // Asked only while the list is short, so a scan is cheap.
         let is_new = || !self.first.iter().any(|own| own.kind == kind && own.name == self.name);
         if self.first.len() < self.top && is_new() {
             self.first.push(FirstTouch { kind, name: self.name.clone(), at: micros, verdict, reason });
@@ -329,6 +338,7 @@ impl Tally {
             Some(decision) => decision.penalty,
             None => None,
         };
+        // Without a layer it was a list of the policy, which has the last place.
         let at = layer.map_or(LAYERS.len(), |layer| layer as usize);
         if let Some(own) = self.penalties.get_mut(at) {
             match verdict {
@@ -347,6 +357,8 @@ fn bump(count: &mut u64) {
 /// Digests the group of an address: itself, or an IPv6 prefix.
 pub(super) fn address_digest(ip: IpAddr, ipv6_prefix: u8) -> u64 {
     match ip.to_canonical() {
+        // Unkeyed, so that two runs choose the same sample. An attacker who shapes a log gains nothing by a collision
+        // here.
         IpAddr::V4(v4) => SipHasher13::new().hash(&v4.octets()),
         IpAddr::V6(v6) => {
             let beyond = 128_u32.saturating_sub(u32::from(ipv6_prefix));

@@ -77,6 +77,7 @@ pub(crate) struct TopSubjects {
 
 impl TopSubjects {
     pub(crate) fn add(&mut self, kind: Kind, name: &str, rule: Option<usize>, verdict: Verdict, micros: u64) {
+        // At twice the number that stays, so that the cost of a trim is shared by thousands of new subjects.
         if self.table.len() >= MIN_KEPT.saturating_mul(2) && !self.table.contains_key(name) {
             self.trim();
         }
@@ -116,10 +117,14 @@ impl TopSubjects {
         };
         let mut weights: Vec<(u64, u64)> = self.table.values().map(weight).collect();
         weights.sort_unstable_by(|one, other| other.cmp(one));
+        // The largest weight that is dropped. A dropped subject begins at zero again, so its count lacks at most this
+        // much, and each trim adds to the error.
         let floor = weights.get(MIN_KEPT).copied().unwrap_or_default();
         self.undercount = self.undercount.saturating_add(floor.0);
         let mut room = MIN_KEPT;
         self.table.retain(|_, kinds| {
+            // Strictly more: of many subjects with the same weight, such as a scan with one denial each, none is
+            // worth keeping before the others.
             let stays = weight(kinds) > floor && room > 0;
             room = room.saturating_sub(usize::from(stays));
             stays
