@@ -89,8 +89,11 @@ impl ExportArgs {
 
 /// Writes the edge rules, without those that the edge cannot count.
 fn edge(args: &ExportArgs, source: &Source, policy: &Policy, unsupported: Unsupported) -> anyhow::Result<Report> {
+    // First what no edge can count, then what this one cannot, so that each rule is left out for the most general
+    // reason.
     let mut exported = EdgeRules::new(policy);
     exported.leave_out(unsupported);
+    // An empty file would look like protection and limit nothing.
     if exported.rules.is_empty() {
         let reasons: Vec<String> = exported.left_out.iter().map(|(name, why)| format!("\n  {name}: {why}")).collect();
         bail!("{} has no rule of the layer \"edge\" that an edge can count by itself{}", source.name, reasons.concat());
@@ -175,6 +178,7 @@ impl<'p> EdgeRule<'p> {
         let Some(limit) = rule.fixed_limit() else {
             return Err(if rule.is_by_tier() { "its limit is not the same for everyone" } else { "it has no limit" });
         };
+        // An edge can only block. A rule that observes would begin to deny requests.
         if rule.mode == Mode::Observe {
             return Err("it only observes");
         }
@@ -189,6 +193,8 @@ impl<'p> EdgeRule<'p> {
         if rule.fallback {
             return Err("it is a fallback, and edges do not know the other rules of its layer");
         }
+        // Edges know the address and nothing else about a caller. A rule by address and user, for example, would be
+        // shared by all users behind it.
         let prefix = match rule.per.as_slice() {
             [Per::Ip] => None,
             [Per::IpPrefix(prefix)] => Some(*prefix),
@@ -205,6 +211,8 @@ impl<'p> EdgeRule<'p> {
         {
             return Err("it matches by more than method, host and path");
         }
+        // The methods are written unquoted in some of the files, where other characters would change the
+        // configuration.
         if !matches.method.iter().all(|method| method.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b'-')) {
             return Err("it matches a method that no request has");
         }
@@ -237,6 +245,7 @@ impl<'p> EdgeRule<'p> {
         let usual = || format!("{{\"error\":\"rate_limited\",\"retry_after\":{}}}", self.timeout());
         let own = exported_body(self.rule, self.policy, self.quota, self.timeout());
         let body = own.map_or_else(usual, |own| own.text);
+        // A policy may have its own body as text, and clients parse what is declared as JSON.
         let json = body.trim_start().starts_with(['{', '[']);
         (body, if json { "application/json" } else { "text/plain" })
     }

@@ -101,6 +101,7 @@ impl TrustedHeaders {
 
     fn new(proxy: Proxy, policy: &Policy, name: &str) -> anyhow::Result<Self> {
         let identity = policy.identity();
+        // Every client would be counted as the proxy itself, and the first busy one would block all others.
         if identity.address.trusted.is_empty() {
             bail!(
                 "{name} trusts no proxy, so it would ignore the headers of this one; list the address that the proxy connects \
@@ -115,6 +116,7 @@ impl TrustedHeaders {
             }
             None => Some(written_by(proxy, &addresses, name)?),
         };
+        // The header that the proxy writes is not removed again.
         addresses.retain(|header| Some(header) != address.as_ref());
         let (mut names, mut clients) = (Vec::new(), Vec::new());
         let sources = [("tenant", &identity.tenant), ("user", &identity.user), ("tier", &identity.tier)];
@@ -124,6 +126,7 @@ impl TrustedHeaders {
                 Some(IdentitySource::Cookie(_)) => "cookie",
                 Some(IdentitySource::Host(_) | IdentitySource::Path(_) | IdentitySource::Claim(_)) | None => continue,
             };
+            // The proxy overwrites these in any case. To remove them as well would remove its own value.
             let set = PROXIES_OWN.iter().chain(&DESCRIBING).any(|own| *own == header);
             let address = address.iter().chain(&addresses).any(|own| own == header) || header == "forwarded";
             // A policy that trusts a header that clients write themselves trusts the client. The proxy keeps such a header
@@ -142,6 +145,7 @@ impl TrustedHeaders {
             );
         }
         let known = |header: &str| names.iter().chain(&clients).any(|named: &IdentityHeader| named.header == header);
+        // A header that names the caller is never passed on as the client sent it, even if a rule counts by it too.
         let counted = policy.header_names().into_iter().filter(|header| !known(header)).map(str::to_owned).collect();
         for IdentityHeader { header, .. } in &names {
             if header.matches(['-', '_']).count() > MAX_SEPARATORS {
@@ -168,6 +172,7 @@ impl TrustedHeaders {
             let own = PROXIES_OWN.iter().chain(&CLIENT_HEADERS).any(|own| *own == name);
             own || self.removed().any(|own| own == name) || self.counted.iter().any(|own| own == name)
         };
+        // Proxies replace these two, but only in the spelling with dashes.
         let names = ["x-forwarded-for", "x-forwarded-host"].into_iter().chain(self.removed());
         let all: BTreeSet<String> = names.flat_map(respell).filter(|name| !kept(name)).collect();
         all.into_iter().collect()
@@ -216,6 +221,7 @@ fn address_headers(sources: &[AddressSource]) -> Vec<String> {
     let mut headers: Vec<String> = Vec::new();
     for source in sources {
         let header = match source {
+            // Sources are tried in order, and a connection always has a peer. Those behind it are never read.
             AddressSource::Peer => break,
             AddressSource::XForwardedFor => "x-forwarded-for",
             AddressSource::Forwarded => "forwarded",

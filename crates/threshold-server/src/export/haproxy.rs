@@ -39,6 +39,8 @@ pub(super) fn write(exported: &EdgeRules<'_>, policy: &Policy) -> String {
     );
     let ipv6_prefix = policy.identity().ipv6_prefix;
     for (index, rule) in exported.rules.iter().enumerate() {
+        // Rules beyond the last counter share it. HAProxy refuses a configuration with a higher number than the tuned
+        // one.
         let slot = index.min(SLOTS.saturating_sub(1));
         section(rule, slot, ipv6_prefix, &mut out);
     }
@@ -64,6 +66,8 @@ fn section(rule: &EdgeRule<'_>, slot: usize, ipv6_prefix: u8, out: &mut String) 
     let when = if conditions.is_empty() { String::new() } else { format!(" if {conditions}") };
     let (v4, v6) = match rule.prefix {
         None => (32, ipv6_prefix),
+        // A policy has one prefix for both families. Up to 32 it is meant for IPv4, since an IPv6 /32 is a whole
+        // provider.
         Some(prefix @ ..=32) => (prefix, ipv6_prefix),
         Some(prefix) => (32, prefix),
     };
@@ -102,6 +106,7 @@ fn conditions(rule: &EdgeRule<'_>, id: &str, out: &mut String) -> Vec<String> {
     }
     let hosts = ("host", "req.hdr(host),field(1,:),lower", &rule.hosts);
     for (name, fetch, shapes) in [hosts, ("path", "path,lower", &rule.paths)] {
+        // Lines of one access list are alternatives, so a pattern for everything makes the others superfluous.
         if shapes.is_empty() || shapes.contains(&Shape::Anything) {
             continue;
         }

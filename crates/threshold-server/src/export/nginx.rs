@@ -60,6 +60,7 @@ struct Rate {
 
 /// Converts a limit to whole requests in a second or a minute, rounded down; `None` if that is less than one in a minute.
 fn rate(rule: &EdgeRule<'_>) -> Option<Rate> {
+    // In 128 bits: a large quota times a minute in microseconds exceeds 64.
     let period = u128::from(rule.period.micros());
     let within = |span: Span| {
         let requests = u128::from(rule.quota).saturating_mul(u128::from(span.micros()));
@@ -67,6 +68,7 @@ fn rate(rule: &EdgeRule<'_>) -> Option<Rate> {
     };
     let (each, exact) = within(Span::from_secs(1))?;
     if exact {
+        // Whole requests in a second are preferred, because they are exact. Else a minute gives the finer rate.
         return Some(Rate { text: format!("{each}r/s"), slower: None });
     }
     let (each, exact) = within(Span::MINUTE).filter(|(each, _)| *each > 0)?;
@@ -82,6 +84,7 @@ fn key(rule: &EdgeRule<'_>, id: &str, zones: &mut String) -> String {
         return "$binary_remote_addr".to_owned();
     }
     // One map for each condition; the value of each is the variable of the next.
+    // nginx does not count a request whose key is empty.
     let mut next = "$binary_remote_addr".to_owned();
     let each = [("uri", "$uri", &rule.paths), ("host", "$host", &rule.hosts)];
     for (name, variable, shapes) in each.into_iter().filter(|(_, _, shapes)| !anything(shapes)) {
@@ -118,6 +121,7 @@ fn real_ip(policy: &Policy) -> String {
     for proxy in trusted {
         let _ = writeln!(out, "set_real_ip_from {proxy};");
     }
+    // Recursive: with several trusted proxies in a chain, the last address that none of them has is the client's.
     out.push_str("real_ip_header X-Forwarded-For;\nreal_ip_recursive on;\n");
     out
 }

@@ -25,6 +25,7 @@ impl Shape {
         if pattern == "**" || pattern == "/**" {
             return Self::Anything;
         }
+        // A star or a name inside, after the ends are trimmed: no simple test of text can express it.
         if inner.contains(['*', '{']) {
             return Self::Expression(expression(pattern, between));
         }
@@ -80,6 +81,8 @@ fn expression(pattern: &str, between: char) -> String {
             rest = after;
         } else {
             let end = rest.find(['*', '{']).unwrap_or(rest.len());
+            // At least one character: an opening brace without its end is plain text, and would be found at 0
+            // forever.
             let (plain, after) = rest.split_at_checked(end.max(1)).unwrap_or((rest, ""));
             out.push_str(&quoted(plain));
             rest = after;

@@ -93,6 +93,7 @@ fn cloudflare_rule(rule: &EdgeRule<'_>, host: Option<&str>) -> anyhow::Result<Cl
     let (body, content_type) = rule.body();
     let (period, timeout) = (rule.seconds(), rule.timeout());
     let name = &rule.rule.name;
+    // An error and not a rounding: a limit over another period admits other clients than the policy says.
     if !is_whole_seconds(rule.period) || !PERIODS.contains(&period) {
         bail!(
             "Cloudflare has no period of {}, which \"{name}\" has; the nearest are {}",
@@ -145,6 +146,8 @@ fn expression(rule: &EdgeRule<'_>, host: Option<&str>) -> anyhow::Result<String>
             shapes.iter().map(|shape| clause(field, shape, &rule.rule.name)).collect();
         parts.push(each?.join(" or "));
     }
+    // `and` binds stronger than `or` in Cloudflare's language, so alternatives need parentheses beside another
+    // condition.
     let many = parts.len() > 1;
     let part = |part: String| if many && part.contains(" or ") { format!("({part})") } else { part };
     let all: Vec<String> = parts.into_iter().map(part).collect();
