@@ -128,12 +128,14 @@ pub(crate) fn audit(args: &AuditArgs) -> anyhow::Result<Report> {
     let before = args.before.map(|before| format!("&before={before}")).unwrap_or_default();
     let answered = Api::new(&args.server)?.call("GET", &format!("/v1/audit?limit={}{before}", args.limit), None);
     let mut lines = match answered {
+        // Only if no server answers. An error of a running server must not be hidden by an old file.
         Err(error) if error.is::<Unreachable>() && args.db.exists() => {
             crate::print_error(&format!("{error}; this is the audit in {}", args.db.display()));
             audit_in_file(args)?
         }
         other => other?.as_array().cloned().unwrap_or_default(),
     };
+    // The server sends the newest first. On a terminal the last line is the one that is seen.
     lines.reverse();
     let text = match lines.as_slice() {
         lines if args.json => format!("{:#}\n", Value::from(lines)),
@@ -214,6 +216,8 @@ fn all_pages(api: &Api, path: &str) -> anyhow::Result<Vec<Value>> {
         let page = api.call("GET", &format!("{path}?limit={PAGE}{after}"), None)?;
         let Value::Array(page) = page else { bail!("the server's answer is not a list") };
         let last = page.last().and_then(|item| item.get("id")?.as_str()).map(str::to_owned);
+        // A page that is not full is the last one. Its last id is the place where the next one begins, since ids are
+        // ordered.
         let whole = page.len() == PAGE;
         items.extend(page);
         match last {
@@ -238,11 +242,14 @@ fn bans_in_file(path: &Path) -> anyhow::Result<Vec<Value>> {
             Kind::Standing => {
                 let standing = row.value.as_deref().and_then(|bytes| Standing::from_bytes(bytes).ok());
                 let banned = standing.and_then(|standing| standing.banned_until()).filter(|until| *until > now);
+                // A ladder's ban is stored as a standing, which has no name. A row of its own has the name under the
+                // same key.
                 let named = kept.rows.iter().find(|other| other.kind == Kind::Named && other.key == row.key);
                 banned.and_then(|until| Some(Ban { until, ..read(named?)? }))
             }
             _ => None,
         };
+        // The file keeps ended bans until a running server sweeps them.
         if let Some((ban, id)) = ban.filter(|ban| ban.until > now).zip(row.digest()) {
             let until = (ban.until < threshold_core::Timestamp::MAX).then(|| ban.until.secs_ceil());
             bans.push(json!({

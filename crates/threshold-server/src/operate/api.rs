@@ -61,6 +61,7 @@ impl Error for Unreachable {
 impl Api {
     /// Prepares calls to a server. Nothing is sent yet.
     pub(super) fn new(args: &ServerArgs) -> anyhow::Result<Self> {
+        // Both are read, so that a blank variable is reported even if the other one has a token.
         let (operator, reader) = (token("THRESHOLD_ADMIN_TOKEN")?, token("THRESHOLD_READ_TOKEN")?);
         Self::with(args, operator.or(reader), ANSWER_TIMEOUT)
     }
@@ -110,10 +111,12 @@ impl Api {
             return Ok(answer);
         }
         let message = match answer.get("message").and_then(Value::as_str) {
+            // Before the server's own message, which names the header. An operator sets a variable.
             _ if status == StatusCode::UNAUTHORIZED => {
                 let problem = if self.token.is_some() { "does not accept this token" } else { "requires a token" };
                 format!("{} {problem}: set THRESHOLD_ADMIN_TOKEN, or THRESHOLD_READ_TOKEN to read", self.server)
             }
+            // Another program may listen at this address, and its text goes to a terminal.
             Some(message) => printable(message).into_owned(),
             None => "the server refused the request".to_owned(),
         };
@@ -175,6 +178,7 @@ fn connect(server: &str, ca: Option<&Path>, timeout: Duration) -> anyhow::Result
 
 fn config(tls: TlsConfig, timeout: Duration) -> Config {
     Agent::config_builder()
+        // The body of an error has the server's message, which would be lost.
         .http_status_as_error(false)
         // A redirect could send the token to another server.
         .max_redirects(0)

@@ -45,6 +45,7 @@ pub(super) fn write(bans: &[Value], form: ExportForm, now: u64) -> (String, usiz
         let text = |name: &str| ban.get(name).and_then(Value::as_str).unwrap_or_default();
         let left = ban.get("until").and_then(Value::as_u64).map(|until| until.saturating_sub(now));
         match block(text("key")).filter(|_| text("layer") == "edge") {
+            // A timeout of 0 means for good to ipset, so a ban that ends now must not be written.
             _ if left == Some(0) => {}
             Some((block, true)) => v4.blocks.push((block, left)),
             Some((block, false)) => v6.blocks.push((block, left)),
@@ -68,6 +69,7 @@ fn block(key: &str) -> Option<(Block, bool)> {
     let network: threshold_core::address::Network = key.parse().ok()?;
     let prefix = u32::from(network.prefix_len());
     match network.addr() {
+        // Aligned to the left, so that a prefix selects the same bits in both families.
         IpAddr::V4(ip) => Some((Block { bits: u128::from(ip.to_bits()).checked_shl(96)?, prefix }, true)),
         IpAddr::V6(ip) => Some((Block { bits: ip.to_bits(), prefix }, false)),
     }
@@ -75,6 +77,7 @@ fn block(key: &str) -> Option<(Block, bool)> {
 
 impl Block {
     fn contains(self, other: Self) -> bool {
+        // A prefix of 0 shifts by all bits, which `checked_shl` refuses. Its mask is 0.
         let mask = u128::MAX.checked_shl(u128::BITS.saturating_sub(self.prefix)).unwrap_or(0);
         self.prefix <= other.prefix && other.bits & mask == self.bits & mask
     }
@@ -96,6 +99,8 @@ impl Family {
         let mut out = Vec::new();
         let mut rest = self.blocks.as_slice();
         while let Some(((outer, _), _)) = rest.split_first() {
+            // Blocks either nest or are apart, so after sorting all blocks inside of this one follow it without a
+            // gap.
             let inside = rest.iter().take_while(|(block, _)| outer.contains(*block)).count();
             let (group, later) = rest.split_at(inside);
             split(*outer, group, None, &mut out);
@@ -129,6 +134,7 @@ fn split(
         out.extend(longest.map(|left| (block, left)));
         return;
     }
+    // Halved only where a ban inside lasts longer. The parts around it keep the shorter ban.
     for half in block.halves() {
         let own: Vec<(Block, Option<u64>)> =
             inside.iter().filter(|(other, _)| half.contains(*other)).copied().collect();
@@ -150,9 +156,11 @@ fn show_v6(block: Block) -> String {
 /// Writes a set for `ipset restore`. It is filled under another name and then swapped in, so that no address is let through
 /// meanwhile.
 fn ipset(name: &str, family: &str, blocks: &[(Block, Option<u64>)], show: fn(Block) -> String) -> String {
+    // `timeout 0` makes entries permanent by default, and allows a timeout for each.
     let options = format!("hash:net family {family} maxelem {IPSET_ENTRIES} timeout 0");
     let mut text = format!("create {name} {options} -exist\ncreate {name}-new {options} -exist\nflush {name}-new\n");
     for (block, left) in blocks {
+        // A longer ban is cut to what ipset can store, and renewed by the next export.
         let timeout = left.map(|left| format!(" timeout {}", left.min(IPSET_MAX_TIMEOUT))).unwrap_or_default();
         let _ = writeln!(text, "add {name}-new {}{timeout}", show(*block));
     }
@@ -166,6 +174,7 @@ fn nftables(v4: &[(Block, Option<u64>)], v6: &[(Block, Option<u64>)]) -> String 
         format!("    set {name} {{\n        type {kind}\n        flags interval, timeout\n    }}\n")
     };
     let mut text = format!("table inet threshold {{\n{}{}}}\n", set("bans4", "ipv4_addr"), set("bans6", "ipv6_addr"));
+    // After the table: the first run must create the sets that are flushed.
     text.push_str("flush set inet threshold bans4\nflush set inet threshold bans6\n");
     let mut add = |name: &str, blocks: &[(Block, Option<u64>)], show: fn(Block) -> String| {
         for chunk in blocks.chunks(ELEMENTS) {

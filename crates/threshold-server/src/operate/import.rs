@@ -53,6 +53,7 @@ impl ListedBan {
         let mut ban = json!({"key": self.key, "line": self.line});
         if let Some(fields) = ban.as_object_mut() {
             fields.extend(self.layer.as_ref().map(|layer| ("layer".to_owned(), json!(layer))));
+            // A list comes from outside, and one long or blank comment in it is no reason to refuse the whole.
             let reason = self.reason.as_ref().filter(|reason| !reason.trim().is_empty());
             fields.extend(reason.map(|reason| {
                 let short: String = reason.trim().chars().take(MAX_REASON).collect();
@@ -74,6 +75,7 @@ impl BanFile {
     /// Fails if any line cannot be read. The error describes the first of them, with their numbers.
     pub(super) fn read(text: &str) -> anyhow::Result<Self> {
         let mut file = Self::default();
+        // A byte order mark would be a part of the first address, or hide the form of the list.
         let text = text.trim_start_matches('\u{feff}');
         match text.trim_start().as_bytes().first() {
             Some(b'[') => crowdsec::read_json(text, &mut file)?,
@@ -81,6 +83,8 @@ impl BanFile {
             _ if table::has_header(text) => table::read(text, &mut file),
             _ => file.read_plain(text),
         }
+        // Here as well as on the server: thousands of lines need not be sent to learn that the file is not a list of
+        // addresses.
         file.check_keys();
         if file.faults.is_empty() { Ok(file) } else { bail!(file.describe_faults()) }
     }
@@ -128,6 +132,7 @@ impl BanFile {
         let faults = wrong.map(|ban| (ban.line, format!("\"{}\" is not an address or CIDR", printable(&ban.key))));
         let faults: Vec<(usize, String)> = faults.collect();
         self.faults.extend(faults);
+        // By line: faults of the form and of keys are found in two passes.
         self.faults.sort();
     }
 

@@ -30,6 +30,7 @@ pub(super) fn has_header(text: &str) -> bool {
 }
 
 pub(super) fn read(text: &str, file: &mut BanFile) {
+    // Flexible, because exported tables often lack trailing fields that are empty.
     let mut reader = csv::ReaderBuilder::new().flexible(true).trim(csv::Trim::All).from_reader(text.as_bytes());
     let names: Vec<String> = match reader.headers() {
         Ok(names) => names.iter().map(str::to_ascii_lowercase).collect(),
@@ -78,6 +79,8 @@ impl BanFile {
             Some((scope, value)) if scope.chars().all(char::is_alphabetic) && is_scope(scope) => (Some(scope), value),
             _ => (decision.scope, value),
         };
+        // CrowdSec decides captchas and throttling too. To import those as bans would deny clients that it lets
+        // through.
         if let Some(action) = decision.action.filter(|action| !action.eq_ignore_ascii_case("ban")) {
             return self.leave_out(format!("action {action}"));
         }
@@ -139,6 +142,7 @@ fn go_duration(text: &str) -> Option<Span> {
             "s" => 1_000_000,
             "ms" => 1_000,
             "us" | "µs" => 1,
+            // Less than the unit that is counted in.
             "ns" => 0,
             _ => return None,
         };
