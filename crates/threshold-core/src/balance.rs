@@ -56,6 +56,8 @@ impl Balance {
     /// balance: a client could reset its own limit by a flood of new keys.
     #[must_use]
     pub fn is_protected(&self, limit: &Limit, now: Timestamp) -> bool {
+        // Doubled instead of halving the capacity, which would round: of a capacity of 1 nothing would ever be
+        // protected.
         self.is_blocked(now) || self.remaining_if_lost(limit, now).saturating_mul(2) < limit.capacity()
     }
 
@@ -94,10 +96,13 @@ impl Balance {
     #[inline]
     pub(crate) fn peek(&self, limit: &Limit, cost: u64, now: Timestamp) -> Look {
         let look = limit.look(&self.state, cost, now);
+        // A block changes what is answered and not the state: when it ends, the limit is as full as it would be without
+        // it.
         if self.blocked_until <= now {
             return look;
         }
         let ready_at = look.ready_at.max(self.blocked_until);
+        // The limit itself may have no room for longer than the block lasts, so the later time counts.
         Look { allowed: false, available: 0, ready_at, ..look }
     }
 
@@ -124,6 +129,7 @@ impl Balance {
     #[inline]
     pub fn check(&mut self, limit: &Limit, cost: u64, now: Timestamp, id: TraceId) -> Checked {
         let (look, brought) = self.look(limit, cost, now);
+        // A cost of 0 must not create a record, or looking at keys would fill a store.
         let mark = (look.allowed && cost > 0).then(|| self.charge(limit, cost, now, id));
         Checked { look, mark, changed: brought || mark.is_some() }
     }

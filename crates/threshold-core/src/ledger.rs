@@ -67,6 +67,8 @@ impl Checked {
     #[must_use]
     pub fn new(plan: &Plan<'_>, outcome: &Outcome) -> Self {
         let decision = plan.decide(outcome);
+        // A peek has marks too, because it is a check on copies. A receipt of them would refund what nobody was
+        // charged.
         let receipt = plan.receipt(outcome).filter(|_| plan.verb() != Verb::Peek);
         let holding = decision.allowed().then(|| plan.holding(outcome));
         Self { decision, receipt, holding }
@@ -92,6 +94,8 @@ impl Ledger {
 
     /// Loads the records of a plan, settles it, and saves the changes.
     pub fn settle(&mut self, plan: &Plan<'_>, now: Timestamp) -> Outcome {
+        // As every command does. Stores are compared with this ledger, so it must not count a reservation for longer
+        // than they do.
         self.expire_reservations(now);
         let mut balances: ArrayVec<Balance, MAX_CHARGES> =
             plan.charges().iter().map(|charge| self.balances.get(&charge.key()).cloned().unwrap_or_default()).collect();
@@ -208,6 +212,7 @@ impl Records for Ledger {
         let stored = charges.iter().map(|(key, _)| self.balances.get(key).cloned().unwrap_or_default());
         let mut balances: Vec<Balance> = stored.collect();
         let result = change(&mut balances);
+        // Empty balances are saved as well, which no answer depends on. A sweep removes them.
         self.balances.extend(charges.iter().map(|(key, _)| *key).zip(balances));
         Ok(result)
     }
@@ -242,6 +247,7 @@ impl Records for Ledger {
 
     fn take_expired(&mut self, now: Timestamp) -> Result<Option<Reservation>, Infallible> {
         let expired = self.reservations.values().filter(|reservation| reservation.expires() <= now);
+        // Ties are broken by the id, so that every run of a test ends reservations in the same order.
         let first = expired.map(|reservation| (reservation.expires(), reservation.id())).min();
         Ok(first.and_then(|(_, id)| self.reservations.remove(&id)))
     }
@@ -313,6 +319,8 @@ impl Records for Ledger {
 
 fn rename<T>(records: &mut BTreeMap<Digest, T>, old: Digest, new: Digest) {
     if let Some(record) = records.remove(&old) {
+        // A record under the new key is more recent. The old one is dropped all the same, or it would stay for ever
+        // under a key that nothing asks for.
         records.entry(new).or_insert(record);
     }
 }

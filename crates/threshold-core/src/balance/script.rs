@@ -34,6 +34,7 @@ impl Shaped {
     fn write(&self, first: u8) -> Option<Vec<u8>> {
         let mut bytes = vec![first, self.shape];
         for number in &self.numbers {
+            // The script would round such a number silently. Without a shape core decides instead, on exact integers.
             if *number >= LARGEST {
                 return None;
             }
@@ -47,6 +48,7 @@ impl Balance {
     /// Returns the bytes of this balance for a script. They are the same for equal balances.
     #[must_use]
     pub fn to_script(&self, format: Format) -> Vec<u8> {
+        // Scripts know no blocks. In shape 0 a blocked balance is left to core, which would otherwise be bypassed.
         let unblocked = self.blocked_until == Timestamp::EPOCH;
         let shaped = self.state.to_shape().filter(|_| unblocked).and_then(|shaped| shaped.write(VERSION));
         shaped.unwrap_or_else(|| [&[VERSION, OTHER], self.to_bytes(format).as_slice()].concat())
@@ -64,6 +66,7 @@ impl Balance {
         if version != VERSION {
             return Err(BytesError::UnknownVersion { found: version, oldest: VERSION, newest: VERSION });
         }
+        // The balance has a version of its own inside, so the two layouts can change independently.
         if shape == OTHER {
             return Self::from_bytes(rest);
         }
@@ -82,6 +85,8 @@ impl Bill<'_> {
     /// four shapes, without a ban.
     #[must_use]
     pub fn to_script(&self) -> Option<Vec<Vec<u8>>> {
+        // Whether a ban is over depends on the store's clock, so any ban is left to core. Subjects are not tested here:
+        // the script denies and charges only if none of them has a standing.
         if self.verb != Verb::Check || self.banned_until > Timestamp::EPOCH || self.charges.is_empty() {
             return None;
         }

@@ -47,6 +47,7 @@ impl Balance {
     #[must_use]
     #[inline]
     pub fn to_small(&self, limit: &Limit) -> Option<Small> {
+        // Also a block that is over. The slot has no bit for it, and to know that it is over takes the time.
         if self.blocked_until > Timestamp::EPOCH {
             return None;
         }
