@@ -462,12 +462,14 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
     match command {
         Command::Settle(bill) => bill::settle(&bill.as_bill(), records, now),
         Command::Refund(receipt) => refund(receipt, records, now),
+        // Nothing is remembered, so this must never be reached by a receipt that a client can present twice.
         Command::GiveBack(receipt) => {
             expire(records, now)?;
             records.balances(&charges(receipt), now, |balances| receipt.refund(balances, now))?;
             Ok(Answer::Done)
         }
         Command::Renew(receipt) => {
+            // On a copy: a store may execute the command again from the start, with the receipt as it was sent.
             let mut receipt = receipt.clone();
             records.balances(&charges(&receipt), now, |balances| receipt.renew(balances, now))?;
             Ok(Answer::Renewed(receipt))
@@ -532,6 +534,8 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
 /// # Errors
 /// Fails where a record could not be read or saved.
 pub fn expire<R: Records>(records: &mut R, now: Timestamp) -> Result<(), R::Error> {
+    // One at a time, in the order of expiry: each is ended at its own expiry, which needs balances that do not know
+    // later events.
     while let Some(mut reservation) = records.take_expired(now)? {
         // Remembered before anything is given back: if that fails, the receipt could otherwise be refunded as well.
         if reservation.gives_back() {
@@ -556,6 +560,7 @@ impl AccountChange {
 fn refund<R: Records>(receipt: &Receipt, records: &mut R, now: Timestamp) -> Result<Answer, R::Error> {
     expire(records, now)?;
     // The charges of a reservation end with it. Its receipt must not refund them a second time.
+    // Remembered before the refund: if there is no room to remember it, nothing is given back.
     let first = records.reservation(receipt.id())?.is_none()
         && records.remember_refund(receipt.id(), receipt.void_from(), now)?;
     if first {
@@ -571,6 +576,8 @@ fn pause<R: Records>(
     now: Timestamp,
 ) -> Result<Answer, R::Error> {
     expire(records, now)?;
+    // Every budget of the subject, because each request meets only some of them. `block` never shortens an earlier
+    // block.
     for (key, limit) in &keys.balances {
         let block = |balances: &mut [Balance]| balances.iter_mut().for_each(|balance| balance.block(until));
         records.balances(&[(*key, *limit)], now, block)?;
@@ -579,6 +586,7 @@ fn pause<R: Records>(
 }
 
 fn forgive<R: Records>(keys: &SubjectKeys, records: &mut R) -> Result<Answer, R::Error> {
+    // Balances are removed and not refunded, which also ends pauses and blocks.
     for key in keys.balances.keys() {
         records.forget_balance(*key)?;
     }
@@ -607,6 +615,7 @@ fn end<R: Records>(
         return Ok(Answer::Ended(Err(UnknownReservation.into())));
     };
     let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = reservation.charges().collect();
+    // The reservation refuses before it changes a balance, so a refused end leaves everything as it was.
     let ended = records.balances(&charges, now, |balances| end(&mut reservation, balances))?;
     if let Err(error) = ended {
         return Ok(Answer::Ended(Err(error)));

@@ -14,9 +14,11 @@ use crate::time::Timestamp;
 
 /// Loads the balances and standings of a bill, settles it, and saves what has changed.
 pub(super) fn settle<R: Records>(bill: &Bill<'_>, records: &mut R, now: Timestamp) -> Result<Answer, R::Error> {
+    // First, because an expiry gives back to balances that this bill may charge.
     expire(records, now)?;
     let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> =
         bill.charges().iter().map(|charge| (charge.key, *charge.limit)).collect();
+    // Copied out, because the standings borrow the records for the whole step, to ask for room.
     let copy = |balances: &mut [Balance]| balances.iter().cloned().collect();
     let mut balances: ArrayVec<Balance, MAX_CHARGES> = records.balances(&charges, now, copy)?;
     let mut standings = LoadedStandings::new(bill, records, now)?;
@@ -82,6 +84,8 @@ impl<R: Records> Standings for LoadedStandings<'_, '_, R> {
         match self.records.has_room_for(subject.key, standing, self.now) {
             Ok(room) => room,
             Err(error) => {
+                // Answered as "no room" so that settling can go on. `save` returns the error, and nothing of this
+                // outcome is kept.
                 self.failed = Some(error);
                 false
             }

@@ -20,6 +20,8 @@ use crate::lockout::{Account, Attempt, Device};
 use crate::receipt::Receipt;
 
 /// The versions of commands and answers that are read. They change with every record that a command can hold.
+// Nested records have no version byte of their own. If one was missing here, its next version would be read as the
+// present one.
 const VERSIONS: Versions = Versions::FIRST
     .containing(Receipt::VERSIONS)
     .containing(Limit::VERSIONS)

@@ -17,6 +17,7 @@ pub(super) fn begin<R: Records>(
     let mut account: Option<Account> = None;
     let mut place = None;
     if let Some(own) = tried.account {
+        // Before anything is counted: where there is no room at all, the attempt fails and no guess is made for free.
         let key = records.account_key(own, &tried.stand_ins, login, now)?;
         place = Some(key);
         account = Some(records.account(key)?.unwrap_or_default());
@@ -36,11 +37,17 @@ pub(super) fn begin<R: Records>(
         (stands_in, rules) = (Some(key), &open_ended);
     }
     let mut outcome =
+        // Account and address are counted in one step. Parallel guesses cannot pass one of them before the other has
+        // counted.
         with_address(login, address, records, now, |address| rules.attempt(&tried, account.as_mut(), address, now))?;
     if let AttemptOutcome::Allowed(attempt) = &mut outcome {
+        // The attempt carries the stand-in, so that its end finds the count even if the account has a record of its own
+        // by then.
         attempt.folded = stands_in;
     }
     if let (Some(key), Some(account)) = (place, account) {
+        // Saved whatever the outcome is: also a refused attempt may have changed the account. The reason is one that
+        // evicts little, because anyone can cause it for any name.
         records.save_account(key, account, SaveReason::Attempted, rules, now)?;
     }
     Ok(outcome)
@@ -54,6 +61,7 @@ pub(super) fn end<R: Records>(
     records: &mut R,
     now: Timestamp,
 ) -> Result<Result<ResultOutcome, UnknownAttempt>, R::Error> {
+    // By the attempt and not by the present state of the store, which may have found room since.
     if let (Some(stand_in), Some(own)) = (attempt.folded, attempt.account) {
         return end_under_stand_in(login, attempt, (stand_in, own), (success, nonce), records, now);
     }
@@ -81,6 +89,7 @@ fn end_under_stand_in<R: Records>(
     records: &mut R,
     now: Timestamp,
 ) -> Result<Result<ResultOutcome, UnknownAttempt>, R::Error> {
+    // The same rules as at the beginning of the attempt, or the end would find a ceiling that `begin` did not apply.
     let rules = login.without_ceiling();
     let mut counted = records.account(AccountKey::StandIn(stand_in))?;
     let ended = with_address(login, attempt.address, records, now, |address| {
@@ -97,6 +106,8 @@ fn end_under_stand_in<R: Records>(
         let mut account = records.account(AccountKey::Own(own))?.unwrap_or_default();
         let device = account.remember_device(attempt, nonce, now);
         let kept = records.save_account(AccountKey::Own(own), account, SaveReason::LoggedIn, login, now)?;
+        // The token is returned only if it was saved. Otherwise its owner would count on a device that the account does
+        // not know.
         outcome.device = device.filter(|_| kept);
     }
     Ok(Ok(outcome))

@@ -36,6 +36,7 @@ impl KeyMoves {
 
 /// Moves each record to its new key, unless there is a record under the new key already: that one is more recent.
 pub(super) fn rekey<R: Records>(rekeyed: &KeyMoves, records: &mut R, now: Timestamp) -> Result<(), R::Error> {
+    // A reservation that has expired gives back to the old keys, so it has to end before they move.
     expire(records, now)?;
     // Accounts, balances, standings: the order in which the store in memory takes its locks.
     for (old, new) in &rekeyed.accounts {
@@ -46,6 +47,7 @@ pub(super) fn rekey<R: Records>(rekeyed: &KeyMoves, records: &mut R, now: Timest
             if let [old, new] = balances
                 && *new == Balance::default()
             {
+                // Swapped and not copied: the old key keeps nothing, so no use is counted under both.
                 std::mem::swap(old, new);
             }
         })?;

@@ -115,12 +115,14 @@ pub(super) fn begin<R: Records>(
     now: Timestamp,
 ) -> Result<RequestState, R::Error> {
     if let Some(mut known) = live(key.id, records, now)? {
+        // Another request must never get this answer, which may hold data that its sender must not see.
         if known.request != key.request {
             return Ok(RequestState::Reused);
         }
         match (known.answer.clone(), repeats) {
             (Some(answer), None) => return Ok(RequestState::Answered(answer)),
             (Some(answer), Some(most)) if known.repeats < most => {
+                // Counted in the record and not in a node, because repetitions may come to any node.
                 known.repeats = known.repeats.saturating_add(1);
                 records.save_request(key.id, known, now)?;
                 return Ok(RequestState::Answered(answer));
@@ -132,6 +134,8 @@ pub(super) fn begin<R: Records>(
             (None, _) => {}
         }
     }
+    // `until` is a lease. If the node dies, the id is free again after `life`, and a later `end` of the dead node's
+    // request finds another `by`.
     let begun = RequestRecord { request: key.request, by: key.by, until: now.plus(life), repeats: 0, answer: None };
     records.save_request(key.id, begun, now)?;
     Ok(RequestState::Begun)
@@ -151,6 +155,8 @@ pub(super) fn end<R: Records>(
     if known.as_ref().is_some_and(|known| known.by != key.by) || (known.is_none() && answer.is_none()) {
         return Ok(());
     }
+    // A record that is over already counts as forgotten. It replaces the one under way, so that a repetition begins at
+    // once.
     let until = if answer.is_some() { now.plus(life) } else { now };
     let answer = answer.map(Into::into);
     let ended = RequestRecord { request: key.request, by: key.by, until, repeats: 0, answer };

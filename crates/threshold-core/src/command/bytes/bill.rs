@@ -21,6 +21,7 @@ const WRONG_OUTCOME: BytesError = BytesError::Malformed("outcome");
 
 impl Field for Box<OwnedBill> {
     fn write(&self, out: &mut Writer) {
+        // Destructured without `..`: a new field that is not written does not compile.
         let OwnedBill { verb, trace, banned_until, charges, subjects, outcomes_seen, punishes } = &**self;
         out.byte(match verb {
             Verb::Check => 0,
@@ -119,6 +120,8 @@ impl Field for Ladder {
         let decay = take(from)?;
         let count = from.count(MAX_RUNGS)?;
         let rungs: Vec<Rung> = (0..count).map(|_| take(from)).collect::<Result<_, _>>()?;
+        // A ladder is never empty. An empty one would have a rung that does nothing, and its strikes would let every
+        // request through.
         if rungs.is_empty() {
             return Err(WRONG_BILL);
         }
@@ -152,6 +155,7 @@ impl Field for Box<Outcome> {
         out.number(self.escalations.len() as u64);
         self.escalations.iter().for_each(|strike| strike.write(out));
         self.shadowed.write(out);
+        // Always `MAX_SUBJECTS` times, so no number is written. A change of that constant changes the format.
         self.warned_until.iter().for_each(|until| until.write(out));
         out.number(u64::from(self.would_warn));
         self.behind_ban.write(out);

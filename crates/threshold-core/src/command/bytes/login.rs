@@ -133,6 +133,7 @@ impl Field for ResultOutcome {
 }
 
 impl Field for UnknownAttempt {
+    // The flag of the result says everything.
     fn write(&self, _: &mut Writer) {}
 
     fn read(_: &mut Reader<'_>) -> Result<Self, BytesError> {
