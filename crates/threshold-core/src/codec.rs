@@ -76,6 +76,8 @@ impl Versions {
 
     /// Returns the versions of a record that embeds another one without its version byte, and so changes with it.
     pub(crate) const fn containing(self, inner: Self) -> Self {
+        // The whole changes whenever one of the two does, so its versions are the two latest formats in which either
+        // changed.
         let (high, low) = if self.present >= inner.present { (self, inner) } else { (inner, self) };
         let other = if low.present < high.present { Some(low.present) } else { low.before };
         let before = match (high.before, other) {
@@ -90,6 +92,8 @@ impl Versions {
     const fn written(self, format: Format) -> u8 {
         match self.before {
             Some(before) if self.present > format.0 => before,
+            // Also for a record that is newer than the format and has no version before: older nodes do not know it in
+            // any form.
             _ => self.present,
         }
     }
@@ -209,6 +213,8 @@ impl<'a> Reader<'a> {
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
             let low = u64::from(byte & 0x7f);
+            // Of the tenth byte only one bit fits 64. Other bits would be shifted out silently, and two encodings would
+            // be read as one number.
             let part = low.checked_shl(shift).filter(|part| part >> shift == low);
             value |= part.ok_or(BytesError::Malformed("number"))?;
             if byte & 0x80 == 0 {
@@ -227,11 +233,13 @@ impl<'a> Reader<'a> {
 
     /// Reads a text of at most this many bytes.
     pub(crate) fn text(&mut self, at_most: usize) -> Result<&'a str, BytesError> {
+        // An error and not a replacement character: two different names must not become one.
         std::str::from_utf8(self.bytes(at_most)?).map_err(|_| BytesError::Malformed("text"))
     }
 
     /// Reads a length and that many bytes, at most `at_most`.
     pub(crate) fn bytes(&mut self, at_most: usize) -> Result<&'a [u8], BytesError> {
+        // Compared as a number before anything is taken, so that a forged length allocates nothing.
         let length = usize::try_from(self.number()?).ok().filter(|length| *length <= at_most);
         let (bytes, rest) =
             self.bytes.split_at_checked(length.ok_or(BytesError::Malformed("text"))?).ok_or(BytesError::Truncated)?;
@@ -249,6 +257,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn finish(self) -> Result<(), BytesError> {
+        // Left-over bytes mean that writer and reader disagree about the layout. What was read may be wrong as well.
         if self.bytes.is_empty() { Ok(()) } else { Err(BytesError::Trailing) }
     }
 }

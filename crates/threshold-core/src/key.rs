@@ -139,12 +139,15 @@ impl DigestKey {
     pub fn redact(self, value: &str) -> String {
         let mut key = self.begin(Domain::Redacted);
         key.text(Part::Fact, value);
+        // 64 bits are enough to tell values apart in a log.
         format!("#{:016x}", key.finish().0 >> 64)
     }
 }
 
 impl fmt::Debug for DigestKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // With the key anyone could compute the digest of a name, or prepare keys that collide. It must not reach a
+        // log.
         f.write_str("DigestKey(secret)")
     }
 }
@@ -161,6 +164,7 @@ impl Hasher for PortableHasher {
         self.0.write(bytes);
     }
 
+    // The default methods of `Hasher` write an integer in the machine's own byte order, and `usize` in its own width.
     fn write_u16(&mut self, value: u16) {
         self.write(&value.to_le_bytes());
     }
@@ -212,6 +216,7 @@ impl TextKeys {
     #[must_use]
     pub fn new(key: DigestKey, limit: &Limit) -> Self {
         let mut builder = key.begin(Domain::Text);
+        // Limits of two algorithms on the same text would otherwise overwrite each other's state.
         builder.text(Part::Identity, limit.algorithm().map_or("never", Algorithm::name));
         Self(builder.derive().digester())
     }
@@ -289,6 +294,7 @@ impl KeyBuilder {
     /// Appends a tag, the length as a varint, and the bytes: two different sequences of parts never have equal bytes.
     pub(crate) fn bytes(&mut self, part: Part, value: &[u8]) {
         match u8::try_from(value.len()) {
+            // One push for tag and length: nearly all names are shorter than 128 bytes.
             Ok(short @ 0..128) => self.push(&[part as u8, short]),
             _ => self.push_long(part, value.len()),
         }
@@ -308,6 +314,7 @@ impl KeyBuilder {
     /// Appends an address as its bits under a prefix, which do not depend on its spelling.
     pub(crate) fn address(&mut self, part: Part, group: AddressGroup) {
         self.push(&[part as u8]);
+        // No length: the version byte inside tells whether 4 or 16 octets follow.
         self.push(&group.to_bytes());
     }
 
@@ -323,6 +330,8 @@ impl KeyBuilder {
 
     #[cold]
     fn spill(&mut self, bytes: &[u8]) {
+        // The buffered bytes come first, then these. SipHash does not depend on how its input is divided, so the digest
+        // is that of one buffer.
         let hasher = self.hashed.get_or_insert_with(|| SipHasher13::new_with_key(&self.key.0));
         hasher.write(self.buffer.get(..self.len).unwrap_or_default());
         hasher.write(bytes);
@@ -339,6 +348,7 @@ impl KeyBuilder {
         match &self.hashed {
             None => Digest(SipHasher13::new_with_key(&self.key.0).hash(buffered).as_u128()),
             Some(hasher) => {
+                // On a copy: a builder can be finished several times, as for a key and what is derived from it.
                 let mut hasher = *hasher;
                 hasher.write(buffered);
                 Digest(hasher.finish128().as_u128())
@@ -363,6 +373,7 @@ impl AddressGroup {
         let _ = match self.base {
             IpAddr::V4(v4) => {
                 let [a, b, c, d] = v4.octets();
+                // The prefix is part of the key. Without it 10.0.0.0/8 and 10.0.0.0/24 would share a budget.
                 bytes.try_extend_from_slice(&[self.prefix, 4, a, b, c, d])
             }
             IpAddr::V6(v6) => {

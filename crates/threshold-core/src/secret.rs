@@ -95,10 +95,13 @@ impl Secrets {
     /// # Errors
     /// Fails if the text is not a token, if its key id is unknown, or if the signature does not match for this purpose.
     pub fn open(&self, purpose: Purpose, token: &str) -> Result<Vec<u8>, BytesError> {
+        // Before decoding, so that a long text costs a client more to send than it costs here.
         if token.len() > MAX_TOKEN {
             return Err(BytesError::Malformed("token"));
         }
         let all = URL_SAFE_NO_PAD.decode(token).map_err(|_| BytesError::Malformed("token"))?;
+        // The key id selects one secret. Trying both would double the work for forged tokens, and would hide which
+        // secret is missing.
         let (id, _) = all.split_first_chunk::<KEY_ID>().ok_or(BytesError::Truncated)?;
         let id = KeyId(u32::from_be_bytes(*id));
         let mut known = [Some(&self.present), self.old.as_ref()].into_iter().flatten();
@@ -129,6 +132,7 @@ pub enum Purpose {
 impl Purpose {
     const fn label(self) -> &'static str {
         match self {
+            // Part of every signature. A changed label invalidates all tokens of its purpose.
             Self::Receipt => "threshold receipt 1",
             Self::Reservation => "threshold reservation 1",
             Self::Attempt => "threshold attempt 1",
@@ -141,7 +145,11 @@ impl Secret {
     /// Creates a secret from at least 16, and better 32, random bytes. Returns `None` for fewer.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Self> {
+        // HMAC takes keys of any length, also empty ones. A secret shorter than the digest key that is derived from it
+        // would be easier to guess than that key.
         let keyed = <Hmac<Sha256>>::new_from_slice(bytes).ok().filter(|_| bytes.len() >= 16)?;
+        // Derived under a label of its own, so the id, which every token shows, reveals nothing of signatures or of the
+        // digest key.
         let derived = mac(begin(&keyed, b"threshold key id 1"), &[]);
         let key_id = KeyId(u32::from_be_bytes(derived.first_chunk().copied().unwrap_or_default()));
         Some(Self { keyed, key_id })
@@ -164,6 +172,7 @@ impl Secret {
     #[must_use]
     pub fn seal(&self, purpose: Purpose, bytes: &[u8]) -> String {
         let mut all = Vec::with_capacity(bytes.len().saturating_add(KEY_ID + TAG));
+        // Inside of what is signed: a token cannot be moved to another secret's id.
         all.extend_from_slice(&self.key_id.0.to_be_bytes());
         all.extend_from_slice(bytes);
         let tag = self.mac(purpose.label().as_bytes(), &all);
@@ -201,6 +210,7 @@ fn mac(mut mac: Hmac<Sha256>, bytes: &[u8]) -> [u8; 32] {
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A secret must not reach a log through a struct that holds it.
         f.write_str("Secret(…)")
     }
 }

@@ -92,6 +92,7 @@ impl Anchors {
         Self {
             tenant: identity_secret(key, ["tenant"]).derive().digester(),
             user: identity_secret(key, ["user"]).derive().digester(),
+            // Odd factors, because a product with an even number loses bits of the block.
             address: [mask, first | 1, second | 1],
         }
     }
@@ -120,6 +121,7 @@ impl Anchors {
             IpAddr::V6(v6) => 1 << 48 | (v6.to_bits() >> 80) as u64,
         };
         let [mask, first, second] = self.address;
+        // Keyed by the secret, so that nobody can choose addresses that all fall into one partition.
         let mixed = (block ^ mask).wrapping_mul(first);
         Partition(((mixed ^ mixed >> 32).wrapping_mul(second) >> 48) as u16)
     }
@@ -138,6 +140,8 @@ impl Anchors {
 pub(crate) fn identity_secret(key: DigestKey, per: impl IntoIterator<Item: AsRef<str>>) -> KeyBuilder {
     let mut builder = key.begin(Domain::CountedBy);
     for per in per {
+        // The names of the parts and not their values, so that equal values of two different facts never make the same
+        // identity.
         builder.text(Part::Identity, per.as_ref());
     }
     builder
@@ -154,7 +158,9 @@ pub(crate) struct KeyPrefix {
 impl KeyPrefix {
     /// `alone` is the partition of a rule that tells no callers apart, and so has no identity for an anchor.
     pub(crate) fn new(secret: DigestKey, alone: Option<Partition>) -> Self {
+        // The bits that place a record stay the identity's: `over` combines with XOR, and XOR with 0 changes nothing.
         let own = u128::from_be_bytes(secret.0) & !BEGINNINGS & !PARTITION;
+        // An identity that tells no callers apart has partition 0, so XOR sets that of the rule.
         let partition = alone.map_or(0, |partition| u128::from(partition.0) << SHIFT);
         Self { secret, own: own | partition }
     }
