@@ -188,6 +188,8 @@ impl ControlPage {
         let count = from.count(MAX_CHANGES)?;
         let changes: Vec<(u64, ControlChange)> =
             (0..count).map(|_| Ok((from.number()?, ControlChange::read(from)?))).collect::<Result<_, BytesError>>()?;
+        // A node continues after the number of the last change. In another order, or beyond `last`, it would skip
+        // changes for good.
         let in_order = changes.is_sorted_by(|(one, _), (next, _)| one < next);
         if !in_order || changes.last().is_some_and(|(number, _)| *number > last) {
             return Err(BytesError::Malformed("control page"));
@@ -254,6 +256,8 @@ impl ControlLog {
     /// Fails where there is no room. A removal always finds room.
     pub fn add(&mut self, change: ControlChange, now: Timestamp) -> Result<u64, ControlFull> {
         let key = change.key();
+        // A removal, and a change of what is there already, need no room. Operators can always lift a ban in a full
+        // log.
         if change.until().is_some() && !self.is_set(&key) && !self.has_room(&key) {
             self.drop_ended(now);
             if !self.has_room(&key) {
@@ -271,6 +275,7 @@ impl ControlLog {
 
     /// Notes when the log began, at its first change.
     fn begin(&mut self, now: Timestamp) {
+        // Not at creation: a log that was lost while it was empty has told no node anything.
         if self.last == 0 {
             self.began = now;
         }
@@ -294,6 +299,7 @@ impl ControlLog {
     /// # Errors
     /// Fails where there is no room.
     pub fn add_all(&mut self, changes: &[ControlChange], now: Timestamp) -> Result<u64, ControlFull> {
+        // Checked for all of them before the first one is made, so that nothing has to be undone.
         if !self.has_room_for_all(changes) {
             self.drop_ended(now);
             if !self.has_room_for_all(changes) {
@@ -312,6 +318,7 @@ impl ControlLog {
     /// Returns up to `most` changes after a number.
     #[must_use]
     pub fn after(&self, after: u64, most: usize) -> ControlPage {
+        // A node may send any number. After the largest one there is nothing.
         let later = after.checked_add(1).map(|first| self.changes.range(first..).take(most));
         let changes = later.into_iter().flatten().map(|(number, change)| (*number, change.clone())).collect();
         ControlPage { changes, last: self.last, forgotten: self.forgotten, began: self.began }
@@ -333,6 +340,7 @@ impl ControlLog {
     pub fn to_bytes(&self, format: Format) -> Vec<u8> {
         to_bytes(Self::VERSIONS, format, |out| {
             self.after(0, usize::MAX).write(out);
+            // Only the times: their numbers are those of the removals on the page, in the same order.
             self.removals.values().for_each(|at| out.number(at.micros()));
         })
     }
@@ -365,6 +373,7 @@ impl ControlLog {
 
     fn put(&mut self, number: u64, change: ControlChange, now: Timestamp) {
         let key = change.key();
+        // The change before is superseded for every node, so the log holds one for each key and its size is bounded.
         if let Some(before) = self.numbers.get(&key).copied() {
             self.take(before);
         }
@@ -406,6 +415,7 @@ impl ControlLog {
     /// Returns whether the bounds hold once all changes are made.
     fn has_room_for_all(&self, changes: &[ControlChange]) -> bool {
         let last: BTreeMap<ControlKey, bool> =
+            // Of several changes under one key the last one wins, as it does when they are made.
             changes.iter().map(|change| (change.key(), change.until().is_some())).collect();
         let (mut bans, mut settings) = (self.bans, self.settings);
         for (key, is_set) in last {
@@ -433,6 +443,7 @@ impl ControlLog {
             return;
         }
         let ended = self.changes.iter().filter(|(_, change)| change.until().is_some_and(|until| until <= now));
+        // Collected, because `take` changes the map that is searched.
         for number in ended.map(|(number, _)| *number).collect::<Vec<_>>() {
             self.take(number);
         }
