@@ -45,6 +45,8 @@ struct Odd<'a> {
 impl<'a> Caller<'a> {
     pub(crate) fn new(facts: &'a Facts<'a>, policy: &'a Policy) -> Self {
         let mut caller = Self::named(facts, policy);
+        // In two steps, because identities can be digested as soon as the names are known, while the path is still to
+        // be normalized.
         caller.spell(policy);
         caller
     }
@@ -118,6 +120,7 @@ impl<'a> Caller<'a> {
 
     /// Finds the category of the current reading.
     fn categorize(&mut self, policy: &'a Policy) {
+        // The application's word comes first: it knows better what a request is for than a pattern on its path.
         let found = known(self.facts.category)
             .or_else(|| policy.categories.iter().find(|own| own.matches.holds(self)).map(|own| own.name.as_ref()));
         self.category = found.unwrap_or(DEFAULT_CATEGORY);
@@ -127,10 +130,14 @@ impl<'a> Caller<'a> {
     #[cold]
     fn read_path(&mut self, policy: &Policy) {
         let (Some(path), Some(spelled)) = (known(self.facts.path), self.path.get()) else { return };
+        // Another program that asks has received the path already and needs a decision. Only doors that see the
+        // client's own request can refuse it.
         let odd_paths = if self.facts.from_client { policy.identity().odd_paths } else { OddPaths::Match };
         let readings =
             if self.path.was_rewritten() { read(path, spelled, odd_paths) } else { Ok(Readings::of(spelled)) };
         let readings = readings.and_then(|mut readings| match known(self.facts.route) {
+            // A router that rewrites or nests paths may serve another resource than the path names. Limits on either
+            // must hold.
             Some(route) if !follows(spelled, route) => {
                 readings.add(normalize_path(route).into_owned()).map(|()| readings)
             }
@@ -160,8 +167,10 @@ impl<'a> Caller<'a> {
     /// Replaces the path by its next reading, and the category with it. Returns whether there is one.
     pub(crate) fn read_next(&mut self, policy: &'a Policy) -> bool {
         let Some(odd) = &mut self.odd else { return false };
+        // `into_others` has reversed the list, so that `pop` takes the readings in order and moves no other one.
         let Some(next) = odd.others.pop() else { return false };
         let present = std::mem::replace(&mut self.path, Normalized::of(next));
+        // Only the first replacement is the normalized path. Later ones replace a reading.
         odd.resolved.get_or_insert(present);
         self.categorize(policy);
         true
@@ -182,6 +191,8 @@ impl<'a> Caller<'a> {
         let (present, path) = (self.path.get()?, self.resolved()?);
         let own = rule.matches.path.iter().find(|pattern| pattern.matches(present));
         let endpoints = policy.rules.iter().filter(|other| other.layer == Layer::Endpoint);
+        // A pattern and not the path itself where there is one: otherwise every id in a path would have a budget of its
+        // own, and a client could have as many as it likes.
         let other = || endpoints.flat_map(|rule| &rule.matches.path).find(|pattern| pattern.matches(path));
         let pattern = own.or_else(other).map_or(path, |pattern| pattern.as_str());
         Some((Some(self.method.get().unwrap_or("*")), pattern))
@@ -202,6 +213,7 @@ impl<'a> Caller<'a> {
             Per::Method => self.method.get().map(str::to_owned),
             Per::Host => self.host.get().map(str::to_owned),
             Per::Header(name) => {
+                // These hold credentials, and this text reaches logs and terminals.
                 let secret = matches!(name.as_ref(), "authorization" | "cookie" | "proxy-authorization");
                 self.facts.header(name).map(|value| shown(policy, secret, value))
             }
@@ -221,6 +233,7 @@ impl<'a> Caller<'a> {
             }
             Per::Endpoint => {
                 let Some((method, path)) = self.endpoint(rule, policy) else { return false };
+                // Also without a method, so that an endpoint has the same sequence of parts in every key.
                 key.text(Part::Method, method.unwrap_or_default());
                 (Part::Endpoint, Some(path))
             }
@@ -259,6 +272,7 @@ impl<'a> Caller<'a> {
                     key.address(Part::Floor, group);
                     keyed = Keyed::Floored;
                 }
+                // The rest is not appended: nothing is counted under a key with a missing part.
                 None => return Keyed::Missing,
             }
         }
@@ -271,6 +285,7 @@ fn follows(path: &str, route: &str) -> bool {
     let mut segments = path.split('/');
     for part in route.trim_end_matches('/').split('/') {
         if part.starts_with("{*") {
+            // A catch-all takes everything that follows, but at least one segment.
             return segments.next().is_some();
         }
         let same = |segment: &str| part.contains('{') || part.eq_ignore_ascii_case(segment);

@@ -99,10 +99,14 @@ impl Policy {
     /// Returns how servers may read the path of a request.
     #[must_use]
     pub fn path_readings(&self, facts: &Facts<'_>) -> PathReadings {
+        // Asked twice: as a door that faces clients would, which may refuse odd paths, and as the API would, which
+        // matches every reading.
         let client = Facts { from_client: true, ..*facts };
         let refused = Caller::new(&client, self).path_error().or_else(|| {
             let identity = self.identity();
             let mut sources = [&identity.tenant, &identity.user, &identity.tier].into_iter().flatten();
+            // A path may hold an identity. Then all servers must read the same name from it, or a client could be
+            // counted as one user and served as another.
             sources.find_map(|source| source.path_error(facts.path?))
         });
         let asked = Facts { from_client: false, ..*facts };
@@ -193,6 +197,7 @@ impl Policy {
 fn add_reading<'p>(all: &mut Vec<Explained<'p>>, mut other: Explained<'p>, reading: &str) {
     other.why = Why::MetAs(reading.to_owned());
     let own = |explained: &&mut Explained<'p>| explained.index == other.index;
+    // A rule that no earlier reading met is explained by the first reading that meets it.
     if let Some(unmet) = all.iter_mut().filter(own).find(|explained| explained.limit.is_none()) {
         *unmet = other;
         return;
@@ -202,6 +207,7 @@ fn add_reading<'p>(all: &mut Vec<Explained<'p>>, mut other: Explained<'p>, readi
         return;
     }
     other.nth = charged.count();
+    // Next to the other charges of its rule, in the order of the plan's readings.
     let after = all.iter().rposition(|explained| explained.index == other.index).unwrap_or(all.len());
     all.insert(after.saturating_add(1).min(all.len()), other);
 }

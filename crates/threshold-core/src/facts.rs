@@ -64,5 +64,7 @@ impl<'a> Facts<'a> {
 
 fn lookup<'a>(pairs: &[(&'a str, &'a str)], name: &str) -> Option<&'a str> {
     let value = pairs.iter().find(|(own, _)| *own == name).map(|(_, value)| *value);
+    // Proxies send an empty field for a missing one. If it counted as a value, all such callers would share one budget
+    // and skip `on_missing`.
     value.filter(|value| !value.is_empty())
 }

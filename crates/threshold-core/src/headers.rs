@@ -37,11 +37,13 @@ pub fn header_fields(decision: &Decision, policy: &Policy) -> Vec<Field> {
         }
     }
     if !decision.allowed() {
+        // `Disclosure` is ordered from the most to the least that is told.
         if shown < Disclosure::None
             && let Some(seconds) = decision.retry_after_secs()
         {
             fields.push(("Retry-After", seconds.to_string()));
         }
+        // A shared cache must not answer other clients with this client's denial.
         fields.push(("Cache-Control", "no-store".to_owned()));
     }
     if decision.warning {
@@ -71,6 +73,7 @@ fn rate_limit(decision: &Decision, policy: &Policy, fields: &mut Vec<Field>) {
     let room = || String::with_capacity(decision.readings.len().saturating_mul(USUAL_ITEM));
     let (mut limits, mut policies) = (room(), room());
     for reading in decision.readings.iter().filter(|reading| reading.enforced) {
+        // By each rule's own setting: the binding rule may be disclosed fully while another one must stay hidden.
         let rule = policy.rules().get(reading.rule()).filter(|rule| rule.disclosure == Disclosure::Full);
         let Some((rule, static_fields)) = rule.and_then(|rule| Some((rule, rule.static_fields.as_ref()?))) else {
             continue;
@@ -82,10 +85,12 @@ fn rate_limit(decision: &Decision, policy: &Policy, fields: &mut Vec<Field>) {
         limits.push_str(&static_fields.name);
         push_integer(&mut limits, ";r=", reading.remaining);
         if let Some(more) = reading.more_at(decision.at) {
+            // 0 would mean now, and a client would try again at once.
             push_integer(&mut limits, ";t=", more.since(decision.at).secs_ceil().max(1));
         }
         let figures = Figures::of(reading);
         match &static_fields.policy {
+            // A tenant may have other figures than the rule was written with.
             Some((known, item)) if *known == figures => policies.push_str(item),
             _ => policies.extend(policy_item(rule, figures)),
         }
@@ -179,6 +184,8 @@ fn integer(value: u64) -> RefBareItem<'static> {
 
 fn warning_cookie(decision: &Decision, policy: &Policy) -> Option<Field> {
     let warned = decision.warned_by?;
+    // The value holds nothing to forge, so it is not signed. Without `HttpOnly` the scripts of a page can read it and
+    // show the warning.
     let name = policy.ladders.get(warned.ladder)?.warning_cookie.as_ref()?;
     let seconds = warned.until.since(decision.at).secs_ceil();
     Some(("Set-Cookie", format!("{name}=1; Path=/; Max-Age={seconds}; SameSite=Lax")))
@@ -226,6 +233,7 @@ pub fn denial_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>, form
         return None;
     }
     let rule = decision.rule(policy);
+    // A client is not at fault if the store is away. 429 would tell it to send less.
     let status = if decision.unavailable() { 503 } else { rule.map_or(429, |rule| rule.status) };
     if let Some(template) = rule.and_then(|rule| rule.body.as_ref()).or(policy.envelope.as_deref()) {
         let text = template.fill(&body_values(decision, policy, status));
@@ -241,6 +249,7 @@ pub fn denial_body(decision: &Decision, policy: &Policy, facts: &Facts<'_>, form
 /// Returns the value of `error` in a denial's body.
 #[must_use]
 pub fn error_name(decision: &Decision, policy: &Policy) -> &'static str {
+    // Before the rule: a ban that this very request has earned also has a binding rule.
     if decision.banned() || decision.listed == Some(Listed::Deny) {
         return "banned";
     }

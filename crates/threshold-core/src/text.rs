@@ -42,6 +42,7 @@ pub fn printable_lines(text: &str) -> Cow<'_, str> {
 }
 
 fn escaped(text: &str, hides: impl Fn(char) -> bool) -> Cow<'_, str> {
+    // Nearly every text is plain, and is then returned without a copy.
     if !text.contains(&hides) {
         return Cow::Borrowed(text);
     }

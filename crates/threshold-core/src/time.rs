@@ -88,6 +88,8 @@ const LATEST_SYSTEM_TIME: Duration = Duration::from_secs(18_000 * 365 * 86_400);
 #[expect(clippy::disallowed_types, reason = "only converted here; the clock is not read")]
 impl From<Timestamp> for SystemTime {
     fn from(at: Timestamp) -> Self {
+        // `Timestamp::MAX` means "never". Adding it would overflow on some platforms, and the result would be the
+        // epoch, which means the opposite.
         let since_epoch = Duration::from_micros(at.0).min(LATEST_SYSTEM_TIME);
         Self::UNIX_EPOCH.checked_add(since_epoch).unwrap_or(Self::UNIX_EPOCH)
     }
@@ -186,6 +188,7 @@ impl fmt::Display for Span {
         const UNITS: [(u64, &str); 4] =
             [(86_400_000_000, "day"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s")];
         for (size, name) in UNITS {
+            // Only exact multiples, so that `90 s` is not shown as `1.5 min`.
             if self.0 >= size && self.0.is_multiple_of(size) {
                 let times = self.0.checked_div(size).unwrap_or(0);
                 let plural = if name == "day" && times > 1 { "s" } else { "" };
@@ -193,6 +196,7 @@ impl fmt::Display for Span {
             }
         }
         let (size, name) = match self.0 {
+            // From a tenth of a second on, because waits are read in seconds: `0.6 s` and not `600 ms`.
             100_000.. => (1_000_000, "s"),
             1_000.. => (1_000, "ms"),
             _ => (1, "µs"),

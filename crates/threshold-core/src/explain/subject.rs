@@ -51,6 +51,7 @@ impl Policy {
     pub fn budgets_of(&self, layer: Layer, key: &str) -> Vec<SubjectBudget<'_>> {
         let mut budgets: Vec<SubjectBudget<'_>> = Vec::new();
         self.each_budget_of(layer, key, &mut |rule, caller, key, (limit, unit)| {
+            // The first one found has the subject's own limit, so later ones under the same key are left out.
             if budgets.iter().all(|known| known.key != key) {
                 let category = rule.is_by_category().then(|| caller.category.to_owned());
                 budgets.push(SubjectBudget { rule, key, limit, unit, category });
@@ -94,6 +95,7 @@ impl Policy {
         let caller = Caller::new(facts, self);
         let path = caller.path.get()?;
         let own = |rule: &&Rule| rule.matches.path.iter().any(|pattern| pattern.matches(path));
+        // The rule that decided may have no pattern that matches, for example one that counts by user alone.
         let rule = rule.filter(|rule| own(rule)).or_else(|| self.rules.iter().find(|rule| own(rule)))?;
         let pattern = rule.matches.path.iter().find(|pattern| pattern.matches(path))?;
         Some(pattern.as_str())
