@@ -534,8 +534,8 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
 /// # Errors
 /// Fails where a record could not be read or saved.
 pub fn expire<R: Records>(records: &mut R, now: Timestamp) -> Result<(), R::Error> {
-    // One at a time, in the order of expiry: each is ended at its own expiry, which needs balances that do not know
-    // later events.
+    // One at a time, in the order of expiry: each is ended as of its own expiry, so its balances must not contain later
+    // changes.
     while let Some(mut reservation) = records.take_expired(now)? {
         // Remembered before anything is given back: if that fails, the receipt could otherwise be refunded as well.
         if reservation.gives_back() {

@@ -414,8 +414,8 @@ impl ControlLog {
 
     /// Returns whether the bounds hold once all changes are made.
     fn has_room_for_all(&self, changes: &[ControlChange]) -> bool {
+        // Of several changes under one key the last one wins, as it does when they are made.
         let last: BTreeMap<ControlKey, bool> =
-            // Of several changes under one key the last one wins, as it does when they are made.
             changes.iter().map(|change| (change.key(), change.until().is_some())).collect();
         let (mut bans, mut settings) = (self.bans, self.settings);
         for (key, is_set) in last {

@@ -255,9 +255,9 @@ impl Part {
             let strikes = outcome.escalations.iter().filter_map(|strike| self.placed(strike));
             whole.escalations.extend(strikes);
         }
+        // As in one step: the harshest penalty, and of equal ones the first.
         if let Some((own, penalty)) = outcome.penalty
             && let Some(subject) = self.subjects.get(own)
-            // As in one step: the harshest penalty, and of equal ones the first.
             && whole.penalty.is_none_or(|(_, known)| penalty.rank() > known.rank())
         {
             whole.penalty = Some((*subject, penalty));

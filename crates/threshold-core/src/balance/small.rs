@@ -47,7 +47,7 @@ impl Balance {
     #[must_use]
     #[inline]
     pub fn to_small(&self, limit: &Limit) -> Option<Small> {
-        // Also a block that is over. The slot has no bit for it, and to know that it is over takes the time.
+        // Also a block that is over: the slot has no bit for it, and there is no time here to compare it with.
         if self.blocked_until > Timestamp::EPOCH {
             return None;
         }

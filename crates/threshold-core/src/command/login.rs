@@ -36,9 +36,9 @@ pub(super) fn begin<R: Records>(
     if let Some(AccountKey::StandIn(key)) = place {
         (stands_in, rules) = (Some(key), &open_ended);
     }
+    // Account and address are counted in one step. Parallel guesses cannot pass one of them before the other has
+    // counted.
     let mut outcome =
-        // Account and address are counted in one step. Parallel guesses cannot pass one of them before the other has
-        // counted.
         with_address(login, address, records, now, |address| rules.attempt(&tried, account.as_mut(), address, now))?;
     if let AttemptOutcome::Allowed(attempt) = &mut outcome {
         // The attempt carries the stand-in, so that its end finds the count even if the account has a record of its own

@@ -47,8 +47,8 @@ impl Plan<'_> {
 
     /// Does the second half of [`decide`](Self::decide) on a decision that this plan has [prepared](Self::prepare).
     pub fn conclude(&self, outcome: &Outcome, decision: &mut Decision) {
-        // The store's clock, not the host's. The figures in the outcome are relative to it, and `Retry-After` is a
-        // difference of the two.
+        // The store's clock, not the host's: the times in the outcome are by it, and `Retry-After` is the difference of
+        // two of them.
         let now = outcome.at;
         decision.at = now;
         if let Some(ban) = self.banned(now) {

@@ -73,9 +73,9 @@ impl Outcome {
     /// Returns whether the balance of the `index`th charge must be saved.
     #[must_use]
     pub fn balance_changed(&self, index: usize) -> bool {
+        // Stores outside of this crate call this with any index. A plain shift by 16 or more would overflow.
         u32::try_from(index)
             .ok()
-            // Stores outside of this crate call this with any index. A plain shift by 16 or more would overflow.
             .and_then(|index| self.changed_balances.checked_shr(index))
             .is_some_and(|bits| bits & 1 == 1)
     }

@@ -49,7 +49,7 @@ impl Field for bool {
         match from.byte()? {
             0 => Ok(false),
             1 => Ok(true),
-            // Any other byte is an error, so that equal values have equal bytes: compare-and-set compares bytes.
+            // Any other byte is an error, so that a value has one encoding.
             _ => Err(BytesError::Malformed("flag")),
         }
     }
