@@ -397,6 +397,7 @@ impl Limit {
         }
         let mut result = Err(BytesError::Malformed("limit"));
         for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| algorithm.has_tag(tag)) {
+            // On a copy: two algorithms may share a tag, and one that refuses the figures must not consume them.
             let mut rest = from.clone();
             result = algorithm.read(tag, &mut rest);
             if result.is_ok() {
@@ -431,11 +432,14 @@ impl Limit {
             Some(algorithm) => each_algorithm!(algorithm, A => <A as LimitAlgorithm>::RESET_MAKES_ROOM),
             None => false,
         };
+        // The oldest part of the state leaves at that moment. From a fresh balance that is filled now, nothing leaves
+        // before a whole period.
         if reset_makes_room {
             return look.reset_if_charged;
         }
         let mut balance = Balance::default();
         balance.charge(self, self.capacity(), now, id);
+        // A cost of 0 always fits a balance that is just full, so it would give no time to wait.
         balance.look(self, cost.max(1), now).0.ready_at
     }
 
@@ -446,6 +450,8 @@ impl Limit {
             return *self;
         }
         each_state!(state, own => own.set_terms(&mut figures), empty => {});
+        // Figures of a state can be out of range for this limit, such as a burst that takes too long to refill at the
+        // old rate.
         algorithm.make(&figures).unwrap_or(*self)
     }
 
@@ -625,6 +631,8 @@ fn look<A: LimitAlgorithm>(limit: &A, state: &State, cost: u64, now: Timestamp) 
 
 #[inline]
 fn charge<A: LimitAlgorithm>(limit: &A, state: &mut State, cost: u64, now: Timestamp, id: TraceId) -> Mark {
+    // Empty, or the state of another algorithm. The latter is not expected, since the algorithm is a part of the key,
+    // and counts as none.
     if A::State::of(state).is_none() {
         *state = limit.fresh(now).into_state();
     }

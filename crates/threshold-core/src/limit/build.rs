@@ -192,6 +192,7 @@ impl Limit {
         if self.is_concurrency() {
             return Quota::AtOnce(figures.quota);
         }
+        // The default is left out, so that a limit reads back as it was written.
         let burst = figures.burst.filter(|burst| *burst != figures.quota);
         Quota::Per { amount: figures.quota, unit, period: figures.period, burst }
     }
@@ -282,6 +283,8 @@ impl LimitOptions {
             Quota::AtOnce(amount) if held => {
                 self.of_figures(Figures::new(amount, self.ttl), Unit::Count, named_cost).map(Some)
             }
+            // A bare number under any other algorithm is a limit whose period was forgotten, not one of so many at
+            // once.
             Quota::AtOnce(quota) => Err(LimitError::NoPeriod { quota }),
             Quota::Per { .. } if held => Err(LimitError::ConcurrencyPeriod),
             Quota::Per { amount, unit, period, burst } => {
@@ -294,6 +297,7 @@ impl LimitOptions {
     fn of_figures(&self, figures: Figures, unit: Unit, named_cost: bool) -> Result<Limit, LimitError> {
         let algorithm = self.algorithm.unwrap_or_else(|| Algorithm::default_for(figures.period, unit, named_cost));
         let burst = figures.burst.or(self.burst);
+        // Ignoring it would leave a limit in force that differs from what the policy says.
         if burst.is_some() && !algorithm.takes(LimitOption::Burst) {
             return Err(LimitError::BurstOf { algorithm });
         }

@@ -11,6 +11,7 @@ impl Limit {
     /// That `other` then has no effect is what `lint` says about it, so this errs on the side of `false`.
     pub(crate) fn fills_before(&self, other: &Self, same_keys: bool) -> bool {
         self.fills_before_own(other, same_keys).unwrap_or_else(|| {
+            // Two equal limits are used up together, and then neither of them is the idle one.
             let (most, capacity) = (self.most_while_counted(other), other.capacity());
             most < capacity || (most == capacity && self.period() != other.period())
         })
@@ -39,6 +40,7 @@ impl Limit {
     /// limit.
     fn counted_window(&self, other: &Self) -> Span {
         let product = |one: Span, two: Span| u128::from(one.micros()).saturating_mul(u128::from(two.micros()));
+        // The ratio of counted time to period, as cross products: how coarse a limit counts, whatever its period is.
         let is_coarser = product(other.counted_for(), self.period()) > product(self.counted_for(), other.period());
         // A bucket that is smaller than its limit refills sooner than its period.
         if is_coarser { other.counted_for() } else { other.period() }

@@ -169,6 +169,7 @@ impl<'a> Cursor<'a> {
         if digits.is_empty() {
             return Err(self.wrong_word(&format!("{what} starts with a whole number"), SHAPE));
         }
+        // `1.000` is a thousand in some countries and one in others. Guessing could be wrong by a factor of 1,000.
         if self.rest().starts_with(['.', ',', '_']) {
             self.take(|c| c.is_ascii_digit() || matches!(c, '.' | ',' | '_'));
             return Err(self.wrong(from, "a number is whole and written without separators", SHAPE));
@@ -321,6 +322,8 @@ impl fmt::Display for Period {
         let micros = self.0.micros();
         for (name, size, _) in TIMES.iter().rev() {
             let times = micros.checked_div(*size).unwrap_or(0);
+            // The first unit from the largest down that divides exactly, so that reading the text gives the same
+            // period.
             if !micros.is_multiple_of(*size) || times == 0 || (times > 1 && matches!(*name, "week" | "month" | "year"))
             {
                 continue;
