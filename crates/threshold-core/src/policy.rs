@@ -183,6 +183,7 @@ impl Policy {
             rule.common = rule.matches.is_everything() && !rule.fallback;
             rule.counted = place(counted.common(rule.common));
         }
+        // Only places that are cached: an early digest that is not remembered would be computed twice.
         let early = counted.iter().enumerate().take(REMEMBERED).filter(|(_, counted)| counted.is_early());
         self.early = early.map(|(place, _)| place).collect();
         self.counted = counted.into();
@@ -237,6 +238,8 @@ impl Policy {
         let listed = self.lists.find_ranked(who);
         let allowed = listed.filter(|(_, listed)| *listed == Listed::Allow).map(|(rank, _)| rank);
         let bans = self.bans.as_ref().filter(|bans| !bans.is_empty());
+        // The rank of the allow entry goes along: a ban on a wider subject does not reach a caller whom a narrower
+        // entry allows.
         let ban = bans.and_then(|bans| bans.find(who, allowed));
         (listed.map(|(_, listed)| listed), ban)
     }
@@ -244,6 +247,7 @@ impl Policy {
     /// Returns the names of a tenant's denied or banned users whose canonical account name is `folded`.
     pub(crate) fn spellings(&self, tenant: Option<&str>, folded: &str) -> Vec<String> {
         let scope = self.identity.user_scope;
+        // Names under tenants are stored whole, as `TENANT/USER`, so the lookup folds the whole name as well.
         let written = match scope {
             UserScope::Global => folded.to_owned(),
             UserScope::Tenant => canonical_account(&scope.write(tenant, folded)),

@@ -71,6 +71,7 @@ impl Ban {
         if !self.is_ahead(now) {
             return self;
         }
+        // A permanent ban stays permanent: `MAX` is a mark and not a time to subtract from.
         let until = if self.until == Timestamp::MAX { self.until } else { self.until.minus(self.from.since(now)) };
         Self { from: now, until, ..self }
     }
@@ -199,6 +200,8 @@ impl Policy {
     pub fn ban_target(&self, layer: Layer, key: &str) -> Result<ListEntry, SubjectError> {
         let key = self.subject_key(layer, key.trim())?;
         let named = ListEntry::named(layer, &key)?;
+        // One IPv6 client has a whole network. A ban on the single address would last until the client takes the next
+        // one.
         let Some(ip @ IpAddr::V6(_)) = key.trim().parse().ok().filter(|_| layer == Layer::Edge).map(canonical) else {
             return Ok(named);
         };
@@ -211,6 +214,8 @@ impl Policy {
     pub fn refuses_ban(&self, whom: &ListEntry) -> Option<TooBroad> {
         let ListEntry::Address(network) = whom else { return None };
         let widest = if network.addr().is_ipv4() { WIDEST.0 } else { WIDEST.1 };
+        // A ban acts like a deny entry, so what must not be denied must not be banned: a banned proxy locks out
+        // everyone behind it.
         let covered = check::too_wide(whom, super::Listed::Deny, &self.identity().address);
         covered.or_else(|| {
             let loopback = network.addr().is_loopback().then_some(TooBroad::OwnAddress);

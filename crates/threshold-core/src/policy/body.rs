@@ -107,6 +107,7 @@ impl BodyTemplate {
             (at, literal) = (end, end);
         }
         parts.extend(text.get(literal..).filter(|text| !text.is_empty()).map(|text| Part::Text(text.into())));
+        // Decided once, when the policy is loaded, so that a denial needs no parser.
         let is_json = serde_json::from_str::<Value>(&sample).is_ok();
         Ok(Self { parts: parts.into(), is_json })
     }
@@ -126,6 +127,8 @@ impl BodyTemplate {
                     out.push_str(&values.value(*of).to_string());
                 }
                 Part::Placeholder { of, .. } => match values.value(*of) {
+                    // Within a text, a value that is unknown or must not be told is left out. The word `null` would be
+                    // read as a value.
                     Value::Null => {}
                     Value::String(text) if !self.is_json => out.push_str(&text),
                     Value::String(text) => {

@@ -22,6 +22,7 @@ impl Policy {
         let mut forgotten = Vec::new();
         for was in old.rules() {
             let Some(now) = self.rules().iter().find(|rule| rule.name == was.name) else {
+                // Only a rule that the old policy did not have can be the old one under a new name.
                 let renamed = self.rules().iter().find(|rule| {
                     old.rules().iter().all(|other| other.name != rule.name)
                         && rule.per == was.per
@@ -42,6 +43,7 @@ impl Policy {
                 continue;
             };
             let rule = Some(now.name.clone());
+            // Before `per`: the text of `per` stays the same, and what a user is does not.
             if self.scope_changes(old) && was.per.contains(&Per::User) {
                 let what =
                     format!("\"{}\" counts users differently (user_scope), so its balances start from zero", now.name);

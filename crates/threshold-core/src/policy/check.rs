@@ -127,6 +127,7 @@ pub(super) fn strikes_outlast_waits(
     for (rule, span) in rules.iter().filter(|(rule, _)| rule.mode == Mode::Enforce) {
         let subject = rule.subject.and_then(|subject| subjects.get(subject));
         let ladder = subject.and_then(|subject| ladders.get(subject.ladder_name.as_ref()));
+        // With a single rung there is nothing to climb.
         let Some(ladder) = ladder.filter(|ladder| ladder.rungs.len() > 1) else { continue };
         let wait = match &rule.measure {
             Measure::Fixed(measured) => rule.strike_wait(&measured.limit),
@@ -161,6 +162,8 @@ pub(super) fn unmet(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, r
                 loader.warning("never-matches", tier.span.clone(), message, &help);
             }
         }
+        // An empty list is an error and not a warning: compiled it would match everything, the opposite of what it
+        // says.
         let lists = [&matches.method, &matches.path, &matches.host, &matches.category, &matches.tenant, &matches.tier];
         if let Some(texts) = lists.into_iter().flatten().find(|texts| texts.items.is_empty()) {
             let help = "leave the key out to match everything";
@@ -203,6 +206,7 @@ pub(super) fn subjects(loader: &mut Loader<'_>, subjects: &[SubjectRule], file: 
 pub(super) fn meetings(loader: &mut Loader<'_>, rules: &[(Rule, Range<usize>)]) {
     let methods: BTreeSet<&str> = rules.iter().flat_map(|(rule, _)| &rule.matches.method).map(AsRef::as_ref).collect();
     for (rule, span) in rules {
+        // GET stands for all methods that no rule names.
         for method in methods.iter().copied().chain(["GET"]) {
             let sample = Sample::of(&rule.matches, method);
             let met = rules.iter().filter(|(other, _)| !other.fallback && sample.may_match(&other.matches)).count();
@@ -252,6 +256,7 @@ pub(super) fn too_wide(entry: &ListEntry, listed: Listed, address: &ClientAddres
     if network.prefix_len() == 0 {
         return Some(TooBroad::AddressSpace);
     }
+    // Allowing a proxy or this machine locks nobody out.
     if listed == Listed::Allow {
         return None;
     }

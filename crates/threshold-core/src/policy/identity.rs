@@ -181,6 +181,7 @@ fn cookie_value<'l>(pair: &'l [u8], name: &str) -> Option<&'l [u8]> {
 /// Returns the name that all readings of a path agree on; readings without a name are ignored.
 fn capture_from_path(pattern: &Pattern, path: &str) -> Result<Option<String>, PathError> {
     let spelled = normalize_path(path);
+    // A path that is already in normal form has no character that servers read differently.
     let Cow::Owned(spelled) = spelled else { return Ok(capture(pattern, &spelled)) };
     let readings = read(path, &spelled, OddPaths::Match)?;
     let mut names = readings.all().iter().filter_map(|reading| capture(pattern, reading));

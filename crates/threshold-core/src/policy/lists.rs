@@ -87,6 +87,7 @@ impl Lists {
     /// Adds an entry. An entry on both lists is denied.
     pub fn insert(&mut self, entry: ListEntry, listed: Listed) {
         fn stricter(old: Option<Listed>, new: Listed) -> Listed {
+            // A mistake that denies is noticed, one that allows is not.
             if old == Some(Listed::Deny) { Listed::Deny } else { new }
         }
         self.any = true;
@@ -102,6 +103,7 @@ impl Lists {
                 }
             },
             ListEntry::User(user) => {
+                // An allow entry must not be found by other spellings: anyone could name an allowed account in a login.
                 if listed == Listed::Deny {
                     self.spellings.insert(&user);
                 }

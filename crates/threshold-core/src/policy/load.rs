@@ -67,6 +67,7 @@ impl<'s> Loader<'s> {
         let rule_names = rules.map(|name| (name.value.as_str().into(), name.span.clone())).collect();
         let mut findings = self.into_findings();
         findings.sort_by_key(|finding| finding.span.start);
+        // One error makes the whole policy unusable. Leaving a broken rule out would lift its limit silently.
         let usable = findings.iter().all(|finding| finding.severity != Severity::Error);
         let jwt = file.and_then(|file| file.identity.jwt.as_ref());
         let key_span = jwt.and_then(|jwt| jwt.key_file.as_ref().or(jwt.key.as_ref())).map(|key| key.span.clone());
@@ -111,6 +112,7 @@ impl<'s> Loader<'s> {
     /// Adds an error inside a string. It points at the characters, unless the string has escapes or variables.
     pub(super) fn notation(&mut self, code: &'static str, text: &Text, error: &NotationError) {
         let raw = self.source.get(text.span.clone()).unwrap_or_default();
+        // With escapes or variables a position in the value is another one in the file.
         let plain = raw.get(1..raw.len().saturating_sub(1)) == Some(text.value.as_str());
         let span = if plain {
             let start = text.span.start.saturating_add(1);
@@ -128,6 +130,7 @@ impl<'s> Loader<'s> {
         let ladders = self.ladders(&file.ladders);
         let mut shapes = rules::Shapes::default();
         let mut subjects: Vec<SubjectRule> = Vec::new();
+        // Reported once, and the rules beyond are not compiled: their own findings would bury this one.
         if file.rule.len() > MAX_RULES {
             let span = file.rule.get(MAX_RULES).map_or(0..0, |rule| rule.span.clone());
             self.error("too-many-rules", span, format!("a policy holds at most {MAX_RULES} rules"), "");
@@ -234,6 +237,7 @@ impl<'s> Loader<'s> {
                 Some(Place::Either) => of_rule() || policy.allows(finding.code, None),
                 Some(Place::Rule) | None => of_rule(),
             };
+            // An `allow` never silences an error.
             finding.severity == Severity::Error || !silenced
         });
     }
@@ -266,6 +270,7 @@ impl<'s> Loader<'s> {
                 let help = "methods have no patterns: leave the key out to match every method";
                 self.error("bad-method", text.span.clone(), message, help);
             }
+            // Kept in spite of an error, so that the rule is not checked as one that matches every method.
             methods.push(normalize_method(&text.value).into());
         }
         methods
@@ -314,6 +319,7 @@ impl<'s> Loader<'s> {
         let tables = [(&file.tenants, &mut tiers.tenants, UserScope::Global), (&file.users, &mut tiers.users, scope)];
         for (table, owners, scope) in tables {
             for (name, table) in &table.0 {
+                // In the canonical form, because requests look their user up by it.
                 let spelled = match scope.spell(&name.value) {
                     Ok(spelled) => spelled,
                     Err(error) => {

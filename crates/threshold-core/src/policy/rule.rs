@@ -298,10 +298,13 @@ impl Rule {
             builder.text(Part::Identity, algorithm);
             builder
         };
+        // `prefix` indexes by the algorithm, so the order is that of `ALL`, and `never` comes last.
         let names = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).chain(["never"]);
         let per = self.per.iter().map(ToString::to_string);
         self.partition = Anchors::rule(key, [self.name.to_string()].into_iter().chain(per));
         let tells_apart = self.per.iter().any(Per::is_identity);
+        // A budget that no caller anchors lives in the partition of its rule. In one common partition all such budgets
+        // would load one node.
         let alone = (!tells_apart).then_some(self.partition);
         self.prefixes = names.map(|name| KeyPrefix::new(begin(key, name).derive(), alone)).collect();
         // From the rule's name and `per` alone, without a secret or an algorithm: strikes outlive a change of those.
@@ -487,6 +490,7 @@ impl Match {
         } else if !self.tier.is_empty() && !any(&self.tier, caller.tier) {
             Some("tier")
         } else {
+            // A fact without patterns is no condition.
             let holds = |values: &[Pattern], name: &str| values.is_empty() || any(values, caller.facts.fact(name));
             let missed = self.fact.iter().find(|(name, values)| !holds(values, name));
             missed.map(|(name, _)| name.as_ref())

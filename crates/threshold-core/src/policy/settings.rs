@@ -201,6 +201,8 @@ impl Policy {
 
     /// Removes a setting. Returns whether there was one.
     pub fn take_back(&mut self, owner: Owner, name: &str) -> bool {
+        // A setting from an earlier `user_scope` is stored under a name that does not parse any more, and must still be
+        // removable.
         let spelled = self.owner_name(owner, name).unwrap_or(Cow::Borrowed(name));
         self.tiers.give(owner, &spelled, None)
     }
@@ -232,12 +234,15 @@ impl Policy {
         let mut unfit = Vec::new();
         for owner in [Owner::Tenant, Owner::User] {
             let (own, others) = (self.tiers.given(owner), other.tiers.given(owner));
+            // Collected first: removing changes the map that is iterated.
             let gone = own.iter().filter(|(name, _)| others.get(name).is_none());
             for name in gone.map(|(name, _)| Arc::clone(name)).collect::<Vec<_>>() {
                 self.take_back(owner, &name);
             }
             for (name, given) in others.iter() {
                 let known = self.tiers.given(owner).get(name);
+                // Compiling a setting is the expensive part. The same allocation is the same setting, already compiled
+                // for this policy.
                 if known.is_some_and(|known| Arc::ptr_eq(&known.setting, &given.setting)) {
                     continue;
                 }
@@ -271,6 +276,7 @@ impl Policy {
             Ok(own) => (Some(own), Ok(())),
             Err(error) => (None, Err(error)),
         };
+        // Stored also where it does not fit: the operator's setting must survive a reload with a mistake in the policy.
         self.tiers.give(owner, spelled.as_deref().unwrap_or(name), Some(Given { setting: Arc::clone(setting), own }));
         fits
     }
@@ -290,6 +296,7 @@ impl Policy {
         for (category, text) in &setting.limits {
             own.limits.insert(category.clone(), self.given_limit(category, text)?);
         }
+        // After the tier and the limits, so that the multiplier applies to those as well.
         if setting.times > 1 {
             own.scaled = Some(self.scaled(owner, &own, setting.times)?);
         }
@@ -320,6 +327,8 @@ impl Policy {
         if counted.peek().is_none() {
             return Err(SettingError::NotCounted(owner));
         }
+        // Multiplied here and not for each request: a limit that becomes too large is an error to the operator, not to
+        // a client.
         let more = |measured: &Measured| {
             let limit = measured.limit.times(u64::from(times)).map_err(SettingError::TooLarge)?;
             Ok::<_, SettingError>(Measured { limit, cost: measured.cost.clone() })

@@ -119,12 +119,14 @@ pub(super) fn bearer<H: Headers + ?Sized>(headers: &H) -> Result<Option<&str>, T
         return Err(TokenError::Repeated);
     }
     let only = only.trim_ascii();
+    // A scheme ends at a space, and only there: `Bearerx` is another scheme.
     let end = only.iter().position(|byte| *byte == b' ').unwrap_or(only.len());
     let (scheme, token) = only.split_at(end);
     if !scheme.eq_ignore_ascii_case(b"bearer") {
         return Ok(None);
     }
     let token = token.trim_ascii();
+    // Before the verifier sees it: an unsigned text of any length must not cost a hash.
     if token.len() > MAX_TOKEN {
         return Err(TokenError::TooLong);
     }

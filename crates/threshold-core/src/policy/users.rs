@@ -70,6 +70,7 @@ fn read_scoped(written: &str) -> Result<Parts<'_>, SubjectError> {
         let _ = encode(&mut spelled, written);
         return Err(SubjectError::NoTenant(written.into(), spelled.into()));
     };
+    // A slash within a name is written `%2F`. Two slashes could be split in two ways.
     if user.is_empty() || user.contains('/') {
         return Err(SubjectError::NotTenantUser(written.into()));
     }
@@ -81,6 +82,7 @@ fn read_scoped(written: &str) -> Result<Parts<'_>, SubjectError> {
 /// Decodes percent-encoded text; `None` if it is malformed.
 fn decode(part: &str) -> Option<Cow<'_, str>> {
     let is_hex = |digits: &str| digits.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+    // The decoder leaves malformed escapes as they are, so `%zz` and `%25zz` would be two names of one user.
     let sound = part.split('%').skip(1).all(is_hex);
     percent_decode_str(part).decode_utf8().ok().filter(|_| sound)
 }
@@ -121,6 +123,7 @@ impl ScopedName {
         let mut short = ArrayString::new();
         match write_scoped(&mut short, tenant, user) {
             Ok(()) => Self::Short(short),
+            // Too long for the inline text, which now has a part of it. The whole name is written again.
             Err(_) => Self::Long(UserScope::Tenant.write(tenant, user).into_owned()),
         }
     }

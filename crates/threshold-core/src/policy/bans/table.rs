@@ -32,6 +32,7 @@ impl SubjectBans {
 
     /// Adds a ban, in place of the one with the same id.
     fn insert(&mut self, until: Timestamp, id: Digest) {
+        // The usual case, a new end for the only ban, needs no list.
         if self.last.1 == id && self.others.is_empty() {
             self.last = (until, id);
             return;
@@ -51,6 +52,7 @@ impl SubjectBans {
 
     fn replace(&mut self, mut all: Vec<(Timestamp, Digest)>) {
         all.sort_unstable();
+        // Without any ban this stays as it is. The caller removes the whole entry then.
         if let Some(last) = all.pop() {
             *self = Self { last, others: all };
         }
@@ -86,6 +88,7 @@ impl Bans {
             ListEntry::User(user) => match self.users.get_mut(user) {
                 Some(bans) => bans.insert(until, id),
                 None => {
+                    // Only with the first ban on this name: `remove` takes it back with the last one.
                     self.spellings.insert(user);
                     self.users.insert(user.clone(), new());
                 }
@@ -138,6 +141,7 @@ impl Bans {
         let mut found = None::<Banned>;
         self.each_covering(who, |rank, bans| {
             let (until, id) = bans.last;
+            // From wide to narrow, and `>=` for the end: of bans that end together the narrowest is reported.
             if allowed.is_none_or(|allowed| rank >= allowed) && found.is_none_or(|found| until >= found.until) {
                 found = Some(Banned { until, layer: rank.layer(), id });
             }

@@ -90,6 +90,7 @@ impl Printer {
     fn optional_table(&mut self, header: &str, print: impl FnOnce(&mut Entries<'_>)) {
         let before = self.out.len();
         self.header(header);
+        // The header has to be printed first, because spans are set while the entries are printed.
         let empty = self.out.len();
         self.entries(print);
         if self.out.len() == empty {
@@ -467,6 +468,7 @@ fn print_key(out: &mut String, key: &mut Text) {
 /// Writes a literal string if that saves escapes, as in a JSON body, else a basic one.
 fn write_string(out: &mut String, text: &str) {
     let has_escapes = text.contains(['"', '\\']);
+    // A literal string has no escapes, so it can hold neither a quote of its own nor a hidden character.
     if has_escapes && !text.contains('\'') && !text.contains(is_hidden) {
         out.push('\'');
         out.push_str(text);

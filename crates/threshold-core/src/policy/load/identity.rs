@@ -24,6 +24,7 @@ impl Loader<'_> {
             let (Some(text), Some(source)) = (text, source) else { continue };
             self.source_is_usable(text, source, file.jwt.is_some(), trusted.is_empty());
         }
+        // A table that verifies tokens and is not used suggests a protection that is not there.
         let claims = [&tenant, &user, &tier].into_iter().any(|source| matches!(source, Some(IdentitySource::Claim(_))));
         if let Some(jwt) = file.jwt.as_ref().filter(|_| !claims) {
             let message = "tokens are verified, but no identity is taken from a claim";
@@ -52,6 +53,7 @@ impl Loader<'_> {
         if net.is_none() {
             let message = format!("\"{}\" is not a CIDR", text.value);
             self.error("bad-value", text.span.clone(), message, "write \"10.0.0.0/8\" or a single address");
+        // Only a warning: behind a firewall that lets only proxies in, every peer is one.
         } else if net.is_some_and(|net| net.prefix_len() == 0) {
             let message = "every peer is trusted, so every client can claim any address";
             self.warning("trusts-everyone", text.span.clone(), message, "list the addresses of your proxies");
@@ -221,7 +223,9 @@ fn key_fits(alg: &str, key: &str) -> Result<(), &'static str> {
         _ => None,
     };
     match least {
+        // First, whatever the algorithm is: verifying needs no key that can sign.
         _ if key.contains("PRIVATE KEY-----") => Err("this is a private key, and verification needs the public one"),
+        // Algorithm confusion: under HMAC the public key would be the secret, and it is published.
         Some(_) if is_pem => Err("this is a public key: with this algorithm anyone who has it could sign tokens"),
         Some(least) if key.len() < least => {
             Err("the key is shorter than the hash of its algorithm, so it can be guessed")

@@ -39,6 +39,7 @@ impl Loader<'_> {
         for error in errors {
             self.toml_error(&error);
         }
+        // Broken TOML gives a table with parts missing, and errors about those would be misleading.
         if !self.findings.is_empty() {
             return None;
         }
@@ -82,6 +83,7 @@ impl Loader<'_> {
             .iter()
             .map(|known| (strsim::damerau_levenshtein(name, known), *known))
             .min()
+            // Beyond three edits, or half of a short name, the nearest key is rarely the one that was meant.
             .filter(|(distance, _)| *distance <= name.len().div_ceil(2).min(3));
         let help = match close {
             Some((_, known)) => format!("did you mean \"{known}\"?"),
@@ -96,6 +98,7 @@ impl Loader<'_> {
     fn expand_table(&mut self, table: &mut DeTable<'_>, expander: &mut Expander<'_>, in_limits: bool, depth: usize) {
         for (key, value) in table.iter_mut() {
             let name = key.get_ref().as_ref();
+            // All values of these tables are limits, under names that the policy chooses. `tier` is the exception.
             let limits = in_limits || matches!((depth, name), (0, "tiers" | "tenants" | "users"));
             let is_limit = limits && name != "tier" || matches!(name, "limit" | "account" | "ip");
             self.expand_value(value, expander, limits, is_limit, depth);

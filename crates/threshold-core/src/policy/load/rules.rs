@@ -29,6 +29,8 @@ pub(crate) struct Shape {
 impl Shape {
     /// Returns the limit with this quota, and what it counts; `None` is unlimited.
     pub(crate) fn measured(&self, quota: Quota) -> Result<Option<Measured>, String> {
+        // The unit of a quota decides what is counted, so one rule by tier can count requests for one tier and bytes
+        // for another.
         let is_bytes = matches!(quota, Quota::Per { unit: Unit::Bytes, .. });
         let cost = match &self.cost_name {
             Some(_) if is_bytes => return Err("a limit in bytes cannot have a named cost".to_owned()),
@@ -150,6 +152,7 @@ impl Loader<'_> {
             }
         }
         let is_global = file.layer.as_ref().is_some_and(|layer| layer.value == LayerName::Global);
+        // Without a layer in the file the layer follows from `per`, and the two cannot disagree.
         if is_global != per.is_empty() && (is_global || file.layer.is_some()) {
             let at = file.layer.as_ref().map_or(span.clone(), |layer| layer.span.clone());
             self.error(
@@ -294,6 +297,7 @@ impl Loader<'_> {
         };
         let identity: Vec<Per> = per.iter().filter(|per| per.is_identity()).cloned().collect();
         self.ladder_fits(file, name, ladder, &identity, measure, context.identity);
+        // The order in which a policy lists the parts must not make two subjects of one.
         let mut per = identity;
         per.sort();
         let ladder_name: Box<str> = name.value.as_str().into();
@@ -304,6 +308,8 @@ impl Loader<'_> {
         Some(match known {
             Some(at) => {
                 if let Some(own) = context.subjects.get_mut(at) {
+                    // The subject is shared: what one of its rules accepts holds for all, and the most reserved
+                    // disclosure does.
                     own.floors |= floors;
                     own.disclosure = own.disclosure.max(disclosure);
                 }
@@ -344,6 +350,8 @@ impl Loader<'_> {
             let help = "anyone could get the owner banned; use a claim, or a header that a trusted proxy sets";
             self.error("unverified-ladder", span.clone(), why, help);
         }
+        // A rung that warns lets a request through uncharged. That is one request too many, but could be any number of
+        // bytes.
         let counts_requests = match measure {
             Measure::Fixed(measured) if measured.limit.is_concurrency() => false,
             Measure::Fixed(measured) => measured.cost == CostOf::Requests,
@@ -358,6 +366,7 @@ impl Loader<'_> {
             let message = "the last rung repeats and allows every request, so this rule never limits";
             self.warning("never-denies", span.clone(), message, "end the ladder with a rung that denies");
         }
+        // Many people may be behind one address (NAT) or tenant, and one of them can get all of them banned.
         let shared = !identity.iter().any(|per| matches!(per, Per::User | Per::Header(_) | Per::Fact(_)));
         if shared {
             let bans = ladder.rungs.iter().any(|rung| rung.ban.is_some());
@@ -422,6 +431,7 @@ fn parse_per(text: &str) -> Option<Per> {
         "host" => Per::Host,
         _ => {
             if let Some(prefix) = named("ip/") {
+                // Below /8 one budget would hold a large part of the internet.
                 Per::IpPrefix(prefix.parse().ok().filter(|prefix| (8..=128).contains(prefix))?)
             } else if let Some(name) = named("header:") {
                 Per::Header(is_token(name).then(|| name.to_ascii_lowercase())?.into())

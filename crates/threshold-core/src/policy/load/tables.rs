@@ -23,6 +23,7 @@ impl Loader<'_> {
             .filter_map(|name| Some((name.to_owned(), Ladder::built_in(name)?)))
             .collect();
         for (name, file) in &table.0 {
+            // A table with the name of a built-in ladder changes it, so a policy can set its decay alone.
             let base = ladders.get(&name.value).cloned();
             if base.is_none() && file.rungs.is_none() {
                 let message = format!("the ladder \"{}\" has no rungs", name.value);
@@ -81,6 +82,8 @@ impl Loader<'_> {
                 if let Some(why) = check::too_wide(&entry, listed, &identity.address) {
                     self.error("list-too-wide", text.span.clone(), why.to_string(), "list the addresses that you mean");
                 }
+                // Bans widen a bare IPv6 address, lists do not. An allow entry for one address is harmless, a deny
+                // entry is useless.
                 let is_bare = matches!(text.value.trim().parse().map(canonical), Ok(IpAddr::V6(_)));
                 if is_bare && listed == Listed::Deny {
                     let message = format!("\"{}\" is only one of the addresses that a client has", text.value);
@@ -104,6 +107,7 @@ impl Loader<'_> {
         }
         if let Some(locks) = &file.locks {
             login.locks = locks.0.iter().filter_map(|(count, length)| self.lock(count, length)).collect();
+            // `Login::lock` searches from the end and relies on ascending numbers of failures.
             login.locks.sort_unstable();
         }
         if let Some(ceiling) = &file.ceiling {
@@ -138,6 +142,7 @@ impl Loader<'_> {
     fn login_limit(&mut self, text: &Text) -> Option<SlidingLog> {
         let help = "a login budget is a sliding-log: \"5/15min\", at most 1,024 attempts";
         match self.quota(text)? {
+            // Only an exact log will do: a bucket or an estimate would let more guesses through than the policy says.
             Quota::Per { amount, unit: Unit::Count, period, burst: None } => SlidingLog::new(amount, period)
                 .map_err(|error| self.error("impossible-limit", text.span.clone(), error.to_string(), help))
                 .ok(),
