@@ -159,6 +159,7 @@ pub fn play(case: &Case, fallback: Option<&str>, player: &mut dyn Player) -> Res
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked first")]
 fn moment(start: u64, seconds: f64) -> Option<Timestamp> {
     let micros = (seconds * 1_000_000.0).round();
+    // Below 2^53 a double holds every whole number, so no microsecond is lost.
     let fits = micros.is_finite() && micros.abs() < 9.0e15;
     let start = Timestamp::from_secs(start);
     fits.then(|| {
@@ -192,6 +193,8 @@ impl Play<'_> {
             let allowed = answer.get("allowed").and_then(Value::as_bool) == Some(true);
             admitted = admitted.saturating_add(u64::from(allowed));
             if let Some(most) = step.admits
+                // By place and not only by number: a limit that denies the first call and allows the second is wrong
+                // too.
                 && allowed != (time <= most)
             {
                 return Err(format!("call {time} of {times} was {}", if allowed { "admitted" } else { "denied" }));
@@ -199,6 +202,7 @@ impl Play<'_> {
             if let Some(expect) = &step.expect {
                 compare("", expect, &answer).map_err(|message| format!("{message}\n  answer: {answer}"))?;
             }
+            // Of several calls the last answer stays, which is the one that later steps continue from.
             if let Some(name) = &step.name {
                 self.names.insert(name.clone(), answer);
             }

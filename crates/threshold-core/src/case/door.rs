@@ -108,6 +108,7 @@ impl Player for Beside<'_> {
         let facts = args.as_object().ok_or("a call without facts")?;
         let facts = self.door.express(facts)?;
         let mut told = facts.clone();
+        // Core's `check` takes facts only. What a client accepts belongs to the answer of the door.
         if verb == "check" {
             told.remove("accept");
         }

@@ -102,6 +102,7 @@ impl Player for LedgerPlayer {
     }
 
     fn call(&mut self, verb: &str, args: &Value, now: Timestamp) -> Result<Value, String> {
+        // Taken out, because answering needs the policy and the rest of `self` at the same time.
         let policy = self.policy.take().ok_or("no policy is loaded")?;
         let answer = self.answer(&policy, verb, args, now);
         self.policy = Some(policy);
@@ -250,6 +251,7 @@ impl LedgerPlayer {
 
     /// Carries out a command that has travelled, and hears an answer that has travelled back.
     fn execute(&mut self, command: &Command, now: Timestamp) -> Answer {
+        // Every case also tests that commands and answers survive their bytes, as between two nodes.
         let command = Command::from_bytes(&command.to_bytes(Format::PRESENT)).expect("a command survives its bytes");
         let answer = self.ledger.execute(&command, now);
         Answer::from_bytes(&answer.to_bytes(Format::PRESENT)).expect("an answer survives its bytes")
@@ -317,6 +319,7 @@ impl LedgerPlayer {
     }
 
     fn result(&mut self, login: &Login, args: &ResultArgs, now: Timestamp) -> Result<Value, String> {
+        // Drawn before the token is read, so that the ids of later steps do not depend on whether it is valid.
         let nonce = self.id();
         let Ok(attempt) = Attempt::from_token(&args.attempt, &self.secrets) else {
             return Ok(error_json("bad_request", "the token is not a login attempt of this installation", "attempt"));
