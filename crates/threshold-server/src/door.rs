@@ -95,6 +95,8 @@ pub(crate) struct Bounds {
 impl Default for Bounds {
     fn default() -> Self {
         Self {
+            // 16,384 heads of at most 16 KiB are 256 MiB. With the bounds in bytes below, this limits the memory of
+            // all clients.
             connections: 16_384,
             connections_per_peer: 4_096,
             body: 1 << 20,
@@ -167,9 +169,12 @@ impl Doors {
             }
             return Answering::now(forward_auth::traced(ApiError::from(refusal).into_response(), trace));
         }
+        // The body is dropped unread: a proxy asks without one.
         if request.uri().path() == forward_auth::PATH && self.audience != Audience::Operators {
             return forward_auth::answer(&self.app, peer, request.into_parts().0);
         }
+        // Set here and never read from a header, so that a client cannot choose the address that its wrong tokens are
+        // counted by.
         request.extensions_mut().insert(PeerAddr(peer));
         request.extensions_mut().insert(watch.clone());
         // `Router::poll_ready` always returns ready, so it need not be polled first.

@@ -142,6 +142,7 @@ async fn list(
 ) -> Result<Response, ApiError> {
     let limit = page_limit(limit.as_deref())?;
     let after = after.map(|id| ban_id(&id)).transpose()?;
+    // One policy for the whole page, so that all names are redacted by the same rules.
     let policy = app.desk.policy();
     let bans = app.desk.bans(after, limit).await?;
     let bans = bans.iter().map(|listed| BanBody::new(listed.id, listed.ban.as_ref(), listed.until, &policy));
@@ -153,6 +154,7 @@ async fn list(
 
 async fn add(operator: Operator, State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let NewBan { layer, key, reason, duration_sec } = read(&body)?;
+    // The bounds are checked by the desk, which all doors share.
     let seconds = duration_sec.map(Whole::number);
     let new = desk::NewBan { layer: layer.0, key: key.as_str(), reason: reason.as_str(), seconds };
     let (id, ban) = app.desk.ban(&operator.0, new).await?;
@@ -184,6 +186,7 @@ async fn lift_subject(
 
 impl BanBody {
     fn new(id: Digest, ban: Option<&Ban>, until: Timestamp, policy: &Policy) -> Self {
+        // The id stands in for a name that is not known, so that every line of a list can be told from the others.
         let key = ban.map_or_else(|| hexadecimal(id), |ban| policy.shown_key(&ban.whom));
         Self {
             id: hexadecimal(id),
@@ -191,6 +194,7 @@ impl BanBody {
             key,
             reason: ban.map(|ban| ban.reason.to_string()).unwrap_or_default(),
             by: ban.map_or_else(|| "ladder".to_owned(), |ban| ban.by.to_string()),
+            // A start is rounded down and an end up, so that the ban covers at least the time that it is shown for.
             from: ban.map_or(0, |ban| ban.from.micros().checked_div(1_000_000).unwrap_or(0)),
             until: until.unless_never().map(Timestamp::secs_ceil),
         }

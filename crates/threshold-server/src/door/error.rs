@@ -155,6 +155,7 @@ impl IntoResponse for ApiError {
         let mut response = json(self.status, &self.body);
         let headers = response.headers_mut();
         match self.status {
+            // RFC 9110 requires a challenge with every 401.
             StatusCode::UNAUTHORIZED => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"threshold\""));
             }

@@ -49,6 +49,7 @@ pub(crate) struct Problem {
 impl Problem {
     /// A problem whose public text is the same but for the paths of these files.
     pub(crate) fn hiding(details: String, paths: &[impl AsRef<Path>]) -> Self {
+        // To split by an empty text would separate all characters.
         let paths = paths.iter().map(|path| path.as_ref().display().to_string()).filter(|path| !path.is_empty());
         let public = paths.fold(details.clone(), |text, path| hide(&text, &path));
         Self { public, details }
@@ -139,6 +140,7 @@ impl FromRequestParts<Arc<App>> for Viewer {
             return Ok(Self::Authenticated);
         }
         let peer = parts.extensions.get::<PeerAddr>().map(|peer| peer.0.ip());
+        // The error is ignored: a health check with an old token must not take the server out of service.
         let _ = app.token_guesses.count_for_callers(peer, app).await;
         Ok(Self::Anonymous)
     }
@@ -168,12 +170,14 @@ async fn alive() -> Response {
 
 /// A degraded server answers 200: it decides by the last good policy, and to take it out of service would not help.
 async fn ready(State(app): State<Arc<App>>, viewer: Viewer) -> Response {
+    // Before the problems: a load balancer must stop sending requests, whatever else is wrong.
     if app.health.draining.load(Ordering::Relaxed) {
         return json(StatusCode::SERVICE_UNAVAILABLE, &HealthBody { status: "draining", reason: None });
     }
     let health = &app.health;
     let problems =
         [&health.policy, &health.keys, &health.certificate, &health.validity, &health.journal, &health.store];
+    // All of them are shown. One may hide the cause of another, as a full disk does.
     let problems = problems.map(ArcSwapOption::load);
     let shown = |problem: &Arc<Problem>| match viewer {
         Viewer::Anonymous => problem.public.clone(),

@@ -143,6 +143,7 @@ async fn reserve(
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let request: RequestBody<'_> = read(&body)?;
+    // Checked before the id is looked up, so that an invalid request never takes an id.
     let terms = reservation_terms(&request)?;
     let policy = app.desk.policy();
     let answer = once((&app, &watch), "reserve", &request, None, async {
@@ -160,6 +161,7 @@ async fn commit(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result
     let actual = ActualCost { cost: cost.map(Whole::number), bytes: bytes.map(Whole::number), costs: &costs };
     match trace_id(reservation.as_str()) {
         Some(id) => ended(app.desk.commit(id, &actual).await),
+        // The same answer as for an unknown id: no well-formed id could have this text.
         None => ended(Err(EndError::Unknown)),
     }
 }
@@ -175,6 +177,8 @@ async fn release(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Resul
 async fn refund(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let RefundBody { receipt } = read(&body)?;
     let receipt = app.desk.read_receipt(receipt.as_str());
+    // A forged or changed receipt is refused before the store is asked. Without a signature, a caller could refund
+    // charges of others.
     let receipt = receipt.map_err(|_| ApiError::bad("receipt", "this receipt was not issued by this server"))?;
     let first = app.desk.refund(&receipt).await.map_err(|error| {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", format!("nothing was refunded: {error}"))
@@ -231,6 +235,7 @@ async fn decide(app: &App, watch: &ConnectionWatch, verb: Verb, body: &[u8]) -> 
 ///
 /// Every request begins with a brace. Braces inside of requests are counted too, so that this is an upper bound.
 fn list_bytes(body: &[u8], policy: &Policy) -> Option<usize> {
+    // JSON allows white space before a list, and serde_json skips the same characters.
     body.iter().find(|byte| !byte.is_ascii_whitespace()).filter(|byte| **byte == b'[')?;
     let items = memchr::memchr_iter(b'{', body).count().min(MAX_ITEMS);
     let each = max_answer(policy).saturating_add(size_of::<RequestBody<'_>>());
@@ -244,6 +249,7 @@ async fn check_waiting(
     body: &[u8],
     at_most: Duration,
 ) -> Result<Response, ApiError> {
+    // The items of a list would wait for each other, and hold the memory of all answers meanwhile.
     let OneOrMany::One(request) = read_requests(body)? else {
         return Err(ApiError::bad("waitMs", "only a single request can wait, not a list"));
     };
@@ -297,6 +303,8 @@ async fn answer_all(
     policy: &Policy,
 ) -> Result<ListAnswer, ApiError> {
     for (index, request) in requests.iter().enumerate() {
+        // The plan borrows `lists`, and neither is kept across the `await` below: a thousand of them would take much
+        // memory.
         let planned = {
             let lists = request.lists();
             policy.plan_for(verb, &request.facts(&lists, TraceId::default())).map(|_| ())
@@ -311,16 +319,21 @@ async fn answer_all(
         .filter(|_| verb != Verb::Peek)
         .filter_map(|(index, request)| Some((index, request_key(app, name_of(verb), request)?)))
         .unzip();
+    // After all items are known to be valid: a list that is refused must leave no ids behind.
     let space = app.request_ids.begin_list(&keys, || app.desk.now()).await;
     let mut space = space
         .map_err(|(place, error)| ApiError::from(error).at(place.and_then(|place| indexes.get(place).copied())))?;
     let mut list = ListAnswer { body: Vec::new(), closed: false };
+    // For typical answers, and not for the largest ones that memory was acquired for: most of that would never be
+    // written.
     list.body.reserve_exact(requests.len().saturating_mul(TYPICAL_ANSWER).saturating_add(2));
     // One deadline for the whole list: however many of its requests strike, it waits for the disk only once.
     let deadline = strike_deadline();
     list.body.push(b'[');
     for (index, request) in requests.iter().enumerate() {
         let answer = answer((app, watch), verb, request, policy, deadline, Some(&mut space)).await;
+        // The items before this one stay charged. A caller that repeats the list with request ids is not charged for
+        // them again.
         let answer = answer.map_err(|error| error.at(Some(index)))?;
         list.closed |= answer.closed;
         if index > 0 {
@@ -351,6 +364,7 @@ async fn once(
 /// Returns the digests of a request's id and content; `None` if it has no id.
 fn request_key(app: &App, verb: &'static str, request: &RequestBody<'_>) -> Option<RequestKey> {
     let id = request.request_id.as_ref()?;
+    // The verb is a part of the id: a caller may use one id for the check and the record of the same request.
     Some(RequestKey { id: app.request_ids.digest(&(verb, id.0.as_ref())), content: app.request_ids.digest(request) })
 }
 
@@ -381,6 +395,7 @@ impl EncodedAnswer {
     fn new(decided: &Decided, policy: &Policy, verb: &str) -> Self {
         Self {
             body: Answer::new(decided, policy).to_json().into(),
+            // Also if every charge was 0: the answer is then the same for a repeat, and costs little to remember.
             charged: verb != "peek" && decided.decision.allowed(),
             closed: decided.decision.unavailable(),
             generation: policy.generation(),
@@ -403,6 +418,7 @@ fn reservation_terms(request: &RequestBody<'_>) -> Result<ReservationTerms, ApiE
 
 /// Parses an id of 32 hexadecimal digits.
 pub(super) fn trace_id(text: &str) -> Option<TraceId> {
+    // `from_str_radix` alone would accept a plus sign and fewer digits, and one id would have several spellings.
     let hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     hex.then(|| u128::from_str_radix(text, 16).ok()).flatten().map(TraceId::from_u128)
 }
@@ -413,6 +429,7 @@ fn ended(result: Result<(), EndError>) -> Result<Response, ApiError> {
     let (status, name, error) = match error {
         EndError::OtherCost => (StatusCode::CONFLICT, "already_committed", CommitError::OtherCost),
         EndError::Store(error) => return Err(error.into()),
+        // Unknown and already ended ones get the same answer, which does not tell whether an id was ever issued.
         _ => (StatusCode::NOT_FOUND, "unknown_reservation", CommitError::Unknown),
     };
     Err(ApiError::new(status, name, error.to_string()).about(Some("reservation".to_owned())))

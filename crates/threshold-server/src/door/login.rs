@@ -122,6 +122,8 @@ async fn attempt(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Resul
     let AttemptBody { account, ip, factor, device, user, tenant } = read(&body)?;
     let request = LoginRequest {
         account: account.as_ref().map(Text::as_str),
+        // Required here, unlike in the library: without an address, one client could try the passwords of all
+        // accounts.
         ip: Some(ip.0),
         factor: factor.as_ref().map(Text::as_str),
         device: device.as_ref().map(Text::as_str),
@@ -172,6 +174,7 @@ impl From<LoginError> for ApiError {
                 "account",
                 "the account has no visible characters; leave the field out if a login has no account",
             ),
+            // With `user_scope = "tenant"` the same name is another account in each tenant.
             LoginError::WhoseAccount => Self::bad("account", message),
             LoginError::UnknownAttempt => {
                 Self::new(StatusCode::NOT_FOUND, "unknown_attempt", message).about(Some("attempt".to_owned()))

@@ -55,6 +55,7 @@ fn build() -> Value {
                 "operator": {"type": "http", "scheme": "bearer"},
             },
         },
+        // An empty requirement beside the token: whether a token is needed depends on how the server was started.
         "security": [{}, {"token": []}],
     })
 }

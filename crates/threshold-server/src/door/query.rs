@@ -29,6 +29,7 @@ impl<T: DeserializeOwned> FromRequestParts<Arc<App>> for Query<T> {
 /// second prefix.
 fn refusal(text: &str) -> ApiError {
     let message = text.split_once("string: ").map_or(text, |(_, message)| message);
+    // serde quotes the name of the field in backticks, and axum gives no access to it otherwise.
     let name = message.split('`').nth(1).unwrap_or_default();
     let path = format!("{name}: ");
     let message = message.strip_prefix(path.as_str()).unwrap_or(message);

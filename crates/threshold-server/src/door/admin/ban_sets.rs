@@ -85,10 +85,12 @@ pub(super) async fn replace(
     Path(origin): Path<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
+    // Before the body is read, so that only one large body is in memory at a time.
     let _turn = app.desk.import_turn.lock().await;
     let JsonBody(body) = JsonBody::read(request, &app, MAX_SET_BODY).await?;
     let NewBanSet { reason, duration_sec, until, bans } = read(&body)?;
     let end = end(duration_sec, until).map_err(|message| ApiError::bad("until", message))?;
+    // The strings stay borrowed from the body: half a million copies would double the memory of an import.
     let entries = bans.iter().enumerate().map(|(index, new)| {
         let end = end_of(new).map_err(|message| ApiError::bad("bans", message).at(Some(index)))?;
         Ok(NewSetBan {

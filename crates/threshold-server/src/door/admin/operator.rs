@@ -33,6 +33,7 @@ impl FromRequestParts<Arc<App>> for Operator {
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
         match admit(parts, app)? {
+            // A digest and not the token: the audit is read by others than the operator.
             OperatorAccess::Operator(token) => Ok(Self(format!("operator {}", app.desk.redact(&token)))),
             OperatorAccess::Open => Ok(Self("local".to_owned())),
             OperatorAccess::Reader | OperatorAccess::Denied => {
@@ -61,6 +62,8 @@ pub(in crate::door) fn caller_name(headers: &HeaderMap, app: &App) -> String {
 /// The CSRF checks come first: on a server without tokens, a web page that the operator has open is as authorized as the
 /// operator. The count of wrong tokens comes before the token, so that a blocked address cannot go on guessing.
 fn admit(parts: &Parts, app: &App) -> Result<OperatorAccess, ApiError> {
+    // A `DELETE` has no body to declare. Browsers send it to another origin only after a preflight, which is never
+    // answered.
     if parts.method == Method::POST || parts.method == Method::PUT {
         require_json_from_pages(&parts.headers)?;
     }
@@ -90,6 +93,7 @@ fn admit(parts: &Parts, app: &App) -> Result<OperatorAccess, ApiError> {
 fn is_same_origin(headers: &HeaderMap) -> bool {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let Some(origin) = headers.get(ORIGIN) else { return true };
+    // Without the scheme: a proxy in front may end TLS, and the server cannot know how the page was loaded.
     let own = origin.to_str().ok().and_then(|origin| Some(origin.split_once("://")?.1));
     own.is_some_and(|own| text(HOST).is_some_and(|host| host.eq_ignore_ascii_case(own)))
 }

@@ -157,6 +157,7 @@ impl SubjectBody {
             budgets: subject.budgets.into_iter().map(BudgetBody::from).collect(),
             failures: account.map(|account| account.failures),
             locked_until: seconds(locked.and_then(Timestamp::unless_never)),
+            // `locked_until` is null both without a lock and at the ceiling, so this field distinguishes them.
             at_ceiling: account.map(|_| locked == Some(Timestamp::MAX)),
         }
     }

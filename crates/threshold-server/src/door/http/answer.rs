@@ -98,10 +98,12 @@ impl<'a> Answer<'a> {
             allowed: decision.allowed(),
             verdict: PlainStr(decision.verdict.name()),
             rule: rule.map(|rule| EscapedStr(&rule.name)),
+            // A ban or a cool-down has no rule, and is named by the layer of its ladder.
             layer: rule.map(|rule| rule.layer).or(decision.penalty).map(Layer::name).map(PlainStr),
             limit: reading.map(|reading| reading.limit),
             remaining: reading.map(|reading| reading.remaining),
             reset_at: decision.reset_at(),
+            // Rounded up: a client that comes back after exactly this time must fit.
             retry_after: wait.map(Span::secs_ceil),
             retry_after_ms: wait.map(Span::millis_ceil),
             delay_ms: Span::from(decision.delay()).millis_ceil(),

@@ -39,9 +39,11 @@ pub(super) async fn answer(app: &App, body: &[u8]) -> Result<Response, ApiError>
     if request.key.as_str().is_empty() {
         return Err(ApiError::bad("key", "the key is empty"));
     }
+    // The exact algorithm by default: a caller that names none expects what it reads, "this many in any window".
     let requested = request.algorithm.map_or(Algorithm::SlidingLog, |name| name.0);
     let (limit, used) = limit_of(&request, requested)?;
     let cost = request.cost.map_or(1, Whole::number);
+    // An error and not a denial: a caller that waits and retries would wait forever.
     if cost > limit.capacity() {
         let message = format!("a cost of {cost} never fits a limit of {}", limit.capacity());
         let error = ApiError::new(StatusCode::BAD_REQUEST, "cost_exceeds_limit", message);
@@ -79,6 +81,7 @@ fn limit_of(request: &LimitBody<'_>, requested: Algorithm) -> Result<(Limit, Alg
     if period > threshold_core::limit::MAX_PERIOD {
         return Err(ApiError::bad(field, "a window is at most a hundred years"));
     }
+    // A log of a large quota would take too much memory. The answer then names the algorithm that replaces it.
     let used = requested.for_quota(quota);
     let limit = LimitOptions::new().algorithm(used).limit(quota, Duration::from_secs(seconds));
     // The window was checked above, so that the error is about the limit.

@@ -82,6 +82,8 @@ pub(super) struct RequestBody<'a> {
 /// Hashes the meaning of a request without its id: a repeat has the same hash in whatever order its fields come.
 impl Hash for RequestBody<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
+        // Every field is named: a field that is added later and left out of the hash would let two different requests
+        // share an answer.
         let Self {
             ip,
             host,
@@ -105,6 +107,7 @@ impl Hash for RequestBody<'_> {
         let method = method.as_ref().map(|Method(method)| method);
         let texts = [host, tenant, user, tier, path, endpoint, category].map(Option::as_ref);
         for text in texts.into_iter().chain([method]) {
+            // An empty text means the same as none to the policy, so a repeat may send either.
             text.map(Text::as_str).filter(|text| !text.is_empty()).hash(state);
         }
         // A default that is written out means the same as none.
@@ -112,6 +115,8 @@ impl Hash for RequestBody<'_> {
             number.map_or(default, Whole::number).hash(state);
         }
         on_expire.unwrap_or(Expiry::Charge).hash(state);
+        // Sorted, because the order of names in a JSON object has no meaning, and some clients change it at each
+        // request.
         let mut costs = Pairs::costs(costs.as_ref());
         costs.sort_unstable();
         costs.hash(state);
@@ -260,6 +265,7 @@ fn refusal<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Error) ->
     // For an unknown, missing or duplicate field the path ends at its object, and only the message names the field.
     let named = ["unknown field `", "missing field `", "duplicate field `"];
     if let Some(name) = named.iter().find_map(|start| message.strip_prefix(start)?.split('`').next()) {
+        // For a duplicate, the path may already end with the name.
         if !field.is_empty() && !field.ends_with(name) {
             field.push('.');
             field.push_str(name);
@@ -277,6 +283,7 @@ fn place(path: &Path) -> (Option<usize>, String) {
     let mut names: Vec<&str> = Vec::new();
     for segment in path {
         match segment {
+            // Only the outermost list is one of requests. An index further inside belongs to a field.
             Segment::Seq { index: item } if index.is_none() && names.is_empty() => index = Some(*item),
             Segment::Map { key } => names.push(key),
             _ => {}
@@ -398,6 +405,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for OneOrMany<'a> {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<OneOrMany<'de>, A::Error> {
                 let mut requests = Vec::new();
+                // The bound is tested before the item is kept, so that a long list takes no more memory than the
+                // longest valid one.
                 while let Some(Object(request)) = items.next_element()? {
                     if requests.len() == MAX_ITEMS {
                         return Err(A::Error::custom(format!("a list has at most {MAX_ITEMS} items")));
@@ -441,6 +450,7 @@ fn parsed<'de, D: Deserializer<'de>, T>(
 impl<'de: 'a, 'a> Deserialize<'de> for HeaderPairs<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut pairs = Pairs::deserialize(deserializer)?;
+        // Header names have no case, and rules name them in lower case.
         pairs.lower_names();
         Ok(Self(pairs))
     }
@@ -458,6 +468,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Method<'a> {
         if text.as_str().is_empty() || is_method(text.as_str()) {
             return Ok(Self(text));
         }
+        // The message goes to logs and terminals, and a refused method may contain anything.
         let shown = text.as_str().escape_debug();
         Err(D::Error::custom(format!("\"{shown}\" is not a method, such as POST")))
     }

@@ -130,9 +130,13 @@ impl<'de: 'a, 'a, V: Deserialize<'de>> Deserialize<'de> for Pairs<'a, V> {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut pairs: Vec<(Text<'a>, V)> = Vec::new();
                 while let Some(name) = map.next_key::<Text<'a>>()? {
+                    // Before the value is read, and before the scan below, which takes the square of the number of
+                    // names.
                     if pairs.len() == MAX_PAIRS {
                         return Err(A::Error::custom(format!("at most {MAX_PAIRS} names")));
                     }
+                    // Parsers differ in which of two equal names counts. A caller that relies on another one than
+                    // this would be limited by the wrong fact.
                     if pairs.iter().any(|(known, _)| *known == name) {
                         return Err(A::Error::custom(format!("duplicate field `{}`", name.as_str())));
                     }

@@ -80,6 +80,7 @@ impl Json for PlainStr<'_> {
 
 impl Json for EscapedStr<'_> {
     fn write(&self, out: &mut Vec<u8>) {
+        // A rule's name is the policy author's, and may contain quotes. Escaping is left to the library.
         serde_json::to_writer(out, self.0).expect("writing to a vector never fails");
     }
 }
