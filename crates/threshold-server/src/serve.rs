@@ -56,6 +56,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     if args.check {
         return check::run(args);
     }
+    // First, and held until the end: whatever fails after this is logged, and the last lines are written.
     let _flush = log::start(args.log)?;
     let source = read_policy(args)?;
     let policy = source.policy()?;
@@ -67,6 +68,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     policy_support::warn_of_unsupported(&policy);
     let tokens = Tokens::from_environment()?;
     let hosts = [caller_hosts(args, &tokens), operator_hosts(args, &tokens)];
+    // Before anything is opened: a server that would be open to other machines must not even restore its journal.
     check_addresses(args, &tokens)?;
     let tls = match (&args.tls_cert, &args.tls_key) {
         (Some(cert), Some(key)) => Some(Certificates::read(cert, key).map(|(own, files)| (Arc::new(own), files))?),
@@ -76,6 +78,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     let store = StoreUrl::chosen(args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let closed = runtime.block_on(async {
+        // Before the journal is opened: a second server on the same address fails here, without waiting for a large
+        // file. Clients wait in the backlog meanwhile.
         let http = args.http.listen(caller_guard(&tokens)).await?;
         let admin = match &args.admin {
             Some(admin) => Some(admin.listen(operator_guard(&tokens)).await?),
@@ -84,6 +88,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         // Installed before anything is printed: a script that waits for the output may send a signal at once.
         let signals = Signals::new()?;
         let OpenDesk { desk, journal, damage } = desk(args, &store, policy.clone()).await?;
+        // Before the first request is served, so that a node that joins does not let banned callers through. If the
+        // store does not answer, the node starts all the same, and decides by `on_store_error`.
         if let Err(error) = desk.apply_remote_changes().await {
             tracing::error!(%error, "bans and settings not read from the store yet");
         }
@@ -96,6 +102,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
             admin: admin.as_ref(),
             store,
         };
+        // After everything that can fail, because scripts take this output as the sign that the server is up.
         banner.announce()?;
         let app = Arc::new(App::new(desk, tokens, bounds));
         maintenance::start(&app, journal, args.save_counters, damage);
@@ -140,10 +147,13 @@ async fn serve(servers: Vec<Server>, app: Arc<App>, mut reloader: Reloader, mut 
                 Signal::Stop => break,
             },
             () = reloader.check() => {}
+            // A server returns only when it is told to stop, so this one has panicked. The others are dropped with
+            // the set.
             _ = running.join_next() => return,
         }
     }
     tracing::info!("draining: no new connections");
+    // Before the listeners close, so that a load balancer with a connection of its own learns of it.
     app.health.set_draining();
     // Sending cannot fail: the servers hold the receiver until they have stopped.
     let _ = stop.send(true);
@@ -216,12 +226,14 @@ fn servers(
     tls: Option<&TlsAcceptor>,
 ) -> Vec<Server> {
     let server = |listener: Listener, hosts, audience, bounds| {
+        // A Unix socket does not leave the machine, and its clients have no name to verify.
         let tls = tls.cloned().filter(|_| matches!(listener, Listener::Tcp(_)));
         Server { listener, tls, doors: Doors::new(Arc::clone(app), hosts, audience), bounds }
     };
     let [caller_hosts, operator_hosts] = hosts;
     let Some(admin) = admin else { return vec![server(http, caller_hosts, Audience::Everyone, app.bounds)] };
     let connections = OPERATOR_CONNECTIONS;
+    // Operators often share one address, such as that of a bastion host, so they are not limited by peer.
     let bounds = Bounds { connections, connections_per_peer: connections, ..app.bounds };
     vec![
         server(http, caller_hosts, Audience::Callers, app.bounds),
@@ -232,6 +244,7 @@ fn servers(
 /// Checks the addresses, and binds none of them.
 fn check_addresses(args: &ServeArgs, tokens: &Tokens) -> anyhow::Result<()> {
     let is_socket = |address: &Address| matches!(address, Address::Unix(_));
+    // An error only if no listener uses the certificate.
     if args.tls_cert.is_some() && is_socket(&args.http) && args.admin.as_ref().is_none_or(is_socket) {
         anyhow::bail!("TLS is not supported on a Unix socket: leave out --tls-cert and --tls-key");
     }
@@ -277,6 +290,7 @@ async fn desk(args: &ServeArgs, store: &StoreUrl, policy: Policy) -> anyhow::Res
         let store = store::open(url, &secrets).await?;
         let given = GivenSecrets { present: present.as_deref(), old: old.as_deref() };
         let location = JournalLocation { journal: &args.db, secrets: given, new_journal: args.new_journal };
+        // The secrets are checked even without a journal, because the digests in the shared store are made with them.
         let location = Some(&location).filter(|_| !args.no_db);
         let opened = Desk::on_shared_store(policy, clock, store, secrets, location);
         return opened.context(JOURNAL_UNUSABLE);
@@ -352,11 +366,14 @@ fn bounds(args: &ServeArgs) -> anyhow::Result<Bounds> {
 /// 1,024) is raised to the hard limit first.
 fn connections(wanted: u32) -> usize {
     let limit = getrlimit(Resource::Nofile);
+    // A process may raise its soft limit up to the hard one without privileges.
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     let files = match setrlimit(Resource::Nofile, raised) {
         Ok(()) => limit.maximum,
         Err(_) => limit.current,
     };
+    // Fewer connections than configured are better than `accept` failing for lack of descriptors, which would also
+    // hit the journal.
     let room = files.map_or(u64::MAX, |files| files.saturating_sub(OTHER_FILES).max(1));
     if room < u64::from(wanted) {
         tracing::warn!(wanted, room, "connections limited by the number of open files (ulimit -n)");

@@ -64,6 +64,8 @@ impl Address {
         let found = text.to_socket_addrs().with_context(|| format!("cannot resolve {text}"))?;
         let addresses: Vec<SocketAddr> = found.collect();
         if let Guard::Missing(variable) = guard
+            // Every address that a name resolves to is checked: the first one could be loopback, and the second one
+            // public.
             && let Some(open) = addresses.iter().find(|address| !address.ip().is_loopback())
         {
             bail!(
@@ -85,12 +87,14 @@ impl Address {
     pub(crate) async fn listen(&self, guard: Guard) -> anyhow::Result<Listener> {
         match self {
             Self::Tcp(text) => {
+                // Bound to the addresses that were checked. To resolve the name again could give others.
                 let listener = TcpListener::bind(Self::resolve(text, guard)?.as_slice()).await;
                 Ok(Listener::Tcp(listener.with_context(|| format!("cannot listen on {text}"))?))
             }
             Self::Unix(path) => {
                 remove_stale(path)?;
                 let listener = UnixListener::bind(path).with_context(|| format!("cannot listen on {self}"))?;
+                // Before the permissions are set: if that fails, the drop removes the file.
                 let file = SocketFile(path.clone());
                 std::fs::set_permissions(path, std::fs::Permissions::from_mode(SOCKET_MODE))?;
                 Ok(Listener::Unix(listener, file))
@@ -123,6 +127,7 @@ impl Drop for SocketFile {
 /// Returns whether there is a socket at this path. Fails if there is another file, or no folder for it.
 fn check_socket(path: &Path) -> anyhow::Result<bool> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // A symbolic link is not followed: what it points to is not this server's to remove.
     let kind = match std::fs::symlink_metadata(path) {
         Ok(metadata) => metadata.file_type(),
         Err(error) if error.kind() == ErrorKind::NotFound && folder.is_dir() => return Ok(false),
@@ -143,6 +148,7 @@ fn remove_stale(path: &Path) -> anyhow::Result<()> {
         return Ok(());
     }
     match UnixStream::connect(path) {
+        // Nothing listens: the server that made the file was killed before it could remove it.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))
         }

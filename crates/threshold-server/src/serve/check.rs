@@ -58,6 +58,7 @@ fn installation(args: &ServeArgs) -> anyhow::Result<()> {
         return check_secrets(present.as_deref(), old.as_deref());
     }
     match check_installation(&args.db, GivenSecrets { present: present.as_deref(), old: old.as_deref() }) {
+        // `--new-journal` would create it, and a check creates nothing.
         Err(JournalError::Missing(..)) if args.new_journal => Ok(()),
         checked => Ok(checked?),
     }

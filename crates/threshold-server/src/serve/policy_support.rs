@@ -14,6 +14,7 @@ pub(crate) fn unusable(policy: &Policy, allow_empty: bool) -> Option<String> {
 
 /// Returns why a policy cannot be loaded: a rule requires a consistency that the store does not have.
 pub(crate) fn refusal(policy: &Policy) -> Option<String> {
+    // Refused and not ignored: an operator who asks for leases expects a bound that this store would not keep.
     let leased = policy.rules().iter().find(|rule| rule.consistency == Consistency::Leased)?;
     Some(format!(
         "rule \"{}\" has consistency = \"leased\", which this version does not support; use \"strong\"",

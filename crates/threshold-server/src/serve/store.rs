@@ -31,6 +31,8 @@ impl FromStr for StoreUrl {
         match scheme {
             None if text == "memory" => Ok(Self::Memory),
             Some("redis" | "redis+unix") => Ok(Self::Redis(text.into())),
+            // Refused by name: an unencrypted connection in place of `rediss://` would send the password in the
+            // clear.
             Some(scheme) if UNSUPPORTED.contains(&scheme) => {
                 anyhow::bail!("{scheme}:// is not supported yet: a single server is redis://HOST:PORT")
             }
