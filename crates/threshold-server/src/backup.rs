@@ -15,6 +15,7 @@ use crate::serve::secret;
 /// Copies the journal, also while a server writes to it.
 pub(crate) fn backup(args: &BackupArgs) -> anyhow::Result<Report> {
     Journal::copy(&args.db, &args.file)?;
+    // Read back from the copy, which verifies the checksum of every row.
     let rows = Journal::read(&args.file)?.rows.len();
     let text = format!(
         "{} has {rows} rows; keep {} with it, because it cannot be used without\n",
@@ -40,6 +41,7 @@ pub(crate) fn restore(args: &RestoreArgs) -> anyhow::Result<Report> {
     let before = Journal::replace(&args.file, &args.db)?;
     let rows = Journal::read(&args.db)?.rows.len();
     let mut text = format!("{} has {rows} rows\n", args.db.display());
+    // Only reported: the journal is in its place, and to fail now would suggest that it is not.
     if let Err(error) = audit(args, &secrets, before.as_deref()) {
         crate::print_error(&format!("the restore is not recorded in the audit of {}: {error:#}", args.db.display()));
     }
@@ -66,6 +68,7 @@ fn secrets_of_copy(args: &RestoreArgs) -> anyhow::Result<Secrets> {
     let secrets = installation_secrets(&args.db, GivenSecrets { present: given.as_deref(), old: old.as_deref() })?;
     let known = KeyIds::from(&secrets);
     let written_under = Journal::read_key_id(&args.file)?;
+    // During a rotation a copy from before it is under the old secret, which the server still knows.
     if written_under != known.present && Some(written_under) != known.old {
         return Err(anyhow::Error::new(JournalError::OtherSecret(args.file.clone())).context("nothing was restored"));
     }

@@ -20,6 +20,7 @@ pub(crate) struct TokenKeys {
 pub(crate) fn attach(policy: Policy) -> Result<(Policy, Option<TokenKeys>), KeyError> {
     let Some(settings) = &policy.identity().jwt else { return Ok((policy, None)) };
     let file = settings.key_file.as_deref().map(Path::new);
+    // Read once and kept: the watch must compare with exactly what the verifier uses.
     let contents = file.map(read_key_file).transpose()?;
     let verifier = match &contents {
         Some(contents) => Verifier::with_key(settings, contents)?,

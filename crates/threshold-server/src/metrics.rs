@@ -119,6 +119,8 @@ impl Metrics {
 impl Observer for Counts {
     fn decided(&self, _: &Facts<'_>, decision: &Decision, policy: &Policy) {
         let mut series = self.series.load();
+        // Looking up a series by its labels takes a lock and hashes strings. It is done once for each policy, not for
+        // each decision.
         if series.generation != policy.generation() {
             let before = self.series.swap(Arc::new(self.series_of(policy)));
             self.remove_series(&before, policy);
@@ -162,6 +164,8 @@ impl Counts {
                 let labels = DecisionLabels { layer, rule: rule.to_owned(), verdict: verdict.name() };
                 self.decisions.get_or_create(&labels).clone()
             }),
+            // Every verdict of every rule has a series from the start: a rate over a series that appears with its
+            // first event misses that event.
             blocks: self.blocks.get_or_create(&LayerLabel { layer }).clone(),
         };
         let rules = policy.rules().iter().map(|rule| series(rule.layer.name(), &rule.name)).collect();
@@ -170,6 +174,8 @@ impl Counts {
 
     /// Removes the series of rules that a newer policy no longer has. Otherwise each reload with new names would add series.
     fn remove_series(&self, before: &Series, policy: &Policy) {
+        // A request that was decided under the old policy may be counted after the reload. It must not remove the new
+        // policy's series.
         if before.generation > policy.generation() {
             return;
         }

@@ -61,6 +61,7 @@ impl Source {
         let (mut text, mut lines, mut shown) = (String::new(), 0usize, 0usize);
         for finding in findings {
             let rendered = finding.render(&self.name, &self.text);
+            // Counted in lines and not in findings: a finding with an excerpt of the file takes several.
             lines = lines.saturating_add(rendered.lines().count()).saturating_add(1);
             if lines > most_lines {
                 break;
@@ -89,6 +90,7 @@ pub(crate) fn read_text(path: &Path, at_most: usize) -> anyhow::Result<String> {
 /// Reads a file of a bounded size.
 pub(crate) fn read_bytes(path: &Path, at_most: usize) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
+    // One byte more than allowed tells a file that is too large from one that just fits.
     let limit = u64::try_from(at_most)?.saturating_add(1);
     let reading = if path.as_os_str() == "-" {
         std::io::stdin().lock().take(limit).read_to_end(&mut bytes)
