@@ -222,6 +222,7 @@ impl Journal {
     /// Waits as [`saved`](Self::saved) does, outside of async code.
     fn wait_until_saved(&self, timeout: Duration) {
         let begun = Instant::now();
+        // The queue wakes async callers only, and this is called once, at the start.
         while !self.queue.is_saved() && begun.elapsed() < timeout {
             std::thread::sleep(Duration::from_millis(1));
         }

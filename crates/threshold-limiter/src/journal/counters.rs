@@ -39,6 +39,7 @@ pub fn save_counters(store: &MemoryStore, journal: &Path, key_id: KeyId, now: Ti
     out.write_all(&key_id.to_u32().to_be_bytes())?;
     let (mut written, mut failed) = (0usize, None);
     store.each_balance(now, |key, limit, balance| {
+        // The walk cannot be stopped, so after an error it goes on without writing.
         if failed.is_none() {
             match write_balance(&mut out, key, limit, balance) {
                 Ok(()) => written = written.saturating_add(1),

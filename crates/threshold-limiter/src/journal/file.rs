@@ -49,6 +49,7 @@ impl JournalFile {
         // Before the lock, which is a file of its own: nothing is created beside another program's file.
         identify::check(path)?;
         let lock = lock(path)?;
+        // Before anything is replaced or repaired: the file of another version stays as it is.
         check_version(path)?;
         salvage::finish_replacement(path)?;
         if is_empty(path) {
@@ -69,10 +70,13 @@ impl JournalFile {
         if let Some(old) = rotated {
             inspection.rows = inspection.rows.into_iter().map(|row| row.under_old(old).under_present(key_id)).collect();
         }
+        // Never behind the mark, or the new file would be taken for one that has lost commits.
         let new = NewFile { key_id, commits: inspection.commits_with(mark), rows: &[], damage: None };
         match connection {
             Some(connection) if is_sound && rotated.is_some() => {
                 let new = NewFile { rows: &inspection.rows, damage: inspection.unreported.as_ref(), ..new };
+                // All rows and the key id change together, so that a crash leaves a file that is wholly under one
+                // secret.
                 salvage::rewrite(path, &new, Some(connection))?;
                 let contents = Contents { rows: inspection.rows, damage: inspection.unreported, is_new: false };
                 Ok((Self::reopen(path, key_id, lock, &contents)?, contents))
@@ -95,6 +99,7 @@ impl JournalFile {
         check_may_create(path, missing)?;
         // The mark of the previous journal. After a crash before `write_mark` it would accuse the new one of lost commits.
         commit_mark::clear(&lock).map_err(JournalError::io(path))?;
+        // Created here, because SQLite would leave it to the umask who may read the file.
         open_or_create(path).map_err(JournalError::io(path))?;
         let mut connection = connect(path).map_err(JournalError::sqlite(path))?;
         let new = NewFile { key_id, commits: 0, rows: &[], damage: None };
@@ -132,14 +137,18 @@ impl JournalFile {
         if !batch.is_empty() {
             self.commit(batch)?;
             self.write_mark();
+            // These changes are this process's own, and must not be taken for another's.
             self.stamps = FileStamps::read(&self.path)?;
         }
         Ok(())
     }
 
     fn commit(&mut self, batch: &Batch) -> rusqlite::Result<()> {
+        // A copy, which counts only if the transaction is committed.
         let mut summary = self.summary;
         let connection = self.connection.as_mut().expect("verify_unchanged has opened it, or returned an error");
+        // Takes the write lock at once. A deferred transaction could fail half way, when another process has it by
+        // then.
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         for ((kind, key), value) in &batch.changes {
             put_row(&transaction, &mut summary, kind.number(), key, value.as_deref())?;
@@ -215,6 +224,8 @@ fn set_checkpoint_on_close(connection: &Connection, checkpoint: bool) {
 
 /// Returns whether an error means that the database is damaged, and not that it is out of reach for now.
 pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
+    // Only faults of the surroundings are listed, which may pass. After any other error a retry would fail again, and
+    // the file is rebuilt.
     !matches!(
         error.sqlite_error_code(),
         Some(
@@ -302,6 +313,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<(), JournalError> {
     std::fs::metadata(from).map_err(JournalError::io(from))?;
     identify::check(from)?;
     check_version(from)?;
+    // `VACUUM INTO` accepts an empty file, so the copy keeps the mode 0600.
     let created = create_new(to).map_err(JournalError::io(to))?;
     let copied = connect(from).and_then(|connection| {
         let name = to.to_str().ok_or_else(|| rusqlite::Error::InvalidPath(to.into()))?;

@@ -114,6 +114,8 @@ impl Inspection {
             let mut select = connection.prepare("SELECT kind, key, value, sum FROM record ORDER BY kind, key")?;
             let mut rows = select.query([])?;
             while let Some(row) = rows.next()? {
+                // Without its kind and key a row is lost. Without a sound value it still names the subject that has to
+                // be blocked.
                 self.take(row.get(0)?, row.get(1)?, row.get(2).ok(), row.get(3).ok());
             }
             Ok(())
@@ -136,6 +138,7 @@ impl Inspection {
                 };
                 if !whole {
                     partial.push((*kind, key.clone()));
+                // Of two whole versions of a row, the first one is the current one; see `Pages::each`.
                 } else if seen.insert((*kind, key.clone()))
                     && let (Value::Blob(value), Value::Integer(sum)) = (value, sum)
                 {
@@ -162,6 +165,7 @@ impl Inspection {
             "commits" => &mut self.stored_commits,
             _ => return,
         };
+        // The first one counts: SQLite's own answer, or the page that the tables lead to.
         known.get_or_insert(value);
     }
 

@@ -92,6 +92,7 @@ impl Pages {
                 Ok(0) => break,
                 Ok(read) => filled = filled.saturating_add(read),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // A sector that cannot be read. The bytes before it may hold whole rows.
                 Err(_) => break,
             }
         }
@@ -102,6 +103,7 @@ impl Pages {
     fn roots(&self) -> Vec<u32> {
         let mut roots = vec![1];
         self.cells(1, &mut |cell: Cell| {
+            // The columns of the schema: type, name, table, root page, definition.
             if let [Value::Text(_), Value::Text(_), Value::Text(_), Value::Integer(root), _] = cell.values.as_slice() {
                 roots.extend(u32::try_from(*root).ok());
             }
@@ -113,8 +115,10 @@ impl Pages {
     fn free(&self) -> BTreeSet<u32> {
         let mut free = BTreeSet::new();
         let mut trunk = self.page(1).and_then(|page| number(&page, 32)).unwrap_or(0);
+        // A damaged list may lead back to itself. It ends at the first page that was met before.
         while trunk != 0 && trunk <= self.count && free.insert(trunk) {
             let Some(page) = self.page(trunk) else { break };
+            // A trunk page holds the next trunk, the number of its leaves, and the leaves.
             let leaves = page.as_chunks::<4>().0.iter().map(|bytes| u32::from_be_bytes(*bytes));
             let count = usize::try_from(number(&page, 4).unwrap_or(0)).unwrap_or(usize::MAX);
             free.extend(leaves.skip(2).take(count).filter(|leaf| *leaf > 1));
@@ -144,21 +148,25 @@ impl Pages {
         let kind = bytes.get(start).copied().unwrap_or(0);
         let first = match kind {
             INTERIOR_INDEX | INTERIOR_TABLE => {
+                // The rightmost child is in the header. Each cell has the child to its left.
                 below.extend(number(&bytes, start.saturating_add(8)));
                 start.saturating_add(12)
             }
             LEAF_INDEX | LEAF_TABLE => start.saturating_add(8),
             _ => return below,
         };
+        // The number of cells is at offset 3 of the page's header.
         let count = short(&bytes, start.saturating_add(3)).unwrap_or(0);
         let pointers = bytes.get(first..).unwrap_or_default().as_chunks::<2>().0;
         for pointer in pointers.iter().take(count) {
             let at = usize::from(u16::from_be_bytes(*pointer));
+            // A pointer into the header is damaged.
             let Some(mut cell) = bytes.get(at..).filter(|_| at >= first) else { continue };
             if matches!(kind, INTERIOR_INDEX | INTERIOR_TABLE) {
                 below.extend(number(cell, 0));
                 cell = cell.get(4..).unwrap_or_default();
             }
+            // Cells of an interior page have a row only in an index, and a table without row ids is stored as one.
             if let Some(cell) = (kind != INTERIOR_TABLE).then(|| self.cell(kind, cell)).flatten() {
                 show(cell);
             }
@@ -167,6 +175,7 @@ impl Pages {
     }
 
     fn cell(&self, kind: u8, mut bytes: &[u8]) -> Option<Cell> {
+        // A damaged length must not allocate gigabytes.
         let length = usize::try_from(varint(&mut bytes)?).ok().filter(|length| *length <= MAX_ROW)?;
         let rowid = if kind == LEAF_TABLE { Some(varint(&mut bytes)?.cast_signed()) } else { None };
         let values = values(&self.payload(kind, length, bytes)?)?;
@@ -175,6 +184,7 @@ impl Pages {
 
     /// Returns the bytes of a row: those in its cell and those on its overflow pages, as far as they exist.
     fn payload(&self, kind: u8, length: usize, cell: &[u8]) -> Option<Vec<u8>> {
+        // The file format prescribes how much of a long row is in its cell. The rest is on overflow pages.
         let share = |of: usize| self.size.checked_sub(12)?.checked_mul(of)?.checked_div(255)?.checked_sub(23);
         let most = if kind == LEAF_TABLE { self.size.checked_sub(35)? } else { share(64)? };
         if length <= most {
@@ -185,6 +195,7 @@ impl Pages {
         let local = if over <= most { over } else { least };
         let mut payload = cell.get(..local)?.to_vec();
         let mut next = number(cell, local)?;
+        // Every page adds bytes, so that pages which point to each other do not keep this going.
         while payload.len() < length && next != 0 {
             let Some(page) = self.page(next).filter(|_| next <= self.count) else { break };
             let missing = length.saturating_sub(payload.len()).min(whole);
@@ -198,6 +209,7 @@ impl Pages {
 /// Decodes the values of a row.
 fn values(payload: &[u8]) -> Option<Vec<Value>> {
     let mut header = payload;
+    // The header of a row holds its own length and the type of each value. The values follow.
     let length = usize::try_from(varint(&mut header)?).ok()?;
     let mut body = payload.get(length..).unwrap_or_default();
     let used = payload.len().checked_sub(header.len())?;
@@ -210,6 +222,7 @@ fn values(payload: &[u8]) -> Option<Vec<Value>> {
 }
 
 fn value(kind: u64, body: &mut &[u8]) -> Value {
+    // The serial types of the file format. 7 is a float, and 10 and 11 are reserved: no journal has them.
     let length = match kind {
         0 | 8 | 9 => 0,
         1..=4 => kind,
@@ -218,6 +231,7 @@ fn value(kind: u64, body: &mut &[u8]) -> Value {
         _ => kind.saturating_sub(12) >> 1,
     };
     let Some((own, rest)) = usize::try_from(length).ok().and_then(|length| body.split_at_checked(length)) else {
+        // Everything behind a value that is cut off is missing too.
         *body = &[];
         return Value::Missing;
     };

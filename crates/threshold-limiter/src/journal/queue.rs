@@ -128,6 +128,7 @@ impl Queue {
                 self.count_change(pending);
             }
             None => {
+                // The writer waits until no change is open, whether or not the change was made.
                 drop(pending);
                 self.changed.notify_one();
             }
@@ -170,6 +171,7 @@ impl Queue {
     /// Returns the age of the oldest change that is not on disk.
     pub(super) fn write_lag(&self) -> Option<Duration> {
         let pending = self.lock();
+        // What is being written is older than what waits.
         pending.in_flight_since.or(pending.batch.since).map(|since| since.elapsed())
     }
 
@@ -195,6 +197,7 @@ impl Queue {
         if pending.batch.is_empty() && pending.is_closing {
             return None;
         }
+        // The numbers go on from batch to batch: `saved` compares them with the last one on disk.
         let last_change = pending.batch.last_change;
         let batch = std::mem::replace(&mut pending.batch, Batch { last_change, ..Batch::default() });
         pending.in_flight_since = batch.since;
@@ -236,10 +239,12 @@ impl Queue {
         let mut pending = self.lock();
         pending.batch.is_incomplete |= batch.is_incomplete;
         for (key, value) in batch.changes {
+            // A value that was queued since is newer than the one that could not be written.
             if !pending.batch.changes.contains_key(&key) {
                 pending.batch.put(key, value);
             }
         }
+        // The lines that could not be written are older, so they come first.
         let newer = std::mem::replace(&mut pending.batch.lines, batch.lines);
         pending.batch.lines.extend(newer);
         pending.batch.acknowledges_damage |= batch.acknowledges_damage;
@@ -249,6 +254,7 @@ impl Queue {
         let is_closing = pending.is_closing;
         drop(pending);
         self.condition.send_if_modified(|condition| {
+            // A disk may fail for hours, with the same reason at every attempt. Subscribers hear of it once.
             let is_new = condition.failure.as_deref() != Some(reason);
             if is_new {
                 condition.failure = Some(reason.into());
@@ -294,6 +300,8 @@ impl Batch {
         let count = if is_ban { &mut self.ban_deletions } else { &mut self.deletions };
         *count = count.saturating_add(usize::from(is_deletion)).saturating_sub(usize::from(was_deletion));
         if self.deletions > MAX_DELETIONS || self.ban_deletions > MAX_BAN_DELETIONS {
+            // All of them at once: the rebuild from memory covers every deletion, also those that would still have had
+            // room.
             self.changes.retain(|_, value| value.is_some());
             (self.deletions, self.ban_deletions) = (0, 0);
             self.is_incomplete = true;

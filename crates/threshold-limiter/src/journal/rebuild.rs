@@ -114,6 +114,7 @@ impl JournalFile {
     ///
     /// SQLite does not notice: it answers from its cache, and goes on writing to a file that was deleted.
     pub(super) fn verify_unchanged(&mut self) -> Result<(), WriteFault> {
+        // First the lock: without it another process could write while this one compares.
         self.reacquire_lock()?;
         let now = FileStamps::read(&self.path)?;
         if now == self.stamps {
@@ -150,6 +151,7 @@ impl JournalFile {
     /// Quarantines the database and writes a new one from memory, or, if memory cannot be read, from what can be salvaged.
     /// The damaged database stays in place until the new one is complete.
     pub(super) fn rebuild(&mut self, reason: &str, memory: Option<Vec<Row>>) -> Result<Repair, JournalError> {
+        // A checkpoint would change the file, which is quarantined as it was found.
         close_without_checkpoint(self.connection.take());
         self.quarantine()?;
         let damaged = connect(&self.path);
@@ -180,6 +182,7 @@ impl JournalFile {
         let present = std::fs::metadata(with_suffix(&self.path, LOCK)).ok();
         if present.map(|metadata| FileStamp::of(&metadata).identity) != Some(held) {
             self.lock = lock(&self.path).map_err(|error| WriteFault::Unavailable(error.with_causes()))?;
+            // The new lock file has no mark yet.
             self.write_mark();
         }
         Ok(())

@@ -91,6 +91,7 @@ pub fn restore(
     let login = policy.login().cloned().unwrap_or_default();
     let rotation = secrets.old().map(|old| Rotation::new(policy, old, &contents.rows));
     for row in &contents.rows {
+        // A setting is found by its name, so its row has no digest.
         let Some(mut key) = row.digest() else {
             restore_setting(journal, row, store, &mut restored, now);
             continue;
@@ -133,6 +134,7 @@ pub fn restore(
                 true
             }
             Some(_) => {
+                // It has expired since it was written.
                 journal.put(row.kind, &key.to_u128().to_be_bytes(), None);
                 true
             }
@@ -250,6 +252,7 @@ fn block_unreadable(journal: &Journal, row: &Row, key: Digest, store: &MemorySto
     match row.kind {
         Kind::Standing => {
             let standing = Standing::banned(until);
+            // The store does not report to the journal yet, so this does.
             journal.standing(key, Some(&standing));
             store.restore_standing(key, standing, now)
         }

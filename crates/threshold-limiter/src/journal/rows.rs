@@ -124,8 +124,10 @@ pub struct AuditLine {
 
 /// Computes the checksum of a row. It detects accidental damage only, so its key is public.
 pub(super) fn checksum(kind: i64, key: &[u8], value: &[u8]) -> i64 {
+    // The key is public: a checksum detects damage, not forgery.
     let mut hasher = SipHasher13::new_with_key(b"threshold row 01");
     hasher.write(&kind.to_be_bytes());
+    // Without the length, bytes that move from the key to the value would go unnoticed.
     hasher.write(&u64::try_from(key.len()).unwrap_or(u64::MAX).to_be_bytes());
     hasher.write(key);
     hasher.write(value);

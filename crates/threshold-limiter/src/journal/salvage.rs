@@ -99,6 +99,7 @@ pub(super) fn replace(from: &Path, path: &Path) -> Result<Option<PathBuf>, Journ
     let next = with_suffix(path, NEXT);
     remove(&next).map_err(JournalError::io(path))?;
     super::file::copy(from, &next)?;
+    // A rename moves the database alone. The copy is complete without its log.
     for suffix in [WAL, SHM] {
         remove(&with_suffix(&next, suffix)).map_err(JournalError::io(path))?;
     }
@@ -187,6 +188,7 @@ pub(super) struct DamagedFile<'a> {
 impl DamagedFile<'_> {
     /// Copies every audit line that can be read. Returns the number of those lines.
     pub(super) fn copy_audit(&self, to: &Transaction<'_>) -> rusqlite::Result<usize> {
+        // `OR IGNORE`, because the page scan repeats the lines that SQLite has read before it failed.
         let mut insert = to
             .prepare("INSERT OR IGNORE INTO audit (id, at, who, action, about, why) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?;
         let (mut lines, mut failed) = (0usize, None);
@@ -200,6 +202,7 @@ impl DamagedFile<'_> {
             && let Ok(pages) = replayed_pages(self.path)
         {
             pages.each(|Cell { rowid, values }| {
+                // SQLite stores NULL for a column that is the row id.
                 if let (Some(id), Ok([Value::Null, Value::Integer(at), texts @ ..])) =
                     (rowid, <[Value; 6]>::try_from(values))
                     && let [Value::Text(who), Value::Text(action), Value::Text(about), Value::Text(why)] = texts
@@ -219,6 +222,7 @@ fn read_audit(from: &Connection, add: &mut impl FnMut(i64, i64, [String; 4])) ->
         let read = |row: &rusqlite::Row<'_>| -> rusqlite::Result<(i64, i64, [String; 4])> {
             Ok((row.get(0)?, row.get(1)?, [row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?]))
         };
+        // A line that cannot be read does not end the loop: the lines after it may be sound.
         if let Ok((id, at, texts)) = read(row) {
             add(id, at, texts);
         }

@@ -96,6 +96,7 @@ fn installation_secret(journal: &Path, given: Option<&str>) -> Result<Secret, Jo
         return Ok(secret);
     }
     identify::check(&journal)?;
+    // Under a generated secret no record of this journal would be found.
     if !is_empty(&journal) {
         return Err(JournalError::SecretMissing(journal, path));
     }
@@ -136,9 +137,11 @@ pub fn check_installation(journal: &Path, given: GivenSecrets<'_>) -> Result<(),
 pub(super) fn publish(journal: &Path, key_id: KeyId) -> Result<(), JournalError> {
     let path = secret_path(journal);
     let next = with_suffix(&path, NEXT);
+    // If that cannot be told, nothing is overwritten.
     if std::fs::exists(&path).unwrap_or(true) {
         return Ok(());
     }
+    // A leftover of another start stays where it is, if the journal is not under its secret.
     let own = read(&next)?.and_then(|text| parse(&text)).filter(|secret| secret.key_id() == key_id);
     if own.is_some() {
         let renamed = std::fs::rename(&next, &path).and_then(|()| sync_parent(&path));
@@ -155,6 +158,7 @@ fn read(path: &Path) -> Result<Option<String>, JournalError> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         opened => opened.map_err(&io)?,
     };
+    // Of the open file: its name could lead to another file by now.
     let mode = file.metadata().map_err(&io)?.mode();
     if mode & OTHERS != 0 {
         return Err(JournalError::OpenSecret(path.into(), mode & 0o777));

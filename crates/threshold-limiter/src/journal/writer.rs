@@ -61,6 +61,8 @@ fn write(file: &mut JournalFile, batch: &mut Batch, queue: &Queue, source: &Rebu
             // Reported before the rebuild, which may take long or fail.
             queue.report_failure(&reason);
             rebuild(file, queue, &reason, memory())?;
+            // Memory has the rows of this batch, or newer ones that are queued behind it. The audit lines are only
+            // here.
             file.write(batch)
         }
         Ok(()) if batch.is_incomplete => {
