@@ -153,6 +153,7 @@ impl RedisStore {
             return Err(StoreError::Unavailable);
         }
         let replies = self.server.replies();
+        // A spawned task is not cancelled when its handle is dropped at the deadline.
         let answered = tokio::time::timeout(self.deadline, tokio::spawn(operation)).await;
         let answered = match answered {
             Ok(Ok(answered)) => answered,
@@ -172,6 +173,7 @@ impl RedisStore {
 impl Store for RedisStore {
     async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         let (server, batches) = (Arc::clone(&self.server), Arc::clone(&self.batches));
+        // The clocks of nodes differ, so only the server's time counts.
         let (bill, _) = (plan.bill().to_owned(), now);
         let settled = self.within_deadline(async move {
             if let Some(outcome) = settle::settle(&server, &bill).await? {

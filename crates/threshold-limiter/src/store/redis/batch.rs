@@ -86,10 +86,12 @@ async fn run_batch(server: &Arc<Server>, tasks: &[Task]) -> Result<Vec<Result<An
     let mut missing: BTreeSet<RecordKey> = tasks.iter().flat_map(named).collect();
     let mut now = Timestamp::EPOCH;
     for _ in 0..MAX_TRIES {
+        // Commands that name no record need the server's time all the same.
         if !missing.is_empty() || now == Timestamp::EPOCH {
             now = load(server, &mut copies, &missing).await?;
             missing.clear();
         }
+        // All of them again, from the loaded records: a command may decide otherwise on those that have changed.
         let answers = execute_all(tasks, &mut copies, now);
         missing.extend(copies.take_missing());
         if !missing.is_empty() {
@@ -131,6 +133,7 @@ fn named(task: &Task) -> Vec<RecordKey> {
         Command::Limit { key, .. } => vec![balance(*key)],
         Command::ReadStanding { key } => vec![standing(*key)],
         Command::ReadAccount { account: key } | Command::ChangeAccount { account: key, .. } => vec![account(*key)],
+        // Their records are found while they are executed, at the price of one more round trip.
         _ => Vec::new(),
     }
 }
@@ -166,6 +169,7 @@ async fn load(server: &Arc<Server>, copies: &mut Copies, keys: &BTreeSet<RecordK
         None => vec![keys::control("meta")],
     };
     let (now, values) = server.run(&LOAD, &names, &[]).await.map_err(failed).and_then(reply::loaded)?;
+    // Values must not be paired with the keys of other records.
     if !keys.is_empty() && values.len() != keys.len() {
         return Err(StoreError::Unavailable);
     }
@@ -200,6 +204,7 @@ async fn swap(server: &Arc<Server>, copies: &mut Copies) -> Result<Option<Timest
             Ok(None)
         }
         Swapped::Changed { now, values } => {
+            // The script has returned what it found, so nothing has to be loaded again.
             copies.load(records.into_iter().zip(values));
             Ok(Some(now))
         }

@@ -28,6 +28,7 @@ impl Breaker {
         match state.open_until {
             Some(until) if now < until => false,
             Some(_) => {
+                // One call tests the server. The next one has to wait for another pause.
                 state.open_until = now.checked_add(jittered(OPEN));
                 true
             }
@@ -43,6 +44,7 @@ impl Breaker {
             return;
         }
         state.failures = state.failures.saturating_add(1);
+        // Calls that were under way when it opened do not keep it open for longer.
         if state.failures >= FAILURES && state.open_until.is_none() {
             state.open_until = now.checked_add(jittered(OPEN));
         }

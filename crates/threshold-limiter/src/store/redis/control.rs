@@ -29,6 +29,7 @@ pub(super) async fn add(server: &Arc<Server>, changes: &[ControlChange]) -> Resu
         args.extend([key_bytes(&change.key()), change.to_bytes(Format::PRESENT), until.into_bytes()]);
     }
     match server.run(&ADD, &names, &args).await.map_err(failed)? {
+        // A script that returns false, as this one does for a full log, answers with nil.
         ::redis::Value::Nil => Err(StoreError::Full),
         value => Ok(Answer::Controlled { number: number(Some(value))? }),
     }

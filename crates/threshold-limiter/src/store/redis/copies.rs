@@ -169,6 +169,7 @@ impl Records for Copies {
         let mut balances: Vec<Balance> = read.iter().map(|balance| balance.clone().unwrap_or_default()).collect();
         let result = change(&mut balances);
         for ((key, before), balance) in keys.into_iter().zip(read).zip(balances) {
+            // A record that is not written is not compared either, so that requests which only read it do not conflict.
             if before.unwrap_or_default() != balance {
                 let expiry = Expiry::At(balance.silent_from());
                 self.save(key, balance.to_script(Format::PRESENT), expiry);
@@ -212,6 +213,7 @@ impl Records for Copies {
     fn take_expired(&mut self, now: Timestamp) -> Result<Option<Reservation>, CopyError> {
         let Some(id) = self.expiring else { return Ok(None) };
         let reservation = self.reservation(id)?;
+        // Cleared once the record is loaded: core asks again until nothing has expired.
         self.expiring = None;
         let expired = reservation.filter(|reservation| reservation.expires() <= now);
         if expired.is_some() {

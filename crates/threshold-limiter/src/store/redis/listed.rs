@@ -64,11 +64,13 @@ pub(super) async fn list(
     for first in after.map_or(0, first_byte)..=u8::MAX {
         while listed.len() < limit {
             let page = page(server, kind, first, from, limit).await?;
+            // Every record of a page may be gone, so only an empty page is the end of a list.
             let Some(last) = page.last().copied() else { break };
             from = Some(last);
             let room = limit.saturating_sub(listed.len());
             listed.extend(read(server, kind, page, now).await?.into_iter().take(room));
         }
+        // Every key of the next list is larger than the last one of this list.
         from = None;
     }
     Ok(listed)

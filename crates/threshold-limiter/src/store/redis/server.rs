@@ -112,6 +112,7 @@ impl Server {
 
     /// Replaces the connection after an error that makes it useless.
     fn heard<T>(self: &Arc<Self>, generation: u64, answered: Result<T, RedisError>) -> Result<T, RedisError> {
+        // Neither a broken connection nor an error of the client is a reply.
         if !answered.as_ref().is_err_and(|error| is_broken(error) || error.kind() == ErrorKind::Client) {
             let mut link = self.link();
             link.replies = link.replies.wrapping_add(1);
@@ -162,6 +163,7 @@ impl Server {
                     (link.connection, link.is_connecting) = (Some(connection), false);
                     return;
                 }
+                // Not held during the pause, so that the store can be dropped meanwhile.
                 drop(server);
                 tokio::time::sleep(jittered(pause)).await;
                 pause = pause.saturating_mul(2).min(LONGEST_PAUSE);

@@ -16,6 +16,7 @@ static SETTLE: LazyLock<ServerScript> = LazyLock::new(|| ServerScript::new(inclu
 /// changed, or the denial is a strike.
 pub(super) async fn settle(server: &Arc<Server>, bill: &OwnedBill) -> Result<Option<Outcome>, StoreError> {
     let bill = bill.as_bill();
+    // Peeks and records, and limits whose shape or figures the script cannot compute exactly, are left to core.
     let Some(charges) = bill.to_script() else { return Ok(None) };
     let balances = bill.charges().iter().map(|charge| RecordKey::balance(charge.key()));
     let standings = bill.subjects().iter().map(|subject| RecordKey::of_digest(RecordKind::Standing, subject.key()));
@@ -25,6 +26,7 @@ pub(super) async fn settle(server: &Arc<Server>, bill: &OwnedBill) -> Result<Opt
     if verdict == Verdict::Unusual {
         return Ok(None);
     }
+    // The values of the standings come after those of the balances.
     let found = values.iter().take(charges.len()).map(|value| match value {
         Some(bytes) => Balance::from_script(bytes).map_err(|_| StoreError::Unavailable),
         None => Ok(Balance::default()),
