@@ -179,10 +179,12 @@ fn header_fault(token: &str) -> TokenError {
 
 impl TokenVerifier for Verifier {
     fn verify(&self, token: &str, now: Timestamp) -> Result<Claims, TokenError> {
+        // Before anything is decoded: a long token must not cost time.
         if token.len() > MAX_TOKEN {
             return Err(TokenError::TooLong);
         }
         let header = decode_header(token).map_err(|_| header_fault(token))?;
+        // The policy chooses the algorithm. If the token could, a public key might be used as an HMAC secret.
         if header.alg != self.alg {
             return Err(TokenError::Algorithm);
         }
@@ -197,6 +199,7 @@ impl TokenVerifier for Verifier {
         if !key.verifies(message.as_bytes(), &signature) {
             return Err(TokenError::Signature);
         }
+        // The signature was verified above, which is the check that this function leaves out.
         let payload: Payload = insecure_decode_claims(token).map_err(|_| TokenError::Malformed)?;
         self.check_claims(&payload, now)?;
         Ok(payload.claims())
@@ -273,6 +276,7 @@ impl<'de> Deserialize<'de> for Payload {
 /// # Errors
 /// Fails if the file cannot be read, is not a regular file, or is larger than [`MAX_KEY_FILE`].
 pub fn read_key_file(path: &Path) -> Result<Vec<u8>, KeyError> {
+    // One byte more than is allowed shows that a file is too large.
     let limit = u64::try_from(MAX_KEY_FILE).unwrap_or(u64::MAX).saturating_add(1);
     let mut contents = Vec::new();
     let unreadable = |error| KeyFault::Unreadable(error).of_file();
@@ -292,6 +296,7 @@ pub fn read_key_file(path: &Path) -> Result<Vec<u8>, KeyError> {
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
+    // Opening a named pipe would wait for its writer.
     #[cfg(unix)]
     options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
     options.open(path)

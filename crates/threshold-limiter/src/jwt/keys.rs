@@ -63,6 +63,7 @@ impl Keys {
     pub(super) fn parse(alg: Algorithm, text: &[u8]) -> Result<Self, KeyFault> {
         let kind = Kind::of(alg).ok_or(KeyFault::Algorithm)?;
         let is_pem = text.windows(11).any(|window| window == b"-----BEGIN ");
+        // A public key is no secret: as one, it would let everyone sign tokens.
         if is_pem && matches!(kind, Kind::Hmac(..)) {
             return Err(KeyFault::PemAsSecret(name(alg)));
         }
@@ -89,6 +90,7 @@ impl Keys {
         };
         let mut named = keys.iter().filter(|(own, _)| kid.is_none() || own.as_deref() == kid).map(|(_, key)| key);
         let only = named.next();
+        // If two keys match, either would be a guess.
         if named.next().is_none() { only } else { None }
     }
 
@@ -144,6 +146,7 @@ impl Kind {
     /// Accepts a shared secret that is no shorter than the hash (RFC 7518, 3.2).
     fn secret(&self, alg: Algorithm, secret: &[u8]) -> Result<Key, KeyFault> {
         match self {
+            // RFC 7518, 3.2: the key must be at least as long as the hash.
             Self::Hmac(algorithm, digest) if secret.len() >= digest.output_len() => {
                 Ok(Key::Hmac(hmac::Key::new(*algorithm, secret)))
             }
@@ -170,6 +173,7 @@ impl Kind {
             Self::Curve(verification, own) if own == curve => (*verification, point_length(own)),
             _ => return Err(wrong_kind(alg)),
         };
+        // 4 marks an uncompressed point, the only form that `ring` accepts. A key of Ed25519 has no such mark.
         let is_whole = point.len() == length && (length == 32 || point.first() == Some(&4));
         if !is_whole {
             return Err(KeyFault::NotAPoint);
