@@ -124,6 +124,7 @@ impl PackedTable {
     fn find_further(&self, home: &Line, key: Hashed) -> Option<Slot<'_>> {
         let mut before = home;
         for line in self.lines.probe(key.place).skip(1) {
+            // No key is put behind a line with an unused slot.
             if slots(before).any(|slot| slot.state.load(Acquire) == 0) {
                 return None;
             }
@@ -162,6 +163,7 @@ impl PackedTable {
     #[cold]
     #[inline(never)]
     fn check_new(&self, key: Hashed, cost: u64, now: Timestamp) -> Found {
+        // A key without a slot has a full bucket.
         let fresh = Ticks::default();
         let next = self.rate.next(fresh, cost, now);
         let mut counts = self.lock(key);
@@ -180,6 +182,7 @@ impl PackedTable {
             }
             let Some(room) = self.room(key, now) else { return Found { state: fresh, full: true } };
             if self.take(room, key.tag, next) {
+                // A live bucket was evicted. One that was full again was only dropped, and an unused slot held none.
                 if !self.rate.is_silent(self.state(room.word), now) {
                     counts.evicted = counts.evicted.saturating_add(1);
                 } else if room.word != 0 {

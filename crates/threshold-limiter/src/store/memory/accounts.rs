@@ -129,6 +129,7 @@ impl Accounts {
     /// Changes an account in place; returns `None` if there is none.
     pub(super) fn change<T>(&mut self, key: Digest, change: impl FnOnce(&mut Account) -> T) -> Option<T> {
         let account = self.entries.get_mut(key)?;
+        // The change may add the first known device or remove the last one, and `owned` counts by that.
         let before = is_owned(account);
         let changed = change(account);
         let after = is_owned(account);
@@ -204,6 +205,7 @@ impl Accounts {
     fn insert(&mut self, key: Digest, account: Account) {
         let before = self.entries.get(key).is_some_and(is_owned);
         self.count(before, is_owned(&account));
+        // The caller has made room by its own rules. Nothing may be evicted here.
         self.entries.insert(key, account, |_| Worth::Protected);
     }
 

@@ -36,11 +36,13 @@ impl Requests {
         while let Some((_, over)) = self.ends.first().copied().filter(|(end, _)| *end <= now) {
             self.forget(over);
         }
+        // The record that this one replaces gives back its bytes.
         let left = self.bytes.saturating_sub(self.records.get(&id).map_or(0, size));
         if record.answer().is_none() && left.saturating_add(size(&record)) > self.max && record.until() > now {
             return Err(StoreError::Full);
         }
         self.forget(id);
+        // A record that is over already only ends the one before it.
         if record.until() > now {
             self.bytes = self.bytes.saturating_add(size(&record));
             self.ends.insert((record.until(), id));

@@ -49,6 +49,7 @@ impl Reservations {
     /// Replaces a reservation by its changed state.
     pub(super) fn update(&mut self, reservation: Reservation) {
         let Some(record) = self.records.get_mut(&reservation.id()) else { return };
+        // Only the first end counts: a repeated one must not move it back in the order of evictions.
         if !reservation.is_open() && record.ended.is_none() {
             self.ends = self.ends.saturating_add(1);
             record.ended = Some(self.ends);

@@ -43,6 +43,7 @@ impl<'s, 'p> OpenStandings<'s, 'p> {
     /// Saves the changed standings. Strikes have found room in `has_room`; without room, a remembered denial is dropped.
     pub(super) fn save(mut self, outcome: &Outcome) {
         for (index, standing) in std::mem::take(&mut self.standings).into_iter().enumerate() {
+            // The others need no write, and the journal need not hear of them.
             if outcome.standing_changed(index) {
                 self.put(index, standing);
             }

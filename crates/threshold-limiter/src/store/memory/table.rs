@@ -278,6 +278,7 @@ impl<'s> Open<'s> {
             return self.check_new(key, (limit, Figures::Numbered), cost, now, id);
         };
         let found = Seen::at(slot, limit, self.limits).and_then(|seen| {
+            // The glance serves most buckets. `look` serves the rest of them, and windows and estimates.
             let glance = seen.glance(limit, cost, now).map(|(look, charged)| (look, Some(charged)));
             glance.or_else(|| seen.look(limit, cost, now))
         });
@@ -486,6 +487,7 @@ impl<'s> Open<'s> {
             small = self.unpack(&slot);
             (limit, &small)
         };
+        // Before the protection: a balance without effect protects nothing.
         if balance.silent_from() <= now {
             Worth::Nothing
         } else if balance.is_protected(limit, now) {
@@ -504,6 +506,8 @@ impl<'s> Open<'s> {
     }
 
     fn pack(&mut self, limit: &Limit, figures: Figures, balance: Balance) -> Option<[u64; 2]> {
+        // A small balance goes into the slab as well if its limit has no number, because the slab stores the limit with
+        // it.
         let small = balance.to_small(limit).and_then(|small| packed(small, self.number(limit, figures)?));
         small.or_else(|| {
             let number = self.inside.large.insert(*limit, balance)?;
