@@ -63,6 +63,7 @@ impl Entries {
     }
 
     fn insert_named(&mut self, subject: Digest, ban: Ban) {
+        // The spelling of the name before goes with it.
         self.remove_named(subject);
         self.first_end = self.first_end.min(ban.until);
         if let ListEntry::User(user) = &ban.whom {
@@ -261,6 +262,7 @@ impl BanList {
         let ahead: Vec<(Digest, Arc<Ban>)> = entries.by_id.extract_if(.., |_, ban| ban.is_ahead(now)).collect();
         for (id, ban) in ahead {
             let ban = Arc::new(Arc::unwrap_or_clone(ban).brought_back(now));
+            // The index holds the end of the ban too, so the old entry goes first.
             entries.bans.remove(id, &ban.whom);
             if let Some(sink) = self.sink.get() {
                 sink.ban(id, Some(&ban));

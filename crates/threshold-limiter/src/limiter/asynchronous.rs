@@ -125,6 +125,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         for standing in standings {
             self.bans.forget_name(standing);
         }
+        // Its records may not have moved to the present secret yet.
         self.forgive_previous(layer, key).await?;
         self.made_room(room);
         Ok(())

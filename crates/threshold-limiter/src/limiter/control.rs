@@ -36,6 +36,7 @@ impl Followed {
 
     fn advance(&mut self, position: u64) {
         self.position = self.position.max(position);
+        // The position covers these.
         self.ahead.retain(|_, number| *number > position);
     }
 }
@@ -146,6 +147,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             policy.take_back(owner, name);
         }
         self.swap(policy);
+        // The journal must not bring them back after a restart.
         if let Some(sink) = self.bans.sink() {
             over().for_each(|(owner, name, _)| sink.setting(owner, name, None));
         }

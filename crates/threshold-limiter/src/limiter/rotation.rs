@@ -37,6 +37,7 @@ struct Moved {
 
 impl Moved {
     fn add(&mut self, old: Digest, new: Digest) {
+        // In the order once, however often it moves.
         if self.to.insert(old, new).is_none() {
             self.in_order.push_back(old);
         }

@@ -50,6 +50,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let mut reserved = Reserved { decision: Decision::default(), reservation: None };
         let settled = self.settle_planned(&mut plan, facts, &mut outcome, &mut reserved.decision).await?;
         if settled && reserved.decision.allowed() {
+            // The time of the store, which may differ from this clock's.
             let now = outcome.at();
             let receipt = Box::new(plan.holding(&outcome));
             let id = receipt.id();

@@ -158,6 +158,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let (mut outcome, mut decision) = (Outcome::default(), Decision::default());
         let settled = self.settle_of(facts, &plan, &mut outcome, &mut decision).await;
         if decision.allowed() && turn == Turn::Own {
+            // Without an answer it is not known what the store has charged, so there is no receipt of it.
             let receipt = if settled { plan.receipt(&outcome) } else { None };
             return Ok(Tried { decision, receipt, next: Next::Return });
         }
@@ -175,6 +176,8 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             Turn::Own if enqueue(place, &plan, &outcome, now) => {
                 // A concurrency limit cannot tell when it has room, so it is looked at again.
                 let ready = decision.ready_at.map_or(LOOK_AGAIN, |ready| ready.since(now).into());
+                // No longer than a second, because capacity may come back earlier than computed, and no shorter than
+                // the timer can sleep.
                 Next::RetryIn(ready.clamp(TICK, LOOK_AGAIN))
             }
             Turn::Own => Next::Return,

@@ -32,6 +32,7 @@ impl Form {
     /// Returns the format that a request asks for.
     pub(super) fn of(headers: &HeaderMap) -> Self {
         let text = |value: &HeaderValue| value.to_str().unwrap_or_default().to_ascii_lowercase();
+        // With any suffix, such as `+proto`.
         if headers.get(CONTENT_TYPE).is_some_and(|value| text(value).starts_with("application/grpc")) {
             return Self::Grpc;
         }

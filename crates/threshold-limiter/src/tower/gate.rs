@@ -128,6 +128,7 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Peer, size: &Siz
             return Gate::Decided(refused(door, &view, (ip, bad.message), undecided, form));
         }
     };
+    // The length is not known, so the bytes are charged once they have streamed.
     let streams = view.counts_bytes && size.exact().is_none();
     if !door.limiter.answers_at_once() {
         return Gate::Deciding(deciding(Arc::clone(door), request_facts.into_owned(), view, form, streams));
@@ -188,6 +189,7 @@ fn decided(
     };
     request_facts.trace = decision.trace;
     let struck = !decision.escalations.is_empty();
+    // Nothing else that a decision changes has to survive a crash.
     let strike = Strike(struck.then(|| door.limiter.durability()).flatten());
     let (limiter, background) = (&door.limiter, &door.background);
     let pending =

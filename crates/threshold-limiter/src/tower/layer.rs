@@ -291,10 +291,12 @@ impl Door {
     pub(super) fn view(&self) -> Arc<PolicyView> {
         let policy = self.limiter.policy();
         let known = self.view.load_full();
+        // `known` keeps its policy alive, so no other policy can have the same address.
         if Arc::ptr_eq(&known.policy, &policy) {
             return known;
         }
         let view = Arc::new(PolicyView::new(policy));
+        // Two threads may store different views here. The next request compares again.
         self.view.store(Arc::clone(&view));
         view
     }

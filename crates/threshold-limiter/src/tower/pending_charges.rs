@@ -114,7 +114,7 @@ impl Admitted {
     fn of(plan: &Plan<'_>, outcome: &Outcome, decision: &Decision, settled: bool) -> Self {
         let delayed = !decision.delay().is_zero();
         let ends_later = decision.allowed() && (delayed || plan.ends_later());
-        // Without an answer of the store, it knows of no charge that could be given back to it.
+        // Without an answer of the store there are no marks by which charges could be given back.
         if !settled || !ends_later {
             return Self::default();
         }
