@@ -58,6 +58,7 @@ fn split_once(text: &str, byte: u8) -> Option<(&str, &str)> {
 /// Splits a request line, `GET /path HTTP/1.1`, into method and path. The bytes of a scanner may have neither.
 fn request_line(text: &str) -> (Option<&str>, Option<&str>) {
     let Some((method, rest)) = split_once(text, b' ') else { return (None, None) };
+    // From the right: a client may send spaces in the path, and the server logs them as they are.
     let last = memchr::memrchr(b' ', rest.as_bytes()).and_then(|at| rest.split_at_checked(at));
     let path = match last {
         Some((path, protocol)) if protocol.starts_with(" HTTP/") => path,

@@ -97,6 +97,8 @@ impl Fields {
         let mut names: Vec<(String, Field, u8)> = Vec::new();
         for (_, field, well_known) in Field::ALL {
             match given.iter().find(|(own, _)| *own == field) {
+                // A name that the operator gives replaces all known ones: another field with a usual name may mean
+                // something else in this log.
                 Some((_, name)) => names.push((name.clone(), field, 0)),
                 None => {
                     let known = well_known.split_whitespace().zip(0_u8..);
@@ -104,6 +106,7 @@ impl Fields {
                 }
             }
         }
+        // Sorted for the binary search in `of_key`, which is called for every key of every line.
         names.sort_by(|one, other| one.0.cmp(&other.0));
         Self { columns: Columns::new(given), names }
     }
@@ -141,6 +144,7 @@ impl Fields {
     /// Whether any name continues below this key, as `request.host` does below `request`.
     pub(super) fn goes_below(&self, key: &str) -> bool {
         let start = self.names.partition_point(|(name, _, _)| name.as_str() <= key);
+        // `request_uri` begins with `request` too, and is not below it.
         let below = |name: &str| name.strip_prefix(key).is_some_and(|rest| rest.starts_with('.'));
         self.names.iter().skip(start).take_while(|(name, _, _)| name.starts_with(key)).any(|(name, _, _)| below(name))
     }

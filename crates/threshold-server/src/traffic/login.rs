@@ -20,6 +20,8 @@ pub(super) fn parse<'a>(line: &'a str, moments: &mut MomentReader) -> Result<Opt
         return Err(Unreadable("it is empty"));
     }
     let (at, rest) = written_at(line, moments).ok_or(Unreadable("no time that can be read"))?;
+    // The program is before the first colon, where no client can write. A name with "sshd" in the message is not
+    // enough.
     let Some((_, message)) = rest.split_once(": ").filter(|(program, _)| program.contains("sshd")) else {
         return Ok(None);
     };
@@ -35,6 +37,7 @@ pub(super) fn parse<'a>(line: &'a str, moments: &mut MomentReader) -> Result<Opt
     // Split from the right: a client chooses the name, which may be "root from 192.0.2.1".
     let (name, from) = rest.rsplit_once(" from ").ok_or(Unreadable("no address"))?;
     let ip = from.split(' ').next().and_then(parse_address).ok_or(Unreadable("no address"))?;
+    // sshd tells operators that the account does not exist. To Threshold it is an account like any other.
     let name = name.strip_prefix("invalid user ").unwrap_or(name);
     Ok(Some(Request { at, ip: Some(ip), user: Some(name), status: Some(status), repeated, ..Request::default() }))
 }
@@ -56,6 +59,7 @@ pub(super) fn event<'s>(scalars: &'s Scalars<'_>, moments: &mut MomentReader) ->
     let at = scalars.moment(moments).ok_or(Unreadable("no time that can be read"))?;
     let ip = scalars.text(Field::Ip).and_then(parse_address);
     let user = scalars.text(Field::Account);
+    // With either of them there is something to count by.
     if ip.is_none() && user.is_none() {
         return Err(Unreadable("neither an account nor an address"));
     }
@@ -101,6 +105,7 @@ fn written_at<'a>(line: &'a str, moments: &mut MomentReader) -> Option<(super::M
     [0, 1].into_iter().find_map(|back| {
         let year = now.year().checked_sub(back)?;
         let at = moments.common(&format!("{day:0>2}/{first}/{year}:{time}"))?;
+        // A log of December that is read in January has last year's dates.
         (i64::try_from(at.micros).ok()? <= latest).then_some((at, rest))
     })
 }

@@ -27,6 +27,7 @@ impl Progress {
 
     /// Adds the size of an input.
     pub(super) fn expect(&self, bytes: Option<u64>) {
+        // One input of unknown size makes the whole unknown.
         let all = self.all.get().zip(bytes).map(|(all, bytes)| all.saturating_add(bytes));
         self.all.set(all);
         let style = match all {
@@ -77,6 +78,7 @@ pub(super) struct CountingReader {
 
 impl Read for CountingReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        // Counted before decompression, as the file's size is.
         let read = self.inner.read(buffer)?;
         self.read.set(self.read.get().saturating_add(u64::try_from(read).unwrap_or(0)));
         Ok(read)

@@ -12,10 +12,13 @@ pub(super) fn parse<'a>(line: &'a str, fields: &Fields, moments: &mut MomentRead
         return Err(Unreadable(if line.trim().is_empty() { "it is empty" } else { "no [time]" }));
     };
     let (time, rest) = split_once(rest, b']').ok_or(Unreadable("no [time]"))?;
+    // The usual format first: the parser of all formats is much slower.
     let at = moments.common(time).or_else(|| moments.text(time)).ok_or(Unreadable("no time that can be read"))?;
     let prefix = Prefix::read(prefix).ok_or(Unreadable("no address"))?;
     let (_, quoted) = split_once(rest, b'"').ok_or(Unreadable("no \"request\""))?;
     let (request, rest) = until_quote(quoted).ok_or(Unreadable("no end of the \"request\""))?;
+    // A request line that cannot be parsed is a request all the same: scanners send any bytes, and limits by address
+    // count them.
     let (method, path) = request_line(request);
     let rest = rest.trim_ascii_start();
     let status = split_once(rest, b' ').map_or(rest, |(status, _)| status).parse().ok();
@@ -80,6 +83,8 @@ fn until_quote(text: &str) -> Option<(&str, &str)> {
     let bytes = text.as_bytes();
     memchr::memchr_iter(b'"', bytes).find_map(|at| {
         let (before, _) = bytes.split_at_checked(at)?;
+        // An even number of backslashes escapes itself, and the quote ends the text. A client could otherwise forge
+        // the columns after it.
         let escapes = before.iter().rev().take_while(|byte| **byte == b'\\').count();
         if !escapes.is_multiple_of(2) {
             return None;
