@@ -46,6 +46,7 @@ pub(crate) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
     let zone = args.tz.clone().unwrap_or_default();
     let Rehearsed { tally, comparison, counts, key } =
         rehearse(feed, &policy, other_policy.as_ref(), (args.top, &zone));
+    // A report of nothing would look like a policy that denies nothing.
     anyhow::ensure!(tally.requests > 0, report::nothing_read(&counts, "request"));
     let replayed = Replayed {
         policy: &policy,
@@ -89,6 +90,8 @@ fn rehearse<'p>(
     while let Some(mut second) = feed.next_second() {
         let mut next = second.next();
         while let Some(request) = next {
+            // One ahead within a second only. The next second is sorted later, and its first request is not known
+            // yet.
             let coming = second.next();
             digest.add(&request);
             let decided = rehearsal.decide(&request, coming.as_ref());

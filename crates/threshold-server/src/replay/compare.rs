@@ -54,6 +54,8 @@ impl Comparison {
 
     /// Counts one request, with the decision of each policy and the name of the subject that it affected.
     pub(super) fn add(&mut self, own: (&ReplayedDecision, &str), other: (&ReplayedDecision, &str), micros: u64) {
+        // Only a change between allowed and stopped counts. Another rule or another wait makes no difference to the
+        // client.
         match (own.0.verdict.allows(), other.0.verdict.allows()) {
             (false, true) => self.newly.add(own.1, own.0, micros),
             (true, false) => self.no_longer.add(other.1, other.0, micros),

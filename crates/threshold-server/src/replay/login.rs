@@ -72,8 +72,10 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
     let (mut logins, mut digest) = (Logins::new(), LogDigest::default());
     while let Some(second) = feed.next_second() {
         for request in second {
+            // Locks and budgets run on the time of the log, so that a month is replayed in seconds.
             clock.set(Timestamp::from_micros(request.at.micros));
             digest.add(&request);
+            // syslog merges equal lines. Each of them was an attempt.
             for _ in 0..=request.repeated {
                 logins.one(&limiter, &request, &identity)?;
             }
@@ -81,6 +83,7 @@ pub(super) fn run(args: &ReplayArgs) -> anyhow::Result<Report> {
     }
     let counts = feed.finish();
     if logins.attempts == 0 {
+        // An auth log has lines about much else, so these two cases need different advice.
         let others = counts.others;
         anyhow::ensure!(others == 0, "none of the log's {} lines is about a login", counts.lines);
         anyhow::bail!(nothing_read(&counts, "login"));
@@ -148,6 +151,8 @@ impl Logins {
                 if let Some(count) = self.held.get_mut(reason) {
                     bump(count);
                 }
+                // The log knows the outcome. A refused attempt that succeeded is the cost of the policy, and most
+                // likely a legitimate user.
                 if success {
                     self.held_success(account, &address, reason, micros);
                 }
@@ -164,6 +169,7 @@ impl Logins {
                     RefusedBy::Ban | RefusedBy::CoolDown => {}
                 }
             }
+            // Only an allowed attempt has a result: in reality the secret of a refused one is never checked.
             Attempted::Allowed(token) => {
                 if limiter.login_result(&token, success)?.lockout_remaining.is_some() {
                     touched.0 = true;
@@ -180,6 +186,7 @@ impl Logins {
     fn held_success(&mut self, account: &str, address: &str, reason: usize, micros: u64) {
         bump(&mut self.held_successes);
         let pair = (account.to_owned(), address.to_owned());
+        // The total above stays exact. Only the names of further pairs are left out.
         if self.let_in.len() >= MAX_LET_IN && !self.let_in.contains_key(&pair) {
             return;
         }

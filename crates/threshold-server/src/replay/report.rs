@@ -51,6 +51,7 @@ pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
+        // Counted from the right, so that the first group may have fewer digits.
         if index > 0 && digits.len().saturating_sub(index).is_multiple_of(3) {
             text.push(',');
         }

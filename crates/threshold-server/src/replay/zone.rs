@@ -20,6 +20,7 @@ impl Zone {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let given = if matches!(text, "UTC" | "utc" | "Z" | "z") {
             TimeZone::UTC
+        // Before the names: no IANA name begins with a sign.
         } else if let Some(offset) = zone_offset(text.as_bytes()).and_then(|secs| Offset::from_seconds(secs).ok()) {
             TimeZone::fixed(offset)
         } else {
@@ -55,6 +56,7 @@ impl Zone {
     /// Returns the seconds since the epoch in the zone, or in the log's own if none was given.
     pub(super) fn local_secs(&self, at: Moment) -> u64 {
         match &self.given {
+            // The hours of the week are those of the people who wrote the log, whose working day shows in them.
             None => at.local_secs(),
             Some(_) => (at.micros / 1_000_000).saturating_add_signed(self.offset(at.micros)),
         }
