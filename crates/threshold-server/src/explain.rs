@@ -89,6 +89,7 @@ fn to_text(
     out.push_str(&format!("category {}\n\n", policy.category_of(facts)));
     let path = policy.path_readings(facts);
     out.push_str(&readings_lines(&path));
+    // Rules that do not apply are listed too: most questions are why a rule did not match.
     let (met, unmet): (Vec<_>, Vec<_>) = rules.iter().partition(|explained| explained.limit.is_some());
     if met.is_empty() {
         out.push_str("No rule limits this request.\n");
@@ -111,6 +112,8 @@ fn to_text(
 
 /// Lists the readings of a path, if there are several.
 fn readings_lines(path: &PathReadings) -> String {
+    // Servers differ in how they decode and merge slashes, and a client may aim at the difference. One reading needs
+    // no words.
     if path.readings.len() < 2 {
         return String::new();
     }

@@ -31,6 +31,8 @@ pub(crate) fn run(args: &SuggestArgs) -> anyhow::Result<Report> {
     if args.log.logs.iter().any(|log| log == Path::new("-")) {
         bail!("suggest reads its logs twice, which is not possible from standard input: save it to a file first");
     }
+    // Two passes over the logs: the endpoints must be known before the demand for each is counted, and to count all
+    // of them at once would not be bounded.
     let mut endpoints = Endpoints::default();
     let counts = each_request(args, |request| endpoints.add(request))?;
     if endpoints.requests() == 0 {
@@ -55,11 +57,14 @@ fn each_request(args: &SuggestArgs, mut each: impl FnMut(&crate::traffic::Reques
 fn without_idle_rules(mut suggestion: Suggestion<'_>) -> anyhow::Result<String> {
     loop {
         let text = suggestion.text();
+        // The linter judges the text itself, so that a suggestion never contains what `lint` would complain about.
         let review = Policy::review(&text, &|_| None);
         let Some(finding) = review.findings.first() else { return Ok(text) };
         let before = |(_, span): &&(Box<str>, std::ops::Range<usize>)| span.start <= finding.span.start;
+        // The last rule that begins before the finding is the one that contains it.
         let name = review.rule_names.iter().rfind(before).map(|(name, _)| name.to_string());
         let dropped = name.is_some_and(|name| suggestion.drop_rule(&name, &finding.message));
+        // Without this the loop would never end on a finding that belongs to no rule.
         if !dropped {
             let severity = if finding.severity == Severity::Error { "error" } else { "warning" };
             bail!("the suggested policy has an {severity}: {}", finding.message);
@@ -71,5 +76,6 @@ fn without_idle_rules(mut suggestion: Suggestion<'_>) -> anyhow::Result<String> 
 fn touch(text: &str) -> Result<f64, String> {
     let (digits, scale) = text.trim().strip_suffix('%').map_or((text, 1.0), |digits| (digits, 0.01));
     let share = digits.trim().parse::<f64>().map_err(|_| format!("\"{text}\" is not a share, such as 0.1%"))? * scale;
+    // The range also excludes NaN.
     if (0.0..1.0).contains(&share) { Ok(share) } else { Err("a share is at least 0% and below 100%".to_owned()) }
 }

@@ -20,6 +20,7 @@ pub(super) fn offline_json(
 ) -> Value {
     let decision = decided.as_ref().ok().map(|checked| &checked.decision);
     let rules = rules.iter().map(|explained| {
+        // A rule that does not match has no limit here, although the policy gives it one.
         let limit = json!(explained.limit.map(|_| explained.notation()));
         rule_json(explained, decision, &limit, explained.limit.map(Limit::capacity))
     });
@@ -61,6 +62,7 @@ pub(crate) fn live_json(
 /// Encodes the penalties of a request. One whose cause is not known, such as that of a subject with several parts, has only its
 /// layer and its end.
 fn penalties_json(causes: &[PenaltyCause], decision: &Decision) -> Vec<Value> {
+    // The penalty was found by the decision, but not by the lookup afterwards. It is shown rather than left out.
     if causes.is_empty() {
         let penalty = decision.penalty.map(|layer: Layer| {
             let until = decision.ready_at.map(Timestamp::secs_ceil);
@@ -94,6 +96,7 @@ fn path_json(path: &PathReadings) -> Value {
 /// Returns the reading of a rule, if the decision has one.
 fn reading<'d>(explained: &Explained<'_>, decision: Option<&'d Decision>) -> Option<&'d Reading> {
     let mut own = decision?.readings.iter().filter(|own| own.rule() == explained.index);
+    // A rule with several limits has a reading for each, in the same order.
     own.nth(explained.nth)
 }
 
@@ -112,6 +115,7 @@ fn rule_json(explained: &Explained<'_>, decision: Option<&Decision>, limit: &Val
         "before": before,
         "after": own.map(|own| own.remaining),
         "allowed": own.map(|own| own.allowed),
+        // By identity: two limits of one rule may have equal figures.
         "binding": own.zip(bound).is_some_and(|(own, bound)| std::ptr::eq(own, bound)),
         "passesAt": own.and_then(Reading::ready_at).map(Timestamp::secs_ceil),
     })

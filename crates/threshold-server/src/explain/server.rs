@@ -11,6 +11,7 @@ use crate::cli::ExplainArgs;
 use crate::operate::Api;
 
 pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<Report> {
+    // A caller's token is enough, because an explanation changes nothing.
     let explained = Api::for_caller(&args.server)?.call("POST", "/v1/explain", Some(&body(args)))?;
     if args.json {
         return Ok(Report { text: format!("{explained:#}\n"), code: 0 });

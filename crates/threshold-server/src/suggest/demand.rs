@@ -36,11 +36,13 @@ impl Demand {
     pub(super) fn add(&mut self, request: &Request<'_>, targets: &[Target]) {
         let Some(ip) = request.ip else { return };
         let many = self.targets;
+        // One lookup for all targets: the table is large, and each access is a cache miss.
         let Some(own) = self.addresses.entry(digest(ip), || vec![Windows::default(); many]) else { return };
         let endpoint = endpoint_of(request);
         let second = request.at.micros.checked_div(1_000_000).unwrap_or(0);
         for (target, windows) in targets.iter().zip(own) {
             let concerned = match (target, &endpoint) {
+                // Also a request without a method or a path, which the limit on all requests counts.
                 (Target::Minute | Target::Hour, _) => true,
                 (Target::Static, own) => matches!(own, Some(Endpoint::Static)),
                 (Target::Writes, Some(Endpoint::Of { method, .. })) => is_write(method),
@@ -87,6 +89,8 @@ impl Demand {
 
 impl Windows {
     fn add(&mut self, window: u64) {
+        // Requests come in order of time, so a window that was left does not come back, and one counter is enough.
+        // Fixed windows, as the suggested rules have them.
         if self.window != window {
             self.window = window;
             self.count = 0;

@@ -71,6 +71,7 @@ pub(super) fn endpoint_of(request: &Request<'_>) -> Option<Endpoint> {
 }
 
 fn is_static(method: &str, path: &str) -> bool {
+    // As the policy will see it: an upper-case or encoded ending is a static file to the rule as well.
     let path = normalize_path(path);
     let ending = path.rsplit('/').next().and_then(|name| name.rsplit_once('.')).map(|(_, ending)| ending);
     matches!(method, "GET" | "HEAD") && ending.is_some_and(|ending| STATIC.contains(&ending))
@@ -85,6 +86,8 @@ fn pattern_of(path: &str) -> String {
 fn is_id(segment: &str) -> bool {
     let digits = segment.bytes().filter(u8::is_ascii_digit).count();
     let hexadecimal = segment.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+    // Any number, a UUID or another hexadecimal id, or a long token. Words of a path, such as `face` or `decade`,
+    // have no digit, and stay.
     let all_digits = !segment.is_empty() && digits == segment.len();
     all_digits || (hexadecimal && segment.len() >= 8 && digits > 0) || (segment.len() >= 24 && digits >= 4)
 }
@@ -114,6 +117,7 @@ pub(super) struct LeftOut {
 
 impl Endpoints {
     pub(super) fn add(&mut self, request: &Request<'_>) {
+        // Limits are suggested by address, so a request without one would change no figure but the total.
         if request.ip.is_none() {
             return;
         }
@@ -179,6 +183,7 @@ impl Endpoints {
         let mut counts: Vec<u64> = self.counts.values().copied().collect();
         counts.sort_unstable_by(|one, other| other.cmp(one));
         let floor = counts.get(MIN_KEPT).copied().unwrap_or(0);
+        // Strictly more, so that a log of a scanner, with each path once, cannot keep the table full.
         self.counts.retain(|_, count| *count > floor);
         self.trimmed = true;
     }

@@ -47,7 +47,10 @@ impl<'t> Suggestion<'t> {
         // An address is affected if it exceeds any limit, so the allowance is divided among the limits.
         let each = allowance(share, demand).checked_div(with_demand.len()).unwrap_or(0);
         let limits = with_demand.into_iter().map(|(index, target, busiest)| {
+            // The limit is the demand of the busiest address after the allowed ones are skipped, so that only those
+            // exceed it.
             let at = busiest.len().saturating_sub(1).saturating_sub(each);
+            // Rounded up and never down: a smaller limit would affect more addresses than allowed.
             let most = rounded_up(busiest.get(at).copied().unwrap_or(0).max(MIN_LIMIT));
             Limit { target, index, most, busiest }
         });
@@ -82,6 +85,7 @@ impl<'t> Suggestion<'t> {
     pub(super) fn drop_rule(&mut self, name: &str, why: &str) -> bool {
         let is_it = |limit: &Limit<'_>| name_of(limit.target) == name;
         let Some(limit) = self.limits.iter().find(|limit| is_it(limit)) else { return false };
+        // The note names the rule itself.
         let why = why.strip_prefix(&format!("\"{name}\" has no effect: ")).unwrap_or(why);
         self.left_out.insert(0, format!("{name}, {}: {why}", limit.notation()));
         self.limits.retain(|limit| !is_it(limit));
@@ -170,6 +174,8 @@ impl Limit<'_> {
         let limit = self.notation();
         let _ = writeln!(out, "per       = [\"ip\"]\nlimit     = \"{limit}\"\nalgorithm = \"fixed-window\"");
         if let Target::Endpoint { pattern, .. } = self.target
+            // Without its store, such a rule denies: passwords could be guessed without a limit for as long as the
+            // store is down.
             && LOGIN_WORDS.iter().any(|word| pattern.contains(word))
         {
             out.push_str("on_store_error = \"closed\"\n");
@@ -208,6 +214,8 @@ fn rounded_up(figure: u64) -> u64 {
     while figure.checked_div(scale).unwrap_or(0) >= 100 {
         scale = scale.saturating_mul(10);
     }
+    // Round figures tell a reader that the limit is an estimate, and they stay the same when the log changes a
+    // little.
     let step = if figure.checked_div(scale).unwrap_or(0) >= 20 { scale.saturating_mul(5) } else { scale };
     figure.div_ceil(step.max(1)).saturating_mul(step)
 }
