@@ -96,6 +96,8 @@ impl Model {
             return now;
         }
         let mut wait = 1;
+        // Doubling finds a moment at which it fits, and halving the first one. Once a cost fits it fits ever after, if
+        // no other comes.
         while !self.fits(cost, now + wait) {
             wait *= 2;
         }

@@ -105,8 +105,8 @@ impl TokenBucket {
     #[inline]
     fn bring_level(&self, level: &mut Level, now: Timestamp) -> bool {
         let in_terms = level.is_in_terms_of(self);
-        // A level at most one burst ahead is as a charge leaves it. One further ahead is debt, or comes from a clock
-        // that has stepped back, and only the slow path tells the two apart.
+        // A level at most one burst ahead is as a charge leaves it. One further ahead is debt, or was written before
+        // the clock stepped back, and the slow path bounds it.
         if in_terms && self.whole_capacity.is_some_and(|capacity| level.full_at.since(now).micros() <= capacity) {
             return false;
         }

@@ -58,10 +58,12 @@ proptest! {
         for (at, value) in damage {
             let at = at.index(bytes.len());
             bytes[at] = value;
+            // The version stays valid, or every case would end at the first byte.
             bytes[0] = 1;
             survive(&bytes, &shapes.1.limit())?;
         }
         survive(&noise, &shapes.1.limit())?;
+        // With a valid beginning, so that the noise reaches the reader of each state.
         survive(&[&[1, 0, tag], &noise[..]].concat(), &shapes.1.limit())?;
     }
 }

@@ -41,6 +41,7 @@ proptest! {
         let counts_until = with.counts_until(reset, &guest);
         without.charge(kept, GUEST);
         let mut pair = Pair { with, without, until: Timestamp::MAX };
+        // After the refund the two windows may begin at different times, so beyond this one they cannot be compared.
         if pair.with.limit.opens_own_windows() {
             pair.until = guest.part.plus(shape.period);
         }
@@ -144,6 +145,7 @@ impl Pair {
         }
         prop_assert!(self.with.look(0).available <= self.without.look(0).available);
         if let Some(cost) = self.with.asked(act) {
+            // The key with the refund decides who comes, so both keys see the same requests.
             if self.with.check(cost).allowed {
                 prop_assert!(self.without.check(cost).allowed);
             }

@@ -72,6 +72,7 @@ proptest! {
             prop_assert_eq!(u128::from(remaining), (refilled - taken).min(shape.burst.into()));
             world.record(remaining);
             taken += u128::from(remaining);
+            // The bucket stood full for some of the time, which refilled nothing. Counting begins again from here.
             if remaining == shape.burst {
                 (since, taken) = (world.now, 0);
             }
@@ -127,6 +128,7 @@ proptest! {
     ) {
         let mut world = World::play(shape, start, &trace);
         let remaining = world.look(0).available;
+        // `remaining` is 0 both when the limit is just used up and in debt. Only in the first case a cost of 0 fits.
         let in_debt = world.used(shape) > world.limit.capacity();
         prop_assert_eq!(world.look(remaining).allowed, !in_debt);
         prop_assert!(!world.look(remaining + 1).allowed);

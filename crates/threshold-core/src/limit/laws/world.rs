@@ -268,6 +268,7 @@ impl World {
         self.now = self.now.minus(by);
         self.behind = Span::from_micros(self.behind.micros() + by.micros());
         for charge in &mut self.charges {
+            // The state that its mark names may have been moved, and another charge may have taken its place.
             charge.refundable = false;
         }
     }
@@ -341,6 +342,7 @@ impl World {
 
     /// Charges behind the world's back.
     pub(super) fn charge(&mut self, cost: u64, id: TraceId) -> Mark {
+        // Stores bring a balance before each use, and the laws must hold for exactly that.
         self.balance.bring(&self.limit, self.now);
         self.balance.charge(&self.limit, cost, self.now, id)
     }
@@ -352,6 +354,7 @@ impl World {
         }
         self.ids += 1;
         let id = TraceId::from_u128(self.ids);
+        // Before the charge, as a receipt is made from the look that admitted it.
         let reset = self.look(cost).reset_if_charged;
         let mark = self.charge(cost, id);
         let counts_until = self.counts_until(reset, &mark);
@@ -374,6 +377,7 @@ impl World {
         let charge = &mut self.charges[at];
         if charge.refundable {
             let mark = charge.mark.with_amount(amount.min(charge.net));
+            // As a receipt that has run out: it is refused before it reaches the balance.
             if self.now < charge.counts_until {
                 self.balance.give_back(mark, self.now, charge.id);
             }
@@ -393,6 +397,7 @@ impl World {
 
     /// The cost in use, rounded up, debt included.
     pub(super) fn used(&self, shape: Shape) -> u64 {
+        // Under its own limit a debt looks like no room. Under a wider one it can be read off.
         let wide = shape.widened();
         let mut balance = self.balance.clone();
         balance.bring(&wide, self.now);

@@ -36,6 +36,7 @@ impl Definition for TokenBucket {
                     let index = charges.iter().position(|(own, ..)| own == charge).unwrap();
                     let (_, after, charged_at, _) = charges[index];
                     let is_latest = charges[index + 1..].iter().all(|(.., own)| *own == 0);
+                    // What was given back before the charge is part of what was missing after it already.
                     let since: u128 = given.iter().filter(|(by, _)| by > charge).map(|(_, back)| back).sum();
                     let left = after.saturating_sub((at - charged_at) * quota + since);
                     let back = (amount * self.unit()).min(left);
