@@ -74,6 +74,7 @@ impl Rung {
             parse_span(rest.trim()).map_err(|error| (error.message, offset))
         };
         match word {
+            // A length here was meant for another term. Dropping it would leave a milder rung than the policy says.
             "warn" | "deny" | "shadow" if !rest.trim().is_empty() => {
                 return Err((format!("nothing may follow \"{word}\""), 0));
             }
@@ -136,6 +137,7 @@ impl Ladder {
     /// Returns whether the client has noticed any of its first `strikes` strikes, because one of them warned or denied. A
     /// shadow ban alone is not noticed, and no answer may give it away.
     fn has_notified(&self, strikes: u32) -> bool {
+        // Beyond the last rung `take` sees all of them, and the last one repeats.
         let climbed = usize::try_from(strikes).unwrap_or(usize::MAX);
         self.rungs.iter().take(climbed).any(|rung| rung.warn || !rung.allows())
     }
