@@ -253,6 +253,7 @@ impl Login {
                     outcome.device = account.remember_device(attempt, nonce, now);
                 }
             }
+            // The record is gone, and with it the proof that this attempt was under way. A token alone must not log in.
             (Some(_), None) => return Err(UnknownAttempt),
             // Nothing is stored for an attempt without an account. Its own token has the time.
             (None, _) if now >= attempt.at.plus(RESULT_WITHIN) => return Err(UnknownAttempt),

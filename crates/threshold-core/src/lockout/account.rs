@@ -36,6 +36,7 @@ impl Account {
     #[must_use]
     pub fn locked(factor: Factor, until: Timestamp) -> Self {
         let mut account = Self::default();
+        // Device 0 only: no device is known to this account, so every device is an unknown one.
         account.track(factor, 0).locked_until = until;
         account
     }
@@ -62,6 +63,7 @@ impl Account {
     /// to the ceiling is in the wrong hands, and is unknown from now on.
     pub(super) fn recognise(&mut self, login: &Login, device: &Device, now: Timestamp) -> u64 {
         let Some(at) = self.device_of(device, now) else { return 0 };
+        // The use of a token proves that the device has it. Only then its older tokens end.
         let Some(known) = self.devices.get_mut(at) else { return 0 };
         known.show(device);
         let id = known.id;
@@ -115,6 +117,7 @@ impl Account {
     /// Unlocks the account after a reset of its secret, and forgets all devices, which have to log in again. Attempts under way
     /// tried the old secret and are forgotten too.
     pub fn reset(&mut self) {
+        // Without this a stolen device token would survive the reset of the password.
         self.credential = self.credential.saturating_add(1);
         self.devices.clear();
         self.tracks.clear();
@@ -124,6 +127,7 @@ impl Account {
     /// failures if they do not.
     pub fn lift(&mut self) {
         self.tracks.iter_mut().for_each(Track::lift);
+        // A track without attempts is empty after the lift, and an empty one says the same as none.
         self.tracks.retain(|track| !track.under_way.is_empty());
     }
 
@@ -148,6 +152,7 @@ impl Account {
             return Err(until.unless_never());
         }
         track.budget.charge(&budget, 1, now, id);
+        // Charged and begun before the secret is checked, so that parallel guesses see each other.
         track.begin(id, now);
         Ok(())
     }
@@ -207,6 +212,7 @@ impl Account {
         }
         self.devices.push(known);
         self.drop_idle_tracks();
+        // The credential is in the token, so that a reset ends all tokens without a list of them.
         Some(Device { account, nonce, issued: now, credential: self.credential })
     }
 

@@ -27,6 +27,7 @@ impl LoginRequest<'_> {
     pub fn penalty_checks<'p>(&self, policy: &'p Policy, id: TraceId) -> Vec<Plan<'p>> {
         let facts = Facts { ip: self.ip, tenant: self.tenant, trace: id, ..Facts::default() };
         let caller = Caller::new(&facts, policy);
+        // Without the user, whose name is only a claim at this point.
         let known = Who { ip: caller.ip(), user: None, tenant: caller.tenant };
         let mut checks = vec![penalty_check(policy, known, &caller, id)];
         let exempt = checks.iter().any(|plan| plan.listed == Some(Listed::Allow));

@@ -153,12 +153,14 @@ impl Track {
     /// Attempts under way count as failures from the time at which they began. When they time out, they lock from that later
     /// time on, which this looks ahead for: a caller that waits as long as it was asked to must not be refused again.
     fn opens_at(&self, login: &Login, now: Timestamp) -> Timestamp {
+        // A look without a charge, also for callers that only ask. The budget has the attempts under way in it.
         let fits_at = self.budget.peek(&Limit::from(login.account), 1, now).ready_at;
         let mut ahead = Ahead::of(self);
         // Ends: a round in which no attempt has timed out finds the same lock as the one before, and that is over by
         // then.
         let mut at = now;
         loop {
+            // At each later moment the attempts that have timed out by then are failures, with locks of their own.
             ahead.time_out(login, at);
             if ahead.failures >= login.ceiling {
                 return Timestamp::MAX;
@@ -218,6 +220,7 @@ impl Track {
             };
             track.under_way.push(UnderWay { id, at, counts });
         }
+        // Last, as in `write`: a balance has no fixed length.
         track.budget = Balance::read(from)?;
         Ok(track)
     }
