@@ -68,6 +68,7 @@ pub fn parse_address(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     if let Some(rest) = text.strip_prefix('[') {
         let (address, port) = rest.split_once(']')?;
+        // Text that is not exactly an address is refused, as `[::1]80` is.
         let port_is_plain = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
         return port_is_plain.then(|| address.parse::<Ipv6Addr>().ok()).flatten().map(|v6| canonical(v6.into()));
     }
@@ -198,6 +199,7 @@ impl ClientAddress {
     /// Walks from the nearest hop outwards, past trusted proxies, to the first address that is not one. A hop that cannot be
     /// parsed ends the walk at the last trusted proxy, because what lies beyond it may be forged. Returns `None` without hops.
     fn walk(&self, peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>) -> Option<IpAddr> {
+        // Bounded, because a header of 8 KiB can hold a thousand hops and a client writes most of them.
         let mut hops = hops.take(MAX_HOPS).peekable();
         hops.peek()?;
         // `last` is always a trusted proxy: where the chain breaks, that one answers for whatever it let through.
