@@ -142,6 +142,7 @@ impl CountedBy {
                 Some(group) => {
                     (self.ready.digest(&group.to_bytes()).in_partition(policy.anchors.address(group)), Keyed::Whole)
                 }
+                // A request without an address has no key here. The rule decides by `on_missing` what becomes of it.
                 None => (self.ready.digest(b""), Keyed::Missing),
             },
             Some(SinglePart::Nothing) => (self.ready.digest(b"").in_partition(NOWHERE), Keyed::Whole),
@@ -323,6 +324,7 @@ impl<'c> Identities<'c> {
     /// Returns the digest of an identity for this rule, and whether the request has all parts of it.
     #[inline]
     pub(crate) fn of(&mut self, place: usize, rule: &Rule) -> Option<(Digest, Keyed)> {
+        // A rule met before has computed it, or `learn` has.
         if self.knows(place) {
             return self.known.digests.get(place).copied();
         }

@@ -52,6 +52,7 @@ impl Finding {
         let mut out = format!("{file}:{line}:{column}: {word}[{}]: {message}\n", self.code);
         let number = line.to_string();
         let gutter = " ".repeat(number.len());
+        // Findings reach logs and terminals. The line of a syntax error may be the one with the key.
         if is_secret(source, self.span.start) {
             out.push_str(&format!("{gutter} = lines of [identity.jwt] are not shown\n"));
         } else {
@@ -70,6 +71,7 @@ impl Finding {
         let under = source
             .get(self.span.start..self.span.end)
             .map_or(1, |span| span.lines().next().unwrap_or_default().chars().count())
+            // At least one character, so that an empty span is seen, and none behind the end of its line.
             .clamp(1, text.chars().count().saturating_sub(indent).max(1));
         // Widths are those of the escaped text. Tabs stay tabs, so that the underline stands below its text at any tab width.
         let shown = |text: &mut dyn Iterator<Item = char>| printable_lines(&text.collect::<String>()).into_owned();
@@ -104,19 +106,23 @@ struct SecretLines {
 impl SecretLines {
     /// Whether the next line belongs to it.
     fn next(&mut self, line: &str) -> bool {
+        // Within a multi-line string nothing is a header or a key, and a PEM key has many lines.
         if let Some(end) = self.string {
             self.string = Some(end).filter(|end| line.matches(end).count().is_multiple_of(2));
             return true;
         }
+        // A header closes the table before it, also where an inline table was left open by a mistake.
         if line.trim_start().starts_with('[') {
             *self = Self { in_table: names_jwt(line), ..Self::default() };
         }
+        // A line `key = …` is hidden in any table: a typing error in the header must not reveal the key below it.
         let names_key = line.trim_start().strip_prefix("key").is_some_and(|rest| rest.trim_start().starts_with('='));
         let is_own = self.in_table || self.braces > 0 || names_jwt(line) || names_key;
         if is_own {
             let count = |c: char| line.matches(c).count();
             self.braces = self.braces.saturating_add(count('{')).saturating_sub(count('}'));
             let opens = |quotes: &str| !line.matches(quotes).count().is_multiple_of(2);
+            // An odd number of delimiters leaves the string open at the end of the line.
             self.string = ["\"\"\"", "'''"].into_iter().find(|quotes| opens(quotes));
         }
         is_own
@@ -183,6 +189,7 @@ impl Location {
         if header != "[[rule]]" {
             return Self::Table(header.trim_matches(['[', ']']).into());
         }
+        // By number and not by name: two rules may have the same name, which is an error to report.
         let index = headers().filter(|header| *header == "[[rule]]").count().saturating_sub(1);
         rules.get(index).map_or(Self::Policy, |(name, _)| Self::Rule(name.clone()))
     }

@@ -147,6 +147,8 @@ impl Pattern {
             let limit = starts.get(next).copied().unwrap_or(text.len());
             // The search took as little as it could before the `**`. A capture right before it takes as much as it can.
             let end = if matches!(followed, Some(Token::Any)) { self.longest(tokens, text, end, limit) } else { end };
+            // Between two `**` the tokens stand in one stretch of the text, which the search has found. Captures are
+            // read from each stretch by itself.
             let start = starts.get(first).copied().unwrap_or_default();
             keep_captures(tokens, text.get(start..end)?, self.separator, &mut captures);
             first = next;

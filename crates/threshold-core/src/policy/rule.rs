@@ -295,6 +295,8 @@ impl Rule {
             for per in &self.per {
                 builder.text(Part::Identity, &per.to_string());
             }
+            // The states of two algorithms mean different things, so a rule that changes its algorithm starts with new
+            // keys.
             builder.text(Part::Identity, algorithm);
             builder
         };

@@ -169,6 +169,7 @@ fn inserted<V>(node: Option<&Arc<Node<V>>>, hash: u64, depth: u32, entry: Entry<
 
 /// Returns the index of the child that a hash belongs to. Two different hashes are separated within 16 levels.
 fn place(hash: u64, depth: u32) -> usize {
+    // Not reached beyond depth 15: all 64 bits of two different hashes have been compared by then.
     let bits = hash.checked_shr(depth.saturating_mul(BITS)).unwrap_or(0);
     usize::try_from(bits % 16).unwrap_or(0)
 }

@@ -191,6 +191,7 @@ impl TiersInForce {
         let users = || per.contains(&Per::User).then(|| self.user_of(caller)).flatten();
         let tenants =
             || per.contains(&Per::Tenant).then(|| caller.tenant.and_then(|tenant| self.tenant(tenant))).flatten();
+        // The user before the tenant, as for limits: the narrower setting wins.
         let own = users().and_then(|own| own.scaled.as_deref());
         own.or_else(|| tenants().and_then(|own| own.scaled.as_deref()))
     }
@@ -219,6 +220,7 @@ impl Totals {
         self.in_bytes = self.in_bytes.saturating_add(usize::from(own.counts_bytes()));
         let limits = Arc::make_mut(&mut self.limits);
         for (kind, limit) in own.kinds() {
+            // Any limit of a kind will do: callers ask for its algorithm, and a key does not depend on the figures.
             let count = limits.entry(kind).or_insert((0, limit));
             count.0 = count.0.saturating_add(1);
         }

@@ -47,6 +47,7 @@ impl LimitText {
         };
         let (quota, options) = limit.to_parts();
         let algorithm = options.algorithm;
+        // An option of another algorithm would be an error in the file.
         let takes = |option| algorithm.is_some_and(|algorithm| algorithm.takes(option));
         file.limit = Some(text(quota.to_string()));
         file.algorithm = algorithm.and_then(super::name);
@@ -84,6 +85,7 @@ impl From<Span> for PeriodText {
 /// Rounds up to whole milliseconds.
 impl From<Duration> for PeriodText {
     fn from(duration: Duration) -> Self {
+        // Milliseconds are the smallest unit of the notation. Rounded up, so that a short period does not become 0.
         let millis = duration.as_nanos().div_ceil(1_000_000);
         Self::from(Span::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)))
     }

@@ -41,6 +41,7 @@ impl<'de> Deserialize<'de> for StringOrList {
                 f.write_str("a string or a list of strings")
             }
 
+            // A string is a list of one, so that `path = "/x"` and `path = ["/x"]` mean the same.
             fn visit_str<E>(self, text: &str) -> Result<StringOrList, E> {
                 Ok(StringOrList::String(text.to_owned()))
             }

@@ -63,6 +63,7 @@ impl Loader<'_> {
         let message = error.message();
         let is_secret = finding::is_secret(self.source, span.start);
         let Some((name, known)) = unknown_name(message) else {
+            // The message of the parser may quote the value, which is the key.
             if is_secret {
                 return self.error(
                     "syntax",
@@ -91,6 +92,7 @@ impl Loader<'_> {
         };
         let what = if message.starts_with("unknown variant") { "value" } else { "key" };
         let code = if what == "key" { "unknown-key" } else { "bad-value" };
+        // A key written in the wrong place can be a name to the parser.
         let message = if is_secret { format!("unknown {what}") } else { format!("unknown {what} \"{name}\"") };
         self.error(code, span, message, &help);
     }
