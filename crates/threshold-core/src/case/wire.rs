@@ -71,8 +71,10 @@ impl FactsBody {
         let (tenant, user, tier) =
             (find(identity.tenant.as_ref()), find(identity.user.as_ref()), find(identity.tier.as_ref()));
         self.ip = Some(identity.address.resolve(PEER, &lines[..]).to_string());
+        // Names in the facts are replaced, not completed: at a door a client cannot name itself beside its headers.
         (self.tenant, self.user, self.tier) = (tenant, user, tier);
         for name in policy.header_names() {
+            // As doors do: of two lines neither counts, because nothing tells which of them the application reads.
             let mut values = lines[..].lines(name).map(std::str::from_utf8);
             if let (Some(Ok(value)), None) = (values.next(), values.next()) {
                 self.headers.insert(name.to_string(), value.to_owned());
