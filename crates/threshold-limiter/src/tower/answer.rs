@@ -46,6 +46,7 @@ pub(super) fn fields(decision: &Decision, policy: &Policy) -> HeaderMap {
     let fields = header_fields(decision, policy);
     let mut headers = HeaderMap::with_capacity(fields.len());
     for (name, value) in fields {
+        // A value that cannot be in a header is left out: the response matters more.
         if let (Some(name), Ok(value)) = (field_name(name), HeaderValue::try_from(value)) {
             headers.append(name, value);
         }

@@ -137,6 +137,7 @@ where
                     Stage::Entering { entering: Some(entering) }
                 }
                 StageProjected::Entering { entering } => {
+                    // This is a clone of the service, and only a service that was ready itself may be called.
                     ready!(entering.as_mut().expect(ONCE).service.poll_ready(cx))?;
                     entering.take().expect(ONCE).enter()
                 }

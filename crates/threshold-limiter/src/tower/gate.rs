@@ -128,7 +128,7 @@ pub(super) fn decide(door: &Arc<Door>, parts: &mut Parts, peer: Peer, size: &Siz
             return Gate::Decided(refused(door, &view, (ip, bad.message), undecided, form));
         }
     };
-    // The length is not known, so the bytes are charged once they have streamed.
+    // The body does not guarantee a length, so bytes beyond the announced one are charged once they have streamed.
     let streams = view.counts_bytes && size.exact().is_none();
     if !door.limiter.answers_at_once() {
         return Gate::Deciding(deciding(Arc::clone(door), request_facts.into_owned(), view, form, streams));
@@ -235,6 +235,7 @@ fn decided(
 
 /// Returns whether no other layer of this limiter has decided on this request.
 fn first_time(door: &Door, parts: &mut Parts) -> bool {
+    // Nested layers of one limiter would charge a request twice.
     let decided = parts.extensions.get_or_insert_default::<Decided>();
     let first = !decided.0.contains(&door.id());
     if first {

@@ -222,6 +222,7 @@ impl<S> Layer<S> for ThresholdLayer {
 /// program that inserts it knows better than the framework, for instance behind the PROXY protocol.
 fn recorded_peer(parts: &Parts) -> Peer {
     let recorded = parts.extensions.get::<PeerAddr>().map(|peer| peer.0);
+    // What the program has inserted itself takes precedence.
     #[cfg(feature = "axum")]
     let recorded =
         recorded.or_else(|| parts.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>().map(|info| info.0));

@@ -132,6 +132,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         decision: &mut Decision,
     ) -> Result<Admitted, PlanError> {
         let mut outcome = Outcome::default();
+        // Facts point into vectors that last for one call, so they are built once before the await and once after it.
         let moves = request_facts.facts(|facts| self.plan(plan, facts).map(|()| self.moves_of(facts, plan)))?;
         let settled = self.settle_moving(moves, plan, &mut outcome, decision).await;
         request_facts.facts(|facts| {
@@ -144,6 +145,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 
 fn planned(policy: &Policy, answers: Answers) -> Plan<'_> {
     match answers {
+        // Only a layer that sees the response can give back what depends on it.
         Answers::Seen => Plan::new(policy, Verb::Check).seeing_outcomes(),
         Answers::Unseen => Plan::new(policy, Verb::Check),
     }

@@ -113,6 +113,7 @@ impl<'r> RequestFacts<'r> {
         let lines = Lines(&parts.headers);
         // Core treats a field with two values like a missing one, so a third value changes nothing.
         let counted = |name| parts.headers.get_all(name).iter().take(2).map(move |line| (name, line));
+        // A body of unknown size may still announce its length.
         let known = || size.exact().or_else(|| content_length(&parts.headers));
         let mut request_facts = Self {
             ip: address(parts, view, peer),
@@ -142,6 +143,7 @@ impl<'r> RequestFacts<'r> {
         };
         let claims = if sources.iter().any(asks_claims) { claims(&lines) } else { None };
         let seen = Seen {
+            // A header that names the caller counts only if a trusted proxy has sent it.
             trusted: peer.address().is_some_and(|peer| identity.address.trusts(peer.ip())),
             headers: Some(&lines),
             host: request_facts.host(),
@@ -217,6 +219,7 @@ impl<'r> RequestFacts<'r> {
     /// Returns the facts of a charge for further `bytes` alone.
     pub(super) fn for_bytes_alone(mut self, bytes: u64) -> Self {
         self.bytes = Some(bytes);
+        // The request itself was counted when it came.
         self.who.cost = Some(0);
         self.who.costs.clear();
         // It is a charge of its own, and must not have the id of the first.
@@ -276,6 +279,7 @@ fn one_host(parts: &Parts) -> Result<(), BadRequest> {
         return Err(bad("more than one Host field"));
     }
     match (parts.uri.host(), only) {
+        // In the form that rules are matched with, so that a difference in spelling is none.
         (Some(authority), Some(host)) if normalize_host(authority) != normalize_host(readable(host)) => {
             Err(bad("the authority of the request and its Host field differ"))
         }
