@@ -122,6 +122,7 @@ impl Journal {
     fn open_as(path: &Path, keys: KeyIds, missing: Missing) -> Result<(Self, Contents), JournalError> {
         let path = &*resolve(path);
         let (file, contents) = JournalFile::open(path, keys, missing)?;
+        // Only now: a generated secret becomes the installation's once there is a journal under it.
         secret::publish(path, keys.present)?;
         let old = Arc::new(OldDigests::of(&contents.rows));
         let (queue, source) = (Arc::new(Queue::default()), RebuildSource::default());
@@ -165,6 +166,7 @@ impl Journal {
     /// Only the first call of this function has an effect.
     pub fn with_rebuild_source(&self, rows: impl Fn() -> Option<Vec<Row>> + Send + Sync + 'static) {
         let old = Arc::clone(&self.old);
+        // Rows that have not moved to the present secret keep the key id of the old one.
         let stored = move || rows().map(|rows| rows.into_iter().map(|row| old.stored(row)).collect());
         let _ = self.source.set(Box::new(stored));
     }

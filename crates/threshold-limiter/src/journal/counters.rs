@@ -93,6 +93,7 @@ pub fn load_counters(
         Err(error) => return Err(CountersError::Io(path, error)),
     };
     std::fs::remove_file(&path).map_err(|error| CountersError::Io(path.clone(), error))?;
+    // A file from before a rotation has digests of the old secret, which requests still find.
     let known = |id: &[u8; 4]| [Some(keys.present), keys.old].contains(&Some(KeyId::from_u32(u32::from_be_bytes(*id))));
     let headed = bytes.strip_prefix(MAGIC).and_then(|rest| rest.split_first_chunk());
     let mut rest = headed.filter(|(id, _)| known(id)).map(|(_, rest)| rest).ok_or(CountersError::Unknown(path))?;
@@ -107,6 +108,7 @@ pub fn load_counters(
         } else {
             counters.skipped = counters.skipped.saturating_add(1);
         }
+        // A record in an unknown format is sound too, and its lengths lead to the next one.
         rest = match record {
             Some(record) if record.is_sound() => record.rest,
             _ => next_sound(rest),

@@ -27,6 +27,7 @@ pub(super) fn resolve(path: &Path) -> PathBuf {
         let Ok(target) = std::fs::read_link(&path) else { break };
         path = parent(&path).join(target);
     }
+    // The file may not exist yet, but its folder does.
     match (std::fs::canonicalize(parent(&path)), path.file_name()) {
         (Ok(parent), Some(name)) => parent.join(name),
         _ => path,

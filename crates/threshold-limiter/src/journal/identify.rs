@@ -29,6 +29,7 @@ pub(super) fn check(path: &Path) -> Result<(), JournalError> {
         return Err(JournalError::NoFolder(folder.into(), path.into()));
     }
     // What is not a file, such as a folder, is left to SQLite's error.
+    // `has_row` comes last, because it reads the whole file.
     if is_empty(path) || !path.is_file() || has_meta_table(path)? || is_beside_journal_files(path) || has_row(path) {
         return Ok(());
     }

@@ -143,6 +143,7 @@ impl Queue {
 
     /// Waits until every change so far is on disk.
     pub(super) async fn saved(&self, timeout: Duration) -> Result<(), SaveError> {
+        // Read first: changes after this one are not the caller's.
         let last = self.lock().batch.last_change;
         let mut committed = self.committed.subscribe();
         if *committed.borrow() >= last {

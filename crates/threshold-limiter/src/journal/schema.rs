@@ -47,6 +47,7 @@ pub(super) fn initialize(
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     transaction.execute_batch(META_TABLE)?;
     transaction.execute_batch(OTHER_TABLES)?;
+    // Stated here and in `meta`: if the two differ, the file is damaged.
     transaction.pragma_update(None, "user_version", VERSION)?;
     let secret = i64::from(new.key_id.to_u32());
     for (name, value) in [("version", VERSION), ("secret", secret)] {
@@ -61,6 +62,7 @@ pub(super) fn initialize(
         damage_record::write(&transaction, &mut summary, damage, new.rows)?;
     }
     store_summary(&transaction, summary)?;
+    // In the same transaction, so that no crash leaves a file with its rows and without its audit log.
     let lines = damaged.map_or(Ok(0), |damaged| damaged.copy_audit(&transaction))?;
     transaction.commit()?;
     Ok((summary, lines))
