@@ -229,6 +229,7 @@ async fn check_secret(server: &Arc<Server>, options: &RedisOptions) -> Result<()
     let mut read = Cmd::new();
     read.arg("SMEMBERS").arg(keys::control("secrets"));
     let stored: Vec<String> = match server.send(&read).await.map_err(connect)? {
+        // RESP2 answers with an array, RESP3 with a set.
         Value::Array(members) | Value::Set(members) => {
             let texts = members.into_iter().filter_map(|member| match member {
                 Value::BulkString(text) => String::from_utf8(text).ok(),
@@ -277,6 +278,7 @@ async fn expired(server: &Arc<Server>) -> Result<Vec<TraceId>, StoreError> {
     let now = reply::time(&mut batch::array(server.send(&time).await.map_err(unavailable)?)?.into_iter())?;
     let mut search = Pipeline::new();
     for home in keys::homes() {
+        // Rounded down, and scores are rounded up: no reservation is ended before its time.
         search.cmd("ZRANGE").arg(keys::expiring(home)).arg("-inf").arg(now.micros().checked_div(1_000).unwrap_or(0));
         search.arg("BYSCORE").arg("LIMIT").arg(0).arg(MAX_SWEPT).arg("WITHSCORES");
     }

@@ -192,6 +192,7 @@ async fn swap(server: &Arc<Server>, copies: &mut Copies) -> Result<Option<Timest
         args.push(expiry_argument(change.expiry, &records));
     }
     let listed = changes.iter().filter(|(_, _, change)| change.is_listed).map(|(key, _, _)| *key).collect();
+    // An index changes in the same step as its reservation, so that no expiry is missed.
     for (key, before, change) in &changes {
         if let Some((verb, id, score)) = index_change(*key, *before, change) {
             names.push(keys::expiring(key.partition));

@@ -87,6 +87,7 @@ impl Copies {
 
     /// Drops all changes, to execute the commands again.
     pub(super) fn restart(&mut self) {
+        // What was loaded stays. Only records that have changed on the server are loaded again.
         self.changes.clear();
         self.pending.clear();
     }
@@ -211,6 +212,7 @@ impl Records for Copies {
     }
 
     fn take_expired(&mut self, now: Timestamp) -> Result<Option<Reservation>, CopyError> {
+        // Commands end no reservations here, because they would have to search for them. The sweep does.
         let Some(id) = self.expiring else { return Ok(None) };
         let reservation = self.reservation(id)?;
         // Cleared once the record is loaded: core asks again until nothing has expired.
@@ -243,6 +245,7 @@ impl Records for Copies {
         login: &Login,
         now: Timestamp,
     ) -> Result<bool, CopyError> {
+        // The number of accounts has no bound here, so the reason makes no difference.
         let (expiry, record) = (Expiry::At(account.silent_from(login)), account_record(key));
         self.save(record, account.to_bytes(Format::PRESENT), expiry);
         self.list(record, account.locked_until(login, now).is_some());

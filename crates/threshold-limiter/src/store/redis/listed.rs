@@ -27,6 +27,7 @@ pub(super) fn add(server: &Arc<Server>, records: Vec<RecordKey>) {
         for record in records {
             let list = keys::list(record.kind, first_byte(record.digest()));
             let mut add = Cmd::new();
+            // With equal scores Redis keeps the members in the order of their bytes.
             add.arg("ZADD").arg(&list).arg(0).arg(hex(record.digest()));
             if server.send(&add).await.is_ok() {
                 drop_some(&server, record.kind, &list).await;

@@ -147,6 +147,7 @@ impl Server {
     /// Replaces a broken connection in the background. Until then calls fail at once.
     fn reconnect(self: &Arc<Self>, broken: u64) {
         let mut link = self.link();
+        // Another call has noticed before that this connection is broken.
         if link.generation != broken || link.is_connecting {
             return;
         }
