@@ -157,6 +157,7 @@ impl BanList {
     pub fn name(&self, subject: Digest, ban: Ban, now: Timestamp) {
         let mut entries = self.write();
         let is_known = entries.named.contains_key(&subject);
+        // A known name is only replaced, so it needs no room.
         if entries.named.len() >= entries.max && !is_known {
             self.sweep_entries(&mut entries, now);
         }
@@ -276,6 +277,7 @@ impl BanList {
                 sink.named(subject, Some(&ban));
             }
             entries.first_end = entries.first_end.min(ban.until);
+            // The name stays the same, and so does its spelling.
             entries.named.insert(subject, ban);
         }
     }
@@ -333,6 +335,7 @@ pub(crate) fn beyond(after: Option<Digest>) -> (Bound<Digest>, Bound<Digest>) {
 
 impl BanSource for BanList {
     fn is_empty(&self) -> bool {
+        // Pairs with the release in `put_in`: a request that comes after a ban was set sees it.
         !self.any.load(Ordering::Acquire)
     }
 

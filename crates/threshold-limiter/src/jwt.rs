@@ -141,6 +141,7 @@ impl Verifier {
     /// Checks the claims of a token whose signature is verified.
     fn check_claims(&self, payload: &Payload, now: Timestamp) -> Result<(), TokenError> {
         let now = seconds(now);
+        // A token without an end would be valid for ever.
         let expires = payload.date("exp")?.ok_or(TokenError::NoExpiry)?;
         if now >= expires + LEEWAY {
             return Err(TokenError::Expired);
@@ -240,6 +241,7 @@ impl Payload {
         let usable = |raw: &RawValue| match raw.get().as_bytes().first()? {
             b'"' => serde_json::from_str(raw.get()).ok(),
             b't' | b'f' | b'-' | b'0'..=b'9' => Some(raw.get().to_owned()),
+            // Objects, arrays and null identify nobody.
             _ => None,
         };
         self.0.iter().filter_map(|(name, raw)| Some((name.as_str(), usable(raw)?))).collect()

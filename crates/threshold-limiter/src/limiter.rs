@@ -211,6 +211,7 @@ impl<S: ImmediateStore, C: Clock> Limiter<S, C> {
     /// Returns an error if the request cannot be decided, such as for a cost that never fits. It is the caller's mistake,
     /// and a retry does not help. A denial is a decision, not an error.
     pub fn check(&self, facts: &Facts<'_>) -> Result<Decision, PlanError> {
+        // A guard is cheaper than an `Arc`, and nothing is awaited while it is held.
         let policy: Guard<Arc<Policy>> = self.policy.load();
         let (mut plan, mut outcome) = (Plan::new(&policy, Verb::Check), Outcome::default());
         let mut decision = Decision::default();

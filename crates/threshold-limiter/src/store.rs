@@ -175,6 +175,7 @@ pub enum Listed {
 /// Panics if the future is not ready.
 #[inline]
 pub fn at_once<T>(future: impl Future<Output = T>) -> T {
+    // The future is never polled again, so nothing has to be woken.
     let output = match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => Some(output),
         Poll::Pending => None,

@@ -62,6 +62,7 @@ impl Keys {
     /// Parses keys: for HS algorithms the secret itself or a JWKS, for the others a public key in PEM or a JWKS.
     pub(super) fn parse(alg: Algorithm, text: &[u8]) -> Result<Self, KeyFault> {
         let kind = Kind::of(alg).ok_or(KeyFault::Algorithm)?;
+        // Anywhere in the text, because a PEM file may begin with other lines.
         let is_pem = text.windows(11).any(|window| window == b"-----BEGIN ");
         // A public key is no secret: as one, it would let everyone sign tokens.
         if is_pem && matches!(kind, Kind::Hmac(..)) {
@@ -158,6 +159,7 @@ impl Kind {
     /// Accepts an RSA key of a length that `ring` verifies signatures with.
     fn rsa(&self, alg: Algorithm, modulus: &[u8], exponent: &[u8]) -> Result<Key, KeyFault> {
         let Self::Rsa(parameters) = self else { return Err(wrong_kind(alg)) };
+        // DER puts a zero before a number whose first bit is set, and `ring` rejects it.
         let (n, e) = (without_zeros(modulus), without_zeros(exponent));
         let bits =
             n.len().saturating_mul(8).saturating_sub(n.first().map_or(0, |first| first.leading_zeros() as usize));
@@ -207,6 +209,7 @@ impl Kind {
     }
 
     fn public_key(&self, alg: Algorithm, info: &SubjectPublicKeyInfo<'_>) -> Result<Key, KeyFault> {
+        // `parsed` does not know this kind of key.
         if info.algorithm.algorithm == OID_SIG_ED25519 {
             return self.point(alg, &EllipticCurve::Ed25519, &info.subject_public_key.data);
         }
@@ -229,10 +232,12 @@ impl Kind {
     /// skipped, so that one weak key of an issuer does not lock out the users of the others.
     fn key_set(&self, alg: Algorithm, set: &JwkSet) -> Result<Keys, KeyFault> {
         let (mut keys, mut skipped) = (Vec::new(), Vec::new());
+        // A set often has keys for encryption, and for other algorithms.
         for jwk in set.keys.iter().filter(|jwk| self.is_for(alg, jwk)) {
             let kid = jwk.common.key_id.clone();
             match self.jwk(alg, jwk) {
                 Ok(key) => keys.push((kid, key)),
+                // A key that cannot be used must not take the others out of use.
                 Err(fault) => skipped.push(KeyFault::InSet { kid, fault: Box::new(fault) }),
             }
         }

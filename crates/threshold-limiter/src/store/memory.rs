@@ -167,6 +167,7 @@ impl MemoryStore {
     #[must_use]
     pub fn usage(&self) -> Usage {
         let shards = self.table.shards();
+        // All shards share the numbered limits, so their bytes count once.
         let mut usage = Usage { bytes: shards.first().map_or(0, |shard| shard.limits().bytes()), ..Usage::default() };
         for shard in shards {
             let shard = shard.open();

@@ -158,6 +158,7 @@ impl Place<'_> {
     /// Returns whether the request may try for these keys. If a request is ahead of it, it queues behind that one, and in no
     /// other queue.
     pub(crate) fn turn(&mut self, contested: impl Iterator<Item = Digest>) -> Turn {
+        // Held until the request is in the queue. If the one ahead left in between, its notification would be lost.
         let mut queues = self.waiters.lock();
         let ahead = |key: &Digest| {
             let first = queues.by_key.get(key).and_then(BTreeSet::first);

@@ -37,6 +37,7 @@ impl MemoryStore {
     pub fn restore_balance(&self, key: Digest, limit: &Limit, balance: Balance, now: Timestamp) {
         if let Some(shard) = self.shard(key) {
             let mut shard = shard.open();
+            // One that has expired would only take room from others.
             if balance.silent_from() > now && shard.make_room(key, now) {
                 shard.restore(key, limit, balance);
             }
@@ -169,6 +170,7 @@ impl MemoryStore {
         let Some(map) = self.standings.get(self.standing_shard(new)) else { return };
         let mut map = lock(map);
         let kept = map.get(new).is_some() || self.put_standing(&mut map, new, standing, now);
+        // Released first: the old key may be in the same shard, whose lock the next call takes.
         drop(map);
         if kept {
             self.forget_standing(old);
