@@ -223,6 +223,7 @@ impl LimitAlgorithm for Concurrency {
         let ended = state.holds.partition_point(|hold| hold.expires <= now);
         state.holds.drain(..ended);
         state.forget_if_idle(now);
+        // Only for guesses. The expiry of each hold is kept exactly.
         state.ttl = Millis::round_up(self.ttl);
         let room = self.quota.saturating_mul(2).saturating_sub(sum(&state.holds));
         let amount = cost.min(room);
@@ -252,6 +253,7 @@ impl AlgorithmState for Holds {
 
     /// What is not given back stays in flight.
     fn give_back(&mut self, mark: &Mark, now: Timestamp, id: TraceId) {
+        // A request that charged twice has two holds, and a commit at a lower cost gives back a part of them.
         let (mut left, mut began) = (mark.amount, None);
         // By id and not by the mark's time: `bring` may have moved the expiry, and two requests may have the same one.
         for hold in self.holds.iter_mut().filter(|hold| hold.id == id) {

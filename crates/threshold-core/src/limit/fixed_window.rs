@@ -215,6 +215,7 @@ impl LimitAlgorithm for FixedWindow {
 
     #[inline]
     fn charge(&self, state: &mut WindowCount, cost: u64, now: Timestamp, _id: TraceId) -> Mark {
+        // A window that has ended is forgotten here, not by a timer.
         let mut window = self.current(state, now);
         // Refunds may have emptied the window that the first charge opened. The next charge is a first one again.
         if window.used == 0 && self.anchor == Anchor::First {

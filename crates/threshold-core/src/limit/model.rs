@@ -115,6 +115,7 @@ impl Model {
 
     /// Charges up to twice the capacity; returns the place of the charge and its amount.
     pub(super) fn charge(&mut self, cost: u64, now: u64) -> (usize, u64) {
+        // Whole units, as in the product: a mark cannot hold a part of one.
         let room = (2 * self.capacity()).saturating_sub(self.used(now)) / self.unit();
         let amount = room.min(cost.into());
         self.history.events.push((now.into(), Event::Charge { amount }));

@@ -190,6 +190,7 @@ impl<'a> Cursor<'a> {
             return Ok((number, Unit::Count));
         }
         let Some((_, size)) = SIZES.iter().find(|(name, _)| *name == suffix) else {
+            // Sizes are case-sensitive: `mb` could be megabits, and `Mb` is.
             let close = SIZES.iter().find(|(name, _)| name.eq_ignore_ascii_case(suffix));
             let help = match close {
                 Some((name, _)) => format!("write {number}{name}"),
@@ -234,6 +235,7 @@ impl<'a> Cursor<'a> {
         };
         let unit_at = self.at;
         let name = self.take(|c| !c.is_whitespace());
+        // One spelling for each unit. `m` could be a minute, a month or a millisecond.
         let Some((_, size, _)) = TIMES.iter().find(|(unit, ..)| *unit == name) else {
             return Err(self.wrong(unit_at, unknown_unit(name), unit_help(name)));
         };
@@ -258,6 +260,7 @@ impl<'a> Cursor<'a> {
         if burst == 0 {
             return Err(self.wrong(number_at, "a burst of 0 would let nothing through", "leave \"burst\" out"));
         }
+        // `50MB/day burst 5` would be a burst of five bytes.
         if burst_unit != unit {
             let help = "write both in bytes (\"50MB/day burst 5MB\") or neither";
             return Err(self.wrong(from, "the limit and its burst count different things", help));

@@ -62,6 +62,7 @@ impl LimitAlgorithm for SlidingLog {
     fn new(figures: &Figures) -> Result<Self, LimitError> {
         let Figures { quota, period, .. } = *figures;
         check_figures(quota, period)?;
+        // A log keeps an entry for each request, so its memory is the client's to choose up to this.
         if quota > <Self as LimitAlgorithm>::MAX_QUOTA {
             return Err(LimitError::LongLog { quota });
         }

@@ -77,6 +77,7 @@ impl TokenBucket {
     /// The bucket of these figures, with the largest burst up to `burst` that refills within [`MAX_FILL`]. The quota and
     /// the period are in range, and the burst is not 0.
     pub(super) const fn clamped(quota: u64, period: Span, burst: u64) -> Self {
+        // Reduced once, here: each charge then needs a multiplication and no division.
         let interval = Interval::new(quota, period);
         let most = interval.most_within(MAX_FILL);
         let burst = if burst > most { most } else { burst };
@@ -132,6 +133,7 @@ impl TokenBucket {
     /// change never grants; a millionth of a unit is the most that is lost by it.
     fn convert(&self, level: &mut Level, now: Timestamp) {
         let old = level.interval();
+        // The backlog and not the moment: what has refilled by now is not used any more.
         let backlog = old.moment(level.full_at, level.fraction).saturating_sub(old.moment(now, 0));
         let used = backlog
             .saturating_mul(1 << CARRY_BITS)
@@ -151,6 +153,7 @@ impl TokenBucket {
         if refunded.silent_from() > now {
             return refunded.bring(self, now);
         }
+        // All receipts have run out, so what was given back matters to none of them.
         let mut level = refunded.level;
         self.bring_level(&mut level, now);
         *bucket = Bucket::Plain(level);
@@ -168,6 +171,7 @@ impl TokenBucket {
     fn look_whole(&self, full_at: Timestamp, cost: u64, now: Timestamp) -> Option<Look> {
         let (step, capacity) = (self.interval.step, self.whole_capacity?);
         let backlog = full_at.since(now).micros();
+        // A cost from a client can be any 64-bit number. What overflows takes the exact path.
         let after = cost.checked_mul(step)?.checked_add(backlog)?;
         // `glance` comes here without `bring`, and a level this far ahead may have to be brought back first.
         if backlog > capacity {
@@ -228,6 +232,7 @@ impl TokenBucket {
         let interval = self.interval;
         let start = interval.moment(now, 0);
         let backlog = interval.moment(level.full_at, level.fraction).saturating_sub(start);
+        // Debt ends at one burst beyond the limit: a single huge cost must not lock a key for years.
         let room = self.deepest().saturating_sub(backlog);
         let wanted = interval.cost(cost);
         // Whole units only: a mark says how many were charged, and a part of one would void earlier refunds.
@@ -448,6 +453,7 @@ impl LimitAlgorithm for TokenBucket {
 
     #[inline(always)]
     fn glance(&self, small: Small, cost: u64, now: Timestamp) -> Option<(Look, Small, Mark)> {
+        // No figures are compared: the table has compared the limit that the state was packed under.
         let look = self.look_whole(Timestamp::from_micros(small.large), cost, now)?;
         // A bucket's state is when it is full again.
         let charged = Small { large: look.reset_if_charged.micros(), figure: 0 };
