@@ -49,6 +49,7 @@ impl LoginRequest<'_> {
     pub fn attempt_keys(&self, policy: &Policy, secrets: &Secrets, id: TraceId) -> AttemptKeys {
         let key = policy.key();
         // An allow-listed address skips its own budget. The account's locks still apply.
+        // Only by the address: anyone can write the name of a user or tenant that is on the list.
         let exempt = policy.lists().find(self.ip, None, None) == Some(Listed::Allow);
         let group = self.ip.map(|ip| AddressGroup::of(ip, policy.identity().ipv6_prefix));
         AttemptKeys {
