@@ -35,6 +35,7 @@ impl Symbol {
             b'\\' => Self::Backslash { escaped },
             b'#' | b'?' => Self::EndMark { value, escaped },
             b';' => Self::Semicolon { escaped },
+            // A decoded `%` is written as `%25`, or the digits behind it would look like an escape.
             b'%' if escaped => Self::Escaped(value),
             0x21..=0x7e => Self::Plain(value.to_ascii_lowercase()),
             _ => Self::Escaped(value),
