@@ -161,6 +161,7 @@ impl Policy {
     /// lets attackers choose keys that collide in a store.
     #[must_use]
     pub fn with_key(self, key: DigestKey) -> Self {
+        // Every rule is digested again under another key, which costs more than the comparison.
         if self.key == key { self } else { self.digested_with(key) }
     }
 
@@ -180,6 +181,7 @@ impl Policy {
             let category = rule.is_by_tier() && !rule.per.contains(&Per::Category);
             let floors = rule.on_missing == OnMissing::Floor;
             let counted = CountedBy::new(rule.per.clone(), category, floors, scope, key);
+            // A fallback depends on what other rules match, so its identity may not be needed at all.
             rule.common = rule.matches.is_everything() && !rule.fallback;
             rule.counted = place(counted.common(rule.common));
         }

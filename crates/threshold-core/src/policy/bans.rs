@@ -156,6 +156,7 @@ impl ListEntry {
 
     fn id_of(&self, key: DigestKey, origin: Option<&str>) -> Digest {
         let mut digest = key.begin(Domain::Ban);
+        // A user and a tenant may have the same name.
         digest.text(Part::Identity, self.layer().name());
         // A single address has no prefix here: journals contain ids that were made this way.
         match self {

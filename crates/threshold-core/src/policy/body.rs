@@ -83,6 +83,8 @@ impl BodyTemplate {
         let (mut quoted, mut escaped) = (false, false);
         while let Some(c) = text.get(at..).and_then(|rest| rest.chars().next()) {
             let next = at.saturating_add(c.len_utf8());
+            // Whether a quote opens or closes a string matters for JSON only, but is tracked before anyone knows if
+            // this is JSON.
             let Some((name, end)) = placeholder(text, at) else {
                 if quoted && !escaped && c == '\\' {
                     escaped = true;
@@ -101,6 +103,7 @@ impl BodyTemplate {
             };
             parts.extend(text.get(literal..at).filter(|text| !text.is_empty()).map(|text| Part::Text(text.into())));
             parts.push(Part::Placeholder { of: *of, quoted });
+            // Within a string the value is escaped, so the sample needs nothing there.
             if !quoted {
                 sample.push_str("null");
             }

@@ -69,6 +69,7 @@ pub(super) fn categories(loader: &mut Loader<'_>, file: &PolicyFile) {
 /// Reports tiers that are missing or have no limit for a category.
 pub(super) fn tiers(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, rules: &[(Rule, Range<usize>)]) {
     let by_tier = || rules.iter().filter(|(rule, _)| rule.is_by_tier());
+    // An unknown tier has no limit, so rules by tier would let everything through.
     if tiers.tiers.is_empty() && tiers.tenants.is_empty() && tiers.users.is_empty() {
         for (_, span) in by_tier() {
             let help = "add [tiers.NAME] with a limit for each category, and default_tier under [identity]";
@@ -171,6 +172,8 @@ pub(super) fn unmet(loader: &mut Loader<'_>, file: &PolicyFile, tiers: &Tiers, r
         }
         let Some(flag) = file_rule.fallback.as_ref().filter(|flag| flag.value) else { continue };
         let own = rules.iter().find(|(rule, _)| rule.name.as_ref() == file_rule.name.value);
+        // A fallback is switched off by any other match in its layer, so a rule for everything switches it off for
+        // good.
         let always = |other: &Rule| !other.fallback && other.matches.is_everything();
         if own.is_some_and(|(own, _)| rules.iter().any(|(other, _)| other.layer == own.layer && always(other))) {
             let message = "this fallback never applies: another rule of its layer matches every request";
@@ -260,6 +263,7 @@ pub(super) fn too_wide(entry: &ListEntry, listed: Listed, address: &ClientAddres
     if listed == Listed::Allow {
         return None;
     }
+    // Health checks and local proxies come from there. A denial of it can lock operators out of their own server.
     let loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
     if loopback.iter().any(|own| network.contains(*own)) {
         return Some(TooBroad::OwnAddress);

@@ -174,6 +174,8 @@ fn cookie_value<'l>(pair: &'l [u8], name: &str) -> Option<&'l [u8]> {
     let at = pair.iter().position(|byte| *byte == b'=')?;
     let (own, value) = pair.split_at(at);
     let value = value.strip_prefix(b"=")?.trim_ascii();
+    // RFC 6265 allows quotes around a value, and applications differ in whether they belong to it. Both are one name
+    // here.
     let bare = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\"")).unwrap_or(value);
     (own.trim_ascii() == name.as_bytes()).then_some(bare)
 }
@@ -184,6 +186,8 @@ fn capture_from_path(pattern: &Pattern, path: &str) -> Result<Option<String>, Pa
     // A path that is already in normal form has no character that servers read differently.
     let Cow::Owned(spelled) = spelled else { return Ok(capture(pattern, &spelled)) };
     let readings = read(path, &spelled, OddPaths::Match)?;
+    // All readings, because the application may route by any of them. With two different names a client could have its
+    // requests charged to another tenant.
     let mut names = readings.all().iter().filter_map(|reading| capture(pattern, reading));
     let first = names.next();
     if names.all(|name| Some(&name) == first.as_ref()) { Ok(first) } else { Err(PathError::AmbiguousIdentity) }

@@ -138,6 +138,7 @@ impl Lists {
         }
         let user = user.and_then(|user| self.users.get(user)).map(|listed| (Rank::User, *listed));
         let tenant = || tenant.and_then(|tenant| self.tenants.get(tenant)).map(|listed| (Rank::Tenant, *listed));
+        // From narrow to wide, and lazily: usually the first lookup that finds something is the only one.
         user.or_else(|| ip.and_then(|ip| self.find_address(ip))).or_else(tenant)
     }
 

@@ -125,6 +125,7 @@ impl<'s> Loader<'s> {
 
     /// Compiles the file. The policy is of use only if no error was found.
     fn policy(&mut self, file: &PolicyFile) -> Policy {
+        // First: rules, lists and users are checked against who is trusted and how users are named.
         let identity = self.identity(&file.identity);
         let envelope = file.answers.body.as_ref().and_then(|text| self.body(text)).map(Arc::new);
         let ladders = self.ladders(&file.ladders);
@@ -182,6 +183,7 @@ impl<'s> Loader<'s> {
             anchors: Anchors::new(DEFAULT_KEY),
             generation: 0,
         };
+        // Last, when all findings are known.
         self.drop_allowed(file, &policy);
         policy.digested_with(DEFAULT_KEY)
     }

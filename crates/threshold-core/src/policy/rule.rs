@@ -303,6 +303,7 @@ impl Rule {
         // `prefix` indexes by the algorithm, so the order is that of `ALL`, and `never` comes last.
         let names = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).chain(["never"]);
         let per = self.per.iter().map(ToString::to_string);
+        // Without the algorithm: the partition stays when that changes, and only the key is new.
         self.partition = Anchors::rule(key, [self.name.to_string()].into_iter().chain(per));
         let tells_apart = self.per.iter().any(Per::is_identity);
         // A budget that no caller anchors lives in the partition of its rule. In one common partition all such budgets

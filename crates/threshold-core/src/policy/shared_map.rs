@@ -118,6 +118,7 @@ impl<V> Node<V> {
             }
             Self::Branch(children) => children,
         };
+        // A copy of 16 pointers. All subtrees but one stay shared with older clones.
         let mut children = children.clone();
         if let Some(child) = children.get_mut(place(hash, depth)) {
             *child = child.as_ref().and_then(|node| node.without(hash, depth.saturating_add(1), name));

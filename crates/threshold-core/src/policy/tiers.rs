@@ -152,6 +152,8 @@ impl TiersInForce {
         default: Option<&'t str>,
     ) -> Option<&'t str> {
         let own = self.user_of(caller).and_then(|own| own.tier.as_deref());
+        // The operator's word before the request's: a tier that a client can name must not replace one that was set for
+        // it.
         let owners = caller.tenant.and_then(|tenant| self.tenant(tenant)).and_then(|own| own.tier.as_deref());
         let mut tiers = [own, owners, given, default].into_iter().flatten();
         // An unknown tier must not win over a known one: it has no limits, so it would be unlimited.
@@ -218,6 +220,7 @@ impl Totals {
     fn add(&mut self, own: &Own) {
         self.scaled = self.scaled.saturating_add(usize::from(own.scaled.is_some()));
         self.in_bytes = self.in_bytes.saturating_add(usize::from(own.counts_bytes()));
+        // Copied if an older policy shares it. The number of kinds is small, whatever the number of settings is.
         let limits = Arc::make_mut(&mut self.limits);
         for (kind, limit) in own.kinds() {
             // Any limit of a kind will do: callers ask for its algorithm, and a key does not depend on the figures.

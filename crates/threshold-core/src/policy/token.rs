@@ -122,6 +122,7 @@ pub(super) fn bearer<H: Headers + ?Sized>(headers: &H) -> Result<Option<&str>, T
     // A scheme ends at a space, and only there: `Bearerx` is another scheme.
     let end = only.iter().position(|byte| *byte == b' ').unwrap_or(only.len());
     let (scheme, token) = only.split_at(end);
+    // Credentials of another scheme are for the application and say nothing about claims.
     if !scheme.eq_ignore_ascii_case(b"bearer") {
         return Ok(None);
     }

@@ -75,6 +75,7 @@ fn read_scoped(written: &str) -> Result<Parts<'_>, SubjectError> {
         return Err(SubjectError::NotTenantUser(written.into()));
     }
     let decoded = |part| decode(part).ok_or_else(|| SubjectError::NotEncoded(written.into()));
+    // Split before decoding: an encoded slash is a part of a name.
     let tenant = (!tenant.is_empty()).then(|| decoded(tenant)).transpose()?;
     Ok((tenant, decoded(user)?))
 }

@@ -140,6 +140,7 @@ impl Bans {
     pub fn find(&self, who: Who<'_>, allowed: Option<Rank>) -> Option<Banned> {
         let mut found = None::<Banned>;
         self.each_covering(who, |rank, bans| {
+            // The other bans on this subject end no later.
             let (until, id) = bans.last;
             // From wide to narrow, and `>=` for the end: of bans that end together the narrowest is reported.
             if allowed.is_none_or(|allowed| rank >= allowed) && found.is_none_or(|found| until >= found.until) {

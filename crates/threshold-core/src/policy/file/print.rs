@@ -388,6 +388,7 @@ impl Print for Texts {
     fn print(&mut self, out: &mut String) {
         if let [only] = self.items.as_mut_slice() {
             only.print(out);
+            // The span of the list is that of its only item, as the reader sets it for a string.
             self.span = only.span.clone();
         } else {
             print_list(out, self);

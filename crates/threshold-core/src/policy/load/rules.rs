@@ -78,6 +78,7 @@ impl Loader<'_> {
         let count = file.count.as_ref().and_then(|text| self.statuses(text));
         let block_for = file.block_for.as_ref().and_then(|text| self.span(text));
         let on_missing = file.on_missing.as_ref().map_or(OnMissing::Floor, |name| name.value.into());
+        // After the measure: whether a ladder fits depends on what the limit counts.
         let subject = self.subject(file, &per, layer, &measure, context);
         let status = self.status(file);
         let body = file.body.as_ref().and_then(|text| self.body(text));
@@ -300,6 +301,7 @@ impl Loader<'_> {
         // The order in which a policy lists the parts must not make two subjects of one.
         let mut per = identity;
         per.sort();
+        // Standings are stored by the ladder's name, because its index changes with the other ladders of the file.
         let ladder_name: Box<str> = name.value.as_str().into();
         // The address that replaces a missing user may be shared, so it gets strikes only if the policy accepts that.
         let floors = file.ban_shared.as_ref().is_some_and(|flag| flag.value);

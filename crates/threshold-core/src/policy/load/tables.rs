@@ -111,6 +111,7 @@ impl Loader<'_> {
             login.locks.sort_unstable();
         }
         if let Some(ceiling) = &file.ceiling {
+            // Every account has at least 0 failures, so all would be at the ceiling.
             if ceiling.value == 0 {
                 self.error(
                     "bad-value",
