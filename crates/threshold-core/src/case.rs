@@ -273,6 +273,7 @@ fn compare(path: &str, expect: &Value, answer: &Value) -> Result<(), String> {
                 .enumerate()
                 .try_for_each(|(index, (wanted, found))| compare(&format!("{path}[{index}]"), wanted, found))
         }
+        // Numbers are compared as JSON: 1 and 1.0 differ, as they would for a client that parses integers.
         _ if expect == answer => Ok(()),
         _ => Err(format!("{path} is {answer}, not {expect}")),
     }

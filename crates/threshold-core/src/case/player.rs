@@ -93,6 +93,7 @@ impl Player for LedgerPlayer {
         let parsed = Policy::parse(policy, &|name| env.get(name).cloned()).map_err(|error| error.to_string())?;
         let generation = self.policy.as_ref().map_or(0, Policy::generation).saturating_add(1);
         let policy = parsed.with_key(self.secrets.present().digest_key()).with_generation(generation);
+        // The ids begin again with an empty store, so that a case does not depend on those played before it.
         if fresh {
             self.ledger = Ledger::default();
             self.next = 0;
