@@ -70,6 +70,8 @@ impl AnswerPermit {
     /// Builds the body of the answer. It holds its memory until the client has read it, or `client_timeout` is over.
     pub(super) fn body(mut self, mut answer: Vec<u8>, client_timeout: Duration) -> Body {
         // The permit was for the largest possible answer; what this one does not use is released now.
+        // Shrunk before the units are counted: a vector may hold twice what it contains, and the memory behind it is what is
+        // bounded.
         answer.shrink_to_fit();
         let needed = usize::try_from(units(answer.len())).unwrap_or(usize::MAX);
         drop(self.0.split(self.0.num_permits().saturating_sub(needed)));
@@ -114,6 +116,8 @@ impl http_body::Body for ChunkedBody {
         if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::TimedOut, "the answer was read too slowly"))));
         }
+        // hyper polls again only after a frame is written. With one frame for the whole answer, the deadline would
+        // never be tested.
         let length = CHUNK.min(self.rest.len());
         Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(length)))))
     }

@@ -125,6 +125,7 @@ pub(super) fn traced(mut response: Response, trace: TraceId) -> Response {
 
 fn ask(app: &Arc<App>, peer: SocketAddr, mut parts: Parts, deny: DenialForm) -> Result<Answering, ApiError> {
     let mut question = None;
+    // A dual-stack listener sees IPv4 peers as IPv4-mapped addresses, and the policy lists them as IPv4.
     let length = if is_trusted(app, peer.ip().to_canonical()) {
         let length = original::restore_request(&mut parts)?;
         // After the request is restored: the digest covers what is decided, and not how the proxy happens to write
@@ -132,6 +133,7 @@ fn ask(app: &Arc<App>, peer: SocketAddr, mut parts: Parts, deny: DenialForm) -> 
         question = repeats::question(&app.request_ids, peer.ip().to_canonical(), &parts, length)?;
         length
     } else {
+        // Not refused: a client that reaches the server directly is limited like any other, by its own address.
         app.forward_auth.warn_untrusted(peer.ip(), &app.desk);
         0
     };

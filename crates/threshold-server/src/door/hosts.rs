@@ -65,6 +65,7 @@ impl Hosts {
     pub(super) fn check(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
         let mut hosts = headers.get_all(HOST).iter();
         let host = hosts.next();
+        // RFC 9112 requires a 400 here. Without a name, nothing could be compared below.
         if host.is_none() && version >= Version::HTTP_11 {
             return Err(Refusal::Invalid("HTTP/1.1 requires a Host header"));
         }
@@ -87,6 +88,7 @@ impl Hosts {
         if uri.path() == forward_auth::PATH && forward_auth::describes_a_request(headers) {
             return Ok(());
         }
+        // Every line is compared: a browser sends one, and of two a check of the first would miss the other.
         let mut origins = headers.get_all(ORIGIN).iter().map(HeaderValue::as_bytes);
         match origins.find(|origin| !is_own(host_of_origin(origin), names)) {
             None => Ok(()),
@@ -154,6 +156,7 @@ fn host_of(authority: &[u8]) -> Option<&str> {
         None => authority.split_at(authority.find(':').unwrap_or(authority.len())),
     };
     let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    // What follows a bracket or a colon must be a port. `localhost:80@evil.example` is not this server.
     (port.is_empty() || port.strip_prefix(':').is_some_and(is_port)).then_some(host)
 }
 

@@ -61,6 +61,7 @@ impl JsonBody {
         require_json_from_pages(headers)?;
         require_uncompressed(headers)?;
         let bounds = app.bounds;
+        // Refused by its declared size before a byte is read: a client that waits for 100 Continue never sends it.
         let declared = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         if declared.is_some_and(|length: usize| length > max) {
             return Err(too_large(max));
@@ -112,6 +113,7 @@ fn is_from_browser(headers: &HeaderMap) -> bool {
 
 fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
     let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    // Parameters such as `charset=utf-8` do not change the type.
     let essence = kind.split(';').next().unwrap_or_default().trim();
     if essence.eq_ignore_ascii_case("application/json") {
         return Ok(());

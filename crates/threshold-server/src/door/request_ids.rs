@@ -139,6 +139,7 @@ impl RequestIds {
         // decides.
         let lock = loop {
             match self.cache.look_up(key, now()) {
+                // A request that was begun for the list is dropped with `begun`, and ends in the background.
                 Lookup::Answered(answer) => return Ok(answer),
                 Lookup::InProgress(mut done) => {
                     // Its owner waits in turn until this request has ended in the store: end it first, or both wait forever.
@@ -247,6 +248,7 @@ impl RequestIds {
                     if self.cache.is_reused(*key, now) {
                         return Err((Some(place), RequestIdError::Reused));
                     }
+                    // Too much space is released after the list. Too little would fail in the middle of it.
                     if !self.cache.is_answered(key.id, now.plus(EXPIRY_MARGIN)) {
                         unknown = unknown.saturating_add(1);
                     }

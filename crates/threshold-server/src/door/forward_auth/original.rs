@@ -86,6 +86,7 @@ impl HeaderNames {
                     format!("{} and {} differ: configure the proxy to remove one", self.original, self.forwarded);
                 Err(self.bad(message))
             }
+            // At most one is set, or both are the same.
             [original, forwarded] => Ok(original.or(forwarded)),
         }
     }
@@ -94,6 +95,7 @@ impl HeaderNames {
 /// Returns the value of a header that may have one line; `None` if it is missing or empty.
 pub(super) fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h HeaderValue>, ApiError> {
     let mut lines = headers.get_all(name).iter();
+    // nginx leaves out a header whose value is empty, and other proxies send it empty. Both mean that there is none.
     let only = lines.next().filter(|line| !line.is_empty());
     match lines.next() {
         None => Ok(only),

@@ -31,8 +31,10 @@ struct Question<'p> {
 impl Hash for Question<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Self { peer, parts, length } = self;
+        // The peer is included, so that one proxy never gets an answer that was given to another.
         (PATH, peer, parts.method.as_str(), parts.uri.path(), parts.uri.query(), length).hash(state);
         // These include the id.
+        // All header fields, in their order: a client can change nothing about its request and still share an answer.
         for (name, value) in &parts.headers {
             (name.as_str(), value.as_bytes()).hash(state);
         }

@@ -187,7 +187,9 @@ impl AnswerCache {
     /// Returns the header fields that a proxy's question was answered with, at most [`MAX_REPEATS`] times.
     pub(super) fn proxy_answer(&self, question: Digest, now: Timestamp) -> Option<HeaderMap> {
         let mut shard = self.shard(question);
+        // Tested at the lookup too, because an expired answer stays in the map until its shard is used again.
         let cached = shard.answers.get_mut(&question).filter(|cached| now < cached.at.plus(ANSWER_LIFETIME))?;
+        // Digests of both doors share the map. An answer of the other door has the same key only by a collision.
         let Answer::Proxy { fields, repeats } = &mut cached.answer else { return None };
         // Bounded, because each repeat is let through without a charge.
         *repeats = repeats.checked_add(1).filter(|repeats| *repeats <= MAX_REPEATS)?;
@@ -216,7 +218,10 @@ impl AnswerCache {
     }
 
     fn try_reserve(&self, bytes: usize) -> bool {
+        // Callers may not take everything: forward auth would then forget every answer, and charge each internal
+        // redirect again.
         let max = self.max_bytes.saturating_sub(self.max_bytes.checked_div(PROXY_SHARE).unwrap_or(0));
+        // Test and addition in one atomic step. Two requests at once must not both take the last space.
         let fits = |used: usize| used.checked_add(bytes).filter(|used| *used <= max);
         self.api_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
     }
@@ -330,6 +335,7 @@ impl Shard {
             Answer::Api(_) => &mut self.api_order,
             Answer::Proxy { .. } => &mut self.proxy_order,
         };
+        // The API replaces an answer only after its minute: within it, `look_up` returns the first one.
         let before = self.answers.insert(id, cached);
         // An answer that is replaced at the same instant has its place in the queue already.
         if before.as_ref().is_none_or(|before| before.at != at) {
@@ -347,6 +353,7 @@ impl Shard {
     fn remove_expired(&mut self, now: Timestamp) -> DoorBytes {
         let mut freed = DoorBytes::default();
         for order in [&mut self.api_order, &mut self.proxy_order] {
+            // If the clock steps back, an older place may be behind a newer one, and goes together with it.
             while let Some((at, id)) = order.pop_front_if(|(at, _)| now >= at.plus(ANSWER_LIFETIME)) {
                 freed.add(remove(&mut self.answers, id, at));
             }
