@@ -67,6 +67,7 @@ impl Reloader {
 
     /// Watches the key file of the policy in force, in place of that of an earlier policy.
     pub(crate) fn watch_keys(&mut self, keys: Option<TokenKeys>) {
+        // The new policy may have no keys, or keys in another file. A change of the old file must then do nothing.
         self.watched.retain(|watched| !matches!(watched.kind, Kind::Keys(_)));
         // A key in the policy itself has no file of its own, and changes with the policy.
         let Some(TokenKeys { verifier, contents: Some(contents) }) = keys else { return };
@@ -187,6 +188,7 @@ fn load_policy(path: &Path, bytes: Result<Vec<u8>, String>, app: &App, allow_emp
             if policy.memory() != app.desk.policy().memory() {
                 tracing::warn!(policy = name, "change of [memory] takes effect at the next start");
             }
+            // Read before the policy is moved into the desk, where settings may be put on top of it.
             let (rules, is_empty) = (policy.rules().len(), policy.is_empty());
             let generation = app.desk.reload_policy(policy);
             app.health.set_policy(None);

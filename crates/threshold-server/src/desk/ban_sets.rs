@@ -110,6 +110,7 @@ impl Desk {
         let ends = new.bans.values().map(|ban| ban.until);
         let end = ends.max().map(|until| format!(", the last {}", length(until))).unwrap_or_default();
         let ImportedSet { bans, added, lifted, .. } = imported;
+        // One line for the whole set: an audit line for each of thousands of bans would bury all others.
         let action = format!("import: {bans} bans, {added} new, {lifted} lifted{end}");
         let change = self.begin(Entry { who, action, layer: "origin", key: origin, why: reason })?;
         // One call for all changes: the journal commits it as one transaction, and a crash leaves the old set or the

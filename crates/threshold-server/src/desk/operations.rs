@@ -125,6 +125,7 @@ impl Desk {
         let by_ladder = self.limiter.standing(id).await?.and_then(|standing| standing.banned_until());
         // The store keeps a standing after its ban has ended, for its strikes.
         let by_ladder = by_ladder.filter(|until| *until > now);
+        // `None` is less than any time, so this is the later end of those that exist.
         let until = by_operator.as_ref().map(|ban| ban.until).max(by_ladder).ok_or(OperationError::UnknownBan)?;
         let is_by_operator = by_operator.is_some();
         let named = by_operator.or_else(|| bans.named(id));

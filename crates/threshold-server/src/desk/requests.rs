@@ -72,6 +72,7 @@ impl SharedRequests {
         (id, request): (Digest, Digest),
         repeats: Option<u32>,
     ) -> Result<BeginOutcome, StoreError> {
+        // `by` is new for each attempt, also on the same node: the store tells a renewal from a second request by it.
         let key = RequestKey { id, request, by: new_trace() };
         // Created before the store is asked: if this future is dropped meanwhile, the store may have begun the request, and
         // the drop of `begun` ends it.

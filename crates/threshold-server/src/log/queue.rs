@@ -129,6 +129,7 @@ fn write_all(out: &mut impl Write, mut lines: &[u8]) -> io::Result<()> {
         match out.write(lines) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
             Ok(written) => lines = lines.get(written..).unwrap_or_default(),
+            // A signal arrived during the write. Nothing was written, and the same bytes are tried again.
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(RETRY_DELAY),
             Err(error) => return Err(error),
@@ -141,6 +142,7 @@ impl Drop for FlushOnDrop {
     fn drop(&mut self) {
         let Queue(shared) = &self.0;
         let waiting = shared.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        // Both: lines that were taken but not written yet are no longer in the queue.
         let busy = |waiting: &mut Waiting| waiting.is_writing || !waiting.lines.is_empty();
         // Lines that are not written by then have a reader that does not read.
         drop(shared.emptied.wait_timeout_while(waiting, FLUSH_TIMEOUT, busy));

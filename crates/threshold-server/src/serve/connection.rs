@@ -57,6 +57,7 @@ impl Server {
                 permit = Arc::clone(&permits).acquire_owned() => permit,
                 _ = stop.wait_for(|stop| *stop) => break,
             };
+            // The semaphore is never closed, so this does not happen.
             let Ok(permit) = permit else { break };
             let accepted = tokio::select! {
                 accepted = accept(&listener) => accepted,
@@ -215,9 +216,11 @@ impl Connection {
             .serve_connection(TokioIo::new(Box::pin(stream)), service);
         match watcher.watch(connection).await {
             Ok(()) => {}
+            // hyper has answered this one itself, so no door has seen it.
             Err(error) if error.is_parse_too_large() => log_large_head(&doors, peer),
             Err(error) => tracing::debug!(%error, "connection ended early"),
         }
+        // After the connection, lingering close included: until then its socket is open and counts.
         drop(peer_slot);
         drop(permit);
     }

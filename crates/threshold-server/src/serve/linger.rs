@@ -92,6 +92,8 @@ impl<S: AsyncWrite + Unpin> Lingering<S> {
 /// Returns an answer of hyper's own with a body: it has an empty one and no media type, unlike every answer of the doors.
 fn with_json_body(head: &[u8]) -> Option<Vec<u8>> {
     const EMPTY: &str = "content-length: 0\r\n";
+    // Only a write that is exactly one head. Anything behind it would be lost, because the whole write counts as
+    // done.
     let head = std::str::from_utf8(head).ok().filter(|head| head.ends_with("\r\n\r\n"))?;
     // Both conditions: an answer of the doors has a media type, and must not be changed.
     let (before, after) = head.split_once(EMPTY).filter(|_| !head.contains("content-type:"))?;
@@ -134,6 +136,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        // The head is in the first buffer, and a body, if any, in those after it.
         if let Some(first) = bufs.iter().find(|buf| !buf.is_empty()) {
             this.note_status(first);
             if ready!(this.poll_replaced(cx))? {

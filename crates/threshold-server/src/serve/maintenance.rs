@@ -30,6 +30,7 @@ const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 /// Starts the tasks. `damage` was found when the journal was opened; `/readyz` reports it until the process ends.
 pub(super) fn start(app: &Arc<App>, journal: Option<Arc<Journal>>, save_counters: bool, damage: Option<String>) {
     if let Some(journal) = journal {
+        // At once, and not with the first tick: a health check right after the start must already see it.
         app.health.set_journal(damage.clone().map(|damage| Problem::hiding(damage, &[journal.path()])));
         tokio::spawn(watch_journal(Arc::clone(app), journal, damage));
     }
@@ -108,6 +109,7 @@ async fn watch_journal(app: Arc<App>, journal: Arc<Journal>, damage: Option<Stri
         is_slow = slow.is_some();
         let slow =
             slow.map(|lag| format!("the journal is slow: a change of {} s ago is not on disk yet", lag.as_secs()));
+        // A repair is over when it is reported. It stays visible for a while, or no health check would ever see it.
         let recent = repaired.as_ref().filter(|(since, _)| since.elapsed() < REPORT_REPAIR);
         let recent = recent.map(|(_, repair)| repair.clone());
         // The most urgent one is shown: what is wrong now, then what was repaired, then what was found at the start.

@@ -55,6 +55,8 @@ pub(crate) enum OperatorAccess {
 impl Tokens {
     /// Reads `THRESHOLD_TOKEN`, `THRESHOLD_ADMIN_TOKEN` and `THRESHOLD_READ_TOKEN`.
     pub(crate) fn from_environment() -> anyhow::Result<Self> {
+        // From the environment and not from arguments, which every user of the machine can read in the list of
+        // processes.
         let read = |name: &str| match std::env::var(name) {
             Ok(text) => parse_list(name, &text),
             Err(std::env::VarError::NotPresent) => Ok(Vec::new()),
