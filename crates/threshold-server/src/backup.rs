@@ -84,6 +84,7 @@ fn audit(args: &RestoreArgs, secrets: &Secrets, before: Option<&Path>) -> anyhow
     let about = format!("journal {}", name(&args.db));
     let (at, who) = (SystemClock::new().now(), "local".to_owned());
     journal.audit(AuditLine { at, who, action, about, why: String::new() })?;
+    // Closed and checked here: the record is only queued before, and the process ends right after.
     anyhow::ensure!(journal.close(), "the journal could not be written");
     Ok(())
 }

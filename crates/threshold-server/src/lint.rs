@@ -16,6 +16,7 @@ use crate::source::Source;
 pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
     let source = Source::read(&args.policy)?;
     let Review { policy, mut findings, rule_names, .. } = review(&source);
+    // A policy with errors is not compared: what it forgets or covers cannot be known.
     if let Some(policy) = &policy {
         if let Some(old) = &args.against {
             let old = Source::read(old)?.policy()?;
@@ -25,6 +26,7 @@ pub(crate) fn run(args: &LintArgs) -> anyhow::Result<Report> {
         if let Some(document) = &args.openapi {
             open.extend(coverage::by_openapi(policy, document)?);
         }
+        // The policy itself may accept a warning, with a reason in the file beside it.
         open.retain(|finding| !policy.allows(finding.code, None));
         findings.extend(open);
     }
@@ -64,6 +66,7 @@ fn keys(policy: &Policy, span: std::ops::Range<usize>) -> Option<Finding> {
                 Some(contents) => Verifier::with_key(settings, contents),
                 None => Verifier::new(settings),
             };
+            // A key that exists and cannot be used keeps the server from starting, so it is an error.
             (Severity::Error, "bad-key", describe(checked.err()?))
         }
     };

@@ -80,6 +80,7 @@ fn main() -> ExitCode {
 fn usage(error: &clap::Error) -> ExitCode {
     // A closed pipe is not an error.
     let _ = error.print();
+    // clap suggests a similar command only, and names none if the word is far from all of them.
     if error.kind() == ErrorKind::InvalidSubcommand {
         let command = Cli::command();
         let known: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();

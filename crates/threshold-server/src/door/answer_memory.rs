@@ -70,8 +70,8 @@ impl AnswerPermit {
     /// Builds the body of the answer. It holds its memory until the client has read it, or `client_timeout` is over.
     pub(super) fn body(mut self, mut answer: Vec<u8>, client_timeout: Duration) -> Body {
         // The permit was for the largest possible answer; what this one does not use is released now.
-        // Shrunk before the units are counted: a vector may hold twice what it contains, and the memory behind it is what is
-        // bounded.
+        // Shrunk before the units are counted: a vector may hold twice what it contains, and the memory behind it is
+        // what is bounded.
         answer.shrink_to_fit();
         let needed = usize::try_from(units(answer.len())).unwrap_or(usize::MAX);
         drop(self.0.split(self.0.num_permits().saturating_sub(needed)));

@@ -33,6 +33,8 @@ pub(super) fn by_log(policy: &Policy, logs: &[PathBuf]) -> anyhow::Result<Vec<Fi
             let key = (normalize_method(method).into_owned(), normalize_path(path).into_owned(), host.to_owned());
             if let Some((_, count)) = endpoints.get_mut(&key) {
                 *count = count.saturating_add(1);
+            // Known endpoints are counted on. Only new ones are left out once the table is full, as a scanner's paths
+            // would fill it.
             } else if endpoints.len() < MAX_ENDPOINTS {
                 let covered = is_covered(policy, method, path, request.host);
                 endpoints.insert(key, (covered, 1));
@@ -60,6 +62,7 @@ pub(super) fn by_openapi(policy: &Policy, path: &Path) -> anyhow::Result<Vec<Fin
 fn is_covered(policy: &Policy, method: &str, path: &str, host: Option<&str>) -> bool {
     let facts = Facts {
         ip: Some(SAMPLE_ADDRESS),
+        // With all names, so that a rule by user or tenant counts as coverage even if this log has none.
         user: Some("sample"),
         tenant: Some("sample"),
         method: Some(method),

@@ -34,6 +34,8 @@ fn colour(index: usize) -> String {
 /// Escapes text for HTML.
 pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
+    // Control characters first, then markup: a client chooses the names and paths in a log, and the page runs in the
+    // operator's browser.
     for c in printable(text).chars() {
         match c {
             '&' => out.push_str("&amp;"),
@@ -61,6 +63,7 @@ impl Names<'_> {
             Kind::Tenant => self.identity.secret_tenant,
             Kind::Ip => false,
         };
+        // A tenant is an organisation and not a person.
         let hidden = secret || (!self.identity.log_identifiers && kind != Kind::Tenant);
         if hidden { self.key.redact(name) } else { name.to_owned() }
     }

@@ -30,6 +30,7 @@ pub(super) struct Replayed<'r> {
 
 /// Describes why there is nothing to report. `wanted` is what was looked for: a request or a login.
 pub(super) fn nothing_read(counts: &LineCounts, wanted: &str) -> String {
+    // The most likely mistake first: an auth log has no requests at all, and each of its lines would look broken.
     if counts.logins > 0 {
         return format!(
             "none of the log's {} lines is a request, but {} are logins: add --login, which rehearses [login]",
@@ -219,6 +220,7 @@ impl Replayed<'_> {
                 self.moment(own.last)
             );
         }
+        // Shown, because a reader would otherwise take the figures for exact ones.
         let undercount = self.tally.top_subjects.undercount();
         if undercount > 0 {
             let _ = writeln!(
@@ -373,6 +375,7 @@ impl Replayed<'_> {
                 "warned": own.warned,
                 "first": own.first.map(|first| self.moment(first)),
                 "last": own.first.map(|_| self.moment(own.last)),
+                // Null and not 0 for a rule that was not rehearsed: 0 would say that no subject came near its limit.
                 "keys": rehearsed.then(|| self.keys(peaks.len())),
                 "keysCharged": rehearsed.then(|| self.keys(peaks.iter().filter(|used| **used > 0).count())),
                 "peakUse": rehearsed.then(|| {
@@ -391,6 +394,7 @@ impl Replayed<'_> {
     /// Returns the highest use of each key, by rule and in ascending order.
     pub(super) fn peaks_by_rule(&self) -> Vec<Vec<u64>> {
         let mut peaks: Vec<Vec<u64>> = vec![Vec::new(); self.policy.rules().len()];
+        // One pass over all peaks: a pass for each rule would read the large table many times.
         for peak in self.tally.peaks.values() {
             if let Some(own) = peaks.get_mut(peak.rule) {
                 own.push(peak.used);
@@ -433,6 +437,7 @@ impl Replayed<'_> {
 
     /// Encodes the steps that have requests.
     fn series_json(&self) -> Value {
+        // A log with a gap of days would otherwise be mostly zeros.
         let steps = self.tally.series.steps().filter(|(_, step)| step.requests > 0);
         let steps = steps.map(|(at, step)| {
             json!({

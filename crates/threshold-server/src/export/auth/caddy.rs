@@ -55,6 +55,7 @@ fn ask(trusted: &TrustedHeaders, out: &mut String) {
     for line in trusted.clients_own("delete the line that removes it") {
         let _ = writeln!(out, "\t\t# {line}");
     }
+    // Cookies are removed below for a reason of their own.
     for IdentityHeader { header, .. } in trusted.clients.iter().filter(|named| named.header != "cookie") {
         let _ = writeln!(out, "\t\theader_up -{}", shown(header));
     }

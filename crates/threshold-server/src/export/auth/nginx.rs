@@ -86,6 +86,7 @@ fn toward_application(trusted: &TrustedHeaders, out: &mut String) {
 /// Returns the headers that are removed on the way to the application.
 fn removed_names(trusted: &TrustedHeaders) -> Vec<String> {
     let written = ["x-forwarded-for", "x-forwarded-host"].into_iter().chain(trusted.removed()).map(str::to_owned);
+    // nginx drops names with an underscore itself, and `proxy_set_header` for each spelling would fill its hash.
     let respelled = trusted.respelled().into_iter().filter(|name| !name.contains('_'));
     written.chain(respelled).collect()
 }
@@ -105,6 +106,8 @@ fn hash_sizes(trusted: &TrustedHeaders, out: &mut String) {
 /// Writes the location that asks Threshold.
 fn ask(trusted: &TrustedHeaders, out: &mut String) {
     out.push_str(ASK);
+    // If no rule counts by a header, the client's headers stay out of the question altogether: they could be too
+    // large, or be believed.
     let none_pass = trusted.counted.is_empty();
     out.push_str(if none_pass { NONE_PASS } else { ALL_PASS });
     let _ = writeln!(out, "    proxy_set_header Host {THRESHOLD};");

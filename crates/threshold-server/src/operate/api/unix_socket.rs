@@ -44,6 +44,7 @@ impl Transport for UnixTransport {
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
         let timeout = timeout.for_write();
+        // The socket option refuses a timeout of zero, and `not_zero` never returns one.
         self.stream.set_write_timeout(timeout.not_zero().map(|timeout| *timeout))?;
         let output = self.buffers.output().get(..amount).unwrap_or_default();
         self.stream.write_all(output).map_err(timed_out(timeout.reason))

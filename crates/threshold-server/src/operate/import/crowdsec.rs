@@ -42,6 +42,7 @@ pub(super) fn read_json(text: &str, file: &mut BanFile) -> anyhow::Result<()> {
             Item::Decision(decision) => vec![decision],
         };
         for own in decisions {
+            // A time first: a duration counts from when the list was written, which may be long ago.
             let end = own.until.as_deref().or(own.duration.as_deref());
             let simulated = own.simulated.unwrap_or(false).then_some("true");
             let decision = Decision {

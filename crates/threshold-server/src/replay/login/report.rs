@@ -31,6 +31,7 @@ impl LoginReport<'_> {
     /// Returns the figures with their names, in the order of the text and the page.
     pub(super) fn figures(&self) -> [(&'static str, u64); 7] {
         let logins = self.logins;
+        // By pattern, so that a reason that is added must be named here too.
         let [address, lock, ceiling, list] = logins.held;
         [
             ("succeeded in the log", logins.succeeded),

@@ -39,6 +39,7 @@ pub(super) fn against_limits(replayed: &Replayed<'_>) -> String {
     });
     let left_out = met.len().saturating_sub(MAX_RULES);
     met.truncate(MAX_RULES);
+    // Chosen by importance, shown in the order of the policy, so that two pages can be compared side by side.
     met.sort_by_key(|(index, _)| *index);
     let mut out = String::from(
         "<p class=\"note\">How many subjects (vertical, on a logarithmic scale) used how much of the limit at their busiest \
@@ -68,6 +69,7 @@ pub(super) fn against_limits(replayed: &Replayed<'_>) -> String {
 
 /// Returns the bar that a peak belongs to. Tenths are half-open: 30 % of a limit is in the bar from 30 to 40.
 fn bar_of(peak: &Peak) -> usize {
+    // Before the use: a denied request is not charged, so the use of an exceeded limit may be below its capacity.
     if peak.full {
         return EXCEEDED;
     }
@@ -87,6 +89,7 @@ fn histogram(bars: &[u64; BARS], name: &str, about: &str) -> String {
     let bottom = top + height;
     let mut out = begin(width, bottom + 22.0, &format!("use of {name} by subject"));
     let most = bars.iter().copied().max().unwrap_or(0);
+    // `ln_1p`, because the logarithm of 0 has no place on the plot, and that of 1 would have no height.
     let scaled = |count: u64| number(count).ln_1p() / number(most).ln_1p().max(f64::MIN_POSITIVE) * height;
     line(&mut out, (left, bottom), (width, bottom));
     label(&mut out, (left - 5.0, bottom + 4.0), "end", "0");
@@ -166,6 +169,7 @@ pub(in super::super) fn subjects(rows: &[SubjectRow]) -> String {
     let most = rows.iter().map(|row| row.count).max().unwrap_or(0);
     let mut out = String::from("<ul class=\"bars\">\n");
     for row in rows {
+        // A user's name may be as long as a log line. The tooltip has all of it.
         let shown: String = row.name.chars().take(60).collect();
         let _ = writeln!(
             out,
@@ -211,6 +215,7 @@ fn heat(week: &[[Hour; 24]; 7], what: &str, colour: &str, of: impl Fn(&Hour) -> 
         let mut x = left;
         for (hour, own) in day.iter().enumerate() {
             let count = of(own);
+            // A single request must be visible beside the busiest hour, and differ from none.
             let strength = if count == 0 { 0.05 } else { 0.15 + part(count, most, 0.85) };
             let next = hour.saturating_add(1);
             out.push_str("<g>");

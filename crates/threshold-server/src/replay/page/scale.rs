@@ -63,6 +63,7 @@ pub(super) fn time_ticks(from: u64, until: u64, zone: &Zone) -> Vec<(u64, String
     // Ticks are round in local time. Where the clocks change within the log, those after it are off by the change, and their
     // labels say so.
     let offset = zone.offset(from.saturating_mul(1_000_000));
+    // Weeks since the epoch would begin on Thursdays.
     let phase = if step.is_multiple_of(WEEK) { FIRST_MONDAY } else { 0 };
     let local = from.saturating_add_signed(offset).saturating_sub(phase);
     let first = local.div_ceil(step).saturating_mul(step).saturating_add(phase);

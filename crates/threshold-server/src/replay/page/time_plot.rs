@@ -134,6 +134,7 @@ impl TimePlot<'_> {
         let mut out = begin(WIDTH, TOP + HEIGHT + BELOW, &format!("{what} over time"));
         self.axes(&mut out, columns, secs, most);
         let width = (WIDTH - LEFT) / number(u64::try_from(columns.len().max(1)).unwrap_or(1));
+        // Thin bars stay visible in a long log, and a log of a few seconds does not become a block of colour.
         let bar = (width - 0.6).clamp(0.4, 24.0);
         let mut x = LEFT;
         for column in columns {
