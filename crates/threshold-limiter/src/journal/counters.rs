@@ -131,6 +131,7 @@ fn next_sound(bytes: &[u8]) -> &[u8] {
 
 fn begins_sound(bytes: &[u8]) -> bool {
     let is_one = |record: &Record<'_>| record.limit.is_empty() || Limit::from_bytes(record.limit).is_ok();
+    // The checksum comes last: this is called for every byte of damaged data.
     Record::parse(bytes).is_some_and(|record| is_one(&record) && record.is_sound())
 }
 

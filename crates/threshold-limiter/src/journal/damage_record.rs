@@ -59,6 +59,7 @@ pub(super) fn write(
 
 /// Removes the record.
 pub(super) fn clear(transaction: &Transaction<'_>, summary: &mut Summary) -> rusqlite::Result<()> {
+    // The summary has to lose the checksum of every deleted row.
     let mut delete = transaction.prepare_cached("DELETE FROM record WHERE kind IN (?1, ?2) RETURNING sum")?;
     let mut deleted = delete.query(params![DAMAGE, UNREADABLE])?;
     while let Some(row) = deleted.next()? {

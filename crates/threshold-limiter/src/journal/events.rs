@@ -50,6 +50,7 @@ impl JournalEvents {
     pub async fn next(&mut self) -> Option<JournalEvent> {
         loop {
             let Condition { failure, repair, repairs } = self.condition.borrow_and_update().clone();
+            // The repair comes before the recovery that it has brought about.
             if let Some(repair) = repair.filter(|_| repairs != self.seen.repairs) {
                 self.seen.repairs = repairs;
                 return Some(JournalEvent::Repaired(repair));

@@ -131,6 +131,7 @@ impl Inspection {
             self.rows.iter().map(|row| (row.kind.number(), row.key.clone())).collect();
         let mut partial = Vec::new();
         pages.each(|Cell { rowid, values }| match (rowid, values.as_slice()) {
+            // The columns of `record`, a table without row ids.
             (None, [Value::Integer(kind), Value::Blob(key), value, sum]) => {
                 let whole = match (value, sum) {
                     (Value::Blob(value), Value::Integer(sum)) => checksum(*kind, key, value) == *sum,

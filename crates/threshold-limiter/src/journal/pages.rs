@@ -101,6 +101,7 @@ impl Pages {
 
     /// Returns the root page of each table, from the schema on the first page.
     fn roots(&self) -> Vec<u32> {
+        // The schema is a table itself, with its root on the first page.
         let mut roots = vec![1];
         self.cells(1, &mut |cell: Cell| {
             // The columns of the schema: type, name, table, root page, definition.

@@ -249,6 +249,7 @@ impl Queue {
         let newer = std::mem::replace(&mut pending.batch.lines, batch.lines);
         pending.batch.lines.extend(newer);
         pending.batch.acknowledges_damage |= batch.acknowledges_damage;
+        // The oldest change tells how far the disk is behind.
         pending.batch.since = batch.since.or(pending.batch.since);
         pending.in_flight_since = None;
         pending.lines_in_flight = 0;

@@ -172,6 +172,7 @@ impl JournalFile {
         self.summary = stored_summary(&connection).map_err(JournalError::sqlite(&self.path))?;
         self.connection = Some(connection);
         self.stamps = FileStamps::read(&self.path).map_err(JournalError::io(&self.path))?;
+        // A row without a value only names what is unreadable.
         let rows = rows.iter().filter(|row| row.value.is_some()).count();
         Ok(Repair { reason: reason.to_owned(), rows, lines, quarantine: self.quarantined.take() })
     }

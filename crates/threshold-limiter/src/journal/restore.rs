@@ -99,6 +99,7 @@ pub fn restore(
         if let Some(id) = row.old_key_id() {
             match rotation.as_ref().filter(|rotation| rotation.key_id == id) {
                 Some(rotation) => {
+                    // Without a known name the row stays under its old key, until a request of its subject moves it.
                     if let Some(new) = rotation.new_key(row, key, policy.key()) {
                         journal.put(row.kind, &row.key, None);
                         journal.put(row.kind, &new.to_u128().to_be_bytes(), row.value.clone());

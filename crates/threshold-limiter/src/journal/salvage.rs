@@ -113,6 +113,7 @@ pub(super) fn replace(from: &Path, path: &Path) -> Result<Option<PathBuf>, Journ
 pub(super) fn quarantine(path: &Path, label: &str) -> std::io::Result<PathBuf> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let copy = with_suffix(path, &format!(".{label}-{}", since.as_micros()));
+    // With the log, because the newest commits may be there only.
     for suffix in ["", WAL] {
         copy_synced(&with_suffix(path, suffix), &with_suffix(&copy, suffix))?;
     }

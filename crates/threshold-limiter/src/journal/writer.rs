@@ -39,6 +39,7 @@ fn run(mut file: JournalFile, queue: &Queue, source: &RebuildSource) {
             Err(fault) => {
                 if queue.requeue(batch, &fault.to_string()) {
                     closing_attempts = closing_attempts.saturating_add(1);
+                    // A disk that does not recover must not keep the process from ending.
                     if closing_attempts >= CLOSING_ATTEMPTS {
                         return;
                     }
