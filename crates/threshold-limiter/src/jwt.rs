@@ -193,6 +193,7 @@ impl TokenVerifier for Verifier {
         if header.crit.is_some() {
             return Err(TokenError::Malformed);
         }
+        // The signature covers everything before the last dot.
         let (message, signature) = token.rsplit_once('.').ok_or(TokenError::Malformed)?;
         let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| TokenError::Malformed)?;
         let keys = self.keys.load();
@@ -231,6 +232,7 @@ impl Payload {
     /// Returns the audiences: a string, or a list of strings.
     fn audiences(&self) -> Result<Option<Vec<String>>, TokenError> {
         let Some(raw) = self.0.get("aud") else { return Ok(None) };
+        // RFC 7519, 4.1.3: a single audience may be a text instead of a list.
         let one = || serde_json::from_str(raw.get()).map(|one| vec![one]);
         let several = || serde_json::from_str(raw.get());
         one().or_else(|_| several()).map(Some).map_err(|_| TokenError::Malformed)

@@ -78,6 +78,7 @@ impl Keys {
                 Err(KeyFault::OtherJson)
             }
             (Kind::Hmac(..), Err(_)) if is_public(text) => Err(KeyFault::PublicAsSecret),
+            // Most editors end a file with a line break, which is not part of the secret.
             (kind @ Kind::Hmac(..), Err(_)) => kind.secret(alg, without_line_end(text)).map(Self::One),
             (_, Err(_)) => Err(KeyFault::NoPublicKey),
         }
@@ -186,6 +187,7 @@ impl Kind {
     fn pem_key(&self, alg: Algorithm, text: &[u8]) -> Result<Key, KeyFault> {
         let blocks: Result<Vec<Pem>, _> = Pem::iter_from_buffer(text).collect();
         let blocks = blocks.map_err(|_| KeyFault::DamagedPem)?;
+        // It could not be told which of several keys is meant.
         let [block] = blocks.as_slice() else {
             return Err(KeyFault::SeveralPems);
         };

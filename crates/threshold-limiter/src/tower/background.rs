@@ -34,6 +34,7 @@ impl Background {
     where
         F: Future<Output: Send> + Send + 'static,
     {
+        // Without a runtime, a permit that was acquired goes back at once.
         let (Ok(runtime), Ok(permit)) = (Handle::try_current(), Arc::clone(&self.permits).try_acquire_owned()) else {
             return Err(work);
         };

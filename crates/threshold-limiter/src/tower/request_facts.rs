@@ -275,6 +275,7 @@ fn one_host(parts: &Parts) -> Result<(), BadRequest> {
     let bad = |message| BadRequest { field: "host", message };
     let mut lines = parts.headers.get_all(HOST).iter();
     let (only, more) = (lines.next(), lines.next());
+    // Servers differ in which of two they read.
     if more.is_some() {
         return Err(bad("more than one Host field"));
     }
