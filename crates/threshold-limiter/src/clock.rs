@@ -46,6 +46,7 @@ impl SystemClock {
     #[must_use]
     pub fn new() -> Self {
         let counter = quanta::Clock::new();
+        // Read right after each other, so that they stand for the same moment.
         let (start, began, wall) = (counter.raw(), Instant::now(), wall());
         let steady = Mutex::new(Steady::new(wall, boot(began)));
         Self { counter, start, began, offset: AtomicI64::new(wall), compared_at: AtomicU64::new(0), steady }

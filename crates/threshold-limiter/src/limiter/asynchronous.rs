@@ -36,6 +36,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Does what [`check_many`](Self::check_many) does, on any store.
     pub async fn check_many_async(&self, requests: &[Facts<'_>]) -> Vec<Result<Decision, PlanError>> {
         let mut decisions = Vec::with_capacity(requests.len());
+        // One after the other: a request must see what the ones before it have charged.
         for facts in requests {
             decisions.push(self.check_async(facts).await);
         }
@@ -122,6 +123,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let keys = self.policy().keys_of(layer, key);
         let (room, standings): (Vec<_>, _) = (keys.all().collect(), keys.standings.clone());
         self.execute(Command::Forgive { keys }).await?;
+        // Only after the store has forgiven: until then the ban is in force, and operators need its name.
         for standing in standings {
             self.bans.forget_name(standing);
         }

@@ -34,6 +34,7 @@ pub(super) enum Place {
 impl Accounts {
     pub(super) fn new(max: usize, when_full: WhenFull) -> Self {
         let quarter = max.checked_div(4).unwrap_or(0);
+        // Accounts that stand in have a table of their own, so that they take no room from names.
         let (entries, folded) = (BoundedMap::new(max), BoundedMap::new(quarter));
         Self { entries, owned: 0, max_of_a_kind: max.saturating_sub(quarter), folded, folds: 0, when_full }
     }
@@ -229,6 +230,7 @@ fn must_stay(account: &Account, login: &Login, now: Timestamp) -> bool {
 /// Returns the worth of an account when a new name needs room: a lock, a login in flight or a known device is protected. Of the
 /// others, those with the fewest failures are evicted first.
 fn worth_to_try(account: &Account, login: &Login, now: Timestamp) -> Worth {
+    // A device that is no longer known protects nothing.
     let known = account.devices_known_until().is_some_and(|until| until > now);
     let otherwise = if known || must_stay(account, login, now) {
         Worth::Protected

@@ -46,6 +46,7 @@ pub(super) async fn read(server: &Arc<Server>, after: u64, most: usize) -> Resul
     while let Some(number_of_change) = parts.next() {
         let number = number(Some(number_of_change))?;
         let Some(::redis::Value::BulkString(bytes)) = parts.next() else { return Err(StoreError::Unavailable) };
+        // A change that this release cannot read must not be skipped: it may be a ban.
         let change = ControlChange::from_bytes(&bytes).map_err(|_| StoreError::Unavailable)?;
         page.changes.push((number, change));
     }

@@ -32,6 +32,7 @@ fn check(info: &str) -> Result<Vec<String>, RedisOpenError> {
     };
     let version = field("redis_version").unwrap_or("unknown");
     let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+    // A server that does not state its version is used all the same.
     if major.is_some_and(|major| major < OLDEST) {
         return Err(RedisOpenError::Version(version.to_owned()));
     }
