@@ -53,8 +53,8 @@ impl Loader<'_> {
         if net.is_none() {
             let message = format!("\"{}\" is not a CIDR", text.value);
             self.error("bad-value", text.span.clone(), message, "write \"10.0.0.0/8\" or a single address");
-        // Only a warning: behind a firewall that lets only proxies in, every peer is one.
         } else if net.is_some_and(|net| net.prefix_len() == 0) {
+            // Only a warning: behind a firewall that lets only proxies in, every peer is one.
             let message = "every peer is trusted, so every client can claim any address";
             self.warning("trusts-everyone", text.span.clone(), message, "list the addresses of your proxies");
         }
