@@ -42,6 +42,7 @@ impl Inspection {
         let mut inspection = Self::default();
         inspection.read_meta(connection);
         let has_sound_pages = inspection.check_pages(connection);
+        // If SQLite's check fails, rows that it does not reach may still be whole on some page.
         if inspection.read_rows(connection).is_err() || !has_sound_pages {
             inspection.scan_pages(path);
         }
@@ -97,6 +98,7 @@ impl Inspection {
 
     /// Runs SQLite's own check of the pages. Returns whether they are sound.
     fn check_pages(&mut self, connection: &Connection) -> bool {
+        // One fault is enough to know.
         let checked = connection.prepare("PRAGMA integrity_check(1)").and_then(|mut check| {
             let lines = check.query_map([], |row| row.get::<_, String>(0))?;
             lines.collect::<Result<Vec<_>, _>>()
@@ -151,6 +153,7 @@ impl Inspection {
         });
         // After all whole rows: a page that is no longer in use may hold part of a row that is whole elsewhere.
         for (kind, key) in partial {
+            // Bytes of another table may look like part of a row, but hardly with a kind that exists.
             if (kind == UNREADABLE || Kind::from_number(kind).is_some()) && seen.insert((kind, key.clone())) {
                 self.take(kind, key, None, None);
             }

@@ -137,6 +137,7 @@ impl JournalFile {
         let touched = is_touched.then(|| "somebody else has written to it".to_owned());
         match inspection.faults.into_iter().next().or(differs).or(touched) {
             Some(fault) => {
+                // A checkpoint would write pages of a damaged log into the database.
                 close_without_checkpoint(Some(fresh));
                 Err(WriteFault::Damaged(fault))
             }
@@ -181,6 +182,7 @@ impl JournalFile {
     fn reacquire_lock(&mut self) -> Result<(), WriteFault> {
         let held = FileStamp::of(&self.lock.metadata()?).identity;
         let present = std::fs::metadata(with_suffix(&self.path, LOCK)).ok();
+        // By its identity: a new file with the same name is another lock.
         if present.map(|metadata| FileStamp::of(&metadata).identity) != Some(held) {
             self.lock = lock(&self.path).map_err(|error| WriteFault::Unavailable(error.with_causes()))?;
             // The new lock file has no mark yet.

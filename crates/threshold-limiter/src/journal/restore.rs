@@ -128,6 +128,7 @@ pub fn restore(
                 restored.bans = restored.bans.saturating_add(1);
                 let ban = Arc::new(ban);
                 let change = ControlChange::Ban { id: key, ban: Some(Arc::clone(&ban)) };
+                // Requests ask the list, and `follow_control` reads the log of the store, so the ban must be in both.
                 bans.set(key, ban, now).is_ok() && store.restore_control(change, now)
             }
             Some(Decoded::Ban(ban)) if ban.until > now => {

@@ -104,6 +104,7 @@ pub(super) fn replace(from: &Path, path: &Path) -> Result<Option<PathBuf>, Journ
         remove(&with_suffix(&next, suffix)).map_err(JournalError::io(path))?;
     }
     let exists = std::fs::exists(path).map_err(JournalError::io(path))?;
+    // Kept, because an operator may have chosen the wrong copy.
     let before = exists.then(|| quarantine(path, "before")).transpose().map_err(JournalError::io(path))?;
     put_in_place(&next, path).map_err(JournalError::io(path))?;
     Ok(before)
