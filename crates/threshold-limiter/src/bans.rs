@@ -161,6 +161,7 @@ impl BanList {
         if entries.named.len() >= entries.max && !is_known {
             self.sweep_entries(&mut entries, now);
         }
+        // Without room the ban is in force all the same. Only its name stays unknown.
         if entries.named.len() < entries.max || is_known {
             if let Some(sink) = self.sink.get() {
                 sink.named(subject, Some(&ban));

@@ -107,6 +107,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             let end = page.end();
             // Not held while the store was asked. What was applied in the meantime is skipped by `is_new`.
             let mut followed = self.followed();
+            // The first call does not know the log yet.
             followed.log = page.began;
             let new = page.changes.iter().filter(|(number, change)| followed.is_new(*number, change));
             unfit.extend(self.apply(new.map(|(_, change)| change)));
@@ -197,6 +198,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         if followed.log == page.began {
             return None;
         }
+        // The numbers of the old log mean nothing in this one.
         *followed = Followed { log: page.began, ..Followed::default() };
         let mut known = Vec::new();
         self.bans.each(|id, ban| known.push(ControlChange::Ban { id, ban: Some(Arc::new(ban.clone())) }));
@@ -228,6 +230,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Replaces all bans and settings by those of the store: the log no longer has the changes that removed some.
     async fn read_whole_control(&self) -> Result<Vec<UnfitSetting>, StoreError> {
         let (page, mut all, began) = self.read_all_control().await?;
+        // Locked only now, because the store must not be awaited under this lock.
         let mut followed = self.followed();
         // Removals that were made while reading may be missing, or another thread has read further: leave it to the next
         // call.
@@ -271,6 +274,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                     if let Err(error) = policy.apply_setting(*owner, name, setting.as_ref()) {
                         unfit.push((*owner, Arc::clone(name), error));
                     }
+                    // The journal keeps a setting that does not fit as well: it may fit a later policy.
                     settings.push((*owner, name, setting));
                 }
             }

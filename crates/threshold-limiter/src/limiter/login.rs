@@ -102,6 +102,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let (login, keys, now) = self.begun(&policy, request)?;
         let checks = request.penalty_checks(&policy, keys.id);
         let rekeyed = self.rekey_login(&policy, request, &checks).await;
+        // Before the attempt is counted: a caller who is banned must not be able to lock an account.
         for check in checks {
             let mut outcome = Outcome::default();
             // Without the moved records a penalty under the old secret would be missed.

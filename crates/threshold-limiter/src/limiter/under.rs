@@ -48,6 +48,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     ) -> Result<Reserved, PlanError> {
         let (mut plan, mut outcome) = (Plan::new(policy, Verb::Check), Outcome::default());
         let mut reserved = Reserved { decision: Decision::default(), reservation: None };
+        // Observers are notified below, of the decision that counts in the end.
         let settled = self.settle_planned(&mut plan, facts, &mut outcome, &mut reserved.decision).await?;
         if settled && reserved.decision.allowed() {
             // The time of the store, which may differ from this clock's.

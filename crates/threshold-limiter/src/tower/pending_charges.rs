@@ -304,6 +304,7 @@ impl PendingCharges {
 
 impl Drop for PendingCharges {
     fn drop(&mut self) {
+        // Reached after a response, an error, a panic, or a client that has left.
         self.release_holds();
         if !self.called {
             let taken = self.pending.take_uncounted(None);

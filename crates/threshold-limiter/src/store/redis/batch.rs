@@ -98,6 +98,7 @@ async fn run_batch(server: &Arc<Server>, tasks: &[Task]) -> Result<Vec<Result<An
             continue;
         }
         match swap(server, &mut copies).await? {
+            // Only now: an answer must not promise what was not written.
             None => return Ok(answers),
             Some(later) => now = later,
         }

@@ -87,6 +87,7 @@ impl Server {
         let mut load = Cmd::new();
         load.arg("SCRIPT").arg("LOAD").arg(script.text);
         self.send(&load).await.map_err(|error| classify(&error))?;
+        // The first call was not executed, so this one does not repeat it.
         self.send(&call).await.map_err(|error| classify(&error))
     }
 
