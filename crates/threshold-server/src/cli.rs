@@ -375,6 +375,7 @@ pub(crate) struct RestoreArgs {
 
 pub(crate) fn span(text: &str) -> Result<Span, String> {
     match parse_span(text) {
+        // A timeout of 0 would close every connection at once, and a ban of 0 would have no effect.
         Ok(Span::ZERO) => Err("expected a time above 0, such as 30s or 5min".to_owned()),
         Ok(span) => Ok(span),
         Err(error) => Err(format!("{}: {}", error.message, error.help)),
@@ -386,6 +387,7 @@ fn method(text: &str) -> Result<String, String> {
 }
 
 pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
+    // At the first equals sign: a value may contain more of them, a name does not.
     let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
 }

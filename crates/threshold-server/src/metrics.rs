@@ -160,12 +160,12 @@ impl Counts {
         let series = |layer: &'static str, rule: &str| RuleSeries {
             layer,
             rule: rule.to_owned(),
+            // Every verdict of every rule has a series from the start: a rate over a series that appears with its
+            // first event misses that event.
             verdicts: VERDICTS.map(|verdict| {
                 let labels = DecisionLabels { layer, rule: rule.to_owned(), verdict: verdict.name() };
                 self.decisions.get_or_create(&labels).clone()
             }),
-            // Every verdict of every rule has a series from the start: a rate over a series that appears with its
-            // first event misses that event.
             blocks: self.blocks.get_or_create(&LayerLabel { layer }).clone(),
         };
         let rules = policy.rules().iter().map(|rule| series(rule.layer.name(), &rule.name)).collect();

@@ -69,6 +69,7 @@ pub(crate) fn bans(args: &BansArgs) -> anyhow::Result<Report> {
             let path = format!("/v1/bans?layer={}&key={}{reason}", encoded(layer), encoded(key));
             let lifted = Api::new(&args.server)?.call("DELETE", &path, None)?;
             match lifted.get("lifted").and_then(Value::as_u64) {
+                // One subject may have a ban by an operator, by a ladder and of several sets.
                 Some(lifted @ 2..) => format!("lifted {lifted} bans\n"),
                 _ => "lifted\n".to_owned(),
             }

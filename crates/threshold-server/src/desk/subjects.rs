@@ -128,6 +128,7 @@ impl<'a> Target<'a> {
             return Err(OperationError::invalid("key", "the key is empty"));
         }
         match self {
+            // A CIDR is refused: strikes and budgets are counted by address, and a block has none of its own.
             Self::Subject(Layer::Edge, _) if threshold_core::address::parse_address(key).is_none() => {
                 Err(OperationError::invalid("key", format!("\"{key}\" is not an address")))
             }
@@ -216,6 +217,7 @@ impl Desk {
         for budget in policy.budgets_of(layer, key) {
             budgets.push(self.budget_state(&budget).await?);
         }
+        // As a request of this subject would be matched, so that the lookup and the decision cannot differ.
         let own = policy.with_subject(layer, key, |facts, who| {
             // A name that was redacted before stays as it is.
             let hidden = |name: &str| if name.starts_with('#') { name.to_owned() } else { policy.key().redact(name) };

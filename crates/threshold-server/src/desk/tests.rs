@@ -34,6 +34,7 @@ pub(crate) struct Folder(PathBuf);
 
 impl Folder {
     pub(crate) fn new() -> Self {
+        // Tests run on several threads of one process, so the process id alone is not unique.
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("threshold-desk-{}-{number}", std::process::id()));
@@ -55,6 +56,7 @@ impl Folder {
 
     /// Reads the audit from disk: who, action, about and why.
     pub(crate) fn audit(&self) -> Vec<[String; 4]> {
+        // Without the journal's own code, which could read back its own mistake.
         let file = rusqlite::Connection::open(self.journal()).unwrap();
         let mut select = file.prepare("SELECT who, action, about, why FROM audit ORDER BY id").unwrap();
         let read = |row: &rusqlite::Row<'_>| Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?]);
@@ -69,6 +71,7 @@ impl Folder {
     /// Blocks writes to the journal until the returned connection is dropped.
     fn block_writes(&self) -> rusqlite::Connection {
         let other = rusqlite::Connection::open(self.journal()).unwrap();
+        // Another writer's transaction looks to the journal like a disk that does not answer.
         other.execute_batch("BEGIN IMMEDIATE").unwrap();
         other
     }
@@ -104,6 +107,7 @@ async fn a_change_is_not_made_if_the_audit_is_full() {
         why: String::new(),
     };
     let journal = journal.unwrap();
+    // Nothing is written meanwhile, so this fills the queue to its bound.
     while journal.audit(filler.clone()).is_ok() {}
     assert_eq!(desk.ban("ops", mallory()).await, Err(OperationError::NotRecorded));
     assert!(!is_banned(&desk, "mallory"));
@@ -163,6 +167,7 @@ async fn operations_are_serialized() {
         Box::pin(async { desk.set("ops", Owner::User, "u1", setting.clone()).await.map(drop) }),
     ];
     for operation in &mut operations {
+        // Polled once: everything before the lock runs, and nothing behind it.
         let first = operation.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(first.is_pending());
     }
@@ -188,9 +193,11 @@ fn pages_of_any_length_list_every_ban_once_and_in_order() {
     for number in 0..20 {
         let whom = ListEntry::named(Layer::User, &format!("by hand {number}")).unwrap();
         let id = whom.ban_id(limiter.key());
+        // Five have ended already. They are in the list of bans until a sweep, and must not be on any page.
         let until = if number < 5 { Timestamp::from(limiter.now()) } else { Timestamp::MAX };
         let ban = Ban { whom, reason: "r".into(), by: "b".into(), from: Timestamp::from(limiter.now()), until };
         limiter.bans().set(id, ban, Timestamp::from(limiter.now())).unwrap();
+        // The second request exceeds the limit of one, and its strike bans the user.
         for _ in 0..2 {
             let _ =
                 at_once(limiter.check_async(&Facts { user: Some(&format!("u{number}")), ..Facts::default() })).unwrap();
@@ -202,6 +209,7 @@ fn pages_of_any_length_list_every_ban_once_and_in_order() {
     assert!(whole.is_sorted_by_key(|listed| listed.id));
     let by_ladders = whole.iter().filter(|listed| listed.ban.as_ref().is_some_and(|ban| &*ban.by == "ladder"));
     assert_eq!(by_ladders.count(), 20);
+    // Pages of one, pages that do not divide the list, and pages that end just before, at and after its end.
     for limit in [1, 2, 7, 34, 35, 36] {
         let mut listed: Vec<super::subjects::ListedBan> = Vec::new();
         for _ in 0..100 {
@@ -227,6 +235,7 @@ impl Store for FailingStore {
 
     async fn execute(&self, command: Command, now: Timestamp) -> Result<Answer, StoreError> {
         match command {
+            // Only these: counting must go on, so that the test can tell whether the ban is in force.
             Command::Control(_) | Command::ReadControl { .. } => Err(self.1),
             command => self.0.execute(command, now).await,
         }

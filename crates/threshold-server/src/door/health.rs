@@ -61,6 +61,7 @@ fn hide(text: &str, path: &str) -> String {
     let mut parts = text.split(path);
     let mut shown = parts.next().unwrap_or_default().to_owned();
     for part in parts {
+        // A full stop at the end of a sentence is not the beginning of an extension.
         let beside = part.strip_prefix('.').filter(|rest| rest.starts_with(|c: char| c.is_ascii_alphanumeric()));
         let (name, rest) = match beside {
             Some(rest) => {

@@ -25,6 +25,7 @@ const CALL_ERRORS: [(u16, &str); 7] = [
 
 /// Returns the document, which is built once.
 pub(super) fn document() -> Bytes {
+    // It depends on the program only, and takes longer to build than a decision to make.
     static DOCUMENT: OnceLock<Bytes> = OnceLock::new();
     DOCUMENT.get_or_init(|| Bytes::from(build().to_string())).clone()
 }
@@ -34,6 +35,7 @@ fn build() -> Value {
     let mut paths = Map::new();
     for route in routes::all() {
         let operation = (route.describe)(&mut schemas).into_value(&mut schemas);
+        // Several methods of one path are one item in OpenAPI.
         let item = paths.entry(route.path).or_insert_with(|| json!({}));
         if let Some(item) = item.as_object_mut() {
             item.insert(route.method.to_owned(), operation);

@@ -89,6 +89,7 @@ fn a_wait_ends_when_its_client_disconnects_also_with_pipelined_requests() {
     let (server, _receipt) = server_in_use();
     // More than hyper reads ahead: the rest stays in the socket's buffer, before the end of the stream.
     let many = HEALTH.repeat(2_000);
+    // Nothing, half a request, a whole one, and more than the buffer holds. hyper reads on in the first case only.
     for behind in ["", "G", HEALTH, &many] {
         check_disconnect(&server, server.connect(), behind, drop);
     }
@@ -185,6 +186,7 @@ fn answers_that_are_not_read_take_no_more_memory_than_their_bound() {
     let mut server = server(&fourteen_rules(), Bounds { answers: MOST, ..Bounds::default() });
     let mut client = Client::new(server.connect());
     client.write(&list(200)).unwrap();
+    // The size of one answer, to know how many fit the bound.
     let size = client.read().unwrap().body.len();
     let path = socket_path();
     let stop = server.serve_at(&format!("unix:{}", path.display()), None);
@@ -211,6 +213,7 @@ fn answers_that_are_not_read_take_no_more_memory_than_their_bound() {
     assert_eq!(statuses.iter().filter(|status| *status == "HTTP/1.1 503").count(), 12 - answered);
     let app = server.app();
     assert!(app.answer_memory.free() <= MOST - answered * size);
+    // The clients disconnect without reading. Their answers must not stay in memory.
     drop(clients);
     until("all memory is released", || app.answer_memory.free() == MOST);
     let mut client = Client::new(server.connect());

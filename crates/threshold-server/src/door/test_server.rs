@@ -45,6 +45,7 @@ struct RunningServer {
 
 impl TestServer {
     pub(super) fn new() -> Self {
+        // A runtime of its own, so that blocking clients of a test never wait for the server on the same thread.
         let (runtime, bounds) = (Runtime::new().unwrap(), Bounds::default());
         let store = |policy: &Policy| MemoryStore::new(policy.memory()).into();
         Self { runtime, clock: Arc::default(), observer: None, store, bounds, running: None }
@@ -65,6 +66,7 @@ impl TestServer {
         let policy = Policy::parse(policy, &|name| env.get(name).cloned()).map_err(|error| error.to_string())?;
         let (policy, _) = crate::jwt::attach(policy).map_err(crate::jwt::describe)?;
         match &self.running {
+            // A case that loads a second policy tests a reload, with what was counted before.
             Some(running) if !fresh => {
                 running.app.desk.reload_policy(policy);
             }
@@ -131,6 +133,7 @@ impl TestServer {
         let listener = self.runtime.block_on(address.listen(Guard::Missing("THRESHOLD_TOKEN"))).unwrap();
         let Listener::Tcp(tcp) = &listener else { panic!("an address is no path") };
         let address = tcp.local_addr().unwrap();
+        // As a server without tokens, so that every test also passes the check of `Host`.
         let hosts = Hosts::Own([].into());
         let server =
             Server { listener, tls: None, doors: Doors::new(Arc::clone(&app), hosts, Audience::Everyone), bounds };

@@ -44,6 +44,7 @@ pub(super) fn resource_name(text: &str) -> Result<String, String> {
 
 /// Parses a host, or a part of one.
 pub(super) fn host_name(text: &str) -> Result<String, String> {
+    // No quotes and no backslashes: the name is written into an expression.
     let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'));
     let named = plain && !text.is_empty();
     named.then(|| text.to_ascii_lowercase()).ok_or_else(|| "expected a host, such as example.com".to_owned())
@@ -154,6 +155,7 @@ fn expression(rule: &EdgeRule<'_>, host: Option<&str>) -> anyhow::Result<String>
     Ok(match (all.is_empty(), host) {
         (false, _) => format!("({})", all.join(" and ")),
         (true, Some(host)) => format!("(http.host contains \"{}\")", inside(host)),
+        // An empty expression is not valid. This one matches every request of the zone.
         (true, None) => "true".to_owned(),
     })
 }

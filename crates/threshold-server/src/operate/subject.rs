@@ -36,6 +36,7 @@ pub(super) fn describe(subject: &Value) -> String {
 /// Returns why a subject is stopped, each with what lifts it.
 fn reasons(subject: &Value) -> Vec<(String, String)> {
     let field = |name: &str| subject.get(name).unwrap_or(&Value::Null);
+    // Quoted for a shell, because an operator copies it: a client may have chosen the name so that it runs a command.
     let forgive = format!("threshold subject {} {} --forgive", shell_word(field("layer")), shell_word(field("key")));
     let mut reasons = Vec::new();
     if let Some(listed) = field("listed").as_object().filter(|listed| listed.get("list") == Some(&"deny".into())) {
@@ -45,6 +46,7 @@ fn reasons(subject: &Value) -> Vec<(String, String)> {
     for ban in items(field("bans")) {
         let own = |name: &str| ban.get(name).unwrap_or(&Value::Null);
         let from =
+            // The API writes a start that is not known as 0.
             if own("from").as_u64() == Some(0) { String::new() } else { format!(" since {}", moment(own("from"))) };
         let reason = format!(
             "ban {} on {} {}: {} (by {}{from}, {})",
@@ -56,6 +58,7 @@ fn reasons(subject: &Value) -> Vec<(String, String)> {
             end(own("until")),
         );
         let lift = format!("threshold bans lift {}", prefix(own("id")));
+        // Lifting such a ban works until the list is imported again. An operator must know that before.
         let again = own("by").as_str().is_some_and(|by| by.starts_with("origin "));
         reasons.push((reason, if again { format!("{lift} (its next import sets it again)") } else { lift }));
     }

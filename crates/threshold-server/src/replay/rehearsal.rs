@@ -47,6 +47,7 @@ pub(super) struct ReplayedDecision {
 impl<'p> Rehearsal<'p> {
     pub(super) fn new(policy: &'p Policy, top: usize, zone: Zone) -> Self {
         let open = |rule: &threshold_core::policy::Rule| {
+            // A limit by tier is known only for a request, and may be a concurrency limit for some of them.
             rule.count.is_some() || rule.is_by_tier() || rule.fixed_limit().is_some_and(Limit::is_concurrency)
         };
         Self {

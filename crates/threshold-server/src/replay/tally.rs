@@ -357,8 +357,7 @@ fn bump(count: &mut u64) {
 /// Digests the group of an address: itself, or an IPv6 prefix.
 pub(super) fn address_digest(ip: IpAddr, ipv6_prefix: u8) -> u64 {
     match ip.to_canonical() {
-        // Unkeyed, so that two runs choose the same sample. An attacker who shapes a log gains nothing by a collision
-        // here.
+        // Unkeyed, so that two runs choose the same sample.
         IpAddr::V4(v4) => SipHasher13::new().hash(&v4.octets()),
         IpAddr::V6(v6) => {
             let beyond = 128_u32.saturating_sub(u32::from(ipv6_prefix));

@@ -37,6 +37,8 @@ impl<'a> Scalars<'a> {
         // request.
         json.end().map_err(|_| Unreadable("more than one JSON object"))?;
         for (found, spelled) in scalars.found.iter().zip(&mut scalars.spelled) {
+            // Spelled once for the whole line, because `text` returns a reference that must live as long as the
+            // request.
             if let Some((_, Scalar::Number(number))) = found {
                 *spelled = Some(number.to_string());
             }

@@ -111,6 +111,7 @@ impl From<NewSetting<'_>> for desk::NewSetting {
 
 impl SettingBody {
     fn new(id: String, setting: Option<&Setting>) -> Self {
+        // A factor of 1 leaves every limit as it is. The default of 0 would say that nothing is allowed.
         let Some(setting) = setting else { return Self { id, times: 1, ..Self::default() } };
         Self {
             id,

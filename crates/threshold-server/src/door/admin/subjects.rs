@@ -113,6 +113,7 @@ impl From<LadderState> for LadderBody {
             Some(Penalty::CoolDown(until)) => Some(("cooldown", until)),
             None => None,
         };
+        // A cool-down is not listed among bans, and its id could not be lifted.
         let is_ban = matches!(state.penalty, Some(Penalty::Ban(_)));
         Self {
             ladder: state.ladder,

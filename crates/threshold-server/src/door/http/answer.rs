@@ -21,6 +21,7 @@ const MAX_REST: usize = 1_024;
 
 /// Returns the most bytes that an answer takes under a policy.
 pub(super) fn max_answer(policy: &Policy) -> usize {
+    // As if every limit had the longest name: which rules match is not known before the requests are parsed.
     let longest = policy.rules().iter().map(|rule| rule.name.len()).max().unwrap_or(0);
     // Each character of a name may need a backslash.
     let reading = longest.saturating_mul(2).saturating_add(MAX_READING);

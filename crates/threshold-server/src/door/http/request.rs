@@ -258,6 +258,7 @@ fn refusal<'a, T: Deserialize<'a>>(body: &'a [u8], error: &serde_json::Error) ->
         return ApiError::new(StatusCode::BAD_REQUEST, "bad_request", format!("this is not JSON: {message}"));
     }
     let mut reader = serde_json::Deserializer::from_slice(body);
+    // The error is the same as before, so the second one is used only for its path.
     let (index, mut field) = match serde_path_to_error::deserialize::<_, T>(&mut reader) {
         Err(tracked) => place(tracked.path()),
         Ok(_) => (None, String::new()),
@@ -307,6 +308,7 @@ impl LimitBody<'_> {
             (Some(seconds), None) => Ok((seconds.number(), "windowSec")),
             (None, Some(seconds)) => Ok((seconds.number(), "windowSeconds")),
             (None, None) => Err(ApiError::bad("windowSec", "missing field `windowSec`")),
+            // Refused even if both are equal: which of them counts must not depend on the order of fields.
             (Some(_), Some(_)) => {
                 Err(ApiError::bad("windowSeconds", "windowSec and windowSeconds are the same: send one of them"))
             }
@@ -351,6 +353,7 @@ impl RequestBody<'_> {
 
     /// Refuses the fields that only a reservation has.
     pub(super) fn without_reservation(&self) -> Result<(), ApiError> {
+        // Ignored, they would let a caller believe that a check expires by itself.
         let field = self.ttl_sec.map(|_| "ttlSec").or_else(|| self.on_expire.map(|_| "onExpire"));
         match field {
             None => Ok(()),
@@ -477,6 +480,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Method<'a> {
 impl<'de: 'a, 'a> Deserialize<'de> for RequestId<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Text(text) = Text::deserialize(deserializer)?;
+        // Bounded although only a digest is kept: an id that long is a mistake, such as a whole body.
         let fits = (1..=128).contains(&text.chars().count());
         if fits { Ok(Self(text)) } else { Err(D::Error::custom("a requestId has from 1 to 128 characters")) }
     }

@@ -48,6 +48,7 @@ impl Store for OneStore {
     async fn execute(&self, command: Command, now: Timestamp) -> Result<Done, StoreError> {
         match (self.1.0.load(Ordering::Relaxed), &command) {
             (FULL, Command::BeginRequest { .. }) => Err(StoreError::Full),
+            // Only ids fail. The decisions themselves still reach the store, so that charges can be counted.
             (DOWN, Command::BeginRequest { .. } | Command::EndRequest { .. }) => Err(StoreError::Timeout),
             _ => self.0.execute(command, now).await,
         }
@@ -77,6 +78,7 @@ impl Nodes {
 
     fn desk(&self, policy: &str) -> Desk {
         let policy = Policy::parse(policy, &|_| None).unwrap();
+        // The same digest key on both nodes. With keys of their own, neither would find the other's ids.
         Desk::sharing(policy, AnyStore::other(self.store.clone()), Arc::clone(&self.clock) as _, [9; 16])
     }
 
@@ -133,6 +135,7 @@ fn a_repeat_on_another_node_gets_the_first_answer_and_is_charged_once() {
     let asked = r#"{"user": "u", "requestId": "r"}"#;
     let first = post(&mut a, "/v1/check", asked);
     assert_eq!((first.0, remaining(&mut b, "u")), (200, 4));
+    // The last second of the minute in which the answer is remembered.
     nodes.set(59);
     for _ in 0..2 {
         assert_eq!(post(&mut b, "/v1/check", asked), first);
@@ -206,6 +209,7 @@ fn start_waiting_check(server: &mut TestServer) -> (Client<TcpStream>, String) {
         .write(&format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{WAITING}"))
         .unwrap();
     let app = server.app();
+    // The server runs on threads of its own, so the test has to wait until it has read the request.
     let waits = (0..10_000).any(|_| {
         thread::sleep(Duration::from_millis(1));
         app.desk.waiting() == 1
@@ -247,6 +251,7 @@ async fn a_node_that_dies_holds_its_ids_for_ten_seconds() {
     let nodes = Nodes::new();
     let [a, b] = nodes.ids();
     let r = key_of(&a, "r");
+    // Leaked with the future below, which borrows it.
     let a = Box::leak(Box::new(a));
     let now = || START;
     let mut first = Box::pin(a.run::<RequestIdError>(r, now, None, std::future::pending()));
@@ -266,6 +271,7 @@ async fn a_request_that_takes_long_keeps_its_id() {
     let [a, b] = nodes.ids();
     let r = key_of(&a, "r");
     let mut first = Box::pin(a.run::<RequestIdError>(r, || START, None, std::future::pending()));
+    // Four leases long. Without renewals the id would be free after ten seconds.
     for second in 0..40 {
         nodes.set(second);
         assert!(timeout(Duration::from_secs(1), first.as_mut()).await.is_err());
@@ -301,6 +307,7 @@ async fn a_list_whose_lease_may_have_expired_asks_the_store_before_it_charges() 
     let [a, b] = nodes.ids();
     let x = key_of(&a, "x");
     let mut room = a.begin_list(&[x], || START).await.unwrap();
+    // Both clocks go on: tokio's, by which the node judges its lease, and the store's.
     sleep(Duration::from_secs(10)).await;
     nodes.set(10);
     assert_eq!(nodes.run(&b, x, "b").await.unwrap(), "b");
@@ -345,6 +352,7 @@ async fn an_answer_in_an_unknown_version_is_an_error_and_charges_nothing() {
     let Ok(BeginOutcome::Begun(begun)) = a.shared().unwrap().begin((r.id, r.content), None).await else {
         panic!("it is the first");
     };
+    // The first byte is the version.
     begun.end(Some([255].into())).await;
     assert_eq!(nodes.run(&a, r, "a").await, Err(RequestIdError::Unreadable));
     assert_eq!(ApiError::from(RequestIdError::Unreadable).status, 503);

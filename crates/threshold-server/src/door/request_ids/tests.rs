@@ -140,6 +140,7 @@ fn memory_is_bounded_in_bytes_and_no_answer_is_forgotten_within_its_minute() {
     for (size, remembered) in [100, 10_000].into_iter().zip(&mut remembered) {
         let ids = RequestIds::new(MIB);
         let large = || {
+            // A buffer that is much larger than the answer, as the encoder's is.
             let mut body = Vec::with_capacity(10 * size);
             body.resize(size, b'x');
             EncodedAnswer { body: body.into(), ..answered("", true) }
@@ -150,9 +151,11 @@ fn memory_is_bounded_in_bytes_and_no_answer_is_forgotten_within_its_minute() {
                 *remembered = number;
                 break;
             }
+            // One answer may exceed its reservation, so the bound may be passed by the last one.
             assert!(used(&ids).api <= MIB - MIB / PROXY_SHARE + size);
         }
         assert_eq!(used(&ids).api, counted(&ids).api);
+        // The last second of the minute: an answer that was evicted would be decided again here.
         for number in 0..*remembered {
             assert_eq!(ask(&ids, &number.to_string(), 60, "again", true).len(), size);
         }
@@ -177,6 +180,7 @@ async fn space_is_released_if_nothing_is_remembered() {
         .await;
     assert_eq!((failed.err(), used(&ids).api), (Some(RequestIdError::Full), 0));
     let left = key_of(&ids, "check", "left");
+    // Boxed, so that it can be dropped before the end of the test.
     let mut given_up = Box::pin(ids.run::<RequestIdError>(left, now, None, std::future::pending()));
     assert!(given_up.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert_eq!(used(&ids).api, EXPECTED_ANSWER);
@@ -256,6 +260,7 @@ fn the_oldest_answers_to_proxies_are_evicted() {
     for micros in 0..10_000 {
         ids.remember_proxy_answer(proxied(&ids, 39_999), Timestamp::from_micros(2_000_000 + micros), &fields("2"));
     }
+    // The fullest shard: one id is always in the same one, and an average would hide it.
     let places = || ids.cache.shards.iter().map(|shard| shard.lock().unwrap().proxy_order.len()).max().unwrap();
     assert!(places() < 2 * kept / SHARDS + 2_000, "{}", places());
     for number in 0..1_000 {
@@ -286,6 +291,7 @@ fn the_api_evicts_answers_to_proxies_but_leaves_them_their_share() {
     }
     let large = EncodedAnswer { body: vec![b'x'; 20_000].into(), ..answered("", true) };
     assert!(try_run(&ids, key_of(&ids, "check", "large"), 1, large).is_ok() && total() <= MIB, "{}", total());
+    // Until the API has used up its part. The proxies must still have theirs then.
     let called = (0..).find(|number: &usize| {
         let id = key_of(&ids, "check", &number.to_string());
         let refused = try_run(&ids, id, 1, answered("x", true)).is_err();

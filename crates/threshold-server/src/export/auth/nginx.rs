@@ -196,6 +196,7 @@ fn is_original(header: &str) -> bool {
 /// Writes the location that rebuilds a denial.
 fn denied(trusted: &TrustedHeaders, out: &mut String) {
     out.push_str(DENIED);
+    // nginx takes no variable as the status of `return`, so each possible one has a line.
     for status in &trusted.statuses {
         let _ = writeln!(out, "    if ($threshold_status = {status}) {{ return {status} $threshold_body; }}");
     }

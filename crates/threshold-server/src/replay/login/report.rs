@@ -128,6 +128,7 @@ impl LoginReport<'_> {
         let Self { logins, counts, zone, .. } = self;
         let [address, lock, ceiling, list] = logins.held;
         let worst = |wanted: Kind| {
+            // All of them before the filter: the first entries may be of the other kind only.
             let all = logins.top_subjects.top(usize::MAX);
             let own = all.into_iter().filter(|(kind, _, _)| *kind == wanted).take(self.top);
             own.map(|(kind, name, own): (Kind, &str, &SubjectCounts)| {

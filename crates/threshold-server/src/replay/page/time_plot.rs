@@ -142,6 +142,8 @@ impl TimePlot<'_> {
             out.push_str("<g>");
             hit(&mut out, (x, TOP), (width, HEIGHT), &title);
             let mut y = TOP + HEIGHT;
+            // Empty parts are left out: each would be an element of the page, and there are thousands of columns and
+            // reasons.
             for (count, fill, _) in bars(column).into_iter().filter(|(count, ..)| *count > 0) {
                 let tall = part(count, most, HEIGHT);
                 y -= tall;
