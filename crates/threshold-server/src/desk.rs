@@ -319,6 +319,7 @@ impl Desk {
         if self.journal.is_none() || decision.escalations.is_empty() {
             return;
         }
+        // What is left of one deadline, because the requests of a list share it.
         let left = deadline.saturating_duration_since(Instant::now());
         if self.wait_until_saved(left).await.is_err() {
             // An earlier reason stays: a store that did not answer says more about the decision than a slow disk.

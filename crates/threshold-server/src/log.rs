@@ -288,6 +288,7 @@ mod tests {
         for fine in ["warn", "INFO", "off", "info,threshold::reload=debug", "threshold=trace, warn"] {
             assert!(parse_targets(fine).is_ok(), "{fine}");
         }
+        // A module without a level is refused as well: it looks the same as a misspelled level.
         for wrong in ["loud", "info,verbose", "threshold", "threshold=loud"] {
             assert!(parse_targets(wrong).is_err(), "{wrong}");
         }

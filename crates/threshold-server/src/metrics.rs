@@ -130,6 +130,7 @@ impl Observer for Counts {
         if let Some(counter) = bound.verdicts.get(place(decision.verdict)) {
             counter.inc();
         }
+        // By layer as well, so that an alert on blocks needs no list of the policy's rules.
         if !decision.allowed() {
             bound.blocks.inc();
         }

@@ -67,6 +67,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     let (policy, keys) = jwt::attach(policy).with_context(|| source.name.clone())?;
     policy_support::warn_of_unsupported(&policy);
     let tokens = Tokens::from_environment()?;
+    // Before `tokens` moves into the state that the doors share.
     let hosts = [caller_hosts(args, &tokens), operator_hosts(args, &tokens)];
     // Before anything is opened: a server that would be open to other machines must not even restore its journal.
     check_addresses(args, &tokens)?;
@@ -157,6 +158,7 @@ async fn serve(servers: Vec<Server>, app: Arc<App>, mut reloader: Reloader, mut 
     app.health.set_draining();
     // Sending cannot fail: the servers hold the receiver until they have stopped.
     let _ = stop.send(true);
+    // All of them, so that one listener with a slow request does not hide that another was cut off.
     let drained = async {
         let mut all = true;
         while let Some(drained) = running.join_next().await {

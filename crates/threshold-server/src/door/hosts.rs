@@ -208,6 +208,8 @@ mod tests {
             "evil.example",
             "localhost.evil.example",
             "evil.example:8080",
+            // Names that begin or end like an own one, addresses that are not loopback, and spellings that some
+            // resolvers accept.
             "127.0.0.1.evil.example",
             "0.0.0.0",
             "10.0.0.6",
@@ -225,6 +227,7 @@ mod tests {
             refused(&named, "/", &[("host", host)], "Host");
             assert_eq!(check(&Hosts::Any, "/", &[("host", host)]), Ok(()), "{host}");
         }
+        // An own name in `Host` does not excuse another one in the request line.
         refused(&named, "http://evil.example/", &[("host", "localhost")], "Host");
     }
 
@@ -237,6 +240,7 @@ mod tests {
         }
         for origin in ["https://evil.example", "null", "", "localhost", "file://localhost", "http://box.evil.example"] {
             refused(&hosts, "/v1/check", &page(origin), "Origin");
+            // A page may call `/auth` as well, but cannot send the headers that describe a request.
             refused(&hosts, "/auth", &page(origin), "Origin");
             assert_eq!(check(&Hosts::Any, "/", &page(origin)), Ok(()), "{origin}");
         }

@@ -216,6 +216,7 @@ async fn decide(app: &App, watch: &ConnectionWatch, verb: Verb, body: &[u8]) -> 
     let policy = app.desk.policy();
     match (&requests, permit) {
         (OneOrMany::Many(requests), Some(permit)) => {
+            // The permit is held across the decisions, and then by the body until the client has read it.
             let ListAnswer { body, closed } = answer_all((app, watch), verb, requests, &policy).await?;
             let response = json_bytes(status(closed), permit.body(body, app.bounds.client_timeout));
             Ok(with_generation(response, policy.generation()))

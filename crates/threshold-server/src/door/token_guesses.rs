@@ -131,6 +131,7 @@ mod tests {
 
     fn app() -> App {
         let policy = Policy::parse("", &|_| None).unwrap();
+        // Time is paused and advances by itself, so any other timeout would fire first.
         let bounds = Bounds { client_timeout: Duration::MAX, ..Bounds::default() };
         App::new(Desk::new(policy, Arc::new(SystemClock::new())), Tokens::default(), bounds)
     }
@@ -147,6 +148,8 @@ mod tests {
     async fn after_ten_wrong_tokens_in_a_minute_answers_are_delayed() {
         let app = app();
         for (first, sibling, stranger) in [
+            // An address, the same client in another spelling or in the same /64, and a client that must not be
+            // affected.
             ("203.0.113.7", "::ffff:203.0.113.7", "203.0.113.8"),
             ("2001:db8::1", "2001:db8::ffff:1", "2001:db8:0:1::1"),
         ] {
@@ -173,6 +176,7 @@ mod tests {
                 tokio::spawn(async move { guess(&app, "203.0.113.7").await })
             })
             .collect();
+        // Until all of them wait. Time stands still meanwhile, because this task is never idle.
         while app.token_guesses.delayed.available_permits() > 0 {
             tokio::task::yield_now().await;
         }

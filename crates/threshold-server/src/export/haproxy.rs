@@ -128,6 +128,7 @@ fn conditions(rule: &EdgeRule<'_>, id: &str, out: &mut String) -> Vec<String> {
 
 /// Quotes text as one word of the configuration. A quote inside ends the quoting, is escaped, and starts it again.
 fn quoted(text: &str) -> String {
+    // A line break ends a directive even inside of quotes.
     let one_line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     format!("'{}'", one_line.replace('\'', "'\\''"))
 }

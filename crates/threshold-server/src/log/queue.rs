@@ -195,6 +195,7 @@ mod tests {
     fn lines_that_do_not_fit_are_dropped_and_counted() {
         let queue = Queue::default();
         let line = vec![b'x'; MAX_QUEUED / 4];
+        // Four fit, three do not.
         for _ in 0..7 {
             queue.push(&line);
         }

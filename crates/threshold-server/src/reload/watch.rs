@@ -68,6 +68,8 @@ impl Watch {
         // The metadata was read before the contents. If the file changes between the two, its metadata differs at the
         // next check.
         self.seen = stamps.filter(|stamps| stamps.iter().all(|stamp| stamp.is_settled(now)));
+        // An error is hashed like contents, so that a file that cannot be read is reported once, and seen again when
+        // it can.
         let found = self.hasher.hash_one(&contents);
         // Also ends a pending change: the file was restored before the change counted.
         if found == self.known {

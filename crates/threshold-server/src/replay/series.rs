@@ -110,6 +110,8 @@ mod tests {
     #[test]
     fn merging_steps_loses_no_count_and_bounds_their_number() {
         let mut series = Series::new(2);
+        // Ever larger gaps, so that the steps are merged several times, and a first second that is no multiple of any
+        // width.
         let seconds: Vec<u64> = (0..50_000).map(|index| 1_431_857_103 + index * index / 40).collect();
         for second in &seconds {
             series.add(*second, second.is_multiple_of(3).then_some(1));

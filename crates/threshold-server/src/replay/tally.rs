@@ -218,6 +218,7 @@ impl Tally {
         // A warned or slowed request is touched but not stopped: its client still gets an answer of the application.
         let touched = decided.verdict != Verdict::Allow;
         let stopped = !decided.verdict.allows();
+        // Every request, also an allowed one: the share of touched subjects needs the number of all.
         self.count_subjects(facts, touched);
         self.series.add(at.micros.checked_div(1_000_000).unwrap_or(0), stopped.then_some(decided.reason));
         self.count_hour(at, stopped);

@@ -35,6 +35,7 @@ impl Banner<'_> {
             policy = self.source.name,
             rules = self.policy.rules().len(),
             store = %self.store,
+            // Redis has its own bound, which the policy does not set.
             max_keys = (self.store == StoreUrl::Memory).then(|| self.policy.memory().max_keys),
             journal = self.journal(),
             caller_tokens = tokens.callers,

@@ -97,6 +97,7 @@ mod tests {
         let mut places = Vec::new();
         for (text, expect) in [
             ("192.0.2.1", [true, true, false]),
+            // The same client as the line before, whose places are used up.
             ("::ffff:192.0.2.1", [false, false, false]),
             ("192.0.2.2", [true, true, false]),
             ("2001:db8::1", [true, true, false]),
@@ -117,6 +118,7 @@ mod tests {
         let another = peers.admit(ip("192.0.2.1"), Exempt::No).unwrap();
         assert!(peers.admit(ip("192.0.2.1"), Exempt::No).is_none());
         drop((exempt, another));
+        // Also no entry with a count of 0 is left behind.
         assert!(peers.lock().is_empty());
     }
 }

@@ -183,6 +183,7 @@ mod tests {
     fn a_caller_needs_one_of_the_tokens() {
         const A: &str = "a-caller-token-1";
         check("", "", None, true);
+        // A token for operators alone leaves callers as they were.
         check("", "boss-token-12345", None, true);
         check(A, "", None, false);
         check(A, "", Some("Bearer a-caller-token-1"), true);
@@ -223,6 +224,7 @@ mod tests {
             assert!(shown(&tokens, wrong) == OperatorAccess::Denied, "{wrong}");
         }
         assert!(tokens.operator_access(None) == OperatorAccess::Denied);
+        // No operator can have a token here. That must not mean that everyone is one.
         let only_callers = Tokens { callers: read("a-caller-token-1"), ..Tokens::default() };
         assert!(shown(&only_callers, "Bearer a-caller-token-1") == OperatorAccess::Denied);
         assert!(Tokens::default().operator_access(None) == OperatorAccess::Open);

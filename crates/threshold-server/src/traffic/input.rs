@@ -213,6 +213,7 @@ mod tests {
                 Line::Bad(why) => Err(why),
             });
         }
+        // Messages name a line by this number, so every line counts exactly once.
         assert_eq!(lines.number, u64::try_from(all.len()).unwrap());
         all
     }
@@ -234,6 +235,7 @@ mod tests {
 
     #[test]
     fn a_line_that_is_too_long_is_skipped_as_one_line() {
+        // At the bound, just above it, and several buffers long: the skipped rest must not count as further lines.
         for longer in [0, 1, MAX_LINE, MAX_LINE * 3 + 7] {
             let mut bytes = b"a\n".to_vec();
             bytes.extend(vec![b'x'; MAX_LINE + longer]);

@@ -330,6 +330,7 @@ mod tests {
         let mut last = 0;
         while let Some(second) = feed.next_second() {
             for request in second {
+                // The limiter relies on this: a clock that steps back would give back what was used.
                 assert!(request.at.micros >= last, "time runs backwards");
                 last = request.at.micros;
                 paths.push(request.path.unwrap().to_owned());
@@ -381,6 +382,7 @@ mod tests {
         let mut count = 0;
         while let Some(in_second) = feed.next_second().map(Iterator::count) {
             count += in_second;
+            // The buffer, and the part of the second that was returned last.
             assert!(feed.buffer.requests + feed.due.len() <= MAX_BUFFERED * 2);
         }
         assert_eq!(count, MAX_BUFFERED * 2);
