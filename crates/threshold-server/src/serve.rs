@@ -67,7 +67,6 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     let (policy, keys) = jwt::attach(policy).with_context(|| source.name.clone())?;
     policy_support::warn_of_unsupported(&policy);
     let tokens = Tokens::from_environment()?;
-    // Before `tokens` moves into the state that the doors share.
     let hosts = [caller_hosts(args, &tokens), operator_hosts(args, &tokens)];
     // Before anything is opened: a server that would be open to other machines must not even restore its journal.
     check_addresses(args, &tokens)?;
@@ -103,7 +102,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
             admin: admin.as_ref(),
             store,
         };
-        // After everything that can fail, because scripts take this output as the sign that the server is up.
+        // After the listeners, the store and the journal: scripts take this output as the sign that the server is up.
         banner.announce()?;
         let app = Arc::new(App::new(desk, tokens, bounds));
         maintenance::start(&app, journal, args.save_counters, damage);

@@ -116,7 +116,7 @@ impl TrustedHeaders {
             }
             None => Some(written_by(proxy, &addresses, name)?),
         };
-        // The header that the proxy writes is not removed again.
+        // `address` has a field of its own, and must not be in the list twice.
         addresses.retain(|header| Some(header) != address.as_ref());
         let (mut names, mut clients) = (Vec::new(), Vec::new());
         let sources = [("tenant", &identity.tenant), ("user", &identity.user), ("tier", &identity.tier)];
@@ -126,7 +126,7 @@ impl TrustedHeaders {
                 Some(IdentitySource::Cookie(_)) => "cookie",
                 Some(IdentitySource::Host(_) | IdentitySource::Path(_) | IdentitySource::Claim(_)) | None => continue,
             };
-            // The proxy overwrites these in any case. To remove them as well would remove its own value.
+            // These are overwritten or removed in any case, and need no line of their own.
             let set = PROXIES_OWN.iter().chain(&DESCRIBING).any(|own| *own == header);
             let address = address.iter().chain(&addresses).any(|own| own == header) || header == "forwarded";
             // A policy that trusts a header that clients write themselves trusts the client. The proxy keeps such a header
