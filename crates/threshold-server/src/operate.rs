@@ -217,8 +217,7 @@ fn all_pages(api: &Api, path: &str) -> anyhow::Result<Vec<Value>> {
         let page = api.call("GET", &format!("{path}?limit={PAGE}{after}"), None)?;
         let Value::Array(page) = page else { bail!("the server's answer is not a list") };
         let last = page.last().and_then(|item| item.get("id")?.as_str()).map(str::to_owned);
-        // A page that is not full is the last one. Its last id is the place where the next one begins, since ids are
-        // ordered.
+        // A page that is not full is the last one. The page after a full one begins behind its last id.
         let whole = page.len() == PAGE;
         items.extend(page);
         match last {

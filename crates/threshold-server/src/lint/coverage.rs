@@ -33,9 +33,9 @@ pub(super) fn by_log(policy: &Policy, logs: &[PathBuf]) -> anyhow::Result<Vec<Fi
             let key = (normalize_method(method).into_owned(), normalize_path(path).into_owned(), host.to_owned());
             if let Some((_, count)) = endpoints.get_mut(&key) {
                 *count = count.saturating_add(1);
-            // Known endpoints are counted on. Only new ones are left out once the table is full, as a scanner's paths
-            // would fill it.
             } else if endpoints.len() < MAX_ENDPOINTS {
+                // Known endpoints are counted on. Only new ones are left out once the table is full, as a scanner's
+                // paths would fill it.
                 let covered = is_covered(policy, method, path, request.host);
                 endpoints.insert(key, (covered, 1));
             }

@@ -20,8 +20,8 @@ impl Zone {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let given = if matches!(text, "UTC" | "utc" | "Z" | "z") {
             TimeZone::UTC
-        // Before the names: no IANA name begins with a sign.
         } else if let Some(offset) = zone_offset(text.as_bytes()).and_then(|secs| Offset::from_seconds(secs).ok()) {
+            // Before the names: no IANA name begins with a sign.
             TimeZone::fixed(offset)
         } else {
             let unknown = || format!("\"{text}\" is no time zone: write Europe/Berlin, +02:00 or UTC");
