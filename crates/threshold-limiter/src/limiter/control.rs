@@ -20,8 +20,8 @@ pub type UnfitSetting = (Owner, Arc<str>, SettingError);
 /// The position of a node in the log of bans and settings.
 #[derive(Debug, Default)]
 pub(super) struct Followed {
-    /// When the log began that this node follows.
-    log: Timestamp,
+    /// When the log began that this node follows; `None` before it has read the first page.
+    log: Option<Timestamp>,
     /// Every change up to this number has been applied.
     position: u64,
     /// Later changes that were made on this node, and so were applied before the ones between. The value is the number.
@@ -97,7 +97,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         loop {
             let page = self.read_control(after).await?;
             // A node at 0 has applied nothing yet, so it takes over any log.
-            if after > 0 && page.began != self.followed().log {
+            let log = self.followed().log;
+            // A node may have made changes of its own before it has read anything.
+            if log != Some(page.began) && (log.is_some() || after > 0) {
                 return self.restore_control().await;
             }
             // The log has forgotten removals that this node has not read.
@@ -108,7 +110,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             // Not held while the store was asked. What was applied in the meantime is skipped by `is_new`.
             let mut followed = self.followed();
             // The first call does not know the log yet.
-            followed.log = page.began;
+            followed.log = Some(page.began);
             let new = page.changes.iter().filter(|(number, change)| followed.is_new(*number, change));
             unfit.extend(self.apply(new.map(|(_, change)| change)));
             followed.advance(end);
@@ -183,7 +185,12 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let (page, all, _) = self.read_all_control().await?;
         let Some((mut unfit, lost)) = self.take_new_log(&page, &all) else { return Ok(Vec::new()) };
         // Boxed, because changing bans may follow the log again.
-        unfit.extend(Box::pin(self.change_control_all(lost.into())).await?);
+        let written = Box::pin(self.change_control_all(lost.into())).await;
+        if written.is_err() {
+            // No log begins at the end of time, so that the next call finds another one and tries again.
+            self.followed().log = Some(Timestamp::MAX);
+        }
+        unfit.extend(written?);
         Ok(unfit)
     }
 
@@ -195,11 +202,11 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         all: &BTreeMap<ControlKey, ControlChange>,
     ) -> Option<(Vec<UnfitSetting>, Vec<ControlChange>)> {
         let mut followed = self.followed();
-        if followed.log == page.began {
+        if followed.log == Some(page.began) {
             return None;
         }
         // The numbers of the old log mean nothing in this one.
-        *followed = Followed { log: page.began, ..Followed::default() };
+        *followed = Followed { log: Some(page.began), ..Followed::default() };
         let mut known = Vec::new();
         self.bans.each(|id, ban| known.push(ControlChange::Ban { id, ban: Some(Arc::new(ban.clone())) }));
         let settings = self.policy();
