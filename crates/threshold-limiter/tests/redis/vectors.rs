@@ -15,7 +15,7 @@ impl World<RedisStore> for RedisServer {
     }
 
     fn set_time(&self, now: Timestamp, store: &RedisStore, runtime: &Runtime) {
-        RedisServer::set_time(self, now);
+        Self::set_time(self, now);
         // Nodes do this twice a second. A case does not wait for it.
         runtime.block_on(store.release_expired()).unwrap();
     }
