@@ -291,7 +291,7 @@ fn columns(names: &[&str], items: &[Value], row: impl Fn(&Value) -> Vec<String>)
 }
 
 /// Formats a value. Control characters are escaped: a client chooses its name, and could send terminal escape sequences.
-fn shown(value: &Value) -> String {
+pub(crate) fn shown(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) => printable(text).into_owned(),
@@ -299,7 +299,8 @@ fn shown(value: &Value) -> String {
     }
 }
 
-fn moment(value: &Value) -> String {
+/// Formats a time in Unix seconds.
+pub(crate) fn moment(value: &Value) -> String {
     let at = value.as_i64().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
     at.map_or_else(|| shown(value), |at| at.to_string())
 }

@@ -171,10 +171,10 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
-    async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
+    async fn settle(&self, plan: &Plan<'_>, _: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         let (server, batches) = (Arc::clone(&self.server), Arc::clone(&self.batches));
         // The clocks of nodes differ, so only the server's time counts.
-        let (bill, _) = (plan.bill().to_owned(), now);
+        let bill = plan.bill().to_owned();
         let settled = self.within_deadline(async move {
             if let Some(outcome) = settle::settle(&server, &bill).await? {
                 return Ok(outcome);
@@ -275,7 +275,7 @@ async fn expired(server: &Arc<Server>) -> Result<Vec<TraceId>, StoreError> {
     let unavailable = |_| StoreError::Unavailable;
     let mut time = Cmd::new();
     time.arg("TIME");
-    let now = reply::time(&mut batch::array(server.send(&time).await.map_err(unavailable)?)?.into_iter())?;
+    let now = reply::time(&mut reply::array(server.send(&time).await.map_err(unavailable)?)?.into_iter())?;
     let mut search = Pipeline::new();
     for home in keys::homes() {
         // Rounded down, and scores are rounded up: no reservation is ended before its time.
@@ -284,7 +284,7 @@ async fn expired(server: &Arc<Server>) -> Result<Vec<TraceId>, StoreError> {
     }
     let mut due = Vec::new();
     for members in server.send_all(&search).await.map_err(unavailable)? {
-        let mut parts = batch::array(members)?.into_iter();
+        let mut parts = reply::array(members)?.into_iter();
         while let (Some(Value::BulkString(member)), Some(score)) = (parts.next(), parts.next()) {
             due.extend(keys::id_of_member(&member).zip(reply::number(Some(score)).ok()));
         }

@@ -127,6 +127,8 @@ impl Desk {
     fn check_set(&self, set: &NewBanSet<'_>, reason: &str) -> Result<CheckedSet, OperationError> {
         let (policy, now, key) = (self.policy(), self.now(), self.limiter.key());
         let by = Ban::by_origin(set.origin);
+        // Also for a set without bans, whose end nothing else would look at.
+        set.end.until(now).map_err(|message| OperationError::invalid("durationSec", message))?;
         let mut checked = CheckedSet { bans: BTreeMap::new(), left_out: 0 };
         let mut refused = Vec::new();
         for (index, new) in set.bans.iter().enumerate() {
@@ -166,9 +168,9 @@ impl NewEnd {
         let latest = now.plus(Span::from_secs(MAX_BAN));
         match self {
             Self::Open => Ok(Timestamp::MAX),
-            Self::After(seconds) if seconds <= MAX_BAN => Ok(now.plus(Span::from_secs(seconds))),
+            Self::After(seconds @ 1..=MAX_BAN) => Ok(now.plus(Span::from_secs(seconds))),
             Self::At(seconds) if Timestamp::from_secs(seconds) <= latest => Ok(Timestamp::from_secs(seconds)),
-            Self::After(_) | Self::At(_) => Err(format!("a ban lasts at most {MAX_BAN} seconds")),
+            Self::After(_) | Self::At(_) => Err(format!("a ban lasts between 1 and {MAX_BAN} seconds")),
         }
     }
 }
@@ -320,5 +322,9 @@ mod tests {
         let mut new = set("drop", &["203.0.113.1"]);
         new.end = NewEnd::After(MAX_BAN + 1);
         assert!(desk.import_bans("ops", new).await.is_err());
+        // An empty set lifts the one before, and its length is checked all the same.
+        let mut none = set("drop", &[]);
+        none.end = NewEnd::After(0);
+        assert!(desk.import_bans("ops", none).await.is_err());
     }
 }

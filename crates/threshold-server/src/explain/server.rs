@@ -3,12 +3,11 @@
 use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
-use threshold_core::text::printable;
 
 use super::request_line;
 use crate::Report;
 use crate::cli::ExplainArgs;
-use crate::operate::Api;
+use crate::operate::{Api, moment, shown};
 
 pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<Report> {
     // A caller's token is enough, because an explanation changes nothing.
@@ -105,18 +104,4 @@ fn to_text(args: &ExplainArgs, explained: &Value) -> String {
     }
     let _ = writeln!(text, "\nSuch a request now: {}", shown(&field(&field(explained, "decision"), "verdict")));
     text
-}
-
-/// Formats a value of the server's answer.
-fn shown(value: &Value) -> String {
-    match value {
-        Value::Null => "-".to_owned(),
-        Value::String(text) => printable(text).into_owned(),
-        other => other.to_string(),
-    }
-}
-
-fn moment(value: &Value) -> String {
-    let at = value.as_i64().and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
-    at.map_or_else(|| shown(value), |at| at.to_string())
 }

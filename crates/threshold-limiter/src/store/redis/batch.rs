@@ -7,7 +7,6 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 
-use ::redis::Value;
 use threshold_core::command::{Answer, Command, execute, expire};
 use threshold_core::{Reservation, Timestamp, TraceId};
 use tokio::sync::{mpsc, oneshot};
@@ -16,7 +15,7 @@ use super::copies::{Change, Copies, CopyError, Expiry, waits_for_expiry};
 use super::keys::{self, RecordKey, RecordKind};
 use super::listed;
 use super::reply::{self, Swapped};
-use super::server::{CallError, Server, ServerScript};
+use super::server::{Server, ServerScript};
 use crate::store::StoreError;
 
 static LOAD: LazyLock<ServerScript> = LazyLock::new(|| ServerScript::new(include_str!("load.lua")));
@@ -139,7 +138,7 @@ fn named(task: &Task) -> Vec<RecordKey> {
     }
 }
 
-/// Executes every task on the copies. Stops at the first one that needs a record which is not loaded.
+/// Executes every task on the copies. A task that needs a record which is not loaded has no answer.
 fn execute_all(tasks: &[Task], copies: &mut Copies, now: Timestamp) -> Vec<Result<Answer, StoreError>> {
     copies.restart();
     let mut answers = Vec::with_capacity(tasks.len());
@@ -169,7 +168,7 @@ async fn load(server: &Arc<Server>, copies: &mut Copies, keys: &BTreeSet<RecordK
         Some(_) => keys.iter().map(RecordKey::name).collect(),
         None => vec![keys::control("meta")],
     };
-    let (now, values) = server.run(&LOAD, &names, &[]).await.map_err(failed).and_then(reply::loaded)?;
+    let (now, values) = server.run(&LOAD, &names, &[]).await.map_err(StoreError::from).and_then(reply::loaded)?;
     // Values must not be paired with the keys of other records.
     if !keys.is_empty() && values.len() != keys.len() {
         return Err(StoreError::Unavailable);
@@ -200,7 +199,7 @@ async fn swap(server: &Arc<Server>, copies: &mut Copies) -> Result<Option<Timest
             args.extend([verb.as_bytes().to_vec(), keys::member(id).into_bytes(), score.to_string().into_bytes()]);
         }
     }
-    match server.run(&SWAP, &names, &args).await.map_err(failed).and_then(reply::swapped)? {
+    match server.run(&SWAP, &names, &args).await.map_err(StoreError::from).and_then(reply::swapped)? {
         Swapped::Done => {
             listed::add(server, listed);
             Ok(None)
@@ -241,21 +240,5 @@ fn index_change(key: RecordKey, before: Option<&[u8]>, change: &Change) -> Optio
         (_, Some(new)) => Some(("add", new.id(), millis(new.expires()))),
         (Some(old), None) => Some(("remove", old.id(), 0)),
         (None, None) => None,
-    }
-}
-
-/// Returns the error for a call that failed.
-pub(super) fn failed(error: CallError) -> StoreError {
-    match error {
-        CallError::NotExecuted => StoreError::Unavailable,
-        CallError::Unknown => StoreError::Timeout,
-    }
-}
-
-/// Returns the parts of an array.
-pub(super) fn array(value: Value) -> Result<Vec<Value>, StoreError> {
-    match value {
-        Value::Array(parts) => Ok(parts),
-        _ => Err(StoreError::Unavailable),
     }
 }

@@ -9,9 +9,8 @@ use threshold_core::control::{
 use threshold_core::policy::Owner;
 use threshold_core::{Answer, Format, Timestamp};
 
-use super::batch::{array, failed};
 use super::keys;
-use super::reply::number;
+use super::reply::{array, number};
 use super::server::{Server, ServerScript};
 use crate::store::StoreError;
 
@@ -28,7 +27,7 @@ pub(super) async fn add(server: &Arc<Server>, changes: &[ControlChange]) -> Resu
         let until = change.until().map_or_else(String::new, end);
         args.extend([key_bytes(&change.key()), change.to_bytes(Format::PRESENT), until.into_bytes()]);
     }
-    match server.run(&ADD, &names, &args).await.map_err(failed)? {
+    match server.run(&ADD, &names, &args).await? {
         // A script that returns false, as this one does for a full log, answers with nil.
         ::redis::Value::Nil => Err(StoreError::Full),
         value => Ok(Answer::Controlled { number: number(Some(value))? }),
@@ -39,7 +38,7 @@ pub(super) async fn add(server: &Arc<Server>, changes: &[ControlChange]) -> Resu
 pub(super) async fn read(server: &Arc<Server>, after: u64, most: usize) -> Result<Answer, StoreError> {
     let names = ["meta", "order", "changes"].map(keys::control);
     let args = [after.to_string(), most.to_string()].map(String::into_bytes);
-    let mut parts = array(server.run(&READ, &names, &args).await.map_err(failed)?)?.into_iter();
+    let mut parts = array(server.run(&READ, &names, &args).await?)?.into_iter();
     let (last, forgotten) = (number(parts.next())?, number(parts.next())?);
     let began = Timestamp::from_micros(number(parts.next())?);
     let mut page = ControlPage { last, forgotten, began, changes: Vec::new() };

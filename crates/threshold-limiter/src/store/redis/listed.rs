@@ -9,8 +9,8 @@ use ::redis::{Cmd, Value};
 use threshold_core::lockout::Account;
 use threshold_core::{Digest, Standing, Timestamp};
 
-use super::batch::array;
 use super::keys::{self, RecordKey, RecordKind};
+use super::reply::array;
 use super::server::Server;
 use crate::store::{Kind, Listed, StoreError};
 

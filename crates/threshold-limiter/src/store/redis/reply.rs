@@ -3,7 +3,6 @@
 use ::redis::Value;
 use threshold_core::Timestamp;
 
-use super::batch::array;
 use crate::store::StoreError;
 
 /// The bytes of records; `None` where there is no record.
@@ -79,4 +78,12 @@ fn values(value: Option<Value>) -> Result<Values, StoreError> {
         _ => Err(StoreError::Unavailable),
     });
     values.collect()
+}
+
+/// Returns the parts of an array.
+pub(super) fn array(value: Value) -> Result<Vec<Value>, StoreError> {
+    match value {
+        Value::Array(parts) => Ok(parts),
+        _ => Err(StoreError::Unavailable),
+    }
 }

@@ -7,6 +7,8 @@ use ::redis::aio::MultiplexedConnection;
 use ::redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, Script, ServerErrorKind, Value};
 use rand::RngExt as _;
 
+use crate::store::StoreError;
+
 /// How long a connection attempt may take.
 const CONNECT: Duration = Duration::from_secs(1);
 /// After this long without an answer the connection counts as broken. Callers have given up much earlier.
@@ -24,6 +26,15 @@ pub(super) enum CallError {
     NotExecuted,
     /// The connection broke. The call may have been executed.
     Unknown,
+}
+
+impl From<CallError> for StoreError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::NotExecuted => Self::Unavailable,
+            CallError::Unknown => Self::Timeout,
+        }
+    }
 }
 
 /// A script, and its name on the server.

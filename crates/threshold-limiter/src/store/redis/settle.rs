@@ -4,7 +4,6 @@ use std::sync::{Arc, LazyLock};
 
 use threshold_core::{Balance, Outcome, OwnedBill, Standing, settle as settle_in_core};
 
-use super::batch::failed;
 use super::keys::{RecordKey, RecordKind};
 use super::reply::{self, Verdict};
 use super::server::{Server, ServerScript};
@@ -21,7 +20,7 @@ pub(super) async fn settle(server: &Arc<Server>, bill: &OwnedBill) -> Result<Opt
     let balances = bill.charges().iter().map(|charge| RecordKey::balance(charge.key()));
     let standings = bill.subjects().iter().map(|subject| RecordKey::of_digest(RecordKind::Standing, subject.key()));
     let names: Vec<String> = balances.chain(standings).map(|key| key.name()).collect();
-    let reply = server.run(&SETTLE, &names, &charges).await.map_err(failed)?;
+    let reply = server.run(&SETTLE, &names, &charges).await?;
     let (verdict, now, values) = reply::settled(reply)?;
     if verdict == Verdict::Unusual {
         return Ok(None);

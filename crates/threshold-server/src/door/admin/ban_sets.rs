@@ -19,9 +19,6 @@ use crate::door::{ApiError, App, json};
 /// send one, and only one is read at a time.
 const MAX_SET_BODY: usize = 64 << 20;
 
-/// The longest ban with a length, in seconds: ten years.
-const MAX_SECONDS: u64 = 315_360_000;
-
 /// A set of bans to import.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", expecting = "an object")]
@@ -117,10 +114,6 @@ fn end_of(new: &NewBanSetEntry<'_>) -> Result<NewEnd, &'static str> {
 fn end(duration_sec: Option<Whole>, until: Option<Whole>) -> Result<NewEnd, &'static str> {
     match (duration_sec, until) {
         (None, None) => Ok(NewEnd::Open),
-        // Checked here and not with each ban: the length of an empty set would never be looked at.
-        (Some(seconds), None) if !(1..=MAX_SECONDS).contains(&seconds.number()) => {
-            Err("durationSec is between 1 and 315360000")
-        }
         (Some(seconds), None) => Ok(NewEnd::After(seconds.number())),
         (None, Some(at)) => Ok(NewEnd::At(at.number())),
         (Some(_), Some(_)) => Err("send durationSec or until, not both"),
