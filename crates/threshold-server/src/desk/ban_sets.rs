@@ -128,7 +128,8 @@ impl Desk {
         let (policy, now, key) = (self.policy(), self.now(), self.limiter.key());
         let by = Ban::by_origin(set.origin);
         // Also for a set without bans, whose end nothing else would look at.
-        set.end.until(now).map_err(|message| OperationError::invalid("durationSec", message))?;
+        let field = if matches!(set.end, NewEnd::At(_)) { "until" } else { "durationSec" };
+        set.end.until(now).map_err(|message| OperationError::invalid(field, message))?;
         let mut checked = CheckedSet { bans: BTreeMap::new(), left_out: 0 };
         let mut refused = Vec::new();
         for (index, new) in set.bans.iter().enumerate() {
