@@ -7,6 +7,7 @@
 
 mod batch;
 mod breaker;
+mod connect;
 mod control;
 mod copies;
 mod inspect;
@@ -15,11 +16,12 @@ mod listed;
 mod reply;
 mod server;
 mod settle;
+mod url;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::redis::{Client, Cmd, Pipeline, Value};
+use ::redis::{Cmd, Pipeline, Value};
 use threshold_core::command::{Answer, Command};
 use threshold_core::control::MAX_CHANGES_READ;
 use threshold_core::{Digest, KeyId, Outcome, Plan, Timestamp, TraceId};
@@ -27,7 +29,9 @@ use threshold_core::{Digest, KeyId, Outcome, Plan, Timestamp, TraceId};
 use super::{Kind, Listed, Store, StoreError};
 use batch::{Batches, Task};
 use breaker::Breaker;
+use connect::{Certificates, ConnectOptions, Connector};
 use server::Server;
+pub use url::{RedisUrl, RedisUrlError};
 
 /// How long a decision waits for the store, unless [`RedisOptions::deadline`] says otherwise.
 const DEADLINE: Duration = Duration::from_millis(20);
@@ -40,9 +44,12 @@ const MAX_SWEPT: usize = 64;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RedisOpenError {
-    /// The URL cannot be parsed, or names something that is not supported.
-    #[error("cannot use this URL: {0}")]
-    Url(String),
+    /// The URL names something that is not supported.
+    #[error("{0}")]
+    Unsupported(&'static str),
+    /// A certificate or a key cannot be used, or the system has no certificates of authorities.
+    #[error("cannot use TLS: {0}")]
+    Tls(String),
     /// The server cannot be reached, or refused the connection.
     #[error("cannot connect: {0}")]
     Connect(String),
@@ -68,18 +75,19 @@ pub enum RedisOpenError {
 /// How a store in Redis is opened.
 #[derive(Debug, Clone)]
 pub struct RedisOptions {
-    url: String,
+    url: RedisUrl,
     key: KeyId,
     old_key: Option<KeyId>,
     deadline: Duration,
+    certificates: Certificates,
 }
 
 impl RedisOptions {
     /// Sets the URL, such as `redis://127.0.0.1:6379/0`, and the key id of the secret that digests are made with; see
     /// [`Limiter::key_id`](crate::Limiter::key_id).
     #[must_use]
-    pub fn new(url: impl Into<String>, key: KeyId) -> Self {
-        Self { url: url.into(), key, old_key: None, deadline: DEADLINE }
+    pub fn new(url: RedisUrl, key: KeyId) -> Self {
+        Self { url, key, old_key: None, deadline: DEADLINE, certificates: Certificates::default() }
     }
 
     /// Sets the key id of the secret before, while the secret is rotated.
@@ -93,6 +101,20 @@ impl RedisOptions {
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Trusts only the authorities of these certificates, in PEM, on TLS connections. Without them those of the system are trusted.
+    #[must_use]
+    pub fn authorities(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.certificates.authorities = Some(pem.into());
+        self
+    }
+
+    /// Sets the certificate chain and its key, in PEM, with which TLS connections identify this node.
+    #[must_use]
+    pub fn certificate(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.certificates.own = Some((chain.into(), key.into()));
         self
     }
 }
@@ -113,9 +135,10 @@ impl RedisStore {
     /// # Errors
     /// Fails if the server cannot be reached, or if it holds the records of another secret.
     pub async fn open(options: RedisOptions) -> Result<Self, RedisOpenError> {
-        let client = Client::open(options.url.as_str()).map_err(|error| RedisOpenError::Url(error.to_string()))?;
+        let connect = ConnectOptions::new(&options.url, &options.certificates).map_err(RedisOpenError::Tls)?;
+        let connector = Connector::new(connect, &options.url)?;
         let connect = |error: ::redis::RedisError| RedisOpenError::Connect(error.to_string());
-        let server = Server::connect(client).await.map_err(connect)?;
+        let server = Server::connect(connector).await.map_err(connect)?;
         let warnings = inspect::inspect(&server).await?;
         check_secret(&server, &options).await?;
         let batches = Arc::new(Batches::start(Arc::clone(&server)));

@@ -71,7 +71,8 @@ impl RedisServer {
     /// Opens a store as a node does.
     pub(crate) async fn open(&self) -> RedisStore {
         // Long: these tests are about answers, and a busy machine must not turn them into failures of the store.
-        let options = RedisOptions::new(self.url(), KeyId::from_u32(1)).deadline(Duration::from_secs(20));
+        let options =
+            RedisOptions::new(self.url().parse().unwrap(), KeyId::from_u32(1)).deadline(Duration::from_secs(20));
         RedisStore::open(options).await.unwrap()
     }
 

@@ -158,7 +158,9 @@ async fn a_ban_on_one_node_holds_on_all() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_with_another_secret_does_not_start() {
     let server = RedisServer::start();
-    let open = |key, old| RedisStore::open(RedisOptions::new(server.url(), KeyId::from_u32(key)).old_key(old));
+    let open = |key, old| {
+        RedisStore::open(RedisOptions::new(server.url().parse().unwrap(), KeyId::from_u32(key)).old_key(old))
+    };
     open(1, None).await.unwrap();
     open(1, None).await.unwrap();
     let refused = open(2, None).await.unwrap_err();

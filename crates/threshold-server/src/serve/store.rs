@@ -6,12 +6,9 @@ use std::str::FromStr;
 use anyhow::Context as _;
 use threshold_core::{KeyId, Secret, Secrets};
 use threshold_limiter::store::AnyStore;
-use threshold_limiter::store::redis::{RedisOptions, RedisStore};
+use threshold_limiter::store::redis::{RedisOptions, RedisStore, RedisUrl};
 
 use crate::cli::ServeArgs;
-
-/// Schemes that name a kind of Redis which is not supported.
-const UNSUPPORTED: [&str; 3] = ["rediss", "redis+sentinel", "redis+cluster"];
 
 /// Where records are stored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,25 +16,22 @@ pub(crate) enum StoreUrl {
     /// In this process.
     #[default]
     Memory,
-    /// In the Redis server at this URL.
-    Redis(Box<str>),
+    /// In the Redis that this URL names.
+    Redis(Box<RedisUrl>),
 }
 
 impl FromStr for StoreUrl {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> anyhow::Result<Self> {
-        let scheme = text.split_once("://").map(|(scheme, _)| scheme);
-        match scheme {
-            None if text == "memory" => Ok(Self::Memory),
-            Some("redis" | "redis+unix") => Ok(Self::Redis(text.into())),
-            // Refused by name: an unencrypted connection in place of `rediss://` would send the password in the
-            // clear.
-            Some(scheme) if UNSUPPORTED.contains(&scheme) => {
-                anyhow::bail!("{scheme}:// is not supported yet: a single server is redis://HOST:PORT")
-            }
-            _ => anyhow::bail!("a store is memory, redis://HOST:PORT/DATABASE or redis+unix:///PATH"),
+        if text == "memory" {
+            return Ok(Self::Memory);
         }
+        // Most often a mistyped word, and not a URL.
+        if !text.contains("://") {
+            anyhow::bail!("a store is memory, or a URL such as redis://HOST:PORT");
+        }
+        Ok(Self::Redis(Box::new(text.parse()?)))
     }
 }
 
@@ -72,21 +66,18 @@ pub(super) fn secrets(present: Option<&str>, old: Option<&str>) -> anyhow::Resul
 /// Without the password.
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Redis(url) = self else { return f.write_str("memory") };
-        // A URL of a socket has its password behind the path.
-        let url = url.split_once('?').map_or(&**url, |(url, _)| url);
-        match (url.split_once("://"), url.rsplit_once('@')) {
-            (Some((scheme, _)), Some((_, place))) => write!(f, "{scheme}://{place}"),
-            _ => f.write_str(url),
+        match self {
+            Self::Memory => f.write_str("memory"),
+            Self::Redis(url) => url.fmt(f),
         }
     }
 }
 
 /// Connects to a Redis server.
-pub(super) async fn open(url: &str, secrets: &Secrets) -> anyhow::Result<AnyStore> {
+pub(super) async fn open(url: &RedisUrl, secrets: &Secrets) -> anyhow::Result<AnyStore> {
     let old: Option<KeyId> = secrets.old().map(Secret::key_id);
-    let options = RedisOptions::new(url, secrets.present().key_id()).old_key(old);
-    let store = RedisStore::open(options).await.with_context(|| StoreUrl::Redis(url.into()).to_string())?;
+    let options = RedisOptions::new(url.clone(), secrets.present().key_id()).old_key(old);
+    let store = RedisStore::open(options).await.with_context(|| url.to_string())?;
     for warning in store.warnings() {
         tracing::warn!(store = "redis", "{warning}");
     }
@@ -103,10 +94,10 @@ mod tests {
         assert_eq!(read("memory").unwrap(), StoreUrl::Memory);
         let shown = |text: &str| read(text).unwrap().to_string();
         assert_eq!(shown("redis://127.0.0.1:6379"), "redis://127.0.0.1:6379");
-        assert_eq!(shown("redis://user:p@ss@db.example:6379/2"), "redis://db.example:6379/2");
-        assert_eq!(shown("redis+unix:///run/redis.sock?db=1&pass=secret"), "redis+unix:///run/redis.sock");
+        assert_eq!(shown("redis://user:p%40ss@db.example:6379/2"), "redis://db.example:6379/2");
+        assert_eq!(shown("redis+unix:///run/redis.sock?db=1&pass=secret"), "redis+unix:///run/redis.sock?db=1");
         for (text, named) in
-            [("rediss://a", "rediss://"), ("redis+cluster://a", "redis+cluster"), ("mysql://a", "memory")]
+            [("rediss://a/b/c", "too many"), ("redis://u:p@ss@a", "%40"), ("mysql://a", "mysql"), ("redis", "memory")]
         {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(named), "{error}");

@@ -4,15 +4,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
-use ::redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, Script, ServerErrorKind, Value};
+use ::redis::{Cmd, ErrorKind, Pipeline, RedisError, Script, ServerErrorKind, Value};
 use rand::RngExt as _;
 
+use super::connect::Connector;
 use crate::store::StoreError;
 
-/// How long a connection attempt may take.
-const CONNECT: Duration = Duration::from_secs(1);
-/// After this long without an answer the connection counts as broken. Callers have given up much earlier.
-const HANGS: Duration = Duration::from_secs(2);
 /// The pause before the second attempt to connect. It doubles with each attempt, and is randomized so that the nodes of a cluster
 /// do not all come back at the same moment.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -53,7 +50,7 @@ impl ServerScript {
 /// A connection to one server.
 #[derive(Debug)]
 pub(super) struct Server {
-    client: Client,
+    connector: Connector,
     link: Mutex<Link>,
 }
 
@@ -76,10 +73,10 @@ impl std::fmt::Debug for Link {
 
 impl Server {
     /// Connects for the first time.
-    pub(super) async fn connect(client: Client) -> Result<Arc<Self>, RedisError> {
-        let connection = open(&client).await?;
+    pub(super) async fn connect(connector: Connector) -> Result<Arc<Self>, RedisError> {
+        let connection = connector.open().await?;
         let link = Link { connection: Some(connection), ..Link::default() };
-        Ok(Arc::new(Self { client, link: Mutex::new(link) }))
+        Ok(Arc::new(Self { connector, link: Mutex::new(link) }))
     }
 
     /// Runs a script. It is sent again only if the server did not have it, so it is executed at most once.
@@ -170,7 +167,7 @@ impl Server {
             let mut pause = FIRST_PAUSE;
             // Ends when the store is dropped.
             while let Some(server) = server.upgrade() {
-                if let Ok(connection) = open(&server.client).await {
+                if let Ok(connection) = server.connector.open().await {
                     let mut link = server.link();
                     link.generation = link.generation.wrapping_add(1);
                     (link.connection, link.is_connecting) = (Some(connection), false);
@@ -188,11 +185,6 @@ impl Server {
         // A poisoned lock is safe to use: every field is set in one step.
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-async fn open(client: &Client) -> Result<MultiplexedConnection, RedisError> {
-    let config = AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT)).set_response_timeout(Some(HANGS));
-    client.get_multiplexed_async_connection_with_config(&config).await
 }
 
 /// Returns a random time between half of this one and all of it.
