@@ -9,6 +9,7 @@ mod bytes;
 mod login;
 mod rekey;
 mod requests;
+mod reservations;
 
 use arrayvec::ArrayVec;
 
@@ -19,15 +20,16 @@ use crate::key::{Digest, TraceId};
 use crate::ladder::Standing;
 use crate::limit::Limit;
 use crate::lockout::{
-    Account, Attempt, AttemptKeys, AttemptOutcome, Login, ResultOutcome, StandInKeys, UnknownAttempt,
+    Account, Attempt, AttemptKeys, AttemptOutcome, Device, Login, ResultOutcome, StandInKeys, UnknownAttempt,
 };
 use crate::plan::{MAX_CHARGES, SubjectKeys};
-use crate::receipt::{CommitError, OnExpire, OwnedCost, Receipt, Reservation, UnknownReservation};
+use crate::receipt::{Adjustment, CommitError, OnExpire, OwnedCost, Receipt, Reservation};
 use crate::settle::Outcome;
 use crate::time::{Span, Timestamp};
 
 pub use rekey::{KeyMoves, MovedRecord};
 pub use requests::{RequestKey, RequestRecord, RequestState};
+pub use reservations::expire;
 
 /// One operation on stored state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +63,29 @@ pub enum Command {
     Release {
         /// The id of the reservation.
         id: TraceId,
+    },
+    /// Ends a reservation that has expired. Answered by [`Answer::Ended`].
+    Expire {
+        /// The id of the reservation.
+        id: TraceId,
+    },
+    /// Ends the record of a reservation and changes no balance: the first step where both are in different partitions. Answered by
+    /// [`Answer::Adjustment`].
+    EndReservation {
+        /// The id of the reservation.
+        id: TraceId,
+        /// The way in which it ends.
+        end: ReservationEnd,
+    },
+    /// Changes balances as the end of a reservation says: the second step. Answered by [`Answer::Done`].
+    Adjust(Box<Adjustment>),
+    /// Remembers a refund and changes no balance: the first step where both are in different partitions. Answered by
+    /// [`Answer::Refunded`].
+    BeginRefund {
+        /// The id of the receipt.
+        id: TraceId,
+        /// The time from which a refund of the receipt has no effect.
+        void_from: Timestamp,
     },
     /// Denies a subject until a given time. Answered by [`Answer::Done`].
     Pause {
@@ -116,6 +141,16 @@ pub enum Command {
         /// The digest of the account.
         account: Digest,
     },
+    /// Reads whether an account counts the attempts of a device by itself, and so not by their address. Answered by
+    /// [`Answer::Recognised`].
+    ReadDevice {
+        /// The login settings of the policy.
+        login: Login,
+        /// The digest of the account.
+        account: Digest,
+        /// The device.
+        device: Device,
+    },
     /// Checks one cost on one key under a limit that comes with the command. Answered by [`Answer::Limited`].
     Limit {
         /// The key of the budget.
@@ -159,6 +194,17 @@ pub enum Command {
     },
 }
 
+/// The way in which a reservation ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReservationEnd {
+    /// With its actual cost.
+    Commit(OwnedCost),
+    /// Without a cost.
+    Release,
+    /// By its expiry.
+    Expire,
+}
+
 /// A change of an account by its owner or an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccountChange {
@@ -184,6 +230,8 @@ pub enum Answer {
     Renewed(Box<Receipt>),
     /// The keys that a reservation was charged to. There may be room under them now, for requests that wait.
     Ended(Result<Vec<Digest>, CommitError>),
+    /// The changes of balances that the end of a reservation causes.
+    Adjustment(Result<Box<Adjustment>, CommitError>),
     /// Whether the secret may be checked, or why not.
     Attempted(AttemptOutcome),
     /// The result of a login attempt.
@@ -194,6 +242,8 @@ pub enum Answer {
     Standing(Option<Box<Standing>>),
     /// The login state of an account; `None` where none is stored.
     Account(Option<Box<Account>>),
+    /// Whether an account recognises a device.
+    Recognised(bool),
     /// Until when a subject is denied by at least one of its limits; a time in the past where it is not.
     Blocked(Timestamp),
     /// A ban or a setting was changed.
@@ -480,11 +530,16 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
             records.save_reservation(reservation, now)?;
             Ok(Answer::Done)
         }
-        Command::Commit { id, cost } => {
-            end(*id, records, now, |reservation, balances| reservation.commit(cost, balances, now))
+        Command::Commit { id, cost } => reservations::end(*id, &ReservationEnd::Commit(cost.clone()), records, now),
+        Command::Release { id } => reservations::end(*id, &ReservationEnd::Release, records, now),
+        Command::Expire { id } => reservations::end(*id, &ReservationEnd::Expire, records, now),
+        Command::EndReservation { id, end } => reservations::end_record(*id, end, records, now),
+        Command::Adjust(adjustment) => {
+            reservations::adjust(adjustment, records, now)?;
+            Ok(Answer::Done)
         }
-        Command::Release { id } => {
-            end(*id, records, now, |reservation, balances| Ok(reservation.release(balances, now)?))
+        Command::BeginRefund { id, void_from } => {
+            Ok(Answer::Refunded { first: begin_refund(*id, *void_from, records, now)? })
         }
         Command::Pause { keys, until } => pause(keys, *until, records, now),
         Command::Forgive { keys } => forgive(keys, records),
@@ -504,6 +559,10 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
         Command::ReadBlock { keys } => read_block(keys, records, now),
         Command::ReadAccount { account } => {
             Ok(Answer::Account(records.account(AccountKey::Own(*account))?.map(Box::new)))
+        }
+        Command::ReadDevice { login, account, device } => {
+            let account = records.account(AccountKey::Own(*account))?;
+            Ok(Answer::Recognised(account.is_some_and(|account| account.recognises(login, device, now))))
         }
         Command::Limit { key, limit, cost, id } => {
             expire(records, now)?;
@@ -528,25 +587,6 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
     }
 }
 
-/// Ends the reservations that have expired, in the order of their expiry. Every command that reads or changes a balance does
-/// this first, so that no decision counts a reservation that should have been released.
-///
-/// # Errors
-/// Fails where a record could not be read or saved.
-pub fn expire<R: Records>(records: &mut R, now: Timestamp) -> Result<(), R::Error> {
-    // One at a time, in the order of expiry: each is ended as of its own expiry, so its balances must not contain later
-    // changes.
-    while let Some(mut reservation) = records.take_expired(now)? {
-        // Remembered before anything is given back: if that fails, the receipt could otherwise be refunded as well.
-        if reservation.gives_back() {
-            records.remember_end(reservation.id(), reservation.void_from(), now)?;
-        }
-        let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = reservation.charges().collect();
-        records.balances(&charges, now, |balances| reservation.expire(balances, now))?;
-    }
-    Ok(())
-}
-
 impl AccountChange {
     /// Applies the change to an account.
     pub fn apply(self, account: &mut Account) {
@@ -559,14 +599,23 @@ impl AccountChange {
 
 fn refund<R: Records>(receipt: &Receipt, records: &mut R, now: Timestamp) -> Result<Answer, R::Error> {
     expire(records, now)?;
-    // The charges of a reservation end with it. Its receipt must not refund them a second time.
     // Remembered before the refund: if there is no room to remember it, nothing is given back.
-    let first = records.reservation(receipt.id())?.is_none()
-        && records.remember_refund(receipt.id(), receipt.void_from(), now)?;
+    let first = begin_refund(receipt.id(), receipt.void_from(), records, now)?;
     if first {
         records.balances(&charges(receipt), now, |balances| receipt.refund(balances, now))?;
     }
     Ok(Answer::Refunded { first })
+}
+
+/// Remembers a refund. Returns whether it is the first one of its receipt.
+fn begin_refund<R: Records>(
+    id: TraceId,
+    void_from: Timestamp,
+    records: &mut R,
+    now: Timestamp,
+) -> Result<bool, R::Error> {
+    // The charges of a reservation end with it. Its receipt must not refund them a second time.
+    Ok(records.reservation(id)?.is_none() && records.remember_refund(id, void_from, now)?)
 }
 
 fn pause<R: Records>(
@@ -602,27 +651,6 @@ fn read_block<R: Records>(keys: &SubjectKeys, records: &mut R, now: Timestamp) -
         latest = latest.max(records.blocked_until(*key, limit, now)?);
     }
     Ok(Answer::Blocked(latest))
-}
-
-fn end<R: Records>(
-    id: TraceId,
-    records: &mut R,
-    now: Timestamp,
-    end: impl FnOnce(&mut Reservation, &mut [Balance]) -> Result<(), CommitError>,
-) -> Result<Answer, R::Error> {
-    expire(records, now)?;
-    let Some(mut reservation) = records.reservation(id)? else {
-        return Ok(Answer::Ended(Err(UnknownReservation.into())));
-    };
-    let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = reservation.charges().collect();
-    // The reservation refuses before it changes a balance, so a refused end leaves everything as it was.
-    let ended = records.balances(&charges, now, |balances| end(&mut reservation, balances))?;
-    if let Err(error) = ended {
-        return Ok(Answer::Ended(Err(error)));
-    }
-    // An ended reservation is kept until it expires, so that a repeated commit or release gets the same answer.
-    records.save_reservation(reservation, now)?;
-    Ok(Answer::Ended(Ok(charges.iter().map(|(key, _)| *key).collect())))
 }
 
 fn charges(receipt: &Receipt) -> ArrayVec<(Digest, Limit), MAX_CHARGES> {

@@ -18,11 +18,12 @@ mod track;
 
 use std::net::IpAddr;
 
-use crate::balance::Balance;
+use crate::balance::{Balance, Checked};
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::{AddressGroup, Anchors, Digest, DigestKey, Domain, Part, TraceId};
 use crate::limit::{Limit, Mark, SlidingLog};
 use crate::policy::OnStoreError;
+use crate::receipt::Receipt;
 use crate::secret::{Purpose, Secret, Secrets};
 use crate::time::{Span, Timestamp};
 
@@ -159,6 +160,8 @@ pub struct Attempt {
     /// The id of the known device it came from; 0 for an unknown device.
     pub(crate) device: u64,
     pub(crate) at: Timestamp,
+    /// When the address was charged, by the clock of its own partition of the store.
+    pub(crate) address_at: Timestamp,
 }
 
 /// The result of a login, as it is stored.
@@ -228,6 +231,7 @@ impl Login {
             factor: tried.factor,
             device,
             at: now,
+            address_at: now,
         })
     }
 
@@ -261,7 +265,7 @@ impl Login {
         }
         // A success is no guess, so it does not use up the budget that its address may share with others.
         if success && attempt.address.is_some() {
-            address.give_back(Mark::new(attempt.at, 1), now, attempt.id);
+            address.give_back(Mark::new(attempt.address_at, 1), now, attempt.id);
         }
         Ok(outcome)
     }
@@ -279,6 +283,21 @@ impl Login {
 }
 
 impl Attempt {
+    /// Returns this attempt with the address that was charged for it in another step, at a time of its own.
+    #[must_use]
+    pub fn with_address(mut self, address: Digest, charged: &Checked) -> Self {
+        let at = charged.mark.map_or(self.at, |mark| mark.part);
+        (self.address, self.address_at) = (Some(address), at);
+        self
+    }
+
+    /// Takes the address out, and returns the receipt that gives its charge back.
+    pub fn take_address(&mut self, login: &Login) -> Option<Receipt> {
+        let (mark, limit) = (Mark::new(self.address_at, 1), Limit::from(login.ip));
+        let address = self.address.take()?;
+        Some(Receipt::of_charge(self.id, address, &limit, mark, self.address_at))
+    }
+
     /// The versions of its bytes that are read.
     pub(crate) const VERSIONS: Versions = Versions::FIRST;
 
@@ -298,6 +317,7 @@ impl Attempt {
         out.number(u64::from(self.factor.0));
         out.number(self.device);
         out.number(self.at.micros());
+        out.number(self.address_at.micros());
     }
 
     /// Verifies and parses a token.
@@ -325,7 +345,7 @@ impl Attempt {
         let (account, address, folded) = (digest()?, digest()?, digest()?);
         let factor = Factor(u32::try_from(from.number()?).map_err(|_| WRONG)?);
         let device = from.number()?;
-        let at = Timestamp::from_micros(from.number()?);
-        Ok(Self { id, account, address, folded, factor, device, at })
+        let (at, address_at) = (Timestamp::from_micros(from.number()?), Timestamp::from_micros(from.number()?));
+        Ok(Self { id, account, address, folded, factor, device, at, address_at })
     }
 }

@@ -17,7 +17,7 @@ use crate::settle::{Outcome, Settled};
 use crate::time::{Span, Timestamp};
 
 pub use pending::Pending;
-pub use reservation::{CommitError, MAX_RESERVATION, OnExpire, Reservation, UnknownReservation};
+pub use reservation::{Adjustment, CommitError, MAX_RESERVATION, OnExpire, Reservation, UnknownReservation};
 
 /// A record of what one request was charged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -165,21 +165,39 @@ impl Receipt {
         (!receipt.charged.is_empty()).then_some(receipt)
     }
 
-    /// Splits the receipt by partition. Every part keeps the id of the whole, so that each partition refunds its own part
-    /// once.
+    /// Splits the receipt into parts, each with the charges that `place` assigns to the same place, such as a partition. Every part
+    /// keeps the id of the whole.
     #[must_use]
-    pub fn split(&self) -> Vec<(Partition, Self)> {
-        let mut parts: Vec<(Partition, Self)> = Vec::new();
+    pub fn split<P: Copy + PartialEq>(&self, place: impl Fn(Digest) -> P) -> Vec<(P, Self)> {
+        let mut parts: Vec<(P, Self)> = Vec::new();
         for charged in &self.charged {
-            let partition = charged.key.partition();
-            if let Some((_, known)) = parts.iter_mut().find(|(own, _)| *own == partition) {
+            let place = place(charged.key);
+            if let Some((_, known)) = parts.iter_mut().find(|(own, _)| *own == place) {
                 known.charged.push(*charged);
             } else {
                 let charged = Charges::from_iter([*charged]);
-                parts.push((partition, Self { id: self.id, generation: self.generation, at: self.at, charged }));
+                parts.push((place, Self { id: self.id, generation: self.generation, at: self.at, charged }));
             }
         }
         parts
+    }
+
+    /// Replaces the charges that a part of this receipt has too, after the part was charged again.
+    pub fn join(&mut self, part: &Self) {
+        for charged in &mut self.charged {
+            if let Some(new) = part.charged.iter().find(|new| new.key == charged.key) {
+                *charged = *new;
+            }
+        }
+        self.at = self.at.max(part.at);
+    }
+
+    /// Returns the receipt of one charge on one key, to give it back later.
+    #[must_use]
+    pub fn of_charge(id: TraceId, key: Digest, limit: &Limit, mark: Mark, at: Timestamp) -> Self {
+        let unit = CostTag::REQUESTS;
+        let charged = Charged { key, at, rule: 0, limit: *limit, unit, mark, counts_until: Timestamp::MAX };
+        Self { id, generation: 0, at, charged: Charges::from_iter([charged]) }
     }
 
     /// The format versions that can be read.
@@ -348,6 +366,11 @@ impl Charged {
         if found && now < self.counts_until && balance.is_in_terms_of(&self.limit) {
             balance.give_back(self.mark.with_amount(amount), now, id);
         }
+    }
+
+    fn with_amount(mut self, amount: u64) -> Self {
+        self.mark = self.mark.with_amount(amount);
+        self
     }
 
     fn actual(&self, cost: &OwnedCost) -> Option<u64> {

@@ -55,9 +55,21 @@ pub struct Split {
     begun: bool,
 }
 
+/// A command that one partition carries out for a bill.
+#[derive(Debug, Clone)]
+pub struct Step {
+    /// The number of the part of the bill, for [`Split::answered`] and [`Split::divide`].
+    pub part: usize,
+    /// The partition.
+    pub partition: Partition,
+    /// The command.
+    pub command: Command,
+}
+
 /// The part of a bill that lies in one partition.
 #[derive(Debug, Clone)]
 struct Part {
+    number: usize,
     partition: Partition,
     /// The indices on the whole bill of its charges and subjects.
     charges: ArrayVec<usize, MAX_CHARGES>,
@@ -85,10 +97,14 @@ impl Split {
         for (place, partition) in subjects {
             split.part(partition).subjects.push(place);
         }
-        // A stable sort: partitions with ladders are asked in the order of the bill, so that every node asks them in the same
-        // order.
-        split.parts.sort_by_key(|part| !part.subjects.is_empty());
+        split.sort();
         split
+    }
+
+    /// Moves the parts with a ladder to the end. A stable sort: they are asked in the order of the bill, so that every node asks
+    /// them in the same order.
+    fn sort(&mut self) {
+        self.parts.sort_by_key(|part| !part.subjects.is_empty());
     }
 
     fn part(&mut self, partition: Partition) -> &mut Part {
@@ -96,7 +112,7 @@ impl Split {
         let place = known.unwrap_or(self.parts.len());
         if known.is_none() {
             let (charges, subjects) = (ArrayVec::new(), ArrayVec::new());
-            self.parts.push(Part { partition, charges, subjects, outcome: None, settled: false });
+            self.parts.push(Part { number: place, partition, charges, subjects, outcome: None, settled: false });
         }
         self.parts.get_mut(place).expect("the part was found or has just been pushed")
     }
@@ -104,7 +120,7 @@ impl Split {
     /// Returns the commands of the next round, to be sent in parallel. There are none when everything is settled or a partition
     /// has denied. Each is answered by [`Answer::Settled`](crate::command::Answer::Settled), whose outcome goes to
     /// [`answered`](Self::answered).
-    pub fn round(&mut self) -> Vec<(Partition, Command)> {
+    pub fn round(&mut self) -> Vec<Step> {
         let first = !std::mem::replace(&mut self.begun, true);
         // The first round is always sent: before it no partition can have denied.
         if !first && self.denied() {
@@ -118,28 +134,56 @@ impl Split {
             if part.settled {
                 continue;
             }
+            let has_ladder = !part.subjects.is_empty();
+            // One at a time, after those without a ladder. If two partitions with ladders charged in parallel, the last one
+            // could strike although an earlier one has denied.
+            if !first && has_ladder && !round.is_empty() {
+                break;
+            }
             // A partition with a ladder must not charge before every penalty is known. Its own penalty would stop it,
             // but not that of another partition, and it could strike for a request that is denied anyway.
-            let charges = all_at_once || part.subjects.is_empty() || !first;
+            let charges = all_at_once || !has_ladder || !first;
             // Set when it is sent: if the answer never comes, nothing is known to give back.
             part.settled = charges;
             let bill = part_of(&self.bill, part, charges, place == last);
-            round.push((part.partition, Command::Settle(Box::new(bill))));
-            // One at a time. If two partitions with ladders charged in parallel, the last one could strike although an
-            // earlier one has denied.
-            if !first {
-                break;
-            }
+            let command = Command::Settle(Box::new(bill));
+            round.push(Step { part: part.number, partition: part.partition, command });
         }
         round
     }
 
-    /// Stores the outcome of a partition.
-    pub fn answered(&mut self, partition: Partition, outcome: Outcome) {
+    /// Stores the outcome of a part.
+    pub fn answered(&mut self, part: usize, outcome: Outcome) {
         // Replaces the outcome of the peek, if there was one.
-        if let Some(part) = self.parts.iter_mut().find(|part| part.partition == partition) {
+        if let Some(part) = self.parts.iter_mut().find(|own| own.number == part) {
             part.outcome = Some(outcome);
         }
+    }
+
+    /// Divides a part into one for each of its keys, after its partition has refused it without executing it: while a partition
+    /// moves to another server, only commands with one key are carried out. The next rounds settle the new parts.
+    /// A limit and its ladder are then in different parts, so a denial is no strike.
+    ///
+    /// Returns false if the part has one key only.
+    pub fn divide(&mut self, part: usize) -> bool {
+        let Some(place) = self.parts.iter().position(|own| own.number == part) else { return false };
+        let Some(whole) = self.parts.get(place) else { return false };
+        if whole.charges.len().saturating_add(whole.subjects.len()) < 2 {
+            return false;
+        }
+        let whole = self.parts.remove(place);
+        let next = self.parts.iter().map(|part| part.number).max().unwrap_or(0).max(whole.number).saturating_add(1);
+        let piece =
+            Part { charges: ArrayVec::new(), subjects: ArrayVec::new(), outcome: None, settled: false, ..whole };
+        let charges =
+            whole.charges.iter().map(|charge| Part { charges: [*charge].into_iter().collect(), ..piece.clone() });
+        let subjects =
+            whole.subjects.iter().map(|subject| Part { subjects: [*subject].into_iter().collect(), ..piece.clone() });
+        for (number, new) in charges.chain(subjects).enumerate() {
+            self.parts.push(Part { number: next.saturating_add(number), ..new });
+        }
+        self.sort();
+        true
     }
 
     /// Returns the outcome of the whole bill, and the commands that give back what was charged before a partition denied.

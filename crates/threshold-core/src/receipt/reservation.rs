@@ -2,7 +2,7 @@
 
 use arrayvec::ArrayVec;
 
-use super::{OwnedCost, Receipt};
+use super::{Charges, OwnedCost, Receipt};
 use crate::balance::Balance;
 use crate::codec::{BytesError, Format, Reader, Versions, Writer, from_bytes, to_bytes};
 use crate::key::{Digest, Partition, TraceId};
@@ -55,6 +55,102 @@ pub enum CommitError {
 impl From<UnknownReservation> for CommitError {
     fn from(_: UnknownReservation) -> Self {
         Self::Unknown
+    }
+}
+
+/// The changes of balances that the end of a reservation causes.
+///
+/// The record of a reservation and the balances may lie in different partitions of a store. The record is ended first. If a
+/// node dies before the balances are changed, the charges stay as they were reserved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Adjustment {
+    /// The charges that are given back, with the amounts.
+    less: Receipt,
+    /// The charges that are made in addition, with the amounts.
+    more: Receipt,
+    /// The time at which the charges are given back; `None` for the time at which this is applied.
+    as_of: Option<Timestamp>,
+}
+
+impl Adjustment {
+    /// Returns an adjustment that changes no balance.
+    fn none(receipt: &Receipt) -> Self {
+        let empty = Receipt { charged: Charges::new(), ..receipt.clone() };
+        Self { less: empty.clone(), more: empty, as_of: None }
+    }
+
+    /// Returns the adjustment that gives back every charge of a receipt.
+    #[must_use]
+    pub fn giving_back(receipt: Receipt) -> Self {
+        Self { less: receipt.clone(), ..Self::none(&receipt) }
+    }
+
+    /// Returns whether it changes no balance.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.less.charged.is_empty() && self.more.charged.is_empty()
+    }
+
+    /// Returns the keys of the balances, each with its limit, in the order in which [`apply`](Self::apply) takes them.
+    pub fn charges(&self) -> impl Iterator<Item = (Digest, Limit)> {
+        self.less.charges().chain(self.more.charges())
+    }
+
+    /// Splits it into parts, each with the charges that `place` assigns to the same place.
+    #[must_use]
+    pub fn split<P: Copy + PartialEq>(&self, place: impl Fn(Digest) -> P) -> Vec<(P, Self)> {
+        let mut parts: Vec<(P, Self)> = Vec::new();
+        let mut part = |place: P| match parts.iter().position(|(own, _)| *own == place) {
+            Some(at) => at,
+            None => {
+                parts.push((place, Self { as_of: self.as_of, ..Self::none(&self.less) }));
+                parts.len().saturating_sub(1)
+            }
+        };
+        let places: Vec<usize> = self.charges().map(|(key, _)| part(place(key))).collect();
+        let (less, more) = places.split_at(self.less.charged.len().min(places.len()));
+        for (at, charged) in less.iter().zip(&self.less.charged) {
+            if let Some((_, part)) = parts.get_mut(*at) {
+                part.less.charged.push(*charged);
+            }
+        }
+        for (at, charged) in more.iter().zip(&self.more.charged) {
+            if let Some((_, part)) = parts.get_mut(*at) {
+                part.more.charged.push(*charged);
+            }
+        }
+        parts
+    }
+
+    /// Changes the balances. The caller ensures that this happens once.
+    pub fn apply(&self, balances: &mut [Balance], now: Timestamp) {
+        let (less, more) = balances.split_at_mut(self.less.charged.len().min(balances.len()));
+        self.less.refund(less, self.as_of.map_or(now, |at| at.min(now)));
+        for (charged, balance) in self.more.charged.iter().zip(more) {
+            // Under the limit of the balance, not of the receipt. The policy may have replaced the receipt's limit since,
+            // and converting the balance back to it could forget use.
+            let limit = charged.limit.in_terms_of(&balance.state);
+            balance.charge(&limit, charged.mark.amount, now, self.more.id);
+        }
+    }
+
+    /// Appends this adjustment to a larger record.
+    pub(crate) fn write(&self, out: &mut Writer) {
+        self.less.write(out);
+        self.more.write(out);
+        out.byte(u8::from(self.as_of.is_some()));
+        out.number(self.as_of.unwrap_or_default().micros());
+    }
+
+    /// Reads an adjustment from the front of a larger record.
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        let (less, more) = (Receipt::read(from)?, Receipt::read(from)?);
+        let as_of = match (from.byte()?, from.number()?) {
+            (0, 0) => None,
+            (1, at) => Some(Timestamp::from_micros(at)),
+            _ => return Err(BytesError::Malformed("adjustment")),
+        };
+        Ok(Self { less, more, as_of })
     }
 }
 
@@ -133,41 +229,38 @@ impl Reservation {
         self.receipt.void_from()
     }
 
-    /// Ends it with its actual cost: gives back what was reserved beyond that, or charges the rest. Repeating a commit with the
-    /// same cost changes nothing.
+    /// Ends it with its actual cost, and returns the changes of its balances: what was reserved beyond that is given back, or the
+    /// rest is charged. Repeating a commit with the same cost changes nothing.
     ///
     /// # Errors
     /// If it has expired, was released, or was committed with another cost.
-    pub fn commit(&mut self, cost: &OwnedCost, balances: &mut [Balance], now: Timestamp) -> Result<(), CommitError> {
+    pub fn commit(&mut self, cost: &OwnedCost, now: Timestamp) -> Result<Adjustment, CommitError> {
         // Compared by amounts and not by the cost as sent: two spellings of one cost are the same commit.
         let amounts = self.amounts(cost);
         match &self.stage {
-            Stage::Committed(before) if before.as_ref().is_none_or(|before| *before == amounts) => return Ok(()),
+            Stage::Committed(before) if before.as_ref().is_none_or(|before| *before == amounts) => {
+                return Ok(Adjustment::none(&self.receipt));
+            }
             Stage::Committed(_) => return Err(CommitError::OtherCost),
             Stage::Released => return Err(CommitError::Unknown),
             // A store that has not removed it yet must answer as one that has.
             Stage::Open if now >= self.expires => return Err(CommitError::Unknown),
             Stage::Open => self.stage = Stage::Committed(Some(amounts.clone())),
         }
-        for ((charged, actual), balance) in self.receipt.charged.iter().zip(amounts).zip(balances) {
+        let mut adjustment = Adjustment::none(&self.receipt);
+        for (charged, actual) in self.receipt.charged.iter().zip(amounts) {
             let reserved = charged.mark.amount;
             if charged.limit.is_concurrency() {
                 // The request has ended, so its place is free, whatever it cost.
-                charged.give_back(reserved, balance, now, self.receipt.id);
-                continue;
-            }
-            if let Some(more) = actual.checked_sub(reserved).filter(|more| *more > 0) {
-                // Under the limit of the balance, not of the receipt. The policy may have replaced the receipt's limit since,
-                // and converting the balance back to it could forget use.
-                let limit = charged.limit.in_terms_of(&balance.state);
+                adjustment.less.charged.push(*charged);
+            } else if actual > reserved {
                 // Charged even if it does not fit: the work is done, and the next requests wait for it.
-                balance.charge(&limit, more, now, self.receipt.id);
-            } else {
-                let less = reserved.saturating_sub(actual);
-                charged.give_back(less, balance, now, self.receipt.id);
+                adjustment.more.charged.push(charged.with_amount(actual.saturating_sub(reserved)));
+            } else if actual < reserved {
+                adjustment.less.charged.push(charged.with_amount(reserved.saturating_sub(actual)));
             }
         }
-        Ok(())
+        Ok(adjustment)
     }
 
     /// Returns the actual cost of each charge. A concurrency hold costs what it held: it ends, whatever the request cost.
@@ -181,34 +274,36 @@ impl Reservation {
             .collect()
     }
 
-    /// Ends it without a cost. Repeating a release changes nothing.
+    /// Ends it without a cost, and returns the changes of its balances. Repeating a release changes nothing.
     ///
     /// # Errors
     /// If it has expired or was committed.
-    pub fn release(&mut self, balances: &mut [Balance], now: Timestamp) -> Result<(), UnknownReservation> {
+    pub fn release(&mut self, now: Timestamp) -> Result<Adjustment, UnknownReservation> {
         match self.stage {
-            Stage::Released => return Ok(()),
+            Stage::Released => return Ok(Adjustment::none(&self.receipt)),
             Stage::Committed(_) => return Err(UnknownReservation),
             Stage::Open if now >= self.expires => return Err(UnknownReservation),
             Stage::Open => self.stage = Stage::Released,
         }
-        self.receipt.refund(balances, now);
-        Ok(())
+        Ok(Adjustment { less: self.receipt.clone(), ..Adjustment::none(&self.receipt) })
     }
 
-    /// Ends it if it has expired, and returns whether it has. Under [`OnExpire::Release`] its charges are given back as of the
-    /// expiry, however much later this is called. So the balances must not have changed since then, and reservations that
-    /// expired earlier must have been ended before this one.
-    pub fn expire(&mut self, balances: &mut [Balance], now: Timestamp) -> bool {
+    /// Ends it if it has expired, and returns the changes of its balances; `None` if it has not expired. Under [`OnExpire::Release`] its charges are
+    /// given back as of the expiry, however much later that is done. So the balances must not have changed since then, and
+    /// reservations that expired earlier must have been ended before this one.
+    pub fn expire(&mut self, now: Timestamp) -> Option<Adjustment> {
         if now < self.expires {
-            return false;
+            return None;
         }
-        if self.stage == Stage::Open && self.on_expire == OnExpire::Release {
-            // At the expiry, so that the result does not depend on when a store ends it: stores that look often and
-            // stores that look seldom agree.
-            self.receipt.refund(balances, self.expires);
+        let none = Adjustment::none(&self.receipt);
+        if self.stage != Stage::Open || self.on_expire == OnExpire::Charge {
+            return Some(none);
         }
-        true
+        // A record that a store keeps must not be given back a second time.
+        self.stage = Stage::Released;
+        // At the expiry, so that the result does not depend on when a store ends it: stores that look often and stores
+        // that look seldom agree.
+        Some(Adjustment { less: self.receipt.clone(), as_of: Some(self.expires), ..none })
     }
 
     /// Returns the bytes that a store saves.

@@ -1,8 +1,9 @@
 //! Receipts, reservations and their costs inside commands and answers.
 
-use super::{Field, MAX_ITEMS, take};
+use super::{Field, MAX_ITEMS, put, take};
 use crate::codec::{BytesError, Reader, Writer};
-use crate::receipt::{CommitError, OnExpire, OwnedCost, Receipt};
+use crate::command::ReservationEnd;
+use crate::receipt::{Adjustment, CommitError, OnExpire, OwnedCost, Receipt};
 
 impl Field for Box<Receipt> {
     fn write(&self, out: &mut Writer) {
@@ -11,6 +12,35 @@ impl Field for Box<Receipt> {
 
     fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
         Receipt::read(from).map(Self::new)
+    }
+}
+
+impl Field for Box<Adjustment> {
+    fn write(&self, out: &mut Writer) {
+        Adjustment::write(self, out);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Adjustment::read(from).map(Self::new)
+    }
+}
+
+impl Field for ReservationEnd {
+    fn write(&self, out: &mut Writer) {
+        match self {
+            Self::Commit(cost) => put(out, 0, &[cost]),
+            Self::Release => put(out, 1, &[]),
+            Self::Expire => put(out, 2, &[]),
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, BytesError> {
+        Ok(match from.byte()? {
+            0 => Self::Commit(take(from)?),
+            1 => Self::Release,
+            2 => Self::Expire,
+            _ => return Err(BytesError::Malformed("end of a reservation")),
+        })
     }
 }
 

@@ -1,0 +1,104 @@
+//! The end of reservations: by a commit, a release, or their expiry.
+//!
+//! A store that has the record and the balances under one lock ends a reservation in one step. A store of partitions ends the
+//! record first, and then changes the balances in their partitions.
+
+use arrayvec::ArrayVec;
+
+use super::{Answer, Records, ReservationEnd};
+use crate::key::{Digest, TraceId};
+use crate::limit::Limit;
+use crate::plan::MAX_CHARGES;
+use crate::receipt::{Adjustment, CommitError, Reservation};
+use crate::time::Timestamp;
+
+/// Ends the reservations that have expired, in the order of their expiry. Every command that reads or changes a balance does
+/// this first, so that no decision counts a reservation that should have been released.
+///
+/// # Errors
+/// Fails where a record could not be read or saved.
+pub fn expire<R: Records>(records: &mut R, now: Timestamp) -> Result<(), R::Error> {
+    // One at a time, in the order of expiry: each is ended as of its own expiry, so its balances must not contain later
+    // changes.
+    while let Some(mut reservation) = records.take_expired(now)? {
+        remember(&reservation, records, now)?;
+        if let Some(adjustment) = reservation.expire(now) {
+            adjust(&adjustment, records, now)?;
+        }
+    }
+    Ok(())
+}
+
+/// Ends a reservation and changes its balances in one step.
+pub(super) fn end<R: Records>(
+    id: TraceId,
+    how: &ReservationEnd,
+    records: &mut R,
+    now: Timestamp,
+) -> Result<Answer, R::Error> {
+    expire(records, now)?;
+    let (keys, adjustment) = match end_reservation(id, how, records, now)? {
+        Ok(ended) => ended,
+        Err(error) => return Ok(Answer::Ended(Err(error))),
+    };
+    adjust(&adjustment, records, now)?;
+    Ok(Answer::Ended(Ok(keys)))
+}
+
+/// Ends the record of a reservation. Its balances stay as they are.
+pub(super) fn end_record<R: Records>(
+    id: TraceId,
+    how: &ReservationEnd,
+    records: &mut R,
+    now: Timestamp,
+) -> Result<Answer, R::Error> {
+    let ended = end_reservation(id, how, records, now)?;
+    Ok(Answer::Adjustment(ended.map(|(_, adjustment)| Box::new(adjustment))))
+}
+
+/// Changes balances as the end of a reservation says.
+pub(super) fn adjust<R: Records>(adjustment: &Adjustment, records: &mut R, now: Timestamp) -> Result<(), R::Error> {
+    let charges: ArrayVec<(Digest, Limit), MAX_CHARGES> = adjustment.charges().collect();
+    records.balances(&charges, now, |balances| adjustment.apply(balances, now))
+}
+
+/// Ends the record of a reservation. Returns its keys, and the changes of its balances.
+fn end_reservation<R: Records>(
+    id: TraceId,
+    how: &ReservationEnd,
+    records: &mut R,
+    now: Timestamp,
+) -> Result<Result<(Vec<Digest>, Adjustment), CommitError>, R::Error> {
+    let Some(mut reservation) = records.reservation(id)? else { return Ok(Err(CommitError::Unknown)) };
+    let was_ended = !reservation.is_open();
+    // A reservation refuses before it changes, so a refused end leaves everything as it was.
+    let ended = match how {
+        ReservationEnd::Commit(cost) => reservation.commit(cost, now),
+        ReservationEnd::Release => reservation.release(now).map_err(CommitError::from),
+        ReservationEnd::Expire => {
+            if reservation.expires() <= now {
+                remember(&reservation, records, now)?;
+            }
+            reservation.expire(now).ok_or(CommitError::Unknown)
+        }
+    };
+    let adjustment = match ended {
+        Ok(adjustment) => adjustment,
+        Err(error) => return Ok(Err(error)),
+    };
+    let keys = reservation.keys().collect();
+    // An ended reservation is kept until it expires, so that a repeated commit or release gets the same answer.
+    if !was_ended {
+        records.save_reservation(reservation, now)?;
+    }
+    Ok(Ok((keys, adjustment)))
+}
+
+/// Remembers that the receipt of an expired reservation must not be refunded. Before anything is given back: if that fails, the
+/// receipt could otherwise be refunded as well.
+fn remember<R: Records>(reservation: &Reservation, records: &mut R, now: Timestamp) -> Result<(), R::Error> {
+    if reservation.gives_back() {
+        records.remember_end(reservation.id(), reservation.void_from(), now)?;
+    }
+    Ok(())
+}

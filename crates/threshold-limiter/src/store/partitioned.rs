@@ -1,0 +1,326 @@
+//! Commands on a store of partitions, each of which executes a command on its own records in one atomic step.
+//!
+//! No step spans two partitions. A command on several of them is carried out in an order that is safe to stop after any step: the
+//! record that decides comes first (the reservation, the refund, the account), and what is given back to other partitions comes
+//! last. If a node dies in between, a charge stays until its window ends or refills. Nothing is ever given back twice.
+
+use std::future::Future;
+
+use futures_util::future::join_all;
+use threshold_core::command::ReservationEnd;
+use threshold_core::key::Partition;
+use threshold_core::lockout::{Attempt, AttemptKeys, AttemptOutcome, Login};
+use threshold_core::plan::SubjectKeys;
+use threshold_core::receipt::Adjustment;
+use threshold_core::split::Step;
+use threshold_core::{Answer, Command, Digest, Limit, Outcome, OwnedBill, Receipt, Split, TraceId};
+
+use super::StoreError;
+
+/// Why a partition did not execute a command.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum PartitionError {
+    /// The partition moves to another server, which executes only commands with one key until it has arrived.
+    Moving,
+    /// The store failed.
+    Store(StoreError),
+}
+
+impl From<StoreError> for PartitionError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<PartitionError> for StoreError {
+    fn from(error: PartitionError) -> Self {
+        match error {
+            PartitionError::Moving => Self::Unavailable,
+            PartitionError::Store(error) => error,
+        }
+    }
+}
+
+/// A store of partitions.
+pub(crate) trait Partitions: Send + Sync {
+    /// Executes a command whose records are all in one partition.
+    fn execute(
+        &self,
+        partition: Partition,
+        command: Command,
+    ) -> impl Future<Output = Result<Answer, PartitionError>> + Send;
+
+    /// Returns the partition of the records that are found by an id alone: reservations and refunds.
+    fn home(&self, id: TraceId) -> Partition;
+
+    /// Executes commands after the answer. They give back what another partition has denied.
+    fn execute_later(&self, commands: Vec<(Partition, Command)>);
+}
+
+/// Executes a command on all partitions of its records. A command that no store of partitions executes in this way, such as a
+/// change of bans, fails.
+pub(crate) async fn execute<P: Partitions>(store: &P, command: Command) -> Result<Answer, StoreError> {
+    let partition = match &command {
+        Command::Reserve { receipt, .. } => Some(store.home(receipt.id())),
+        Command::BeginRefund { id, .. } | Command::EndReservation { id, .. } => Some(store.home(*id)),
+        Command::ChangeAccount { account, .. } | Command::ReadAccount { account } | Command::ReadDevice { account, .. } => Some(account.partition()),
+        Command::ReadStanding { key } | Command::Limit { key, .. } => Some(key.partition()),
+        Command::BeginRequest { key, .. } | Command::EndRequest { key, .. } => Some(key.id.partition()),
+        _ => None,
+    };
+    if let Some(partition) = partition {
+        return Ok(store.execute(partition, command).await?);
+    }
+    match command {
+        Command::Settle(bill) => Ok(Answer::Settled(Box::new(settle(store, *bill).await?))),
+        Command::Refund(receipt) => refund(store, *receipt).await,
+        Command::GiveBack(receipt) => adjust(store, Adjustment::giving_back(*receipt)).await,
+        Command::Adjust(adjustment) => adjust(store, *adjustment).await,
+        Command::Renew(receipt) => renew(store, *receipt).await,
+        Command::Commit { id, cost } => end_reservation(store, id, ReservationEnd::Commit(cost)).await,
+        Command::Release { id } => end_reservation(store, id, ReservationEnd::Release).await,
+        Command::Expire { id } => end_reservation(store, id, ReservationEnd::Expire).await,
+        Command::Pause { keys, until } => {
+            on_subject(store, keys, |keys| Command::Pause { keys, until }).await?;
+            Ok(Answer::Done)
+        }
+        Command::Forgive { keys } => {
+            on_subject(store, keys, |keys| Command::Forgive { keys }).await?;
+            Ok(Answer::Done)
+        }
+        Command::ReadBlock { keys } => {
+            let answers = on_subject(store, keys, |keys| Command::ReadBlock { keys }).await?;
+            let blocked = answers.into_iter().map(|answer| match answer {
+                Answer::Blocked(until) => Ok(until),
+                other => Err(StoreError::unexpected(other)),
+            });
+            Ok(Answer::Blocked(blocked.collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or_default()))
+        }
+        Command::BeginLogin { login, keys } => begin_login(store, login, keys).await,
+        Command::EndLogin { login, attempt, success, nonce } => end_login(store, login, attempt, success, nonce).await,
+        _ => Err(StoreError::Unavailable),
+    }
+}
+
+/// Settles a bill: every partition charges its part, or none does.
+pub(crate) async fn settle<P: Partitions>(store: &P, bill: OwnedBill) -> Result<Outcome, StoreError> {
+    let mut split = Split::new(bill);
+    loop {
+        let steps = split.round();
+        if steps.is_empty() {
+            break;
+        }
+        let sent = steps.into_iter().map(|Step { part, partition, command }| async move {
+            (part, store.execute(partition, command).await)
+        });
+        let mut failed = None;
+        // All answers are waited for, also after a failure: only a charge whose success was heard is given back.
+        for (part, answered) in join_all(sent).await {
+            match answered {
+                Ok(Answer::Settled(outcome)) => split.answered(part, *outcome),
+                Ok(other) => failed = Some(StoreError::unexpected(other)),
+                Err(PartitionError::Moving) if split.divide(part) => {}
+                Err(error) => failed = Some(error.into()),
+            }
+        }
+        if let Some(error) = failed {
+            store.execute_later(split.abandon());
+            return Err(error);
+        }
+    }
+    let (outcome, returns) = split.join();
+    if !returns.is_empty() {
+        store.execute_later(returns);
+    }
+    Ok(outcome)
+}
+
+/// Refunds a receipt. The refund is remembered first. If a node dies after that, the charges stay.
+async fn refund<P: Partitions>(store: &P, receipt: Receipt) -> Result<Answer, StoreError> {
+    let (id, void_from) = (receipt.id(), receipt.void_from());
+    let answer = store.execute(store.home(id), Command::BeginRefund { id, void_from }).await?;
+    if let Answer::Refunded { first: true } = answer {
+        adjust(store, Adjustment::giving_back(receipt)).await?;
+    }
+    Ok(answer)
+}
+
+/// Ends a reservation: its record first, then its balances.
+async fn end_reservation<P: Partitions>(store: &P, id: TraceId, end: ReservationEnd) -> Result<Answer, StoreError> {
+    let adjustment = match store.execute(store.home(id), Command::EndReservation { id, end }).await? {
+        Answer::Adjustment(Ok(adjustment)) => *adjustment,
+        Answer::Adjustment(Err(error)) => return Ok(Answer::Ended(Err(error))),
+        other => return Err(StoreError::unexpected(other)),
+    };
+    let keys = adjustment.charges().map(|(key, _)| key).collect();
+    adjust(store, adjustment).await?;
+    Ok(Answer::Ended(Ok(keys)))
+}
+
+/// Changes balances in all of their partitions.
+async fn adjust<P: Partitions>(store: &P, adjustment: Adjustment) -> Result<Answer, StoreError> {
+    let parts = adjustment.split(Digest::partition).into_iter().map(|(partition, part)| async move {
+        match store.execute(partition, Command::Adjust(Box::new(part.clone()))).await {
+            Err(PartitionError::Moving) => {
+                for (key, part) in part.split(|key| key) {
+                    store.execute(key.partition(), Command::Adjust(Box::new(part))).await?;
+                }
+                Ok(Answer::Done)
+            }
+            answered => answered,
+        }
+    });
+    for answered in join_all(parts).await {
+        answered?;
+    }
+    Ok(Answer::Done)
+}
+
+/// Gives the charges of a receipt back and makes them again.
+async fn renew<P: Partitions>(store: &P, mut receipt: Receipt) -> Result<Answer, StoreError> {
+    let renew = |partition, part: Receipt| async move {
+        match store.execute(partition, Command::Renew(Box::new(part))).await? {
+            Answer::Renewed(part) => Ok(part),
+            other => Err(StoreError::unexpected(other).into()),
+        }
+    };
+    let parts = receipt.split(Digest::partition).into_iter().map(|(partition, part)| async move {
+        match renew(partition, part.clone()).await {
+            Err(PartitionError::Moving) => {
+                let mut whole = part;
+                for (key, part) in whole.split(|key| key) {
+                    whole.join(&*renew(key.partition(), part).await?);
+                }
+                Ok(Box::new(whole))
+            }
+            answered => answered,
+        }
+    });
+    for part in join_all(parts).await {
+        receipt.join(&*part.map_err(StoreError::from)?);
+    }
+    Ok(Answer::Renewed(Box::new(receipt)))
+}
+
+/// Executes a command on the keys of a subject in each of their partitions. The order makes no difference.
+async fn on_subject<P: Partitions>(
+    store: &P,
+    keys: SubjectKeys,
+    command: impl Fn(SubjectKeys) -> Command + Copy + Send + Sync,
+) -> Result<Vec<Answer>, StoreError> {
+    let parts = split_subject(&keys, Digest::partition).into_iter().map(|(partition, part)| async move {
+        match store.execute(partition, command(part.clone())).await {
+            Err(PartitionError::Moving) => {
+                let mut answers = Vec::new();
+                for (key, part) in split_subject(&part, |key| key) {
+                    answers.push(store.execute(key.partition(), command(part)).await?);
+                }
+                Ok(answers)
+            }
+            answered => answered.map(|answer| vec![answer]),
+        }
+    });
+    let mut answers = Vec::new();
+    for answered in join_all(parts).await {
+        answers.extend(answered.map_err(StoreError::from)?);
+    }
+    Ok(answers)
+}
+
+fn split_subject<P: Copy + PartialEq>(keys: &SubjectKeys, place: impl Fn(Digest) -> P) -> Vec<(P, SubjectKeys)> {
+    let mut parts: Vec<(P, SubjectKeys)> = Vec::new();
+    let mut part = |key: Digest, add: &mut dyn FnMut(&mut SubjectKeys)| {
+        let place = place(key);
+        match parts.iter_mut().find(|(own, _)| *own == place) {
+            Some((_, part)) => add(part),
+            None => {
+                let mut new = SubjectKeys::default();
+                add(&mut new);
+                parts.push((place, new));
+            }
+        }
+    };
+    for (key, limit) in &keys.balances {
+        part(*key, &mut |part| drop(part.balances.insert(*key, *limit)));
+    }
+    for key in &keys.standings {
+        part(*key, &mut |part| drop(part.standings.insert(*key)));
+    }
+    parts
+}
+
+/// Counts a login attempt: on its address, then on its account.
+async fn begin_login<P: Partitions>(store: &P, login: Login, keys: AttemptKeys) -> Result<Answer, StoreError> {
+    let Some(account) = keys.account else { return begin_without_account(store, login, keys).await };
+    let Some(address) = keys.address.filter(|address| address.partition() != account.partition()) else {
+        return Ok(store.execute(account.partition(), Command::BeginLogin { login, keys }).await?);
+    };
+    let own = AttemptKeys { address: None, ..keys };
+    if is_known_device(store, &login, &keys, account).await? {
+        return Ok(store.execute(account.partition(), Command::BeginLogin { login, keys: own }).await?);
+    }
+    // The address before the account: an attempt that its address has no budget for must not count on the account, or one
+    // address could lock accounts without end.
+    let (limit, id) = (Limit::from(login.ip), keys.id);
+    let charge = Command::Limit { key: address, limit, cost: 1, id };
+    let charged = match store.execute(address.partition(), charge).await? {
+        Answer::Limited(checked) => checked,
+        other => return Err(StoreError::unexpected(other)),
+    };
+    if !charged.look.allowed {
+        return Ok(Answer::Attempted(AttemptOutcome::TooMany { until: charged.look.ready_at }));
+    }
+    match store.execute(account.partition(), Command::BeginLogin { login, keys: own }).await? {
+        Answer::Attempted(AttemptOutcome::Allowed(attempt)) => {
+            Ok(Answer::Attempted(AttemptOutcome::Allowed(attempt.with_address(address, &charged))))
+        }
+        // The address stays charged, as in one step: an address that keeps trying locked accounts is guessing.
+        other => Ok(other),
+    }
+}
+
+async fn begin_without_account<P: Partitions>(
+    store: &P,
+    login: Login,
+    keys: AttemptKeys,
+) -> Result<Answer, StoreError> {
+    // An attempt without an account and an address changes no record, and every partition has the time.
+    let partition = keys.address.map_or_else(|| store.home(keys.id), Digest::partition);
+    Ok(store.execute(partition, Command::BeginLogin { login, keys }).await?)
+}
+
+/// Returns whether an attempt is counted by its known device, and so not by its address.
+async fn is_known_device<P: Partitions>(
+    store: &P,
+    login: &Login,
+    keys: &AttemptKeys,
+    account: Digest,
+) -> Result<bool, StoreError> {
+    let Some(device) = keys.device else { return Ok(false) };
+    let command = Command::ReadDevice { login: login.clone(), account, device };
+    match store.execute(account.partition(), command).await? {
+        Answer::Recognised(known) => Ok(known),
+        other => Err(StoreError::unexpected(other)),
+    }
+}
+
+/// Ends a login attempt: on its account, then gives its charge back to its address after a success.
+async fn end_login<P: Partitions>(
+    store: &P,
+    login: Login,
+    mut attempt: Attempt,
+    success: bool,
+    nonce: TraceId,
+) -> Result<Answer, StoreError> {
+    let (counted, address) = (attempt.folded.or(attempt.account), attempt.address);
+    let partition = counted.or(address).map_or_else(|| store.home(attempt.id), Digest::partition);
+    let elsewhere = address.is_some_and(|address| address.partition() != partition);
+    let charge = if elsewhere { attempt.take_address(&login) } else { None };
+    let answer = store.execute(partition, Command::EndLogin { login, attempt, success, nonce }).await?;
+    if let (Answer::LoginEnded(Ok(outcome)), Some(charge)) = (&answer, charge)
+        && outcome.success
+    {
+        adjust(store, Adjustment::giving_back(charge)).await?;
+    }
+    Ok(answer)
+}
