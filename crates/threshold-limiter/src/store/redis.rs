@@ -14,6 +14,8 @@ mod inspect;
 mod keys;
 mod listed;
 mod reply;
+mod secret;
+mod sentinel;
 mod server;
 mod settle;
 mod url;
@@ -30,6 +32,7 @@ use super::{Kind, Listed, Store, StoreError};
 use batch::{Batches, Task};
 use breaker::Breaker;
 use connect::{Certificates, ConnectOptions, Connector};
+use secret::SecretIds;
 use server::Server;
 pub use url::{RedisUrl, RedisUrlError};
 
@@ -136,11 +139,9 @@ impl RedisStore {
     /// Fails if the server cannot be reached, or if it holds the records of another secret.
     pub async fn open(options: RedisOptions) -> Result<Self, RedisOpenError> {
         let connect = ConnectOptions::new(&options.url, &options.certificates).map_err(RedisOpenError::Tls)?;
-        let connector = Connector::new(connect, &options.url)?;
-        let connect = |error: ::redis::RedisError| RedisOpenError::Connect(error.to_string());
-        let server = Server::connect(connector).await.map_err(connect)?;
+        let secrets = SecretIds { present: options.key, old: options.old_key };
+        let server = Server::connect(Connector::new(connect, &options.url, secrets)?).await?;
         let warnings = inspect::inspect(&server).await?;
-        check_secret(&server, &options).await?;
         let batches = Arc::new(Batches::start(Arc::clone(&server)));
         sweep(Arc::clone(&server), Arc::downgrade(&batches));
         Ok(Self { server, batches, breaker: Breaker::default(), deadline: options.deadline, warnings })
@@ -244,32 +245,6 @@ impl Store for RedisStore {
     fn last_error(&self) -> Option<String> {
         self.server.problem()
     }
-}
-
-/// Records this node's secret beside those in force, unless the store was written with others.
-async fn check_secret(server: &Arc<Server>, options: &RedisOptions) -> Result<(), RedisOpenError> {
-    let connect = |error: ::redis::RedisError| RedisOpenError::Connect(error.to_string());
-    let mut read = Cmd::new();
-    read.arg("SMEMBERS").arg(keys::control("secrets"));
-    let stored: Vec<String> = match server.send(&read).await.map_err(connect)? {
-        // RESP2 answers with an array, RESP3 with a set.
-        Value::Array(members) | Value::Set(members) => {
-            let texts = members.into_iter().filter_map(|member| match member {
-                Value::BulkString(text) => String::from_utf8(text).ok(),
-                _ => None,
-            });
-            texts.collect()
-        }
-        _ => Vec::new(),
-    };
-    let known = |key: KeyId| stored.contains(&key.to_string());
-    if !stored.is_empty() && !known(options.key) && !options.old_key.is_some_and(known) {
-        return Err(RedisOpenError::OtherSecret { stored: stored.join(", "), own: options.key });
-    }
-    let mut add = Cmd::new();
-    add.arg("SADD").arg(keys::control("secrets")).arg(options.key.to_string());
-    server.send(&add).await.map_err(connect)?;
-    Ok(())
 }
 
 /// Ends reservations that have expired and give back their charges, until the store is dropped.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
-use ::redis::{AsyncConnectionConfig, RedisConnectionInfo, RedisError};
+use ::redis::{AsyncConnectionConfig, ErrorKind, RedisConnectionInfo, RedisError, ServerErrorKind};
+use threshold_core::KeyId;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -18,6 +19,8 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName}
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::RedisOpenError;
+use super::secret::{self, SecretIds};
+use super::sentinel::Sentinels;
 use super::url::{Address, Kind, Login, RedisUrl};
 
 /// How long a connection attempt may take, with the TLS handshake and the login.
@@ -63,31 +66,103 @@ fn login(login: Option<&Login>) -> RedisConnectionInfo {
     }
 }
 
-/// Opens the connections of one server: the first one, and those that replace it.
+/// Opens the connections to one primary: the first one, and those that replace it.
 #[derive(Debug)]
 pub(super) struct Connector {
     options: ConnectOptions,
-    address: Address,
+    target: Target,
+    /// The secrets that the server must have, checked on every connection.
+    secrets: Option<SecretIds>,
+}
+
+#[derive(Debug)]
+enum Target {
+    Server(Address),
+    Sentinels(Sentinels),
 }
 
 impl Connector {
-    /// Connects to the server that a URL names.
-    pub(super) fn new(options: ConnectOptions, url: &RedisUrl) -> Result<Self, RedisOpenError> {
-        let unsupported = match url.kind {
-            Kind::Single => None,
-            Kind::Sentinel { .. } => Some("redis+sentinel:// is not supported yet"),
-            Kind::Cluster => Some("redis+cluster:// is not supported yet"),
+    /// Connects to the one primary that a URL names, and checks that its records were made with one of these secrets.
+    pub(super) fn new(options: ConnectOptions, url: &RedisUrl, secrets: SecretIds) -> Result<Self, RedisOpenError> {
+        let target = match &url.kind {
+            Kind::Single => Target::Server(url.seeds.first().cloned().ok_or(RedisOpenError::Unsupported("no host"))?),
+            Kind::Sentinel { name } => {
+                let sentinels = ConnectOptions { login: login(url.sentinel_login.as_ref()), tls: options.tls.clone() };
+                Target::Sentinels(Sentinels::new(name.clone(), sentinels, url.seeds.clone()))
+            }
+            Kind::Cluster => return Err(RedisOpenError::Unsupported("redis+cluster:// is not supported yet")),
         };
-        if let Some(reason) = unsupported {
-            return Err(RedisOpenError::Unsupported(reason));
-        }
-        let address = url.seeds.first().cloned().ok_or(RedisOpenError::Unsupported("the URL names no server"))?;
-        Ok(Self { options, address })
+        Ok(Self { options, target, secrets: Some(secrets) })
     }
 
-    pub(super) async fn open(&self) -> Result<MultiplexedConnection, RedisError> {
-        open(&self.options, &self.address).await
+    /// Opens a connection that can be used at once.
+    pub(super) async fn open(&self) -> Result<MultiplexedConnection, ConnectError> {
+        let (mut connection, address) = match &self.target {
+            Target::Server(address) => {
+                let opened = open(&self.options, address).await;
+                (opened.map_err(|error| ConnectError::at(address, error))?, address.clone())
+            }
+            Target::Sentinels(sentinels) => sentinels.open(&self.options).await?,
+        };
+        // Before the connection is given to anyone: no decision is made on the records of another secret.
+        if let Some(secrets) = self.secrets {
+            let checked = secret::check(&mut connection, secrets).await;
+            if let Some(stored) = checked.map_err(|error| ConnectError::at(&address, error))? {
+                return Err(ConnectError::OtherSecret { stored: stored.join(", "), own: secrets.present });
+            }
+        }
+        Ok(connection)
     }
+}
+
+/// Why there is no connection to a primary.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectError {
+    #[error("{address}: {}", explain(error))]
+    Server { address: Address, error: RedisError },
+    #[error("{0} is a replica")]
+    Replica(Address),
+    #[error("no Sentinel names a primary that answers: {0}")]
+    NoPrimary(String),
+    #[error("the store was written with the secret {stored}, and this node has {own}")]
+    OtherSecret { stored: String, own: KeyId },
+}
+
+impl ConnectError {
+    pub(super) fn at(address: &Address, error: RedisError) -> Self {
+        Self::Server { address: address.clone(), error }
+    }
+}
+
+impl From<ConnectError> for RedisOpenError {
+    fn from(error: ConnectError) -> Self {
+        match error {
+            ConnectError::OtherSecret { stored, own } => Self::OtherSecret { stored, own },
+            ConnectError::Server { error, .. } if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) => {
+                Self::Replica
+            }
+            error => Self::Connect(error.to_string()),
+        }
+    }
+}
+
+/// Returns an error of Redis, with what an operator can do about it.
+pub(super) fn explain(error: &RedisError) -> String {
+    let advice = match error.code() {
+        _ if error.kind() == ErrorKind::AuthenticationFailed => "the user or the password is wrong, or the user is off",
+        Some("WRONGPASS") => "the user or the password is wrong, or the user is off",
+        Some("NOAUTH") => "the server needs a password: redis://USER:PASSWORD@HOST",
+        Some("NOPERM") => "the ACL of the user does not suffice: docs/scale.md lists the rules",
+        Some("LOADING") => "the server is loading its data",
+        Some("OOM") => "the memory of the server is full: raise maxmemory",
+        Some("READONLY") => "the server is a replica",
+        Some("MISCONF") => "the server cannot save its data, and refuses writes",
+        Some("MASTERDOWN") => "the server is a replica without its primary",
+        Some("WRONGTYPE") => "a key of the store was written by another program",
+        _ if error.is_timeout() => return "no answer in time".to_owned(),
+        _ => return error.to_string(),
+    };
+    format!("{advice} ({error})")
 }
 
 /// Opens a connection and logs in. Commands on it fail after two seconds without an answer.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ::redis::{Cmd, Value};
 
 use super::RedisOpenError;
+use super::connect;
 use super::server::Server;
 
 /// The oldest version whose scripts declare what they do, and which reads the time at which a key expires.
@@ -16,7 +17,7 @@ const OLDEST: u32 = 7;
 pub(super) async fn inspect(server: &Arc<Server>) -> Result<Vec<String>, RedisOpenError> {
     let mut ask = Cmd::new();
     ask.arg("INFO");
-    let reply = server.send(&ask).await.map_err(|error| RedisOpenError::Connect(error.to_string()))?;
+    let reply = server.send(&ask).await.map_err(|error| RedisOpenError::Connect(connect::explain(&error)))?;
     let text = match reply {
         Value::BulkString(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Value::VerbatimString { text, .. } => text,

@@ -7,7 +7,7 @@ use ::redis::aio::MultiplexedConnection;
 use ::redis::{Cmd, ErrorKind, Pipeline, RedisError, Script, ServerErrorKind, Value};
 use rand::RngExt as _;
 
-use super::connect::Connector;
+use super::connect::{self, ConnectError, Connector};
 use crate::store::StoreError;
 
 /// The pause before the second attempt to connect. It doubles with each attempt, and is randomized so that the nodes of a cluster
@@ -73,7 +73,7 @@ impl std::fmt::Debug for Link {
 
 impl Server {
     /// Connects for the first time.
-    pub(super) async fn connect(connector: Connector) -> Result<Arc<Self>, RedisError> {
+    pub(super) async fn connect(connector: Connector) -> Result<Arc<Self>, ConnectError> {
         let connection = connector.open().await?;
         let link = Link { connection: Some(connection), ..Link::default() };
         Ok(Arc::new(Self { connector, link: Mutex::new(link) }))
@@ -129,7 +129,7 @@ impl Server {
         if let Err(error) = &answered {
             // A script that the server does not have yet is no problem: it is loaded.
             if error.kind() != ErrorKind::Server(ServerErrorKind::NoScript) {
-                self.link().problem = Some(error.to_string());
+                self.link().problem = Some(connect::explain(error));
             }
             if is_broken(error) {
                 self.reconnect(generation);
@@ -167,11 +167,14 @@ impl Server {
             let mut pause = FIRST_PAUSE;
             // Ends when the store is dropped.
             while let Some(server) = server.upgrade() {
-                if let Ok(connection) = server.connector.open().await {
-                    let mut link = server.link();
-                    link.generation = link.generation.wrapping_add(1);
-                    (link.connection, link.is_connecting) = (Some(connection), false);
-                    return;
+                match server.connector.open().await {
+                    Ok(connection) => {
+                        let mut link = server.link();
+                        link.generation = link.generation.wrapping_add(1);
+                        (link.connection, link.is_connecting) = (Some(connection), false);
+                        return;
+                    }
+                    Err(error) => server.link().problem = Some(error.to_string()),
                 }
                 // Not held during the pause, so that the store can be dropped meanwhile.
                 drop(server);
