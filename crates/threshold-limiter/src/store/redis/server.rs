@@ -92,10 +92,10 @@ impl Server {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {}
             answered => return answered.map_err(|error| classify(&error)),
         }
-        let mut load = Cmd::new();
-        load.arg("SCRIPT").arg("LOAD").arg(script.text);
-        self.send(&load).await.map_err(|error| classify(&error))?;
-        // The first call was not executed, so this one does not repeat it.
+        // The first call was not executed, so this one does not repeat it. It takes the script with it and leaves it on the server:
+        // a script that is only loaded may be flushed again before it is called.
+        let mut call = Cmd::new();
+        call.arg("EVAL").arg(script.text).arg(keys.len()).arg(keys).arg(args);
         self.send(&call).await.map_err(|error| classify(&error))
     }
 
