@@ -8,9 +8,11 @@
 )]
 
 mod control;
+mod faults;
 mod law;
 #[path = "../stores/player.rs"]
 mod player;
 mod process;
+mod proxy;
 mod shared;
 mod vectors;
