@@ -87,12 +87,12 @@ pub enum Command {
         /// The time from which a refund of the receipt has no effect.
         void_from: Timestamp,
     },
-    /// Denies a subject until a given time. Answered by [`Answer::Done`].
+    /// Denies a subject for a while. Answered by [`Answer::Done`].
     Pause {
         /// The keys of the subject's budgets.
         keys: SubjectKeys,
-        /// The end of the pause.
-        until: Timestamp,
+        /// How long the pause lasts, from the store's present time.
+        length: Span,
     },
     /// Forgets a subject's usage and its strikes. Answered by [`Answer::Done`].
     Forgive {
@@ -233,19 +233,34 @@ pub enum Answer {
     /// The changes of balances that the end of a reservation causes.
     Adjustment(Result<Box<Adjustment>, CommitError>),
     /// Whether the secret may be checked, or why not.
-    Attempted(AttemptOutcome),
+    Attempted {
+        /// The result.
+        outcome: AttemptOutcome,
+        /// The store's time. Waiting times are counted from it, because a node's own clock may differ.
+        at: Timestamp,
+    },
     /// The result of a login attempt.
-    LoginEnded(Result<ResultOutcome, UnknownAttempt>),
+    LoginEnded {
+        /// The result.
+        ended: Result<ResultOutcome, UnknownAttempt>,
+        /// The store's time, as in [`Attempted`](Self::Attempted).
+        at: Timestamp,
+    },
     /// The result of checking one limit.
-    Limited(Checked),
+    Limited {
+        /// The result.
+        checked: Checked,
+        /// The store's time, as in [`Attempted`](Self::Attempted).
+        at: Timestamp,
+    },
     /// The standing of a subject; `None` where none is stored.
     Standing(Option<Box<Standing>>),
     /// The login state of an account; `None` where none is stored.
     Account(Option<Box<Account>>),
     /// Whether an account recognises a device.
     Recognised(bool),
-    /// Until when a subject is denied by at least one of its limits; a time in the past where it is not.
-    Blocked(Timestamp),
+    /// Until when a subject is denied by at least one of its limits; `None` where it is not.
+    Blocked(Option<Timestamp>),
     /// A ban or a setting was changed.
     Controlled {
         /// The sequence number of the change.
@@ -541,11 +556,14 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
         Command::BeginRefund { id, void_from } => {
             Ok(Answer::Refunded { first: begin_refund(*id, *void_from, records, now)? })
         }
-        Command::Pause { keys, until } => pause(keys, *until, records, now),
+        Command::Pause { keys, length } => pause(keys, now.plus(*length), records, now),
         Command::Forgive { keys } => forgive(keys, records),
-        Command::BeginLogin { login, keys } => Ok(Answer::Attempted(login::begin(login, keys, records, now)?)),
+        Command::BeginLogin { login, keys } => {
+            Ok(Answer::Attempted { outcome: login::begin(login, keys, records, now)?, at: now })
+        }
         Command::EndLogin { login, attempt, success, nonce } => {
-            Ok(Answer::LoginEnded(login::end(login, attempt, (*success, *nonce), records, now)?))
+            let ended = login::end(login, attempt, (*success, *nonce), records, now)?;
+            Ok(Answer::LoginEnded { ended, at: now })
         }
         Command::ChangeAccount { account, change } => {
             records.change_account(*account, *change)?;
@@ -566,7 +584,7 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
         }
         Command::Limit { key, limit, cost, id } => {
             expire(records, now)?;
-            Ok(Answer::Limited(records.check(*key, limit, *cost, now, *id)?))
+            Ok(Answer::Limited { checked: records.check(*key, limit, *cost, now, *id)?, at: now })
         }
         Command::Control(change) => {
             Ok(Answer::Controlled { number: records.save_control(std::slice::from_ref(change), now)? })
@@ -650,7 +668,7 @@ fn read_block<R: Records>(keys: &SubjectKeys, records: &mut R, now: Timestamp) -
     for (key, limit) in &keys.balances {
         latest = latest.max(records.blocked_until(*key, limit, now)?);
     }
-    Ok(Answer::Blocked(latest))
+    Ok(Answer::Blocked(Some(latest).filter(|until| *until > now)))
 }
 
 fn charges(receipt: &Receipt) -> ArrayVec<(Digest, Limit), MAX_CHARGES> {

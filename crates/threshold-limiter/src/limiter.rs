@@ -26,7 +26,8 @@ use threshold_core::plan::Verb;
 use threshold_core::policy::{Layer, Policy};
 use threshold_core::receipt::{ActualCost, OnExpire};
 use threshold_core::{
-    BytesError, Decision, Digest, DigestKey, Facts, Format, KeyId, Outcome, Plan, PlanError, Receipt, Secrets, TraceId,
+    BytesError, Decision, Digest, DigestKey, Facts, Format, KeyId, Outcome, Plan, PlanError, Receipt, Secrets,
+    Timestamp, TraceId,
 };
 
 use crate::bans::BanList;
@@ -129,9 +130,15 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         &self.store
     }
 
-    /// Returns the time of the limiter's clock.
+    /// Returns the present time: that of the store, if it has a clock of its own, else that of the limiter's clock.
     pub fn now(&self) -> SystemTime {
-        self.clock.now().into()
+        self.time().into()
+    }
+
+    /// Returns the present time. Nodes that share a store must agree on it, however wrong the clock of one of them is.
+    #[inline]
+    pub(crate) fn time(&self) -> Timestamp {
+        self.store.now().unwrap_or_else(|| self.clock.now())
     }
 
     /// Returns the key id of the secret that signs. It identifies the secret and reveals nothing of it.

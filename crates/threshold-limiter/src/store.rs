@@ -98,6 +98,12 @@ pub trait Store: Send + Sync {
         let _ = key;
     }
 
+    /// Returns the present time of the store's own clock; `None` if the store uses the times that it is given. A store across a
+    /// network estimates it from its last answer, without asking again.
+    fn now(&self) -> Option<Timestamp> {
+        None
+    }
+
     /// Settles a plan in one atomic step, and writes the result to `outcome`. `now` is the time of the limiter's clock; a store
     /// with a clock of its own uses that.
     fn settle(

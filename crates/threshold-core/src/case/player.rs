@@ -277,7 +277,7 @@ impl LedgerPlayer {
         }
         let keys = policy.keys_of(layer, &args.key);
         let known = !keys.balances.is_empty();
-        self.execute(&Command::Pause { keys, until: now.plus(Span::from_secs(seconds)) }, now);
+        self.execute(&Command::Pause { keys, length: Span::from_secs(seconds) }, now);
         Ok(json!({"ok": known}))
     }
 
@@ -303,7 +303,8 @@ impl LedgerPlayer {
             Some(refusal) => Attempted::Refused(refusal),
             None => {
                 let keys = request.attempt_keys(policy, &self.secrets, id);
-                let Answer::Attempted(outcome) = self.execute(&Command::BeginLogin { login: login.clone(), keys }, now)
+                let Answer::Attempted { outcome, .. } =
+                    self.execute(&Command::BeginLogin { login: login.clone(), keys }, now)
                 else {
                     return Err("an attempt was answered by something else".to_owned());
                 };
@@ -326,7 +327,7 @@ impl LedgerPlayer {
             return Ok(error_json("bad_request", "the token is not a login attempt of this installation", "attempt"));
         };
         let command = Command::EndLogin { login: login.clone(), attempt, success: args.success, nonce };
-        let Answer::LoginEnded(ended) = self.execute(&command, now) else {
+        let Answer::LoginEnded { ended, .. } = self.execute(&command, now) else {
             return Err("a result was answered by something else".to_owned());
         };
         Ok(match ended {

@@ -114,7 +114,7 @@ impl LoginWorld {
 
     fn begin(&mut self, tried: AttemptKeys) -> AttemptOutcome {
         match self.ledger.execute(&Command::BeginLogin { login: self.login.clone(), keys: tried }, self.now) {
-            Answer::Attempted(outcome) => outcome,
+            Answer::Attempted { outcome, .. } => outcome,
             other => panic!("{other:?}"),
         }
     }
@@ -123,7 +123,7 @@ impl LoginWorld {
         let nonce = self.id();
         let command = Command::EndLogin { login: self.login.clone(), attempt: *attempt, success, nonce };
         match self.ledger.execute(&command, self.now) {
-            Answer::LoginEnded(ended) => ended,
+            Answer::LoginEnded { ended, .. } => ended,
             other => panic!("{other:?}"),
         }
     }

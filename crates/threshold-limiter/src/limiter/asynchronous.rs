@@ -111,7 +111,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub async fn pause_async(&self, layer: Layer, key: &str, length: Duration) -> Result<bool, StoreError> {
         let keys = self.policy().keys_of(layer, key);
         let known = !keys.balances.is_empty();
-        self.execute(Command::Pause { keys, until: self.clock.now().plus(length.into()) }).await?;
+        self.execute(Command::Pause { keys, length: length.into() }).await?;
         Ok(known)
     }
 
@@ -141,10 +141,9 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let text = key;
         let key = TextKeys::new(self.policy().key(), limit).digest(text);
         self.rekey_text(text, key, limit).await?;
-        let now = self.clock.now();
         let command = Command::Limit { key, limit: *limit, cost, id: random_id() };
-        match self.store.execute(command, now).await? {
-            Answer::Limited(checked) => Ok(LimitDecision::new(limit, &checked, now)),
+        match self.execute(command).await? {
+            Answer::Limited { checked, at } => Ok(LimitDecision::new(limit, &checked, at)),
             other => Err(StoreError::unexpected(other)),
         }
     }
@@ -167,7 +166,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Returns an error if the store cannot answer.
     pub async fn blocked_until(&self, keys: SubjectKeys) -> Result<Option<SystemTime>, StoreError> {
         match self.execute(Command::ReadBlock { keys }).await? {
-            Answer::Blocked(until) => Ok(Some(until).filter(|until| *until > self.clock.now()).map(SystemTime::from)),
+            Answer::Blocked(until) => Ok(until.map(SystemTime::from)),
             other => Err(StoreError::unexpected(other)),
         }
     }
@@ -188,7 +187,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Returns an error if the store cannot answer.
     pub async fn list(&self, kind: Kind, after: Option<Digest>, limit: usize) -> Result<Vec<Listed>, StoreError> {
-        self.store.list(kind, after, limit, self.clock.now()).await
+        self.store.list(kind, after, limit, self.time()).await
     }
 
     /// Executes a command on the store.
@@ -196,7 +195,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Returns an error if the store cannot answer.
     pub async fn execute(&self, command: Command) -> Result<Answer, StoreError> {
-        self.store.execute(command, self.clock.now()).await
+        self.store.execute(command, self.time()).await
     }
 
     async fn end(&self, command: Command) -> Result<(), EndError> {

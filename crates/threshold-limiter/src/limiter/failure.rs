@@ -60,7 +60,7 @@ impl<S, C> Limiter<S, C> {
             (_, OnStoreError::Local) => {
                 let command = Command::BeginLogin { login: login.clone(), keys: *tried };
                 match at_once(self.stand_in(policy).execute(command, now))? {
-                    Answer::Attempted(outcome) => Ok(outcome),
+                    Answer::Attempted { outcome, .. } => Ok(outcome),
                     other => Err(StoreError::unexpected(other)),
                 }
             }
@@ -81,7 +81,7 @@ impl<S, C> Limiter<S, C> {
         let stand_in = self.stand_in.get().filter(|_| attempt.account.is_some())?;
         let command = Command::EndLogin { login: login.clone(), attempt: *attempt, success, nonce };
         match at_once(stand_in.execute(command, now)) {
-            Ok(Answer::LoginEnded(ended)) => ended.ok(),
+            Ok(Answer::LoginEnded { ended, .. }) => ended.ok(),
             _ => None,
         }
     }

@@ -119,12 +119,12 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             Ok(()) => self.store.execute(command, now).await,
             Err(error) => Err(error),
         };
-        let outcome = match answered {
-            Ok(Answer::Attempted(outcome)) => outcome,
+        let (outcome, at) = match answered {
+            Ok(Answer::Attempted { outcome, at }) => (outcome, at),
             Ok(other) => return Err(StoreError::unexpected(other).into()),
-            Err(error) => self.attempt_without_store(&policy, login, &keys, error, now)?,
+            Err(error) => (self.attempt_without_store(&policy, login, &keys, error, now)?, now),
         };
-        Ok(outcome.into_answer(self.secrets.present(), Format::PRESENT, now))
+        Ok(outcome.into_answer(self.secrets.present(), Format::PRESENT, at))
     }
 
     /// Does what [`login_result`](Self::login_result) does, on any store.
@@ -136,17 +136,17 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let (login, attempt, now) = self.ended(&policy, attempt)?;
         let nonce = random_id();
         // First the stand-in: the store knows nothing of an attempt that was decided without it.
-        let outcome = match self.result_without_store(login, &attempt, success, nonce, now) {
-            Some(outcome) => outcome,
+        let (outcome, at) = match self.result_without_store(login, &attempt, success, nonce, now) {
+            Some(outcome) => (outcome, now),
             None => {
                 let command = Command::EndLogin { login: login.clone(), attempt, success, nonce };
                 match self.store.execute(command, now).await? {
-                    Answer::LoginEnded(ended) => ended.map_err(|_| LoginError::UnknownAttempt)?,
+                    Answer::LoginEnded { ended, at } => (ended.map_err(|_| LoginError::UnknownAttempt)?, at),
                     other => return Err(StoreError::unexpected(other).into()),
                 }
             }
         };
-        Ok(outcome.into_answer(self.secrets.present(), Format::PRESENT, now))
+        Ok(outcome.into_answer(self.secrets.present(), Format::PRESENT, at))
     }
 
     /// Does what [`reset_account`](Self::reset_account) does, on any store.
@@ -183,13 +183,13 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         if request.account.is_some() && keys.account.is_none() {
             return Err(LoginError::NoAccount);
         }
-        Ok((login, keys, self.clock.now()))
+        Ok((login, keys, self.time()))
     }
 
     fn ended<'p>(&self, policy: &'p Policy, attempt: &str) -> Result<(&'p Login, Attempt, Timestamp), LoginError> {
         let login = policy.login().ok_or(LoginError::NoLogin)?;
         let attempt = Attempt::from_token(attempt, &self.secrets).map_err(|_| LoginError::NotOurs)?;
-        Ok((login, self.present_attempt(attempt), self.clock.now()))
+        Ok((login, self.present_attempt(attempt), self.time()))
     }
 
     /// Returns the account with this name; `None` if nothing is stored of it.

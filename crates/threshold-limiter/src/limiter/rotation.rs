@@ -120,7 +120,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
             // Boxed: it is needed during a rotation only, and would enlarge the future of every decision.
             if let Err(error) = Box::pin(self.rekey(*moves)).await {
                 // Settled without them, the request would find unused limits and no penalty.
-                *decision = self.decide_without_store(plan, error, self.clock.now());
+                *decision = self.decide_without_store(plan, error, self.time());
                 return false;
             }
         }
@@ -190,7 +190,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         if rekeyed.is_empty() {
             return Ok(());
         }
-        let now = self.clock.now();
+        let now = self.time();
         for (old, new) in &rekeyed.standings {
             // The name of a ban is stored under the digest too, and must move with it.
             if let Some(ban) = self.bans.named(*old) {

@@ -130,7 +130,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     pub(crate) async fn settle(&self, plan: &Plan<'_>, outcome: &mut Outcome, decision: &mut Decision) -> bool {
         // What does not depend on the store is filled in while the prefetched memory arrives.
         plan.prepare(decision);
-        let now = self.clock.now();
+        let now = self.time();
         match self.store.settle(plan, now, outcome).await {
             Ok(()) => {
                 plan.conclude(outcome, decision);

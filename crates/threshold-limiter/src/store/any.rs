@@ -50,6 +50,14 @@ impl Store for AnyStore {
     }
 
     #[inline]
+    fn now(&self) -> Option<Timestamp> {
+        match &self.0 {
+            Inner::Memory(store) => store.now(),
+            Inner::Other(store) => store.erased_now(),
+        }
+    }
+
+    #[inline]
     async fn settle(&self, plan: &Plan<'_>, now: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         match &self.0 {
             Inner::Memory(store) => store.settle(plan, now, outcome).await,
@@ -114,6 +122,8 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 
 trait ErasedStore: Send + Sync {
     fn erased_prefetch(&self, key: Digest);
 
+    fn erased_now(&self) -> Option<Timestamp>;
+
     fn erased_settle<'a>(&'a self, plan: &'a Plan<'_>, now: Timestamp, outcome: &'a mut Outcome) -> Boxed<'a, ()>;
 
     fn erased_execute(&self, command: Command, now: Timestamp) -> Boxed<'_, Answer>;
@@ -130,6 +140,10 @@ trait ErasedStore: Send + Sync {
 impl<S: Store> ErasedStore for S {
     fn erased_prefetch(&self, key: Digest) {
         Store::prefetch(self, key);
+    }
+
+    fn erased_now(&self) -> Option<Timestamp> {
+        Store::now(self)
     }
 
     fn erased_settle<'a>(&'a self, plan: &'a Plan<'_>, now: Timestamp, outcome: &'a mut Outcome) -> Boxed<'a, ()> {

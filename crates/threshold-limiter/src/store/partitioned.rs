@@ -80,8 +80,8 @@ pub(crate) async fn execute<P: Partitions>(store: &P, command: Command) -> Resul
         Command::Commit { id, cost } => end_reservation(store, id, ReservationEnd::Commit(cost)).await,
         Command::Release { id } => end_reservation(store, id, ReservationEnd::Release).await,
         Command::Expire { id } => end_reservation(store, id, ReservationEnd::Expire).await,
-        Command::Pause { keys, until } => {
-            on_subject(store, keys, |keys| Command::Pause { keys, until }).await?;
+        Command::Pause { keys, length } => {
+            on_subject(store, keys, |keys| Command::Pause { keys, length }).await?;
             Ok(Answer::Done)
         }
         Command::Forgive { keys } => {
@@ -94,7 +94,7 @@ pub(crate) async fn execute<P: Partitions>(store: &P, command: Command) -> Resul
                 Answer::Blocked(until) => Ok(until),
                 other => Err(StoreError::unexpected(other)),
             });
-            Ok(Answer::Blocked(blocked.collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or_default()))
+            Ok(Answer::Blocked(blocked.collect::<Result<Vec<_>, _>>()?.into_iter().max().flatten()))
         }
         Command::BeginLogin { login, keys } => begin_login(store, login, keys).await,
         Command::EndLogin { login, attempt, success, nonce } => end_login(store, login, attempt, success, nonce).await,
@@ -263,16 +263,17 @@ async fn begin_login<P: Partitions>(store: &P, login: Login, keys: AttemptKeys) 
     // address could lock accounts without end.
     let (limit, id) = (Limit::from(login.ip), keys.id);
     let charge = Command::Limit { key: address, limit, cost: 1, id };
-    let charged = match store.execute(address.partition(), charge).await? {
-        Answer::Limited(checked) => checked,
+    let (charged, at) = match store.execute(address.partition(), charge).await? {
+        Answer::Limited { checked, at } => (checked, at),
         other => return Err(StoreError::unexpected(other)),
     };
     if !charged.look.allowed {
-        return Ok(Answer::Attempted(AttemptOutcome::TooMany { until: charged.look.ready_at }));
+        return Ok(Answer::Attempted { outcome: AttemptOutcome::TooMany { until: charged.look.ready_at }, at });
     }
     match store.execute(account.partition(), Command::BeginLogin { login, keys: own }).await? {
-        Answer::Attempted(AttemptOutcome::Allowed(attempt)) => {
-            Ok(Answer::Attempted(AttemptOutcome::Allowed(attempt.with_address(address, &charged))))
+        Answer::Attempted { outcome: AttemptOutcome::Allowed(attempt), at } => {
+            let outcome = AttemptOutcome::Allowed(attempt.with_address(address, &charged));
+            Ok(Answer::Attempted { outcome, at })
         }
         // The address stays charged, as in one step: an address that keeps trying locked accounts is guessing.
         other => Ok(other),
@@ -317,7 +318,7 @@ async fn end_login<P: Partitions>(
     let elsewhere = address.is_some_and(|address| address.partition() != partition);
     let charge = if elsewhere { attempt.take_address(&login) } else { None };
     let answer = store.execute(partition, Command::EndLogin { login, attempt, success, nonce }).await?;
-    if let (Answer::LoginEnded(Ok(outcome)), Some(charge)) = (&answer, charge)
+    if let (Answer::LoginEnded { ended: Ok(outcome), .. }, Some(charge)) = (&answer, charge)
         && outcome.success
     {
         adjust(store, Adjustment::giving_back(charge)).await?;

@@ -7,6 +7,7 @@
 
 mod batch;
 mod breaker;
+mod clock;
 mod connect;
 mod control;
 mod copies;
@@ -142,6 +143,7 @@ impl RedisStore {
         let secrets = SecretIds { present: options.key, old: options.old_key };
         let server = Server::connect(Connector::new(connect, &options.url, secrets)?).await?;
         let warnings = inspect::inspect(&server).await?;
+        time(&server).await.map_err(|error| RedisOpenError::Connect(error.to_string()))?;
         let batches = Arc::new(Batches::start(Arc::clone(&server)));
         sweep(Arc::clone(&server), Arc::downgrade(&batches));
         Ok(Self { server, batches, breaker: Breaker::default(), deadline: options.deadline, warnings })
@@ -195,6 +197,10 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
+    fn now(&self) -> Option<Timestamp> {
+        self.server.clock.now()
+    }
+
     async fn settle(&self, plan: &Plan<'_>, _: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         let (server, batches) = (Arc::clone(&self.server), Arc::clone(&self.batches));
         // The clocks of nodes differ, so only the server's time counts.
@@ -268,12 +274,20 @@ async fn release_expired(server: &Arc<Server>, batches: &Batches) -> Result<usiz
     Ok(ended)
 }
 
+/// Asks for the server's time.
+async fn time(server: &Arc<Server>) -> Result<Timestamp, StoreError> {
+    let mut time = Cmd::new();
+    time.arg("TIME");
+    let reply = server.send(&time).await.map_err(|_| StoreError::Unavailable)?;
+    let now = reply::time(&mut reply::array(reply)?.into_iter())?;
+    server.clock.heard(now);
+    Ok(now)
+}
+
 /// Returns reservations that have expired by the server's clock.
 async fn expired(server: &Arc<Server>) -> Result<Vec<TraceId>, StoreError> {
     let unavailable = |_| StoreError::Unavailable;
-    let mut time = Cmd::new();
-    time.arg("TIME");
-    let now = reply::time(&mut reply::array(server.send(&time).await.map_err(unavailable)?)?.into_iter())?;
+    let now = time(server).await?;
     let mut search = Pipeline::new();
     for home in keys::homes() {
         // Rounded down, and scores are rounded up: no reservation is ended before its time.

@@ -14,6 +14,11 @@ impl<S: Store> Store for Arc<S> {
     }
 
     #[inline]
+    fn now(&self) -> Option<Timestamp> {
+        S::now(self)
+    }
+
+    #[inline]
     fn settle(
         &self,
         plan: &Plan<'_>,

@@ -15,4 +15,5 @@ mod player;
 mod process;
 mod proxy;
 mod shared;
+mod times;
 mod vectors;

@@ -269,10 +269,9 @@ impl Desk {
     }
 
     async fn budget_state(&self, budget: &SubjectBudget<'_>) -> Result<BudgetState, StoreError> {
-        let now = self.now();
         // A cost of 0 charges nothing, and shows how much is left.
         let command = Command::Limit { key: budget.key, limit: budget.limit, cost: 0, id: TraceId::default() };
-        let Answer::Limited(checked) = self.limiter.execute(command).await? else {
+        let Answer::Limited { checked, at: now } = self.limiter.execute(command).await? else {
             return Err(StoreError::Unavailable);
         };
         let limit = budget.limit.capacity();

@@ -165,7 +165,7 @@ mod tests {
         let keys = SubjectKeys { balances: [(key, Limit::never())].into(), standings: [other].into() };
         let command = Command::ReadBlock { keys };
         assert_eq!(Command::from_bytes(&command.to_bytes(Format::PRESENT)), Ok(command));
-        let answer = Answer::Blocked(Timestamp::from_secs(1_767_225_600));
+        let answer = Answer::Blocked(Some(Timestamp::from_secs(1_767_225_600)));
         assert_eq!(Answer::from_bytes(&answer.to_bytes(Format::PRESENT)), Ok(answer));
     }
 }

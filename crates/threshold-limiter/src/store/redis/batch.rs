@@ -169,6 +169,7 @@ async fn load(server: &Arc<Server>, copies: &mut Copies, keys: &BTreeSet<RecordK
         None => vec![keys::control("meta")],
     };
     let (now, values) = server.run(&LOAD, &names, &[]).await.map_err(StoreError::from).and_then(reply::loaded)?;
+    server.clock.heard(now);
     // Values must not be paired with the keys of other records.
     if !keys.is_empty() && values.len() != keys.len() {
         return Err(StoreError::Unavailable);
@@ -205,6 +206,7 @@ async fn swap(server: &Arc<Server>, copies: &mut Copies) -> Result<Option<Timest
             Ok(None)
         }
         Swapped::Changed { now, values } => {
+            server.clock.heard(now);
             // The script has returned what it found, so nothing has to be loaded again.
             copies.load(records.into_iter().zip(values));
             Ok(Some(now))

@@ -7,6 +7,7 @@ use ::redis::aio::MultiplexedConnection;
 use ::redis::{Cmd, ErrorKind, Pipeline, RedisError, Script, ServerErrorKind, Value};
 use rand::RngExt as _;
 
+use super::clock::ServerClock;
 use super::connect::{self, ConnectError, Connector};
 use crate::store::StoreError;
 
@@ -52,6 +53,8 @@ impl ServerScript {
 pub(super) struct Server {
     connector: Connector,
     link: Mutex<Link>,
+    /// The server's clock. Every reply that has a time is passed to it.
+    pub(super) clock: ServerClock,
 }
 
 #[derive(Default)]
@@ -76,7 +79,7 @@ impl Server {
     pub(super) async fn connect(connector: Connector) -> Result<Arc<Self>, ConnectError> {
         let connection = connector.open().await?;
         let link = Link { connection: Some(connection), ..Link::default() };
-        Ok(Arc::new(Self { connector, link: Mutex::new(link) }))
+        Ok(Arc::new(Self { connector, link: Mutex::new(link), clock: ServerClock::default() }))
     }
 
     /// Runs a script. It is sent again only if the server did not have it, so it is executed at most once.

@@ -22,6 +22,7 @@ pub(super) async fn settle(server: &Arc<Server>, bill: &OwnedBill) -> Result<Opt
     let names: Vec<String> = balances.chain(standings).map(|key| key.name()).collect();
     let reply = server.run(&SETTLE, &names, &charges).await?;
     let (verdict, now, values) = reply::settled(reply)?;
+    server.clock.heard(now);
     if verdict == Verdict::Unusual {
         return Ok(None);
     }
