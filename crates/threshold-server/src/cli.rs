@@ -10,7 +10,7 @@ use threshold_core::limit::parse_span;
 use threshold_core::path::is_method;
 
 use crate::door::HostName;
-use crate::serve::{Address, StoreUrl};
+use crate::serve::Address;
 
 /// Decides, for every request, whether its caller may cross.
 #[derive(Debug, Parser)]
@@ -71,7 +71,7 @@ pub(crate) struct ServeArgs {
     /// Serve the operators' calls here, HOST:PORT or unix:PATH, and no longer on --http
     #[arg(long, value_name = "ADDR")]
     pub(crate) admin: Option<Address>,
-    /// Check the policy, the tokens, the secrets and the addresses, connect to no store, start nothing, and exit as lint does: 0 if the server
+    /// Check the policy, the tokens, the secrets, the addresses and the store's URL and certificates, connect to no store, start nothing, and exit as lint does: 0 if the server
     /// would start, 1 on warnings that are denied, 2 on errors
     #[arg(long)]
     pub(crate) check: bool,
@@ -85,10 +85,25 @@ pub(crate) struct ServeArgs {
     /// Accept a policy without rules, which limits nothing, at the start and on a reload
     #[arg(long)]
     pub(crate) allow_empty: bool,
-    /// Where to count: memory, or a Redis that several servers share, as redis://HOST:PORT/DATABASE or redis+unix:///PATH. A URL with
-    /// a password belongs into THRESHOLD_STORE, because the list of processes shows the command line. Needs THRESHOLD_SECRET
+    /// Where to count: memory, or a Redis that several servers share, as redis://HOST:PORT/DATABASE, redis+unix:///PATH,
+    /// redis+sentinel://HOST:PORT,HOST:PORT/NAME or redis+cluster://HOST:PORT,HOST:PORT; rediss for redis is with TLS. A URL with a
+    /// password belongs into THRESHOLD_STORE, because the list of processes shows the command line. Needs THRESHOLD_SECRET
+    // Parsed later: an error of the command line would quote it, with its password.
     #[arg(long, value_name = "URL", conflicts_with = "save_counters")]
-    pub(crate) store: Option<StoreUrl>,
+    pub(crate) store: Option<String>,
+    /// Trust the authorities in this file, in PEM, and no others, for rediss://; or THRESHOLD_STORE_CA. The system's by default
+    #[arg(long, value_name = "FILE")]
+    pub(crate) store_ca: Option<PathBuf>,
+    /// The certificate chain, in PEM, that this server shows to Redis over TLS
+    #[arg(long, value_name = "FILE", requires = "store_key")]
+    pub(crate) store_cert: Option<PathBuf>,
+    /// Its private key, in PEM
+    #[arg(long, value_name = "FILE", requires = "store_cert")]
+    pub(crate) store_key: Option<PathBuf>,
+    /// How long a decision waits for Redis, in milliseconds, before each rule's on_store_error decides; or THRESHOLD_STORE_DEADLINE.
+    /// 20 by default. A login waits for a second if this is shorter
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    pub(crate) store_deadline: Option<u16>,
     /// The journal, where bans, strikes, locks and settings are saved; with --store redis://… only the audit
     #[arg(long, value_name = "FILE", default_value = "threshold.db")]
     pub(crate) db: PathBuf,

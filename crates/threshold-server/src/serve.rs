@@ -40,7 +40,7 @@ pub(crate) use address::{Address, Guard, Listener};
 use banner::Banner;
 pub(crate) use connection::Server;
 pub(crate) use connection_watch::ConnectionWatch;
-pub(crate) use store::StoreUrl;
+use store::StoreUrl;
 pub(crate) use tls::Certificates;
 pub(crate) use tokens::{OperatorAccess, Tokens};
 
@@ -288,7 +288,7 @@ async fn desk(args: &ServeArgs, store: &StoreUrl, policy: Policy) -> anyhow::Res
     let (present, old) = (secret("THRESHOLD_SECRET")?, secret("THRESHOLD_SECRET_OLD")?);
     if let StoreUrl::Redis(url) = store {
         let secrets = store::secrets(present.as_deref(), old.as_deref())?;
-        let store = store::open(url, &secrets).await?;
+        let store = store::open(args, url, &secrets).await?;
         let given = GivenSecrets { present: present.as_deref(), old: old.as_deref() };
         let location = JournalLocation { journal: &args.db, secrets: given, new_journal: args.new_journal };
         // The secrets are checked even without a journal, because the digests in the shared store are made with them.

@@ -11,6 +11,7 @@ mod clock;
 mod connect;
 mod control;
 mod copies;
+mod deadline;
 mod inspect;
 mod keys;
 mod listed;
@@ -39,6 +40,9 @@ pub use url::{RedisUrl, RedisUrlError};
 
 /// How long a decision waits for the store, unless [`RedisOptions::deadline`] says otherwise.
 const DEADLINE: Duration = Duration::from_millis(20);
+/// How long a login, or another command on an account, waits for the store at least. Guesses at one account wait for each other, and
+/// a login without an answer is refused.
+const LOGIN_DEADLINE: Duration = Duration::from_secs(1);
 /// The pause between two searches for reservations that have expired.
 const SWEEP: Duration = Duration::from_millis(500);
 /// The largest number of expired reservations that one search ends in one partition.
@@ -101,7 +105,10 @@ impl RedisOptions {
         self
     }
 
-    /// Sets how long a decision waits for the store. The default is 20 milliseconds.
+    /// Sets how long a decision waits for the store. The default is 20 milliseconds. A command on an account, such as a login attempt,
+    /// waits for a second if this is shorter.
+    ///
+    /// Time in which this process is too busy to run the call does not count, up to three times the deadline.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
@@ -120,6 +127,14 @@ impl RedisOptions {
     pub fn certificate(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.certificates.own = Some((chain.into(), key.into()));
         self
+    }
+
+    /// Checks the certificates without connecting.
+    ///
+    /// # Errors
+    /// Fails if a certificate or a key cannot be used, or if there are certificates and the URL is without TLS.
+    pub fn check(&self) -> Result<(), RedisOpenError> {
+        ConnectOptions::new(&self.url, &self.certificates).map(drop).map_err(RedisOpenError::Tls)
     }
 }
 
@@ -173,19 +188,14 @@ impl RedisStore {
     /// Waits for an operation until the deadline. The operation goes on after that, because it may have begun on the server.
     async fn within_deadline<T: Send + 'static>(
         &self,
+        deadline: Duration,
         operation: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
         if !self.breaker.lets_through(Instant::now()) {
             return Err(StoreError::Unavailable);
         }
         let replies = self.server.replies();
-        // A spawned task is not cancelled when its handle is dropped at the deadline.
-        let answered = tokio::time::timeout(self.deadline, tokio::spawn(operation)).await;
-        let answered = match answered {
-            Ok(Ok(answered)) => answered,
-            Ok(Err(_)) => Err(StoreError::Unavailable),
-            Err(_) => Err(StoreError::Timeout),
-        };
+        let answered = deadline::wait(deadline, operation).await;
         // A call that failed while others were answered says nothing of the server: one record is unreadable, or many calls
         // wait for their turn.
         let failed = matches!(answered, Err(StoreError::Unavailable | StoreError::Timeout));
@@ -205,7 +215,7 @@ impl Store for RedisStore {
         let (server, batches) = (Arc::clone(&self.server), Arc::clone(&self.batches));
         // The clocks of nodes differ, so only the server's time counts.
         let bill = plan.bill().to_owned();
-        let settled = self.within_deadline(async move {
+        let settled = self.within_deadline(self.deadline, async move {
             if let Some(outcome) = settle::settle(&server, &bill).await? {
                 return Ok(outcome);
             }
@@ -222,17 +232,24 @@ impl Store for RedisStore {
         match command {
             Command::Control(change) => {
                 let change = std::slice::from_ref(&*change).to_vec();
-                self.within_deadline(async move { control::add(&server, &change).await }).await
+                self.within_deadline(self.deadline, async move { control::add(&server, &change).await }).await
             }
             // No deadline: a hundred thousand bans take longer, and an operator waits for them.
             Command::ControlAll(changes) => control::add(&server, &changes).await,
             Command::ReadControl { after, most } => {
                 let most = usize::try_from(most).map_or(MAX_CHANGES_READ, |most| most.min(MAX_CHANGES_READ));
-                self.within_deadline(async move { control::read(&server, after, most).await }).await
+                self.within_deadline(self.deadline, async move { control::read(&server, after, most).await }).await
             }
             command => {
                 let batches = Arc::clone(&self.batches);
-                self.within_deadline(async move { batches.run(Task::Execute(Box::new(command))).await }).await
+                let deadline = match command {
+                    Command::BeginLogin { .. }
+                    | Command::EndLogin { .. }
+                    | Command::ChangeAccount { .. }
+                    | Command::ReadAccount { .. } => self.deadline.max(LOGIN_DEADLINE),
+                    _ => self.deadline,
+                };
+                self.within_deadline(deadline, async move { batches.run(Task::Execute(Box::new(command))).await }).await
             }
         }
     }

@@ -7,6 +7,7 @@
     reason = "a test that cannot go on should say so loudly, on the line where it stops"
 )]
 
+mod acl;
 mod control;
 mod faults;
 mod law;
@@ -14,6 +15,9 @@ mod law;
 mod player;
 mod process;
 mod proxy;
+mod sentinel;
 mod shared;
+mod tcp;
 mod times;
+mod tls;
 mod vectors;

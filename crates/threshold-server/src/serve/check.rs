@@ -51,8 +51,9 @@ fn problems(args: &ServeArgs, policy: Option<&Policy>) -> Vec<anyhow::Error> {
 /// Checks the secrets, and the files beside the journal.
 fn installation(args: &ServeArgs) -> anyhow::Result<()> {
     let (present, old) = (secret("THRESHOLD_SECRET")?, secret("THRESHOLD_SECRET_OLD")?);
-    if StoreUrl::chosen(args)? != StoreUrl::Memory {
-        store::secrets(present.as_deref(), old.as_deref())?;
+    if let StoreUrl::Redis(url) = StoreUrl::chosen(args)? {
+        let secrets = store::secrets(present.as_deref(), old.as_deref())?;
+        store::options(args, &url, &secrets)?;
     }
     if args.no_db {
         return check_secrets(present.as_deref(), old.as_deref());

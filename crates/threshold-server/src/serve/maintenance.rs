@@ -18,6 +18,8 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 const SETTINGS_INTERVAL: Duration = Duration::from_millis(500);
 /// How often changes of other nodes are read, and so the most by which they take effect late here.
 const SYNC_INTERVAL: Duration = Duration::from_millis(500);
+/// The most reasons of one outage that are logged.
+const MAX_REASONS: usize = 8;
 /// How often the age of unsaved changes is checked.
 const DISK_INTERVAL: Duration = Duration::from_millis(250);
 /// The age of unsaved changes from which the disk counts as slow: a healthy one takes milliseconds.
@@ -54,20 +56,26 @@ async fn apply_remote_changes(app: Arc<App>) {
     let mut ticks = interval(SYNC_INTERVAL);
     // After a store that took long, the missed ticks are not made up for: a burst of requests would not help it.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut was_unavailable = false;
+    let mut logged: Vec<Option<String>> = Vec::new();
     loop {
         ticks.tick().await;
         let applied = app.desk.apply_remote_changes().await;
-        // Logged only when it changes: the store may be unavailable for hours.
-        match (&applied, was_unavailable) {
-            (Err(error), false) => {
+        match &applied {
+            // The store may be unavailable for hours, so each reason is logged once. A second reason may be the one that
+            // matters, such as a server that came back with the records of another secret.
+            Err(error) => {
                 let reason = app.desk.store_error();
-                tracing::error!(%error, reason, "store unavailable: rules decide by on_store_error");
+                if !logged.contains(&reason) && logged.len() < MAX_REASONS {
+                    tracing::error!(%error, reason, "store unavailable: rules decide by on_store_error");
+                    logged.push(reason);
+                }
             }
-            (Ok(()), true) => tracing::info!("store available again"),
-            _ => {}
+            Ok(()) if !logged.is_empty() => {
+                tracing::info!("store available again");
+                logged.clear();
+            }
+            Ok(()) => {}
         }
-        was_unavailable = applied.is_err();
         app.health.set_store(applied.err().map(|error| store_problem(error, app.desk.store_error())));
     }
 }

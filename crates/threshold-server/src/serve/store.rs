@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use threshold_core::{KeyId, Secret, Secrets};
@@ -9,10 +10,14 @@ use threshold_limiter::store::AnyStore;
 use threshold_limiter::store::redis::{RedisOptions, RedisStore, RedisUrl};
 
 use crate::cli::ServeArgs;
+use crate::source::read_bytes;
+
+/// The largest file, in bytes: the certificates of all public authorities together are a quarter of it.
+const MAX_PEM: usize = 1 << 20;
 
 /// Where records are stored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) enum StoreUrl {
+pub(super) enum StoreUrl {
     /// In this process.
     #[default]
     Memory,
@@ -38,15 +43,29 @@ impl FromStr for StoreUrl {
 impl StoreUrl {
     /// Returns the store that the options or `THRESHOLD_STORE` name.
     pub(super) fn chosen(args: &ServeArgs) -> anyhow::Result<Self> {
-        if let Some(store) = &args.store {
-            return Ok(store.clone());
+        let store = match &args.store {
+            Some(text) => text.parse().context("--store")?,
+            None => variable("THRESHOLD_STORE")?.unwrap_or_default(),
+        };
+        let has_options = args.store_ca.is_some() || args.store_cert.is_some() || args.store_deadline.is_some();
+        if store == Self::Memory && has_options {
+            anyhow::bail!(
+                "--store-ca, --store-cert and --store-deadline are for a store in Redis: name it with --store"
+            );
         }
-        match std::env::var("THRESHOLD_STORE") {
-            Ok(text) if !text.trim().is_empty() => text.trim().parse().context("THRESHOLD_STORE"),
-            Ok(_) => anyhow::bail!("THRESHOLD_STORE is set but empty: give a URL, or unset it"),
-            Err(std::env::VarError::NotPresent) => Ok(Self::Memory),
-            Err(std::env::VarError::NotUnicode(_)) => anyhow::bail!("THRESHOLD_STORE is not UTF-8"),
+        Ok(store)
+    }
+}
+
+/// Parses an environment variable. Set but empty is an error: the value was meant to come from somewhere.
+fn variable<T: FromStr<Err: Into<anyhow::Error>>>(name: &str) -> anyhow::Result<Option<T>> {
+    match std::env::var(name) {
+        Ok(text) if !text.trim().is_empty() => {
+            text.trim().parse::<T>().map(Some).map_err(Into::into).with_context(|| name.to_owned())
         }
+        Ok(_) => anyhow::bail!("{name} is set but empty: give a value, or unset it"),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        Err(std::env::VarError::NotUnicode(_)) => anyhow::bail!("{name} is not UTF-8"),
     }
 }
 
@@ -73,10 +92,37 @@ impl fmt::Display for StoreUrl {
     }
 }
 
-/// Connects to a Redis server.
-pub(super) async fn open(url: &RedisUrl, secrets: &Secrets) -> anyhow::Result<AnyStore> {
+/// Makes the options of a store in Redis, with the certificates and the deadline of the command line or the environment.
+pub(super) fn options(args: &ServeArgs, url: &RedisUrl, secrets: &Secrets) -> anyhow::Result<RedisOptions> {
     let old: Option<KeyId> = secrets.old().map(Secret::key_id);
-    let options = RedisOptions::new(url.clone(), secrets.present().key_id()).old_key(old);
+    let mut options = RedisOptions::new(url.clone(), secrets.present().key_id()).old_key(old);
+    let ca = args.store_ca.clone().map_or_else(|| variable("THRESHOLD_STORE_CA"), |path| Ok(Some(path)))?;
+    if let Some(path) = &ca {
+        options = options.authorities(read_bytes(path, MAX_PEM)?);
+    }
+    if let (Some(cert), Some(key)) = (&args.store_cert, &args.store_key) {
+        options = options.certificate(read_bytes(cert, MAX_PEM)?, read_bytes(key, MAX_PEM)?);
+    }
+    if let Some(deadline) = deadline(args)? {
+        options = options.deadline(deadline);
+    }
+    options.check()?;
+    Ok(options)
+}
+
+fn deadline(args: &ServeArgs) -> anyhow::Result<Option<Duration>> {
+    let name = "THRESHOLD_STORE_DEADLINE";
+    let milliseconds = args.store_deadline.map_or_else(|| variable::<u16>(name), |given| Ok(Some(given)))?;
+    // The command line is checked by its parser, with the same bounds.
+    if milliseconds.is_some_and(|given| !(1..=10_000).contains(&given)) {
+        anyhow::bail!("{name} is a number of milliseconds from 1 to 10000");
+    }
+    Ok(milliseconds.map(|given| Duration::from_millis(given.into())))
+}
+
+/// Connects to Redis.
+pub(super) async fn open(args: &ServeArgs, url: &RedisUrl, secrets: &Secrets) -> anyhow::Result<AnyStore> {
+    let options = options(args, url, secrets)?;
     let store = RedisStore::open(options).await.with_context(|| url.to_string())?;
     for warning in store.warnings() {
         tracing::warn!(store = "redis", "{warning}");
@@ -97,7 +143,7 @@ mod tests {
         assert_eq!(shown("redis://user:p%40ss@db.example:6379/2"), "redis://db.example:6379/2");
         assert_eq!(shown("redis+unix:///run/redis.sock?db=1&pass=secret"), "redis+unix:///run/redis.sock?db=1");
         for (text, named) in
-            [("rediss://a/b/c", "too many"), ("redis://u:p@ss@a", "%40"), ("mysql://a", "mysql"), ("redis", "memory")]
+            [("rediss://a/1/2", "too many"), ("redis://u:p@ss@a", "%40"), ("mysql://a", "mysql"), ("redis", "memory")]
         {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(named), "{error}");

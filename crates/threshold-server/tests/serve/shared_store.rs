@@ -1,9 +1,11 @@
 //! Several servers on one Redis: `--store redis://…` is all it takes.
 
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
+use rcgen::{CertifiedKey, generate_simple_self_signed};
 use serde_json::{Value, json};
 
 use super::process::{PATIENCE, POLICY, Scratch, Server, Start};
@@ -100,4 +102,99 @@ fn a_node_needs_the_secret_of_the_others() {
     assert!(without.contains("THRESHOLD_SECRET, the same on every node"), "{without}");
     let with_another = refusal(&[("THRESHOLD_SECRET", "another secret than the others")]);
     assert!(with_another.contains("was written with the secret"), "{with_another}");
+}
+
+/// The store is on another machine, with a certificate of the company's own authority.
+#[test]
+fn a_store_over_tls_is_trusted_by_its_authority() {
+    let (folder, policy) = (Scratch::folder(), Scratch::file("policy.toml", POLICY));
+    let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let write = |name: &str, text: &str| {
+        std::fs::write(folder.path().join(name), text).unwrap();
+        folder.path().join(name).display().to_string()
+    };
+    let (cert, key) = (write("cert.pem", &cert.pem()), write("key.pem", &signing_key.serialize_pem()));
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let child = Command::new("redis-server")
+        .args(["--port", "0", "--bind", "127.0.0.1", "--save", "", "--tls-auth-clients", "no"])
+        .args(["--tls-port", &port.to_string(), "--tls-cert-file", &cert, "--tls-key-file", &key])
+        .args(["--tls-ca-cert-file", &cert])
+        .current_dir(folder.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let (_redis, begun) = (Redis { child, folder }, Instant::now());
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(begun.elapsed() < PATIENCE, "redis-server does not answer");
+        std::thread::yield_now();
+    }
+    let (url, policy) = (format!("rediss://localhost:{port}"), Some(policy.path()));
+    let args = ["--store", &url, "--store-ca", &cert, "--store-deadline", "10000"];
+    let one = Start { args: &args, variables: &[("THRESHOLD_SECRET", SECRET)], policy, ..Start::default() }.server();
+    let variables = [
+        ("THRESHOLD_SECRET", SECRET),
+        ("THRESHOLD_STORE", &url),
+        ("THRESHOLD_STORE_CA", &cert),
+        ("THRESHOLD_STORE_DEADLINE", "10000"),
+    ];
+    let other = Start { variables: &variables, policy, ..Start::default() }.server();
+    let allowed = [&one, &other, &one, &other].map(|node| check(node, "ada")["allowed"] == true);
+    assert_eq!(allowed, [true, true, true, false]);
+}
+
+/// A typing error in the URL was found at the first start in production, and the log then had the password.
+#[test]
+fn an_unusable_store_is_refused_by_the_check_too_and_without_its_password() {
+    let refusal = |args: &[&str], store: Option<&str>, deadline: Option<&str>| {
+        let mut variables = vec![("THRESHOLD_SECRET", SECRET)];
+        variables.extend(store.map(|store| ("THRESHOLD_STORE", store)));
+        variables.extend(deadline.map(|deadline| ("THRESHOLD_STORE_DEADLINE", deadline)));
+        let [checked, started] = [&["--check"][..], &[]].map(|more| {
+            let args = [args, more].concat();
+            let output = Start { args: &args, variables: &variables, ..Start::default() }.command().output().unwrap();
+            let said =
+                format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            assert!(!output.status.success(), "{said}");
+            said
+        });
+        format!("{checked}{started}")
+    };
+    let twice = |said: &str, expected: &str| assert_eq!(said.matches(expected).count(), 2, "{said}");
+    for url in ["redis://:hunter2/x@host", "redis://:hunter2@a@host", "redis://host:hunter2"] {
+        for said in [refusal(&["--store", url], None, None), refusal(&[], Some(url), None)] {
+            assert!(!said.contains("hunter2"), "{said}");
+        }
+    }
+    twice(&refusal(&["--store", "redis://h?protocol=resp3"], None, None), "unknown parameter protocol");
+    twice(&refusal(&["--store", "rediss://h", "--store-ca", "/dev/null"], None, None), "no certificate");
+    twice(&refusal(&["--store", "redis://h", "--store-ca", "/dev/null"], None, None), "write rediss://");
+    twice(&refusal(&["--store-deadline", "5"], None, None), "name it with --store");
+    twice(&refusal(&["--store", "redis://h", "--store-deadline", "0"], None, None), "1..=10000");
+    twice(&refusal(&[], Some("redis://h"), Some("10001")), "from 1 to 10000");
+}
+
+/// Redis lost its data, and a node with another secret was the first to come back. The others counted on beside it, each under its own
+/// digests.
+#[test]
+fn a_node_that_finds_another_secret_says_so() {
+    let (redis, policy) = (Redis::start(), Scratch::file("policy.toml", POLICY));
+    let (url, token) = (redis.url(), "a-secret-token-0123456789");
+    let variables = [("THRESHOLD_SECRET", SECRET), ("THRESHOLD_READ_TOKEN", token)];
+    let args = ["--store", &url];
+    let node = Start { args: &args, variables: &variables, policy: Some(policy.path()), ..Start::default() }.server();
+    assert_eq!(check(&node, "ada")["degraded"], false);
+    let socket = redis.folder.path().join("socket");
+    let cli = |arguments: &[&str]| {
+        assert!(Command::new("redis-cli").arg("-s").arg(&socket).args(arguments).output().unwrap().status.success());
+    };
+    let swap = "redis.call('DEL', KEYS[1]) redis.call('SADD', KEYS[1], '00000002')";
+    cli(&["EVAL", swap, "1", "th:{control}secrets"]);
+    cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+    node.wait_for_log("was written with the secret 00000002");
+    let shown = [("authorization", &*format!("Bearer {token}"))];
+    let ready = node.connect().send("GET", "/readyz", &shown, "").unwrap();
+    assert!(ready.body.contains("was written with the secret 00000002"), "{}", ready.body);
+    assert_eq!(check(&node, "ada")["degraded"], true);
+    cli(&["DEL", "th:{control}secrets"]);
+    node.wait_for_log("store available again");
 }

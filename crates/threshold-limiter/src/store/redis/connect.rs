@@ -48,9 +48,17 @@ impl ConnectOptions {
     /// Returns the options for the servers that hold the records.
     ///
     /// # Errors
-    /// Fails if a certificate cannot be used, or if TLS is wanted and there are no authorities to trust.
+    /// Fails if a certificate cannot be used, or is given without TLS, or if there are no authorities to trust.
     pub(super) fn new(url: &RedisUrl, certificates: &Certificates) -> Result<Self, String> {
-        let tls = if url.has_tls { Some(tls_connector(certificates)?) } else { None };
+        let tls = if url.has_tls {
+            Some(tls_connector(certificates)?)
+        } else if certificates.authorities.is_some() || certificates.own.is_some() {
+            return Err(
+                "there are certificates, and the URL is without TLS: write rediss:// in place of redis://".to_owned()
+            );
+        } else {
+            None
+        };
         Ok(Self { login: login(url.login.as_ref()).set_db(i64::from(url.database)), tls })
     }
 }

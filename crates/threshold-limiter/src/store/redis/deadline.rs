@@ -1,0 +1,100 @@
+//! The deadline of a call to the store, which counts the time of the server and the network, and not that of a busy node.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use crate::store::StoreError;
+
+/// A timer that is later than this was held up by other work of the node. Tokio's timers have a resolution of one millisecond.
+const BUSY: Duration = Duration::from_millis(2);
+/// The longest wait, in deadlines, however busy the node is.
+const MAX_DEADLINES: u32 = 4;
+
+/// Waits for an operation, which goes on after the deadline because the server may have begun it.
+///
+/// The time begins when the operation does, and not when it is queued behind other tasks of the node. If the timer itself is late
+/// by some time, the answer may have arrived in the meantime without being read, so the wait goes on for as long again.
+pub(super) async fn wait<T: Send + 'static>(
+    deadline: Duration,
+    operation: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+) -> Result<T, StoreError> {
+    let begun = Arc::new(OnceLock::new());
+    let mark = Arc::clone(&begun);
+    // A spawned task is not cancelled when its handle is dropped.
+    let mut task = tokio::spawn(async move {
+        // Fails only if it was set before, and nothing else sets it.
+        let _ = mark.set(Instant::now());
+        operation.await
+    });
+    let queued = Instant::now();
+    let mut until = queued.checked_add(deadline).unwrap_or(queued);
+    loop {
+        match timeout_at(until, &mut task).await {
+            Ok(Ok(answered)) => return answered,
+            Ok(Err(_)) => return Err(StoreError::Unavailable),
+            Err(_) => until = extended(queued, begun.get().copied(), until, deadline).ok_or(StoreError::Timeout)?,
+        }
+    }
+}
+
+/// Returns the new end of a wait that has reached its end, or nothing if the time is up.
+fn extended(queued: Instant, begun: Option<Instant>, until: Instant, deadline: Duration) -> Option<Instant> {
+    let now = Instant::now();
+    let last = queued.checked_add(deadline.checked_mul(MAX_DEADLINES)?)?;
+    let late = now.saturating_duration_since(until);
+    let own_end = begun.unwrap_or(now).checked_add(deadline)?;
+    let extended = match (own_end > now, late > BUSY) {
+        (true, _) => own_end,
+        (false, true) => now.checked_add(late.min(deadline))?,
+        (false, false) => return None,
+    };
+    Some(extended.min(last)).filter(|extended| *extended > now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_millis(20);
+
+    async fn answer_after(time: Duration) -> Result<u32, StoreError> {
+        tokio::time::sleep(time).await;
+        Ok(7)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_in_time_is_returned_and_a_late_one_is_a_timeout() {
+        assert_eq!(wait(DEADLINE, answer_after(DEADLINE / 2)).await, Ok(7));
+        assert_eq!(wait(DEADLINE, answer_after(DEADLINE * 2)).await, Err(StoreError::Timeout));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_late_operation_goes_on() {
+        let (ended, has_ended) = tokio::sync::oneshot::channel();
+        let operation = async move {
+            tokio::time::sleep(DEADLINE * 3).await;
+            let _ = ended.send(());
+            Ok(())
+        };
+        assert_eq!(wait(DEADLINE, operation).await, Err(StoreError::Timeout));
+        has_ended.await.unwrap();
+    }
+
+    /// A debug build under 64 clients answered as if Redis were down, although Redis answered each call in a millisecond.
+    #[tokio::test(start_paused = true)]
+    async fn the_time_in_which_the_node_is_busy_does_not_count() {
+        // It runs before the operation, in the same thread: the operation begins after its deadline would have been over.
+        let busy = tokio::spawn(async { tokio::time::advance(DEADLINE * 2).await });
+        assert_eq!(wait(DEADLINE, answer_after(DEADLINE / 2)).await, Ok(7));
+        busy.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_busy_node_waits_a_bounded_time() {
+        let busy = tokio::spawn(async { tokio::time::advance(DEADLINE * 10).await });
+        assert_eq!(wait(DEADLINE, answer_after(DEADLINE * 2)).await, Err(StoreError::Timeout));
+        busy.await.unwrap();
+    }
+}
