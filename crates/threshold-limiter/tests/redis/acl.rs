@@ -132,3 +132,39 @@ async fn the_secret_is_checked_again_after_data_was_lost() {
     server.cli(&["DEL", "th:{control}secrets"]);
     assert!(connected().await, "{:?}", store.last_error());
 }
+
+/// Another program wrote a list under the key of a balance. It was read as no balance, and overwritten: the user had the whole
+/// limit again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_of_another_type_is_an_error_and_stays_as_it_is() {
+    let server = RedisServer::start();
+    // The script decides the first rule alone. A ladder needs copies of the records.
+    for more in ["", "ladder = 'strict'"] {
+        server.cli(&["FLUSHALL"]);
+        let policy =
+            format!("[[rule]]\nname = 'user'\nper = ['user']\nlimit = '2/day'\non_store_error = 'closed'\n{more}");
+        let store = server.open().await;
+        let builder = Limiter::builder(Policy::parse(&policy, &|_| None).unwrap()).store(store);
+        let node = builder.digest_key(DigestKey::new([7; 16])).build();
+        let facts = Facts { user: Some("ada"), ..Facts::default() };
+        // The last one strikes.
+        for expected in [true, true, false] {
+            assert_eq!(node.check_async(&facts).await.unwrap().allowed(), expected);
+        }
+        for pattern in ["th:*b:*", "th:*s:*"] {
+            let key = server.cli(&["KEYS", pattern]);
+            let key = key.trim();
+            if key.is_empty() {
+                assert_eq!((pattern, more), ("th:*s:*", ""), "only a ladder has standings");
+                continue;
+            }
+            server.cli(&["RENAME", key, "kept"]);
+            server.cli(&["LPUSH", key, "theirs"]);
+            let decision = node.check_async(&facts).await.unwrap();
+            assert!(decision.degraded.is_some() && !decision.allowed(), "{pattern} {more}");
+            assert!(node.store().last_error().unwrap().contains("another program"), "{:?}", node.store().last_error());
+            assert_eq!(server.cli(&["LRANGE", key, "0", "-1"]), "theirs\n");
+            server.cli(&["RENAME", "kept", key]);
+        }
+    }
+}

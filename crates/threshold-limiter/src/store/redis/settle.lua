@@ -133,6 +133,17 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local found = redis.call('MGET', unpack(KEYS))
 
+-- MGET answers nil for a key of another type, which must not be taken for a record that is not there.
+local missing = {}
+for i = 1, #KEYS do
+  if not found[i] then
+    missing[#missing + 1] = KEYS[i]
+  end
+end
+if #missing > 0 and redis.call('EXISTS', unpack(missing)) > 0 then
+  return redis.error_reply('WRONGTYPE a record of the store has another type')
+end
+
 local function answer(verdict, values)
   return { verdict, time[1], time[2], values }
 end

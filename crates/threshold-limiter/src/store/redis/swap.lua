@@ -12,6 +12,21 @@
 local count = tonumber(ARGV[1])
 local time = redis.call('TIME')
 local found = redis.call('MGET', unpack(KEYS, 1, count))
+
+-- MGET answers nil for a key of another type, which must not be taken for a record that is not there.
+local missing = {}
+for i = 1, count do
+  if not found[i] then
+    missing[#missing + 1] = KEYS[i]
+  end
+end
+if #missing > 0 and redis.call('EXISTS', unpack(missing)) > 0 then
+  return redis.error_reply('WRONGTYPE a record of the store has another type')
+end
+-- Fails before the first write if an index has another type.
+for i = count + 1, #KEYS do
+  redis.call('ZCARD', KEYS[i])
+end
 for i = 1, count do
   if (found[i] or '') ~= ARGV[3 * i - 1] then
     return { 0, time[1], time[2], found }
