@@ -5,9 +5,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use threshold_core::Policy;
+use threshold_core::{Policy, Timestamp};
 use threshold_limiter::store::AnyStore;
 use threshold_limiter::store::memory::MemoryStore;
+use threshold_limiter::store::redis::RedisStore;
 use threshold_limiter::{ManualClock, Observer};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -22,8 +23,16 @@ use crate::serve::{Address, Guard, Listener, Server, Tokens};
 pub(super) mod client;
 #[path = "../../../threshold-limiter/tests/stores/key_value.rs"]
 mod key_value;
+#[expect(
+    dead_code,
+    clippy::arithmetic_side_effects,
+    reason = "the tests of the store use all of it, and do not continue on an error"
+)]
+#[path = "../../../threshold-limiter/tests/redis/process.rs"]
+mod redis_process;
 pub(super) use client::Client;
 pub(crate) use key_value::KeyValueStore;
+use redis_process::RedisServer;
 
 /// A server in this process for one case after another.
 pub(super) struct TestServer {
@@ -31,8 +40,15 @@ pub(super) struct TestServer {
     pub(super) clock: Arc<ManualClock>,
     observer: Option<Arc<dyn Observer>>,
     store: fn(&Policy) -> AnyStore,
+    redis: Option<Redis>,
     pub(super) bounds: Bounds,
     running: Option<RunningServer>,
+}
+
+/// A `redis-server` whose clock a test sets, and the store of the present case on it.
+struct Redis {
+    server: RedisServer,
+    store: Option<Arc<RedisStore>>,
 }
 
 struct RunningServer {
@@ -48,12 +64,18 @@ impl TestServer {
         // A runtime of its own, so that blocking clients of a test never wait for the server on the same thread.
         let (runtime, bounds) = (Runtime::new().unwrap(), Bounds::default());
         let store = |policy: &Policy| MemoryStore::new(policy.memory()).into();
-        Self { runtime, clock: Arc::default(), observer: None, store, bounds, running: None }
+        Self { runtime, clock: Arc::default(), observer: None, store, redis: None, bounds, running: None }
     }
 
     /// A server on a store that keeps bytes and is never ready at the first poll.
     pub(super) fn on_async_store() -> Self {
         Self { store: |_| AnyStore::other(KeyValueStore::default()), ..Self::new() }
+    }
+
+    /// A server on a Redis of its own.
+    pub(super) fn on_redis() -> Self {
+        let redis = Redis { server: RedisServer::start_with_clock(), store: None };
+        Self { redis: Some(redis), ..Self::new() }
     }
 
     /// A server with an observer.
@@ -70,9 +92,26 @@ impl TestServer {
             Some(running) if !fresh => {
                 running.app.desk.reload_policy(policy);
             }
-            _ => self.running = Some(self.serve(policy)),
+            _ => {
+                if let Some(redis) = &mut self.redis {
+                    assert_eq!(redis.server.cli(&["FLUSHALL"]), "OK\n");
+                    redis.store = Some(Arc::new(self.runtime.block_on(redis.server.open())));
+                }
+                self.running = Some(self.serve(policy));
+            }
         }
         Ok(())
+    }
+
+    /// Sets the clock of this server, and that of its Redis.
+    pub(super) fn set_time(&self, now: Timestamp) {
+        self.clock.set(now);
+        if let Some(Redis { server, store }) = &self.redis {
+            server.set_time(now);
+            // Nodes do this twice a second. A case does not wait for it.
+            let store = store.as_ref().expect("a case begins with its policy");
+            self.runtime.block_on(store.release_expired()).unwrap();
+        }
     }
 
     /// Returns the connection that is opened with the server.
@@ -118,7 +157,8 @@ impl TestServer {
     }
 
     fn serve(&self, policy: Policy) -> RunningServer {
-        let store = (self.store)(&policy);
+        let redis = self.redis.as_ref().and_then(|redis| redis.store.clone());
+        let store = redis.map_or_else(|| (self.store)(&policy), AnyStore::other);
         let clock = Arc::clone(&self.clock) as _;
         self.serve_desk(match &self.observer {
             Some(observer) => Desk::observed(policy, store, clock, Arc::clone(observer)),

@@ -8,6 +8,7 @@ use std::time::Instant;
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use serde_json::{Value, json};
 
+use super::client::Client;
 use super::process::{PATIENCE, POLICY, Scratch, Server, Start};
 
 const SECRET: &str = "the secret of all of these nodes";
@@ -197,4 +198,39 @@ fn a_node_that_finds_another_secret_says_so() {
     assert_eq!(check(&node, "ada")["degraded"], true);
     cli(&["DEL", "th:{control}secrets"]);
     node.wait_for_log("store available again");
+}
+
+/// Eight servers share one limit of each algorithm, and 200 requests arrive at all of them at the same time. Exactly the limit is
+/// admitted.
+#[test]
+fn eight_servers_admit_exactly_the_limit_of_each_algorithm() {
+    const ALGORITHMS: [&str; 6] =
+        ["token-bucket", "fixed-window", "sliding-window", "sliding-estimate", "sliding-log", "concurrency"];
+    let rule = |algorithm: &&str| {
+        let limit = if *algorithm == "concurrency" { "limit = '50'\nttl = '1h'" } else { "limit = '50/day'" };
+        format!(
+            "[[rule]]\nname = '{algorithm}'\nper = ['user']\n{limit}\nalgorithm = '{algorithm}'\n\
+             match = {{ category = '{algorithm}' }}\non_store_error = 'closed'\n"
+        )
+    };
+    let policy = Scratch::file("policy.toml", &ALGORITHMS.iter().map(rule).collect::<String>());
+    let redis = Redis::start();
+    let (url, policy) = (redis.url(), Some(policy.path()));
+    // A busy machine must not miss the deadline: this is about counts.
+    let args = ["--store", &url, "--store-deadline", "10000"];
+    let start = Start { args: &args, variables: &[("THRESHOLD_SECRET", SECRET)], policy, ..Start::default() };
+    let servers: Vec<Server> = (0..8).map(|_| start.server()).collect();
+    for algorithm in ALGORITHMS {
+        let body = json!({"user": "ada", "category": algorithm}).to_string();
+        let ask = |mut connection: Client<TcpStream>| {
+            let answers = (0..25).map(|_| connection.post("/v1/check", &body).unwrap().json());
+            answers.map(|answer| answer["allowed"] == true).collect::<Vec<_>>()
+        };
+        let connections: Vec<_> = servers.iter().map(Server::connect).collect();
+        let answers: Vec<bool> = std::thread::scope(|scope| {
+            let asked: Vec<_> = connections.into_iter().map(|one| scope.spawn(|| ask(one))).collect();
+            asked.into_iter().flat_map(|asked| asked.join().unwrap()).collect()
+        });
+        assert_eq!(answers.iter().filter(|allowed| **allowed).count(), 50, "{algorithm}");
+    }
 }

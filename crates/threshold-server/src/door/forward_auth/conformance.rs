@@ -60,7 +60,7 @@ impl ClientDoor for TestServer {
     }
 
     fn ask(&mut self, facts: &Map<String, Value>, now: Timestamp) -> Result<Value, String> {
-        self.clock.set(now);
+        self.set_time(now);
         let named = [
             ("ip", "x-forwarded-for"),
             ("method", "x-forwarded-method"),
@@ -95,4 +95,9 @@ fn forward_auth_plays_every_vector_that_a_proxy_can_ask() {
 #[test]
 fn forward_auth_plays_every_vector_on_an_asynchronous_store() {
     vectors::play_all(TestServer::on_async_store, &SKIPPED, 191);
+}
+
+#[test]
+fn forward_auth_plays_every_vector_on_redis() {
+    vectors::play_all(TestServer::on_redis, &SKIPPED, 191);
 }

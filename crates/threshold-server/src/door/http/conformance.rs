@@ -24,7 +24,7 @@ impl Player for TestServer {
     }
 
     fn call(&mut self, verb: &str, args: &Value, now: Timestamp) -> Result<Value, String> {
-        self.clock.set(now);
+        self.set_time(now);
         // A vector has the facts of a reservation in an object of their own; the API has them beside its other fields.
         let mut body = args.clone();
         if verb == "reserve"
@@ -70,6 +70,11 @@ fn the_api_plays_every_vector_whose_calls_it_has() {
 #[test]
 fn the_api_plays_every_vector_on_an_asynchronous_store() {
     play_all(TestServer::on_async_store());
+}
+
+#[test]
+fn the_api_plays_every_vector_on_redis() {
+    play_all(TestServer::on_redis());
 }
 
 #[expect(clippy::arithmetic_side_effects, reason = "it counts cases")]
