@@ -169,6 +169,7 @@ fn everything() -> PolicyBuilder {
         .identity(identity)
         .tier("free", [("requests", "100/min"), ("ai", "5/day")])
         .tenant("acme", [("tier", "free"), ("ai", "10/day")])
+        .spread("acme", 8)
         .user("acme/eve", [("requests", "none")])
         .category(CategoryBuilder::new("ai").method("POST").path("/ai/**").host("ai.example.com"))
         .rule(rule)
@@ -224,6 +225,7 @@ ai = "5/day"
 [tenants.acme]
 tier = "free"
 ai = "10/day"
+spread = 8
 
 [users."acme/eve"]
 requests = "none"
@@ -354,7 +356,9 @@ fn printed_keys(value: &toml::Value, path: &mut Vec<String>, known: &BTreeSet<St
                 let parts: Vec<&str> = key.split('.').collect();
                 parts.len() == path.len() && parts.iter().zip(&*path).all(|(part, own)| *part == "*" || part == own)
             };
-            keys.insert(known.iter().find(fits).unwrap_or_else(|| panic!("no key is {path:?}")).clone());
+            // A key of its own before a name that the author chooses.
+            let key = known.iter().filter(fits).min_by_key(|key| key.matches('*').count());
+            keys.insert(key.unwrap_or_else(|| panic!("no key is {path:?}")).clone());
         }
     }
 }

@@ -507,6 +507,14 @@ fn a_change_says_what_it_forgets() {
     expect(old.replace("[\"user\"]", "[\"tenant\", \"user\"]"), &["counts by tenant, user", "strikes by user"]);
     expect(old.replace("graduated", "strict"), &["ladder \"graduated\""]);
     assert_eq!(forgets("[login]", "").len(), 1);
+    // A rollout changed `spread`, and every user of the tenant had a fresh limit.
+    let spread = |value: &str| format!("[identity]\nuser_scope = 'tenant'\n[tenants.acme]\n{value}\n{old}");
+    let found = forgets(&spread("spread = 8"), &spread("spread = 16"));
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("tenant \"acme\" are spread over 16 partitions instead of 8"), "{found:?}");
+    assert_eq!(forgets(&spread("spread = 8"), &spread("")).len(), 1);
+    assert_eq!(forgets(&spread("spread = 1"), &spread("")), [""; 0]);
+    assert_eq!(forgets(&spread("spread = 8"), &spread("spread = 8")), [""; 0]);
 }
 
 /// The page is generated from the table. After a change of the table, run this test with `UPDATE_DOCS=1` to generate it again.

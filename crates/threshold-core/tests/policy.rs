@@ -191,6 +191,23 @@ fn tiers_that_leave_something_open_are_found() {
     check(&format!("{bytes}cost = \"tokens\""), &["impossible-limit \"1MB/h\""]);
     check("[identity]\ndefault_tier = \"gold\"", &["unknown-tier \"gold\""]);
     check("[tenants.acme]\ntier = \"gold\"", &["unknown-tier \"gold\""]);
+    // A table that only spreads a tenant is no tier.
+    check(&format!("{SCOPED}{}", tier("[tenants.acme]\nspread = 8")), &["no-tiers \"r\""]);
+}
+
+const SCOPED: &str = "[identity]\nuser_scope = \"tenant\"\n";
+
+#[test]
+fn a_spread_that_does_nothing_is_refused() {
+    let spread = |value: &str| format!("[tenants.acme]\nspread = {value}\n{}", rule("limit = \"1/h\""));
+    for value in ["1", "8", "1024"] {
+        check(&format!("{SCOPED}{}", spread(value)), &[]);
+    }
+    for value in ["0", "1025"] {
+        check(&format!("{SCOPED}{}", spread(value)), &[&format!("bad-value {value}")]);
+    }
+    // Without the scope each user is in a partition of its own already.
+    check(&spread("8"), &["bad-value 8"]);
 }
 
 #[test]

@@ -27,6 +27,16 @@ impl Partition {
     pub const fn to_u16(self) -> u16 {
         self.0
     }
+
+    /// Returns the partition of a user, or of an account, of a tenant with this partition whose users are spread over so many.
+    /// It is never the tenant's own.
+    pub(crate) fn spread(self, user: Digest, over: u32) -> Self {
+        let [_, lower] = user.halves();
+        let place = lower.checked_rem(u64::from(over)).unwrap_or(0).saturating_add(1);
+        // Multiples of an odd number are distinct, and those of the golden ratio are as far apart as can be, so that also a
+        // store whose nodes hold ranges of partitions spreads them evenly.
+        Self(self.0.wrapping_add(GOLDEN.wrapping_mul(u16::try_from(place).unwrap_or(0))))
+    }
 }
 
 impl fmt::Display for Partition {
@@ -39,6 +49,8 @@ impl fmt::Display for Partition {
 /// first bits of the upper half and a slot by the lower half, so the keys of one partition spread over a whole table.
 const PARTITION: u128 = 0xffff << SHIFT;
 const SHIFT: u32 = 64;
+/// 2^16 over the golden ratio, rounded to an odd number.
+const GOLDEN: u16 = 40_503;
 /// The bits of a budget's key that are those of the identity it is counted by; see [`Digest::halves`].
 const BEGINNINGS: u128 = 0xffff_0000_0000_0000_ffff_ffff_0000_0000;
 
@@ -50,7 +62,7 @@ impl Digest {
     ///
     /// | what is stored | its anchor |
     /// |---|---|
-    /// | a budget, a standing | the tenant if `per` has it, else the user, else the /24 or /48 of the address, else the headers and facts; else the rule |
+    /// | a budget, a standing | the tenant if `per` has it (with `spread` and the user in `per`, one of so many partitions), else the user, else the /24 or /48 of the address, else the headers and facts; else the rule |
     /// | an account of a login | the tenant that it belongs to under `user_scope = "tenant"`, else the account's name |
     /// | the budget of a login's address | its /24 or /48 |
     /// | a shared budget for keys that a full store has no room for | the /24 or /48, or the rule |

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::device::Device;
-use super::{Attempt, AttemptKeys, AttemptOutcome, Factor, ResultOutcome, StandInKeys, account_digest, address_digest};
+use super::{Attempt, AttemptKeys, AttemptOutcome, Factor, ResultOutcome, StandInKeys, address_digest};
 use crate::address::AddressGroup;
 use crate::codec::Format;
 use crate::key::TraceId;
@@ -53,7 +53,7 @@ impl LoginRequest<'_> {
         let exempt = policy.lists().find(self.ip, None, None) == Some(Listed::Allow);
         let group = self.ip.map(|ip| AddressGroup::of(ip, policy.identity().ipv6_prefix));
         AttemptKeys {
-            account: self.account.and_then(|name| account_digest(key, self.tenant_of_account(policy), name)),
+            account: self.account.and_then(|name| policy.account_of(self.tenant_of_account(policy), name)),
             address: group.filter(|_| !exempt).map(|group| address_digest(key, group)),
             stand_ins: StandInKeys::of(key, self.ip),
             factor: Factor::named(self.factor),

@@ -49,7 +49,14 @@ impl Policy {
     /// Fails where users belong to tenants and the name has no tenant: see [`UserScope`](crate::policy::UserScope).
     pub fn account_digest(&self, written: &str) -> Result<Option<Digest>, SubjectError> {
         let (tenant, name) = self.identity().user_scope.read(written)?;
-        Ok(account_digest(self.key(), tenant.as_deref(), &name))
+        Ok(self.account_of(tenant.as_deref(), &name))
+    }
+
+    /// Returns the digest of an account, in one of the partitions that the users of its tenant are spread over.
+    pub(super) fn account_of(&self, tenant: Option<&str>, name: &str) -> Option<Digest> {
+        let digest = account_digest(self.key(), tenant, name)?;
+        let over = tenant.and_then(|tenant| self.tiers.spread(tenant));
+        Some(over.map_or(digest, |over| digest.in_partition(digest.partition().spread(digest, over))))
     }
 }
 

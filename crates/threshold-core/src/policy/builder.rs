@@ -5,7 +5,7 @@ mod rule;
 mod tables;
 mod values;
 
-use super::file::{AlertFile, Located, PolicyFile, Text, Texts};
+use super::file::{AlertFile, Located, PolicyFile, TenantFile, Text, Texts};
 use super::{Alert, AlertOn, Policy, PolicyError, Review, WhenFull, load};
 
 pub use identity::{IdentityBuilder, JwtBuilder};
@@ -87,7 +87,18 @@ impl PolicyBuilder {
         name: impl Into<String>,
         overrides: impl IntoIterator<Item = (C, L)>,
     ) -> Self {
-        self.file.tenants.0.push((text(name), values::named(overrides)));
+        let overrides = values::named(overrides);
+        self.file.tenants.0.push((text(name), TenantFile { overrides, ..TenantFile::default() }));
+        self
+    }
+
+    /// Spreads the records of a tenant's users over this many partitions of a shared store, at most 1,024.
+    pub fn spread(mut self, tenant: impl Into<String>, partitions: u32) -> Self {
+        let (tenant, tenants) = (text(tenant), &mut self.file.tenants.0);
+        match tenants.iter_mut().find(|(name, _)| name.value == tenant.value) {
+            Some((_, known)) => known.spread = some(partitions),
+            None => tenants.push((tenant, TenantFile { spread: some(partitions), ..TenantFile::default() })),
+        }
         self
     }
 

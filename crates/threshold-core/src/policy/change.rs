@@ -71,11 +71,29 @@ impl Policy {
                 "user_scope changes, so bans and settings of users and locks of accounts no longer apply".to_owned();
             forgotten.push(Forgotten { rule: None, what });
         }
+        self.forgets_spread(old, &mut forgotten);
         if old.login().is_some() && self.login().is_none() {
             let what = "[login] is removed, and its locks no longer apply".to_owned();
             forgotten.push(Forgotten { rule: None, what });
         }
         forgotten
+    }
+
+    /// The partition of a record is part of its key, and `spread` decides the partition of users.
+    fn forgets_spread(&self, old: &Self, forgotten: &mut Vec<Forgotten>) {
+        let (now, before) = (&self.tiers.written().spreads, &old.tiers.written().spreads);
+        let tenants: BTreeSet<&str> = now.keys().chain(before.keys()).map(AsRef::as_ref).collect();
+        for tenant in tenants {
+            let spread = |policy: &Self| policy.tiers.spread(tenant).unwrap_or(1);
+            let (now, before) = (spread(self), spread(old));
+            if now != before {
+                let what = format!(
+                    "the users of the tenant \"{tenant}\" are spread over {now} partitions instead of {before}, so their \
+                     balances, strikes and locks start from zero"
+                );
+                forgotten.push(Forgotten { rule: None, what });
+            }
+        }
     }
 
     /// Whether the same name identifies another user.

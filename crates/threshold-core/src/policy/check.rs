@@ -37,12 +37,12 @@ pub(super) fn repeated_keys(loader: &mut Loader<'_>, file: &PolicyFile) {
             }
         }
     }
-    let tables = [("tiers", &file.tiers), ("tenants", &file.tenants), ("users", &file.users)];
-    for (kind, table) in tables {
-        check(loader, kind, table);
-        for (_, limits) in &table.0 {
-            check(loader, "limits of one table", limits);
-        }
+    check(loader, "tiers", &file.tiers);
+    check(loader, "tenants", &file.tenants);
+    check(loader, "users", &file.users);
+    let limits = file.tiers.0.iter().chain(&file.users.0).map(|(_, limits)| limits);
+    for limits in limits.chain(file.tenants.0.iter().map(|(_, tenant)| &tenant.overrides)) {
+        check(loader, "limits of one table", limits);
     }
     check(loader, "ladders", &file.ladders);
     for locks in file.login.iter().filter_map(|login| login.value.locks.as_ref()) {

@@ -231,7 +231,7 @@ struct Anchored {
 }
 
 impl Anchored {
-    /// Returns the partition of the tenant, else of the user, if they are parts; else of the narrowest address block among the
+    /// Returns the partition of the tenant, or one of those that its users are spread over; else of the user, if they are parts; else of the narrowest address block among the
     /// parts; else of the address that replaces them.
     fn by_name(
         &mut self,
@@ -240,7 +240,10 @@ impl Anchored {
         Request { caller, policy, .. }: &Request<'_>,
     ) -> Option<Partition> {
         if let Some(name) = tenant {
-            return Some(self.tenant.get_or_insert_with(|| policy.anchors.tenant(name)).partition());
+            let own = self.tenant.get_or_insert_with(|| policy.anchors.tenant(name)).partition();
+            let Some((user, over)) = user.zip(policy.tiers.spread(name)) else { return Some(own) };
+            let user = *self.user.get_or_insert_with(|| policy.anchors.user(user));
+            return Some(own.spread(user, over));
         }
         if let Some(name) = user {
             return Some(self.user.get_or_insert_with(|| policy.anchors.user(name)).partition());

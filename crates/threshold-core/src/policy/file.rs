@@ -49,6 +49,15 @@ impl<V> Default for NamedEntries<V> {
     }
 }
 
+/// The overrides of one tenant.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TenantFile {
+    /// `tier`, and limits by category.
+    pub(crate) overrides: NamedEntries<Text>,
+    /// The number of partitions that the records of the tenant's users are spread over.
+    pub(crate) spread: Option<Located<u32>>,
+}
+
 /// Rate limits for a service: whom they count, how much they allow, and how violations are answered.
 #[derive(Debug, Clone, Default)]
 #[cfg_attr(feature = "toml", derive(serde::Deserialize), serde(deny_unknown_fields, default))]
@@ -60,8 +69,8 @@ pub(crate) struct PolicyFile {
     pub(crate) identity: IdentityFile,
     /// Limits by tier and category: `[tiers.free] requests = "100/min"`.
     pub(crate) tiers: NamedEntries<NamedEntries<Text>>,
-    /// Overrides for single tenants: `tier`, and limits by category.
-    pub(crate) tenants: NamedEntries<NamedEntries<Text>>,
+    /// Overrides for single tenants: `tier`, limits by category, and `spread`.
+    pub(crate) tenants: NamedEntries<TenantFile>,
     /// Overrides for single users: `tier`, and limits by category.
     pub(crate) users: NamedEntries<NamedEntries<Text>>,
     /// Categories of requests. A request belongs to the first one that matches it, else to "requests".

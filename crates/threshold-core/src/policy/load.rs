@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 #[cfg(feature = "toml")]
 use super::expand::Values;
-use super::file::{MatchFile, PolicyFile, Text, Texts};
+use super::file::{Located, MatchFile, PolicyFile, Text, Texts};
 use super::finding::{Finding, Severity};
 use super::rule::{Layer, Match, Measured, Rule, SubjectRule};
-use super::tiers::{Categories, Own, Tiers, TiersInForce};
+use super::tiers::{Categories, MAX_SPREAD, Own, Tiers, TiersInForce};
 use super::{
     BodyTemplate, Category, Code, Kind, MAX_FILE, MAX_RULES, Pattern, Place, Policy, Review, UserScope, check, reviewer,
 };
@@ -318,9 +318,13 @@ impl<'s> Loader<'s> {
             let limits = self.shaped(table.0.iter(), shapes);
             tiers.tiers.insert(name.value.as_str().into(), limits);
         }
-        let tables = [(&file.tenants, &mut tiers.tenants, UserScope::Global), (&file.users, &mut tiers.users, scope)];
+        self.spreads(file, scope, &mut tiers);
+        let tenants: Vec<_> = file.tenants.0.iter().map(|(name, tenant)| (name, &tenant.overrides)).collect();
+        let users: Vec<_> = file.users.0.iter().map(|(name, overrides)| (name, overrides)).collect();
+        let tables = [(tenants, &mut tiers.tenants, UserScope::Global), (users, &mut tiers.users, scope)];
         for (table, owners, scope) in tables {
-            for (name, table) in &table.0 {
+            // A tenant that is only spread has no limits of its own.
+            for (name, table) in table.into_iter().filter(|(_, table)| !table.0.is_empty()) {
                 // In the canonical form, because requests look their user up by it.
                 let spelled = match scope.spell(&name.value) {
                     Ok(spelled) => spelled,
@@ -346,6 +350,24 @@ impl<'s> Loader<'s> {
             self.unknown_tier(file, tier);
         }
         tiers
+    }
+
+    /// Reads over how many partitions the users of each tenant are spread.
+    fn spreads(&mut self, file: &PolicyFile, scope: UserScope, tiers: &mut Tiers) {
+        for (name, tenant) in &file.tenants.0 {
+            let Some(Located { value: spread, span }) = &tenant.spread else { continue };
+            if !(1..=MAX_SPREAD).contains(spread) {
+                let message = format!("spread = {spread} is not between 1 and {MAX_SPREAD}");
+                self.error("bad-value", span.clone(), message, "");
+            } else if scope != UserScope::Tenant {
+                let message = "spread has no effect, because users do not belong to tenants".to_owned();
+                let help =
+                    "each user is in a partition of its own already; or write user_scope = \"tenant\" under [identity]";
+                self.error("bad-value", span.clone(), message, help);
+            } else if *spread > 1 {
+                tiers.spreads.insert(name.value.as_str().into(), *spread);
+            }
+        }
     }
 
     fn unknown_tier(&mut self, file: &PolicyFile, tier: &Text) {

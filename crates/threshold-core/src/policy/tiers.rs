@@ -9,6 +9,9 @@ use crate::caller::Caller;
 use crate::limit::{Algorithm, Limit};
 use crate::policy::{CostOf, Measured, Per, Shape};
 
+/// The largest number of partitions that the users of one tenant are spread over: more than any cluster has processors.
+pub(crate) const MAX_SPREAD: u32 = 1024;
+
 /// One limit by tier, compiled for each [`Shape`] in which rules count it; `None` is unlimited.
 pub(crate) type Shaped = Vec<Option<Measured>>;
 
@@ -41,6 +44,8 @@ pub(crate) struct Tiers {
     pub(crate) users: BTreeMap<Box<str>, Own>,
     /// The distinct shapes in which rules count limits by tier.
     pub(crate) shapes: Vec<Shape>,
+    /// Over how many partitions the users of a tenant are spread, by the tenant's name. All others are in the tenant's own.
+    pub(crate) spreads: BTreeMap<Box<str>, u32>,
 }
 
 /// The limits by tier in force: the file's, and the settings of single tenants and users above them. Clones share everything, so
@@ -94,6 +99,13 @@ impl TiersInForce {
     /// Returns the limits of the file.
     pub(crate) fn written(&self) -> &Tiers {
         &self.written
+    }
+
+    /// Returns over how many partitions the users of a tenant are spread; `None` if they are in the tenant's own.
+    #[inline]
+    pub(crate) fn spread(&self, tenant: &str) -> Option<u32> {
+        // Usually no tenant is that large, and comparing names would be wasted.
+        if self.written.spreads.is_empty() { None } else { self.written.spreads.get(tenant).copied() }
     }
 
     /// Returns the settings of tenants, or of users.

@@ -234,6 +234,50 @@ proptest! {
     }
 }
 
+/// One tenant had more traffic than a processor could serve. Its users are spread, and its own budget is in a partition that no
+/// user of it is in. All records of one user stay together, and another tenant's users stay in one partition.
+#[test]
+fn the_users_of_a_spread_tenant_are_in_so_many_partitions() {
+    let rules = [
+        "per = ['tenant']",
+        "per = ['user']\nladder = 'gentle'",
+        "per = ['user', 'endpoint']",
+        "per = ['user', 'tenant']",
+        "per = ['user', 'ip']",
+        "per = ['tenant', 'category']",
+    ];
+    let mut text = "[identity]\nuser_scope = 'tenant'\n[tenants.huge]\nspread = 8\n[login]\n".to_owned();
+    for (index, rule) in rules.iter().enumerate() {
+        let _ = writeln!(text, "[[rule]]\nname = 'r{index}'\n{rule}\nlimit = '5/min'");
+    }
+    let policy = parsed(&text).with_key(KEY);
+    for (tenant, spread) in [("huge", 8), ("small", 1)] {
+        let (mut of_users, mut of_tenant, mut of_accounts) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        for number in 0..800 {
+            let user = format!("u{number}");
+            let facts = Facts {
+                tenant: Some(tenant),
+                user: Some(&user),
+                ip: "192.0.2.1".parse().ok(),
+                path: Some("/x"),
+                ..Facts::default()
+            };
+            let plan = policy.plan(&facts).unwrap();
+            // Rules are in the order of their layers, and two of these count by the tenant.
+            let (tenants, users) = plan.charges().split_at(2);
+            let users = users.iter().map(Charge::key).chain(plan.subjects().iter().map(Subject::key));
+            let own: BTreeSet<_> = users.map(Digest::partition).collect();
+            assert_eq!(own.len(), 1, "all records of {user} are together");
+            *of_users.entry(*own.first().unwrap()).or_insert(0) += 1;
+            of_tenant.extend(tenants.iter().map(|charge| charge.key().partition()));
+            of_accounts.insert(policy.account_digest(&format!("{tenant}/{user}")).unwrap().unwrap().partition());
+        }
+        assert_eq!((of_users.len(), of_accounts.len(), of_tenant.len()), (spread, spread, 1), "{tenant}");
+        assert_eq!(of_users.contains_key(of_tenant.first().unwrap()), tenant == "small");
+        assert!(of_users.values().all(|count| *count > 800 / spread / 2), "{of_users:?}");
+    }
+}
+
 /// Returns how far counts are from even ones, in standard deviations of the chi-squared statistic for that many bins.
 fn unevenness(counts: &[u32]) -> f64 {
     let total: f64 = counts.iter().map(|count| f64::from(*count)).sum();

@@ -99,7 +99,9 @@ fn said(policy: &str, known: &BTreeSet<String>) -> BTreeMap<(String, String), St
             let parts: Vec<&str> = key.split('.').collect();
             parts.len() == names.len() && parts.iter().zip(&names).all(|(part, name)| *part == "*" || part == name)
         };
-        known.iter().find(fits).unwrap_or_else(|| panic!("no key of the schema is {path:?}")).clone()
+        // A key of its own before a name that the author chooses.
+        let key = known.iter().filter(fits).min_by_key(|key| key.matches('*').count());
+        key.unwrap_or_else(|| panic!("no key of the schema is {path:?}")).clone()
     };
     leaves.into_iter().map(|(path, value)| ((keyed(&path), path.join(".")), value)).collect()
 }

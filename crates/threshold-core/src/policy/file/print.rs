@@ -8,8 +8,8 @@ use std::fmt::Display;
 use super::{
     AlertFile, AlertsFile, AlgorithmName, AnchorName, AnswersFile, CategoryFile, ConsistencyName, DisclosureName,
     IdentityFile, JwtFile, LadderFile, LayerName, ListsFile, Located, LogName, LoginFile, MatchFile, MemoryFile,
-    ModeName, NamedEntries, OddPathsName, OnMissingName, OnStoreErrorName, PolicyFile, RuleFile, StrikeName, Text,
-    Texts, UserScopeName, WhenFullName,
+    ModeName, NamedEntries, OddPathsName, OnMissingName, OnStoreErrorName, PolicyFile, RuleFile, StrikeName,
+    TenantFile, Text, Texts, UserScopeName, WhenFullName,
 };
 use crate::text::is_hidden;
 
@@ -36,9 +36,9 @@ impl PolicyFile {
         let mut printer = Printer::default();
         printer.entries(|entries| entries.list("allow", allow));
         printer.identity(identity);
-        for (table, entries) in [("tiers", tiers), ("tenants", tenants), ("users", users)] {
-            printer.named_tables(table, entries, print_limits);
-        }
+        printer.named_tables("tiers", tiers, print_limits);
+        printer.named_tables("tenants", tenants, print_tenant);
+        printer.named_tables("users", users, print_limits);
         for category in category {
             printer.header("[[category]]");
             printer.entries(|entries| print_category(entries, category));
@@ -160,6 +160,12 @@ impl Printer {
 
 fn print_limits(entries: &mut Entries<'_>, limits: &mut NamedEntries<Text>) {
     entries.named(limits);
+}
+
+fn print_tenant(entries: &mut Entries<'_>, file: &mut TenantFile) {
+    let TenantFile { overrides, spread } = file;
+    entries.named(overrides);
+    entries.value("spread", spread);
 }
 
 fn print_category(entries: &mut Entries<'_>, file: &mut CategoryFile) {

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use toml::Spanned;
 
-use super::{AlgorithmName, Located, NamedEntries, Text, Texts};
+use super::{AlgorithmName, Located, NamedEntries, TenantFile, Text, Texts};
 use crate::limit::Algorithm;
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Located<T> {
@@ -66,6 +66,32 @@ impl<'de> Deserialize<'de> for Texts {
             StringOrList::List(items) => items,
         };
         Ok(Self { items, span })
+    }
+}
+
+impl<'de> Deserialize<'de> for TenantFile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TenantVisitor;
+        impl<'de> Visitor<'de> for TenantVisitor {
+            type Value = TenantFile;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table")
+            }
+
+            // By hand, because a flattened map would lose the spans.
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TenantFile, A::Error> {
+                let mut file = TenantFile::default();
+                while let Some(key) = map.next_key::<Text>()? {
+                    match key.value.as_str() {
+                        "spread" => file.spread = Some(map.next_value()?),
+                        _ => file.overrides.0.push((key, map.next_value()?)),
+                    }
+                }
+                Ok(file)
+            }
+        }
+        deserializer.deserialize_map(TenantVisitor)
     }
 }
 

@@ -4,8 +4,9 @@ use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use super::{AlgorithmName, Located, NamedEntries, PolicyFile, Texts};
+use super::{AlgorithmName, Located, NamedEntries, PolicyFile, TenantFile, Texts};
 use crate::limit::Algorithm;
+use crate::policy::tiers::MAX_SPREAD;
 
 impl<T: JsonSchema> JsonSchema for Located<T> {
     fn schema_name() -> Cow<'static, str> {
@@ -57,6 +58,28 @@ impl<V: JsonSchema> JsonSchema for NamedEntries<V> {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let value = generator.subschema_for::<V>();
         json_schema!({"type": "object", "additionalProperties": value})
+    }
+}
+
+impl JsonSchema for TenantFile {
+    fn schema_name() -> Cow<'static, str> {
+        "TenantFile".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let description = "Over how many partitions of a shared store the records of the tenant's users are spread. Default: all \
+                           records of a tenant are in one.";
+        json_schema!({
+            "type": "object",
+            "properties": {
+                "spread": {"description": description, "type": "integer", "minimum": 1, "maximum": MAX_SPREAD},
+            },
+            "additionalProperties": {"type": "string"},
+        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! A policy for each value of each key, and the probe that shows the difference.
 
-use super::probes::{answers, full_table, log, logins, started, without_store};
+use super::probes::{answers, full_table, log, logins, partitions, started, without_store};
 
 /// Policies that differ in one key.
 pub(super) struct Case {
@@ -309,6 +309,12 @@ fn elsewhere() -> Vec<Case> {
         login("login.ip", "[login]\n@\n".to_owned(), &["ip = \"1/h\"", "ip = \"4/h\""]),
         login("login.locks.*", format!("{locks}@\n"), &["locks = { 2 = \"1min\" }", "locks = { 2 = \"5min\" }"]),
         login("login.ceiling", format!("{locks}locks = {{ 1 = \"1s\" }}\n@\n"), &["ceiling = 3", "ceiling = 5"]),
+        Case {
+            key: "tenants.*.spread",
+            policy: format!("{NAMES}user_scope = \"tenant\"\n{BY_USER}[tenants.t1]\n@\n"),
+            values: &["", "spread = 2", "spread = 8"],
+            probe: partitions,
+        },
         full("memory.max_keys", format!("{memory}@\n"), &["max_keys = 1000", "max_keys = 100000"]),
         full(
             "memory.when_full",

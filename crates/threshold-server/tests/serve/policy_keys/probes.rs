@@ -1,5 +1,6 @@
 //! Observes a policy: answers to clients, answers without the store, logins, the banner and the log.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -256,6 +257,19 @@ pub(super) fn full_table(policy: &str) -> Result<String, String> {
     let allowed = late.iter().filter(|decision| decision.allowed()).count();
     let full = late.iter().filter(|decision| decision.degraded.map(Degraded::name) == Some("store_full")).count();
     Ok(format!("{} keys, {} allowed, {} met a full store", most(keys / 20), most(allowed), most(full)))
+}
+
+/// Returns in how many partitions of a store the budgets of a tenant's users are.
+pub(super) fn partitions(policy: &str) -> Result<String, String> {
+    let policy = parse(policy)?.with_key(DigestKey::new([7; 16]));
+    let mut partitions = BTreeSet::new();
+    for number in 0..200 {
+        let user = format!("u{number}");
+        let facts = Facts { tenant: Some("t1"), user: Some(&user), ..Facts::default() };
+        let plan = policy.plan(&facts).map_err(|error| error.to_string())?;
+        partitions.extend(plan.charges().iter().map(|charge| charge.key().partition()));
+    }
+    Ok(format!("{} partitions", partitions.len()))
 }
 
 /// Returns the banner and the warnings of a server, or why it does not start.
