@@ -108,7 +108,7 @@ impl RedisOptions {
     /// Sets how long a decision waits for the store. The default is 20 milliseconds. A command on an account, such as a login attempt,
     /// waits for a second if this is shorter.
     ///
-    /// Time in which this process is too busy to run the call does not count, up to three times the deadline.
+    /// Time in which this process is too busy to run the call does not count, up to half a second.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;

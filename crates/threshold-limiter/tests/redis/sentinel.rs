@@ -122,3 +122,21 @@ async fn a_name_that_no_sentinel_knows_is_refused_with_the_reasons() {
         RedisStore::open(RedisOptions::new(url.parse().unwrap(), KeyId::from_u32(1))).await.unwrap_err().to_string();
     assert!(error.contains("does not know other") && error.contains("refused"), "{error}");
 }
+
+/// A Sentinel that was cut off named a server that had become a replica, and charges to it were lost: it was configured to accept
+/// writes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_is_not_used_although_a_sentinel_names_it() {
+    let primary = TcpServer::start(&[]);
+    let port = primary.port.to_string();
+    let replica = TcpServer::start(&["--replicaof", "127.0.0.1", &port, "--replica-read-only", "no"]);
+    let (wrong, right) = (TcpServer::start_sentinel(replica.port), TcpServer::start_sentinel(primary.port));
+    let open = |sentinels: String| {
+        let url = format!("redis+sentinel://{sentinels}/main").parse().unwrap();
+        RedisStore::open(RedisOptions::new(url, KeyId::from_u32(1)))
+    };
+    let error = open(format!("127.0.0.1:{}", wrong.port)).await.unwrap_err().to_string();
+    assert!(error.contains(&format!("127.0.0.1:{} is a replica", replica.port)), "{error}");
+    open(format!("127.0.0.1:{},127.0.0.1:{}", wrong.port, right.port)).await.unwrap();
+    assert_eq!(primary.cli(&["SCARD", "th:{control}secrets"]), "1\n", "the other Sentinel knew better");
+}
