@@ -45,7 +45,9 @@ impl RedisServer {
     pub(crate) fn start_with_data(keys_per_second: u32) -> Self {
         let delay = (1_000_000 / keys_per_second).to_string();
         let loading = ["--key-load-delay", &delay, "--loading-process-events-interval-bytes", "1024"];
-        let arguments = [&["--save", "", "--appendonly", "yes"][..], &loading].concat();
+        // Otherwise Redis answers before it writes while an earlier write is flushed to the disk.
+        let persistent = ["--save", "", "--appendonly", "yes", "--appendfsync", "always"];
+        let arguments = [&persistent[..], &loading].concat();
         Self::launch(&Setup { arguments: &arguments, ..Setup::default() }).unwrap()
     }
 

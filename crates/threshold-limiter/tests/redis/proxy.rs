@@ -18,8 +18,8 @@ use crate::process::RedisServer;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Forward,
-    /// The server gets every request, and the connection is closed in place of its first answer.
-    CutReplies,
+    /// The server gets the next request, and the connection is closed in place of its answer. Then everything passes again.
+    CutOneReply,
     /// The server gets every request, and no answer ever arrives.
     SwallowReplies,
     /// Connections are closed, and new ones as soon as they are made.
@@ -29,7 +29,7 @@ pub(crate) enum Mode {
 /// A running proxy. It ends with the test.
 pub(crate) struct Proxy {
     address: SocketAddr,
-    mode: watch::Sender<Mode>,
+    mode: Arc<watch::Sender<Mode>>,
     delay: Arc<AtomicU64>,
     accepts: AbortHandle,
 }
@@ -39,8 +39,8 @@ impl Proxy {
     pub(crate) async fn start(server: &RedisServer) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, socket) = (listener.local_addr().unwrap(), server.socket());
-        let (mode, delay) = (watch::Sender::new(Mode::Forward), Arc::new(AtomicU64::new(0)));
-        let link = Link { mode: mode.subscribe(), delay: Arc::clone(&delay) };
+        let (mode, delay) = (Arc::new(watch::Sender::new(Mode::Forward)), Arc::new(AtomicU64::new(0)));
+        let link = Link { mode: Arc::clone(&mode), delay: Arc::clone(&delay) };
         let accepts = tokio::spawn(accept(listener, socket, link)).abort_handle();
         Self { address, mode, delay, accepts }
     }
@@ -67,7 +67,7 @@ impl Drop for Proxy {
 
 #[derive(Clone)]
 struct Link {
-    mode: watch::Receiver<Mode>,
+    mode: Arc<watch::Sender<Mode>>,
     delay: Arc<AtomicU64>,
 }
 
@@ -78,7 +78,7 @@ async fn accept(listener: TcpListener, socket: PathBuf, link: Link) {
         let Ok((client, _)) = listener.accept().await else { return };
         let (socket, link) = (socket.clone(), link.clone());
         connections.spawn(async move {
-            let mut refused = link.mode.clone();
+            let mut refused = link.mode.subscribe();
             tokio::select! {
                 _ = refused.wait_for(|mode| *mode == Mode::Refuse) => {}
                 () = serve(client, socket, link) => {}
@@ -121,8 +121,12 @@ async fn copy(
     let write = async {
         while let Some((at, chunk)) = receiver.recv().await {
             tokio::time::sleep_until(at).await;
-            match *mode.borrow() {
-                Mode::CutReplies if replies => return,
+            let present = *mode.borrow();
+            match present {
+                Mode::CutOneReply if replies => {
+                    mode.send_replace(Mode::Forward);
+                    return;
+                }
                 Mode::SwallowReplies if replies => continue,
                 _ => {}
             }
