@@ -75,8 +75,10 @@ fn the_grace_periods_are_longer_than_the_server_needs_to_end() {
     let drain = number(&manifest, "- --drain\n            -");
     let sleep = number(&manifest, "sleep:\n                seconds:");
     assert!(number(&manifest, "terminationGracePeriodSeconds:") > sleep + 2 * drain);
-    // compose.yml leaves --drain at its default.
+    // The compose files leave --drain at its default.
     let (_, help) = threshold(&["serve", "--help"]);
     let default = help.split_once("--drain").unwrap().1.split_once("[default: ").unwrap().1;
-    assert!(number(&read("deploy/compose.yml"), "stop_grace_period:") > 2 * number(default, ""));
+    for file in ["deploy/compose.yml", "deploy/compose-nginx.yml"] {
+        assert!(number(&read(file), "stop_grace_period:") > 2 * number(default, ""), "{file}");
+    }
 }
