@@ -85,10 +85,24 @@ mod tests {
 
     /// A debug build under 64 clients answered as if Redis were down, although Redis answered each call in a millisecond.
     #[tokio::test(start_paused = true)]
-    async fn the_time_in_which_the_node_is_busy_does_not_count() {
+    async fn the_time_before_an_operation_begins_does_not_count() {
         // It runs before the operation, in the same thread: the operation begins after its deadline would have been over.
-        let busy = tokio::spawn(async { tokio::time::advance(DEADLINE * 2).await });
-        assert_eq!(wait(DEADLINE, answer_after(DEADLINE / 2)).await, Ok(7));
+        let busy = tokio::spawn(async { tokio::time::advance(DEADLINE * 3 / 2).await });
+        assert_eq!(wait(DEADLINE, answer_after(DEADLINE * 3 / 4)).await, Ok(7));
+        busy.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_a_busy_node_reads_late_is_in_time() {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let busy = tokio::spawn(async {
+            // Lets the operation begin.
+            tokio::task::yield_now().await;
+            tokio::time::advance(DEADLINE * 2).await;
+            tokio::time::sleep(DEADLINE / 2).await;
+            answer.send(7).unwrap();
+        });
+        assert_eq!(wait(DEADLINE, async { Ok(answered.await.unwrap()) }).await, Ok(7));
         busy.await.unwrap();
     }
 
