@@ -4,6 +4,8 @@ mod any;
 mod change_sink;
 pub mod memory;
 #[cfg(feature = "redis")]
+mod partitioned;
+#[cfg(feature = "redis")]
 pub mod redis;
 mod shared;
 

@@ -63,7 +63,9 @@ pub(crate) async fn execute<P: Partitions>(store: &P, command: Command) -> Resul
     let partition = match &command {
         Command::Reserve { receipt, .. } => Some(store.home(receipt.id())),
         Command::BeginRefund { id, .. } | Command::EndReservation { id, .. } => Some(store.home(*id)),
-        Command::ChangeAccount { account, .. } | Command::ReadAccount { account } | Command::ReadDevice { account, .. } => Some(account.partition()),
+        Command::ChangeAccount { account, .. }
+        | Command::ReadAccount { account }
+        | Command::ReadDevice { account, .. } => Some(account.partition()),
         Command::ReadStanding { key } | Command::Limit { key, .. } => Some(key.partition()),
         Command::BeginRequest { key, .. } | Command::EndRequest { key, .. } => Some(key.id.partition()),
         _ => None,
@@ -110,9 +112,9 @@ pub(crate) async fn settle<P: Partitions>(store: &P, bill: OwnedBill) -> Result<
         if steps.is_empty() {
             break;
         }
-        let sent = steps.into_iter().map(|Step { part, partition, command }| async move {
-            (part, store.execute(partition, command).await)
-        });
+        let sent = steps
+            .into_iter()
+            .map(|Step { part, partition, command }| async move { (part, store.execute(partition, command).await) });
         let mut failed = None;
         // All answers are waited for, also after a failure: only a charge whose success was heard is given back.
         for (part, answered) in join_all(sent).await {
@@ -229,22 +231,15 @@ async fn on_subject<P: Partitions>(
 
 fn split_subject<P: Copy + PartialEq>(keys: &SubjectKeys, place: impl Fn(Digest) -> P) -> Vec<(P, SubjectKeys)> {
     let mut parts: Vec<(P, SubjectKeys)> = Vec::new();
-    let mut part = |key: Digest, add: &mut dyn FnMut(&mut SubjectKeys)| {
+    for key in keys.all() {
         let place = place(key);
-        match parts.iter_mut().find(|(own, _)| *own == place) {
-            Some((_, part)) => add(part),
-            None => {
-                let mut new = SubjectKeys::default();
-                add(&mut new);
-                parts.push((place, new));
-            }
-        }
-    };
-    for (key, limit) in &keys.balances {
-        part(*key, &mut |part| drop(part.balances.insert(*key, *limit)));
-    }
-    for key in &keys.standings {
-        part(*key, &mut |part| drop(part.standings.insert(*key)));
+        let at = parts.iter().position(|(own, _)| *own == place).unwrap_or_else(|| {
+            parts.push((place, SubjectKeys::default()));
+            parts.len().saturating_sub(1)
+        });
+        let Some((_, part)) = parts.get_mut(at) else { continue };
+        part.balances.extend(keys.balances.get(&key).map(|limit| (key, *limit)));
+        part.standings.extend(keys.standings.get(&key));
     }
     parts
 }

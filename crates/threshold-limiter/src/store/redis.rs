@@ -8,34 +8,39 @@
 mod batch;
 mod breaker;
 mod clock;
+mod cluster;
 mod connect;
 mod control;
 mod copies;
 mod deadline;
+mod executor;
 mod inspect;
 mod keys;
 mod listed;
+mod rekey;
 mod reply;
 mod secret;
 mod sentinel;
 mod server;
+mod servers;
 mod settle;
+mod sweep;
 mod url;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ::redis::{Cmd, Pipeline, Value};
 use threshold_core::command::{Answer, Command};
 use threshold_core::control::MAX_CHANGES_READ;
-use threshold_core::{Digest, KeyId, Outcome, Plan, Timestamp, TraceId};
+use threshold_core::{Digest, KeyId, Outcome, Plan, Timestamp};
 
 use super::{Kind, Listed, Store, StoreError};
-use batch::{Batches, Task};
-use breaker::Breaker;
+use cluster::Cluster;
 use connect::{Certificates, ConnectOptions, Connector};
+use executor::Executor;
 use secret::SecretIds;
 use server::Server;
+use servers::Servers;
 pub use url::{RedisUrl, RedisUrlError};
 
 /// How long a decision waits for the store, unless [`RedisOptions::deadline`] says otherwise.
@@ -43,10 +48,6 @@ const DEADLINE: Duration = Duration::from_millis(20);
 /// How long a login, or another command on an account, waits for the store at least. Guesses at one account wait for each other, and
 /// a login without an answer is refused.
 const LOGIN_DEADLINE: Duration = Duration::from_secs(1);
-/// The pause between two searches for reservations that have expired.
-const SWEEP: Duration = Duration::from_millis(500);
-/// The largest number of expired reservations that one search ends in one partition.
-const MAX_SWEPT: usize = 64;
 
 /// Why a store in Redis was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -141,11 +142,11 @@ impl RedisOptions {
 /// Records in Redis or Valkey, which several nodes share.
 #[derive(Debug)]
 pub struct RedisStore {
-    server: Arc<Server>,
-    batches: Arc<Batches>,
-    breaker: Breaker,
+    executor: Executor,
     deadline: Duration,
     warnings: Vec<String>,
+    /// Ends the search for expired reservations when it is dropped.
+    _open: Arc<()>,
 }
 
 impl RedisStore {
@@ -154,14 +155,20 @@ impl RedisStore {
     /// # Errors
     /// Fails if the server cannot be reached, or if it holds the records of another secret.
     pub async fn open(options: RedisOptions) -> Result<Self, RedisOpenError> {
-        let connect = ConnectOptions::new(&options.url, &options.certificates).map_err(RedisOpenError::Tls)?;
-        let secrets = SecretIds { present: options.key, old: options.old_key };
-        let server = Server::connect(Connector::new(connect, &options.url, secrets)?).await?;
-        let warnings = inspect::inspect(&server).await?;
-        time(&server).await.map_err(|error| RedisOpenError::Connect(error.to_string()))?;
-        let batches = Arc::new(Batches::start(Arc::clone(&server)));
-        sweep(Arc::clone(&server), Arc::downgrade(&batches));
-        Ok(Self { server, batches, breaker: Breaker::default(), deadline: options.deadline, warnings })
+        let servers = connect_servers(&options).await?;
+        let mut warnings = Vec::new();
+        for server in servers.all() {
+            for warning in inspect::inspect(&server, servers.is_single()).await? {
+                if !warnings.contains(&warning) {
+                    warnings.push(warning);
+                }
+            }
+        }
+        servers.time().await.map_err(|error| RedisOpenError::Connect(error.to_string()))?;
+        let (executor, open) = (Executor::new(servers), Arc::new(()));
+        let is_open = Arc::downgrade(&open);
+        sweep::start(executor.clone(), move || is_open.strong_count() > 0);
+        Ok(Self { executor, deadline: options.deadline, warnings, _open: open })
     }
 
     /// Returns what an operator should change about the server, such as an eviction policy that drops keys which still count.
@@ -176,13 +183,13 @@ impl RedisStore {
     /// # Errors
     /// Fails if the server cannot be reached.
     pub async fn release_expired(&self) -> Result<usize, StoreError> {
-        release_expired(&self.server, &self.batches).await
+        sweep::release_expired(&self.executor).await
     }
 
-    /// Returns whether there is a connection to the server at this moment.
+    /// Returns whether there is a connection to every server at this moment.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.server.is_connected()
+        self.executor.servers.is_connected()
     }
 
     /// Waits for an operation until the deadline. The operation goes on after that, because it may have begun on the server.
@@ -191,57 +198,38 @@ impl RedisStore {
         deadline: Duration,
         operation: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        if !self.breaker.lets_through(Instant::now()) {
-            return Err(StoreError::Unavailable);
-        }
-        let replies = self.server.replies();
-        let answered = deadline::wait(deadline, operation).await;
-        // A call that failed while others were answered says nothing of the server: one record is unreadable, or many calls
-        // wait for their turn.
-        let failed = matches!(answered, Err(StoreError::Unavailable | StoreError::Timeout));
-        if !failed || self.server.replies() == replies {
-            self.breaker.ended(!failed, Instant::now());
-        }
-        answered
+        deadline::wait(deadline, operation).await
     }
 }
 
 impl Store for RedisStore {
     fn now(&self) -> Option<Timestamp> {
-        self.server.clock.now()
+        self.executor.servers.clock().now()
     }
 
     async fn settle(&self, plan: &Plan<'_>, _: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
-        let (server, batches) = (Arc::clone(&self.server), Arc::clone(&self.batches));
+        let executor = self.executor.clone();
         // The clocks of nodes differ, so only the server's time counts.
         let bill = plan.bill().to_owned();
-        let settled = self.within_deadline(self.deadline, async move {
-            if let Some(outcome) = settle::settle(&server, &bill).await? {
-                return Ok(outcome);
-            }
-            let command = Command::Settle(Box::new(bill));
-            let answer = batches.run(Task::Execute(Box::new(command))).await?;
-            Ok(*answer.settled().ok_or(StoreError::Unavailable)?)
-        });
-        *outcome = settled.await?;
+        *outcome = self.within_deadline(self.deadline, async move { executor.settle(bill).await }).await?;
         Ok(())
     }
 
     async fn execute(&self, command: Command, _: Timestamp) -> Result<Answer, StoreError> {
-        let server = Arc::clone(&self.server);
+        let executor = self.executor.clone();
         match command {
             Command::Control(change) => {
                 let change = std::slice::from_ref(&*change).to_vec();
-                self.within_deadline(self.deadline, async move { control::add(&server, &change).await }).await
+                self.within_deadline(self.deadline, async move { control::add(&executor.servers, &change).await }).await
             }
             // No deadline: a hundred thousand bans take longer, and an operator waits for them.
-            Command::ControlAll(changes) => control::add(&server, &changes).await,
+            Command::ControlAll(changes) => control::add(&executor.servers, &changes).await,
             Command::ReadControl { after, most } => {
                 let most = usize::try_from(most).map_or(MAX_CHANGES_READ, |most| most.min(MAX_CHANGES_READ));
-                self.within_deadline(self.deadline, async move { control::read(&server, after, most).await }).await
+                let read = async move { control::read(&executor.servers, after, most).await };
+                self.within_deadline(self.deadline, read).await
             }
             command => {
-                let batches = Arc::clone(&self.batches);
                 let deadline = match command {
                     Command::BeginLogin { .. }
                     | Command::EndLogin { .. }
@@ -249,7 +237,7 @@ impl Store for RedisStore {
                     | Command::ReadAccount { .. } => self.deadline.max(LOGIN_DEADLINE),
                     _ => self.deadline,
                 };
-                self.within_deadline(deadline, async move { batches.run(Task::Execute(Box::new(command))).await }).await
+                self.within_deadline(deadline, async move { executor.execute(command).await }).await
             }
         }
     }
@@ -262,63 +250,23 @@ impl Store for RedisStore {
         now: Timestamp,
     ) -> Result<Vec<Listed>, StoreError> {
         // No deadline: an operator would rather wait.
-        listed::list(&self.server, kind, after, limit, now).await
+        listed::list(&self.executor.servers, kind, after, limit, now).await
     }
 
     fn last_error(&self) -> Option<String> {
-        self.server.problem()
+        self.executor.servers.problem()
     }
 }
 
-/// Ends reservations that have expired and give back their charges, until the store is dropped.
-fn sweep(server: Arc<Server>, batches: std::sync::Weak<Batches>) {
-    tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(server::jittered(SWEEP)).await;
-            let Some(batches) = batches.upgrade() else { return };
-            // While the server is away there is nothing to end. It is tried again after the next pause.
-            let _ = release_expired(&server, &batches).await;
-        }
-    });
-}
-
-async fn release_expired(server: &Arc<Server>, batches: &Batches) -> Result<usize, StoreError> {
-    let mut ended: usize = 0;
-    for id in expired(server).await? {
-        batches.run(Task::Expire(id)).await?;
-        ended = ended.saturating_add(1);
+/// Connects to the servers that a URL names.
+async fn connect_servers(options: &RedisOptions) -> Result<Servers, RedisOpenError> {
+    let connect = ConnectOptions::new(&options.url, &options.certificates).map_err(RedisOpenError::Tls)?;
+    let secrets = SecretIds { present: options.key, old: options.old_key };
+    if options.url.kind == url::Kind::Cluster {
+        let connector = move |address: &url::Address| Connector::to(connect.clone(), address.clone(), secrets);
+        let cluster = Cluster::connect(Box::new(connector), options.url.seeds.clone(), options.deadline).await?;
+        return Ok(Servers::Cluster(cluster));
     }
-    Ok(ended)
-}
-
-/// Asks for the server's time.
-async fn time(server: &Arc<Server>) -> Result<Timestamp, StoreError> {
-    let mut time = Cmd::new();
-    time.arg("TIME");
-    let reply = server.send(&time).await.map_err(|_| StoreError::Unavailable)?;
-    let now = reply::time(&mut reply::array(reply)?.into_iter())?;
-    server.clock.heard(now);
-    Ok(now)
-}
-
-/// Returns reservations that have expired by the server's clock.
-async fn expired(server: &Arc<Server>) -> Result<Vec<TraceId>, StoreError> {
-    let unavailable = |_| StoreError::Unavailable;
-    let now = time(server).await?;
-    let mut search = Pipeline::new();
-    for home in keys::homes() {
-        // Rounded down, and scores are rounded up: no reservation is ended before its time.
-        search.cmd("ZRANGE").arg(keys::expiring(home)).arg("-inf").arg(now.micros().checked_div(1_000).unwrap_or(0));
-        search.arg("BYSCORE").arg("LIMIT").arg(0).arg(MAX_SWEPT).arg("WITHSCORES");
-    }
-    let mut due = Vec::new();
-    for members in server.send_all(&search).await.map_err(unavailable)? {
-        let mut parts = reply::array(members)?.into_iter();
-        while let (Some(Value::BulkString(member)), Some(score)) = (parts.next(), parts.next()) {
-            due.extend(keys::id_of_member(&member).zip(reply::number(Some(score)).ok()));
-        }
-    }
-    // In the order in which they were due, as core does it: the first to give back may make the others void.
-    due.sort_unstable_by_key(|(id, score)| (*score, *id));
-    Ok(due.into_iter().map(|(id, _)| id).collect())
+    let connector = Connector::new(connect, &options.url, secrets)?;
+    Ok(Servers::Single(Server::connect(connector, options.deadline).await?))
 }

@@ -4,19 +4,23 @@
 //! copies and are saved by one call, so that many requests on one account or one subject do not overtake each other again and
 //! again: a call fails only when another node has changed the same records in between.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, LazyLock};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use threshold_core::command::{Answer, Command, execute, expire};
+use threshold_core::command::{Answer, Command, execute};
+use threshold_core::key::Partition;
 use threshold_core::{Reservation, Timestamp, TraceId};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::copies::{Change, Copies, CopyError, Expiry, waits_for_expiry};
 use super::keys::{self, RecordKey, RecordKind};
 use super::listed;
 use super::reply::{self, Swapped};
-use super::server::{Server, ServerScript};
+use super::server::{CallError, ServerScript};
+use super::servers::Servers;
 use crate::store::StoreError;
+use crate::store::partitioned::PartitionError;
 
 static LOAD: LazyLock<ServerScript> = LazyLock::new(|| ServerScript::new(include_str!("load.lua")));
 static SWAP: LazyLock<ServerScript> = LazyLock::new(|| ServerScript::new(include_str!("swap.lua")));
@@ -28,93 +32,144 @@ const MAX_WAITING: usize = 4096;
 /// The number of times that a batch is executed before it is given up. Each time another node was faster.
 const MAX_TRIES: usize = 64;
 
-/// One operation on copies of records.
-#[derive(Debug)]
-pub(super) enum Task {
-    Execute(Box<Command>),
-    /// Ends a reservation that has expired.
-    Expire(TraceId),
-}
-
 #[derive(Debug)]
 struct Job {
-    task: Task,
-    answer: oneshot::Sender<Result<Answer, StoreError>>,
+    command: Command,
+    answer: oneshot::Sender<Result<Answer, PartitionError>>,
 }
 
-/// Collects commands into batches, one batch at a time.
+/// Collects commands into batches, one batch at a time in each queue: one queue for a server, or one for each partition of a
+/// Cluster.
 #[derive(Debug)]
-pub(super) struct Batches(mpsc::Sender<Job>);
+pub(super) struct Batches {
+    servers: Servers,
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    /// The commands of each queue with a batch under way.
+    queues: HashMap<Option<Partition>, Vec<Job>>,
+    /// The number of commands in all queues.
+    count: usize,
+}
 
 impl Batches {
-    /// Starts to work on a server. It ends when this is dropped.
-    pub(super) fn start(server: Arc<Server>) -> Self {
-        let (sender, mut receiver) = mpsc::channel(MAX_WAITING);
-        tokio::spawn(async move {
-            let mut jobs: Vec<Job> = Vec::with_capacity(MAX_BATCH);
-            while receiver.recv_many(&mut jobs, MAX_BATCH).await > 0 {
-                let (tasks, waiting): (Vec<Task>, Vec<_>) = jobs.drain(..).map(|job| (job.task, job.answer)).unzip();
-                let answers = run(&server, &tasks).await;
-                for (answer, caller) in answers.into_iter().zip(waiting) {
-                    // A caller that did not wait gets no answer. Its command was carried out.
-                    let _ = caller.send(answer);
-                }
-            }
-        });
-        Self(sender)
+    pub(super) fn new(servers: Servers) -> Arc<Self> {
+        Arc::new(Self { servers, waiting: Mutex::default() })
     }
 
-    /// Carries out a task. It is carried out also if the returned future is dropped.
-    pub(super) async fn run(&self, task: Task) -> Result<Answer, StoreError> {
+    /// Executes a command whose records are all in one partition, or any command on a single server. It is carried out also if the
+    /// returned future is dropped.
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        partition: Option<Partition>,
+        command: Command,
+    ) -> Result<Answer, PartitionError> {
         let (answer, answered) = oneshot::channel();
-        self.0.try_send(Job { task, answer }).map_err(|_| StoreError::Unavailable)?;
+        self.add(partition, Job { command, answer })?;
         answered.await.map_err(|_| StoreError::Unavailable)?
     }
-}
 
-/// Carries out all tasks in one step.
-async fn run(server: &Arc<Server>, tasks: &[Task]) -> Vec<Result<Answer, StoreError>> {
-    match run_batch(server, tasks).await {
-        Ok(answers) => answers,
-        Err(error) => tasks.iter().map(|_| Err(error)).collect(),
+    /// Adds a command to a queue, and starts to work on the queue if nothing does.
+    fn add(self: &Arc<Self>, queue: Option<Partition>, job: Job) -> Result<(), StoreError> {
+        let mut waiting = self.waiting();
+        if waiting.count >= MAX_WAITING {
+            return Err(StoreError::Unavailable);
+        }
+        waiting.count = waiting.count.saturating_add(1);
+        match waiting.queues.entry(queue) {
+            Entry::Occupied(mut jobs) => jobs.get_mut().push(job),
+            Entry::Vacant(jobs) => {
+                jobs.insert(vec![job]);
+                tokio::spawn(Arc::clone(self).work(queue));
+            }
+        }
+        Ok(())
+    }
+
+    /// Executes the commands of a queue until it is empty.
+    async fn work(self: Arc<Self>, queue: Option<Partition>) {
+        while let Some(jobs) = self.take(queue) {
+            let (commands, callers): (Vec<Command>, Vec<_>) =
+                jobs.into_iter().map(|job| (job.command, job.answer)).unzip();
+            let answers = run(&self.servers, &commands).await;
+            for (answer, caller) in answers.into_iter().zip(callers) {
+                // A caller that did not wait gets no answer. Its command was carried out.
+                let _ = caller.send(answer);
+            }
+        }
+    }
+
+    /// Takes the commands of the next batch. A queue without commands is removed, so that the next command starts to work on it.
+    fn take(&self, queue: Option<Partition>) -> Option<Vec<Job>> {
+        let mut waiting = self.waiting();
+        let Entry::Occupied(mut jobs) = waiting.queues.entry(queue) else { return None };
+        let count = jobs.get().len().min(MAX_BATCH);
+        if count == 0 {
+            jobs.remove();
+            return None;
+        }
+        let batch: Vec<Job> = jobs.get_mut().drain(..count).collect();
+        waiting.count = waiting.count.saturating_sub(count);
+        Some(batch)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        // A poisoned lock is safe to use: nothing in it can panic halfway.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-async fn run_batch(server: &Arc<Server>, tasks: &[Task]) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+/// Carries out all commands in one step.
+async fn run(servers: &Servers, commands: &[Command]) -> Vec<Result<Answer, PartitionError>> {
+    match run_batch(servers, commands).await {
+        Ok(answers) => answers.into_iter().map(|answer| answer.map_err(PartitionError::from)).collect(),
+        // While a slot is moved, only calls with one key are carried out. Most commands change one record.
+        Err(PartitionError::Moving) if commands.len() > 1 => {
+            let mut answers = Vec::with_capacity(commands.len());
+            for command in commands {
+                let alone = run_batch(servers, std::slice::from_ref(command)).await;
+                let answer = alone.and_then(|mut answers| Ok(answers.pop().ok_or(StoreError::Unavailable)??));
+                answers.push(answer);
+            }
+            answers
+        }
+        Err(error) => commands.iter().map(|_| Err(error)).collect(),
+    }
+}
+
+async fn run_batch(servers: &Servers, commands: &[Command]) -> Result<Vec<Result<Answer, StoreError>>, PartitionError> {
     let mut copies = Copies::default();
-    let mut missing: BTreeSet<RecordKey> = tasks.iter().flat_map(named).collect();
+    let mut missing: BTreeSet<RecordKey> = commands.iter().flat_map(named).collect();
     let mut now = Timestamp::EPOCH;
     for _ in 0..MAX_TRIES {
         // Commands that name no record need the server's time all the same.
         if !missing.is_empty() || now == Timestamp::EPOCH {
-            now = load(server, &mut copies, &missing).await?;
+            now = load(servers, &mut copies, &missing).await?;
             missing.clear();
         }
         // All of them again, from the loaded records: a command may decide otherwise on those that have changed.
-        let answers = execute_all(tasks, &mut copies, now);
+        let answers = execute_all(commands, &mut copies, now);
         missing.extend(copies.take_missing());
         if !missing.is_empty() {
             continue;
         }
-        match swap(server, &mut copies).await? {
+        match swap(servers, &mut copies).await? {
             // Only now: an answer must not promise what was not written.
             None => return Ok(answers),
             Some(later) => now = later,
         }
     }
-    Err(StoreError::Timeout)
+    Err(StoreError::Timeout.into())
 }
 
-/// Returns the records that a task names. Others are found while it is executed.
-fn named(task: &Task) -> Vec<RecordKey> {
+/// Returns the records that a command names. Others are found while it is executed.
+fn named(command: &Command) -> Vec<RecordKey> {
     let balance = RecordKey::balance;
     let standing = |key| RecordKey::of_digest(RecordKind::Standing, key);
     let account = |key| RecordKey::of_digest(RecordKind::Account, key);
     let reservation = |id| RecordKey::of_id(RecordKind::Reservation, id);
-    let command = match task {
-        Task::Execute(command) => &**command,
-        Task::Expire(id) => return vec![reservation(*id)],
-    };
     match command {
         Command::Settle(bill) => {
             let bill = bill.as_bill();
@@ -127,6 +182,20 @@ fn named(task: &Task) -> Vec<RecordKey> {
         }
         Command::GiveBack(receipt) | Command::Renew(receipt) => receipt.keys().map(balance).collect(),
         Command::Commit { id, .. } | Command::Release { id } => vec![reservation(*id)],
+        Command::Expire { id } | Command::EndReservation { id, .. } => vec![reservation(*id)],
+        Command::BeginRefund { id, .. } => vec![reservation(*id), RecordKey::of_id(RecordKind::Refund, *id)],
+        Command::Adjust(adjustment) => adjustment.charges().map(|(key, _)| balance(key)).collect(),
+        Command::ReadDevice { account: key, .. } => vec![account(*key)],
+        Command::BeginLogin { keys, .. } => {
+            keys.account.map(account).into_iter().chain(keys.address.map(balance)).collect()
+        }
+        Command::EndLogin { attempt, .. } => {
+            attempt.account.map(account).into_iter().chain(attempt.address.map(balance)).collect()
+        }
+        Command::Reserve { receipt, .. } => vec![reservation(receipt.id())],
+        Command::BeginRequest { key, .. } | Command::EndRequest { key, .. } => {
+            vec![RecordKey::of_digest(RecordKind::Request, key.id)]
+        }
         Command::Pause { keys, .. } | Command::Forgive { keys } | Command::ReadBlock { keys } => {
             keys.balances.keys().copied().map(balance).chain(keys.standings.iter().copied().map(standing)).collect()
         }
@@ -138,22 +207,15 @@ fn named(task: &Task) -> Vec<RecordKey> {
     }
 }
 
-/// Executes every task on the copies. A task that needs a record which is not loaded has no answer.
-fn execute_all(tasks: &[Task], copies: &mut Copies, now: Timestamp) -> Vec<Result<Answer, StoreError>> {
+/// Executes every command on the copies. A command that needs a record which is not loaded has no answer.
+fn execute_all(commands: &[Command], copies: &mut Copies, now: Timestamp) -> Vec<Result<Answer, StoreError>> {
     copies.restart();
-    let mut answers = Vec::with_capacity(tasks.len());
-    for task in tasks {
-        let executed = copies.execute(|copies| match task {
-            Task::Execute(command) => execute(command, copies, now),
-            Task::Expire(id) => {
-                copies.expire_next(*id);
-                expire(copies, now).map(|()| Answer::Done)
-            }
-        });
-        match executed {
+    let mut answers = Vec::with_capacity(commands.len());
+    for command in commands {
+        match copies.execute(|copies| execute(command, copies, now)) {
             Ok(answer) => answers.push(Ok(answer)),
             Err(CopyError::Store(error)) => answers.push(Err(error)),
-            // The other tasks are executed too, so that what they miss is loaded in the same call.
+            // The others are executed too, so that what they miss is loaded in the same call.
             Err(CopyError::Missing) => {}
         }
     }
@@ -161,56 +223,121 @@ fn execute_all(tasks: &[Task], copies: &mut Copies, now: Timestamp) -> Vec<Resul
 }
 
 /// Loads records, and returns the server's time.
-async fn load(server: &Arc<Server>, copies: &mut Copies, keys: &BTreeSet<RecordKey>) -> Result<Timestamp, StoreError> {
-    let keys = copies.not_loaded(keys.iter().copied());
+async fn load(servers: &Servers, copies: &mut Copies, keys: &BTreeSet<RecordKey>) -> Result<Timestamp, PartitionError> {
+    let keys: Vec<RecordKey> = copies.not_loaded(keys.iter().copied()).into_iter().collect();
+    match load_call(servers, copies, &keys).await {
+        // One after another. A record that changes in between is found when the result is written.
+        Err(PartitionError::Moving) if keys.len() > 1 => {
+            let mut now = Timestamp::EPOCH;
+            for key in keys {
+                now = load_call(servers, copies, &[key]).await?.max(now);
+            }
+            Ok(now)
+        }
+        loaded => loaded,
+    }
+}
+
+async fn load_call(servers: &Servers, copies: &mut Copies, keys: &[RecordKey]) -> Result<Timestamp, PartitionError> {
     // `MGET` wants at least one key. A command without records, such as a bill without charges, still needs the time.
     let names: Vec<String> = match keys.first() {
         Some(_) => keys.iter().map(RecordKey::name).collect(),
         None => vec![keys::control("meta")],
     };
-    let (now, values) = server.run(&LOAD, &names, &[]).await.map_err(StoreError::from).and_then(reply::loaded)?;
-    server.clock.heard(now);
+    let (now, values) = reply::loaded(servers.run(&LOAD, &names, &[]).await?)?;
+    servers.heard(now);
     // Values must not be paired with the keys of other records.
     if !keys.is_empty() && values.len() != keys.len() {
-        return Err(StoreError::Unavailable);
+        return Err(StoreError::Unavailable.into());
     }
-    copies.load(keys.into_iter().zip(values));
+    copies.load(keys.iter().copied().zip(values));
     Ok(now)
 }
 
 /// Writes the changes, unless another node has changed one of the records. Then loads those, and returns the server's time.
-async fn swap(server: &Arc<Server>, copies: &mut Copies) -> Result<Option<Timestamp>, StoreError> {
+async fn swap(servers: &Servers, copies: &mut Copies) -> Result<Option<Timestamp>, PartitionError> {
     let changes = copies.changes();
     if changes.is_empty() {
         return Ok(None);
     }
-    let records: Vec<RecordKey> = changes.iter().map(|(key, _, _)| *key).collect();
-    let mut names: Vec<String> = records.iter().map(RecordKey::name).collect();
-    let mut args = vec![records.len().to_string().into_bytes()];
-    for (_, before, change) in &changes {
-        args.push(before.unwrap_or_default().to_vec());
-        args.push(change.bytes.clone().unwrap_or_default());
-        args.push(expiry_argument(change.expiry, &records));
-    }
     let listed = changes.iter().filter(|(_, _, change)| change.is_listed).map(|(key, _, _)| *key).collect();
-    // An index changes in the same step as its reservation, so that no expiry is missed.
-    for (key, before, change) in &changes {
-        if let Some((verb, id, score)) = index_change(*key, *before, change) {
-            names.push(keys::expiring(key.partition));
-            args.extend([verb.as_bytes().to_vec(), keys::member(id).into_bytes(), score.to_string().into_bytes()]);
-        }
-    }
-    match server.run(&SWAP, &names, &args).await.map_err(StoreError::from).and_then(reply::swapped)? {
+    let mut write = Swap::new(&changes);
+    let indexes = write.indexes.clone();
+    write.compare(&copies.reservations_read());
+    let swapped = match write.send(servers).await {
+        Err(CallError::Moving) => match changes.as_slice() {
+            // The indexes first: a reservation that is in no index would never expire.
+            [_] => {
+                for index in indexes {
+                    Swap { indexes: vec![index], ..Swap::default() }.send(servers).await?;
+                }
+                write = Swap { indexes: Vec::new(), ..Swap::new(&changes) };
+                write.send(servers).await?
+            }
+            _ => return Err(PartitionError::Moving),
+        },
+        answered => answered?,
+    };
+    match swapped {
         Swapped::Done => {
-            listed::add(server, listed);
+            listed::add(servers, listed);
             Ok(None)
         }
         Swapped::Changed { now, values } => {
-            server.clock.heard(now);
+            servers.heard(now);
             // The script has returned what it found, so nothing has to be loaded again.
-            copies.load(records.into_iter().zip(values));
+            copies.load(write.records.into_iter().zip(values));
             Ok(Some(now))
         }
+    }
+}
+
+/// The arguments of `swap.lua`.
+#[derive(Debug, Default)]
+struct Swap {
+    records: Vec<RecordKey>,
+    /// Three for each record.
+    args: Vec<Vec<u8>>,
+    /// The key of each index, and its three arguments. An index changes in the same step as its reservation, so that no expiry is
+    /// missed.
+    indexes: Vec<(String, [Vec<u8>; 3])>,
+}
+
+impl Swap {
+    fn new(changes: &[(RecordKey, Option<&[u8]>, &Change)]) -> Self {
+        let mut swap = Self { records: changes.iter().map(|(key, _, _)| *key).collect(), ..Self::default() };
+        for (key, before, change) in changes {
+            swap.args.push(before.unwrap_or_default().to_vec());
+            swap.args.push(change.bytes.clone().unwrap_or_default());
+            swap.args.push(expiry_argument(change.expiry, &swap.records));
+            if let Some((verb, id, score)) = index_change(*key, *before, change) {
+                let args = [verb.as_bytes().to_vec(), keys::member(id).into_bytes(), score.to_string().into_bytes()];
+                swap.indexes.push((keys::expiring(key.partition), args));
+            }
+        }
+        swap
+    }
+
+    /// Adds records that must not have changed either. They are written as they were.
+    fn compare(&mut self, records: &[(RecordKey, Option<&[u8]>)]) {
+        for (key, bytes) in records {
+            self.records.push(*key);
+            let bytes = bytes.unwrap_or_default().to_vec();
+            self.args.extend([bytes.clone(), bytes, expiry_argument(Expiry::Unchanged, &[])]);
+        }
+    }
+
+    async fn send(&self, servers: &Servers) -> Result<Swapped, CallError> {
+        let mut names: Vec<String> = self.records.iter().map(RecordKey::name).collect();
+        let mut args = vec![self.records.len().to_string().into_bytes()];
+        args.extend(self.args.iter().cloned());
+        for (name, index) in &self.indexes {
+            names.push(name.clone());
+            args.extend(index.iter().cloned());
+        }
+        let reply = servers.run(&SWAP, &names, &args).await?;
+        // A reply that cannot be read says nothing about what was written.
+        reply::swapped(reply).map_err(|_| CallError::Unknown)
     }
 }
 

@@ -98,9 +98,22 @@ impl Connector {
                 let sentinels = ConnectOptions { login: login(url.sentinel_login.as_ref()), tls: options.tls.clone() };
                 Target::Sentinels(Sentinels::new(name.clone(), sentinels, url.seeds.clone()))
             }
-            Kind::Cluster => return Err(RedisOpenError::Unsupported("redis+cluster:// is not supported yet")),
+            Kind::Cluster => return Err(RedisOpenError::Unsupported("a Cluster has several primaries")),
         };
         Ok(Self { options, target, secrets: Some(secrets) })
+    }
+
+    /// Connects to one primary of a Cluster. The secrets are checked on the one that has the control partition.
+    pub(super) fn to(options: ConnectOptions, address: Address, secrets: SecretIds) -> Self {
+        Self { options, target: Target::Server(address), secrets: Some(secrets) }
+    }
+
+    /// Returns the address, if it is always the same.
+    pub(super) fn address(&self) -> Option<&Address> {
+        match &self.target {
+            Target::Server(address) => Some(address),
+            Target::Sentinels(_) => None,
+        }
     }
 
     /// Opens a connection that can be used at once.

@@ -1,7 +1,7 @@
 //! Bans and settings of operators, as a log that every node follows. The same as core's `ControlLog`, in structures of Redis, so
 //! that a poll by a node that has read everything costs the same for one ban and for half a million.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use threshold_core::control::{
     ControlChange, ControlKey, ControlPage, MAX_BANS, MAX_REMOVALS, MAX_SETTINGS, REMOVAL_KEPT,
@@ -11,14 +11,15 @@ use threshold_core::{Answer, Format, Timestamp};
 
 use super::keys;
 use super::reply::{array, number};
-use super::server::{Server, ServerScript};
+use super::server::ServerScript;
+use super::servers::Servers;
 use crate::store::StoreError;
 
 static ADD: LazyLock<ServerScript> = LazyLock::new(|| ServerScript::new(include_str!("control_add.lua")));
 static READ: LazyLock<ServerScript> = LazyLock::new(|| ServerScript::new(include_str!("control_read.lua")));
 
 /// Adds changes to the log, all or none.
-pub(super) async fn add(server: &Arc<Server>, changes: &[ControlChange]) -> Result<Answer, StoreError> {
+pub(super) async fn add(servers: &Servers, changes: &[ControlChange]) -> Result<Answer, StoreError> {
     let names = ["meta", "order", "changes", "removals", "bans", "settings"].map(keys::control);
     let kept = REMOVAL_KEPT.micros().div_ceil(1_000);
     let bounds = [MAX_BANS as u64, MAX_SETTINGS as u64, kept, MAX_REMOVALS as u64];
@@ -27,7 +28,7 @@ pub(super) async fn add(server: &Arc<Server>, changes: &[ControlChange]) -> Resu
         let until = change.until().map_or_else(String::new, end);
         args.extend([key_bytes(&change.key()), change.to_bytes(Format::PRESENT), until.into_bytes()]);
     }
-    match server.run(&ADD, &names, &args).await? {
+    match servers.run(&ADD, &names, &args).await? {
         // A script that returns false, as this one does for a full log, answers with nil.
         ::redis::Value::Nil => Err(StoreError::Full),
         value => Ok(Answer::Controlled { number: number(Some(value))? }),
@@ -35,10 +36,10 @@ pub(super) async fn add(server: &Arc<Server>, changes: &[ControlChange]) -> Resu
 }
 
 /// Reads the changes after a number.
-pub(super) async fn read(server: &Arc<Server>, after: u64, most: usize) -> Result<Answer, StoreError> {
+pub(super) async fn read(servers: &Servers, after: u64, most: usize) -> Result<Answer, StoreError> {
     let names = ["meta", "order", "changes"].map(keys::control);
     let args = [after.to_string(), most.to_string()].map(String::into_bytes);
-    let mut parts = array(server.run(&READ, &names, &args).await?)?.into_iter();
+    let mut parts = array(servers.run(&READ, &names, &args).await?)?.into_iter();
     let (last, forgotten) = (number(parts.next())?, number(parts.next())?);
     let began = Timestamp::from_micros(number(parts.next())?);
     let mut page = ControlPage { last, forgotten, began, changes: Vec::new() };

@@ -29,8 +29,8 @@ pub(super) struct Copies {
     pending: BTreeMap<RecordKey, Change>,
     /// The records that a command asked for and that are not loaded.
     missing: BTreeSet<RecordKey>,
-    /// The reservation that is to be expired, if that is the command.
-    expiring: Option<TraceId>,
+    /// The reservations that a command has read. A refund is right only as long as there is no reservation of its receipt.
+    reservations_read: BTreeSet<RecordKey>,
 }
 
 /// A new value of a record.
@@ -90,6 +90,7 @@ impl Copies {
         // What was loaded stays. Only records that have changed on the server are loaded again.
         self.changes.clear();
         self.pending.clear();
+        self.reservations_read.clear();
     }
 
     /// Executes one command. Its changes count only if it succeeds.
@@ -105,11 +106,6 @@ impl Copies {
         executed
     }
 
-    /// Chooses the reservation that the next [`expire`](threshold_core::command::expire) ends.
-    pub(super) fn expire_next(&mut self, id: TraceId) {
-        self.expiring = Some(id);
-    }
-
     /// Returns the changed records with the bytes that the server had. A change that ends at these bytes is left out.
     pub(super) fn changes(&self) -> Vec<(RecordKey, Option<&[u8]>, &Change)> {
         let before = |key: &RecordKey| self.loaded.get(key).and_then(Option::as_deref);
@@ -117,7 +113,16 @@ impl Copies {
         changed.filter(|(_, before, change)| *before != change.bytes.as_deref()).collect()
     }
 
+    /// Returns the reservations that were read and not changed, with the bytes that the server had.
+    pub(super) fn reservations_read(&self) -> Vec<(RecordKey, Option<&[u8]>)> {
+        let unchanged = self.reservations_read.iter().filter(|key| !self.changes.contains_key(key));
+        unchanged.map(|key| (*key, self.loaded.get(key).and_then(Option::as_deref))).collect()
+    }
+
     fn bytes(&mut self, key: RecordKey) -> Result<Option<&[u8]>, CopyError> {
+        if key.kind == RecordKind::Reservation {
+            self.reservations_read.insert(key);
+        }
         if let Some(change) = self.pending.get(&key).or_else(|| self.changes.get(&key)) {
             return Ok(change.bytes.as_deref());
         }
@@ -211,17 +216,9 @@ impl Records for Copies {
         Ok(())
     }
 
-    fn take_expired(&mut self, now: Timestamp) -> Result<Option<Reservation>, CopyError> {
+    fn take_expired(&mut self, _: Timestamp) -> Result<Option<Reservation>, CopyError> {
         // Commands end no reservations here, because they would have to search for them. The sweep does.
-        let Some(id) = self.expiring else { return Ok(None) };
-        let reservation = self.reservation(id)?;
-        // Cleared once the record is loaded: core asks again until nothing has expired.
-        self.expiring = None;
-        let expired = reservation.filter(|reservation| reservation.expires() <= now);
-        if expired.is_some() {
-            self.delete(RecordKey::of_id(RecordKind::Reservation, id));
-        }
-        Ok(expired)
+        Ok(None)
     }
 
     fn remember_refund(&mut self, id: TraceId, void_from: Timestamp, _: Timestamp) -> Result<bool, CopyError> {

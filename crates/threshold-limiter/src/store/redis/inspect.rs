@@ -14,7 +14,7 @@ const OLDEST: u32 = 7;
 /// Checks the version and the role of a server. Returns warnings for operators.
 ///
 /// `INFO` is asked and not `CONFIG`, which managed services often forbid.
-pub(super) async fn inspect(server: &Arc<Server>) -> Result<Vec<String>, RedisOpenError> {
+pub(super) async fn inspect(server: &Arc<Server>, is_single: bool) -> Result<Vec<String>, RedisOpenError> {
     let mut ask = Cmd::new();
     ask.arg("INFO");
     let reply = server.send(&ask).await.map_err(|error| RedisOpenError::Connect(connect::explain(&error)))?;
@@ -23,10 +23,10 @@ pub(super) async fn inspect(server: &Arc<Server>) -> Result<Vec<String>, RedisOp
         Value::VerbatimString { text, .. } => text,
         _ => String::new(),
     };
-    check(&text)
+    check(&text, is_single)
 }
 
-fn check(info: &str) -> Result<Vec<String>, RedisOpenError> {
+fn check(info: &str, is_single: bool) -> Result<Vec<String>, RedisOpenError> {
     let field = |name: &str| {
         let mut fields = info.lines().filter_map(|line| line.trim().split_once(':'));
         fields.find(|(own, _)| *own == name).map(|(_, value)| value)
@@ -39,6 +39,10 @@ fn check(info: &str) -> Result<Vec<String>, RedisOpenError> {
     }
     if field("role") == Some("slave") {
         return Err(RedisOpenError::Replica);
+    }
+    // It would refuse two thirds of all keys.
+    if is_single && field("cluster_enabled") == Some("1") {
+        return Err(RedisOpenError::Unsupported("the server is a node of a Cluster: use redis+cluster://HOST:PORT"));
     }
     let evicts = field("maxmemory_policy").filter(|policy| *policy != "noeviction");
     let warning = |policy: &str| {
@@ -57,7 +61,7 @@ mod tests {
     #[test]
     fn a_server_that_is_too_old_or_a_replica_is_refused_and_eviction_is_warned_about() {
         let info = |version, role, policy| {
-            check(&format!("# Server\r\nredis_version:{version}\r\nrole:{role}\r\nmaxmemory_policy:{policy}\r\n"))
+            check(&format!("# Server\r\nredis_version:{version}\r\nrole:{role}\r\nmaxmemory_policy:{policy}\r\n"), true)
         };
         assert_eq!(info("7.0.15", "master", "noeviction").unwrap(), [""; 0]);
         assert!(info("7.0.15", "master", "allkeys-lru").unwrap()[0].contains("allkeys-lru"));

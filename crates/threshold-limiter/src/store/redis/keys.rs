@@ -63,7 +63,7 @@ impl RecordKey {
 }
 
 /// Returns the partition of the records under an id.
-fn home(id: TraceId) -> Partition {
+pub(super) fn home(id: TraceId) -> Partition {
     let number = id.to_u128().checked_rem(u128::from(HOMES)).unwrap_or(0);
     Partition::from_u16(u16::try_from(number).unwrap_or(0))
 }

@@ -1,7 +1,7 @@
 //! The secrets whose digests a store holds: a node with another secret would count everything under other keys.
 
 use ::redis::aio::MultiplexedConnection;
-use ::redis::{Cmd, RedisError, Value};
+use ::redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use threshold_core::KeyId;
 
 use super::keys;
@@ -19,7 +19,7 @@ pub(super) struct SecretIds {
 /// Records the present secret of this node in the store, and returns the key ids that the store has in place of it.
 ///
 /// Run on every new connection, because a server may have lost its data, and a node with another secret may have been there
-/// first. In a Cluster it goes to the primary of the control partition.
+/// first. In a Cluster the primary of the control partition answers.
 pub(super) async fn check(
     connection: &mut MultiplexedConnection,
     ids: SecretIds,
@@ -30,8 +30,12 @@ pub(super) async fn check(
     if let Some(old) = ids.old {
         call.arg(old.to_string());
     }
-    let Value::Array(stored) = connection.send_packed_command(&call).await.and_then(Value::extract_error)? else {
-        return Ok(None);
+    let stored = match connection.send_packed_command(&call).await.and_then(Value::extract_error) {
+        Ok(Value::Array(stored)) => stored,
+        Ok(_) => return Ok(None),
+        // Another primary of the Cluster has the control partition, and is asked when it is connected.
+        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::Moved) => return Ok(None),
+        Err(error) => return Err(error),
     };
     let texts = stored.into_iter().filter_map(|id| match id {
         Value::BulkString(id) => Some(String::from_utf8_lossy(&id).into_owned()),

@@ -1,15 +1,20 @@
 //! One Redis server: a connection that is shared by all callers and restored when it breaks, and scripts on it.
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{Cmd, ErrorKind, Pipeline, RedisError, Script, ServerErrorKind, Value};
 use rand::RngExt as _;
+use tokio::sync::watch;
 
+use super::breaker::Breaker;
 use super::clock::ServerClock;
 use super::connect::{self, ConnectError, Connector};
+use super::url::Address;
 use crate::store::StoreError;
+use crate::store::partitioned::PartitionError;
 
 /// The pause before the second attempt to connect. It doubles with each attempt, and is randomized so that the nodes of a cluster
 /// do not all come back at the same moment.
@@ -22,6 +27,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(super) enum CallError {
     /// The server refused before anything was executed, or cannot be reached.
     NotExecuted,
+    /// The slot of the keys is being moved to another server, and the call has several keys. It was not executed.
+    Moving,
     /// The connection broke. The call may have been executed.
     Unknown,
 }
@@ -29,10 +36,26 @@ pub(super) enum CallError {
 impl From<CallError> for StoreError {
     fn from(error: CallError) -> Self {
         match error {
-            CallError::NotExecuted => Self::Unavailable,
+            CallError::NotExecuted | CallError::Moving => Self::Unavailable,
             CallError::Unknown => Self::Timeout,
         }
     }
+}
+
+impl From<CallError> for PartitionError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Moving => Self::Moving,
+            error => Self::Store(error.into()),
+        }
+    }
+}
+
+/// A call that a server executes in one step.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Call<'c> {
+    Script { script: &'c ServerScript, keys: &'c [String], args: &'c [Vec<u8>] },
+    Command(&'c Cmd),
 }
 
 /// A script, and its name on the server.
@@ -55,6 +78,11 @@ pub(super) struct Server {
     link: Mutex<Link>,
     /// The server's clock. Every reply that has a time is passed to it.
     pub(super) clock: ServerClock,
+    /// Whether the first attempt to connect has ended.
+    tried: watch::Sender<bool>,
+    breaker: Breaker,
+    /// A reply that takes longer than this is a failure.
+    slow: Duration,
 }
 
 #[derive(Default)]
@@ -76,50 +104,123 @@ impl std::fmt::Debug for Link {
 
 impl Server {
     /// Connects for the first time.
-    pub(super) async fn connect(connector: Connector) -> Result<Arc<Self>, ConnectError> {
+    pub(super) async fn connect(connector: Connector, slow: Duration) -> Result<Arc<Self>, ConnectError> {
         let connection = connector.open().await?;
         let link = Link { connection: Some(connection), ..Link::default() };
-        Ok(Arc::new(Self { connector, link: Mutex::new(link), clock: ServerClock::default() }))
+        Ok(Arc::new(Self::new(connector, link, slow)))
     }
 
-    /// Runs a script. It is sent again only if the server did not have it, so it is executed at most once.
-    pub(super) async fn run(
-        self: &Arc<Self>,
-        script: &ServerScript,
-        keys: &[String],
-        args: &[Vec<u8>],
-    ) -> Result<Value, CallError> {
-        let mut call = Cmd::new();
-        call.arg("EVALSHA").arg(&script.hash).arg(keys.len()).arg(keys).arg(args);
-        match self.send(&call).await {
+    /// Connects in the background. Calls wait for the end of the first attempt.
+    pub(super) fn open(connector: Connector, slow: Duration) -> Arc<Self> {
+        let server = Arc::new(Self::new(connector, Link::default(), slow));
+        server.reconnect(0);
+        server
+    }
+
+    fn new(connector: Connector, link: Link, slow: Duration) -> Self {
+        let tried = watch::Sender::new(link.connection.is_some());
+        Self {
+            connector,
+            link: Mutex::new(link),
+            clock: ServerClock::default(),
+            tried,
+            breaker: Breaker::default(),
+            slow,
+        }
+    }
+
+    /// Waits for the end of the first attempt to connect.
+    pub(super) async fn connected(&self) {
+        // The sender is in this struct, so it cannot be gone.
+        let _ = self.tried.subscribe().wait_for(|tried| *tried).await;
+    }
+
+    /// Returns the address of the server, if it is always the same.
+    pub(super) fn address(&self) -> Option<&Address> {
+        self.connector.address()
+    }
+
+    /// Returns the host of the server.
+    pub(super) fn host(&self) -> Option<String> {
+        match self.address()? {
+            Address::Tcp { host, .. } => Some(host.clone()),
+            Address::Unix(_) => None,
+        }
+    }
+
+    /// Makes a call. A script is sent again only if the server did not have it, so it is executed at most once. A call for a slot
+    /// that is being moved to this server `is_asking`.
+    pub(super) async fn call(self: &Arc<Self>, call: Call<'_>, is_asking: bool) -> Result<Value, RedisError> {
+        let (script, keys, args) = match call {
+            Call::Command(command) => return self.send_to_moving(command, is_asking).await,
+            Call::Script { script, keys, args } => (script, keys, args),
+        };
+        let mut run = Cmd::new();
+        run.arg("EVALSHA").arg(&script.hash).arg(keys.len()).arg(keys).arg(args);
+        match self.send_to_moving(&run, is_asking).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {}
-            answered => return answered.map_err(|error| classify(&error)),
+            answered => return answered,
         }
         // The first call was not executed, so this one does not repeat it. It takes the script with it and leaves it on the server:
         // a script that is only loaded may be flushed again before it is called.
-        let mut call = Cmd::new();
-        call.arg("EVAL").arg(script.text).arg(keys.len()).arg(keys).arg(args);
-        self.send(&call).await.map_err(|error| classify(&error))
+        let mut run = Cmd::new();
+        run.arg("EVAL").arg(script.text).arg(keys.len()).arg(keys).arg(args);
+        self.send_to_moving(&run, is_asking).await
+    }
+
+    async fn send_to_moving(self: &Arc<Self>, command: &Cmd, is_asking: bool) -> Result<Value, RedisError> {
+        if !is_asking {
+            return self.send(command).await;
+        }
+        // In one write, so that no other call comes between the two.
+        let mut both = Pipeline::new();
+        both.cmd("ASKING").add_command(command.clone());
+        let values =
+            self.exchange(|mut connection| async move { connection.send_packed_commands(&both, 0, both.len()).await });
+        let mut values = values.await?.into_iter();
+        let _ = values.next();
+        values.next().unwrap_or_default().extract_error()
     }
 
     /// Sends a command once.
-    pub(super) async fn send(self: &Arc<Self>, call: &Cmd) -> Result<Value, RedisError> {
-        let (mut connection, generation) = self.connection()?;
-        let answered = connection.send_packed_command(call).await.and_then(Value::extract_error);
+    pub(super) async fn send(self: &Arc<Self>, command: &Cmd) -> Result<Value, RedisError> {
+        let sent = |mut connection: MultiplexedConnection| async move {
+            connection.send_packed_command(command).await.and_then(Value::extract_error)
+        };
+        self.exchange(sent).await
+    }
+
+    /// Sends something and waits for the reply, however long it takes. A slow reply counts as a failure of the server before it
+    /// comes.
+    async fn exchange<T, F>(self: &Arc<Self>, send: impl FnOnce(MultiplexedConnection) -> F) -> Result<T, RedisError>
+    where
+        F: Future<Output = Result<T, RedisError>>,
+    {
+        if !*self.tried.borrow() {
+            self.connected().await;
+        }
+        let unavailable = |what| RedisError::from((ErrorKind::Client, what));
+        let (connection, generation) = self.connection().ok_or_else(|| unavailable("not connected"))?;
+        if !self.breaker.lets_through(Instant::now()) {
+            return Err(unavailable("the server has failed several times, and is tried again in a moment"));
+        }
+        let replies = self.replies();
+        let mut reply = pin!(send(connection));
+        let Ok(answered) = tokio::time::timeout(self.slow, &mut reply).await else {
+            // While others are answered, the server is alive: this process or this call is slow.
+            if self.replies() == replies {
+                self.breaker.ended(false, Instant::now());
+            }
+            return self.heard(generation, reply.await);
+        };
+        let failed = answered.as_ref().is_err_and(is_broken);
+        self.breaker.ended(!failed, Instant::now());
         self.heard(generation, answered)
     }
 
-    /// Sends several commands at once, and returns an answer for each.
-    pub(super) async fn send_all(self: &Arc<Self>, calls: &Pipeline) -> Result<Vec<Value>, RedisError> {
-        let (mut connection, generation) = self.connection()?;
-        let answered = connection.send_packed_commands(calls, 0, calls.len()).await;
-        self.heard(generation, answered.and_then(|values| values.into_iter().map(Value::extract_error).collect()))
-    }
-
-    fn connection(&self) -> Result<(MultiplexedConnection, u64), RedisError> {
+    fn connection(&self) -> Option<(MultiplexedConnection, u64)> {
         let link = self.link();
-        let unconnected = || RedisError::from((ErrorKind::Client, "not connected"));
-        Ok((link.connection.clone().ok_or_else(unconnected)?, link.generation))
+        Some((link.connection.clone()?, link.generation))
     }
 
     /// Replaces the connection after an error that makes it useless.
@@ -175,10 +276,13 @@ impl Server {
                         let mut link = server.link();
                         link.generation = link.generation.wrapping_add(1);
                         (link.connection, link.is_connecting) = (Some(connection), false);
+                        drop(link);
+                        server.tried.send_replace(true);
                         return;
                     }
                     Err(error) => server.link().problem = Some(error.to_string()),
                 }
+                server.tried.send_replace(true);
                 // Not held during the pause, so that the store can be dropped meanwhile.
                 drop(server);
                 tokio::time::sleep(jittered(pause)).await;
@@ -200,11 +304,11 @@ pub(super) fn jittered(time: Duration) -> Duration {
 
 /// Returns whether the connection is of no use after this error. A server that became a replica keeps its connections open, and
 /// only a new one can reach the new primary.
-fn is_broken(error: &RedisError) -> bool {
+pub(super) fn is_broken(error: &RedisError) -> bool {
     error.is_unrecoverable_error() || error.is_timeout() || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
 }
 
-fn classify(error: &RedisError) -> CallError {
+pub(super) fn classify(error: &RedisError) -> CallError {
     match error.kind() {
         // The server has answered, and an error of a script means that it wrote nothing: scripts check before they write.
         ErrorKind::Server(_) | ErrorKind::Extension | ErrorKind::Client => CallError::NotExecuted,

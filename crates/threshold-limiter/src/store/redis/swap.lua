@@ -11,7 +11,7 @@
 -- Returns whether the records were changed, the time as seconds and microseconds, and what was found.
 local count = tonumber(ARGV[1])
 local time = redis.call('TIME')
-local found = redis.call('MGET', unpack(KEYS, 1, count))
+local found = count > 0 and redis.call('MGET', unpack(KEYS, 1, count)) or {}
 
 -- MGET answers nil for a key of another type, which must not be taken for a record that is not there.
 local missing = {}

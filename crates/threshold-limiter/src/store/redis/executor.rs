@@ -1,0 +1,79 @@
+//! Executes commands: on one server each in one step, on a Cluster partition by partition.
+
+use std::sync::Arc;
+
+use threshold_core::key::Partition;
+use threshold_core::{Answer, Command, Outcome, OwnedBill, TraceId};
+
+use super::batch::Batches;
+use super::servers::Servers;
+use super::{keys, rekey, settle};
+use crate::store::StoreError;
+use crate::store::partitioned::{self, PartitionError, Partitions};
+
+/// The servers, and the commands that wait for them. A clone shares both.
+#[derive(Debug, Clone)]
+pub(super) struct Executor {
+    pub(super) servers: Servers,
+    batches: Arc<Batches>,
+}
+
+impl Executor {
+    pub(super) fn new(servers: Servers) -> Self {
+        let batches = Batches::new(servers.clone());
+        Self { servers, batches }
+    }
+
+    /// Settles a bill.
+    pub(super) async fn settle(&self, bill: OwnedBill) -> Result<Outcome, StoreError> {
+        if self.servers.is_single() {
+            Ok(self.settle_part(None, bill).await?)
+        } else {
+            partitioned::settle(self, bill).await
+        }
+    }
+
+    /// Executes any other command on records.
+    pub(super) async fn execute(&self, command: Command) -> Result<Answer, StoreError> {
+        match command {
+            command if self.servers.is_single() => Ok(self.batches.run(None, command).await?),
+            Command::Rekey(moves) => rekey::rekey(&self.servers, &moves).await,
+            command => partitioned::execute(self, command).await,
+        }
+    }
+
+    /// Settles a bill whose records are all in one partition, or any bill on a single server.
+    async fn settle_part(&self, partition: Option<Partition>, bill: OwnedBill) -> Result<Outcome, PartitionError> {
+        if let Some(outcome) = settle::settle(&self.servers, &bill).await? {
+            return Ok(outcome);
+        }
+        let answer = self.batches.run(partition, Command::Settle(Box::new(bill))).await?;
+        Ok(*answer.settled().ok_or(StoreError::Unavailable)?)
+    }
+}
+
+impl Partitions for Executor {
+    async fn execute(&self, partition: Partition, command: Command) -> Result<Answer, PartitionError> {
+        match command {
+            Command::Settle(bill) => {
+                let outcome = self.settle_part(Some(partition), *bill).await?;
+                Ok(Answer::Settled(Box::new(outcome)))
+            }
+            command => self.batches.run(Some(partition), command).await,
+        }
+    }
+
+    fn home(&self, id: TraceId) -> Partition {
+        keys::home(id)
+    }
+
+    fn execute_later(&self, commands: Vec<(Partition, Command)>) {
+        let executor = self.clone();
+        tokio::spawn(async move {
+            for (_, command) in commands {
+                // If it fails, the charge stays until its window ends or refills.
+                let _ = partitioned::execute(&executor, command).await;
+            }
+        });
+    }
+}

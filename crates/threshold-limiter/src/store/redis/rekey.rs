@@ -1,0 +1,47 @@
+//! Moving records from the keys of an old secret to those of the current one, on a Cluster, where both are in different slots.
+//!
+//! A record is copied first and deleted then. If a node dies in between, the next use of the record finds the copy and deletes the
+//! original.
+
+use ::redis::{Cmd, Value};
+use threshold_core::command::KeyMoves;
+use threshold_core::{Answer, Digest};
+
+use super::keys::{RecordKey, RecordKind};
+use super::reply;
+use super::servers::Servers;
+use crate::store::StoreError;
+
+/// Moves each record to its new key, unless there is a record under the new key already: that one is more recent.
+pub(super) async fn rekey(servers: &Servers, moves: &KeyMoves) -> Result<Answer, StoreError> {
+    let balances = moves.balances.iter().map(|(old, new, _)| (RecordKind::Balance, *old, *new));
+    let standings = moves.standings.iter().map(|(old, new)| (RecordKind::Standing, *old, *new));
+    let accounts = moves.accounts.iter().map(|(old, new)| (RecordKind::Account, *old, *new));
+    for (kind, old, new) in balances.chain(standings).chain(accounts) {
+        move_record(servers, kind, old, new).await?;
+    }
+    Ok(Answer::Done)
+}
+
+async fn move_record(servers: &Servers, kind: RecordKind, old: Digest, new: Digest) -> Result<(), StoreError> {
+    let (old, new) = (RecordKey::of_digest(kind, old).name(), RecordKey::of_digest(kind, new).name());
+    let Some(bytes) = servers.read_all(std::slice::from_ref(&old)).await?.pop().flatten() else { return Ok(()) };
+    let mut expiry = Cmd::new();
+    expiry.arg("PEXPIRETIME").arg(&old);
+    let mut copy = Cmd::new();
+    copy.arg("SET").arg(&new).arg(&bytes).arg("NX");
+    match servers.send(&old, &expiry).await? {
+        // Without an end, as the reset of an account.
+        Value::Int(-1) => {}
+        time @ Value::Int(1..) => {
+            copy.arg("PXAT").arg(reply::number(Some(time))?);
+        }
+        // It has expired in between.
+        _ => return Ok(()),
+    }
+    servers.send(&new, &copy).await?;
+    let mut delete = Cmd::new();
+    delete.arg("DEL").arg(&old);
+    servers.send(&old, &delete).await?;
+    Ok(())
+}

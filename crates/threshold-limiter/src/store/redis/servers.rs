@@ -1,0 +1,105 @@
+//! The servers of a store: one, or the primaries of a Cluster. Every call goes to the server of its key.
+
+use std::sync::Arc;
+
+use ::redis::{Cmd, Value};
+use futures_util::future::join_all;
+use threshold_core::Timestamp;
+
+use super::clock::ServerClock;
+use super::cluster::Cluster;
+use super::reply;
+use super::server::{Call, CallError, Server, ServerScript, classify};
+use crate::store::StoreError;
+
+/// The servers of a store.
+#[derive(Debug, Clone)]
+pub(super) enum Servers {
+    Single(Arc<Server>),
+    Cluster(Arc<Cluster>),
+}
+
+impl Servers {
+    /// Runs a script on the server of its keys, which are all in one slot. It is sent again only if a server has refused it, so it
+    /// is executed at most once.
+    pub(super) async fn run(
+        &self,
+        script: &ServerScript,
+        keys: &[String],
+        args: &[Vec<u8>],
+    ) -> Result<Value, CallError> {
+        let key = keys.first().map_or("", String::as_str);
+        self.call(key, Call::Script { script, keys, args }).await
+    }
+
+    /// Sends a command to the server of a key.
+    pub(super) async fn send(&self, key: &str, command: &Cmd) -> Result<Value, CallError> {
+        self.call(key, Call::Command(command)).await
+    }
+
+    async fn call(&self, key: &str, call: Call<'_>) -> Result<Value, CallError> {
+        match self {
+            Self::Single(server) => server.call(call, false).await.map_err(|error| classify(&error)),
+            Self::Cluster(cluster) => cluster.call(key, call).await,
+        }
+    }
+
+    /// Reads the values of keys in any slots.
+    pub(super) async fn read_all(&self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        let reads = keys.iter().map(|key| async move {
+            let mut read = Cmd::new();
+            read.arg("GET").arg(key);
+            match self.send(key, &read).await? {
+                Value::BulkString(bytes) => Ok(Some(bytes)),
+                _ => Ok(None),
+            }
+        });
+        join_all(reads).await.into_iter().collect()
+    }
+
+    /// Asks a server for its time.
+    pub(super) async fn time(&self) -> Result<(), StoreError> {
+        let mut ask = Cmd::new();
+        ask.arg("TIME");
+        let server = self.all().into_iter().find(|server| server.is_connected()).ok_or(StoreError::Unavailable)?;
+        let reply = server.send(&ask).await.map_err(|error| classify(&error))?;
+        self.heard(reply::time(&mut reply::array(reply)?.into_iter())?);
+        Ok(())
+    }
+
+    /// Takes over the time of a reply that has just arrived.
+    pub(super) fn heard(&self, now: Timestamp) {
+        self.clock().heard(now);
+    }
+
+    /// Returns the clock of the store. That of a Cluster follows the primary that has answered last.
+    pub(super) fn clock(&self) -> &ServerClock {
+        match self {
+            Self::Single(server) => &server.clock,
+            Self::Cluster(cluster) => &cluster.clock,
+        }
+    }
+
+    /// Returns every server that is known now: one, or the primaries of a Cluster.
+    pub(super) fn all(&self) -> Vec<Arc<Server>> {
+        match self {
+            Self::Single(server) => vec![Arc::clone(server)],
+            Self::Cluster(cluster) => cluster.primaries(),
+        }
+    }
+
+    /// Returns whether a command can change records of several partitions in one step.
+    pub(super) fn is_single(&self) -> bool {
+        matches!(self, Self::Single(_))
+    }
+
+    /// Returns whether there is a connection to every server.
+    pub(super) fn is_connected(&self) -> bool {
+        self.all().iter().all(|server| server.is_connected())
+    }
+
+    /// Returns the last error of a server, for operators.
+    pub(super) fn problem(&self) -> Option<String> {
+        self.all().iter().find_map(|server| server.problem())
+    }
+}

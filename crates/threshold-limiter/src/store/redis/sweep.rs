@@ -1,0 +1,71 @@
+//! The search for reservations that have expired and give back their charges. Every node does it twice a second.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use ::redis::{Cmd, Value};
+use futures_util::future::join_all;
+use threshold_core::receipt::CommitError;
+use threshold_core::{Answer, Command, TraceId};
+
+use super::executor::Executor;
+use super::server::{ServerScript, jittered};
+use super::{keys, reply};
+use crate::store::StoreError;
+
+static EXPIRED: LazyLock<ServerScript> = LazyLock::new(|| ServerScript::new(include_str!("expired.lua")));
+
+/// The pause between two searches.
+const PAUSE: Duration = Duration::from_millis(500);
+/// The largest number of reservations that one search ends in one partition.
+const MAX_SWEPT: usize = 64;
+
+/// Ends reservations that have expired, until `is_open` returns false.
+pub(super) fn start(executor: Executor, is_open: impl Fn() -> bool + Send + 'static) {
+    tokio::spawn(async move {
+        while is_open() {
+            // While a server is away there is nothing to end. It is tried again after the pause.
+            let _ = release_expired(&executor).await;
+            tokio::time::sleep(jittered(PAUSE)).await;
+        }
+    });
+}
+
+/// Ends the reservations that have expired, and returns their number.
+pub(super) async fn release_expired(executor: &Executor) -> Result<usize, StoreError> {
+    let mut ended: usize = 0;
+    for id in expired(executor).await? {
+        if let Answer::Ended(Err(CommitError::Unknown)) = executor.execute(Command::Expire { id }).await? {
+            // Its record is gone or was ended before, and only the index is left of it.
+            forget(executor, id).await?;
+        }
+        ended = ended.saturating_add(1);
+    }
+    Ok(ended)
+}
+
+async fn forget(executor: &Executor, id: TraceId) -> Result<(), StoreError> {
+    let (index, mut remove) = (keys::expiring(keys::home(id)), Cmd::new());
+    remove.arg("ZREM").arg(&index).arg(keys::member(id));
+    executor.servers.send(&index, &remove).await?;
+    Ok(())
+}
+
+/// Returns reservations that have expired by the clocks of their servers.
+async fn expired(executor: &Executor) -> Result<Vec<TraceId>, StoreError> {
+    let most = [MAX_SWEPT.to_string().into_bytes()];
+    let searches = keys::homes().map(|home| {
+        let (index, most) = ([keys::expiring(home)], &most);
+        async move { executor.servers.run(&EXPIRED, &index, most).await }
+    });
+    let mut due = Vec::new();
+    for found in join_all(searches).await {
+        let mut parts = reply::array(found?)?.into_iter();
+        while let (Some(Value::BulkString(member)), Some(score)) = (parts.next(), parts.next()) {
+            due.extend(keys::id_of_member(&member).zip(reply::number(Some(score)).ok()));
+        }
+    }
+    // In the order in which they were due, as core does it: the first to give back may make the others void.
+    due.sort_unstable_by_key(|(id, score)| (*score, *id));
+    Ok(due.into_iter().map(|(id, _)| id).collect())
+}
