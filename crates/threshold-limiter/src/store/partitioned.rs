@@ -74,7 +74,7 @@ pub(crate) async fn execute<P: Partitions>(store: &P, command: Command) -> Resul
         return Ok(store.execute(partition, command).await?);
     }
     match command {
-        Command::Settle(bill) => Ok(Answer::Settled(Box::new(settle(store, *bill).await?))),
+        Command::Settle(bill) => Ok(Answer::Settled(Box::new(settle(store, bill).await?))),
         Command::Refund(receipt) => refund(store, *receipt).await,
         Command::GiveBack(receipt) => adjust(store, Adjustment::giving_back(*receipt)).await,
         Command::Adjust(adjustment) => adjust(store, *adjustment).await,
@@ -105,8 +105,8 @@ pub(crate) async fn execute<P: Partitions>(store: &P, command: Command) -> Resul
 }
 
 /// Settles a bill: every partition charges its part, or none does.
-pub(crate) async fn settle<P: Partitions>(store: &P, bill: OwnedBill) -> Result<Outcome, StoreError> {
-    let mut split = Split::new(bill);
+pub(crate) async fn settle<P: Partitions>(store: &P, bill: Box<OwnedBill>) -> Result<Outcome, StoreError> {
+    let mut split = Split::new(*bill);
     loop {
         let steps = split.round();
         if steps.is_empty() {

@@ -210,7 +210,7 @@ impl Store for RedisStore {
     async fn settle(&self, plan: &Plan<'_>, _: Timestamp, outcome: &mut Outcome) -> Result<(), StoreError> {
         let executor = self.executor.clone();
         // The clocks of nodes differ, so only the server's time counts.
-        let bill = plan.bill().to_owned();
+        let bill = Box::new(plan.bill().to_owned());
         *outcome = self.within_deadline(self.deadline, async move { executor.settle(bill).await }).await?;
         Ok(())
     }

@@ -24,12 +24,12 @@ impl Executor {
         Self { servers, batches }
     }
 
-    /// Settles a bill.
-    pub(super) async fn settle(&self, bill: OwnedBill) -> Result<Outcome, StoreError> {
+    /// Settles a bill. Bills and the state of several partitions are large, so both are on the heap.
+    pub(super) async fn settle(&self, bill: Box<OwnedBill>) -> Result<Outcome, StoreError> {
         if self.servers.is_single() {
             Ok(self.settle_part(None, bill).await?)
         } else {
-            partitioned::settle(self, bill).await
+            Box::pin(partitioned::settle(self, bill)).await
         }
     }
 
@@ -38,16 +38,16 @@ impl Executor {
         match command {
             command if self.servers.is_single() => Ok(self.batches.run(None, command).await?),
             Command::Rekey(moves) => rekey::rekey(&self.servers, &moves).await,
-            command => partitioned::execute(self, command).await,
+            command => Box::pin(partitioned::execute(self, command)).await,
         }
     }
 
     /// Settles a bill whose records are all in one partition, or any bill on a single server.
-    async fn settle_part(&self, partition: Option<Partition>, bill: OwnedBill) -> Result<Outcome, PartitionError> {
+    async fn settle_part(&self, partition: Option<Partition>, bill: Box<OwnedBill>) -> Result<Outcome, PartitionError> {
         if let Some(outcome) = settle::settle(&self.servers, &bill).await? {
             return Ok(outcome);
         }
-        let answer = self.batches.run(partition, Command::Settle(Box::new(bill))).await?;
+        let answer = self.batches.run(partition, Command::Settle(bill)).await?;
         Ok(*answer.settled().ok_or(StoreError::Unavailable)?)
     }
 }
@@ -56,7 +56,7 @@ impl Partitions for Executor {
     async fn execute(&self, partition: Partition, command: Command) -> Result<Answer, PartitionError> {
         match command {
             Command::Settle(bill) => {
-                let outcome = self.settle_part(Some(partition), *bill).await?;
+                let outcome = self.settle_part(Some(partition), bill).await?;
                 Ok(Answer::Settled(Box::new(outcome)))
             }
             command => self.batches.run(Some(partition), command).await,
@@ -72,7 +72,7 @@ impl Partitions for Executor {
         tokio::spawn(async move {
             for (_, command) in commands {
                 // If it fails, the charge stays until its window ends or refills.
-                let _ = partitioned::execute(&executor, command).await;
+                let _ = Box::pin(partitioned::execute(&executor, command)).await;
             }
         });
     }
