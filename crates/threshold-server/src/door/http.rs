@@ -10,6 +10,8 @@ mod list_tests;
 mod request;
 mod schema;
 mod text;
+#[cfg(test)]
+mod without_store;
 mod write;
 
 use std::sync::Arc;

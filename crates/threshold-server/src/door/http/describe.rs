@@ -11,6 +11,9 @@ use crate::door::openapi::{Operation, Schemas, WRONG_HOST, json_content};
 
 const REUSED_ID: (u16, &str) = (422, "The requestId was used for a different request within the last 60 seconds");
 
+/// Whether the call had an effect is not known after a timeout.
+const NO_STORE: (u16, &str) = (503, "The store cannot answer");
+
 pub(super) fn check(schemas: &mut Schemas) -> Operation {
     let wait = json!({
         "name": "waitMs",
@@ -50,20 +53,22 @@ pub(super) fn explain(schemas: &mut Schemas) -> Operation {
 pub(super) fn reserve(schemas: &mut Schemas) -> Operation {
     let decision = schemas.of::<Answer<'_>>();
     let request = json!({"$ref": "#/components/schemas/Reserve"});
-    let operation = Operation::call("reserve", "Charge before the actual cost is known", &decision).body(request);
+    let summary = "Charge before the actual cost is known; without `reservation` there is nothing to commit";
+    let operation = Operation::call("reserve", summary, &decision).body(request);
     may_be_unavailable(operation, &decision, schemas).errors(&[REUSED_ID])
 }
 
 pub(super) fn commit(schemas: &mut Schemas) -> Operation {
     let body = schemas.of::<CommitBody<'_>>();
-    let errors = [(404, "The reservation is unknown or already ended"), (409, "It was committed with another cost")];
+    let errors =
+        [(404, "The reservation is unknown or already ended"), (409, "It was committed with another cost"), NO_STORE];
     done(schemas, "commit", "End a reservation with its actual cost").body(body).errors(&errors)
 }
 
 pub(super) fn release(schemas: &mut Schemas) -> Operation {
     let body = schemas.of::<ReleaseBody<'_>>();
     let unknown = (404, "The reservation is unknown or already ended");
-    done(schemas, "release", "End a reservation without cost").body(body).errors(&[unknown])
+    done(schemas, "release", "End a reservation without cost").body(body).errors(&[unknown, NO_STORE])
 }
 
 pub(super) fn refund(schemas: &mut Schemas) -> Operation {
@@ -74,7 +79,7 @@ pub(super) fn refund(schemas: &mut Schemas) -> Operation {
 
 pub(super) fn pause(schemas: &mut Schemas) -> Operation {
     let body = schemas.of::<PauseBody<'_>>();
-    done(schemas, "pause", "Deny a subject for a while").body(body)
+    done(schemas, "pause", "Deny a subject for a while").body(body).errors(&[NO_STORE])
 }
 
 pub(super) fn limit(schemas: &mut Schemas) -> Operation {
@@ -106,7 +111,7 @@ fn done(schemas: &mut Schemas, id: &'static str, summary: &'static str) -> Opera
 
 fn one_limit(schemas: &mut Schemas, id: &'static str, summary: &'static str) -> Operation {
     let body = schemas.of::<LimitBody<'_>>();
-    Operation::call(id, summary, &schemas.of::<LimitAnswer>()).body(body)
+    Operation::call(id, summary, &schemas.of::<LimitAnswer>()).body(body).errors(&[NO_STORE])
 }
 
 /// Adds 503: a decision where the store fails and the rules are closed, else an error.
