@@ -164,9 +164,16 @@ pub enum Command {
     },
     /// Changes a ban or a setting for every node. Answered by [`Answer::Controlled`].
     Control(Box<ControlChange>),
-    /// Changes many bans and settings for every node, all or none. Answered by [`Answer::Controlled`] with the number of the
-    /// last change; the numbers of the others precede it.
-    ControlAll(Box<[ControlChange]>),
+    /// Changes many bans and settings for every node. A store makes them all or none; one that shares a server with others may
+    /// make them in pieces, in their order, and fail between two. Answered by [`Answer::Controlled`] with the number of the last
+    /// change, or by [`Answer::Outdated`].
+    ControlAll {
+        /// The changes.
+        changes: Box<[ControlChange]>,
+        /// The number of the latest change that the caller has read, if it has computed these changes from what it has read: if
+        /// there are later ones, nothing is changed.
+        after: Option<u64>,
+    },
     /// Reads the changes of bans and settings after a sequence number. Answered by [`Answer::Control`].
     ReadControl {
         /// The last sequence number that the caller has read; 0 where it has read none.
@@ -266,6 +273,8 @@ pub enum Answer {
         /// The sequence number of the change.
         number: u64,
     },
+    /// Nothing was changed, because the log of bans and settings has changes that the caller has not read.
+    Outdated,
     /// Changes of bans and settings.
     Control(Box<ControlPage>),
     /// The state of a request with an id.
@@ -589,7 +598,7 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
         Command::Control(change) => {
             Ok(Answer::Controlled { number: records.save_control(std::slice::from_ref(change), now)? })
         }
-        Command::ControlAll(changes) => Ok(Answer::Controlled { number: records.save_control(changes, now)? }),
+        Command::ControlAll { changes, after } => control_all(changes, *after, records, now),
         Command::ReadControl { after, most } => {
             // The bound holds whatever a caller asks for: a page is built in memory.
             let most = usize::try_from(*most).map_or(MAX_CHANGES_READ, |most| most.min(MAX_CHANGES_READ));
@@ -661,6 +670,21 @@ fn forgive<R: Records>(keys: &SubjectKeys, records: &mut R) -> Result<Answer, R:
         records.forget_standing(*key)?;
     }
     Ok(Answer::Done)
+}
+
+fn control_all<R: Records>(
+    changes: &[ControlChange],
+    after: Option<u64>,
+    records: &mut R,
+    now: Timestamp,
+) -> Result<Answer, R::Error> {
+    // Of two nodes that replace one set of bans, each from what it has read, the second would leave bans of both.
+    if let Some(after) = after
+        && records.read_control(after, 0)?.last != after
+    {
+        return Ok(Answer::Outdated);
+    }
+    Ok(Answer::Controlled { number: records.save_control(changes, now)? })
 }
 
 fn read_block<R: Records>(keys: &SubjectKeys, records: &mut R, now: Timestamp) -> Result<Answer, R::Error> {

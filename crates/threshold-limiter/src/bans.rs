@@ -237,6 +237,16 @@ impl BanList {
         entries.with_ids(entries.bans.on(whom), now)
     }
 
+    /// Returns whether there is a ban with this id, also one that has ended since the last [`sweep`](Self::sweep).
+    pub(crate) fn contains(&self, id: Digest) -> bool {
+        self.read().by_id.contains_key(&id)
+    }
+
+    /// Returns the number of bans, with those that have ended since the last [`sweep`](Self::sweep).
+    pub(crate) fn len(&self) -> usize {
+        self.read().by_id.len()
+    }
+
     /// Returns the bans of an imported set, with their ids.
     #[must_use]
     pub fn of_origin(&self, origin: &str) -> Vec<(Digest, Arc<Ban>)> {

@@ -112,7 +112,7 @@ impl Field for Command {
             Self::ReadDevice { login, account, device } => put(out, 22, &[login, account, device]),
             Self::Control(change) => put(out, 30, &[change]),
             Self::ReadControl { after, most } => put(out, 31, &[after, most]),
-            Self::ControlAll(changes) => put(out, 32, &[changes]),
+            Self::ControlAll { changes, after } => put(out, 32, &[changes, after]),
             Self::BeginRequest { key, life, repeats } => put(out, 40, &[key, life, repeats]),
             Self::EndRequest { key, answer, life } => put(out, 41, &[key, answer, life]),
         }
@@ -144,7 +144,7 @@ impl Field for Command {
             22 => Self::ReadDevice { login: take(from)?, account: take(from)?, device: take(from)? },
             30 => Self::Control(take(from)?),
             31 => Self::ReadControl { after: take(from)?, most: take(from)? },
-            32 => Self::ControlAll(take(from)?),
+            32 => Self::ControlAll { changes: take(from)?, after: take(from)? },
             40 => Self::BeginRequest { key: take(from)?, life: take(from)?, repeats: take(from)? },
             41 => Self::EndRequest { key: take(from)?, answer: take(from)?, life: take(from)? },
             _ => return Err(BytesError::Malformed("command")),
@@ -170,6 +170,7 @@ impl Field for Answer {
             Self::Recognised(known) => put(out, 13, &[known]),
             Self::Controlled { number } => put(out, 30, &[number]),
             Self::Control(page) => put(out, 31, &[page]),
+            Self::Outdated => put(out, 32, &[]),
             Self::Request(state) => put(out, 40, &[state]),
         }
     }
@@ -191,6 +192,7 @@ impl Field for Answer {
             13 => Self::Recognised(take(from)?),
             30 => Self::Controlled { number: take(from)? },
             31 => Self::Control(take(from)?),
+            32 => Self::Outdated,
             40 => Self::Request(take(from)?),
             _ => return Err(BytesError::Malformed("answer")),
         })

@@ -6,13 +6,16 @@ use std::time::SystemTime;
 
 use threshold_core::Timestamp;
 use threshold_core::command::{Answer, Command};
-use threshold_core::control::{ControlChange, ControlKey, ControlPage, MAX_CHANGES_READ};
+use threshold_core::control::{ControlChange, ControlKey, ControlPage, MAX_BANS, MAX_CHANGES_READ};
 use threshold_core::policy::{Owner, Policy, Setting, SettingError};
 
 use super::Limiter;
 use crate::clock::Clock;
 use crate::store::{Store, StoreError};
 use crate::sync::MutexGuard;
+
+/// How often changes are computed again because other nodes have changed bans or settings meanwhile.
+const MAX_RECOMPUTED: usize = 16;
 
 /// A setting that does not fit the policy in force, and why. It is kept, but not in force.
 pub type UnfitSetting = (Owner, Arc<str>, SettingError);
@@ -50,39 +53,85 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// Returns an error if the store cannot answer, or [`StoreError::Full`] if it has no room. Then nothing is changed in this
     /// process. After a timeout the store may have made the change all the same, and this node follows it like any other.
     pub async fn change_control(&self, change: ControlChange) -> Result<Vec<UnfitSetting>, StoreError> {
-        let command = Command::Control(Box::new(change.clone()));
-        self.change_control_by(command, std::slice::from_ref(&change)).await
-    }
-
-    /// Makes many changes as [`change_control`](Self::change_control) makes one: in the store all or none, in one step. In this
-    /// process they are applied one after the other, so that requests do not wait for all of them; put new bans before lifted
-    /// ones, and no caller that both sets contain is let through in between.
-    ///
-    /// # Errors
-    /// As for [`change_control`](Self::change_control).
-    pub async fn change_control_all(&self, changes: Box<[ControlChange]>) -> Result<Vec<UnfitSetting>, StoreError> {
-        if changes.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.change_control_by(Command::ControlAll(changes.clone()), &changes).await
-    }
-
-    /// Sends a command that makes these changes, and applies them here.
-    async fn change_control_by(
-        &self,
-        command: Command,
-        changes: &[ControlChange],
-    ) -> Result<Vec<UnfitSetting>, StoreError> {
-        let last = match self.execute(command).await? {
+        let last = match self.execute(Command::Control(Box::new(change.clone()))).await? {
             Answer::Controlled { number } => number,
             other => return Err(StoreError::unexpected(other)),
         };
-        let (mut unfit, is_behind) = self.apply_own(last, changes);
+        let (mut unfit, is_behind) = self.apply_own(last, std::slice::from_ref(&change));
         if is_behind {
-            // Other nodes have made changes before these. If they cannot be read now, the next call reads them.
+            // Other nodes have made changes before this one. If they cannot be read now, the next call reads them.
             unfit.extend(self.follow_control().await.unwrap_or_default());
         }
         Ok(unfit)
+    }
+
+    /// Makes the changes that `compute` returns, as [`change_control`](Self::change_control) makes one. `compute` reads the
+    /// [bans](Self::bans) and settings of this node. If other nodes have changed some that this node has not read, it reads them
+    /// and calls `compute` again; so of two nodes that replace one set of bans at the same time, one set is in force in the end.
+    ///
+    /// Nodes apply the changes one after the other, so that requests do not wait for all of them: put new bans before lifted
+    /// ones, and no caller that both sets contain is let through in between. The store in memory makes all changes or none. The
+    /// store in Redis makes a thousand at a time; if it fails between two pieces, the first ones stay, and calling this again
+    /// completes them.
+    ///
+    /// # Errors
+    /// As for [`change_control`](Self::change_control). [`StoreError::Timeout`] if other nodes change bans all the time.
+    pub async fn change_control_all(
+        &self,
+        mut compute: impl FnMut() -> Box<[ControlChange]> + Send,
+    ) -> Result<Vec<UnfitSetting>, StoreError> {
+        let mut unfit = Vec::new();
+        for _ in 0..MAX_RECOMPUTED {
+            // Before the changes are computed: what is applied in between makes the store refuse them.
+            let position = self.followed().position;
+            let changes = compute();
+            if changes.is_empty() {
+                return Ok(unfit);
+            }
+            if !self.has_room_for(&changes) {
+                return Err(StoreError::Full);
+            }
+            if let Some(more) = self.write_control(changes, Some(position)).await? {
+                unfit.extend(more);
+                return Ok(unfit);
+            }
+            unfit.extend(self.follow_control().await?);
+        }
+        Err(StoreError::Timeout)
+    }
+
+    /// Writes changes and applies them here. Returns `None` if the log has changes after the number that they were computed from.
+    async fn write_control(
+        &self,
+        changes: Box<[ControlChange]>,
+        after: Option<u64>,
+    ) -> Result<Option<Vec<UnfitSetting>>, StoreError> {
+        let count = u64::try_from(changes.len()).unwrap_or(u64::MAX);
+        let last = match self.execute(Command::ControlAll { changes: changes.clone(), after }).await? {
+            Answer::Controlled { number } => number,
+            Answer::Outdated => return Ok(None),
+            other => return Err(StoreError::unexpected(other)),
+        };
+        // Another node's change may have come between two pieces. Then only the log tells the numbers.
+        if after.is_none_or(|after| after.saturating_add(count) != last) {
+            return Ok(Some(self.follow_control().await?));
+        }
+        Ok(Some(self.apply_own(last, &changes).0))
+    }
+
+    /// Returns whether the bans of this node have room for these changes. The store checks it too, but may have made a part of the
+    /// changes by then.
+    fn has_room_for(&self, changes: &[ControlChange]) -> bool {
+        let (mut added, mut removed) = (0_usize, 0_usize);
+        for change in changes {
+            let ControlChange::Ban { id, ban } = change else { continue };
+            match (ban.is_some(), self.bans.contains(*id)) {
+                (true, false) => added = added.saturating_add(1),
+                (false, true) => removed = removed.saturating_add(1),
+                _ => {}
+            }
+        }
+        added <= removed || self.bans.len().saturating_add(added).saturating_sub(removed) <= MAX_BANS
     }
 
     /// Applies the bans and settings that other nodes have changed since the last call; the first call applies all of them.
@@ -185,12 +234,15 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let (page, all, _) = self.read_all_control().await?;
         let Some((mut unfit, lost)) = self.take_new_log(&page, &all) else { return Ok(Vec::new()) };
         // Boxed, because changing bans may follow the log again.
-        let written = Box::pin(self.change_control_all(lost.into())).await;
+        if lost.is_empty() {
+            return Ok(unfit);
+        }
+        let written = Box::pin(self.write_control(lost.into(), None)).await;
         if written.is_err() {
             // No log begins at the end of time, so that the next call finds another one and tries again.
             self.followed().log = Some(Timestamp::MAX);
         }
-        unfit.extend(written?);
+        unfit.extend(written?.unwrap_or_default());
         Ok(unfit)
     }
 

@@ -223,7 +223,7 @@ impl Store for RedisStore {
                 self.within_deadline(self.deadline, async move { control::add(&executor.servers, &change).await }).await
             }
             // No deadline: a hundred thousand bans take longer, and an operator waits for them.
-            Command::ControlAll(changes) => control::add(&executor.servers, &changes).await,
+            Command::ControlAll { changes, after } => control::add_all(&executor.servers, &changes, after).await,
             Command::ReadControl { after, most } => {
                 let most = usize::try_from(most).map_or(MAX_CHANGES_READ, |most| most.min(MAX_CHANGES_READ));
                 let read = async move { control::read(&executor.servers, after, most).await };

@@ -11,6 +11,7 @@
 mod acl;
 mod control;
 mod faults;
+mod imports;
 mod law;
 #[path = "../stores/player.rs"]
 mod player;

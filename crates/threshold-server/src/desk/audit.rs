@@ -62,6 +62,13 @@ impl Change<'_> {
         OperationError::Store(error)
     }
 
+    /// Replaces the action, if the change turned out to be another one than was begun.
+    pub(super) fn correct(&mut self, action: String) {
+        if let Some(entry) = &mut self.entry {
+            entry.action = action;
+        }
+    }
+
     /// Handles an error as [`fail`](Self::fail) does, but returns `when_full` if the store is full.
     pub(super) fn fail_control(self, error: StoreError, when_full: OperationError) -> OperationError {
         let failed = self.fail(error);

@@ -74,8 +74,18 @@ struct CheckedSet {
     left_out: usize,
 }
 
+impl CheckedSet {
+    /// Describes an import for the audit, in one line: one for each of thousands of bans would bury all others.
+    fn describe(&self, ImportedSet { bans, added, lifted, .. }: ImportedSet) -> String {
+        let ends = self.bans.values().map(|ban| ban.until);
+        let end = ends.max().map(|until| format!(", the last {}", length(until))).unwrap_or_default();
+        format!("import: {bans} bans, {added} new, {lifted} lifted{end}")
+    }
+}
+
 impl Desk {
-    /// Replaces the bans of an origin, all or none: in one transaction, with one audit record. An empty set lifts them.
+    /// Replaces the bans of an origin, with one audit record. An empty set lifts them. The journal commits all changes in one
+    /// transaction, so that a crash leaves the old set or the new one.
     pub(crate) async fn import_bans(&self, who: &str, set: NewBanSet<'_>) -> Result<ImportedSet, OperationError> {
         let NewBanSet { origin, .. } = set;
         check_origin(origin)?;
@@ -87,6 +97,28 @@ impl Desk {
         // sets.
         let turn = self.operations.lock().await;
         let new = self.check_set(&set, reason)?;
+        let (_, mut imported) = self.replacement(origin, &new);
+        let action = new.describe(imported);
+        let mut change = self.begin(Entry { who, action, layer: "origin", key: origin, why: reason })?;
+        // Computed again if another node has changed bans meanwhile: if both had replaced the set that they knew, bans of both
+        // would be in force.
+        let made = self.limiter.change_control_all(|| {
+            let (changes, now) = self.replacement(origin, &new);
+            imported = now;
+            changes
+        });
+        if let Err(error) = made.await {
+            return Err(change.fail_control(error, OperationError::TooManyBans));
+        }
+        change.correct(new.describe(imported));
+        change.confirm();
+        drop(turn);
+        self.wait_until_saved(SAVE_TIMEOUT).await.map_err(|_| OperationError::NotSaved)?;
+        Ok(imported)
+    }
+
+    /// Returns the changes that put a set in place of the bans of its origin.
+    fn replacement(&self, origin: &str, new: &CheckedSet) -> (Box<[ControlChange]>, ImportedSet) {
         let before: BTreeMap<Digest, Arc<Ban>> = self.limiter.bans().of_origin(origin).into_iter().collect();
         // A feed is imported every few minutes and hardly changes. Without this test, each import would write all of
         // its rows again. The begin is not compared, since it differs at every import.
@@ -107,21 +139,7 @@ impl Desk {
             lifted: before.keys().filter(|id| !new.bans.contains_key(id)).count(),
             left_out: new.left_out,
         };
-        let ends = new.bans.values().map(|ban| ban.until);
-        let end = ends.max().map(|until| format!(", the last {}", length(until))).unwrap_or_default();
-        let ImportedSet { bans, added, lifted, .. } = imported;
-        // One line for the whole set: an audit line for each of thousands of bans would bury all others.
-        let action = format!("import: {bans} bans, {added} new, {lifted} lifted{end}");
-        let change = self.begin(Entry { who, action, layer: "origin", key: origin, why: reason })?;
-        // One call for all changes: the journal commits it as one transaction, and a crash leaves the old set or the
-        // new one.
-        if let Err(error) = self.limiter.change_control_all(changes).await {
-            return Err(change.fail_control(error, OperationError::TooManyBans));
-        }
-        change.confirm();
-        drop(turn);
-        self.wait_until_saved(SAVE_TIMEOUT).await.map_err(|_| OperationError::NotSaved)?;
-        Ok(imported)
+        (changes, imported)
     }
 
     fn check_set(&self, set: &NewBanSet<'_>, reason: &str) -> Result<CheckedSet, OperationError> {

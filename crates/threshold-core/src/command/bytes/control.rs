@@ -51,14 +51,15 @@ mod tests {
         let many = [change.clone(), ControlChange::Ban { id: Digest::from_u128(8), ban: None }];
         let commands = [
             Command::Control(Box::new(change)),
-            Command::ControlAll(Box::new(many)),
-            Command::ControlAll(Box::new([])),
+            Command::ControlAll { changes: Box::new(many), after: None },
+            Command::ControlAll { changes: Box::new([]), after: Some(300) },
             Command::ReadControl { after: u64::MAX, most: u32::MAX },
         ];
         for command in commands {
             assert_eq!(Command::from_bytes(&command.to_bytes(Format::PRESENT)), Ok(command));
         }
-        for answer in [Answer::Controlled { number: 300 }, Answer::Control(Box::new(log.after(0, 9)))] {
+        let page = Answer::Control(Box::new(log.after(0, 9)));
+        for answer in [Answer::Controlled { number: 300 }, Answer::Outdated, page] {
             assert_eq!(Answer::from_bytes(&answer.to_bytes(Format::PRESENT)), Ok(answer));
         }
     }
