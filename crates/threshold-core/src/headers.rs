@@ -421,7 +421,9 @@ fn problem_body(decision: &Decision, policy: &Policy, status: u16) -> Map<String
     let shown = decision.disclosure;
     if shown == Disclosure::Full && kind == QUOTA_EXCEEDED.0 {
         let denying = decision.readings.iter().filter(|reading| reading.enforced && !reading.allowed);
-        let names = denying.filter_map(|reading| policy.rules().get(reading.rule())).map(|rule| rule.name.as_ref());
+        // The decision discloses what its binding rule does. Another rule that denies as well may be hidden.
+        let rules = denying.filter_map(|reading| policy.rules().get(reading.rule()));
+        let names = rules.filter(|rule| rule.disclosure == Disclosure::Full).map(|rule| rule.name.as_ref());
         body.insert("violated-policies".to_owned(), json!(names.collect::<Vec<_>>()));
     }
     if shown == Disclosure::Full
@@ -456,6 +458,20 @@ mod tests {
     use crate::balance::Balance;
     use crate::settle::settle;
     use crate::time::Timestamp;
+
+    /// A hidden rule that denied beside another one was named in the answer.
+    #[test]
+    fn a_problem_names_no_hidden_rule() {
+        let rule = "per = []\nlimit = '1/min'\n";
+        let text = format!("[[rule]]\nname = 'shown'\n{rule}[[rule]]\nname = 'trap'\n{rule}disclosure = 'none'\n");
+        let policy = Policy::parse(&text, &|_| None).unwrap();
+        let plan = policy.plan(&Facts::default()).unwrap();
+        let (mut balances, now) = (vec![Balance::default(); 2], Timestamp::from_secs(1_767_225_630));
+        assert!(plan.decide(&settle(plan.bill(), &mut balances, &mut [], now)).allowed());
+        let denied = plan.decide(&settle(plan.bill(), &mut balances, &mut [], now));
+        assert!(denied.readings.iter().all(|reading| !reading.allowed) && denied.disclosure == Disclosure::Full);
+        assert_eq!(problem_body(&denied, &policy, 429)["violated-policies"], json!(["shown"]));
+    }
 
     /// The precomputed item is used only for the figures that it was made for: a tenant may have ten times the limit.
     /// Woken by using it whatever the reading says.

@@ -173,8 +173,13 @@ fn import_bans(server: &ServerArgs, args: &ImportArgs) -> anyhow::Result<String>
         fields.extend(args.until.map(|until| ("until".to_owned(), json!(until.as_second()))));
     }
     let path = format!("/v1/bans/sets/{}", encoded(&args.origin));
-    let set = Api::with_timeout(server, IMPORT_TIMEOUT)?.call("PUT", &path, Some(&body))?;
+    let mut set = Api::with_timeout(server, IMPORT_TIMEOUT)?.call("PUT", &path, Some(&body))?;
     if args.json {
+        // The server does not know what was left out before.
+        let before: usize = file.left_out.values().sum();
+        if let Some(left_out) = set.get_mut("leftOut") {
+            *left_out = json!(left_out.as_u64().unwrap_or(0).saturating_add(u64::try_from(before)?));
+        }
         return Ok(format!("{set:#}\n"));
     }
     let [bans, added, lifted, left_out] =

@@ -218,6 +218,12 @@ impl<'p> Plan<'p> {
             (Some(Listed::Allow), Some(Listed::Allow)) => Some(Listed::Allow),
             _ => None,
         };
+        if self.listed == Some(Listed::Deny) {
+            // As for one request: what a list denies is not charged, and neither are the requests beside it.
+            self.met.clear();
+            self.subjects.clear();
+            self.bill.subjects.clear();
+        }
         // All requests wait for the ban that ends last.
         self.ban = if banned_until(&ban) >= banned_until(&self.ban) { ban } else { self.ban };
         self.bill.banned_until = banned_until(&self.ban);

@@ -92,10 +92,14 @@ fn a_list_that_denies_one_of_several_requests_denies_all() {
     let allowed = |users: &[&str]| {
         let requests: Vec<_> = users.iter().map(|user| facts(user, "pro", 1)).collect();
         let plan = planned(&policy, &requests).unwrap();
-        let decision = plan.decide(&Ledger::default().settle(&plan, NOW));
+        let outcome = Ledger::default().settle(&plan, NOW);
+        let decision = plan.decide(&outcome);
+        // The others were charged although they were denied.
+        assert!(decision.allowed() || !outcome.changed(), "{users:?}");
         (decision.allowed(), decision.readings.iter().filter(|reading| reading.charged).count())
     };
     assert_eq!(allowed(&["u1", "evil"]), (false, 0));
+    assert_eq!(allowed(&["evil", "u1", "u2"]), (false, 0));
     assert_eq!(allowed(&["evil", "root"]), (false, 0));
     assert_eq!(allowed(&["u1", "root"]), (true, 2));
     assert_eq!(allowed(&["root", "u1"]), (true, 2));

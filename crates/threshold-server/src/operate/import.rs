@@ -112,16 +112,35 @@ impl BanFile {
             sblid: Option<String>,
             #[serde(rename = "type")]
             kind: Option<String>,
+            records: Option<usize>,
         }
+        let (mut last, mut is_spamhaus, mut records) = (0, false, None);
         for (line, content) in (1..).zip(text.lines()).filter(|(_, content)| !content.trim().is_empty()) {
             match serde_json::from_str::<Line>(content) {
-                Ok(Line { kind: Some(kind), .. }) if kind == "metadata" => {}
+                Ok(Line { kind: Some(kind), records: count, .. }) if kind == "metadata" => records = Some(count),
                 Ok(Line { cidr: Some(key), sblid: reason, .. }) => {
+                    is_spamhaus |= reason.is_some();
                     self.bans.push(ListedBan { line, key, reason, ..ListedBan::default() });
                 }
                 Ok(_) => self.faults.push((line, "there is no \"cidr\"".to_owned())),
-                Err(error) => self.faults.push((line, format!("not JSON: {error}"))),
+                // The error counts lines within this one.
+                Err(error) => {
+                    let message = error.to_string();
+                    let message = message.split(" at line ").next().unwrap_or_default();
+                    self.faults.push((line, format!("not JSON: {message} at column {}", error.column())));
+                }
             }
+            last = line;
+        }
+        // A download that was cut off would lift the bans of its rest. The last line of a DROP list counts the others.
+        let found = self.bans.len();
+        match records {
+            None if is_spamhaus => self.faults.push((last, "the list is cut off: its last line is missing".to_owned())),
+            Some(Some(counted)) if counted != found => {
+                self.faults
+                    .push((last, format!("the list is cut off: it has {counted} records, and {found} were read")));
+            }
+            _ => {}
         }
     }
 
@@ -257,6 +276,14 @@ mod tests {
         check("network,until\n203.0.113.7,tomorrow\n", &["line 2: \"tomorrow\" is not a time"]);
         check("[{\"scope\":\"ip\"}]", &["line 1: there is no \"value\""]);
         check("[{]", &["JSON"]);
+        // An unbalanced quote made the rest of a list one field, and the bans in it were lifted.
+        check("network,reason\n203.0.113.7,\"bad\n203.0.113.8,x\n", &["line 2: a quote is not closed"]);
+        // A download that was cut off lifted the bans of its rest.
+        let (one, end) = (r#"{"cidr":"1.10.16.0/20","sblid":"SBL1"}"#, r#"{"type":"metadata","records":2}"#);
+        check(&format!("{one}\n"), &["line 1: the list is cut off: its last line is missing"]);
+        check(&format!("{one}\n{end}\n"), &["line 2: the list is cut off: it has 2 records, and 1 were read"]);
+        // Every error in a list of JSON objects was on "line 1".
+        check(&format!("{one}\n{one}\n{{\"cidr\":}}\n{end}\n"), &["line 3: not JSON: expected value at column 9"]);
         check(&"x\n".repeat(30), &["30 lines cannot be read", "line 20: ", "and 10 more"]);
     }
 }

@@ -46,7 +46,7 @@ fn every_call_that_needs_the_store_describes_its_503() {
         ("/v1/check", json!({"user": "u"})),
         ("/v1/peek", json!({"user": "u"})),
         ("/v1/reserve", json!({"user": "u"})),
-        ("/v1/limit", json!({"key": "k", "limit": "5/min"})),
+        ("/v1/limit", json!({"key": "k", "limit": 5, "windowSec": 60})),
         ("/v1/commit", json!({"reservation": reservation})),
         ("/v1/release", json!({"reservation": reservation})),
         ("/v1/pause", json!({"layer": "user", "key": "u", "seconds": 60})),

@@ -50,6 +50,11 @@ pub(super) fn read(text: &str, file: &mut BanFile) {
             }
         };
         let line = record.position().map_or(0, csv::Position::line);
+        // A quote that is not closed makes the rest of the file one field, and its bans would be lifted.
+        if record.iter().any(|field| field.contains('\n')) {
+            file.faults.push((usize::try_from(line).unwrap_or(usize::MAX), "a quote is not closed".to_owned()));
+            continue;
+        }
         let field = |at: Option<usize>| at.and_then(|at| record.get(at)).filter(|text| !text.is_empty());
         let ban = ListedBan {
             line: usize::try_from(line).unwrap_or(usize::MAX),
