@@ -118,7 +118,7 @@ async fn run() -> Result<()> {
         }
     }
     progress("memory");
-    report.memory = Some(memory::bytes_per_record(&Servers::single().await?, settings.records).await?);
+    report.memory = Some(memory::bytes_per_record(settings.records).await?);
     report.publish()
 }
 

@@ -12,15 +12,16 @@ use crate::servers::Servers;
 const ALGORITHMS: [&str; 3] = ["token-bucket", "fixed-window", "sliding-estimate"];
 
 /// Returns the algorithms, and the bytes that a balance of each takes with its key and its time to live.
-pub async fn bytes_per_record(servers: &Servers, records: usize) -> Result<Vec<(&'static str, f64)>> {
+pub async fn bytes_per_record(records: usize) -> Result<Vec<(&'static str, f64)>> {
     let mut found = Vec::new();
-    for (index, algorithm) in ALGORITHMS.into_iter().enumerate() {
+    for algorithm in ALGORITHMS {
+        // A server of its own for each, because the tables of keys grow by doubling.
+        let servers = Servers::single().await?;
         let text = format!("[[rule]]\nname = 'r'\nper = ['user']\nlimit = '1000/day'\nalgorithm = '{algorithm}'\n");
         let key = threshold_core::KeyId::from_u32(1);
         let options = RedisOptions::new(servers.url().parse()?, key).deadline(Duration::from_secs(5));
         let store = RedisStore::open(options).await?;
-        let digest_key = threshold_core::DigestKey::new([u8::try_from(index)?; 16]);
-        let limiter = Limiter::builder(Policy::parse(&text, &|_| None)?).store(store).digest_key(digest_key).build();
+        let limiter = Limiter::builder(Policy::parse(&text, &|_| None)?).store(store).build();
         let before = servers.work().await?.memory;
         let users: Vec<String> = (0..records).map(|user| format!("user-{user}")).collect();
         for users in users.chunks(64) {
