@@ -106,6 +106,12 @@ pub(crate) async fn execute<P: Partitions>(store: &P, command: Command) -> Resul
 
 /// Settles a bill: every partition charges its part, or none does.
 pub(crate) async fn settle<P: Partitions>(store: &P, bill: Box<OwnedBill>) -> Result<Outcome, StoreError> {
+    // A bill without charges still needs the time of the store.
+    if bill.as_bill().partitions().is_empty() {
+        let partition = store.home(bill.as_bill().trace());
+        let answer = store.execute(partition, Command::Settle(bill)).await?;
+        return Ok(*answer.settled().ok_or(StoreError::Unavailable)?);
+    }
     let mut split = Split::new(*bill);
     loop {
         let steps = split.round();
