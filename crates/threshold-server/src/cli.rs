@@ -216,8 +216,8 @@ pub(crate) enum Denied {
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// The policy file, or - for standard input; without one, --server asks a running server
-    #[arg(required_unless_present = "server", conflicts_with = "server")]
+    /// The policy file, or - for standard input; without one, a running server is asked
+    #[arg(conflicts_with = "server")]
     pub(crate) policy: Option<PathBuf>,
     /// The method of the request
     #[arg(long, value_parser = method)]

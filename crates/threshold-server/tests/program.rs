@@ -156,6 +156,17 @@ fn explain_lists_every_layer_with_its_key() {
     assert!(odd.contains("POST:/api/posts") && odd.contains("user=t1/u1"), "{odd}");
 }
 
+/// `explain` wanted a policy file although `THRESHOLD_SERVER` named the server, as every other command takes it.
+#[test]
+fn explain_asks_the_server_of_the_environment() {
+    let nowhere = std::env::temp_dir().join(format!("threshold-{}-no-server", std::process::id()));
+    let server = format!("unix:{}", nowhere.display());
+    let asked = threshold_with(&["explain", "--ip", "203.0.113.7"], "", &[("THRESHOLD_SERVER", &server)]);
+    assert!(asked.code != 0 && asked.err.contains(&*nowhere.to_string_lossy()), "{}", asked.err);
+    let unnamed = threshold(&["explain", "--ip", "203.0.113.7"]);
+    assert!(unnamed.code == 2 && unnamed.err.contains("--server or THRESHOLD_SERVER"), "{}", unnamed.err);
+}
+
 /// `explain` once answered "allow" for paths that client doors refuse, and did not list the readings of a path.
 #[test]
 fn explain_lists_the_readings_and_what_client_doors_refuse() {

@@ -10,6 +10,8 @@ use crate::cli::ExplainArgs;
 use crate::operate::{Api, moment, shown};
 
 pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<Report> {
+    // Not the default address: a policy that was forgotten would look like a server that is down.
+    anyhow::ensure!(Api::is_named(&args.server), "give a policy file, or a server with --server or THRESHOLD_SERVER");
     // A caller's token is enough, because an explanation changes nothing.
     let explained = Api::for_caller(&args.server)?.call("POST", "/v1/explain", Some(&body(args)))?;
     if args.json {

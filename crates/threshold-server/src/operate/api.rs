@@ -77,8 +77,13 @@ impl Api {
         Self::with(args, operator.or(caller), ANSWER_TIMEOUT)
     }
 
+    /// Returns whether the command line or the environment names a server.
+    pub(crate) fn is_named(args: &ServerArgs) -> bool {
+        args.server.is_some() || variable(SERVER).is_some()
+    }
+
     fn with(args: &ServerArgs, token: Option<String>, timeout: Duration) -> anyhow::Result<Self> {
-        let server = args.server.clone().or_else(|| variable("THRESHOLD_SERVER"));
+        let server = args.server.clone().or_else(|| variable(SERVER));
         let server = server.unwrap_or_else(|| "http://127.0.0.1:8080".to_owned());
         let server = server.trim_end_matches('/').to_owned();
         let (agent, base) = connect(&server, args.ca.as_deref(), timeout)?;
@@ -141,6 +146,9 @@ impl Api {
 }
 
 /// Returns a variable of the environment that is not blank.
+/// The variable that names the server.
+const SERVER: &str = "THRESHOLD_SERVER";
+
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.trim().is_empty())
 }
