@@ -103,6 +103,16 @@ impl<'l> Bill<'l> {
         &self.subjects
     }
 
+    /// Returns the key, limit and cost of each charge that has to be recorded if this bill was carried out without the store: those
+    /// that an enforced rule makes at once and that count for a time.
+    pub fn recorded_charges(&self) -> impl Iterator<Item = (Digest, Limit, u64)> {
+        // Nobody would release a concurrency slot that is recorded after its request.
+        let counts = |charge: &&Charge<'_>| {
+            charge.enforced() && charge.cost > 0 && charge.limit.is_over_time() && !charge.terms.by_outcome
+        };
+        self.charges.iter().filter(counts).map(|charge| (charge.key, *charge.limit, charge.cost))
+    }
+
     /// Returns the same bill with its limits and ladders by value.
     #[must_use]
     pub fn to_owned(&self) -> OwnedBill {
@@ -188,6 +198,23 @@ pub(crate) struct OwnedCharge {
 }
 
 impl OwnedBill {
+    /// Makes a bill that records costs after the fact. It never denies, and punishes nobody. Charges beyond [`MAX_CHARGES`] are left
+    /// out; no two may have the same key.
+    #[must_use]
+    pub fn record(trace: TraceId, charges: impl IntoIterator<Item = (Digest, Limit, u64)>) -> Self {
+        let terms = Terms { tag: 0, strike: StrikeMode::Window, block_for: None, enforced: true, by_outcome: false };
+        let charges = charges.into_iter().take(MAX_CHARGES);
+        Self {
+            verb: Verb::Record,
+            trace,
+            banned_until: Timestamp::EPOCH,
+            charges: charges.map(|(key, limit, cost)| OwnedCharge { key, limit, cost, terms, subject: None }).collect(),
+            subjects: ArrayVec::new(),
+            outcomes_seen: false,
+            punishes: false,
+        }
+    }
+
     /// Returns the borrowed form, which is settled.
     #[must_use]
     pub fn as_bill(&self) -> Bill<'_> {

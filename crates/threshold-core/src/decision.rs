@@ -227,13 +227,20 @@ impl Decision {
         }
     }
 
+    /// Removes the readings at these indices, which must not contain the binding one.
+    pub(crate) fn remove_readings(&mut self, is_removed: impl Fn(usize) -> bool) {
+        self.binding = self.binding.map(|binding| (0..binding).filter(|index| !is_removed(*index)).count());
+        self.readings.remove(is_removed);
+    }
+
     /// Returns whether the request was denied because the store could not answer.
     #[must_use]
     pub fn unavailable(&self) -> bool {
         // With these two the store did answer.
         let decided = |reason| matches!(reason, Degraded::Journal | Degraded::SharedBudget);
         // A limit that was counted without the store, under `on_store_error = "local"`, denies as any other does.
-        let blind = self.verdict == Verdict::Deny && self.readings.is_empty();
+        // A penalty that the node has seen denies without it as well.
+        let blind = self.verdict == Verdict::Deny && self.readings.is_empty() && self.penalty.is_none();
         blind && self.degraded.is_some_and(|reason| !decided(reason))
     }
 

@@ -409,7 +409,8 @@ impl Limit {
     }
 
     /// The sliding log in this limit, if it is one.
-    pub(crate) fn as_sliding_log(&self) -> Option<SlidingLog> {
+    #[must_use]
+    pub fn as_sliding_log(&self) -> Option<SlidingLog> {
         InLimit::of(self).copied()
     }
 }

@@ -6,6 +6,8 @@
 mod contention;
 mod error;
 mod fill;
+mod known;
+mod local;
 mod met;
 mod rekey;
 mod stand_in;
@@ -22,6 +24,7 @@ use crate::policy::{Banned, Listed, Policy, Rule};
 use crate::time::Timestamp;
 
 pub use error::PlanError;
+pub use known::{Known, Repeated};
 pub use met::{Met, Subject};
 pub use subject_keys::SubjectKeys;
 

@@ -150,7 +150,8 @@ impl Settled {
 
 impl Receipt {
     /// Returns the receipt of a settled bill, to give its charges back at once; `None` if nothing was charged.
-    pub(crate) fn of_bill(bill: &Bill<'_>, outcome: &Outcome) -> Option<Self> {
+    #[must_use]
+    pub fn of_bill(bill: &Bill<'_>, outcome: &Outcome) -> Option<Self> {
         let mut charged = Charges::new();
         for (charge, settled) in bill.charges.iter().zip(&outcome.settled) {
             let Some(mark) = settled.mark.filter(|mark| mark.amount > 0) else { continue };

@@ -282,7 +282,7 @@ impl Plan<'_> {
     }
 
     /// Returns when the penalty of a strike ends.
-    fn rung_ends(&self, strike: &Escalation, now: Timestamp) -> Option<Timestamp> {
+    pub(crate) fn rung_ends(&self, strike: &Escalation, now: Timestamp) -> Option<Timestamp> {
         let cooldown = strike.rung.cooldown.map(|span| now.plus(span));
         cooldown.max(strike.banned_until)
     }

@@ -131,6 +131,16 @@ impl Readings {
         self.0.push(reading);
     }
 
+    /// Removes the readings at these indices.
+    pub(super) fn remove(&mut self, is_removed: impl Fn(usize) -> bool) {
+        let mut index: usize = 0;
+        self.0.retain(|_| {
+            let is_kept = !is_removed(index);
+            index = index.saturating_add(1);
+            is_kept
+        });
+    }
+
     #[inline]
     pub(super) fn clear(&mut self) {
         self.0.clear();

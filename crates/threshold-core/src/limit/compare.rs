@@ -1,6 +1,6 @@
-//! Which of two limits is used up first, and the same limit several times over.
+//! Which of two limits is used up first; a limit several times over, and one node's share of it.
 
-use super::algorithm::periods_in;
+use super::algorithm::{Figures, periods_in};
 use super::{Limit, LimitError};
 use crate::time::Span;
 
@@ -56,6 +56,21 @@ impl Limit {
         let figures = figures.times(factor);
         algorithm.for_quota(figures.quota).make(&figures)
     }
+
+    /// Returns one node's share of this limit while `nodes` nodes count apart: L divided by their number, rounded down, and one
+    /// more for each of the first L mod n nodes. The shares of all places together are the limit, never more. A burst is
+    /// divided the same way. A share of nothing is [`never`](Self::never).
+    #[must_use]
+    pub fn share(&self, place: u64, nodes: u64) -> Self {
+        let Some((algorithm, figures)) = self.algorithm().zip(self.figures()) else { return *self };
+        let share = |amount: u64| {
+            let (whole, rest) = (amount.checked_div(nodes).unwrap_or(0), amount.checked_rem(nodes).unwrap_or(0));
+            whole.saturating_add(u64::from(place < rest))
+        };
+        let figures = Figures { quota: share(figures.quota), burst: figures.burst.map(share), ..figures };
+        // Figures that the algorithm refuses, such as 0, let nothing through: in doubt a share is too small.
+        algorithm.make(&figures).unwrap_or(Self::NEVER)
+    }
 }
 
 #[cfg(test)]
@@ -84,6 +99,25 @@ mod tests {
                 options.parse(&text).unwrap()
             },
         )
+    }
+
+    proptest! {
+        /// Nodes that rounded their shares up admitted twice the limit together. Fails with `div_ceil`, and with a remainder
+        /// for every place.
+        #[test]
+        fn the_shares_of_all_nodes_are_the_limit(limit in any_limit(), nodes in 1..30_u64, left in 0..30_u64) {
+            let shares = |nodes: u64| (0..nodes).map(move |place| limit.share(place, nodes));
+            prop_assert_eq!(shares(nodes).map(|share| share.capacity()).sum::<u64>() <= limit.capacity(), true);
+            prop_assert!(shares(nodes).map(|share| share.quota()).sum::<u64>() <= limit.quota());
+            // Only a token bucket loses some of it: where the rate or the burst is 0, both are.
+            if !limit.refills_smoothly() {
+                prop_assert_eq!(shares(nodes).map(|share| share.quota()).sum::<u64>(), limit.quota());
+            }
+            // A node that still counts a node that has left takes no more than it may.
+            let place = left % nodes;
+            let (before, after) = (limit.share(place + 1, nodes + 1), limit.share(place, nodes));
+            prop_assert!(before.quota() <= after.quota() && before.capacity() <= after.capacity());
+        }
     }
 
     proptest! {

@@ -130,7 +130,7 @@ impl Outcome {
     }
 
     /// Empties the outcome for the next bill. `at` is left, because settling sets it first.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.settled.clear();
         self.escalations.clear();
         self.stood_in.clear();
