@@ -1,8 +1,10 @@
 //! The limiter: a policy, a store and a clock, in your process.
 
 mod asynchronous;
+mod blind;
 mod builder;
 mod control;
+mod denials;
 mod failure;
 #[cfg(feature = "sqlite")]
 mod journaled;
@@ -10,6 +12,7 @@ mod limit_decision;
 mod login;
 mod many;
 mod names;
+mod penalties;
 mod requests;
 mod rotation;
 #[cfg(feature = "tower")]
@@ -68,6 +71,11 @@ pub struct Limiter<S = MemoryStore, C = SystemClock> {
     followed: Mutex<control::Followed>,
     /// The store that decides while `store` fails, for rules with `on_store_error = "local"`.
     stand_in: OnceLock<MemoryStore>,
+    /// For stores that do not answer at once: denials that are repeated, penalties that were seen, and what the store does not
+    /// know of this node.
+    denials: denials::Denials,
+    penalties: penalties::SeenPenalties,
+    blind: blind::BlindCharges,
     #[cfg(feature = "wait")]
     waiters: wait::Waiters,
 }
@@ -192,6 +200,16 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 
     /// Wakes those who wait for these keys: there may be room earlier than computed.
     pub(crate) fn made_room(&self, keys: impl IntoIterator<Item = Digest>) {
+        // A store that answers at once is asked every time, so there is nothing to forget.
+        if self.store.answers_at_once() {
+            return self.wake_waiting(keys);
+        }
+        let keys: Vec<Digest> = keys.into_iter().collect();
+        self.denials.forget(keys.iter().copied());
+        self.wake_waiting(keys);
+    }
+
+    fn wake_waiting(&self, keys: impl IntoIterator<Item = Digest>) {
         #[cfg(feature = "wait")]
         self.waiters.wake_first(keys);
         #[cfg(not(feature = "wait"))]

@@ -22,7 +22,7 @@ pub use threshold_core::command::{
 };
 use threshold_core::lockout::{Account, UnknownAttempt};
 use threshold_core::receipt::CommitError;
-pub use threshold_core::{Digest, Outcome, Plan, Timestamp};
+pub use threshold_core::{Digest, Outcome, OwnedBill, Plan, Timestamp};
 
 pub use any::AnyStore;
 pub use change_sink::{ChangeSink, Durability};
@@ -132,6 +132,24 @@ pub trait Store: Send + Sync {
         false
     }
 
+    /// Returns the part of every limit that this node has while the store is away, for rules with `on_store_error = "local"`;
+    /// `None` if it has none, as a node that has not reached the store since it started. It must not change while the store is
+    /// away. A store that no other node uses returns [`Share::ALL`].
+    fn share(&self) -> Option<Share> {
+        Some(Share::ALL)
+    }
+
+    /// Takes the answers of [`settle`](Self::settle) that came after their deadline. The limiter asks for them each time that it
+    /// [follows](crate::Limiter::follow_control) the store's log.
+    fn take_late(&self) -> Vec<LateAnswer> {
+        Vec::new()
+    }
+
+    /// Returns whether a bill whose keys lie in several partitions is settled in one atomic step.
+    fn settles_partitions_together(&self) -> bool {
+        false
+    }
+
     /// Returns the reason of the last failure in words for operators; `None` if there was none.
     fn last_error(&self) -> Option<String> {
         None
@@ -141,6 +159,30 @@ pub trait Store: Send + Sync {
     fn durability(&self) -> Option<Durability> {
         None
     }
+}
+
+/// The answer to a bill that came after its deadline, when its request had been decided without it.
+#[derive(Debug)]
+pub struct LateAnswer {
+    /// The bill that was sent.
+    pub bill: Box<OwnedBill>,
+    /// The outcome; [`StoreError::Unavailable`] if it is certain that nothing was executed.
+    pub answer: Result<Box<Outcome>, StoreError>,
+}
+
+/// One node's part of every limit while the store of all nodes is away: L divided by their number, and one unit more for each of
+/// the first L mod n nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// The number of nodes.
+    pub nodes: u64,
+    /// The place of this node among them, from 0.
+    pub place: u64,
+}
+
+impl Share {
+    /// The whole limit, of the only node.
+    pub const ALL: Self = Self { nodes: 1, place: 0 };
 }
 
 /// A store whose futures are all ready at the first poll, so that a limiter on it can be called without awaiting, as in

@@ -335,7 +335,7 @@ mod tests {
         assert_eq!((repeated, first.retry_after_secs()), (Repeated::Fully, Some(30)));
         let remaining: Vec<_> = first.readings.iter().map(|reading| reading.remaining).collect();
         assert_eq!(remaining, [7, 0], "the tenant comes first");
-        assert_eq!(first.rule(&policy).unwrap().name(), "user");
+        assert_eq!(first.rule(&policy).unwrap().name.as_ref(), "user");
         let later = repeat(&plan, &known, NOW.plus(Span::from_secs(7))).unwrap();
         assert_eq!(later.retry_after_secs(), Some(23));
         assert!(repeat(&plan, &known, NOW.plus(Span::from_secs(30))).is_none(), "the window is over");
@@ -352,7 +352,7 @@ mod tests {
         let other = policy.plan(&Facts { tenant: Some("other"), ..ada() }).unwrap();
         let (repeated, decision) = repeat_how(&other, &known, NOW);
         assert_eq!((repeated, decision.readings.len()), (Repeated::Partly, 1));
-        assert_eq!(decision.rule(&policy).unwrap().name(), "user");
+        assert_eq!(decision.rule(&policy).unwrap().name.as_ref(), "user");
         let bob = policy.plan(&Facts { user: Some("bob"), ..ada() }).unwrap();
         assert!(repeat(&bob, &known, NOW).is_none(), "his own limit has room");
     }

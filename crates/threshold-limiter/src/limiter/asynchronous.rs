@@ -195,7 +195,15 @@ impl<S: Store, C: Clock> Limiter<S, C> {
     /// # Errors
     /// Returns an error if the store cannot answer.
     pub async fn execute(&self, command: Command) -> Result<Answer, StoreError> {
-        self.store.execute(command, self.time()).await
+        if self.store.answers_at_once() {
+            return self.store.execute(command, self.time()).await;
+        }
+        let changed = changed_keys(&command);
+        let answered = self.store.execute(command, self.time()).await;
+        // Also after a failure: the store may have carried it out all the same.
+        self.denials.forget(changed.iter().copied());
+        self.penalties.forget(changed);
+        answered
     }
 
     async fn end(&self, command: Command) -> Result<(), EndError> {
@@ -219,5 +227,15 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let settled = self.decide(&mut plan, facts, &mut outcome, &mut decision).await?;
         let receipt = if settled && verb != Verb::Peek { plan.receipt(&outcome) } else { None };
         Ok((decision, receipt))
+    }
+}
+
+/// Returns the keys under which a request may be decided otherwise after this command than before it.
+fn changed_keys(command: &Command) -> Vec<Digest> {
+    match command {
+        Command::Refund(receipt) | Command::GiveBack(receipt) | Command::Renew(receipt) => receipt.keys().collect(),
+        Command::Pause { keys, .. } | Command::Forgive { keys } => keys.all().collect(),
+        // The keys of a reservation come with the answer. Other commands change nothing that a denial depends on.
+        _ => Vec::new(),
     }
 }

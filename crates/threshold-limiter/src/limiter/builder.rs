@@ -163,6 +163,9 @@ impl<S: Store, C: Clock> LimiterBuilder<S, C> {
             observers,
             followed: Mutex::default(),
             stand_in: OnceLock::new(),
+            denials: Default::default(),
+            penalties: Default::default(),
+            blind: Default::default(),
             #[cfg(feature = "wait")]
             waiters: self.waiters,
         }

@@ -60,7 +60,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         let (mut unfit, is_behind) = self.apply_own(last, std::slice::from_ref(&change));
         if is_behind {
             // Other nodes have made changes before this one. If they cannot be read now, the next call reads them.
-            unfit.extend(self.follow_control().await.unwrap_or_default());
+            unfit.extend(self.follow_log().await.unwrap_or_default());
         }
         Ok(unfit)
     }
@@ -95,7 +95,7 @@ impl<S: Store, C: Clock> Limiter<S, C> {
                 unfit.extend(more);
                 return Ok(unfit);
             }
-            unfit.extend(self.follow_control().await?);
+            unfit.extend(self.follow_log().await?);
         }
         Err(StoreError::Timeout)
     }
@@ -136,11 +136,19 @@ impl<S: Store, C: Clock> Limiter<S, C> {
 
     /// Applies the bans and settings that other nodes have changed since the last call; the first call applies all of them.
     /// Call it at the start, and every 500 ms if other processes use the same store. While the store is unavailable, this
-    /// node goes on with the bans and settings that it has. Returns the settings that do not fit the policy in force.
+    /// node goes on with the bans and settings that it has; when it is back, the first call records in it what this node has
+    /// admitted without it. Returns the settings that do not fit the policy in force.
     ///
     /// # Errors
     /// Returns an error if the store cannot answer.
     pub async fn follow_control(&self) -> Result<Vec<UnfitSetting>, StoreError> {
+        let unfit = self.follow_log().await?;
+        // The store answers, so it can hear what this node has decided without it.
+        self.catch_up().await;
+        Ok(unfit)
+    }
+
+    async fn follow_log(&self) -> Result<Vec<UnfitSetting>, StoreError> {
         let mut unfit = Vec::new();
         let mut after = self.followed().position;
         loop {

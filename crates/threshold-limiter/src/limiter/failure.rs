@@ -4,30 +4,54 @@
 //! forbids shared budgets.
 
 use threshold_core::command::{Answer, Command};
+use threshold_core::limit::SlidingLog;
 use threshold_core::lockout::{Attempt, AttemptKeys, AttemptOutcome, Login, ResultOutcome};
 use threshold_core::plan::Verb;
 use threshold_core::policy::{OnStoreError, Policy};
-use threshold_core::{Balance, Decision, Outcome, Plan, Timestamp, TraceId};
+use threshold_core::{Balance, Decision, Limit, Outcome, Plan, Timestamp, TraceId};
 
 use super::Limiter;
+use crate::clock::Clock;
 use crate::store::memory::MemoryStore;
-use crate::store::{Store as _, StoreError, at_once};
+use crate::store::{Share, Store, StoreError, at_once};
 
-impl<S, C> Limiter<S, C> {
+impl<S: Store, C: Clock> Limiter<S, C> {
     /// Decides without the store. The decision has no strikes and no receipt: the store does not know what the stand-in has
     /// charged.
     #[cold]
     pub(super) fn decide_without_store(&self, plan: &Plan<'_>, error: StoreError, now: Timestamp) -> Decision {
+        let decision = self.decide_by_mode(plan, error, now);
+        let is_admitted = decision.allowed() && plan.verb() != Verb::Peek;
+        match error {
+            // Certainly not executed, so the store has to hear of it later.
+            StoreError::Unavailable if is_admitted => self.blind.add(plan.bill(), now),
+            // It may be executed yet. The late answer shows whether something is to be recorded or given back.
+            StoreError::Timeout if plan.verb() != Verb::Peek => self.blind.awaits(plan.trace(), is_admitted, now),
+            StoreError::Unavailable | StoreError::Timeout | StoreError::Full => {}
+        }
+        decision
+    }
+
+    fn decide_by_mode(&self, plan: &Plan<'_>, error: StoreError, now: Timestamp) -> Decision {
         let reason = error.into();
+        // A penalty in force denies in every mode, and so no mode lets a caller off who is known to be banned.
+        if let Some(mut decision) = self.penalties.decide(plan, self.clock.now()) {
+            decision.degraded = Some(reason);
+            return decision;
+        }
         // A record is of something that has happened, and is never denied.
         let otherwise = || plan.decide_blind(plan.verb() == Verb::Record, reason, now);
         match (error, plan.on_store_error()) {
             (StoreError::Full, _) | (_, OnStoreError::Closed) => otherwise(),
             (_, OnStoreError::Open) => plan.decide_blind(true, reason, now),
             (_, OnStoreError::Local) => {
-                let plan = plan.clone().without_punishment();
+                // A node that the others have not counted has no share: theirs may already add up to the limit.
+                let Some(Share { nodes, place }) = self.store.share() else { return otherwise() };
+                let bill = plan.local_bill(place, nodes);
                 let mut outcome = Outcome::default();
-                match at_once(self.stand_in(plan.policy()).settle(&plan, now, &mut outcome)) {
+                // The stand-in is kept when the store returns, so that a store which comes and goes does not give each node a
+                // fresh share every time.
+                match self.stand_in(plan.policy()).settle_now(&bill.as_bill(), Some(plan), now, &mut outcome) {
                     Ok(()) => {
                         let mut decision = plan.decide(&outcome);
                         decision.degraded = Some(reason);
@@ -58,7 +82,8 @@ impl<S, C> Limiter<S, C> {
                 Ok(login.attempt(&uncounted, None, &mut Balance::default(), now))
             }
             (_, OnStoreError::Local) => {
-                let command = Command::BeginLogin { login: login.clone(), keys: *tried };
+                let login = self.store.share().and_then(|share| login_share(login, share)).ok_or(error)?;
+                let command = Command::BeginLogin { login, keys: *tried };
                 match at_once(self.stand_in(policy).execute(command, now))? {
                     Answer::Attempted { outcome, .. } => Ok(outcome),
                     other => Err(StoreError::unexpected(other)),
@@ -91,4 +116,10 @@ impl<S, C> Limiter<S, C> {
     fn stand_in(&self, policy: &Policy) -> &MemoryStore {
         self.stand_in.get_or_init(|| MemoryStore::new(policy.memory()))
     }
+}
+
+/// Returns the login with this node's share of its budgets; `None` if nothing is left of one.
+fn login_share(login: &Login, Share { nodes, place }: Share) -> Option<Login> {
+    let share = |budget: SlidingLog| Limit::from(budget).share(place, nodes).as_sliding_log();
+    Some(Login { account: share(login.account)?, ip: share(login.ip)?, ..login.clone() })
 }

@@ -8,8 +8,9 @@ use threshold_core::explain::Explained;
 use threshold_core::plan::Verb;
 use threshold_core::policy::Policy;
 use threshold_core::receipt::OnExpire;
-use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Receipt, Timestamp};
+use threshold_core::{Decision, Facts, Outcome, Plan, PlanError, Receipt, Timestamp, settle};
 
+use super::denials::Moment;
 use super::{Limiter, Reserved, traced};
 use crate::clock::Clock;
 use crate::random_id;
@@ -131,9 +132,53 @@ impl<S: Store, C: Clock> Limiter<S, C> {
         // What does not depend on the store is filled in while the prefetched memory arrives.
         plan.prepare(decision);
         let now = self.time();
+        if !self.store.answers_at_once() {
+            // Boxed: a round trip costs more than an allocation, and the future of a store in memory stays small.
+            return Box::pin(self.settle_remotely(plan, now, outcome, decision)).await;
+        }
         match self.store.settle(plan, now, outcome).await {
             Ok(()) => {
                 plan.conclude(outcome, decision);
+                true
+            }
+            Err(error) => {
+                *decision = self.decide_without_store(plan, error, now);
+                false
+            }
+        }
+    }
+
+    /// Settles a plan on a store that is asked over a network, unless the answer is known without it.
+    async fn settle_remotely(
+        &self,
+        plan: &Plan<'_>,
+        now: Timestamp,
+        outcome: &mut Outcome,
+        decision: &mut Decision,
+    ) -> bool {
+        // Nothing is stored of a request without limits and subjects, such as one of an allow-listed caller.
+        if plan.charges().is_empty() && plan.subjects().is_empty() {
+            *outcome = settle(plan.bill(), &mut [], &mut [], now);
+            plan.conclude(outcome, decision);
+            return true;
+        }
+        let moment = || Moment { own: self.clock.now(), store: self.store.now() };
+        let begun = moment();
+        if self.denials.repeat(plan, begun, outcome, decision) {
+            return true;
+        }
+        let asked = self.denials.ask(plan);
+        match self.store.settle(plan, now, outcome).await {
+            Ok(()) => {
+                plan.conclude(outcome, decision);
+                let heard = moment();
+                self.penalties.see(plan, outcome, heard.own);
+                if decision.allowed() {
+                    self.denials.charged(plan, outcome, (begun.own, heard));
+                } else {
+                    let in_one_step = self.store.settles_partitions_together();
+                    self.denials.keep(plan, outcome, (&asked, begun.own, heard), in_one_step);
+                }
                 true
             }
             Err(error) => {

@@ -5,7 +5,9 @@ use std::future::Future;
 use std::pin::Pin;
 
 use super::memory::MemoryStore;
-use super::{Answer, Command, Digest, Durability, Kind, Listed, Outcome, Plan, Store, StoreError, Timestamp};
+use super::{
+    Answer, Command, Digest, Durability, Kind, LateAnswer, Listed, Outcome, Plan, Share, Store, StoreError, Timestamp,
+};
 
 /// The store in memory or any other, chosen at run time. If the store is known when the program is compiled, name its type: a
 /// decision then needs no boxed future.
@@ -92,6 +94,27 @@ impl Store for AnyStore {
         }
     }
 
+    fn share(&self) -> Option<Share> {
+        match &self.0 {
+            Inner::Memory(store) => store.share(),
+            Inner::Other(store) => store.erased_share(),
+        }
+    }
+
+    fn take_late(&self) -> Vec<LateAnswer> {
+        match &self.0 {
+            Inner::Memory(store) => store.take_late(),
+            Inner::Other(store) => store.erased_take_late(),
+        }
+    }
+
+    fn settles_partitions_together(&self) -> bool {
+        match &self.0 {
+            Inner::Memory(store) => store.settles_partitions_together(),
+            Inner::Other(store) => store.erased_settles_partitions_together(),
+        }
+    }
+
     fn last_error(&self) -> Option<String> {
         match &self.0 {
             Inner::Memory(store) => store.last_error(),
@@ -132,6 +155,12 @@ trait ErasedStore: Send + Sync {
 
     fn erased_answers_at_once(&self) -> bool;
 
+    fn erased_share(&self) -> Option<Share>;
+
+    fn erased_take_late(&self) -> Vec<LateAnswer>;
+
+    fn erased_settles_partitions_together(&self) -> bool;
+
     fn erased_last_error(&self) -> Option<String>;
 
     fn erased_durability(&self) -> Option<Durability>;
@@ -160,6 +189,18 @@ impl<S: Store> ErasedStore for S {
 
     fn erased_answers_at_once(&self) -> bool {
         Store::answers_at_once(self)
+    }
+
+    fn erased_share(&self) -> Option<Share> {
+        Store::share(self)
+    }
+
+    fn erased_take_late(&self) -> Vec<LateAnswer> {
+        Store::take_late(self)
+    }
+
+    fn erased_settles_partitions_together(&self) -> bool {
+        Store::settles_partitions_together(self)
     }
 
     fn erased_last_error(&self) -> Option<String> {

@@ -351,8 +351,9 @@ impl Store for MemoryStore {
 impl ImmediateStore for MemoryStore {}
 
 impl MemoryStore {
+    /// Settles a bill. `plan` has the keys that stand in for its own where there is no room.
     #[inline(always)]
-    fn settle_now(
+    pub(crate) fn settle_now(
         &self,
         bill: &Bill<'_>,
         plan: Option<&Plan<'_>>,

@@ -16,7 +16,9 @@ mod deadline;
 mod executor;
 mod inspect;
 mod keys;
+mod late;
 mod listed;
+mod nodes;
 mod rekey;
 mod reply;
 mod secret;
@@ -33,11 +35,14 @@ use std::time::Duration;
 use threshold_core::command::{Answer, Command};
 use threshold_core::control::MAX_CHANGES_READ;
 use threshold_core::{Digest, KeyId, Outcome, Plan, Timestamp};
+use tokio::sync::oneshot;
 
-use super::{Kind, Listed, Store, StoreError};
+use super::{Kind, LateAnswer, Listed, Share, Store, StoreError};
 use cluster::Cluster;
 use connect::{Certificates, ConnectOptions, Connector};
 use executor::Executor;
+use late::LateAnswers;
+use nodes::Nodes;
 use secret::SecretIds;
 use server::Server;
 use servers::Servers;
@@ -143,6 +148,8 @@ impl RedisOptions {
 #[derive(Debug)]
 pub struct RedisStore {
     executor: Executor,
+    nodes: Arc<Nodes>,
+    late: Arc<LateAnswers>,
     deadline: Duration,
     warnings: Vec<String>,
     /// Ends the search for expired reservations when it is dropped.
@@ -168,7 +175,8 @@ impl RedisStore {
         let (executor, open) = (Executor::new(servers), Arc::new(()));
         let is_open = Arc::downgrade(&open);
         sweep::start(executor.clone(), move || is_open.strong_count() > 0);
-        Ok(Self { executor, deadline: options.deadline, warnings, _open: open })
+        let nodes = Nodes::start(executor.servers.clone()).await;
+        Ok(Self { executor, nodes, late: Arc::default(), deadline: options.deadline, warnings, _open: open })
     }
 
     /// Returns what an operator should change about the server, such as an eviction policy that drops keys which still count.
@@ -211,7 +219,23 @@ impl Store for RedisStore {
         let executor = self.executor.clone();
         // The clocks of nodes differ, so only the server's time counts.
         let bill = Box::new(plan.bill().to_owned());
-        *outcome = self.within_deadline(self.deadline, async move { executor.settle(bill).await }).await?;
+        let (sent, late) = (bill.clone(), Arc::clone(&self.late));
+        let (sender, mut receiver) = oneshot::channel();
+        let operation = async move {
+            let answer = executor.settle(bill).await;
+            let ended = answer.as_ref().map(drop).map_err(|error| *error);
+            if let Err(unheard) = sender.send(answer) {
+                late.add(LateAnswer { bill: sent, answer: unheard.map(Box::new) });
+            }
+            ended
+        };
+        let waited = self.within_deadline(self.deadline, operation).await;
+        // Closed first: an answer that comes from now on is late, and one that has just come is not.
+        receiver.close();
+        match receiver.try_recv() {
+            Ok(answer) => *outcome = answer?,
+            Err(_) => return Err(waited.err().unwrap_or(StoreError::Unavailable)),
+        }
         Ok(())
     }
 
@@ -251,6 +275,19 @@ impl Store for RedisStore {
     ) -> Result<Vec<Listed>, StoreError> {
         // No deadline: an operator would rather wait.
         listed::list(&self.executor.servers, kind, after, limit, now).await
+    }
+
+    fn share(&self) -> Option<Share> {
+        self.nodes.share()
+    }
+
+    fn take_late(&self) -> Vec<LateAnswer> {
+        self.late.take()
+    }
+
+    fn settles_partitions_together(&self) -> bool {
+        // One server runs one script for all keys of a bill. In a Cluster each partition is settled by itself.
+        self.executor.servers.is_single()
     }
 
     fn last_error(&self) -> Option<String> {

@@ -4,7 +4,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use super::{
-    Answer, Command, Digest, Durability, ImmediateStore, Kind, Listed, Outcome, Plan, Store, StoreError, Timestamp,
+    Answer, Command, Digest, Durability, ImmediateStore, Kind, LateAnswer, Listed, Outcome, Plan, Share, Store,
+    StoreError, Timestamp,
 };
 
 impl<S: Store> Store for Arc<S> {
@@ -44,6 +45,18 @@ impl<S: Store> Store for Arc<S> {
 
     fn answers_at_once(&self) -> bool {
         S::answers_at_once(self)
+    }
+
+    fn share(&self) -> Option<Share> {
+        S::share(self)
+    }
+
+    fn take_late(&self) -> Vec<LateAnswer> {
+        S::take_late(self)
+    }
+
+    fn settles_partitions_together(&self) -> bool {
+        S::settles_partitions_together(self)
     }
 
     fn last_error(&self) -> Option<String> {

@@ -160,6 +160,8 @@ async fn a_record_of_another_type_is_an_error_and_stays_as_it_is() {
             }
             server.cli(&["RENAME", key, "kept"]);
             server.cli(&["LPUSH", key, "theirs"]);
+            // Longer than a node repeats the denial.
+            tokio::time::sleep(Duration::from_millis(1_100)).await;
             let decision = node.check_async(&facts).await.unwrap();
             assert!(decision.degraded.is_some() && !decision.allowed(), "{pattern} {more}");
             assert!(node.store().last_error().unwrap().contains("another program"), "{:?}", node.store().last_error());

@@ -10,6 +10,8 @@
 
 mod acl;
 mod control;
+mod denials;
+mod failure;
 mod faults;
 mod imports;
 mod law;

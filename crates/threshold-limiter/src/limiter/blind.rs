@@ -1,0 +1,213 @@
+//! What was admitted without the store, so that the store counts it when it returns; and what a store charged too late.
+
+use std::collections::HashMap;
+use std::sync::PoisonError;
+
+use threshold_core::command::Command;
+use threshold_core::{Balance, Bill, Digest, Limit, OwnedBill, Receipt, Span, Timestamp, TraceId, settle};
+
+use super::Limiter;
+use crate::clock::Clock;
+use crate::random_id;
+use crate::store::{LateAnswer, Store, StoreError};
+use crate::sync::{Mutex, MutexGuard};
+
+/// The largest number of keys with blind charges.
+const MAX_KEYS: usize = 1 << 16;
+/// The largest number of requests whose answer is awaited although they were decided without it.
+const MAX_AWAITED: usize = 10_000;
+/// How long an answer is awaited. A store has given up its call by then.
+const AWAITED_FOR: Span = Span::from_secs(10);
+/// The number of keys that are recorded in one call of `catch_up`, so that bans of other nodes are not kept waiting.
+const MAX_RECORDED: usize = 2_000;
+/// The number of charges on one bill.
+const ON_A_BILL: usize = 16;
+
+/// The charges and requests of this node that the store does not know.
+#[derive(Debug, Default)]
+pub(super) struct BlindCharges(Mutex<Blind>);
+
+#[derive(Debug, Default)]
+struct Blind {
+    /// What this node has admitted without the store, as balances under the whole limits: they know what still counts, and many
+    /// requests of one key are recorded by one charge.
+    balances: HashMap<Digest, (Limit, Balance)>,
+    /// Requests that the store did not answer in time, whether they were admitted, and when.
+    awaited: HashMap<TraceId, (bool, Timestamp)>,
+    lost: u64,
+}
+
+impl BlindCharges {
+    /// Counts a request that was admitted and that the store has not executed.
+    pub(super) fn add(&self, bill: &Bill<'_>, now: Timestamp) {
+        let mut blind = self.lock();
+        for (key, limit, cost) in bill.recorded_charges() {
+            if blind.balances.len() >= MAX_KEYS && !blind.balances.contains_key(&key) {
+                blind.balances.retain(|_, (_, balance)| balance.silent_from() > now);
+            }
+            if blind.balances.len() >= MAX_KEYS && !blind.balances.contains_key(&key) {
+                blind.lost = blind.lost.saturating_add(1);
+                continue;
+            }
+            let (known, balance) = blind.balances.entry(key).or_insert_with(|| (limit, Balance::default()));
+            *known = limit;
+            let bill = OwnedBill::record(bill.trace(), [(key, limit, cost)]);
+            let _ = settle(&bill.as_bill(), std::slice::from_mut(balance), &mut [], now);
+        }
+    }
+
+    /// Notes how a request was decided that the store has not answered in time.
+    pub(super) fn awaits(&self, request: TraceId, is_admitted: bool, now: Timestamp) {
+        let mut blind = self.lock();
+        if blind.awaited.len() >= MAX_AWAITED {
+            blind.awaited.retain(|_, (_, since)| now.since(*since) < AWAITED_FOR);
+        }
+        // Without room the charge of a refused request stays: that denies too much, never too little.
+        if blind.awaited.len() < MAX_AWAITED {
+            blind.awaited.insert(request, (is_admitted, now));
+        }
+    }
+
+    fn was_admitted(&self, request: TraceId) -> Option<bool> {
+        self.lock().awaited.remove(&request).map(|(is_admitted, _)| is_admitted)
+    }
+
+    /// Takes out charges that still count, at most `most` keys.
+    fn take(&self, most: usize, now: Timestamp) -> Vec<(Digest, Limit, u64)> {
+        let mut blind = self.lock();
+        let keys: Vec<Digest> = blind.balances.keys().copied().take(most).collect();
+        let taken = keys.into_iter().filter_map(|key| {
+            let (limit, mut balance) = blind.balances.remove(&key)?;
+            let used = limit.capacity().saturating_sub(balance.look(&limit, 0, now).0.available);
+            (used > 0).then_some((key, limit, used))
+        });
+        taken.collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Blind> {
+        // A poisoned lock is safe to use: a charge that is half counted is one that is lost.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S: Store, C: Clock> Limiter<S, C> {
+    /// Returns how many charges of requests that were admitted without the store were not kept, because too many keys waited for
+    /// its return.
+    pub fn lost_charges(&self) -> u64 {
+        self.blind.lock().lost
+    }
+
+    /// Tells a store that has returned what this node has done without it: records what was admitted, and gives back what was
+    /// charged too late for requests that were refused.
+    pub(super) async fn catch_up(&self) {
+        for late in self.store.take_late() {
+            self.hear_late(late).await;
+        }
+        let mut charges = self.blind.take(MAX_RECORDED, self.time());
+        // By partition, because a bill within one is settled in one step by every store.
+        charges.sort_unstable_by_key(|(key, ..)| key.partition());
+        let mut failed = false;
+        for bill in charges.chunk_by(|(one, ..), (other, ..)| one.partition() == other.partition()) {
+            for part in bill.chunks(ON_A_BILL) {
+                let record = OwnedBill::record(random_id(), part.iter().copied());
+                // Nothing is sent to a store that has failed again: what is certain not to be recorded is kept.
+                let sent = if failed { Err(StoreError::Unavailable) } else { self.record_blind(&record).await };
+                failed |= sent.is_err();
+                // After a timeout it may have been recorded. Recorded twice, it would deny requests that have room.
+                if sent == Err(StoreError::Unavailable) {
+                    self.blind.add(&record.as_bill(), self.time());
+                }
+            }
+        }
+    }
+
+    async fn record_blind(&self, bill: &OwnedBill) -> Result<(), StoreError> {
+        self.execute(Command::Settle(Box::new(bill.clone()))).await.map(drop)
+    }
+
+    /// Acts on an answer that came after its request was decided without it.
+    async fn hear_late(&self, late: LateAnswer) {
+        let LateAnswer { bill, answer } = late;
+        // A caller that left before the deadline was neither admitted nor refused. Its charge stays.
+        let Some(is_admitted) = self.blind.was_admitted(bill.as_bill().trace()) else { return };
+        match answer {
+            Ok(outcome) if !is_admitted => {
+                if let Some(receipt) = Receipt::of_bill(&bill.as_bill(), &outcome) {
+                    let keys: Vec<Digest> = receipt.keys().collect();
+                    // If this fails as well, the charge stays until it no longer counts.
+                    let _ = self.execute(Command::GiveBack(Box::new(receipt))).await;
+                    self.made_room(keys);
+                }
+            }
+            // It was not executed, and so the store does not know a request that was admitted.
+            Err(StoreError::Unavailable) if is_admitted => self.blind.add(&bill.as_bill(), self.time()),
+            Ok(_) | Err(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use threshold_core::{Facts, Policy};
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_secs(1_767_225_600);
+
+    fn policy(limit: &str) -> Policy {
+        Policy::parse(&format!("[[rule]]\nname = 'user'\nper = ['user']\n{limit}"), &|_| None).unwrap()
+    }
+
+    fn used(limit: &str, later: Span) -> Option<u64> {
+        let (policy, blind) = (policy(limit), BlindCharges::default());
+        let plan = policy.plan(&Facts { user: Some("ada"), ..Facts::default() }).unwrap();
+        (0..6).for_each(|_| blind.add(plan.bill(), NOW));
+        let taken = blind.take(9, NOW.plus(later));
+        assert!(blind.take(9, NOW.plus(later)).is_empty(), "taken once");
+        taken.first().map(|(_, _, used)| *used)
+    }
+
+    /// Fails if the whole cost is recorded whatever the time.
+    #[test]
+    fn only_what_still_counts_is_recorded() {
+        let minute = Span::MINUTE;
+        assert_eq!(used("limit = '60/min'", Span::from_secs(2)), Some(4), "a bucket has refilled by two");
+        assert_eq!(used("limit = '60/min'", minute), None);
+        assert_eq!(used("limit = '60/min'\nalgorithm = 'fixed-window'", Span::from_secs(59)), Some(6));
+        assert_eq!(used("limit = '60/min'\nalgorithm = 'fixed-window'", minute), None, "the next window");
+        assert_eq!(used("limit = '60'\nalgorithm = 'concurrency'", Span::ZERO), None);
+        assert_eq!(used("limit = '60/min'\nmode = 'observe'", Span::ZERO), None);
+    }
+
+    /// Fails without the bound, and if what no longer counts takes room.
+    #[test]
+    fn charges_of_too_many_keys_are_counted_as_lost() {
+        let (policy, blind) = (policy("limit = '60/min'"), BlindCharges::default());
+        let facts = |user: &str, now: Timestamp| {
+            let plan = policy.plan(&Facts { user: Some(user), ..Facts::default() }).unwrap();
+            blind.add(plan.bill(), now);
+        };
+        (0..MAX_KEYS).for_each(|user| facts(&user.to_string(), NOW));
+        facts("late", NOW);
+        facts("0", NOW);
+        let counts = || {
+            let blind = blind.lock();
+            (blind.lost, blind.balances.len())
+        };
+        assert_eq!(counts(), (1, MAX_KEYS));
+        facts("late", NOW.plus(Span::MINUTE));
+        assert_eq!(counts(), (1, 1));
+    }
+
+    #[test]
+    fn of_too_many_unanswered_requests_the_last_are_forgotten() {
+        let blind = BlindCharges::default();
+        let id = |number: usize| TraceId::from_u128(number as u128);
+        (0..=MAX_AWAITED).for_each(|number| blind.awaits(id(number), true, NOW));
+        assert_eq!((blind.was_admitted(id(0)), blind.was_admitted(id(MAX_AWAITED))), (Some(true), None));
+        blind.awaits(id(0), true, NOW);
+        blind.awaits(id(MAX_AWAITED), false, NOW.plus(AWAITED_FOR));
+        assert_eq!(blind.was_admitted(id(MAX_AWAITED)), Some(false));
+        assert_eq!(blind.was_admitted(id(1)), None, "nobody answers it any more");
+    }
+}
