@@ -194,6 +194,13 @@ impl RedisStore {
         sweep::release_expired(&self.executor).await
     }
 
+    /// Waits until every charge that is given back after its answer has been given back, for a program that ends or a test that
+    /// counts.
+    #[doc(hidden)]
+    pub async fn returned(&self) {
+        self.executor.returned().await;
+    }
+
     /// Returns whether there is a connection to every server at this moment.
     #[must_use]
     pub fn is_connected(&self) -> bool {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use threshold_core::key::Partition;
 use threshold_core::{Answer, Command, Outcome, OwnedBill, TraceId};
+use tokio::sync::watch;
 
 use super::batch::Batches;
 use super::servers::Servers;
@@ -16,12 +17,20 @@ use crate::store::partitioned::{self, PartitionError, Partitions};
 pub(super) struct Executor {
     pub(super) servers: Servers,
     batches: Arc<Batches>,
+    /// The number of tasks that give back what another partition has denied.
+    returning: Arc<watch::Sender<usize>>,
 }
 
 impl Executor {
     pub(super) fn new(servers: Servers) -> Self {
         let batches = Batches::new(servers.clone());
-        Self { servers, batches }
+        Self { servers, batches, returning: Arc::default() }
+    }
+
+    /// Waits until nothing is given back any more.
+    pub(super) async fn returned(&self) {
+        // It fails only without a sender, and this is one.
+        let _ = self.returning.subscribe().wait_for(|tasks| *tasks == 0).await;
     }
 
     /// Settles a bill. Bills and the state of several partitions are large, so both are on the heap.
@@ -69,11 +78,13 @@ impl Partitions for Executor {
 
     fn execute_later(&self, commands: Vec<(Partition, Command)>) {
         let executor = self.clone();
+        self.returning.send_modify(|tasks| *tasks = tasks.saturating_add(1));
         tokio::spawn(async move {
             for (_, command) in commands {
                 // If it fails, the charge stays until its window ends or refills.
                 let _ = Box::pin(partitioned::execute(&executor, command)).await;
             }
+            executor.returning.send_modify(|tasks| *tasks = tasks.saturating_sub(1));
         });
     }
 }
