@@ -37,10 +37,10 @@ impl World<KeyValueStore> for KeyValue {
 
 #[test]
 fn the_limiter_gives_the_answer_of_every_vector_in_memory() {
-    check(&InMemory);
+    check(&InMemory, &[]);
 }
 
 #[test]
 fn the_limiter_gives_the_answer_of_every_vector_on_a_key_value_store() {
-    check(&KeyValue);
+    check(&KeyValue, &[]);
 }

@@ -9,6 +9,7 @@
 )]
 
 mod acl;
+mod cluster;
 mod control;
 mod denials;
 mod failure;

@@ -219,7 +219,6 @@ pub(crate) struct SlotMove {
     pub(crate) to: usize,
 }
 
-#[expect(dead_code, reason = "the store does not know a Cluster yet")]
 impl Cluster {
     /// Starts three primaries and three replicas. No replica takes over on a machine that is only busy.
     pub(crate) fn start() -> Self {

@@ -28,7 +28,7 @@ async fn nodes(server: &RedisServer, count: usize, policy: &str) -> Vec<Node> {
 }
 
 /// Returns the limit of 50 in a form in which nothing comes back while the test runs.
-fn rule_of(algorithm: &str) -> String {
+pub(crate) fn rule_of(algorithm: &str) -> String {
     let limit = if algorithm == "concurrency" { "limit = '50'\nttl = '1h'" } else { "limit = '50/day'" };
     format!("[[rule]]\nname = 'shared'\nper = ['user']\n{limit}\nalgorithm = '{algorithm}'\n")
 }

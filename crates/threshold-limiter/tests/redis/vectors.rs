@@ -1,4 +1,4 @@
-//! The test vectors, on one server whose clock is set to the time of each step.
+//! The test vectors, on one server and on a Cluster whose clocks are set to the time of each step.
 
 use threshold_core::Timestamp;
 use threshold_limiter::Policy;
@@ -6,7 +6,16 @@ use threshold_limiter::store::redis::RedisStore;
 use tokio::runtime::Runtime;
 
 use crate::player::{World, check};
-use crate::process::RedisServer;
+use crate::process::{Cluster, RedisServer};
+
+/// The vectors that are decided differently where limits with a ladder lie in several partitions: these are asked one after another,
+/// the first denial ends the request, and only a denial in the last partition strikes or blocks.
+const LADDERS_IN_SEVERAL_PARTITIONS: [&str; 4] = [
+    "a warning lifts only limits of its own subject and ladder: the request is denied and charges nothing, and the strike counts",
+    "of two subjects that one request strikes, the harshest rung wins",
+    "of two penalties the ban is the verdict, and retryAfter the end of both",
+    "strike = ignored: what counts is the Retry-After that was sent, also where another limit or a block made it longer",
+];
 
 impl World<RedisStore> for RedisServer {
     fn store(&self, _: &Policy, runtime: &Runtime) -> RedisStore {
@@ -14,15 +23,44 @@ impl World<RedisStore> for RedisServer {
         runtime.block_on(self.open())
     }
 
-    fn set_time(&self, now: Timestamp, store: &RedisStore, runtime: &Runtime) {
+    fn set_time(&self, now: Timestamp) {
         Self::set_time(self, now);
+    }
+
+    fn settle_down(&self, store: &RedisStore, reserves: bool, runtime: &Runtime) {
+        runtime.block_on(settle_down(store, reserves));
+    }
+}
+
+impl World<RedisStore> for Cluster {
+    fn store(&self, _: &Policy, runtime: &Runtime) -> RedisStore {
+        self.flush();
+        runtime.block_on(self.open())
+    }
+
+    fn set_time(&self, now: Timestamp) {
+        Self::set_time(self, now);
+    }
+
+    fn settle_down(&self, store: &RedisStore, reserves: bool, runtime: &Runtime) {
+        runtime.block_on(settle_down(store, reserves));
+    }
+}
+
+async fn settle_down(store: &RedisStore, reserves: bool) {
+    store.returned().await;
+    if reserves {
         // Nodes do this twice a second. A case does not wait for it.
-        runtime.block_on(store.release_expired()).unwrap();
+        store.release_expired().await.unwrap();
     }
 }
 
 #[test]
 fn the_limiter_gives_the_answer_of_every_vector_on_redis() {
-    let server = RedisServer::start_with_clock();
-    check::<RedisStore>(&server);
+    check::<RedisStore>(&RedisServer::start_with_clock(), &[]);
+}
+
+#[test]
+fn the_limiter_gives_the_answer_of_every_vector_on_a_cluster() {
+    check::<RedisStore>(&Cluster::start_with_clock(), &LADDERS_IN_SEVERAL_PARTITIONS);
 }
