@@ -102,8 +102,7 @@ mod tests {
     }
 
     proptest! {
-        /// Nodes that rounded their shares up admitted twice the limit together. Fails with `div_ceil`, and with a remainder
-        /// for every place.
+        /// Nodes that rounded their shares up admitted twice the limit together.
         #[test]
         fn the_shares_of_all_nodes_are_the_limit(limit in any_limit(), nodes in 1..30_u64, left in 0..30_u64) {
             let shares = |nodes: u64| (0..nodes).map(move |place| limit.share(place, nodes));

@@ -167,7 +167,6 @@ mod tests {
         taken.first().map(|(_, _, used)| *used)
     }
 
-    /// Fails if the whole cost is recorded whatever the time.
     #[test]
     fn only_what_still_counts_is_recorded() {
         let minute = Span::MINUTE;
@@ -179,7 +178,6 @@ mod tests {
         assert_eq!(used("limit = '60/min'\nmode = 'observe'", Span::ZERO), None);
     }
 
-    /// Fails without the bound, and if what no longer counts takes room.
     #[test]
     fn charges_of_too_many_keys_are_counted_as_lost() {
         let (policy, blind) = (policy("limit = '60/min'"), BlindCharges::default());

@@ -270,7 +270,6 @@ mod tests {
         denials.repeat(plan, now, &mut outcome, &mut decision)
     }
 
-    /// Fails with another life, and without `is_rechecked`.
     #[test]
     fn an_entry_lives_for_a_second_and_one_request_asks_again_before_its_end() {
         let (policy, denials) = (policy(), Denials::default());
@@ -285,8 +284,6 @@ mod tests {
     }
 
     /// Another server took over, whose clock is ahead or behind. What the old one had said held for the rest of the second.
-    ///
-    /// Fails without the drift.
     #[test]
     fn an_entry_ends_when_the_clock_of_the_store_is_set() {
         let (policy, denials) = (policy(), Denials::default());
@@ -305,8 +302,6 @@ mod tests {
     }
 
     /// A refund was made while a request was on its way to the store, and the denial that came back after it was kept.
-    ///
-    /// Fails without the comparison of `forgotten`.
     #[test]
     fn a_refund_ends_a_denial_also_one_that_is_on_its_way() {
         let (policy, denials) = (policy(), Denials::default());
@@ -321,7 +316,6 @@ mod tests {
         assert!(!is_repeated(&denials, &plan, after(1)));
     }
 
-    /// Fails without the bound, and if a full table does not make room for new entries later.
     #[test]
     fn a_full_table_keeps_what_it_has_and_drops_it_when_it_is_over() {
         let (policy, denials) = (policy(), Denials::default());
@@ -347,8 +341,6 @@ mod tests {
         assert!(is_repeated(&denials, &late, after(1_001)), "the others are over");
     }
     /// A flood with another cost in each request asked the store each time.
-    ///
-    /// Fails without `MAX_ASKS`.
     #[test]
     fn a_flood_of_different_costs_asks_a_bounded_number_of_times() {
         let policy = Policy::parse("[[rule]]\nname = 'user'\nper = ['user']\nlimit = '900/h'", &|_| None).unwrap();

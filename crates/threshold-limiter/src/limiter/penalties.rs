@@ -107,7 +107,6 @@ mod tests {
         settle(plan.bill(), &mut balances, &mut standings, NOW)
     }
 
-    /// Fails without the removal in `see`, and if a penalty does not end by itself.
     #[test]
     fn a_penalty_holds_until_its_end_or_until_the_store_no_longer_has_it() {
         let (policy, seen) = (policy(), SeenPenalties::default());
@@ -123,7 +122,6 @@ mod tests {
         assert!(seen.decide(&plan, NOW).is_none());
     }
 
-    /// Fails without the bound.
     #[test]
     fn a_full_table_keeps_what_it_has_until_it_is_over() {
         let (policy, seen) = (policy(), SeenPenalties::default());

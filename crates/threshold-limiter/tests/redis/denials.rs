@@ -49,8 +49,6 @@ const FIVE_A_DAY: &str = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '5/da
 
 /// A client that ignored its denials cost Redis as much as one that was served. Now it does not, also as another tenant with each
 /// request.
-///
-/// Fails without the table of denials.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_over_the_limit_costs_one_call_a_second() {
     let server = RedisServer::start();
@@ -73,8 +71,6 @@ async fn a_flood_over_the_limit_costs_one_call_a_second() {
 }
 
 /// Strikes must reach the store, or nobody would be banned. A ban that is in force costs no more than a full limit.
-///
-/// Fails if denials by limits with a ladder are repeated, and if penalties are not.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_strike_reaches_the_store_and_a_ban_is_repeated() {
     let server = RedisServer::start();
@@ -91,8 +87,6 @@ async fn every_strike_reaches_the_store_and_a_ban_is_repeated() {
 }
 
 /// An operator forgave a caller who went on to be denied, and a refund made room that nobody could use.
-///
-/// Fails without `forget` in `execute`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refund_or_a_pardon_ends_a_denial_at_once_here_and_soon_elsewhere() {
     let server = RedisServer::start();

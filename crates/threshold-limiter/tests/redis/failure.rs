@@ -72,8 +72,6 @@ async fn reconnected(node: &Node) {
 const TEN_A_DAY: &str = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '10/day'\nalgorithm = 'fixed-window'\n";
 
 /// Three nodes each took the whole limit while Redis was away, and a Redis that came and went gave them a fresh one each time.
-///
-/// Fails with the whole limit for each node, and with a stand-in that is made at every failure.
 #[tokio::test(flavor = "multi_thread")]
 async fn all_nodes_together_admit_one_limit_while_the_store_comes_and_goes() {
     let mut server = RedisServer::start();
@@ -94,8 +92,6 @@ async fn all_nodes_together_admit_one_limit_while_the_store_comes_and_goes() {
 }
 
 /// A node that was started during a rollout took a share that the others had not left to it.
-///
-/// Fails with a share for every node.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_the_others_have_not_counted_is_closed_without_the_store() {
     for _ in 0..20 {
@@ -125,8 +121,6 @@ async fn remaining(node: &Node, user: &str) -> u64 {
 }
 
 /// Requests that were admitted while Redis was away were admitted a second time after its return.
-///
-/// Fails without `catch_up`, and if it records twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_admitted_without_the_store_is_recorded_when_it_returns() {
     for mode in ["local", "open"] {
@@ -149,8 +143,6 @@ async fn what_was_admitted_without_the_store_is_recorded_when_it_returns() {
 }
 
 /// A user who was cooling down or banned was let through as soon as Redis was away.
-///
-/// Fails without the penalties that a node has seen.
 #[tokio::test(flavor = "multi_thread")]
 async fn penalties_that_a_node_has_seen_hold_without_the_store() {
     for (rung, is_ban) in [("cooldown 1h", false), ("ban 1h", true)] {
@@ -174,8 +166,6 @@ async fn penalties_that_a_node_has_seen_hold_without_the_store() {
 }
 
 /// A server that was slow for a moment charged requests that had been refused by then.
-///
-/// Fails without the withdrawal of late charges, and if a late charge of an admitted request is withdrawn or recorded again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_charge_that_comes_too_late_is_withdrawn_if_its_request_was_refused() {
     for (mode, is_admitted) in [("closed", false), ("open", true), ("local", true)] {

@@ -34,7 +34,6 @@ mod tests {
     use super::*;
     use crate::store::StoreError;
 
-    /// Fails without the bound.
     #[test]
     fn the_number_of_late_answers_is_bounded() {
         let answers = LateAnswers::default();

@@ -132,8 +132,6 @@ mod tests {
     }
 
     /// A node that had just started took its share before the others knew of it, and all shares together were more than the limit.
-    ///
-    /// Fails without the comparison with `joined`.
     #[test]
     fn a_node_has_no_share_until_all_others_have_counted_it() {
         let (start, mut view) = (Instant::now(), View::default());
@@ -148,8 +146,6 @@ mod tests {
     }
 
     /// Redis came back without its data, and the first node that reached it took the whole limit in the next outage.
-    ///
-    /// Fails if nodes that are missing from the set are dropped at once, and if time goes on for them while the store is away.
     #[test]
     fn nodes_are_counted_until_they_were_missing_for_long() {
         let (start, mut view) = (Instant::now(), View::default());
