@@ -8,7 +8,7 @@ use threshold_limiter::store::redis::{RedisOpenError, RedisOptions, RedisStore};
 use threshold_limiter::store::{Kind, Store as _};
 use threshold_limiter::{Facts, Limiter, LoginRequest, Policy, Secret};
 
-use crate::process::RedisServer;
+use crate::process::{Cluster, RedisServer};
 use crate::tcp::TcpServer;
 
 /// Returns the arguments of the `ACL SETUSER` line in docs/scale.md.
@@ -59,6 +59,33 @@ async fn the_documented_acl_user_can_do_everything_a_node_does() {
     let other = |arguments: &[&str]| server.cli(&[&["--user", "threshold", "--pass", "hunter2"], arguments].concat());
     assert!(other(&["SET", "theirs", "1"]).contains("NOPERM"), "keys of other programs are out of reach");
     assert!(other(&["FLUSHALL"]).contains("NOPERM"));
+}
+
+/// The same user suffices on a Cluster.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_acl_user_can_decide_on_a_cluster() {
+    let cluster = Cluster::start();
+    let user = documented_user();
+    let user: Vec<&str> = user.iter().map(String::as_str).collect();
+    let living: Vec<usize> = cluster.living().collect();
+    for node in &living {
+        assert_eq!(cluster.node(*node).cli(&user), "OK\n");
+    }
+    let url = cluster.url().replace("://", "://threshold:hunter2@").parse().unwrap();
+    let options = RedisOptions::new(url, KeyId::from_u32(1)).deadline(Duration::from_secs(20));
+    let policy = "[[rule]]\nname = 'user'\nper = ['user']\nlimit = '2/min'\nladder = 'strict'";
+    let store = RedisStore::open(options).await.unwrap();
+    let node = Limiter::builder(Policy::parse(policy, &|_| None).unwrap()).store(store);
+    let node = node.digest_key(DigestKey::new([7; 16])).build();
+    for request in 0..60 {
+        let user = format!("user {}", request % 20);
+        let decision = node.check_async(&Facts { user: Some(&user), ..Facts::default() }).await.unwrap();
+        assert!(decision.degraded.is_none(), "{:?}", node.store().last_error());
+    }
+    node.follow_control().await.unwrap();
+    for at in living {
+        assert_eq!(cluster.node(at).cli(&["ACL", "LOG"]).trim(), "", "nothing was denied");
+    }
 }
 
 /// Each refusal says what an operator has to change.
