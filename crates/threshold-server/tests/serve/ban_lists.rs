@@ -225,7 +225,7 @@ fn crowdsec_decisions_are_imported_with_their_ends() {
     let told = threshold(&server.place, &["bans", "import", list.to_str().unwrap(), "--origin", "crowdsec"]).unwrap();
     assert_eq!(told, "crowdsec has 1 bans: 1 new, 0 lifted\n");
     let again = ["bans", "import", list.to_str().unwrap(), "--origin", "crowdsec", "--json"];
-    let told: serde_json::Value = serde_json::from_str(&threshold(&server.place, &again).unwrap()).unwrap();
+    let told: Value = serde_json::from_str(&threshold(&server.place, &again).unwrap()).unwrap();
     assert_eq!((&told["bans"], &told["leftOut"]), (&json!(1), &json!(1)), "the captcha is left out");
     let listed = server.connect().send("GET", "/v1/bans", &[], "").unwrap().json();
     let [own] = listed.as_array().unwrap().as_slice() else { panic!("{listed}") };
