@@ -22,6 +22,7 @@ mod process;
 mod proxy;
 mod sentinel;
 mod shared;
+mod strikes;
 mod tcp;
 mod times;
 mod tls;

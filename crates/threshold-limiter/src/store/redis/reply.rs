@@ -30,14 +30,29 @@ pub(super) enum Verdict {
 
 /// Parses the reply of `settle.lua`: its verdict, the server's time, and what it found.
 pub(super) fn settled(reply: Value) -> Result<(Verdict, Timestamp, Values), StoreError> {
-    let mut parts = array(reply)?.into_iter();
-    let verdict = match number(parts.next())? {
+    let Value::BulkString(bytes) = reply else { return Err(StoreError::Unavailable) };
+    parse_settled(&bytes).ok_or(StoreError::Unavailable)
+}
+
+fn parse_settled(bytes: &[u8]) -> Option<(Verdict, Timestamp, Values)> {
+    let (verdict, rest) = bytes.split_first()?;
+    let verdict = match verdict {
         0 => Verdict::Denied,
         1 => Verdict::Charged,
         2 => Verdict::Unusual,
-        _ => return Err(StoreError::Unavailable),
+        _ => return None,
     };
-    Ok((verdict, time(&mut parts)?, values(parts.next())?))
+    let (micros, mut rest) = rest.split_first_chunk()?;
+    let mut values = Values::new();
+    while !rest.is_empty() {
+        let (length, after) = rest.split_first_chunk()?;
+        let length = usize::try_from(u32::from_be_bytes(*length)).ok()?;
+        let (value, after) = after.split_at_checked(length)?;
+        // No record has no bytes.
+        values.push(Some(value).filter(|value| !value.is_empty()).map(<[u8]>::to_vec));
+        rest = after;
+    }
+    Some((verdict, Timestamp::from_micros(u64::from_be_bytes(*micros)), values))
 }
 
 /// Parses the reply of `load.lua`: the server's time, and the bytes of each record.
@@ -85,5 +100,21 @@ pub(super) fn array(value: Value) -> Result<Vec<Value>, StoreError> {
     match value {
         Value::Array(parts) => Ok(parts),
         _ => Err(StoreError::Unavailable),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A reply that is cut off must not pair a value with the record after it.
+    #[test]
+    fn a_reply_of_settle_is_parsed_whole_or_not_at_all() {
+        let mut bytes = vec![1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 2, 7, 8];
+        let parsed = parse_settled(&bytes);
+        assert_eq!(parsed, Some((Verdict::Charged, Timestamp::from_micros(9), vec![None, Some(vec![7, 8])])));
+        bytes.pop();
+        assert_eq!(parse_settled(&bytes), None);
+        assert_eq!(parse_settled(&[3, 0, 0, 0, 0, 0, 0, 0, 9]), None);
     }
 }

@@ -1,8 +1,8 @@
-//! The usual decision, in one round trip: `settle.lua` fits and adds, and core computes the answer from what the script found.
+//! The usual decision, in one round trip, or two for a subject with strikes: `settle.lua` fits and adds, and core computes the answer from what the script found.
 
 use std::sync::LazyLock;
 
-use threshold_core::{Balance, Outcome, OwnedBill, Standing, settle as settle_in_core};
+use threshold_core::{Balance, Bill, BytesError, Outcome, OwnedBill, Standing, Timestamp, settle as settle_in_core};
 
 use super::keys::{RecordKey, RecordKind};
 use super::reply::{self, Verdict};
@@ -13,8 +13,11 @@ use crate::store::partitioned::PartitionError;
 
 static SETTLE: LazyLock<ServerScript> = LazyLock::new(|| ServerScript::new(include_str!("settle.lua")));
 
-/// Settles a bill. `None` if nothing was written and the bill has to be settled on copies: a subject has strikes, a limit was
-/// changed, or the denial is a strike.
+/// How often the script is called: once without strikes, and again with the standings that it has found.
+const MAX_CALLS: usize = 2;
+
+/// Settles a bill. `None` if nothing was written and the bill has to be settled on copies: a standing changes, a limit was changed,
+/// or the denial is a strike.
 pub(super) async fn settle(servers: &Servers, bill: &OwnedBill) -> Result<Option<Outcome>, PartitionError> {
     let bill = bill.as_bill();
     // Peeks and records, and limits whose shape or figures the script cannot compute exactly, are left to core.
@@ -22,21 +25,62 @@ pub(super) async fn settle(servers: &Servers, bill: &OwnedBill) -> Result<Option
     let balances = bill.charges().iter().map(|charge| RecordKey::balance(charge.key()));
     let standings = bill.subjects().iter().map(|subject| RecordKey::of_digest(RecordKind::Standing, subject.key()));
     let names: Vec<String> = balances.chain(standings).map(|key| key.name()).collect();
-    let reply = servers.run(&SETTLE, &names, &charges).await?;
-    let (verdict, now, values) = reply::settled(reply)?;
-    servers.heard(now);
-    if verdict == Verdict::Unusual {
-        return Ok(None);
+    // Most subjects have no standing.
+    let mut standings: Vec<Option<Vec<u8>>> = vec![None; bill.subjects().len()];
+    for _ in 0..MAX_CALLS {
+        let mut args = vec![charges.concat()];
+        args.extend(standings.iter().map(|bytes| bytes.clone().unwrap_or_default()));
+        let (verdict, now, mut found) = reply::settled(servers.run(&SETTLE, &names, &args).await?)?;
+        servers.heard(now);
+        // Values must not be paired with the keys of other records.
+        let expected = if verdict == Verdict::Charged { charges.len() } else { names.len() };
+        if found.len() != expected {
+            return Err(StoreError::Unavailable.into());
+        }
+        // After a charge the standings are as expected, and are not returned.
+        let known = standings.clone();
+        if verdict != Verdict::Charged {
+            standings = found.split_off(charges.len());
+        }
+        let outcome = settle_found(&bill, &found, &standings, now)?;
+        match verdict {
+            Verdict::Charged => return Ok(Some(outcome)),
+            // A penalty, or a limit that is full: there is nothing to write.
+            _ if !outcome.changed() => return Ok(Some(outcome)),
+            // The charges are additions also for a subject with strikes, if they change nothing about those. On copies they
+            // would have to wait until no other node charges the same tenant.
+            Verdict::Unusual if standings != known && !changes_standing(&bill, &outcome) => {}
+            // A denial that strikes or blocks has to be written.
+            Verdict::Unusual | Verdict::Denied => return Ok(None),
+        }
     }
-    // The values of the standings come after those of the balances.
-    let found = values.iter().take(charges.len()).map(|value| match value {
-        Some(bytes) => Balance::from_script(bytes).map_err(|_| StoreError::Unavailable),
-        None => Ok(Balance::default()),
+    Ok(None)
+}
+
+/// Lets core settle a bill on what the script found.
+fn settle_found(
+    bill: &Bill<'_>,
+    balances: &[Option<Vec<u8>>],
+    standings: &[Option<Vec<u8>>],
+    now: Timestamp,
+) -> Result<Outcome, StoreError> {
+    let mut balances = parse(balances, Balance::from_script)?;
+    let mut standings = parse(standings, Standing::from_bytes)?;
+    Ok(settle_in_core(bill, &mut balances, &mut standings, now))
+}
+
+fn parse<T: Default>(
+    values: &[Option<Vec<u8>>],
+    parse: fn(&[u8]) -> Result<T, BytesError>,
+) -> Result<Vec<T>, StoreError> {
+    let parsed = values.iter().map(|value| match value {
+        // A record that cannot be read is never taken for an empty one.
+        Some(bytes) => parse(bytes).map_err(|_| StoreError::Unavailable),
+        None => Ok(T::default()),
     });
-    let mut balances = found.collect::<Result<Vec<_>, StoreError>>()?;
-    // The script denies and charges only if no subject has a standing.
-    let mut standings: Vec<Standing> = bill.subjects().iter().map(|_| Standing::default()).collect();
-    let outcome = settle_in_core(&bill, &mut balances, &mut standings, now);
-    // A denial that strikes or blocks has to be written.
-    Ok(Some(outcome).filter(|outcome| verdict == Verdict::Charged || !outcome.changed()))
+    parsed.collect()
+}
+
+fn changes_standing(bill: &Bill<'_>, outcome: &Outcome) -> bool {
+    (0..bill.subjects().len()).any(|subject| outcome.standing_changed(subject))
 }
