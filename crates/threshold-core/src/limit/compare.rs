@@ -113,8 +113,9 @@ mod tests {
                 prop_assert_eq!(shares(nodes).map(|share| share.quota()).sum::<u64>(), limit.quota());
             }
             // A node that still counts a node that has left takes no more than it may.
-            let place = left % nodes;
-            let (before, after) = (limit.share(place + 1, nodes + 1), limit.share(place, nodes));
+            let place = left.checked_rem(nodes).unwrap_or(0);
+            let more = |number: u64| number.saturating_add(1);
+            let (before, after) = (limit.share(more(place), more(nodes)), limit.share(place, nodes));
             prop_assert!(before.quota() <= after.quota() && before.capacity() <= after.capacity());
         }
     }

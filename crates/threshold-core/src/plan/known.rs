@@ -272,7 +272,7 @@ impl Plan<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::collections::BTreeMap;
 
     use super::*;
     use crate::balance::Balance;
@@ -297,7 +297,7 @@ mod tests {
     }
 
     /// Sends requests to a store until it denies, and returns what is known from then on.
-    fn denied<'p>(policy: &'p Policy, facts: &Facts<'_>) -> (Plan<'p>, HashMap<Digest, Known>) {
+    fn denied<'p>(policy: &'p Policy, facts: &Facts<'_>) -> (Plan<'p>, BTreeMap<Digest, Known>) {
         let plan = policy.plan(facts).unwrap();
         let mut balances = vec![Balance::default(); plan.charges().len()];
         let mut standings = vec![Standing::default(); plan.subjects().len()];
@@ -312,14 +312,14 @@ mod tests {
         panic!("never denied");
     }
 
-    fn repeat_how(plan: &Plan<'_>, known: &HashMap<Digest, Known>, now: Timestamp) -> (Repeated, Decision) {
+    fn repeat_how(plan: &Plan<'_>, known: &BTreeMap<Digest, Known>, now: Timestamp) -> (Repeated, Decision) {
         let (mut outcome, mut decision) = (Outcome::default(), Decision::default());
         plan.prepare(&mut decision);
         let found = |key: Digest, _| known.get(&key).map(|known| (*known, now));
         (plan.repeat(found, &mut outcome, &mut decision), decision)
     }
 
-    fn repeat(plan: &Plan<'_>, known: &HashMap<Digest, Known>, now: Timestamp) -> Option<Decision> {
+    fn repeat(plan: &Plan<'_>, known: &BTreeMap<Digest, Known>, now: Timestamp) -> Option<Decision> {
         let (repeated, decision) = repeat_how(plan, known, now);
         (repeated != Repeated::No).then_some(decision)
     }

@@ -306,7 +306,7 @@ mod tests {
     fn a_refund_ends_a_denial_also_one_that_is_on_its_way() {
         let (policy, denials) = (policy(), Denials::default());
         let plan = policy.plan(&Facts { user: Some("ada"), ..Facts::default() }).unwrap();
-        let keys = || plan.charges().iter().map(|charge| charge.key());
+        let keys = || plan.charges().iter().map(threshold_core::bill::Charge::key);
         keep(&denials, &plan, after(0));
         denials.forget(keys());
         assert!(!is_repeated(&denials, &plan, after(1)));
