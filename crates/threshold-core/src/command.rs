@@ -7,11 +7,10 @@
 mod bill;
 mod bytes;
 mod login;
+mod refunds;
 mod rekey;
 mod requests;
 mod reservations;
-
-use arrayvec::ArrayVec;
 
 use crate::balance::{Balance, Checked};
 use crate::bill::OwnedBill;
@@ -22,7 +21,7 @@ use crate::limit::Limit;
 use crate::lockout::{
     Account, Attempt, AttemptKeys, AttemptOutcome, Device, Login, ResultOutcome, StandInKeys, UnknownAttempt,
 };
-use crate::plan::{MAX_CHARGES, SubjectKeys};
+use crate::plan::SubjectKeys;
 use crate::receipt::{Adjustment, CommitError, OnExpire, OwnedCost, Receipt, Reservation};
 use crate::settle::Outcome;
 use crate::time::{Span, Timestamp};
@@ -535,24 +534,12 @@ pub trait Records {
 pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -> Result<Answer, R::Error> {
     match command {
         Command::Settle(bill) => bill::settle(&bill.as_bill(), records, now),
-        Command::Refund(receipt) => refund(receipt, records, now),
-        // Nothing is remembered, so this must never be reached by a receipt that a client can present twice.
-        Command::GiveBack(receipt) => {
-            expire(records, now)?;
-            records.balances(&charges(receipt), now, |balances| receipt.refund(balances, now))?;
-            Ok(Answer::Done)
-        }
-        Command::Renew(receipt) => {
-            // On a copy: a store may execute the command again from the start, with the receipt as it was sent.
-            let mut receipt = receipt.clone();
-            records.balances(&charges(&receipt), now, |balances| receipt.renew(balances, now))?;
-            Ok(Answer::Renewed(receipt))
-        }
+        Command::Refund(receipt) => refunds::refund(receipt, records, now),
+        Command::GiveBack(receipt) => refunds::give_back(receipt, records, now),
+        Command::Renew(receipt) => refunds::renew(receipt, records, now),
         Command::Reserve { receipt, ttl, on_expire } => {
-            expire(records, now)?;
             let reservation = Reservation::new((**receipt).clone(), *ttl, *on_expire);
-            records.save_reservation(reservation, now)?;
-            Ok(Answer::Done)
+            reservations::reserve(reservation, records, now)
         }
         Command::Commit { id, cost } => reservations::end(*id, &ReservationEnd::Commit(cost.clone()), records, now),
         Command::Release { id } => reservations::end(*id, &ReservationEnd::Release, records, now),
@@ -563,7 +550,7 @@ pub fn execute<R: Records>(command: &Command, records: &mut R, now: Timestamp) -
             Ok(Answer::Done)
         }
         Command::BeginRefund { id, void_from } => {
-            Ok(Answer::Refunded { first: begin_refund(*id, *void_from, records, now)? })
+            Ok(Answer::Refunded { first: refunds::begin(*id, *void_from, records, now)? })
         }
         Command::Pause { keys, length } => pause(keys, now.plus(*length), records, now),
         Command::Forgive { keys } => forgive(keys, records),
@@ -624,27 +611,6 @@ impl AccountChange {
     }
 }
 
-fn refund<R: Records>(receipt: &Receipt, records: &mut R, now: Timestamp) -> Result<Answer, R::Error> {
-    expire(records, now)?;
-    // Remembered before the refund: if there is no room to remember it, nothing is given back.
-    let first = begin_refund(receipt.id(), receipt.void_from(), records, now)?;
-    if first {
-        records.balances(&charges(receipt), now, |balances| receipt.refund(balances, now))?;
-    }
-    Ok(Answer::Refunded { first })
-}
-
-/// Remembers a refund. Returns whether it is the first one of its receipt.
-fn begin_refund<R: Records>(
-    id: TraceId,
-    void_from: Timestamp,
-    records: &mut R,
-    now: Timestamp,
-) -> Result<bool, R::Error> {
-    // The charges of a reservation end with it. Its receipt must not refund them a second time.
-    Ok(records.reservation(id)?.is_none() && records.remember_refund(id, void_from, now)?)
-}
-
 fn pause<R: Records>(
     keys: &SubjectKeys,
     until: Timestamp,
@@ -693,8 +659,4 @@ fn read_block<R: Records>(keys: &SubjectKeys, records: &mut R, now: Timestamp) -
         latest = latest.max(records.blocked_until(*key, limit, now)?);
     }
     Ok(Answer::Blocked(Some(latest).filter(|until| *until > now)))
-}
-
-fn charges(receipt: &Receipt) -> ArrayVec<(Digest, Limit), MAX_CHARGES> {
-    receipt.charges().collect()
 }

@@ -29,6 +29,17 @@ pub fn expire<R: Records>(records: &mut R, now: Timestamp) -> Result<(), R::Erro
     Ok(())
 }
 
+/// Saves a new reservation.
+pub(super) fn reserve<R: Records>(
+    reservation: Reservation,
+    records: &mut R,
+    now: Timestamp,
+) -> Result<Answer, R::Error> {
+    expire(records, now)?;
+    records.save_reservation(reservation, now)?;
+    Ok(Answer::Done)
+}
+
 /// Ends a reservation and changes its balances in one step.
 pub(super) fn end<R: Records>(
     id: TraceId,
@@ -62,13 +73,16 @@ pub(super) fn adjust<R: Records>(adjustment: &Adjustment, records: &mut R, now: 
     records.balances(&charges, now, |balances| adjustment.apply(balances, now))
 }
 
-/// Ends the record of a reservation. Returns its keys, and the changes of its balances.
+/// The keys of an ended reservation and the changes of its balances, or why it was not ended.
+type Ended = Result<(Vec<Digest>, Adjustment), CommitError>;
+
+/// Ends the record of a reservation.
 fn end_reservation<R: Records>(
     id: TraceId,
     how: &ReservationEnd,
     records: &mut R,
     now: Timestamp,
-) -> Result<Result<(Vec<Digest>, Adjustment), CommitError>, R::Error> {
+) -> Result<Ended, R::Error> {
     let Some(mut reservation) = records.reservation(id)? else { return Ok(Err(CommitError::Unknown)) };
     let was_ended = !reservation.is_open();
     // A reservation refuses before it changes, so a refused end leaves everything as it was.

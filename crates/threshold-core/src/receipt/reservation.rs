@@ -81,8 +81,8 @@ impl Adjustment {
 
     /// Returns the adjustment that gives back every charge of a receipt.
     #[must_use]
-    pub fn giving_back(receipt: Receipt) -> Self {
-        Self { less: receipt.clone(), ..Self::none(&receipt) }
+    pub fn giving_back(receipt: &Receipt) -> Self {
+        Self { less: receipt.clone(), ..Self::none(receipt) }
     }
 
     /// Returns whether it changes no balance.

@@ -76,7 +76,7 @@ pub(crate) async fn execute<P: Partitions>(store: &P, command: Command) -> Resul
     match command {
         Command::Settle(bill) => Ok(Answer::Settled(Box::new(settle(store, bill).await?))),
         Command::Refund(receipt) => refund(store, *receipt).await,
-        Command::GiveBack(receipt) => adjust(store, Adjustment::giving_back(*receipt)).await,
+        Command::GiveBack(receipt) => adjust(store, Adjustment::giving_back(&receipt)).await,
         Command::Adjust(adjustment) => adjust(store, *adjustment).await,
         Command::Renew(receipt) => renew(store, *receipt).await,
         Command::Commit { id, cost } => end_reservation(store, id, ReservationEnd::Commit(cost)).await,
@@ -148,7 +148,7 @@ async fn refund<P: Partitions>(store: &P, receipt: Receipt) -> Result<Answer, St
     let (id, void_from) = (receipt.id(), receipt.void_from());
     let answer = store.execute(store.home(id), Command::BeginRefund { id, void_from }).await?;
     if let Answer::Refunded { first: true } = answer {
-        adjust(store, Adjustment::giving_back(receipt)).await?;
+        adjust(store, Adjustment::giving_back(&receipt)).await?;
     }
     Ok(answer)
 }
@@ -322,7 +322,7 @@ async fn end_login<P: Partitions>(
     if let (Answer::LoginEnded { ended: Ok(outcome), .. }, Some(charge)) = (&answer, charge)
         && outcome.success
     {
-        adjust(store, Adjustment::giving_back(charge)).await?;
+        adjust(store, Adjustment::giving_back(&charge)).await?;
     }
     Ok(answer)
 }
