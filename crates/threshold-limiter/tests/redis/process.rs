@@ -204,6 +204,15 @@ fn spawn(command: &mut Command, folder: &Path) -> Result<Child, String> {
 /// The primaries of a Cluster, and the slots of each.
 const PRIMARIES: [(u16, u16); 3] = [(0, 5_460), (5_461, 10_922), (10_923, 16_383)];
 
+/// The vectors that are decided differently where limits with a ladder lie in several partitions: these are asked one after another,
+/// the first denial ends the request, and only a denial in the last partition strikes or blocks.
+pub(crate) const LADDERS_IN_SEVERAL_PARTITIONS: [&str; 4] = [
+    "a warning lifts only limits of its own subject and ladder: the request is denied and charges nothing, and the strike counts",
+    "of two subjects that one request strikes, the harshest rung wins",
+    "of two penalties the ban is the verdict, and retryAfter the end of both",
+    "strike = ignored: what counts is the Retry-After that was sent, also where another limit or a block made it longer",
+];
+
 /// A running Cluster. Nodes 0 to 2 begin as primaries, and nodes 3 to 5 as their replicas.
 pub(crate) struct Cluster {
     nodes: Vec<RedisServer>,

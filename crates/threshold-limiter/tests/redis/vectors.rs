@@ -6,16 +6,7 @@ use threshold_limiter::store::redis::RedisStore;
 use tokio::runtime::Runtime;
 
 use crate::player::{World, check};
-use crate::process::{Cluster, RedisServer};
-
-/// The vectors that are decided differently where limits with a ladder lie in several partitions: these are asked one after another,
-/// the first denial ends the request, and only a denial in the last partition strikes or blocks.
-const LADDERS_IN_SEVERAL_PARTITIONS: [&str; 4] = [
-    "a warning lifts only limits of its own subject and ladder: the request is denied and charges nothing, and the strike counts",
-    "of two subjects that one request strikes, the harshest rung wins",
-    "of two penalties the ban is the verdict, and retryAfter the end of both",
-    "strike = ignored: what counts is the Retry-After that was sent, also where another limit or a block made it longer",
-];
+use crate::process::{Cluster, LADDERS_IN_SEVERAL_PARTITIONS, RedisServer};
 
 impl World<RedisStore> for RedisServer {
     fn store(&self, _: &Policy, runtime: &Runtime) -> RedisStore {

@@ -32,7 +32,8 @@ mod key_value;
 mod redis_process;
 pub(super) use client::Client;
 pub(crate) use key_value::KeyValueStore;
-use redis_process::RedisServer;
+pub(super) use redis_process::LADDERS_IN_SEVERAL_PARTITIONS;
+use redis_process::{Cluster, RedisServer};
 
 /// A server in this process for one case after another.
 pub(super) struct TestServer {
@@ -45,10 +46,48 @@ pub(super) struct TestServer {
     running: Option<RunningServer>,
 }
 
-/// A `redis-server` whose clock a test sets, and the store of the present case on it.
+/// A Redis whose clock a test sets, and the store of the present case on it.
 struct Redis {
-    server: RedisServer,
+    servers: RedisServers,
     store: Option<Arc<RedisStore>>,
+}
+
+enum RedisServers {
+    Single(RedisServer),
+    Cluster(Cluster),
+}
+
+impl Redis {
+    fn new(servers: RedisServers) -> Self {
+        Self { servers, store: None }
+    }
+
+    /// Opens a store without records.
+    fn open(&mut self, runtime: &Runtime) {
+        let store = match &self.servers {
+            RedisServers::Single(server) => {
+                assert_eq!(server.cli(&["FLUSHALL"]), "OK\n");
+                runtime.block_on(server.open())
+            }
+            RedisServers::Cluster(cluster) => {
+                cluster.flush();
+                runtime.block_on(cluster.open())
+            }
+        };
+        self.store = Some(Arc::new(store));
+    }
+
+    fn set_time(&self, now: Timestamp, runtime: &Runtime) {
+        let store = self.store.as_ref().expect("a case begins with its policy");
+        // What the last step gives back is given back at its own time.
+        runtime.block_on(store.returned());
+        match &self.servers {
+            RedisServers::Single(server) => server.set_time(now),
+            RedisServers::Cluster(cluster) => cluster.set_time(now),
+        }
+        // Nodes do this twice a second. A case does not wait for it.
+        runtime.block_on(store.release_expired()).unwrap();
+    }
 }
 
 struct RunningServer {
@@ -74,8 +113,14 @@ impl TestServer {
 
     /// A server on a Redis of its own.
     pub(super) fn on_redis() -> Self {
-        let redis = Redis { server: RedisServer::start_with_clock(), store: None };
-        Self { redis: Some(redis), ..Self::new() }
+        let server = RedisServers::Single(RedisServer::start_with_clock());
+        Self { redis: Some(Redis::new(server)), ..Self::new() }
+    }
+
+    /// A server on a Redis Cluster of its own.
+    pub(super) fn on_cluster() -> Self {
+        let cluster = RedisServers::Cluster(Cluster::start_with_clock());
+        Self { redis: Some(Redis::new(cluster)), ..Self::new() }
     }
 
     /// A server with an observer.
@@ -94,8 +139,7 @@ impl TestServer {
             }
             _ => {
                 if let Some(redis) = &mut self.redis {
-                    assert_eq!(redis.server.cli(&["FLUSHALL"]), "OK\n");
-                    redis.store = Some(Arc::new(self.runtime.block_on(redis.server.open())));
+                    redis.open(&self.runtime);
                 }
                 self.running = Some(self.serve(policy));
             }
@@ -106,11 +150,8 @@ impl TestServer {
     /// Sets the clock of this server, and that of its Redis.
     pub(super) fn set_time(&self, now: Timestamp) {
         self.clock.set(now);
-        if let Some(Redis { server, store }) = &self.redis {
-            server.set_time(now);
-            // Nodes do this twice a second. A case does not wait for it.
-            let store = store.as_ref().expect("a case begins with its policy");
-            self.runtime.block_on(store.release_expired()).unwrap();
+        if let Some(redis) = &self.redis {
+            redis.set_time(now, &self.runtime);
         }
     }
 

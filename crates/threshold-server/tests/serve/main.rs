@@ -33,6 +33,9 @@ mod process;
 mod proxies;
 mod proxy;
 mod proxy_headers;
+#[expect(dead_code, clippy::arithmetic_side_effects, reason = "the tests of the store use all of it")]
+#[path = "../../../threshold-limiter/tests/redis/process.rs"]
+mod redis_process;
 mod reload;
 mod rotation;
 mod shadow;

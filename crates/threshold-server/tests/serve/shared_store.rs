@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::client::Client;
 use super::process::{PATIENCE, POLICY, Scratch, Server, Start};
+use super::redis_process::Cluster;
 
 const SECRET: &str = "the secret of all of these nodes";
 
@@ -204,6 +205,18 @@ fn a_node_that_finds_another_secret_says_so() {
 /// admitted.
 #[test]
 fn eight_servers_admit_exactly_the_limit_of_each_algorithm() {
+    let redis = Redis::start();
+    eight_servers_admit_exactly_the_limits(&redis.url());
+}
+
+/// The same on a Cluster, over TCP and without a socket.
+#[test]
+fn eight_servers_on_a_cluster_admit_exactly_the_limit_of_each_algorithm() {
+    let cluster = Cluster::start();
+    eight_servers_admit_exactly_the_limits(&cluster.url());
+}
+
+fn eight_servers_admit_exactly_the_limits(url: &str) {
     const ALGORITHMS: [&str; 6] =
         ["token-bucket", "fixed-window", "sliding-window", "sliding-estimate", "sliding-log", "concurrency"];
     let rule = |algorithm: &&str| {
@@ -214,11 +227,10 @@ fn eight_servers_admit_exactly_the_limit_of_each_algorithm() {
         )
     };
     let policy = Scratch::file("policy.toml", &ALGORITHMS.iter().map(rule).collect::<String>());
-    let redis = Redis::start();
-    let (url, policy) = (redis.url(), Some(policy.path()));
     // A busy machine must not miss the deadline: this is about counts.
-    let args = ["--store", &url, "--store-deadline", "10000"];
-    let start = Start { args: &args, variables: &[("THRESHOLD_SECRET", SECRET)], policy, ..Start::default() };
+    let args = ["--store", url, "--store-deadline", "10000"];
+    let (variables, policy) = ([("THRESHOLD_SECRET", SECRET)], Some(policy.path()));
+    let start = Start { args: &args, variables: &variables, policy, ..Start::default() };
     let servers: Vec<Server> = (0..8).map(|_| start.server()).collect();
     for algorithm in ALGORITHMS {
         let body = json!({"user": "ada", "category": algorithm}).to_string();
