@@ -155,6 +155,12 @@ pub trait Store: Send + Sync {
         None
     }
 
+    /// Returns how many writes of a store that computes by itself differed from what core would have written, of those that were
+    /// compared. Limits cannot be trusted after the first one.
+    fn differences(&self) -> u64 {
+        0
+    }
+
     /// Returns a future that resolves when all changes are on disk; `None` if changes are not written to disk.
     fn durability(&self) -> Option<Durability> {
         None

@@ -149,6 +149,11 @@ impl Desk {
         self.limiter.store().last_error()
     }
 
+    /// Returns how many compared writes of the store were wrong.
+    pub(crate) fn store_differences(&self) -> u64 {
+        self.limiter.store().differences()
+    }
+
     /// Returns the time of the limiter's clock.
     pub(crate) fn now(&self) -> Timestamp {
         self.limiter.now().into()

@@ -30,6 +30,7 @@ struct Counts {
     refused: Counter,
     tokens_refused: Family<ReasonLabel, Counter>,
     returns_lost: Counter,
+    store_differences: Counter,
     /// The series of the policy in force, looked up once for each generation.
     series: ArcSwap<Series>,
 }
@@ -81,6 +82,7 @@ impl Metrics {
             refused: Counter::default(),
             tokens_refused: Family::default(),
             returns_lost: Counter::default(),
+            store_differences: Counter::default(),
             series: ArcSwap::from_pointee(Series { generation: 0, rules: Vec::new(), unbound: RuleSeries::default() }),
         });
         let mut registry = Registry::with_prefix("threshold");
@@ -99,12 +101,24 @@ impl Metrics {
             "Requests whose refunds an asynchronous store did not receive",
             counts.returns_lost.clone(),
         );
+        registry.register(
+            "store_differences",
+            "Writes of the store that differed from what the node would have written, of one in 1,000 that are compared",
+            counts.store_differences.clone(),
+        );
         Self { registry, counts }
     }
 
     /// Returns the observer that updates the counters.
     pub(crate) fn observer(&self) -> Arc<dyn Observer> {
         Arc::<Counts>::clone(&self.counts)
+    }
+
+    /// Counts writes of the store that were wrong. Returns whether there are new ones.
+    pub(crate) fn set_store_differences(&self, total: u64) -> bool {
+        let more = total.saturating_sub(self.counts.store_differences.get());
+        self.counts.store_differences.inc_by(more);
+        more > 0
     }
 
     /// Encodes all metrics as OpenMetrics text.

@@ -118,7 +118,9 @@ impl Plan<'_> {
             let Charge { key, limit, cost, terms, .. } = *charge;
             let found = Found::Balance { limit: *limit, terms: *terms, cost, look: settled.look };
             let known = Known { at: settled.at, found };
-            (looks && is_certain && !limit.is_concurrency()).then_some((key, known))
+            // With room it only adds a figure to the answer.
+            let may_deny = limit.is_concurrency() && !settled.look.allowed;
+            (looks && is_certain && !may_deny).then_some((key, known))
         });
         let standing = self.penalty_in_force(outcome).filter(|_| is_genuine);
         let behind = (is_ban && bill.verb == Verb::Check)

@@ -122,6 +122,13 @@ impl Store for AnyStore {
         }
     }
 
+    fn differences(&self) -> u64 {
+        match &self.0 {
+            Inner::Memory(store) => store.differences(),
+            Inner::Other(store) => store.erased_differences(),
+        }
+    }
+
     fn durability(&self) -> Option<Durability> {
         match &self.0 {
             Inner::Memory(store) => store.durability(),
@@ -162,6 +169,8 @@ trait ErasedStore: Send + Sync {
     fn erased_settles_partitions_together(&self) -> bool;
 
     fn erased_last_error(&self) -> Option<String>;
+
+    fn erased_differences(&self) -> u64;
 
     fn erased_durability(&self) -> Option<Durability>;
 }
@@ -205,6 +214,10 @@ impl<S: Store> ErasedStore for S {
 
     fn erased_last_error(&self) -> Option<String> {
         Store::last_error(self)
+    }
+
+    fn erased_differences(&self) -> u64 {
+        Store::differences(self)
     }
 
     fn erased_durability(&self) -> Option<Durability> {

@@ -21,6 +21,7 @@ mod listed;
 mod nodes;
 mod rekey;
 mod reply;
+mod samples;
 mod secret;
 mod sentinel;
 mod server;
@@ -43,6 +44,7 @@ use connect::{Certificates, ConnectOptions, Connector};
 use executor::Executor;
 use late::LateAnswers;
 use nodes::Nodes;
+use samples::Samples;
 use secret::SecretIds;
 use server::Server;
 use servers::Servers;
@@ -94,6 +96,7 @@ pub struct RedisOptions {
     old_key: Option<KeyId>,
     deadline: Duration,
     certificates: Certificates,
+    compared: u32,
 }
 
 impl RedisOptions {
@@ -101,7 +104,14 @@ impl RedisOptions {
     /// [`Limiter::key_id`](crate::Limiter::key_id).
     #[must_use]
     pub fn new(url: RedisUrl, key: KeyId) -> Self {
-        Self { url, key, old_key: None, deadline: DEADLINE, certificates: Certificates::default() }
+        Self {
+            url,
+            key,
+            old_key: None,
+            deadline: DEADLINE,
+            certificates: Certificates::default(),
+            compared: samples::COMPARED,
+        }
     }
 
     /// Sets the key id of the secret before, while the secret is rotated.
@@ -118,6 +128,14 @@ impl RedisOptions {
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Compares one in so many writes with what core would have written. The default is 1,000.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn compare_one_in(mut self, writes: u32) -> Self {
+        self.compared = writes;
         self
     }
 
@@ -172,7 +190,7 @@ impl RedisStore {
             }
         }
         servers.time().await.map_err(|error| RedisOpenError::Connect(error.to_string()))?;
-        let (executor, open) = (Executor::new(servers), Arc::new(()));
+        let (executor, open) = (Executor::new(servers, Samples::new(options.compared)), Arc::new(()));
         let is_open = Arc::downgrade(&open);
         sweep::start(executor.clone(), move || is_open.strong_count() > 0);
         let nodes = Nodes::start(executor.servers.clone()).await;
@@ -298,7 +316,12 @@ impl Store for RedisStore {
     }
 
     fn last_error(&self) -> Option<String> {
-        self.executor.servers.problem()
+        // A wrong count is worse than none, and stays wrong after the servers have answered again.
+        self.executor.samples.last().or_else(|| self.executor.servers.problem())
+    }
+
+    fn differences(&self) -> u64 {
+        self.executor.samples.differences()
     }
 }
 

@@ -63,6 +63,10 @@ impl<S: Store> Store for Arc<S> {
         S::last_error(self)
     }
 
+    fn differences(&self) -> u64 {
+        S::differences(self)
+    }
+
     fn durability(&self) -> Option<Durability> {
         S::durability(self)
     }

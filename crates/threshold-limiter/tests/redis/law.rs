@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use threshold_core::case::decision_json;
 use threshold_core::{DigestKey, Span, Timestamp, TraceId};
+use threshold_limiter::store::Store as _;
 use threshold_limiter::store::memory::MemoryStore;
 use threshold_limiter::{Facts, Limiter, ManualClock, Policy};
 use tokio::runtime::Builder;
@@ -103,6 +104,7 @@ fn every_answer_on_redis_is_the_answer_in_memory() {
             let there = runtime.block_on(redis.check_async(&facts)).unwrap();
             let policy = memory.policy();
             prop_assert_eq!(decision_json(&there, &policy, None), decision_json(&here, &policy, None));
+            prop_assert_eq!(redis.store().differences(), 0, "{:?}", redis.store().last_error());
         }
         Ok(())
     };

@@ -76,7 +76,13 @@ async fn apply_remote_changes(app: Arc<App>) {
             }
             Ok(()) => {}
         }
-        app.health.set_store(applied.err().map(|error| store_problem(error, app.desk.store_error())));
+        let differences = app.desk.store_differences();
+        if app.desk.metrics.set_store_differences(differences) {
+            tracing::error!(differences, last = app.desk.store_error(), "store writes wrong balances");
+        }
+        let wrong = (differences > 0).then(|| wrong_writes(app.desk.store_error()));
+        let failed = applied.err().map(|error| store_problem(error, app.desk.store_error()));
+        app.health.set_store(failed.or(wrong));
     }
 }
 
@@ -84,6 +90,13 @@ async fn apply_remote_changes(app: Arc<App>) {
 fn store_problem(error: StoreError, reason: Option<String>) -> Problem {
     let public = format!("{error}: rules decide by on_store_error");
     let details = reason.map_or_else(|| public.clone(), |reason| format!("{public} ({reason})"));
+    Problem { public, details }
+}
+
+/// Describes a store whose script computes other balances than this node.
+fn wrong_writes(last: Option<String>) -> Problem {
+    let public = "the store writes other balances than this node would: limits may be wrong".to_owned();
+    let details = last.map_or_else(|| public.clone(), |last| format!("{public} ({last})"));
     Problem { public, details }
 }
 

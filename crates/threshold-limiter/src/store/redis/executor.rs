@@ -7,6 +7,7 @@ use threshold_core::{Answer, Command, Outcome, OwnedBill, TraceId};
 use tokio::sync::watch;
 
 use super::batch::Batches;
+use super::samples::Samples;
 use super::servers::Servers;
 use super::{keys, rekey, settle};
 use crate::store::StoreError;
@@ -17,14 +18,15 @@ use crate::store::partitioned::{self, PartitionError, Partitions};
 pub(super) struct Executor {
     pub(super) servers: Servers,
     batches: Arc<Batches>,
+    pub(super) samples: Arc<Samples>,
     /// The number of tasks that give back what another partition has denied.
     returning: Arc<watch::Sender<usize>>,
 }
 
 impl Executor {
-    pub(super) fn new(servers: Servers) -> Self {
+    pub(super) fn new(servers: Servers, samples: Samples) -> Self {
         let batches = Batches::new(servers.clone());
-        Self { servers, batches, returning: Arc::default() }
+        Self { servers, batches, samples: Arc::new(samples), returning: Arc::default() }
     }
 
     /// Waits until nothing is given back any more.
@@ -53,7 +55,7 @@ impl Executor {
 
     /// Settles a bill whose records are all in one partition, or any bill on a single server.
     async fn settle_part(&self, partition: Option<Partition>, bill: Box<OwnedBill>) -> Result<Outcome, PartitionError> {
-        if let Some(outcome) = settle::settle(&self.servers, &bill).await? {
+        if let Some(outcome) = settle::settle(&self.servers, &self.samples, &bill).await? {
             return Ok(outcome);
         }
         let answer = self.batches.run(partition, Command::Settle(bill)).await?;

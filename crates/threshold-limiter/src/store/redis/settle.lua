@@ -2,11 +2,12 @@
 -- Charges a request to all of its limits, or to none, and returns what was there.
 --
 -- KEYS: the balances of the charges, then the standings of the subjects.
--- ARGV: the figures of all charges one after another, as `Bill::to_script` in core packs them, and for each standing the bytes that
---   it must have ('' for none).
+-- ARGV: the figures of all charges one after another, as `Bill::to_script` in core packs them; '1' for a sample, otherwise '';
+--   for each standing the bytes that it must have ('' for none).
 -- Returns one string: a verdict (1 byte), the time in microseconds (8 bytes), and for each record its length (4 bytes, 0 for
 -- none) and what was found:
---   1  charged, and for each charge its balance before that; of a log with room only the sum and the oldest entry
+--   1  charged, and for each charge its balance before that; of a log with room only the sum and the oldest entry. For a
+--      sample each balance whole, and then what was written in its place
 --   0  nothing charged: an enforced limit is full. The bytes of every record
 --   2  nothing charged: the script cannot tell. The bytes of every record
 --
@@ -188,7 +189,7 @@ while at <= #charges do
 end
 
 for i = count + 1, #KEYS do
-  if (found[i] or '') ~= ARGV[i - count + 1] then
+  if (found[i] or '') ~= ARGV[i - count + 2] then
     return answer(2, found, #KEYS)
   end
 end
@@ -203,6 +204,12 @@ for i = 1, count do
     -- The window is the same, so its time to live is right. Setting it again takes a third of the time of this call.
     call('SET', KEYS[i], new, 'KEEPTTL')
   end
+end
+if ARGV[2] == '1' then
+  for i = 1, count do
+    found[count + i] = news[i] or false
+  end
+  return answer(1, found, 2 * count)
 end
 -- When the cost will fit depends on every entry of a log, so that one without room was left as it is.
 for i, digest in pairs(digests or {}) do

@@ -1,4 +1,5 @@
-//! The usual decision, in one round trip, or two for a subject with strikes: `settle.lua` fits and adds, and core computes the answer from what the script found.
+//! The usual decision, in one round trip, or two for a subject with strikes: `settle.lua` fits and adds, and core computes the answer
+//! from what the script found.
 
 use std::sync::LazyLock;
 
@@ -6,6 +7,7 @@ use threshold_core::{Balance, Bill, BytesError, Outcome, OwnedBill, Standing, Ti
 
 use super::keys::{RecordKey, RecordKind};
 use super::reply::{self, Verdict};
+use super::samples::Samples;
 use super::server::ServerScript;
 use super::servers::Servers;
 use crate::store::StoreError;
@@ -18,7 +20,11 @@ const MAX_CALLS: usize = 2;
 
 /// Settles a bill. `None` if nothing was written and the bill has to be settled on copies: a standing changes, a limit was changed,
 /// or the denial is a strike.
-pub(super) async fn settle(servers: &Servers, bill: &OwnedBill) -> Result<Option<Outcome>, PartitionError> {
+pub(super) async fn settle(
+    servers: &Servers,
+    samples: &Samples,
+    bill: &OwnedBill,
+) -> Result<Option<Outcome>, PartitionError> {
     let bill = bill.as_bill();
     // Peeks and records, and limits whose shape or figures the script cannot compute exactly, are left to core.
     let Some(charges) = bill.to_script() else { return Ok(None) };
@@ -27,22 +33,32 @@ pub(super) async fn settle(servers: &Servers, bill: &OwnedBill) -> Result<Option
     let names: Vec<String> = balances.chain(standings).map(|key| key.name()).collect();
     // Most subjects have no standing.
     let mut standings: Vec<Option<Vec<u8>>> = vec![None; bill.subjects().len()];
+    let is_sample = samples.takes_next();
     for _ in 0..MAX_CALLS {
-        let mut args = vec![charges.concat()];
+        let mut args = vec![charges.concat(), if is_sample { b"1".to_vec() } else { Vec::new() }];
         args.extend(standings.iter().map(|bytes| bytes.clone().unwrap_or_default()));
         let (verdict, now, mut found) = reply::settled(servers.run(&SETTLE, &names, &args).await?)?;
         servers.heard(now);
         // Values must not be paired with the keys of other records.
-        let expected = if verdict == Verdict::Charged { charges.len() } else { names.len() };
+        let expected = match verdict {
+            Verdict::Charged if is_sample => charges.len().saturating_mul(2),
+            Verdict::Charged => charges.len(),
+            Verdict::Denied | Verdict::Unusual => names.len(),
+        };
         if found.len() != expected {
             return Err(StoreError::Unavailable.into());
         }
         // After a charge the standings are as expected, and are not returned.
         let known = standings.clone();
-        if verdict != Verdict::Charged {
-            standings = found.split_off(charges.len());
-        }
-        let outcome = settle_found(&bill, &found, &standings, now)?;
+        let after = found.split_off(charges.len());
+        let written = if verdict == Verdict::Charged {
+            after
+        } else {
+            standings = after;
+            Vec::new()
+        };
+        let (outcome, balances) = settle_found(&bill, &found, &standings, now)?;
+        samples.compare(&names, &balances, &outcome, &written);
         match verdict {
             Verdict::Charged => return Ok(Some(outcome)),
             // A penalty, or a limit that is full: there is nothing to write.
@@ -57,16 +73,17 @@ pub(super) async fn settle(servers: &Servers, bill: &OwnedBill) -> Result<Option
     Ok(None)
 }
 
-/// Lets core settle a bill on what the script found.
+/// Lets core settle a bill on what the script found. Returns the balances as core leaves them, too.
 fn settle_found(
     bill: &Bill<'_>,
     balances: &[Option<Vec<u8>>],
     standings: &[Option<Vec<u8>>],
     now: Timestamp,
-) -> Result<Outcome, StoreError> {
+) -> Result<(Outcome, Vec<Balance>), StoreError> {
     let mut balances = parse(balances, Balance::from_script)?;
     let mut standings = parse(standings, Standing::from_bytes)?;
-    Ok(settle_in_core(bill, &mut balances, &mut standings, now))
+    let outcome = settle_in_core(bill, &mut balances, &mut standings, now);
+    Ok((outcome, balances))
 }
 
 fn parse<T: Default>(
