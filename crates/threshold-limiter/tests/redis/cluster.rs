@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use threshold_limiter::store::Store as _;
 use threshold_limiter::store::redis::RedisStore;
-use threshold_limiter::{Attempted, Facts, Limiter, LoginRequest, Policy, Secret};
+use threshold_limiter::{Facts, Limiter, Policy, Secret};
 use tokio::task::JoinSet;
 
 use crate::process::{Cluster, PATIENCE, SlotMove};
-use crate::shared::rule_of;
+use crate::shared::{allowed_guesses, rule_of};
 
 type Node = Arc<Limiter<RedisStore>>;
 
@@ -108,16 +108,7 @@ async fn a_thousand_parallel_guesses_reach_the_password_three_times_on_a_cluster
     for addresses in [1u32, 1_000] {
         cluster.flush();
         let nodes = nodes(&cluster, 8, "[login]").await;
-        let mut tasks = JoinSet::new();
-        for guess in 0..1_000u32 {
-            let node = Arc::clone(&nodes[guess as usize % nodes.len()]);
-            tasks.spawn(async move {
-                let ip = std::net::Ipv4Addr::from(0x0a00_0000 + guess % addresses);
-                let request = LoginRequest { account: Some("ada"), ip: Some(ip.into()), ..LoginRequest::default() };
-                matches!(node.login_attempt_async(&request).await.unwrap(), Attempted::Allowed(_))
-            });
-        }
-        let allowed = tasks.join_all().await.into_iter().filter(|allowed| *allowed).count();
+        let allowed = allowed_guesses(&nodes, addresses).await;
         assert!((1..=3).contains(&allowed), "{allowed} guesses from {addresses} addresses");
     }
     assert_eq!(endless_keys(&cluster), [""; 0]);

@@ -46,6 +46,19 @@ impl Deployment {
         format!("redis+sentinel://127.0.0.1:{},{first},{second},{third}/main", free_port())
     }
 
+    /// Waits until the replica has everything that the primary has written so far. `WAIT` would wait for the writes of its own
+    /// connection only.
+    fn wait_for_replica(&self, primary: usize, replica: usize) {
+        let offset = |server: usize, field: &str| {
+            let info = self.servers[server].cli(&["INFO", "replication"]);
+            let line = info.lines().find_map(|line| line.strip_prefix(field).map(str::to_owned));
+            line.and_then(|line| line.trim().parse::<u64>().ok())
+        };
+        let written = offset(primary, "master_repl_offset:").unwrap();
+        let has_all = || offset(replica, "slave_repl_offset:").is_some_and(|read| read >= written);
+        wait_until("the replica has everything", has_all);
+    }
+
     /// Waits until the Sentinels name this server.
     fn wait_for_promotion(&self, server: usize) {
         let port = format!("{}\n", self.servers[server].port);
@@ -96,7 +109,7 @@ async fn a_failover_is_followed_and_bans_hold() {
     let banned = Facts { ip: "203.0.113.7".parse().ok(), user: Some("eve"), ..Facts::default() };
 
     assert_eq!(decision(&node).await.readings[0].remaining, 19);
-    deployment.servers[0].cli(&["WAIT", "1", "5000"]);
+    deployment.wait_for_replica(0, 1);
     assert_eq!(deployment.sentinels[0].cli(&["SENTINEL", "FAILOVER", "main"]), "OK\n");
     deployment.wait_for_promotion(1);
     // Until then it accepts charges, which are lost.
@@ -105,7 +118,7 @@ async fn a_failover_is_followed_and_bans_hold() {
     assert_eq!(decision(&node).await.readings[0].remaining, 18, "the replica had the balance");
     assert!(!node.check_async(&banned).await.unwrap().allowed());
 
-    deployment.servers[1].cli(&["WAIT", "1", "5000"]);
+    deployment.wait_for_replica(1, 0);
     deployment.servers[1].kill();
     assert!(!node.check_async(&banned).await.unwrap().allowed(), "a ban holds without a primary");
     deployment.wait_for_promotion(0);

@@ -58,20 +58,16 @@ impl Store for KeyValueStore {
     ) -> Result<Vec<Listed>, StoreError> {
         yield_now().await;
         let (records, first) = (self.0.lock().unwrap(), after.map_or(0, |after| after.to_u128().saturating_add(1)));
-        if kind == Kind::Accounts {
-            let all = records.range((RecordKind::Accounts, first)..=(RecordKind::Accounts, u128::MAX));
-            let accounts = all.filter_map(|((_, key), bytes)| {
-                let account = Box::new(Account::from_bytes(bytes).ok()?);
-                Some(Listed::Account { key: Digest::from_u128(*key), account })
-            });
-            return Ok(accounts.take(limit).collect());
-        }
-        let all = records.range((RecordKind::Standings, first)..=(RecordKind::Standings, u128::MAX));
-        let banned = all.filter_map(|((_, key), bytes)| {
+        let table = if kind == Kind::Accounts { RecordKind::Accounts } else { RecordKind::Standings };
+        let listed = records.range((table, first)..=(table, u128::MAX)).filter_map(|((_, key), bytes)| {
+            let key = Digest::from_u128(*key);
+            if kind == Kind::Accounts {
+                return Some(Listed::Account { key, account: Box::new(Account::from_bytes(bytes).ok()?) });
+            }
             let until = Standing::from_bytes(bytes).ok()?.banned_until().filter(|until| *until > now)?;
-            Some(Listed::Banned { key: Digest::from_u128(*key), until })
+            Some(Listed::Banned { key, until })
         });
-        Ok(banned.take(limit).collect())
+        Ok(listed.take(limit).collect())
     }
 }
 
@@ -141,9 +137,7 @@ impl Records for Open<'_> {
         let expired =
             all.filter_map(|(_, bytes)| Reservation::from_bytes(bytes).ok()).filter(|own| own.expires() <= now);
         let first = expired.min_by_key(|own| (own.expires(), own.id()));
-        if let Some(first) = &first {
-            self.0.remove(&(RecordKind::Reservations, first.id().to_u128()));
-        }
+        self.0.retain(|key, _| first.as_ref().is_none_or(|own| *key != (RecordKind::Reservations, own.id().to_u128())));
         Ok(first)
     }
 
