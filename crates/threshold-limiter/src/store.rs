@@ -155,6 +155,11 @@ pub trait Store: Send + Sync {
         None
     }
 
+    /// Returns what is wrong with the store at this moment, in words for operators: a part of it cannot be reached, or refuses calls.
+    fn present_problem(&self) -> Option<String> {
+        None
+    }
+
     /// Returns how many writes of a store that computes by itself differed from what core would have written, of those that were
     /// compared. Limits cannot be trusted after the first one.
     fn differences(&self) -> u64 {

@@ -149,6 +149,11 @@ impl Desk {
         self.limiter.store().last_error()
     }
 
+    /// Returns what is wrong with the store at this moment.
+    pub(crate) fn store_problem(&self) -> Option<String> {
+        self.limiter.store().present_problem()
+    }
+
     /// Returns how many compared writes of the store were wrong.
     pub(crate) fn store_differences(&self) -> u64 {
         self.limiter.store().differences()

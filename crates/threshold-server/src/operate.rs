@@ -11,7 +11,7 @@ use std::io::Read as _;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
 use serde_json::{Value, json};
 use threshold_core::policy::Ban;
@@ -207,8 +207,12 @@ fn read_list(path: &Path) -> anyhow::Result<String> {
 fn bans_of(server: &ServerArgs, db: &Path) -> anyhow::Result<Vec<Value>> {
     match all_pages(&Api::new(server)?, "/v1/bans") {
         Err(error) if error.is::<Unreachable>() && db.exists() => {
-            crate::print_error(&format!("{error}; these are the bans in {}", db.display()));
-            bans_in_file(db)
+            let bans = bans_in_file(db)?;
+            // With a shared store the journal has none. An empty list would unban everyone at a firewall that imports it.
+            let db = db.display();
+            ensure!(!bans.is_empty(), "{error}, and {db} has no bans: a server with --store keeps them in the store");
+            crate::print_error(&format!("{error}; these are the bans in {db}"));
+            Ok(bans)
         }
         other => other,
     }

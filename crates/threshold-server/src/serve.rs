@@ -50,6 +50,9 @@ const OPERATOR_CONNECTIONS: usize = 64;
 /// standard streams and the runtime's own.
 const OTHER_FILES: u64 = 128;
 
+/// How often, and after which pause, a node that starts tries to read the bans in a shared store: ten seconds in all.
+const BANS_TRIES: usize = 20;
+const BANS_PAUSE: Duration = Duration::from_millis(500);
 const JOURNAL_UNUSABLE: &str = "cannot use the journal (--db FILE names another, --no-db runs without one)";
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
@@ -88,11 +91,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
         // Installed before anything is printed: a script that waits for the output may send a signal at once.
         let signals = Signals::new()?;
         let OpenDesk { desk, journal, damage } = desk(args, &store, policy.clone()).await?;
-        // Before the first request is served, so that a node that joins does not let banned callers through. If the
-        // store does not answer, the node starts all the same, and decides by `on_store_error`.
-        if let Err(error) = desk.apply_remote_changes().await {
-            tracing::error!(%error, "bans and settings not read from the store yet");
-        }
+        read_bans(&desk).await?;
         let banner = Banner {
             args,
             source: &source,
@@ -123,6 +122,21 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Report> {
     // Requests that are still in progress after the drain are dropped.
     runtime.shutdown_background();
     Ok(Report { text: String::new(), code: u8::from(!closed) })
+}
+
+/// Reads the bans and settings of other nodes before the first request is served: a node that joins must not let banned callers
+/// through.
+async fn read_bans(desk: &Desk) -> anyhow::Result<()> {
+    for _ in 0..BANS_TRIES {
+        match desk.apply_remote_changes().await {
+            Ok(()) => return Ok(()),
+            // A Cluster may be moving their partition, or promoting a replica.
+            Err(error) => tracing::warn!(%error, reason = desk.store_error(), "bans and settings not read yet"),
+        }
+        tokio::time::sleep(BANS_PAUSE).await;
+    }
+    let reason = desk.store_error().unwrap_or_default();
+    anyhow::bail!("cannot read the bans and settings in the store, and does not start without them: {reason}")
 }
 
 /// Closes the journal, and returns whether that succeeded in time. A disk that does not answer gets as long as requests had to

@@ -122,6 +122,13 @@ impl Store for AnyStore {
         }
     }
 
+    fn present_problem(&self) -> Option<String> {
+        match &self.0 {
+            Inner::Memory(store) => store.present_problem(),
+            Inner::Other(store) => store.erased_present_problem(),
+        }
+    }
+
     fn differences(&self) -> u64 {
         match &self.0 {
             Inner::Memory(store) => store.differences(),
@@ -170,6 +177,8 @@ trait ErasedStore: Send + Sync {
 
     fn erased_last_error(&self) -> Option<String>;
 
+    fn erased_present_problem(&self) -> Option<String>;
+
     fn erased_differences(&self) -> u64;
 
     fn erased_durability(&self) -> Option<Durability>;
@@ -214,6 +223,10 @@ impl<S: Store> ErasedStore for S {
 
     fn erased_last_error(&self) -> Option<String> {
         Store::last_error(self)
+    }
+
+    fn erased_present_problem(&self) -> Option<String> {
+        Store::present_problem(self)
     }
 
     fn erased_differences(&self) -> u64 {

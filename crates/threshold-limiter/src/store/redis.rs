@@ -114,6 +114,10 @@ impl RedisOptions {
         }
     }
 
+    fn secrets(&self) -> SecretIds {
+        SecretIds { present: self.key, old: self.old_key }
+    }
+
     /// Sets the key id of the secret before, while the secret is rotated.
     #[must_use]
     pub fn old_key(mut self, old: Option<KeyId>) -> Self {
@@ -182,7 +186,8 @@ impl RedisStore {
     pub async fn open(options: RedisOptions) -> Result<Self, RedisOpenError> {
         let servers = connect_servers(&options).await?;
         let mut warnings = Vec::new();
-        for server in servers.all() {
+        // A primary of a Cluster that is away at the moment comes back or is replaced.
+        for server in servers.all().into_iter().filter(|server| server.is_connected()) {
             for warning in inspect::inspect(&server, servers.is_single()).await? {
                 if !warnings.contains(&warning) {
                     warnings.push(warning);
@@ -193,7 +198,7 @@ impl RedisStore {
         let (executor, open) = (Executor::new(servers, Samples::new(options.compared)), Arc::new(()));
         let is_open = Arc::downgrade(&open);
         sweep::start(executor.clone(), move || is_open.strong_count() > 0);
-        let nodes = Nodes::start(executor.servers.clone()).await;
+        let nodes = Nodes::start(executor.servers.clone(), options.secrets()).await;
         Ok(Self { executor, nodes, late: Arc::default(), deadline: options.deadline, warnings, _open: open })
     }
 
@@ -320,6 +325,10 @@ impl Store for RedisStore {
         self.executor.samples.last().or_else(|| self.executor.servers.problem())
     }
 
+    fn present_problem(&self) -> Option<String> {
+        self.executor.servers.present_problem()
+    }
+
     fn differences(&self) -> u64 {
         self.executor.samples.differences()
     }
@@ -328,7 +337,7 @@ impl Store for RedisStore {
 /// Connects to the servers that a URL names.
 async fn connect_servers(options: &RedisOptions) -> Result<Servers, RedisOpenError> {
     let connect = ConnectOptions::new(&options.url, &options.certificates).map_err(RedisOpenError::Tls)?;
-    let secrets = SecretIds { present: options.key, old: options.old_key };
+    let secrets = options.secrets();
     if options.url.kind == url::Kind::Cluster {
         let connector = move |address: &url::Address| Connector::to(connect.clone(), address.clone(), secrets);
         let cluster = Cluster::connect(Box::new(connector), options.url.seeds.clone(), options.deadline).await?;

@@ -63,6 +63,10 @@ impl<S: Store> Store for Arc<S> {
         S::last_error(self)
     }
 
+    fn present_problem(&self) -> Option<String> {
+        S::present_problem(self)
+    }
+
     fn differences(&self) -> u64 {
         S::differences(self)
     }

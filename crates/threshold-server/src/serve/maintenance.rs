@@ -56,33 +56,35 @@ async fn apply_remote_changes(app: Arc<App>) {
     let mut ticks = interval(SYNC_INTERVAL);
     // After a store that took long, the missed ticks are not made up for: a burst of requests would not help it.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut logged: Vec<Option<String>> = Vec::new();
+    let mut logged: Vec<String> = Vec::new();
     loop {
         ticks.tick().await;
         let applied = app.desk.apply_remote_changes().await;
-        match &applied {
+        let problem = match applied {
+            Ok(()) => app.desk.store_problem().map(|reason| refusing(&reason)),
+            Err(error) => Some(store_problem(error, app.desk.store_error())),
+        };
+        match &problem {
             // The store may be unavailable for hours, so each reason is logged once. A second reason may be the one that
             // matters, such as a server that came back with the records of another secret.
-            Err(error) => {
-                let reason = app.desk.store_error();
-                if !logged.contains(&reason) && logged.len() < MAX_REASONS {
-                    tracing::error!(%error, reason, "store unavailable: rules decide by on_store_error");
-                    logged.push(reason);
+            Some(Problem { details, .. }) => {
+                if !logged.contains(details) && logged.len() < MAX_REASONS {
+                    tracing::error!(reason = details, "store unavailable: rules decide by on_store_error");
+                    logged.push(details.clone());
                 }
             }
-            Ok(()) if !logged.is_empty() => {
+            None if !logged.is_empty() => {
                 tracing::info!("store available again");
                 logged.clear();
             }
-            Ok(()) => {}
+            None => {}
         }
         let differences = app.desk.store_differences();
         if app.desk.metrics.set_store_differences(differences) {
             tracing::error!(differences, last = app.desk.store_error(), "store writes wrong balances");
         }
         let wrong = (differences > 0).then(|| wrong_writes(app.desk.store_error()));
-        let failed = applied.err().map(|error| store_problem(error, app.desk.store_error()));
-        app.health.set_store(failed.or(wrong));
+        app.health.set_store(problem.or(wrong));
     }
 }
 
@@ -91,6 +93,12 @@ fn store_problem(error: StoreError, reason: Option<String>) -> Problem {
     let public = format!("{error}: rules decide by on_store_error");
     let details = reason.map_or_else(|| public.clone(), |reason| format!("{public} ({reason})"));
     Problem { public, details }
+}
+
+/// Describes a shared store that answers, but not to everything: a primary is away, or refuses writes.
+fn refusing(reason: &str) -> Problem {
+    let public = "a part of the store cannot be reached or refuses calls: rules decide by on_store_error".to_owned();
+    Problem { details: format!("{public} ({reason})"), public }
 }
 
 /// Describes a store whose script computes other balances than this node.

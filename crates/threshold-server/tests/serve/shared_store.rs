@@ -3,7 +3,7 @@
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use serde_json::{Value, json};
@@ -40,6 +40,13 @@ impl Redis {
 
     fn url(&self) -> String {
         format!("redis+unix://{}", self.folder.path().join("socket").display())
+    }
+
+    fn cli(&self, arguments: &[&str]) -> String {
+        let socket = self.folder.path().join("socket");
+        let output = Command::new("redis-cli").arg("-s").arg(socket).args(arguments).output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8(output.stdout).unwrap()
     }
 
     fn node(&self, policy: &Scratch) -> Server {
@@ -185,20 +192,71 @@ fn a_node_that_finds_another_secret_says_so() {
     let args = ["--store", &url];
     let node = Start { args: &args, variables: &variables, policy: Some(policy.path()), ..Start::default() }.server();
     assert_eq!(check(&node, "ada")["degraded"], false);
-    let socket = redis.folder.path().join("socket");
-    let cli = |arguments: &[&str]| {
-        assert!(Command::new("redis-cli").arg("-s").arg(&socket).args(arguments).output().unwrap().status.success());
-    };
     let swap = "redis.call('DEL', KEYS[1]) redis.call('SADD', KEYS[1], '00000002')";
-    cli(&["EVAL", swap, "1", "th:{control}secrets"]);
-    cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+    redis.cli(&["EVAL", swap, "1", "th:{control}secrets"]);
+    redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
     node.wait_for_log("was written with the secret 00000002");
     let shown = [("authorization", &*format!("Bearer {token}"))];
     let ready = node.connect().send("GET", "/readyz", &shown, "").unwrap();
     assert!(ready.body.contains("was written with the secret 00000002"), "{}", ready.body);
     assert_eq!(check(&node, "ada")["degraded"], true);
-    cli(&["DEL", "th:{control}secrets"]);
+    redis.cli(&["DEL", "th:{control}secrets"]);
     node.wait_for_log("store available again");
+}
+
+/// Redis had no memory left and refused every write, and `/readyz` said ok: it only noticed a Redis that could not be read.
+#[test]
+fn a_store_that_refuses_writes_is_shown_and_logged() {
+    let (redis, policy) = (Redis::start(), Scratch::file("policy.toml", POLICY));
+    let node = redis.node(&policy);
+    assert_eq!(check(&node, "ada")["degraded"], false);
+    redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(check(&node, "ada")["degraded"], true);
+    node.wait_for_log("OOM");
+    let ready = node.connect().send("GET", "/readyz", &[], "").unwrap();
+    assert!(ready.body.contains("degraded"), "{}", ready.body);
+    redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    node.wait_for_log("store available again");
+}
+
+/// Redis was emptied by hand, and a node with another secret could join: the fingerprint of the secret was gone and did not come
+/// back.
+#[test]
+fn an_emptied_store_gets_the_secret_again() {
+    let (redis, policy) = (Redis::start(), Scratch::file("policy.toml", POLICY));
+    let node = redis.node(&policy);
+    redis.cli(&["FLUSHALL"]);
+    let begun = Instant::now();
+    while redis.cli(&["EXISTS", "th:{control}secrets"]).trim() != "1" {
+        assert!(begun.elapsed() < PATIENCE, "the secret is not recorded again");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // A node with another one came first, without breaking a connection.
+    let swap = "redis.call('DEL', KEYS[1]) redis.call('SADD', KEYS[1], '00000002')";
+    redis.cli(&["EVAL", swap, "1", "th:{control}secrets"]);
+    node.wait_for_log("was written with the secret 00000002");
+}
+
+/// An operator exported bans to a firewall while the server restarted. The journal of a server on Redis has none, and the empty list
+/// would have lifted all of them.
+#[test]
+fn bans_in_a_shared_store_are_not_taken_for_none() {
+    let (redis, policy) = (Redis::start(), Scratch::file("policy.toml", POLICY));
+    let folder = Scratch::folder();
+    let (url, db) = (redis.url(), folder.path().join("node.db"));
+    let args = ["--store", &url, "--db", db.to_str().unwrap()];
+    let variables = [("THRESHOLD_SECRET", SECRET)];
+    let node = Start { args: &args, variables: &variables, policy: Some(policy.path()), ..Start::default() }.server();
+    let ban = json!({"layer": "edge", "key": "203.0.113.7", "reason": "scraping"}).to_string();
+    assert_eq!(node.connect().post("/v1/bans", &ban).unwrap().status, 200);
+    drop(node);
+    for command in [&["bans", "list"][..], &["bans", "export", "--format", "ipset"]] {
+        let server = ["--db", db.to_str().unwrap(), "--server", "http://127.0.0.1:9"];
+        let output = Command::new(env!("CARGO_BIN_EXE_threshold")).args(command).args(server).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{errors}");
+        assert!(errors.contains("a server with --store keeps them in the store"), "{errors}");
+    }
 }
 
 /// Eight servers share one limit of each algorithm, and 200 requests arrive at all of them at the same time. Exactly the limit is

@@ -16,6 +16,7 @@ use ::redis::Value;
 
 use super::keys;
 use super::reply::{array, number};
+use super::secret::{self, SecretIds};
 use super::server::{ServerScript, jittered};
 use super::servers::Servers;
 use crate::random_id;
@@ -50,7 +51,7 @@ struct View {
 
 impl Nodes {
     /// Sends the first heartbeat, and further ones until the returned value is dropped.
-    pub(super) async fn start(servers: Servers) -> Arc<Self> {
+    pub(super) async fn start(servers: Servers, secrets: SecretIds) -> Arc<Self> {
         let nodes = Arc::new(Self { id: random_id().to_string(), view: Mutex::default() });
         nodes.beat(&servers).await;
         let own = Arc::downgrade(&nodes);
@@ -59,6 +60,10 @@ impl Nodes {
                 tokio::time::sleep(jittered(PAUSE)).await;
                 let Some(nodes) = own.upgrade() else { return };
                 nodes.beat(&servers).await;
+                // A store that was emptied has no secrets either, and would accept a node with another one.
+                if let Ok(Some(_)) = secret::repeat(&servers, secrets).await {
+                    servers.all().iter().for_each(|server| server.check_again());
+                }
             }
         });
         nodes

@@ -19,6 +19,8 @@ use crate::store::partitioned::PartitionError;
 /// The pause before the second attempt to connect. It doubles with each attempt, and is randomized so that the nodes of a cluster
 /// do not all come back at the same moment.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// How long a refusal is shown to operators after the last one.
+const REFUSAL_SHOWN: Duration = Duration::from_secs(10);
 /// The longest pause between two attempts: exactness returns within 5 seconds of the server's return.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -94,6 +96,8 @@ struct Link {
     /// Counts replies, errors included.
     replies: u64,
     problem: Option<String>,
+    /// When the server last refused a call that it should have carried out, and why.
+    refused: Option<(Instant, String)>,
 }
 
 impl std::fmt::Debug for Link {
@@ -210,6 +214,7 @@ impl Server {
             // While others are answered, the server is alive: this process or this call is slow.
             if self.replies() == replies {
                 self.breaker.ended(false, Instant::now());
+                self.link().problem = Some("no answer in time".to_owned());
             }
             return self.heard(generation, reply.await);
         };
@@ -233,7 +238,11 @@ impl Server {
         if let Err(error) = &answered {
             // A script that the server does not have yet is no problem: it is loaded.
             if error.kind() != ErrorKind::Server(ServerErrorKind::NoScript) {
-                self.link().problem = Some(connect::explain(error));
+                let (mut link, reason) = (self.link(), connect::explain(error));
+                if is_refusal(error) {
+                    link.refused = Some((Instant::now(), reason.clone()));
+                }
+                link.problem = Some(reason);
             }
             if is_broken(error) {
                 self.reconnect(generation);
@@ -250,6 +259,22 @@ impl Server {
     /// Returns the last error, for operators.
     pub(super) fn problem(&self) -> Option<String> {
         self.link().problem.clone()
+    }
+
+    /// Returns what is wrong with the server at this moment: it is not connected, or it has refused a call a moment ago.
+    pub(super) fn present_problem(&self) -> Option<String> {
+        let link = self.link();
+        if link.connection.is_none() {
+            return Some(link.problem.clone().unwrap_or_else(|| "not connected".to_owned()));
+        }
+        let recent = link.refused.as_ref().filter(|(at, _)| at.elapsed() < REFUSAL_SHOWN);
+        recent.map(|(_, reason)| reason.clone())
+    }
+
+    /// Drops the connection and opens another one, which checks the secrets again.
+    pub(super) fn check_again(self: &Arc<Self>) {
+        let generation = self.link().generation;
+        self.reconnect(generation);
     }
 
     /// Returns whether there is a connection.
@@ -276,6 +301,8 @@ impl Server {
                         let mut link = server.link();
                         link.generation = link.generation.wrapping_add(1);
                         (link.connection, link.is_connecting) = (Some(connection), false);
+                        // The reason of the last outage would be taken for that of the next one.
+                        (link.problem, link.refused) = (None, None);
                         drop(link);
                         server.tried.send_replace(true);
                         return;
@@ -306,6 +333,19 @@ pub(super) fn jittered(time: Duration) -> Duration {
 /// only a new one can reach the new primary.
 pub(super) fn is_broken(error: &RedisError) -> bool {
     error.is_unrecoverable_error() || error.is_timeout() || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+}
+
+/// Returns whether the server refuses a call that it should carry out: it has no memory, too few replicas, or the user no permission.
+fn is_refusal(error: &RedisError) -> bool {
+    let redirects =
+        [ServerErrorKind::Moved, ServerErrorKind::Ask, ServerErrorKind::TryAgain, ServerErrorKind::NoScript];
+    match error.kind() {
+        // An error inside a script. A record that the script cannot read concerns its own key only.
+        ErrorKind::Server(ServerErrorKind::ResponseError) => error.to_string().contains("ACL failure"),
+        ErrorKind::Server(kind) => !redirects.contains(&kind),
+        ErrorKind::Extension => error.code() != Some("WRONGTYPE"),
+        _ => false,
+    }
 }
 
 pub(super) fn classify(error: &RedisError) -> CallError {
